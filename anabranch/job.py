@@ -42,26 +42,41 @@ def open_job(stream: str, conf: str | None) -> Job:
 
 
 class StreamFolder:
-    """The jobs of a configuration folder's streams, or of those that are named, as their files are.
+    """The jobs of a configuration folder's streams, of those that are named, or of a group, as their files are.
 
-    The environment is the one of the start. Raises ConfigurationError, at the start alone, for a file that is wrong.
+    The environment is the one of the start. Raises ConfigurationError, at the start alone, for a file that is wrong
+    (unless `strict` is false), and for a group without streams.
     """
 
-    def __init__(self, conf: str | None, names: Sequence[str] = ()) -> None:
-        self._conf, self._named = conf, tuple(names)
+    def __init__(
+        self, conf: str | None, names: Sequence[str] = (), group: str | None = None, strict: bool = True
+    ) -> None:
+        self._conf, self._named, self._group = conf, tuple(names), group
         self._environment = config.load_environment(conf)
         self._read: dict[str, tuple[tuple[int, ...] | None, Job | ConfigurationError]] = {}
+        if group is not None:
+            config.select_streams(conf, group=group)
         if not self._named:
             config.require_different_tables(conf)
         for found in self.jobs().values():
-            if isinstance(found, ConfigurationError):
+            if strict and isinstance(found, ConfigurationError):
                 raise found
+
+    @property
+    def environment(self) -> config.Environment:
+        return self._environment
 
     def jobs(self) -> dict[str, Job | ConfigurationError]:
         """By stream: its job, the same one for as long as its file does not change; or what is wrong with the file."""
-        read = {name: self._current(name) for name in self._named or config.stream_names(self._conf)}
-        self._read = read
-        return {name: found for name, (_, found) in read.items()}
+        self._read = {name: self._current(name) for name in self._named or config.stream_names(self._conf)}
+        return {name: found for name, (_, found) in self._read.items() if self._is_chosen(name, found)}
+
+    def _is_chosen(self, name: str, found: Job | ConfigurationError) -> bool:
+        if self._group is None:
+            return True
+        if isinstance(found, Job):
+            return found.stream.group == self._group
+        return config.group_in_file(name, self._conf) == self._group
 
     def _current(self, name: str) -> tuple[tuple[int, ...] | None, Job | ConfigurationError]:
         known = self._read.get(name)
@@ -78,10 +93,16 @@ class StreamFolder:
         return stamp, Job(self._environment, stream, lake, KafkaAdapter(self._environment.kafka))
 
 
-def parser(description: str) -> argparse.ArgumentParser:
-    """The arguments that both spark-submit entries share."""
+def parser(description: str, many: bool = False) -> argparse.ArgumentParser:
+    """The arguments that both spark-submit entries share; with `many`, `stream` is a list, beside `group` and `all`."""
     arguments = argparse.ArgumentParser(description=description)
-    arguments.add_argument("--stream", required=True, help="the stream's name: its file is conf/streams/NAME.yaml")
+    if many:
+        chosen = arguments.add_mutually_exclusive_group(required=True)
+        chosen.add_argument("--stream", action="append", help="a stream's name, once for each stream")
+        chosen.add_argument("--group", help="every stream whose file has `group: NAME`")
+        chosen.add_argument("--all", action="store_true", help="every stream of the configuration folder")
+    else:
+        arguments.add_argument("--stream", required=True, help="the stream's name: its file is conf/streams/NAME.yaml")
     arguments.add_argument("--conf", default=None, help="the configuration folder (default: ANABRANCH_CONF, else conf)")
     arguments.add_argument("--output", choices=("text", "json"), default="text", help="how to print and log")
     return arguments

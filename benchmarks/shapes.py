@@ -168,6 +168,35 @@ def steady(bootstrap_servers: str, shape: Shape, rate: int, stop: threading.Even
     yield from _taken(acknowledged)
 
 
+def acknowledged_at(
+    bootstrap_servers: str, shapes: list[Shape], rate: int, stop: threading.Event
+) -> Iterator[tuple[str, int, int, float]]:
+    """Send `rate` records a second of each shape to its topic until `stop`; yields topic, partition, offset and moment
+    of each as it is acknowledged."""
+    acknowledged: list[tuple[str, int, int, float]] = []
+    failed: list[object] = []
+
+    def delivered(error: object, message: Message) -> None:
+        if error:
+            failed.append(error)
+        else:
+            acknowledged.append((message.topic(), message.partition(), message.offset(), time.time()))
+
+    producer, began, sent = _producer(bootstrap_servers, 50), time.time(), 0
+    while not stop.is_set():
+        now = time.time()
+        due = min(int((now - began) * rate * len(shapes)) - sent, 500)
+        for i in range(sent, sent + due):
+            shape = shapes[i % len(shapes)]
+            _send(producer, shape.name, i, shape.value(i, now), delivered)
+        sent += due
+        producer.poll(0 if due else 0.01)
+        taken, acknowledged[:] = acknowledged[:], []
+        yield from taken
+    _flush(producer, failed)
+    yield from acknowledged
+
+
 def _taken(some: list[Acknowledged]) -> list[Acknowledged]:
     taken, some[:] = some[:], []
     return taken

@@ -107,6 +107,14 @@ def stage_certain(frame: DataFrame, spec: TaskSpec, table: Table, attempt: str, 
     reports = _run_tasks(
         frame.selectExpr("partition", "offset", "timestamp", "value", "ingest_hour"), _certain_task(spec)
     )
+    return certain_of(reports, table, attempt, began)
+
+
+def certain_of(reports: list[Row], table: Table, attempt: str, began: datetime) -> Certain:
+    """What tasks have done with a micro-batch's records, by their reports.
+
+    Raises Unexpected when the records read are not those written or left.
+    """
     seen, written = _count_seen(reports), _written(reports, table, attempt, began)
     if seen - written.rows > MOST_LEFT:
         return Certain(written, seen, None)

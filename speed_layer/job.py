@@ -1,4 +1,5 @@
-"""The speed job: `spark-submit speed_layer/job.py --stream NAME [--available-now]`.
+"""The speed job: `spark-submit speed_layer/job.py --stream NAME [--available-now]`; with several names, `--group NAME`
+or `--all` one process of many streams (`speed_layer.group`).
 
 A Structured Streaming query that publishes each micro-batch with its position in one commit. It starts from the
 table's position with a new checkpoint in a temporary folder, so there is no checkpoint to keep, migrate or lose.
@@ -6,6 +7,7 @@ table's position with a new checkpoint in a temporary folder, so there is no che
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
 import logging
@@ -13,9 +15,9 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,24 +32,21 @@ if __name__ == "__main__":
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from anabranch.common.errors import AnabranchError, PositionError, Transient
-from anabranch.common.fail_points import Step, reach
+from anabranch.common.errors import AnabranchError, Transient
 from anabranch.common.health import health_file
 from anabranch.common.logs import of_process
 from anabranch.common.retry import Retry
 from anabranch.common.temporary import clear_abandoned, temporary_folder
-from anabranch.iceberg.owner import read_owner
-from anabranch.job import Job, main, open_job, parser
-from anabranch.kafka.source import read_ranges, read_stream
-from anabranch.offsets.position import Offsets, Ranges, from_keys, to_keys
-from anabranch.protocol.apply import require_columns
-from anabranch.protocol.owner import take_over
-from anabranch.protocol.sealing import check_clock
-from anabranch.protocol.state import check_log_end, check_topic, load_state
+from anabranch.config import Environment
+from anabranch.job import Job, StreamFolder, main, open_job, parser
+from anabranch.kafka.source import read_stream
+from anabranch.offsets.position import Offsets, from_keys, to_keys
 from anabranch.spark.session import close_session, explain_spark, explained, open_session, stop_on_signal
 from speed_layer import fast_staging
+from speed_layer.group import GROUP_SETTINGS, GroupJob
 from speed_layer.micro_batch import MicroBatches
-from speed_layer.plan import Skip, chunks, plan_catch_up, reaches_log_end
+from speed_layer.plan import reaches_log_end
+from speed_layer.starting import StreamStart
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -63,6 +62,9 @@ _CHECKPOINT = {
     ),
 }
 
+# For the health file of many streams: their default trigger.
+_GROUP_TRIGGER = timedelta(seconds=2)
+
 # By then Spark has compiled the code that every micro-batch needs.
 _SETTLED_SECONDS = 30
 
@@ -77,6 +79,7 @@ class SpeedJob:
         self._note_progress = note_progress
         self._stop = threading.Event()
         self._batches = MicroBatches(job.environment, job.stream, job.lake, job.kafka, self._stop)
+        self._start = StreamStart(job, spark, self._batches, self._stop, self._count, note_progress)
         # A micro-batch takes this lock, so the query stops only between two.
         self._running = threading.Lock()
         self._failure: Exception | None = None
@@ -116,64 +119,17 @@ class SpeedJob:
             self._run_once()
 
     def _run_once(self) -> None:
-        # Step 1: complete what an earlier publisher left unfinished, and compare clocks.
-        state = self._batches.recover()
-        reach(Step.SPEED_RECOVERED)
-        require_columns(state.table, self._job.stream)
-        check_clock(self._job.lake, state)
-        # Step 2: catch up hour by hour.
-        position = self._catch_up()
-        # Step 3: stream from that position.
+        position = self._start.run()
         clear_abandoned(datetime.now(UTC))
         with temporary_folder("checkpoint") as checkpoint:
             self._stream(position, checkpoint)
         if not self._stop.is_set():
             self._batches.finish()
 
-    def _catch_up(self) -> Offsets:
-        """Skip or read whole sealed hours until the stream can continue; returns its start position."""
-        name, job = self._job.stream.name, self._job
-        while not self._stop.is_set():
-            state = load_state(job.lake, job.stream.table)
-            topic, owner = job.kafka.describe(job.stream.topic, state.position), read_owner(state.table)
-            if state.position.topic_id == "" and topic is None:
-                raise Transient(
-                    f"topic {job.stream.topic}: expected it to exist, found none yet; create it, or correct `topic:` "
-                    "in the stream's file"
-                )
-            position = check_topic(state.position, topic, job.stream.topic, owner.cluster_id if owner else "")
-            assert topic is not None
-            step = plan_catch_up(state, position.offsets)
-            if isinstance(step, Skip):
-                if self._batches.skip(step):
-                    self._note_progress()
-                continue
-            starts = job.kafka.log_starts(topic)
-            check_log_end(position, job.kafka.stable_ends(topic, position.offsets), job.stream.topic)
-            if any(s > position.offsets[p] for p, s in starts.items()):
-                if job.stream.speed.lost_offsets == "stop":
-                    lost = {p: [position.offsets[p], s] for p, s in starts.items() if s > position.offsets[p]}
-                    raise PositionError(
-                        f"stream {name}: expected all offsets from the position {to_keys(position.offsets)} on, "
-                        f"found that retention deleted {lost}; to record the gap, set speed.lost_offsets: continue"
-                    )
-                self._batches.skip_lost(starts)
-                continue
-            if step is None:
-                take_over(job.lake, job.stream, job.kafka, state.position)
-                return position.offsets
-            LOG.info("stream %s: reading an hour that batch does not serve, by its cut hour=%s", name, step.hour)
-            for piece in chunks(step.ranges, job.stream.speed.max_offsets_per_trigger):
-                self._count(self._batches.publish(lambda piece=piece: self._read(piece), piece))  # type: ignore[misc]
-        raise Transient(f"stream {name}: stopped on request; no data is lost, run it again")
-
     def _count(self, published: int) -> None:
         self._published += published
         if published:
             self._note_progress()
-
-    def _read(self, ranges: Ranges) -> DataFrame:
-        return read_ranges(self._spark, self._job.environment.kafka, self._job.stream.topic, ranges)
 
     def _stream(self, position: Offsets, checkpoint: Path) -> None:
         if self._stop.is_set():
@@ -184,7 +140,7 @@ class SpeedJob:
         # The log end that the next micro-batch reaches was read after this moment.
         clock = self._job.lake.clock
         asked = {"after": clock.elapsed()}
-        LOG.info("stream %s: streaming from the table's position position=%s", stream.name, to_keys(position))
+        LOG.info("stream %s: reading from the table's position %s", stream.name, to_keys(position))
         limit = stream.speed.max_offsets_per_trigger
         # A job that ends by itself leaves nothing waiting.
         wait = stream.speed.publish if not self._available_now else None
@@ -287,31 +243,62 @@ def _warm_up(spark: SparkSession) -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """The entry of spark-submit. Returns the exit code."""
-    options = parser("Publish a stream's records within seconds.")
+    options = parser("Publish streams' records within seconds.", many=True)
     options.add_argument("--available-now", action="store_true", help="publish the records present, then exit")
     options.add_argument(
         "--health", type=Path, default=None, help="write progress to this file, for `anabranch health`"
     )
     parsed = options.parse_args(list(arguments))
-    job = open_job(parsed.stream, parsed.conf)
-    of_process(stream=parsed.stream, layer="speed")
+    if parsed.stream is None or len(parsed.stream) > 1:
+        return _run_group(parsed)
+    [name] = parsed.stream
+    job = open_job(name, parsed.conf)
+    of_process(stream=name, layer="speed")
     with health_file(parsed.health, job.stream.speed.trigger) as note_progress:
         return _run(job, parsed.available_now, note_progress)
 
 
 def _run(job: Job, available_now: bool, note_progress: Callable[[], None]) -> int:
-    spark = open_session(job.environment, f"anabranch speed {job.stream.name}", fast_staging.SETTINGS | _CHECKPOINT)
+    with _session(job.environment, job.stream.name) as spark:
+        try:
+            speed = SpeedJob(job, spark, available_now, note_progress)
+            if not available_now:
+                threading.Thread(target=speed.warm_up, name="warm-up-decoder", daemon=True).start()
+            stop_on_signal(spark, speed.stop, (signal.SIGTERM, signal.SIGINT))
+            speed.run()
+            LOG.info("stream %s: done", job.stream.name)
+            return 0
+        finally:
+            job.kafka.close()
+
+
+def _run_group(parsed: argparse.Namespace) -> int:
+    """Run many streams. Returns the exit code of the first stream, by name, that is set aside at the end; else 0."""
+    folder = StreamFolder(parsed.conf, parsed.stream or (), parsed.group, strict=False)
+    what = f"group {parsed.group}" if parsed.group else "streams"
+    of_process(layer="speed", **({"group": parsed.group} if parsed.group else {}))
+    with (
+        health_file(parsed.health, _GROUP_TRIGGER) as note_progress,
+        _session(folder.environment, what, GROUP_SETTINGS) as spark,
+    ):
+        group = GroupJob(spark, folder.environment.kafka, folder.jobs, parsed.available_now, note_progress)
+        stop_on_signal(spark, group.stop, (signal.SIGTERM, signal.SIGINT))
+        group.run()
+        for name, error in sorted(group.failures.items()):
+            LOG.error("stream %s: ended set aside: %s", name, error)
+        LOG.info("%s: done streams_set_aside=%d", what, len(group.failures))
+        return next((error.exit_code for _, error in sorted(group.failures.items())), 0)
+
+
+@contextmanager
+def _session(environment: Environment, what: str, settings: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
+    """A session whose Python workers start in the background."""
+    own = fast_staging.SETTINGS | _CHECKPOINT | dict(settings or {})
+    spark = open_session(environment, f"anabranch speed {what}", own)
     try:
         threading.Thread(target=_warm_up, args=(spark,), name="warm-up", daemon=True).start()
-        speed = SpeedJob(job, spark, available_now, note_progress)
-        if not available_now:
-            threading.Thread(target=speed.warm_up, name="warm-up-decoder", daemon=True).start()
-        stop_on_signal(spark, speed.stop, (signal.SIGTERM, signal.SIGINT))
-        speed.run()
-        LOG.info("stream %s: done", job.stream.name)
-        return 0
+        yield spark
     finally:
-        job.kafka.close()
         close_session(spark)
 
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +48,15 @@ from anabranch.records.formats.wire import is_unlisted_schema_id
 from anabranch.records.reshape import fit_to_table
 from anabranch.spark.settings import runs_here
 from speed_layer.compaction import Compaction
-from speed_layer.fast_staging import at_offsets, stage_certain, stage_rows, task_spec, warm_up_decoder
+from speed_layer.fast_staging import (
+    Certain,
+    TaskSpec,
+    at_offsets,
+    stage_certain,
+    stage_rows,
+    task_spec,
+    warm_up_decoder,
+)
 from speed_layer.plan import (
     Next,
     Plan,
@@ -71,6 +79,18 @@ LOG = logging.getLogger(__name__)
 
 # After a micro-batch with too many records left by the workers, Spark alone reads this many micro-batches.
 _WITHOUT_WORKERS = 50
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A micro-batch that workers can stage by the last decision: its offsets by hour, how to read and write it, and the
+    id and time under which its files are staged."""
+
+    decided: ResolvedState
+    plan: Plan
+    spec: TaskSpec
+    attempt: str
+    began: datetime
 
 
 class MicroBatches:
@@ -191,6 +211,55 @@ class MicroBatches:
             published, staged, began = published + part, None, None
         return published
 
+    def decide(self, ranges: Ranges) -> Offsets:
+        """Decide again, so that `prepare` has a decision; publish the ends of hours before `ranges`, if any ended.
+
+        Returns the table's position. Raises like `publish`.
+        """
+        needed = {p: e for p, (_, e) in ranges.items()}
+        while True:
+            decided = self._decided = self._clock.decide(needed=needed)
+            require_columns(decided.state.table, self._stream)
+            plan = plan_micro_batch(decided, ranges, None, self._lake.clock.now())
+            if plan.next is Next.RESTART:
+                raise self._restart(decided, ranges)
+            if plan.next is not Next.DECIDE:
+                return decided.position.offsets
+            self._publish_boundaries(decided)
+
+    def prepare(self, spark: SparkSession, ranges: Ranges) -> Prepared | None:
+        """How workers stage `ranges` by the last decision, without asking Kafka or the lake.
+
+        None if a new decision is needed first (`decide`), or Spark has to read them (`publish`).
+        """
+        if (decided := self._decided) is None:
+            return None
+        plan = plan_ahead(decided, ranges, self._lake.clock.now())
+        spec = self._spec(spark, decided) if plan is not None else None
+        if plan is None or spec is None:
+            return None
+        return Prepared(decided, plan, spec, new_id(), self._lake.clock.now())
+
+    def publish_prepared(
+        self,
+        frame: Callable[[], DataFrame],
+        ranges: Ranges,
+        prepared: Prepared,
+        certain: Certain,
+        began: float,
+        read_until: datetime | None = None,
+    ) -> int:
+        """Publish `ranges`, whose certain records workers have staged; like `publish` otherwise.
+
+        `frame` reads the records that they left, and all of them where the staged rows are not valid any more.
+        """
+        with fields(offsets=ranges_to_keys(ranges)):
+            staged = self._complete(frame(), prepared, certain)
+            if staged is not None:
+                TALLY.count(S3_REQUESTS, "PutObject", _s3_files(staged))
+                staged = replace(staged, seconds=time.monotonic() - began)
+        return self.publish(frame, ranges, staged, began, read_until)
+
     def _publish_next(
         self,
         frame: Callable[[], DataFrame],
@@ -219,11 +288,7 @@ class MicroBatches:
             if plan.next is Next.DONE:
                 return Decision(state, None, (decided, plan))
             if plan.next is Next.RESTART:
-                raise Transient(
-                    f"stream {self._stream.name}: expected offsets from the position {decided.position.to_json()} on, "
-                    f"found {ranges_to_keys(ranges)}; the position moved back, or a partition is new; restarting "
-                    "from the table"
-                )
+                raise self._restart(decided, ranges)
             if plan.next is Next.DECIDE:
                 return Decision(state, plan_boundary_publish(decided, new_id()), (decided, plan))
             # A publisher at the head of the queue goes first. Staged rows stay valid meanwhile.
@@ -257,16 +322,23 @@ class MicroBatches:
         merged = merge.merge(self._lake, self._stream) if decided.state.retained_hours else landed
         self._finish_publish(landed.publish, staged, merged)
         LOG.info(
-            "stream %s: published micro-batch offsets=%d rows=%d dead_letters=%d hours=%s seconds=%.2f",
+            "stream %s: published %d offsets as %d rows and %d dead letters of hour %s in %.2f s",
             self._stream.name,
             size(plan.todo),
             staged.rows.rows if staged.rows else 0,
             staged.dead.rows if staged.dead else 0,
-            ",".join(plan.by_hour),
+            ", ".join(plan.by_hour),
             time.monotonic() - began,
         )
         self._compaction.published(len(staged.rows.files) if staged.rows else 0)
         return size(plan.todo), plan.whole
+
+    def _restart(self, decided: ResolvedState, ranges: Ranges) -> Transient:
+        return Transient(
+            f"stream {self._stream.name}: expected offsets from the position {decided.position.to_json()} on, "
+            f"found {ranges_to_keys(ranges)}; the position moved back, or a partition is new; restarting "
+            "from the table"
+        )
 
     def _publish_boundaries(self, decided: ResolvedState) -> bool:
         if self._publisher.land(decided.state, plan_boundary_publish(decided, new_id()), decided.now) is None:
@@ -361,8 +433,7 @@ class MicroBatches:
             self._format = open_format(self._environment, self._stream, cache_schema_ids=True)
             staged = self._stage_all(frame, plan, decided)
         # Count the workers' own requests here.
-        written = staged.rows.files if isinstance(staged.rows, Written) else ()
-        TALLY.count(S3_REQUESTS, "PutObject", sum(f.file_path.startswith("s3") for f in written))
+        TALLY.count(S3_REQUESTS, "PutObject", _s3_files(staged))
         return replace(staged, seconds=time.monotonic() - began)
 
     def _stage_all(self, frame: DataFrame, plan: Plan, decided: ResolvedState) -> StagedBatch:
@@ -397,17 +468,29 @@ class MicroBatches:
 
         None if too many records are left for Spark, or the stream's records cannot be read this way.
         """
-        table, topic_id = decided.state.table, decided.position.topic_id
-        if not runs_here(frame.sparkSession.sparkContext.master):
+        spec = self._spec(frame.sparkSession, decided)
+        if spec is None:
+            return None
+        attempt, began = new_id(), self._lake.clock.now()
+        certain = stage_certain(records.assign_hours(frame, plan.hours), spec, decided.state.table, attempt, began)
+        return self._complete(frame, Prepared(decided, plan, spec, attempt, began), certain)
+
+    def _spec(self, spark: SparkSession, decided: ResolvedState) -> TaskSpec | None:
+        """How workers read the next micro-batch; None where Spark reads it."""
+        if not runs_here(spark.sparkContext.master):
             return None
         if self._without_workers:
             self._without_workers -= 1
             return None
-        spec = task_spec(self._stream, table, rows_columns(self._stream).schema)
-        if spec is None:
-            return None
-        attempt, began = new_id(), self._lake.clock.now()
-        certain = stage_certain(records.assign_hours(frame, plan.hours), spec, table, attempt, began)
+        return task_spec(self._stream, decided.state.table, rows_columns(self._stream).schema)
+
+    def _complete(self, frame: DataFrame, prepared: Prepared, certain: Certain) -> StagedBatch | None:
+        """The staged micro-batch, after Spark has read from `frame` the few records that workers left.
+
+        None if too many records are left.
+        """
+        plan, table, attempt = prepared.plan, prepared.decided.state.table, prepared.attempt
+        topic_id = prepared.decided.position.topic_id
         if certain.left is None:
             LOG.info(
                 "stream %s: workers left too many records to Spark left=%d of=%d spark_reads_next=%d",
@@ -426,7 +509,8 @@ class MicroBatches:
             left = at_offsets(frame, certain.left).cache()
             try:
                 decoded = self._decode(left, plan, with_errors=True)
-                others = stage_rows(records.good(decoded, self._stream), spec, table, attempt, began)
+                good = records.good(decoded, self._stream)
+                others = stage_rows(good, prepared.spec, table, attempt, prepared.began)
                 rows = replace(rows, files=(*rows.files, *others.files))
                 reach(Step.SPEED_ROWS_STAGED)
                 if rows.rows < certain.seen:
@@ -487,6 +571,12 @@ class MicroBatches:
             self._lake.discard(self._stream.table, staged.rows)
         if staged.dead is not None:
             dead_letters.discard(self._lake, self._stream, staged.dead)
+
+
+def _s3_files(staged: StagedBatch) -> int:
+    """How many files workers wrote to S3, each by one request."""
+    written = staged.rows.files if isinstance(staged.rows, Written) else ()
+    return sum(f.file_path.startswith("s3") for f in written)
 
 
 def _hours_of(state: State, staged: StagedBatch) -> dict[str, str]:

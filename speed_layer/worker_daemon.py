@@ -28,7 +28,7 @@ if __name__ == "__main__":
     forget_archives()
     import pyspark.daemon
 
-    import speed_layer.fast_staging  # noqa: F401
+    import speed_layer.group_staging  # noqa: F401
 
     # A worker collects garbage after every task. Scanning these objects takes longer than the task, and none is
     # garbage.

@@ -7,26 +7,41 @@ from pathlib import Path
 
 import click
 
-from anabranch.cli.options import master_option, open_stream, options, stream_argument
+from anabranch.cli.options import master_option, open_stream, options, selection, stream_argument
 
 
 @click.command()
-@stream_argument()
+@selection
 @click.option("--available-now", is_flag=True, help="Publish the records present, then exit.")
 @click.option("--health", metavar="FILE", help="Write progress to this file, for `anabranch health`.")
 @master_option
 @options
 def speed(
-    stream: str, available_now: bool, health: str | None, master: str | None, conf: str | None, output: str
+    streams: tuple[str, ...],
+    group: str | None,
+    every: bool,
+    available_now: bool,
+    health: str | None,
+    master: str | None,
+    conf: str | None,
+    output: str,
 ) -> None:
     """Run the speed layer: publish records within seconds.
 
+    Several streams, --group or --all run in one process: streams join, change and leave with their
+    files, and a stream that fails is set aside and started again while the others continue.
+
     Runs until stopped (SIGTERM, Ctrl-C). --output json writes a JSON log, one event a line.
     """
-    from anabranch.spark.submit import submit_job
+    from anabranch.spark.submit import submit_job, submit_streams
 
+    if [bool(streams), group is not None, every].count(True) != 1:
+        raise click.UsageError("expected STREAM, or --group NAME, or --all; give one of them")
     flags = ["--available-now"] if available_now else []
-    submit_job("speed_layer", stream, conf, output, [*flags, *(["--health", health] if health else [])], master)
+    flags += ["--health", health] if health else []
+    if len(streams) == 1:
+        submit_job("speed_layer", streams[0], conf, output, flags, master)
+    submit_streams("speed_layer", streams, group, conf, output, flags, master)
 
 
 @click.command()

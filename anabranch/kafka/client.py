@@ -54,6 +54,8 @@ _SILENCE_S = 30
 _BELIEVED_AFTER_S = 5.0
 _ASKED_AGAIN_AFTER_S = 0.5
 _COORDINATED_AFTER_S = 15.0
+# Topics are asked for one by one after a request for all of them that failed within so long.
+_ONE_BY_ONE_WITHIN_S = 5.0
 _NO_COORDINATOR = (
     errors.CoordinatorNotAvailableError,
     errors.CoordinatorLoadInProgressError,
@@ -301,6 +303,51 @@ class KafkaAdapter:
 
         known = reached or {}
         return self._believed(ends, lambda offsets: any(offsets.get(p, o) < o for p, o in known.items()))
+
+    def stable_ends_of(self, topics: Mapping[str, Iterable[int]]) -> dict[str, Offsets | AnabranchError]:
+        """The last stable offset of each partition of several topics, by one request to each broker.
+
+        A topic that the brokers have no answer for, such as one that was deleted, has its own error. An end may be that
+        of a leader that was just replaced: see `stable_ends`. Raises Transient when the brokers do not answer at all.
+        """
+        specs = {TopicPartition(topic, p): OffsetSpec.LATEST for topic, of in topics.items() for p in of}
+        if not specs:
+            return {}
+        began = time.monotonic()
+        try:
+            answer = self._ask(
+                f"list offsets of {len(topics)} topics",
+                lambda admin: admin.list_partition_offsets(specs, isolation_level=_READ_COMMITTED),
+                "--operation Describe --topic TOPIC",
+            )
+        except AnabranchError:
+            # One partition without an answer fails the whole request.
+            if len(topics) == 1 or time.monotonic() - began > _ONE_BY_ONE_WITHIN_S:
+                raise
+            return {topic: self._stable_ends_or_error(topic, of) for topic, of in topics.items()}
+        ends: dict[str, Offsets | AnabranchError] = {topic: {} for topic in topics}
+        for partition, found in answer.items():
+            cast("Offsets", ends[partition.topic])[partition.partition] = found.offset
+        return ends
+
+    def _stable_ends_or_error(self, topic: str, partitions: Iterable[int]) -> Offsets | AnabranchError:
+        try:
+            offsets = self._offsets(Topic(topic, "", tuple(partitions)), dict.fromkeys(partitions, OffsetSpec.LATEST))
+        except AnabranchError as error:
+            return error
+        return {p: stamped.offset for p, stamped in offsets.items()}
+
+    def describe_all(self, names: Sequence[str]) -> dict[str, Topic | None]:
+        """Topics by name, by one request; None for one that the brokers do not know, or do not describe to us now.
+
+        The answer is one broker's at this moment: `describe` confirms what it contradicts.
+        """
+        found: dict[str, Topic | None] = dict.fromkeys(names)
+        for entry in self._ask(f"describe {len(names)} topics", lambda admin: admin.describe_topics(list(names))):
+            if entry["name"] in found and not entry["error_code"]:
+                partitions = tuple(sorted(p["partition_index"] for p in entry["partitions"]))
+                found[entry["name"]] = Topic(entry["name"], _topic_id(entry["name"], entry.get("topic_id")), partitions)
+        return found
 
     def first_from(self, topic: Topic, when: datetime) -> dict[int, Stamped | None]:
         """By partition, the earliest offset whose record is stamped at `when` or later and is decided, else None."""

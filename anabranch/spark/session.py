@@ -66,6 +66,20 @@ def open_session(environment: Environment, name: str, settings: Mapping[str, str
     return spark
 
 
+def session_of(spark: SparkSession, environment: Environment) -> SparkSession:
+    """A session of its own in the same Spark application, with the environment's catalog.
+
+    Iceberg takes the id of what is staged from the session, so streams that stage at once each need one.
+    """
+    session = spark.newSession()
+    prefix = f"spark.sql.catalog.{environment.catalog.name}"
+    for key, value in session_settings(environment).items():
+        if key == prefix or key.startswith(f"{prefix}."):
+            session.conf.set(key, value)
+    session.conf.set("spark.sql.session.timeZone", "UTC")
+    return session
+
+
 def explain_spark(spark: SparkSession, doing: str, error: BaseException) -> AnabranchError:
     """The error of ours for what Spark threw while `doing`: JvmGone when its JVM or its context ended, which no other
     try brings back, else as `explain`."""

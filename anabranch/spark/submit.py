@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from anabranch.common.errors import ConfigurationError
-from anabranch.config import Environment, load_environment, load_stream
+from anabranch.config import Environment, load_environment, load_stream, select_streams
 from anabranch.spark.archive import COLLECTOR, archive_options, class_path, spark_home
 from anabranch.spark.jars import JOBS, ensure_jars, jvm_folder
 from anabranch.spark.java import require_java
@@ -101,9 +101,31 @@ def submit_job(
 ) -> None:
     """Become the job of a stream's layer, once its configuration is known to be right; `master` in place of the
     configured one. Never returns."""
+    load_stream(stream, conf)
+    _submit(layer, ["--stream", stream], conf, output, extra, master)
+
+
+def submit_streams(
+    layer: str,
+    streams: Sequence[str],
+    group: str | None,
+    conf: str | None,
+    output: str,
+    extra: Sequence[str],
+    master: str | None = None,
+) -> None:
+    """Become the job of many streams: of `streams`, else of `group`, else of all. A stream's file that is wrong is the
+    job's to report. Never returns. Raises ConfigurationError for a selection without streams."""
+    select_streams(conf, streams, group, every=not streams and group is None)
+    named = [option for name in streams for option in ("--stream", name)]
+    _submit(layer, named or (["--group", group] if group else ["--all"]), conf, output, extra, master)
+
+
+def _submit(
+    layer: str, chosen: Sequence[str], conf: str | None, output: str, extra: Sequence[str], master: str | None
+) -> None:
     environment = load_environment(conf)
     if master is not None:
         environment = environment.model_copy(update={"spark": environment.spark.model_copy(update={"master": master})})
-    load_stream(stream, conf)
     folder = ["--conf", conf] if conf else []
-    submit(environment, layer, ["--stream", stream, *folder, "--output", output, *extra])
+    submit(environment, layer, [*chosen, *folder, "--output", output, *extra])

@@ -1,0 +1,466 @@
+"""One speed process for many streams: one Spark session, one read of all their topics, a publish for each table.
+
+The coordinator asks Kafka how far the topics reach, and stages all micro-batches that are due by one Spark job
+(`speed_layer.group_staging`). Each stream has a thread of its own, which starts from the table, publishes what was
+staged, and retries, so that a stream that fails or waits delays no other. There is no streaming query and no
+checkpoint: the ranges to read follow from each table's position and Kafka's ends alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from anabranch.common.errors import AnabranchError, ConfigurationError, JvmGone, Transient
+from anabranch.common.logs import fields
+from anabranch.common.retry import Retry
+from anabranch.config import Kafka
+from anabranch.job import Job
+from anabranch.kafka.client import KafkaAdapter
+from anabranch.kafka.source import read_ranges, read_topics
+from anabranch.offsets.position import Offsets, Ranges, Topic
+from anabranch.spark.session import explain_spark, explained, session_of
+from speed_layer.fast_staging import Certain
+from speed_layer.group_plan import (
+    Waiting,
+    is_behind,
+    is_due,
+    partitions_changed,
+    plan_waiting,
+    unique_topics,
+)
+from speed_layer.group_staging import stage_group
+from speed_layer.micro_batch import MicroBatches, Prepared
+from speed_layer.starting import StreamStart
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import DataFrame, SparkSession
+
+LOG = logging.getLogger(__name__)
+
+# Kafka is asked for the topics' ends so often, and for their partitions and ids.
+_POLL_SECONDS = 0.5
+_DESCRIBE_SECONDS = 5.0
+_FILES_SECONDS = 2.0
+# A stream whose error needs an operator starts again after so long, in case one has acted.
+_SET_ASIDE_SECONDS = 60.0
+# More publishes at once only share the driver's interpreter. No stream waits longer than this for the others.
+_AT_ONCE, _TURN_SECONDS = 8, 2.0
+_DRAIN_SECONDS = 120.0
+
+GROUP_SETTINGS = {
+    # A consumer for each partition of all topics: Spark would end the 65th, and connect again for each read.
+    "spark.kafka.consumer.cache.capacity": "2000",
+    # A query's plan is needed once; the driver runs many.
+    "spark.sql.ui.retainedExecutions": "1",
+    "spark.ui.retainedJobs": "10",
+    "spark.ui.retainedStages": "10",
+}
+"""Settings of a session that reads many topics."""
+
+Streams = Callable[[], Mapping[str, Job | ConfigurationError]]
+"""The group's streams as their files are now; the same Job for as long as its file does not change."""
+
+
+class _Turns:
+    """At most so many at once, without a guarantee: a thread that waited long enough continues without a turn."""
+
+    def __init__(self, at_once: int, seconds: float) -> None:
+        self._free, self._seconds = threading.Semaphore(at_once), seconds
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        taken = self._free.acquire(timeout=self._seconds)
+        try:
+            yield
+        finally:
+            if taken:
+                self._free.release()
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a stream's thread does next with `ranges`: publish what workers staged, or read and publish them by Spark
+    (without `prepared`), or with `only_decide` decide again. `error` is the error with which staging failed."""
+
+    ranges: Ranges
+    prepared: Prepared | None = None
+    certain: Certain | None = None
+    began: float = 0.0
+    read_until: datetime | None = None
+    only_decide: bool = False
+    error: Exception | None = None
+
+
+class Member:
+    """One stream of a group, in a thread of its own."""
+
+    def __init__(self, job: Job, spark: SparkSession, turns: _Turns, available_now: bool) -> None:
+        self.job, self.name = job, job.stream.name
+        self.position: Offsets = {}
+        self.waiting: Waiting | None = None
+        self.target: Offsets | None = None
+        """With `available_now`, the ends that it stops at."""
+        self.last: float | None = None
+        """When its last micro-batch began, by the monotonic clock."""
+        self.asked_again = False
+        """Whether a new decision has not made its next micro-batch one for workers."""
+        self.failure: AnabranchError | None = None
+        """Why it is set aside; None while it runs, starts or retries."""
+        self._spark = session_of(spark, job.environment)
+        self._turns, self._available_now = turns, available_now
+        self._stop = threading.Event()
+        self._ready = threading.Event()
+        self._inbox: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        self._published = 0
+        self._batches = MicroBatches(job.environment, job.stream, job.lake, job.kafka, self._stop)
+        self._start = StreamStart(job, self._spark, self._batches, self._stop, self._count)
+        self._thread = threading.Thread(target=self._run, name=f"stream-{self.name}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether its thread waits for work."""
+        return self._ready.is_set()
+
+    @property
+    def has_ended(self) -> bool:
+        return not self._thread.is_alive()
+
+    def hand(self, work: Work) -> None:
+        """Give a ready stream its next work."""
+        self._ready.clear()
+        self._inbox.put(work)
+
+    def finish(self) -> None:
+        """Let a ready stream end after it has compacted what is due."""
+        self._ready.clear()
+        self._inbox.put(None)
+
+    def stop(self) -> None:
+        """Stop after the current publish; `has_ended` is true then."""
+        self._stop.set()
+        self._inbox.put(None)
+
+    def join(self, seconds: float) -> None:
+        self._thread.join(seconds)
+
+    def prepare(self, ranges: Ranges) -> Prepared | None:
+        """How workers stage `ranges`. For a ready stream."""
+        return self._batches.prepare(self._spark, ranges)
+
+    def read(self, ranges: Ranges) -> DataFrame:
+        """A stream's own read of its topic."""
+        return read_ranges(self._spark, self.job.environment.kafka, self.job.stream.topic, ranges)
+
+    def _run(self) -> None:
+        with fields(stream=self.name):
+            try:
+                while not self._stop.is_set() and not self._run_until_failure():
+                    self._stop.wait(_SET_ASIDE_SECONDS)
+            finally:
+                self._batches.close()
+                self.job.kafka.close()
+
+    def _run_until_failure(self) -> bool:
+        """Start and publish until a stop (True), or an error that retries did not pass (False: the stream is set
+        aside)."""
+        retry = Retry(self.job.stream.speed.retry_for, "speed.retry_for", self._stop)
+        try:
+            retry.call(f"stream {self.name}", self._try, lambda: self._published)
+        except AnabranchError as error:
+            if self._stop.is_set() and isinstance(error, Transient):
+                return True
+            if self.failure is None or str(self.failure) != str(error):
+                LOG.error(
+                    "stream %s: set aside, next start in %.0f s; the other streams continue: %s",
+                    self.name,
+                    _SET_ASIDE_SECONDS,
+                    error,
+                )
+            self.failure = error
+            return self._available_now
+        return True
+
+    def _try(self) -> None:
+        self._ready.clear()
+        with explained(self._spark, f"run stream {self.name}"):
+            with self._turns.turn():
+                position = self._start.run()
+                self._drop_work()
+                self._continue_from(self._batches.decide({p: (o, o) for p, o in position.items()}))
+            while (work := self._inbox.get()) is not None:
+                self._do(work)
+            if not self._stop.is_set():
+                self._batches.finish()
+
+    def _drop_work(self) -> None:
+        """Drop the work from before a restart; a request to stop stays."""
+        while not self._stop.is_set() and not self._inbox.empty():
+            self._inbox.get_nowait()
+
+    def _do(self, work: Work) -> None:
+        if work.error is not None:
+            raise work.error
+        with self._turns.turn():
+            if work.only_decide:
+                self._continue_from(self._batches.decide(work.ranges))
+                return
+            if work.prepared is not None and work.certain is not None:
+                published = self._batches.publish_prepared(
+                    lambda: self.read(work.ranges),
+                    work.ranges,
+                    work.prepared,
+                    work.certain,
+                    work.began,
+                    work.read_until,
+                )
+            else:
+                published = self._batches.publish(
+                    lambda: self.read(work.ranges), work.ranges, read_until=work.read_until
+                )
+            self._count(published)
+            self._continue_from(self.position | {p: end for p, (_, end) in work.ranges.items()})
+
+    def _continue_from(self, position: Offsets) -> None:
+        self.position, self.waiting, self.failure = position, None, None
+        self._ready.set()
+
+    def _count(self, published: int) -> None:
+        self._published += published
+
+
+class GroupJob:
+    """Runs the streams of a group until a stop is requested, or until all records present at its start are published.
+
+    Streams join, leave and change as `streams` returns them. `failures` has the streams that are set aside.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        kafka: Kafka,
+        streams: Streams,
+        available_now: bool = False,
+        note_progress: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._spark, self._kafka_settings, self._streams = spark, kafka, streams
+        self._available_now, self._note_progress = available_now, note_progress
+        self._kafka = KafkaAdapter(kafka)
+        self._turns = _Turns(_AT_ONCE, _TURN_SECONDS)
+        self._members: dict[str, Member] = {}
+        self._leaving: dict[str, Member] = {}
+        self._wrong_files: dict[str, ConfigurationError] = {}
+        self._described: dict[str, Topic | None] = {}
+        self._described_at = self._read_files_at = float("-inf")
+        # Executors keep consumers by this name. A new name where a topic has become another one: what a consumer has
+        # fetched is of the old one.
+        self._reader = _new_reader()
+        self._topic_ids: dict[str, str] = {}
+        self._stop = threading.Event()
+
+    def stop(self) -> None:
+        """Stop after the current publishes."""
+        if not self._stop.is_set():
+            LOG.info("group: stopping after the current publishes streams=%d", len(self._members))
+        self._stop.set()
+
+    @property
+    def failures(self) -> dict[str, AnabranchError]:
+        """By stream, why it is set aside, or what is wrong with its file."""
+        failed = {name: one.failure for name, one in self._members.items() if one.failure is not None}
+        return {**self._wrong_files, **failed}
+
+    def run(self) -> None:
+        """Run until a stop. Raises JvmGone; other errors are of one stream, and in `failures`."""
+        try:
+            while not self._stop.is_set():
+                self._follow_files()
+                if self._available_now and all(one.has_ended for one in self._members.values()):
+                    break
+                self._raise_if_jvm_gone()
+                if self._publish_due():
+                    self._note_progress()
+                self._stop.wait(_POLL_SECONDS)
+        finally:
+            self._drain()
+        self._raise_if_jvm_gone()
+
+    def _raise_if_jvm_gone(self) -> None:
+        for one in self._members.values():
+            if isinstance(one.failure, JvmGone):
+                raise one.failure
+
+    def _follow_files(self) -> None:
+        """Start streams whose files are new or changed, and stop those whose files are gone or changed."""
+        now = time.monotonic()
+        if now - self._read_files_at < _FILES_SECONDS:
+            return
+        if self._available_now and self._members:
+            return
+        self._read_files_at = now
+        found = self._streams()
+        self._wrong_files = {name: one for name, one in found.items() if isinstance(one, ConfigurationError)}
+        for name, member in list(self._members.items()):
+            current = found.get(name)
+            # A file that is wrong for the moment changes nothing.
+            if current is member.job or isinstance(current, ConfigurationError):
+                continue
+            LOG.info("stream %s: %s", name, "file changed, restarting" if current else "file removed, stopping")
+            member.stop()
+            self._leaving[name] = self._members.pop(name)
+        self._leaving = {name: one for name, one in self._leaving.items() if not one.has_ended}
+        for name, job in found.items():
+            # Two threads never publish to one table.
+            if isinstance(job, Job) and name not in self._members and name not in self._leaving:
+                member = self._members[name] = Member(job, self._spark, self._turns, self._available_now)
+                member.start()
+
+    def _publish_due(self) -> bool:
+        """Hand every stream whose micro-batch is due its work. Returns whether Kafka answered."""
+        ready = {name: one for name, one in self._members.items() if one.is_ready}
+        asked, now = time.monotonic(), time.monotonic()
+        try:
+            ends = self._kafka.stable_ends_of({one.job.stream.topic: tuple(one.position) for one in ready.values()})
+            self._describe(now)
+        except Transient as error:
+            LOG.warning("group: topics not read: %s", error)
+            return False
+        due: dict[str, Waiting] = {}
+        for name, one in ready.items():
+            if (waiting := self._waiting(one, ends[one.job.stream.topic], now)) is not None:
+                due[name] = waiting
+        self._publish(due, asked)
+        return True
+
+    def _waiting(self, one: Member, ends: Offsets | AnabranchError, now: float) -> Waiting | None:
+        """What a ready stream publishes now; None where nothing is due, or its own thread looks at its topic first."""
+        stream = one.job.stream
+        topic = self._described.get(stream.topic)
+        changed = stream.topic in self._described and partitions_changed(
+            one.position, topic.partitions if topic is not None else None
+        )
+        if isinstance(ends, AnabranchError) or is_behind(one.position, ends) or changed:
+            one.hand(Work({p: (o, o) for p, o in one.position.items()}, only_decide=True))
+            return None
+        one.waiting = plan_waiting(one.position, ends, stream.speed.max_offsets_per_trigger, one.waiting, now)
+        if self._available_now:
+            one.target = one.target or ends
+            if all(one.position.get(p, 0) >= end for p, end in one.target.items()):
+                one.finish()
+                return None
+            return one.waiting
+        return one.waiting if one.waiting is not None and is_due(one.waiting, one.last, stream.speed, now) else None
+
+    def _describe(self, now: float) -> None:
+        """Look for topics that are gone, other topics of the same name, and new partitions; also of idle streams."""
+        if now - self._described_at >= _DESCRIBE_SECONDS:
+            topics = sorted({one.job.stream.topic for one in self._members.values()})
+            self._described = self._kafka.describe_all(topics) if topics else {}
+            self._described_at = now
+
+    def _publish(self, due: Mapping[str, Waiting], asked: float) -> None:
+        """Stage the due micro-batches that workers can read, by one job, and hand each stream its work."""
+        prepared: dict[str, Prepared] = {}
+        first = set(unique_topics({name: self._members[name].job.stream.topic for name in due}))
+        for name, waiting in due.items():
+            one = self._members[name]
+            if name not in first:
+                continue
+            one.last = asked
+            try:
+                made = one.prepare(waiting.ranges)
+            except AnabranchError as error:
+                one.hand(Work(waiting.ranges, error=error))
+                continue
+            if made is not None:
+                prepared[name], one.asked_again = made, False
+            elif one.asked_again:
+                one.asked_again = False
+                one.hand(Work(waiting.ranges, read_until=self._read_until(one, waiting, asked)))
+            else:
+                one.asked_again, one.last = True, None
+                one.hand(Work(waiting.ranges, only_decide=True))
+        if prepared:
+            self._stage(prepared, due, asked)
+
+    def _stage(self, prepared: Mapping[str, Prepared], due: Mapping[str, Waiting], asked: float) -> None:
+        by_topic = {self._members[name].job.stream.topic: name for name in prepared}
+        began = time.monotonic()
+        try:
+            staged = stage_group(
+                self._read({topic: due[name].ranges for topic, name in by_topic.items()}, prepared, by_topic),
+                {topic: prepared[name] for topic, name in by_topic.items()},
+            )
+        except Exception as error:
+            failure = explain_spark(self._spark, "stage a group's micro-batches", error)
+            if isinstance(failure, JvmGone):
+                raise failure from error
+            LOG.warning("group: one read of %d topics failed, reading each alone: %s", len(prepared), failure)
+            for name in prepared:
+                read_until = self._read_until(self._members[name], due[name], asked)
+                self._members[name].hand(Work(due[name].ranges, read_until=read_until))
+            return
+        for topic, name in by_topic.items():
+            one, result = self._members[name], staged[topic]
+            if isinstance(result, Exception):
+                one.hand(Work(due[name].ranges, error=result))
+                continue
+            one.hand(
+                Work(
+                    due[name].ranges,
+                    prepared[name],
+                    result,
+                    began,
+                    self._read_until(one, due[name], asked),
+                )
+            )
+
+    def _read(
+        self, ranges: Mapping[str, Ranges], prepared: Mapping[str, Prepared], by_topic: Mapping[str, str]
+    ) -> DataFrame:
+        ids = {topic: prepared[name].decided.position.topic_id for topic, name in by_topic.items()}
+        if any(self._topic_ids.get(topic, id) != id for topic, id in ids.items()):
+            self._reader = _new_reader()
+        self._topic_ids |= ids
+        frame = read_topics(self._spark, self._kafka_settings, ranges, self._reader)
+        at_once = self._spark.sparkContext.defaultParallelism
+        # Spark has a task for each partition, of which most of a group's have few records.
+        return frame.coalesce(at_once) if sum(map(len, ranges.values())) > at_once else frame
+
+    def _read_until(self, one: Member, waiting: Waiting, asked: float) -> datetime | None:
+        """Until when the log is known to have ended with these ranges; None where more waits."""
+        clock = one.job.lake.clock
+        return clock.time_of(clock.elapsed() - (time.monotonic() - asked)) if waiting.whole else None
+
+    def _drain(self) -> None:
+        """Let every stream end its publish, all at once."""
+        running = [*self._members.values(), *self._leaving.values()]
+        for one in running:
+            one.stop()
+        _join(running, _DRAIN_SECONDS)
+        self._kafka.close()
+
+
+def _join(members: Iterable[Member], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    for one in members:
+        one.join(max(0.0, deadline - time.monotonic()))
+        if not one.has_ended:
+            LOG.warning("stream %s: still publishing %.0f s after the stop; ending anyway", one.name, seconds)
+
+
+def _new_reader() -> str:
+    return f"anabranch-{uuid.uuid4().hex}"

@@ -1,0 +1,180 @@
+"""Stage micro-batches of many streams by one Spark job: each worker splits its records by topic.
+
+One job reads all topics, so that Spark plans and schedules once, whatever the number of streams. Each stream has files
+of its own, and an error of its own: what fails for one stream leaves the others' files as they are.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from anabranch.common.errors import Transient, Unexpected
+from anabranch.iceberg.parquet_writer import FileWriter, Output
+from anabranch.records.fast_json import CertainRows
+from speed_layer.fast_staging import MOST_LEFT, Certain, TaskSpec, certain_of
+
+if TYPE_CHECKING:
+    from pyiceberg.io import FileIO
+    from pyspark.sql import DataFrame
+
+    from anabranch.offsets.hours import HourRange
+    from speed_layer.micro_batch import Prepared
+
+_REPORT = (
+    "topic STRING, path STRING, day INT, hour STRING, size BIGINT, footer BINARY, seen BIGINT, "
+    "left ARRAY<STRUCT<partition: INT, offset: BIGINT>>, error STRING"
+)
+_REPORT_SCHEMA = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("path", pa.string()),
+        ("day", pa.int32()),
+        ("hour", pa.string()),
+        ("size", pa.int64()),
+        ("footer", pa.binary()),
+        ("seen", pa.int64()),
+        ("left", pa.list_(pa.struct([("partition", pa.int32()), ("offset", pa.int64())]))),
+        ("error", pa.string()),
+    ]
+)
+_LONGEST_ERROR = 2_000
+
+
+def stage_group(frame: DataFrame, prepared: Mapping[str, Prepared]) -> dict[str, Certain | Exception]:
+    """Write the certain records of `frame` (Kafka's columns) in tasks, by topic; readers do not see the rows.
+
+    `prepared` names each topic of the frame. Returns by topic the files and the records left, or the error that a
+    worker met with that topic's records. Raises Spark's errors, which are of all topics.
+    """
+    parts = {topic: (one.spec, tuple(one.plan.hours)) for topic, one in prepared.items()}
+    columns = frame.select("topic", "partition", "offset", "timestamp", "value")
+    reports = columns.mapInArrow(_task(parts), _REPORT).collect()
+    by_topic: dict[str, list[Any]] = {topic: [] for topic in prepared}
+    for row in reports:
+        by_topic[row.topic].append(row)
+    staged: dict[str, Certain | Exception] = {}
+    for topic, rows in by_topic.items():
+        one = prepared[topic]
+        if (error := next((row.error for row in rows if row.error), None)) is not None:
+            staged[topic] = Transient(f"stage {one.attempt}: a worker failed with records of topic {topic}: {error}")
+            continue
+        try:
+            staged[topic] = certain_of(rows, one.decided.state.table, one.attempt, one.began)
+        except Unexpected as failure:
+            staged[topic] = failure
+    return staged
+
+
+def hours_of(partition: int, offsets: pa.Array, hours: Sequence[HourRange]) -> pa.Array:
+    """The ingest hour of each offset of a partition, as `anabranch.records.assign_hours` assigns it. Pure.
+
+    Raises ValueError for an offset behind the last of `hours`.
+    """
+    closed = [entry for entry in hours if entry.ends is not None]
+    if not closed:
+        return pa.repeat(hours[-1].hour, len(offsets))
+    ends = [entry.ends.get(partition, 0) for entry in closed if entry.ends is not None]
+    names = [entry.hour for entry in hours]
+    # The first hour whose end is above the offset: as many as ends at or below it. Ends never decrease.
+    places = np.searchsorted(np.asarray(ends), offsets.to_numpy(), side="right")
+    if len(places) and places.max() >= len(names):
+        at = offsets[int(places.argmax())].as_py()
+        raise ValueError(
+            f"partition {partition}, offset {at}: expected an offset of the hours {names[0]} to {names[-1]}"
+        )
+    return pa.array(names).take(pa.array(places))
+
+
+def runs_of(batch: pa.RecordBatch) -> Iterator[tuple[str, int, pa.RecordBatch]]:
+    """A batch in pieces of one topic and partition each, in order, without copies."""
+    if not len(batch):
+        return
+    topic = pc.run_end_encode(batch.column("topic"))
+    partition = pc.run_end_encode(batch.column("partition"))
+    ends = sorted({*topic.run_ends.to_pylist(), *partition.run_ends.to_pylist()})
+    start = 0
+    for end in ends:
+        piece = batch.slice(start, end - start)
+        yield piece.column("topic")[0].as_py(), piece.column("partition")[0].as_py(), piece
+        start = end
+
+
+@dataclass
+class _Topic:
+    """What a task has done with the records of one topic."""
+
+    rows: CertainRows
+    files: FileWriter
+    hours: tuple[HourRange, ...]
+    seen: int = 0
+    left: list[dict[str, int]] = field(default_factory=list)
+    outputs: list[Output] = field(default_factory=list)
+    error: str | None = None
+
+    def read(self, partition: int, batch: pa.RecordBatch) -> None:
+        self.seen += len(batch)
+        hour = hours_of(partition, batch.column("offset"), self.hours)
+        read = self.rows.read(batch.drop_columns(["topic"]).append_column("ingest_hour", hour))
+        if len(read.left):
+            self.left += batch.select(["partition", "offset"]).take(read.left).to_pylist()
+        if (mask := self.files.write(read.rows)) is not None:
+            places = read.rows.filter(mask).select(["kafka_partition", "kafka_offset"])
+            self.left += places.rename_columns(["partition", "offset"]).to_pylist()
+
+    def end(self) -> None:
+        self.outputs = self.files.close()
+
+
+def _task(parts: Mapping[str, tuple[TaskSpec, tuple[HourRange, ...]]]) -> Callable[..., Iterable[pa.RecordBatch]]:
+    """The function that a worker runs on a task's records."""
+
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+        topics: dict[str, _Topic] = {}
+        shared: list[FileIO] = []
+        for batch in batches:
+            for topic, partition, piece in runs_of(batch):
+                if (one := topics.get(topic)) is None:
+                    spec, hours = parts[topic]
+                    target = replace(spec.target, io=_shared(spec.target.io, shared))
+                    rows = CertainRows(spec.columns, spec.event_time, spec.takes_unknown)
+                    one = topics[topic] = _Topic(rows, FileWriter(target), hours)
+                _attempt(one, partial(one.read, partition, piece))
+        for one in topics.values():
+            _attempt(one, one.end)
+        yield pa.RecordBatch.from_pylist(list(_rows(topics)), schema=_REPORT_SCHEMA)
+
+    return run
+
+
+def _attempt(one: _Topic, step: Callable[[], None]) -> None:
+    """Run a step of one topic. Its error is that topic's: the streams of the others go on."""
+    if one.error is None:
+        try:
+            step()
+        except Exception:
+            one.error = traceback.format_exc()[-_LONGEST_ERROR:]
+
+
+def _shared(io: FileIO, known: list[FileIO]) -> FileIO:
+    """An equal `io` that another topic uses already: opening a connection takes longer than writing a small file."""
+    same = next((other for other in known if type(other) is type(io) and other.properties == io.properties), None)
+    if same is None:
+        known.append(io)
+    return same or io
+
+
+def _rows(topics: Mapping[str, _Topic]) -> Iterator[dict[str, object]]:
+    for topic, one in topics.items():
+        for o in one.outputs:
+            yield {
+                "topic": topic, "path": o.path, "day": o.day, "hour": o.hour, "size": o.size, "footer": o.footer,
+            }  # fmt: skip
+        yield {"topic": topic, "seen": one.seen, "left": one.left[: MOST_LEFT + 1], "error": one.error}

@@ -1,0 +1,97 @@
+"""The start of a stream: recover from the table, then catch up hour by hour to where reading continues."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from anabranch.common.errors import PositionError, Transient
+from anabranch.common.fail_points import Step, reach
+from anabranch.iceberg.owner import read_owner
+from anabranch.job import Job
+from anabranch.kafka.source import read_ranges
+from anabranch.offsets.position import Offsets, Ranges, to_keys
+from anabranch.protocol.apply import require_columns
+from anabranch.protocol.owner import take_over
+from anabranch.protocol.sealing import check_clock
+from anabranch.protocol.state import check_log_end, check_topic, load_state
+from speed_layer.micro_batch import MicroBatches
+from speed_layer.plan import Skip, chunks, plan_catch_up
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+LOG = logging.getLogger(__name__)
+
+
+class StreamStart:
+    """Finds the position that a stream continues from, and publishes the sealed hours before it.
+
+    `count` is called with the number of offsets of each publish; `note_progress` after each step of a long catch-up.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        spark: SparkSession,
+        batches: MicroBatches,
+        stop: threading.Event,
+        count: Callable[[int], None],
+        note_progress: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._job, self._spark, self._batches, self._stop = job, spark, batches, stop
+        self._count, self._note_progress = count, note_progress
+
+    def run(self) -> Offsets:
+        """Recover, compare clocks, catch up. Returns the start position.
+
+        Raises Transient when a stop is requested or a service does not answer, PositionError when the topic and the
+        table contradict each other or retention deleted unread offsets, Terminal for a table that needs `apply`.
+        """
+        state = self._batches.recover()
+        reach(Step.SPEED_RECOVERED)
+        require_columns(state.table, self._job.stream)
+        check_clock(self._job.lake, state)
+        return self._catch_up()
+
+    def _catch_up(self) -> Offsets:
+        """Skip or read whole sealed hours until the stream can continue; returns its start position."""
+        name, job = self._job.stream.name, self._job
+        while not self._stop.is_set():
+            state = load_state(job.lake, job.stream.table)
+            topic, owner = job.kafka.describe(job.stream.topic, state.position), read_owner(state.table)
+            if state.position.topic_id == "" and topic is None:
+                raise Transient(
+                    f"topic {job.stream.topic}: expected it to exist, found none yet; create it, or correct `topic:` "
+                    "in the stream's file"
+                )
+            position = check_topic(state.position, topic, job.stream.topic, owner.cluster_id if owner else "")
+            assert topic is not None
+            step = plan_catch_up(state, position.offsets)
+            if isinstance(step, Skip):
+                if self._batches.skip(step):
+                    self._note_progress()
+                continue
+            starts = job.kafka.log_starts(topic)
+            check_log_end(position, job.kafka.stable_ends(topic, position.offsets), job.stream.topic)
+            if any(s > position.offsets[p] for p, s in starts.items()):
+                if job.stream.speed.lost_offsets == "stop":
+                    lost = {p: [position.offsets[p], s] for p, s in starts.items() if s > position.offsets[p]}
+                    raise PositionError(
+                        f"stream {name}: expected all offsets from the position {to_keys(position.offsets)} on, "
+                        f"found that retention deleted {lost}; to record the gap, set speed.lost_offsets: continue"
+                    )
+                self._batches.skip_lost(starts)
+                continue
+            if step is None:
+                take_over(job.lake, job.stream, job.kafka, state.position)
+                return position.offsets
+            LOG.info("stream %s: reading an hour that batch does not serve, by its cut hour=%s", name, step.hour)
+            for piece in chunks(step.ranges, job.stream.speed.max_offsets_per_trigger):
+                self._count(self._batches.publish(lambda piece=piece: self._read(piece), piece))  # type: ignore[misc]
+        raise Transient(f"stream {name}: stopped on request; no data is lost, run it again")
+
+    def _read(self, ranges: Ranges) -> DataFrame:
+        return read_ranges(self._spark, self._job.environment.kafka, self._job.stream.topic, ranges)

@@ -1,0 +1,128 @@
+"""One speed process for many streams: each is exact, and none of them feels what another one meets."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+
+from pyspark.sql import SparkSession
+from registry import SchemaRegistry
+from waiting import wait_for
+from wire import encode, wired
+from world import World, event
+
+from anabranch.common.errors import ConfigurationError, PositionError
+from anabranch.job import Job, open_job
+from speed_layer.group import GroupJob
+
+
+def _jobs(*worlds: World) -> dict[str, Job | ConfigurationError]:
+    """Jobs with connections of their own: a group uses and closes them."""
+    return {one.name: open_job(one.name, str(one.folder)) for one in worlds}
+
+
+@contextmanager
+def _running(spark: SparkSession, streams: Mapping[str, Job | ConfigurationError]) -> Iterator[GroupJob]:
+    """A group for the length of a `with`; at its end it is stopped, and what it raised is raised."""
+    kafka = next(one for one in streams.values() if isinstance(one, Job)).environment.kafka
+    group = GroupJob(spark, kafka, lambda: streams)
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            group.run()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run, name="group")
+    thread.start()
+    try:
+        yield group
+    finally:
+        group.stop()
+        thread.join(120)
+    assert not thread.is_alive(), "expected the group to stop within two minutes"
+    if raised:
+        raise raised[0]
+
+
+def _exact(one: World, dead: int = 0) -> None:
+    sent = sorted((r.partition, r.offset) for r in one.sent)
+    letters = sorted((r["kafka_partition"], r["kafka_offset"]) for r in one.dead())
+    assert len(letters) == dead
+    assert sorted([*one.offsets(), *letters]) == sent
+
+
+def test_a_group_publishes_each_stream_and_sets_aside_the_one_that_fails(
+    world: Callable[..., World], spark: SparkSession
+) -> None:
+    first, second, third = (world() for _ in range(3))
+    for one in (first, second, third):
+        one.topic()
+        one.apply()
+        one.send_now(40, "a")
+    streams = _jobs(first, second)
+    with _running(spark, streams) as group:
+        wait_for(lambda: first.published == 40 and second.published == 40, "the first records to be published")
+        # A stream joins; another one gets records that are no rows.
+        streams |= _jobs(third)
+        now = datetime.now(UTC)
+        first.send([(0, now, b"{"), (1, now, event("good", now)), (0, now, None)])
+        wait_for(lambda: first.published == 43 and third.published == 40, "the stream that joined to be published")
+        assert group.failures == {}
+        # Its topic is deleted and made again, with other records.
+        second.delete_topic()
+        second.topic()
+        second.send_now(7, "other")
+        wait_for(lambda: second.name in group.failures, "the recreated topic to be noticed")
+        assert isinstance(group.failures[second.name], PositionError)
+        first.send_now(30, "b")
+        third.send_now(30, "b")
+        wait_for(lambda: first.published == 73 and third.published == 70, "the other streams to be published")
+        # A stream leaves.
+        del streams[third.name]
+        third.send_now(5, "c")
+        first.send_now(5, "c")
+        wait_for(lambda: first.published == 78, "the stream that stays to be published")
+    assert list(group.failures) == [second.name]
+    _exact(first, dead=2)
+    assert len(second.rows()) == 40
+    # What arrived after it left is published by the next process.
+    third.speed()
+    _exact(third)
+
+
+def test_a_group_that_stops_at_the_present_end_has_published_all_formats(
+    world: Callable[..., World], spark: SparkSession, registry: SchemaRegistry
+) -> None:
+    plain = world(speed={"trigger": "1 second", "max_offsets_per_trigger": 20})
+    subject = f"group-{uuid.uuid4().hex}-value"
+    avro = world(
+        registry.url,
+        schema="event_id STRING NOT NULL, event_time TIMESTAMP NOT NULL",
+        format={"type": "avro", "subject": subject},
+    )
+    for one in (plain, avro):
+        one.topic()
+        one.apply()
+    plain.send_now(90, "a")
+    schema = {
+        "type": "record",
+        "name": "event",
+        "fields": [
+            {"name": "event_id", "type": "string"},
+            {"name": "event_time", "type": {"type": "long", "logicalType": "timestamp-micros"}},
+        ],
+    }
+    id, now = registry.register(subject, schema), datetime.now(UTC)
+    value = wired(id, encode(spark, schema, {"event_id": "a", "event_time": int(now.timestamp() * 1e6)}))
+    avro.send([(i % 2, now, value) for i in range(30)])
+    streams = _jobs(plain, avro)
+    group = GroupJob(spark, plain.job.environment.kafka, lambda: streams, available_now=True)
+    group.run()
+    assert group.failures == {}
+    _exact(plain)
+    _exact(avro)
