@@ -93,7 +93,7 @@ def test_an_hour_that_kafka_lost_is_restated_from_what_is_accepted_and_its_dead_
     assert one.dead() == []
     row = accepted_row(one, hour)
     assert (row.good, row.dead, row.duplicate, row.gap) == (21, 0, 1, 0)
-    assert row.reason == "dead letters replayed: 1 can be read by now"
+    assert row.reason == "dead letters replayed: 1 decode now"
     assert one.replay() == []
 
 
