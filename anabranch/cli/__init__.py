@@ -13,8 +13,8 @@ import click
 
 from anabranch import __version__
 from anabranch.cli import completion, docs, egress, jobs, lazy_pandas, lineage, operate, reports, serve, webhook
-from anabranch.common.errors import AnabranchError, Unexpected
-from anabranch.common.redaction import redact
+from anabranch.cli.options import explain
+from anabranch.common.errors import AnabranchError
 
 # A command's imports make 130,000 objects that stay: Python would look through them again and again for what can go.
 _COLLECT_AFTER = (100_000, 50, 50)
@@ -76,19 +76,7 @@ class _Commands(click.Group):
         except AnabranchError as error:
             _fail(error)
         except Exception as error:
-            _fail(_explained(error))
-
-
-def _explained(error: Exception) -> AnabranchError:
-    """Convert any exception to an error of ours; print the traceback of an unexpected one."""
-    import traceback
-
-    from anabranch.common.remote_errors import classify_unexpected
-
-    explained = classify_unexpected("run the command", error)
-    if explained.exit_code == Unexpected.exit_code:
-        click.echo(redact("".join(traceback.format_exception(error))), err=True, nl=False)
-    return explained
+            _fail(explain(error))
 
 
 def _fail(error: AnabranchError) -> NoReturn:

@@ -8,52 +8,85 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from anabranch.cli.options import all_streams, open_stream, options, stream_argument
+from anabranch.cli.options import Failures, open_stream, options, selection, stream_argument
 from anabranch.common.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from anabranch.config import Environment, Stream
     from anabranch.protocol.topic_change import Adopted
 
 
 @click.command()
-@stream_argument(required=False)
+@selection
 @click.option("--register", is_flag=True, help="First register the tables found in storage with the catalog.")
 @click.option("--rolled-back", is_flag=True, help="Accept that the table has columns which the stream's file lacks.")
 @click.option("--renamed-from", metavar="OLD", help="Take over the table of OLD, the stream's former name.")
 @options
 def apply(
-    stream: str | None, register: bool, rolled_back: bool, renamed_from: str | None, conf: str | None, output: str
+    streams: tuple[str, ...],
+    group: str | None,
+    every: bool,
+    register: bool,
+    rolled_back: bool,
+    renamed_from: str | None,
+    conf: str | None,
+    output: str,
 ) -> None:
     """Create or change tables, branches and bucket.
 
-    Without STREAM: for all streams. Prints each change. A table that storage has and the catalog lacks is not created
-    again: after a lost or restored catalog, or a restored bucket, stop the stream's jobs and use --register. Columns
-    are never dropped. With --rolled-back, jobs run with a file that lacks some columns and write null there, until a
-    file with these columns is applied. A table belongs to one stream; after its file was renamed, --renamed-from gives
-    the table to the new name.
+    Without STREAM and --group: for all streams. Prints each change. An error of one stream does not stop the others;
+    the exit code is that of the first stream with an error. A table that storage has and the catalog lacks is not
+    created again: after a lost or restored catalog, or a restored bucket, stop the stream's jobs and use --register.
+    Columns are never dropped. With --rolled-back, jobs run with a file that lacks some columns and write null there,
+    until a file with these columns is applied. A table belongs to one stream; after its file was renamed,
+    --renamed-from gives the table to the new name.
     """
+    from anabranch import config
+    from anabranch.common.logs import configure_logging
     from anabranch.common.output import print_json
+
+    if rolled_back and len(streams) != 1:
+        raise ConfigurationError(f"--rolled-back: expected one STREAM, whose file was put back; found {len(streams)}")
+    if renamed_from and len(streams) != 1:
+        raise ConfigurationError(f"--renamed-from: expected one STREAM, the new name; found {len(streams)}")
+    configure_logging()
+    environment = config.load_environment(conf)
+    selected = config.select_streams(conf, streams, group, every or not (streams or group))
+    shared = {} if streams else config.shared_tables(conf)
+    failures, done = Failures(), {}
+    for name, found in selected.items():
+        with failures.of(name):
+            changes = _apply(environment, shared.get(name, found), register, rolled_back, renamed_from)
+            done[name] = changes
+            if output == "text":
+                for change in changes or ["nothing to change"]:
+                    click.echo(f"{name}: {change}")
+    if output == "json":
+        errors = {name: str(error) for name, error in failures.errors.items()}
+        print_json([{"stream": n, "changes": done.get(n, []), "error": errors.get(n)} for n in selected])
+    failures.end()
+
+
+def _apply(
+    environment: Environment,
+    found: Stream | ConfigurationError,
+    register: bool,
+    rolled_back: bool,
+    renamed_from: str | None,
+) -> list[str]:
     from anabranch.iceberg.owner import open_lake
+    from anabranch.kafka.client import KafkaAdapter
     from anabranch.protocol import apply
 
-    if rolled_back and not stream:
-        raise ConfigurationError("--rolled-back: expected STREAM, whose file was put back; found none")
-    if renamed_from and not stream:
-        raise ConfigurationError("--renamed-from: expected STREAM, the new name; found none")
-    names = [stream] if stream else all_streams(conf)
-    done = {}
-    for name in names:
-        job = open_stream(name, conf)
-        lake = open_lake(job.environment, job.stream, renamed_from)
-        try:
-            done[name] = apply.apply(job.environment, job.stream, lake, job.kafka, register, rolled_back)
-        finally:
-            job.kafka.close()
-        if output == "text":
-            for change in done[name] or ["nothing to change"]:
-                click.echo(f"{name}: {change}")
-    if output == "json":
-        print_json([{"stream": name, "changes": changes} for name, changes in done.items()])
+    if isinstance(found, ConfigurationError):
+        raise found
+    kafka = KafkaAdapter(environment.kafka)
+    try:
+        return apply.apply(
+            environment, found, open_lake(environment, found, renamed_from), kafka, register, rolled_back
+        )
+    finally:
+        kafka.close()
 
 
 @click.command()

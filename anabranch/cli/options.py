@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
+
+from anabranch.common.errors import AnabranchError, Unexpected
+from anabranch.common.redaction import redact
 
 if TYPE_CHECKING:
     from anabranch.job import Job
@@ -45,6 +50,39 @@ def all_streams(conf: str | None) -> list[str]:
     raise ConfigurationError(
         f"{config.resolve_folder(conf)}/streams: expected a stream's file, found none; `anabranch init` writes examples"
     )
+
+
+class Failures:
+    """The streams of a command that failed. An error of one stream is printed, and does not stop the others."""
+
+    def __init__(self) -> None:
+        self.errors: dict[str, AnabranchError] = {}
+
+    @contextmanager
+    def of(self, stream: str) -> Iterator[None]:
+        """Print and keep the error of a stream, if its part of the command ends in one."""
+        try:
+            yield
+        except Exception as error:
+            explained = self.errors[stream] = error if isinstance(error, AnabranchError) else explain(error)
+            click.echo(f"anabranch: {stream}: {explained}", err=True)
+
+    def end(self) -> None:
+        """End the command with the exit code of the first stream that failed, if one did."""
+        if self.errors:
+            sys.exit(next(iter(self.errors.values())).exit_code)
+
+
+def explain(error: Exception) -> AnabranchError:
+    """Convert any exception to an error of ours; print the traceback of an unexpected one."""
+    import traceback
+
+    from anabranch.common.remote_errors import classify_unexpected
+
+    explained = classify_unexpected("run the command", error)
+    if explained.exit_code == Unexpected.exit_code:
+        click.echo(redact("".join(traceback.format_exception(error))), err=True, nl=False)
+    return explained
 
 
 def options(command: Callable[..., None]) -> Callable[..., None]:

@@ -10,9 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from click.testing import CliRunner
 from commands import call
 from receiver import Receiver
 from world import World, past_hour, spread
+
+from anabranch.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -34,7 +38,7 @@ def test_the_whole_path_by_command_line(world: Callable[..., World]) -> None:
     one.topic()
     one.send(spread(small, 6, "s") + spread(hour, 30, "e"))
     assert "created table" in call(one, "apply", one.name)
-    assert _json(one, "apply", one.name) == [{"stream": one.name, "changes": []}]
+    assert _json(one, "apply", one.name) == [{"stream": one.name, "changes": [], "error": None}]
     status = _json(one, "status", one.name)
     assert status["lag"]["offsets"] == 36
     assert status["waiting_since"].startswith(small)
@@ -98,6 +102,29 @@ def test_the_whole_path_by_command_line(world: Callable[..., World]) -> None:
     # The receiver has stopped: the hour is accepted, and the message stays pending.
     assert "the message stays pending" in call(one, "webhook", one.name, expect=75)
     assert refused["reason"].startswith("accepted by choice: few players that night; in spite of: quality: expect_")
+
+
+def test_apply_of_many_goes_on_after_an_error(world: Callable[..., World]) -> None:
+    one = world(group="small")
+    files = one.folder / "streams"
+    good = yaml.safe_load((files / f"{one.name}.yaml").read_text())
+    second = {**good, "table": f"{one.name}.second"}
+    broken = {**good, "table": f"{one.name}.broken", "key": "nothing"}
+    (files / "a_broken.yaml").write_text(yaml.safe_dump(broken))
+    (files / "z_second.yaml").write_text(yaml.safe_dump(second))
+    (files / "elsewhere.yaml").write_text(yaml.safe_dump(second | {"group": "large", "table": f"{one.name}.elsewhere"}))
+
+    printed = call(one, "apply", "--group", "small", expect=2)
+    assert "anabranch: a_broken: " in printed and "a_broken.yaml: key" in printed
+    assert f"{one.name}: created table {one.name}.events" in printed
+    assert f"z_second: created table {one.name}.second" in printed
+    assert "elsewhere" not in printed
+
+    done = CliRunner().invoke(main, ["apply", "z_second", "a_broken", "--output", "json", "--conf", str(one.folder)])
+    [fine, broken] = json.loads(done.stdout)
+    assert (done.exit_code, fine) == (2, {"stream": "z_second", "changes": [], "error": None})
+    assert (broken["stream"], broken["changes"]) == ("a_broken", []) and "a_broken.yaml: key" in broken["error"]
+    assert "elsewhere: created table" in call(one, "apply", expect=2)
 
 
 @pytest.mark.full
