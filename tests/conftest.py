@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -17,6 +18,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import psutil
 import pytest
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,6 +36,13 @@ for name in [name for name in os.environ if name.startswith("OPENLINEAGE_")]:
 
 
 _END_SECONDS = 60.0
+
+
+@event.listens_for(Engine, "connect")
+def do_not_wait_for_the_disk(connection: Any, _: object) -> None:
+    """A catalog's SQLite file need not outlive a power failure here; a process that is killed loses nothing by this."""
+    if isinstance(connection, sqlite3.Connection):
+        connection.execute("PRAGMA synchronous = OFF")
 
 
 @dataclass(frozen=True)
