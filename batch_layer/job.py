@@ -36,6 +36,7 @@ from anabranch.offsets.hours import hours_between, shift, span_of
 from anabranch.operations.notifications import webhook
 from anabranch.operations.notifications.lineage.parents import parse_run
 from anabranch.operations.notifications.lineage.reporting import LineageReporter, report_lineage
+from anabranch.protocol.acts import act_now
 from anabranch.protocol.owner import take_over
 from anabranch.protocol.sealing import require_ended, require_sealed, seal
 from anabranch.spark.session import close_session, open_session, stop_on_signal
@@ -156,6 +157,7 @@ def replay(
     hours: Collection[str] | None,
     stop: threading.Event | None = None,
     reporter: LineageReporter | None = None,
+    why: str | None = None,
 ) -> list[Result]:
     """Restate the accepted hours, or those in `hours`, with dead letters that decode now.
 
@@ -164,10 +166,12 @@ def replay(
     """
     name, retry, reporter = f"stream {job.stream.name}", _retry(job, stop), reporter or LineageReporter(job)
     retry.call(name, rebuilder.publisher.recover)
+    act = act_now("replay", why)
     repairable = {h: n for h, n in retry.call(name, rebuilder.repairable).items() if hours is None or h in hours}
 
     def restate(h: str) -> Result:
-        order = RebuildRequest(restate=True, why=f"dead letters replayed: {repairable[h]} decode now")
+        decode = f"dead letters replayed: {repairable[h]} decode now"
+        order = RebuildRequest(restate=True, why=f"{decode}; {why}" if why else decode, act=act)
         with _reported(reporter, h, stop):
             return retry.call(f"{name}: hour {h}", lambda: rebuilder.rebuild(h, order))
 
@@ -257,9 +261,11 @@ def run(arguments: Sequence[str]) -> int:
         with _stopped_by_signal(spark, job.stream.name) as stop, report_lineage(job, *parents) as reporter:
             rebuilder = Rebuilder(job, spark, *parents)
             if parsed.replay:
-                results = replay(job, rebuilder, hours, stop, reporter)
+                results = replay(job, rebuilder, hours, stop, reporter, parsed.why)
             else:
-                order = RebuildRequest(parsed.restate, parsed.accept, parsed.why)
+                act = act_now("restate" if parsed.restate else "accept", parsed.why)
+                wanted = parsed.restate or parsed.accept
+                order = RebuildRequest(parsed.restate, parsed.accept, parsed.why, act if wanted else None)
                 results = rebuild_hours(job, rebuilder, hours, order, stop, reporter)
     finally:
         webhook.notify(job)

@@ -13,6 +13,7 @@ from anabranch.iceberg.commits import Change
 from anabranch.iceberg.snapshots import Staged, staged_snapshot
 from anabranch.offsets.hours import Cut
 from anabranch.protocol import coverage, ledger
+from anabranch.protocol.acts import Act
 from anabranch.protocol.ledger_row import HourAccount, RunFacts
 from anabranch.protocol.merge import needs_merge
 from anabranch.protocol.publish import Publish, new_tag
@@ -84,6 +85,14 @@ def acceptance_reason(objections: Sequence[str], accept: bool, why: str | None) 
     if accept and objections:
         return f"{ledger.BY_CHOICE}: {why}; in spite of: {'; '.join(objections)}"
     return why
+
+
+def act_to_record(act: Act | None, before: int, objections: Sequence[str], accept: bool) -> Act | None:
+    """The operator's act that an accepted hour follows from; None for an hour that the batch layer would have accepted
+    by itself, because it had no revision `before` and nothing objected."""
+    if act is not None and accept and objections:
+        return replace(act, name="accept")
+    return act if before else None
 
 
 def revision_now(state: State, hour: str, before: int) -> int:
@@ -161,7 +170,7 @@ def check_publish(
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """A staged hour to publish: its acceptance, its account, and the reason."""
+    """A staged hour to publish: its acceptance, its account, the reason, and the operator's act that asked for it."""
 
     hour: str
     accepted: Accepted
@@ -169,6 +178,7 @@ class Rebuilt:
     letters: tuple[Mapping[str, Any], ...]
     account: HourAccount
     reason: str | None = None
+    act: Act | None = None
 
 
 def plan_publish(
@@ -211,6 +221,7 @@ def plan_publish(
             served="batch" if r.hour in by_batch else "speed",
             reason=r.reason,
             account=r.account,
+            act=r.act,
         )
         for r in rebuilt
     )

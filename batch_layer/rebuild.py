@@ -32,6 +32,7 @@ from anabranch.job import Job
 from anabranch.offsets import hours
 from anabranch.offsets.hours import Cut
 from anabranch.protocol import coverage, dead_letters, ledger, merge
+from anabranch.protocol.acts import Act
 from anabranch.protocol.apply import require_columns
 from anabranch.protocol.ledger_row import HourAccount, Layer, RunFacts
 from anabranch.protocol.measured import PUBLISH, STAGE, Meter
@@ -49,6 +50,7 @@ from batch_layer.plan import (
     PublishCheck,
     Rebuilt,
     acceptance_reason,
+    act_to_record,
     check_publish,
     fingerprint,
     may_yet_be_served,
@@ -87,11 +89,13 @@ class Result:
 
 @dataclass(frozen=True)
 class RebuildRequest:
-    """How to treat an hour, and why. `accept`: publish it despite the objections of the stream's rules."""
+    """How to treat an hour, and why. `accept`: publish it despite the objections of the stream's rules. `act`: the
+    operator's act that asks for it; None for what the batch layer does by itself."""
 
     restate: bool = False
     accept: bool = False
     why: str | None = None
+    act: Act | None = None
 
 
 _BY_ITSELF = RebuildRequest()
@@ -162,7 +166,7 @@ class Rebuilder:
             return next(iter(self.accept_empty([hour])), Result(hour, "unchanged", before, "it has no records"))
         if not before and (gone := gone_from_kafka(state.timeline, state.position.topic_id, hour, cut)):
             run_facts = self._run(self._job.lake.clock.now())
-            return self._refuse(state, hour, cut, before, gone, HourAccount(run=run_facts))
+            return self._refuse(state, hour, cut, before, gone, HourAccount(run=run_facts), order.act)
         LOG.info("stream %s: rebuilding hour=%s offsets=%d", self._stream.name, hour, cut.offsets)
         for _ in range(_ATTEMPTS):
             try:
@@ -207,11 +211,12 @@ class Rebuilder:
             reasons_to_refuse += [f"{b.hour}, decided again: {refusal}" for refusal in _refusals(b, by_choice)]
         if reasons_to_refuse:
             self._discard(built)
-            return self._refuse(state, hour, cut, before, "; ".join(reasons_to_refuse), first.account)
+            return self._refuse(state, hour, cut, before, "; ".join(reasons_to_refuse), first.account, order.act)
         # Step 6: publish.
         reasons = {hour: acceptance_reason(first.objections, order.accept, order.why)}
         reasons |= {b.hour: acceptance_reason(b.objections, True, f"decided again after {hour}") for b in built[1:]}
-        return self._publish(built, reasons, state)
+        act = act_to_record(order.act, before, first.objections, order.accept)
+        return self._publish(built, reasons, state, act)
 
     def _following(self, first: Built, state: State) -> tuple[State, list[Built]]:
         """The later accepted hours that must drop, or restore, events because of `first`, oldest first.
@@ -262,7 +267,16 @@ class Rebuilder:
         read = may_yet_be_served(state, {b.hour: (b.cut, b.account.gaps) for b in built})
         return fingerprint(state, around, files, {h: c.rows for h, c in content.items()}, unread) | read
 
-    def _refuse(self, seen: State, hour: str, cut: Cut, before: int, reason: str, account: HourAccount) -> Result:
+    def _refuse(
+        self,
+        seen: State,
+        hour: str,
+        cut: Cut,
+        before: int,
+        reason: str,
+        account: HourAccount,
+        act: Act | None,
+    ) -> Result:
         """Record a refusal decided by the state `seen`, unless the ledger has it already."""
         reach(Step.BATCH_REFUSED)
         now, basis = self._job.lake.clock.now(), refusals.current_basis(self._stream, seen, hour, cut)
@@ -271,13 +285,15 @@ class Rebuilder:
             state = self.load()
             served, id = state.served_by(hour), refusals.decision_id(new_id(), basis)
             row = ledger.decision(
-                hour, "refused", before + 1, cut, now, id, reason=reason, served=served, account=account
+                hour, "refused", before + 1, cut, now, id, reason=reason, served=served, account=account, act=act
             )
             self._job.ledger.record([row])
         LOG.error("stream %s: refused hour=%s reason=%s", self._stream.name, hour, reason)
         return Result(hour, "refused", before + 1, reason, account)
 
-    def _publish(self, built: Sequence[Built], reasons: Mapping[str, str | None], seen: State) -> Result | None:
+    def _publish(
+        self, built: Sequence[Built], reasons: Mapping[str, str | None], seen: State, act: Act | None = None
+    ) -> Result | None:
         """Publish the hours together; None, with their files discarded, if the look-back changed."""
         lake, stream, hour = self._job.lake, self._stream, built[0].hour
         unread = self._unread(built, seen)
@@ -317,6 +333,7 @@ class Rebuilder:
                     ),
                     account=b.account,
                     reason=reasons[b.hour],
+                    act=act,
                 )
                 for b in built
             ]

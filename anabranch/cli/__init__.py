@@ -28,6 +28,7 @@ SECTIONS = {
         "status",
         "health",
         "hours",
+        "history",
         "explain",
         "serve",
         "metrics",

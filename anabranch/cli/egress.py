@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 @stream_argument()
 @click.option("--target", metavar="NAME", help="Deliver to this target only.")
 @click.option("--redeliver", is_flag=True, help="Deliver every accepted hour again, as after a restore.")
+@click.option("--why", metavar="TEXT", help="Reason for --redeliver, for the ledger.")
 @options
-def egress(stream: str, target: str | None, redeliver: bool, conf: str | None, output: str) -> None:
+def egress(stream: str, target: str | None, redeliver: bool, why: str | None, conf: str | None, output: str) -> None:
     """Deliver accepted hours to a stream's targets.
 
     Ends when each target of the stream's file (`egress:`) has all hours. Prints one line (one object with --output
@@ -29,11 +30,16 @@ def egress(stream: str, target: str | None, redeliver: bool, conf: str | None, o
     """
     from serving_layer import egress as room
 
+    if why and not redeliver:
+        raise click.UsageError("--why: expected --redeliver with it, found none")
     job = open_stream(stream, conf)
     failed: list[room.Failed] = []
     try:
         delivered = 0
-        for one in room.egress(job, room.targets_of(job, target), redeliver):
+        targets = room.targets_of(job, target)
+        if redeliver:
+            room.record_redelivery(job, targets, why)
+        for one in room.egress(job, targets, redeliver):
             if isinstance(one, room.Failed):
                 failed.append(one)
             else:

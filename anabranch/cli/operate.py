@@ -97,8 +97,9 @@ def _apply(
     metavar="earliest|latest|TIME|OFFSETS",
     help="Start position in a topic that was never read; offsets such as 0=120,1=98.",
 )
+@click.option("--why", metavar="TEXT", help="The reason, for the ledger.")
 @options
-def adopt(stream: str, begin: str | None, conf: str | None, output: str) -> None:
+def adopt(stream: str, begin: str | None, why: str | None, conf: str | None, output: str) -> None:
     """Continue with another topic, or with a truncated one.
 
     Seals the open hour at the published position, so that no hour mixes two topics. The next hour starts in the topic
@@ -116,7 +117,7 @@ def adopt(stream: str, begin: str | None, conf: str | None, output: str) -> None
     try:
         publisher = Publisher(job.lake, job.stream)
         publisher.recover()
-        adopted = topic_change.adopt(publisher, job.kafka, choice)
+        adopted = topic_change.adopt(publisher, job.kafka, choice, why)
         webhook.notify(job)
     finally:
         job.kafka.close()

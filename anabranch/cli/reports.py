@@ -166,9 +166,16 @@ def duplicates(stream: str, hour: str, limit: int, conf: str | None, output: str
 @hours_option
 @click.option("--samples", type=click.IntRange(0), default=3, show_default=True, help="Samples for each reason.")
 @click.option("--replay", is_flag=True, help="Rebuild accepted hours with dead letters that decode now.")
+@click.option("--why", metavar="TEXT", help="Reason for --replay, for the ledger.")
 @options
 def dead_letters(
-    stream: str, hours: tuple[str, str] | None, samples: int, replay: bool, conf: str | None, output: str
+    stream: str,
+    hours: tuple[str, str] | None,
+    samples: int,
+    replay: bool,
+    why: str | None,
+    conf: str | None,
+    output: str,
 ) -> None:
     """List the records that could not become rows.
 
@@ -178,11 +185,14 @@ def dead_letters(
     """
     from anabranch.operations.reports import dead_letters
 
+    if why and not replay:
+        raise click.UsageError("--why: expected --replay with it, found none")
     if replay:
         from anabranch.spark.submit import submit_job
 
         only = ["--hour", "..".join(hours)] if hours is not None else []
-        submit_job("batch_layer", stream, conf, output, ["--replay", *only])
+        reason = [f"--why={why}"] if why else []
+        submit_job("batch_layer", stream, conf, output, ["--replay", *only, *reason])
 
     dead_letters.print_letters(dead_letters.letters(open_stream(stream, conf), hours, samples), output)
 
@@ -359,6 +369,30 @@ def hours(stream: str, history: str | None, watch: bool, every: float, conf: str
             lambda: decisions.history(job, one),
             lambda view: decisions.print_history(stream, one, view, output),
         )
+
+
+@click.command()
+@stream_argument()
+@click.option("--hour", metavar="HOUR", help="Only this hour.")
+@click.option("--acts", is_flag=True, help="Operators' acts: who, when, on which host, why, and what followed.")
+@options
+def history(stream: str, hour: str | None, acts: bool, conf: str | None, output: str) -> None:
+    """List decisions on hours, or operators' acts.
+
+    A decision is as in `anabranch hours --history`. An act is a restatement, an acceptance in spite of the rules, a
+    replay, an adoption, a chosen layer, or a redelivery. User and host are what the operating system reports.
+    """
+    from anabranch.offsets.hours import start_of
+    from anabranch.operations.reports import acts as act_reports
+    from anabranch.operations.reports import history as reports
+
+    if hour is not None:
+        start_of(hour)
+    job = open_stream(stream, conf)
+    if acts:
+        act_reports.print_acts(stream, act_reports.acts(job, hour), output)
+    else:
+        reports.print_history(stream, hour, reports.history(job, hour), output)
 
 
 @click.command()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from anabranch.common.remote_errors import lake_errors
 from anabranch.config import Stream
 from anabranch.iceberg.lake import Lake
+from anabranch.protocol.acts import Act
 from anabranch.protocol.counts import COUNTS, Counts
 from anabranch.protocol.ledger import Ledger
 from anabranch.protocol.ledger_row import Kind, Layer, LedgerRow
@@ -38,8 +39,8 @@ class Tagged:
 
 @dataclass(frozen=True)
 class DecisionFacts:
-    """A decision, and of an accepted revision what it `changed` (`changed_values`), and whether and how its rows can
-    be read."""
+    """A decision, the operator's `act` that it follows from, and of an accepted revision what it `changed`
+    (`changed_values`), and whether and how its rows can be read."""
 
     hour: str
     at: datetime
@@ -54,6 +55,7 @@ class DecisionFacts:
     tag: str | None = None
     query: str | None = None
     readable: str | None = None
+    act: Act | None = None
 
 
 def decisions(lake: Lake, stream: Stream, hour: str | None) -> list[DecisionFacts]:
@@ -101,6 +103,7 @@ def _decision(
         changed=changed_values(before, row) if row.decision == "accepted" and before is not None else {},
         reason=row.reason or _why(row),
         code_version=row.code_version,
+        act=row.act,
     )
     if row.decision != "accepted":
         return facts

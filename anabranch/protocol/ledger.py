@@ -27,8 +27,10 @@ from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.ledger_files import PerFile, Span, has_many, read, read_since
 from anabranch.iceberg.snapshots import snapshots_by_commit
 from anabranch.offsets.hours import Cut
+from anabranch.protocol.acts import Act
 from anabranch.protocol.ledger_row import (
     ACCOUNT_COLUMNS,
+    NOTES,
     PARSED,
     Account,
     Diff,
@@ -53,7 +55,7 @@ LEDGER_SCHEMA = Schema(
     NestedField(1, "sequence", LongType(), required=True, doc="order of the decisions, no clock's"),
     NestedField(2, "decision_id", StringType(), required=True),
     NestedField(3, "hour", StringType(), required=True),
-    NestedField(4, "decision", StringType(), required=True, doc="sealed, accepted, refused or served"),
+    NestedField(4, "decision", StringType(), required=True, doc="sealed, accepted, refused, served or redelivered"),
     NestedField(5, "revision", IntegerType(), required=True),
     NestedField(6, "served", StringType(), doc="the layer that main serves the hour from"),
     NestedField(7, "topic_id", StringType()),
@@ -75,15 +77,23 @@ LEDGER_SCHEMA = Schema(
     NestedField(23, "sources", StringType(), doc="JSON {kafka, accepted, dead_letters, speed}: records by where from"),
     NestedField(24, "run", StringType(), doc="JSON {began, spark, files, bytes, parent, root}"),
     NestedField(25, "unknown", StringType(), doc="JSON {records, fields, others}: what the schema does not know"),
+    NestedField(26, "act", StringType(), doc="JSON {name, user, host, at, why}: the operator's act"),
 )
 
-_JSON = ("cut", "gaps", "diff", "quality", "partitions", "sources", "run", "unknown")
+_JSON = ("cut", "gaps", "diff", "quality", "partitions", "sources", "run", "unknown", "act")
 BULKY = ("partitions", "sources", "quality", "diff", "cut", "run", "unknown")
 """The long columns, for readers that need none of them."""
 
+ACT_COLUMNS = (
+    "sequence", "decision_id", "hour", "decision", "revision", "served", "reason", "code_version", "recorded_at", "act",
+)  # fmt: skip
+"""What is read of the rows that follow from operators' acts."""
+
+_ORDER = attrgetter("sequence", "recorded_at", "hour", "decision_id")
 _AT_ONCE = 1_000  # decisions in one commit
 _NOTHING = HourAccount()
 _ARROW = schema_to_pyarrow(LEDGER_SCHEMA)
+_NOTES = pa.array(NOTES, pa.string())
 
 
 def decision(
@@ -97,6 +107,7 @@ def decision(
     served: Layer | None = None,
     reason: str | None = None,
     account: HourAccount = _NOTHING,
+    act: Act | None = None,
 ) -> LedgerRow:
     """A decision made now, with the offsets of its cut unless `account` has its own count."""
     counted = {name: getattr(account, name) for name in ACCOUNT_COLUMNS}
@@ -112,6 +123,7 @@ def decision(
         served=served,
         reason=reason,
         cut=cut,
+        act=act,
         **counted,
     )
 
@@ -170,13 +182,23 @@ class Ledger:
             return []
         table = self._lake.load(self._name)
         with lake_errors(f"read ledger {self._name}"):
-            return _in_order(read(table, hours, _columns(table, without)))
+            return _decisions(read(table, hours, _columns(table, without)))
 
     def history_since(self, sequence: int, without: Collection[str] = ()) -> list[LedgerRow]:
         """The decisions that were recorded with this sequence or later, oldest first; as `history` otherwise."""
         table = self._lake.load(self._name)
         with lake_errors(f"read ledger {self._name}"):
-            return _in_order(read_since(table, sequence, _columns(table, without)))
+            return _decisions(read_since(table, sequence, _columns(table, without)))
+
+    def acts(self) -> list[LedgerRow]:
+        """The rows that follow from operators' acts, those that decide nothing too, oldest first; of the columns in
+        `ACT_COLUMNS`. Raises Transient."""
+        table = self._lake.load(self._name)
+        if "act" not in table.schema().column_names:
+            return []
+        with lake_errors(f"read ledger {self._name}"):
+            answers = _ACTS.ask(table).values()
+        return sorted((row for rows in answers for row in rows), key=_ORDER)
 
     def known_hours(self) -> frozenset[str]:
         """The hours that the ledger has a decision about. Raises Transient."""
@@ -249,9 +271,14 @@ def _columns(table: Table, without: Collection[str]) -> tuple[str, ...]:
     return tuple(c for c in table.schema().column_names if c in _KNOWN and c not in without)
 
 
+def _decisions(rows: pa.Table) -> list[LedgerRow]:
+    """The rows that decide something about an hour."""
+    return _in_order(rows.filter(pc.invert(pc.is_in(rows["decision"], _NOTES))))
+
+
 def _in_order(rows: pa.Table) -> list[LedgerRow]:
     # Rows of one commit that are of one moment: by their hours, in whatever files they are.
-    return sorted(_from_arrow(rows), key=attrgetter("sequence", "recorded_at", "hour", "decision_id"))
+    return sorted(_from_arrow(rows), key=_ORDER)
 
 
 def open_refusals(rows: Iterable[LedgerRow]) -> dict[str, LedgerRow]:
@@ -274,7 +301,7 @@ def _decided_last(rows: pa.Table) -> dict[str, tuple[datetime, str]]:
     columns = [rows[name].to_pylist() for name in ("hour", "recorded_at", "decision")]
     last: dict[str, tuple[datetime, str]] = {}
     for hour, at, decision in zip(*columns, strict=True):
-        if decision != "sealed":
+        if decision != "sealed" and decision not in NOTES:
             last[hour] = max(last.get(hour, (at, decision)), (at, decision))
     return last
 
@@ -294,12 +321,17 @@ def _acceptances(rows: pa.Table) -> frozenset[Acceptance]:
     return frozenset(Acceptance(*values) for values in zip(*columns, strict=True))
 
 
+def _of_acts(rows: pa.Table) -> tuple[LedgerRow, ...]:
+    return tuple(_from_arrow(rows.filter(pc.is_valid(rows["act"]))))
+
+
 def _together(answers: Mapping[str, frozenset[str]]) -> frozenset[str]:
     return frozenset[str]().union(*answers.values())
 
 
 def _all_hours(rows: pa.Table) -> frozenset[str]:
-    return frozenset(rows["hour"].unique().to_pylist())
+    decided = rows.filter(pc.invert(pc.is_in(rows["decision"], _NOTES)))
+    return frozenset(decided["hour"].unique().to_pylist())
 
 
 def _remarkable(rows: pa.Table) -> frozenset[str]:
@@ -314,10 +346,11 @@ def _differs(diff: Diff) -> bool:
     return diff.missing > (diff.unread or 0) or diff.extra > 0 or diff.changed > 0
 
 
-_HOURS = PerFile(("hour",), _all_hours)
+_HOURS = PerFile(("hour", "decision"), _all_hours)
 _REMARKABLE = PerFile(("hour", "diff", "gaps"), _remarkable)
 _DECIDED_LAST = PerFile(("hour", "decision", "recorded_at"), _decided_last)
 _ACCEPTANCES = PerFile(("hour", "decision", "revision", "decision_id"), _acceptances)
+_ACTS = PerFile(ACT_COLUMNS, _of_acts)
 
 
 def last_accepted(rows: Iterable[LedgerRow]) -> Accepted | None:
@@ -360,7 +393,7 @@ def _fold(before: LedgerRow | None, row: LedgerRow) -> LedgerRow:
         values = {k: v for k, v in values.items() if k in ("served", "reason", "sequence")}
     elif row.decision == "accepted":
         values.setdefault("reason", None)
-    return LedgerRow.of(vars(before) | values)
+    return LedgerRow.of(vars(before) | values | {"act": row.act})
 
 
 _KNOWN = {field.name for field in LEDGER_SCHEMA.fields}
@@ -368,7 +401,7 @@ _KNOWN = {field.name for field in LEDGER_SCHEMA.fields}
 
 def _from_arrow(table: pa.Table) -> list[LedgerRow]:
     columns = {name: table[name].to_pylist() for name in table.column_names}
-    topic_ids = columns.pop("topic_id")
+    topic_ids = columns.pop("topic_id", ())
     for name in (c for c in _JSON if c in columns and c != "cut"):
         parse = PARSED.get(name, _as_it_is)
         # Most rows have one of few values.

@@ -6,17 +6,21 @@ has been read back. A field without a value is None here, null in the ledger, an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any, Literal
 
 from anabranch.offsets.hours import Cut
 from anabranch.offsets.position import ranges_to_keys
+from anabranch.protocol.acts import Act
 from anabranch.protocol.sample_shapes import shape_of
 
 Layer = Literal["speed", "batch"]
-Kind = Literal["sealed", "accepted", "refused", "served"]
+Kind = Literal["sealed", "accepted", "refused", "served", "redelivered"]
+
+NOTES: tuple[Kind, ...] = ("redelivered",)
+"""Rows that record an operator's act and decide nothing about their hour."""
 
 Entries = tuple[Mapping[str, Any], ...]
 """Values stored as JSON: expectations, and rows by their position."""
@@ -190,7 +194,8 @@ class HourAccount:
 @dataclass(frozen=True, kw_only=True)
 class LedgerRow(HourAccount):
     """A decision about an hour. `sequence` and `snapshot_id` are None while it waits for its row of the ledger, and
-    `publish` is the publish that it waits with. Columns that were not read are None too."""
+    `publish` is the publish that it waits with. `act` is the operator's act that it follows from. Columns that were not
+    read are None too."""
 
     hour: str
     decision: Kind
@@ -201,6 +206,7 @@ class LedgerRow(HourAccount):
     served: Layer | None = None
     reason: str | None = None
     cut: Cut | None = None
+    act: Act | None = None
     snapshot_id: int | None = None
     sequence: int | None = None
     publish: str | None = None
@@ -219,7 +225,7 @@ class LedgerRow(HourAccount):
             "id": self.decision_id, "at": self.recorded_at.isoformat(), "hour": self.hour, "decision": self.decision,
             "revision": self.revision, "code_version": self.code_version, **_cut_columns(self.cut),
             "offsets": account.pop("offsets", None), "served": self.served, **account, "reason": self.reason,
-            "publish": self.publish,
+            "publish": self.publish, "act": self.act.as_dict() if self.act is not None else None,
         }  # fmt: skip
         # A build always has a reason, which may be null.
         return {k: v for k, v in row.items() if v is not None or (k == "reason" and self.quality is not None)}
@@ -237,12 +243,14 @@ class LedgerRow(HourAccount):
             reason=data.get("reason"),
             cut=cut_from(data.get("topic_id"), data["cut"]) if data.get("cut") is not None else None,
             publish=data.get("publish"),
+            act=Act.from_dict(data["act"]) if data.get("act") is not None else None,
             **_account_values(data),
         )
 
     def as_columns(self) -> dict[str, Any]:
         """By the ledger's columns, each value as JSON has it; but for the sequence, which the append gives."""
-        return self.as_dict() | _cut_columns(self.cut) | {
+        act = {"act": self.act.as_dict()} if self.act is not None else {}
+        return self.as_dict() | _cut_columns(self.cut) | act | {
             "decision_id": self.decision_id, "hour": self.hour, "decision": self.decision, "revision": self.revision,
             "served": self.served, "snapshot_id": self.snapshot_id, "reason": self.reason,
             "code_version": self.code_version, "recorded_at": self.recorded_at,
@@ -275,12 +283,13 @@ def _account_values(data: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-PARSED = {
+PARSED: dict[str, Callable[[Any], Any]] = {
     "partitions": accounts_from,
     "diff": Diff.from_dict,
     "quality": QualityResult.from_dict,
     "run": RunFacts.from_dict,
     "unknown": UnknownFields.from_dict,
+    "act": Act.from_dict,
 }
 """Of the columns that hold JSON, those that are more than what JSON gives."""
 

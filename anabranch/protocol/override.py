@@ -11,6 +11,7 @@ from typing import Literal
 from anabranch.common.errors import Refused
 from anabranch.iceberg.commits import Change
 from anabranch.protocol import coverage, dead_letters, ledger, merge
+from anabranch.protocol.acts import Act, act_now
 from anabranch.protocol.ledger_row import Layer
 from anabranch.protocol.publish import Again, Decision, Publish, new_id
 from anabranch.protocol.publisher import Publisher
@@ -51,7 +52,7 @@ def plan_override(state: State, hour: str, choice: Choice) -> tuple[dict[str, La
 
 def plan_served(
     state: State, hour: str, overrides: dict[str, Layer], layer: Layer, accepted: Accepted | None, id: str,
-    now: datetime, why: str,
+    now: datetime, why: str, act: Act | None = None,
 ) -> Publish:  # fmt: skip
     """The publish of an override that `plan_override` allows: override and swap in one. Pure.
 
@@ -65,7 +66,7 @@ def plan_served(
         changes.append(Change("batch", properties=accepted_properties(state, {hour: accepted})))
     revision = accepted.revision if accepted is not None else 0
     cut = accepted.cut if accepted is not None else state.cuts.get(hour)
-    row = ledger.decision(hour, "served", revision, cut, now, f"{id}-{hour}", served=layer, reason=why)
+    row = ledger.decision(hour, "served", revision, cut, now, f"{id}-{hour}", served=layer, reason=why, act=act)
     letters = dead_letters.waiting_served(hour, layer, now, f"{id}-{hour}")
     return Publish(id, tuple(changes), state.timeline, decisions=(row,), dead_letters=(letters,))
 
@@ -78,6 +79,7 @@ def serve_hour(publisher: Publisher, hour: str, choice: Choice, why: str) -> Ser
     that is not sealed.
     """
     lake, stream = publisher.lake, publisher.stream
+    act = act_now("serve-hour", why)
 
     def decide() -> Decision[Served] | Again:
         state = load_state(lake, stream.table)
@@ -91,7 +93,7 @@ def serve_hour(publisher: Publisher, hour: str, choice: Choice, why: str) -> Ser
             return Again.AGAIN
         accepted = publisher.ledger.accepted(state, hour)
         now = datetime.now(UTC)
-        publish = plan_served(state, hour, overrides, layer, accepted, new_id(), now, why)
+        publish = plan_served(state, hour, overrides, layer, accepted, new_id(), now, why, act)
         return Decision(state, publish, served)
 
     published = publisher.run(decide, f"serve hour {hour} of {stream.name}")

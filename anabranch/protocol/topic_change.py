@@ -23,6 +23,7 @@ from anabranch.offsets import hour_ends, hours
 from anabranch.offsets.hours import Adoption, Cut, Timeline, end_of, hours_between, plan_remembered, shift
 from anabranch.offsets.position import Offsets, Position, Ranges, Stamped, ranges_to_keys, size
 from anabranch.protocol import coverage, ledger
+from anabranch.protocol.acts import Act, act_now
 from anabranch.protocol.publish import Decision, Publish, new_id
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.sealing import check_clock, first_after
@@ -164,13 +165,16 @@ def _gone(adoption: Adoption) -> str:
     )
 
 
-def adopt(publisher: Publisher, kafka: KafkaAdapter, choice: StartChoice | None = None) -> Adopted | None:
+def adopt(
+    publisher: Publisher, kafka: KafkaAdapter, choice: StartChoice | None = None, why: str | None = None
+) -> Adopted | None:
     """Go on with the topic as Kafka has it now, in one commit; None when there is nothing to adopt. Idempotent.
 
     Raises PositionError when the topic does not exist, Refused when an operator has to choose where to begin and has
     not (`choice`), or has chosen what would publish records twice; Transient when Kafka or the lake does not answer.
     """
     lake, stream = publisher.lake, publisher.stream
+    act = act_now("adopt", why)
     check_clock(lake, load_state(lake, stream.table))
 
     def decide() -> Decision[Adopted | None]:
@@ -201,7 +205,7 @@ def adopt(publisher: Publisher, kafka: KafkaAdapter, choice: StartChoice | None 
         accepted = {h: a.cut for h, a in state.accepted.items()}
         adopted = plan_adopt(timeline, position, topic.id, begins, accepted, read_ms, since)
         reach(Step.ADOPT_DECIDED)
-        publish = plan_publish(state, adopted, new_id(), lake.clock.now())
+        publish = plan_publish(state, adopted, new_id(), lake.clock.now(), act)
         owner = Owner(stream.name, stream.topic, kafka.cluster_id())
         return Decision(state, replace(publish, set_properties={OWNER: owner.to_json()}), adopted)
 
@@ -236,12 +240,12 @@ def last_read_ms(state: State) -> int:
     return hour_ends.millis(published_since(state.table, "speed", POSITION))
 
 
-def plan_publish(state: State, adopted: Adopted, id: str, now: datetime) -> Publish:
+def plan_publish(state: State, adopted: Adopted, id: str, now: datetime, act: Act | None = None) -> Publish:
     """The publish of an adoption: what it seals and where it goes on, and what is lost, in one commit. Pure."""
     rows = tuple(
         ledger.decision(
             h, "sealed", 0, adopted.timeline.sealed[h], now, f"{id}-{h}", served=state.served_by(h),
-            reason=_reason(adopted, h),
+            reason=_reason(adopted, h), act=act,
         )
         for h in adopted.sealed
     )  # fmt: skip

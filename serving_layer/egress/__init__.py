@@ -20,8 +20,12 @@ from typing import TYPE_CHECKING
 from anabranch.common.errors import AnabranchError, ConfigurationError, Transient
 from anabranch.common.fail_points import Step, reach
 from anabranch.config.egress import FolderTarget, SearchTarget, Target
+from anabranch.offsets.hours import shift
 from anabranch.protocol import deliveries
+from anabranch.protocol.acts import act_now
 from anabranch.protocol.deliveries import Delivery
+from anabranch.protocol.ledger import decision
+from anabranch.protocol.state import load_state
 from serving_layer import changes as feed
 from serving_layer.changes.token import Token
 from serving_layer.egress.folder import Folder, open_folder
@@ -61,6 +65,15 @@ def targets_of(job: Job, name: str | None) -> tuple[Target, ...]:
                 f"egress.{target.name}: expected a place outside the warehouse {warehouse}, found {target.place}"
             )
     return chosen
+
+
+def record_redelivery(job: Job, targets: tuple[Target, ...], why: str | None) -> None:
+    """Record in the ledger, before anything is delivered, that an operator has every accepted hour delivered again: in
+    one row, at the newest hour that the stream has sealed. Raises Transient."""
+    act, state = act_now("redeliver", why), load_state(job.lake, job.stream.table)
+    hour = max(state.timeline.first, shift(state.timeline.open, -1))
+    reason = f"every accepted hour again to {', '.join(target.name for target in targets)}"
+    job.ledger.record([decision(hour, "redelivered", 0, None, act.at, reason=reason, act=act)])
 
 
 def egress(job: Job, targets: tuple[Target, ...], all_again: bool = False) -> Iterator[Delivery | Failed]:

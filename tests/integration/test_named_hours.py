@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import getpass
+import json
+import socket
 from collections.abc import Callable
 
 import pytest
@@ -42,6 +45,9 @@ def test_a_span_of_hours_is_restated_by_one_command(accepted: World) -> None:
     ]  # fmt: skip
     assert revisions(one) == {OLDEST: 2, MIDDLE: 2, NEWEST: 1}
     assert one.contents() == before == one.acknowledged()
+    [act] = json.loads(call(one, "history", one.name, "--acts", "--output", "json"))
+    assert (act["act"], act["why"], act["decisions"]) == ("restate", "a wider schema", {"accepted": 2})
+    assert (act["hours"], act["user"], act["host"]) == ([OLDEST, MIDDLE], getpass.getuser(), socket.gethostname())
 
 
 def test_an_hour_that_breaks_the_run_holds_back_none_of_those_that_are_named(

@@ -29,6 +29,7 @@ from anabranch.operations.page.access import COOKIE, LOGIN, Access, Guard
 from anabranch.operations.page.hour_calendar import LETTERS, MARKS, calendar_month, month_of
 from anabranch.operations.page.hour_view import HourRecord, HourRows, hour_page, read_record, read_rows, sample_line
 from anabranch.operations.page.streams import StreamLine, StreamView, read_stream, stream_line, summary_words
+from anabranch.operations.reports.acts import hours_words, outcome_words
 from anabranch.operations.reports.reading import Background, OnDemand, Reader, Reading, utc_now
 
 _PACKAGE = "anabranch.operations.page"
@@ -285,6 +286,8 @@ def _templates() -> Environment:
     made.filters["commands"] = split_commands
     made.filters["number"] = lambda value: f"{value:,}"
     made.filters["printable"] = printable
+    made.filters["act_hours"] = hours_words
+    made.filters["act_outcome"] = outcome_words
     made.filters["size"] = lambda value: f"{value / 1e6:,.1f} MB" if value >= 1e6 else f"{value / 1e3:,.1f} kB"
     return made
 

@@ -9,33 +9,38 @@ from datetime import datetime, timedelta
 from anabranch.common.output import text as text_of
 from anabranch.job import Job
 from anabranch.offsets.hours import hour_of
-from anabranch.operations.reports import status
+from anabranch.operations.reports import acts, status
+from anabranch.operations.reports.acts import ActRecord
 from anabranch.operations.reports.maintenance import Maintenance, read_maintenance
 from anabranch.operations.reports.measured_day import MeasuredSpan, measured_spans
 from anabranch.operations.reports.reading import Reading
 from anabranch.operations.reports.status import HourSummary, StreamStatus, unexplained_words
 
 _DAY = timedelta(hours=24)
+_ACTS = 20  # newest acts listed
 _NAMED = 3  # hours or fields listed in a note
 
 
 @dataclass(frozen=True)
 class StreamView:
     """The page's data about a stream: its status, the last day's hours and measurements, its
-    promised freshness, and its maintenance."""
+    promised freshness, its maintenance, and operators' newest acts (newest first)."""
 
     status: StreamStatus
     day: Sequence[HourSummary]
     measured: Sequence[MeasuredSpan] = ()
     promised: timedelta | None = None
     maintenance: Maintenance = field(default_factory=Maintenance)
+    acts: Sequence[ActRecord] = ()
 
 
 def read_stream(job: Job, late_after: timedelta, now: datetime) -> StreamView:
     """Read the reports. Raises Transient when Kafka or the lake is unreachable."""
     current, day = status.status(job, status.late_after(job.stream, late_after)), status.hours(job, hour_of(now - _DAY))
     measured = measured_spans(job.lake.load(job.stream.table), now - _DAY)
-    return StreamView(current, day, measured, job.stream.slo.fresh, read_maintenance(job, now))
+    newest_acts = acts.acts(job)[: -_ACTS - 1 : -1]
+    maintenance = read_maintenance(job, now)
+    return StreamView(current, day, measured, job.stream.slo.fresh, maintenance, newest_acts)
 
 
 @dataclass(frozen=True)

@@ -231,6 +231,8 @@ def test_adopting_a_recreated_topic_keeps_every_row_and_goes_on_at_0(lake: Strea
     adopted = run(lake, broker, "earliest")
     assert adopted is not None
     assert adopted.sealed == (NOW_HOUR,)
+    [row] = lake.ledger.acts()
+    assert (row.hour, row.decision, row.act and row.act.name) == (NOW_HOUR, "sealed", "adopt")
     state = lake.state()
     assert state.position == Position(NEW, {0: 0, 1: 0})
     assert state.timeline.open == shift(NOW_HOUR, 1)

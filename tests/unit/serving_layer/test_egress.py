@@ -405,8 +405,16 @@ def test_every_hour_is_delivered_again_when_asked(lake: StreamLake, tmp_path: Pa
     restored = replace(lake, lake=lake.again())
     assert run(tmp_path) == [], "the hazard did not happen"
     job = job_of(tmp_path)
+    room.record_redelivery(job, job.stream.egress, "the backup of Sunday")
     assert [d.hour for d in room.deliver(job, job.stream.egress[0], all_again=True)] == [FIRST]
     assert globbed(tmp_path, FIRST) == in_main(restored, FIRST)
+    [row] = job.ledger.acts()
+    assert (row.decision, row.act and row.act.name, row.act and row.act.why) == (
+        "redelivered",
+        "redeliver",
+        "the backup of Sunday",
+    )
+    assert run(tmp_path) == [], "a redelivery is a change to no consumer"
 
 
 def test_after_a_restore_folders_take_what_the_table_serves_now(lake: StreamLake, tmp_path: Path) -> None:

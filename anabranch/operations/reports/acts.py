@@ -1,0 +1,77 @@
+"""Operators' acts as text and JSON: who did what to which hours, when, on which host, why, and what followed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from anabranch.common.output import print_json, print_table
+from anabranch.job import Job
+from anabranch.protocol.acts import Act, ActName
+from anabranch.protocol.ledger_row import LedgerRow
+
+
+@dataclass(frozen=True)
+class ActRecord:
+    """An act with what followed from it: the decisions, by how many there are of each kind, and the hours of them."""
+
+    at: datetime
+    act: ActName
+    user: str
+    host: str
+    why: str | None
+    hours: tuple[str, ...]
+    decisions: Mapping[str, int]
+    reasons: tuple[str, ...]
+
+
+def acts(job: Job, hour: str | None = None) -> list[ActRecord]:
+    """The operators' acts that the ledger has, or those about one hour, oldest first. Raises Transient."""
+    return [act for act in act_records(job.ledger.acts()) if hour is None or hour in act.hours]
+
+
+def print_acts(stream: str, acts: Sequence[ActRecord], output: str) -> None:
+    if output == "json":
+        print_json(acts)
+        return
+    if not acts:
+        print(f"{stream}: the ledger has no operator's act yet")
+        return
+    columns = ("at", "act", "user", "host", "hours", "led to", "why")
+    print_table(columns, [_act_cells(act) for act in acts])
+
+
+def hours_words(act: ActRecord) -> str:
+    """The hours of an act: one, or the first and the last with their number. Pure."""
+    first, last = act.hours[0], act.hours[-1]
+    return first if first == last else f"{first}..{last} ({len(act.hours)})"
+
+
+def outcome_words(act: ActRecord) -> str:
+    """What followed from an act. Pure."""
+    return ", ".join(f"{count} {decision}" for decision, count in act.decisions.items())
+
+
+def _act_cells(act: ActRecord) -> list[object]:
+    return [f"{act.at:%F %T}", act.act, act.user, act.host, hours_words(act), outcome_words(act), act.why]
+
+
+def act_records(rows: Iterable[LedgerRow]) -> list[ActRecord]:
+    """The acts that the ledger's rows carry, oldest first, each once with all its decisions. Pure."""
+    by_act: dict[Act, list[LedgerRow]] = {}
+    for row in rows:
+        if row.act is not None:
+            by_act.setdefault(row.act, []).append(row)
+    return [_record(act, of_act) for act, of_act in sorted(by_act.items(), key=lambda item: item[0].at)]
+
+
+def _record(act: Act, rows: Iterable[LedgerRow]) -> ActRecord:
+    counts: dict[str, int] = {}
+    hours, reasons = set(), dict[str, None]()
+    for row in rows:
+        counts[row.decision] = counts.get(row.decision, 0) + 1
+        hours.add(row.hour)
+        if row.reason is not None and row.reason != act.why:
+            reasons[row.reason] = None
+    return ActRecord(act.at, act.name, act.user, act.host, act.why, tuple(sorted(hours)), counts, tuple(reasons))

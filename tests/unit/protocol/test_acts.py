@@ -1,0 +1,144 @@
+"""Operators' acts: each is in the ledger with user, host, time and reason; other decisions have none."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from brokers import Broker
+from click.testing import CliRunner
+from lakes import FIRST, StreamLake, decide, new_lake
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.schema import Schema
+
+from anabranch.cli import main
+from anabranch.iceberg import admin
+from anabranch.iceberg.schema_evolution import Columns, evolve
+from anabranch.job import Job
+from anabranch.offsets.hours import Cut, Timeline, shift
+from anabranch.operations.reports.acts import act_records, hours_words
+from anabranch.protocol import ledger
+from anabranch.protocol.acts import Act, act_now
+from anabranch.protocol.ledger import LEDGER_SCHEMA, decision, newest
+from anabranch.protocol.ledger_row import LedgerRow
+from anabranch.protocol.override import serve_hour
+from anabranch.protocol.publisher import Publisher
+from anabranch.protocol.restore_ledger import restore_ledger
+from batch_layer.plan import act_to_record
+
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
+SECOND = shift(FIRST, 1)
+CUT = Cut("t", {0: (0, 3)})
+ACT = Act("restate", "ada", "ops-1", NOW, "late schema")
+
+
+@pytest.fixture
+def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StreamLake:
+    """Hour 0 sealed; the operator is ada."""
+    monkeypatch.setenv("LOGNAME", "ada")
+    made = new_lake(tmp_path, timeline=Timeline(FIRST, SECOND, {0: 3}, sealed={FIRST: CUT}))
+    made.publish(made.speed(made.stage([(FIRST, 0, o) for o in range(3)]), {0: 3}))
+    return made
+
+
+def test_an_act_is_the_same_after_it_waited_on_a_branch_and_after_it_was_read_back(lake: StreamLake) -> None:
+    row = decision(FIRST, "accepted", 2, CUT, NOW, "one", served="batch", act=ACT)
+    assert LedgerRow.from_waiting(row.as_waiting()).act == ACT
+    lake.ledger.record([row, decision(FIRST, "sealed", 0, CUT, NOW, "zero")])
+    assert [read.act for read in lake.ledger.history() if read.decision_id == "one"] == [ACT]
+    assert [read.decision_id for read in lake.ledger.acts()] == ["one"]
+
+
+def test_a_chosen_layer_is_recorded_with_who_chose_it(lake: StreamLake) -> None:
+    publisher = Publisher(lake.lake, lake.stream)
+    began = datetime.now(UTC)
+    assert serve_hour(publisher, FIRST, "speed", "batch dropped too much").changed
+    assert not serve_hour(publisher, FIRST, "speed", "again").changed
+    [record] = act_records(lake.ledger.acts())
+    assert (record.act, record.user, record.why) == ("serve-hour", "ada", "batch dropped too much")
+    assert record.host
+    assert began <= record.at <= datetime.now(UTC)
+    assert (record.hours, record.decisions) == ((FIRST,), {"served": 1})
+
+
+def test_an_act_over_many_hours_is_one_record(lake: StreamLake) -> None:
+    rows = [decision(h, "accepted", 2, CUT, NOW, h, act=ACT, reason=ACT.why) for h in (SECOND, FIRST)]
+    rows.append(decision(shift(FIRST, 2), "refused", 2, CUT, NOW, "r", act=ACT, reason="the balance does not close"))
+    lake.ledger.record([*rows, decision(shift(FIRST, 3), "accepted", 1, CUT, NOW, "by itself")])
+    [record] = act_records(lake.ledger.acts())
+    assert record.hours == (FIRST, SECOND, shift(FIRST, 2))
+    assert (record.decisions, record.reasons) == ({"accepted": 2, "refused": 1}, ("the balance does not close",))
+    assert hours_words(record) == f"{FIRST}..{shift(FIRST, 2)} (3)"
+
+
+def test_a_redelivery_changes_nothing_that_the_ledger_says_of_its_hour(lake: StreamLake) -> None:
+    refused = decision(FIRST, "refused", 1, CUT, NOW, "refused", reason="no")
+    lake.ledger.record([refused])
+    before = newest(lake.ledger.history())
+    act = act_now("redeliver", "restored a backup")
+    lake.ledger.record([decision(FIRST, "redelivered", 0, None, act.at, reason="to lake", act=act)])
+    assert newest(lake.ledger.history()) == before
+    assert lake.ledger.hours_refused_last() == {FIRST}
+    assert [row.decision for row in lake.ledger.history_since(0)] == ["refused"]
+    assert [row.decision for row in lake.ledger.acts()] == ["redelivered"]
+
+
+def test_a_ledger_that_has_only_a_redelivery_of_an_hour_is_restored(lake: StreamLake) -> None:
+    lake.ledger.record([decision(FIRST, "redelivered", 0, None, NOW, "only", act=ACT)])
+    assert restore_ledger(lake.lake, lake.stream) == 1
+    assert [row.decision for row in lake.ledger.history([FIRST])] == ["sealed"]
+
+
+def test_an_hour_follows_from_an_act_only_where_the_batch_layer_would_not_have_accepted_it_by_itself() -> None:
+    assert act_to_record(None, 1, ["a gap"], True) is None
+    assert act_to_record(ACT, 0, [], False) is None
+    assert act_to_record(ACT, 1, [], False) == ACT
+    chosen = act_to_record(ACT, 0, ["a gap"], True)
+    assert chosen is not None
+    assert (chosen.name, chosen.user) == ("accept", "ada")
+
+
+def test_the_current_row_of_an_hour_has_the_act_of_its_newest_decision() -> None:
+    rows = [decide(FIRST, "accepted", 2, CUT, NOW, "a", act=ACT.as_dict()), decide(FIRST, "accepted", 3, CUT, NOW, "b")]
+    assert newest(rows[:1])[FIRST].act == ACT
+    assert newest(rows)[FIRST].act is None
+
+
+def test_a_ledger_of_the_version_before_acts_is_read_and_continued(
+    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, before = lake.stream.hours_table, Schema(*(f for f in LEDGER_SCHEMA.fields if f.name != "act"))
+    lake.lake.catalog.drop_table(name)
+    admin.create(lake.lake, name, before, (), admin.TABLE_PROPERTIES)
+    with monkeypatch.context() as old:
+        old.setattr(ledger, "_ARROW", schema_to_pyarrow(before))
+        lake.ledger.record([decision(FIRST, "sealed", 0, CUT, NOW, "old")])
+    assert [row.decision_id for row in lake.ledger.history()] == ["old"]
+    assert lake.ledger.acts() == []
+    evolve(lake.lake, name, Columns(LEDGER_SCHEMA, "ours"))
+    lake.ledger.record([decision(FIRST, "accepted", 1, CUT, NOW, "new", served="batch", act=ACT)])
+    assert [(row.decision_id, row.act) for row in lake.ledger.history()] == [("old", None), ("new", ACT)]
+    assert [row.decision_id for row in lake.ledger.acts()] == ["new"]
+    # The version before reads and continues it too.
+    with monkeypatch.context() as old:
+        old.setattr(ledger, "_ARROW", schema_to_pyarrow(before))
+        old.setattr(ledger, "_KNOWN", {field.name for field in before.fields})
+        assert [row.decision_id for row in lake.ledger.history()] == ["old", "new"]
+        lake.ledger.record([decision(SECOND, "sealed", 0, CUT, NOW, "later")])
+    assert [(row.decision_id, row.act) for row in lake.ledger.history([SECOND])] == [("later", None)]
+
+
+def test_history_lists_acts(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(lake.environment, lake.stream, lake.lake, Broker().adapter)
+    monkeypatch.setattr("anabranch.cli.reports.open_stream", lambda *_: job)
+    run = CliRunner().invoke
+    assert "no operator's act yet" in run(main, ["history", "events", "--acts"], catch_exceptions=False).output
+    serve_hour(Publisher(lake.lake, lake.stream), FIRST, "speed", "batch dropped too much")
+    shown = run(main, ["history", "events", "--acts"], catch_exceptions=False).output
+    for part in ("serve-hour", "ada", FIRST, "1 served", "batch dropped too much"):
+        assert part in shown
+    other = run(main, ["history", "events", "--acts", "--hour", SECOND], catch_exceptions=False).output
+    assert "no operator's act yet" in other
+    decisions = run(main, ["history", "events", "--hour", FIRST], catch_exceptions=False).output
+    assert "served" in decisions
