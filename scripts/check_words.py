@@ -25,6 +25,7 @@ CLEAN = (
     "anabranch/kafka",
     "anabranch/offsets",
     "anabranch/operations",
+    "anabranch/protocol",
     "anabranch/records",
     "anabranch/spark",
     "batch_layer",

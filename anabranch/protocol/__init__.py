@@ -1,1 +1,2 @@
-"""What our tables say and how they change: state, publish, sealing, ledger, dead letters, adoption, apply."""
+"""The state of a stream's tables and how it changes: state, publish, sealing, ledger, dead letters,
+adoption, apply."""

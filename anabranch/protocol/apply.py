@@ -1,4 +1,5 @@
-"""The tables of a stream: their schemas, and `apply`, which creates or evolves them and says what it changed."""
+"""The tables of a stream: their schemas, and `apply`, which creates or evolves them and reports its
+changes."""
 
 from __future__ import annotations
 
@@ -109,8 +110,8 @@ def rows_columns(stream: Stream) -> Columns:
 
 
 def rows_design(stream: Stream) -> PhysicalDesign:
-    """The physical design of the stream's table. Where the stream says of which columns bounds are kept, they are kept
-    of the event's time and of where rows came from too: by these a table is read."""
+    """The physical design of the stream's table. A stream that lists columns with bounds also gets
+    bounds of the event time and of the provenance columns: readers filter by these."""
     files = stream.files
     if files.statistics is None:
         return PhysicalDesign(files.sort, files.bloom)
@@ -137,8 +138,8 @@ def dead_letters_schema() -> Schema:
 
 
 def partials_schema(stream: Stream, view: View) -> Schema:
-    """What an ingest hour adds to each window and group of a view, and of what it was computed: the acceptance of the
-    hour, a digest of its files, and a digest of the view's definition."""
+    """An ingest hour's part of each window and group of a view, and the inputs: the acceptance of
+    the hour, a digest of its files, and a digest of the view's definition."""
     ids = [1000]
     fields = [
         NestedField(1, "ingest_hour", StringType(), required=True),
@@ -160,15 +161,16 @@ def apply(
     register: bool = False,
     rolled_back: bool = False,
 ) -> list[str]:
-    """Create or evolve everything that a stream needs; returns what was changed, in words. Idempotent.
+    """Create or evolve everything that a stream needs; returns the changes, in words. Idempotent.
 
-    The first commit records where the stream begins: position and first hour. Nothing is ever taken from Kafka's own
-    defaults again. With `register`, tables that storage holds and the catalog has lost are registered first; with
-    `rolled_back`, the stream's table stays ahead of a file that was put back to an older one. Raises Refused for a
-    change of schema that would lose or hide data, ConfigurationError for tables that the catalog lost and for a table
-    of another stream, before anything is changed.
+    The first commit records where the stream begins: position and first hour. Kafka's defaults
+    (`auto.offset.reset`) are never used after it. With `register`, tables that storage holds and
+    the catalog has lost are registered first; with `rolled_back`, the stream's table stays ahead of
+    a file that was put back to an older one. Raises Refused for a change of schema that would lose
+    or hide data, ConfigurationError for tables that the catalog lost and for a table of another
+    stream, before anything is changed.
     """
-    # Tables that are registered first can only be looked at then.
+    # Tables to register first can only be loaded afterwards.
     changes = _take_over(stream, lake, kafka) if not register and lake.exists(stream.table) else []
     bucket = s3.bucket_of(environment.catalog.warehouse)
     if bucket is not None and s3.open_store(environment.s3).ensure_bucket(bucket):
@@ -183,7 +185,7 @@ def apply(
         ),
         *(((stream.egress_table, Columns(DELIVERIES_SCHEMA, _OURS), ()),) if stream.egress else ()),
     )
-    # What these hold can be computed again.
+    # Their contents can be computed again.
     derived = {*stream.plain_tables, *map(stream.partials_table, stream.views)}
     if register:
         for name, columns, _ in wanted:
@@ -191,13 +193,13 @@ def apply(
         changes += _take_over(stream, lake, kafka) if lake.exists(stream.table) else []
     missing = {name for name, _, _ in wanted if not lake.exists(name)}
     for name, columns, _ in wanted:
-        # A ledger that was dropped is made again from what the branches say, a view's partials from the rows, and what
-        # was delivered by delivering it again.
+        # A dropped ledger is restored from the state on the branches, a view's partials from the
+        # rows, and was delivered by delivering it again.
         if name in missing and name not in derived:
             registration.require_unknown(environment, lake, name, columns.schema, stream.name)
     # Kafka first: the recorded beginning must not be older than the tables.
     first = _beginning(stream, kafka) if stream.table in missing else {}
-    # The stream's own first: only its columns can be refused, and then nothing has changed.
+    # The stream's own table first: only its columns can be refused, and then nothing has changed.
     for name, columns, by in wanted:
         owner = {OWNER: Owner(stream.name, stream.topic, kafka.cluster_id()).to_json()} if name == stream.table else {}
         if admin.create(lake, name, columns.schema, by, admin.TABLE_PROPERTIES | owner):
@@ -218,15 +220,16 @@ def apply(
     changes += guard_state(lake, stream)
     if rows := restore_ledger(lake, stream):
         changes.append(
-            f"wrote {rows} rows of {stream.hours_table} from what the branches say: it had none of these hours"
+            f"restored {rows} rows of {stream.hours_table} from the state on the branches: it had none of these hours"
         )
     return changes
 
 
 def guard_state(lake: Lake, stream: Stream) -> list[str]:
-    """Guard what the branches say against other programs' maintenance, in tables of versions before this one: move it
-    from side files to table properties, and tag the newest publishes. Any publish does so for its branches, this one
-    for those that stand still. Returns what was changed, in words. Raises Terminal, Transient."""
+    """Protect the state of the branches against other programs' maintenance, in tables of earlier
+    versions: move it from side files to table properties, and tag the newest publishes. Every
+    publish does so for its branches; this does so for branches without new publishes. Returns the
+    changes, in words. Raises Terminal, Transient."""
 
     def decide() -> Decision[None]:
         state = load_state(lake, stream.table)
@@ -239,10 +242,10 @@ def guard_state(lake: Lake, stream: Stream) -> list[str]:
     for name in (stream.dead_letters_table, *map(stream.partials_table, stream.views)):
         table = lake.load(name)
         commit = Commit(new_id(), heads(table), tuple(map(Change, BRANCHES)))
-        # One that is refused moves with the publish that was first, or the next.
+        # After a refusal, the publish that was first moves the state, or the next publish does.
         if is_unguarded(table) and lake.commit(table, commit) is Outcome.LANDED:
             guarded.append(name)
-    return [f"guarded the state of {name} against other programs' maintenance" for name in guarded]
+    return [f"protected the state of {name} against other programs' maintenance" for name in guarded]
 
 
 def _take_over(stream: Stream, lake: Lake, kafka: KafkaAdapter) -> list[str]:
@@ -254,7 +257,8 @@ def _take_over(stream: Stream, lake: Lake, kafka: KafkaAdapter) -> list[str]:
     if not take_over(lake, stream, kafka, Position.from_json(text) if text else Position("", {})):
         if before is not None and before.topic != stream.topic:
             LOG.warning(
-                "stream %s: table %s was read from topic %s, the stream's file names %s: `anabranch adopt %s` goes on "
+                "stream %s: table %s was read from topic %s, the stream's file names %s: "
+                "`anabranch adopt %s` continues "
                 "there", stream.name, stream.table, before.topic, stream.topic, stream.name,
             )  # fmt: skip
         return []
@@ -293,10 +297,9 @@ def _evolve_rows(lake: Lake, stream: Stream, columns: Columns, rolled_back: bool
 
 
 def require_columns(table: Table, stream: Stream) -> None:
-    """That the table's columns are the stream's, as this process has read its file, or those of a file that was rolled
-    back to it. Raises Terminal.
-
-    A job that runs on while its table is evolved by `apply` would write rows without what is new.
+    """Require that the table's columns are those of the stream's file as this process has read it,
+    or of a file that was rolled back to it. Raises Terminal. A job that keeps running while `apply`
+    evolves its table would write rows without the new columns.
     """
     columns = rows_columns(stream)
     have = {f.name: f for f in table.schema().fields}
@@ -310,13 +313,13 @@ def require_columns(table: Table, stream: Stream) -> None:
         f"table {name}: expected column {differs} {column_words(wanted.get(differs))}, found "
         f"{column_words(have.get(differs))}"
     )
-    remedy = f"run `anabranch apply {stream.name}`, then start again what ran before it: nothing is lost"
+    remedy = f"run `anabranch apply {stream.name}`, then restart the jobs that were started before it: nothing is lost"
     try:
         plan_evolution(name, table.schema(), columns)
     except Refused as error:
         if not is_ahead(name, table.schema(), columns):
             raise Terminal(
-                f"{difference}; nothing is lost, and `anabranch apply {stream.name}` would say: {error}"
+                f"{difference}; nothing is lost; `anabranch apply {stream.name}` fails with: {error}"
             ) from error
         remedy = f"{remedy}; {_if_rolled_back(stream)}"
     raise Terminal(f"{difference}; {remedy}")
@@ -324,6 +327,6 @@ def require_columns(table: Table, stream: Stream) -> None:
 
 def _if_rolled_back(stream: Stream) -> str:
     return (
-        f"if the stream's file was put back to an older one on purpose: `anabranch apply {stream.name} --rolled-back` "
+        f"if the stream's file was rolled back on purpose: `anabranch apply {stream.name} --rolled-back` "
         "leaves the table ahead of it"
     )

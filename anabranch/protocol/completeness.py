@@ -1,5 +1,5 @@
-"""Whether all events of a day are there: which ingest hours can hold them, by the stream's bounds, and who accepted
-them."""
+"""Whether all events of a day have arrived: the ingest hours that can contain them, by the stream's
+bounds, and which of these are accepted."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ _MOMENT = timedelta(microseconds=1)
 
 @dataclass(frozen=True)
 class EventTimeCompleteness:
-    """The ingest hours `first` to `last`, both included, can hold events of a time; `last` is None where nothing says
-    how late an event may come. `accepted` of them are; `waiting` are sealed and are not; from `open` on they are not
-    sealed yet. `complete_at` is when the last of them ends, and so the earliest that all can be there."""
+    """The ingest hours `first` to `last`, both included, that can contain events of a time; `last`
+    is None where the stream has no bound for late events. `accepted`: the number of accepted hours.
+    `waiting`: sealed hours that are not accepted. `open`: the first hour that is not sealed yet.
+    `complete_at`: when the last hour ends, the earliest time at which all events can have
+    arrived."""
 
     stream: str
     event_time: str
@@ -48,7 +50,8 @@ def parse_event_time(text: str) -> tuple[datetime, datetime]:
 
 
 def plan_hours(bounds: EventTime, start: datetime, end: datetime) -> tuple[str | None, str | None]:
-    """The first and the last ingest hour that can hold an event of `[start, end)`; None where nothing bounds it. Pure.
+    """The first and the last ingest hour that can contain an event of `[start, end)`; None where
+    there is no bound. Pure.
 
     An hour takes events from `past` before its start to `future` after its end, both included.
     """
@@ -62,9 +65,9 @@ def plan_hours(bounds: EventTime, start: datetime, end: datetime) -> tuple[str |
 
 
 def plan_open_spans(bounds: EventTime, state: State) -> list[tuple[datetime, datetime | None]] | None:
-    """The spans of event time, both ends included, of which hours that are not accepted can hold events, in order and
-    apart from each other; None for the end of one that nothing bounds, and in place of all where nothing says how late
-    an event may come. Pure.
+    """The disjoint spans of event time, both ends included and in order, that hours which are not
+    accepted can contain events of. The end of an unbounded span is None; the result is None where
+    the stream has no bound for late events. Pure.
 
     A time is complete when it touches none of them: `plan_hours`, seen from the hours.
     """
@@ -85,14 +88,13 @@ def plan_open_spans(bounds: EventTime, state: State) -> list[tuple[datetime, dat
 
 
 def completeness(stream: Stream, state: State, text: str) -> EventTimeCompleteness:
-    """Whether every hour that can hold events of a day, or an hour, of event time is accepted. Pure.
-
-    Raises ConfigurationError for a stream without an event time, and for a text that is no time.
+    """Whether every hour that can contain events of a day, or an hour, of event time is accepted.
+    Pure. Raises ConfigurationError for a stream without an event time, and for a text that is not a
+    time.
     """
     if stream.event_time is None:
         raise ConfigurationError(
-            f"stream {stream.name}: expected `event_time:` in its file, which says how late an event may come, "
-            "found none"
+            f"stream {stream.name}: expected `event_time:` in its file, the bound for late events, found none"
         )
     start, end = parse_event_time(text)
     earliest, last = plan_hours(stream.event_time, start, end)
@@ -122,7 +124,7 @@ def print_completeness(view: EventTimeCompleteness, output: str) -> None:
         return
     rows: list[tuple[str, object]] = [
         ("events of", view.event_time),
-        ("can be in the hours", f"{view.first} to {view.last or 'any to come: the stream has no event_time.past'}"),
+        ("can be in the hours", f"{view.first} to {view.last or 'no bound: the stream has no event_time.past'}"),
         ("accepted", view.accepted),
         ("sealed, not accepted", ", ".join(view.waiting) or "none"),
         ("not sealed yet", f"from {view.open} on" if view.open is not None else "none"),

@@ -1,4 +1,5 @@
-"""Coverage: what of an hour a layer's rows account for, by what the table says. Pure."""
+"""Coverage: the part of an hour that a layer's rows account for, by the state of the table.
+Pure."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ def unread_ranges(state: State, hour: str, cut: Cut) -> Ranges:
     if state.timeline.is_skipped(hour):
         return dict(cut.ranges)
     if hour < state.timeline.since:
-        return {}  # adopting counted what was not read to its end as skipped
+        return {}  # adopt counted hours that were not read to their ends as skipped
     return behind(cut, state.position.offsets)
 
 

@@ -1,10 +1,11 @@
 """Dead letters: their table follows the rows' publish, which names the staged files.
 
-The two tables cannot move in one commit. The rows' commit is authoritative; the one that follows it is remembered by
-id, and the next process rolls a missing one forward. What it names waits for as long as it takes: a branch protects
-its snapshot from every expiry. Should the snapshot be gone all the same, copies of its files are published, since
-whoever expired it deletes the files. Files that are gone block nobody: that is logged once, and the batch layer
-restates an hour of its own that lacks them.
+The two tables cannot move in one commit. The rows' commit is authoritative; the one that follows it
+is remembered by id, and the next process rolls a missing one forward. Staged dead letters wait
+without a limit: a branch protects their snapshot from expiry. If the snapshot is gone all the same,
+copies of its files are published, since the program that expired it deletes the files. Missing
+files do not block publishes: the loss is logged once, and the batch layer restates its hours that
+lack them.
 """
 
 from __future__ import annotations
@@ -55,15 +56,15 @@ _CHUNK = 1 << 20
 
 
 def waiting_speed(staged: Staged, now: datetime) -> dict[str, Any]:
-    """What the speed layer's rows publish says about the dead letters of its micro-batch."""
+    """The entry of a speed publish for the dead letters of its micro-batch."""
     return {"id": staged.wap_id, "at": now.isoformat(), "layer": "speed", "paths": [f.file_path for f in staged.files]}
 
 
 def waiting_batch(
     staged: Staged | None, hour: str, revision: int, now: datetime, id: str | None = None
 ) -> dict[str, Any]:
-    """What the batch layer's rows publish says about the dead letters of its hour; without any, the hour is emptied,
-    under `id`."""
+    """The entry of a batch publish for the dead letters of its hour; without any, the hour is
+    emptied, under `id`."""
     paths = [f.file_path for f in staged.files] if staged is not None else []
     wap_id = staged.wap_id if staged is not None else id or new_id()
     return {
@@ -72,7 +73,8 @@ def waiting_batch(
 
 
 def waiting_served(hour: str, layer: Layer, now: datetime, id: str | None = None) -> dict[str, Any]:
-    """What a swap of an hour to another layer says: its dead letters in `main` become that layer's."""
+    """The entry of a swap to another layer: the hour's dead letters in `main` become that
+    layer's."""
     return {"id": id or new_id(), "at": now.isoformat(), "layer": "main", "hour": hour, "served": layer, "paths": []}
 
 
@@ -119,9 +121,9 @@ def is_done(table: Table, item: Mapping[str, Any]) -> bool:
 def plan_changes(
     state: State, item: Mapping[str, Any], files: tuple[DataFile, ...], hour_of: Mapping[str, str]
 ) -> tuple[Change, ...]:
-    """What a set of dead letters that is due changes: `files` are its own, `hour_of` names their hours by path. Pure.
-
-    Nothing for a swap of an hour that another layer serves by now: the swap since then stands for this.
+    """The changes of a due set of dead letters: `files` are its own, `hour_of` maps their paths to
+    hours. Pure. No changes for a swap of an hour that another layer serves by now: a later swap
+    replaces this one.
     """
     layer, hour = item["layer"], item.get("hour")
     if layer == "main":
@@ -171,7 +173,9 @@ def is_named(state: State, staged: Staged) -> bool:
 def discard(lake: Lake, stream: Stream, staged: Staged) -> None:
     """Forget staged dead letters that their publisher will not publish, unless a publish of rows names them."""
     if is_named(load_state(lake, stream.table), staged):
-        LOG.info("dead letters %s of %s: a publish names them, they stay", staged.wap_id, stream.dead_letters_table)
+        LOG.info(
+            "dead letters %s of %s: kept, since a publish refers to them", staged.wap_id, stream.dead_letters_table
+        )
         return
     lake.discard(stream.dead_letters_table, staged)
 
@@ -264,14 +268,14 @@ def _copy_of(path: str) -> str:
 
 
 def _from_footer(table: Table, path: str) -> DataFile:
-    """A file as a manifest would have it: its partition, counts and bounds stand in its own footer."""
+    """A file as a manifest entry: its own footer contains the partition, counts and bounds."""
     data_file = parquet_file_to_data_file(table.io, table.metadata, path)
     data_file.spec_id = table.metadata.default_spec_id
     return data_file
 
 
 def _staged(table: Table, id: str) -> Staged | None:
-    """What is staged under an id; None too when storage lacks its manifests."""
+    """The staged snapshot of an id; None also when storage lacks its manifests."""
     try:
         return find_staged(table, id)
     except Transient as error:
@@ -289,6 +293,7 @@ def _is_published(table: Table, branch: str, files: tuple[DataFile, ...], paths:
 
 
 def remembered_ids(before: list[str], id: str, waiting: Collection[str]) -> list[str]:
-    """The ids that a branch remembers as done once `id` is: those that still wait are never forgotten. Pure."""
+    """The ids that a branch remembers as done once `id` is done; waiting ids are never forgotten.
+    Pure."""
     ids = [*before, id]
     return [i for n, i in enumerate(ids) if i in waiting or n >= len(ids) - _REMEMBERED]

@@ -1,7 +1,7 @@
-"""The history of hours: every decision about them, what changed between revisions, and which of those can be read.
-
-A restatement tags `main` as it was before; the tag's name is `<hour>-r<revision>`. Whether the tag shows that revision
-is asked of the tagged snapshot itself: an hour that an operator had given to the speed layer then shows its rows.
+"""The history of hours: every decision, the changes between revisions, and which revisions can
+still be read. A restatement tags `main` as it was before; the tag's name is `<hour>-r<revision>`.
+The tagged snapshot itself shows whether it contains that revision: if an operator had assigned the
+hour to the speed layer, it contains the speed layer's rows.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _readable(table: str, row: LedgerRow, newest: int, tag: Tagged | None) -> tu
     if row.revision == newest:
         return None, query, "it is the newest revision"
     if tag is None:
-        return None, None, "no longer: its tag's age has ended"
+        return None, None, "no longer: its tag has expired"
     if row.good is not None and tag.rows != row.good:
         return tag.name, None, f"no: its tag shows {tag.rows} rows, the revision had {row.good}"
     until = f" until {tag.until:%F %T} UTC" if tag.until is not None else ""
@@ -132,14 +132,15 @@ def _readable(table: str, row: LedgerRow, newest: int, tag: Tagged | None) -> tu
 
 
 def changed_values(before: LedgerRow, after: LedgerRow) -> dict[str, list[Any]]:
-    """What two revisions say otherwise: `{name: [before, after]}`, as JSON has the values. Pure."""
+    """The values that differ between two revisions: `{name: [before, after]}`, as JSON values.
+    Pure."""
     one, other = before.as_columns(), after.as_columns()
     pairs = {name: [one.get(name), other.get(name)] for name in _COMPARED}
     return {name: pair for name, pair in pairs.items() if (pair[0] or 0) != (pair[1] or 0)}
 
 
 def changed_words(changed: Mapping[str, Sequence[Any]]) -> str:
-    """What changed between two revisions, in words: `good 40 to 41 (+1)`."""
+    """The changes between two revisions, in words: `good 40 to 41 (+1)`."""
     parts = []
     for name, (one, other) in changed.items():
         if isinstance(one, int | None) and isinstance(other, int | None):

@@ -1,8 +1,9 @@
-"""Deliveries: which accepted hour was delivered to which target of egress, append-only, beside the stream's tables.
+"""Deliveries: which accepted hour was delivered to which target of egress, append-only, beside the
+stream's tables.
 
-The newest row of a target is its position: the token of the changes (`serving_layer.changes`) to go on from. A row that
-a crash kept from being written, and a table that was lost, are made good by delivering again, which changes nothing at
-the target.
+The newest row of a target is its position: the token of the changes (`serving_layer.changes`) to go
+on from. Delivering again restores a row that a crash prevented, and a lost table; it changes
+nothing at the target.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ class Delivery:
 
 
 def record(lake: Lake, name: str, delivery: Delivery) -> None:
-    """Write a delivery that the table does not hold yet. Raises Transient, Terminal for a table that is not there."""
+    """Write a delivery that the table does not contain yet. Raises Transient, or Terminal for a
+    missing table."""
 
     def missing(table: Table) -> pa.Table | None:
         with lake_errors(f"read table {name}"):
@@ -86,8 +88,8 @@ def record(lake: Lake, name: str, delivery: Delivery) -> None:
 
 
 def newest(lake: Lake, name: str, target: str, place: str) -> Delivery | None:
-    """The newest delivery to a target that is there; None for none. Raises Transient, Terminal for a table that is not
-    there."""
+    """The newest delivery to a target; None for none. Raises Transient, or Terminal for a missing
+    table."""
     table = lake.load(name)
     recent = max(0, table.metadata.next_sequence_number() - _RECENT)
     with lake_errors(f"read table {name}"):

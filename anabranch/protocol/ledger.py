@@ -87,7 +87,7 @@ BULKY = ("partitions", "sources", "quality", "diff", "cut", "run", "unknown")
 ACT_COLUMNS = (
     "sequence", "decision_id", "hour", "decision", "revision", "served", "reason", "code_version", "recorded_at", "act",
 )  # fmt: skip
-"""What is read of the rows that follow from operators' acts."""
+"""The columns to read of rows that follow from operators' acts."""
 
 _ORDER = attrgetter("sequence", "recorded_at", "hour", "decision_id")
 _AT_ONCE = 1_000  # decisions in one commit
@@ -157,7 +157,7 @@ class Ledger:
         known: set[str] = set()
 
         def missing(table: Table) -> pa.Table | None:
-            # Asked again by every attempt: another process may have restored the same rows.
+            # Recomputed by every attempt: another process may have restored the same rows.
             known.update(_known(table, wanted))
             rows = plan_missing(wanted, known)
             for row in rows:
@@ -236,7 +236,7 @@ class Ledger:
         last = last_accepted(self.history([hour]))
         if last is None:
             raise Refused(
-                f"hour {hour}: expected its cut in the ledger {self._name}, found none; the hour stays as it is: set "
+                f"hour {hour}: expected its cut in the ledger {self._name}, found none; the hour is unchanged: roll "
                 "the ledger back to a snapshot that has it"
             )
         return last
@@ -249,7 +249,8 @@ class Ledger:
         return plan_remembering(state, hours, lambda hour: self.accepted(state, hour))
 
     def accepted_partitions(self, hour: str) -> Mapping[int, Account]:
-        """The account of each partition in the accepted revision of an hour; nothing when the ledger does not say."""
+        """The account of each partition in the accepted revision of an hour; empty when the ledger
+        does not contain it."""
         row = newest(self.history([hour])).get(hour)
         return (row.partitions if row is not None else None) or {}
 
@@ -308,7 +309,7 @@ def _decided_last(rows: pa.Table) -> dict[str, tuple[datetime, str]]:
 
 @dataclass(frozen=True)
 class Acceptance:
-    """That a revision of an hour was accepted: by the id of the decision, which no other has."""
+    """An accepted revision of an hour, with the unique id of its decision."""
 
     hour: str
     revision: int

@@ -142,8 +142,8 @@ class UnknownField:
 
 @dataclass(frozen=True, slots=True)
 class UnknownFields:
-    """How many of an hour's good records hold fields that the schema does not know, and which: the most frequent by
-    name; `others` is how many more names there were."""
+    """The number of an hour's good records with fields that the schema does not contain, and the
+    most frequent of these fields by name; `others` counts the remaining names."""
 
     records: int
     fields: tuple[UnknownField, ...] = ()

@@ -1,8 +1,9 @@
-"""What the jobs measured, as totals by layer, in a property of `main`'s snapshots that every publish carries on.
+"""Measurements of the jobs, as totals by layer, in a property of `main`'s snapshots that every
+publish carries on.
 
-A publish records its durations in its own commit. So the totals count each publish that landed once, outlive the
-process, and do not depend on snapshots that expire. They start at zero with the table, or with a `main` that was
-recreated.
+A publish records its durations in its own commit. So the totals count each publish that landed
+once, outlive the process, and do not depend on snapshots that expire. They start at zero with the
+table, or with a `main` that was recreated.
 """
 
 from __future__ import annotations
@@ -105,7 +106,8 @@ class Measured:
 
 
 def read_measured(text: str | None) -> dict[Layer, Measured]:
-    """By layer, what a value of the property says; of a layer that measured nothing yet, nothing. Pure."""
+    """The measurements in a value of the property, by layer; without layers that have none yet.
+    Pure."""
     return {layer: Measured.from_json(data) for layer, data in json.loads(text or "{}").items()}
 
 

@@ -1,4 +1,5 @@
-"""Taking a table over: writing the stream that reads it into a table that has no owner, or a renamed one."""
+"""Record the owner of a table: the stream that reads it, in a table without an owner or with a
+renamed one."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ def take_over(lake: Lake, stream: Stream, kafka: KafkaAdapter, position: Positio
         if topic.id != position.topic_id:
             raise AnotherStreamsTable(
                 f"streams/{stream.name}.yaml: table {stream.table}: expected a table that was read from topic "
-                f"{stream.topic} (id {topic.id}), found that its position is one of topic id {position.topic_id}; "
+                f"{stream.topic} (id {topic.id}), found a position of topic id {position.topic_id}; "
                 "nothing was changed. If the table is another stream's: give `table:` another name. If the topic was "
                 f"deleted and made again, or moved to another cluster: run `anabranch adopt {stream.name}`"
             )

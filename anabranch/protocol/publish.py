@@ -172,7 +172,7 @@ def to_commit(state: State, publish: Publish, now: datetime) -> Commit:
             properties[key] = json.dumps([*waiting, *new], default=str)
         changes.append(replace(change, properties=properties))
     if not merged and content != state.content:
-        raise ValueError("a publish that changes rows of a layer has to say what main becomes")
+        raise ValueError("a publish that changes rows of a layer has to contain main's changes")
     gone = expired_tags(state.table, now)
     return Commit(
         id=publish.id,

@@ -35,10 +35,9 @@ class Publisher:
         return self._confirmed
 
     def recover(self, state: State | None = None) -> State:
-        """Finish what an earlier publisher, of either layer, left half done: the merge, dead letters, ledger rows.
-
-        Returns the state that the job goes on from; a step that has just ended passes its `state` instead of another
-        load. Raises Transient.
+        """Finish the incomplete work of an earlier publisher of either layer: the merge, dead
+        letters, ledger rows. Returns the state that the job continues from; a step that has just
+        ended passes its `state` instead of another load. Raises Transient.
         """
         if state is None or merge.needs_merge(state):
             state = merge.merge(self.lake, self.stream).state

@@ -1,8 +1,8 @@
-"""A stream's file that was rolled back: its table keeps the newer columns, and what the older file writes fits in them.
-
-Columns are never taken away, so a table that was evolved is ahead of the file that it had before. `apply --rolled-back`
-writes down, as a property of the table, the columns of the file that was put back on purpose; jobs with just these
-columns go on, and their rows have null in what is newer. Any other job that knows less than the table ends.
+"""A stream's file that was rolled back: its table keeps the newer columns, and rows of the older
+file fit in them. Columns are never removed, so an evolved table is ahead of the stream's earlier
+file. `apply --rolled-back` records the columns of the restored file in a table property. Jobs with
+exactly these columns continue, and their rows have null in newer columns. Any other job whose file
+has fewer columns than the table ends.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def column_words(f: NestedField | None) -> str:
 
 
 def columns_said(schema: Schema) -> str:
-    """Columns as the property says them; their order is of no account."""
+    """Columns as the property lists them, in any order."""
     return json.dumps({f.name: column_words(f) for f in schema.fields}, sort_keys=True)
 
 
@@ -68,7 +68,7 @@ def roll_back(lake: Lake, name: str, wanted: Columns) -> list[str]:
 
 
 def roll_forward(lake: Lake, name: str) -> list[str]:
-    """Forget that a file was rolled back; returns what was changed, in words. Raises Transient."""
+    """Delete the record of a rolled-back file; returns the changes, in words. Raises Transient."""
     if ROLLED_BACK not in lake.load(name).properties:
         return []
     _change(lake, name, Commit(new_id(), {}, (), remove_properties=(ROLLED_BACK,)))

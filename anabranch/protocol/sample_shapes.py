@@ -1,4 +1,5 @@
-"""What a value of an unknown field looks like, without what it says: it may be a secret, and the ledger keeps it."""
+"""The shape of a value of an unknown field, without its contents: it may be a secret, and the
+ledger stores it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Sealing: deciding where ended hours end, over what the speed layer has published and what Kafka says, once."""
+"""Sealing: decide once where ended hours end, from the speed layer's publishes and Kafka's
+answers."""
 
 from __future__ import annotations
 
@@ -143,9 +144,9 @@ def _look_behind(
     now: datetime,
     seen: Seen | None,
 ) -> dict[int, Stamped | None]:
-    """By partition, the record from which on the log was received at `moment` or later, as most stamps there say.
-
-    `stamps` is what Kafka's time index says; what lies below `lows` is decided, and what lies behind `ends` is not.
+    """By partition, the first record received at `moment` or later, by the majority of the stamps
+    around it. `stamps`: the answers of Kafka's time index. Offsets below `lows` are decided,
+    offsets behind `ends` are not.
     """
     seen = {} if seen is None else seen
     if sum(map(len, seen.values())) > _SEEN_AT_MOST:
@@ -166,7 +167,8 @@ def _look_behind(
 
 
 def first_after(kafka: OffsetSource, topic: Topic, moment: datetime) -> dict[int, Stamped | None]:
-    """By partition, the record from which on the whole log was received at `moment` or later, as most stamps say.
+    """By partition, the first record from which the whole log was received at `moment` or later, by
+    the majority of stamps.
 
     A stamp later than the clock counts too: a record that came since must not be passed over.
     """
@@ -256,7 +258,7 @@ def plan_sealing(decided: ResolvedState, grace: timedelta, id: str) -> Publish |
 
 
 def _read_from(state: State) -> str:
-    """The cluster that the stream's table was read from; empty where it does not say."""
+    """The cluster that the stream's table was read from; empty where it is not recorded."""
     owner = read_owner(state.table) if state.table is not None else None
     return owner.cluster_id if owner is not None else ""
 
@@ -268,7 +270,8 @@ def _fits(position: Position, topic: Topic) -> bool:
 
 @dataclass(frozen=True)
 class Sealed:
-    """What a seal ended with: the hours that it sealed, oldest first, and the state in which none is left to seal."""
+    """The result of a seal: the hours that it sealed, oldest first, and the state without hours
+    left to seal."""
 
     hours: tuple[str, ...]
     state: State
@@ -308,10 +311,10 @@ def seal(publisher: Publisher, kafka: KafkaAdapter) -> Sealed:
 
 
 def require_ended(stream: Stream, lake: Lake, named: Iterable[str], now: datetime | None = None) -> None:
-    """None of the `named` hours is still open. Needs no Kafka and changes nothing.
+    """Require that the `named` hours have ended. Needs no Kafka and changes nothing.
 
-    The table is loaded only for an hour that has not ended by the clock: `anabranch adopt` may have sealed it early.
-    Raises NotYet.
+    The table is loaded only for an hour that has not ended by the clock: `anabranch adopt` may have
+    sealed it early. Raises NotYet.
     """
     now = now or datetime.now(UTC)
     running = [hour for hour in sorted(named) if _sealable_from(stream, hour) > now]
@@ -330,13 +333,13 @@ def _sealable_from(stream: Stream, hour: str) -> datetime:
 def _open(stream: Stream, hour: str) -> NotYet:
     return NotYet(
         f"hour {hour}: expected it to be sealed, found it open; it can be sealed from "
-        f"{_sealable_from(stream, hour):%F %T} UTC on: run it again then"
+        f"{_sealable_from(stream, hour):%F %T} UTC: run it again then"
     )
 
 
 def require_sealed(state: State, stream: Stream, hour: str) -> None:
-    """That `hour` is sealed. Raises ConfigurationError for an hour before the first, NotYet for one that has not ended,
-    grace included."""
+    """Require that `hour` is sealed. Raises ConfigurationError for an hour before the first, NotYet
+    for one that has not ended, grace included."""
     if hour < state.timeline.first:
         raise ConfigurationError(
             f"hour {hour}: expected an hour from {state.timeline.first} on, where stream {stream.name} begins"

@@ -1,7 +1,7 @@
-"""Where an operator has a stream begin in a log that it never read: its earliest record, its end, a time, or offsets.
-
-The choice is the operator's alone. A topic that was deleted and made again is read from its earliest record; a topic
-that mirrors one which was read has the same records again, so it is read from where the first one was left.
+"""The start that an operator chooses in a log that the stream never read: its earliest record, its
+end, a time, or offsets. Only an operator can choose. A topic that was deleted and made again is
+read from its earliest record; a topic that mirrors one which was read has the same records again,
+so it is read from where the first one was left.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ _OFFSETS = re.compile(r"\d+=\d+(,\d+=\d+)*")
 
 @dataclass(frozen=True)
 class Log:
-    """A topic's log as Kafka has it: by partition, the oldest offset that it holds, and its last stable offset."""
+    """A topic's log in Kafka: by partition, the oldest available offset and the last stable
+    offset."""
 
     topic: Topic
     starts: Offsets
@@ -28,13 +29,14 @@ class Log:
 
     @property
     def records(self) -> int:
-        """How many offsets it holds: as many records, but for what is compacted, aborted or a transaction's marker."""
+        """The number of offsets in the log: its records, plus compacted and aborted records and
+        transaction markers."""
         return sum(max(0, end - self.starts.get(p, 0)) for p, end in self.ends.items())
 
 
 @dataclass(frozen=True)
 class StartChoice:
-    """What `--from` says; `when` and `offsets` belong to the kinds of these names."""
+    """The value of `--from`; `when` and `offsets` belong to the kinds of these names."""
 
     kind: Literal["earliest", "latest", "time", "offsets"]
     when: datetime | None = None
@@ -91,7 +93,7 @@ def resolve_start(choice: StartChoice, kafka: KafkaAdapter, log: Log) -> Offsets
 
 
 def question(stream: str, kafka: KafkaAdapter, position: Position, log: Log) -> str:
-    """Why an operator has to choose where to begin, with what speaks for each choice."""
+    """The reason that an operator has to choose where to begin, and when each choice applies."""
     now_ms = int(datetime.now(UTC).timestamp() * 1000)
     stamp = kafka.oldest_stamp(log.topic, log.starts, log.ends, 0, now_ms)
     oldest = f"{datetime.fromtimestamp(stamp / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}" if stamp is not None else "unknown"
@@ -102,7 +104,7 @@ def question(stream: str, kafka: KafkaAdapter, position: Position, log: Log) -> 
         f"adopt topic {log.topic.name}: expected topic id {position.topic_id}, which was read up to "
         f"{to_text(position.offsets)}, or an id that was read before, found id {log.topic.id} with {log.records} "
         f"records, the oldest of {oldest}; nothing was changed. If `topic:` or kafka.bootstrap_servers name the wrong "
-        "topic or cluster: correct them. Otherwise say where to begin: "
+        "topic or cluster: correct them. Otherwise choose where to begin: "
         f"`anabranch adopt {stream} --from earliest` when the topic was deleted and made again and all of it is new; "
         f"`--from {to_text(mirrored)}` when it mirrors the former topic offset by offset; `--from TIME` when it "
         "mirrors it otherwise; `--from latest` when none of its records are wanted"

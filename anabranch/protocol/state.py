@@ -1,8 +1,7 @@
-"""What a stream's table says about itself: one load of its metadata, read into values.
-
-Each branch is the truth about its own rows: `speed` about the position, `batch` about what is accepted, `main` about
-overrides. What they say is on `main` too, where a branch that is lost begins again. The timeline of hours is written
-with every publish, and the newest one counts.
+"""The state of a stream's table: one load of its metadata, read into values. Each branch is
+authoritative for its own rows: `speed` for the position, `batch` for accepted hours, `main` for
+overrides. `main` has a copy of the state of all branches, from which a lost branch is recreated.
+The timeline of hours is written with every publish, and the newest one counts.
 """
 
 from __future__ import annotations
@@ -42,9 +41,9 @@ LOST = "anabranch.lost"
 
 @dataclass(frozen=True)
 class Accepted:
-    """An hour that the batch branch holds. `by_choice`: an operator accepted it in spite of its rules. `unread` are
-    the hours of its look-back that the speed layer served, and had not read to their ends, when its duplicates were
-    dropped: it is decided again once they are read."""
+    """An accepted hour of the batch branch. `by_choice`: an operator accepted it in spite of its
+    rules. `unread`: the hours of its look-back that the speed layer served and had not read to
+    their ends when its duplicates were dropped; the hour is rebuilt once they are read."""
 
     revision: int
     cut: Cut
@@ -64,10 +63,9 @@ class Accepted:
 
 @dataclass(frozen=True)
 class State:
-    """A stream's table as one load of it says. Everything that a decision needs, and the heads that it rests on.
-
-    `retained_hours` names the hours whose rows in `main` the last merge kept, since the layer that should serve them
-    does not cover them: those rows are not that layer's.
+    """The state of a stream's table, by one load: everything that a decision needs, and the heads
+    that it requires. `retained_hours`: the hours whose rows in `main` the last merge kept, since
+    the layer that should serve them does not cover them; those rows are not of that layer.
     """
 
     table: Table
@@ -98,7 +96,8 @@ class State:
         return self.is_sealed(hour) and hour < self.settled_before and hour not in self.timeline.sealed
 
     def served_by(self, hour: str) -> Layer:
-        """Who serves the hour: what an operator said, else batch once it has accepted the hour, else speed."""
+        """The layer that serves the hour: an operator's override, else batch once it has accepted
+        the hour, else speed."""
         return self.overrides.get(hour) or ("batch" if self.is_accepted(hour) else "speed")
 
     @property
@@ -108,8 +107,8 @@ class State:
 
 
 def plan_after(state: State, changes: Iterable[Change], timeline: Timeline, position: Position | None) -> State:
-    """What the table says once a publish of these has landed, for what is derived from it: position, timeline, accepted
-    hours, overrides and kept hours. All else is as before. Pure."""
+    """The state once a publish of these has landed, for derived values: position, timeline,
+    accepted hours, overrides and retained hours. Everything else is unchanged. Pure."""
     said = {change.branch: change.properties for change in changes}
     batch, main = said.get("batch", {}), said.get("main", {})
     return replace(
@@ -160,15 +159,15 @@ def read_state(table: Table) -> State:
 
 
 def state_of(table: Table, snapshot_id: int) -> State:
-    """What `main` said when one of its snapshots was its head, of the other branches too as far as it says that.
-
-    Raises Terminal for a snapshot of another kind. For readers: no decision rests on it.
+    """The state that `main` had when one of its snapshots was its head, with the other branches as
+    far as it records them. Raises Terminal for a snapshot of another kind. For readers, not for
+    decisions.
     """
     properties = snapshots.snapshot_properties(table, snapshot_id)
     if not properties.keys() >= {POSITION, TIMELINE}:
         raise Terminal(
-            f"table {'.'.join(table.name())}: expected snapshot {snapshot_id} to say what main serves, found that it "
-            "says nothing of hours; name a tag or a snapshot of main"
+            f"table {'.'.join(table.name())}: expected snapshot {snapshot_id} to be one of main, found none of the "
+            "hours' state in it; name a tag or a snapshot of main"
         )
     return State(
         table=table,
@@ -188,11 +187,10 @@ def state_of(table: Table, snapshot_id: int) -> State:
 
 
 def read_accepted(properties: Mapping[str, Mapping[str, str]]) -> tuple[dict[str, Accepted], dict[str, Cut]]:
-    """The hours whose rows the batch branch holds as accepted, and the cuts of those that it lost and that wait again.
-
-    `main` says what is accepted too. A batch branch that was made again from it holds what `main` served then: the
-    accepted hours stay accepted, but for those that an override had given to the speed layer. One that was set back
-    lacks the hours accepted since.
+    """The accepted hours whose rows the batch branch contains, and the cuts of hours that it lost
+    and that wait again. `main` lists the accepted hours too. A batch branch recreated from `main`
+    contains the rows that `main` served then: hours stay accepted, except those that an override
+    had assigned to the speed layer. A branch that was rolled back lacks the hours accepted since.
     """
     batch, settled = _accepted(properties["batch"]), properties["batch"].get(SETTLED, "")
     known = _accepted(properties["main"]) | batch
@@ -212,18 +210,19 @@ def _accepted_of(text: str) -> Mapping[str, Accepted]:
     return {h: Accepted.from_dict(a) for h, a in json.loads(text).items()}
 
 
-# How many accepted hours a branch remembers one by one; the ledger holds all.
+# Accepted hours that a branch lists one by one; the ledger has all of them.
 REMEMBERED_HOURS = 48
 
 
 def accepted_properties(state: State, hours: Mapping[str, Accepted]) -> dict[str, str]:
-    """The batch branch's properties after it accepted `hours`: the remembered hours, and how far they are forgotten.
+    """The batch branch's properties after it accepted `hours`: the remembered hours, and how far
+    they are forgotten.
 
-    An hour is forgotten once it is two days behind, and the speed layer is past it; not by the publish that accepts or
-    restates it, nor while dead letters or decisions of it wait, which follow that publish: asking for a forgotten
-    hour's revision finds it in the ledger; not while an override gives it to the speed layer, since a batch branch
-    made again from `main` then lacks its rows; and not while it waits to be decided again, which the ledger does not
-    say.
+    An hour is forgotten once it is two days behind, and the speed layer is past it; not by the
+    publish that accepts or restates it, nor while dead letters or decisions of it wait, which
+    follow that publish: asking for a forgotten hour's revision finds it in the ledger; not while an
+    override gives it to the speed layer, since a batch branch made again from `main` then lacks its
+    rows; and not while it waits to be rebuilt, which the ledger does not record.
     """
     accepted = state.accepted | dict(hours)
     settled = state.settled_before
@@ -246,10 +245,10 @@ REMEMBERED_LOSSES = 200
 
 
 def lost_entries(state: State, new: Sequence[Mapping[str, Any]]) -> str:
-    """What the speed branch says is lost, with what is lost now, oldest first.
-
-    However long records are lost, it stays short: of older losses it says one for the same hours, with the span and the
-    count of their offsets, and none of accepted hours, whose account is in the ledger. Pure.
+    """The losses recorded on the speed branch, with the new ones, oldest first. The list stays
+    short however long records are lost: older losses of the same hours become one entry with the
+    span and the count of their offsets, and losses of accepted hours are removed, since the ledger
+    has their account. Pure.
     """
     entries = [*json.loads(state.branch_properties["speed"].get(LOST, "[]")), *new]
     folded: dict[tuple[str, ...], dict[str, Any]] = {}
@@ -266,7 +265,7 @@ def lost_entries(state: State, new: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _union(properties: Iterable[Mapping[str, str]], key: str) -> tuple[dict[str, Any], ...]:
-    """What waits under `key` on any branch, each id once, oldest first."""
+    """The entries that wait under `key` on any branch, each id once, oldest first."""
     items: dict[str, dict[str, Any]] = {}
     for branch in properties:
         for item in json.loads(branch.get(key, "[]")):
@@ -288,8 +287,8 @@ def check_topic(position: Position, topic: Topic | None, name: str, read_from: s
         raise PositionError(_another_log(position, topic, name, read_from))
     if lost := sorted(set(position.offsets) - set(topic.partitions)):
         raise PositionError(
-            f"topic {name}: expected partition {lost[0]}, found only {len(topic.partitions)} partitions; Kafka takes "
-            "none away: check that kafka.bootstrap_servers names the cluster that the stream was read from"
+            f"topic {name}: expected partition {lost[0]}, found only {len(topic.partitions)} partitions; Kafka never "
+            "removes partitions: check that kafka.bootstrap_servers names the cluster that the stream was read from"
         )
     bound = Position(topic.id, position.offsets)
     return bound.with_partitions(topic.partitions)
@@ -302,7 +301,7 @@ def _another_log(position: Position, topic: Topic, name: str, read_from: str) ->
     return (
         f"topic {name}: expected id {position.topic_id}{former}, read up to {sum(position.offsets.values())} offsets "
         f"in {len(position.offsets)} partitions, found id {topic.id}{cluster}{records}: it was deleted and made again, "
-        "or `topic:` or kafka.bootstrap_servers name the wrong topic or cluster; nothing of it is read, and "
+        "or `topic:` or kafka.bootstrap_servers name the wrong topic or cluster; none of it is read, and "
         "published rows stay served. If the wrong one is named: correct the configuration and start the job again. "
         "Else: run `anabranch adopt`, which shows the topic's offsets and asks where to begin"
     )

@@ -1,8 +1,9 @@
-"""Adoption: going on in another log than the position's, or in the same log after it lost its end.
+"""Adoption: continue in another log than the position's, or in the same log after it lost its end.
 
-The current hour is sealed at the position, so that no hour mixes two logs; the next one begins in the new log.
-Published rows stay served. The table remembers where the old log ends: when its topic id comes back, the stream
-continues there. A topic id that was never read and has records is adopted only from where the operator chooses.
+The current hour is sealed at the position, so that no hour mixes two logs; the next one begins in
+the new log. Published rows stay served. The table remembers where the old log ends: when its topic
+id comes back, the stream continues there. A topic id that was never read and has records is adopted
+only from where the operator chooses.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Adopted:
-    """What an adoption decides: where the stream goes on, the hours that it seals, and what no one holds, by hour."""
+    """The decision of an adoption: where the stream continues, the hours that it seals, and the
+    lost offsets by hour."""
 
     timeline: Timeline
     position: Position
@@ -76,7 +78,7 @@ def plan_begins(
         raise Refused(
             f"adopt topic {log.topic.name}: expected --from at or behind {to_text(begins)}, where reading topic id "
             f"{log.topic.id} ended with hour {left.hour}, found {(chosen or {})[below[0]]} for partition {below[0]}: "
-            "records would be published twice; nothing was changed: leave out --from to go on there"
+            "records would be published twice; nothing was changed: leave out --from to continue there"
         )
     return begins | (chosen or {})
 
@@ -91,7 +93,8 @@ def _lost_ends(reached: Offsets, ends: Offsets, unpublished: Mapping[int, Stampe
 
 
 def must_choose(timeline: Timeline, position: Position, log: Log) -> bool:
-    """Whether only an operator can say where to begin: the log holds records, and nothing of it was read. Pure."""
+    """Whether an operator has to choose where to begin: the log has records, and none of them was
+    read. Pure."""
     is_new = position.topic_id not in ("", log.topic.id) and timeline.left_at(log.topic.id) is None
     return is_new and log.records > 0
 
@@ -142,8 +145,8 @@ def plan_adopt(
 
 
 def gone_from_kafka(timeline: Timeline, topic_id: str, hour: str, cut: Cut) -> str | None:
-    """Why Kafka cannot give an hour's cut to a stream that reads `topic_id`, or None: its log is another one, or
-    restarted below one of the cut's ends."""
+    """The reason that Kafka no longer has an hour's cut for a stream that reads `topic_id`, or
+    None: it is of another log, or the log restarted below one of the cut's ends."""
     if not cut.offsets:
         return None
     if cut.topic_id != topic_id:
@@ -216,7 +219,7 @@ def adopt(
     reach(Step.ADOPT_PUBLISHED)
     publisher.record_decisions(published.state)
     LOG.warning(
-        "stream %s: adopted topic id %s in place of %s: sealed %s, going on with hour %s from %s", stream.name,
+        "stream %s: adopted topic id %s in place of %s: sealed %s, continuing with hour %s from %s", stream.name,
         adopted.position.topic_id, adopted.former_id, ", ".join(adopted.sealed), adopted.timeline.open,
         adopted.position.to_json(),
     )  # fmt: skip

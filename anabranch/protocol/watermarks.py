@@ -1,7 +1,7 @@
-"""What a publish promises those who read `main`: through which hour it is complete, through which moment it is fresh.
-
-Both are derived from the state that a publish leaves behind, and stated by that publish: as properties of the table,
-and of the snapshot that it makes on `main`. Readers of any engine find them without a client of ours. Pure.
+"""Watermarks: what a publish promises readers of `main`: the hour through which it is complete, and
+the moment through which it is fresh. Both follow from the state after the publish, which records
+them: as properties of the table, and of the snapshot that it makes on `main`. Readers of any engine
+find them without a client of ours. Pure.
 """
 
 from __future__ import annotations
@@ -91,7 +91,8 @@ def waiting_since(stamps: Collection[int], fresh_through: datetime | None, now: 
 
 
 def _last_held(state: State, by_speed: Sequence[str], lacking: str | None) -> str | None:
-    """The last hour such that `main` holds it and all before it whole, by the ends that are decided."""
+    """The last hour such that `main` contains it and all earlier hours completely, by the decided
+    ends."""
     timeline, cuts = state.timeline, state.cuts
     ended = sorted(timeline.boundaries)
     frontier = shift(ended[-1], 1) if ended else timeline.open

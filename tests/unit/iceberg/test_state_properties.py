@@ -521,7 +521,7 @@ def test_apply_moves_every_branch_over(with_side_files: StreamLake) -> None:
     lake = with_side_files
     was = lake.state()
     done = apply.guard_state(lake.lake, lake.stream)
-    assert done == [f"guarded the state of {lake.name} against other programs' maintenance"]
+    assert done == [f"protected the state of {lake.name} against other programs' maintenance"]
     assert apply.guard_state(lake.lake, lake.stream) == []
     for path in side_files_of(lake).values():
         path.unlink()

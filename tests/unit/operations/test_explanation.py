@@ -124,7 +124,7 @@ def test_a_restated_hour_and_a_refused_restatement(one: StreamLake) -> None:
     )
     assert sentences["account"] == "of 4 offsets 4 became rows", "of what is served, not of what was refused"
     first, second = sentences["revision"].splitlines()
-    assert first == "1 at 2026-11-21 02:00:00 UTC; can be read: no longer: its tag's age has ended"
+    assert first == "1 at 2026-11-21 02:00:00 UTC; can be read: no longer: its tag has expired"
     assert second.startswith(
         "2 at 2026-11-21 02:00:00 UTC, decided again after x: good 3 to 4 (+1), duplicate 1 to 0 (-1)"
     )

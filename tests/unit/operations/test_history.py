@@ -88,7 +88,7 @@ def row(kind: Kind, revision: int, hour: str = NEXT, **values: Any) -> LedgerRow
 def test_a_tag_that_is_gone_or_shows_other_rows_is_said(one: StreamLake) -> None:
     rows = [row("accepted", 1, good=3), row("accepted", 2, good=3)]
     (first, _) = protocol_decisions.history_rows("games.events", rows, {})
-    assert (first.query, first.readable) == (None, "no longer: its tag's age has ended")
+    assert (first.query, first.readable) == (None, "no longer: its tag has expired")
     tag = protocol_decisions.Tagged(f"{NEXT}-r1", 7, 2, datetime(2026, 11, 28, tzinfo=UTC))
     (first, _) = protocol_decisions.history_rows("games.events", rows, {tag.name: tag})
     assert (first.query, first.readable) == (None, "no: its tag shows 2 rows, the revision had 3")

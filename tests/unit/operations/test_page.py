@@ -135,7 +135,7 @@ def test_the_hours_page_says_what_explain_history_diff_duplicates_and_dead_lette
         "2 records have such fields. anabranch drift events prints the commands that add them. The most "
         "frequent, of 5 names",
         r'colour 2 STRING "aaaa" partition 0, offset 4 <b>\x1b 1 partition 0, offset 7',
-        "no longer: its tag's age has ended",
+        "no longer: its tag has expired",
         "branch main 2 1 branch speed 4 1 branch batch 2 1",
         "Speed (4 rows) against batch (2 rows)",
         "≠ Nothing explains 1 extra, 1 changed.",

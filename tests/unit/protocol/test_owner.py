@@ -84,9 +84,7 @@ def test_the_doctor_proposes_no_command_for_anothers_table(tmp_path: Path) -> No
 
 def test_a_table_without_an_owner_is_taken_over_by_the_stream_that_reads_its_topic(unmarked: StreamLake) -> None:
     position = unmarked.state().position
-    with pytest.raises(
-        AnotherStreamsTable, match=r"topic refunds \(id r\), found that its position is one of topic id t"
-    ):
+    with pytest.raises(AnotherStreamsTable, match=r"topic refunds \(id r\), found a position of topic id t"):
         apply(unmarked.folder, OTHER, Broker(id="r"))
     assert read_owner(unmarked.table()) is None
     assert not take_over(unmarked.lake, MINE, Broker(id=None).adapter, position), "no topic tells whose it is"
@@ -108,7 +106,7 @@ def test_a_streams_file_is_renamed(tmp_path: Path) -> None:
         apply(tmp_path, renamed, Broker())
     with pytest.raises(AnotherStreamsTable, match="belongs to stream events"):
         apply(tmp_path, renamed, Broker(), renamed_from="others")
-    with pytest.raises(AnotherStreamsTable, match="its position is one of topic id t"):
+    with pytest.raises(AnotherStreamsTable, match="found a position of topic id t"):
         apply(tmp_path, OTHER, Broker(id="r"), renamed_from="events")
     words = "table games.events belongs to stream orders now, and belonged to stream events"
     assert words in apply(tmp_path, renamed, Broker(), renamed_from="events")

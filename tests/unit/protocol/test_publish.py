@@ -354,7 +354,7 @@ def test_a_tag_keeps_its_snapshot_readable_and_ends_with_its_age(lake: StreamLak
 def test_a_publish_that_changes_a_layers_rows_has_to_say_what_main_becomes(lake: StreamLake) -> None:
     staged, state = lake.stage(ROWS), lake.state()
     publish = Publish(staged.wap_id, (Change("speed", staged.files),), state.timeline)
-    with pytest.raises(ValueError, match="has to say what main becomes"):
+    with pytest.raises(ValueError, match="has to contain main's changes"):
         to_commit(state, publish, NOW)
 
 

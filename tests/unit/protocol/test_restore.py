@@ -188,7 +188,7 @@ def test_a_dropped_ledger_is_written_again_from_what_the_branches_say(lake: Stre
     name = lake.stream.hours_table
     assert done == [
         f"created table {name}",
-        f"wrote 3 rows of {name} from what the branches say: it had none of these hours",
+        f"restored 3 rows of {name} from the state on the branches: it had none of these hours",
     ]
     rows = history(lake)
     assert [(r.hour, r.decision, r.revision, r.served, r.good, r.dead) for r in rows] == [

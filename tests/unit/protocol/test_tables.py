@@ -54,7 +54,9 @@ def test_a_job_that_knows_other_columns_than_the_table_has_says_what_to_run(
     tmp_path: Path, ddl: str, message: str
 ) -> None:
     _, table = table_of(tmp_path, NESTED)
-    with pytest.raises(Terminal, match="run `anabranch apply events`, then start again what ran before it") as error:
+    with pytest.raises(
+        Terminal, match="run `anabranch apply events`, then restart the jobs that were started before it"
+    ) as error:
         require_columns(table, stream_of(ddl))
     assert message in str(error.value)
 
