@@ -41,6 +41,21 @@ def open_job(stream: str, conf: str | None) -> Job:
     return Job(environment, definition, open_lake(environment, definition), KafkaAdapter(environment.kafka))
 
 
+def open_jobs(
+    conf: str | None, names: Sequence[str] | None, group: str | None, every: bool
+) -> tuple[config.Environment, list[Job], dict[str, ConfigurationError]]:
+    """The environment and the jobs of the selected streams, which share one client of the catalog; and by stream what
+    is wrong with its file. Raises ConfigurationError as `config.select_streams`."""
+    environment = config.load_environment(conf)
+    selected = config.select_streams(conf, names or (), group, every)
+    shared = Lake(environment)
+    jobs = [
+        Job(environment, stream, open_lake(environment, stream, shared=shared), KafkaAdapter(environment.kafka))
+        for stream in config.loaded(selected)
+    ]
+    return environment, jobs, config.broken(selected)
+
+
 class StreamFolder:
     """The jobs of a configuration folder's streams, of those that are named, or of a group, as their files are.
 

@@ -40,13 +40,14 @@ from batch_layer.balance import (
     has_missing,
     plus,
 )
+from batch_layer.cached import released_at_the_end
 from batch_layer.duplicates import bloom_filter_settings, find_duplicates, leave_out, names_event
 from batch_layer.offset_counts import ReadCounts, count, count_read, missing_offsets, split_missing
 from batch_layer.passes import Passes
 from batch_layer.quality.gate import run_suite
 from batch_layer.quality.row_counts import RowCountBaseline
 from batch_layer.sizes import shuffle_partitions, write_tasks
-from batch_layer.sources import AT, SOURCES, HourReader, HourRecords, release_cached
+from batch_layer.sources import AT, SOURCES, HourReader, HourRecords
 from batch_layer.unknown_fields import count_unknown
 from serving_layer.layer_diff import kinds
 from serving_layer.layer_diff.kinds import Difference
@@ -113,6 +114,11 @@ class HourBuilder:
         self._reader = HourReader(job, spark)
         self.passes = Passes(spark)
 
+    def use(self, spark: SparkSession) -> None:
+        """Go on with another session of the same Spark."""
+        self._spark = spark
+        self._reader.use(spark)
+
     def repairable(self) -> dict[str, int]:
         """By hour, how many dead letters of `main` decode now."""
         return self._reader.repairable()
@@ -120,9 +126,7 @@ class HourBuilder:
     def build(self, hour: str, cut: Cut, before: int, state: State) -> Built:
         """Stage and check an hour over its revision `before`. Raises PositionError for a recreated topic."""
         began = time.monotonic()
-        # Release the previous hour's cached records; nothing refers to them.
-        release_cached(self._spark)
-        with self.passes.of(hour):
+        with self.passes.of(hour), released_at_the_end():
             # Step 1: read and decode.
             frames = self._frames(hour, cut, state, {})
             reach(Step.BATCH_DECODED)
@@ -135,7 +139,7 @@ class HourBuilder:
     ) -> Built | None:
         """Rebuild an accepted hour after hours of its look-back were rebuilt; None if it keeps the same rows."""
         began = time.monotonic()
-        with self.passes.of(hour):
+        with self.passes.of(hour), released_at_the_end():
             frames = self._frames(hour, cut, state, together)
             batch = self._at(state.heads["batch"]).where(F.col("ingest_hour") == hour).select(*AT)
             kept = frames.kept.select(*AT)

@@ -15,9 +15,11 @@ from collections.abc import Sequence
 from functools import reduce
 from typing import TYPE_CHECKING
 
+from pyspark import StorageLevel
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
+from batch_layer.cached import cached
 from batch_layer.sources import AT
 
 if TYPE_CHECKING:
@@ -50,14 +52,16 @@ def find_duplicates(rows: DataFrame, key: Sequence[str], served: DataFrame | Non
     several = named.groupBy("_hash").count().where("count > 1").select("_hash")
     known = None
     if served is not None:
-        found = hash_candidates(served.where(names_event(key)).select(*key, hashed), named).localCheckpoint()
+        candidates = hash_candidates(served.where(names_event(key)).select(*key, hashed), named)
+        found = cached(candidates, StorageLevel.MEMORY_AND_DISK)
         several, known = several.union(found.select("_hash")).distinct(), found.select(*key)
-    several = several.localCheckpoint()
+    several = cached(several, StorageLevel.MEMORY_AND_DISK)
     if several.isEmpty():
         return rows.select(*AT).limit(0)
     suspects = _matching(named, several, "left_semi", "_hash")
     kept = drop_duplicates(suspects.drop("_hash"), key, known)
-    return suspects.select(*AT).join(kept.select(*AT), AT, "left_anti").localCheckpoint()
+    dropped = suspects.select(*AT).join(kept.select(*AT), AT, "left_anti")
+    return cached(dropped, StorageLevel.MEMORY_AND_DISK)
 
 
 def leave_out(rows: DataFrame, duplicates: DataFrame) -> DataFrame:

@@ -114,6 +114,11 @@ class Rebuilder:
         # By hour, the publish that an earlier attempt of this run began, and its result in case it landed.
         self._begun: dict[str, tuple[str, Result]] = {}
 
+    def use(self, spark: SparkSession) -> None:
+        """Go on with another session of the same Spark."""
+        self._spark = spark
+        self._hours.use(spark)
+
     def show_on(self, progress: Progress) -> AbstractContextManager[None]:
         """Show on `progress` which pass over its hour a rebuild is in."""
         return self._hours.passes.show_on(progress)

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
@@ -28,6 +27,7 @@ from anabranch.protocol import dead_letters
 from anabranch.protocol.state import State
 from anabranch.protocol.topic_change import gone_from_kafka
 from anabranch.records.formats import open_format
+from batch_layer.cached import cached
 from batch_layer.offset_counts import DRIFTS, within_log
 from batch_layer.unknown_fields import MOST_BYTES, SAMPLES
 
@@ -57,6 +57,10 @@ class HourReader:
         self._catalog = job.environment.catalog.name
         self._format = open_format(job.environment, job.stream)
 
+    def use(self, spark: SparkSession) -> None:
+        """Go on with another session of the same Spark."""
+        self._spark = spark
+
     def read(self, hour: str, cut: Cut, state: State) -> HourRecords:
         """Read and decode every record of the cut that Kafka has, once, and cache them.
 
@@ -69,7 +73,7 @@ class HourReader:
         kafka, topic = self._job.environment.kafka, self._stream.topic
 
         def decode(raw: DataFrame) -> DataFrame:
-            return _cached(self._decode(raw.withColumn("ingest_hour", F.lit(hour)), KAFKA, one_in))
+            return cached(self._decode(raw.withColumn("ingest_hour", F.lit(hour)), KAFKA, one_in))
 
         decoded = (
             using(self._spark, kafka, self._job.kafka, topic, ranges, decode)
@@ -98,12 +102,12 @@ class HourReader:
         # Compare positions first, two narrow columns: usually the table has nothing that Kafka lacks.
         places = reduce(DataFrame.unionByName, (frame.select(*AT, "_rank") for frame in ranked))
         found = places.join(read.decoded.select(*AT), AT, "left_anti").groupBy(*AT).agg(F.min("_rank").alias("_rank"))
-        found = found.localCheckpoint(storageLevel=StorageLevel.DISK_ONLY)
+        found = cached(found)
         offsets = reduce(DataFrame.union, (frame.select(*AT) for frame in accepted)) if accepted else None
         if found.isEmpty():
             return replace(read, accepted=offsets)
         filled = reduce(DataFrame.unionByName, ranked).join(found, [*AT, "_rank"], "left_semi").drop("_rank")
-        return replace(read, decoded=_cached(read.decoded.unionByName(filled)), accepted=offsets)
+        return replace(read, decoded=cached(read.decoded.unionByName(filled)), accepted=offsets)
 
     def require_topic(self, cut: Cut) -> Topic:
         """The topic of the cut. Raises PositionError for another one, or none."""
@@ -162,15 +166,3 @@ class HourReader:
     def _as_decoded(self, rows: DataFrame, source: str) -> DataFrame:
         """Rows of the table in the columns of `records.decode`. They were checked when they were accepted."""
         return records.as_decoded(rows, self._stream).withColumn("source", F.lit(source))
-
-
-def _cached(decoded: DataFrame) -> DataFrame:
-    """The same records, computed now and cached on disk, so that an hour of any size needs no more memory."""
-    return decoded.localCheckpoint(storageLevel=StorageLevel.DISK_ONLY)
-
-
-def release_cached(spark: SparkSession) -> None:
-    """Free the disk space of earlier hours' cached records; Spark itself waits for Java's garbage collection."""
-    context: Any = spark.sparkContext._jsc
-    for kept in context.getPersistentRDDs().values():
-        kept.unpersist(False)

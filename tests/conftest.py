@@ -168,12 +168,13 @@ def single_broker(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def world(tmp_path: Path, environment: dict[str, Any], spark: SparkSession) -> Iterator[Callable[..., World]]:
-    """Makes streams of their own for a test."""
+    """Makes streams of their own for a test, each in a configuration folder of its own or `beside` another."""
     from world import World, closed_at_the_end
 
-    def make(registry: str | None = None, **stream: Any) -> World:
+    def make(registry: str | None = None, beside: World | None = None, **stream: Any) -> World:
         own = environment | ({"registry": {"url": registry}} if registry is not None else {})
-        made.append(World(tmp_path / f"conf{len(made)}", own, spark, **stream))
+        folder = tmp_path / f"conf{len(made)}" if beside is None else beside.folder
+        made.append(World(folder, own, spark, **stream))
         return made[-1]
 
     with closed_at_the_end() as made:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from anabranch.cli.options import master_option, open_stream, options, selection, stream_argument
+from anabranch.cli.options import master_option, one_stream, open_stream, options, selection
+
+if TYPE_CHECKING:
+    from anabranch.job import Job
 
 
 @click.command()
@@ -35,13 +39,13 @@ def speed(
     """
     from anabranch.spark.submit import submit_job, submit_streams
 
-    if [bool(streams), group is not None, every].count(True) != 1:
-        raise click.UsageError("expected STREAM, or --group NAME, or --all; give one of them")
+    one = one_stream(streams, group, every)
     flags = ["--available-now"] if available_now else []
     flags += ["--health", health] if health else []
-    if len(streams) == 1:
-        submit_job("speed_layer", streams[0], conf, output, flags, master)
-    submit_streams("speed_layer", streams, group, conf, output, flags, master)
+    if one is not None:
+        submit_job("speed_layer", one, conf, output, flags, master)
+    else:
+        submit_streams("speed_layer", streams, group, conf, output, flags, master)
 
 
 @click.command()
@@ -70,7 +74,7 @@ def health(file: Path, within: float | None, liveness: bool, output: str) -> Non
 
 
 @click.command()
-@stream_argument()
+@selection
 @click.option(
     "--hour", metavar="HOUR", help="An hour such as 2026-11-21T03 (UTC), or A..B; default: all waiting hours."
 )
@@ -78,6 +82,9 @@ def health(file: Path, within: float | None, liveness: bool, output: str) -> Non
 @click.option("--accept", is_flag=True, help="Publish an hour despite gaps or a failed quality gate; needs --why.")
 @click.option("--why", metavar="TEXT", help="Reason for --restate or --accept, for the ledger.")
 @click.option("--seal-only", is_flag=True, help="Only seal ended hours; needs no Spark.")
+@click.option(
+    "--at-once", type=click.IntRange(min=1), metavar="N", help="Small hours of many streams at once; default: cores."
+)
 @click.option(
     "--parent-run",
     envvar="OPENLINEAGE_PARENT_ID",
@@ -93,12 +100,15 @@ def health(file: Path, within: float | None, liveness: bool, output: str) -> Non
 @master_option
 @options
 def batch(
-    stream: str,
+    streams: tuple[str, ...],
+    group: str | None,
+    every: bool,
     hour: str | None,
     restate: bool,
     accept: bool,
     why: str | None,
     seal_only: bool,
+    at_once: int | None,
     parent_run: str | None,
     root_run: str | None,
     master: str | None,
@@ -109,11 +119,15 @@ def batch(
 
     Seals every hour that has ended, and rebuilds each that is not accepted, oldest first. `anabranch hours` shows the
     reason of a refused hour. --accept overrules the stream's rules, but never an account that does not close.
+
+    Many streams share one Spark, and their hours run side by side. The outcome of one changes nothing for the others.
+    The exit code is 0 when all are done, else the first of 70, 2, 1 and 75 that a stream has.
     """
     from anabranch.offsets.hours import span_of
     from anabranch.operations.notifications.lineage.parents import parse_run
-    from anabranch.spark.submit import submit_job
+    from anabranch.spark.submit import submit_job, submit_streams
 
+    one = one_stream(streams, group, every)
     span = span_of(hour) if hour is not None else None
     for flag, given in (("--restate", restate), ("--accept", accept), ("--why", why)):
         if given and hour is None:
@@ -122,11 +136,17 @@ def batch(
         raise click.UsageError("--accept: expected --why TEXT with it, found none")
     if accept and span is not None and span[0] != span[1]:
         raise click.UsageError(f"--accept: expected one hour, found {hour}; accept hours one by one")
+    if accept and one is None:
+        raise click.UsageError("--accept: expected one stream, found many; accept hours one by one")
     if seal_only:
-        _seal(stream, span, conf, output)
+        if one is not None:
+            _seal(one, span, conf, output)
+        else:
+            _seal_many(streams, group, every, span, conf, output)
         return
     flags = [flag for flag, given in (("--restate", restate), ("--accept", accept)) if given]
     options = [*(["--hour", hour] if hour else []), *flags, *([f"--why={why}"] if why else [])]
+    options += ["--at-once", str(at_once)] if at_once is not None else []
     for name, run in (("--parent-run", parent_run), ("--root-run", root_run)):
         if run:
             try:
@@ -134,9 +154,12 @@ def batch(
             except ValueError as error:
                 raise click.UsageError(f"{name}: {error}") from None
             options.append(f"{name}={run}")
-    if span is not None:
-        _require_ended(stream, span, conf)
-    submit_job("batch_layer", stream, conf, output, options, master)
+    if one is None:
+        submit_streams("batch_layer", streams, group, conf, output, options, master)
+    else:
+        if span is not None:
+            _require_ended(one, span, conf)
+        submit_job("batch_layer", one, conf, output, options, master)
 
 
 def _require_ended(stream: str, span: tuple[str, str], conf: str | None) -> None:
@@ -149,21 +172,80 @@ def _require_ended(stream: str, span: tuple[str, str], conf: str | None) -> None
 
 def _seal(stream: str, span: tuple[str, str] | None, conf: str | None, output: str) -> None:
     from anabranch.common.output import print_json
+
+    sealed = _sealed_hours(open_stream(stream, conf), span)
+    if output == "json":
+        print_json({"stream": stream, "sealed": list(sealed)})
+    else:
+        click.echo(_said(stream, sealed))
+
+
+def _seal_many(
+    streams: tuple[str, ...],
+    group: str | None,
+    every: bool,
+    span: tuple[str, str] | None,
+    conf: str | None,
+    output: str,
+) -> None:
+    """Seal the streams' hours, several streams side by side; what one ends with changes nothing for the others."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from anabranch.common.errors import AnabranchError, combined_exit_code
+    from anabranch.common.logs import configure_logging
+    from anabranch.common.output import print_json
+    from anabranch.common.remote_errors import classify_unexpected
+    from anabranch.job import open_jobs
+
+    configure_logging()
+
+    def seal(job: Job) -> tuple[str, ...] | AnabranchError:
+        try:
+            return _sealed_hours(job, span, of_many=True)
+        except AnabranchError as error:
+            return error
+        except Exception as error:
+            return classify_unexpected(f"stream {job.stream.name}: seal", error)
+
+    _, jobs, broken = open_jobs(conf, streams, group, every)
+    with ThreadPoolExecutor(_SEALED_AT_ONCE) as threads:
+        ended: dict[str, tuple[str, ...] | AnabranchError] = dict(broken)
+        ended |= dict(zip((job.stream.name for job in jobs), threads.map(seal, jobs), strict=True))
+    codes = {name: found.exit_code if isinstance(found, AnabranchError) else 0 for name, found in ended.items()}
+    views = []
+    for name, found in sorted(ended.items()):
+        hours = () if isinstance(found, AnabranchError) else found
+        error = str(found) if isinstance(found, AnabranchError) else None
+        views.append({"stream": name, "sealed": list(hours), "exit_code": codes[name], "error": error})
+        if output == "text":
+            click.echo(_said(name, hours) if error is None else f"{name}: failed: {error}")
+    if output == "json":
+        print_json({"streams": views})
+    sys.exit(combined_exit_code(codes.values()))
+
+
+_SEALED_AT_ONCE = 8
+
+
+def _sealed_hours(job: Job, span: tuple[str, str] | None, of_many: bool = False) -> tuple[str, ...]:
+    """Seal a stream's ended hours; returns those that were sealed now. Raises as `sealing.require_sealed` for the hours
+    of `span`; of many streams, one may begin after them."""
     from anabranch.protocol import sealing
     from anabranch.protocol.publisher import Publisher
 
-    job = open_stream(stream, conf)
     try:
         sealing.require_ended(job.stream, job.lake, span or ())
         sealed = sealing.seal(Publisher(job.lake, job.stream), job.kafka)
         for hour in span or ():
-            sealing.require_sealed(sealed.state, job.stream, hour)
+            if not of_many or hour >= sealed.state.timeline.first:
+                sealing.require_sealed(sealed.state, job.stream, hour)
     finally:
         job.kafka.close()
-    if output == "json":
-        print_json({"stream": stream, "sealed": list(sealed.hours)})
-    else:
-        click.echo(f"{stream}: sealed {', '.join(sealed.hours) or 'nothing: no other hour has ended'}")
+    return sealed.hours
+
+
+def _said(stream: str, sealed: tuple[str, ...]) -> str:
+    return f"{stream}: sealed {', '.join(sealed) or 'nothing: no other hour has ended'}"
 
 
 @click.command()

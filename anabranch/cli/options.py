@@ -39,6 +39,13 @@ def selection(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
+def one_stream(streams: tuple[str, ...], group: str | None, every: bool) -> str | None:
+    """The stream, where the selection names just one. Raises UsageError for anything but one way to select."""
+    if [bool(streams), group is not None, every].count(True) != 1:
+        raise click.UsageError("expected STREAM, or --group NAME, or --all; give one of them")
+    return streams[0] if len(streams) == 1 else None
+
+
 def all_streams(conf: str | None) -> list[str]:
     """The streams of a configuration folder. Raises ConfigurationError if there are none, or if two name one table."""
     from anabranch import config

@@ -6,7 +6,18 @@ Every error carries the exit code of the command that it ends: 1 refused, or a c
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from anabranch.common.redaction import redact
+
+_FIRST = (70, 2, 1, 75)
+
+
+def combined_exit_code(codes: Iterable[int]) -> int:
+    """The exit code of a command over many streams: 0 when each is done, else the first of 70, 2, 1 and 75 that one
+    has. Pure."""
+    found = set(codes) - {0}
+    return next((code for code in _FIRST if code in found), max(found, default=0))
 
 
 class AnabranchError(Exception):

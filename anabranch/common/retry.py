@@ -43,13 +43,15 @@ def _no_progress() -> int:
 class Retry:
     """How long to try again (`limit`, None: for ever) and what ends a pause early (`stop`).
 
-    `setting` is the key of the configuration that a message names.
+    `setting` is the key of the configuration that a message names. `pause` waits for so many seconds or for `stop`, in
+    place of doing nothing else meanwhile.
     """
 
     limit: timedelta | None
     setting: str
     stop: threading.Event
     longest_pause: timedelta = LONGEST_PAUSE
+    pause: Callable[[float, threading.Event], None] | None = None
 
     def call(self, what: str, action: Callable[[], T], progress: Callable[[], int] = _no_progress) -> T:
         """The result of `action`, called again after each Transient; any other error of ours passes at once, NotYet
@@ -96,13 +98,19 @@ class Retry:
             retry=retry_if_exception_type(Transient) & retry_if_not_exception_type(NotYet),
             wait=wait_random_exponential(multiplier=FIRST_PAUSE.total_seconds(), max=self.longest_pause),
             stop=lambda state: bool(ended(state)) or too_often(state),
-            sleep=sleep_using_event(self.stop),
+            sleep=self._sleep,
             after=after,
             before_sleep=before_sleep,
             retry_error_callback=self._given_up(what),
         )
         result: T = policy(self._unless_stopped(what, action))
         return result
+
+    def _sleep(self, seconds: float) -> None:
+        if self.pause is None:
+            sleep_using_event(self.stop)(seconds)
+        else:
+            self.pause(seconds, self.stop)
 
     def _unless_stopped(self, what: str, action: Callable[[], T]) -> Callable[[], T]:
         def tried() -> T:

@@ -71,15 +71,24 @@ class _Unknown(Transient):
 class Lake:
     """The catalog and its tables. Reads are always fresh: nothing is cached between calls but the connection.
 
-    `require` is asked about each table that is loaded, by name, and raises for one that must not be used.
+    `require` is asked about each table that is loaded, by name, and raises for one that must not be used. `shared` is
+    another lake of the same environment whose connections this one uses.
     """
 
-    def __init__(self, environment: Environment, require: Callable[[str, Table], None] | None = None) -> None:
+    def __init__(
+        self,
+        environment: Environment,
+        require: Callable[[str, Table], None] | None = None,
+        shared: Lake | None = None,
+    ) -> None:
         self.environment = environment
         self._require = require
+        self._shared = shared
 
     @cached_property
     def catalog(self) -> Catalog:
+        if self._shared is not None:
+            return self._shared.catalog
         catalog = self.environment.catalog
         try:
             opened = load_catalog(catalog.name, **catalog_properties(self.environment))

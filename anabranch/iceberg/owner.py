@@ -67,6 +67,8 @@ def require_owner(stream: Stream, renamed_from: str | None = None) -> Callable[[
     return require
 
 
-def open_lake(environment: Environment, stream: Stream, renamed_from: str | None = None) -> Lake:
-    """The catalog, for one stream: its table is refused when it belongs to another."""
-    return Lake(environment, require_owner(stream, renamed_from))
+def open_lake(
+    environment: Environment, stream: Stream, renamed_from: str | None = None, shared: Lake | None = None
+) -> Lake:
+    """The catalog, for one stream: its table is refused when it belongs to another. `shared`: whose client it uses."""
+    return Lake(environment, require_owner(stream, renamed_from), shared)

@@ -7,6 +7,7 @@ a few rows, so that an operator finds them in Kafka and in the table.
 from __future__ import annotations
 
 import logging
+import threading
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 LOG = logging.getLogger(__name__)
+
+# Great Expectations has its project in global variables: hours of several streams are evaluated one after the other.
+_ALONE = threading.Lock()
 
 _VERDICTS = {"result_format": "BOOLEAN_ONLY"}
 _VALUES = {"result_format": "SUMMARY", "partial_unexpected_count": SAMPLE}
@@ -72,6 +76,11 @@ def run_suite(frame: DataFrame, path: Path | None, known: RowCountBaseline | Non
     """
     if path is None:
         return Quality(passed=True)
+    with _ALONE:
+        return _run_suite(frame, path, known)
+
+
+def _run_suite(frame: DataFrame, path: Path, known: RowCountBaseline | None) -> Quality:
     suite = load_suite(path)
     ours = {
         i: plan_bounds(e.type, e.kwargs, known or RowCountBaseline())

@@ -25,8 +25,8 @@ from anabranch.operations.notifications.lineage.reporting import report_lineage
 from anabranch.protocol import apply
 from anabranch.protocol.state import State, load_state
 from anabranch.spark.settings import session_settings
-from batch_layer.job import rebuild_hours, replay
 from batch_layer.rebuild import Rebuilder, RebuildRequest, Result
+from batch_layer.stream_run import StreamRun, rebuild_hours
 from speed_layer.job import SpeedJob
 
 
@@ -58,7 +58,7 @@ class World:
         self.folder = folder
         self.name = f"s{uuid.uuid4().hex[:12]}"
         self.sent: list[Record] = []
-        (folder / "streams").mkdir(parents=True)
+        (folder / "streams").mkdir(parents=True, exist_ok=True)
         self.told = dict(environment)
         (folder / "anabranch.yaml").write_text(yaml.safe_dump(self.told))
         self._stream: dict[str, Any] = {
@@ -166,7 +166,7 @@ class World:
 
     def replay(self, *hours: str) -> list[Result]:
         """Restate the hours, all or of these, whose dead letters can be read by now."""
-        return replay(self.job, Rebuilder(self.job, self.spark), hours or None)
+        return StreamRun(self.job, Rebuilder(self.job, self.spark)).replay(hours or None)
 
     def rows(self, branch: str = "main") -> list[dict[str, Any]]:
         table = self.lake.load(self.job.stream.table)

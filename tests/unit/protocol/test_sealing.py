@@ -22,8 +22,8 @@ from anabranch.protocol import sealing
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.sealing import KafkaOffsets, ask, plan_sealing, resolve_state
 from anabranch.protocol.state import State
-from batch_layer.job import rebuild_hours
 from batch_layer.rebuild import Rebuilder, RebuildRequest
+from batch_layer.stream_run import rebuild_hours
 
 H0, H1 = "2026-11-21T00", "2026-11-21T01"
 NOW = datetime(2026, 11, 21, 1, 10, tzinfo=UTC)

@@ -33,8 +33,8 @@ from anabranch.protocol.sealing import BoundaryResolver
 from anabranch.protocol.start_offsets import Log, StartChoice, parse_start
 from anabranch.protocol.state import LOST, REMEMBERED_HOURS, Accepted, accepted_properties
 from anabranch.protocol.topic_change import Adopted, adopt, gone_from_kafka, must_choose, plan_adopt, plan_begins
-from batch_layer.job import rebuild_hours
 from batch_layer.rebuild import Rebuilder, RebuildRequest
+from batch_layer.stream_run import rebuild_hours
 from speed_layer.plan import plan_catch_up
 
 H = [shift("2026-11-21T00", i) for i in range(8)]

@@ -1,0 +1,45 @@
+"""Records that an hour's passes read again, computed once and cached on the executors' disks.
+
+One thread builds one hour at a time, and other threads may build other streams' hours in the same Spark: each releases
+its own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from pyspark import StorageLevel
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_OF_THREAD = threading.local()
+
+
+def cached(frame: DataFrame, level: StorageLevel = StorageLevel.DISK_ONLY) -> DataFrame:
+    """The same records, computed now and cached: by default on disk, so that an hour of any size needs no more memory.
+
+    Within `released_at_the_end` of this thread, cached until its end.
+    """
+    checkpoint = frame.localCheckpoint(storageLevel=level)
+    # Spark itself frees them only after Java's garbage collection.
+    kept: list[Any] = getattr(_OF_THREAD, "kept", [])
+    kept.append(checkpoint._jdf.queryExecution().analyzed().rdd())
+    return checkpoint
+
+
+@contextmanager
+def released_at_the_end() -> Iterator[None]:
+    """Free what this thread caches inside."""
+    before, _OF_THREAD.kept = getattr(_OF_THREAD, "kept", None), []
+    try:
+        yield
+    finally:
+        # When the JVM is gone there is nothing to free, and its own error is raised.
+        with suppress(Exception):
+            for records in _OF_THREAD.kept:
+                records.unpersist(False)
+        _OF_THREAD.kept = before if before is not None else []

@@ -1,0 +1,106 @@
+"""Many streams in one batch job: each has a thread and its own outcome, all share one Spark.
+
+What one stream ends with, refused, failed or done, changes nothing for the others. `batch_layer.turns` decides whose
+hour is next.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from anabranch.common.errors import AnabranchError, ConfigurationError
+from anabranch.common.logs import fields
+from anabranch.common.progress import Progress
+from anabranch.common.remote_errors import classify_unexpected
+from anabranch.job import Job
+from anabranch.operations.notifications import webhook
+from anabranch.operations.notifications.lineage.reporting import report_lineage
+from batch_layer.rebuild import Rebuilder, Result
+from batch_layer.stream_run import StreamRun
+from batch_layer.turns import StreamTurns, Turns
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LOG = logging.getLogger(__name__)
+
+Parents = tuple[str | None, str | None]
+"""The scheduler's run and its outermost one."""
+
+SHARED = {"spark.scheduler.mode": "FAIR"}
+"""Spark's settings with which the jobs of many streams share its cores."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a stream's run ended with: its hours, and the error that ended it, if any."""
+
+    stream: str
+    results: tuple[Result, ...] = ()
+    error: AnabranchError | None = None
+
+
+def run_stream(
+    job: Job,
+    spark: SparkSession,
+    work: Callable[[StreamRun], object],
+    stop: threading.Event,
+    parents: Parents = (None, None),
+    turns: Turns | None = None,
+) -> Outcome:
+    """Do the work of one stream to its end, whatever that is; nothing is raised. Closes its connection to Kafka."""
+    name, run = job.stream.name, None
+    try:
+        with report_lineage(job, *parents) as reporter:
+            rebuilder = Rebuilder(job, spark, *parents)
+            run = StreamRun(job, rebuilder, stop, reporter, _turns(turns, rebuilder))
+            work(run)
+        error = None
+    except AnabranchError as raised:
+        error = raised
+    except Exception as raised:
+        error = classify_unexpected(f"stream {name}: run the batch job", raised)
+        if not isinstance(error, ConfigurationError):
+            LOG.exception("stream %s: failed", name)
+    finally:
+        webhook.notify(job)
+        job.kafka.close()
+    results = sorted(run.results, key=lambda result: result.hour) if run is not None else []
+    return Outcome(name, tuple(results), error)
+
+
+def run_streams(
+    jobs: Sequence[Job],
+    spark: SparkSession,
+    work: Callable[[StreamRun], object],
+    stop: threading.Event,
+    parents: Parents = (None, None),
+    at_once: int | None = None,
+) -> list[Outcome]:
+    """Do the work of many streams, `at_once` small hours at a time (default: as many as Spark has cores)."""
+    turns = Turns(at_once or spark.sparkContext.defaultParallelism, spark.newSession)
+
+    def run(job: Job) -> Outcome:
+        with fields(stream=job.stream.name):
+            # Jobs of one thread are one pool, and pools share the cores.
+            spark.sparkContext.setLocalProperty("spark.scheduler.pool", job.stream.name)
+            outcome = run_stream(job, spark, work, stop, parents, turns)
+            if outcome.error is not None:
+                LOG.error("stream %s ends: %s", outcome.stream, outcome.error)
+            return outcome
+
+    outcomes = []
+    with ThreadPoolExecutor(len(jobs), "stream") as threads, Progress(LOG, "batch", "streams", len(jobs)) as progress:
+        for done in as_completed([threads.submit(run, job) for job in jobs]):
+            outcomes.append(done.result())
+            progress.step()
+    return outcomes
+
+
+def _turns(turns: Turns | None, rebuilder: Rebuilder) -> StreamTurns | None:
+    return turns.of(rebuilder.use) if turns is not None else None

@@ -1,0 +1,214 @@
+"""A run of the batch layer over one stream: seal, then rebuild the hours that wait, or restate repairable ones.
+
+Each step is retried for up to `batch.retry_for`. In a job of many streams, work takes one of the stream's turns
+(`batch_layer.turns`); what waits for receivers outside, of webhooks and lineage, takes none.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import UTC, datetime
+from typing import TypeVar
+
+from anabranch.common.errors import AnabranchError, Unexpected
+from anabranch.common.progress import Progress
+from anabranch.common.retry import Retry
+from anabranch.job import Job
+from anabranch.operations.notifications import webhook
+from anabranch.operations.notifications.lineage.reporting import LineageReporter
+from anabranch.protocol.acts import act_now
+from anabranch.protocol.owner import take_over
+from anabranch.protocol.sealing import require_ended, require_sealed, seal
+from anabranch.protocol.state import State
+from batch_layer import todo
+from batch_layer.plan import empty_hours
+from batch_layer.rebuild import Rebuilder, RebuildRequest, Result
+from batch_layer.turns import StreamTurns
+from serving_layer.views.fill import try_fill
+
+LOG = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class StreamRun:
+    """One run over a stream. `turns`: in a job of many streams; without them the stream has the job to itself.
+
+    Every method raises Transient when its time is over or `stop` is set. `reporter` reports each hour at once.
+    `results` are those so far, also when a method raises.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        rebuilder: Rebuilder,
+        stop: threading.Event | None = None,
+        reporter: LineageReporter | None = None,
+        turns: StreamTurns | None = None,
+    ) -> None:
+        self._job, self._rebuilder, self._turns = job, rebuilder, turns
+        self._stop, self._reporter = stop or threading.Event(), reporter or LineageReporter(job)
+        pause = turns.pause if turns is not None else None
+        self._retry = Retry(job.stream.batch.retry_for, "batch.retry_for", self._stop, pause=pause)
+        self._name = f"stream {job.stream.name}"
+        self.results: list[Result] = []
+        self._is_notified = True
+        self._broken: list[Unexpected] = []
+
+    def rebuild(self, hours: Collection[str] | None, order: RebuildRequest) -> list[Result]:
+        """Seal, then rebuild the named `hours`, or all that wait.
+
+        A refused hour that waits is rebuilt once an input of its refusal has changed, and once a day. At the end,
+        accepted hours are restated whose dead letters were lost or whose look-back was incomplete; their results do
+        not affect named hours. An hour that fails unexpectedly does not block others: Unexpected is raised at the end.
+        Finally the stream's views are filled, where possible. Raises NotYet, before sealing, for an hour that has not
+        ended; of hours before the stream's first, ConfigurationError, or in a job of many streams a result.
+        """
+        if hours is not None:
+            self._rebuild_named(sorted(hours), order)
+            if self._broken:
+                raise _all_of(self._broken)
+        else:
+            self._rebuild_waiting(order)
+        self._restate_incomplete()
+        with self._turn():
+            try_fill(self._job.lake, self._job.stream)
+        if self._broken and hours is None:
+            raise _all_of(self._broken)
+        return sorted(self.results, key=lambda result: result.hour)
+
+    def replay(self, hours: Collection[str] | None, why: str | None = None) -> list[Result]:
+        """Restate the accepted hours, or those in `hours`, with dead letters that decode now."""
+        with self._turn():
+            state = self._call(self._rebuilder.publisher.recover)
+            act = act_now("replay", why)
+            found = self._call(self._rebuilder.repairable)
+        repairable = {h: n for h, n in found.items() if hours is None or h in hours}
+        with self._progress("replay", len(repairable)) as progress:
+            for h, number in repairable.items():
+                decode = f"dead letters replayed: {number} decode now"
+                order = RebuildRequest(restate=True, why=f"{decode}; {why}" if why else decode, act=act)
+                self._rebuild_hour(h, order, state)
+                progress.step()
+        with self._turn():
+            try_fill(self._job.lake, self._job.stream)
+        return self.results
+
+    def _rebuild_named(self, named: list[str], order: RebuildRequest) -> None:
+        with self._turn():
+            self._call(lambda: require_ended(self._job.stream, self._job.lake, named))
+            sealed = self._call(lambda: seal(self._rebuilder.publisher, self._job.kafka)).state
+            if self._turns is not None:
+                first = sealed.timeline.first
+                why = f"stream {self._job.stream.name} begins with hour {first}"
+                self.results += [Result(h, "before the first", 0, why) for h in named if h < first]
+                named = [h for h in named if h >= first]
+            for h in named:
+                require_sealed(sealed, self._job.stream, h)
+            state = self._take_over(sealed)
+        with self._progress("", len(named)) as progress:
+            for h in named:
+                self._attempt(h, order, state)
+                progress.step()
+
+    def _rebuild_waiting(self, order: RebuildRequest) -> None:
+        with self._turn():
+            state = self._take_over(self._call(lambda: seal(self._rebuilder.publisher, self._job.kafka)).state)
+            waiting = self._call(lambda: todo.waiting(self._job, state))
+            if empty := empty_hours(state, waiting):
+                self.results += self._call(lambda: self._rebuilder.accept_empty(empty))
+                state = self._call(self._rebuilder.load)
+            self.results += self._call(lambda: todo.unchanged_refusals(self._job, state, waiting))
+        decided = {result.hour for result in self.results}
+        remaining = [h for h in waiting if h not in decided]
+        sizes = tuple(state.timeline.sealed[h].offsets for h in remaining)
+        with self._progress("", len(remaining), sizes) as progress:
+            for h in remaining:
+                self._attempt(h, order, state)
+                progress.step()
+
+    def _take_over(self, state: State) -> State:
+        """The state, once what an earlier run left is done."""
+        self._call(lambda: take_over(self._job.lake, self._job.stream, self._job.kafka, state.position))
+        return self._call(lambda: self._rebuilder.publisher.recover(state))
+
+    def _restate_incomplete(self) -> None:
+        """Restate accepted hours whose dead letters were lost, then those whose look-back was incomplete."""
+        with self._turn():
+            state = self._call(self._rebuilder.load)
+            lost = self._call(lambda: todo.with_lost_dead_letters(self._job, state))
+        for h, again in lost.items():
+            self._attempt(h, again, state)
+        with self._turn():
+            if lost:
+                state = self._call(self._rebuilder.load)
+            incomplete = self._call(lambda: todo.to_recheck(self._job, state))
+        for h, again in incomplete.items():
+            self._attempt(h, again, state)
+
+    def _attempt(self, hour: str, order: RebuildRequest, state: State) -> None:
+        """Rebuild an hour; one that fails unexpectedly is kept for later, so that the others go on."""
+        try:
+            self._rebuild_hour(hour, order, state)
+        except Unexpected as error:
+            LOG.error("%s: hour %s: %s", self._name, hour, error)
+            self._broken.append(error)
+
+    def _rebuild_hour(self, hour: str, order: RebuildRequest, state: State) -> None:
+        offsets = state.cuts[hour].offsets if hour in state.cuts else None
+        with self._reported(hour):
+            with self._turn(hour, offsets):
+                self.results.append(self._call(lambda: self._rebuilder.rebuild(hour, order), f"hour {hour}"))
+            self._reporter.report()
+        # Wait for an unreachable receiver once in a run, and once more at its end.
+        self._is_notified = self._is_notified and webhook.notify(self._job)
+
+    @contextmanager
+    def _reported(self, hour: str) -> Iterator[None]:
+        """Report the error that an hour's attempt inside ended with."""
+        began = datetime.now(UTC)
+        try:
+            yield
+        except AnabranchError as error:
+            if not self._stop.is_set():
+                self._reporter.failed(hour, began, error)
+            raise
+
+    def _call(self, action: Callable[[], T], what: str = "") -> T:
+        return self._retry.call(f"{self._name}: {what}" if what else self._name, action)
+
+    def _turn(self, hour: str = "", offsets: int | None = 0) -> AbstractContextManager[None]:
+        return nullcontext() if self._turns is None else self._turns.take(hour, offsets)
+
+    @contextmanager
+    def _progress(self, doing: str, hours: int, sizes: tuple[int, ...] = ()) -> Iterator[Progress]:
+        """Progress over hours; of many streams only in the log, since the job shows its own."""
+        name = f"{self._name}: {doing}" if doing else self._name
+        progress = Progress(LOG, name, "hours", hours, sizes, "offsets" if sizes else "")
+        if self._turns is not None:
+            yield progress
+            return
+        with progress, self._rebuilder.show_on(progress):
+            yield progress
+
+
+def rebuild_hours(
+    job: Job,
+    rebuilder: Rebuilder,
+    hours: Collection[str] | None,
+    order: RebuildRequest,
+    reporter: LineageReporter | None = None,
+) -> list[Result]:
+    """As `StreamRun.rebuild`, of a stream that has the job to itself."""
+    return StreamRun(job, rebuilder, reporter=reporter).rebuild(hours, order)
+
+
+def _all_of(broken: Sequence[Unexpected]) -> Unexpected:
+    if len(broken) == 1:
+        return broken[0]
+    more = Unexpected(f"{broken[0]} (and {len(broken) - 1} more hours, in the lines above)")
+    more.__cause__ = broken[0]
+    return more

@@ -1,0 +1,201 @@
+"""Many streams in one batch job: each has its exact rows and its own outcome, whatever the others end with."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from world import World, past_hour, spread
+
+from anabranch.common.errors import ConfigurationError, PositionError, Transient
+from anabranch.job import open_jobs
+from anabranch.offsets.hours import start_of
+from batch_layer.many_streams import Outcome, run_streams
+from batch_layer.rebuild import RebuildRequest
+from batch_layer.stream_run import StreamRun
+
+HOURS = [past_hour(3), past_hour(2), past_hour(1)]
+
+
+def send_hours(one: World, *hours: str, rows: int = 12) -> None:
+    """In each hour `rows` good records, a duplicate of the first one and a dead letter."""
+    for hour in hours:
+        good = spread(hour, rows, f"{one.name}-{hour}")
+        one.send([*good, good[0], (0, start_of(hour), b"no json")])
+
+
+def exact(one: World) -> list[str]:
+    """The events that Kafka acknowledged, once each, sorted."""
+    values = [json.loads(record.value) for record in one.sent if record.value != b"no json"]
+    return sorted({value["event_id"] for value in values})
+
+
+def events(one: World) -> list[str]:
+    return sorted(row["event_id"] for row in one.rows())
+
+
+@pytest.mark.full
+def test_streams_are_rebuilt_side_by_side_and_each_ends_as_it_would_alone(
+    world: Callable[..., World], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    backlog = world()
+    small = world(beside=backlog)
+    refused = world(beside=backlog)
+    gone = world(beside=backlog)
+    away = world(beside=backlog, batch={"grace": "0 seconds", "lookback_hours": 1, "retry_for": "3 seconds"})
+    every = {one.name: one for one in (backlog, small, refused, gone, away)}
+    refused.expect({"type": "expect_column_values_to_be_between", "kwargs": {"column": "level", "max_value": 5}})
+    for one in every.values():
+        one.topic()
+        send_hours(one, *(HOURS if one is backlog else HOURS[-1:]))
+        one.apply()
+    for one in (refused, gone, away):
+        one.speed()
+    gone.delete_topic()
+    gone.topic()
+    (backlog.folder / "streams" / "broken.yaml").write_text("topic: [")
+    _, jobs, broken = open_jobs(str(backlog.folder), (), None, True)
+    assert set(broken) == {"broken"}
+    assert isinstance(broken["broken"], ConfigurationError)
+    [cut_off] = [job for job in jobs if job.stream.name == away.name]
+    # Its brokers do not answer: what it asks of them fails, and is tried again.
+    cut_off.kafka.close()
+    cut_off.kafka._kafka = cut_off.kafka._kafka.model_copy(update={"bootstrap_servers": "127.0.0.1:1"})
+
+    def work(stream: StreamRun) -> None:
+        stream.rebuild(None, RebuildRequest())
+
+    before = backlog.spark.sparkContext._jsc.getPersistentRDDs().size()
+    outcomes = {o.stream: o for o in run_streams(jobs, backlog.spark, work, threading.Event(), at_once=2)}
+
+    def decided(one: World) -> list[tuple[str, str]]:
+        return [(r.hour, r.decision) for r in outcomes[one.name].results]
+
+    assert set(outcomes) == set(every)
+    assert decided(backlog) == [(hour, "accepted") for hour in HOURS]
+    assert decided(small) == [(HOURS[-1], "accepted")]
+    assert decided(refused) == [(HOURS[-1], "refused")]
+    assert {name: o.error for name, o in outcomes.items() if name not in (gone.name, away.name)} == dict.fromkeys(
+        (backlog.name, small.name, refused.name)
+    )
+    assert isinstance(outcomes[gone.name].error, PositionError)
+    assert isinstance(outcomes[away.name].error, Transient)
+    assert "batch.retry_for" in str(outcomes[away.name].error)
+    # A stream with a backlog does not make another wait for all of it.
+    accepted = [r.getMessage() for r in caplog.records if " accepted hour=" in r.getMessage()]
+    assert [small.name in line for line in accepted].index(True) < len(accepted) - 1
+    for one in (backlog, small):
+        assert events(one) == exact(one)
+        assert {h: one.state.served_by(h) for h in HOURS if one.state.is_accepted(h)} == {
+            h: "batch" for h, _ in decided(one)
+        }
+        assert sorted((row["ingest_hour"], row["error_code"]) for row in one.dead("batch")) == [
+            (h, "malformed_json") for h, _ in decided(one)
+        ]
+    for one in (refused, away):
+        assert not one.state.accepted
+        # What the speed layer published stays served.
+        assert sorted(set(events(one))) == exact(one)
+    # Each thread released the records that it had cached.
+    assert backlog.spark.sparkContext._jsc.getPersistentRDDs().size() == before
+
+
+def test_named_hours_of_many_streams_are_exact_though_one_stream_fails(world: Callable[..., World]) -> None:
+    old = world()
+    new = world(beside=old)
+    # It has neither a topic nor tables.
+    missing = world(beside=old)
+    for one, hours in ((old, HOURS[:2]), (new, HOURS[1:2])):
+        one.topic()
+        send_hours(one, *hours)
+        one.apply()
+
+    def run(restate: bool = False) -> dict[str, Outcome]:
+        def work(stream: StreamRun) -> None:
+            stream.rebuild(frozenset(HOURS[:2]), RebuildRequest(restate, why="a test" if restate else None))
+
+        _, jobs, _ = open_jobs(str(old.folder), (missing.name, old.name, new.name), None, False)
+        return {o.stream: o for o in run_streams(jobs, old.spark, work, threading.Event(), at_once=2)}
+
+    first, again = run(), run(restate=True)
+    for outcomes, revision in ((first, 1), (again, 2)):
+        assert {name: o.error for name, o in outcomes.items() if name != missing.name} == {
+            old.name: None,
+            new.name: None,
+        }
+        assert isinstance(outcomes[missing.name].error, ConfigurationError)
+        assert [(r.decision, r.revision) for r in outcomes[old.name].results] == [("accepted", revision)] * 2
+        # A stream that begins later has nothing to do for an earlier hour.
+        assert [(r.hour, r.decision) for r in outcomes[new.name].results] == [
+            (HOURS[0], "before the first"),
+            (HOURS[1], "accepted"),
+        ]
+    assert (events(old), events(new)) == (exact(old), exact(new))
+
+
+@pytest.mark.full
+def test_a_signal_ends_all_streams_and_the_next_run_goes_on(world: Callable[..., World]) -> None:
+    one = world()
+    other = world(beside=one)
+    for stream in (one, other):
+        stream.topic()
+        send_hours(stream, *HOURS[1:])
+        stream.apply()
+    stop = threading.Event()
+
+    def work(stream: StreamRun) -> None:
+        stream.rebuild(None, RebuildRequest())
+
+    def work_once(stream: StreamRun) -> None:
+        stop.set()
+        work(stream)
+
+    _, jobs, _ = open_jobs(str(one.folder), (), None, True)
+    stopped = run_streams(jobs, one.spark, work_once, stop, at_once=1)
+    assert [type(o.error) for o in stopped] == [Transient, Transient]
+    assert all("stop requested" in str(o.error) for o in stopped)
+    _, jobs, _ = open_jobs(str(one.folder), (), None, True)
+    outcomes = run_streams(jobs, one.spark, work, threading.Event(), at_once=2)
+    assert [o.error for o in outcomes] == [None, None]
+    assert (events(one), events(other)) == (exact(one), exact(other))
+
+
+@pytest.mark.full
+def test_the_command_names_each_stream_and_ends_with_one_exit_code(world: Callable[..., World]) -> None:
+    one = world(group="small")
+    refused = world(beside=one, group="small")
+    alone = world(beside=one)
+    refused.expect({"type": "expect_column_values_to_be_between", "kwargs": {"column": "level", "max_value": 5}})
+    for stream in (one, refused, alone):
+        stream.topic()
+        send_hours(stream, HOURS[-1])
+        stream.apply()
+    done = _batch(one.folder, "--group", "small")
+    assert done.returncode == 1, done.stderr[-3000:]
+    views = {view["stream"]: view for view in json.loads(done.stdout)["streams"]}
+    assert set(views) == {one.name, refused.name}
+    assert [(h["hour"], h["state"]) for h in views[one.name]["hours"]] == [(HOURS[-1], "accepted")]
+    assert [(h["hour"], h["state"]) for h in views[refused.name]["hours"]] == [(HOURS[-1], "refused")]
+    assert (views[one.name]["exit_code"], views[refused.name]["exit_code"]) == (0, 1)
+    assert not alone.state.accepted
+    assert events(one) == exact(one)
+    sealed = _batch(one.folder, one.name, alone.name, "--seal-only")
+    assert (sealed.returncode, json.loads(sealed.stdout)["streams"]) == (
+        0,
+        [
+            {"stream": s.name, "sealed": [HOURS[-1]] if s is alone else [], "exit_code": 0, "error": None}
+            for s in sorted((one, alone), key=lambda s: s.name)
+        ],
+    )
+
+
+def _batch(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "anabranch.cli", "batch", *arguments, "--conf", str(folder), "--output", "json"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)

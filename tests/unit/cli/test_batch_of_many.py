@@ -1,0 +1,146 @@
+"""`anabranch batch` of many streams: which streams the job is given, and how their outcomes make one exit code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from anabranch.cli import main
+from anabranch.common.errors import ConfigurationError, PositionError, Transient, Unexpected, combined_exit_code
+from anabranch.protocol.ledger_row import HourAccount
+from batch_layer import job
+from batch_layer.many_streams import Outcome
+from batch_layer.rebuild import Result as HourResult
+
+HOUR = "2026-11-21T03"
+
+
+@pytest.fixture
+def conf(tmp_path: Path) -> Path:
+    folder = tmp_path / "conf"
+    (folder / "streams").mkdir(parents=True)
+    environment = {
+        "kafka": {"bootstrap_servers": "127.0.0.1:1"},
+        "catalog": {"name": "lake", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/w"},
+        "spark": {"master": "local[2]"},
+    }
+    (folder / "anabranch.yaml").write_text(yaml.safe_dump(environment))
+    for name, group in (("a", "small"), ("b", "small"), ("c", None)):
+        stream = {"topic": name, "table": f"t.{name}", "schema": "id STRING NOT NULL", "key": "id"}
+        stream |= {"group": group} if group else {}
+        (folder / "streams" / f"{name}.yaml").write_text(yaml.safe_dump(stream))
+    return folder
+
+
+@pytest.fixture
+def submitted(conf: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[str], Result]]:
+    """Runs `anabranch batch`; returns the arguments of the job, and what the command said."""
+    given: list[str] = []
+    monkeypatch.setattr("anabranch.spark.submit.submit", lambda environment, layer, arguments: given.extend(arguments))
+
+    def run(*arguments: str) -> tuple[list[str], Result]:
+        given.clear()
+        done = CliRunner().invoke(main, ["batch", *arguments, "--conf", str(conf)])
+        return list(given), done
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("c",), ["--stream", "c"]),
+        (("a", "c"), ["--stream", "a", "--stream", "c"]),
+        (("--group", "small"), ["--group", "small"]),
+        (("--all",), ["--all"]),
+    ],
+)
+def test_the_job_is_given_the_selection(
+    submitted: Callable[..., tuple[list[str], Result]], conf: Path, arguments: tuple[str, ...], expected: list[str]
+) -> None:
+    given, done = submitted(*arguments)
+    assert (done.exit_code, given) == (0, [*expected, "--conf", str(conf), "--output", "text"])
+
+
+def test_what_is_asked_of_hours_is_asked_of_each_stream(submitted: Callable[..., tuple[list[str], Result]]) -> None:
+    given, _ = submitted("--all", "--hour", HOUR, "--restate", "--why", "a new schema", "--at-once", "4")
+    assert given[0] == "--all"
+    assert given[-6:] == ["--hour", HOUR, "--restate", "--why=a new schema", "--at-once", "4"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "give one of them"),
+        (("a", "--all"), "give one of them"),
+        (("--group", "large"), "expected a stream's file with `group: large`"),
+        (("a", "missing"), "missing"),
+        (("a", "b", "--hour", HOUR, "--accept", "--why", "known"), "--accept: expected one stream"),
+        (("--group", "small", "--hour", HOUR, "--accept", "--why", "known"), "--accept: expected one stream"),
+    ],
+)
+def test_a_selection_without_streams_or_an_acceptance_of_many_is_refused(
+    submitted: Callable[..., tuple[list[str], Result]], arguments: tuple[str, ...], said: str
+) -> None:
+    given, done = submitted(*arguments)
+    assert (given, done.exit_code) == ([], 2)
+    assert said in done.output
+
+
+@pytest.mark.parametrize(
+    ("codes", "expected"),
+    [
+        ([], 0),
+        ([0, 0], 0),
+        ([0, 75], 75),
+        ([75, 1, 0], 1),
+        ([75, 1, 2], 2),
+        ([70, 2, 1, 75, 0], 70),
+    ],
+)
+def test_one_exit_code_names_what_an_operator_has_to_look_at_first(codes: list[int], expected: int) -> None:
+    assert combined_exit_code(codes) == expected
+
+
+def hour(decision: str, hour: str = HOUR, reason: str | None = None) -> HourResult:
+    return HourResult(hour, decision, 1, reason, HourAccount())
+
+
+OUTCOMES = [
+    Outcome("good", (hour("accepted"),)),
+    Outcome("refused", (hour("refused", reason="too few rows"),)),
+    Outcome("beside", (hour("accepted"), hour("refused", "2026-11-21T01"))),
+    Outcome("away", (hour("accepted"),), Transient("Kafka did not answer")),
+    Outcome("recreated", (), PositionError("another topic")),
+    Outcome("broken", (), ConfigurationError("no such key")),
+    Outcome("bug", (), Unexpected("a bug")),
+    Outcome("idle"),
+]
+CODES = {"good": 0, "refused": 1, "beside": 0, "away": 75, "recreated": 1, "broken": 2, "bug": 70, "idle": 0}
+
+
+def test_the_output_names_each_streams_hours_error_and_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    job._print_many(OUTCOMES, {HOUR}, "json", "to rebuild")
+    views: dict[str, Any] = {view["stream"]: view for view in json.loads(capsys.readouterr().out)["streams"]}
+    assert {name: view["exit_code"] for name, view in views.items()} == CODES
+    assert [(h["hour"], h["state"], h["reason"]) for h in views["refused"]["hours"]] == [
+        (HOUR, "refused", "too few rows")
+    ]
+    assert {name: view["error"] for name, view in views.items() if view["error"]} == {
+        "away": "Kafka did not answer",
+        "recreated": "another topic",
+        "broken": "no such key",
+        "bug": "a bug",
+    }
+    job._print_many(OUTCOMES, {HOUR}, "text", "to rebuild")
+    text = capsys.readouterr().out
+    for words in ("too few rows", "Kafka did not answer", "no hour to rebuild"):
+        assert words in text
+    lines = [line.split() for line in text.splitlines()]
+    assert ["away", "failed"] in [line[:2] for line in lines]
