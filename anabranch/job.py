@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from anabranch import config
+from anabranch import config, family_streams
 from anabranch.common.errors import AnabranchError, ConfigurationError
 from anabranch.common.logs import configure_logging
 from anabranch.common.remote_errors import classify_unexpected
@@ -37,7 +37,7 @@ class Job:
 def open_job(stream: str, conf: str | None) -> Job:
     """Read the configuration and prepare the connections. Raises ConfigurationError."""
     environment = config.load_environment(conf)
-    definition = config.load_stream(stream, conf)
+    definition = family_streams.load_stream(environment, stream, conf)
     return Job(environment, definition, open_lake(environment, definition), KafkaAdapter(environment.kafka))
 
 

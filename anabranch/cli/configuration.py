@@ -14,7 +14,7 @@ import yaml
 from pydantic import BaseModel, ByteSize, SecretStr
 from pydantic.fields import FieldInfo
 
-from anabranch.config import Environment, Stream
+from anabranch.config import Environment, FamilyKeys, Stream
 from anabranch.config.egress import FolderTarget, SearchTarget, TopicTarget
 from anabranch.config.format_settings import FormatSettings
 
@@ -57,19 +57,23 @@ TYPES = """\
 What of each format becomes which type, and when a record is a dead letter instead: [formats.md](formats.md).
 """
 
+FAMILY = """\
+A [family of topics](../how-to/many-streams.md#families-of-topics) has these keys in place of `topic`, `table` and
+`name`, and any other key of a stream."""
+
 _OURS = frozenset({"name", "columns"})
 """Fields of a stream that no file has."""
 
 
-def documented_keys() -> tuple[dict[str, KeyDocumentation], dict[str, KeyDocumentation]]:
-    """By key of the environment's file and of a stream's: what it means, and an example of it in YAML, if any."""
+def documented_keys() -> tuple[dict[str, KeyDocumentation], ...]:
+    """By key of the environment's file, of a stream's and of a family's: what it means, and an example of it in YAML,
+    if any."""
     text = Path(__file__).with_name("configuration_keys.yaml").read_text(encoding="utf-8")
     files = yaml.safe_load(text)
-    environment, stream = (
+    return tuple(
         {key: KeyDocumentation(said["means"], said.get("example", "")) for key, said in files[file].items()}
-        for file in ("environment", "stream")
+        for file in ("environment", "stream", "family")
     )
-    return environment, stream
 
 
 class KeyDocumentation(NamedTuple):
@@ -91,15 +95,17 @@ class Key:
 
 def page() -> str:
     """The whole page."""
-    environment, stream = documented_keys()
+    environment, stream, family = documented_keys()
     parts = [HEAD]
     for title, keys, of_key in (
         ("conf/anabranch.yaml", environment_keys(), environment),
         ("conf/streams/STREAM.yaml", stream_keys(), stream),
+        ("conf/streams/FAMILY.yaml", family_keys(), family),
     ):
         lines = [
             f"## {title}",
             "",
+            *([FAMILY, ""] if of_key is family else []),
             "| key | meaning | type | default | allowed | example |",
             "|---|---|---|---|---|---|",
         ]
@@ -140,6 +146,12 @@ def stream_keys() -> Iterator[Key]:
             yield from (k for k in _of_model("views.NAME", view) if k.name != "views.NAME.name")
         else:
             yield from _keys(key, info)
+
+
+def family_keys() -> Iterator[Key]:
+    """Every key of a family's file that a stream's has not, or has with another meaning."""
+    for name, info in FamilyKeys.model_fields.items():
+        yield from _keys(name, info)
 
 
 def _of_model(prefix: str, model: type[BaseModel]) -> Iterator[Key]:

@@ -12,7 +12,7 @@ from anabranch.cli.options import Failures, open_stream, options, selection, str
 from anabranch.common.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from anabranch.config import Environment, Stream
+    from anabranch.config import Environment, Members, Selected, Stream
     from anabranch.protocol.topic_change import Adopted
 
 
@@ -44,6 +44,7 @@ def apply(
     from anabranch import config
     from anabranch.common.logs import configure_logging
     from anabranch.common.output import print_json
+    from anabranch.family_streams import FamilyStreams
 
     if rolled_back and len(streams) != 1:
         raise ConfigurationError(f"--rolled-back: expected one STREAM, whose file was put back; found {len(streams)}")
@@ -51,9 +52,15 @@ def apply(
         raise ConfigurationError(f"--renamed-from: expected one STREAM, the new name; found {len(streams)}")
     configure_logging()
     environment = config.load_environment(conf)
-    selected = config.select_streams(conf, streams, group, every or not (streams or group))
+    families = FamilyStreams(environment, conf)
+    selected = families.select(streams, group, every or not (streams or group))
+    for error in families.unanswered:
+        raise error
+    families.close()
     shared = {} if streams else config.shared_tables(conf)
     failures, done = Failures(), {}
+    if output == "text":
+        _list_new(environment, families.read_members, selected)
     for name, found in selected.items():
         with failures.of(name):
             changes = _apply(environment, shared.get(name, found), register, rolled_back, renamed_from)
@@ -65,6 +72,22 @@ def apply(
         errors = {name: str(error) for name, error in failures.errors.items()}
         print_json([{"stream": n, "changes": done.get(n, []), "error": errors.get(n)} for n in selected])
     failures.end()
+
+
+def _list_new(environment: Environment, members: Members, selected: Selected) -> None:
+    """List the tables of families that do not exist yet, before they are created."""
+    from anabranch import config
+    from anabranch.iceberg.lake import Lake
+
+    streams = [stream for stream in config.loaded(selected) if stream.name in members]
+    lake = Lake(environment)
+    tables = set().union(*map(lake.table_names, {stream.table.partition(".")[0] for stream in streams}))
+    new = [stream for stream in streams if stream.table not in tables]
+    if new:
+        click.echo(f"families: {len(new)} new of {len(streams)} streams")
+    for stream in new:
+        family = members[stream.name].family
+        click.echo(f"family {family}: topic {stream.topic}: stream {stream.name}, table {stream.table}")
 
 
 def _apply(

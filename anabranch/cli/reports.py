@@ -426,29 +426,34 @@ def status(stream: str, late_after: str | None, watch: bool, every: float, conf:
 @selection
 @options
 def list_streams(streams: tuple[str, ...], group: str | None, every: bool, conf: str | None, output: str) -> None:
-    """List streams: group, topic, table and state.
+    """List streams: family, group, topic, table and state.
 
-    Without STREAM and --group: every stream. `ready`: the stream has its table; `new`: it waits for
-    `anabranch apply`; `broken`: its file is wrong; `unknown`: the catalog does not answer. The exit
-    code is 1 when one is broken or unknown.
+    Without STREAM and --group: every stream, those of families included. `ready`: the stream has its
+    table; `new`: it waits for `anabranch apply`; `gone`: Kafka no longer has the topic of a family's
+    stream, whose tables stay; `broken`: its file is wrong; `unknown`: the catalog does not answer.
+    The exit code is 1 when one is broken or unknown, or when Kafka does not list the topics.
     """
     from anabranch import config
+    from anabranch.common.deadline import Reading
     from anabranch.common.errors import AnabranchError
     from anabranch.common.logs import configure_logging
+    from anabranch.family_streams import FamilyStreams
     from anabranch.iceberg.lake import Lake
-    from anabranch.operations.doctor.reading import Reading
     from anabranch.operations.reports import streams as report
 
     configure_logging()
     environment = config.load_environment(conf)
-    selected = config.select_streams(conf, streams, group, every or not (streams or group))
+    families = FamilyStreams(environment, conf)
+    selected = families.select(streams, group, every or not (streams or group))
     lake, namespaces = Lake(environment), report.namespaces_of(selected)
     tables = Reading("catalog", lambda: set().union(*map(lake.table_names, namespaces)), _CATALOG_SECONDS).facts()
     groups = {name: config.group_in_file(name, conf) for name in config.broken(selected)}
     known = str(tables) if isinstance(tables, AnabranchError) else tables
-    views = report.summarize(selected, groups, config.shared_tables(conf), known)
+    views = report.summarize(selected, groups, config.shared_tables(conf), known, families.read_members)
     report.print_streams(views, output)
-    if any(view.state in ("broken", "unknown") for view in views):
+    for error in families.unanswered:
+        click.echo(f"anabranch: {error}", err=True)
+    if families.unanswered or any(view.state in ("broken", "unknown") for view in views):
         sys.exit(1)
 
 

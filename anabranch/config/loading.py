@@ -34,6 +34,8 @@ DEFAULTS = "defaults.yaml"
 OF_ONE_STREAM = ("topic", "topics", "table", "name")
 """Keys that no two streams share."""
 
+_TOPICS = re.compile(r"^[\"']?topics[\"']?\s*:", re.MULTILINE)
+
 UNREADABLE = "(unreadable)"
 """The group of a stream whose file cannot be read: no group has this name."""
 
@@ -51,7 +53,7 @@ def load_environment(folder: str | Path | None = None) -> Environment:
     if "bounded" in data:
         del data["bounded"]
         _warn_of_bounded(path)
-    environment = _validated(lambda key: path, Environment, data, raw)
+    environment = validated(lambda key: path, Environment, data, raw)
     remember(secrets_of(environment))
     return environment
 
@@ -66,9 +68,26 @@ def _warn_of_bounded(path: Path) -> None:
 
 
 def stream_names(folder: str | Path | None = None) -> tuple[str, ...]:
-    """The streams that the configuration folder holds, sorted."""
-    paths = (resolve_folder(folder) / "streams").glob("*.yaml")
-    return tuple(sorted(p.stem for p in paths if not p.stem.endswith(".expectations")))
+    """The streams that have a file of their own in the configuration folder, sorted."""
+    return tuple(name for name, is_family in _files(folder) if not is_family)
+
+
+def family_names(folder: str | Path | None = None) -> tuple[str, ...]:
+    """The families that the configuration folder has, sorted: files with `topics` in place of `topic`."""
+    return tuple(name for name, is_family in _files(folder) if is_family)
+
+
+def _files(folder: str | Path | None) -> list[tuple[str, bool]]:
+    paths = sorted((resolve_folder(folder) / "streams").glob("*.yaml"))
+    return [(path.stem, _is_family(path)) for path in paths if not path.stem.endswith(".expectations")]
+
+
+def _is_family(path: Path) -> bool:
+    """By a look at its text: parsing hundreds of files takes seconds."""
+    try:
+        return _TOPICS.search(path.read_text(encoding="utf-8")) is not None
+    except (OSError, UnicodeDecodeError):
+        return False  # loading it reports this
 
 
 def stream_file_stamp(name: str, folder: str | Path | None = None) -> tuple[int, ...] | None:
@@ -134,17 +153,27 @@ def load_stream(name: str, folder: str | Path | None = None) -> Stream:
     if not NAME.fullmatch(name):
         raise ConfigurationError(f"stream: expected a name of letters, digits and underscores, found {name!r}")
     path = folder / "streams" / f"{name}.yaml"
+    if path.is_file() and _is_family(path):
+        raise ConfigurationError(
+            f"stream {name!r}: expected a stream, found that {path} is a family; name one of its streams, which "
+            "`anabranch streams` lists"
+        )
     if not path.is_file():
         known = ", ".join(stream_names(folder)) or "none"
         raise ConfigurationError(f"stream {name!r}: expected the file {path}, found none (known streams: {known})")
-    file = _read_stream(path, folder / DEFAULTS)
+    file = read_stream_file(path, folder / DEFAULTS)
     stream = build_stream(file, {"name": name})
+    require_registry(stream, folder)
+    return stream
+
+
+def require_registry(stream: Stream, folder: Path) -> None:
+    """That the environment names a schema registry, for a format that needs one. Raises ConfigurationError."""
     if stream.format.needs_registry and load_environment(folder).registry is None:
         raise ConfigurationError(
             f"{folder / 'anabranch.yaml'}: registry: expected the url of a schema registry, which format "
-            f"{stream.format.type} of stream {name} needs, found none"
+            f"{stream.format.type} of stream {stream.name} needs, found none"
         )
-    return stream
 
 
 @dataclass(frozen=True)
@@ -162,7 +191,7 @@ class StreamFile:
         return self.defaults_path if _depth(self.defaults, key) > _depth(self.own, key) else self.path
 
 
-def _read_stream(path: Path, defaults_path: Path) -> StreamFile:
+def read_stream_file(path: Path, defaults_path: Path) -> StreamFile:
     """Read a stream's file and `defaults.yaml` beside the environment, if there is one."""
     defaults = _parse(defaults_path) if defaults_path.is_file() else {}
     if taken := [key for key in OF_ONE_STREAM if key in defaults]:
@@ -195,9 +224,9 @@ def _depth(values: Any, key: Sequence[Any]) -> int:
     return len(key)
 
 
-def build_stream(file: StreamFile, given: Mapping[str, Any]) -> Stream:
-    """The stream of a file, with values that no file has. Raises ConfigurationError."""
-    data = {**file.values, **given}
+def build_stream(file: StreamFile, given: Mapping[str, Any], values: Mapping[str, Any] | None = None) -> Stream:
+    """The stream of a file, or of `values` in its place, with values that no file has. Raises ConfigurationError."""
+    data = {**(file.values if values is None else values), **given}
     try:
         # Without a schema its key may be misspelt, which is reported with all other mistakes.
         columns = parse_columns(data["schema"]) if "schema" in data else ()
@@ -213,7 +242,7 @@ def build_stream(file: StreamFile, given: Mapping[str, Any]) -> Stream:
         data["expectations"] = path.parent / data["expectations"]
         if not data["expectations"].is_file():
             raise ConfigurationError(f"{path}: expectations: expected the file {data['expectations']}, found none")
-    stream = _validated(file.source, Stream, data, merge(file.defaults, file.own))
+    stream = validated(file.source, Stream, data, merge(file.defaults, file.own))
     remember(secrets_of(stream))
     return stream
 
@@ -260,7 +289,7 @@ def _substitute(path: Path, key: str, value: Any) -> Any:
     return REFERENCE.sub(lookup, value)
 
 
-def _validated(
+def validated(
     source: Callable[[Sequence[Any]], Path], model: type[M], data: Mapping[str, Any], raw: Mapping[str, Any]
 ) -> M:
     """`source`: the file that a key is in."""

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from anabranch.common.errors import ConfigurationError
-from anabranch.config.loading import UNREADABLE, group_in_file, load_stream, resolve_folder, stream_names
+from anabranch.config.family import Members, load_families
+from anabranch.config.loading import (
+    UNREADABLE,
+    family_names,
+    group_in_file,
+    load_stream,
+    resolve_folder,
+    stream_names,
+)
 from anabranch.config.stream import Stream
 
 Selected = Mapping[str, Stream | ConfigurationError]
@@ -14,29 +22,49 @@ Selected = Mapping[str, Stream | ConfigurationError]
 
 
 def select_streams(
-    folder: str | Path | None = None, names: Collection[str] = (), group: str | None = None, every: bool = False
+    folder: str | Path | None = None,
+    names: Collection[str] = (),
+    group: str | None = None,
+    every: bool = False,
+    members: Callable[[], Members] | None = None,
 ) -> Selected:
     """The streams that are named, those with `group: GROUP`, or every stream; names keep their order.
 
-    A file that is wrong is in the result with its error, and changes nothing for other streams. One whose group cannot
-    be read belongs to every group. Raises ConfigurationError for a name without a file, a group or a folder without
-    streams, and for anything but one of the three ways to select.
+    `members` gives the streams of families, and is called only if the folder has a family that may be selected. Without
+    it families are left out, and so are names that may be of a family. A file that is wrong is in the result with its
+    error, and changes nothing for other streams. One whose group cannot be read belongs to every group. Raises
+    ConfigurationError for a name without a file, a group or a folder without streams, and for anything but one of the
+    three ways to select.
     """
     if [bool(names), group is not None, every].count(True) != 1:
         raise ConfigurationError("streams: expected names, or --group NAME, or --all; give one of them")
-    known = stream_names(folder)
+    known, families = stream_names(folder), family_names(folder)
     if names:
-        chosen = tuple(dict.fromkeys(names))
-        if missing := next((name for name in chosen if name not in known), None):
-            load_stream(missing, folder)  # raises, and names the streams that there are
-    elif not known:
+        return _named(folder, tuple(dict.fromkeys(names)), known, members, bool(families))
+    if not known and not families:
         raise ConfigurationError(
             f"{resolve_folder(folder)}/streams: expected a stream's file, found none; `anabranch init` writes examples"
         )
-    else:
-        chosen = known
-    selected = {name: _load(name, folder) for name in chosen}
-    return selected if group is None else _members(selected, group, folder)
+    selected = {name: _load(name, folder) for name in known}
+    groups = {name: group_in_file(name, folder) for name in broken(selected)}
+    groups |= {stream.name: stream.group for stream in loaded(selected)}
+    of_families = {name: group_in_file(name, folder) for name in families}
+    if members is not None and (group is None or {group, UNREADABLE} & {*of_families.values()}):
+        wrong = {name: found for name, found in load_families(folder).items() if isinstance(found, ConfigurationError)}
+        selected |= wrong
+        groups |= {name: of_families[name] for name in wrong}
+        found = members()
+        selected |= {name: member.found for name, member in found.items()}
+        groups |= {name: member.group for name, member in found.items()}
+    if group is None:
+        return selected
+    if group not in (*groups.values(), *of_families.values()):
+        names_of = sorted({str(name) for name in (*groups.values(), *of_families.values())} - {"None", UNREADABLE})
+        raise ConfigurationError(
+            f"group {group!r}: expected a stream's file with `group: {group}` in {resolve_folder(folder)}/streams, "
+            f"found none (known groups: {', '.join(names_of) or 'none'})"
+        )
+    return {name: found for name, found in selected.items() if groups[name] in (group, UNREADABLE)}
 
 
 def loaded(selected: Selected) -> list[Stream]:
@@ -49,21 +77,28 @@ def broken(selected: Selected) -> dict[str, ConfigurationError]:
     return {name: found for name, found in selected.items() if isinstance(found, ConfigurationError)}
 
 
+def _named(
+    folder: str | Path | None,
+    names: Sequence[str],
+    known: Collection[str],
+    members: Callable[[], Members] | None,
+    has_families: bool,
+) -> Selected:
+    is_asked = has_families and members is not None and not set(names) <= set(known)
+    found = members() if is_asked and members is not None else {}
+    selected: dict[str, Stream | ConfigurationError] = {}
+    for name in names:
+        if name in known:
+            selected[name] = _load(name, folder)
+        elif name in found:
+            selected[name] = found[name].found
+        elif is_asked or not has_families:
+            load_stream(name, folder)  # raises, and names the streams that there are
+    return selected
+
+
 def _load(name: str, folder: str | Path | None) -> Stream | ConfigurationError:
     try:
         return load_stream(name, folder)
     except ConfigurationError as error:
         return error
-
-
-def _members(selected: Selected, group: str, folder: str | Path | None) -> Selected:
-    groups = {name: group_in_file(name, folder) for name in broken(selected)}
-    groups |= {stream.name: stream.group for stream in loaded(selected)}
-    members = {name: found for name, found in selected.items() if groups[name] in (group, UNREADABLE)}
-    if not any(groups[name] == group for name in members):
-        known = ", ".join(sorted({str(found) for found in groups.values() if found not in (None, UNREADABLE)}))
-        raise ConfigurationError(
-            f"group {group!r}: expected a stream's file with `group: {group}` in {resolve_folder(folder)}/streams, "
-            f"found none (known groups: {known or 'none'})"
-        )
-    return members

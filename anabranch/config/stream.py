@@ -273,6 +273,12 @@ class Stream(Frozen):
         return (self.hours_table, self.egress_table) if self.egress else (self.hours_table,)
 
     @property
+    def tables(self) -> tuple[str, ...]:
+        """Every table of the stream, and every name that a view is read by."""
+        views = [name for view in self.views for name in (self.view_table(view), self.partials_table(view))]
+        return (self.table, self.dead_letters_table, self.hours_table, self.egress_table, *views)
+
+    @property
     def most_event_dates(self) -> int | None:
         """On how many dates the events of one ingest hour can lie; None when nothing bounds it: where a record has no
         event time, its date is what its producer stamped."""

@@ -248,6 +248,10 @@ class KafkaAdapter:
         records = sum(max(0, end - starts.get(p, 0)) for p, end in ends.items())
         return replace(found, records=records, cluster_id=self.cluster_id())
 
+    def topic_names(self) -> frozenset[str]:
+        """Every topic of the cluster that this client may describe."""
+        return frozenset(self._ask("list the topics", lambda admin: admin.list_topics()))
+
     def cluster_id(self) -> str:
         """The id that the brokers' cluster was given when it was made; empty where they do not say it, or not to us."""
         try:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from anabranch.common.errors import ConfigurationError
-from anabranch.config import Environment, load_environment, load_stream, select_streams
+from anabranch.config import Environment, broken, load_environment, select_streams
 from anabranch.spark.archive import COLLECTOR, archive_options, class_path, spark_home
 from anabranch.spark.jars import JOBS, ensure_jars, jvm_folder
 from anabranch.spark.java import require_java
@@ -100,8 +100,9 @@ def submit_job(
     layer: str, stream: str, conf: str | None, output: str, extra: Sequence[str], master: str | None = None
 ) -> None:
     """Become the job of a stream's layer, once its configuration is known to be right; `master` in place of the
-    configured one. Never returns."""
-    load_stream(stream, conf)
+    configured one. The job itself finds a stream of a family. Never returns."""
+    for error in broken(select_streams(conf, [stream])).values():
+        raise error
     _submit(layer, ["--stream", stream], conf, output, extra, master)
 
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from anabranch.common.deadline import Reading, T
 from anabranch.common.errors import AnabranchError, NoAnswer
 from anabranch.common.progress import Progress
 from anabranch.config import Environment, Stream
 from anabranch.operations.doctor import airflow, catalog, kafka, local, registry, s3, streams, tables
 from anabranch.operations.doctor.finding import Check, Finding, Severity, error, info
-from anabranch.operations.doctor.reading import Reading, T
 
 LOG = logging.getLogger(__name__)
 

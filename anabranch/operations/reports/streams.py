@@ -9,15 +9,17 @@ from typing import Literal
 from anabranch import config
 from anabranch.common.output import print_json, print_table
 
-StreamState = Literal["ready", "new", "broken", "unknown"]
+StreamState = Literal["ready", "new", "gone", "broken", "unknown"]
 
 
 @dataclass(frozen=True)
 class StreamSummary:
-    """A stream as its file declares it. `state`: `ready` has its table; `new` waits for `anabranch apply`; of `broken`,
-    `error` is what is wrong with the file; of `unknown`, why the catalog did not answer."""
+    """A stream as its file declares it. `state`: `ready` has its table; `new` waits for `anabranch apply`; of `gone`,
+    Kafka no longer has the topic; of `broken`, `error` is what is wrong with the file; of `unknown`, why the catalog
+    did not answer. `family`: the family that the stream is of."""
 
     stream: str
+    family: str | None
     group: str | None
     topic: str | None
     table: str | None
@@ -35,10 +37,15 @@ def summarize(
     groups: Mapping[str, str | None],
     shared: Mapping[str, config.ConfigurationError],
     tables: Collection[str] | str,
+    members: config.Members,
 ) -> list[StreamSummary]:
     """A line for each stream. `groups`: the group of each broken file; `shared`: the error of each whose table is
-    another's too; `tables`: the catalog's tables, or why they are not known. Pure."""
-    return [_summary(name, found, groups.get(name), shared.get(name), tables) for name, found in selected.items()]
+    another's too; `tables`: the catalog's tables, or why they are not known; `members`: the streams of families.
+    Pure."""
+    return [
+        _summary(name, found, groups.get(name), shared.get(name), tables, members.get(name))
+        for name, found in selected.items()
+    ]
 
 
 def _summary(
@@ -47,18 +54,23 @@ def _summary(
     group: str | None,
     shared: config.ConfigurationError | None,
     tables: Collection[str] | str,
+    member: config.Member | None,
 ) -> StreamSummary:
+    family = member.family if member is not None else None
     if isinstance(found, config.ConfigurationError):
-        return StreamSummary(name, group, None, None, "broken", str(found))
+        group, topic = (member.group, member.topic) if member is not None else (group, None)
+        return StreamSummary(name, family, group, topic, None, "broken", str(found))
     state: StreamState
     error = None
     if shared is not None:
         state, error = "broken", str(shared)
     elif isinstance(tables, str):
         state, error = "unknown", tables
+    elif member is not None and member.is_gone:
+        state, error = "gone", f"Kafka no longer has topic {found.topic}; the stream and its tables stay"
     else:
         state = "ready" if found.table in tables else "new"
-    return StreamSummary(name, found.group, found.topic, found.table, state, error)
+    return StreamSummary(name, family, found.group, found.topic, found.table, state, error)
 
 
 def print_streams(views: Sequence[StreamSummary], output: str) -> None:
@@ -66,5 +78,5 @@ def print_streams(views: Sequence[StreamSummary], output: str) -> None:
     if output == "json":
         print_json(views)
         return
-    rows = [(v.stream, v.group, v.topic, v.table, v.state, v.error) for v in views]
-    print_table(("stream", "group", "topic", "table", "state", "error"), rows)
+    rows = [(v.stream, v.family, v.group, v.topic, v.table, v.state, v.error) for v in views]
+    print_table(("stream", "family", "group", "topic", "table", "state", "error"), rows)

@@ -9,9 +9,16 @@ import pytest
 import yaml
 
 from anabranch import config
-from anabranch.cli.configuration import KeyDocumentation, documented_keys, environment_keys, page, stream_keys
+from anabranch.cli.configuration import (
+    KeyDocumentation,
+    documented_keys,
+    environment_keys,
+    family_keys,
+    page,
+    stream_keys,
+)
 
-ENVIRONMENT, STREAM = documented_keys()
+ENVIRONMENT, STREAM, FAMILY = documented_keys()
 _ENVIRONMENT = {
     "kafka": {"bootstrap_servers": "127.0.0.1:1"},
     "catalog": {"name": "lake", "uri": "sqlite:///c.db", "warehouse": "file:///w"},
@@ -49,6 +56,7 @@ def _example(of_keys: dict[str, KeyDocumentation], key: str) -> Any:
 def test_every_key_is_told_of_and_no_other() -> None:
     assert [key.name for key in environment_keys()] == list(ENVIRONMENT)
     assert [key.name for key in stream_keys()] == list(STREAM)
+    assert [key.name for key in family_keys()] == list(FAMILY)
     text = page()
     for key in ("`speed.trigger` |", "| `2 seconds` |", "`egress[topic].transaction_rows` |", "| **required** |"):
         assert key in text
@@ -90,3 +98,15 @@ def test_an_example_of_a_stream_is_valid(key: str, tmp_path: Path) -> None:
         data = _put(data, key.split("."), _example(STREAM, key))
     (tmp_path / "streams" / "orders.yaml").write_text(yaml.safe_dump(data))
     assert config.load_stream("orders", tmp_path).name == "orders"
+
+
+@pytest.mark.parametrize("key", _examples(FAMILY))
+def test_an_example_of_a_family_is_valid(key: str, tmp_path: Path) -> None:
+    (tmp_path / "streams").mkdir()
+    (tmp_path / "anabranch.yaml").write_text(yaml.safe_dump(_ENVIRONMENT))
+    data = {**_STREAM, "topics": {"pattern": "shop-(.*)"}, "table": "shop.{1}"}
+    del data["topic"]
+    data = _put(data, key.split("."), _example(FAMILY, key))
+    (tmp_path / "streams" / "shop.yaml").write_text(yaml.safe_dump(data))
+    members = config.expand([config.load_family("shop", tmp_path)], ["shop-a", "app-a"])
+    assert members and all(isinstance(member.found, config.Stream) for member in members.values())

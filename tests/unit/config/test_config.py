@@ -260,7 +260,7 @@ def test_nothing_changes_after_the_start(conf: Path) -> None:
         ({"batch": "{graze: 1 minute}"}, "batch.graze", "unknown key 'graze', did you mean 'grace'?"),
         ({"slo": "{fresh: 0 seconds}"}, "slo.fresh", "expected a duration longer than nothing"),
         ({"slo": "{complete: 90}"}, "slo.complete", "expected a duration such as '2 seconds'"),
-        ({"topics": "x"}, "topics", "unknown key 'topics', did you mean 'topic'?"),
+        ({"topik": "x"}, "topik", "unknown key 'topik', did you mean 'topic'?"),
         ({"shema": "id INT", "schema": ""}, "shema", "unknown key 'shema', did you mean 'schema'?"),
         ({"speed": "{tigger: 2 seconds}"}, "speed.tigger", "unknown key 'tigger', did you mean 'trigger'?"),
         ({"colour": "x"}, "colour", "unknown key 'colour', expected one of airflow, batch, egress, event_time, "),

@@ -15,6 +15,7 @@ from foreign_programs import rewrite
 from lakes import new_environment, new_lake, new_stream
 
 from anabranch.cli import main
+from anabranch.common.deadline import Reading
 from anabranch.common.errors import (
     AnabranchError,
     CodecMissing,
@@ -30,7 +31,6 @@ from anabranch.kafka.client import TopicSettings
 from anabranch.offsets.hours import Cut, Timeline
 from anabranch.operations.doctor import airflow, catalog, kafka, local, registry, s3, streams, tables
 from anabranch.operations.doctor.finding import Check, Finding, Severity
-from anabranch.operations.doctor.reading import Reading
 from anabranch.operations.reports.status import Lag, StreamStatus
 
 ROOT = Path(__file__).parents[3]

@@ -1,0 +1,269 @@
+"""A family: one file that gives a stream for each topic of the cluster that matches a pattern."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from anabranch.common.errors import ConfigurationError
+from anabranch.config.base import NAME, Frozen
+from anabranch.config.loading import (
+    DEFAULTS,
+    StreamFile,
+    build_stream,
+    family_names,
+    read_stream_file,
+    require_registry,
+    resolve_folder,
+    validated,
+)
+from anabranch.config.stream import Stream
+
+_GROUP = re.compile(r"\{([^{}]*)\}")
+_TABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\.[A-Za-z_][A-Za-z0-9_]*")
+# Topics that Kafka and its tools keep for themselves.
+_INTERNAL = "__"
+# The name that a family's own keys are checked with.
+_SAMPLE = "sample"
+
+
+def _pattern(value: str) -> str:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    try:
+        pc.match_substring_regex(pa.array([""]), _whole(value))
+        re.compile(value)
+    except (pa.ArrowInvalid, re.error) as error:
+        why = str(error).removeprefix("Invalid regular expression: ")
+        raise ValueError(
+            f"expected a regular expression (RE2: no look-around, no back-references), found: {why}"
+        ) from None
+    return value
+
+
+def _whole(pattern: str) -> str:
+    return f"^(?:{pattern})$"
+
+
+class Topics(Frozen):
+    """Which topics: `pattern` matches their whole name, `exclude` does not. `create`: a speed process creates the
+    tables of a topic that is new; otherwise `anabranch apply` does."""
+
+    pattern: Annotated[str, AfterValidator(_pattern)] = Field(min_length=1)
+    exclude: Annotated[str, AfterValidator(_pattern)] | None = None
+    create: bool = True
+
+
+class FamilyKeys(Frozen):
+    """The keys that a family's file has in place of `topic`. `table` and `name` name groups of the
+    pattern: `{1}`, `{NAME}`, or `{0}`, the whole topic."""
+
+    topics: Topics
+    table: str
+    name: str | None = None
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family's file, read and checked: what its streams have in common."""
+
+    name: str
+    topics: Topics
+    table: str
+    stream: str
+    group: str | None
+    file: StreamFile = field(repr=False)
+
+    def matches(self, topic: str) -> bool:
+        """Whether the family has a stream for a topic."""
+        return self._groups(topic) is not None
+
+    def stream_name(self, topic: str) -> str:
+        """The name of a topic's stream, which may not be a legal one."""
+        return self._fill(self.stream, topic)
+
+    def table_name(self, topic: str) -> str:
+        """The table of a topic's stream, which may not be a legal one."""
+        return self._fill(self.table, topic)
+
+    @property
+    def namespace(self) -> str:
+        """The namespace of every table of the family."""
+        return self.table.partition(".")[0]
+
+    def may_have(self, table: str) -> bool:
+        """Whether a table's name is one that the family could give."""
+        parts = _GROUP.split(self.table)
+        form = "".join(re.escape(text) if i % 2 == 0 else r"\w*" for i, text in enumerate(parts))
+        return re.fullmatch(form, table) is not None
+
+    def build(self, topic: str) -> Stream:
+        """The stream of a topic that matches. Raises ConfigurationError."""
+        name, table = self.stream_name(topic), self.table_name(topic)
+        where = f"{self.file.path}: topic {topic}"
+        if not _TABLE.fullmatch(table):
+            raise ConfigurationError(
+                f"{where}: table: expected namespace.table of letters, digits and underscores, no digit first, found "
+                f"{table}; change `table: {self.table}`, or leave the topic out with `topics: {{exclude: ...}}`"
+            )
+        if not NAME.fullmatch(name):
+            raise ConfigurationError(
+                f"{where}: name: expected letters, digits and underscores, no digit first, found {name}; change "
+                f"`name: {self.stream}`, or leave the topic out with `topics: {{exclude: ...}}`"
+            )
+        return _build(self.file, name, topic, table)
+
+    def _groups(self, topic: str) -> re.Match[str] | None:
+        if topic.startswith(_INTERNAL) or (self.topics.exclude and re.fullmatch(self.topics.exclude, topic)):
+            return None
+        return re.fullmatch(self.topics.pattern, topic)
+
+    def _fill(self, template: str, topic: str) -> str:
+        found = self._groups(topic)
+        assert found is not None
+        return _GROUP.sub(lambda group: _legal(found[_key(group[1])] or ""), template)
+
+
+@dataclass(frozen=True)
+class Member:
+    """A stream of a family, or the reason that a topic has none. `is_gone`: Kafka no longer has the topic. `creates`:
+    a speed process creates the stream's tables."""
+
+    family: str
+    group: str | None
+    topic: str
+    found: Stream | ConfigurationError
+    is_gone: bool = False
+    creates: bool = False
+
+
+Members = Mapping[str, Member]
+"""By the name of the stream."""
+
+
+def load_families(folder: str | Path | None = None) -> dict[str, Family | ConfigurationError]:
+    """By file: each family of the configuration folder, or the error of its file."""
+    found: dict[str, Family | ConfigurationError] = {}
+    for name in family_names(folder):
+        try:
+            found[name] = load_family(name, folder)
+        except ConfigurationError as error:
+            found[name] = error
+    return found
+
+
+def load_family(name: str, folder: str | Path | None = None) -> Family:
+    """Read and check a family's file; its streams share all other keys, which are checked too. Raises
+    ConfigurationError."""
+    folder = resolve_folder(folder)
+    path = folder / "streams" / f"{name}.yaml"
+    file = read_stream_file(path, folder / DEFAULTS)
+    if "topic" in file.own:
+        raise ConfigurationError(f"{path}: topic: expected topic or topics, found both; remove one")
+    own = {key: file.values[key] for key in FamilyKeys.model_fields if key in file.values}
+    keys = validated(file.source, FamilyKeys, own, file.own)
+    stream = keys.name or f"{name}_{keys.table.rpartition('.')[2]}"
+    _check_templates(path, keys)
+    sample = _build(file, _SAMPLE, _SAMPLE, f"{_SAMPLE}.{_SAMPLE}")
+    require_registry(sample, folder)
+    return Family(name, keys.topics, keys.table, stream, sample.group, file)
+
+
+def _check_templates(path: Path, keys: FamilyKeys) -> None:
+    compiled = re.compile(keys.topics.pattern)
+    known = [*map(str, range(compiled.groups + 1)), *compiled.groupindex]
+    for key, template in (("table", keys.table), ("name", keys.name or "{0}")):
+        used = _GROUP.findall(template)
+        if unknown := next((group for group in used if group not in known), None):
+            raise ConfigurationError(
+                f"{path}: {key}: expected groups of topics.pattern ({', '.join(known)}), found {{{unknown}}}"
+            )
+        if not used:
+            raise ConfigurationError(
+                f"{path}: {key}: expected a group of topics.pattern such as {{1}}, so that each topic has its own, "
+                f"found {template!r}"
+            )
+    if not _TABLE.fullmatch(_GROUP.sub("x", keys.table)) or "{" in keys.table.partition(".")[0]:
+        raise ConfigurationError(
+            f"{path}: table: expected namespace.table with groups behind the point alone, such as raw.{{1}}, found "
+            f"{keys.table!r}"
+        )
+
+
+def expand(
+    families: Iterable[Family],
+    topics: Iterable[str],
+    streams: Sequence[Stream] = (),
+    known: Mapping[str, str] | None = None,
+) -> dict[str, Member]:
+    """The streams of families, by name: one for each topic that matches, and for each that matched before. Pure.
+
+    `streams`: the streams with files of their own, whose topics are no family's. `known`: by name, the topic of each
+    member that there was before. It comes first where two topics would have one table, and stays when its topic is
+    gone. What cannot be a stream is a member with an error: a topic of two families, a table or a name of two streams.
+    """
+    families, present, known = list(families), set(topics), known or {}
+    taken = {table.casefold(): s.name for s in streams for table in s.tables}
+    members: dict[str, Member] = {s.name: Member("", None, s.topic, s) for s in streams}
+    own = {stream.topic for stream in streams}
+    wanted = [(name, topic) for name, topic in known.items() if topic not in own]
+    before = {topic for _, topic in wanted}
+    for topic in [*dict.fromkeys(topic for _, topic in wanted), *sorted(present - before - own)]:
+        matching = [family for family in families if family.matches(topic)]
+        chosen = [family for family in matching if known.get(family.stream_name(topic)) == topic] or matching
+        for family in matching:
+            name = family.stream_name(topic)
+            member = _member(family, topic, [f for f in chosen if f is not family], taken, members)
+            if isinstance(member.found, Stream):
+                taken |= dict.fromkeys(map(str.casefold, member.found.tables), name)
+            is_gone = topic not in present
+            creates = family.topics.create
+            members.setdefault(name, Member(family.name, family.group, topic, member.found, is_gone, creates))
+    return {name: member for name, member in members.items() if member.family}
+
+
+def _member(family: Family, topic: str, rivals: Sequence[Family], taken: Mapping[str, str], members: Members) -> Member:
+    def refused(message: str) -> Member:
+        return Member(family.name, family.group, topic, ConfigurationError(f"{family.file.path}: {message}"))
+
+    name = family.stream_name(topic)
+    if rivals:
+        return refused(
+            f"topic {topic}: expected one family for each topic, found that {rivals[0].file.path} matches it too; "
+            "narrow one `topics.pattern`, or use `topics.exclude`"
+        )
+    if name in members:
+        return refused(
+            f"topic {topic}: expected a stream name of its own, found {name}, which topic {members[name].topic} has; "
+            "change `name:`, or leave one topic out with `topics.exclude`"
+        )
+    try:
+        stream = family.build(topic)
+    except ConfigurationError as error:
+        return Member(family.name, family.group, topic, error)
+    if shared := next((table for table in stream.tables if table.casefold() in taken), None):
+        return refused(
+            f"topic {topic}: expected tables of its own, found {shared}, which belongs to stream "
+            f"{taken[shared.casefold()]}; change `table:`, or leave one topic out with `topics.exclude`"
+        )
+    return Member(family.name, family.group, topic, stream)
+
+
+def _build(file: StreamFile, name: str, topic: str, table: str) -> Stream:
+    values = {key: value for key, value in file.values.items() if key not in ("topics", "name")}
+    return build_stream(file, {"name": name, "topic": topic, "table": table}, values)
+
+
+def _key(group: str) -> int | str:
+    return int(group) if group.isdecimal() else group
+
+
+def _legal(text: str) -> str:
+    """What a group adds to a name: Kafka's `.` and `-` become `_`."""
+    return re.sub(r"[.-]", "_", text)

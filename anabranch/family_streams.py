@@ -1,0 +1,214 @@
+"""The streams of families: those of the topics that Kafka lists, and of the tables that the catalog has.
+
+A member whose topic is gone stays a stream: its table names the stream and the topic (`anabranch.stream`). So do all
+members while Kafka does not answer.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from anabranch import config
+from anabranch.common.deadline import Reading
+from anabranch.common.errors import AnabranchError, ConfigurationError
+from anabranch.config import Environment, Family, Member, Members, Selected, Stream
+from anabranch.iceberg.lake import Lake
+from anabranch.iceberg.owner import read_owner
+from anabranch.kafka.client import KafkaAdapter
+
+LOG = logging.getLogger(__name__)
+
+POLL_S = 10.0
+"""How often the topics are listed."""
+
+KAFKA_S, WAIT_S = 3.0, 6.0
+"""How long a caller waits for Kafka, and for Kafka and the catalog together."""
+
+_BESIDE = ("_dead_letters", "_hours", "_egress")
+
+
+class FamilyStreams:
+    """The streams of a configuration folder's families, as files and topics are by now.
+
+    A topic that appears becomes a member within `POLL_S`. A member stays while its family's file matches its topic. A
+    Kafka or catalog that does not answer changes nothing: the error is logged, and `unanswered` has it.
+    """
+
+    def __init__(self, environment: Environment, conf: str | Path | None = None, every: float = POLL_S) -> None:
+        self._conf, self._every = conf, every
+        self._kafka, self._lake = KafkaAdapter(environment.kafka), Lake(environment)
+        self._lock = threading.Lock()
+        self._began = float("-inf")
+        self._reading: Reading[bool] | None = None
+        self._listing: Reading[frozenset[str]] | None = None
+        self._topics: frozenset[str] | None = None
+        self._known: dict[str, str] = {}
+        self._read_at: object = None
+        self._members: Members = {}
+        self.unanswered: list[AnabranchError] = []
+        self.broken: Mapping[str, ConfigurationError] = {}
+        """By family: the error of its file."""
+
+    def members(self) -> Members:
+        """By name: each member. The first call waits for Kafka and the catalog, `WAIT_S` at most; later ones never
+        wait, and begin to read again when `every` seconds have passed."""
+        with self._lock:
+            if not config.family_names(self._conf):
+                self.broken, self.unanswered = {}, []
+                return {}
+            is_first = self._began == float("-inf")
+            if self._reading is not None and self._reading.has_ended:
+                self._end(self._reading)
+            if self._reading is None and time.monotonic() - self._began >= self._every:
+                self._began = time.monotonic()
+                self._reading = Reading("the streams of families", self._read, WAIT_S, "list")
+            if is_first and self._reading is not None:
+                self._end(self._reading)
+            return self._members
+
+    def select(self, names: Collection[str] = (), group: str | None = None, every: bool = False) -> Selected:
+        """The streams that are selected, those of families among them; see `config.select_streams`."""
+        return config.select_streams(self._conf, names, group, every, self.members)
+
+    @property
+    def read_members(self) -> Members:
+        """The members that the last call has read; none before the first."""
+        return self._members
+
+    def close(self) -> None:
+        """Close the connection to Kafka."""
+        self._kafka.close_quietly()
+
+    def _end(self, reading: Reading[bool]) -> None:
+        facts = reading.facts()
+        if isinstance(facts, AnabranchError):
+            self.unanswered = [facts]
+            LOG.warning("families: unanswered error=%s", facts)
+        if reading.has_ended:
+            self._reading = None
+
+    def _read(self) -> bool:
+        unanswered = []
+        topics = self._list_topics()
+        if isinstance(topics, AnabranchError):
+            unanswered.append(topics)
+        else:
+            self._topics = topics
+        own, names = config.stream_names(self._conf), config.family_names(self._conf)
+        stamps = [config.stream_file_stamp(name, self._conf) for name in (*names, *own)]
+        read_at = (names, own, stamps, self._topics)
+        if not unanswered and read_at == self._read_at:
+            return True
+        read = config.load_families(self._conf)
+        families = [family for family in read.values() if isinstance(family, Family)]
+        self.broken = {n: error for n, error in read.items() if isinstance(error, ConfigurationError)}
+        streams = config.loaded(config.select_streams(self._conf, own)) if own else []
+        found = config.expand(families, self._topics or (), streams, self._known)
+        try:
+            tables = {table for stream in (*streams, *_streams(found)) for table in stream.tables}
+            self._known = read_known(self._lake, families, tables) | self._known
+        except AnabranchError as error:
+            unanswered.append(error)
+        members = config.expand(families, self._topics or (), streams, self._known)
+        if self._topics is None:
+            # It is unknown whether a topic is gone.
+            members = {name: replace(member, is_gone=False) for name, member in members.items()}
+        self._report(members, unanswered)
+        self._known |= {stream.name: stream.topic for stream in _streams(members)}
+        self._members, self.unanswered = members, unanswered
+        self._read_at = None if unanswered else read_at
+        return True
+
+    def _list_topics(self) -> frozenset[str] | AnabranchError:
+        """The cluster's topics. A call that hangs continues, and is not made a second time."""
+        if self._listing is None:
+            self._listing = Reading("the topics of families", self._kafka.topic_names, KAFKA_S, "list")
+        topics = self._listing.facts()
+        if self._listing.has_ended:
+            self._listing = None
+        return topics
+
+    def _report(self, members: Members, unanswered: Iterable[AnabranchError]) -> None:
+        for error in unanswered:
+            LOG.warning("families: unanswered error=%s", error)
+        for name, member in members.items():
+            if self._members.get(name) == member:
+                continue
+            family, topic = member.family, member.topic
+            if isinstance(member.found, ConfigurationError):
+                LOG.warning("family %s: no stream topic=%s error=%s", family, topic, member.found)
+            elif member.is_gone:
+                LOG.warning(
+                    "family %s: topic is gone, its stream and tables stay topic=%s stream=%s", family, topic, name
+                )
+            elif name not in self._known:
+                LOG.info("family %s: new stream topic=%s stream=%s table=%s", family, topic, name, member.found.table)
+
+
+def read_known(lake: Lake, families: Iterable[Family], tables: Collection[str]) -> dict[str, str]:
+    """By stream: the topic of each member that has a table in the catalog, other than these tables. Raises Terminal,
+    Transient."""
+    known = {}
+    for family in families:
+        names = lake.table_names(family.namespace)
+        for name in sorted(names - set(tables)):
+            if not family.may_have(name) or _is_beside(name, names):
+                continue
+            owner = read_owner(lake.load(name))
+            if owner is not None and family.matches(owner.topic) and family.stream_name(owner.topic) == owner.stream:
+                known[owner.stream] = owner.topic
+    return known
+
+
+def _is_beside(table: str, names: Collection[str]) -> bool:
+    """Whether a table is one of those beside a stream's own, which name no stream."""
+    return any(table.endswith(end) and table.removesuffix(end) in names for end in _BESIDE)
+
+
+def load_stream(environment: Environment, name: str, conf: str | Path | None = None) -> Stream:
+    """A stream by name: its file's, or a family's. Raises ConfigurationError, Transient."""
+    if name in config.stream_names(conf) or not config.family_names(conf):
+        return config.load_stream(name, conf)
+    [found] = select_streams(environment, conf, [name]).values()
+    if isinstance(found, ConfigurationError):
+        raise found
+    return found
+
+
+def select_streams(
+    environment: Environment,
+    conf: str | Path | None = None,
+    names: Collection[str] = (),
+    group: str | None = None,
+    every: bool = False,
+    unanswered: list[AnabranchError] | None = None,
+) -> Selected:
+    """The streams that are selected, those of families among them; see `config.select_streams`.
+
+    Where Kafka or the catalog does not answer, a family may have streams that are not known. The error is added to
+    `unanswered`; without it, it is raised: Transient.
+    """
+    families = FamilyStreams(environment, conf)
+    try:
+        try:
+            selected = families.select(names, group, every)
+        except ConfigurationError:
+            if families.unanswered and names:
+                raise families.unanswered[0] from None  # the name may be of a family
+            raise
+        if families.unanswered and not names:
+            if unanswered is None:
+                raise families.unanswered[0]
+            unanswered.extend(families.unanswered)
+        return selected
+    finally:
+        families.close()
+
+
+def _streams(members: Mapping[str, Member]) -> list[Stream]:
+    return [member.found for member in members.values() if isinstance(member.found, Stream)]

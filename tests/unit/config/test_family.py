@@ -1,0 +1,199 @@
+"""A family: one file, a stream for each topic that matches; what cannot be one is named and leaves the others alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from anabranch.common.errors import ConfigurationError
+from anabranch.config import (
+    Family,
+    Member,
+    Stream,
+    expand,
+    family_names,
+    load_families,
+    load_family,
+    load_stream,
+    select_streams,
+    stream_names,
+)
+
+FAMILY: dict[str, Any] = {
+    "topics": {"pattern": "app-(.*)"}, "table": "raw.{1}", "key": "id", "schema": "id STRING NOT NULL",
+    "group": "small",
+}  # fmt: skip
+
+
+@pytest.fixture
+def conf(tmp_path: Path) -> Path:
+    (tmp_path / "streams").mkdir()
+    write(tmp_path, "app")
+    return tmp_path
+
+
+def write(conf: Path, file: str, /, **values: Any) -> None:
+    own = {key: value for key, value in (FAMILY | values).items() if value is not None}
+    (conf / "streams" / f"{file}.yaml").write_text(yaml.safe_dump(own))
+
+
+def family(conf: Path, name: str = "app") -> Family:
+    return load_family(name, conf)
+
+
+def summary(members: dict[str, Member]) -> dict[str, tuple[str, str] | str]:
+    return {
+        name: (m.topic, m.found.table) if isinstance(m.found, Stream) else f"{m.topic}: {m.found}"
+        for name, m in members.items()
+    }
+
+
+def refusal(conf: Path, **values: Any) -> str:
+    write(conf, "app", **values)
+    with pytest.raises(ConfigurationError) as refused:
+        load_family("app", conf)
+    return str(refused.value)
+
+
+def test_each_topic_that_matches_whole_is_a_stream(conf: Path) -> None:
+    members = expand([family(conf)], ["app-orders", "app-user.events", "my-app-x", "other", "app-"])
+    assert summary(members)["app_orders"] == ("app-orders", "raw.orders")
+    assert summary(members)["app_user_events"] == ("app-user.events", "raw.user_events")
+    assert sorted(members) == ["app_", "app_orders", "app_user_events"]
+    assert "topic app-: table: expected namespace.table" in summary(members)["app_"]
+    stream = members["app_orders"].found
+    assert isinstance(stream, Stream)
+    assert (stream.name, stream.group, stream.key) == ("app_orders", "small", ("id",))
+
+
+def test_groups_are_numbered_and_named(conf: Path) -> None:
+    topics = {"pattern": "(?P<team>[a-z]+)\\.(v[0-9]+)\\.(.*)"}
+    write(conf, "app", topics=topics, table="raw.{team}_{3}_{2}", name="s_{3}")
+    assert summary(expand([family(conf)], ["shop.v2.orders"])) == {"s_orders": ("shop.v2.orders", "raw.shop_orders_v2")}
+
+
+def test_topics_that_are_excluded_or_kafkas_own_are_none(conf: Path) -> None:
+    write(conf, "app", topics={"pattern": "(.*)", "exclude": ".*-dlq"}, name="{1}")
+    assert list(expand([family(conf)], ["orders", "orders-dlq", "__consumer_offsets"])) == ["orders"]
+
+
+def test_a_topic_with_a_file_of_its_own_is_no_member(conf: Path) -> None:
+    write(conf, "special", topics=None, topic="app-orders", table="raw.orders")
+    own = [load_stream("special", conf)]
+    assert list(expand([family(conf)], ["app-orders", "app-users"], own)) == ["app_users"]
+
+
+def test_a_member_stays_when_its_topic_is_gone(conf: Path) -> None:
+    members = expand([family(conf)], ["app-users"], (), {"app_orders": "app-orders", "app_users": "app-users"})
+    assert {name: (m.topic, m.is_gone) for name, m in members.items()} == {
+        "app_orders": ("app-orders", True),
+        "app_users": ("app-users", False),
+    }
+
+
+def test_a_topic_of_two_families_is_refused_for_both(conf: Path) -> None:
+    write(conf, "all", topics={"pattern": "([a-z]*)-(.*)"}, table="all.{1}_{2}")
+    families = [family(conf), family(conf, "all")]
+    said = summary(expand(families, ["app-x", "web-y"]))
+    assert said["all_web_y"] == ("web-y", "all.web_y")
+    assert f"{conf}/streams/app.yaml: topic app-x: expected one family for each topic" in said["app_x"]
+    assert f"{conf}/streams/app.yaml matches it too" in said["all_app_x"]
+    # A member that there was is not stopped by a family that is added.
+    said = summary(expand(families, ["app-x"], (), {"app_x": "app-x"}))
+    assert said["app_x"] == ("app-x", "raw.x")
+    assert "expected one family" in said["all_app_x"]
+
+
+@pytest.mark.parametrize(
+    ("topics", "known", "refused", "table"),
+    [
+        (["app-a-b", "app-a.b"], {}, "app-a.b", "raw.a_b"),
+        (["app-a-b", "app-a.b"], {"app_a_b": "app-a.b"}, "app-a-b", "raw.a_b"),
+    ],
+)
+def test_the_second_of_two_topics_with_one_name_is_refused(
+    conf: Path, topics: list[str], known: dict[str, str], refused: str, table: str
+) -> None:
+    write(conf, "app", name="{0}")
+    members = expand(
+        [family(conf)], topics, (), {f"{t.replace('-', '_').replace('.', '_')}": t for t in known.values()}
+    )
+    [(name, member)] = members.items()
+    assert (name, member.topic) == ("app_a_b", next(t for t in topics if t != refused))
+
+
+def test_tables_must_differ_from_those_beside_another_streams_table(conf: Path) -> None:
+    said = summary(expand([family(conf)], ["app-orders", "app-orders_hours", "app-Orders"]))
+    assert said["app_Orders"] == ("app-Orders", "raw.Orders")
+    assert (
+        "topic app-orders: expected tables of its own, found raw.orders, which belongs to stream app_Orders"
+        in (said["app_orders"])
+    )
+    assert "found raw.orders_hours, which belongs to stream app_Orders" in said["app_orders_hours"]
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"topics": {"pattern": "app-("}}, "topics.pattern: expected a regular expression (RE2"),
+        ({"topics": {"pattern": "app-(?=x)(.*)"}}, "topics.pattern: expected a regular expression (RE2"),
+        ({"topics": {"pattern": r"(a)\1"}}, "topics.pattern: expected a regular expression (RE2"),
+        ({"topics": {"pattern": "app-(.*)", "exclude": "["}}, "topics.exclude: expected a regular expression"),
+        ({"topics": {"patern": "app-(.*)"}}, "topics.patern: unknown key 'patern', did you mean 'pattern'?"),
+        ({"topics": "app-.*"}, "topics: expected a mapping of keys"),
+        ({"table": "raw.{2}"}, "table: expected groups of topics.pattern (0, 1), found {2}"),
+        ({"table": "raw.{team}"}, "table: expected groups of topics.pattern (0, 1), found {team}"),
+        ({"table": "raw.events"}, "table: expected a group of topics.pattern such as {1}"),
+        ({"table": "{1}.events"}, "table: expected namespace.table with groups behind the point alone"),
+        ({"table": "raw.a-{1}"}, "table: expected namespace.table with groups behind the point alone"),
+        ({"table": None}, "table: required key, found none"),
+        ({"name": "app"}, "name: expected a group of topics.pattern such as {1}"),
+        ({"topic": "app-x"}, "topic: expected topic or topics, found both"),
+        ({"schema": "id STRIN"}, "schema: column id: unknown type 'STRIN'"),
+        ({"key": "other"}, "key: expected a column of the schema"),
+        ({"sped": {}}, "sped: unknown key 'sped'"),
+    ],
+)
+def test_a_mistake_in_a_familys_file(conf: Path, values: dict[str, Any], said: str) -> None:
+    message = refusal(conf, **values)
+    assert message.startswith(f"{conf}/streams/app.yaml: {said}"), message
+
+
+def test_a_topic_whose_table_is_not_legal_is_named(conf: Path) -> None:
+    said = summary(expand([family(conf)], ["app-2024", "app-ok"]))
+    assert said["app_ok"] == ("app-ok", "raw.ok")
+    assert "topic app-2024: table: expected namespace.table" in said["app_2024"]
+
+
+def test_a_family_is_no_stream(conf: Path) -> None:
+    assert (stream_names(conf), family_names(conf)) == ((), ("app",))
+    with pytest.raises(ConfigurationError, match=r"found that .*app.yaml is a family; name one of its streams"):
+        load_stream("app", conf)
+
+
+def test_members_are_selected_as_streams_are(conf: Path) -> None:
+    write(conf, "own", topics=None, topic="own", table="raw.own", group="large")
+    write(conf, "wrong", topics={"pattern": "("}, group="small")
+
+    def members() -> dict[str, Member]:
+        return expand([f for f in load_families(conf).values() if isinstance(f, Family)], ["app-x", "app-2"])
+
+    assert list(select_streams(conf, group="large", members=members)) == ["own"]
+    assert list(select_streams(conf, group="small", members=members)) == ["wrong", "app_2", "app_x"]
+    assert list(select_streams(conf, every=True, members=members)) == ["own", "wrong", "app_2", "app_x"]
+    assert list(select_streams(conf, ["app_x", "own"], members=members)) == ["app_x", "own"]
+    with pytest.raises(ConfigurationError, match="stream 'app_y'"):
+        select_streams(conf, ["app_y"], members=members)
+
+
+def test_topics_of_families_are_asked_for_only_where_one_may_be_selected(conf: Path) -> None:
+    write(conf, "own", topics=None, topic="own", table="raw.own", group="large")
+
+    def members() -> dict[str, Member]:
+        raise AssertionError("asked")
+
+    assert list(select_streams(conf, group="large", members=members)) == ["own"]
+    assert list(select_streams(conf, ["own"], members=members)) == ["own"]
