@@ -12,6 +12,8 @@ from anabranch import config, family_streams
 from anabranch.common.errors import AnabranchError, ConfigurationError
 from anabranch.common.logs import configure_logging
 from anabranch.common.remote_errors import classify_unexpected
+from anabranch.config import Member
+from anabranch.family_streams import FamilyStreams
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.owner import open_lake
 from anabranch.kafka.client import KafkaAdapter
@@ -22,12 +24,14 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Job:
-    """A job's stream and its connections. Nothing is opened before it is used."""
+    """A job's stream and its connections. Nothing is opened before it is used. `creates_tables`: the speed layer
+    creates the stream's tables, because a family has it so."""
 
     environment: config.Environment
     stream: config.Stream
     lake: Lake
     kafka: KafkaAdapter
+    creates_tables: bool = False
 
     @property
     def ledger(self) -> Ledger:
@@ -57,10 +61,11 @@ def open_jobs(
 
 
 class StreamFolder:
-    """The jobs of a configuration folder's streams, of those that are named, or of a group, as their files are.
+    """The jobs of a configuration folder's streams, of those that are named, or of a group: as their files are by now,
+    and of families as Kafka's topics are.
 
     The environment is the one of the start. Raises ConfigurationError, at the start alone, for a file that is wrong
-    (unless `strict` is false), and for a group without streams.
+    (unless `strict` is false), and for a group without streams. A topic of a family that cannot be a stream is logged.
     """
 
     def __init__(
@@ -68,14 +73,16 @@ class StreamFolder:
     ) -> None:
         self._conf, self._named, self._group = conf, tuple(names), group
         self._environment = config.load_environment(conf)
-        self._read: dict[str, tuple[tuple[int, ...] | None, Job | ConfigurationError]] = {}
+        self._families = FamilyStreams(self._environment, conf)
+        self._read: dict[str, tuple[object, Job | ConfigurationError]] = {}
         if group is not None:
             config.select_streams(conf, group=group)
         if not self._named:
             config.require_different_tables(conf)
-        for found in self.jobs().values():
-            if strict and isinstance(found, ConfigurationError):
-                raise found
+        found, members = self.jobs(), self._families.read_members
+        for name, one in found.items():
+            if strict and isinstance(one, ConfigurationError) and name not in members:
+                raise one
 
     @property
     def environment(self) -> config.Environment:
@@ -83,29 +90,42 @@ class StreamFolder:
 
     def jobs(self) -> dict[str, Job | ConfigurationError]:
         """By stream: its job, the same one for as long as its file does not change; or what is wrong with the file."""
-        self._read = {name: self._current(name) for name in self._named or config.stream_names(self._conf)}
-        return {name: found for name, (_, found) in self._read.items() if self._is_chosen(name, found)}
+        members = self._families.members()
+        names = self._named or (*config.stream_names(self._conf), *members)
+        self._read = {name: self._current(name, members.get(name)) for name in names}
+        found = {name: one for name, (_, one) in self._read.items()}
+        if not self._named:
+            found |= self._families.broken
+        return {name: one for name, one in found.items() if self._is_chosen(name, one, members.get(name))}
 
-    def _is_chosen(self, name: str, found: Job | ConfigurationError) -> bool:
+    def _is_chosen(self, name: str, found: Job | ConfigurationError, member: Member | None) -> bool:
         if self._group is None:
             return True
         if isinstance(found, Job):
             return found.stream.group == self._group
-        return config.group_in_file(name, self._conf) == self._group
+        group = member.group if member is not None else config.group_in_file(name, self._conf)
+        return group == self._group
 
-    def _current(self, name: str) -> tuple[tuple[int, ...] | None, Job | ConfigurationError]:
+    def _current(self, name: str, member: Member | None) -> tuple[object, Job | ConfigurationError]:
         known = self._read.get(name)
-        stamp = config.stream_file_stamp(name, self._conf)
+        stamp = config.stream_file_stamp(name, self._conf) if member is None else (member.found, member.creates)
         if known is not None and known[0] == stamp:
             return known
         try:
-            stream = config.load_stream(name, self._conf)
+            stream = config.load_stream(name, self._conf) if member is None else _stream_of(member)
         except ConfigurationError as error:
             LOG.warning("stream %s: file ignored: %s", name, error)
             return stamp, error
         LOG.info("stream %s: file loaded", name)
+        creates = member is not None and member.creates
         lake = open_lake(self._environment, stream)
-        return stamp, Job(self._environment, stream, lake, KafkaAdapter(self._environment.kafka))
+        return stamp, Job(self._environment, stream, lake, KafkaAdapter(self._environment.kafka), creates)
+
+
+def _stream_of(member: Member) -> config.Stream:
+    if isinstance(member.found, ConfigurationError):
+        raise member.found
+    return member.found
 
 
 def parser(description: str, many: bool = False) -> argparse.ArgumentParser:

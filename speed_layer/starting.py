@@ -13,7 +13,7 @@ from anabranch.iceberg.owner import read_owner
 from anabranch.job import Job
 from anabranch.kafka.source import read_ranges
 from anabranch.offsets.position import Offsets, Ranges, to_keys
-from anabranch.protocol.apply import require_columns
+from anabranch.protocol.apply import apply, is_created, require_columns
 from anabranch.protocol.owner import take_over
 from anabranch.protocol.sealing import check_clock
 from anabranch.protocol.state import check_log_end, check_topic, load_state
@@ -45,11 +45,16 @@ class StreamStart:
         self._count, self._note_progress = count, note_progress
 
     def run(self) -> Offsets:
-        """Recover, compare clocks, catch up. Returns the start position.
+        """Create the tables of a new topic, where its family has it so; recover, compare clocks, catch up. Returns the
+        start position.
 
         Raises Transient when a stop is requested or a service does not answer, PositionError when the topic and the
         table contradict each other or retention deleted unread offsets, Terminal for a table that needs `apply`.
         """
+        job = self._job
+        if job.creates_tables and not is_created(job.lake, job.stream):
+            for change in apply(job.environment, job.stream, job.lake, job.kafka):
+                LOG.info("stream %s: %s", job.stream.name, change)
         state = self._batches.recover()
         reach(Step.SPEED_RECOVERED)
         require_columns(state.table, self._job.stream)

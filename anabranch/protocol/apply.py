@@ -225,6 +225,14 @@ def apply(
     return changes
 
 
+def is_created(lake: Lake, stream: Stream) -> bool:
+    """Whether a stream has all tables and branches that `apply` creates. Raises Terminal, Transient."""
+    branched = (stream.table, stream.dead_letters_table, *map(stream.partials_table, stream.views))
+    if not all(map(lake.exists, (*branched, *stream.plain_tables))):
+        return False
+    return all(set(BRANCHES) <= lake.load(name).metadata.refs.keys() for name in branched)
+
+
 def guard_state(lake: Lake, stream: Stream) -> list[str]:
     """Protect the state of the branches against other programs' maintenance, in tables of earlier
     versions: move it from side files to table properties, and tag the newest publishes. Every

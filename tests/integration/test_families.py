@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import yaml
 from click.testing import CliRunner
 from commands import call
+from groups import running
+from pyspark.sql import SparkSession
 from waiting import wait_for
-from world import SCHEMA, World
+from world import SCHEMA, World, event
 
 from anabranch.cli import main
-from anabranch.kafka.client import create_topic
+from anabranch.config import Kafka
+from anabranch.job import StreamFolder
+from anabranch.kafka.client import create_topic, new_producer
 
 
 def _streams(one: World) -> dict[str, tuple[str, str | None, str]]:
@@ -62,3 +67,46 @@ def test_a_familys_topics_become_streams_and_none_is_dropped(world: Callable[...
     }
     assert call(one, "apply", "fam_user_events").endswith("fam_user_events: nothing to change\n")
     assert "stream 'fam_other'" in call(one, "status", "fam_other", expect=2)
+
+
+def test_a_new_topic_becomes_a_stream_of_a_running_group(world: Callable[..., World], spark: SparkSession) -> None:
+    one = world()
+    family: dict[str, Any] = {
+        "topics": {"pattern": f"{one.name}-(.*)"},
+        "table": f"{one.name}_raw.{{1}}",
+        "schema": SCHEMA,
+        "key": "event_id",
+        "group": "small",
+        "speed": {"trigger": "1 second"},
+    }
+    (one.folder / "streams" / "fam.yaml").write_text(yaml.safe_dump(family))
+    one.configure(group="small")
+    one.topic()
+    one.apply()
+    folder = StreamFolder(str(one.folder), group="small")
+    assert list(folder.jobs()) == [one.name]
+    with running(spark, one.job.environment.kafka, folder.jobs) as group:
+        one.send_now(10, "a")
+        wait_for(lambda: one.published == 10, "the stream with a file to be published")
+        new = f"{one.name}-new"
+        create_topic(one.job.environment.kafka, new, 1, {})
+        send(one.job.environment.kafka, new, [event(f"b-{i}", datetime.now(UTC)) for i in range(7)])
+        table = f"{one.name}_raw.new"
+        wait_for(lambda: one.lake.exists(table), "the new topic's table to be created", 60)
+        wait_for(lambda: rows(one, table) == list(range(7)), "the new topic's records to be published", 60)
+        one.send_now(10, "c")
+        wait_for(lambda: one.published == 20, "the stream with a file to be published again")
+        assert group.failures == {}
+
+
+def rows(one: World, table: str) -> list[int]:
+    """The offsets of a table's rows."""
+    return sorted(one.lake.load(table).scan().to_arrow()["kafka_offset"].to_pylist())
+
+
+def send(kafka: Kafka, topic: str, values: list[bytes]) -> None:
+    producer = new_producer(kafka)
+    for value in values:
+        producer.send(topic, value, key=b"k")
+    producer.flush()
+    producer.close()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 
+from groups import running
 from pyspark.sql import SparkSession
 from registry import SchemaRegistry
 from waiting import wait_for
@@ -28,25 +28,8 @@ def _jobs(*worlds: World) -> dict[str, Job | ConfigurationError]:
 def _running(spark: SparkSession, streams: Mapping[str, Job | ConfigurationError]) -> Iterator[GroupJob]:
     """A group for the length of a `with`; at its end it is stopped, and what it raised is raised."""
     kafka = next(one for one in streams.values() if isinstance(one, Job)).environment.kafka
-    group = GroupJob(spark, kafka, lambda: streams)
-    raised: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            group.run()
-        except BaseException as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=run, name="group")
-    thread.start()
-    try:
+    with running(spark, kafka, lambda: streams) as group:
         yield group
-    finally:
-        group.stop()
-        thread.join(120)
-    assert not thread.is_alive(), "expected the group to stop within two minutes"
-    if raised:
-        raise raised[0]
 
 
 def _exact(one: World, dead: int = 0) -> None:
