@@ -20,6 +20,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from anabranch.common.errors import AnabranchError, ConfigurationError, JvmGone, Transient
+from anabranch.common.health import PATIENCE, NoteProgress
 from anabranch.common.logs import fields
 from anabranch.common.retry import Retry
 from anabranch.config import Kafka
@@ -121,6 +122,7 @@ class Member:
         self._turns, self._available_now = turns, available_now
         self._stop = threading.Event()
         self._ready = threading.Event()
+        self._busy_since = time.monotonic()
         self._inbox: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._published = 0
         self._batches = MicroBatches(job.environment, job.stream, job.lake, job.kafka, self._stop)
@@ -136,18 +138,27 @@ class Member:
         return self._ready.is_set()
 
     @property
+    def busy_seconds(self) -> float:
+        """For how long it has been at its current step; 0 for a ready stream."""
+        return 0.0 if self.is_ready else time.monotonic() - self._busy_since
+
+    @property
     def has_ended(self) -> bool:
         return not self._thread.is_alive()
 
     def hand(self, work: Work) -> None:
         """Give a ready stream its next work."""
-        self._ready.clear()
+        self._set_busy()
         self._inbox.put(work)
 
     def finish(self) -> None:
         """Let a ready stream end after it has compacted what is due."""
-        self._ready.clear()
+        self._set_busy()
         self._inbox.put(None)
+
+    def _set_busy(self) -> None:
+        self._busy_since = time.monotonic()
+        self._ready.clear()
 
     def stop(self) -> None:
         """Stop after the current publish; `has_ended` is true then."""
@@ -195,7 +206,7 @@ class Member:
         return True
 
     def _try(self) -> None:
-        self._ready.clear()
+        self._set_busy()
         with explained(self._spark, f"run stream {self.name}"):
             with self._turns.turn():
                 position = self._start.run()
@@ -254,7 +265,7 @@ class GroupJob:
         kafka: Kafka,
         streams: Streams,
         available_now: bool = False,
-        note_progress: Callable[[], None] = lambda: None,
+        note_progress: NoteProgress = lambda *_: None,
     ) -> None:
         self._spark, self._kafka_settings, self._streams = spark, kafka, streams
         self._available_now, self._note_progress = available_now, note_progress
@@ -283,6 +294,17 @@ class GroupJob:
         failed = {name: one.failure for name, one in self._members.items() if one.failure is not None}
         return {**self._wrong_files, **failed}
 
+    @property
+    def set_aside(self) -> dict[str, str]:
+        """By stream, why it makes no progress: its failure, or a step that takes long."""
+        limit = PATIENCE.total_seconds()
+        slow = {
+            name: f"expected a step to end within {limit:.0f} s, found one that has not"
+            for name, one in self._members.items()
+            if one.busy_seconds > limit
+        }
+        return slow | {name: str(error) for name, error in self.failures.items()}
+
     def run(self) -> None:
         """Run until a stop. Raises JvmGone; other errors are of one stream, and in `failures`."""
         try:
@@ -292,7 +314,7 @@ class GroupJob:
                     break
                 self._raise_if_jvm_gone()
                 if self._publish_due():
-                    self._note_progress()
+                    self._note_progress(self.set_aside)
                 self._stop.wait(_POLL_SECONDS)
         finally:
             self._drain()

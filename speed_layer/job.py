@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -33,7 +33,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from anabranch.common.errors import AnabranchError, Transient
-from anabranch.common.health import health_file
+from anabranch.common.health import NoteProgress, health_file
 from anabranch.common.logs import of_process
 from anabranch.common.retry import Retry
 from anabranch.common.temporary import clear_abandoned, temporary_folder
@@ -73,7 +73,7 @@ class SpeedJob:
     """Runs a stream until a stop is requested, or until all records present at its start are published."""
 
     def __init__(
-        self, job: Job, spark: SparkSession, available_now: bool, note_progress: Callable[[], None] = lambda: None
+        self, job: Job, spark: SparkSession, available_now: bool, note_progress: NoteProgress = lambda *_: None
     ) -> None:
         self._job, self._spark, self._available_now = job, spark, available_now
         self._note_progress = note_progress
@@ -258,7 +258,7 @@ def run(arguments: Sequence[str]) -> int:
         return _run(job, parsed.available_now, note_progress)
 
 
-def _run(job: Job, available_now: bool, note_progress: Callable[[], None]) -> int:
+def _run(job: Job, available_now: bool, note_progress: NoteProgress) -> int:
     with _session(job.environment, job.stream.name) as spark:
         try:
             speed = SpeedJob(job, spark, available_now, note_progress)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from anabranch.common.errors import PositionError, Transient
 from anabranch.common.fail_points import Step, reach
+from anabranch.common.health import NoteProgress
 from anabranch.iceberg.owner import read_owner
 from anabranch.job import Job
 from anabranch.kafka.source import read_ranges
@@ -39,7 +40,7 @@ class StreamStart:
         batches: MicroBatches,
         stop: threading.Event,
         count: Callable[[int], None],
-        note_progress: Callable[[], None] = lambda: None,
+        note_progress: NoteProgress = lambda *_: None,
     ) -> None:
         self._job, self._spark, self._batches, self._stop = job, spark, batches, stop
         self._count, self._note_progress = count, note_progress

@@ -58,18 +58,22 @@ def health(file: Path, within: float | None, liveness: bool, output: str) -> Non
 
     The job writes the file with `anabranch speed STREAM --health FILE`. A healthy job runs, has published or found
     nothing to read within five minutes and two triggers, and restarted less than twice in 15 minutes. The exit code is
-    1 for an unhealthy job.
+    1 for an unhealthy job. A job of many streams is healthy while some are set aside; the output names them.
     """
     import json
     import time
 
     from anabranch.common.health import find_fault, is_running, read_record
 
-    fault = find_fault(read_record(file), is_running(file), time.time(), within, liveness)
+    record = read_record(file)
+    fault = find_fault(record, is_running(file), time.time(), within, liveness)
+    set_aside = dict(record.set_aside) if record is not None else {}
     if output == "json":
-        click.echo(json.dumps({"healthy": fault is None, "fault": fault}))
+        click.echo(json.dumps({"healthy": fault is None, "fault": fault, "set_aside": set_aside}))
     else:
         click.echo("healthy: the job makes progress" if fault is None else f"unhealthy: {fault}")
+        for name, reason in sorted(set_aside.items()):
+            click.echo(f"stream {name} is set aside: {reason}")
     sys.exit(0 if fault is None else 1)
 
 

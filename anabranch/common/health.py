@@ -1,6 +1,7 @@
 """The health file of a speed job: the job writes it, `anabranch health` reads it.
 
-The job notes each publish, and each trigger that found nothing to read, so an idle topic is healthy. The file outlives
+The job notes each publish, and each trigger that found nothing to read, so an idle topic is healthy. A process of many
+streams is healthy while one of them is set aside; the file names it. The file outlives
 the process: a start that finds it was not preceded by a stop, and counts as a restart. While the job runs, it holds a
 lock on `FILE.lock`, which the kernel releases when the process ends.
 
@@ -14,11 +15,12 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
+from types import MappingProxyType
 
 from anabranch.common.errors import ConfigurationError
 from anabranch.common.file_lock import locked
@@ -41,6 +43,12 @@ class Record:
     trigger: float
     progress: float | None = None
     restarts: tuple[float, ...] = ()
+    set_aside: Mapping[str, str] = field(default_factory=dict)
+    """By stream of many in one process: the error that an operator has to correct."""
+
+
+NoteProgress = Callable[..., None]
+"""`Health.note_progress`, or nothing where no health file is asked for."""
 
 
 def find_fault(
@@ -111,12 +119,12 @@ class Health:
         self._can_write = True
         self._write()
 
-    def note_progress(self) -> None:
-        """Something was published, or a trigger found nothing to read."""
+    def note_progress(self, set_aside: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Something was published, or a trigger found nothing to read; `set_aside` as in Record."""
         now = self._clock()
         last = self._record.progress
-        if last is None or not 0 <= now - last < _WRITE_EVERY:
-            self._record = replace(self._record, progress=now)
+        if last is None or not 0 <= now - last < _WRITE_EVERY or self._record.set_aside != set_aside:
+            self._record = replace(self._record, progress=now, set_aside=dict(set_aside))
             self._write()
 
     def _write(self) -> None:
@@ -135,14 +143,14 @@ class Health:
 @contextmanager
 def health_file(
     file: Path | None, trigger: timedelta, clock: Callable[[], float] = time.time
-) -> Iterator[Callable[[], None]]:
+) -> Iterator[NoteProgress]:
     """What notes a job's progress, for as long as the job runs; without a `file` it notes nothing.
 
     The file is deleted when the job ends without an exception, so the next start is no restart. Raises
     ConfigurationError when the folder cannot be written, and Transient when another job holds the file.
     """
     if file is None:
-        yield lambda: None
+        yield lambda *_: None
         return
     if not os.access(file.parent, os.W_OK | os.X_OK):
         raise ConfigurationError(f"--health {file}: expected a folder that this user may write, found {file.parent}")

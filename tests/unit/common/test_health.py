@@ -123,7 +123,14 @@ def test_the_command_ends_with_1_for_an_unhealthy_job(tmp_path: Path) -> None:
         code, said = run()
         assert code == 0 and said.startswith("healthy: ")
         code, said = run("--output", "json")
-        assert code == 0 and json.loads(said) == {"healthy": True, "fault": None}
+        assert code == 0 and json.loads(said) == {"healthy": True, "fault": None, "set_aside": {}}
+        note({"orders": "expected topic shop.orders"})
+        code, said = run("--output", "json")
+        assert code == 0 and json.loads(said)["set_aside"] == {"orders": "expected topic shop.orders"}
+        assert run()[1].endswith("stream orders is set aside: expected topic shop.orders\n")
+        # The stream runs again: written at once, not with the next second's progress.
+        note({})
+        assert run()[1] == "healthy: the job makes progress\n"
     crash(file, 0.0)
     assert run("--liveness")[0] == 1
     file.write_text("[]")
