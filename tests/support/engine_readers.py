@@ -7,9 +7,11 @@ nothing of this project: the engine's environment may have other versions of wha
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 Rows = list[dict[str, Any]]
@@ -26,6 +28,42 @@ def read_by_daft(table: Any, snapshot: int | None, task: dict[str, Any]) -> tupl
 
     frame = daft.read_iceberg(table, snapshot_id=snapshot)
     return frame.count_rows(), frame.to_pylist()
+
+
+def read_by_polars(table: Any, snapshot: int | None, task: dict[str, Any]) -> tuple[int, Rows]:
+    import polars
+
+    # Of PyIceberg's properties Polars takes over the keys alone.
+    storage = {"aws_endpoint_url": task["endpoint"], "aws_region": "us-east-1", "aws_allow_http": "true"}
+    storage |= {"aws_access_key_id": task["key"], "aws_secret_access_key": task["secret"]}
+    frame = polars.scan_iceberg(table, snapshot_id=snapshot, storage_options=storage)
+    return frame.select(polars.len()).collect().item(), frame.collect().to_dicts()
+
+
+def read_by_duckdb(table: Any, snapshot: int | None, task: dict[str, Any]) -> tuple[int, Rows]:
+    """By the file of the table's metadata, or by the name that a REST catalog has for it. The extensions are those of
+    packages, since `INSTALL` downloads from another place."""
+    import duckdb
+
+    connection = duckdb.connect()
+    for name in ("avro", "httpfs", "iceberg"):
+        package = importlib.import_module(f"duckdb_extension_{name}")
+        [file] = Path(package.__path__[0]).rglob(f"{name}.duckdb_extension")
+        connection.execute(f"LOAD '{file}'")
+    connection.execute(
+        f"CREATE SECRET (TYPE s3, KEY_ID '{task['key']}', SECRET '{task['secret']}', REGION 'us-east-1', "
+        f"ENDPOINT '{task['endpoint'].removeprefix('http://')}', URL_STYLE 'path', USE_SSL false)"
+    )
+    if task["rest"]:
+        connection.execute(f"ATTACH '' AS lake (TYPE iceberg, ENDPOINT '{task['rest']}', AUTHORIZATION_TYPE 'none')")
+        schema, _, name = task["table"].partition(".")
+        source = f'lake."{schema}"."{name}"' + (f" AT (VERSION => {snapshot})" if snapshot else "")
+    else:
+        of_snapshot = f", snapshot_from_id => {snapshot}" if snapshot else ""
+        source = f"iceberg_scan('{table.metadata_location}'{of_snapshot})"
+    counted = connection.execute(f"SELECT count(*) FROM {source}").fetchone()
+    assert counted is not None
+    return counted[0], connection.execute(f"SELECT * FROM {source}").to_arrow_table().to_pylist()
 
 
 def read_by_clickhouse(table: Any, snapshot: int | None, task: dict[str, Any]) -> tuple[int, Rows]:
@@ -58,6 +96,8 @@ Reader = Callable[[Any, int | None, dict[str, Any]], tuple[int, Rows]]
 READERS: dict[str, Reader] = {
     "PyIceberg": read_by_pyiceberg,
     "Daft": read_by_daft,
+    "Polars": read_by_polars,
+    "DuckDB": read_by_duckdb,
     "ClickHouse": read_by_clickhouse,
 }
 

@@ -18,7 +18,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import engine_readers
 import pytest
 from engine_readers import plain
@@ -34,7 +33,14 @@ from anabranch.offsets.hours import start_of
 # What `uv run --with` adds to the project's environment for each engine; nothing for those that it has.
 ENGINES = {
     "PyIceberg": (),
+    "Polars": (),
     "Daft": ("daft==0.7.26",),
+    "DuckDB": (
+        "duckdb==1.5.5",
+        "duckdb-extension-avro==1.5.5",
+        "duckdb-extension-httpfs==1.5.5",
+        "duckdb-extension-iceberg==1.5.5",
+    ),
     "ClickHouse": ("chdb==4.4.0",),
 }
 ROOT = Path(__file__).resolve().parents[3]
@@ -190,28 +196,9 @@ def _named(row: dict[str, Any], is_later: bool) -> dict[str, Any]:
     return row | {"place": place, "items": [{"n": item[0]} for item in row["items"]]}
 
 
-def test_duckdbs_iceberg_extension_cannot_be_had_where_nothing_may_be_downloaded(served: Served) -> None:
-    """Where it can be, its count is compared: `INSTALL iceberg; LOAD iceberg;`."""
-    connection = duckdb.connect()
-    try:
-        connection.execute("INSTALL iceberg; INSTALL httpfs; LOAD iceberg; LOAD httpfs")
-    except duckdb.Error as error:
-        pytest.skip(f"INSTALL iceberg: {str(error).splitlines()[0]}")
-    s3 = served.one.job.environment.s3
-    assert s3.access_key is not None and s3.secret_key is not None and s3.endpoint is not None
-    connection.execute(
-        f"CREATE SECRET (TYPE s3, KEY_ID '{s3.access_key.get_secret_value()}', "
-        f"SECRET '{s3.secret_key.get_secret_value()}', ENDPOINT '{s3.endpoint.removeprefix('http://')}', "
-        "URL_STYLE 'path', USE_SSL false)"
-    )
-    metadata = served.one.lake.load(served.table).metadata_location
-    rows = connection.execute(f"SELECT * FROM iceberg_scan('{metadata}')").to_arrow_table().to_pylist()
-    assert plain(rows) == served.expected[0]
-
-
 def test_the_page_lists_the_versions_that_are_tried() -> None:
     page = (ROOT / "docs" / "how-to" / "query.md").read_text("utf-8")
     pinned = [package.split("==") for packages in ENGINES.values() for package in packages]
-    own = [[name, importlib.metadata.version(name)] for name in ("pyiceberg", "pyspark")]
+    own = [[name, importlib.metadata.version(name)] for name in ("pyiceberg", "polars", "pyspark")]
     for name, version in [*pinned, *own]:
         assert version in page, f"docs/how-to/query.md: expected {name} {version}, found it missing"

@@ -13,7 +13,6 @@ from suite_map import FAILURES, FEATURES, FULL, QUICK, README, ROOT, Row
 
 MAY_SKIP = {
     "page/test_in_browser.py": "pictures are drawn on demand",
-    "external/engines/test_engines.py": "DuckDB downloads its extension iceberg",
     "external/marquez/test_marquez.py": "Marquez is asked on demand",
     "external/marquez/test_provider.py": "its own target brings the provider",
     "unit/cli/test_completion.py": "a machine without bash completes nothing",
