@@ -48,14 +48,16 @@ class Terminal:
 
     def wait_for(self, text: str, interrupting: bool = False) -> None:
         """Return once the text is shown, behind what was waited for before. `interrupting`: with what a terminal does
-        of Ctrl-C, each second in which nothing is shown: readline sleeps on when it comes just before it waits."""
-        deadline = time.monotonic() + 60
+        of Ctrl-C after a second in which nothing is shown, and again after ten: readline sleeps on when it comes just
+        before it waits, and a second one while the shell still answers the first would end it."""
+        deadline, silence = time.monotonic() + 60, 1
         while text not in self.shown:
             assert time.monotonic() < deadline, f"expected {text!r} within a minute, found {self.shown!r}"
-            if select.select([self._descriptor], [], [], 1)[0]:
+            if select.select([self._descriptor], [], [], silence)[0]:
                 self.shown += os.read(self._descriptor, 65_536).decode(errors="replace")
             elif interrupting:
                 os.kill(self._process, signal.SIGINT)
+                silence = 10
         self.shown = self.shown.partition(text)[2]
 
 
