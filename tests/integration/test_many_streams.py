@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from world import World, past_hour, spread
 
-from anabranch.common.errors import ConfigurationError, PositionError, Transient
+from anabranch.common.errors import ConfigurationError, PositionError, Terminal, Transient
 from anabranch.job import open_jobs
 from anabranch.offsets.hours import start_of
 from batch_layer.many_streams import Outcome, run_streams
@@ -130,7 +130,8 @@ def test_named_hours_of_many_streams_are_exact_though_one_stream_fails(world: Ca
             old.name: None,
             new.name: None,
         }
-        assert isinstance(outcomes[missing.name].error, ConfigurationError)
+        assert isinstance(outcomes[missing.name].error, Terminal)
+        assert "run `anabranch apply`" in str(outcomes[missing.name].error)
         assert [(r.decision, r.revision) for r in outcomes[old.name].results] == [("accepted", revision)] * 2
         # A stream that begins later has nothing to do for an earlier hour.
         assert [(r.hour, r.decision) for r in outcomes[new.name].results] == [
