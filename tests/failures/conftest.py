@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlparse
@@ -14,6 +14,7 @@ import pytest
 if TYPE_CHECKING:
     from broker import ProxiedBroker
     from flaky_s3 import FlakyS3
+    from kafka_cluster import KafkaCluster
     from postgres import Postgres
     from pyspark.sql import SparkSession
     from toxiproxy import Proxy, Toxiproxy
@@ -96,3 +97,57 @@ def behind(
 
     with closed_at_the_end() as made:
         yield make
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaCluster]:
+    """Three brokers, all running again after each test that uses `on_cluster`."""
+    from kafka_cluster import running_cluster
+
+    with running_cluster(tmp_path_factory.mktemp("cluster")) as running:
+        yield running
+
+
+@pytest.fixture
+def on_cluster(
+    tmp_path: Path, environment: dict[str, Any], spark: SparkSession, cluster: KafkaCluster
+) -> Iterator[Callable[..., World]]:
+    """Makes a stream on the three brokers, with a topic of `configs` that is on the nodes `replicas`; its user has the
+    rights that docs/how-to/deploy/requirements.md names. `kafka` adds keys to the section of that name."""
+    from waiting import wait_for
+    from world import World
+
+    from anabranch.common.errors import MissingRight
+
+    made: list[World] = []
+
+    def make(
+        partitions: int = 4,
+        configs: Mapping[str, str] | None = None,
+        replicas: Sequence[int] | None = None,
+        kafka: Mapping[str, Any] | None = None,
+        **stream: Any,
+    ) -> World:
+        settings = copy.deepcopy(environment) | {"kafka": {**cluster.section, **(kafka or {})}}
+        one = World(tmp_path / f"conf{len(made)}", settings, spark, **stream)
+        made.append(one)
+        cluster.create(one.name, partitions, configs or {}, replicas)
+        cluster.allow(one.name, f"anabranch-{one.name}")
+        cluster.await_in_sync(one.name, len(replicas or cluster.ports))
+        # Each broker learns of ACLs by itself.
+        wait_for(lambda: is_readable(one), "the user to be allowed to read the topic", 30, 0.3)
+        one.apply()
+        return one
+
+    def is_readable(one: World) -> bool:
+        try:
+            topic = one.kafka.describe(one.name)
+            return topic is not None and bool(one.kafka.stable_ends(topic))
+        except MissingRight:
+            return False
+
+    yield make
+    for one in made:
+        one.kafka.close()
+    cluster.start_all()
+    cluster.delete(*(one.name for one in made))

@@ -1,137 +1,31 @@
-"""Three brokers with three replicas and ACLs under both layers: they move leaders, restart and die, and cost no row."""
+"""Three brokers with three replicas and ACLs under both layers: they move leaders, restart and die, refuse producers,
+throttle and lead readers to followers, and cost no row."""
 
 from __future__ import annotations
 
-import copy
-import threading
-from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from typing import Any
+import time
+from collections.abc import Callable
 
 import pytest
-from commands import Command, run, started
-from confluent_kafka import KafkaError, Message, Producer
-from kafka_cluster import KafkaCluster, running_cluster
-from pyspark.sql import SparkSession
-from world import World, event, past_hour
+from cluster_feed import Feed, assert_exact, assert_exact_through_both_layers, middle_of, progress
+from commands import call, run, started
+from confluent_kafka import KafkaError, Producer
+from kafka import KafkaConsumer
+from kafka_cluster import KafkaCluster, rack
+from waiting import wait_for
+from world import World, past_hour
 
-from anabranch import config
-from anabranch.kafka.client import create_topic
+from anabranch.common.errors import Transient
+from anabranch.kafka.security import kafka_python_settings
 
-PARTITIONS = 4
 PAST, BEFORE = 1, 2  # hours ago
 
 Make = Callable[..., World]
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaCluster]:
-    with running_cluster(tmp_path_factory.mktemp("cluster")) as running:
-        yield running
-
-
-@pytest.fixture
-def make(tmp_path: Path, environment: dict[str, Any], spark: SparkSession, cluster: KafkaCluster) -> Iterator[Make]:
-    """Makes a stream whose user has the rights of docs/how-to/deploy/services.md, and a topic of three replicas."""
-    made: list[World] = []
-
-    def new(**topic: str) -> World:
-        settings = copy.deepcopy(environment) | {"kafka": cluster.section}
-        one = World(tmp_path / f"conf{len(made)}", settings, spark)
-        made.append(one)
-        create_topic(config.Kafka(bootstrap_servers=cluster.super_servers), one.name, PARTITIONS, topic)
-        cluster.allow(one.name, f"anabranch-{one.name}")
-        cluster.await_in_sync(one.name, len(cluster.ports) - len(cluster.gone))
-        one.apply()
-        return one
-
-    yield new
-    for one in made:
-        one.kafka.close()
-
-
-class Feed:
-    """A producer that every replica in sync acknowledges, in a thread; it remembers what was acknowledged.
-
-    Null keys, header names of any bytes, and tombstones, which become dead letters.
-    """
-
-    def __init__(self, cluster: KafkaCluster, topic: str, rate: int) -> None:
-        self._topic, self._rate = topic, rate
-        self.rows: list[tuple[int, int, str]] = []
-        self.tombstones: list[tuple[int, int]] = []
-        self.failures: list[KafkaError] = []
-        self._stop = threading.Event()
-        self._producer = Producer(
-            {
-                "bootstrap.servers": cluster.super_servers, "acks": "all", "enable.idempotence": True,
-                "message.timeout.ms": 120_000, "compression.type": "lz4", "linger.ms": 20,
-            }
-        )  # fmt: skip
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def send(self, count: int, prefix: str, at: datetime) -> None:
-        for i in range(count):
-            self._one(f"{prefix}-{i}", i, at)
-        assert self._producer.flush(60) == 0
-
-    def __enter__(self) -> Feed:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join(30)
-        assert self._producer.flush(180) == 0
-
-    def _run(self) -> None:
-        number = 0
-        while not self._stop.wait(1 / self._rate):
-            self._one(f"live-{number}", number, datetime.now(UTC))
-            number += 1
-
-    def _one(self, name: str, number: int, at: datetime) -> None:
-        tombstone = number % 50 == 7
-        value = None if tombstone else event(name, at)
-        key = b"k%d" % (number % 97) if tombstone else None
-        self._producer.produce(
-            self._topic, value, key, number % PARTITIONS, timestamp=int(at.timestamp() * 1000),
-            headers=[("caf\u00e9", b"\xff\x00"), ("none", None)],
-            on_delivery=lambda error, message: self._delivered(error, message, None if tombstone else name),
-        )  # fmt: skip
-        self._producer.poll(0)
-
-    def _delivered(self, error: KafkaError | None, message: Message, name: str | None) -> None:
-        if error is not None:
-            self.failures.append(error)
-            return
-        at = (message.partition() or 0, message.offset() or 0)
-        if name is None:
-            self.tombstones.append(at)
-        else:
-            self.rows.append((*at, name))
-
-
-def middle_of(ago: int) -> datetime:
-    return datetime.strptime(past_hour(ago), "%Y-%m-%dT%H").replace(tzinfo=UTC) + timedelta(minutes=30)
-
-
-def progress(one: World, feed: Feed, job: Command) -> None:
-    """Until the speed layer has published all that is acknowledged by now."""
-    until = len(feed.rows) + len(feed.tombstones)
-    job.until(lambda: one.published >= until, f"{until} offsets to be published", 180)
-
-
-def assert_exact(one: World, feed: Feed) -> None:
-    assert feed.failures == []
-    assert one.contents() == sorted(feed.rows)
-    assert sorted((r["kafka_partition"], r["kafka_offset"]) for r in one.dead()) == sorted(feed.tombstones)
-
-
-def test_brokers_that_move_restart_and_die_cost_no_row(make: Make, cluster: KafkaCluster) -> None:
+def test_brokers_that_move_restart_and_die_cost_no_row(on_cluster: Make, cluster: KafkaCluster) -> None:
     """Rolling restarts, kills of leaders, and a broker lost for good; the batch layer rebuilds hours meanwhile."""
-    one = make()
+    one = on_cluster()
     before, past = past_hour(BEFORE), past_hour(PAST)
     feed = Feed(cluster, one.name, rate=100)
     feed.send(400, "before", middle_of(BEFORE))
@@ -163,12 +57,120 @@ def test_brokers_that_move_restart_and_die_cost_no_row(make: Make, cluster: Kafk
             assert batch.wait() == 0, batch.log[-4000:]
         seen.append(cluster.leaders(one.name))
         progress(one, feed, speed)
-    try:
-        assert len({tuple(leaders) for leaders in seen}) >= 4, f"the hazard did not happen: leaders stayed {seen}"
-        run(one, "speed", one.name, "--available-now")
+    assert len({tuple(leaders) for leaders in seen}) >= 4, f"the hazard did not happen: leaders stayed {seen}"
+    run(one, "speed", one.name, "--available-now")
+    assert_exact(one, feed)
+    run(one, "audit", one.name)
+
+
+def test_too_few_replicas_in_sync_refuse_producers_and_stop_no_job(on_cluster: Make, cluster: KafkaCluster) -> None:
+    """With `min.insync.replicas` not met, nothing is acknowledged by all; what the leader alone acknowledged comes once
+    the replicas are back. What is there is read, and its hours are accepted, meanwhile; of a leader that was elected
+    then, nothing can be read, and the error says for what it waits."""
+    one = on_cluster(configs={"min.insync.replicas": "3"}, replicas=(1, 2, 3))
+    other = on_cluster(1, configs={"min.insync.replicas": "3"}, replicas=(1, 2, 3))
+    of_other = Feed(cluster, other.name, partitions=1, acks="1")
+    of_other.send(100, "past", middle_of(PAST))
+    feed = Feed(cluster, one.name)
+    leader_alone = Feed(cluster, one.name, acks="1")
+    feed.send(300, "before", middle_of(BEFORE))
+    # Brokers create the topic of groups' offsets at the first question.
+    one.kafka.check_commits(f"anabranch-{one.name}")
+    with started(one, "speed", one.name) as speed:
+        progress(one, feed, speed)
+        # No process joins a consumer group; the speed layer commits offsets for lag monitors alone.
+        own = [(f"anabranch-{one.name}", "EMPTY")]
+        wait_for(lambda: groups(cluster, one.name) == own, f"the groups to be {own}", 60, 1)
+        cluster.stop(3)
+        cluster.await_in_sync(one.name, 2)
+        assert refusal(cluster, one.name) == KafkaError.NOT_ENOUGH_REPLICAS
+        of_other.send(50, "leader", middle_of(PAST))
+        cluster.lead_by(other.name, 2, 1, 3)
+        topic = other.kafka.describe(other.name)
+        assert topic is not None
+        with pytest.raises(Transient, match=r"too few of its replicas are in sync.*min\.insync\.replicas"):
+            other.kafka.stable_ends(topic)
+        leader_alone.send(50, "leader", middle_of(PAST))
+        progress(one, feed, speed)
+        assert [r.decision for r in one.batch(past_hour(BEFORE))] == ["accepted"]
+        assert speed.code is None, speed.log[-3000:]
+        cluster.start(3)
+        cluster.await_in_sync(one.name, 3)
+        feed.send(50, "after", middle_of(PAST))
+        feed.add(leader_alone)
+        progress(one, feed, speed)
+        assert speed.terminate() == 0
+    assert_exact_through_both_layers(one, feed)
+    other.speed()
+    assert_exact(other, of_other)
+
+
+def groups(cluster: KafkaCluster, topic: str) -> list[tuple[str, str]]:
+    """The consumer groups that may be of a stream, with their states: its own, and those that Spark may name."""
+    admin = cluster.admin()
+    found = [(g["group_id"], str(g["group_state"]).upper()) for g in admin.list_groups()]
+    admin.close()
+    return [(name, state) for name, state in found if topic in name or "spark" in name]
+
+
+def refusal(cluster: KafkaCluster, topic: str) -> int | None:
+    """The code with which brokers refuse a record that all replicas are to acknowledge; None when they take it."""
+    settings = {"bootstrap.servers": cluster.super_servers, "acks": "all", "retries": 0, "message.timeout.ms": 20_000}
+    refused: list[KafkaError | None] = []
+    producer = Producer(settings)
+    producer.produce(topic, b"refused", partition=0, on_delivery=lambda error, _: refused.append(error))
+    assert producer.flush(30) == 0
+    [error] = refused
+    return None if error is None else error.code()
+
+
+def test_a_reader_that_is_throttled_waits_and_is_exact(on_cluster: Make, cluster: KafkaCluster) -> None:
+    """A quota of a twentieth of what is to be read: the brokers answer up to ten seconds late, which is no time-out."""
+    one = on_cluster(replicas=(1, 2, 3))
+    feed = Feed(cluster, one.name, size=1000)
+    feed.send(400, "past", middle_of(PAST))
+    with cluster.quota("consumer_byte_rate", 20_000):
+        with started(one, "speed", one.name, "--available-now") as speed:
+            assert speed.wait() == 0, speed.log[-3000:]
+        assert throttled_seconds(one) > 1, "the hazard did not happen"
+        with started(one, "batch", one.name) as batch:
+            assert batch.wait() == 0, batch.log[-3000:]
+        for command in (speed, batch):
+            assert "transient, try again" not in command.log and "unknown cause" not in command.log
         assert_exact(one, feed)
-        run(one, "audit", one.name)
-    finally:
-        for node in set(cluster.gone):
-            cluster.start(node)
-            cluster.gone.discard(node)
+        call(one, "audit", one.name)
+
+
+def throttled_seconds(one: World) -> float:
+    """For how long the brokers throttle a consumer of the stream's user that reads the topic."""
+    settings = kafka_python_settings(one.job.environment.kafka)
+    consumer = KafkaConsumer(one.name, **settings, auto_offset_reset="earliest", group_id=None)
+    longest = 0.0
+    deadline = time.monotonic() + 30
+    while longest == 0 and time.monotonic() < deadline:
+        consumer.poll(timeout_ms=1000)
+        throttled = [of.get("throttle-time-max") for of in consumer.metrics().values() if "throttle-time-max" in of]
+        longest = max([0.0, *(value for value in throttled if value == value)])
+    consumer.close()
+    return longest / 1000
+
+
+def test_records_are_read_from_a_follower_in_the_clients_rack(on_cluster: Make, cluster: KafkaCluster) -> None:
+    """`kafka.client_rack`: the leader's node sends next to nothing; when the follower goes, the leader is read."""
+    one = on_cluster(replicas=(1, 2, 3), kafka={"client_rack": rack(3)})
+    feed = Feed(cluster, one.name, size=1000)
+    feed.send(2000, "past", middle_of(PAST))
+    size = 2000 * 1000
+    before = {node: cluster.sent_bytes(node) for node in (1, 3)}
+    assert_exact_through_both_layers(one, feed)
+    sent = {node: cluster.sent_bytes(node) - before[node] for node in before}
+    assert sent[3] > 2 * size and sent[1] < size / 2, f"expected node 3 to be read, found bytes sent: {sent}"
+    with started(one, "speed", one.name) as speed, feed:
+        progress(one, feed, speed)
+        cluster.kill(3)
+        progress(one, feed, speed)
+        cluster.start(3)
+        cluster.await_in_sync(one.name, 3)
+        progress(one, feed, speed)
+    one.speed()
+    assert_exact(one, feed)

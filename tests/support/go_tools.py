@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -50,6 +51,21 @@ def ensure(tool: Tool) -> Path:
         _go("build", "-C", source, "-tags", tool.tags, "-o", str(part), tool.package)
         part.rename(program)
         return program
+
+
+def ensure_own(folder: Path) -> Path:
+    """The executable of a module of ours, built anew when a file of it has changed. Raises as `ensure` does."""
+    digest = hashlib.sha256(
+        b"".join(file.read_bytes() for file in sorted(folder.iterdir()) if file.suffix in (".go", ".mod", ".sum"))
+    )
+    program = cache_folder() / "bin" / f"{folder.name}-{digest.hexdigest()[:16]}"
+    program.parent.mkdir(parents=True, exist_ok=True)
+    with locked(program.with_name(f"{folder.name}.lock"), _SECONDS, lambda: None):
+        if not program.exists():
+            part = program.with_name(f"{program.name}.{os.getpid()}")
+            _go("build", "-C", str(folder), "-o", str(part), ".")
+            part.rename(program)
+    return program
 
 
 def _go(*arguments: str) -> str:

@@ -6,15 +6,24 @@ import os
 import subprocess
 import uuid
 from base64 import urlsafe_b64encode
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kafka import KafkaAdminClient
-from kafka.admin import ACL, ACLOperation, ACLPermissionType, ResourcePattern, ResourceType
+from kafka import KafkaAdminClient, TopicPartition
+from kafka.admin import (
+    ACL,
+    ACLOperation,
+    ACLPermissionType,
+    ConfigResource,
+    ConfigResourceType,
+    ResourcePattern,
+    ResourceType,
+)
 from kafka.errors import KafkaError
+from kafka_tools import write_scripts
 from waiting import wait_for
 
 from anabranch.dev.services import kafka_broker
@@ -37,7 +46,8 @@ class Ports:
 
 @dataclass(frozen=True)
 class KafkaCluster:
-    """The nodes are broker and controller at once; topics have three replicas unless they say otherwise."""
+    """The nodes are broker and controller at once, each in a rack of its own (`rack`); topics have three replicas by
+    default."""
 
     folder: Path
     ports: dict[int, Ports]
@@ -53,16 +63,18 @@ class KafkaCluster:
         return {
             "bootstrap_servers": ",".join(f"{HOST}:{ports.sasl}" for ports in self.ports.values()),
             "security": {
-                "security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.username": USER,
+                "security.protocol": "SASL_PLAINTEXT",
+                "sasl.mechanism": "PLAIN",
+                "sasl.username": USER,
                 "sasl.password": PASSWORD,
             },
-        }  # fmt: skip
+        }
 
     def admin(self) -> Any:
         return KafkaAdminClient(bootstrap_servers=self.super_servers.split(","))
 
     def allow(self, topic: str, group: str) -> None:
-        """What docs/how-to/deploy/services.md asks for."""
+        """What docs/how-to/deploy/requirements.md asks for."""
         topic_rights = (ACLOperation.READ, ACLOperation.DESCRIBE, ACLOperation.DESCRIBE_CONFIGS)
         rights = [(ResourceType.TOPIC, topic, o) for o in topic_rights]
         rights.append((ResourceType.GROUP, group, ACLOperation.READ))
@@ -74,6 +86,75 @@ class KafkaCluster:
         admin.create_acls(acls)
         admin.close()
 
+    def create(
+        self, topic: str, partitions: int, configs: Mapping[str, str], replicas: Sequence[int] | None = None
+    ) -> None:
+        """Create a topic and wait until each partition has a leader; with `replicas` each is on these nodes, led by the
+        first."""
+        wanted: dict[str, Any] = {"configs": dict(configs)}
+        if replicas is None:
+            wanted["num_partitions"] = partitions
+        else:
+            wanted["assignments"] = {p: list(replicas) for p in range(partitions)}
+        admin = self.admin()
+        admin.create_topics({topic: wanted})
+        admin.close()
+        self.await_in_sync(topic, 1)
+
+    def delete(self, *topics: str) -> None:
+        admin = self.admin()
+        admin.delete_topics(list(topics))
+        admin.close()
+
+    def lead_by(self, topic: str, *nodes: int) -> None:
+        """Have the first of a one-partition topic's nodes lead it."""
+        place = TopicPartition(topic, 0)
+        admin = self.admin()
+        admin.alter_partition_reassignments({place: list(nodes)})
+        admin.close()
+        # The controller moves leaders to the preferred ones by itself.
+        wait_for(lambda: self.leaders(topic) == [nodes[0]], f"node {nodes[0]} to lead", 60, 0.3)
+
+    def set_topic(self, topic: str, **configs: str) -> None:
+        self._alter(ConfigResource(ConfigResourceType.TOPIC, topic, configs=configs))
+
+    def compact_soon(self) -> None:
+        """Have each broker look for logs to compact each half second, of by default 15."""
+        for node in self.ports:
+            self._alter(ConfigResource(ConfigResourceType.BROKER, str(node), configs={"log.cleaner.backoff.ms": "500"}))
+
+    def _alter(self, resource: Any) -> None:
+        admin = self.admin()
+        try:
+            admin.alter_configs([resource])
+        finally:
+            admin.close()
+
+    @contextmanager
+    def quota(self, name: str, value: int) -> Iterator[None]:
+        """A quota of the user with ACLs, such as `consumer_byte_rate`, for the length of a `with`."""
+        self._alter_quota("--add-config", f"{name}={value}")
+        try:
+            yield
+        finally:
+            self._alter_quota("--delete-config", name)
+
+    def _alter_quota(self, *change: str) -> None:
+        tools = self.folder / "tools"
+        if not tools.exists():
+            tools.mkdir()
+            write_scripts(tools)
+        command = [str(tools / "kafka-configs.sh"), "--bootstrap-server", self.super_servers, "--alter"]
+        command += ["--entity-type", "users", "--entity-name", USER, *change]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def sent_bytes(self, node: int) -> int:
+        """How many bytes a node has written since its start, to files and to connections."""
+        process = self._daemon(node).process()
+        assert process is not None, f"node {node} is not running"
+        return int(process.io_counters().write_chars)
+
     def start(self, node: int) -> None:
         """Start a node, and return once it answers."""
         daemon, ports = self._daemon(node), self.ports[node]
@@ -81,6 +162,13 @@ class KafkaCluster:
             [*self._jvm(node), "kafka.Kafka", str(self._properties(node))], ports.plain, _java_path()
         )
         daemon.await_answer(process, lambda: kafka_broker.answers(ports.plain), kafka_broker.READY_SECONDS)
+
+    def start_all(self) -> None:
+        """Start every node that does not run, one that was lost too."""
+        self.gone.clear()
+        for node in self.ports:
+            if self._daemon(node).process() is None:
+                self.start(node)
 
     def kill(self, node: int) -> None:
         """kill -9."""
@@ -151,11 +239,13 @@ class KafkaCluster:
             "listener.security.protocol.map": "CLIENT:PLAINTEXT,SASL:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT",
             "listener.name.sasl.sasl.enabled.mechanisms": "PLAIN",
             "listener.name.sasl.plain.sasl.jaas.config": (
-                "org.apache.kafka.common.security.plain.PlainLoginModule required "
-                f'user_{USER}="{PASSWORD}";'
+                f'org.apache.kafka.common.security.plain.PlainLoginModule required user_{USER}="{PASSWORD}";'
             ),
             "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
             "super.users": "User:ANONYMOUS",
+            "broker.rack": rack(node),
+            "log.retention.check.interval.ms": 1000,
+            "replica.selector.class": "org.apache.kafka.common.replica.RackAwareReplicaSelector",
             "auto.create.topics.enable": "true",
             "default.replication.factor": 3,
             "min.insync.replicas": 2,
@@ -166,7 +256,7 @@ class KafkaCluster:
             "offsets.topic.replication.factor": 3,
             "transaction.state.log.replication.factor": 3,
             "transaction.state.log.min.isr": 2,
-        }  # fmt: skip
+        }
         return {
             **kafka_broker.broker_properties(ports.plain, ports.controller, self.folder / str(node) / "data"),
             **own,
@@ -189,6 +279,11 @@ class KafkaCluster:
             self._daemon(node).marker,
             logs,
         ]
+
+
+def rack(node: int) -> str:
+    """The rack of a node, as `broker.rack` and a client's `client.rack` name it."""
+    return f"zone-{node}"
 
 
 def _java_path() -> dict[str, str]:

@@ -1,0 +1,143 @@
+"""Records by the clients of other languages: each program of `producers/` takes the same lines and prints the same.
+
+A line has partition, timestamp in milliseconds, key, value and headers, with tabs between; keys, values, and headers'
+names and values in base64, `-` for null; headers as `name:value` with commas between.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from base64 import b64encode
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import go_tools
+from confluent_kafka import Producer
+
+from anabranch import config
+from anabranch.common.file_lock import locked
+from anabranch.kafka.client import new_producer
+from anabranch.spark.home import spark_home
+from anabranch.spark.jars import cache_folder, ensure_jars
+from anabranch.spark.java import require_java
+
+_PROGRAMS = Path(__file__).with_name("producers")
+_KAFKAJS = "2.2.4"
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A record to be sent."""
+
+    partition: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[bytes, bytes | None], ...] = ()
+
+    @property
+    def line(self) -> str:
+        headers = ",".join(f"{_packed(name)}:{_packed(value)}" for name, value in self.headers)
+        return f"{self.partition}\t{self.timestamp_ms}\t{_packed(self.key)}\t{_packed(self.value)}\t{headers}\n"
+
+
+Send = Callable[[str, str, Sequence[Sent]], list[tuple[int, int]]]
+"""Sends records to a topic of these brokers, acknowledged by all replicas; returns their partitions and offsets."""
+
+
+def _packed(value: bytes | None) -> str:
+    return "-" if value is None else b64encode(value).decode()
+
+
+def _by_program(command: Sequence[object], records: Sequence[Sent]) -> list[tuple[int, int]]:
+    lines = "".join(record.line for record in records)
+    done = subprocess.run([str(c) for c in command], input=lines, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+    acknowledged = [line.split() for line in done.stdout.splitlines()]
+    return [(int(partition), int(offset)) for partition, offset in acknowledged]
+
+
+def send_by_java(servers: str, topic: str, records: Sequence[Sent]) -> list[tuple[int, int]]:
+    """The client that Spark's jars have."""
+    jars = [jar for jar in ensure_jars().spark if jar.name.startswith("kafka-clients")]
+    jars += [jar for name in ("slf4j-api", "zstd-jni") for jar in (spark_home() / "jars").glob(f"{name}-*.jar")]
+    class_path = ":".join(map(str, jars))
+    command = [require_java().executable, "-cp", class_path, _PROGRAMS / "Send.java", servers, topic]
+    return _by_program(command, records)
+
+
+def send_by_franz_go(servers: str, topic: str, records: Sequence[Sent]) -> list[tuple[int, int]]:
+    return _by_program([go_tools.ensure_own(_PROGRAMS), "franz-go", servers, topic], records)
+
+
+def send_by_sarama(servers: str, topic: str, records: Sequence[Sent]) -> list[tuple[int, int]]:
+    return _by_program([go_tools.ensure_own(_PROGRAMS), "sarama", servers, topic], records)
+
+
+def send_by_kafkajs(servers: str, topic: str, records: Sequence[Sent]) -> list[tuple[int, int]]:
+    modules = _ensure_kafkajs() / "node_modules"
+    return _by_program(["env", f"NODE_PATH={modules}", "node", _PROGRAMS / "send.js", servers, topic], records)
+
+
+def _ensure_kafkajs() -> Path:
+    folder = cache_folder() / "bin" / f"kafkajs-{_KAFKAJS}"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with locked(folder.parent / "kafkajs.lock", 600, lambda: None):
+        if not folder.exists():
+            npm = shutil.which("npm")
+            assert npm is not None, "expected node and npm on the PATH, found none; install Node.js"
+            part = folder.with_name(folder.name + ".part")
+            command = [npm, "install", "--no-audit", "--no-fund", "--prefix", str(part), f"kafkajs@{_KAFKAJS}"]
+            subprocess.run(command, check=True, capture_output=True, timeout=300)
+            part.rename(folder)
+    return folder
+
+
+def send_by_librdkafka(servers: str, topic: str, records: Sequence[Sent]) -> list[tuple[int, int]]:
+    producer = Producer({"bootstrap.servers": servers, "acks": "all", "compression.type": "zstd"})
+    sent: list[tuple[int, int]] = []
+
+    def delivered(error: Any, message: Any) -> None:
+        assert error is None, error
+        sent.append((message.partition(), message.offset()))
+
+    for record in records:
+        headers: Any = [(name.decode(), value) for name, value in record.headers]
+        producer.produce(
+            topic,
+            record.value,
+            record.key,
+            record.partition,
+            timestamp=record.timestamp_ms,
+            headers=headers,
+            on_delivery=delivered,
+        )
+        producer.flush(30)
+    return sent
+
+
+def send_by_kafka_python(servers: str, topic: str, records: Sequence[Sent]) -> list[tuple[int, int]]:
+    producer = new_producer(config.Kafka(bootstrap_servers=servers), compression_type="snappy")
+    sent = [
+        producer.send(topic, r.value, r.key, [(n.decode(), v) for n, v in r.headers], r.partition, r.timestamp_ms).get(
+            timeout=30
+        )
+        for r in records
+    ]
+    producer.close()
+    return [(metadata.partition, metadata.offset) for metadata in sent]
+
+
+CLIENTS: dict[str, Send] = {
+    "java": send_by_java,
+    "librdkafka": send_by_librdkafka,
+    "kafka-python": send_by_kafka_python,
+    "franz-go": send_by_franz_go,
+    "sarama": send_by_sarama,
+    "kafkajs": send_by_kafkajs,
+}
+ANY_HEADER_NAME = ("franz-go", "sarama")
+"""The clients that take header names of any bytes; those of others are text."""
