@@ -1,4 +1,5 @@
-"""One DAG a stream: each hour, once it has ended, is sealed, rebuilt by the batch layer, merged and verified.
+"""One DAG for each stream: each hour, once it has ended, is sealed, rebuilt by the batch layer,
+merged and verified.
 
 Wiring only: every task is one `anabranch` command that an operator can run by hand.
 """
@@ -26,17 +27,17 @@ Each hour of the stream `{stream}`, in UTC, as soon as it has ended:
 
 - **grace** waits out `batch.grace` without holding a worker.
 - **seal** decides the hour's cut. An hour before the stream's first is skipped.
-- **rebuild** reads the cut from Kafka, closes the balance, asks the quality gate, and publishes. Refused, it fails
-  without another try and says why, in its log and as its XCom `refused`; the hour stays served as it was, and the
-  next hour is not held back.
-- **merge** repairs whatever is not served by its wanted layer, also after a refusal.
-- **verify** counts the hour again from its files, and tells the consumers of the asset `anabranch_hours__{stream}`.
+- **rebuild** reads the cut from Kafka, closes the balance, asks the quality gate, and publishes. After a refusal
+  it fails without a retry; its log and its XCom `refused` have the reason. The hour is served as before, and the next
+  hour is not delayed.
+- **merge** corrects hours that the wrong layer serves, also after a refusal.
+- **verify** counts the hour again from its files, and notifies the consumers of the asset `anabranch_hours__{stream}`.
 - **egress__NAME**, for each target of the stream's file: delivers to it all accepted hours that it lacks, this one and
   others.
 
 More on an hour: `anabranch explain {stream} HOUR`. To run it again: clear `rebuild` with its downstream tasks;
-an hour that was accepted is restated then, and by a backfill too. To accept it as it is: trigger the DAG with `hour`,
-`accept` and `why`.
+an hour that was accepted is restated then, and by a backfill too. To accept it despite gaps or the quality
+gate: trigger the DAG with `hour`, `accept` and `why`.
 """
 
 
@@ -58,7 +59,7 @@ def stream_dag(stream: str) -> DAG:
         params={
             "hour": Param(None, type=["null", "string"], description="One hour, such as 2026-11-21T03 (UTC)."),
             "restate": Param(False, type="boolean", description="Publish a new revision of an accepted hour."),
-            "accept": Param(False, type="boolean", description="In spite of gaps or the quality gate; needs why."),
+            "accept": Param(False, type="boolean", description="Accept despite gaps or the quality gate; needs why."),
             "why": Param(None, type=["null", "string"], description="The reason, for the ledger."),
         },
         tags=["anabranch", stream],

@@ -1,4 +1,4 @@
-"""One DAG a stream: once a day, maintenance deletes what nothing refers to. Wiring only."""
+"""One DAG for each stream: daily maintenance deletes unreferenced files. Wiring only."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from anabranch_operators import AnabranchOperator, default_args, streams
 
 DOC = """\
 `anabranch maintain {stream}`: expires snapshots, drops the speed layer's rows of hours that the batch layer has served
-for long, and deletes files that nothing refers to. The ages are the stream's (`maintain`). What would go:
+for long, and deletes unreferenced files. The ages are the stream's (`maintain`). A list without deletions:
 `anabranch maintain {stream} --dry-run`.
 """
 
 for _stream in streams():
     with DAG(
         dag_id=f"anabranch_maintenance__{_stream}",
-        description=f"Clears away what is unreferenced in {_stream}.",
+        description=f"Deletes unreferenced files of {_stream}.",
         doc_md=DOC.format(stream=_stream),
         schedule="40 2 * * *",
         start_date=datetime(2026, 1, 1, tzinfo=UTC),

@@ -1,7 +1,7 @@
-"""One DAG a stream: every five minutes, whether the speed layer keeps up. Wiring only.
+"""One DAG for each stream: checks every five minutes whether the speed layer keeps up. Wiring only.
 
-If the stream's file has `airflow.speed_restart`, a command, it restarts a late speed layer; two at once are safe, since
-only one of them publishes. Otherwise the run fails, and triggers its alerts.
+If the stream's file has `airflow.speed_restart`, a command, it restarts a late speed layer; two at
+once are safe, since only one of them publishes. Otherwise the run fails, and triggers its alerts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from anabranch_operators import AnabranchOperator, default_args, settings, strea
 
 DOC = """\
 Fails when records of `{stream}` wait and the speed layer has published nothing for `airflow.speed_late_after`
-({late}). The hours are served by the batch layer meanwhile. Where it stands: `anabranch status {stream}`.
+({late}). The hours are served by the batch layer meanwhile. Its progress: `anabranch status {stream}`.
 """
 
 for _stream in streams():
@@ -22,7 +22,7 @@ for _stream in streams():
     _late = str(_settings.get("speed_late_after", "10 minutes"))
     with DAG(
         dag_id=f"anabranch_speed_watch__{_stream}",
-        description=f"Whether the speed layer of {_stream} keeps up.",
+        description=f"Checks that the speed layer of {_stream} keeps up.",
         doc_md=DOC.format(stream=_stream, late=_late),
         schedule="*/5 * * * *",
         start_date=datetime(2026, 1, 1, tzinfo=UTC),

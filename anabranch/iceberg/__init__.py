@@ -1,1 +1,2 @@
-"""Iceberg and its files: what may write the tables. Knows no hours and no layers beyond the names of branches."""
+"""Iceberg and its files: the only package that writes the tables. It has no hours, and of layers
+only the names of branches."""

@@ -1,4 +1,4 @@
-"""Tables themselves: made, registered, given branches and columns. Only `anabranch apply` does so."""
+"""Tables themselves: create, register, add branches and columns. Only `anabranch apply` does so."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ TABLE_PROPERTIES = {
     "write.parquet.compression-codec": "zstd",
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "20",
-    # For Spark's staging, which rests on no decision; a publish never uses it.
+    # For Spark's staging, which requires no head; a publish never uses it.
     "commit.retry.num-retries": "30",
     "commit.retry.min-wait-ms": "50",
     "commit.retry.max-wait-ms": "2000",
-    # Spark stages dead letters over `main`; it must not write main's manifests again for that.
+    # Spark stages dead letters over `main`; it must not rewrite main's manifests for that.
     "commit.manifest-merge.enabled": "false",
 }
 
 
 def create(lake: Lake, name: str, schema: Schema, partition_by: Iterable[str], properties: Mapping[str, str]) -> bool:
     """Create a table and its namespace; True if it was created. Partitioned by identity of the columns named."""
-    # Asked first: PyIceberg writes a metadata file before it finds that the table is there.
+    # Check first: PyIceberg writes a metadata file before it finds that the table exists.
     if lake.exists(name):
         return False
     lake.clock.now()
@@ -63,7 +63,7 @@ def create(lake: Lake, name: str, schema: Schema, partition_by: Iterable[str], p
 
 
 def new_location(lake: Lake, name: str, schema: Schema) -> str:
-    """Where a table that does not exist would be created: the catalog's word. Nothing is created but its
+    """The location at which the catalog would create a table that does not exist. Creates only its
     namespace. Raises Transient."""
     _ensure_namespace(lake, name)
     try:
@@ -73,7 +73,7 @@ def new_location(lake: Lake, name: str, schema: Schema) -> str:
 
 
 def register(lake: Lake, name: str, metadata_file: str) -> None:
-    """Make the catalog know a table that it does not, by one of its metadata files. Raises Transient."""
+    """Register a table with the catalog by one of its metadata files. Raises Transient."""
     _ensure_namespace(lake, name)
     try:
         lake.catalog.register_table(name, metadata_file)
@@ -82,7 +82,7 @@ def register(lake: Lake, name: str, metadata_file: str) -> None:
 
 
 def forget(lake: Lake, name: str) -> None:
-    """Take a table out of the catalog, and no file with it. Raises Transient."""
+    """Remove a table from the catalog, without its files. Raises Transient."""
     try:
         lake.catalog.drop_table(name)
     except Exception as error:
@@ -90,9 +90,9 @@ def forget(lake: Lake, name: str) -> None:
 
 
 def try_to_write(lake: Lake) -> None:
-    """Take the lock that a commit takes, by a change of no row that is rolled back: an SQL catalog says so whether its
-    user may write, and whether another process holds it. Asks nothing of other catalogs. Raises ConfigurationError or
-    Transient."""
+    """Take the lock of a commit, by a change without rows that is rolled back. This shows whether
+    the user of an SQL catalog may write, and whether another process has the lock. Does nothing
+    with other catalogs. Raises ConfigurationError or Transient."""
     if lake.environment.catalog.type != "sql":
         return
     from pyiceberg.catalog.sql import IcebergTables, SqlCatalog
@@ -108,7 +108,8 @@ def try_to_write(lake: Lake) -> None:
 
 
 def read_metadata(lake: Lake, metadata_file: str) -> Table:
-    """A table as one of its metadata files has it, whatever the catalog knows. Raises OSError, ValueError."""
+    """A table by one of its metadata files, independent of the catalog. Raises OSError,
+    ValueError."""
     try:
         return StaticTable.from_metadata(metadata_file, catalog_properties(lake.environment))
     except ValidationError as error:
@@ -116,7 +117,7 @@ def read_metadata(lake: Lake, metadata_file: str) -> Table:
 
 
 def change_schema(lake: Lake, name: str, write: Callable[[Table, UpdateSchema], None]) -> None:
-    """One commit of what `write` puts into the schema of the table as it is: see `change_table`."""
+    """Commit the changes that `write` makes to the table's schema: see `change_table`."""
 
     def change(table: Table, tx: Transaction) -> None:
         with tx.update_schema() as update:
@@ -126,9 +127,9 @@ def change_schema(lake: Lake, name: str, write: Callable[[Table, UpdateSchema], 
 
 
 def change_table(lake: Lake, name: str, what: str, write: Callable[[Table, Transaction], None]) -> None:
-    """One commit of what `write` puts into a transaction of the table as it is, `what` in a word; asked again when
-    another process was first. Nothing to change is no commit. Raises Transient when ten attempts are refused or the
-    answer is lost.
+    """Commit the changes that `write` adds to a transaction on a fresh load of the table, and retry
+    when another process was first. `what` names the change. Without changes there is no commit.
+    Raises Transient when ten attempts are refused or the answer is lost.
     """
     for _ in range(10):
         table = lake.load(name)
@@ -150,8 +151,8 @@ def change_table(lake: Lake, name: str, what: str, write: Callable[[Table, Trans
 
 
 def add_branches(lake: Lake, name: str, properties: Mapping[str, str]) -> list[str]:
-    """Make sure that all branches exist; returns those made. A table without a snapshot gets its first, empty one,
-    which carries `properties`; a branch that is missing later begins at `main`."""
+    """Create missing branches; returns the created ones. A table without a snapshot gets a first,
+    empty one, with `properties`; a branch that is missing later begins at `main`."""
     table = lake.load(name)
     tx = Transaction(table)
     made = [b for b in (*BRANCHES, STAGING) if b not in table.metadata.refs]
@@ -167,7 +168,8 @@ def add_branches(lake: Lake, name: str, properties: Mapping[str, str]) -> list[s
     updates = list(tx._updates)
     requirements: list[TableRequirement] = [AssertTableUUID(uuid=table.metadata.table_uuid)]
     for branch in made:
-        # PyIceberg refuses to look for another branch in a table without a snapshot; main's absence says enough.
+        # PyIceberg cannot look up another branch in a table without a snapshot; the absence of main
+        # suffices.
         if branch == "main" or "main" not in made:
             requirements.append(AssertRefSnapshotId(ref=branch, snapshot_id=None))
         if branch != "main":
@@ -188,7 +190,7 @@ def _ensure_namespace(lake: Lake, name: str) -> None:
     try:
         lake.catalog.create_namespace(namespace)
     except NamespaceAlreadyExistsError:
-        LOG.debug("namespace %s is there", namespace)
+        LOG.debug("namespace %s exists", namespace)
     except Exception as error:
         raise explain(f"create namespace {namespace}", error) from error
 

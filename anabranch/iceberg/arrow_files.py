@@ -1,4 +1,5 @@
-"""Rows in memory as data files of a table, by PyIceberg's own writer: nothing names them yet."""
+"""Write rows in memory as data files of a table, with PyIceberg's writer: no snapshot refers to
+them yet."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""The catalog's address as PyIceberg and as Spark need it, so that both write to one catalog.
-
-Both give up on a lock or a dead connection within seconds: the caller tries again, and says so.
+"""The catalog's properties for PyIceberg and for Spark, so that both write to one catalog. Both
+give up on a lock or a dead connection within seconds: the caller retries and logs it.
 """
 
 from __future__ import annotations
@@ -12,15 +11,15 @@ from typing import Any
 from anabranch.common.errors import ConfigurationError
 from anabranch.config import Catalog, Environment
 
-# How long a client waits for a catalog that another process has locked before the try counts as failed.
+# The time that a client waits for a catalog that another process has locked.
 PATIENCE_SECONDS = 10
-# What libpq's parameters are called by pgjdbc (https://jdbc.postgresql.org/documentation/use/).
+# pgjdbc's names of libpq's parameters (https://jdbc.postgresql.org/documentation/use/).
 _PGJDBC = {
     "application_name": "ApplicationName", "channel_binding": "channelBinding", "connect_timeout": "connectTimeout",
     "gssencmode": "gssEncMode", "options": "options", "sslcert": "sslcert", "sslkey": "sslkey", "sslmode": "sslmode",
     "sslpassword": "sslpassword", "sslrootcert": "sslrootcert",
 }  # fmt: skip
-# How soon a dead connection is noticed: the other client has its own (`socketTimeout`, `tcpKeepAlive`).
+# Detection of dead connections: pgjdbc has other settings (`socketTimeout`, `tcpKeepAlive`).
 _PSYCOPG2_ALONE = {
     "keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count", "tcp_user_timeout",
 }  # fmt: skip
@@ -82,7 +81,7 @@ def spark_properties(catalog: Catalog, region: str) -> dict[str, str]:
 
 
 def with_patience(uri: str) -> str:
-    """An SQLAlchemy address with the client's time-outs; those that it names itself win. Pure."""
+    """An SQLAlchemy URI with the client's time-outs; its own take precedence. Pure."""
     kind = uri.split(":", 1)[0].split("+")[0]
     wanted = {
         "sqlite": {"timeout": PATIENCE_SECONDS},
@@ -98,10 +97,9 @@ def with_patience(uri: str) -> str:
 
 
 def limit_waits() -> None:
-    """Make psycopg2 close a connection whose server says nothing for three times the patience.
-
-    It has no such time-out of its own, and a server that hangs, or a proxy that swallows answers, keeps the TCP
-    connection alive. It holds for the whole process.
+    """Make psycopg2 close a connection whose server sends nothing for three times the patience.
+    psycopg2 has no such time-out, and a hanging server, or a proxy that drops answers, keeps the
+    TCP connection alive. Applies to the whole process.
     """
     import psycopg2
     from psycopg2 import extensions
@@ -117,8 +115,8 @@ def limit_waits() -> None:
 
 
 def limit_rest_waits() -> None:
-    """Make PyIceberg's REST catalog give up on a server that says nothing: by itself it waits for ever, and it asks
-    while it is opened. It holds for the whole process."""
+    """Give PyIceberg's REST catalog a time-out: it has none, and it sends a request while it is
+    opened. Applies to the whole process."""
     from pyiceberg.catalog import rest
     from requests import Session
 
@@ -148,8 +146,9 @@ _OURS_ALONE = ("anabranch.state.", "anabranch.turn")
 
 
 def jdbc_properties(uri: str) -> dict[str, str]:
-    """An SQLAlchemy address as properties of Iceberg's JDBC catalog; the time-outs that it names itself win. Raises
-    ConfigurationError for another kind, and for a parameter that pgjdbc has no property for."""
+    """An SQLAlchemy URI as properties of Iceberg's JDBC catalog; its own time-outs take precedence.
+    Raises ConfigurationError for another database, and for a parameter without a property of
+    pgjdbc."""
     from sqlalchemy.engine import make_url
 
     url = make_url(uri)
@@ -163,8 +162,8 @@ def jdbc_properties(uri: str) -> dict[str, str]:
         raise ConfigurationError(f"catalog.uri: expected sqlite:///… or postgresql+psycopg2://…, found {kind}://…")
     if unknown := sorted(url.query.keys() - _PGJDBC.keys() - _PSYCOPG2_ALONE):
         raise ConfigurationError(
-            f"catalog.uri: expected of its parameters only {', '.join(sorted(_PGJDBC))}, found {unknown[0]!r}, which "
-            "Spark's client of PostgreSQL does not know"
+            f"catalog.uri: expected only the parameters {', '.join(sorted(_PGJDBC))}, found {unknown[0]!r}, which "
+            "Spark's client of PostgreSQL does not have"
         )
     properties = {
         "uri": f"jdbc:postgresql://{url.host}:{url.port or 5432}/{url.database or ''}",

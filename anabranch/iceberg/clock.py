@@ -1,8 +1,7 @@
-"""The clock that hours and commits go by: this machine's, for as long as another one bears it out.
-
-A machine's clock may be set while a job runs: a machine that was resumed, a time server that was wrong. So it is
-compared with the object store's, and between two comparisons with the monotonic clock, which costs nothing. A time
-that was not compared is never returned.
+"""The clock for hours and commits: this machine's, as long as another clock confirms it. A
+machine's clock may change while a job runs: after a resume, or by a wrong time server. So it is
+compared with the object store's clock, and between two comparisons with the monotonic clock, which
+needs no request. A time that was not compared is never returned.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from anabranch.config import Environment
 from anabranch.iceberg.s3 import bucket_of, open_store
 
 MAX_CLOCK_SKEW = timedelta(seconds=30)
-# A machine without a time server drifts, and so does the monotonic clock.
+# Without a time server a machine's clock drifts, and so does the monotonic clock.
 COMPARED_FOR = timedelta(minutes=10)
 
 
@@ -29,7 +28,7 @@ class Compared:
     elapsed: float
 
     def says(self, elapsed: float) -> datetime:
-        """What the other clock says by now."""
+        """The current time of the other clock."""
         return self.time + timedelta(seconds=elapsed - self.elapsed)
 
 
@@ -39,15 +38,15 @@ def is_apart(one: datetime, other: datetime) -> bool:
 
 
 def should_compare(last: Compared | None, wall: datetime, elapsed: float) -> bool:
-    """Whether this machine's clock has to be compared before it is believed. Pure."""
+    """Whether this machine's clock has to be compared before use. Pure."""
     if last is None or is_apart(wall, last.says(elapsed)):
         return True
     return timedelta(seconds=elapsed - last.elapsed) > COMPARED_FOR
 
 
 class Clock:
-    """Returns the time, or raises Transient. `ask` is the other clock; without one, this machine's clock is trusted as
-    it was at first, and later changes of it are not. Not safe for use by several threads at once."""
+    """Returns the time, or raises Transient. `ask` reads the other clock; without one, the first
+    reading of this machine's clock is trusted, and later changes of it are not. Not thread-safe."""
 
     def __init__(
         self,
@@ -80,7 +79,7 @@ class Clock:
         return self._elapsed()
 
     def time_of(self, elapsed: float) -> datetime:
-        """What the time was when `elapsed` said so many seconds. Raises like `now`."""
+        """The time when `elapsed` returned so many seconds. Raises like `now`."""
         return self.now() - timedelta(seconds=max(0.0, self._elapsed() - elapsed))
 
     def compare(self) -> datetime:
@@ -94,9 +93,9 @@ class Clock:
             )
         if store_time is None and self._last is not None and is_apart(wall, self._last.says(elapsed)):
             raise Transient(
-                f"clock: expected this machine to say {self._last.says(elapsed).isoformat()}, by what it said before, "
-                f"found {wall.isoformat()}: it was set while this ran, and no object store can say which is right; set "
-                "it (NTP), or start this again if it is right now"
+                f"clock: expected this machine's clock at {self._last.says(elapsed).isoformat()} by its earlier time, "
+                f"found {wall.isoformat()}: it was set while this ran, and there is no object store to compare with; "
+                "set it (NTP), or restart this if it is right now"
             )
         self._last = Compared(store_time or wall, elapsed)
         return wall

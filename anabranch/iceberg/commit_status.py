@@ -1,7 +1,9 @@
-"""The outcome of a commit whose answer was lost, by the table as it is now: landed, never will, or still may.
+"""The outcome of a commit whose answer was lost, by the current table: it landed, never will, or
+still may.
 
-A request without an answer may still be executed at any later time: by a catalog behind a gateway that gave up waiting,
-or by a client that repeats it. It cannot land any more once a head that it requires has moved, and not before.
+A request without an answer may still be executed at any later time: by a catalog behind a gateway
+that gave up waiting, or by a client that repeats it. It cannot land any more once a head that it
+requires has moved, and not before.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class CommitFate(Enum):
-    """What a table says of a commit that makes snapshots."""
+    """The outcome of a commit that makes snapshots, by a table."""
 
     LANDED = "a snapshot carries its id"
     NEVER = "a head that it requires has moved, and no snapshot since is its own"

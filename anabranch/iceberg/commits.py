@@ -1,4 +1,5 @@
-"""A commit as a value: what changes on which branch of one table, and the heads that the decision rests on.
+"""A commit as a value: the changes of each branch of one table, and the heads that the decision
+requires.
 
 `anabranch.iceberg.prepare` writes its manifests, `anabranch.iceberg.lake` makes it land.
 """
@@ -13,7 +14,7 @@ from pyiceberg.manifest import DataFile
 
 
 class Outcome(Enum):
-    """What became of a commit."""
+    """The outcome of a commit."""
 
     LANDED = "landed"
     REFUSED = "refused"
@@ -23,9 +24,10 @@ class Outcome(Enum):
 class Change:
     """What a commit does to one branch: files and whole hours leave it, then files come.
 
-    `clear` names hours all of whose files leave; `copy` names hours that become what another branch holds of them, as
-    the commit's heads have it. Neither reads the files' entries where manifests hold one hour each. Properties not
-    named here are carried forward from the head. `rewrites` says that the rows stay what they were.
+    `clear` names hours all of whose files leave; `copy` names hours whose files are replaced by
+    another branch's, at the commit's heads. Neither reads the files' entries where a manifest is of
+    one hour. Properties not named here are carried forward from the head. `rewrites`: the rows stay
+    the same.
     """
 
     branch: str
@@ -44,7 +46,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Tag:
-    """A snapshot that stays readable under a name until its age ends."""
+    """A snapshot that stays readable under a name until the tag expires."""
 
     name: str
     snapshot_id: int

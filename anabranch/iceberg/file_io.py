@@ -1,8 +1,7 @@
-"""How PyIceberg reaches the files of a warehouse: by PyArrow, with as few requests of S3 as it can be brought to.
-
-PyArrow alone would, for each file of some kilobytes: open new connections with each load of a table, ask
-for a file's length before it is read and whether it is there before it is written, write it in parts (three requests),
-and make a marker of its folder when it deletes one.
+"""File access of PyIceberg to a warehouse: by PyArrow, with few requests to S3. For each small file
+PyArrow alone would open new connections with each load of a table, request a file's length before a
+read and its existence before a write, write it in parts (three requests), and write a folder marker
+when it deletes a file.
 """
 
 from __future__ import annotations
@@ -26,9 +25,8 @@ LOG = logging.getLogger(__name__)
 
 
 class _NewFile(PyArrowFile):
-    """A file that is written under a name that nothing has: each of ours and of PyIceberg's holds a UUID.
-
-    A manifest or a list of them knows how long it is once it is written, since its writer asks.
+    """A file with a unique name: our names and PyIceberg's contain a UUID. A manifest or a manifest
+    list has its length once it is written, since its writer asks for it.
     """
 
     _length: int | None = None
@@ -45,15 +43,14 @@ class _NewFile(PyArrowFile):
 
 
 class _WholeFile(PyArrowFile):
-    """A small file, of metadata as a rule, which is read as a whole: by one request, where the process speaks to S3 so
-    already.
-
-    Whatever comes in between, PyArrow is asked as ever: it tries again, and its errors are the ones that are known. Not
-    so after silence, which is a TimeoutError: PyArrow would wait again for most of a command's half a minute.
+    """A small file, usually of metadata, which is read completely by one request if the process has
+    an S3 client already. After an error PyArrow reads it instead: it retries, and its errors are
+    handled. Not after a TimeoutError: PyArrow would wait again for most of a command's half a
+    minute.
     """
 
     on_s3: tuple[ObjectStore, str, str] | None = None
-    """The store with the bucket and the key; None where PyArrow is the only one to ask."""
+    """The store with the bucket and the key; None where only PyArrow can read."""
 
     def open(self, seekable: bool = True) -> InputStream:
         if self.on_s3 is not None:
@@ -114,10 +111,10 @@ class LakeFileIO(PyArrowFileIO):
         return self.whole(location) if location.endswith((".avro", ".json")) else super().new_input(location)
 
     def whole(self, location: str) -> PyArrowFile:
-        """A file that is read as a whole, into memory, and by one request where that can be."""
+        """A file that is read completely into memory, by one request where possible."""
         scheme, netloc, path = self.parse_location(location, self.properties)
         file = _WholeFile(location, path, self.fs_by_scheme(scheme, netloc))
-        # A command that only reads is spared another library's import.
+        # A command that only reads does not import another library.
         file.on_s3 = self._on_s3(location) if is_open() else None
         return file
 
@@ -126,7 +123,7 @@ class LakeFileIO(PyArrowFileIO):
         return _NewFile(location, path, self.fs_by_scheme(scheme, netloc))
 
     def delete(self, location: str | InputFile | OutputFile) -> None:
-        """Delete a file. Raises OSError; on S3 not for one that is gone already."""
+        """Delete a file. Raises OSError, except on S3 for a missing file."""
         path = location if isinstance(location, str) else location.location
         on_s3 = self._on_s3(path)
         if on_s3 is None:
@@ -139,8 +136,8 @@ class LakeFileIO(PyArrowFileIO):
             raise OSError(str(error)) from error
 
     def _on_s3(self, location: str) -> tuple[ObjectStore, str, str] | None:
-        """The store, the bucket and the key, for requests of our own; None for a file elsewhere, and where only PyArrow
-        has the settings of S3."""
+        """The store, the bucket and the key for our own requests; None for a file elsewhere, and
+        where only PyArrow has the S3 settings."""
         found = bucket_and_key(location)
         if found is None or self.properties.keys() & _NOT_OURS:
             return None
@@ -153,11 +150,11 @@ class LakeFileIO(PyArrowFileIO):
 
 
 def as_whole(io: FileIO, location: str) -> InputFile:
-    """A small file of a table, to be read as a whole."""
+    """A small file of a table, to be read completely."""
     return io.whole(location) if isinstance(io, LakeFileIO) else io.new_input(location)
 
 
-# By key of the configuration, what PyIceberg calls it.
+# PyIceberg's name of each configuration key.
 _STORE = {
     "endpoint": "endpoint",
     "region": "region",
@@ -181,6 +178,7 @@ def _open_s3(process: int, netloc: str | None, properties: tuple[tuple[str, str]
     opened = io._initialize_fs("s3", netloc)
     if not isinstance(opened, S3FileSystem) or S3_RETRY_STRATEGY_IMPL in io.properties:
         return opened
-    # PyIceberg has no property for it: a file is opened with its first part, and one of a single part is one request.
+    # PyIceberg has no property for it: opening a file reads its first part, so a file of one part
+    # is one request.
     rebuild, (options,) = opened.__reduce__()
     return rebuild(options | {"allow_delayed_open": True})

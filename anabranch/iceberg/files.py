@@ -1,4 +1,4 @@
-"""The files under a warehouse, wherever it is: listed with size and age, deleted many at a time."""
+"""The files under a warehouse, on any storage: list with size and age, delete in batches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Stored:
-    """A file as storage knows it."""
+    """A file in storage."""
 
     path: str
     size: int
@@ -28,20 +28,22 @@ class Stored:
 
 
 def same_file(path: str) -> str:
-    """A path without what writers spell differently: the scheme (`s3`, `s3a`, `file`) and its slashes."""
+    """A path without the parts that writers spell differently: the scheme (`s3`, `s3a`, `file`) and
+    its slashes."""
     scheme, colon, rest = path.partition(":")
     return (rest if colon and "/" not in scheme else path).lstrip("/")
 
 
 def local_path(path: str) -> Path:
-    """The file or folder of this machine that a `file:` location names. Such a location is no URI: `#`, `?`, `%` and
-    spaces are part of names, as PyArrow and Hadoop write them."""
+    """The local file or folder of a `file:` location. Such a location is not a URI: `#`, `?`, `%`
+    and spaces are part of names, as PyArrow and Hadoop write them."""
     rest = path.removeprefix("file://")
     return Path(rest if rest != path else path.removeprefix("file:"))
 
 
 def list_files(environment: Environment, folder: str) -> Iterator[Stored]:
-    """Every file under `folder`, at any depth; a folder whose name only begins alike is another. Raises Transient."""
+    """Every file under `folder`, at any depth; not those of a folder that only shares the prefix.
+    Raises Transient."""
     folder = folder.rstrip("/") + "/"
     if (on_s3 := bucket_and_key(folder)) is not None:
         bucket, prefix = on_s3
@@ -67,14 +69,14 @@ def _below(folder: str, path: Path) -> Iterator[Stored]:
         return
     except OSError as error:
         raise Transient(
-            f"list {folder}: expected the right to look at {error.filename or path}, found {error}; run it again once "
-            "it can be"
+            f"list {folder}: expected permission to read {error.filename or path}, found {error}; grant it, then run "
+            "it again"
         ) from error
 
 
 def delete_files(environment: Environment, paths: Iterable[str]) -> int:
-    """Delete files; one that is gone already is fine. Returns how many were asked for. Raises Transient: of those that
-    cannot be deleted, once all others are."""
+    """Delete files; missing files are fine. Returns the number of paths. Raises Transient for files
+    that cannot be deleted, once all others are."""
     by_bucket: dict[str, list[str]] = {}
     done = 0
     left: list[tuple[str, OSError]] = []
@@ -93,7 +95,7 @@ def delete_files(environment: Environment, paths: Iterable[str]) -> int:
     if left:
         path, first = left[0]
         raise Transient(
-            f"delete {done} files: expected the right to, found {len(left)} left, first {path}: {first}; all others "
-            "are gone: run it again as a user that may delete these"
+            f"delete {done} files: expected permission, found {len(left)} left, first {path}: {first}; all others "
+            "are deleted: run it again as a user that may delete these"
         ) from first
     return done

@@ -1,8 +1,8 @@
-"""Commits of other programs on our branches: accepted where the rows stay the same, refused where they changed.
-
-A platform compacts files, rewrites manifests and expires snapshots of all its tables. What it leaves is a head without
-our properties, above the newest publish of the branch (`snapshots.last_publish`). A publish carries its properties on,
-as long as the branch has the rows of that publish.
+"""Commits of other programs on our branches: accepted if the rows stay the same, refused if they
+changed. A platform compacts files, rewrites manifests and expires snapshots of all its tables. It
+leaves a head without our properties, above the newest publish of the branch
+(`snapshots.last_publish`). A publish carries its properties on, as long as the branch has the rows
+of that publish.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 
-# Heads that were looked at, by table and branch: each is looked at once.
+# Checked heads, by table and branch: each is checked once.
 _ACCEPTED: dict[tuple[object, str], int] = {}
 
 
 def check_foreign_commits(table: Table) -> None:
-    """Raise Terminal when a program that is none of ours changed rows of a branch since its newest publish. Reads files
-    only where there is such a commit. Raises Transient."""
+    """Raise Terminal when another program changed rows of a branch since its newest publish. Reads
+    files only if there is such a commit. Raises Transient."""
     for branch in snapshots.BRANCHES:
         if branch not in table.metadata.refs:
             continue
@@ -42,11 +42,11 @@ def check_foreign_commits(table: Table) -> None:
             raise Terminal(
                 f"table {name}: expected branch {branch} to have the rows of its newest publish, found snapshot "
                 f"{commits[0].snapshot_id} of another program, {changed}; nothing is published. Only Anabranch changes "
-                f"rows of this table: take it back ({_remedy(name, branch, base)}) and start again"
+                f"rows of this table: roll it back ({_remedy(name, branch, base)}) and restart"
             )
         _ACCEPTED[key] = commits[0].snapshot_id
         LOG.warning(
-            "table %s: branch %s has commits of another program (%s, the newest %d); its rows are the same, going on",
+            "table %s: branch %s has commits of another program (%s, the newest %d); its rows are the same, continuing",
             ".".join(table.name()),
             branch,
             ", ".join(sorted({operation_of(s) for s in commits})),
@@ -60,12 +60,12 @@ def foreign_commits(table: Table, branch: str) -> list[Snapshot]:
 
 
 def operation_of(snapshot: Snapshot) -> str:
-    """What a snapshot says that it did. Pure."""
+    """The operation in a snapshot's summary. Pure."""
     return snapshot.summary.operation.value if snapshot.summary is not None else "no operation"
 
 
 def _changed(table: Table, commits: list[Snapshot], base: Snapshot) -> str | None:
-    """How rows changed between a publish and the commits above it, in words, or None."""
+    """The change of rows between a publish and the commits above it, in words, or None."""
     for snapshot in commits:
         if snapshot.summary is None or snapshot.summary.operation is not Operation.REPLACE:
             touched = [snapshots.count(snapshot, f"{how}-data-files") for how in ("added", "deleted")]

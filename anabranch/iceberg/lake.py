@@ -1,8 +1,8 @@
-"""The catalog and its tables: loading them, and landing what the protocol decided. What makes and changes tables
-themselves is in `anabranch.iceberg.admin`.
+"""The catalog and its tables: load them, and land the commits that the protocol decided.
+`anabranch.iceberg.admin` creates and changes tables themselves.
 
-A commit (`anabranch.iceberg.commits`) lands whole, is refused whole, or its answer is lost; `Lake.commit` returns
-which, and never repeats a decision by itself.
+A commit (`anabranch.iceberg.commits`) lands whole, is refused whole, or its answer is lost;
+`Lake.commit` returns which, and never repeats a decision by itself.
 """
 
 from __future__ import annotations
@@ -49,29 +49,30 @@ from anabranch.iceberg.snapshots import Staged, has_landed
 LOG = logging.getLogger(__name__)
 
 
-# How a REST catalog's server says, with the status of a table that does not exist, that a metadata file is not there.
+# A REST catalog's message for a missing metadata file, with the status of a table that does not
+# exist.
 _NO_FILE = "Location does not exist"
 
-# How PyIceberg says, as a plain ValueError, that another process changed the table first.
+# PyIceberg's messages, in a plain ValueError, when another process changed the table first.
 _OVERTAKEN = ("Cannot add snapshot with sequence number", "Snapshot with snapshot id", "to unknown snapshot")
 
-# A commit is asked for within this time of its decision, or decided again: what it wrote and names is young then, so
-# that no orphan removal has taken it meanwhile. Other programs' moves no head.
+# A commit is sent within this time of its decision, or decided again: its files are young then, so
+# no orphan removal has deleted them. Other programs' orphan removal moves no head.
 PREPARED_WITHIN = timedelta(minutes=20)
 
-# How long the table is asked what became of a commit whose answer was lost.
+# The time to look for the outcome of a commit whose answer was lost.
 _LANDS_WITHIN_SECONDS = 15.0
 _PATIENCE_SECONDS = 30.0
 
 
 class _Unknown(Transient):
-    """The table cannot say any more what became of a commit."""
+    """The table no longer shows the outcome of a commit."""
 
 
 class Lake:
-    """The catalog and its tables. Reads are always fresh: nothing is cached between calls but the connection.
+    """The catalog and its tables. Reads are always fresh: only the connection is cached between calls.
 
-    `require` is asked about each table that is loaded, by name, and raises for one that must not be used. `shared` is
+    `require` is called with each loaded table and its name, and raises for a table that must not be used. `shared` is
     another lake of the same environment whose connections this one uses.
     """
 
@@ -104,8 +105,9 @@ class Lake:
         return store_clock(self.environment)
 
     def load(self, name: str) -> Table:
-        """A table as it is now. Raises Terminal when it does not exist, MetadataGone when storage lacks what the
-        catalog names, ConfigurationError for keys or rights that are wrong, Transient when the lake does not answer."""
+        """The current table. Raises Terminal when it does not exist, MetadataGone when its metadata
+        file is missing, ConfigurationError for wrong keys or rights, Transient when the lake does
+        not answer."""
         table = self._find(name)
         if table is None:
             raise Terminal(f"table {name}: expected it to exist, found none; run `anabranch apply`")
@@ -126,12 +128,12 @@ class Lake:
                     if isinstance(error, NoSuchTableError):
                         return None
                     raise explain(f"load table {name}", error) from error
-                # Asked twice: the first may have been overtaken by publishes that deleted the file since.
+                # Try twice: publishes may have deleted the first metadata file since.
                 if gone == message:
                     raise MetadataGone(
                         f"table {name}: expected the metadata file that the catalog names, found {message}; if the "
                         "bucket was restored to an earlier time, stop the stream's jobs and run `anabranch apply "
-                        "STREAM --register`, which takes the newest metadata file that is there"
+                        "STREAM --register`, which takes the newest available metadata file"
                     ) from error
                 gone = message
 
@@ -140,11 +142,11 @@ class Lake:
         return self.environment.catalog.name
 
     def tables(self, names: Iterable[str]) -> Mapping[str, Table]:
-        """Tables by name, each loaded when it is first asked for."""
+        """Tables by name, each loaded at its first use."""
         return _Tables(self, tuple(names))
 
     def exists(self, name: str) -> bool:
-        """Whether the catalog knows a table. Raises like `load`."""
+        """Whether the catalog has a table. Raises like `load`."""
         return self._find(name) is not None
 
     def table_names(self, namespace: str) -> set[str]:
@@ -160,23 +162,23 @@ class Lake:
             raise explain(f"list the tables of {namespace}", error) from error
 
     def commit(self, table: Table, commit: Commit) -> Outcome:
-        """Make `commit` land, or find that it is refused: `land`, where the table is not needed after it."""
+        """Like `land`, for callers that do not need the table."""
         return Outcome.REFUSED if self.land(table, commit) is None else Outcome.LANDED
 
     def land(self, table: Table, commit: Commit) -> Table | None:
-        """Make `commit` land; returns the table with it. None: refused, because a head or the schema moved. Never
-        replays.
-
-        When the answer is lost, or may answer a repetition by the client, the table decides; None means that the commit
-        cannot land any more. A commit without changes leaves no snapshot to recognise: ask for it again.
-        Raises Transient when the outcome stays unknown: nothing that the commit names may be discarded then. Raises
-        Terminal when another program changed rows of a branch.
+        """Send `commit`; returns the table with it. None: refused, because a head or the schema
+        moved. Never replays. When the answer is lost, or may be of a repetition by the client, the
+        table decides; None means that the commit cannot land any more. A commit without changes
+        leaves no snapshot to recognise: send it again. Raises Transient when the outcome stays
+        unknown: then no file of the commit may be deleted. Raises Terminal when another program
+        changed rows of a branch.
         """
         if commit.changes:
             check_foreign_commits(table)
         began = self.clock.now(table.metadata.last_updated_ms)
         prepared = prepare(table, commit, began)
-        # A transaction of PyIceberg keeps one requirement of each type, so it would watch one branch only.
+        # A transaction of PyIceberg has one requirement of each type, so it would check one branch
+        # only.
         requirements: tuple[TableRequirement, ...] = (
             AssertTableUUID(uuid=table.metadata.table_uuid),
             AssertCurrentSchemaId(current_schema_id=table.metadata.current_schema_id),
@@ -186,8 +188,8 @@ class Lake:
         note(publish=commit.id)
         if commit.heads and (took := self.clock.now(table.metadata.last_updated_ms) - began) > PREPARED_WITHIN:
             LOG.warning(
-                "commit %s of %s: expected it to be asked for within %s, found %s later; deciding again, since orphan "
-                "removal may have taken its files",
+                "commit %s of %s: expected to send it within %s, found %s; deciding again, since "
+                "orphan removal may have deleted its files",
                 commit.id,
                 table.name(),
                 PREPARED_WITHIN,
@@ -205,7 +207,7 @@ class Lake:
             return _with(table, landed)
         except (CommitFailedException, ValidationException) as error:
             LOG.debug("commit %s of %s refused: %s", commit.id, table.name(), error)
-            # A client over HTTP repeats a request by itself; the refusal may then be of its own repetition.
+            # An HTTP client may repeat a request; the refusal may then be of that repetition.
             if self.environment.catalog.type != "sql" and (settled := self._settle(table, commit, refused=True)):
                 return settled
         except ValueError as error:
@@ -244,11 +246,10 @@ class Lake:
         )
 
     def _settle(self, table: Table, commit: Commit, refused: bool = False) -> Table | None:
-        """The outcome of a commit that may have landed, or may still land: the table with it, or None. `refused`: the
-        catalog refused it.
-
-        While it may still land, a head is moved that it requires; then it has landed before or it never will. Raises
-        Transient when that is not known after half a minute, or cannot be known any more.
+        """The outcome of a commit that may have landed, or may still land: the table with it, or
+        None. `refused`: the catalog refused it. While it may still land, this moves a head that it
+        requires; then it has landed before or never will. Raises Transient when the outcome is
+        unknown after half a minute, or can no longer be known.
         """
         if not commit.changes:
             return None
@@ -261,10 +262,11 @@ class Lake:
                 if fate is CommitFate.FORGOTTEN:
                     raise _Unknown(
                         f"commit {commit.id} of {name}: expected to learn whether it landed, found that later "
-                        "publishes have removed the snapshots that say so; nothing is deleted, start again from the "
+                        "publishes have removed the snapshots that show it; nothing is deleted, restart from the "
                         "table"
                     )
-                # Glue compares a version that has moved on: no repetition of this request can land.
+                # Glue compares a version that has changed since: no repetition of this request can
+                # land.
                 if fate is CommitFate.OPEN and refused and self.environment.catalog.type == "glue":
                     fate = CommitFate.NEVER
                 if fate is CommitFate.OPEN and self._fence(fresh, plan_fence(fresh, commit)):
@@ -288,7 +290,8 @@ class Lake:
         )
 
     def _fence(self, table: Table, fence: Commit) -> bool:
-        """Whether an empty commit landed that keeps another from landing. Raises Transient when that is not known."""
+        """Whether an empty commit landed that prevents another from landing. Raises Transient when
+        that is unknown."""
         updates = prepare(table, fence, self.clock.now(table.metadata.last_updated_ms)).updates
         reach(Step.COMMIT_DOUBTED)
         try:
@@ -310,9 +313,10 @@ class Lake:
         return True
 
     def append(self, name: str, rows: Callable[[Table], pa.Table | None]) -> Table:
-        """Append to a plain table (the ledger); returns it with what was appended. `rows` gets the table that the
-        commit will rest on, whose next sequence number it will have, and is asked again when another process was first;
-        None is nothing to append. Raises Transient when ten attempts are refused.
+        """Append to a plain table (the ledger); returns it with the new rows. `rows` gets the table
+        that the commit requires, whose next sequence number it will have, and is called again when
+        another process was first; it returns None for nothing to append. Raises Transient when ten
+        attempts are refused.
         """
         for _ in range(10):
             table = self.load(name)
@@ -335,7 +339,8 @@ class Lake:
                 LOG.debug("append to %s refused: %s", name, error)
             except Exception as error:
                 LOG.warning("append to %s: answer lost, checking the table: %s", name, one_line(error))
-                # If it still lands, the next attempt is refused, or finds its rows there: both require one head.
+                # If it still lands, the next attempt is refused, or finds its rows: both require
+                # one head.
                 if has_landed(fresh := self._look(name), commit_id):
                     return fresh
         raise Transient(
@@ -343,9 +348,9 @@ class Lake:
         )
 
     def merge_files(self, name: str, idle: bool = False) -> MergeStep:
-        """Merge some of a plain table's (the ledger's) files, one bounded step that changes no row. Refused, or with
-        its answer lost, it may be done or not: the next step looks again. Raises Transient when the lake does not
-        answer.
+        """Merge some files of a plain table (the ledger), in one bounded step that changes no row.
+        After a refusal or a lost answer it may be done or not: the next step checks again. Raises
+        Transient when the lake does not answer.
         """
         table = self.load(name)
         self.clock.now(table.metadata.last_updated_ms)
@@ -364,8 +369,8 @@ class Lake:
         return MergeStep.LANDED
 
     def touch(self, name: str) -> bool:
-        """Move the head of a plain table (the ledger), and no row; False when another process was first. Raises
-        Transient."""
+        """Move the head of a plain table (the ledger) without changing rows; False when another
+        process was first. Raises Transient."""
         table = self.load(name)
         self.clock.now(table.metadata.last_updated_ms)
         with lake_errors(f"move the head of {name}"):
@@ -380,7 +385,8 @@ class Lake:
         return True
 
     def discard(self, name: str, staged: Staged) -> None:
-        """Forget a staged snapshot that its own publisher will not publish; its files become orphans."""
+        """Remove a staged snapshot that its own publisher will not publish; its files become
+        orphans."""
         table = self.load(name)
         if table.metadata.snapshot_by_id(staged.snapshot_id) is not None:
             self.commit(table, Commit(uuid.uuid4().hex, {}, (), expire=(staged.snapshot_id,)))
@@ -398,12 +404,12 @@ class Lake:
 
 
 def _with(table: Table, landed: CommitTableResponse) -> Table:
-    """A table as the catalog says that a commit has made it."""
+    """A table as the catalog returned it after a commit."""
     return Table(table.name(), landed.metadata, landed.metadata_location, table.io, table.catalog)
 
 
 def _require_main(table: Table) -> tuple[TableRequirement, ...]:
-    """The requirements that a plain table is the loaded one, and unchanged since."""
+    """The requirements that a plain table is the loaded one and is unchanged."""
     current = table.current_snapshot()
     return (
         AssertTableUUID(uuid=table.metadata.table_uuid),
@@ -412,8 +418,9 @@ def _require_main(table: Table) -> tuple[TableRequirement, ...]:
 
 
 def delete_old_metadata(before: Table, landed: CommitTableResponse) -> None:
-    """Delete the metadata files that a commit dropped from the log, as `write.metadata.delete-after-commit.enabled`
-    promises: the catalog alone does not. Files that a failure leaves are orphans."""
+    """Delete the metadata files that a commit dropped from the log
+    (`write.metadata.delete-after-commit.enabled`): the catalog does not. Files left by a failure
+    are orphans."""
     kept = {entry.metadata_file for entry in landed.metadata.metadata_log}
     delete_quietly(before, [e.metadata_file for e in before.metadata.metadata_log if e.metadata_file not in kept])
 

@@ -1,10 +1,12 @@
-"""The ledger's files: few and sorted by hour, whatever it was appended to.
+"""The ledger's files: few and sorted by hour, however many appends there were.
 
-Every append writes a file and a manifest. Files of one quarter of a year are merged when there are many of about one
-size, so a row is written again a logarithmic number of times, and the bounds of a file's column `hour` stay narrow: a
-reader of an hour opens few files of a ledger of any age. Manifests are merged by the same rule, entry by entry.
+Every append writes a file and a manifest. Files of one quarter of a year are merged when there are
+many of about one size, so a row is written again a logarithmic number of times, and the bounds of a
+file's column `hour` stay narrow: a reader of an hour opens few files of a ledger of any age.
+Manifests are merged by the same rule, entry by entry.
 
-Merging changes no row. It requires the head of `main`: a refused merge is postponed, and its files become orphans.
+Merging changes no row. It requires the head of `main`: a refused merge is postponed, and its files
+become orphans.
 """
 
 from __future__ import annotations
@@ -38,10 +40,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MERGED = "anabranch.merged"
-"""In a snapshot's summary: how many files the ledger had when it was last looked at for what to merge."""
+"""In a snapshot's summary: the number of files at the last merge planning."""
 
 MANY = 16
-"""So many files of about one size are merged."""
+"""The number of files of similar size that are merged."""
 
 MANY_MANIFESTS = 8
 
@@ -74,7 +76,7 @@ class Span:
 
 
 class MergeStep(Enum):
-    """What became of one step of merging."""
+    """The outcome of a merge step."""
 
     NOTHING = "nothing to merge"
     LANDED = "landed"
@@ -92,12 +94,12 @@ class File:
 
     @property
     def bucket(self) -> str | None:
-        """The quarter that all its rows are of; None when they are of several."""
+        """The quarter of all its rows; None when they are of several."""
         first, last = bucket_of(self.first), bucket_of(self.last)
         return first if first == last else None
 
     def may_hold(self, hours: Span | Sequence[str]) -> bool:
-        """Whether a row of one of the hours can be in it; a list of hours is sorted."""
+        """Whether it can contain a row of one of the hours; a list of hours is sorted."""
         if not self.last:
             return True
         if isinstance(hours, Span):
@@ -112,8 +114,8 @@ def bucket_of(hour: str) -> str:
 
 
 def tiered(sizes: Sequence[int], least: int, small: int, most: int) -> int:
-    """How many of `sizes`, smallest first, are merged into one: each is at most as large as those before it together,
-    so that what is written again at least doubles. None for less than `least`. Pure."""
+    """The number of `sizes`, smallest first, to merge into one: each is at most as large as the sum
+    of those before it, so every rewrite at least doubles the size. None below `least`. Pure."""
     total = count = 0
     for size in sizes:
         if size > max(small, total) or (count and total + size > most):
@@ -145,8 +147,8 @@ def plan_merge(files: Iterable[File], idle: bool = False) -> tuple[File, ...]:
 
 
 def _count_of_over(sizes: Sequence[int], idle: bool) -> int:
-    """How many files of a quarter that is over are merged, smallest first: all when they add enough to the largest, or
-    when `idle`; else, once there are some, those beside it."""
+    """The number of files of a past quarter to merge, smallest first: all when they add enough to
+    the largest, or when `idle`; otherwise, once there are several, all except the largest."""
     *small, largest = sizes or (0,)
     if small and (idle or _ENOUGH * sum(small) >= largest):
         # Each is at most half of what one file may hold.
@@ -170,7 +172,7 @@ def plan_fold(counts: Mapping[str, int], must: Iterable[str] = ()) -> tuple[str,
 
 
 def read(table: Table, hours: Span | Collection[str] | None, columns: Sequence[str]) -> pa.Table:
-    """The rows of `hours`, or all; of files that can hold none of them nothing is read. Raises OSError."""
+    """The rows of `hours`, or all; skips files that cannot contain one. Raises OSError."""
     files = _live(table).values()
     if hours is None:
         return _read(table, files, columns)
@@ -191,31 +193,32 @@ def read_since(table: Table, sequence: int, columns: Sequence[str]) -> pa.Table:
 
 
 def has_many(table: Table) -> bool:
-    """Whether enough was appended since files were last merged to look for what to merge. Pure."""
+    """Whether there were enough appends since the last merge planning to plan again. Pure."""
     snapshot = table.current_snapshot()
     return snapshot is not None and _number(snapshot, "total-data-files") - _number(snapshot, MERGED) >= MANY
 
 
 def append(table: Table, rows: pa.Table, commit_id: str) -> tuple[TableUpdate, ...]:
-    """Write a file of `rows`, and say what a commit changes that appends it. Raises OSError."""
+    """Write a file of `rows`; returns the updates of the commit that appends it. Raises OSError."""
     return _commit(table, _properties(table, commit_id), (), _write(table, rows))
 
 
 def _properties(table: Table, commit_id: str) -> dict[str, str]:
-    """What a snapshot that merges nothing says."""
+    """The summary properties of a snapshot that merges nothing."""
     snapshot = table.current_snapshot()
     merged = _number(snapshot, MERGED) if snapshot is not None else 0
     return {PUBLISH_ID: commit_id} | ({MERGED: str(merged)} if merged else {})
 
 
 def touch(table: Table, commit_id: str) -> tuple[TableUpdate, ...]:
-    """What a commit changes that moves the head, and no row. Raises OSError."""
+    """The updates of a commit that moves the head without changing rows. Raises OSError."""
     return _commit(table, _properties(table, commit_id), (), ())
 
 
 def merge(table: Table, commit_id: str, idle: bool = False) -> tuple[TableUpdate, ...]:
-    """Write what merges files or manifests and expires snapshots, one bounded step, and say what its commit changes;
-    nothing when nothing is to be merged. With `idle` also what would wait for more. Raises OSError."""
+    """Write one bounded step that merges files or manifests and expires snapshots; returns the
+    updates of its commit, none when there is nothing to merge. With `idle` it also merges files
+    that would wait for more. Raises OSError."""
     snapshot = table.current_snapshot()
     if snapshot is None:
         return ()
@@ -234,14 +237,15 @@ def merge(table: Table, commit_id: str, idle: bool = False) -> tuple[TableUpdate
 
 
 class PerFile(Generic[T]):
-    """What each file of a ledger says to one question. A file never changes, so it is read once in a process."""
+    """One value for each file of a ledger. A file never changes, so it is read once in a
+    process."""
 
     def __init__(self, columns: Sequence[str], answer: Callable[[pa.Table], T]) -> None:
         self._columns, self._answer = columns, answer
         self._known: dict[str, dict[str, T]] = {}
 
     def ask(self, table: Table) -> dict[str, T]:
-        """What each file of the table as it was loaded says, by its path."""
+        """The value of each file of the loaded table, by its path."""
         files = _live(table)
         before = self._known.get(table.location(), {})
         answers = {
@@ -321,7 +325,8 @@ class _Producer(_FastAppendFiles):
         summary = super()._summary(dict(snapshot_properties))
         if self._operation is Operation.APPEND:
             return summary
-        # Rows are as they were: a reader of what is new passes over such a snapshot. The library counts as if not.
+        # Rows are unchanged: incremental readers skip such a snapshot. The library counts
+        # otherwise.
         return Summary(Operation.REPLACE, **summary.additional_properties)
 
 
@@ -339,7 +344,7 @@ def _counts(manifests: Iterable[ManifestFile]) -> dict[str, int]:
     return {m.manifest_path: (m.added_files_count or 0) + (m.existing_files_count or 0) for m in manifests}
 
 
-# By table, the files of each manifest as it was last read. A manifest never changes.
+# The files of each manifest, by table. A manifest never changes.
 _LISTED: dict[str, dict[str, tuple[DataFile, ...]]] = {}
 
 

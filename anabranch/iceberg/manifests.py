@@ -1,9 +1,8 @@
-"""A branch's manifests by ingest hour: which of them hold an hour, and which are merged.
-
-Every data file belongs to one ingest hour, and the manifest list says of each manifest the first and the last hour that
-it holds. So a manifest of one hour leaves with that hour unread, and a reader of an hour opens the manifests of that
-hour alone. Micro-batches leave many small manifests; they are merged as they come, by size, so that an entry is written
-again a few times in all.
+"""A branch's manifests by ingest hour: those that contain an hour, and those to merge. Every data
+file belongs to one ingest hour, and the manifest list has the first and the last hour of each
+manifest. So a manifest of one hour is removed with that hour without a read, and a reader of an
+hour opens only the manifests of that hour. Micro-batches leave many small manifests; they are
+merged by size, so an entry is rewritten a few times in all.
 """
 
 from __future__ import annotations
@@ -28,15 +27,16 @@ if TYPE_CHECKING:
 
 HOUR = "ingest_hour"
 
-# So many manifests of one size make one of the next size.
+# The number of manifests of one size that make one of the next size.
 _FAN_IN = 8
 # Manifests of at least 8**3 = 512 files are merged no further within their hour,
 _FULL = 3
 # and older ones, across hours, as long as the result holds no more files than this: half a second of work.
 _MOST_FILES = 4096
-# At most so many manifests are read for one merge: what an older version left is merged over several publishes.
+# The most manifests read for one merge: those of an older version are merged over several
+# publishes.
 _MOST_INPUTS = 64
-# A manifest of one of the newest hours holds that hour alone.
+# A manifest of one of the newest hours contains only that hour.
 _RECENT_HOURS = 24
 
 # Bounds of a manifest whose hours are not known.
@@ -45,7 +45,8 @@ _FIRST, _LAST = "", "\U0010ffff"
 
 @dataclass(frozen=True)
 class HourManifest:
-    """A manifest with live data files, and the hours that it may hold: `first` to `last`, both included."""
+    """A manifest with live data files, and the hours that it may contain: `first` to `last`, both
+    included."""
 
     manifest: ManifestFile
     first: str
@@ -61,14 +62,14 @@ class HourManifest:
 
     @property
     def hour(self) -> str | None:
-        """The one hour that it holds, or None when it may hold several."""
+        """Its only hour, or None when it may contain several."""
         return self.first if self.first == self.last else None
 
     def may_hold(self, hour: str) -> bool:
         return self.first <= hour <= self.last
 
     def is_within(self, hours: Sequence[str]) -> bool:
-        """Whether every hour that it may hold is one of `hours`, which are sorted."""
+        """Whether every hour that it may contain is one of `hours`, which are sorted."""
         if self.first == _FIRST:
             return False
         begin, end = bisect_left(hours, self.first), bisect_right(hours, self.last)
@@ -77,8 +78,8 @@ class HourManifest:
 
 @dataclass(frozen=True)
 class Slot:
-    """A manifest, or files that are about to be in one, as `plan_merges` sees it. `touched`: files are added to its
-    hour right now."""
+    """A manifest, or files of a new one, for `plan_merges`. `touched`: the current commit adds
+    files to its hour."""
 
     key: str
     spec_id: int
@@ -89,13 +90,13 @@ class Slot:
 
 
 def hour_index(spec: PartitionSpec) -> int | None:
-    """The place of the ingest hour in a file's partition."""
+    """The index of the ingest hour in a file's partition."""
     names = [f.name for f in spec.fields]
     return names.index(HOUR) if HOUR in names else None
 
 
 def hour_of_file(table: Table, data_file: DataFile) -> str:
-    """Which ingest hour a data file belongs to, from its partition."""
+    """The ingest hour of a data file, from its partition."""
     index = hour_index(table.specs()[data_file.spec_id])
     if index is None:
         raise ValueError(f"{data_file.file_path}: expected a partition by {HOUR}, found spec {data_file.spec_id}")
@@ -103,7 +104,7 @@ def hour_of_file(table: Table, data_file: DataFile) -> str:
 
 
 def with_hours(table: Table, manifest: ManifestFile) -> HourManifest:
-    """A manifest with the hours that the manifest list says of it."""
+    """A manifest with its hours in the manifest list."""
     index = hour_index(table.specs()[manifest.partition_spec_id])
     summaries = manifest.partitions
     if index is None or not summaries or len(summaries) <= index:
@@ -115,7 +116,8 @@ def with_hours(table: Table, manifest: ManifestFile) -> HourManifest:
 
 
 def list_manifests(table: Table, snapshot: Snapshot) -> tuple[list[HourManifest], list[ManifestFile]]:
-    """A snapshot's manifests with live data files, by hour; and those of delete files, which are not ours. One read.
+    """A snapshot's manifests with live data files, by hour; and those of delete files, which other
+    programs wrote. One read.
 
     Raises OSError.
     """
@@ -178,7 +180,7 @@ def _size(files: int) -> int:
 
 
 def _of_one_size(slots: list[Slot]) -> tuple[Slot, ...]:
-    """Eight or more of one size, and what they then make eight of."""
+    """Eight or more of one size, and the larger ones that they make eight of."""
     chosen: list[Slot] = []
     for size in range(_FULL):
         here = [s for s in slots if _size(s.files) == size]

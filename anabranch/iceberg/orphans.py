@@ -1,4 +1,4 @@
-"""Orphans: files of a stream's tables that nothing refers to any more, left by attempts that were never published."""
+"""Orphans: unreferenced files of a stream's tables, left by attempts that were never published."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ _FOLDERS = ("data", "metadata")
 
 
 def list_table(environment: Environment, table: Table, listed: Callable[[], None] = lambda: None) -> list[Stored]:
-    """The files that this table's writers may have made: named and placed as they do it, so that what another table
-    keeps in or beside this one's folder is none of them. `listed` hears of each file. Raises Transient."""
+    """The files that this table's writers may have written, by their names and folders, so files of
+    another table in or beside this one's folder are excluded. Calls `listed` for each file. Raises
+    Transient."""
     location = table.location().rstrip("/")
     parts = ["".join(f"{re.escape(f.name)}=[^/]*/" for f in spec.fields) for spec in table.specs().values()]
     pattern = re.compile("|".join([_METADATA, *(rf"data/{part}[^/]+\.parquet" for part in parts)]))
@@ -43,7 +44,8 @@ def references(table: Table) -> Iterator[str]:
     yield from (entry.metadata_file for entry in metadata.metadata_log)
     yield from (s.statistics_path for s in (*metadata.statistics, *metadata.partition_statistics))
     try:
-        # What a manifest says was deleted is live in an older snapshot, as long as that is remembered.
+        # An entry deleted in a manifest is live in an older snapshot, as long as that is in the
+        # metadata.
         yield from reachable(table, table.snapshots())
     except OSError as error:
         raise Transient(
@@ -55,10 +57,12 @@ def references(table: Table) -> Iterator[str]:
 def plan_orphans(
     listed: Iterable[Stored], referenced: Collection[str], before: datetime
 ) -> tuple[list[Stored], list[Stored]]:
-    """The files of `listed` without a reference: those written before the moment given, and the others. Pure.
+    """The files of `listed` without a reference: those written before the moment given, and the
+    others. Pure.
 
-    List first and read the references afterwards, so that files published meanwhile are kept. Raises Refused
-    when nothing listed is referenced: then paths are not what they seem, and everything would look like an orphan.
+    List first and read the references afterwards, so that files published meanwhile are kept.
+    Raises Refused when no listed file is referenced: then the paths differ, and everything would
+    look like an orphan.
     """
     listed, named = list(listed), {same_file(path) for path in referenced}
     if listed and not any(same_file(f.path) in named for f in listed):

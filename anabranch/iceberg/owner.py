@@ -1,7 +1,9 @@
-"""Which stream a table belongs to: a property of the table, compared whenever the table is opened for a stream.
+"""The owner of a table: the stream in a table property, compared whenever the table is opened for a
+stream.
 
-Two streams' files that name one table would publish into it in turn, each with its own topic's offsets. So `apply`
-writes the stream's name into its table, and everything that opens the table for another stream is refused first.
+Two streams' files that name one table would publish into it in turn, each with its own topic's
+offsets. So `apply` writes the stream's name into its table, and everything that opens the table for
+another stream is refused first.
 """
 
 from __future__ import annotations
@@ -22,12 +24,12 @@ OWNER = "anabranch.stream"
 
 
 class AnotherStreamsTable(ConfigurationError):
-    """The table that a stream's file names belongs to another stream."""
+    """The table in a stream's file belongs to another stream."""
 
 
 @dataclass(frozen=True)
 class Owner:
-    """The stream that a table belongs to, and where it was read from when that was written."""
+    """The stream that a table belongs to, and its topic and cluster at that time."""
 
     stream: str
     topic: str
@@ -43,7 +45,7 @@ class Owner:
 
 
 def read_owner(table: Table) -> Owner | None:
-    """None for a table that no stream was written into yet: one that an older version made."""
+    """The owner; None for a table of an older version."""
     text = table.properties.get(OWNER)
     return Owner.from_json(text) if text else None
 

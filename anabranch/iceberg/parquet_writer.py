@@ -1,8 +1,7 @@
-"""Writes rows with PyArrow as Parquet files that no snapshot names yet (`anabranch.iceberg.staging.Written`).
-
-It runs wherever a task runs; a later publish names the files.
-
-Each try of a task writes files of its own names, in folders as Iceberg's writer has them, where orphan removal looks.
+"""Writes rows with PyArrow as Parquet files that no snapshot refers to yet
+(`anabranch.iceberg.staging.Written`). It runs in tasks; a later publish adds the files. Each
+attempt of a task writes files with unique names, in the folders of Iceberg's writer, where orphan
+removal looks.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
 
 PARTITION = ("event_date", "ingest_hour")
 
-# How many bytes of rows may wait until they become a row group of each file.
+# The bytes of buffered rows before each file gets a row group.
 _WAITING_BYTES = 64 * 2**20
 _EPOCH = date(1970, 1, 1)
 _ARROW: dict[type[IcebergType], pa.DataType] = {
@@ -55,7 +54,8 @@ _ARROW: dict[type[IcebergType], pa.DataType] = {
 
 @dataclass(frozen=True)
 class Target:
-    """What a task has to know to write rows of a table: where, in what physical schema, how compressed. Picklable."""
+    """The settings of a task that writes rows of a table: location, physical schema, compression.
+    Picklable."""
 
     io: FileIO
     folder: str
@@ -64,7 +64,8 @@ class Target:
 
 
 def target_of(table: Table) -> Target | None:
-    """How rows of a table are written; None where only Iceberg's own writer does it as the table says."""
+    """The settings to write rows of a table; None where only Iceberg's own writer supports the
+    table's properties."""
     properties = table.metadata.properties
     placed = ("write.object-storage.enabled", "write.location-provider.impl", "write.parquet.compression-level")
     if any(name in properties for name in placed) or properties.get("write.format.default", "parquet") != "parquet":
@@ -85,13 +86,13 @@ def target_of(table: Table) -> Target | None:
 
 
 def codec_of(table: Table) -> str:
-    """How the table's files are compressed, as PyArrow calls it."""
+    """The table's compression, by PyArrow's name."""
     codec = table.metadata.properties.get("write.parquet.compression-codec", "zstd")
     return "none" if codec == "uncompressed" else codec
 
 
 def open_writer(sink: Any, schema: pa.Schema, **options: Any) -> pq.ParquetWriter:
-    """A writer of files as Iceberg's own writer has them: without Arrow's word on the schema."""
+    """A writer of files like those of Iceberg's own writer: without the Arrow schema."""
     return pq.ParquetWriter(sink, schema, store_schema=False, store_decimal_as_integer=True, **options)
 
 
@@ -127,8 +128,8 @@ class FileWriter:
         self._waiting = 0
 
     def write(self, rows: pa.Table) -> pa.Array | None:
-        """Take rows with at least the table's columns; None, or a mask of those that it left, since there would be
-        more files than it may have open. Raises OSError."""
+        """Write rows with at least the table's columns. Returns None, or a mask of the rows left,
+        when there would be too many open files. Raises OSError."""
         left: pa.Array | None = None
         for (day, hour), mask in _partitions(rows):
             if (to := self._file(day, hour)) is None:
@@ -176,7 +177,7 @@ class FileWriter:
 
 
 def data_file_of(table: Table, output: Output) -> DataFile:
-    """An output as a manifest names it."""
+    """An output as a manifest entry."""
     footer = pq.read_metadata(pa.BufferReader(output.footer))
     partition = Record(*(output.day if name == "event_date" else output.hour for name in PARTITION))
     return data_file_from(table, output.path, output.size, footer, partition, table.metadata.default_spec_id)
@@ -185,7 +186,7 @@ def data_file_of(table: Table, output: Output) -> DataFile:
 def data_file_from(
     table: Table, path: str, size: int, footer: pq.FileMetaData, partition: Record, spec_id: int
 ) -> DataFile:  # fmt: skip
-    """A Parquet file as a manifest names it, with the statistics that its footer gives."""
+    """A Parquet file as a manifest entry, with the statistics of its footer."""
     schema = pyarrow_to_schema(footer.schema.to_arrow_schema())
     statistics = data_file_statistics_from_parquet_metadata(
         footer, compute_statistics_plan(schema, table.metadata.properties), parquet_path_to_id_mapping(schema)

@@ -1,8 +1,7 @@
-"""Physical design: what a table says of how files of its rows are written, as `files:` of the stream's file has it.
-
-A sort order, Bloom filters and statistics: words of Iceberg's own, which its writers obey (docs/decisions/0026). What
-was set is written down in a property of the table: so it is taken back once the stream's file no longer has it, and
-what an operator set by hand stays.
+"""Physical design: the table's settings for writers of files, from `files:` of the stream's file.
+Sort order, Bloom filters and statistics are Iceberg's own settings, which its writers follow
+(docs/decisions/0026). A table property records these settings, so they are removed once the
+stream's file no longer has them, and an operator's own settings stay.
 """
 
 from __future__ import annotations
@@ -26,8 +25,9 @@ DESIGN = "anabranch.physical-design"
 
 _METRICS = "write.metadata.metrics"
 _BLOOM = "write.parquet.bloom-filter"
-# Whole for whatever has a fixed width, and for texts as long as an id or a digest. Not `full`: an engine that answers
-# min() and max() by bounds (Spark) would then take those for whole that an older file has of its texts' first 16.
+# Complete for fixed-width types, and for texts as long as an id or a digest. Not `full`: an engine
+# that answers min() and max() by bounds (Spark) would then use an older file's truncated bounds of
+# 16 characters.
 _BOUNDS = "truncate(64)"
 # A look-up reads a row group at least; Iceberg's 128 MB would be half a file.
 _ROW_GROUP_BYTES = 32 * 2**20
@@ -35,8 +35,8 @@ _ROW_GROUP_BYTES = 32 * 2**20
 
 @dataclass(frozen=True)
 class PhysicalDesign:
-    """By which columns files are sorted, which have Bloom filters, and of which the manifests hold bounds: `bounded` of
-    these alone, or None: as Iceberg does by itself."""
+    """The columns by which files are sorted, columns with Bloom filters, and columns with bounds in
+    manifests: only `bounded`, or None for Iceberg's default."""
 
     sort: tuple[str, ...] = ()
     bloom: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class PhysicalDesign:
 
     @property
     def properties(self) -> dict[str, str]:
-        """The table's properties that say so."""
+        """The table properties of the design."""
         said = {}
         if self.sort or self.bloom:
             said["write.parquet.row-group-size-bytes"] = str(_ROW_GROUP_BYTES)
@@ -84,9 +84,8 @@ class DesignChange:
 def plan_design(
     properties: Mapping[str, str], sorted_by: Sequence[str] | None, wanted: PhysicalDesign
 ) -> DesignChange:  # fmt: skip
-    """What makes a table of these properties the wanted one. Pure.
-
-    `sorted_by`: the columns of its sort order; None for an order that no design has.
+    """The changes that give a table of these properties the wanted design. Pure. `sorted_by`: the
+    columns of its sort order; None for an order that no design has.
     """
     before = json.loads(properties.get(DESIGN, "{}"))
     said = wanted.properties
@@ -106,8 +105,8 @@ def plan_design(
 
 
 def lay_out(lake: Lake, name: str, wanted: PhysicalDesign) -> list[str]:
-    """Make a table's design the wanted one, in one commit; returns what was changed, in words. Idempotent. No file is
-    written again. Raises Transient."""
+    """Set a table's design, in one commit; returns the changes, in words. Idempotent. Rewrites no
+    file. Raises Transient."""
     changed: list[str] = []
 
     def write(table: Table, tx: Transaction) -> None:

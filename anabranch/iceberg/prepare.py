@@ -1,4 +1,5 @@
-"""Prepare a commit: write its manifests, and say what the catalog is to change. Nothing of it is visible yet."""
+"""Prepare a commit: write its manifests, and build the catalog's updates. Nothing is visible
+yet."""
 
 from __future__ import annotations
 
@@ -25,21 +26,21 @@ from anabranch.iceberg.snapshots import PUBLISHED, carried, staged_ref, staged_r
 
 @dataclass(frozen=True)
 class Prepared:
-    """A commit as the catalog is asked for it, and the files that were written for it and that nothing refers to when
-    it is refused."""
+    """A commit as the request to the catalog, and its files, which are unreferenced if it is
+    refused."""
 
     updates: tuple[TableUpdate, ...]
     written: tuple[str, ...]
 
 
 def prepare(table: Table, commit: Commit, now: datetime) -> Prepared:
-    """Write the commit's manifests and say what it changes, stamped with `now`, or a moment later than the table's last
-    update if that is ahead. Nothing is visible yet. Raises Transient."""
+    """Write the commit's manifests and build its updates, stamped with `now`, or just after the
+    table's last update if that is ahead. Nothing is visible yet. Raises Transient."""
     writer = SnapshotWriter(table, max(int(now.timestamp() * 1000), table.metadata.last_updated_ms + 1))
     updates: list[TableUpdate] = []
     state, summaries = dict[str, str](), []
     try:
-        # What the branches share is written for `main`, which readers may follow by its snapshots.
+        # Shared changes are written for `main`, whose snapshots readers may follow.
         for change in sorted(commit.changes, key=lambda c: c.branch != "main"):
             properties = carried(table, change.branch, change.properties, commit.id)
             summary, needed = summary_of(table, change.branch, properties)

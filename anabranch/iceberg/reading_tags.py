@@ -1,8 +1,7 @@
-"""Snapshots that a long reading keeps: each publish expires all but the newest hundred, also those that another process
-still reads.
-
-Spark loads a snapshot again each time that it plans a query, so a head that a rebuild began from has to stay until
-the rebuild ends. A tag keeps it, and has an age, so that what a killed process kept goes too.
+"""Tags for snapshots that a long read needs: each publish expires all but the newest hundred, also
+those that another process still reads. Spark reloads a snapshot each time that it plans a query, so
+the head that a rebuild started from has to stay until the rebuild ends. A tag keeps it, and has an
+age, so tags of killed processes expire too.
 """
 
 from __future__ import annotations
@@ -26,10 +25,9 @@ _PATIENCE_SECONDS = 15.0
 
 @contextmanager
 def held_snapshots(lake: Lake, table_name: str, snapshots: Iterable[int]) -> Iterator[None]:
-    """While it is entered no commit of others expires these snapshots; for half a day at most.
-
-    Moves no head, so no publish is refused because of it. Raises Transient when a snapshot is gone already, or other
-    commits come first for a quarter of a minute.
+    """Context in which no commit expires these snapshots, for half a day at most. Moves no head, so
+    it refuses no publish. Raises Transient when a snapshot is expired already, or other commits
+    come first for a quarter of a minute.
     """
     tags = {f"{READING}{uuid.uuid4().hex}": snapshot for snapshot in dict.fromkeys(snapshots)}
     _hold(lake, table_name, tags)

@@ -1,6 +1,5 @@
-"""Tables that storage holds and the catalog has lost: detected before they would be recreated, and registered again.
-
-Which metadata file is the table's newest, and why that is safe: docs/decisions/0006.
+"""Tables in storage that the catalog has lost: detected before they would be recreated, and
+registered again. The choice of the newest metadata file, and why it is safe: docs/decisions/0006.
 """
 
 from __future__ import annotations
@@ -61,30 +60,29 @@ def newest_first(candidates: Iterable[Candidate]) -> list[Candidate]:
 
 
 def require_unknown(environment: Environment, lake: Lake, name: str, schema: Schema, stream: str) -> None:
-    """That a table which the catalog does not know has no files where it would be created. Raises ConfigurationError.
-
-    Otherwise a lost catalog would start a second table beside them, with the records that Kafka still has.
+    """Require that the location of a table that the catalog does not have is empty. Raises
+    ConfigurationError. Otherwise a lost catalog would start a second table beside the files, with
+    the records that Kafka still has.
     """
     location = admin.new_location(lake, name, schema)
     metadata_files = _metadata_files(
         (f.path for f in list_files(environment, f"{location.rstrip('/')}/metadata")), location
     )
-    # Looked for again: another apply may be creating it at this moment.
+    # Check again: another apply may be creating it.
     if not metadata_files or lake.exists(name):
         return
     newest = newest_first(_read(lake, path)[0] for path in metadata_files)[0]
     raise ConfigurationError(
-        f"table {name}: expected nothing below {location}, since the catalog {environment.catalog.name} does not know "
+        f"table {name}: expected nothing below {location}, since the catalog {environment.catalog.name} does not have "
         f"the table, found its files up to {newest.path}; has the catalog been lost? `anabranch apply {stream} "
         "--register` registers the table again; to start a new table, move that folder away first"
     )
 
 
 def register(environment: Environment, lake: Lake, name: str, schema: Schema) -> list[str]:
-    """Make the catalog know a table by its newest metadata file that is whole; returns what was done, in words.
-
-    Nothing is done for a table that the catalog knows and storage holds, and for one of which storage holds nothing.
-    Raises ConfigurationError when none of its metadata files will do.
+    """Register a table by its newest complete metadata file; returns the changes, in words. Does
+    nothing for a table that both the catalog and storage have, or that storage lacks. Raises
+    ConfigurationError when no metadata file is usable.
     """
     try:
         if lake.exists(name):
@@ -106,14 +104,15 @@ def register(environment: Environment, lake: Lake, name: str, schema: Schema) ->
             admin.register(lake, name, candidate.path)
             LOG.warning("table %s: registered by %s", name, candidate.path)
             return [*passed, f"registered table {name} by {candidate.path}"]
-        passed.append(f"passed over {candidate.path}: {wrong}")
-        # What another was built on was the table once: to go back behind it would lose what was published.
+        passed.append(f"skipped {candidate.path}: {wrong}")
+        # The base of another metadata file was the table once: going back behind it would lose
+        # publishes.
         if same_file(candidate.path) in landed:
             break
     if passed:
         raise ConfigurationError(
-            f"table {name}: expected a metadata file below {location} whose files are all there, found none that fits "
-            f"the table; {'; '.join(passed)}; restore the bucket to a time at which all of it is there"
+            f"table {name}: expected a metadata file below {location} with all its files, found none that fits "
+            f"the table; {'; '.join(passed)}; restore the bucket to a time with all of them"
         )
     return []
 
@@ -135,7 +134,8 @@ def _read(lake: Lake, path: str) -> tuple[Candidate, Table | None]:
 
 
 def _why_not(table: Table, location: str, listed: Collection[str]) -> str | None:
-    """Why a metadata file will not do: what its branches and tags need is not there, or it is of another place."""
+    """Why a metadata file is not usable: files of its branches and tags are missing, or its
+    location differs."""
     if same_file(table.location()).rstrip("/") != same_file(location).rstrip("/"):
         return (
             f"expected the location {location}, found {table.location()}; paths in metadata are absolute: rewrite them "
@@ -149,7 +149,7 @@ def _why_not(table: Table, location: str, listed: Collection[str]) -> str | None
 
 
 def _needed(table: Table) -> Iterator[str]:
-    """The files that a table's branches and tags are made of, each before what it leads to."""
+    """The files of a table's branches and tags, each before the files that it refers to."""
     ids = {ref.snapshot_id for ref in table.metadata.refs.values()}
     snapshots = [s for s in table.snapshots() if s.snapshot_id in ids]
     if lacking := ids - {s.snapshot_id for s in snapshots}:

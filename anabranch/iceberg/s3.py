@@ -1,4 +1,4 @@
-"""The one place that speaks boto3: the bucket of a warehouse, its objects, and the object store's clock."""
+"""The adapter of boto3: the bucket of a warehouse, its objects, and the object store's clock."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def bucket_of(warehouse: str) -> str | None:
 
 @dataclass(frozen=True)
 class Upload:
-    """An upload in parts that was begun and neither completed nor given up."""
+    """A multipart upload that was neither completed nor aborted."""
 
     key: str
     id: str
@@ -45,9 +45,10 @@ class Upload:
 
 @dataclass(frozen=True)
 class LifecycleRule:
-    """An enabled rule of a bucket's lifecycle, as far as it concerns files that are in use. `is_narrowed`: it holds for
-    tagged objects, or of some size, alone. `deletes_after` is a number of days, or a date; `moves_to` a storage class;
-    `clears_versions`, `clears_uploads`: it removes replaced versions, and uploads that were not completed."""
+    """An enabled rule of a bucket's lifecycle, as far as it concerns files in use. `is_narrowed`:
+    it applies only to tagged objects, or to some sizes. `deletes_after`: a number of days, or a
+    date. `moves_to`: a storage class. `clears_versions`, `clears_uploads`: it removes replaced
+    versions and incomplete uploads."""
 
     name: str
     prefix: str
@@ -59,13 +60,14 @@ class LifecycleRule:
 
 
 def open_store(s3: config.S3) -> ObjectStore:
-    """The object store, over connections that the process shares; a client of its own takes a tenth of a second."""
+    """The object store, over connections that the process shares; a new client takes a tenth of a
+    second."""
     # A forked process must not use its parent's connections.
     return _opened(os.getpid(), s3)
 
 
 def is_open() -> bool:
-    """Whether this process has asked for an object store already, and so imported what speaks to it."""
+    """Whether this process has opened an object store already, and so imported its client."""
     return _opened.cache_info().currsize > 0
 
 
@@ -75,13 +77,13 @@ def _opened(process: int, s3: config.S3) -> ObjectStore:
 
 
 class ObjectStore:
-    """Questions to the object store. Its keys come from configuration, else from the standard AWS chain.
-
-    One that has no answer for `read_timeout` seconds is asked once more, then given up as NoAnswer.
+    """Requests to the object store. Its keys come from configuration, or from the standard AWS
+    chain. A request without an answer for `read_timeout` seconds is repeated once, then raises
+    NoAnswer.
     """
 
     def __init__(self, s3: config.S3, read_timeout: float = 8) -> None:
-        # Imported here: a command that only reads tables has no need of it.
+        # Imported here: a command that only reads tables does not need it.
         import boto3
         from botocore.config import Config
 
@@ -93,7 +95,7 @@ class ObjectStore:
             aws_access_key_id=s3.access_key.get_secret_value() if s3.access_key else None,
             aws_secret_access_key=s3.secret_key.get_secret_value() if s3.secret_key else None,
             config=Config(
-                # The caller tries again, and says so: a command is to fail within seconds.
+                # The caller retries and logs it: a command should fail within seconds.
                 connect_timeout=3,
                 read_timeout=read_timeout,
                 retries={"max_attempts": 1, "mode": "standard"},
@@ -124,14 +126,14 @@ class ObjectStore:
         return True
 
     def clock(self, bucket: str) -> datetime:
-        """What time the object store says it is (to the second). Raises ConfigurationError or Transient."""
+        """The object store's time (to the second). Raises ConfigurationError or Transient."""
         try:
             answer = self._client.head_bucket(Bucket=bucket)
         except (ClientError, BotoCoreError) as error:
-            # A clock that is far off is turned away for it, and the refusal says what time it is.
+            # A request with a wrong clock is refused, and the refusal contains the time.
             answer = error.response if isinstance(error, ClientError) else {}
             if "date" not in answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}):
-                raise self._failed(f"ask the time by bucket {bucket}", error) from error
+                raise self._failed(f"read the time from bucket {bucket}", error) from error
         return parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"]).astimezone(UTC)
 
     def list_objects(self, bucket: str, prefix: str) -> Iterator[tuple[str, int, datetime]]:
@@ -144,7 +146,8 @@ class ObjectStore:
             raise self._failed(f"list s3://{bucket}/{prefix}", error) from error
 
     def get(self, bucket: str, key: str) -> bytes:
-        """One object, whole. Raises ConfigurationError (keys, rights), Transient, Terminal (no such object)."""
+        """The contents of an object. Raises ConfigurationError (keys, rights), Transient, Terminal
+        (no such object)."""
         try:
             body: bytes = self._client.get_object(Bucket=bucket, Key=key)["Body"].read()
         except (ClientError, BotoCoreError) as error:
@@ -169,9 +172,9 @@ class ObjectStore:
             raise self._failed(f"read s3://{bucket}/{key}", error) from error
 
     def put_if(self, bucket: str, key: str, body: bytes, content_type: str, tag: str | None) -> bool:
-        """Write one object in the place of that with this entity tag, or, for None, of none; False when another is
-        there by then. Raises as `put` does. Source: Amazon S3's conditional writes; a store that does not know them
-        writes in any case."""
+        """Replace the object with this entity tag, or create it for None; False when another is
+        there by then. Raises as `put` does. Source: Amazon S3's conditional writes; a store without
+        them writes in any case."""
         condition = {"IfMatch": tag} if tag is not None else {"IfNoneMatch": "*"}
         try:
             self._client.put_object(Bucket=bucket, Key=key, Body=body, ContentType=content_type, **condition)
@@ -212,8 +215,9 @@ class ObjectStore:
         return True
 
     def is_versioned(self, bucket: str) -> bool:
-        """Whether what is deleted or replaced is kept as a version. Raises ConfigurationError or Transient, also for
-        a server that knows no versions; so do the other questions about a bucket's settings."""
+        """Whether the bucket keeps versions of deleted and replaced objects. Raises
+        ConfigurationError or Transient, also for a server without versioning; so do the other
+        methods for a bucket's settings."""
         try:
             return bool(self._client.get_bucket_versioning(Bucket=bucket).get("Status") == "Enabled")
         except (ClientError, BotoCoreError) as error:
@@ -230,8 +234,8 @@ class ObjectStore:
         return tuple(_rule(rule) for rule in rules if rule.get("Status") == "Enabled")
 
     def lock(self, bucket: str) -> str | None:
-        """For how long, and how, the bucket's object lock keeps every new object (`GOVERNANCE 30 days`); None when
-        it keeps none."""
+        """The mode and the duration of the bucket's object lock (`GOVERNANCE 30 days`); None
+        without one."""
         try:
             lock = self._client.get_object_lock_configuration(Bucket=bucket).get("ObjectLockConfiguration", {})
         except (ClientError, BotoCoreError) as error:
@@ -246,7 +250,7 @@ class ObjectStore:
         )
 
     def uploads(self, bucket: str, prefix: str) -> tuple[Upload, ...]:
-        """The uploads under `prefix` that were begun and neither completed nor given up."""
+        """The incomplete uploads under `prefix`."""
         try:
             pages = self._client.get_paginator("list_multipart_uploads").paginate(Bucket=bucket, Prefix=prefix)
             return tuple(

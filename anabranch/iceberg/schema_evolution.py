@@ -1,8 +1,8 @@
-"""Schema evolution: what a table's schema needs to become the wanted one, in one commit, or why it must not.
-
-Allowed is what leaves every row readable with the meaning that it had (Iceberg specification, "Schema Evolution"): a
-new nullable column, a wider type (INT to BIGINT, FLOAT to DOUBLE, more digits of a DECIMAL before its point), NOT NULL
-given up; and the same inside structs, arrays and map values. Everything else is refused with what to do instead.
+"""Schema evolution: the changes from a table's schema to the wanted one, in one commit, or the
+reason for a refusal. Changes are allowed if every row stays readable with its meaning (Iceberg
+specification, "Schema Evolution"): a new nullable column, a wider type (INT to BIGINT, FLOAT to
+DOUBLE, more digits of a DECIMAL before its point), NOT NULL removed; and the same inside structs,
+arrays and map values. All other changes are refused, with the alternative.
 """
 
 from __future__ import annotations
@@ -63,10 +63,9 @@ class SchemaChange:
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns that a table should have, and what they are to it.
-
-    `key`: columns that distinguish events. `complete`: an additional column of the table is an error; otherwise
-    it is one of another version of the code, and stays. `before`: new columns go before this one.
+    """The wanted columns of a table, and their roles. `key`: columns that distinguish events.
+    `complete`: an additional column of the table is an error; otherwise it is one of another
+    version of the code, and stays. `before`: new columns go before this one.
     """
 
     schema: Schema
@@ -77,18 +76,16 @@ class Columns:
 
 
 def plan_evolution(table: str, have: Schema, wanted: Columns) -> list[SchemaChange]:
-    """The changes that make `have` the wanted columns; their order is of no account. Pure.
-
-    Raises Refused, naming table and column, for the first change that would lose, hide or bend what rows hold.
+    """The changes from `have` to the wanted columns, in any order. Pure. Raises Refused, naming
+    table and column, for the first change that would lose, hide or alter values.
     """
     where = f"table {table}, {wanted.source}"
     return list(_fields(where, (), have.fields, wanted.schema.fields, wanted))
 
 
 def evolve(lake: Lake, name: str, wanted: Columns) -> list[str]:
-    """Make a table's schema the wanted one; returns what was changed, in words. All in one commit, or nothing.
-
-    Idempotent: run again, also after an answer that was lost, it finds nothing to change. Raises Refused, Transient.
+    """Evolve a table's schema to the wanted one; returns the changes, in words. All in one commit,
+    or none. Idempotent, also after a lost answer. Raises Refused, Transient.
     """
     sentences: list[str] = []
 
@@ -180,14 +177,15 @@ def _types(
 
 
 def is_wider(wide: IcebergType, narrow: IcebergType) -> bool:
-    """Whether Iceberg reads what was written as `narrow` as `wide` (format v2). Pure."""
+    """Whether Iceberg reads values of `narrow` as `wide` (format v2). Pure."""
     if isinstance(narrow, DecimalType):
         return isinstance(wide, DecimalType) and wide.scale == narrow.scale and wide.precision > narrow.precision
     return (type(narrow), type(wide)) in {(IntegerType, LongType), (FloatType, DoubleType)}
 
 
 def _or_wider(kind: IcebergType, is_key: bool) -> str:
-    """The types that a column may become. A key's FLOAT stays: as DOUBLE it differs from the value when read again."""
+    """The types that a column may become. A key's FLOAT cannot change: as DOUBLE it differs when
+    read again."""
     if isinstance(kind, DecimalType):
         return f"{type_words(kind)} or more digits before the point (decimal(N,{kind.scale}))"
     wider = "bigint" if isinstance(kind, IntegerType) else "double" if isinstance(kind, FloatType) else None
@@ -195,8 +193,8 @@ def _or_wider(kind: IcebergType, is_key: bool) -> str:
 
 
 def type_words(kind: IcebergType) -> str:
-    """A type as the stream's file spells it (`bigint`, `array<int>`), without Iceberg's ids; the fields of a struct by
-    their names, since their order is of no account. Pure."""
+    """A type as in the stream's file (`bigint`, `array<int>`), without Iceberg's ids; the fields of
+    a struct sorted by name, since their order does not matter. Pure."""
     if isinstance(kind, StructType):
         fields = sorted(f"{f.name}:{type_words(f.field_type)}" for f in kind.fields)
         return f"struct<{','.join(fields)}>"

@@ -1,7 +1,8 @@
-"""Side files, which versions before table properties had the state of branches in: read only, never written.
+"""Side files: earlier versions stored the state of branches in them. Read only, never written.
 
-The state of a branch moves to table properties with the branch's next publish (`anabranch.iceberg.state_properties`).
-Side files are needed until no remembered snapshot names one.
+The state of a branch moves to table properties with the branch's next publish
+(`anabranch.iceberg.state_properties`). Side files are needed until no remembered snapshot names
+one.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ if TYPE_CHECKING:
 
 SUFFIX = ".anabranch"
 _SIDE_FILE = "anabranch.side-file"
-# Also replaces the timeline, so that a program that does not know such a reference stops instead of taking the timeline
-# of another branch for the newest.
+# Also replaces the timeline, so that a program without side files stops instead of using the
+# timeline of another branch as the newest.
 TIMELINE = "anabranch.timeline"
 REFERENCE = "side-file:"
 
 
 class SideFileGone(Terminal):
-    """A snapshot names a side file that storage does not have as it was written."""
+    """A snapshot refers to a side file that is missing from storage or changed."""
 
-    remedy = "bring the file back from a version or a copy of the bucket"
+    remedy = "restore the file from a version or a copy of the bucket"
 
 
 def reference(name: str, has_timeline: bool) -> dict[str, str]:
@@ -38,7 +39,7 @@ def reference(name: str, has_timeline: bool) -> dict[str, str]:
 
 
 def named(properties: Mapping[str, str]) -> str | None:
-    """The side file that a snapshot's properties name. Pure."""
+    """The side file that a snapshot's properties refer to. Pure."""
     for key in (TIMELINE, _SIDE_FILE):
         if (value := properties.get(key, "")).startswith(REFERENCE):
             return value.removeprefix(REFERENCE)
@@ -46,7 +47,7 @@ def named(properties: Mapping[str, str]) -> str | None:
 
 
 def path_of(table: Table, name: str) -> str:
-    """The path of a side file: relative to the table, so that it is found wherever the table is registered."""
+    """The path of a side file, relative to the table, so it is found in any registered location."""
     return f"{table.location().rstrip('/')}/metadata/{name}"
 
 
@@ -60,7 +61,7 @@ def read(table: Table, name: str) -> Mapping[str, str]:
     path = path_of(table, name)
     if (known := _READ.get(path)) is not None:
         return known
-    doing = f"read what the branches of {'.'.join(table.name())} say"
+    doing = f"read the state of the branches of {'.'.join(table.name())}"
     try:
         with table.io.new_input(path).open() as stream:
             content = stream.read()
@@ -69,7 +70,7 @@ def read(table: Table, name: str) -> Mapping[str, str]:
     except OSError as error:
         raise explain(doing, error) from error
     if not name.endswith(f"-{hashlib.sha256(content).hexdigest()[:16]}{SUFFIX}"):
-        raise SideFileGone(f"{doing}: expected {path} as it was written, found {len(content)} bytes of others")
+        raise SideFileGone(f"{doing}: expected {path} as it was written, found {len(content)} other bytes")
     aside: dict[str, str] = json.loads(zlib.decompress(content))
     _READ[path] = aside
     while len(_READ) > _REMEMBERED:

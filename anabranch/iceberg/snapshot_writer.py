@@ -1,8 +1,10 @@
-"""Writing the manifests and the manifest list of a branch's next snapshot, with PyIceberg's own writers.
+"""Write the manifests and the manifest list of a branch's next snapshot, with PyIceberg's own
+writers.
 
-PyIceberg's transaction writes one manifest for each append and reads every manifest of a branch to replace a file. Here
-manifests are kept by ingest hour (`anabranch.iceberg.manifests`): an hour is swapped by leaving its manifests out,
-small ones are merged, and branches that change alike share what is written (decision 14).
+PyIceberg's transaction writes one manifest for each append and reads every manifest of a branch to
+replace a file. Here manifests are kept by ingest hour (`anabranch.iceberg.manifests`): an hour is
+swapped by leaving its manifests out, small ones are merged, and branches that change alike share
+what is written (decision 14).
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ _MANIFEST_FIELDS = (
 
 @dataclass
 class _Content:
-    """What a branch is going to hold: manifests that are there, files that are about to be written, what has left."""
+    """The next content of a branch: existing manifests, new files, and removed entries."""
 
     manifests: list[HourManifest]
     others: list[ManifestFile]
@@ -60,7 +62,8 @@ class _Content:
 
 
 class SnapshotWriter:
-    """Writes the snapshots of one commit, stamped alike. `written` are the paths of all that was written so far."""
+    """Writes the snapshots of one commit, with one timestamp. `written`: the paths of all files
+    written so far."""
 
     def __init__(self, table: Table, timestamp_ms: int) -> None:
         self._table, self._timestamp_ms = table, timestamp_ms
@@ -72,13 +75,13 @@ class SnapshotWriter:
         )
         self._sequence = table.metadata.next_sequence_number() - 1
         self._snapshot_id = 0
-        # Manifests written for one branch, by their contents: the other branch may need the same.
+        # Manifests written for one branch, by their contents: another branch may need the same.
         self._made: dict[tuple[object, ...], HourManifest | None] = {}
         self.written: list[str] = []
 
     def write(self, change: Change, properties: Mapping[str, str]) -> Snapshot:
-        """The next snapshot of a branch, over its head as the table was loaded. Raises OSError, and ValueError when a
-        file that is to be removed is not there."""
+        """The next snapshot of a branch, over its head in the loaded table. Raises OSError, and
+        ValueError when a file to remove is missing."""
         metadata = self._table.metadata
         parent = self._head(change.branch)
         self._snapshot_id, self._sequence = metadata.new_snapshot_id(), self._sequence + 1
@@ -109,7 +112,7 @@ class SnapshotWriter:
         return snapshot
 
     def _without(self, content: _Content, change: Change) -> _Content:
-        """The content of a branch without the hours and the files that leave it."""
+        """The content of a branch without the removed hours and files."""
         hours = {*change.clear, *change.copy}
         paths: dict[str, set[str]] = defaultdict(set)
         for data_file in change.remove:
@@ -144,13 +147,14 @@ class SnapshotWriter:
         if missing:
             raise ValueError(
                 f"table {'.'.join(self._table.name())}: expected to remove {sorted(missing)[0]} from branch "
-                f"{change.branch}, found it is not there ({len(missing)} such files)"
+                f"{change.branch}, found none ({len(missing)} such files)"
             )
         content.manifests = kept
         return content
 
     def _of_hour(self, branch: str, hour: str) -> list[HourManifest]:
-        """The manifests of an hour on another branch; of one that holds other hours too, a new one of this hour."""
+        """The manifests of an hour on another branch; for a manifest with other hours too, a new
+        one of this hour."""
         listed = [m for m in list_manifests(self._table, self._head(branch))[0] if m.may_hold(hour)]
         manifests = [m for m in listed if m.hour == hour]
         mixed = [m for m in listed if m.hour != hour]
@@ -162,7 +166,7 @@ class SnapshotWriter:
         return manifests
 
     def _with(self, manifests: list[HourManifest], files: Iterable[DataFile]) -> list[HourManifest]:
-        """The manifests and those of new files, one for each hour, small ones merged."""
+        """The manifests plus those of new files, one for each hour, with small ones merged."""
         new: dict[tuple[int, str], list[DataFile]] = defaultdict(list)
         for data_file in files:
             new[data_file.spec_id, hour_of_file(self._table, data_file)].append(data_file)
@@ -201,8 +205,8 @@ class SnapshotWriter:
     def _once(
         self, key: tuple[object, ...], spec_id: int, kept: Sequence[ManifestEntry], fresh: Sequence[DataFile] = ()
     ) -> HourManifest | None:
-        """A manifest of entries that are kept and files that are new; one that was written for another branch of this
-        commit serves again. None when there is nothing to hold."""
+        """A manifest of kept entries and new files; reuses one that was written for another branch
+        of this commit. None without entries."""
         if key not in self._made:
             self._made[key] = self._write_manifest(spec_id, kept, fresh) if kept or fresh else None
         return self._made[key]
@@ -253,7 +257,7 @@ def _numbered(manifest: ManifestFile, sequence: int) -> ManifestFile:
 
 
 def delete_quietly(table: Table, paths: Iterable[str]) -> None:
-    """Delete files that nothing refers to. Files that a failure leaves are orphans."""
+    """Delete unreferenced files. Files left by a failure are orphans."""
     for path in paths:
         try:
             table.io.delete(path)
@@ -262,8 +266,8 @@ def delete_quietly(table: Table, paths: Iterable[str]) -> None:
 
 
 def _counts(change: Change, content: _Content) -> dict[str, str]:
-    """The summary's counts, totals over the manifests as they will be. The sizes of removed files are unknown without
-    reading them, so the summary has none."""
+    """The summary's counts and totals over the new manifests. The sizes of removed files are
+    unknown without reading them, so the summary has none."""
     counts = {
         "added-data-files": len(change.add),
         "added-records": sum(f.record_count for f in change.add),

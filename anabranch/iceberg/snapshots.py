@@ -1,4 +1,5 @@
-"""Reading a loaded table: branches and what they say, staged rows, an hour's files, and what a commit expires."""
+"""Read a loaded table: branches and their state, staged rows, an hour's files, and the snapshots to
+expire."""
 
 from __future__ import annotations
 
@@ -26,8 +27,9 @@ if TYPE_CHECKING:
 
 BRANCHES = ("main", "speed", "batch")
 STAGING = "staging"
-"""The branch that attempts are staged beside. Nobody reads it, and nobody publishes to it: should a catalog's client
-repeat a stage that had landed, Iceberg takes it for a rollback and moves the branch, which then is not `main`."""
+"""The branch beside which attempts are staged. It has no readers and no publishes: if a catalog's
+client repeats a stage that had landed, Iceberg treats it as a rollback and moves this branch, not
+`main`."""
 
 PREFIX = "anabranch."
 PUBLISH_ID = "anabranch.publish"
@@ -36,7 +38,8 @@ WAP_ID = "wap.id"
 
 @dataclass(frozen=True)
 class Staged:
-    """Rows in storage that no reader sees: one snapshot that carries `wap_id`, and the files that it added."""
+    """Rows in storage that no reader sees: one snapshot with `wap_id`, and the files that it
+    added."""
 
     wap_id: str
     snapshot_id: int
@@ -63,7 +66,7 @@ def head(table: Table, branch: str) -> Snapshot:
     if snapshot is None:
         raise Terminal(
             f"table {'.'.join(table.name())}: expected the snapshot that branch {branch} points to, found none; "
-            "another writer has damaged its metadata: go back to an earlier metadata file of the table"
+            "another writer has damaged its metadata: roll back to an earlier metadata file of the table"
         )
     return snapshot
 
@@ -73,19 +76,20 @@ PUBLISHED = "published-"
 another program's snapshots came after it, and `expire_snapshots` kept the newest of those alone."""
 
 READING = "reading-"
-"""What a long reading holds has a tag of a name that begins so (`anabranch.iceberg.reading_tags`)."""
+"""The prefix of the tags for long reads (`anabranch.iceberg.reading_tags`)."""
 
 STAGED = "staged-"
-"""With an attempt's id: the branch whose head is its staged snapshot. No expiry of another program removes it."""
+"""With an attempt's id: the branch whose head is its staged snapshot, so that other programs do not
+expire it."""
 
 UNNAMED = (PUBLISHED, READING, STAGED)
-"""Refs that are no names of a table's past to anybody."""
+"""Prefixes of refs that are not for readers."""
 
 
 def last_publish(table: Table, branch: str) -> Snapshot | None:
-    """The newest publish of a branch: a procedure of Iceberg's own leaves a head that is none.
-
-    Where the snapshots between are expired, it is the one that is tagged; `foreign.check_foreign_commits` compares.
+    """The newest publish of a branch: Iceberg's own procedures leave a head that is not a publish.
+    If the snapshots between are expired, it is the tagged one; `foreign.check_foreign_commits`
+    compares.
     """
     newest = ancestors_to_last_publish(table, branch)[-1]
     if is_publish(newest):
@@ -116,14 +120,14 @@ def count(snapshot: Snapshot, what: str) -> int:
 
 
 def total(snapshot: Snapshot | None, what: str) -> int:
-    """How many records, or data files, there are as a snapshot's summary counts them. Pure."""
+    """The total records, or data files, of a snapshot's summary. Pure."""
     return count(snapshot, f"total-{what}") if snapshot is not None else 0
 
 
 def find_snapshot(table: Table, as_of: str) -> int:
-    """The id of the snapshot that `as_of` names: a tag, a branch, an id, or a time (ISO 8601; without an offset UTC),
-    which stands for what `main` was then. Raises ConfigurationError for none, and for a time of which that is not known
-    any more."""
+    """The id of the snapshot that `as_of` names: a tag, a branch, an id, or a time (ISO 8601;
+    without an offset UTC), which selects the snapshot of `main` at that time. Raises
+    ConfigurationError for none, and for a time whose snapshot is no longer known."""
     if (ref := table.metadata.refs.get(as_of)) is not None:
         return ref.snapshot_id
     if as_of.isdecimal() and table.metadata.snapshot_by_id(int(as_of)) is not None:
@@ -133,12 +137,12 @@ def find_snapshot(table: Table, as_of: str) -> int:
     known = ", ".join(sorted(n for n in table.metadata.refs if n != STAGING and not n.startswith(UNNAMED))) or "none"
     raise ConfigurationError(
         f"table {'.'.join(table.name())}: expected a tag, a branch, a snapshot's id or a time, found {as_of!r} (known: "
-        f"{known}; a tag is gone once its age has ended)"
+        f"{known}; tags expire)"
     )
 
 
 def is_tag(refs: Mapping[str, SnapshotRef], name: str) -> bool:
-    """Whether a ref is a tag for readers; those that move with each publish are none. Pure."""
+    """Whether a ref is a tag for readers, and not one that moves with each publish. Pure."""
     return refs[name].snapshot_ref_type == SnapshotRefType.TAG and not name.startswith(UNNAMED)
 
 
@@ -147,14 +151,13 @@ def _moment(text: str) -> datetime | None:
         when = datetime.fromisoformat(text)
     except ValueError:
         return None
-    # Digits alone are an id that is not there, not a date.
+    # Digits alone are the id of a missing snapshot, not a date.
     return None if text.isdecimal() else when.replace(tzinfo=when.tzinfo or UTC)
 
 
 def _main_at(table: Table, when: datetime) -> int:
-    """What `main` was at a moment: the newest of the snapshots that follow each other without a gap and is not later.
-
-    What is tagged is known for itself: when the publish after it came is forgotten.
+    """The snapshot of `main` at a moment: the newest of the gapless snapshots that is not later.
+    Tagged snapshots do not count, since the time of the publish after them is not recorded.
     """
     name, metadata = ".".join(table.name()), table.metadata
     ref = metadata.refs.get("main")
@@ -163,31 +166,30 @@ def _main_at(table: Table, when: datetime) -> int:
         if made_at(snapshot) <= when:
             return snapshot.snapshot_id
         oldest = snapshot
-    since = f"its publishes since {made_at(oldest).isoformat()}" if oldest is not None else "none of its publishes"
+    since = f"its publishes only since {made_at(oldest).isoformat()}" if oldest is not None else "none of its publishes"
     made = {n: made_at(s) for n, r in metadata.refs.items() if (s := metadata.snapshot_by_id(r.snapshot_id))}
     tags = {n: made[n] for n in made if is_tag(metadata.refs, n)}
     before = max((n for n in tags if tags[n] <= when), key=tags.__getitem__, default=None)
     after = min((n for n in tags if tags[n] > when), key=tags.__getitem__, default=None)
     near = [f"{n} ({tags[n].isoformat()})" for n in (before, after) if n is not None]
-    remedy = f"name a tag beside it: {', '.join(near)}" if near else "no tag is left of then"
-    raise ConfigurationError(
-        f"table {name}: expected to know what main was at {when.isoformat()}, found that it remembers {since}; {remedy}"
-    )
+    remedy = f"name a tag beside it: {', '.join(near)}" if near else "no tag of that time is left"
+    raise ConfigurationError(f"table {name}: expected main's snapshot at {when.isoformat()}, found {since}; {remedy}")
 
 
 def made_at(snapshot: Snapshot) -> datetime:
-    """When a snapshot was made."""
+    """The timestamp of a snapshot."""
     return datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC)
 
 
 def branch_properties(table: Table, branch: str) -> dict[str, str]:
-    """What a branch says in our words (`anabranch.*`), but for the id of its last publish."""
+    """Our properties of a branch (`anabranch.*`), without the id of its last publish."""
     snapshot = last_publish(table, branch)
     return _whole(table, snapshot) if snapshot is not None else {}
 
 
 def snapshot_properties(table: Table, snapshot_id: int) -> dict[str, str]:
-    """What a branch said when the snapshot was its head, as far back as its snapshots are remembered."""
+    """The properties of a branch when the snapshot was its head, as far back as its snapshots are
+    kept."""
     for snapshot in ancestors_of(table.metadata.snapshot_by_id(snapshot_id), table.metadata):
         if is_publish(snapshot):
             return _whole(table, snapshot)
@@ -202,7 +204,8 @@ def _whole(table: Table, snapshot: Snapshot) -> dict[str, str]:
 
 
 def _what_is_left(table: Table, remedy: str) -> str:
-    """What of a table's state can still be read, and so what can be recovered, in words. Raises Transient."""
+    """The parts of a table's state that can still be read, and the steps to recover the rest, in
+    words. Raises Transient."""
 
     def is_read(snapshot: Snapshot | None) -> bool:
         try:
@@ -214,18 +217,19 @@ def _what_is_left(table: Table, remedy: str) -> str:
 
     lost = [b for b in BRANCHES if not is_read(last_publish(table, b))]
     if not lost:
-        return "the branches themselves are whole: name a newer snapshot"
+        return "the branches themselves are complete: name a newer snapshot"
     others = " and ".join(b for b in lost if b != "main")
-    steps = [f"drop branch {others}", "run `anabranch apply STREAM`, which makes it again from main"] if others else []
+    steps = [f"drop branch {others}", "run `anabranch apply STREAM`, which recreates it from main"] if others else []
     if "main" in lost:
         of_main = (s for s in main_snapshots(table) if is_publish(s) and is_read(s))
         newest = max(of_main, key=made_at, default=None)
         if newest is None:
             return (
-                f"lost are {', '.join(lost)}, and every snapshot of main that is remembered: {remedy}; without it the "
-                f"rows stay readable, and the stream begins anew in another table: {_DOCUMENTED}"
+                f"lost are {', '.join(lost)}, and every snapshot of main: {remedy}; without it the "
+                f"rows stay readable, and the stream has to start again in another table: {_DOCUMENTED}"
             )
-        set_back = f"set main back to snapshot {newest.snapshot_id} of {made_at(newest).isoformat()}, which is whole"
+        set_back = f"roll main back to snapshot {newest.snapshot_id} of "
+        f"{made_at(newest).isoformat()}, which is complete"
         steps = [set_back, *(steps or ["run `anabranch merge STREAM`"])]
     return f"lost are {', '.join(lost)}: {remedy}, or stop the jobs, then {', then '.join(steps)}: {_DOCUMENTED}"
 
@@ -234,13 +238,14 @@ _DOCUMENTED = 'docs/failures.md, "The state of a branch is gone"'
 
 
 def _own_properties(snapshot: Snapshot) -> dict[str, str]:
-    """What a snapshot's summary has in our words, but for the id of its publish."""
+    """Our properties in a snapshot's summary, without the id of its publish."""
     properties = snapshot.summary.additional_properties if snapshot.summary is not None else {}
     return {k: v for k, v in properties.items() if k.startswith(PREFIX) and k != PUBLISH_ID}
 
 
 def published_since(table: Table, branch: str, key: str) -> datetime:
-    """When the branch's word on `key` was first published, as far back as its snapshots are remembered."""
+    """When the branch's value of `key` was first published, as far back as its snapshots are
+    kept."""
     value = branch_properties(table, branch).get(key)
     since = snapshot = ancestors_to_last_publish(table, branch)[-1]
     while snapshot.parent_snapshot_id is not None:
@@ -265,7 +270,7 @@ def staged_snapshot(table: Table, wap_id: str) -> Snapshot | None:
     if len(staged) > 1:
         raise Terminal(
             f"table {'.'.join(table.name())}: expected one staged snapshot {wap_id}, found {len(staged)}; nothing is "
-            "published: start the job again, which stages anew"
+            "published: restart the job, which stages again"
         )
     return staged[0] if staged else None
 
@@ -287,7 +292,7 @@ def has_landed(table: Table, commit_id: str) -> bool:
 
 
 def main_snapshots(table: Table) -> list[Snapshot]:
-    """The snapshots of `main` that the table remembers: those behind its head, and the tagged ones of the past."""
+    """The snapshots of `main` in the table: the ancestors of its head, and tagged ones."""
     of_main = {s.snapshot_id: s for s in ancestors_of(head(table, "main"), table.metadata)}
     for name, ref in table.metadata.refs.items():
         tagged = table.metadata.snapshot_by_id(ref.snapshot_id)
@@ -308,8 +313,8 @@ def snapshots_by_commit(table: Table) -> dict[str, int]:
 
 
 def reachable(table: Table, snapshots: Iterable[Snapshot]) -> Iterator[str]:
-    """The files that snapshots are made of, each before what it leads to: manifest lists, side files, manifests, live
-    data files. Raises OSError, ValueError when one cannot be read."""
+    """The files of snapshots, each before the files that it refers to: manifest lists, side files,
+    manifests, live data files. Raises OSError, ValueError when one cannot be read."""
     seen: set[str] = set()
     for snapshot in snapshots:
         yield snapshot.manifest_list
@@ -324,13 +329,14 @@ def reachable(table: Table, snapshots: Iterable[Snapshot]) -> Iterator[str]:
 
 
 def carried(table: Table, branch: str, properties: Mapping[str, str], commit_id: str) -> dict[str, str]:
-    """All that a commit's snapshot of a branch says: what the branch said, what the commit says anew, and its id."""
+    """All properties of a commit's snapshot of a branch: those of the branch, the commit's own, and
+    its id."""
     return branch_properties(table, branch) | dict(properties) | {PUBLISH_ID: commit_id}
 
 
 def summary_of(table: Table, branch: str, properties: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """What the summary of a branch's next snapshot has of what it says (`carried`), and the table properties that the
-    rest is in. Raises Terminal, Transient."""
+    """The part of the `carried` properties in the summary of a branch's next snapshot, and the
+    table properties with the rest. Raises Terminal, Transient."""
     return state_properties.plan_summary(properties, branch_properties(table, branch))
 
 
@@ -372,14 +378,16 @@ def find_staged(table: Table, wap_id: str) -> Staged | None:
 
 
 def oldest_timestamps(table: Table, files: Iterable[DataFile], column: str) -> list[int]:
-    """Of each file whose bounds say so, the least value of a timestamp's column, in milliseconds. Pure."""
+    """The least value of a timestamp column in each file with bounds of it, in milliseconds.
+    Pure."""
     id = table.schema().find_field(column).field_id
     bounds = [(file.lower_bounds or {}).get(id) for file in files]
     return [int.from_bytes(least, "little", signed=True) // 1000 for least in bounds if least is not None]
 
 
 def files_of(table: Table, branch: str, hour: str) -> tuple[DataFile, ...]:
-    """The data files of one ingest hour on one branch. Opens the manifests that may hold the hour, and no other."""
+    """The data files of one ingest hour on one branch. Opens only the manifests that may contain
+    the hour."""
     return tuple(files_by_hour(table, branch, (hour,)).get(hour, {}).values())
 
 
@@ -408,14 +416,15 @@ def files_at(
 
 @dataclass(frozen=True)
 class HourContent:
-    """How many files and rows a branch holds of an hour."""
+    """The number of files and rows of an hour on a branch."""
 
     files: int
     rows: int
 
 
 def hours_apart(table: Table, one: str, other: str) -> set[str]:
-    """The hours of which two branches may hold different files: all that manifests which are on one of them hold."""
+    """The hours whose files may differ between two branches: those of manifests that only one of
+    them has."""
     with lake_errors(f"read the manifests of {'.'.join(table.name())}"):
         here, there = (
             {m.manifest.manifest_path: m for m in list_manifests(table, head(table, b))[0]} for b in (one, other)
@@ -429,7 +438,8 @@ def hours_apart(table: Table, one: str, other: str) -> set[str]:
 
 
 def content_by_hour(table: Table, branch: str, hours: Collection[str] | None = None) -> dict[str, HourContent]:
-    """What a branch holds of each hour, or of `hours`. Opens only manifests of several hours, which are old ones."""
+    """The content of each hour on a branch, or of `hours`. Opens only manifests of several hours,
+    which are old ones."""
     counted: dict[str, list[tuple[int, int]]] = {}
     with lake_errors(f"read the manifests of {'.'.join(table.name())}"):
         listed, _ = list_manifests(table, head(table, branch))
@@ -451,10 +461,10 @@ def content_by_hour(table: Table, branch: str, hours: Collection[str] | None = N
 def plan_expiry(
     table: Table, publishing: str | None, now: datetime, keep: int = 100, *, waiting: Collection[str] = ()
 ) -> tuple[int, ...]:
-    """Which snapshots the next commit removes: staged ones that are published or abandoned, and all but the newest.
-
-    What is staged under an id of `waiting` is never abandoned: a publish names it. Heads, the way from them to what a
-    branch says, tags, and the parents of what is staged and waits stay. Files are never touched here.
+    """The snapshots that the next commit removes: staged ones that are published or abandoned, and
+    all but the newest. A snapshot staged under an id of `waiting` is never abandoned: a publish
+    refers to it. Heads, their ancestors down to the newest publish, tags, and the parents of
+    waiting staged snapshots stay. Files are never deleted here.
     """
     snapshots = table.snapshots()
     published = {s.summary.get(PUBLISH_ID) for s in snapshots if s.summary is not None} | {publishing}
@@ -476,7 +486,8 @@ def plan_expiry(
 
 
 def plan_plain_expiry(table: Table, keep: int = 200) -> tuple[int, ...]:
-    """The same for a table without branches of ours, in which nothing is staged: all but the newest and the named."""
+    """The same for a table without our branches and stages: all but the newest snapshots and those
+    with a ref."""
     line = sorted(table.snapshots(), key=lambda s: s.sequence_number or 0, reverse=True)
     kept = {ref.snapshot_id for ref in table.metadata.refs.values()}
     return tuple(s.snapshot_id for s in line[keep:] if s.snapshot_id not in kept)

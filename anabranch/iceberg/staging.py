@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 
 MOST_OPEN_FILES = 64
-"""How many files a task that stages may have open at once; each holds about a megabyte."""
+"""The most files that a staging task opens at once; each needs about a megabyte."""
 
-# Until its snapshot is there, nothing refers to a file that is written: orphan removal, which spares what is younger
-# than a day, may take it.
+# Until its snapshot exists, a written file is unreferenced: orphan removal, which keeps files
+# younger than a day, may delete it.
 WITHIN = timedelta(hours=12)
 # Files that no snapshot names are published only while they are younger than this, and their commit is asked for within
 # `lake.PREPARED_WITHIN` of its decision: together less than an hour, the least age by which other programs' orphan
@@ -34,9 +34,8 @@ NAMED_WITHIN = timedelta(minutes=30)
 
 @dataclass(frozen=True)
 class Written:
-    """Rows in files that nothing refers to, of the attempt `id`: what one try of each task wrote.
-
-    `began`: what the clock said before the first of them was begun.
+    """Rows in unreferenced files of the attempt `id`: the files of one attempt of each task.
+    `began`: the clock's time before the first file was begun.
     """
 
     id: str
@@ -70,10 +69,11 @@ def stage(
 ) -> Staged:
     """Write `frame` (columns of the table, by name) under `wap_id`; no reader sees the rows.
 
-    `wap_id` must be new: exactly one snapshot carries it. Nullability is the decoder's promise, not checked again.
-    `protected`: the same commit makes a branch of the snapshot, `snapshots.staged_ref`, so that other programs do not
-    expire it. Raises Transient when the snapshot is not there after a successful write (it was expired meanwhile), and
-    when that took longer than WITHIN, as of a process that slept.
+    `wap_id` must be new: exactly one snapshot carries it. The decoder guarantees nullability; it is
+    not checked again. `protected`: the same commit makes a branch of the snapshot,
+    `snapshots.staged_ref`, so that other programs do not expire it. Raises Transient when the
+    snapshot is not there after a successful write (it was expired meanwhile), and when that took
+    longer than WITHIN, as of a process that slept.
     """
     # The JVM stamps the snapshot by the same machine's clock.
     first = lake.clock.now()
@@ -98,7 +98,7 @@ def stage(
         lake.discard(table_name, staged)
         raise Transient(
             f"stage {wap_id} in {table_name}: expected it within {WITHIN}, found that it took {took}: its files may be "
-            "gone as orphans by now; try again"
+            "deleted as orphans by now; try again"
         )
     LOG.debug(
         "staged %s: %d rows in %d files, %.2f s", wap_id, staged.rows, len(staged.files), time.monotonic() - began
@@ -112,7 +112,7 @@ def read_snapshot(session: SparkSession, catalog: str, table_name: str, snapshot
 
 
 def read_staged(session: SparkSession, catalog: str, table_name: str, staged: Staged) -> DataFrame:
-    """Just the staged rows, as the files hold them."""
+    """Only the staged rows, as in the files."""
     if staged.parent_id is None:
         raise Terminal(
             f"staged snapshot {staged.wap_id} of {table_name}: expected a parent, found none; start the job again, "

@@ -1,10 +1,9 @@
-"""What a branch's snapshot says in our words, and where the long part of it is kept: in the table's properties.
-
-Every snapshot that the table remembers is in each metadata file, and each publish writes one. So a snapshot
-contains only what changes with every publish. The rest is one text, stored once in table properties whose names are
-hashes of their contents (`anabranch.state.<hash>`); the snapshot refers to it by its hash. A publish sets the
-properties that its snapshots need and removes those that no remembered snapshot needs any more, in its own commit:
-docs/decisions/0035.
+"""The state in a branch's snapshot, with its long part stored in table properties. Every snapshot
+of the table is in each metadata file, and each publish writes one. So a snapshot contains only what
+changes with every publish. The rest is one text, stored once in table properties whose names are
+hashes of their contents (`anabranch.state.<hash>`); the snapshot refers to it by its hash. A
+publish sets the properties that its snapshots need and removes those that no remembered snapshot
+needs any more, in its own commit: docs/decisions/0035.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
 STATE = "anabranch.state."
-# A program that knows side files and not these properties looks for a file of this name, and stops with it.
+# A program with side files and without these properties looks for a file of this name, and stops.
 _IN_PROPERTIES = "state-in-table-properties-needs-a-newer-anabranch/"
 _PACKED = "zlib:"
 
-# What changes with every publish, and up to how many characters of it a snapshot contains.
+# Properties that change with every publish, and the most characters of each in a snapshot.
 _ITSELF = {
     "anabranch.publish": 1_000,
     "anabranch.position": 8_000,
@@ -42,35 +41,35 @@ _ITSELF = {
     "anabranch.complete-through": 100,
     "anabranch.fresh-through": 100,
 }
-# Those of the batch layer wait for an hour, in which the speed layer's publishes carry them on.
+# Those of the batch layer wait for an hour, in which the speed layer's publishes repeat them.
 _ITSELF_WHILE_NEW = "anabranch.dead-letters"
-# What changes seldom stays in the snapshot when all of it is as short as this.
+# Properties that change seldom stay in the snapshot when all of them together are this short.
 _WORTH_A_PROPERTY = 400
 _WORTH_PACKING = 160
-# Of an absent list nothing waits either.
+# An absent list means that nothing waits.
 _NOTHING = "[]"
 
 # Some catalogs copy table properties to a database whose columns take 4,000 characters.
 LONGEST = 3_500
-# A part that another part refers to; neither character is in JSON text outside an escape.
+# A link to another part; neither character is in JSON text outside an escape.
 _LINK = re.compile(r"\t([0-9a-f]{16})\t")
-# What one hour has in a JSON object by hours. It stays the same while hours come and go around it.
+# An hour's entry in a JSON object by hours. It stays the same while other hours come and go.
 _HOUR = re.compile(r'"\d{4}-\d\d-\d\dT\d\d": ?\{[^{}]*(?:\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}[^{}]*)*\}')
 _WORTH_A_PART = 100
 _PIECE = re.compile(r"\t[0-9a-f]{16}\t[^\t]?|[^\t]{1,1000}")
 _SHORTEST_CHUNK = 80
-# A text with more links is divided, so that an hour that comes or goes changes few of them.
+# A text with more links is split, so that a new or removed hour changes few parts.
 _LINKS = 16
 
 
 class StateGone(Terminal):
-    """A snapshot refers to table properties that the table does not have as they were set."""
+    """A snapshot refers to table properties that are missing or changed."""
 
-    remedy = "set the property again as an earlier metadata file of the table has it"
+    remedy = "set the property again to its value in an earlier metadata file of the table"
 
 
 def pack(text: str) -> str:
-    """A value as a snapshot or a property has it: compressed where that is shorter."""
+    """A value as stored in a snapshot or a property: compressed if that is shorter."""
     if len(text) < _WORTH_PACKING:
         return text
     packed = _PACKED + base64.b85encode(zlib.compress(text.encode(), 9)).decode()
@@ -84,8 +83,8 @@ def unpack(value: str) -> str:
 
 
 def plan_split(properties: Mapping[str, str], before: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """What a snapshot contains, packed, and what table properties have for it; `before` is all that the branch said
-    until now. Pure."""
+    """The packed properties for a snapshot, and the long ones for table properties; `before`: all
+    previous properties of the branch. Pure."""
     properties = {k: v for k, v in properties.items() if v != _NOTHING}
     carried_on = (
         {_ITSELF_WHILE_NEW} if properties.get(_ITSELF_WHILE_NEW) == before.get(_ITSELF_WHILE_NEW) else set[str]()
@@ -93,7 +92,7 @@ def plan_split(properties: Mapping[str, str], before: Mapping[str, str]) -> tupl
     own = [k for k in _ITSELF if k in properties and k not in carried_on]
     itself = {k: packed for k in own if len(packed := pack(properties[k])) <= _ITSELF[k]}
     aside = {k: v for k, v in properties.items() if k not in itself}
-    # Nothing that is long is packed just to see how long it is.
+    # A long value is not packed only to learn its length.
     if sum(len(v) for v in aside.values()) <= 100 * _WORTH_A_PROPERTY:
         packed_aside = {k: pack(v) for k, v in aside.items()}
         if sum(len(k) + len(v) for k, v in packed_aside.items()) <= _WORTH_A_PROPERTY:
@@ -102,8 +101,8 @@ def plan_split(properties: Mapping[str, str], before: Mapping[str, str]) -> tupl
 
 
 def plan_summary(properties: Mapping[str, str], before: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """A new snapshot's properties, and the table properties that it needs, for all that its branch says; `before` is
-    all that the branch said until now. Pure."""
+    """A new snapshot's properties, and the table properties that it needs, for all properties of
+    its branch; `before`: all previous properties of the branch. Pure."""
     itself, aside = plan_split(properties, before)
     if not aside:
         return itself, {}
@@ -113,8 +112,8 @@ def plan_summary(properties: Mapping[str, str], before: Mapping[str, str]) -> tu
 
 
 def _by_hours(text: str, parts: dict[str, str]) -> str:
-    """The text with a link in the place of each hour's entry: of what a week's snapshots say, each hour is there
-    once."""
+    """The text with a link for each hour's entry, so that the snapshots of a week share each hour's
+    entry."""
     return _HOUR.sub(lambda m: _link(_store(m[0], parts)) if len(m[0]) >= _WORTH_A_PART else m[0], text)
 
 
@@ -141,8 +140,8 @@ def _link(digest: str) -> str:
 
 
 def _chunks(text: str) -> Iterable[str]:
-    """The text in chunks of at most LONGEST characters, which end where their own content says: what comes or goes in
-    one place leaves most of the others as they were."""
+    """The text in chunks of at most LONGEST characters with content-defined boundaries: a change in
+    one place leaves most other chunks unchanged."""
     chunk = ""
     for piece in _PIECE.findall(text):
         chunk += piece
@@ -167,7 +166,7 @@ def load_all(table: Table, properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def look_up(table: Table, properties: Mapping[str, str], key: str) -> str | None:
-    """One value of all that a snapshot says. Raises Terminal, Transient."""
+    """One value of all properties of a snapshot. Raises Terminal, Transient."""
     value = properties.get(key)
     if value is not None and not value.startswith(REFERENCE):
         return unpack(value)
@@ -175,7 +174,8 @@ def look_up(table: Table, properties: Mapping[str, str], key: str) -> str | None
 
 
 def side_file_of(properties: Mapping[str, str]) -> str | None:
-    """The side file that a snapshot's properties name; None of one whose state is in table properties. Pure."""
+    """The side file that a snapshot's properties refer to; None if its state is in table
+    properties. Pure."""
     name = side_files.named(properties)
     return None if name is None or name.startswith(_IN_PROPERTIES) else name
 
@@ -183,8 +183,9 @@ def side_file_of(properties: Mapping[str, str]) -> str | None:
 def plan_unused(
     held: Mapping[str, str], needed: Mapping[str, str], summaries: Iterable[Mapping[str, str]]
 ) -> tuple[str, ...]:
-    """Of the table properties `held` those of the state that none of the summaries, which are all that the table will
-    remember, leads to. `needed` are those that come with the commit. Pure."""
+    """The state properties among the table properties `held` that none of the summaries refers to.
+    `summaries`: all snapshots that the table will have; `needed`: properties of this commit.
+    Pure."""
     names = [side_files.named(s) for s in summaries]
     roots = {STATE + n.removeprefix(_IN_PROPERTIES) for n in names if n is not None and n.startswith(_IN_PROPERTIES)}
     used, to_read = set[str](), list(roots)
@@ -201,7 +202,7 @@ def _links(value: str) -> tuple[str, ...]:
     return tuple(_LINK.findall(unpack(value)))
 
 
-# A state is loaded with every micro-batch. The text of a hash is the same in every table.
+# Every micro-batch loads a state. The text of a hash is the same in every table.
 _READ: dict[str, Mapping[str, str]] = {}
 _REMEMBERED = 12
 
@@ -217,13 +218,15 @@ def _read(table: Table, root: str) -> Mapping[str, str]:
 
 
 def _text_of(table: Table, digest: str) -> str:
-    """The text of a hash. Raises Terminal when the table lacks a part of it, or has another's."""
+    """The text of a hash. Raises Terminal when a part of it is missing or changed."""
     value = table.metadata.properties.get(STATE + digest)
     text = _unpacked(value) if value is not None else None
     if text is None or _digest(text) != digest:
-        found = "none" if value is None else f"{len(value)} characters of others"
+        found = "none" if value is None else f"{len(value)} other characters"
         name = ".".join(table.name())
-        raise StateGone(f"read what the branches of {name} say: expected its property {STATE}{digest}, found {found}")
+        raise StateGone(
+            f"read the state of the branches of {name}: expected its property {STATE}{digest}, found {found}"
+        )
     return _LINK.sub(lambda m: _text_of(table, m[1]), text)
 
 

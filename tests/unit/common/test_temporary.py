@@ -35,7 +35,7 @@ def write(path: Path, days: float, size: int = 10) -> Path:
 def test_a_file_that_cannot_be_deleted_keeps_no_other(tmp_path: Path) -> None:
     first, last = write(tmp_path / "a", 9), write(tmp_path / "z", 9)
     held = write(tmp_path / "held" / "x", 9).parent  # unlink refuses a folder, whoever asks
-    with pytest.raises(Transient, match=f"delete 3 files: expected the right to, found 1 left, first file://{held}: "):
+    with pytest.raises(Transient, match=f"delete 3 files: expected permission, found 1 left, first file://{held}: "):
         delete_files(new_environment(tmp_path), [f"file://{path}" for path in (first, held, last)])
     assert held.exists() and not first.exists() and not last.exists()
 
@@ -54,7 +54,7 @@ def test_a_folder_is_listed_and_its_files_deleted_by_their_exact_names(tmp_path:
 
 def test_a_folder_that_cannot_be_looked_through_is_named(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
-    with pytest.raises(Transient, match=f"list .*: expected the right to look at {tmp_path}/loop, found "):
+    with pytest.raises(Transient, match=f"list .*: expected permission to read {tmp_path}/loop, found "):
         list(list_files(new_environment(tmp_path), f"file://{tmp_path}"))
 
 

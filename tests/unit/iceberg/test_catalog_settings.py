@@ -50,7 +50,7 @@ def test_spark_connects_with_the_tls_that_the_address_asks_for() -> None:
 
 def test_an_address_that_spark_cannot_be_told_is_an_error_that_names_what_it_can() -> None:
     with pytest.raises(
-        ConfigurationError, match=r"catalog\.uri: expected of its parameters only .*sslmode.*, found 'service'"
+        ConfigurationError, match=r"catalog\.uri: expected only the parameters .*sslmode.*, found 'service'"
     ):
         jdbc_properties("postgresql+psycopg2://h/db?service=mine")
 

@@ -153,7 +153,7 @@ def test_without_an_object_store_a_clock_that_was_set_is_never_believed_in_this_
     world.true += timedelta(hours=5)
     assert one.now() == world.wall()
     world.off = timedelta(minutes=10)
-    with pytest.raises(Transient, match=r"it was set while this ran.*start this again if it is right now"):
+    with pytest.raises(Transient, match=r"it was set while this ran.*restart this if it is right now"):
         one.now()
     with pytest.raises(Transient, match="it was set while this ran"):
         one.compare()

@@ -72,7 +72,7 @@ def test_a_compaction_by_another_program_is_accepted(
     goes_on(lake)
     [message] = [m for m in caplog.messages if "of another program" in m]
     assert f"branch {branch} has commits of another program (replace," in message
-    assert "its rows are the same, going on" in message
+    assert "its rows are the same, continuing" in message
 
 
 @pytest.mark.parametrize("branch", snapshots.BRANCHES)
@@ -145,7 +145,7 @@ def test_a_program_that_changed_rows_is_named_with_what_takes_it_back(
     expected = (
         f"expected branch {branch} to have the rows of its newest publish, found snapshot {newest} of another program"
     )
-    with pytest.raises(Terminal, match=f"{expected}, {words}.*take it back .* {base}"):
+    with pytest.raises(Terminal, match=f"{expected}, {words}.*roll it back .* {base}"):
         lake.publish(lake.speed(staged, {0: 4}))
     assert snapshots.heads(lake.table()) == heads, "it published"
     commit(lake, set_ref(branch, base, SnapshotRefType.BRANCH))

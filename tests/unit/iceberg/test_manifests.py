@@ -164,7 +164,7 @@ def test_files_are_removed_out_of_many_manifests_and_one_that_is_missing_is_said
     assert paths(lake, "main") == paths(lake, "speed") == left
     assert manifests(lake, "main") == manifests(lake, "speed")
     before = lake.metadata_files()
-    with pytest.raises(ValueError, match=r"expected to remove .* found it is not there"):
+    with pytest.raises(ValueError, match=r"expected to remove .* found none"):
         commit(lake, *changes)
     assert lake.metadata_files() == before
 

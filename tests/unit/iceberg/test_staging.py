@@ -45,7 +45,7 @@ def test_what_took_so_long_to_stage_that_its_files_may_be_gone_is_staged_again(t
     takes them meanwhile: no head moves, and what is published then lacks its files."""
     lake = new_lake(tmp_path)
     late: Any = Frame(lake, WITHIN + timedelta(seconds=1))
-    with pytest.raises(Transient, match="its files may be gone"):
+    with pytest.raises(Transient, match="its files may be deleted"):
         stage(late, lake.lake, "lake", lake.name, "late")
     assert find_staged(lake.table(), "late") is None
     in_time: Any = Frame(lake, WITHIN)

@@ -579,7 +579,7 @@ def test_main_whose_side_file_is_gone_is_set_back_and_merged(
     side_files_of(lake)[named_by(lake.table(), "main")].unlink()
     forget_what_was_read()
     with pytest.raises(
-        Terminal, match=f"lost are main: .*set main back to snapshot {back} of .*anabranch merge STREAM"
+        Terminal, match=f"lost are main: .*roll main back to snapshot {back} of .*anabranch merge STREAM"
     ):
         lake.state()
     lake.table().manage_snapshots().rollback_to_snapshot(back).commit()
@@ -593,7 +593,7 @@ def test_where_no_side_file_is_left_the_error_says_what_stays(with_side_files: S
         path.unlink()
     forget_what_was_read()
     # The first snapshot, which `apply` made, was short enough to contain its own state.
-    with pytest.raises(Terminal, match=r"lost are main, speed, batch: .*set main back to snapshot \d+ of"):
+    with pytest.raises(Terminal, match=r"lost are main, speed, batch: .*roll main back to snapshot \d+ of"):
         with_side_files.state()
 
 
