@@ -31,6 +31,7 @@ CLEAN = (
     "anabranch/spark",
     "batch_layer",
     "dags",
+    "serving_layer",
     "speed_layer",
     "CONTRIBUTING.md",
     "README.md",

@@ -1,1 +1,2 @@
-"""Where the arms rejoin: the merger, the difference of the layers, queries and status."""
+"""What analysts and programs read: queries, the reader, views, changes, egress, and the difference
+of the layers."""

@@ -1,13 +1,15 @@
-"""The changes of a stream: each hour that became complete or was stated anew, for consumers that follow `main`.
+"""The changes of a stream: each hour that was completed or restated, for consumers that follow
+`main`.
 
-    from serving_layer.changes import changes
+from serving_layer.changes import changes
 
     for change in changes("game_events", since=my_token):
-        ...  # replace all that you hold of change.hour, and store change.token, in one transaction
+        ...  # replace all your rows of change.hour, and store change.token, in one transaction
 
-Derived from what lasts: the ledger's rows, in the order in which they were recorded, and what `main` serves now. So a
-token goes on working when every snapshot of its time has expired. Each change is given at least once, and to give it
-again changes nothing for who replaces the hour's rows: docs/how-to/follow-changes.md, decision 23.
+The changes come from durable data: the ledger's rows, in the order in which they were recorded, and
+the current state of `main`. So a token stays valid when every snapshot of its time has expired.
+Each change is delivered at least once; repeating it changes nothing for a consumer that replaces
+the hour's rows: docs/how-to/follow-changes.md, decision 23.
 """
 
 from __future__ import annotations
@@ -124,7 +126,7 @@ def follow(job: Job, token: Token, every: timedelta = EVERY) -> Iterator[HourCha
                 yield change
                 token = Token.decode(change.token)
         except Transient as error:
-            LOG.warning("stream %s: %s; asking again in %s", job.stream.name, error, every)
+            LOG.warning("stream %s: %s; retrying in %s", job.stream.name, error, every)
         time.sleep(every.total_seconds())
 
 
@@ -133,9 +135,7 @@ def poll(job: Job, token: Token) -> Iterator[HourChange]:
     # Step 1: read the ledger, then the table, so that the table is never older than the rows.
     new = _rows_behind(job, token)
     if new is None:
-        LOG.warning(
-            "stream %s: the ledger that the token is of was made again; all its hours are given anew", job.stream.name
-        )
+        LOG.warning("stream %s: the ledger of the token was recreated; delivering all its hours again", job.stream.name)
         token = replace(token, cursor=None, ahead={})
         new = job.ledger.history(without=ledger.BULKY)
     ids = {row.decision_id for row in new}

@@ -65,11 +65,11 @@ def content_of(state: State, hour: str, row: LedgerRow) -> Content:
 def plan_given(
     state: State, token: Token, rows: Sequence[LedgerRow], recorded: Collection[str], at_most: int
 ) -> list[Given]:
-    """What is given for the first `at_most` of `rows` (newest of their hours, behind the token's cursor), and behind
-    the last row for the decisions that wait in `state` and that the ledger, which has the ids `recorded`, lacks.
-
-    An hour that is not accepted is not complete: it comes with its acceptance. One that was given already ahead of its
-    row, as it is now, does not come again.
+    """The changes for the first `at_most` of `rows` (newest of their hours, behind the token's
+    cursor), and, behind the last row, for decisions that wait in `state` and that the ledger (ids
+    `recorded`) lacks. An hour that is not accepted is not complete: its change follows with its
+    acceptance. An hour that was already given ahead of its row, with the same content, is not given
+    again.
     """
     waiting = {row.hour: row for row in waiting_changes(state, token.first) if row.decision_id not in recorded}
     pending = {row.hour for row in rows}
@@ -97,8 +97,8 @@ def plan_given(
 
 
 def token_at(stream: str, rows: Sequence[LedgerRow], snapshot_at: datetime) -> Token:
-    """The token of a consumer that holds a snapshot of `main` stamped `snapshot_at`: of `rows`, the whole ledger, all
-    before the first that may be of a later publish."""
+    """The token of a consumer that has a snapshot of `main` stamped `snapshot_at`. It covers all of
+    `rows`, the whole ledger, before the first row that may be of a later publish."""
     before: LedgerRow | None = None
     for row in rows:
         if row.recorded_at >= snapshot_at - _DOUBT:
@@ -110,8 +110,9 @@ def token_at(stream: str, rows: Sequence[LedgerRow], snapshot_at: datetime) -> T
 def replaced(
     token: Token, rows: Iterable[LedgerRow], new: Collection[str]
 ) -> dict[str, tuple[Content, LedgerRow | None]]:
-    """By hour, what a consumer with this token was given last, and the ledger's row of that content if there is one.
-    `rows` are all of these hours; those whose ids are `new` lie behind its cursor."""
+    """By hour, the content that a consumer with this token got last, and the ledger's row of that
+    content if there is one. `rows`: all rows of these hours; rows with ids in `new` are behind its
+    cursor."""
     changing = [row for row in rows if is_change(row) and row.served is not None]
     contents = {row.decision_id: Content(row.revision, row.served) for row in changing if row.served is not None}
     given = {row.hour: contents[row.decision_id] for row in changing if row.decision_id not in new}

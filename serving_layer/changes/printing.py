@@ -16,9 +16,9 @@ def print_change(change: HourChange, output: str) -> None:
 
 
 def _words(change: HourChange) -> str:
-    anew = f" instead of {change.replaces}" if change.replaces is not None else ""
+    replaced = f" instead of {change.replaces}" if change.replaces is not None else ""
     left = len(change.removed) if change.removed is not None else "?"
     return (
-        f"{change.hour}  revision {change.revision}{anew}  {change.served}  {change.rows} rows  "
+        f"{change.hour}  revision {change.revision}{replaced}  {change.served}  {change.rows} rows  "
         f"+{len(change.added)} -{left} files  snapshot {change.snapshot}  {change.token}"
     )

@@ -69,5 +69,5 @@ class Token:
             return Token(str(data["s"]), str(data.get("f", "")), cursor, ahead)
         except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
             raise ConfigurationError(
-                f"--since: expected a token as `anabranch changes` gave it, whole, found {text!r}"
+                f"--since: expected a complete token printed by `anabranch changes`, found {text!r}"
             ) from error

@@ -1,12 +1,10 @@
-"""Egress: accepted hours delivered to where other systems read them, as a consumer of the changes.
-
-1. The position is the newest delivery that the stream's table of deliveries knows (`anabranch.protocol.deliveries`).
-2. The changes behind it say which hours are complete, or were stated anew.
-3. Each is delivered whole in the place of what the target holds of it, and then recorded.
-
-A process that ends anywhere between two steps delivers that hour again, which leaves the target as if it were once:
-docs/how-to/deliver.md says so of each kind of target, decision 28 why. When a target shows that the table was restored
-to an earlier time, every hour is delivered again (decision 43).
+"""Egress: delivers accepted hours to other systems, as a consumer of the changes. 1. Read the
+position: the newest delivery in the stream's table of deliveries (`anabranch.protocol.deliveries`).
+2. List the changes behind it: hours that were completed or restated. 3. Deliver each hour
+completely, in place of the target's rows of it, then record the delivery. A process that ends
+between two steps delivers that hour again, which leaves the target as after one delivery:
+docs/how-to/deliver.md for each kind of target, decision 28 for the reason. When a target shows that
+the table was restored to an earlier time, every hour is delivered again (decision 43).
 """
 
 from __future__ import annotations
@@ -38,21 +36,21 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 
-# An hour's snapshot expires in minutes on a busy stream; right after the changes gave it, it has not.
+# An hour's snapshot expires in minutes on a busy stream, but not right after the changes listed it.
 _TRIES = 5
 
 
 @dataclass(frozen=True)
 class Failed:
-    """A target that could not be delivered to, and why. What was delivered before stays delivered."""
+    """A target whose delivery failed, and the reason. Earlier deliveries stay."""
 
     target: str
     error: AnabranchError
 
 
 def targets_of(job: Job, name: str | None) -> tuple[Target, ...]:
-    """The stream's targets, or the one of that name. Raises ConfigurationError where there is none, and for a folder
-    that is in the warehouse, whose maintenance would take its files for orphans."""
+    """The stream's targets, or the one of that name. Raises ConfigurationError if there is none,
+    and for a folder in the warehouse, where maintenance would delete its files as orphans."""
     stream, warehouse = job.stream, job.environment.catalog.warehouse.rstrip("/") + "/"
     chosen = tuple(t for t in stream.egress if name in (None, t.name))
     if not chosen:
@@ -77,8 +75,8 @@ def record_redelivery(job: Job, targets: tuple[Target, ...], why: str | None) ->
 
 
 def egress(job: Job, targets: tuple[Target, ...], all_again: bool = False) -> Iterator[Delivery | Failed]:
-    """Deliver to each target what it lacks, or `all_again`, hour by hour, and say so of each. A target that fails keeps
-    no other from its hours; what ends no other way, such as an error that nobody meant to happen, is raised."""
+    """Deliver the missing hours to each target, or every hour with `all_again`, one by one, and
+    report each. A target that fails does not block the others; unexpected errors are raised."""
     for target in targets:
         try:
             yield from deliver(job, target, all_again)
@@ -100,7 +98,8 @@ def deliver(job: Job, target: Target, all_again: bool = False) -> Iterator[Deliv
             for change in feed.poll(job, token):
                 hour = open_hour(job, change)
                 if hour is None:
-                    # Its snapshot has expired while hours before it were delivered: the changes are asked anew.
+                    # Its snapshot has expired while earlier hours were delivered: load the changes
+                    # again.
                     tried += 1
                     break
                 try:

@@ -1,7 +1,7 @@
-"""Bulk requests to a search engine: what they hold, and what its answer says of each document. Pure.
-
-Every document is written with the version of what `main` was read at (`external_gte`), so that the engine itself keeps
-what was read later: https://docs.opensearch.org/latest/api-reference/document-apis/bulk/.
+"""Bulk requests to a search engine: their contents, and the engine's answer for each document.
+Pure. Every document is written with the version of the snapshot of `main` that it was read from
+(`external_gte`), so the engine itself keeps documents of later readings:
+https://docs.opensearch.org/latest/api-reference/document-apis/bulk/.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from typing import Any
 from serving_layer.egress.records import Identity, value_of
 
 BULK_BYTES = 8 * 1024 * 1024
-"""A bulk request has no more, unless one document alone has."""
+"""The largest size of a bulk request; a single document may be larger."""
 
 
 @dataclass(frozen=True)
 class Document:
-    """What is to be at a record's place: its row as JSON, or nothing. `version` is that of the reading."""
+    """The document of a record's place: its row as JSON, or None to delete it. `version`: that of
+    the reading."""
 
     id: str
     partition: int
@@ -41,7 +42,7 @@ class Document:
 
 @dataclass(frozen=True)
 class Answered:
-    """Documents by what an answer says of them; those that are in no list are as they should be."""
+    """Documents by their result in an answer; documents in no list were written."""
 
     again: list[Document]
     overtaken: list[Document]
@@ -72,7 +73,8 @@ def bulks(documents: Iterable[Document], at_most: int, size: int = BULK_BYTES) -
 
 
 def read_answer(documents: Sequence[Document], answer: Any) -> Answered:
-    """What the engine says of each document of a request. Raises ValueError for what is no answer to it."""
+    """The engine's result for each document of a request. Raises ValueError for an answer to
+    another request."""
     items = answer.get("items") if isinstance(answer, dict) else None
     if not isinstance(items, list) or len(items) != len(documents):
         raise ValueError(f"expected an item for each of {len(documents)} documents, found {str(answer)[:200]}")

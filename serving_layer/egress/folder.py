@@ -1,11 +1,12 @@
-"""Folders: an hour as Parquet files, of which a manifest and `_SUCCESS` tell.
+"""Folders: an hour as Parquet files, listed by a manifest and `_SUCCESS`.
 
     ROOT/date=2026-11-20/hour=13/2026-11-20T13-r1-5f0c1e92-00000.parquet
     ROOT/date=2026-11-20/hour=13/_manifest.json
     ROOT/date=2026-11-20/hour=13/_SUCCESS
 
-The steps keep two promises, whatever ends between them: the manifest names files that are all there, of one revision;
-and while `_SUCCESS` is there, the folder holds the files of the manifest and no others.
+The steps keep two promises, whatever ends between them: the manifest names files that are all
+there, of one revision; and while `_SUCCESS` is there, the folder holds the files of the manifest
+and no others.
 """
 
 from __future__ import annotations
@@ -68,15 +69,14 @@ class Folder:
         return deliveries.newest(self.job.lake, self.job.stream.egress_table, self.target.name, self.target.root)
 
     def deliver(self, hour: Hour, token: str, all_again: bool) -> Delivery:
-        """Have the hour's folder hold the hour's rows. Again, it has nothing to do.
-
-        Raises Restored, unless `all_again` (every hour is being delivered). Raises Transient, also when another process
+        """Write the hour's rows into the hour's folder. Idempotent. Raises Restored, unless
+        `all_again` (every hour is being delivered). Raises Transient, also when another process
         delivers the same hour at this moment, and as `plan_folder` does.
         """
         folder, storage = folder_of(self.target.root, hour.name), self.storage
         path, success = f"{folder}/{NAME}", f"{folder}/{SUCCESS}"
         with lake_errors(f"deliver to {folder}"):
-            # Step 1: what the folder holds.
+            # Step 1: list the folder.
             seen, marked = storage.find(path), storage.find(success)
             before = Manifest.decode(path, seen.body) if seen is not None else None
             is_ours = is_later(before, hour) and is_current(self.job, hour)
@@ -98,27 +98,30 @@ class Folder:
             else:
                 files = before.files
             reach(Step.EGRESS_WRITTEN)
-            # Step 3: they count. What was begun before is of revisions and processes that do not.
+            # Step 3: the manifest lists them. Files of earlier deliveries are of other revisions
+            # and processes.
             after = of_hour(hour, files, delivery)
             begun |= self._begun(folder, storage.names(folder))
             if not storage.replace(path, after.encode(), seen):
                 self._give_up_unless_named(path, after)
             reach(Step.EGRESS_NAMED)
-            # Step 4: the others go, by their names: of the manifest before, and of what was begun.
+            # Step 4: delete the others by their names: those of the previous manifest, and of begun
+            # deliveries.
             former = before.names if before is not None else frozenset[str]()
             written = {name for one in begun.values() for name in one.names}
             storage.delete(folder, frozenset((former | written) - after.names))
-            # What another process still writes is found by its own word the next time, so that word stays until then.
+            # Files that another process still writes are found by its list next time, so the list
+            # stays until then.
             left = listed - after.names
             done = {name for name, one in begun.items() if name == begun_name(delivery) or left.isdisjoint(one.files)}
             storage.delete(folder, frozenset(done))
             reach(Step.EGRESS_CLEARED)
-            # Step 5: the folder is the hour.
+            # Step 5: the folder is complete.
             storage.put(success, f"{delivery}\n".encode())
         return hour.delivered(self.target.name, self.target.root, delivery, len(files), token)
 
     def _begun(self, folder: str, listed: Iterable[str]) -> dict[str, Begun]:
-        """What processes said that they are about to write, by the file in which each says it."""
+        """The deliveries that processes began, by the file that lists the names of each."""
         found = {}
         for name in listed:
             seen = self.storage.find(f"{folder}/{name}") if name.startswith(BEGUN) else None
@@ -133,14 +136,14 @@ class Folder:
         self.storage.put(f"{folder}/{begun_name(delivery)}", begun.encode())
         written: list[ParquetFile] = []
         with hour.batches(self.target.name) as batches:
-            # Of more rows than there are names for, nothing more is written: their number is compared below.
+            # Rows beyond the reserved names are not written: their number is compared below.
             for name, part in zip(names, _parts(batches, self.target.file_rows), strict=False):
                 rows, size = self._write_file(f"{folder}/{name}", batches.schema, part)
                 written.append(ParquetFile(name, rows, size))
         if (rows := sum(file.rows for file in written)) != hour.rows:
             raise Transient(
-                f"deliver to {folder}: expected {hour.rows} rows of hour {hour.name} as its manifests say, found "
-                f"{rows}; nothing was given to readers, run it again"
+                f"deliver to {folder}: expected {hour.rows} rows of hour {hour.name} by its manifests, found "
+                f"{rows}; readers see no change, run it again"
             )
         return tuple(written)
 
@@ -156,8 +159,9 @@ class Folder:
         return rows, size
 
     def _give_up_unless_named(self, path: str, after: Manifest) -> None:
-        """Return when the manifest is there: it was written, and the answer lost. Raises Transient else, without what
-        was written, but for files that another process found here and named in its own."""
+        """Return when the manifest exists: it was written, and the answer was lost. Otherwise
+        deletes the written files, except those that another process lists in its manifest, and
+        raises Transient."""
         seen = self.storage.find(path)
         now = Manifest.decode(path, seen.body) if seen is not None else None
         if now == after:
@@ -177,13 +181,13 @@ def _require_own(folder: str, foreign: list[str]) -> None:
     if foreign:
         more = f" and {len(foreign) - 5} more" if len(foreign) > 5 else ""
         raise ConfigurationError(
-            f"deliver to {folder}: expected no files but those that egress wrote, found {', '.join(foreign[:5])}"
-            f"{more}; nothing was changed there: give the target a root of its own, or move these files away"
+            f"deliver to {folder}: expected only files that egress wrote, found {', '.join(foreign[:5])}"
+            f"{more}; nothing was changed there: give the target its own root, or move these files away"
         )
 
 
 def _parts(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[Iterator[pa.RecordBatch]]:
-    """The batches in parts of so many rows; each part is to be read before the next is asked for."""
+    """The batches in parts of so many rows; read each part before requesting the next."""
     left: list[pa.RecordBatch] = []
 
     def part(first: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

@@ -1,4 +1,4 @@
-"""An hour to be delivered: what `main` serves of it at the snapshot that the changes name, its rows as they come."""
+"""An hour to deliver: its rows in `main` at the snapshot of the change, as a stream."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 
-# Of an hour's rows so much is in memory at most; what the sort needs beyond that goes to a temporary folder.
+# Memory for an hour's rows; the sort spills beyond it to a temporary folder.
 _MEMORY = "1GB"
 _BATCH_ROWS = 16_384
 
 
 class Restored(Exception):
-    """A target has a later reading of an hour than the table, which serves the hour that is to be delivered: the table
-    was restored to an earlier time. Hours of which nothing is to be delivered may be of the lost time as well."""
+    """A target has a later reading of an hour than the table that serves it: the table was restored
+    to an earlier time. Other hours may be affected too."""
 
 
 @dataclass(frozen=True)
 class Batches:
-    """Rows as they come. Whoever asks for more has dealt with those before."""
+    """A stream of rows. Requesting more rows means that the earlier ones were processed."""
 
     reader: pa.RecordBatchReader
     progress: Progress
@@ -59,8 +59,9 @@ class Batches:
 
 @dataclass(frozen=True)
 class Hour:
-    """An accepted hour at a snapshot of `main`. `source` tells its content from any other, since it is of the names of
-    its data files, which never change; `sequence` is the snapshot's, so that of two the later is known."""
+    """An accepted hour at a snapshot of `main`. `source` identifies its content: a digest of the
+    names of its data files, which never change. `sequence`: the snapshot's, which orders two
+    contents."""
 
     stream: str
     name: str
@@ -73,7 +74,7 @@ class Hour:
     files: TableFiles = field(repr=False, compare=False)
 
     def delivered(self, target: str, place: str, id: str, files: int, token: str) -> Delivery:
-        """The row that says that it is whole at a target, now."""
+        """The delivery of this hour to a target, now."""
         return Delivery(
             delivery_id=id,
             hour=self.name,
@@ -90,8 +91,9 @@ class Hour:
 
     @contextmanager
     def batches(self, target: str) -> Iterator[Batches]:
-        """All rows with all columns, by partition and offset, of which a bounded part is in memory; how far their
-        delivery to `target` is, is told. Raises Transient when a file cannot be read, also while the rows are read."""
+        """All rows with all columns, by partition and offset, with bounded memory; reports the
+        progress of their delivery to `target`. Raises Transient when a file cannot be read, also
+        while the rows are read."""
         doing = f"egress {target} of stream {self.stream}: hour {self.name}"
         try:
             with (
@@ -109,8 +111,9 @@ class Hour:
 
 
 def is_current(job: Job, hour: Hour) -> bool:
-    """Whether the table serves the hour, as it is now, as this content. Then what a target has of a later reading is no
-    content of the table's: it was delivered before the table was restored to an earlier time. Raises Transient."""
+    """Whether the table now serves this content of the hour. If so, a later reading at a target is
+    not of this table: it was delivered before the table was restored to an earlier time. Raises
+    Transient."""
     stream = job.stream
     table = job.lake.load(stream.table)
     planned = plan_files(stream.table, table, heads(table)["main"], {hour.name})

@@ -1,4 +1,5 @@
-"""The manifest of an hour's folder: the list of the files that count; and what is to be done for an hour. Pure."""
+"""The manifest of an hour's folder: the list of its current files; and the work left for an hour.
+Pure."""
 
 from __future__ import annotations
 
@@ -28,8 +29,9 @@ class ParquetFile:
 
 @dataclass(frozen=True)
 class Manifest:
-    """An hour as a folder holds it; `delivery` is written anew by each that looks after the folder, and `_SUCCESS`
-    repeats it once the folder holds these files and no others. The rest is as `Hour` has it."""
+    """An hour in a folder. Each process that writes the folder sets its own `delivery`, and
+    `_SUCCESS` repeats it once the folder contains exactly these files. The other fields are those
+    of `Hour`."""
 
     stream: str
     hour: str
@@ -60,7 +62,7 @@ class Manifest:
             return Manifest(**(data | {"files": tuple(ParquetFile(**file) for file in data["files"])}))
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigurationError(
-                f"{path}: expected a manifest of version {VERSION}, found {error!r}; if nobody needs that folder, "
+                f"{path}: expected a manifest of version {VERSION}, found {error!r}; if that folder is not needed, "
                 "remove it"
             ) from error
 
@@ -99,7 +101,7 @@ class Begun:
 
     @staticmethod
     def decode(text: bytes) -> Begun | None:
-        """None for what `encode` did not write, which is somebody else's file."""
+        """None for text that `encode` did not write: another program's file."""
         try:
             data: dict[str, Any] = json.loads(text)
             files, replaces = data["files"], data.get("replaces", ())
@@ -109,13 +111,13 @@ class Begun:
 
 
 def begun_name(delivery: str) -> str:
-    """Where a delivery says which names it is about to write. Readers pass over it."""
+    """The file that lists the names that a delivery is about to write. Readers skip it."""
     return f"{BEGUN}{delivery[:8]}.json"
 
 
 def find_foreign(before: Manifest | None, begun: Iterable[Begun], listed: Iterable[str]) -> list[str]:
-    """What of a folder's files egress did not write. Names that begin with `_` or `.` are no data to any reader; but of
-    `_SUCCESS` without a manifest, another program says that the folder is its own. Pure."""
+    """The files of a folder that egress did not write. Readers skip names that begin with `_` or
+    `.`; but `_SUCCESS` without a manifest marks the folder as another program's. Pure."""
     own = {name for one in begun for name in one.names} | (before.names if before is not None else set())
     is_hidden = {name: name.startswith(("_", ".")) for name in listed}
     found = {name for name, hidden in is_hidden.items() if not hidden and name not in own}
@@ -123,23 +125,24 @@ def find_foreign(before: Manifest | None, begun: Iterable[Begun], listed: Iterab
 
 
 class Todo(Enum):
-    """What a folder lacks."""
+    """The work left for a folder."""
 
-    NOTHING = "it holds the hour"
+    NOTHING = "it contains the hour"
     FINISH = "the manifest names the hour's files, others may be there too"
-    WRITE = "it holds another content, or none"
+    WRITE = "it contains another content, or none"
 
 
 def is_later(before: Manifest | None, hour: Hour) -> bool:
-    """Whether a folder holds another content of the hour, which was read at a later snapshot. Pure."""
+    """Whether a folder contains another content of the hour, read at a later snapshot. Pure."""
     return before is not None and before.source != hour.source and before.sequence > hour.sequence
 
 
 def plan_folder(
     path: str, before: Manifest | None, success: bytes | None, hour: Hour, is_current: bool = False
 ) -> Todo:
-    """What is to be done. Raises ConfigurationError for a folder of another stream, Refused when the folder holds the
-    hour as it was at a later snapshot, unless the table serves this content now: it was restored to an earlier time."""
+    """The work left for a folder. Raises ConfigurationError for a folder of another stream. Raises
+    Refused when the folder contains the hour of a later snapshot, unless the table serves this
+    content now: then it was restored to an earlier time."""
     if before is None:
         return Todo.WRITE
     if before.stream != hour.stream:
@@ -151,8 +154,8 @@ def plan_folder(
         return Todo.NOTHING if done else Todo.FINISH
     if is_later(before, hour) and not is_current:
         raise Refused(
-            f"{path}: expected what was delivered of the hour before snapshot {hour.snapshot_id} (sequence "
-            f"{hour.sequence}), found what was read later (sequence {before.sequence}): another process delivers to "
-            "this place; run it again. If there is none, the stream's tables were made anew: name another root"
+            f"{path}: expected the hour as delivered before snapshot {hour.snapshot_id} (sequence "
+            f"{hour.sequence}), found a later reading (sequence {before.sequence}): another process delivers to "
+            "this place; run it again. If there is none, the stream's tables were recreated: name another root"
         )
     return Todo.WRITE

@@ -1,4 +1,4 @@
-"""The places of an hour in its topic, for targets that hold records one by one."""
+"""The places of an hour in its topic, for targets that store single records."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 def cut_of(job: Job, hour: Hour) -> tuple[Cut, Identity]:
-    """The hour's places, which never change, and what identifies their records. Raises Refused when nothing says its
-    cut any more."""
+    """The hour's places, which never change, and the identity of their records. Raises Refused when
+    its cut is no longer known."""
     lake, stream = job.lake, job.stream
     state = load_state(lake, stream.table)
     accepted = Ledger(lake, stream.hours_table).accepted(state, hour.name)

@@ -1,4 +1,5 @@
-"""The records of an hour in a topic: keys, values, what takes former ones away, and how far they were sent. Pure."""
+"""The records of an hour in a topic: keys, values, tombstones, and the position of the sender.
+Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ LONGEST = 4096
 
 @dataclass(frozen=True)
 class At:
-    """How far an hour of this content was sent: up to this place, included, in the order of partition and offset."""
+    """The last place of an hour of this content that was sent, in the order of partition and
+    offset."""
 
     hour: str
     source: str
@@ -31,15 +33,16 @@ class At:
 
 @dataclass(frozen=True)
 class Position:
-    """What a transaction says of its sender: the last hour that is whole in the topic, and of the one after it, where a
-    transaction is not its last, how far it was sent."""
+    """The position of the sender, stored with each transaction: the last complete hour in the
+    topic, and, between the transactions of the next hour, the last place sent of it."""
 
     place: str
     done: Delivery | None = None
     at: At | None = None
 
     def encode(self) -> str:
-        """Raises Transient when it is longer than Kafka takes: a token is, while many decisions wait for their row."""
+        """Raises Transient when it is longer than Kafka accepts, as with a token while many
+        decisions wait for their rows."""
         text = json.dumps(plain(asdict(self)), separators=(",", ":"))
         if len(text.encode()) > LONGEST:
             raise Transient(
@@ -61,36 +64,36 @@ class Position:
             )
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigurationError(
-                f"egress: expected a position of its own in the group's offsets, found {text[:80]!r}; if nobody needs "
-                "them, delete the group"
+                f"egress: expected a position of its own in the group's offsets, found {text[:80]!r}; if they are not "
+                "needed, delete the group"
             ) from error
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What identifies the records of an hour: the topic's id, partition and offset. `replaced` is as
-    `Timeline.replaced_before` has it: an offset whose record Kafka lost, and gave to another one, identifies neither
-    alone, so the later one's key also says how often that happened."""
+    """The identity of the records of an hour: the topic's id, partition and offset. `replaced`: as
+    in `Timeline.replaced_before`. If Kafka lost a record and assigned its offset to another, the
+    later one's key also contains the number of such losses."""
 
     topic_id: str
     replaced: Sequence[tuple[Mapping[int, int], Mapping[int, int]]] = ()
 
     def key_of(self, partition: int, offset: int) -> bytes:
-        """The identity of a record, which it has for ever."""
+        """The permanent identity of a record."""
         times = sum(begins.get(partition, 0) <= offset < ends.get(partition, 0) for begins, ends in self.replaced)
         again = f"~{times}" if times else ""
         return f"{self.topic_id}{again}:{partition}:{offset}".encode()
 
 
 def value_of(row: Mapping[str, Any]) -> bytes:
-    """A row as JSON, in the words of `--output json`."""
+    """A row as JSON, in the form of `--output json`."""
     return json.dumps(plain(row), ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def places(rows: Iterable[Mapping[str, Any]], cut: Cut) -> Iterator[tuple[int, int, Mapping[str, Any] | None]]:
-    """Each row with its partition and offset, in that order; and every other place of the cut with none, since a row
-    of it may have been delivered that is none any more, by a past that the table does not remember. `rows` come in
-    that order too."""
+    """Each row with its partition and offset, in that order, and every other place of the cut
+    without a row, since an earlier delivery that the table does not remember may have sent one.
+    `rows` are in that order too."""
     waiting = iter(rows)
     row = next(waiting, None)
     for partition, (start, end) in sorted(cut.ranges.items()):
@@ -106,7 +109,8 @@ def places(rows: Iterable[Mapping[str, Any]], cut: Cut) -> Iterator[tuple[int, i
 
 
 def chunks(items: Iterable[T], size: int) -> Iterator[tuple[list[T], bool]]:
-    """The items, so many at a time, and whether they are the last; of nothing, nothing once, as the last."""
+    """The items in chunks of this size, each with whether it is the last; one empty chunk for no
+    items."""
     chunk: list[T] = []
     for item in items:
         if len(chunk) == size:

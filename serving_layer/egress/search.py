@@ -1,8 +1,7 @@
-"""A search engine, Elasticsearch or OpenSearch: an hour as documents of an index, each by its record's identity.
-
-A document is written with the version of `main` that it was read at, and so is its absence: all places of a restated
-hour that have no row are deleted. So an hour that is sent again, from its beginning, changes nothing; and what another
-process read later stays, whichever of the two comes last.
+"""A search engine, Elasticsearch or OpenSearch: an hour as documents of an index, each by its
+record's identity. Documents and deletions have the version of `main` that they were read from: all
+places of an hour without a row are deleted. So sending an hour again changes nothing, and documents
+of a later reading by another process stay, whichever request arrives last.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 
 _SECONDS = (5.0, 60.0)  # to connect, to answer
-_PATIENCE = 120.0  # a bulk is tried again for so long
+_PATIENCE = 120.0  # the time for retries of a bulk
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 15.0
 
 
 class _TooLargeError(Exception):
-    """A request has more bytes than the engine takes."""
+    """A request has more bytes than the engine accepts."""
 
 
 class OvertakenError(Transient):
@@ -48,8 +47,8 @@ class OvertakenError(Transient):
 
 
 class Index:
-    """An index, by the engine's REST API. Each call raises Transient when the engine does not answer, or not yet, and
-    ConfigurationError when it refuses."""
+    """An index, by the engine's REST API. Each call raises Transient when the engine is unreachable
+    or not ready, and ConfigurationError when it refuses."""
 
     def __init__(self, settings: config.Search, name: str) -> None:
         self.where = f"{settings.url}/{name}"
@@ -64,7 +63,8 @@ class Index:
         self._session.close()
 
     def uuid(self) -> str | None:
-        """Which index it is, of all that ever had the name; None for none. Raises ConfigurationError for several."""
+        """The index's UUID, which differs for each index of this name; None for none. Raises
+        ConfigurationError for several."""
         answer = self._ask("GET", "_settings")
         if answer is None:
             return None
@@ -77,12 +77,13 @@ class Index:
             ) from error
 
     def refresh(self) -> None:
-        """Let readers find what was sent."""
+        """Refresh the index, so readers see the documents."""
         self._ask("POST", "_refresh")
 
     def send(self, documents: Sequence[Document]) -> None:
-        """Have the index hold the documents; those that it takes later are sent later. Raises Refused naming one that
-        it does not take, Transient also for one that it has of a later reading."""
+        """Write the documents; documents that the engine postpones are sent again. Raises Refused,
+        naming a document, if the engine rejects it; Transient also if the index has a later reading
+        of it."""
         left, reason = list(documents), ""
         for _ in attempts(doubling(_FIRST_PAUSE, _LONGEST_PAUSE), seconds=_PATIENCE):
             try:
@@ -90,7 +91,7 @@ class Index:
             except _TooLargeError as error:
                 return self._send_halves(left, str(error))
             except Transient as error:
-                LOG.warning("%s; %d documents are sent again", error, len(left))
+                LOG.warning("%s; sending %d documents again", error, len(left))
                 reason = str(error)
                 continue
             try:
@@ -99,22 +100,24 @@ class Index:
                 raise ConfigurationError(f"send to {self.where}: {error}; check search.url") from error
             if found.refused:
                 one, why = found.refused[0]
-                raise self._refused(one, f"{why}; {len(found.refused)} of {len(left)} documents of the request alike")
+                raise self._refused(
+                    one, f"{why}; the same for {len(found.refused)} of {len(left)} documents of the request"
+                )
             if found.overtaken:
                 one = found.overtaken[0]
                 raise OvertakenError(
                     f"send to {self.where}: expected no later reading of partition {one.partition}, offset "
                     f"{one.offset}, found one: another process delivers; run it again. If there is none, the stream's "
-                    "tables were made anew: name another index"
+                    "tables were recreated: name another index"
                 )
             if not found.again:
                 return
             left, reason = found.again, found.reason
-            LOG.warning("%s: %s; %d of %d documents are sent again", self.where, reason, len(left), len(documents))
+            LOG.warning("%s: %s; sending %d of %d documents again", self.where, reason, len(left), len(documents))
         raise Transient(f"send to {self.where}: {reason}, for {_PATIENCE:.0f} s; nothing is lost, run it again")
 
     def versions(self, documents: Sequence[Document]) -> dict[str, int]:
-        """By id, the version of those of the documents that the index has."""
+        """The versions of the documents that the index has, by id."""
         body = json.dumps({"ids": [one.id for one in documents]}).encode()
         answer = self._ask("POST", "_mget?_source=false", body, "application/json")
         try:
@@ -134,7 +137,7 @@ class Index:
     def _refused(self, one: Document, reason: str) -> Refused:
         return Refused(
             f"send to {self.where}: expected the document of partition {one.partition}, offset {one.offset} to be "
-            f"taken, found {reason}; the hour counts as not delivered: change the index's mapping or settings, "
+            f"accepted, found {reason}; the hour counts as not delivered: change the index's mapping or settings, "
             "then run it again"
         )
 
@@ -150,7 +153,7 @@ class Index:
                 headers=headers,
                 timeout=_SECONDS,
                 allow_redirects=False,
-                # With the request: REQUESTS_CA_BUNDLE goes before what a session is told.
+                # With the request: REQUESTS_CA_BUNDLE takes precedence over a session's setting.
                 verify=self._ca,
             )
         except (requests.exceptions.SSLError, requests.exceptions.InvalidURL) as error:
@@ -166,8 +169,8 @@ class Index:
             raise Transient(f"{doing}: {text} (transient, try again)")
         if status in (401, 403):
             raise ConfigurationError(
-                f"{doing}: expected leave to, found {text}; check search.user, search.password or search.api_key, and "
-                "what they may do"
+                f"{doing}: expected permission, found {text}; check search.user, search.password or search.api_key, "
+                "and their privileges"
             )
         if status == 404 and "index_not_found" in answer.text:
             return None
@@ -181,7 +184,8 @@ class Index:
 
 @dataclass(frozen=True)
 class Search:
-    """A search target that is open. The place names the index with its id: one that was made anew is another place."""
+    """An open search target. The place names the index with its id: a recreated index is another
+    place."""
 
     job: Job
     target: SearchTarget
@@ -197,9 +201,9 @@ class Search:
         return deliveries.newest(self.job.lake, self.job.stream.egress_table, self.target.name, self.place)
 
     def deliver(self, hour: Hour, token: str, all_again: bool) -> Delivery:
-        """Have the index hold the hour's rows, and nothing else at its places; again, it changes nothing. Raises
-        Restored, unless `all_again` (every hour is being delivered). Raises Transient, also when the index was deleted
-        meanwhile, and as `Index.send` does."""
+        """Write the hour's rows to the index, and delete everything else at its places. Idempotent.
+        Raises Restored, unless `all_again` (every hour is being delivered). Raises Transient, also
+        when the index was deleted meanwhile, and as `Index.send` does."""
         cut, identity = cut_of(self.job, hour)
         with hour.batches(self.target.name) as batches:
             documents = (document(identity, place, hour.sequence) for place in places(rows_of(batches), cut))
@@ -216,10 +220,10 @@ class Search:
         return hour.delivered(self.target.name, self.place, new_id(), 0, token)
 
     def _send(self, hour: Hour, bulk: Sequence[Document], all_again: bool, latest: int) -> int:
-        """Have the index hold the documents. Of later readings that the table knows nothing of, since it was restored
-        to an earlier time, each gives way: the document is sent by the version that is there. Returns the `latest`
-        version that is known of the hour: a later reading gave it to all of the hour's places, also to those that it
-        deleted, of which the index tells none."""
+        """Write the documents. Later readings from before the table was restored to an earlier time
+        are replaced: the document is sent with the version that the index has. Returns the `latest`
+        known version of the hour: a later reading wrote it to all of the hour's places, including
+        deleted ones, whose version the index does not return."""
         try:
             self.index.send(bulk)
             return latest
@@ -230,7 +234,7 @@ class Search:
                 raise Restored from None
             versions = self.index.versions(bulk)
             version = max([latest, *versions.values()])
-            # What a later reading deleted is gone already; the engine may remember with which version.
+            # A later reading's deletions are done already; the engine may remember their version.
             again = [one.at_version(version) for one in bulk if one.id in versions or one.value is not None]
             LOG.debug("hour %s: replacing later readings of %d documents", hour.name, len(again))
             try:
@@ -238,8 +242,8 @@ class Search:
                     self.index.send(again)
             except OvertakenError as deleted:
                 raise Transient(
-                    f"send to {self.index.where}: expected to write what a later reading has deleted, found that the "
-                    "engine still remembers that (index.gc_deletes): run it again in a minute"
+                    f"send to {self.index.where}: expected to write documents that a later reading has deleted, found "
+                    "that the engine still remembers the deletion (index.gc_deletes): run it again in a minute"
                 ) from deleted
             return version
 

@@ -1,4 +1,5 @@
-"""Storage of a folder target: on S3, HDFS or this machine; small files in one step and in no place of another's."""
+"""Storage of a folder target: on S3, HDFS or this machine; small files are written in one step and
+never over another process's file."""
 
 from __future__ import annotations
 
@@ -28,29 +29,31 @@ _JSON = "application/json"
 
 @dataclass(frozen=True)
 class Small:
-    """A small file as it was read; `tag` tells it from any that takes its place."""
+    """A small file as it was read; `tag` distinguishes it from any file that replaces it."""
 
     body: bytes
     tag: str
 
 
 class Storage(Protocol):
-    """What a folder target asks of storage. Each raises Transient, or ConfigurationError for missing rights."""
+    """The operations of a folder target on storage. Each raises Transient, or ConfigurationError
+    for missing rights."""
 
     def find(self, path: str) -> Small | None:
         """A small file, whole; None where there is none."""
 
     def replace(self, path: str, body: bytes, before: Small | None) -> bool:
-        """Write a small file in one step in the place of `before`; False when another is there by then."""
+        """Replace `before` by a small file in one step; False when another file is there by
+        then."""
 
     def put(self, path: str, body: bytes) -> None:
         """Write a small file in one step."""
 
     def output(self, path: str) -> AbstractContextManager[IO[bytes]]:
-        """A stream to a new file, which is there whole once it is closed on S3, and as it grows elsewhere."""
+        """A stream to a new file: on S3 it appears complete at close, elsewhere as it grows."""
 
     def synced(self, path: str) -> None:
-        """Return once a file that was written outlives the machine's end."""
+        """Return once a written file survives a machine failure."""
 
     def names(self, folder: str) -> frozenset[str]:
         """The names of the files in a folder."""
@@ -98,12 +101,11 @@ class S3Storage(_LakeStorage):
 
 
 class HdfsStorage:
-    """By renames, which HDFS does in one step, and by extended attributes that are set once.
-
-    A small file that is there is replaced in two steps: the one that is to come after it is named in an attribute of
-    it, which takes one name and no other; then that one is renamed into its place. Whoever finds another's name there
-    does the renaming for it, so that nobody waits for a process that was killed between the two; and it is done once,
-    since what was renamed is no longer under its name.
+    """By atomic renames of HDFS, and extended attributes that are set once. A small file is
+    replaced in two steps: an attribute of the old file names its successor, once; then the
+    successor is renamed into its place. A process that finds another's name there does the rename
+    for it, so no process waits for one that was killed between the steps. The rename happens once,
+    since its source is gone afterwards.
     """
 
     def __init__(self, hdfs: WebHdfs) -> None:
@@ -125,7 +127,7 @@ class HdfsStorage:
                 moved = self._hdfs.rename(successor, place, overwrite=True)
                 if not moved and self.find(path) == before:
                     raise ConfigurationError(
-                        f"replace {path}: expected {successor}, which is to come into its place, found none: it was "
+                        f"replace {path}: expected its successor {successor}, found none: it was "
                         f"deleted; delete {path}, then run it again"
                     )
         now = self.find(path)
@@ -159,7 +161,7 @@ class HdfsStorage:
             self._hdfs.delete(_on_hdfs(f"{folder}/{name}"))
 
     def _aside(self, path: str, body: bytes) -> str:
-        """Where the body was written, under a name that nothing has and that readers pass over."""
+        """Write the body under a unique name that readers skip; returns the path."""
         folder, _, name = _on_hdfs(path).rpartition("/")
         written = f"{folder}/_{name}.{uuid4().hex}"
         self._hdfs.write(written, body)

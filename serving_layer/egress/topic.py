@@ -1,8 +1,7 @@
-"""A topic: an hour as records in transactions, each of which says how far its sender is.
-
-The key is the record's identity, so that the newest value of a key is what `main` serves of that record, and a
-compacted topic holds each accepted record once. A place of the hour that has no row, and may have had one, gets a value
-of null. Who opens the topic ends whoever had it open (`TransactionalProducer`).
+"""A topic: an hour as records in transactions, each with the position of its sender. The key is the
+record's identity, so the newest value of a key is that record in `main`, and a compacted topic has
+each accepted record once. A place of the hour without a row gets a value of null. Opening the topic
+fences the process that had it open (`TransactionalProducer`).
 """
 
 from __future__ import annotations
@@ -31,7 +30,8 @@ LOG = logging.getLogger(__name__)
 
 @dataclass
 class Topic:
-    """A topic target that is open. The place names the topic with its id: one that was made anew is another place."""
+    """An open topic target. The place names the topic with its id: a recreated topic is another
+    place."""
 
     job: Job
     target: TopicTarget
@@ -39,8 +39,9 @@ class Topic:
     position: Position
 
     def last(self) -> Delivery | None:
-        """The newest delivery: as Kafka says, else, once Kafka has forgotten it, as the table does, which learns here
-        what a crash kept from it. Raises Transient, Terminal for a table of deliveries that is not there."""
+        """The newest delivery by Kafka, or by the table once Kafka has forgotten it. Records in the
+        table a delivery whose row a crash prevented. Raises Transient, Terminal for a table of
+        deliveries that is not there."""
         lake, name = self.job.lake, self.job.stream.egress_table
         recorded = deliveries.newest(lake, name, self.target.name, self.position.place)
         if (done := self.position.done) is None:
@@ -50,15 +51,15 @@ class Topic:
         return self.position.done
 
     def deliver(self, hour: Hour, token: str, all_again: bool) -> Delivery:
-        """Send the hour's records, behind those of this content that were sent. A restored table is noticed by the
-        position that Kafka has: the changes give every hour again. Raises Transient, also when another
-        process was started for this topic."""
+        """Send the hour's records that were not sent of this content. A restored table shows by
+        Kafka's position: the changes then give every hour again. Raises Transient, also when
+        another process was started for this topic."""
         place = self.position.place
         delivery = hour.delivered(self.target.name, place, new_id(), 0, token)
         cut, identity = cut_of(self.job, hour)
         at = self.position.at
         if at is not None and (at.hour, at.source) == (hour.name, hour.source):
-            LOG.info("hour %s goes on behind partition %d, offset %d", hour.name, at.partition, at.offset)
+            LOG.info("hour %s continues behind partition %d, offset %d", hour.name, at.partition, at.offset)
             sent = (at.partition, at.offset)
         else:
             sent = (-1, -1)
@@ -92,7 +93,7 @@ def open_topic(job: Job, target: TopicTarget) -> Iterator[Topic]:
     place = f"{target.topic} ({described.id})"
     name = f"anabranch.egress.{job.stream.name}.{target.topic}"
     with closing(TransactionalProducer(job.environment.kafka, name)) as producer:
-        # Read once nobody else can write it any more.
+        # Read after all other producers are fenced.
         text = producer.committed(target.topic, job.kafka)
         position = Position.decode(text) if text is not None else Position(place)
         yield Topic(job, target, producer, position if position.place == place else Position(place))

@@ -13,7 +13,7 @@ from anabranch.common.errors import ConfigurationError, Transient
 
 _SECONDS = (5.0, 120.0)  # to connect, to answer
 _REFUSED, _GONE = 403, 404
-# Of a 403, what passes: the other name node is the active one, or it has just started.
+# Transient causes of a 403: the other name node is the active one, or it has just started.
 _LATER = ("StandbyException", "RetriableException", "SafeModeException")
 
 
@@ -28,8 +28,8 @@ def _without_password(request: requests.PreparedRequest) -> requests.PreparedReq
 
 
 class WebHdfs:
-    """Files of HDFS by their paths. Each call raises Transient when HDFS does not answer, or not yet, and
-    ConfigurationError when it refuses."""
+    """Files of HDFS by their paths. Each call raises Transient when HDFS is unreachable or not
+    ready, and ConfigurationError when it refuses."""
 
     def __init__(self, settings: config.Hdfs) -> None:
         self._url = f"{settings.url.rstrip('/')}/webhdfs/v1"
@@ -71,8 +71,9 @@ class WebHdfs:
         return overwrite or bool(answer.json()["boolean"])
 
     def set_once(self, path: str, name: str, value: str) -> str | None:
-        """Give a file an extended attribute that it has not, in one step; what it has of that name now, whoever set it.
-        None where there is no file, and for one that took the path of the first since."""
+        """Set an extended attribute that a file does not have, in one step; returns its value now,
+        whichever process set it. None without a file, and for a file that has replaced the first
+        since."""
         doing = f"set {name} of hdfs://{path}"
         of_name = {"xattr.name": name}
         to_set = {"xattr.value": value, "flag": "CREATE"}
@@ -113,10 +114,10 @@ class WebHdfs:
         headers = {"Content-Type": "application/octet-stream"} if body is not None else {}
         if self._origin[0] == "https" and _origin(url)[0] != "https":
             raise ConfigurationError(
-                f"{doing}: expected a redirect within https, found one to {_origin(url)[0]}://{_origin(url)[1]}; have "
+                f"{doing}: expected a redirect within https, found one to {_origin(url)[0]}://{_origin(url)[1]}; make "
                 "HDFS answer by https (dfs.http.policy HTTPS_ONLY), or set hdfs.url to a gateway that does"
             )
-        # A redirect is the server's word: the password is for the host alone that the configuration names.
+        # A redirect comes from the server: the password is only for the host in the configuration.
         auth = self._auth if self._auth is not None and _origin(url) == self._origin else _without_password
         try:
             answer = self._session.request(
@@ -128,7 +129,7 @@ class WebHdfs:
                 timeout=_SECONDS,
                 allow_redirects=False,
                 auth=auth,
-                # With the request: REQUESTS_CA_BUNDLE goes before what a session is told.
+                # With the request: REQUESTS_CA_BUNDLE takes precedence over a session's setting.
                 verify=self._ca,
             )
         except (requests.exceptions.SSLError, requests.exceptions.InvalidURL) as error:
@@ -144,8 +145,8 @@ class WebHdfs:
             return answer
         if status in (401, _REFUSED):
             raise ConfigurationError(
-                f"{doing}: expected leave to, found {status} {text}; check hdfs.user, hdfs.password and the rights of "
-                "the folder"
+                f"{doing}: expected permission, found {status} {text}; check hdfs.user, hdfs.password and the rights "
+                "of the folder"
             )
         if status >= 400 and not (status == _GONE and "FileNotFoundException" in answer.text):
             raise self._unexpected(doing, answer)

@@ -1,1 +1,2 @@
-"""What differs between the layers' rows of an hour: the kinds, and the two engines that find them."""
+"""The difference between the layers' rows of an hour: its kinds, and the two engines that compute
+it."""

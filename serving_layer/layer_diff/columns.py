@@ -1,4 +1,4 @@
-"""What files that were written under earlier schemas hold of a table's columns. Pure, and without Spark."""
+"""The columns of a table that files of earlier schemas contain. Pure, and without Spark."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ if TYPE_CHECKING:
 
 
 def held_fields(schemas: Sequence[Schema], files: Sequence[DataFile]) -> set[int]:
-    """The ids of the fields that every one of `files` holds.
-
-    A field that is in all the table's `schemas` is in every file. One added later is unless a file lacks it: then that
-    file's rows are null there for that reason alone.
+    """The ids of the fields that all of `files` contain. A field of all the table's `schemas` is in
+    every file. A field that was added later counts unless a file lacks it: that file's rows are
+    null only for that reason.
     """
     by_id = [_fields(schema) for schema in schemas]
     known = set.intersection(*by_id)

@@ -1,7 +1,7 @@
-"""One hour in both layers, without Spark: the rows that differ side by side, and which row repeats which.
-
-DuckDB reads the files of the branches. What a row is called is the batch job's own rule (`difference.KIND`). The speed
-layer keeps duplicates, so its rows that the batch layer lacks are the source for what was removed.
+"""One hour in both layers, without Spark: the rows that differ side by side, and which row repeats
+which. DuckDB reads the files of the branches. The kind of a row follows the batch job's rule
+(`kinds.KIND`). The speed layer keeps duplicates, so its rows that the batch layer lacks are the
+source for what was removed.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
     from pyiceberg.table import Table
 
-_MEMORY = "2GB"  # what is larger spills to disk
+_MEMORY = "2GB"  # larger results spill to disk
 _AT = ("kafka_partition", "kafka_offset")
 KINDS = ("changed", "extra", "missing", "unread", "duplicate")
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a row lies."""
+    """The place of a row."""
 
     hour: str
     partition: int
@@ -46,7 +46,8 @@ class Place:
 
 @dataclass(frozen=True)
 class Repeated:
-    """A record that the batch layer removed: where it lies, its event's key, and the row that it repeats."""
+    """A record that the batch layer removed: its place, its event's key, and the row that it
+    repeats."""
 
     partition: int
     offset: int
@@ -98,7 +99,7 @@ class Comparison:
         return to_difference(counts, [])
 
     def samples(self, unread: Ranges, each: int) -> list[Sample]:
-        """The first rows of each kind by (partition, offset), what nothing explains first."""
+        """The first rows of each kind by (partition, offset), unexplained kinds first."""
         self._judge(unread)
         chosen = [
             row
@@ -240,10 +241,10 @@ def differing_columns(one: Mapping[str, Any] | None, other: Mapping[str, Any] | 
 
 
 def content_types(now: Schema, schemas: Sequence[Schema], files: Sequence[DataFile]) -> dict[str, str]:
-    """By column, the SQL of what two rows of an hour are compared by; `files` are the speed layer's of it. Pure.
-
-    As in the batch job (`serving_layer.layer_diff.spark`): nothing that a file of the speed layer does not hold, a
-    DOUBLE that once was FLOAT as FLOAT; here a nested column goes as a whole. What is nested is text.
+    """By column, the SQL to compare two rows of an hour by; `files`: the hour's files of the speed
+    layer. Pure. As in the batch job (`serving_layer.layer_diff.spark`), it leaves out columns that
+    a file of the speed layer lacks, and compares a DOUBLE that was FLOAT as FLOAT. Here a nested
+    column is left out as a whole. Nested values are compared as text.
     """
     field_ids, floats = held_fields(schemas, files), once_floats(schemas)
     content = {}

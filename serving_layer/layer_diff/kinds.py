@@ -1,7 +1,8 @@
-"""The difference of the two layers for one hour: row by row on (partition, offset), by a hash of the content.
+"""The difference of the two layers for one hour: row by row on (partition, offset), by a hash of
+the content.
 
-What a row is called stands in `KIND`, once, in SQL that Spark and DuckDB read alike: the batch job compares in Spark,
-`anabranch diff` without it.
+`KIND` defines the kind of a row once, in SQL that both Spark and DuckDB read: the batch job
+compares in Spark, `anabranch diff` without it.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ KIND = """CASE
     WHEN speed <> batch THEN 'changed'
     ELSE 'same'
 END"""
-# As samples show them: what nothing explains first.
+# The order of samples: unexplained kinds first.
 SHOWN = ("changed", "extra", "missing", "unread")
 
-# Gaps of these classes are offsets that Kafka once gave and the batch layer could no longer read.
+# Gaps of these classes: offsets that Kafka once had and the batch layer could no longer read.
 _GONE = ("compacted", "retention")
 
 
@@ -61,7 +62,7 @@ class Difference:
 
 
 def to_difference(counts: Mapping[str, int], sample: Sequence[dict[str, Any]]) -> Difference:
-    """The difference, from how many rows are of each `KIND`. Pure."""
+    """The difference, from the number of rows of each `KIND`. Pure."""
     of = {kind: counts.get(kind, 0) for kind in ("missing", "unread", "extra", "changed", "duplicate", "same")}
     speed_rows = of["extra"] + of["changed"] + of["duplicate"] + of["same"]
     missing = of["missing"] + of["unread"]
@@ -69,12 +70,11 @@ def to_difference(counts: Mapping[str, int], sample: Sequence[dict[str, Any]]) -
 
 
 def unexplained_counts(diff: Diff | None, gaps: Mapping[str, int] | None, covered: bool) -> dict[str, int]:
-    """What of a ledger's `diff` nothing explains, by kind; empty when all of it is explained. Pure.
-
-    Duplicates that batch removed are no difference. Missing rows are explained where the speed layer had not read, at
-    the time; a row of the ledger that does not say how many goes by `covered`: whether the speed layer's rows account
-    for the whole hour now. Extra rows are explained by offsets that Kafka no longer gave the batch layer. Nothing
-    explains other content.
+    """The unexplained counts of a ledger's `diff`, by kind; empty when all is explained. Pure.
+    Duplicates that batch removed are not a difference. Missing rows are explained by offsets that
+    the speed layer had not read at the time; for a ledger row without that count, `covered`
+    decides: whether the speed layer's rows account for the whole hour now. Extra rows are explained
+    by offsets that Kafka no longer had for the batch layer. Changed content is never explained.
     """
     if diff is None:
         return {}
@@ -87,8 +87,9 @@ def unexplained_counts(diff: Diff | None, gaps: Mapping[str, int] | None, covere
 
 
 def compare(speed: DataFrame, batch: DataFrame, duplicates: DataFrame, unread: Ranges) -> Difference:
-    """Compare the rows of one hour in Spark. All hold `kafka_partition` and `kafka_offset`, the first two the whole
-    rows. `unread` is what the speed layer's rows do not account for (`anabranch.protocol.coverage`)."""
+    """Compare the rows of one hour in Spark. All frames have `kafka_partition` and `kafka_offset`,
+    the first two the whole rows. `unread`: the offsets that the speed layer's rows do not account
+    for (`anabranch.protocol.coverage`)."""
     from pyspark.sql import functions as F
 
     key = ["kafka_partition", "kafka_offset"]
@@ -108,8 +109,9 @@ def compare(speed: DataFrame, batch: DataFrame, duplicates: DataFrame, unread: R
 
 
 def _hash(content: Sequence[StructField]) -> Column:
-    """A hash of the content. Spark's own passes over nulls, so where they are is hashed too; it refuses maps, so
-    what is nested is hashed as text, in the order in which both layers decoded the same bytes."""
+    """A hash of the content. Spark's hash skips nulls, so their positions are hashed too; it
+    refuses maps, so nested values are hashed as text, in the order in which both layers decoded the
+    same bytes."""
     from pyspark.sql import functions as F
     from pyspark.sql.types import ArrayType, MapType, StructType
 

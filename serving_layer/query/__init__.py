@@ -1,7 +1,7 @@
-"""Query: an analyst's SQL over the serving tables, with DuckDB and nothing downloaded.
-
-No table holds a delete file, so the planned data files are the table: they are given to DuckDB as a PyArrow dataset,
-which keeps projection and filter push-down, and read through the table's own file system and credentials.
+"""Query: an analyst's SQL over the serving tables, with DuckDB and no download. Tables have no
+delete files, so the planned data files are the table: they are given to DuckDB as a PyArrow
+dataset, which keeps projection and filter push-down, and read through the table's own file system
+and credentials.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from serving_layer.query.reading import QueryProgress
 if TYPE_CHECKING:
     from pyiceberg.table import Table
 
-_READING = frozenset({"SELECT", "EXPLAIN", "MULTI"})  # MULTI is what PIVOT becomes
+_READING = frozenset({"SELECT", "EXPLAIN", "MULTI"})  # PIVOT becomes MULTI
 _BUILT_IN = frozenset({"memory", "system", "temp"})  # DuckDB's own catalogs
 _BATCH_ROWS = 65_536
 
 
 @dataclass(frozen=True)
 class Selected:
-    """Which of a table's rows a query sees: of the snapshot that its object holds or of another, of all ingest hours or
-    of some."""
+    """The rows of a table that a query sees: of the table object's snapshot or another, of all
+    ingest hours or some."""
 
     snapshot_id: int | None = None
     hours: Collection[str] | None = None
@@ -54,8 +54,8 @@ Select = Callable[[str, "Table"], Selected]
 
 @dataclass(frozen=True)
 class Derived:
-    """What is read by a table's name and is SQL over files: over those of `files`, by the names that `source` gives
-    in the SQL."""
+    """A view under a table's name: SQL over `files`, by the names that `source` gives in the
+    SQL."""
 
     sql: str
     files: Mapping[str, TableFiles]
@@ -69,7 +69,7 @@ class Derived:
         return ds.dataset(connection.sql(f"SELECT * FROM ({self.sql}) LIMIT 0").to_arrow_table())
 
     def register(self, connection: duckdb.DuckDBPyConnection, reading: QueryProgress | None = None) -> None:
-        """Make a connection know what the SQL names."""
+        """Register the names of the SQL with a connection."""
         for name, planned in self.files.items():
             connection.register(name, planned.dataset(reading))
         if self.add_functions is not None:
@@ -77,18 +77,18 @@ class Derived:
 
 
 Derive = Callable[[], Derived]
-"""Pins what a derived table is read from. Raises AnabranchError."""
+"""Pins the sources of a derived table. Raises AnabranchError."""
 
 
 def source(name: str) -> str:
-    """How SQL of ours names files that are registered under a name."""
+    """The name in our SQL of files that are registered under a name."""
     return f"temp.main.{quoted(name)}"
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A query's rows as they come, to be read once, and the files of each table that it reads: their `scans` say which
-    were opened."""
+    """A query's rows as a stream, to be read once, and the files of each table that it reads: their
+    `scans` list the opened files."""
 
     rows: pa.RecordBatchReader
     files: Sequence[TableFiles]
@@ -151,7 +151,8 @@ def open_query(
                 planned = plan_files(name, table, selected.snapshot_id, selected.hours)
                 source = planned.dataset(reading)
             except AnabranchError as error:
-                # Such as another stream's, that is not applied yet: whether the SQL needs it, DuckDB will say.
+                # Such as a table of another stream that is not applied yet: DuckDB reports whether
+                # the SQL needs it.
                 absent[name] = error
                 continue
             files.append(planned)
@@ -165,7 +166,7 @@ def open_query(
 
 
 def open_derived(derived: Derived) -> duckdb.DuckDBPyRelation:
-    """The same of what is derived."""
+    """The same for derived tables."""
     connection = _own_connection()
     derived.register(connection)
     return connection.sql(derived.sql)
@@ -199,7 +200,7 @@ def run_query(sql: str, tables: Mapping[str, Table], *, catalog: str = "lake", a
 
 @contextmanager
 def _explained(tables: Sequence[str], absent: Mapping[str, AnabranchError]) -> Iterator[None]:
-    """Says by our errors what DuckDB found."""
+    """Raises DuckDB's errors as ours."""
     try:
         yield
     except (duckdb.Error, pa.ArrowException, OSError) as error:
@@ -238,7 +239,8 @@ def _session(catalog: str) -> Iterator[duckdb.DuckDBPyConnection]:
 
 
 def _lock(connection: duckdb.DuckDBPyConnection) -> None:
-    """From here on the SQL decides: no file, network, extension or Python variable is within its reach."""
+    """Lock the connection before the user's SQL: no access to files, network, extensions or Python
+    variables."""
     for setting in (
         "enable_external_access = false",
         "python_enable_replacements = false",
@@ -263,13 +265,14 @@ def _single_reading(connection: duckdb.DuckDBPyConnection, sql: str) -> str:
 
 
 def _mentions(sql: str, name: str) -> bool:
-    """Whether the SQL may read the table: its last name stands there as a word. To say yes too often is harmless."""
+    """Whether the SQL may read the table: its last name is a word of it. A false positive is
+    harmless."""
     last = name.rpartition(".")[2]
     return re.search(rf"(?<!\w){re.escape(last)}(?!\w)", sql, re.IGNORECASE) is not None
 
 
 def _register(connection: duckdb.DuckDBPyConnection, catalog: str, name: str, dataset: ds.Dataset) -> None:
-    connection.register(name, dataset)  # as one identifier with a dot in it, where nobody else looks
+    connection.register(name, dataset)  # as one identifier with a dot in it, which no other name collides with
     _name(connection, name, f"SELECT * FROM {source(name)}")
 
 

@@ -1,7 +1,9 @@
-"""A table's files for DuckDB: a PyArrow dataset that opens what a query needs, and a connection that spills to disk.
+"""A table's files for DuckDB: a PyArrow dataset that opens what a query needs, and a connection
+that spills to disk.
 
-No table holds a delete file, so the planned data files are the table. They are read through the table's own file system
-and credentials, with projection and filter push-down, and nothing is downloaded.
+Tables have no delete files, so the planned data files are the table. They are read through the
+table's own file system and credentials, with projection and filter push-down, and nothing is
+downloaded.
 """
 
 from __future__ import annotations
@@ -38,8 +40,8 @@ _NOWHERE = LocalFileSystem()
 
 @contextmanager
 def connected(memory: str | None = None) -> Iterator[duckdb.DuckDBPyConnection]:
-    """A connection of its own, in UTC. What is larger than `memory` (default: most of the machine's) spills to a
-    folder that is gone afterwards."""
+    """A new connection, in UTC. Data beyond `memory` (default: most of the machine's) spills to a
+    temporary folder."""
     with temporary_folder("query") as folder:
         connection = duckdb.connect(":memory:")
         try:
@@ -58,12 +60,12 @@ def quoted(identifier: str) -> str:
 
 
 class _ManifestsUnreadable(OSError):
-    """Known by its name to `is_reading_failure`."""
+    """Recognized by its name in `is_reading_failure`."""
 
 
 def is_reading_failure(error: Exception) -> bool:
-    """Whether a file could not be read. DuckDB wraps what PyArrow raises while the rows flow, and PyArrow what DuckDB
-    raises then; its text is all that is left of it."""
+    """Whether a file could not be read. DuckDB wraps PyArrow's errors while it reads rows, and
+    PyArrow wraps DuckDB's; only the text remains."""
     said = str(error).partition("\n")[0]
     signs = ("reading the stream registered as", _ManifestsUnreadable.__name__)
     return isinstance(error, duckdb.IOException) or said.startswith("IO Error") or any(sign in said for sign in signs)
@@ -75,8 +77,8 @@ def columns_only(table: Table) -> ds.Dataset:
 
 @dataclass(frozen=True)
 class Scan:
-    """One reading of a table: the columns that were asked for, the condition that was pushed down, and the files that
-    both left to open."""
+    """One scan of a table: the projected columns, the pushed-down condition, and the files that
+    remain to open."""
 
     columns: tuple[str, ...]
     condition: str | None
@@ -85,9 +87,9 @@ class Scan:
 
 @dataclass(frozen=True)
 class TableFiles:
-    """The data files of a snapshot of a table, the one that the object holds or `snapshot_id`: of all ingest hours, or
-    of `hours` alone, and of none of those of `without`. Manifests are opened when they are needed; `scans` grows by one
-    with every reading."""
+    """The data files of a snapshot of a table, the table object's or `snapshot_id`: of all ingest
+    hours, or only of `hours`, except those of `without`. Manifests are opened when they are needed;
+    each scan adds an entry to `scans`."""
 
     name: str
     table: Table
@@ -105,13 +107,13 @@ class TableFiles:
         return schema
 
     def whole(self) -> TableFiles:
-        """The files of all hours, of which nothing was read."""
+        """The files of all hours, without scans."""
         return replace(self, hours=None, without=frozenset(), listed=None, scans=[])
 
     def select(self, condition: pc.Expression | None = None) -> Sequence[DataFile]:
-        """The files that may hold a row which meets the condition. Raises OSError."""
+        """The files that may contain a row which meets the condition. Raises OSError."""
         schema, specs = self.table.schema(), self.table.specs()
-        # A name that is not in its text is of no column that it speaks of.
+        # A column is in the condition only if its name is in the text.
         compared = pa.schema([column for column in self.columns if column.name in str(condition)])
 
         def known_of(manifest: HourManifest) -> pc.Expression | None:
@@ -136,8 +138,8 @@ class TableFiles:
         return files
 
     def dataset(self, reading: QueryProgress | None = None) -> ds.Dataset:
-        """The rows: a column that a file lacks is null, types widen. What it is asked for is in `scans`; DuckDB's
-        reading of it is followed in `reading`. Raises Transient."""
+        """The rows: a column that a file lacks is null, types widen. `scans` records each scan;
+        `reading` follows DuckDB's progress. Raises Transient."""
         if not self.manifests:
             return columns_only(self.table)
         if not _readable_by_name(self.table):
@@ -157,7 +159,7 @@ class TableFiles:
         return made
 
     def open(self, files: Sequence[DataFile]) -> ds.Dataset:
-        """These files alone, wherever they are."""
+        """Only these files, on any storage."""
         io: Any = self.table.io
         by_place: dict[tuple[str, str], list[tuple[str, int]]] = {}
         for file in files:
@@ -184,11 +186,12 @@ class TableFiles:
     def _satisfiable(
         self, items: Sequence[T], known_of: Callable[[T], pc.Expression | None], condition: pc.Expression | None
     ) -> Sequence[T]:
-        """Those of which what is known leaves a row that the condition may be met by: PyArrow's own word."""
+        """The items with a possible row that meets the condition, by PyArrow's simplification of
+        what is known."""
         if condition is None:
             return items
         cases = null_cases(self.columns, condition)
-        # Files that are never opened, named by their places.
+        # Files that are never opened, named by their index.
         fragments = [
             _PARQUET.make_fragment(str(i), _NOWHERE, partition_expression=all_of([known, case]))
             for i, item in enumerate(items)
@@ -201,8 +204,8 @@ class TableFiles:
 
 
 class _PlannedDataset(ds.FileSystemDataset):  # type: ignore[misc]
-    """What DuckDB is given: when it asks for a scanner, with the columns and the condition that it needs, the files are
-    chosen."""
+    """The dataset for DuckDB: files are chosen when it requests a scanner with columns and a
+    condition."""
 
     planned: TableFiles
     reading: QueryProgress | None
@@ -222,8 +225,8 @@ def plan_files(
     hours: Collection[str] | None = None,
     without: frozenset[str] = frozenset(),
 ) -> TableFiles:
-    """The files of the snapshot that the object holds, or of `snapshot_id`. Raises Refused for a table that has delete
-    files, Transient when the manifest list could not be read."""
+    """The files of the table object's snapshot, or of `snapshot_id`. Raises Refused for a table
+    that has delete files, Transient when the manifest list could not be read."""
     snapshot = table.snapshot_by_id(snapshot_id) if snapshot_id is not None else table.current_snapshot()
     try:
         manifests, others = list_manifests(table, snapshot) if snapshot is not None else ([], [])
@@ -231,7 +234,7 @@ def plan_files(
         raise Transient(f"read {name}: expected its manifests, found: {error} (run it again)") from error
     if with_deletes := [m.manifest_path for m in others if m.has_added_files() or m.has_existing_files()]:
         raise Refused(
-            f"read {name}: expected it to hold no delete files, found some in {with_deletes[0]}; "
+            f"read {name}: expected no delete files, found some in {with_deletes[0]}; "
             "only another writer adds them: read the table with an Iceberg engine, then rewrite its files"
         )
     return TableFiles(name, table, snapshot_id, hours, tuple(manifests), without)

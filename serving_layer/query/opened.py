@@ -1,4 +1,5 @@
-"""What a query opened: for each reading of a table its columns, files and bytes, of all that there are."""
+"""The files that a query opened: for each scan of a table its columns, files and bytes, and the
+totals."""
 
 from __future__ import annotations
 
@@ -15,9 +16,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Opened:
-    """One reading of a table. `bytes` are those of the files that were opened, `column_bytes` those of their columns
-    that were read; `all_files` and `all_bytes` those of the snapshot. `condition`: what the files were chosen by; None
-    where the SQL has nothing that they could be chosen by."""
+    """One scan of a table. `bytes`: of the opened files; `column_bytes`: of the columns read of
+    them; `all_files` and `all_bytes`: of the snapshot. `condition`: the pushed-down condition that
+    chose the files, or None."""
 
     table: str
     columns: tuple[str, ...]
@@ -30,7 +31,8 @@ class Opened:
 
 
 def opened(read: Iterable[TableFiles]) -> list[Opened]:
-    """What was opened by queries that have ended. Opens every manifest of the tables. Raises OSError."""
+    """The files opened by queries that have ended. Opens every manifest of the tables. Raises
+    OSError."""
     found = []
     for planned in read:
         everything = planned.whole().select()

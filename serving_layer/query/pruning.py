@@ -1,9 +1,9 @@
-"""Pruning: what is known of a file's rows, and of a manifest's, before it is opened. Pure.
-
-What is known is a PyArrow expression, a guarantee: DuckDB hands the conditions that it pushes down to PyArrow, which
-passes over what cannot hold a row that meets them, and takes a condition for met only where the guarantee says so. So
-what a condition means (nulls, NaN, time zones, LIKE, NOT, OR) stays DuckDB's and PyArrow's word, and nothing of the SQL
-is translated here. A guarantee that says too little opens a file too many; it never says more than is so.
+"""Pruning: guarantees about the rows of a file, or of a manifest, before it is opened. Pure. A
+guarantee is a PyArrow expression. DuckDB passes pushed-down conditions to PyArrow, which skips
+files without a possible matching row, and treats a condition as met only where the guarantee
+implies it. So DuckDB and PyArrow define the meaning of a condition (nulls, NaN, time zones, LIKE,
+NOT, OR), and no SQL is translated here. A guarantee that is too weak opens a file too many; it is
+never too strong.
 """
 
 from __future__ import annotations
@@ -35,19 +35,18 @@ if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyiceberg.types import NestedField
 
-# Columns whose nulls are a case of their own, of which there are twice as many with each.
+# Columns whose nulls are a separate case; each doubles the number of cases.
 _CASES_OF = 4
 _MICROS = {"hour": 3_600_000_000, "day": 86_400_000_000}
 _FLOATS = (FloatType, DoubleType)
-# Whose bounds are compared by Iceberg, Parquet, PyArrow and DuckDB alike.
+# Types whose bounds Iceberg, Parquet, PyArrow and DuckDB compare in the same way.
 _EXACT = (IntegerType, LongType, DateType, DecimalType, StringType, TimestampType, TimestamptzType)
 _ORDERED = (*_EXACT, *_FLOATS)
 
 
 def known_of_file(schema: Schema, columns: pa.Schema, spec: PartitionSpec, file: DataFile) -> pc.Expression | None:
-    """What a data file's partition and its bounds say of its rows, for `columns` of the table's schema; None: nothing.
-
-    `columns` are those that may be compared: what is known of others is left out.
+    """The guarantee of a data file's partition and bounds about its rows, for `columns` of the
+    table's schema; None for none. `columns`: those that may be compared; others are left out.
     """
     partition = zip(spec.fields, (file.partition[i] for i in range(len(spec.fields))), strict=True)
     known = [_of_value(schema, columns, field, value) for field, value in partition]
@@ -58,7 +57,8 @@ def known_of_file(schema: Schema, columns: pa.Schema, spec: PartitionSpec, file:
 def known_of_manifest(
     schema: Schema, columns: pa.Schema, spec: PartitionSpec, manifest: ManifestFile
 ) -> pc.Expression | None:
-    """What the manifest list says of the rows of a manifest's files, for `columns`; None: nothing."""
+    """The guarantee of the manifest list about the rows of a manifest's files, for `columns`; None
+    for none."""
     known = []
     for field, summary in zip(spec.fields, manifest.partitions or (), strict=False):
         if summary.lower_bound is None or summary.upper_bound is None:
@@ -72,8 +72,9 @@ def known_of_manifest(
 
 
 def null_cases(columns: pa.Schema, condition: pc.Expression) -> list[pc.Expression | None]:
-    """What may be known beside a guarantee, one of them of every row: which of the columns that may be null, and that
-    the condition looks up in a list (IN), are. PyArrow concludes nothing about a list where a value may be null."""
+    """The cases beside a guarantee, one of which is true of every row: which of the nullable
+    columns that the condition looks up in a list (IN) are null. PyArrow cannot simplify a list
+    where a value may be null."""
     text = str(condition)
     listed = [pc.field(c.name) for c in columns if c.nullable and f"is_in({c.name}, " in text][:_CASES_OF]
     return [all_of(case) for case in product(*((column.is_valid(), column.is_null()) for column in listed))]
@@ -91,7 +92,7 @@ def _of_value(schema: Schema, columns: pa.Schema, field: PartitionField, value: 
 def _of_values(
     schema: Schema, columns: pa.Schema, field: PartitionField, low: Any, high: Any, nulls: bool
 ) -> pc.Expression | None:
-    """What a partition's value between two, both included, says of the column that it is made of."""
+    """The guarantee of a partition's value between two, both included, about its source column."""
     name = schema.find_column_name(field.source_id)
     if name is None or name not in columns.names:
         return None
@@ -108,7 +109,7 @@ def _of_bounds(columns: pa.Schema, field: NestedField, file: DataFile) -> pc.Exp
     kind, id = field.field_type, field.field_id
     if not isinstance(kind, _ORDERED):
         return None
-    # Bounds pass over NaN, of which DuckDB says that it is the greatest and PyArrow that it is neither.
+    # Bounds ignore NaN, which DuckDB orders last and PyArrow does not order.
     if isinstance(kind, _FLOATS) and (file.nan_value_counts or {}).get(id) != 0:
         return None
     column, arrow = pc.field(field.name), columns.field(field.name).type
@@ -124,7 +125,7 @@ def _of_bounds(columns: pa.Schema, field: NestedField, file: DataFile) -> pc.Exp
 def _between(
     column: pc.Expression, low: pc.Expression | None, high: pc.Expression | None, nulls: bool
 ) -> pc.Expression | None:
-    """In the form that PyArrow draws conclusions from."""
+    """In the form that PyArrow simplifies."""
     bounds = [bound for bound in (low, high) if bound is not None]
     if nulls:
         return all_of([bound | column.is_null() for bound in bounds])
@@ -132,6 +133,6 @@ def _between(
 
 
 def all_of(known: Iterable[pc.Expression | None]) -> pc.Expression | None:
-    """All that is known; None: nothing."""
+    """The conjunction of all guarantees; None for none."""
     parts = [part for part in known if part is not None]
     return reduce(and_, parts) if parts else None

@@ -28,8 +28,8 @@ class Reader:
 
     @contextmanager
     def query(self, sql: str, selection: Selection, reading: QueryProgress | None = None) -> Iterator[Answer]:
-        """The answer to one reading statement (`open_query`) over the rows that are selected, of tables as they are
-        now; how far it is can be followed in `reading`."""
+        """The answer to one reading statement (`open_query`) over the selected rows of the current
+        tables; `reading` follows its progress."""
         tables, select = self.lake.tables(self.streams), Selector(self.lake, self.streams, selection)
         views = [
             (stream, view) for stream in {s.name: s for s in self.streams.values()}.values() for view in stream.views

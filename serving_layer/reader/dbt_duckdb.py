@@ -47,7 +47,7 @@ class Plugin(BasePlugin):  # type: ignore[misc]
         )
 
     def default_materialization(self) -> str:
-        """Nothing is copied: each statement opens the files it needs."""
+        """A view, without a copy: each statement opens the files it needs."""
         return "view"
 
 

@@ -92,8 +92,8 @@ class StreamTable:
         return relation.project(self._columns(wanted)) if wanted.columns is not None else relation
 
     def dataset(self) -> ds.Dataset:
-        """All rows as a PyArrow dataset, of the table as it is at this call. Registered with any connection of DuckDB,
-        it opens those files alone that each statement needs. Raises Refused, Transient."""
+        """All rows as a PyArrow dataset, of the table at this call. Registered with any connection
+        of DuckDB, it opens only the files that each statement needs. Raises Refused, Transient."""
         table, selected = self._selected()
         return dataset(self.stream.table, table, selected.snapshot_id, selected.hours)
 
@@ -160,8 +160,8 @@ class StreamTable:
 
 @dataclass(frozen=True)
 class StreamView:
-    """A view of a stream: one row for each window and group, each time it is read as `main` is then, or as of what the
-    stream was opened for. Raises as `StreamTable` does."""
+    """A view of a stream: one row for each window and group, of `main` at each read, or as of the
+    stream's selection. Raises as `StreamTable` does."""
 
     reader: Reader
     stream: Stream
@@ -184,9 +184,9 @@ class StreamView:
         return open_derived(self.reader.derived(self.stream, self.definition, self.selection))
 
     def spark(self, session: SparkSession) -> DataFrame:
-        """The rows as a data frame of a Spark session that knows the catalog by its configured name: of what there is
-        now, for as long as these snapshots are kept. Raises ConfigurationError for a handle that was opened as of
-        another time or for accepted hours alone."""
+        """The rows as a data frame of a Spark session that has the catalog under its configured
+        name: of the current snapshots, while these are kept. Raises ConfigurationError for a handle
+        that was opened as of another time or for accepted hours alone."""
         if self.selection != Selection():
             raise ConfigurationError(f"view {self.definition.name}: Spark reads it as it is: expected no selection")
         state = load_state(self.reader.lake, self.stream.table)

@@ -29,8 +29,9 @@ _EPOCH = date(1970, 1, 1)
 
 @dataclass(frozen=True)
 class HourProvenance:
-    """An ingest hour of which files were opened: who serves it, the accepted revision if these are its rows, whether
-    all of the hour's records are in it, and why not or what else is to know. `rows` are those of the files."""
+    """An ingest hour with opened files: the layer that serves it, the accepted revision if these
+    are its rows, whether all of the hour's records are in it, and the reason if not, or another
+    remark. `rows`: those of the files."""
 
     hour: str
     layer: Layer
@@ -117,8 +118,8 @@ def _by_date(table: Table, files: Iterable[DataFile]) -> dict[date, list[DataFil
 def accepted_revisions(
     lake: Lake, stream: Stream, seen: Shown, hours: Iterable[str], until: datetime
 ) -> dict[str, int]:
-    """The revision of each hour whose accepted rows are shown: as the snapshot says, of hours long ago as the ledger
-    did at `until`. Raises Transient."""
+    """The revision of each hour whose accepted rows are shown: by the snapshot, and for old hours
+    by the ledger at `until`. Raises Transient."""
     accepted = [h for h in hours if seen.is_accepted(h)]
     revisions = {h: seen.state.accepted[h].revision for h in accepted if h in seen.state.accepted}
     forgotten = [h for h in accepted if h not in revisions]
@@ -147,7 +148,7 @@ def hour_completeness(seen: Shown, hour: str) -> tuple[bool, str | None]:
     if layer == "speed":
         return True, "not accepted yet" if not state.is_accepted(hour) else "served by speed by choice"
     if (accepted := state.accepted.get(hour)) is not None and accepted.unread:
-        return True, f"decided again once {', '.join(accepted.unread)} is read"
+        return True, f"rebuilt once {', '.join(accepted.unread)} is read"
     return True, None
 
 
@@ -161,7 +162,7 @@ def date_completeness(stream: Stream, seen: Shown, day: date) -> tuple[bool, str
     """Whether all hours that can contain records of an event date are accepted, and why not. Pure."""
     bounds = stream.event_time
     if bounds is None or bounds.past is None or bounds.future is None or stream.most_event_dates is None:
-        return False, "nothing bounds how late its records come (event_time.past, event_time.future)"
+        return False, "its late records have no bound (event_time.past, event_time.future)"
     begin = datetime.combine(day, time(), UTC)
     end = begin + timedelta(days=1)
     timeline = seen.state.timeline
@@ -171,7 +172,7 @@ def date_completeness(stream: Stream, seen: Shown, day: date) -> tuple[bool, str
         return False, f"records of it may come until {last}"
     waiting = [h for h in hours_between(max(first, timeline.first), shift(last, 1)) if not seen.is_accepted(h)]
     if waiting:
-        return False, f"{len(waiting)} hours that may hold it are not accepted, the first is {waiting[0]}"
+        return False, f"{len(waiting)} hours that may contain it are not accepted, the first is {waiting[0]}"
     return True, None
 
 

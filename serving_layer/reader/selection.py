@@ -130,7 +130,7 @@ class Selector:
             raise ConfigurationError(f"read {name}: expected main or batch, whose hours are accepted, found speed")
         if seen.branch is None and selection.as_of is None and not seen.state.is_merged:
             raise Refused(
-                f"read {name}: expected main to be made from its branches as they are, found that it is not; "
+                f"read {name}: expected main to be merged from its current branches, found that it is not; "
                 f"run `anabranch merge {stream.name}`"
             )
         return Selected(snapshot_id, seen.accepted_hours())
@@ -148,7 +148,7 @@ class Selector:
         if revision.number == max(known):
             if not read_state(table).is_accepted(revision.hour):
                 raise Refused(
-                    f"{what}: expected the batch layer to hold it, found that it waits to be rebuilt; run `anabranch "
+                    f"{what}: expected it on the batch branch, found that it waits to be rebuilt; run `anabranch "
                     f"batch {stream.name} --hour {revision.hour}`"
                 )
             return Selected(heads(table)["batch"], frozenset({revision.hour}))

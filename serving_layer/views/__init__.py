@@ -1,1 +1,1 @@
-"""Windows: the views that a stream declares, read from their partials and the rows that have none yet."""
+"""Views that a stream declares, read from their partials and the rows that have none yet."""

@@ -39,7 +39,7 @@ _HOURS_A_COMMIT = 24
 _REFUSALS = 20
 _UNKNOWN = "unknown"
 _ROWS = "rows of the hours"
-# A file's bounds tell readers from what its partials were computed.
+# Readers get the inputs of partials from the bounds of these columns.
 _WRITE = {f"write.metadata.metrics.column.{name}": "full" for name in PROVENANCE_COLUMNS}
 
 

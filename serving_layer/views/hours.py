@@ -1,10 +1,12 @@
-"""Which hours of a view are read from its partials: those whose partials are of the very rows that `main` serves.
+"""Which hours of a view are read from its partials: those whose partials are of the very rows that
+`main` serves.
 
-Partials say of what they were computed: of which acceptance of the hour, of which files, by which definition. A
-snapshot of `main` says which hours are accepted and served by the batch layer. Where the ledger and the branches know
-one acceptance of that revision and the partials are of it, that is enough; where they know several (a branch was set
-back, an hour of long ago was restated) or another, the hour's files tell. An hour that is not known so is computed
-from its rows, so that no order of commits, and no process that is killed, makes a view say anything but its rows.
+Partials record their inputs: the acceptance of the hour, its files, and the view's definition. A
+snapshot of `main` has the hours that are accepted and served by the batch layer. If the ledger and
+the branches have one acceptance of that revision and the partials are of it, they are current. If
+there are several acceptances (a branch was rolled back, an old hour was restated) or another one,
+the hour's files decide. Any other hour is computed from its rows, so a view always equals its rows,
+whatever the order of commits and whichever process is killed.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ PROVENANCE_COLUMNS = ("decision", "files", "definition")
 
 @dataclass(frozen=True)
 class Filled:
-    """From what the partials of an hour were computed."""
+    """The inputs of an hour's partials."""
 
     decision: str
     files: str
@@ -60,7 +62,7 @@ def digest_of(files: Iterable[str]) -> str:
 
 
 def filled_hours(table: Table, files_of: Mapping[str, Mapping[str, DataFile]]) -> dict[str, Filled]:
-    """By hour, from what its partials were computed, by their files' bounds. Pure."""
+    """The inputs of each hour's partials, by their files' bounds. Pure."""
     ids = {name: table.schema().find_field(name).field_id for name in PROVENANCE_COLUMNS}
     filled = {}
     for hour, files in files_of.items():
@@ -82,8 +84,8 @@ def serves_accepted(state: State, hour: str) -> bool:
 
 
 def plan_known(state: State, acceptances: Iterable[Acceptance], hours: Iterable[str]) -> dict[str, str]:
-    """By hour that `main` serves as accepted, the decision that accepted it, where just one can have. `acceptances`
-    are of a ledger that was loaded after the state. Pure."""
+    """For hours that `main` serves as accepted, the decision that accepted each, if only one can
+    have. `acceptances`: of a ledger that was loaded after the state. Pure."""
     waiting = {Acceptance(d.hour, d.revision, d.decision_id) for d in state.decisions if d.decision == "accepted"}
     by_hour: dict[str, set[str]] = defaultdict(set)
     for one in {*acceptances, *waiting}:
@@ -97,7 +99,7 @@ def partial_hours(lake: Lake, stream: Stream, view: View, state: State) -> Parti
     """Which hours of a view are read from its partials, as `main` is by `state`. Raises Terminal when `apply` has not
     made their table, Transient."""
     partials = lake.load(stream.partials_table(view))
-    # Of a main that was not made from its branches as they are, nothing is known but its rows.
+    # Of a main that is not merged from its current branches, only the rows are known.
     if not state.is_merged:
         return PartialHours(partials, {}, (), {})
     timeline = state.timeline

@@ -180,7 +180,7 @@ def test_what_hdfs_refuses_is_said_with_what_to_do(lake: StreamLake, url: str, h
     hdfs.write("/closed/x", b"1")
     with closing(WebHdfs(settings(url, "somebody"))) as other:
         with pytest.raises(
-            ConfigurationError, match=r"write hdfs:///closed/y: expected leave to, found 403 .*somebody"
+            ConfigurationError, match=r"write hdfs:///closed/y: expected permission, found 403 .*somebody"
         ):
             other.write("/closed/y", b"2")
         assert other.read("/closed/none") is None

@@ -207,7 +207,7 @@ def test_a_busy_engine_behind_tls_and_a_key_gets_each_document_once(
         assert found(index) == in_main(lake, FIRST)
         accept(lake, FIRST, 4)
         for access, expected in (
-            ({"api_key": "another", "ca": front.ca}, "expected leave to, found 401 .*security_exception"),
+            ({"api_key": "another", "ca": front.ca}, "expected permission, found 401 .*security_exception"),
             ({"api_key": "the-key"}, "certificate verify failed.*; check search.url and search.ca"),
             ({"api_key": "the-key", "ca": f"{tmp_path}/none.pem"}, "check search.ca"),
         ):

@@ -258,7 +258,7 @@ def test_what_a_folder_lacks_is_decided_from_its_manifest(lake: StreamLake) -> N
         plan_folder("p", manifest, done, replace(newer, stream="others"))
     older: Any = replace(manifest, source="other", sequence=manifest.sequence - 1)
     object.__setattr__(older, "snapshot_id", 1)
-    with pytest.raises(Refused, match="found what was read later"):
+    with pytest.raises(Refused, match="found a later reading"):
         plan_folder("p", manifest, done, older)
     with pytest.raises(ConfigurationError, match="expected a manifest of version 1"):
         Manifest.decode("p", b'{"version": 2}')

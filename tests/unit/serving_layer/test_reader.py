@@ -234,7 +234,7 @@ def test_provenance_by_ingest_hour_and_event_date(one: StreamLake) -> None:
     assert [(d.event_date, d.hours, d.complete, d.rows) for d in found.event_dates] == [
         (date(2026, 11, 20), 1, False, 3), (date(2026, 11, 21), 3, False, 8),
     ]  # fmt: skip
-    assert "nothing bounds how late" in str(found.event_dates[0].note)
+    assert "late records have no bound" in str(found.event_dates[0].note)
     done = ask(one, f"{COUNT} WHERE ingest_hour = '{HOUR}'", "--provenance")
     assert [HOUR, "batch", "1", "yes", "1", "4"] in [line.split() for line in done.stdout.splitlines()]
     assert NEXT not in done.stdout
@@ -268,7 +268,7 @@ def test_a_date_is_complete_once_every_hour_that_can_hold_it_is_accepted(one: St
     seen = shown(one.table(), None)
     assert date_completeness(stream, seen, date(2026, 11, 21)) == (False, "records of it may come until 2026-11-22T01")
     complete, note = date_completeness(stream, seen, date(2026, 11, 20))
-    assert (complete, note) == (False, f"1 hours that may hold it are not accepted, the first is {NEXT}")
+    assert (complete, note) == (False, f"1 hours that may contain it are not accepted, the first is {NEXT}")
     accept(one, NEXT, CUT, [event(0, o) for o in range(4, 10)])
     assert date_completeness(stream, shown(one.table(), None), date(2026, 11, 20)) == (True, None)
 
