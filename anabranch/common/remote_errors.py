@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from enum import Enum
 
 from anabranch.common.errors import AnabranchError, ConfigurationError, Transient, Unexpected, Unexplained
+from anabranch.common.http import is_transient
 
 _LONGEST = 300  # characters of an error that a message repeats
 # What Spark puts around a cause: which query it was, a number of its own; a name that a client says twice; and a cause
@@ -199,7 +200,7 @@ def _answered_later(error: BaseException) -> bool:
         return True
     answer = getattr(error, "response", None)
     status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0) if isinstance(answer, dict) else 0
-    return status >= 500 or status in (408, 429)
+    return is_transient(status)
 
 
 def _names(error: BaseException) -> set[str]:

@@ -14,7 +14,8 @@ from urllib.parse import quote
 import requests
 
 from anabranch import config
-from anabranch.common.errors import ConfigurationError, Transient
+from anabranch.common import http
+from anabranch.common.errors import ConfigurationError
 
 LOG = logging.getLogger(__name__)
 
@@ -79,15 +80,10 @@ class Registry:
 
     def _get(self, path: str) -> Any:
         """The answer's JSON; None when the registry itself says that what was asked for does not exist."""
-        doing = f"ask the schema registry for {self._settings.url}/{path}"
-        try:
-            answer = self._session.get(f"{self._settings.url}/{path}", timeout=_SECONDS)
-        except (requests.exceptions.SSLError, requests.exceptions.InvalidURL) as error:
-            raise ConfigurationError(
-                f"{doing}: {error}; check registry.url and its certificate, then start it again"
-            ) from error
-        except requests.exceptions.RequestException as error:
-            raise Transient(f"{doing}: {error} (transient, try again)") from error
+        url = f"{self._settings.url}/{path}"
+        doing, check_ca = f"ask the schema registry for {url}", "its certificate, then start it again"
+        options = {"allow_redirects": True, "timeout": _SECONDS}
+        answer = http.request(self._session, "GET", url, doing, "registry.url", check_ca, **options)
         status, body = answer.status_code, _json(answer)
         if status == 200 and body is not None:
             return body
@@ -96,13 +92,8 @@ class Registry:
         # A 404 of anybody else (a proxy, another path) says nothing about a schema.
         if status == 404 and isinstance(body, dict) and body.get("error_code") in _NOT_FOUND:
             return None
-        if status in (408, 425, 429) or status >= 500:
-            raise Transient(f"{doing}: {status_line} (transient, try again)")
-        if status in (401, 403):
-            raise ConfigurationError(
-                f"{doing}: expected leave to read, found {status_line}; check registry.user and registry.password, and "
-                "what the user may read, then start it again"
-            )
+        check = "registry.user and registry.password, and the user's rights, then start it again"
+        http.check_answer(status, status_line, doing, check)
         raise self._other_than_expected(path, status_line)
 
     def _other_than_expected(self, path: str, actual: str) -> ConfigurationError:

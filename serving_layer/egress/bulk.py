@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from anabranch.common.http import is_transient
 from serving_layer.egress.records import Identity, value_of
 
 BULK_BYTES = 8 * 1024 * 1024
@@ -87,7 +88,7 @@ def read_answer(documents: Sequence[Document], answer: Any) -> Answered:
         reason, type_ = _reason(status, error)
         if status == 409:
             found.overtaken.append(one)
-        elif status in (408, 429) or status >= 500 or type_ == "cluster_block_exception":
+        elif is_transient(status) or type_ == "cluster_block_exception":
             found.again.append(one)
             found = Answered(found.again, found.overtaken, found.refused, reason)
         else:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import requests
 
 from anabranch import config
+from anabranch.common import http
 from anabranch.common.attempts import attempts, doubling
 from anabranch.common.errors import ConfigurationError, Refused, Transient
 from anabranch.common.fail_points import Step, reach
@@ -145,33 +146,16 @@ class Index:
         """The answer's JSON; None for an index that is not there."""
         doing = f"ask {self.where}/{path}"
         headers = {"Content-Type": kind} if body is not None else {}
-        try:
-            answer = self._session.request(
-                method,
-                f"{self.where}/{path}",
-                data=body,
-                headers=headers,
-                timeout=_SECONDS,
-                allow_redirects=False,
-                # With the request: REQUESTS_CA_BUNDLE takes precedence over a session's setting.
-                verify=self._ca,
-            )
-        except (requests.exceptions.SSLError, requests.exceptions.InvalidURL) as error:
-            raise ConfigurationError(f"{doing}: {error}; check search.url and search.ca") from error
-        except requests.exceptions.RequestException as error:
-            raise Transient(f"{doing}: {error} (transient, try again)") from error
-        except OSError as error:
-            raise ConfigurationError(f"{doing}: {error}; check search.ca") from error
+        # `verify` of the request, since REQUESTS_CA_BUNDLE takes precedence over a session's setting.
+        options = {"data": body, "headers": headers, "timeout": _SECONDS, "verify": self._ca}
+        answer = http.request(
+            self._session, method, f"{self.where}/{path}", doing, "search.url", "search.ca", **options
+        )
         status, text = answer.status_code, f"{answer.status_code} {answer.text[:300]}"
         if status == 413:
             raise _TooLargeError(text)
-        if status in (408, 425, 429) or status >= 500:
-            raise Transient(f"{doing}: {text} (transient, try again)")
-        if status in (401, 403):
-            raise ConfigurationError(
-                f"{doing}: expected permission, found {text}; check search.user, search.password or search.api_key, "
-                "and their privileges"
-            )
+        check = "search.user, search.password or search.api_key, and their privileges"
+        http.check_answer(status, text, doing, check)
         if status == 404 and "index_not_found" in answer.text:
             return None
         try:

@@ -9,6 +9,7 @@ import requests
 from requests.auth import HTTPBasicAuth
 
 from anabranch import config
+from anabranch.common import http
 from anabranch.common.errors import ConfigurationError, Transient
 
 _SECONDS = (5.0, 120.0)  # to connect, to answer
@@ -119,35 +120,16 @@ class WebHdfs:
             )
         # A redirect comes from the server: the password is only for the host in the configuration.
         auth = self._auth if self._auth is not None and _origin(url) == self._origin else _without_password
-        try:
-            answer = self._session.request(
-                method,
-                url,
-                params=parameters,
-                data=body,
-                headers=headers,
-                timeout=_SECONDS,
-                allow_redirects=False,
-                auth=auth,
-                # With the request: REQUESTS_CA_BUNDLE takes precedence over a session's setting.
-                verify=self._ca,
-            )
-        except (requests.exceptions.SSLError, requests.exceptions.InvalidURL) as error:
-            raise ConfigurationError(f"{doing}: {error}; check hdfs.url and hdfs.ca") from error
-        except requests.exceptions.RequestException as error:
-            raise Transient(f"{doing}: {error} (transient, try again)") from error
-        except OSError as error:
-            raise ConfigurationError(f"{doing}: {error}; check hdfs.ca") from error
+        # `verify` of the request, since REQUESTS_CA_BUNDLE takes precedence over a session's setting.
+        options = {"params": parameters, "data": body, "headers": headers, "timeout": _SECONDS, "verify": self._ca}
+        answer = http.request(self._session, method, url, doing, "hdfs.url", "hdfs.ca", auth=auth, **options)
         status, text = answer.status_code, answer.text[:300] if answer.status_code >= 400 else ""
-        if status in (408, 425, 429) or status >= 500 or any(name in text for name in _LATER):
+        if any(name in text for name in _LATER):
             raise Transient(f"{doing}: {status} {text} (transient, try again)")
         if status == _REFUSED and allowed is not None and allowed in text:
             return answer
-        if status in (401, _REFUSED):
-            raise ConfigurationError(
-                f"{doing}: expected permission, found {status} {text}; check hdfs.user, hdfs.password and the rights "
-                "of the folder"
-            )
+        check = "hdfs.user, hdfs.password and the rights of the folder"
+        http.check_answer(status, f"{status} {text}", doing, check)
         if status >= 400 and not (status == _GONE and "FileNotFoundException" in answer.text):
             raise self._unexpected(doing, answer)
         return answer

@@ -11,6 +11,7 @@ from openlineage.client.event_v2 import RunEvent
 from openlineage.client.transport.http import ApiKeyTokenProvider, HttpConfig, HttpTransport, TokenProvider
 
 from anabranch.common.errors import AnabranchError, ConfigurationError, NoAnswer, Refused, Transient
+from anabranch.common.http import is_transient
 from anabranch.config import Lineage
 
 # The caller decides whether to retry.
@@ -63,7 +64,7 @@ class Receiver:
             return Transient(f"{doing}: {error} (transient, try again)")
         answer = f"{response.status_code} {response.reason or ''}".strip()
         found = f"{doing}: expected the receiver to accept the event, found {answer}"
-        if response.status_code in (408, 425, 429) or response.status_code >= 500:
+        if is_transient(response.status_code):
             return Transient(f"{found} (transient, try again)")
         if response.status_code in (401, 403):
             return ConfigurationError(f"{found}; check lineage.api_key")
