@@ -21,6 +21,7 @@ CLEAN = (
     "anabranch/cli",
     "anabranch/common",
     "anabranch/config",
+    "anabranch/dev",
     "anabranch/iceberg",
     "anabranch/job.py",
     "anabranch/kafka",

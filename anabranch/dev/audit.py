@@ -42,7 +42,7 @@ def audit(job: Job, acks: Iterable[Ack], as_sent: AsSent) -> Comparison:
     return compare(acks, rows, dead, by_batch)
 
 
-def tell(story: Story, job: Job, acks: Iterable[Ack], as_sent: AsSent) -> None:
+def run_audit(story: Story, job: Job, acks: Iterable[Ack], as_sent: AsSent) -> None:
     """The audit as a story's last step. Raises Refused if `main` is not exact."""
     with story.awaiting("comparing"):
         comparison = audit(job, acks, as_sent)

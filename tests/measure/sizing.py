@@ -74,7 +74,7 @@ def go_through(front: FlakyS3, space: Workspace) -> None:
     file.write_text(yaml.safe_dump(environment))
 
 
-def tell(story: Story) -> None:
+def run(story: Story) -> None:
     """Produce, run both jobs, solve for the parts, and print them."""
     story.title("What a record, a micro-batch and an hour cost")
     with open_workspace(story, [STREAM]) as space, running_flaky_s3(space.services.s3_port, seed=0) as front:
@@ -122,4 +122,4 @@ def _table(story: Story, runs: list[tuple[list[float], list[float]]], parts: lis
 
 
 if __name__ == "__main__":
-    sys.exit(main(tell))
+    sys.exit(main(run))

@@ -76,7 +76,7 @@ def run(space: Workspace, command: list[str], taken: Taken) -> None:
         raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}: {done.stderr[-2000:]}")
 
 
-def tell(story: Story) -> None:
+def measure(story: Story) -> None:
     """Fill a table, run all commands in turn, print what they took."""
     story.title("What a command takes that needs no Spark")
     with open_workspace(story, [STREAM]) as space:
@@ -96,4 +96,4 @@ def tell(story: Story) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(tell))
+    sys.exit(main(measure))

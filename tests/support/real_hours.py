@@ -210,10 +210,10 @@ class RealHours:
             nonlocal due
             if time.monotonic() >= due:
                 seen, due = self.look(), time.monotonic() + _LOOK_EVERY_SECONDS
-                tell(f"hour {seen.hour}, micro-batch {seen.micro_batches} of start {seen.start}, {seen.files} files")
+                show(f"hour {seen.hour}, micro-batch {seen.micro_batches} of start {seen.start}, {seen.files} files")
             return True if condition() else None
 
-        with self.space.story.awaiting(what) as tell:
+        with self.space.story.awaiting(what) as show:
             poll(ask, what, _SECONDS, check)
 
     def until_in(self, hour: str, share: float, of: int) -> None:

@@ -47,7 +47,7 @@ FROM games.game_events WHERE event_type = 'purchase' GROUP BY game ORDER BY reve
 """.strip().replace("\n", " ")
 
 
-def tell(story: Story, elsewhere: Elsewhere) -> None:
+def run(story: Story, elsewhere: Elsewhere) -> None:
     """The whole story. Raises Refused if `main` is not exact at its end."""
     story.title("Events leave Kafka through two arms, speed and batch, and meet again in one exact Iceberg table.")
     story.say("About four minutes, in a temporary folder; Ctrl-C stops it. `make demo VERBOSE=1` prints every command.")
@@ -60,7 +60,7 @@ def tell(story: Story, elsewhere: Elsewhere) -> None:
             story.say(f"The catalog is {address.scheme.partition('+')[0]} at {address.hostname}:{address.port}")
         job = space.job(STREAM)
         try:
-            _Demo(story, space, job).tell()
+            _Demo(story, space, job).run()
         finally:
             job.kafka.close()
 
@@ -71,7 +71,7 @@ class _Demo:
         self._live = Live(job, RATE)
         self._past: Sent | None = None
 
-    def tell(self) -> None:
+    def run(self) -> None:
         self._begin()
         with self._live.running():
             speed = self._start_speed()
@@ -94,14 +94,14 @@ class _Demo:
         # An hour can be sealed once its grace has passed, so that is where the past ends.
         until = hours.start_of(hours.hour_of(datetime.now(UTC) - self._job.stream.batch.grace))
         began = time.monotonic()
-        with self._story.awaiting("sending events") as tell:
+        with self._story.awaiting("sending events") as show:
             count = 0
 
             def on_ack(ack: Ack) -> None:
                 nonlocal count
                 count += 1
                 if count % 500 == 0:
-                    tell(f"{count:,} acknowledged")
+                    show(f"{count:,} acknowledged")
 
             self._past = sent = produce_events(
                 self._job.environment.kafka,
@@ -125,7 +125,7 @@ class _Demo:
     def _start_speed(self) -> Running:
         self._story.step(f"The speed layer reads the past hours, beside {RATE} live events a second")
         self._story.detail(
-            f"Held back to {THROTTLED['max_offsets_per_trigger']} offsets every {THROTTLED['trigger']}, "
+            f"Limited to {THROTTLED['max_offsets_per_trigger']} offsets every {THROTTLED['trigger']}, "
             "or it would be done before we can break it"
         )
         self._space.set_speed(STREAM, **THROTTLED)
@@ -135,7 +135,7 @@ class _Demo:
     def _await_oldest_hour(self, speed: Running) -> str:
         began = time.monotonic()
         started = False
-        with self._story.awaiting("the speed layer starts") as tell:
+        with self._story.awaiting("the speed layer starts") as show:
 
             def well_into_the_oldest() -> str | None:
                 nonlocal started
@@ -143,14 +143,14 @@ class _Demo:
                 parts = rest_of(_by_hour(state), state.position.offsets)
                 # The ends of the past hours are published with its first rows.
                 if not parts:
-                    tell(f"{time.monotonic() - began:.0f} s")
+                    show(f"{time.monotonic() - began:.0f} s")
                     return None
                 if not started:
                     started = True
                     self._story.detail(
                         f"First rows in main {time.monotonic() - began:.0f} s after its start, JVM included"
                     )
-                tell(_progress(parts, state.position.offsets))
+                show(_progress(parts, state.position.offsets))
                 hour, whole, rest = parts[0]
                 return hour if size(rest) < 0.6 * size(whole) else None
 
@@ -176,12 +176,12 @@ class _Demo:
     # Step 4.
     def _kill_in_a_past_hour(self, speed: Running, oldest: str) -> None:
         self._story.step("kill -9 for the speed layer, in the middle of an hour")
-        with self._story.awaiting("the middle of an hour") as tell:
+        with self._story.awaiting("the middle of an hour") as show:
 
             def in_the_middle() -> bool | None:
                 state = self._state()
                 parts = rest_of(_by_hour(state), state.position.offsets)
-                tell(_progress(parts, state.position.offsets))
+                show(_progress(parts, state.position.offsets))
                 waiting = [(hour, size(rest) / size(whole)) for hour, whole, rest in parts if rest]
                 # Without one, a slow batch run has let it pass all past hours.
                 return True if not waiting or (waiting[0][0] > oldest and 0.1 < waiting[0][1] < 0.9) else None
@@ -192,7 +192,7 @@ class _Demo:
         for hour, whole, rest in rest_of(_by_hour(state), state.position.offsets):
             published = size(whole) - size(rest)
             if not rest:
-                words = f"all of its {size(whole):,} offsets are in main" if size(whole) else "it holds no record"
+                words = f"all of its {size(whole):,} offsets are in main" if size(whole) else "it has no records"
             elif published:
                 words = f"{published:,} of its {size(whole):,} offsets are in main, the rest is not"
             else:
@@ -241,12 +241,12 @@ class _Demo:
 
     def _await_head(self, speed: Running) -> float:
         began = self._newest()
-        with self._story.awaiting("the head") as tell:
+        with self._story.awaiting("the head") as show:
 
             def fresh() -> float | None:
                 newest = self._newest()
                 age = (datetime.now(UTC) - newest).total_seconds() if newest else None
-                tell(f"{self._lag():,} offsets behind")
+                show(f"{self._lag():,} offsets behind")
                 return age if newest != began and age is not None and age < FRESH_SECONDS else None
 
             return poll(fresh, "the speed layer to be at the head", _SECONDS, speed.require_alive)
@@ -264,11 +264,11 @@ class _Demo:
     def _drain(self, speed: Running) -> None:
         _require_all_acknowledged(self._live.sent)
         self._story.detail(f"The events end: {self._live.sent.acknowledged:,} were sent live")
-        with self._story.awaiting("the last events") as tell:
+        with self._story.awaiting("the last events") as show:
 
             def drained() -> bool | None:
                 lag = self._lag()
-                tell(f"{lag:,} offsets behind")
+                show(f"{lag:,} offsets behind")
                 return True if lag == 0 else None
 
             poll(drained, "the lag to be 0", _SECONDS, speed.require_alive)
@@ -282,7 +282,7 @@ class _Demo:
 
     # The end.
     def _end(self, hour: str) -> None:
-        self._story.step("What is served, and by whom")
+        self._story.step("Served hours, by layer")
         self._served_by_hour()
         self._story.detail("")
         self._space.run("query", QUESTION)
@@ -294,7 +294,7 @@ class _Demo:
             self._story.output(audited.splitlines()[-1])
         self._story.step("Every record that Kafka acknowledged against main, by partition, offset and content")
         assert self._past is not None
-        audit.tell(self._story, self._job, [*self._past.acks, *self._live.sent.acks], audit.game_event_as_sent)
+        audit.run_audit(self._story, self._job, [*self._past.acks, *self._live.sent.acks], audit.game_event_as_sent)
 
     def _served_by_hour(self) -> None:
         table, letters = (self._job.lake.load(n) for n in (self._job.stream.table, self._job.stream.dead_letters_table))
@@ -381,4 +381,4 @@ def _count(values: Iterable[str]) -> dict[str, int]:
 @click.option("--catalog", metavar="URI", help="As catalog.uri. What the demo puts there is gone at its end.")
 def command(verbose: bool, master: str | None, catalog: str | None) -> None:
     """Run both layers through kills on real services, and compare every record at the end."""
-    sys.exit(main(functools.partial(tell, elsewhere=Elsewhere(master or None, catalog or None)), is_brief=not verbose))
+    sys.exit(main(functools.partial(run, elsewhere=Elsewhere(master or None, catalog or None)), is_brief=not verbose))

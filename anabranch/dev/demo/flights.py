@@ -33,7 +33,7 @@ FROM travel.flights GROUP BY origin, dest HAVING count(*) >= 365 ORDER BY mean_a
 """.strip().replace("\n", " ")
 
 
-def tell(story: Story) -> None:
+def run(story: Story) -> None:
     """The whole story. Raises Refused if `main` is not exact at its end."""
     story.title("Every flight that left New York's airports in 2013, as events, with nothing but its own file:")
     story.say("conf/streams/flights.yaml. Three minutes or so, in a temporary folder; Ctrl-C stops all of it.")
@@ -41,12 +41,12 @@ def tell(story: Story) -> None:
     with open_workspace(story, [STREAM]) as space:
         job = space.job(STREAM)
         try:
-            _tell(story, space, job)
+            _run(story, space, job)
         finally:
             job.kafka.close()
 
 
-def _tell(story: Story, space: Workspace, job: Job) -> None:
+def _run(story: Story, space: Workspace, job: Job) -> None:
     story.say(f"Kafka answers at {space.services.bootstrap_servers}, S3 at {space.services.s3_endpoint}")
     space.run("apply", STREAM, show=False)
     sent = _send(story, job)
@@ -59,21 +59,21 @@ def _tell(story: Story, space: Workspace, job: Job) -> None:
     story.step("The ten routes that arrive latest, of those flown every day")
     space.run("query", ROUTES)
     story.step("Every flight that Kafka acknowledged against main, by partition, offset and content")
-    audit.tell(story, job, sent.acks, as_sent_of(job.stream))
+    audit.run_audit(story, job, sent.acks, as_sent_of(job.stream))
 
 
 def _send(story: Story, job: Job) -> Sent:
     # An hour can be sealed once its grace has passed, so that is where the past ends.
     until = hours.start_of(hours.hour_of(datetime.now(UTC) - job.stream.batch.grace))
     began = time.monotonic()
-    with story.awaiting("sending flights") as tell:
+    with story.awaiting("sending flights") as show:
         count = 0
 
         def on_ack(ack: Ack) -> None:
             nonlocal count
             count += 1
             if count % 5_000 == 0:
-                tell(f"{count:,} of {flights_data.FLIGHTS:,} acknowledged")
+                show(f"{count:,} of {flights_data.FLIGHTS:,} acknowledged")
 
         sent = flights_data.send(job.environment.kafka, job.stream.topic, hours=PAST_HOURS, until=until, on_ack=on_ack)
     if sent.failed or sent.acknowledged != flights_data.FLIGHTS:
@@ -105,4 +105,4 @@ def as_sent_of(stream: Stream) -> audit.AsSent:
 
 
 if __name__ == "__main__":
-    sys.exit(main(tell))
+    sys.exit(main(run))

@@ -71,7 +71,7 @@ class Story:
         """Shows that something is awaited; the function that it gives changes the words, as often as one likes."""
         printed_at = time.monotonic()
 
-        def tell(detail: str) -> None:
+        def show(detail: str) -> None:
             nonlocal printed_at
             if self._console.is_terminal:
                 status.update(escape(f"{what}: {detail}"))
@@ -81,9 +81,9 @@ class Story:
 
         if self._console.is_terminal:
             with self._console.status(escape(what)) as status:
-                yield tell
+                yield show
         else:
-            yield tell
+            yield show
 
     def _clock(self) -> str:
         minutes, seconds = divmod(int(self.seconds), 60)

@@ -135,8 +135,8 @@ class Running:
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """What is not of the workspace: a Spark master, a catalog's address; None for the workspace's own. The fronts are
-    running, and everything of the workspace reaches Kafka and S3 through them."""
+    """Services outside of the workspace: a Spark master, a catalog's address; None for the
+    workspace's own. The fronts are running, and the workspace reaches Kafka and S3 through them."""
 
     master: str | None = None
     catalog: str | None = None
@@ -181,18 +181,19 @@ class Workspace:
         return open_job(stream, str(self.conf))
 
     def run(self, *arguments: str, show: bool = True, log: str | None = None) -> str:
-        """Run a command to its end and return what it printed, shown as well unless told otherwise.
+        """Run a command to its end and return what it printed, shown as well unless `show` is
+        False.
 
         Raises Terminal, with the end of its log, when its exit code is not 0.
         """
         self.story.command(arguments)
         running = self.start(*arguments, log=log)
         began = time.monotonic()
-        with self.story.awaiting(f"anabranch {arguments[0]}") as tell:
+        with self.story.awaiting(f"anabranch {arguments[0]}") as report:
 
             def ended() -> bool | None:
                 newest = [event[8:].split(": ", 1)[-1] for event in running.events()[-1:]]
-                tell(", ".join([f"{time.monotonic() - began:.0f} s", *newest]))
+                report(", ".join([f"{time.monotonic() - began:.0f} s", *newest]))
                 return None if running.code is None else True
 
             poll(ended, f"anabranch {arguments[0]} to end", _COMMAND_SECONDS)
@@ -238,7 +239,7 @@ class Workspace:
             self._leave_catalog()
 
     def _leave_catalog(self) -> None:
-        """Take out what stands under our own name in a catalog that outlives the workspace."""
+        """Drop the tables under our own name in a catalog that outlives the workspace."""
         catalog = Lake(load_environment(self.conf)).catalog
         for namespace in catalog.list_namespaces():
             for table in catalog.list_tables(namespace):
@@ -266,7 +267,7 @@ class Workspace:
         }
         environment["spark"]["master"] = self._elsewhere.master or "local[*]"
         if self._elsewhere.catalog is not None:
-            # A name of its own, since tables of an earlier workspace may stand in that catalog.
+            # A name of its own, since that catalog may contain tables of an earlier workspace.
             own = f"demo_{secrets.token_hex(4)}"
             environment["catalog"] |= {"name": own, "uri": self._elsewhere.catalog}
         _write(self.conf / "anabranch.yaml", environment)
@@ -307,15 +308,15 @@ def open_workspace(
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def main(tell: Callable[[Story], None], is_brief: bool = False) -> int:
-    """Tell a story and return the exit code: 0 as it should be, the error's own, or 130 after Ctrl-C."""
+def main(run: Callable[[Story], None], is_brief: bool = False) -> int:
+    """Run a story and return the exit code: 0 for success, the error's own, or 130 after Ctrl-C."""
     # Also where a shell started this in the background, with Ctrl-C's signal ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in _SIGNALS[1:]:
         signal.signal(number, _interrupt)
     story = Story(is_brief)
     try:
-        tell(story)
+        run(story)
         return 0
     except AnabranchError as error:
         story.say(str(error), "bold red")

@@ -143,7 +143,8 @@ def _settle(pending: Pending, sent: Sent, on_ack: Callable[[Ack], None] | None) 
 def _flush(
     producer: Any, pending: Pending, sent: Sent, on_ack: Callable[[Ack], None] | None, stop: threading.Event
 ) -> None:
-    """Wait until all is decided, or too late: what nobody answered for is counted as failed."""
+    """Wait until all sends are decided, or the deadline has passed: unanswered sends count as
+    failed."""
     began = time.monotonic()
     while pending:
         waited = time.monotonic() - began
@@ -238,7 +239,7 @@ def produce(
     if sent.failed:
         raise Transient(
             f"dev produce {stream}: expected {sent.sent.total()} acknowledgements, found {sent.acknowledged}; "
-            f"the first failure: {sent.first_error}. Is the broker up? 'anabranch dev status' tells."
+            f"the first failure: {sent.first_error}. Check that the broker is up with 'anabranch dev status'."
         )
 
 
@@ -254,7 +255,7 @@ def as_json(stream: str, sent: Sent) -> dict[str, Any]:
 
 
 def as_text(stream: str, sent: Sent, seconds: float) -> str:
-    """What was sent by kind, and what was acknowledged by hour of the Kafka timestamp."""
+    """The sent records by kind, and the acknowledged ones by hour of the Kafka timestamp."""
     kinds = ", ".join(f"{sent.sent[kind]:,} {kind}" for kind in KINDS if sent.sent[kind])
     total = sent.sent.total()
     lines = [

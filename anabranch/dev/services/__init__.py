@@ -193,7 +193,7 @@ def _existing(daemon: Daemon, given_port: int | None, default: int, flag: str) -
     recorded = daemon.recorded()
     process = daemon.process()
     if process is not None and (recorded is None or recorded.pid != process.pid):
-        # Its pid file is lost, and it cannot be told on which port it runs: so it starts anew.
+        # Its pid file is lost, so its port is unknown: restart it.
         _stop(daemon)
         process = None
     if process is None or recorded is None:

@@ -36,7 +36,8 @@ def write_whole(file: Path, text: str) -> None:
 
 @dataclass(frozen=True)
 class PidFile:
-    """What a pid file says. `started` is in seconds since the epoch, as the kernel tells it of the process."""
+    """The contents of a pid file. `started`: the process's start in seconds since the epoch, by the
+    kernel."""
 
     pid: int
     started: float
@@ -159,14 +160,15 @@ class Daemon:
 
 
 def _reap() -> None:
-    """Let go of the children that ended, also by somebody else's hand: unasked for, each would stay as a zombie."""
+    """Reap the children that ended, also those that another process stopped: each would stay a
+    zombie."""
     for pid, child in tuple(_children.items()):
         if child.poll() is not None:
             _children.pop(pid, None)
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """False for a process that has ended, also for one that nobody has reaped yet."""
+    """False for a process that has ended, also for one that is not reaped yet."""
     _reap()
     if process.pid in _children:
         return True
@@ -210,7 +212,8 @@ def free_port(*avoid: int) -> int:
 
 
 def require_free_port(port: int, title: str, flag: str) -> None:
-    """Raises ConfigurationError, naming the port's holder if the system tells it, unless `port` can be bound."""
+    """Raises ConfigurationError, naming the process on the port if the system has it, unless `port`
+    can be bound."""
     with socket.socket() as client:
         client.settimeout(2)
         taken = client.connect_ex((HOST, port)) == 0

@@ -86,10 +86,11 @@ class Wire:
                     pump.cancel()
                 await asyncio.gather(*pumps, return_exceptions=True)
         except (OSError, asyncio.CancelledError):
-            pass  # the service is away, or the front ends: either way this connection does
+            pass  # the service is down, or the front ends: either way this connection ends
         finally:
             for one in writers:
-                # What was passed on before the end arrives: a part of a message, then nothing more.
+                # The part of a message that was forwarded before the end still arrives, then
+                # nothing more.
                 with suppress(OSError, asyncio.CancelledError):
                     one.close()
             self._pumps.discard(task)

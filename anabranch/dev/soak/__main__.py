@@ -36,7 +36,7 @@ PARTITIONS = 3
 THROTTLED = {"trigger": "1 second", "max_offsets_per_trigger": 200}
 
 
-def tell(story: Story, minutes: float, seed: int, only: tuple[str, ...] = ()) -> None:
+def run(story: Story, minutes: float, seed: int, only: tuple[str, ...] = ()) -> None:
     """The whole soak. Raises Refused if `main` is not exact at its end."""
     story.title(f"A soak of {minutes:g} minutes, seed {seed}: everything at once, and faults at random.")
     story.step("Kafka, S3, past hours that wait, and live events")
@@ -45,10 +45,10 @@ def tell(story: Story, minutes: float, seed: int, only: tuple[str, ...] = ()) ->
         space = stack.enter_context(open_workspace(story, [STREAM], Elsewhere(kafka_front=kafka, s3_front=s3)))
         job = space.job(STREAM)
         stack.callback(job.kafka.close)
-        _tell(story, space, job, {"kafka": kafka, "s3": s3}, minutes, seed, only)
+        _run(story, space, job, {"kafka": kafka, "s3": s3}, minutes, seed, only)
 
 
-def _tell(
+def _run(
     story: Story,
     space: Workspace,
     job: Job,
@@ -99,7 +99,7 @@ def _tell(
     for name, front in (("Kafka", fronts["kafka"]), ("S3", fronts["s3"])):
         story.say(f"cut short of {name:<14} {front.bodies:>4} bodies, {front.answers} answers")
     story.say(f"{faults.counts.total()} faults in all")
-    audit.tell(story, job, [*past.acks, *live.sent.acks, *faults.sent.acks], audit.game_event_as_sent)
+    audit.run_audit(story, job, [*past.acks, *live.sent.acks, *faults.sent.acks], audit.game_event_as_sent)
     space.run("audit", STREAM)
     faults.require_explained()
 
@@ -110,7 +110,7 @@ def _tell(
 @click.option("--only", multiple=True, help="Only faults with this word in their name; repeatable.")
 def command(minutes: float, seed: int, only: tuple[str, ...]) -> None:
     """Run everything together, break it at random, and compare exactly."""
-    sys.exit(main(functools.partial(tell, minutes=minutes, seed=seed, only=only)))
+    sys.exit(main(functools.partial(run, minutes=minutes, seed=seed, only=only)))
 
 
 if __name__ == "__main__":

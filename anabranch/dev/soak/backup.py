@@ -45,6 +45,6 @@ class Backup:
 
 
 def _copy_catalog(source: Path, target: Path) -> None:
-    """By SQLite itself, so that whoever has the target open reads it whole."""
+    """By SQLite itself, so that a process with the target open reads it completely."""
     with closing(sqlite3.connect(source, timeout=60)) as one, closing(sqlite3.connect(target, timeout=60)) as other:
         one.backup(other)

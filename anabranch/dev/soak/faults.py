@@ -43,7 +43,8 @@ _PATIENCE = 120.0
 _COMMAND_SECONDS = 600.0
 _SPEED_STEPS = [s for s in Step if s.label.startswith(("speed.", "commit.", "rollup."))]
 _BATCH_STEPS = [s for s in Step if s.label.startswith(("batch.", "commit.", "ledger.", "seal."))]
-# Seconds that a clock is ahead: what nobody may notice, and what has to stop a process that would stamp by it.
+# Seconds that a clock is ahead: tolerated ones, and ones that have to stop a process that would
+# stamp by it.
 _TOLERATED = (-12.0, 12.0)
 _WRONG = (-86_400.0, -600.0, -45.0, 45.0, 600.0, 3_600.0, 3 * 365 * 86_400.0)
 _UNEXPECTED = 70
@@ -52,7 +53,8 @@ _PAUSED = f"pause point {Step.COMMIT_DOUBTED.label}: "
 
 
 class Faults:
-    """What is alive, what was done to it, and by which dice. `sent` accounts for the records that faults sent."""
+    """The running processes, the faults so far, and their random generator. `sent`: the records
+    that faults sent."""
 
     def __init__(
         self,
@@ -132,12 +134,14 @@ class Faults:
         """Do one thing after the other until the time is over, keeping both layers alive between them."""
         ends, number = time.monotonic() + seconds, 0
         while time.monotonic() < ends:
-            # What is drawn in one fault, which depends on what it finds, changes nothing for the next.
+            # The draws of one fault, which depend on the state that it finds, do not change the
+            # next fault.
             self._dice.seed(f"{self._seed} {number}")
             number += 1
             self._keep_alive()
             time.sleep(self._dice.uniform(0, 8))
-            # Two that stop nobody follow each that does, while the stopped process comes up again.
+            # Two faults that stop no process follow each that does, while the stopped process
+            # restarts.
             due = [f for f in self._faults if (f[1] is None) == (number % 3 != 0)]
             fault, layer = self._dice.choice(due or self._faults)
             if layer is not None:
@@ -156,7 +160,8 @@ class Faults:
         return Counter(f"{name} ended with {running.code}" for name, running in self._ended if (running.code or 0) >= 0)
 
     def require_explained(self) -> None:
-        """Raises Terminal for a process that ended by what no other try mends: no fault here is of that kind."""
+        """Raises Terminal for a process that ended with an error that a retry does not fix: no
+        fault here causes one."""
         for name, running in self._ended:
             if running.code == _UNEXPECTED:
                 raise Terminal(
@@ -235,7 +240,7 @@ class Faults:
 
         return poll(loaded, "the table to be read", _COMMAND_SECONDS)
 
-    # What is done to them.
+    # The faults.
     def _kill_speed(self) -> None:
         for running in self._speed:
             running.kill()
@@ -362,7 +367,7 @@ class Faults:
         self._did("table named twice", "a second stream's file with the same table, refused")
 
     def _allow_gaps(self) -> None:
-        """All gaps allowed, or those of before; Kafka lacks no record, so nothing may be missing."""
+        """Allow all gaps, or the earlier ones; Kafka lacks no record, so nothing may be missing."""
         shipped = self._space.shipped(STREAM)["batch"]
         self._allows_all = not self._allows_all
         gaps = ["control", "aborted", "compacted", "retention"] if self._allows_all else shipped["allow_gaps"]
@@ -499,7 +504,7 @@ class Faults:
             time.sleep(seconds)
         finally:
             os.kill(pid, signal.SIGCONT)
-        self._did(f"{service} hangs", f"{service} answered nobody for {seconds:.0f} s")
+        self._did(f"{service} hangs", f"{service} answered no request for {seconds:.0f} s")
 
 
 def _name(fault: _Fault) -> str:

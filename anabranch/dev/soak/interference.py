@@ -1,9 +1,11 @@
-"""What a soak does to a process from inside, where no signal reaches: its clock is set, its commits land late.
+"""What a soak does to a process from inside, where no signal reaches: its clock is set, its commits
+land late.
 
-Our commands are told nothing of it. Python loads `sitecustomize` of a folder that the soak names, which comes here:
-this machine's clock is then read with what a file adds to it, and a request to the SQL catalog may be taken away from
-its sender, who sees a connection that broke. A `Gateway` carries it out later, as one does that gave up waiting for the
-catalog behind it; what the request requires is compared then, as a REST catalog does.
+Our commands do not know of it. Python loads `sitecustomize` from a folder that the soak sets, which
+imports this module: this machine's clock is then read with an offset from a file, and a request to
+the SQL catalog may be taken away from its sender, whose connection breaks. A `Gateway` carries it
+out later, as one does that gave up waiting for the catalog behind it; what the request requires is
+compared then, as a REST catalog does.
 """
 
 from __future__ import annotations
@@ -128,7 +130,8 @@ class Interference:
 
 
 class Gateway:
-    """Carries out what was taken away from its senders. `landed` and `refused` say how often it did, and was told no.
+    """Carries out requests that were taken away from their senders. `landed` and `refused` count
+    the results.
 
     A request that gets no answer is sent again; one that is to land never does nothing.
     """
@@ -141,7 +144,8 @@ class Gateway:
 
     @contextmanager
     def running(self) -> Iterator[Gateway]:
-        """Until the end of the `with`; what is under way then is carried out at once, once more if need be."""
+        """Until the end of the `with`; pending requests are then carried out at once, again if
+        needed."""
         thread = threading.Thread(target=self._run, name="gateway", daemon=True)
         thread.start()
         try:

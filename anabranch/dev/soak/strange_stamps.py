@@ -14,7 +14,7 @@ from anabranch.kafka.client import new_producer
 if TYPE_CHECKING:
     from anabranch.job import Job
 
-# What a topic has to be told to hold them.
+# Settings of a topic that accepts them.
 ANY_STAMP = {"message.timestamp.after.max.ms": str(2**63 - 1), "message.timestamp.before.max.ms": str(2**63 - 1)}
 # Between two of them, so that they stay the exception in their partition: what most records say is believed.
 _PAUSE_SECONDS = 0.3
