@@ -34,6 +34,7 @@ CLEAN = (
     "dags",
     "serving_layer",
     "speed_layer",
+    "CHANGELOG.md",
     "CONTRIBUTING.md",
     "README.md",
     "docs/design.md",
