@@ -170,6 +170,23 @@ def _is_beside(table: str, names: Collection[str]) -> bool:
     return any(table.endswith(end) and table.removesuffix(end) in names for end in _BESIDE)
 
 
+def members_with_tables(environment: Environment, conf: str | Path | None = None) -> Members:
+    """By name: each member that has a table, by the catalog alone, for programs that do not need the topics. Raises
+    Terminal, Transient."""
+    families = [family for family in config.load_families(conf).values() if isinstance(family, Family)]
+    if not families:
+        return {}
+    own = config.stream_names(conf)
+    streams = config.loaded(config.select_streams(conf, own)) if own else []
+    known = read_known(Lake(environment), families, {table for stream in streams for table in stream.tables})
+    return config.expand(families, known.values(), streams, known)
+
+
+def streams_with_tables(environment: Environment, conf: str | Path | None = None) -> dict[str, Stream]:
+    """By name: each stream of a family that has a table; as `members_with_tables`."""
+    return {stream.name: stream for stream in _streams(members_with_tables(environment, conf))}
+
+
 def load_stream(environment: Environment, name: str, conf: str | Path | None = None) -> Stream:
     """A stream by name: its file's, or a family's. Raises ConfigurationError, Transient."""
     if name in config.stream_names(conf) or not config.family_names(conf):

@@ -7,6 +7,7 @@ import logging
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from anabranch import config, family_streams
 from anabranch.common.errors import AnabranchError, ConfigurationError
@@ -49,9 +50,11 @@ def open_jobs(
     conf: str | None, names: Sequence[str] | None, group: str | None, every: bool
 ) -> tuple[config.Environment, list[Job], dict[str, ConfigurationError]]:
     """The environment and the jobs of the selected streams, which share one client of the catalog; and by stream what
-    is wrong with its file. Raises ConfigurationError as `config.select_streams`."""
+    is wrong with its file. Streams of families are those that have tables. Raises ConfigurationError as
+    `config.select_streams`, and with families Transient."""
     environment = config.load_environment(conf)
-    selected = config.select_streams(conf, names or (), group, every)
+    members = partial(family_streams.members_with_tables, environment, conf)
+    selected = config.select_streams(conf, names or (), group, every, members)
     shared = Lake(environment)
     jobs = [
         Job(environment, stream, open_lake(environment, stream, shared=shared), KafkaAdapter(environment.kafka))

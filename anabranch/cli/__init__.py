@@ -37,6 +37,7 @@ SECTIONS = {
         "diff",
         "drift",
         "complete",
+        "complete-through",
         "audit",
         "data-docs",
     ),

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from anabranch.cli.options import Failures, open_stream, options, selection, stream_argument
+from anabranch.cli import many
+from anabranch.cli.options import Failures, one_stream, open_stream, options, selection, stream_argument
 from anabranch.common.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from anabranch.config import Environment, Members, Selected, Stream
+    from anabranch.job import Job
     from anabranch.protocol.topic_change import Adopted
 
 
@@ -255,33 +257,50 @@ def init(folder: str, output: str) -> None:
 
 
 @click.command()
-@stream_argument()
+@selection
 @click.option("--dry-run", is_flag=True, help="Only show what would be deleted.")
 @options
-def maintain(stream: str, dry_run: bool, conf: str | None, output: str) -> None:
+def maintain(
+    streams: tuple[str, ...], group: str | None, every: bool, dry_run: bool, conf: str | None, output: str
+) -> None:
     """Delete old speed rows, snapshots and orphan files.
 
     Deletes no row of main. The stream sets the ages: `maintain: {orphans_after: 3 days, speed_hours: 1 day}`. Also
     deletes what killed jobs left in this machine's temporary folder. Run it at least once a day; other jobs may run
     meanwhile. --dry-run shows what would be deleted, how the last run ended, and what is waiting for each table;
-    `anabranch metrics` and `anabranch serve` show that too.
+    `anabranch metrics` and `anabranch serve` show that too. Several streams are maintained one after the other; an
+    error of one does not stop the others.
     """
+    from anabranch.common.output import print_json
+
+    is_many = one_stream(streams, group, every) is None
+    selected = many.select(streams, group, every, conf)
+    failures, views = Failures(), []
+    for name in selected.selected:
+        with failures.of(name), many.opened(selected, name) as job:
+            views.append(_maintain(job, dry_run, output))
+    if output == "json":
+        errors = [{"stream": name, "error": str(error)} for name, error in failures.errors.items()]
+        print_json([*views, *errors] if is_many else (views or errors)[0])
+    failures.end()
+
+
+def _maintain(job: Job, dry_run: bool, output: str) -> dict[str, Any]:
+    """Maintain one stream, and print what was done as text. Returns it for JSON."""
     from datetime import UTC, datetime
 
-    from anabranch.common.output import print_json
     from anabranch.operations import maintenance
     from anabranch.operations.reports.maintenance import print_maintenance, read_maintenance
     from anabranch.protocol.publisher import Publisher
 
-    job = open_stream(stream, conf)
+    stream = job.stream.name
     publisher = Publisher(job.lake, job.stream)
     if not dry_run:
         publisher.recover()
     done = maintenance.view(stream, maintenance.maintain(job, datetime.now(UTC), dry_run, publisher), dry_run)
     known = read_maintenance(job, datetime.now(UTC)) if dry_run else None
     if output == "json":
-        print_json(done | (known.as_dict() if known is not None else {}))
-        return
+        return done | (known.as_dict() if known is not None else {})
     would = "would be " if dry_run else ""
     hours = ", ".join(done["speed_hours"]) or "none"
     click.echo(f"{stream}: speed rows {would}dropped of hours: {hours}")
@@ -294,6 +313,7 @@ def maintain(stream: str, dry_run: bool, conf: str | None, output: str) -> None:
         click.echo(f"{stream}: {folder}: {did.gone.files} files {would}deleted, {did.gone.bytes} bytes")
     if known is not None:
         print_maintenance(known)
+    return done
 
 
 @click.command()

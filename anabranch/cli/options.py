@@ -46,19 +46,6 @@ def one_stream(streams: tuple[str, ...], group: str | None, every: bool) -> str 
     return streams[0] if len(streams) == 1 else None
 
 
-def all_streams(conf: str | None) -> list[str]:
-    """The streams of a configuration folder. Raises ConfigurationError if there are none, or if two name one table."""
-    from anabranch import config
-    from anabranch.common.errors import ConfigurationError
-
-    if names := list(config.stream_names(conf)):
-        config.require_different_tables(conf)
-        return names
-    raise ConfigurationError(
-        f"{config.resolve_folder(conf)}/streams: expected a stream's file, found none; `anabranch init` writes examples"
-    )
-
-
 class Failures:
     """The streams of a command that failed. An error of one stream is printed, and does not stop the others."""
 

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import sys
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
-from anabranch.cli.options import all_streams, open_stream, options, selection, stream_argument
+from anabranch.cli import many
+from anabranch.cli.options import Failures, one_stream, open_stream, options, selection, stream_argument
 from anabranch.cli.watching import watch_options, watched
+from anabranch.common.errors import AnabranchError
+
+if TYPE_CHECKING:
+    from anabranch.common.deadline import Note
+    from anabranch.job import Job
 
 
 def _hour(context: click.Context, parameter: click.Parameter, value: str) -> str:
@@ -32,26 +38,42 @@ hours_option = click.option("--hours", metavar="A..B", callback=_hours, help="Fr
 
 
 @click.command()
-@stream_argument()
+@selection
 @hours_option
 @click.option("--no-kafka", is_flag=True, help="Skip Kafka, which takes a minute for a million records.")
 @options
-def audit(stream: str, hours: tuple[str, str] | None, no_kafka: bool, conf: str | None, output: str) -> None:
+def audit(
+    streams: tuple[str, ...],
+    group: str | None,
+    every: bool,
+    hours: tuple[str, str] | None,
+    no_kafka: bool,
+    conf: str | None,
+    output: str,
+) -> None:
     """Count accepted hours again, in files and in Kafka.
 
     Compares the counts with the ledger, and with Kafka as far as it still has the records. Without --hours: all hours.
-    Prints one sentence for each disagreement of ledger, files and Kafka; the exit code is then 1.
+    Prints one sentence for each disagreement of ledger, files and Kafka; the exit code is then 1. An error of one
+    stream does not stop the others.
     """
     from anabranch.cli.render.audit import print_audit
+    from anabranch.common.output import print_json
     from anabranch.operations.audit import audit as run_audit
 
-    job = open_stream(stream, conf)
-    try:
-        report = run_audit(job, hours, with_kafka=not no_kafka)
-    finally:
-        job.kafka.close()
-    print_audit(report, output)
-    if not report.agrees:
+    is_many = one_stream(streams, group, every) is None
+    selected = many.select(streams, group, every, conf)
+    failures, reports = Failures(), []
+    for name in selected.selected:
+        with failures.of(name), many.opened(selected, name) as job:
+            reports.append(run_audit(job, hours, with_kafka=not no_kafka))
+            if output == "text" or not is_many:
+                print_audit(reports[-1], output)
+    if output == "json" and is_many:
+        errors = [{"stream": name, "error": str(error)} for name, error in failures.errors.items()]
+        print_json([*(report.as_dict() for report in reports), *errors])
+    failures.end()
+    if not all(report.agrees for report in reports):
         sys.exit(1)
 
 
@@ -105,6 +127,42 @@ def complete(stream: str, event_time: str, conf: str | None, output: str) -> Non
     completeness.print_completeness(view, output)
     if not view.complete:
         sys.exit(1)
+
+
+@click.command("complete-through")
+@selection
+@options
+def complete_through(streams: tuple[str, ...], group: str | None, every: bool, conf: str | None, output: str) -> None:
+    """Show the last hour that several streams have complete.
+
+    An hour is complete in a stream when it and all earlier hours are accepted. Hours are cut by Kafka's time, so the
+    same hour is a consistent cut through all topics. The exit code is 1 while a stream has no complete hour, and 75
+    when a stream does not answer within 6 seconds; then the hour is not known.
+    """
+    from anabranch.common.output import print_json, print_table
+    from anabranch.operations.reports.status import LAKE
+    from anabranch.protocol import watermarks
+    from anabranch.protocol.state import load_state
+
+    def read(job: Job, note: Note) -> str | None:
+        note(LAKE)
+        return watermarks.complete_through(load_state(job.lake, job.stream.table))
+
+    one_stream(streams, group, every)
+    selected = many.select(streams, group, every, conf)
+    found = many.ask(selected, read)
+    hours = {name: hour for name, hour in found.items() if not isinstance(hour, AnabranchError)}
+    is_whole = len(hours) == len(found) and not selected.unanswered
+    common = watermarks.complete_through_all(list(hours.values())) if is_whole else None
+    if output == "json":
+        errors = {name: str(error) for name, error in found.items() if isinstance(error, AnabranchError)}
+        print_json({"complete_through": common, "streams": hours, "errors": errors})
+    else:
+        print_table(("stream", "complete through"), [(name, hour or "none") for name, hour in hours.items()])
+        click.echo(f"complete through: {common or ('none' if is_whole else 'not known')}")
+    code = many.report_errors(selected, found)
+    if code or common is None:
+        sys.exit(code or 1)
 
 
 @click.command()
@@ -198,7 +256,7 @@ def dead_letters(
 
 
 @click.command()
-@stream_argument(required=False)
+@selection
 @click.option(
     "--limit",
     metavar="SECONDS",
@@ -208,37 +266,46 @@ def dead_letters(
     help="Longest time for one check; the others continue.",
 )
 @options
-def doctor(stream: str | None, limit: float, conf: str | None, output: str) -> None:
+def doctor(
+    streams: tuple[str, ...], group: str | None, every: bool, limit: float, conf: str | None, output: str
+) -> None:
     """Examine the installation; name what to run or set.
 
     Checks Java, jars, Kafka, S3, catalog, tables and streams; each finding has its remedy. Run it first, and when
-    something fails. Without STREAM: all streams. It only reads, except for a small test object under the warehouse,
-    which it deletes. Ends with `ready` and the next command, or with exit code 1 and the first remedy when there is an
-    error; warnings leave the exit code 0.
+    something fails. Without STREAM and --group: all streams. It only reads, except for a small test object under the
+    warehouse, which it deletes. Ends with `ready` and the next command, or with exit code 1 and the first remedy when
+    there is an error; warnings leave the exit code 0.
     """
     from anabranch import config
-    from anabranch.common.logs import configure_logging
     from anabranch.operations.doctor import examine
     from anabranch.operations.doctor.printing import print_report
 
-    configure_logging()
-    environment = config.load_environment(conf)
-    names = [stream] if stream else all_streams(conf)
-    report = examine(environment, [config.load_stream(name, conf) for name in names], limit)
+    if not streams:
+        config.require_different_tables(conf)
+    selected = many.select(streams, group, every or not (streams or group), conf)
+    found = config.loaded(selected.selected)
+    if not found:
+        for error in config.broken(selected.selected).values():
+            raise error
+    report = examine(selected.environment, found, limit)
     print_report(report, output)
-    if not report.ready:
-        sys.exit(1)
+    code = many.report_errors(selected, selected.selected)
+    if code or not report.ready:
+        sys.exit(code or 1)
 
 
 @click.command()
-@stream_argument(required=False)
+@selection
 @click.option("--listen", metavar="PORT", type=click.IntRange(1, 65535), help="Serve /metrics at this port.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
 @click.option("--conf", metavar="DIR", help="Configuration folder (ANABRANCH_CONF, else conf).")
-def metrics(stream: str | None, listen: int | None, host: str, conf: str | None) -> None:
+def metrics(
+    streams: tuple[str, ...], group: str | None, every: bool, listen: int | None, host: str, conf: str | None
+) -> None:
     """Print or serve metrics for Prometheus.
 
-    Without STREAM: all streams; follows stream files that are added, changed or removed.
+    Without STREAM and --group: all streams. Follows stream files that are added, changed or removed, and topics of
+    families. A stream that does not answer within 6 seconds has `anabranch_up` 0.
     """
     import threading
 
@@ -250,9 +317,11 @@ def metrics(stream: str | None, listen: int | None, host: str, conf: str | None)
     from anabranch.operations.reports.metrics import Streams
 
     configure_logging()
-    streams = Streams(found=StreamFolder(conf, [stream] if stream else ()).jobs)
+    if [bool(streams), group is not None, every].count(True) > 1:
+        raise click.UsageError("expected STREAM, or --group NAME, or --all; give one of them")
+    collector = Streams(found=StreamFolder(conf, streams, group).jobs)
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(streams)
+    registry.register(collector)
     try:
         if listen is None:
             click.echo(generate_latest(registry).decode(), nl=False)
@@ -271,7 +340,7 @@ def metrics(stream: str | None, listen: int | None, host: str, conf: str | None)
             server.shutdown()
             thread.join()
     finally:
-        streams.close()
+        collector.close()
 
 
 @click.command()
@@ -337,7 +406,7 @@ def data_docs(stream: str, hour: str | None, to: str, keep: str, conf: str | Non
 
 
 @click.command()
-@stream_argument()
+@selection
 @click.option(
     "--history",
     metavar="[HOUR]",
@@ -347,25 +416,53 @@ def data_docs(stream: str, hour: str | None, to: str, keep: str, conf: str | Non
 )
 @watch_options
 @options
-def hours(stream: str, history: str | None, watch: bool, every: float, conf: str | None, output: str) -> None:
+def hours(
+    streams: tuple[str, ...],
+    group: str | None,
+    every: bool,
+    history: str | None,
+    watch: bool,
+    interval: float,
+    conf: str | None,
+    output: str,
+) -> None:
     """List each hour: serving layer, counts and checks.
 
-    Up to the open hour, by the ledger's newest row.
+    Up to the open hour, by the ledger's newest row. Several streams are asked side by side; one that does not answer
+    within 6 seconds is named, and the exit code is 75.
     """
     from anabranch.offsets.hours import start_of
     from anabranch.operations.reports import history as decisions
     from anabranch.operations.reports import status as views
 
+    if one_stream(streams, group, every) is None:
+        if history is not None:
+            raise click.UsageError("--history: expected one STREAM")
+        selected = many.select(streams, group, every, conf)
+        codes = []
+
+        def show_hours(found: dict[str, list[views.HourSummary] | AnabranchError]) -> None:
+            views.print_hours_of(found, output)
+            codes.append(many.report_errors(selected, found))
+
+        watched(
+            watch,
+            interval,
+            lambda: many.ask(selected, lambda job, note: views.hours(job, note=note)),
+            show_hours,
+        )
+        sys.exit(codes[-1] if codes and not watch else 0)
     if history:
         start_of(history)
+    [stream] = streams
     job = open_stream(stream, conf)
     if history is None:
-        watched(watch, every, lambda: views.hours(job), lambda view: views.print_hours(view, output))
+        watched(watch, interval, lambda: views.hours(job), lambda view: views.print_hours(view, output))
     else:
         one = history or None
         watched(
             watch,
-            every,
+            interval,
             lambda: decisions.history(job, one),
             lambda view: decisions.print_history(stream, one, view, output),
         )
@@ -396,15 +493,25 @@ def history(stream: str, hour: str | None, acts: bool, conf: str | None, output:
 
 
 @click.command()
-@stream_argument()
+@selection
 @click.option("--late-after", metavar="DURATION", help="Longest time without progress, such as '10 minutes'.")
 @watch_options
 @options
-def status(stream: str, late_after: str | None, watch: bool, every: float, conf: str | None, output: str) -> None:
+def status(
+    streams: tuple[str, ...],
+    group: str | None,
+    every: bool,
+    late_after: str | None,
+    watch: bool,
+    interval: float,
+    conf: str | None,
+    output: str,
+) -> None:
     """Show position, lag, backlog and the serving layers.
 
     The exit code is 1 when the layers differ in an hour without an explanation; with --late-after also when a record
-    has waited and the position has not moved for that long.
+    has waited and the position has not moved for that long. Several streams are asked side by side, a line for each;
+    one that does not answer within 6 seconds is named, and the exit code is 75.
     """
     from anabranch.config.durations import parse_duration
     from anabranch.operations.reports import status as views
@@ -413,9 +520,27 @@ def status(stream: str, late_after: str | None, watch: bool, every: float, conf:
         patience = parse_duration(late_after) if late_after is not None else None
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--late-after") from error
-    job = open_stream(stream, conf)
+    if one_stream(streams, group, every) is None:
+        selected = many.select(streams, group, every, conf)
+        codes = []
+
+        def show(found: dict[str, views.StreamStatus | AnabranchError]) -> None:
+            views.print_statuses(found, output)
+            wrong = any(isinstance(v, views.StreamStatus) and (v.unexplained or v.late) for v in found.values())
+            codes.append(many.report_errors(selected, found) or int(wrong))
+
+        watched(
+            watch,
+            interval,
+            lambda: many.ask(selected, lambda job, note: views.status(job, patience, note)),
+            show,
+        )
+        sys.exit(codes[-1] if codes and not watch else 0)
+    job = open_stream(streams[0], conf)
     try:
-        view = watched(watch, every, lambda: views.status(job, patience), lambda view: views.print_status(view, output))
+        view = watched(
+            watch, interval, lambda: views.status(job, patience), lambda view: views.print_status(view, output)
+        )
     finally:
         job.kafka.close()
     if view is not None and (view.unexplained or view.late):

@@ -25,6 +25,7 @@ def watch_options(command: Callable[..., None]) -> Callable[..., None]:
     """`--watch`, and `--every` in seconds."""
     often = click.option(
         "--every",
+        "interval",
         metavar="DURATION",
         default="5 seconds",
         show_default=True,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Generic, TypeVar
 
 from anabranch.common.errors import AnabranchError, NoAnswer
@@ -58,3 +59,54 @@ class Reading(Generic[T]):
     def seconds(self) -> float:
         """How long it took, or has taken so far."""
         return self._took if self._took is not None else time.monotonic() - self._began
+
+
+Note = Callable[[str], None]
+"""Called with what is waited for from here on, such as `Kafka`."""
+
+
+def ask_all(
+    asks: Mapping[str, Callable[[Note], T]], limit: float, at_once: int, doing: str = "ask"
+) -> dict[str, T | AnabranchError]:
+    """Call all, at most `at_once` side by side, and return what each answers, in the given order: its value, its error,
+    or NoAnswer for each that has not answered `limit` seconds from now. The NoAnswer names what that one waits for.
+
+    Calls run in threads that neither the caller nor the end of the process waits for.
+    """
+    ended = time.monotonic() + limit
+    answers: dict[str, T | AnabranchError] = {}
+    waits_for: dict[str, str] = {}
+    left = iter(asks.items())
+    changed = threading.Condition()
+
+    def work() -> None:
+        while True:
+            with changed:
+                name, ask = next(left, (None, None))
+                if name is None or ask is None or time.monotonic() >= ended:
+                    return
+                waits_for[name] = "it"
+            try:
+                answer: T | AnabranchError = ask(partial(waits_for.__setitem__, name))
+            except Exception as error:
+                answer = explain(f"{doing} {name}", error)
+            with changed:
+                answers[name] = answer
+                changed.notify()
+
+    for i in range(min(at_once, len(asks))):
+        threading.Thread(target=work, name=f"{doing}-{i}", daemon=True).start()
+    with changed:
+        while len(answers) < len(asks) and (wait := ended - time.monotonic()) > 0:
+            changed.wait(wait)
+        return {
+            name: answers[name] if name in answers else _no_answer(doing, name, waits_for.get(name), limit)
+            for name in asks
+        }
+
+
+def _no_answer(doing: str, name: str, waits_for: str | None, limit: float) -> NoAnswer:
+    seconds = f"{round(limit, 1):g} s"
+    if waits_for is None:
+        return NoAnswer(f"{doing} {name}: not asked within {seconds}, because the streams before it did not answer")
+    return NoAnswer(f"{doing} {name}: expected an answer within {seconds}, found none from {waits_for}")

@@ -80,6 +80,13 @@ def complete_through(state: State) -> str | None:
     return shift(hour, -1) if hour > timeline.first else None
 
 
+def complete_through_all(hours: Collection[str | None]) -> str | None:
+    """The last hour that is complete in each of several streams; None when one of them has none, and of no stream.
+    Hours are cut by Kafka's time, so that it is one cut through all of them. Pure."""
+    known = [hour for hour in hours if hour is not None]
+    return min(known) if known and len(known) == len(hours) else None
+
+
 def waiting_since(stamps: Collection[int], fresh_through: datetime | None, now: datetime) -> datetime | None:
     """When Kafka received the oldest of some records, by their timestamps in milliseconds: not after now, whatever a
     producer stamped them with, and not before what `main` is fresh through; None of no record. Pure."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from anabranch import config
+from anabranch import config, family_streams
 from anabranch.common.errors import ConfigurationError
 from anabranch.config import Stream, View
 from anabranch.iceberg.lake import Lake
@@ -65,12 +65,15 @@ class Reader:
 
 
 def open_reader(conf: str | Path | None = None) -> Reader:
-    """Read the configuration, and nothing else. Raises ConfigurationError."""
+    """Read the configuration, and where it has families, which streams of them have tables. Raises ConfigurationError;
+    with families, Transient."""
     config.require_different_tables(conf)
+    environment = config.load_environment(conf)
     streams = [config.load_stream(name, conf) for name in config.stream_names(conf)]
+    streams += family_streams.streams_with_tables(environment, conf).values()
     by_table = {
         name: s
         for s in streams
         for name in (s.table, s.dead_letters_table, *s.plain_tables, *map(s.partials_table, s.views))
     }
-    return Reader(Lake(config.load_environment(conf)), by_table)
+    return Reader(Lake(environment), by_table)

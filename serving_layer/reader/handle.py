@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from anabranch import config
+from anabranch import config, family_streams
 from anabranch.common.errors import ConfigurationError
 from anabranch.config import Stream, View
 from anabranch.iceberg.owner import open_lake
@@ -207,8 +207,12 @@ def open_table(
     """A stream's table, to be read: as it is, or `as_of` a tag, a branch, a snapshot's id or a time; of all hours, or
     of accepted ones alone. `conf` is the configuration folder (default: ANABRANCH_CONF, else conf).
 
-    Nothing is opened yet but the configuration. Raises ConfigurationError.
+    Nothing is opened yet but the configuration, and the catalog where the stream may be a family's. Raises
+    ConfigurationError, Transient.
     """
-    definition = config.load_stream(stream, conf)
-    reader = Reader(open_lake(config.load_environment(conf), definition), {definition.table: definition})
+    environment = config.load_environment(conf)
+    has_file = stream in config.stream_names(conf)
+    members = {} if has_file else family_streams.streams_with_tables(environment, conf)
+    definition = members[stream] if stream in members else config.load_stream(stream, conf)
+    reader = Reader(open_lake(environment, definition), {definition.table: definition})
     return StreamTable(reader, definition, Selection(as_of, only_accepted))

@@ -160,25 +160,26 @@ def new_lake(
     timeline: Timeline | None = None,
     ddl: str = DDL,
     owner: str | None = None,
+    name: str = "events",
     **catalog: Any,
 ) -> StreamLake:
-    """Create a stream's tables and branches in a new folder, at position 0 of every partition. `owner` is the name of
+    """Create a stream's tables and branches in a folder, at position 0 of every partition. `owner` is the name of
     the stream that the table belongs to."""
     environment = new_environment(folder, **catalog)
-    stream = new_stream(schema=ddl, columns=parse_columns(ddl))
+    stream = new_stream(name=name, topic=name, table=f"games.{name}", schema=ddl, columns=parse_columns(ddl))
     made = StreamLake(folder, Lake(environment), stream, environment)
     position = Position("t", dict.fromkeys(range(partitions), 0))
     first = timeline or Timeline(FIRST, FIRST, dict(position.offsets))
-    for name, schema, by, properties in (
+    for table, schema, by, properties in (
         (stream.table, apply.rows_schema(stream), ("event_date", "ingest_hour"), {TIMELINE: first.to_json()}),
         (stream.dead_letters_table, apply.dead_letters_schema(), ("ingest_hour",), {}),
         (stream.hours_table, apply.LEDGER_SCHEMA, (), {}),
     ):
         mark = Owner(owner or stream.name, stream.topic, "cluster").to_json()
-        marked = {OWNER: mark} if name == stream.table else {}
-        admin.create(made.lake, name, schema, by, admin.TABLE_PROPERTIES | marked)
-        if name != stream.hours_table:
-            admin.add_branches(made.lake, name, properties | ({POSITION: position.to_json()} if properties else {}))
+        marked = {OWNER: mark} if table == stream.table else {}
+        admin.create(made.lake, table, schema, by, admin.TABLE_PROPERTIES | marked)
+        if table != stream.hours_table:
+            admin.add_branches(made.lake, table, properties | ({POSITION: position.to_json()} if properties else {}))
     return made
 
 

@@ -32,7 +32,7 @@ from anabranch.protocol.ledger_row import Layer
 from anabranch.protocol.maintained import MaintainedFolder, MaintainedTable
 from anabranch.protocol.measured import BOUNDS, COMMIT, PUBLISH, READABLE, STAGE, Durations, Measured
 
-ANSWER_WITHIN = timedelta(seconds=15)
+ANSWER_WITHIN = timedelta(seconds=6)
 """Below the scrape timeout of 25 s in `deploy/prometheus/prometheus.yml`."""
 
 NAMES = 20

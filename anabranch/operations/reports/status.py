@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from anabranch.common.deadline import Note
+from anabranch.common.errors import AnabranchError
 from anabranch.common.output import print_json, print_table
 from anabranch.config import Stream
 from anabranch.iceberg.ledger_files import Span
@@ -23,6 +25,9 @@ from serving_layer.layer_diff.kinds import unexplained_counts
 
 # Time for an operator to fix a refused hour before Kafka deletes its records.
 SPARE = timedelta(days=1)
+
+LAKE, KAFKA = "the catalog or the store", "Kafka"
+"""What a report waits for, for `note`."""
 
 MAY_WAIT = 2
 """Hours that may wait for sealing or rebuilding without an alert (deploy/prometheus/alerts.yml)."""
@@ -109,9 +114,10 @@ class StreamStatus:
         return vars(self) | times | {"last_publish": published}
 
 
-def hours(job: Job, since: str | None = None) -> list[HourSummary]:
+def hours(job: Job, since: str | None = None, note: Note = lambda waits_for: None) -> list[HourSummary]:
     """Every hour from the first (or `since`) to the running one, oldest first: the ledger's newest
     row, with state and serving layer from the table."""
+    note(LAKE)
     state = load_state(job.lake, job.stream.table)
     now = datetime.now(UTC)
     span = Span(since, _running(state, now)) if since is not None else None
@@ -189,18 +195,21 @@ def _hour_cells(view: HourSummary) -> list[object]:
     return [*cells, view.speed_rows, differing, passed, view.reason]
 
 
-def status(job: Job, late_after: timedelta | None = None) -> StreamStatus:
-    """The state of the stream; with `late_after`, also whether the speed layer is late. Raises
-    Transient when Kafka or the lake is unreachable.
+def status(job: Job, late_after: timedelta | None = None, note: Note = lambda waits_for: None) -> StreamStatus:
+    """The state of the stream; with `late_after`, also whether the speed layer is late. `note` is
+    called with the service that is waited for. Raises Transient when Kafka or the lake is unreachable.
     """
+    note(LAKE)
     state = load_state(job.lake, job.stream.table)
     now = datetime.now(UTC)
+    note(KAFKA)
     topic = job.kafka.describe(job.stream.topic)
     ends = job.kafka.stable_ends(topic) if topic is not None else {}
     lag = {p: (state.position.offsets.get(p, 0), e) for p, e in ends.items()}
     backlog = sorted(h for h in state.timeline.sealed if not state.is_accepted(h))
     ended = hour_words.hours_between(state.timeline.open, hour_words.hour_of(now))
     name = job.stream.hours_table
+    note(LAKE)
     # Read only the ledger rows that the report needs.
     newest = newest_accepted(state)
     wanted = {*backlog, *Ledger(job.lake, name).remarkable_hours(), *([newest] if newest is not None else [])}
@@ -209,6 +218,8 @@ def status(job: Job, late_after: timedelta | None = None) -> StreamStatus:
     rows = ledger.newest(decisions)
     unread = {p: (s, e) for p, (s, e) in lag.items() if s < e}
     since = published_since(state.table, "speed", POSITION)
+    dead_letters = total(head(job.lake.load(job.stream.dead_letters_table), "main"), "records")
+    note(KAFKA)
     waiting = _waiting_since(job, topic, unread, state, now) if topic is not None and unread else None
     return StreamStatus(
         stream=job.stream.name,
@@ -234,7 +245,7 @@ def status(job: Job, late_after: timedelta | None = None) -> StreamStatus:
         refused_restatements=sorted(h for h in ledger.open_refusals(decisions) if state.is_accepted(h)),
         hours={h: state.served_by(h) for h in sorted({*state.accepted, *state.timeline.sealed})},
         unexplained=unexplained(state, rows),
-        dead_letters=total(head(job.lake.load(job.stream.dead_letters_table), "main"), "records"),
+        dead_letters=dead_letters,
         lost={h: n for h, row in rows.items() if (n := (row.gaps or {}).get("retention"))},
         retention=job.kafka.retention(topic.name) if topic is not None else None,
         unknown=rows[newest].unknown if newest in rows else None,
@@ -356,3 +367,45 @@ def print_status(view: StreamStatus, output: str) -> None:
             f"hour {hour}: the layers differ and nothing explains it: {unexplained_words(left)}; look at "
             f"`anabranch diff {view.stream} {hour}`"
         )
+
+
+def print_statuses(views: Mapping[str, StreamStatus | AnabranchError], output: str) -> None:
+    """Print the status of many streams: a line each, or a list of objects with `stream` and, of one that did not
+    answer, `error`."""
+    if output == "json":
+        print_json([_or_error(name, view) for name, view in views.items()])
+        return
+    columns = ("stream", "lag", "waiting since", "complete through", "to seal", "sealed", "refused", "unexplained")
+    rows = [_status_cells(name, view) for name, view in views.items() if isinstance(view, StreamStatus)]
+    print_table(columns, rows)
+    for name, view in views.items():
+        if isinstance(view, StreamStatus) and view.late:
+            print(f"{name}: the speed layer is late: {view.late}")
+
+
+def _or_error(name: str, view: StreamStatus | AnabranchError) -> object:
+    return {"stream": name, "error": str(view)} if isinstance(view, AnabranchError) else view
+
+
+def _status_cells(name: str, view: StreamStatus) -> list[object]:
+    waiting = view.waiting_since.isoformat(timespec="seconds") if view.waiting_since is not None else ""
+    hours = (len(view.to_seal), len(view.backlog), len(view.refused), len(view.unexplained))
+    return [name, view.lag.offsets, waiting, view.complete_through or "none", *hours]
+
+
+def print_hours_of(views: Mapping[str, Sequence[HourSummary] | AnabranchError], output: str) -> None:
+    """Print the hours of many streams: a table each, or a list of objects with `stream` and `hours` or `error`."""
+    if output == "json":
+        print_json(
+            [
+                {"stream": name, "error": str(view)}
+                if isinstance(view, AnabranchError)
+                else {"stream": name, "hours": view}
+                for name, view in views.items()
+            ]
+        )
+        return
+    for name, view in views.items():
+        if not isinstance(view, AnabranchError):
+            print(f"{name}:")
+            print_hours(view, output)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,6 +16,7 @@ from click.testing import CliRunner
 from lakes import StreamLake, new_environment, new_lake, new_state
 
 from anabranch.cli import main
+from anabranch.cli.many import Many
 from anabranch.common.errors import Refused, Transient
 from anabranch.common.fail_points import Step
 from anabranch.iceberg import lake as lakes_module
@@ -502,7 +504,9 @@ def test_a_table_that_is_not_there_hides_nothing_of_the_others(
 
 
 def test_the_command_says_what_goes(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("anabranch.cli.operate.open_stream", lambda stream, conf: job(lake))
+    chosen = Many(job(lake).environment, {"events": lake.stream}, (), 0.0)
+    monkeypatch.setattr("anabranch.cli.many.select", lambda *_: chosen)
+    monkeypatch.setattr("anabranch.cli.many.opened", lambda selected, name: nullcontext(job(lake)))
     orphan(lake)
     age(files(lake))
     dry = CliRunner().invoke(main, ["maintain", "events", "--dry-run", "--output", "json"])

@@ -23,6 +23,7 @@ from anabranch.protocol.watermarks import (
     FRESH_THROUGH,
     Watermarks,
     complete_through,
+    complete_through_all,
     plan_watermarks,
 )
 
@@ -59,6 +60,18 @@ def test_complete_is_the_last_hour_before_the_first_that_is_not_accepted() -> No
     assert complete_through(sealed_state(3, accepted=[1, 2])) is None
     assert complete_through(sealed_state(5, accepted=[0, 1, 3, 4])) == at(1)
     assert complete_through(sealed_state(5, accepted=range(5))) == at(4)
+
+
+@pytest.mark.parametrize(
+    ("hours", "common"),
+    [
+        (["2026-11-21T03", "2026-11-21T01", "2026-11-21T02"], "2026-11-21T01"),
+        (["2026-11-21T03", None], None),
+        ([], None),
+    ],
+)
+def test_a_group_is_complete_through_the_hour_of_its_last_stream(hours: list[str | None], common: str | None) -> None:
+    assert complete_through_all(hours) == common
 
 
 def test_hours_that_are_forgotten_one_by_one_are_complete() -> None:

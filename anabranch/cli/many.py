@@ -1,0 +1,120 @@
+"""Commands that work on several streams: the selection, and reading all of it side by side."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+from anabranch.common.errors import AnabranchError
+
+if TYPE_CHECKING:
+    from anabranch.common.deadline import Note
+    from anabranch.config import Environment, Selected, Stream
+    from anabranch.job import Job
+    from anabranch.kafka.client import KafkaAdapter
+
+T = TypeVar("T")
+
+ANSWER_SECONDS = 6.0
+"""How long many streams are waited for, so that a command that has to start first answers within 8 s."""
+
+_AT_ONCE = 16
+
+
+@dataclass(frozen=True)
+class Many:
+    """The selected streams. `unanswered`: why families may have streams that are not among them; `seconds`: how long
+    the selection took."""
+
+    environment: Environment
+    selected: Selected
+    unanswered: tuple[AnabranchError, ...]
+    seconds: float
+
+
+def select(streams: tuple[str, ...], group: str | None, every: bool, conf: str | None) -> Many:
+    """Read the configuration of the selected streams, and log to standard error. Raises ConfigurationError."""
+    from anabranch import config
+    from anabranch.common.logs import configure_logging
+    from anabranch.family_streams import select_streams
+
+    configure_logging()
+    began = time.monotonic()
+    environment = config.load_environment(conf)
+    unanswered: list[AnabranchError] = []
+    selected = select_streams(environment, conf, streams, group, every, unanswered)
+    return Many(environment, selected, tuple(unanswered), time.monotonic() - began)
+
+
+def ask(many: Many, read: Callable[[Job, Note], T]) -> dict[str, T | AnabranchError]:
+    """What each stream answers to `read`, or why it does not, within `ANSWER_SECONDS`."""
+    from anabranch.common.deadline import ask_all
+
+    with _connections(many.environment) as connect:
+
+        def ask_one(stream: Stream | AnabranchError, note: Note) -> T:
+            if isinstance(stream, AnabranchError):
+                raise stream
+            return read(_job(many.environment, stream, connect()), note)
+
+        asks = {name: partial(ask_one, stream) for name, stream in many.selected.items()}
+        return ask_all(asks, max(1.0, ANSWER_SECONDS - many.seconds), _AT_ONCE, "stream")
+
+
+@contextmanager
+def opened(many: Many, name: str) -> Iterator[Job]:
+    """A selected stream's job, whose connection to Kafka is closed at the end. Raises ConfigurationError."""
+    from anabranch.kafka.client import KafkaAdapter
+
+    stream = many.selected[name]
+    if isinstance(stream, AnabranchError):
+        raise stream
+    kafka = KafkaAdapter(many.environment.kafka)
+    try:
+        yield _job(many.environment, stream, kafka)
+    finally:
+        kafka.close()
+
+
+def report_errors(many: Many, answers: Mapping[str, object]) -> int:
+    """Print the error of each stream without an answer, to standard error. Returns the exit code of the first; else
+    0."""
+    errors = [*many.unanswered, *(answer for answer in answers.values() if isinstance(answer, AnabranchError))]
+    for error in errors:
+        click.echo(f"anabranch: {error}", err=True)
+    return errors[0].exit_code if errors else 0
+
+
+@contextmanager
+def _connections(environment: Environment) -> Iterator[Callable[[], KafkaAdapter]]:
+    """A connection to Kafka for each thread that asks for one; all are closed at the end."""
+    from anabranch.kafka.client import KafkaAdapter
+
+    own, opened = threading.local(), []
+
+    def connect() -> KafkaAdapter:
+        if not hasattr(own, "kafka"):
+            own.kafka = KafkaAdapter(environment.kafka)
+            opened.append(own.kafka)
+        kafka: KafkaAdapter = own.kafka
+        return kafka
+
+    try:
+        yield connect
+    finally:
+        for kafka in opened:
+            kafka.close_quietly()
+
+
+def _job(environment: Environment, stream: Stream, kafka: KafkaAdapter) -> Job:
+    from anabranch.iceberg.owner import open_lake
+    from anabranch.job import Job
+
+    return Job(environment, stream, open_lake(environment, stream), kafka)

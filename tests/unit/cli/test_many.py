@@ -1,0 +1,112 @@
+"""Reports of many streams, with real tables: what each answers, and who does not when a service hangs."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+from lakes import DDL, StreamLake, new_lake
+
+from anabranch.cli import main
+from anabranch.offsets.hours import Cut, Timeline
+from anabranch.protocol.state import Accepted
+
+HOURS = ("2026-11-21T00", "2026-11-21T01", "2026-11-21T02")
+CUTS = {hour: Cut("t", {0: (i, i + 1)}) for i, hour in enumerate(HOURS)}
+NAMES = [f"s{i}" for i in range(4)]
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """The address of a service that accepts connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0), backlog=200) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.fixture
+def conf(tmp_path: Path, silent: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Four streams with tables, of which each has accepted one hour more than the one before; Kafka hangs."""
+    monkeypatch.setattr("anabranch.cli.many.ANSWER_SECONDS", 3.0)
+    (tmp_path / "streams").mkdir()
+    for i, name in enumerate(NAMES):
+        timeline = Timeline(HOURS[0], "2026-11-21T03", {0: 3}, sealed=CUTS)
+        lake = new_lake(tmp_path, timeline=timeline, name=name)
+        for hour in HOURS[:i]:
+            _accept(lake, hour)
+        _write(tmp_path / "streams" / f"{name}.yaml", topic=name, table=f"games.{name}", schema=DDL, key="id")
+    lake_of = {"name": "lake", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/warehouse"}
+    _write(tmp_path / "anabranch.yaml", kafka={"bootstrap_servers": silent}, catalog=lake_of)
+    return tmp_path
+
+
+def _accept(lake: StreamLake, hour: str) -> None:
+    lake.publish(lake.accept(lake.stage([(hour, 0, 0)]), hour, Accepted(1, CUTS[hour])))
+
+
+def _write(path: Path, **values: Any) -> None:
+    path.write_text(yaml.safe_dump(values))
+
+
+def _run(conf: Path, *arguments: str) -> tuple[Result, float]:
+    began = time.monotonic()
+    done = CliRunner().invoke(main, [*arguments, "--conf", str(conf)])
+    return done, time.monotonic() - began
+
+
+def _assert_each_names(done: Result, seconds: float, service: str) -> None:
+    assert (done.exit_code, seconds < 8) == (75, True), (seconds, done.output)
+    views = json.loads(done.stdout)
+    assert [view["stream"] for view in views] == NAMES
+    for view in views:
+        assert f"stream {view['stream']}: expected an answer within" in view["error"]
+        assert view["error"].endswith(f"found none from {service}")
+        assert view["error"] in done.stderr
+
+
+def test_a_kafka_that_hangs_is_named_for_each_stream_in_time(conf: Path) -> None:
+    _assert_each_names(*_run(conf, "status", "--all", "--output", "json"), "Kafka")
+    # Hours need no Kafka.
+    done, _ = _run(conf, "hours", "--all", "--output", "json")
+    assert done.exit_code == 0, done.output
+    assert [view["hours"][0]["state"] for view in json.loads(done.stdout)] == ["sealed", *["accepted"] * 3]
+    done, _ = _run(conf, "hours", "s0", "s1")
+    assert done.exit_code == 0 and "s0:" in done.stdout and "s1:" in done.stdout
+
+
+def test_a_catalog_that_hangs_is_named_for_each_stream_in_time(conf: Path, silent: str) -> None:
+    settings = yaml.safe_load((conf / "anabranch.yaml").read_text())
+    hangs = {"name": "lake", "type": "rest", "uri": f"http://{silent}", "warehouse": "file:///nowhere"}
+    _write(conf / "anabranch.yaml", **settings | {"catalog": hangs})
+    for command in ("status", "hours"):
+        _assert_each_names(*_run(conf, command, "--all", "--output", "json"), "the catalog or the store")
+
+
+def test_a_group_is_complete_through_the_hour_of_its_last_stream(conf: Path) -> None:
+    done, _ = _run(conf, "complete-through", "s1", "s2", "s3", "--output", "json")
+    assert (done.exit_code, json.loads(done.stdout)) == (
+        0,
+        {
+            "complete_through": HOURS[0],
+            "streams": {"s1": HOURS[0], "s2": HOURS[1], "s3": HOURS[2]},
+            "errors": {},
+        },
+    )
+    done, _ = _run(conf, "complete-through", "--all")
+    assert done.exit_code == 1 and "complete through: none" in done.stdout
+    # A file that is wrong: the hour is not known, and the file is named.
+    _write(conf / "streams" / "s9.yaml", topic="s9", table="games.s9", schema=DDL, key="nothing")
+    done, _ = _run(conf, "complete-through", "s2", "s3", "s9")
+    assert done.exit_code == 2 and "complete through: not known" in done.stdout and "s9.yaml: key" in done.stderr
+
+
+def test_one_way_to_select_is_expected(conf: Path) -> None:
+    for arguments in (["status"], ["hours", "s0", "--all"], ["audit", "--all", "--group", "x"]):
+        done, _ = _run(conf, *arguments)
+        assert done.exit_code == 2 and "expected STREAM, or --group NAME, or --all" in done.output

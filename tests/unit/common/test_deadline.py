@@ -1,0 +1,67 @@
+"""Calls side by side with one deadline: each answer, and who gave none."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from anabranch.common.deadline import Note, ask_all
+from anabranch.common.errors import AnabranchError, NoAnswer, Terminal
+
+
+@pytest.fixture
+def never() -> Callable[[Note], int]:
+    """Waits for longer than any test."""
+
+    def wait(note: Note) -> int:
+        note("Kafka")
+        return int(threading.Event().wait(60))
+
+    return wait
+
+
+def _refuse(note: Note) -> int:
+    raise Terminal("no table")
+
+
+def test_all_answer_in_the_given_order_with_errors_in_their_place() -> None:
+    answers = ask_all({"b": lambda note: 1, "a": _refuse, "c": lambda note: 0}, 30, 2)
+    assert list(answers) == ["b", "a", "c"]
+    assert (answers["b"], answers["c"]) == (1, 0)
+    assert isinstance(answers["a"], Terminal) and "no table" in str(answers["a"])
+
+
+def test_they_are_called_side_by_side_and_no_more_at_once_than_allowed() -> None:
+    lock, running, most = threading.Lock(), 0, 0
+    met = threading.Barrier(3)
+
+    def call(note: Note) -> int:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        met.wait(30)  # fails unless three are called at once
+        with lock:
+            running -= 1
+        return 1
+
+    assert list(ask_all({str(i): call for i in range(6)}, 60, 3).values()) == [1] * 6
+    assert most == 3
+
+
+def test_one_that_hangs_is_named_with_what_it_waits_for(never: Callable[[Note], int]) -> None:
+    began = time.monotonic()
+    answers = ask_all({"slow": never, "quick": lambda note: 1}, 0.5, 2, "stream")
+    assert time.monotonic() - began < 5
+    assert answers["quick"] == 1
+    assert isinstance(answers["slow"], NoAnswer)
+    assert str(answers["slow"]) == "stream slow: expected an answer within 0.5 s, found none from Kafka"
+
+
+def test_those_behind_others_that_hang_are_named_too(never: Callable[[Note], int]) -> None:
+    answers: dict[str, int | AnabranchError] = ask_all({"a": never, "b": never, "c": never}, 0.3, 2, "stream")
+    assert "found none from Kafka" in str(answers["b"])
+    assert "stream c: not asked within 0.3 s" in str(answers["c"])

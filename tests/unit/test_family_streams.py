@@ -1,0 +1,76 @@
+"""The streams of families by real tables, where Kafka does not answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from lakes import DDL, new_lake
+
+import anabranch
+from anabranch import config, family_streams
+from anabranch.common.errors import ConfigurationError, Transient
+from anabranch.family_streams import FamilyStreams
+from anabranch.job import open_jobs
+from serving_layer.reader import open_reader
+
+
+@pytest.fixture
+def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A family with the table of one topic, a table of another program's stream beside it, and no Kafka."""
+    monkeypatch.setattr(family_streams, "KAFKA_S", 0.5)
+    (tmp_path / "streams").mkdir()
+    new_lake(tmp_path, name="app_orders")
+    new_lake(tmp_path, name="other")
+    family = {"topics": {"pattern": "app_(.*)"}, "table": "games.app_{1}", "name": "{0}", "schema": DDL, "key": "id"}
+    _write(tmp_path / "streams" / "app.yaml", **family)
+    catalog = {"name": "lake", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/warehouse"}
+    _write(tmp_path / "anabranch.yaml", kafka={"bootstrap_servers": "127.0.0.1:1"}, catalog=catalog)
+    return tmp_path
+
+
+def _write(path: Path, **values: Any) -> None:
+    path.write_text(yaml.safe_dump(values))
+
+
+def test_members_are_those_with_tables_while_kafka_does_not_answer(conf: Path) -> None:
+    families = FamilyStreams(config.load_environment(conf), conf)
+    members = families.members()
+    families.close()
+    assert {name: (member.topic, member.is_gone) for name, member in members.items()} == {
+        "app_orders": ("app_orders", False)
+    }
+    [error] = families.unanswered
+    assert "list the topics of families" in str(error)
+
+
+def test_a_selection_that_may_lack_streams_is_refused_or_says_so(conf: Path) -> None:
+    environment = config.load_environment(conf)
+    with pytest.raises(Transient, match="list the topics of families"):
+        family_streams.select_streams(environment, conf, every=True)
+    unanswered: list[Any] = []
+    assert list(family_streams.select_streams(environment, conf, every=True, unanswered=unanswered)) == ["app_orders"]
+    assert len(unanswered) == 1
+    # One that has its table is known without Kafka; of another name Kafka may know.
+    assert family_streams.load_stream(environment, "app_orders", conf).table == "games.app_orders"
+    with pytest.raises(Transient):
+        family_streams.load_stream(environment, "app_new", conf)
+
+
+def test_a_batch_job_of_many_has_the_members_with_tables(conf: Path) -> None:
+    for names, every in ((None, True), (["app_orders"], False)):
+        _, jobs, broken = open_jobs(str(conf), names, None, every)
+        assert [job.stream.name for job in jobs] == ["app_orders"] and not broken
+    with pytest.raises(ConfigurationError, match="stream 'app_new': expected the file"):
+        open_jobs(str(conf), ["app_new"], None, False)
+
+
+def test_readers_find_the_tables_of_families_without_kafka(conf: Path) -> None:
+    reader = open_reader(conf)
+    assert reader.streams["games.app_orders"].name == "app_orders"
+    assert "games.other" not in reader.streams
+    assert anabranch.open("app_orders", conf=conf).arrow().num_rows == 0
+    with pytest.raises(ConfigurationError, match="stream 'app_new': expected the file"):
+        anabranch.open("app_new", conf=conf)
