@@ -215,6 +215,28 @@ def test_speed(stream: World, case: Case) -> None:
     assert one.state.dead_letters == () or one.state.position.offsets == {0: 10, 1: 10}
 
 
+@pytest.mark.parametrize("case", SPEED, ids=str)
+def test_speed_of_many_streams(stream: World, world: Make, case: Case) -> None:
+    """One process publishes two streams, each in a thread, and is killed where one of them reaches the step."""
+    both = (stream, world(beside=stream))
+    both[1].topic()
+    for one in both:
+        one.apply()
+    for attempt in ("first", "second"):
+        for one in both:
+            send(one, datetime.now(UTC), attempt)
+        run_into(stream, case.fail_at, "speed", "--all", "--available-now")
+        # The hazard: what is published is all of a stream's micro-batch, or nothing of it.
+        positions = [tuple(one.state.position.offsets.values()) for one in both]
+        assert set(positions) <= {(0, 0), (5, 5), (10, 10)}
+        if attempt == "first" and case.lands and case.number == 1:
+            assert (5, 5) in positions
+    run(stream, "speed", "--all", "--available-now")
+    for one in both:
+        assert one.state.position.offsets == {0: 10, 1: 10}
+        assert_exact(one, duplicates=True)
+
+
 @pytest.mark.parametrize("step", AHEAD, ids=lambda s: s.label)
 def test_speed_between_two_micro_batches_under_way(stream: World, step: Step) -> None:
     """One is being published, and the next is staged or about to be."""
