@@ -49,7 +49,7 @@ class Reading(Generic[T]):
         self.wait()
         if self._thread.is_alive():
             self.is_given_up = True
-            return NoAnswer(f"{self.doing} {self.name}: found no end within {self._limit:.0f} s")
+            return NoAnswer(f"{self.doing} {self.name}: found no end within {self._limit:.0f} s; check that it answers")
         if self._error is not None:
             return self._error
         assert self._value is not None
@@ -108,5 +108,10 @@ def ask_all(
 def _no_answer(doing: str, name: str, waits_for: str | None, limit: float) -> NoAnswer:
     seconds = f"{round(limit, 1):g} s"
     if waits_for is None:
-        return NoAnswer(f"{doing} {name}: not asked within {seconds}, because the streams before it did not answer")
-    return NoAnswer(f"{doing} {name}: expected an answer within {seconds}, found none from {waits_for}")
+        return NoAnswer(
+            f"{doing} {name}: not asked within {seconds}, because the streams before it did not answer; "
+            "try again once they do"
+        )
+    return NoAnswer(
+        f"{doing} {name}: expected an answer within {seconds}, found none from {waits_for}; try again once it answers"
+    )

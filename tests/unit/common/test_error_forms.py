@@ -15,12 +15,14 @@ ROOT = Path(__file__).parents[3]
 _OURS = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, Exception)}
 _WHAT_TO_DO = re.compile(
     r"\bagain\b|\brestarting\b|`[a-z]|[;:,(] *(?:to |then |only )?[^;:]*?"
-    r"\b(?:run|set|check|put|leave|create|name|choose|install|report|stop|go back|read|record|look|let|compare|keep)\b"
+    r"\b(?:run|set|check|put|leave|create|name|choose|install|report|stop|roll|go back|read|record|look|let|compare|"
+    r"keep)\b"
 )
 _PASSING = {name for name in _OURS if issubclass(getattr(errors, name), errors.Transient)}
 # Said by what it is made of.
 _WRAPS = re.compile(
-    r"^\{[^{}]*\}$|^(?!.*expected ).*\{(error|failed|found|broken\[0\]|difference)\}|\{_REMEDY\}|\{_WRITE_SUMS\}"
+    r"^\{[^{}]*\}$|^(?!.*expected ).*\{(error|failed|found|message|broken\[0\]|difference)\}|\{_REMEDY\}|"
+    r"\{_WRITE_SUMS\}"
 )
 
 
