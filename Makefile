@@ -132,11 +132,13 @@ class-list: $(READY) #: conf/jvm/classes.gz, after a change of ivy.xml or pyspar
 
 # Benchmarks: `make bench WHAT=NAME`; `make bench-NAME` does the same.
 WHAT ?= sinks
-BENCHMARKS := sinks many smoke batch lookback cluster threads driver freshness sizing metadata planning loads start archive page decode
+BENCHMARKS := sinks many many-hours smoke batch lookback cluster threads driver freshness sizing metadata planning loads start archive page decode
 # Against the file sinks of Spark, Iceberg and Delta: most of an hour; fewer with ARGS='--shape json_440 --rounds 1'.
 BENCH.sinks = PYTHONPATH=benchmarks:tests/support $(BIN)/python benchmarks/bench.py $(ARGS)
 # Many streams in one speed process: STREAMS=50 RATE=200 MINUTES=10.
 BENCH.many = PYTHONPATH=benchmarks $(BIN)/python benchmarks/many.py --minutes $(or $(MINUTES),10) --streams $(or $(STREAMS),50) --rate $(or $(RATE),200) $(ARGS)
+# An hour of many small streams in one batch process: STREAMS=50 RECORDS=2000.
+BENCH.many-hours = PYTHONPATH=benchmarks $(BIN)/python benchmarks/many_hours.py --streams $(or $(STREAMS),50) --records $(or $(RECORDS),2000) $(ARGS)
 # Three minutes of the sinks: has a ratio lost more than 15 per cent?
 BENCH.smoke = PYTHONPATH=benchmarks:tests/support $(BIN)/python benchmarks/bench.py --smoke
 # An hour's rebuild against reading and parsing it; ARGS='--records 1000000 --rounds 1'.

@@ -121,10 +121,12 @@ def fill(bootstrap_servers: str, shape: Shape, records: int) -> int:
     return size
 
 
-def fill_hour(bootstrap_servers: str, shape: Shape, records: int, hour: str, first: int = 0) -> None:
+def fill_hour(
+    bootstrap_servers: str, shape: Shape, records: int, hour: str, first: int = 0, is_new: bool = True
+) -> None:
     """The same, stamped over one hour; a record in a thousand repeats another's event, one in five thousand is dead.
-    They are numbered from `first`, a multiple of 5,000; the topic exists already unless that is 0."""
-    if first == 0:
+    They are numbered from `first`, a multiple of 5,000; the topic exists already unless that is 0 and it `is_new`."""
+    if first == 0 and is_new:
         create(bootstrap_servers, shape)
     producer, failed = _producer(bootstrap_servers, 100), []
     start = start_of(hour).timestamp()
