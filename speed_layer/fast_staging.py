@@ -21,7 +21,7 @@ from anabranch.kafka.source import one_record
 from anabranch.offsets.hours import HourRange, hour_of
 from anabranch.offsets.partition_sql import arrays
 from anabranch.records.fast_json import CertainRows, can_read
-from anabranch.spark.settings import runs_here
+from speed_layer.workers import can_use_workers
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
@@ -149,7 +149,7 @@ def at_offsets(frame: DataFrame, offsets: dict[int, list[int]]) -> DataFrame:
 
 def warm_up(spark: SparkSession) -> None:
     """Start the workers, so the first micro-batch does not wait a second for them."""
-    if runs_here(spark.sparkContext.master):
+    if can_use_workers(spark):
         at_once = spark.sparkContext.defaultParallelism
         spark.range(at_once, numPartitions=at_once).mapInArrow(_no_task, "id BIGINT").collect()
 

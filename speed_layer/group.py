@@ -29,6 +29,7 @@ from anabranch.kafka.client import KafkaAdapter
 from anabranch.kafka.source import read_ranges, read_topics
 from anabranch.offsets.position import Offsets, Ranges, Topic
 from anabranch.spark.session import explain_spark, explained, session_of
+from anabranch.spark.settings import runs_here
 from speed_layer.fast_staging import Certain
 from speed_layer.group_plan import (
     Waiting,
@@ -171,6 +172,10 @@ class Member:
     def prepare(self, ranges: Ranges) -> Prepared | None:
         """How workers stage `ranges`. For a ready stream."""
         return self._batches.prepare(self._spark, ranges)
+
+    def leave_to_spark(self, failure: Exception) -> None:
+        """As `MicroBatches.leave_to_spark`. For a ready stream."""
+        self._batches.leave_to_spark(failure)
 
     def read(self, ranges: Ranges) -> DataFrame:
         """A stream's own read of its topic."""
@@ -437,6 +442,10 @@ class GroupJob:
             return
         for topic, name in by_topic.items():
             one, result = self._members[name], staged[topic]
+            if isinstance(result, Transient) and not runs_here(self._spark.sparkContext.master):
+                one.leave_to_spark(result)
+                one.hand(Work(due[name].ranges, read_until=self._read_until(one, due[name], asked)))
+                continue
             if isinstance(result, Exception):
                 one.hand(Work(due[name].ranges, error=result))
                 continue

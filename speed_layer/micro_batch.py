@@ -26,6 +26,7 @@ from anabranch.common.counters import S3_REQUESTS, TALLY
 from anabranch.common.errors import AnabranchError, MissingRight, Transient
 from anabranch.common.fail_points import Step, reach
 from anabranch.common.logs import fields, note
+from anabranch.common.remote_errors import one_line
 from anabranch.config import Environment, Stream
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.manifests import hour_of_file
@@ -71,6 +72,7 @@ from speed_layer.plan import (
     plan_write,
     readable_after,
 )
+from speed_layer.workers import can_use_workers, is_of_workers
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -145,7 +147,7 @@ class MicroBatches:
 
     def warm_up(self, spark: SparkSession) -> None:
         """Warm up Spark's decoder if workers read most records, so the first record they leave does not wait."""
-        if runs_here(spark.sparkContext.master) and self._stream.format.type == "json":
+        if self._stream.format.type == "json" and can_use_workers(spark):
             warm_up_decoder(spark, self._stream, self._format)
 
     def submit(self, frame: Callable[[], DataFrame], ranges: Ranges, read_until: datetime | None = None) -> int:
@@ -471,13 +473,35 @@ class MicroBatches:
         spec = self._spec(frame.sparkSession, decided)
         if spec is None:
             return None
-        attempt, began = new_id(), self._lake.clock.now()
-        certain = stage_certain(records.assign_hours(frame, plan.hours), spec, decided.state.table, attempt, began)
-        return self._complete(frame, Prepared(decided, plan, spec, attempt, began), certain)
+        prepared = Prepared(decided, plan, spec, new_id(), self._lake.clock.now())
+        hours = records.assign_hours(frame, plan.hours)
+        try:
+            certain = stage_certain(hours, spec, decided.state.table, prepared.attempt, prepared.began)
+            return self._complete(frame, prepared, certain)
+        except AnabranchError:
+            raise
+        except Exception as error:
+            if runs_here(frame.sparkSession.sparkContext.master) or not is_of_workers(error):
+                raise
+            self.leave_to_spark(error)
+            return None
+
+    def leave_to_spark(self, failure: Exception) -> None:
+        """Let Spark read the next micro-batches, because workers failed: an executor may lack what they need.
+
+        For a cluster. Files of workers are in no snapshot until a publish names them.
+        """
+        LOG.warning(
+            "stream %s: Python workers failed spark_reads_next=%d: %s",
+            self._stream.name,
+            _WITHOUT_WORKERS,
+            one_line(failure),
+        )
+        self._without_workers = _WITHOUT_WORKERS
 
     def _spec(self, spark: SparkSession, decided: ResolvedState) -> TaskSpec | None:
         """How workers read the next micro-batch; None where Spark reads it."""
-        if not runs_here(spark.sparkContext.master):
+        if not can_use_workers(spark):
             return None
         if self._without_workers:
             self._without_workers -= 1

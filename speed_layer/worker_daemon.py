@@ -1,4 +1,4 @@
-"""The process that Spark's Python workers are forked from, on one machine: `spark.python.daemon.module`.
+"""The process that Spark's Python workers are forked from, `spark.python.daemon.module`.
 
 It imports their modules once, so that a worker starts in milliseconds and shares memory with the others. It also
 removes Spark's archives from Python's path, its own jar among them. A worker would read their directories before every
@@ -8,13 +8,18 @@ task, which takes longer (130 ms and 25 ms) than the records of a micro-batch.
 from __future__ import annotations
 
 import gc
+import importlib.util
 import sys
 
 
 def forget_archives() -> None:
     """Import nothing from archives of packages that are installed."""
-    archives = [path for path in sys.path if _is_sparks(path)]
+    archives, before = [path for path in sys.path if _is_sparks(path)], list(sys.path)
     sys.path[:] = [path for path in sys.path if path not in archives]
+    if importlib.util.find_spec("pyspark") is None:
+        # Some executors have PySpark in Spark's archives only.
+        sys.path[:] = before
+        return
     for path in list(sys.path_importer_cache):
         if any(path == archive or path.startswith(f"{archive}/") for archive in archives):
             del sys.path_importer_cache[path]

@@ -21,7 +21,7 @@ _COLLECT_AFTER = (100_000, 50, 50)
 
 
 SECTIONS = {
-    "Set up": ("init", "docs", "dev", "doctor", "apply", "jars", "completion"),
+    "Set up": ("init", "docs", "dev", "doctor", "apply", "jars", "pack", "completion"),
     "Run": ("speed", "batch", "egress", "maintain"),
     "Look": (
         "streams",

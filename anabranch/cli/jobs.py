@@ -275,3 +275,31 @@ def jars(verify: bool, spark_submit: bool, archive: bool, jobs_only: bool, write
     if archive:
         make_archive(found, progress)
     click.echo(found.folder)
+
+
+@click.command()
+@click.option(
+    "--to",
+    "folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("dist"),
+    show_default=True,
+    help="Folder for the archive.",
+)
+@click.option("--output", type=click.Choice(["text", "json"]), default="text", help="Output format.")
+def pack(folder: Path, output: str) -> None:
+    """Archive the Python packages that executors need.
+
+    Prints the archive and the settings of `spark.conf` that use it. Executors need this machine's platform and minor
+    version of Python. Run it again after each upgrade.
+    """
+    from anabranch.common.output import print_json
+    from speed_layer.pack import pack
+
+    packed = pack(folder)
+    if output == "json":
+        print_json({"file": str(packed.file), "conf": packed.conf})
+        return
+    click.echo("spark:\n  conf:")
+    for name, value in packed.conf.items():
+        click.echo(f"    {name}: {value}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,12 @@ from running import PUBLISHED, TRIED_AGAIN, publishes
 from spark_ui import SparkUi
 from waiting import wait_for
 from world import World, closed_at_the_end, past_hour, spread
+from writers import BY_PYARROW, BY_SPARK, writers
+
+from speed_layer.pack import pack, python_version
 
 LONG = pytest.mark.timeout(900)
+PATIENT = 400.0  # seconds to wait for a job on a cluster
 LOST = "ExecutorLostFailure"
 # As docs/how-to/deploy/jobs.md has them, for the batch layer.
 HANDED_OVER = {
@@ -26,6 +31,14 @@ HANDED_OVER = {
     "spark.storage.decommission.enabled": "true",
     "spark.storage.decommission.rddBlocks.enabled": "true",
     "spark.storage.decommission.shuffleBlocks.enabled": "true",
+}
+# Compaction would write the files again.
+AS_STAGED = {"trigger": "1 second", "roll_up": False}
+SPECULATIVE = {
+    "spark.speculation": "true",
+    "spark.speculation.interval": "100ms",
+    "spark.speculation.quantile": "0.5",
+    "spark.speculation.multiplier": "1.1",
 }
 ALLOCATED = {
     "spark.dynamicAllocation.enabled": "true",
@@ -110,6 +123,7 @@ def test_both_jobs_run_their_tasks_on_both_workers_which_need_no_python(
     set_conf(one, speed.settings)
     log = run(one, "speed", one.name, "--available-now", "--master", cluster.master)
     assert one.contents() == one.acknowledged()
+    assert "executors: Spark reads all records, more slowly: Python on executors failed" in log
     set_conf(one, batch.settings)
     run(one, "batch", one.name, "--hour", hour, "--master", cluster.master)
     assert one.state.served_by(hour) == "batch"
@@ -119,6 +133,29 @@ def test_both_jobs_run_their_tasks_on_both_workers_which_need_no_python(
         f"anabranch speed {one.name}", f"anabranch batch {one.name}",
     }  # fmt: skip
     assert postgres.execute(f"SELECT count(*) FROM iceberg_tables WHERE table_namespace = '{one.name}'") == [(3,)]
+
+
+@LONG
+def test_an_archive_of_our_packages_gives_executors_their_python(
+    on_postgres: Make, cluster: SparkCluster, tmp_path: Path
+) -> None:
+    python = Path(sys.base_prefix) / "bin" / f"python{python_version()}"
+    conf = pack(tmp_path / "packed").conf | {"spark.executorEnv.ANABRANCH_PYTHON": str(python)}
+    # The path exists only where the archive is unpacked.
+    assert conf["spark.pyspark.python"].startswith("./")
+    ui = SparkUi(tmp_path / "ui")
+    one = on_postgres({"spark.cores.max": "2"} | conf | ui.settings, speed=AS_STAGED)
+    one.send([*spread(past_hour(1), 2_000, "e")])
+    log = run(one, "speed", one.name, "--available-now", "--master", cluster.master)
+    assert "executors: Python workers read certain records" in log
+    assert set(writers(one)) == {BY_PYARROW}
+    assert_exact(one, log, batches=0)
+    # The keys of S3 travel inside the tasks.
+    secret = one.job.environment.s3.secret_key.get_secret_value()  # type: ignore[union-attr]
+    [events] = (tmp_path / "ui").iterdir()
+    assert "MapInArrow" in (shown := events.read_text("utf-8"))
+    assert secret not in shown
+    assert secret not in log
 
 
 @LONG
@@ -156,18 +193,20 @@ def shown(process: psutil.Process) -> list[str]:
 def kill_in_a_task(cluster: SparkCluster, host: str, ui: SparkUi, command: Command, when: Callable[[], bool]) -> None:
     """Kill a worker with its executor while a task runs on it."""
 
-    def caught() -> bool:
-        if not when() or not ui.running_tasks(host):
-            return False
-        # Stopped, it can end no task; what it had sent before arrives while it is asked again.
-        cluster.pause_executors(host)
-        if all(ui.running_tasks(host) for _ in range(20)):
-            return True
-        cluster.resume_executors(host)
-        return False
-
-    command.until(caught, f"a task to run on {host}")
+    command.until(lambda: pause_in_a_task(cluster, host, ui, when), f"a task to run on {host}", PATIENT)
     cluster.kill_worker(host)
+
+
+def pause_in_a_task(cluster: SparkCluster, host: str, ui: SparkUi, when: Callable[[], bool]) -> bool:
+    """Pause the executors of a host if a task runs on them; returns whether they are paused."""
+    if not when() or not ui.running_tasks(host):
+        return False
+    # Stopped, it can end no task; what it had sent before arrives while it is asked again.
+    cluster.pause_executors(host)
+    if all(ui.running_tasks(host) for _ in range(20)):
+        return True
+    cluster.resume_executors(host)
+    return False
 
 
 def assert_lost_in_a_task(ui: SparkUi, host: str) -> None:
@@ -233,19 +272,49 @@ def test_executors_that_are_asked_for_and_given_back_keep_the_decoded_hour(
 
 
 @LONG
+@pytest.mark.parametrize(
+    ("conf", "writer"),
+    [({}, BY_PYARROW), ({"spark.pyspark.python": "/nowhere/python"}, BY_SPARK)],
+    ids=["Python workers", "Spark"],
+)
 def test_a_worker_killed_in_the_middle_of_a_micro_batch(
-    on_postgres: Make, cluster: SparkCluster, tmp_path: Path
+    on_postgres: Make, cluster: SparkCluster, tmp_path: Path, conf: dict[str, str], writer: str
 ) -> None:
     ui, host = SparkUi(tmp_path / "ui"), HOSTS[0]
-    one = on_postgres({"spark.cores.max": "2"}, speed={"trigger": "1 second", "max_offsets_per_trigger": 20_000})
+    speed_conf = AS_STAGED | {"max_offsets_per_trigger": 20_000}
+    one = on_postgres({"spark.cores.max": "2"} | conf, speed=speed_conf)
     one.send_now(60_000, "e")
     set_conf(one, ui.settings)
     with started(one, "speed", one.name, "--master", cluster.master) as speed:
         kill_in_a_task(cluster, host, ui, speed, lambda: 0 < one.published < 60_000)
-        speed.until(lambda: one.published == 60_000, "the rest to be published")
+        speed.until(lambda: one.published == 60_000, "the rest to be published", PATIENT)
         one.send_now(100, "after")
-        speed.until(lambda: one.published == 60_100, "what came later to be published")
+        speed.until(lambda: one.published == 60_100, "what came later to be published", PATIENT)
         assert speed.terminate() == 0, speed.log[-4000:]
     assert_lost_in_a_task(ui, host)
+    assert set(writers(one)) == {writer}
     assert_exact(one, speed.log, batches=0)
     assert not re.search("Traceback", speed.log)
+
+
+@LONG
+def test_a_speculative_attempt_beside_a_slow_one_publishes_each_record_once(
+    on_postgres: Make, cluster: SparkCluster, tmp_path: Path
+) -> None:
+    ui, host = SparkUi(tmp_path / "ui"), HOSTS[0]
+    speed_conf = AS_STAGED | {"max_offsets_per_trigger": 20_000}
+    one = on_postgres({"spark.cores.max": "2"} | SPECULATIVE, speed=speed_conf)
+    one.send_now(60_000, "e")
+    set_conf(one, ui.settings)
+    with started(one, "speed", one.name, "--master", cluster.master) as speed:
+        speed.until(
+            lambda: pause_in_a_task(cluster, host, ui, lambda: 0 < one.published < 60_000), "a slow task", PATIENT
+        )
+        at = one.published
+        speed.until(lambda: one.published > at, "another attempt of the task to be published", PATIENT)
+        cluster.resume_executors(host)
+        speed.until(lambda: one.published == 60_000, "the rest to be published", PATIENT)
+        assert speed.terminate() == 0, speed.log[-4000:]
+    assert "TaskKilled" in {reason for _, reason in ui.tasks()}, "the hazard: one of two attempts was ended"
+    assert set(writers(one)) == {BY_PYARROW}
+    assert_exact(one, speed.log, batches=0)

@@ -11,7 +11,6 @@ import random
 import signal
 import sys
 import zipimport
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from pyspark.sql import DataFrame, SparkSession
 from sessions import with_settings
 from waiting import wait_for
 from world import Record, World, event, past_hour, spread
+from writers import BY_PYARROW, BY_SPARK, writers
 
 from anabranch.common.errors import Transient, Unexplained
 from anabranch.common.output import plain
@@ -46,7 +46,6 @@ from speed_layer.micro_batch import MicroBatches
 Make = Callable[..., World]
 Batches = Iterable[pa.RecordBatch]
 NAMES = ("event_id", "player", "event_time", "level", "amount")
-BY_PYARROW, BY_SPARK = "parquet-cpp-arrow", "parquet-mr"
 
 
 @dataclass(frozen=True)
@@ -155,15 +154,6 @@ def require_exact(one: World, dead: dict[tuple[int, int], str] | None = None) ->
     assert sorted(letters) == sorted((p, o, code, values[p, o]) for (p, o), code in dead.items())
 
 
-def writers(one: World) -> Counter[str]:
-    """How many of the files that `main` has each program has written."""
-    found: Counter[str] = Counter()
-    for data_file in _files(one):
-        with rewriting._opened(one.state.table, data_file) as parquet:
-            found[parquet.metadata.created_by.split()[0]] += 1
-    return found
-
-
 def _files(one: World) -> list[Any]:
     return [f for by_path in files_by_hour(one.state.table, "main").values() for f in by_path.values()]
 
@@ -243,8 +233,8 @@ def test_files_of_workers_and_of_spark_are_of_one_kind_and_are_rolled_up_togethe
     one.speed()
     assert (writers(one), workers.records) == ({BY_PYARROW: 9}, 9)
     with monkeypatch.context() as elsewhere:
-        # As on a cluster, where no code of ours is.
-        elsewhere.setattr(micro_batch, "runs_here", lambda master: False)
+        # As on a cluster whose executors have no code of ours.
+        elsewhere.setattr(micro_batch, "can_use_workers", lambda spark: False)
         one.send([(0, now, event(f"spark-{i}", now, **values[i % 3])) for i in range(9)])
         one.speed()
     assert (writers(one), workers.records) == ({BY_PYARROW: 9, BY_SPARK: 9}, 9)
@@ -370,6 +360,24 @@ def test_a_worker_that_s3_refuses_fails_the_micro_batch_until_it_is_mended(
             job.result(timeout=120)
         require_exact(one)
         one.reopen()
+
+
+def test_on_a_cluster_spark_reads_a_micro_batch_that_a_worker_fails_on(
+    world: Make, arm: Callable[[World], MicroBatches], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def without_packages(batches: Batches) -> Batches:
+        raise ModuleNotFoundError("No module named 'pyarrow'")
+
+    one = world()
+    one.topic()
+    one.apply()
+    monkeypatch.setattr(micro_batch, "runs_here", lambda master: False)
+    _beside(monkeypatch, without_packages)
+    publish(one, arm(one), one.send(spread(past_hour(0), 40, "a")))
+    require_exact(one)
+    assert set(writers(one)) == {BY_SPARK}
+    [warning] = [record.getMessage() for record in caplog.records if "workers failed" in record.getMessage()]
+    assert "No module named 'pyarrow'" in warning
 
 
 def test_a_disk_that_is_full_in_a_worker_passes(

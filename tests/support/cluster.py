@@ -92,6 +92,8 @@ class SparkCluster:
         worker = self.processes[host]
         os.killpg(worker.pid, signal.SIGKILL)
         worker.wait(30)
+        # Python workers are a process group of their own.
+        self._signal_all(lost, signal.SIGKILL)
         _, left = psutil.wait_procs(lost, 30)
         assert not left, f"expected the executors of {host} to end with it, found {left}"
 
@@ -110,7 +112,11 @@ class SparkCluster:
             process.wait(30)
 
     def _signal_executors(self, host: str, number: signal.Signals) -> None:
-        for process in self.executors(host):
+        self._signal_all(self.executors(host), number)
+
+    @staticmethod
+    def _signal_all(processes: Sequence[psutil.Process], number: signal.Signals) -> None:
+        for process in processes:
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(number)
 

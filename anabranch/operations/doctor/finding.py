@@ -24,6 +24,7 @@ class Check(StrEnum):
     JARS = "local.jars"
     JARS_DIFFER = "local.jars-differ"
     PYTHON = "local.python"
+    PACKED = "local.packed"
     DISK = "local.disk"
     KAFKA_AWAY = "kafka.away"
     KAFKA_RIGHTS = "kafka.rights"

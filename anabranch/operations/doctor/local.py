@@ -7,6 +7,7 @@ import os
 import platform
 import shutil
 import subprocess
+import tarfile
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from anabranch.common.errors import ConfigurationError
 from anabranch.config import Environment
 from anabranch.operations.doctor.finding import Check, Finding, error, warning
 from anabranch.spark import jars
+from anabranch.spark.executor_python import difference, installed, packed_archive, packed_versions
 from anabranch.spark.java import OLDEST, require_java
 from anabranch.spark.settings import runs_here
 
@@ -27,7 +29,8 @@ _FULL, _NEARLY_FULL = 64 << 20, 512 << 20
 @dataclass(frozen=True)
 class LocalFacts:
     """`no_java` is why Java cannot be run. `worker_python` is the version of the workers' Python
-    (PYSPARK_PYTHON), or why it cannot be run; None if workers use this Python. `temporary` is the
+    (PYSPARK_PYTHON), or why it cannot be run; None if workers use this Python. `packed` is how the
+    archive of packages for executors differs from this installation, with its file. `temporary` is the
     folder with the least free space (`free` bytes) of those that jobs on this machine write to."""
 
     no_java: str | None
@@ -35,6 +38,7 @@ class LocalFacts:
     is_empty: bool
     jars: tuple[str, ...]
     worker_python: str | None
+    packed: tuple[str, str] | None
     temporary: str
     free: int
 
@@ -48,7 +52,9 @@ def read(environment: Environment) -> LocalFacts:
     folder, wrong = jars.cached()
     free, temporary = _least_room(environment)
     worker_python = _worker_python(environment)
-    return LocalFacts(no_java, str(folder), not folder.exists(), tuple(wrong), worker_python, temporary, free)
+    return LocalFacts(
+        no_java, str(folder), not folder.exists(), tuple(wrong), worker_python, _packed(environment), temporary, free
+    )
 
 
 def _least_room(environment: Environment) -> tuple[int, str]:
@@ -67,6 +73,17 @@ def _worker_python(environment: Environment) -> str | None:
         return subprocess.run(ask, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError) as failed:
         return f"PYSPARK_PYTHON={command} cannot be run ({failed})"
+
+
+def _packed(environment: Environment) -> tuple[str, str] | None:
+    file = packed_archive(environment.spark.conf)
+    if file is None or runs_here(environment.spark.master):
+        return None
+    try:
+        differs = difference(installed(), packed_versions(file))
+    except (OSError, ValueError, tarfile.TarError) as failed:
+        differs = f"cannot be read ({failed})"
+    return (differs, str(file)) if differs is not None else None
 
 
 def findings(facts: LocalFacts) -> list[Finding]:
@@ -94,6 +111,11 @@ def findings(facts: LocalFacts) -> list[Finding]:
     if facts.worker_python is not None and tuple(facts.worker_python.split(".")[:2]) != ours:
         expected = f"Python {'.'.join(ours)} for Spark's workers too"
         made.append(error(Check.PYTHON, "this machine", expected, facts.worker_python, "unset PYSPARK_PYTHON"))
+    if facts.packed is not None:
+        differs, file = facts.packed
+        expected = f"in {file} the packages of this installation; Spark reads all records, more slowly"
+        remedy = f"anabranch pack --to {quote(str(Path(file).parent))}"
+        made.append(warning(Check.PACKED, "this machine", expected, differs, remedy))
     if facts.free < _NEARLY_FULL:
         weighs = error if facts.free < _FULL else warning
         expected = f"{_NEARLY_FULL >> 20} MB or more for checkpoints and shuffles in {facts.temporary}"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import json
 import re
+import tarfile
 import threading
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -32,6 +35,7 @@ from anabranch.offsets.hours import Cut, Timeline
 from anabranch.operations.doctor import airflow, catalog, kafka, local, registry, s3, streams, tables
 from anabranch.operations.doctor.finding import Check, Finding, Severity
 from anabranch.operations.reports.status import Lag, StreamStatus
+from anabranch.spark.executor_python import ARCHIVE, VERSIONS, installed
 
 ROOT = Path(__file__).parents[3]
 NOW = datetime(2026, 11, 21, 12, 30, tzinfo=UTC)
@@ -318,6 +322,31 @@ def test_a_python_of_the_workers_that_cannot_be_run(tmp_path: Path, monkeypatch:
     variable = finding.remedy.removeprefix("unset ")
     monkeypatch.delenv(variable)
     assert Check.PYTHON not in checks(local.findings(local.read(environment)))
+
+
+def test_an_archive_of_other_packages_than_the_drivers(tmp_path: Path) -> None:
+    file = tmp_path / "packed.tar.gz"
+    environment = new_environment(tmp_path)
+    conf = environment.spark.conf | {"spark.archives": f"/another.zip, {file}#{ARCHIVE}"}
+    on_cluster = environment.spark.model_copy(update={"conf": conf, "master": "spark://host:7077"})
+    environment = environment.model_copy(update={"spark": on_cluster})
+
+    def found(versions: dict[str, str]) -> list[Finding]:
+        with tarfile.open(file, "w:gz") as archive:
+            content = json.dumps(versions).encode()
+            entry = tarfile.TarInfo(VERSIONS)
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+        return [f for f in local.findings(local.read(environment)) if f.check is Check.PACKED]
+
+    assert found(installed()) == []
+    [finding] = found(installed() | {"pyarrow": "1.0"})
+    assert (finding.severity, finding.remedy) == ("warning", f"anabranch pack --to {tmp_path}")
+    assert finding.found.endswith("found 1.0")
+    assert "found none" in found({})[0].found
+    file.write_bytes(b"no archive")
+    [finding] = [f for f in local.findings(local.read(environment)) if f.check is Check.PACKED]
+    assert finding.found.startswith("cannot be read")
 
 
 @pytest.mark.parametrize(("megabytes", "severity"), [(512, None), (511, "warning"), (63, "error")])

@@ -1,0 +1,68 @@
+"""The Python packages that executors need in common with the driver, and the archive that brings them.
+
+`anabranch pack` writes the archive (`speed_layer.pack`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import tarfile
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+
+import anabranch
+
+ARCHIVE = "anabranch"
+"""The archive's folder on executors."""
+VERSIONS = "versions.json"
+"""The first file of the archive: the versions in it."""
+CODE = ("anabranch", "speed_layer")
+"""Our packages that workers import."""
+
+_PACKAGES = ("numpy", "pyarrow", "pyiceberg")
+
+
+@cache
+def installed() -> dict[str, str]:
+    """The versions of Python and of the packages, and a digest of our code, which has one version in many builds."""
+    versions = {name: version(name) for name in _PACKAGES}
+    return {"python": ".".join(platform.python_version_tuple()[:2]), **versions, "anabranch": _code_digest()}
+
+
+def _code_digest() -> str:
+    digest, root = hashlib.sha256(), Path(anabranch.__file__).parent.parent
+    for package in CODE:
+        for file in sorted((root / package).rglob("*.py")):
+            digest.update(f"{file.relative_to(root).as_posix()}\0".encode())
+            digest.update(file.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def difference(expected: Mapping[str, str], found: Mapping[str, str]) -> str | None:
+    """The first part of `expected` that `found` lacks or has in another version, in words. Pure."""
+    for part, wanted in expected.items():
+        if found.get(part) != wanted:
+            return f"expected {part} {wanted}, found {found.get(part, 'none')}"
+    return None
+
+
+def packed_archive(conf: Mapping[str, str]) -> Path | None:
+    """Our archive among `spark.archives`, if it is a file of this machine."""
+    for entry in conf.get("spark.archives", "").split(","):
+        place, _, folder = entry.strip().partition("#")
+        file = Path(place.removeprefix("file://"))
+        if folder == ARCHIVE and file.is_file():
+            return file
+    return None
+
+
+def packed_versions(file: Path) -> dict[str, str]:
+    """The versions in an archive; nothing for an archive of another program. Raises OSError and tarfile.TarError."""
+    with tarfile.open(file) as archive:
+        first = archive.next()
+        content = archive.extractfile(first) if first is not None and first.name == VERSIONS else None
+        return dict(json.load(content)) if content is not None else {}

@@ -1,0 +1,122 @@
+"""Whether Python workers read certain records, or Spark reads all of them.
+
+On a local master, tasks run with the driver's own Python. On any other master, a job probes it once: tasks report the
+versions of Python, of the packages and of our code on their executors. Workers are used only if all reports equal the
+driver's.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from pyspark.errors import PythonException
+
+from anabranch.common.remote_errors import full_text, one_line
+from anabranch.spark.executor_python import difference, installed
+from anabranch.spark.settings import runs_here
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LOG = logging.getLogger(__name__)
+
+_EXCLUDES = "spark.excludeOnFailure.enabled"
+_REMEDY = "docs/how-to/deploy/jobs.md lists how packages reach executors"
+
+_OF_WORKERS = ("api.python.PythonException", "PythonWorkerFactory", "Python worker exited unexpectedly")
+
+Versions = Mapping[str, str]
+"""Versions by part: Python, each package, and the digest of our code. A report of an executor also has its `host`, or
+`missing`, the import error."""
+
+# By Spark's application. A process has one at a time.
+_decided: dict[str, bool] = {}
+_deciding = threading.Lock()
+
+
+def reason_for_spark(expected: Versions, reports: Iterable[Versions]) -> str | None:
+    """Why Spark must read all records, from the reports of executors; None if workers can. Pure."""
+    for report in reports:
+        host = report["host"]
+        if "missing" in report:
+            return f"executor on {host}: expected our packages, found {report['missing']}"
+        if (differs := difference(expected, report)) is not None:
+            return f"executor on {host}: {differs}"
+    return None
+
+
+def is_of_workers(error: BaseException) -> bool:
+    """Whether a Spark job failed because a Python worker did not start, ended, or raised an error. Pure."""
+    return isinstance(error, PythonException) or any(part in full_text(error) for part in _OF_WORKERS)
+
+
+def can_use_workers(spark: SparkSession) -> bool:
+    """Whether tasks of this session can read certain records in Python workers.
+
+    The first call on a cluster runs a Spark job and logs its result. Later calls return the same.
+    """
+    context = spark.sparkContext
+    if runs_here(context.master):
+        return True
+    with _deciding:
+        if context.applicationId not in _decided:
+            _decided[context.applicationId] = _decide(spark)
+        return _decided[context.applicationId]
+
+
+def _decide(spark: SparkSession) -> bool:
+    reports: list[dict[str, str]] = []
+    reason: str | None
+    if spark.sparkContext.getConf().get(_EXCLUDES, "false") == "true":
+        reason = f"{_EXCLUDES} is true, so a failed probe would exclude executors"
+    else:
+        try:
+            reports = _probe(spark)
+            reason = reason_for_spark(installed(), reports)
+        except Exception as error:
+            LOG.debug("probe of the executors failed", exc_info=True)
+            reason = f"Python on executors failed: {one_line(error)}"
+    if reason is None:
+        hosts = sorted({report["host"] for report in reports})
+        LOG.info("executors: Python workers read certain records hosts=%s", ",".join(hosts))
+    else:
+        LOG.info("executors: Spark reads all records, more slowly: %s; %s", reason, _REMEDY)
+    return reason is None
+
+
+def _probe(spark: SparkSession) -> list[dict[str, str]]:
+    """Reports of several tasks for each core that Spark has now. Raises Spark's errors."""
+    context = spark.sparkContext
+    tasks = 2 * context.defaultParallelism
+    # Spark would log the failed attempts as errors. The reason is logged once instead.
+    context.setLogLevel("OFF")
+    try:
+        return [
+            json.loads(report) for report in context.parallelize(range(tasks), tasks).mapPartitions(_task()).collect()
+        ]
+    finally:
+        context.setLogLevel("ERROR")
+
+
+def _task() -> Callable[[Iterable[int]], Iterator[str]]:
+    """The task of a probe. Spark sends a nested function by value, so it also runs where our code is missing."""
+
+    def run(_: Iterable[int]) -> Iterator[str]:
+        import importlib
+        import json
+        import socket
+
+        host = socket.gethostname()
+        try:
+            importlib.import_module("speed_layer.group_staging")
+            from anabranch.spark.executor_python import installed
+        except ImportError as error:
+            yield json.dumps({"host": host, "missing": str(error)})
+        else:
+            yield json.dumps({"host": host, **installed()})
+
+    return run

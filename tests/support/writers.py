@@ -1,0 +1,22 @@
+"""Which program wrote the files of a table."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from world import World
+
+from anabranch.iceberg.snapshots import files_by_hour
+from speed_layer import rewriting
+
+BY_PYARROW, BY_SPARK = "parquet-cpp-arrow", "parquet-mr"
+
+
+def writers(one: World) -> Counter[str]:
+    """How many of the files of `main` each program has written."""
+    found: Counter[str] = Counter()
+    for by_path in files_by_hour(one.state.table, "main").values():
+        for data_file in by_path.values():
+            with rewriting._opened(one.state.table, data_file) as parquet:
+                found[parquet.metadata.created_by.split()[0]] += 1
+    return found
