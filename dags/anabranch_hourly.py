@@ -1,23 +1,26 @@
 """One DAG for each stream: each hour, once it has ended, is sealed, rebuilt by the batch layer,
 merged and verified.
 
-Wiring only: every task is one `anabranch` command that an operator can run by hand.
+Wiring only: every task is one `anabranch` command that an operator can run by hand. The hours of a stream with `group:`
+are run by its group's DAG (anabranch_hourly_group.py); this one is then for runs by hand.
 """
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 from airflow.providers.standard.sensors.date_time import DateTimeSensorAsync
-from airflow.sdk import DAG, CronDataIntervalTimetable, Param
+from airflow.sdk import DAG, CronDataIntervalTimetable
 from anabranch_operators import (
     AnabranchOperator,
     RebuildOperator,
     SealOperator,
     VerifyOperator,
     default_args,
-    duration,
-    settings,
+    group,
+    hour_params,
+    longest_grace,
+    start_hour,
     streams,
     targets,
 )
@@ -31,7 +34,9 @@ Each hour of the stream `{stream}`, in UTC, as soon as it has ended:
   it fails without a retry; its log and its XCom `refused` have the reason. The hour is served as before, and the next
   hour is not delayed.
 - **merge** corrects hours that the wrong layer serves, also after a refusal.
-- **verify** counts the hour again from its files, and notifies the consumers of the asset `anabranch_hours__{stream}`.
+- **verify** counts the hour again from its files, and notifies the consumers of its assets:
+  `anabranch_hours__{stream}`, `anabranch_partitions__{stream}` with the hour as `partition_key`, and of a
+  restated hour `anabranch_restated_days__{stream}`.
 - **egress__NAME**, for each target of the stream's file: delivers to it all accepted hours that it lacks, this one and
   others.
 
@@ -43,30 +48,24 @@ gate: trigger the DAG with `hour`, `accept` and `why`.
 
 def stream_dag(stream: str) -> DAG:
     """The DAG of one stream; its data interval is the hour."""
-    stream_settings = settings(stream)
-    grace = int(duration(stream_settings.get("batch", {}).get("grace"), timedelta(minutes=2)).total_seconds())
-    start = _start(stream_settings.get("airflow", {}).get("start"))
+    start = start_hour(stream)
     with DAG(
         dag_id=f"anabranch_hourly__{stream}",
         description=f"Seals, rebuilds, merges and verifies each hour of {stream}.",
         doc_md=DOC.format(stream=stream),
-        schedule=CronDataIntervalTimetable("0 * * * *", timezone="UTC"),
+        schedule=CronDataIntervalTimetable("0 * * * *", timezone="UTC") if group(stream) is None else None,
         start_date=start or datetime(2026, 1, 1, tzinfo=UTC),
         # With `airflow.start`, Airflow runs a backlog, oldest first; without it, `anabranch batch` does.
         catchup=start is not None,
         max_active_runs=1,
         default_args=default_args(stream),
-        params={
-            "hour": Param(None, type=["null", "string"], description="One hour, such as 2026-11-21T03 (UTC)."),
-            "restate": Param(False, type="boolean", description="Publish a new revision of an accepted hour."),
-            "accept": Param(False, type="boolean", description="Accept despite gaps or the quality gate; needs why."),
-            "why": Param(None, type=["null", "string"], description="The reason, for the ledger."),
-        },
+        params=hour_params(),
         tags=["anabranch", stream],
     ) as dag:
+        seconds = longest_grace([stream])
         wait = DateTimeSensorAsync(
             task_id="grace",
-            target_time=f"{{{{ (data_interval_end + macros.timedelta(seconds={grace})).isoformat() }}}}",
+            target_time=f"{{{{ (data_interval_end + macros.timedelta(seconds={seconds})).isoformat() }}}}",
         )
         seal = SealOperator(task_id="seal", stream=stream)
         rebuild = RebuildOperator(
@@ -82,13 +81,6 @@ def stream_dag(stream: str) -> DAG:
             arguments = ["egress", stream, "--target", target]
             verify >> AnabranchOperator(task_id=f"egress__{target}", arguments=arguments)
     return dag
-
-
-def _start(hour: object) -> datetime | None:
-    try:
-        return datetime.strptime(str(hour), "%Y-%m-%dT%H").replace(tzinfo=UTC) if hour is not None else None
-    except ValueError:
-        return None  # each task reports the fault of the file
 
 
 for _stream in streams():

@@ -16,29 +16,63 @@ import re
 import shlex
 import signal
 import subprocess
+import threading
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
 from airflow.configuration import conf
-from airflow.sdk import Asset, BaseOperator
+from airflow.sdk import (
+    Asset,
+    BaseOperator,
+    DayWindow,
+    IdentityMapper,
+    Param,
+    PartitionedAssetTimetable,
+    RollupMapper,
+    StartOfDayMapper,
+)
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
 REFUSED, UNEXPECTED, TRANSIENT = 1, 70, 75
 LAST_LINES = 20
 CONF = Path(os.environ.get("ANABRANCH_CONF") or Path(__file__).resolve().parents[1] / "conf")
+# libyaml reads a file ten times as fast as Python does.
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 # The hour of a run: given by an operator, else the run's data interval.
 HOUR = "{{ params.hour or data_interval_start.strftime('%Y-%m-%dT%H') }}"
 
 
 def streams() -> list[str]:
-    """The streams of the configuration folder, sorted."""
+    """The streams that have a file of their own in the configuration folder, sorted."""
+    return [name for name in _files() if "topics" not in _document(name)]
+
+
+@cache
+def _files() -> list[str]:
+    """The files of streams, and of families of topics (`topics` in place of `topic`)."""
     return sorted(f.stem for f in (CONF / "streams").glob("*.yaml") if not f.stem.endswith(".expectations"))
+
+
+def group(stream: str) -> str | None:
+    """The group of the stream's file, None without one."""
+    name = _document(stream).get("group")
+    return name if isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9_-]+", name) else None
+
+
+def groups() -> dict[str, list[str]]:
+    """By group, its streams and families of topics."""
+    members: dict[str, list[str]] = {}
+    for stream in _files():
+        if (name := group(stream)) is not None:
+            members.setdefault(name, []).append(stream)
+    return members
 
 
 def settings(stream: str) -> dict[str, Any]:
@@ -55,18 +89,62 @@ def targets(stream: str) -> list[str]:
     return [name for name in names if isinstance(name, str) and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,63}", name)]
 
 
+@cache
 def _document(stream: str) -> dict[str, Any]:
+    """The stream's file above `defaults.yaml`, read once for each parsing; empty if the file cannot be read."""
+    own = _read(CONF / "streams" / f"{stream}.yaml")
+    return _merge(_defaults(), own) if own else {}
+
+
+@cache
+def _defaults() -> dict[str, Any]:
+    return _read(CONF / "defaults.yaml")
+
+
+def _read(file: Path) -> dict[str, Any]:
     try:
-        document = yaml.safe_load((CONF / "streams" / f"{stream}.yaml").read_text(encoding="utf-8"))
+        document = yaml.load(file.read_text(encoding="utf-8"), _LOADER)
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         return {}
     return document if isinstance(document, dict) else {}
+
+
+def _merge(defaults: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """As the commands do: mappings key by key; any other value of `own` replaces the default. Pure."""
+    both = {key for key in own if isinstance(own[key], dict) and isinstance(defaults.get(key), dict)}
+    return {**defaults, **own, **{key: _merge(defaults[key], own[key]) for key in both}}
 
 
 def duration(value: object, otherwise: timedelta) -> timedelta:
     """Parse `2 minutes` and the like; `otherwise` for other text, which the commands refuse."""
     match = re.fullmatch(r"\s*(\d+)\s*(second|minute|hour|day|week)s?\s*", str(value))
     return timedelta(**{f"{match[2]}s": int(match[1])}) if match else otherwise
+
+
+def longest_grace(names: Iterable[str]) -> int:
+    """The longest `batch.grace` of the streams, in seconds."""
+    graces = (duration(settings(name).get("batch", {}).get("grace"), timedelta(minutes=2)) for name in names)
+    return int(max(graces).total_seconds())
+
+
+def start_hour(stream: str) -> datetime | None:
+    """The stream's `airflow.start`; None without one, or for one that the commands refuse."""
+    hour = settings(stream).get("airflow", {}).get("start")
+    try:
+        return datetime.strptime(str(hour), "%Y-%m-%dT%H").replace(tzinfo=UTC) if hour is not None else None
+    except ValueError:
+        return None
+
+
+def hour_params(of_one: bool = True) -> dict[str, Param]:
+    """Parameters of a run by hand. An hour is accepted in spite of its refusal for one stream only."""
+    params = {
+        "hour": Param(None, type=["null", "string"], description="One hour, such as 2026-11-21T03 (UTC)."),
+        "restate": Param(False, type="boolean", description="Publish a new revision of an accepted hour."),
+        "accept": Param(False, type="boolean", description="Accept despite gaps or the quality gate; needs why."),
+        "why": Param(None, type=["null", "string"], description="The reason, for the ledger."),
+    }
+    return params if of_one else {name: param for name, param in params.items() if name != "accept"}
 
 
 def default_args(stream: str) -> dict[str, Any]:
@@ -86,6 +164,31 @@ def default_args(stream: str) -> dict[str, Any]:
 def hours_asset(stream: str) -> Asset:
     """Its event is an authoritative hour of the stream: accepted, served by batch, and verified."""
     return Asset(name=f"anabranch_hours__{stream}", uri=f"anabranch://hours/{stream}", group="anabranch")
+
+
+def partitions_asset(stream: str) -> Asset:
+    """The same event with the hour, such as 2026-11-21T03, as its `partition_key`.
+
+    An asset of its own: Airflow starts no DAG of a plain asset schedule for an event with a partition key.
+    """
+    return Asset(name=f"anabranch_partitions__{stream}", uri=f"anabranch://partitions/{stream}", group="anabranch")
+
+
+def restated_days_asset(stream: str) -> Asset:
+    """Its event is a day, such as 2026-11-21, all hours of which are accepted and one of which was restated just now.
+    The day is its `partition_key`."""
+    name, uri = f"anabranch_restated_days__{stream}", f"anabranch://restated-days/{stream}"
+    return Asset(name=name, uri=uri, group="anabranch")
+
+
+def day_schedule(stream: str) -> PartitionedAssetTimetable:
+    """The schedule of a DAG that runs for each day of a stream: once all 24 hours are accepted, and again for each hour
+    of it that is restated afterwards. The run's `partition_key` is the day."""
+    hours, days = partitions_asset(stream), restated_days_asset(stream)
+    whole_day = RollupMapper(upstream_mapper=StartOfDayMapper(input_format="%Y-%m-%dT%H"), window=DayWindow())
+    return PartitionedAssetTimetable(
+        assets=hours | days, partition_mapper_config={hours: whole_day, days: IdentityMapper()}
+    )
 
 
 def _imported(name: str) -> Callable[..., None]:
@@ -264,48 +367,185 @@ class RebuildOperator(HourOperator):
         run = context["dag_run"]
         more = rebuild_options(context["params"], run.run_id, run.run_type, run.clear_number or 0)
         try:
-            self.run_command([*self.arguments, *more, *self._parents(context["ti"], run)])
+            self.run_command([*self.arguments, *more, *_parents(self, context["ti"], run)])
         except Refused:
-            self._keep_reason(context["ti"])
+            _keep_reason(self, context["ti"])
             raise
 
-    def _parents(self, instance: Any, run: Any) -> list[str]:
-        try:
-            parent, root = lineage_parents(instance, run)
-        except Exception:
-            self.log.exception("lineage of hour %s will not name this task; nothing else depends on it", self.hour)
-            return []
-        return [f"--parent-run={parent}", f"--root-run={root}"]
 
-    def _keep_reason(self, instance: Any) -> None:
-        try:
-            refusals = self.explain()["refusals"]
-        except AirflowException:
-            self.log.exception("why hour %s was refused could not be asked; it is in the log above", self.hour)
-            return
-        if refusals:
-            instance.xcom_push(key="refused", value={"hour": self.hour, **refusals[-1]})
+def _parents(operator: AnabranchOperator, instance: Any, run: Any) -> list[str]:
+    try:
+        parent, root = lineage_parents(instance, run)
+    except Exception:
+        operator.log.exception("lineage will not name this task; nothing else depends on it")
+        return []
+    return [f"--parent-run={parent}", f"--root-run={root}"]
+
+
+def _keep_reason(operator: HourOperator, instance: Any) -> None:
+    try:
+        refusals = operator.explain()["refusals"]
+    except AirflowException:
+        operator.log.exception("reading the refusal of hour %s failed; the log above has it", operator.hour)
+        return
+    if refusals:
+        instance.xcom_push(key="refused", value={"hour": operator.hour, **refusals[-1]})
 
 
 class VerifyOperator(HourOperator):
-    """Verifies an hour, and notifies downstream DAGs.
+    """Verifies an hour, and notifies downstream DAGs by the events of its assets.
 
-    The asset event's extra has `hour`, `revision`, `rows` and `snapshot_id`.
+    Each event's extra has `hour`, `revision`, `rows` and `snapshot_id`.
     """
 
     def __init__(self, *, stream: str, **kwargs: Any) -> None:
-        self.asset = hours_asset(stream)
         arguments = ["audit", stream, "--hours", HOUR, "--no-kafka"]
-        super().__init__(stream=stream, arguments=arguments, outlets=[self.asset], **kwargs)
+        # Airflow itself gives `outlets` to a mapped task.
+        super().__init__(stream=stream, arguments=arguments, **kwargs | {"outlets": _outlets(stream)})
 
     def execute(self, context: Any) -> Any:
         super().execute(context)
+        return self.announce(context)
+
+    def announce(self, context: Any) -> dict[str, Any]:
+        """Set this task's asset events."""
         facts = self.explain()
+        if facts["state"] != "accepted":
+            raise AirflowFailException(
+                f"hour {self.hour} of {self.stream}: expected it to be accepted, found it {facts['state']}"
+            )
         extra = {
             "hour": self.hour,
             "revision": facts["revision"],
             "rows": facts["counts"]["good"],
             "snapshot_id": facts["snapshot_id"],
         }
-        context["outlet_events"][self.asset].extra = extra
+        if self.stream not in streams():
+            # Airflow knows the assets of streams that have a DAG of their own.
+            self.outlets = []
+            return extra
+        hours, partitions, restated_days = _outlets(self.stream)
+        events, day = context["outlet_events"], self.hour[:10]
+        events[hours].extra = events[partitions].extra = extra
+        events[partitions].add_partitions(self.hour)
+        if facts["revision"] > 1 and self._is_accepted(day):
+            events[restated_days].extra = extra
+            events[restated_days].add_partitions(day)
+        else:
+            # Airflow makes an event for each outlet that a task ends with.
+            self.outlets = [hours, partitions]
         return extra
+
+    def _is_accepted(self, day: str) -> bool:
+        """Whether all hours of a day are accepted."""
+        states = {row["hour"]: row["state"] for row in self.ask(["hours", self.stream])}
+        return all(states.get(f"{day}T{hour:02}") == "accepted" for hour in range(24))
+
+
+def _outlets(stream: str) -> list[Asset]:
+    return [hours_asset(stream), partitions_asset(stream), restated_days_asset(stream)]
+
+
+class GroupRebuildOperator(AnabranchOperator):
+    """Seals and rebuilds an hour of all streams of a group in one Spark job.
+
+    Its result is a list of outcomes, one for each stream: what `StreamOfGroupOperator` is mapped over. A stream that is
+    refused or fails does not fail this task. It fails when there are no outcomes, or when each is transient.
+    """
+
+    template_fields: Sequence[str] = ("arguments", "hour")
+
+    def __init__(self, *, group: str, **kwargs: Any) -> None:
+        super().__init__(arguments=["batch", "--group", group, "--hour", HOUR], **kwargs)
+        self.hour = HOUR
+
+    def execute(self, context: Any) -> list[dict[str, Any]]:
+        run = context["dag_run"]
+        cleared = run.clear_number or 0
+        more = rebuild_options(context["params"], run.run_id, run.run_type, cleared)
+        command = _command([*self.arguments, *more, *_parents(self, context["ti"], run), "--output", "json"])
+        self.log.info("running %s", shlex.join(command))
+        last: deque[str] = deque(maxlen=LAST_LINES)
+        with _started(command, subprocess.PIPE) as self._process:
+            printed = self._logged(last)
+        try:
+            views = json.loads(printed[printed.index("{") :])["streams"]
+        except (ValueError, KeyError):
+            _require_success(command, self._process.returncode, [*last, *printed.splitlines()[-LAST_LINES:]])
+            raise AirflowFailException(f"{shlex.join(command)}: expected JSON with streams, found none") from None
+        outcomes = [group_outcome(view, self.hour, cleared) for view in views]
+        for outcome in outcomes:
+            self.log.info("stream %(stream)s: %(state)s %(reason)s", outcome)
+        if all(outcome["exit_code"] == TRANSIENT for outcome in outcomes):
+            _require_success(command, TRANSIENT, last)
+        return outcomes
+
+    def _logged(self, last: deque[str]) -> str:
+        """What the command prints, with its log in the task's meanwhile."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        printed: list[str] = []
+        output = self._process.stdout
+        reader = threading.Thread(target=lambda: printed.append(output.read()), daemon=True)
+        reader.start()
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            last.append(line.rstrip())
+            self.log.info("%s", last[-1])
+        reader.join()
+        return "".join(printed)
+
+
+def group_outcome(view: Mapping[str, Any], hour: str, cleared: int) -> dict[str, Any]:
+    """What a stream's part of the group's output says about an hour. `cleared`: how often the run was cleared. Pure."""
+    rows = {row["hour"]: row for row in view["hours"]}
+    row = rows.get(hour, {"state": "failed", "revision": 0, "reason": None})
+    reason = view["error"] or row["reason"] or ""
+    return {
+        "stream": view["stream"],
+        "exit_code": view["exit_code"],
+        "state": row["state"],
+        "revision": row["revision"],
+        "reason": str(reason)[:2000],
+        "cleared": cleared,
+    }
+
+
+class StreamOfGroupOperator(VerifyOperator):
+    """One stream's hour of a group's run: fails as its rebuild did, or merges and verifies it and notifies downstream.
+
+    `outcome` is its part of the result of `GroupRebuildOperator`. After a transient failure, and when this task alone
+    was cleared, it rebuilds the hour of this stream by itself; cleared, it restates an accepted one.
+    """
+
+    template_fields: Sequence[str] = ("arguments", "hour", "rebuild")
+
+    def __init__(self, *, outcome: Mapping[str, Any], **kwargs: Any) -> None:
+        super().__init__(stream=outcome["stream"], **kwargs)
+        self.outcome = outcome
+        self.rebuild = ["batch", self.stream, "--hour", HOUR]
+
+    def execute(self, context: Any) -> Any:
+        if self.outcome["state"] == "before the first":
+            raise AirflowSkipException(self.outcome["reason"])
+        try:
+            self._require_rebuilt(context)
+        finally:
+            self.run_command(["merge", self.stream])
+        return super().execute(context)
+
+    def _require_rebuilt(self, context: Any) -> None:
+        run, code = context["dag_run"], self.outcome["exit_code"]
+        cleared = run.clear_number or 0
+        if cleared != self.outcome["cleared"] or code == TRANSIENT:
+            more = rebuild_options(context["params"], run.run_id, run.run_type, cleared)
+            try:
+                self.run_command([*self.rebuild, *more, *_parents(self, context["ti"], run)])
+            except Refused:
+                _keep_reason(self, context["ti"])
+                raise
+        elif code == REFUSED:
+            _keep_reason(self, context["ti"])
+            raise Refused(f"hour {self.hour} of {self.stream}: {self.outcome['reason']}")
+        elif code != 0:
+            raise AirflowFailException(f"hour {self.hour} of {self.stream}: exit code {code}: {self.outcome['reason']}")

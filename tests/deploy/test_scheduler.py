@@ -1,9 +1,11 @@
-"""A real Airflow catches up three hours by itself; one is refused, and restated by clearing its task."""
+"""A real Airflow catches up three hours by itself; one is refused, and restated by clearing its task. It runs a group's
+hour by one rebuild, and a day's DAG once the day's hours are accepted."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,9 @@ from postgres import running_postgres
 from scheduler import Scheduler, running_airflow
 from world import World, past_hour, spread
 
+from anabranch.offsets.hours import start_of
+
+DAGS = Path(__file__).resolve().parents[2] / "dags"
 PATIENCE = 600
 
 
@@ -93,4 +98,132 @@ def test_three_hours_catch_up_oldest_first_and_a_refused_one_is_restated_by_clea
         (second, 2, 60), (third, 2, 30), (second, 3, 60), (third, 3, 30),
     ]  # fmt: skip
     assert {h: one.state.served_by(h) for h in hours} == dict.fromkeys(hours, "batch")
+    assert one.contents() == one.acknowledged()
+
+
+@pytest.mark.timeout(1800)
+def test_a_groups_hour_is_rebuilt_once_and_each_stream_fails_and_is_cleared_alone(
+    world: Callable[..., World], tmp_path: Path
+) -> None:
+    hour, before = past_hour(1), past_hour(2)
+    one = world(group="small", airflow={"start": hour})
+    refused = world(beside=one, group="small", airflow={"start": hour})
+    later = world(beside=one, group="small", airflow={"start": hour})
+    for stream in (one, refused):
+        stream.topic()
+        stream.send(spread(before, 4, "before"))
+        stream.send(spread(hour, 20, stream.name))
+    # Its first hour is the one that is open.
+    later.topic()
+    later.send_now(5, "now")
+    refused.expect(level_below(10))
+    for stream in (one, refused, later):
+        stream.apply()
+    dag = "anabranch_hourly_group__small"
+    with (
+        running_postgres() as postgres,
+        running_airflow(tmp_path / "airflow", postgres, ANABRANCH_CONF=str(one.folder)) as airflow,
+    ):
+        wait_for(airflow, lambda: airflow.runs(dag).get(hour) == "failed", "the group's run to end")
+        assert airflow.mapped(dag, "stream", hour) == {
+            one.name: "success", refused.name: "failed", later.name: "skipped",
+        }  # fmt: skip
+        tasks = airflow.tasks(dag, hour)
+        assert (tasks["rebuild"], tasks["accepted"]) == ("success", "upstream_failed")
+        reason = airflow.xcom(dag, "stream", hour, "refused")
+        assert (reason["hour"], reason["revision"]) == (hour, 1)
+        assert reason["reason"].startswith("quality: expect_column_values_to_be_between(level)")
+        assert airflow.task_log(dag, "rebuild").count("running ") == 1
+        assert one.state.accepted[hour].revision == 1
+        assert not refused.state.is_accepted(hour)
+        # What an operator does: mend the suite, and clear the task of this stream alone.
+        refused.expect(level_below(100))
+        airflow.clear_mapped(dag, "stream", hour, refused.name)
+        wait_for(airflow, lambda: refused.state.is_accepted(hour), "the refused hour to be accepted")
+        wait_for(airflow, lambda: airflow.mapped(dag, "stream", hour)[refused.name] == "success", "its task to end")
+        assert one.state.accepted[hour].revision == refused.state.accepted[hour].revision == 1
+        assert {e["hour"] for e in airflow.events()} == {hour}
+        events = {name: airflow.partition_events(f"anabranch_partitions__{name}") for name in (one.name, refused.name)}
+        assert events == {one.name: [hour], refused.name: [hour]}
+        # The streams' own DAGs run by hand only.
+        assert airflow.runs(f"anabranch_hourly__{one.name}") == {}
+    for stream in (one, refused):
+        assert [row for row in stream.contents() if not row[2].startswith("before")] == [
+            row for row in stream.acknowledged() if not row[2].startswith("before")
+        ]
+
+
+_DAYS = """
+from datetime import datetime, timedelta, timezone
+from airflow.sdk import DAG, CronDataIntervalTimetable, task
+from anabranch_operators import VerifyOperator, day_schedule
+
+with DAG(
+    "verify", schedule=CronDataIntervalTimetable("0 * * * *", timezone="UTC"), catchup=True, max_active_runs=4,
+    start_date=datetime({first}, tzinfo=timezone.utc), end_date=datetime({last}, tzinfo=timezone.utc),
+    params={{"hour": None}}, default_args={{"retries": 8, "retry_delay": timedelta(seconds=2)}},
+) as verify:
+    VerifyOperator(task_id="verify", stream="{stream}")
+
+with DAG("daily", schedule=day_schedule("{stream}"), start_date=datetime(2026, 1, 1, tzinfo=timezone.utc)) as daily:
+
+    @task
+    def summarize(dag_run=None):
+        return dag_run.partition_key
+
+    summarize()
+"""
+
+
+@pytest.mark.timeout(1800)
+def test_a_days_dag_starts_when_all_its_hours_are_accepted_and_again_for_a_restated_one(
+    world: Callable[..., World], tmp_path: Path
+) -> None:
+    """The DAG's schedule is the product's `day_schedule`; its hours are announced by the product's last task."""
+    one = world()
+    day = (datetime.now(UTC) - timedelta(days=1)).strftime("%Y-%m-%d")
+    hours = [f"{day}T{hour:02}" for hour in range(24)]
+    one.topic()
+    for hour, count in ((hours[0], 4), (hours[7], 30), (hours[23], 4)):
+        one.send(spread(hour, count, hour))
+    # The eighth hour alone has levels above 10.
+    one.expect(level_below(10))
+    one.apply()
+    one.batch()
+    assert [h for h in hours if not one.state.is_accepted(h)] == [hours[7]]
+    folder = tmp_path / "dags"
+    folder.mkdir()
+    (folder / "anabranch_operators.py").symlink_to(DAGS / "anabranch_operators.py")
+    (folder / ".airflowignore").symlink_to(DAGS / ".airflowignore")
+    begin = start_of(hours[0])
+    first, last = (f"{at.year}, {at.month}, {at.day}, {at.hour}" for at in (begin, begin + timedelta(hours=23)))
+    (folder / "days.py").write_text(_DAYS.format(stream=one.name, first=first, last=last))
+    with (
+        running_postgres() as postgres,
+        running_airflow(
+            tmp_path / "airflow", postgres, ANABRANCH_CONF=str(one.folder), AIRFLOW__CORE__DAGS_FOLDER=str(folder)
+        ) as airflow,
+    ):
+        partitions = f"anabranch_partitions__{one.name}"
+
+        def ended() -> bool:
+            states = airflow.runs("verify")
+            return set(states) == set(hours) and set(states.values()) <= {"success", "failed"}
+
+        wait_for(airflow, ended, "an hourly run for each hour of the day to end")
+        assert [h for h, state in airflow.runs("verify").items() if state == "failed"] == [hours[7]]
+        assert sorted(airflow.partition_events(partitions)) == [h for h in hours if h != hours[7]]
+        # 23 of 24: the day's DAG has not started.
+        assert airflow.partition_runs("daily") == []
+        one.expect(level_below(100))
+        assert [r.decision for r in one.batch(hours[7])] == ["accepted"]
+        airflow.clear("verify", "verify", hours[7])
+        wait_for(airflow, lambda: airflow.partition_runs("daily") == [(day, "success")], "the day's run")
+        # A restated hour of a whole day: the day once more.
+        assert [(r.decision, r.revision) for r in one.batch(hours[0], restate=True)] == [("accepted", 2)]
+        airflow.clear("verify", "verify", hours[0])
+        wait_for(airflow, lambda: airflow.partition_runs("daily") == [(day, "success")] * 2, "the day's second run")
+        assert airflow.partition_events(f"anabranch_restated_days__{one.name}") == [day]
+        events = [(e["hour"], e["revision"]) for e in airflow.events()]
+    assert sorted(events) == sorted([*((h, 1) for h in hours), (hours[0], 2)])
     assert one.contents() == one.acknowledged()

@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 import psycopg2
+import requests
 from postgres import PASSWORD, USER, Postgres
 
 from anabranch.dev.services.processes import HOST, free_port
@@ -32,6 +33,7 @@ class Scheduler:
         self, home: Path, database: Postgres, environment: Mapping[str, str], process: subprocess.Popen[bytes]
     ) -> None:
         self._home, self._database, self._environment, self._process = home, database, environment, process
+        self._api = environment["AIRFLOW__API__BASE_URL"]
 
     @property
     def log(self) -> str:
@@ -68,8 +70,35 @@ class Scheduler:
         return {str(task): str(state) for task, state in rows}
 
     def events(self) -> list[dict[str, Any]]:
-        """The extras of all asset events, oldest first."""
-        return [extra for (extra,) in self.select("SELECT extra FROM asset_event ORDER BY id")]
+        """The extras of all events of `anabranch_hours__…`, oldest first."""
+        rows = self.select(
+            "SELECT e.extra FROM asset_event e JOIN asset a ON a.id = e.asset_id "
+            "WHERE a.name LIKE 'anabranch_hours__%%' ORDER BY e.id"
+        )
+        return [extra for (extra,) in rows]
+
+    def mapped(self, dag: str, task: str, hour: str) -> dict[str, str]:
+        """State of each instance of a mapped task of one run, by its name."""
+        rows = self.select(
+            "SELECT t.rendered_map_index, t.state FROM task_instance t JOIN dag_run r USING (dag_id, run_id) "
+            "WHERE t.dag_id = %s AND t.task_id = %s AND r.data_interval_start = %s AND t.map_index >= 0",
+            dag, task, f"{hour}:00:00+00:00",
+        )  # fmt: skip
+        return {str(name): str(state) for name, state in rows}
+
+    def partition_events(self, asset: str) -> list[str]:
+        """The partition keys of an asset's events, oldest first."""
+        rows = self.select(
+            "SELECT e.partition_key FROM asset_event e JOIN asset a ON a.id = e.asset_id "
+            "WHERE a.name = %s ORDER BY e.id",
+            asset,
+        )  # fmt: skip
+        return [str(key) for (key,) in rows]
+
+    def partition_runs(self, dag: str) -> list[tuple[str, str]]:
+        """Partition key and state of the runs that assets triggered, oldest first."""
+        rows = self.select("SELECT partition_key, state FROM dag_run WHERE dag_id = %s ORDER BY id", dag)
+        return [(str(key), str(state)) for key, state in rows]
 
     def xcom(self, dag: str, task: str, hour: str, key: str) -> Any:
         """What a task left on its run under a key; None without."""
@@ -109,6 +138,24 @@ class Scheduler:
             "tasks", "clear", dag, "-t", task, "-d", "-y", "-s", logical.isoformat(), "-e", logical.isoformat()
         )
 
+    def clear_mapped(self, dag: str, task: str, hour: str, name: str) -> None:
+        """Clear one instance of a mapped task, by its name, with what follows it, as an operator does on the page."""
+        [(run, index)] = self.select(
+            "SELECT t.run_id, t.map_index FROM task_instance t JOIN dag_run r USING (dag_id, run_id) "
+            "WHERE t.dag_id = %s AND t.task_id = %s AND r.data_interval_start = %s AND t.rendered_map_index = %s",
+            dag, task, f"{hour}:00:00+00:00", name,
+        )  # fmt: skip
+        token = requests.get(f"{self._api}/auth/token", timeout=60).json()["access_token"]
+        body = {
+            "dry_run": False, "dag_run_id": run, "task_ids": [[task, index]], "only_failed": False,
+            "include_downstream": True,
+        }  # fmt: skip
+        answer = requests.post(
+            f"{self._api}/api/v2/dags/{dag}/clearTaskInstances", json=body, timeout=60,
+            headers={"Authorization": f"Bearer {token}"},
+        )  # fmt: skip
+        assert answer.ok, answer.text
+
     def stop(self) -> None:
         """SIGINT, which ends all of it; whatever is left after a minute is killed."""
         with suppress(psutil.NoSuchProcess):
@@ -141,6 +188,7 @@ def running_airflow(home: Path, database: Postgres, **environment: str) -> Itera
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
         "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
         "AIRFLOW__CORE__PARALLELISM": "4",
+        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True",
         "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"http://{HOST}:{port}/execution/",
         "AIRFLOW__API__PORT": str(port),
         "AIRFLOW__API__HOST": HOST,

@@ -77,7 +77,107 @@ def rebuild(cleared=0, run_type="scheduled", **params):
     parents.append([parent, root])
     return said
 
+VIEW = {"stream": "orders", "exit_code": 0, "error": None, "hours": []}
+def outcome(cleared=0, **view):
+    return anabranch_operators.group_outcome(VIEW | view, HOUR, cleared)
+
+HOUR = "2026-11-21T03"
+AIRFLOW_RUN = dict(run_id="it", run_type="scheduled", logical_date=AT, run_after=AT)
+TASK = dict(dag_id="d", task_id="t", try_number=1)
+
+def command(script):
+    Path(up_file + ".sh").write_text(script)
+    Path(up_file + ".ran").write_text("")
+    os.environ["ANABRANCH_COMMAND"] = "sh " + up_file + ".sh"
+
+def ran():
+    lines = Path(up_file + ".ran").read_text().splitlines()
+    return [" ".join(word for word in line.split() if "-run=" not in word) for line in lines]
+
+def failure(error):
+    return [[kind.__name__ for kind in type(error).__mro__], str(error)]
+
+# What a group's rebuild makes of a command that prints these views: its result, or its error; and the command.
+def rebuild_group(*views, code=0, cleared=0):
+    Path(up_file + ".views").write_text(json.dumps({"streams": list(views)}) if views else "no JSON")
+    command(f"echo $* > {up_file}.ran; echo logged >&2; cat {up_file}.views; exit {code}")
+    operator = anabranch_operators.GroupRebuildOperator(task_id="t", group="small")
+    operator.arguments[-1] = operator.hour = HOUR
+    run = types.SimpleNamespace(clear_number=cleared, **AIRFLOW_RUN)
+    try:
+        done = operator.execute({"params": {}, "dag_run": run, "ti": types.SimpleNamespace(map_index=-1, **TASK)})
+    except Exception as error:
+        done = failure(error)
+    return [done, ran()]
+
+class Events(dict):
+    def __missing__(self, asset):
+        made = types.SimpleNamespace(extra={}, keys=[])
+        made.add_partitions = made.keys.append
+        self[asset] = made
+        return made
+
+# What one stream's task runs, its error, and the events that it sets.
+def stream_of_group(outcome, cleared=0, code=0, states=(), state="accepted"):
+    explained = {"state": state, "revision": outcome["revision"], "counts": {"good": 7}, "snapshot_id": 5}
+    explained["refusals"] = [{"reason": "r"}]
+    Path(up_file + ".explain").write_text(json.dumps(explained))
+    rows = [{"hour": f"2026-11-21T{h:02}", "state": state} for h, state in enumerate(states)]
+    Path(up_file + ".hours").write_text(json.dumps(rows))
+    command(
+        f"echo $* >> {up_file}.ran; case $1 in explain) cat {up_file}.explain;; hours) cat {up_file}.hours;;"
+        f" batch) exit {code};; esac"
+    )
+    operator = anabranch_operators.StreamOfGroupOperator(task_id="t", outcome=outcome)
+    operator.hour, operator.rebuild = HOUR, ["batch", "s", "--hour", HOUR]
+    operator.arguments = ["audit", "s", "--hours", HOUR, "--no-kafka"]
+    kept, events, error = {}, Events(), ""
+    run = types.SimpleNamespace(clear_number=cleared, **AIRFLOW_RUN)
+    task = types.SimpleNamespace(map_index=0, xcom_push=lambda key, value: kept.update({key: value}), **TASK)
+    try:
+        operator.execute({"params": {}, "dag_run": run, "ti": task, "outlet_events": events})
+    except Exception as raised:
+        error = failure(raised)
+    said = {asset.name: [event.extra, event.keys] for asset, event in events.items()}
+    outlets = [asset.name for asset in operator.outlets]
+    return {"ran": ran(), "error": error, "kept": kept, "events": said, "outlets": outlets}
+
+ROW = {"hour": HOUR, "state": "accepted", "revision": 1, "reason": None}
+DONE, REFUSED = outcome(hours=[ROW]), outcome(exit_code=1, hours=[ROW | {"state": "refused", "reason": "too few"}])
+AWAY = outcome(exit_code=75, error="Kafka did not answer")
+BROKEN = outcome(exit_code=70, error="a bug")
+# A mapped task of the group's DAG, as a worker makes it.
+[group_dag] = [dag for dag in dags if dag.dag_id == "anabranch_hourly_group__small"]
+instance = group_dag.task_dict["stream"].unmap({"outcome": DONE | {"stream": "orders"}})
+LATER = outcome(hours=[ROW | {"state": "before the first", "reason": "later"}])
 print("RESULT" + json.dumps({
+    "group": {
+        "done": rebuild_group(VIEW | {"hours": [ROW]}, VIEW | {"stream": "t", "exit_code": 1, "error": None}, code=1),
+        "cleared": rebuild_group(VIEW | {"hours": [ROW]}, cleared=2),
+        "away": rebuild_group(VIEW | {"exit_code": 75, "error": "away"}, code=75),
+        "no output": rebuild_group(code=75),
+        "wrong": rebuild_group(code=2),
+    },
+    "stream": {
+        "done": stream_of_group(DONE),
+        "refused": stream_of_group(REFUSED),
+        "away": stream_of_group(AWAY),
+        "still away": stream_of_group(AWAY, code=75),
+        "broken": stream_of_group(BROKEN),
+        "later": stream_of_group(LATER),
+        "not accepted": stream_of_group(DONE, state="refused"),
+        "of a family": stream_of_group(outcome(stream="app_orders", hours=[ROW])),
+        "cleared with all": stream_of_group(outcome(cleared=1, hours=[ROW | {"revision": 2}]), cleared=1),
+        "cleared alone": stream_of_group(DONE, cleared=1),
+        "cleared alone and refused": stream_of_group(DONE, cleared=1, code=1),
+        "restated day": stream_of_group(
+            outcome(hours=[ROW | {"revision": 2}]), states=["accepted"] * 24
+        ),
+        "restated in an open day": stream_of_group(
+            outcome(hours=[ROW | {"revision": 2}]), states=["accepted"] * 23 + ["waiting"]
+        ),
+    },
+    "instance": [instance.stream, [asset.name for asset in instance.outlets]],
     "rebuilds": {
         "scheduled": rebuild(restate=False, accept=False, why=None, hour=None),
         "cleared": rebuild(cleared=1),
@@ -133,6 +233,14 @@ egress: [{name: export, type: folder}, {name: feed}, {name: "not; a name"}, 7]
 """
 
 
+_DEFAULTS = "batch: {grace: 7 minutes, lookback_hours: 3}\n"
+_GROUP = {
+    "orders": "group: small\nbatch: {lookback_hours: 2}\negress: [{name: export, type: folder}]\n",
+    "app": 'group: small\ntopics: {pattern: "app-(.*)"}\n',
+    "refunds": 'group: small\nairflow: {owner: shop, start: "2026-11-21T05"}\n',
+}
+
+
 @pytest.fixture(scope="module")
 def parsed(tmp_path_factory: pytest.TempPathFactory) -> Any:
     home = tmp_path_factory.mktemp("airflow")
@@ -140,7 +248,10 @@ def parsed(tmp_path_factory: pytest.TempPathFactory) -> Any:
     (conf / "streams").mkdir(parents=True)
     for name in ("flights.yaml", "game_events.expectations.yaml", "notes.txt"):
         (conf / "streams" / name).write_text("neither valid: nor: read", encoding="utf-8")
+    (conf / "defaults.yaml").write_text(_DEFAULTS, encoding="utf-8")
     (conf / "streams" / "game_events.yaml").write_text(_GAME_EVENTS, encoding="utf-8")
+    for name, text in _GROUP.items():
+        (conf / "streams" / f"{name}.yaml").write_text(text, encoding="utf-8")
     env = {key: value for key, value in os.environ.items() if not key.startswith(("AIRFLOW", "ANABRANCH"))}
     env |= {"AIRFLOW_HOME": str(home), "AIRFLOW__CORE__LOAD_EXAMPLES": "False", "OPENLINEAGE_NAMESPACE": "team/a"}
     done = subprocess.run(
@@ -149,7 +260,7 @@ def parsed(tmp_path_factory: pytest.TempPathFactory) -> Any:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.rpartition("RESULT")[2])
-    assert {dag_id.partition("__")[2] for dag_id in result["dags"]} - {""} == set(stream_names(conf))
+    assert {dag_id.partition("__")[2] for dag_id in result["dags"]} - {"", "small"} == set(stream_names(conf))
     return result
 
 
@@ -157,8 +268,8 @@ def test_each_stream_file_has_its_dags(parsed: Any) -> None:
     assert set(parsed["dags"]) == {
         f"anabranch_{kind}__{stream}"
         for kind in ("hourly", "maintenance", "speed_watch")
-        for stream in ("flights", "game_events")
-    } | {"anabranch_example_consumer"}
+        for stream in ("flights", "game_events", "orders", "refunds")
+    } | {"anabranch_hourly_group__small", "anabranch_example_consumer", "anabranch_example_daily"}
     for dag in parsed["dags"].values():
         assert (dag["max_active_runs"] == 1 or "example" in dag["tags"]) and not dag["past"]
         assert dag["doc"]
@@ -183,7 +294,11 @@ def test_an_hour_is_waited_for_sealed_rebuilt_merged_and_verified(parsed: Any) -
     assert (dag["timetable"], dag["schedule"], dag["catchup"]) == ("CronDataIntervalTimetable", "0 * * * *", False)
     assert dag["retries"] == [8]
     assert dag["params"] == ["accept", "hour", "restate", "why"]
-    assert dag["outlets"] == ["anabranch://hours/flights"]
+    assert dag["outlets"] == [
+        "anabranch://hours/flights",
+        "anabranch://partitions/flights",
+        "anabranch://restated-days/flights",
+    ]
     assert (dag["tags"], dag["owners"], dag["callbacks"]) == (["anabranch", "flights"], ["anabranch"], [1])
 
 
@@ -276,3 +391,160 @@ def test_the_error_holds_the_last_lines_of_the_output(parsed: Any) -> None:
     assert "\n11\n" not in message
     assert "found -15" in parsed["runs"]["killed"][1]
     assert "set ANABRANCH_COMMAND" in parsed["runs"]["missing"][1]
+
+
+def test_a_group_has_a_dag_with_one_rebuild_and_a_mapped_task_for_each_stream(parsed: Any) -> None:
+    dag = parsed["dags"]["anabranch_hourly_group__small"]
+    assert dag["downstream"] == {
+        "grace": ["rebuild"],
+        "rebuild": ["stream"],
+        "stream": ["accepted", "egress__orders__export"],
+        "accepted": [],
+        "egress__orders__export": [],
+    }
+    hour = "{{ params.hour or data_interval_start.strftime('%Y-%m-%dT%H') }}"
+    assert dag["arguments"]["rebuild"] == ["batch", "--group", "small", "--hour", hour]
+    rules = {"accepted": "none_failed", "egress__orders__export": "all_done"}
+    assert dag["rules"] == dict.fromkeys(dag["downstream"], "all_success") | rules
+    assert (dag["timetable"], dag["catchup"], dag["start"]) == (
+        "CronDataIntervalTimetable", True, "2026-11-21T05:00:00+00:00",
+    )  # fmt: skip
+    # The longest of all; `defaults.yaml` has it.
+    assert "seconds=420" in dag["waits"][0]
+    assert dag["params"] == ["hour", "restate", "why"]
+    # Its streams' own DAGs are for runs by hand.
+    assert {parsed["dags"][f"anabranch_hourly__{name}"]["schedule"] for name in ("orders", "refunds")} == {None}
+
+
+def test_a_groups_rebuild_gives_each_streams_outcome_and_fails_for_none_of_them(parsed: Any) -> None:
+    [[done, refused], [command]] = parsed["group"]["done"]
+    assert done == {
+        "stream": "orders", "exit_code": 0, "state": "accepted", "revision": 1, "reason": "", "cleared": 0,
+    }  # fmt: skip
+    assert (refused["stream"], refused["exit_code"]) == ("t", 1)
+    assert command == "batch --group small --hour 2026-11-21T03 --output json"
+    [[cleared], [command]] = parsed["group"]["cleared"]
+    assert (cleared["cleared"], command) == (
+        2,
+        "batch --group small --hour 2026-11-21T03 --restate --why Airflow run it --output json",
+    )
+
+
+@pytest.mark.parametrize("run", ["away", "no output"])
+def test_a_groups_rebuild_is_tried_again_when_no_stream_was_done(parsed: Any, run: str) -> None:
+    [kinds, message], _ = parsed["group"][run]
+    assert kinds[0] == "AirflowException"
+    assert "found 75" in message
+
+
+def test_a_groups_rebuild_without_outcomes_fails_for_good(parsed: Any) -> None:
+    [kinds, message], _ = parsed["group"]["wrong"]
+    assert kinds[0] == "AirflowFailException"
+    assert "found 2\nlogged" in message
+
+
+_EXTRA = {"hour": "2026-11-21T03", "revision": 1, "rows": 7, "snapshot_id": 5}
+_CHECKED = ["merge orders", "audit s --hours 2026-11-21T03 --no-kafka", "explain orders 2026-11-21T03 --output json"]
+_RESTATED = "batch s --hour 2026-11-21T03 --restate --why Airflow run it"
+_ASSETS = ["anabranch_hours__orders", "anabranch_partitions__orders"]
+
+
+def test_a_mapped_task_is_made_for_its_stream_with_the_streams_assets(parsed: Any) -> None:
+    assets = [f"anabranch_{kind}__orders" for kind in ("hours", "partitions", "restated_days")]
+    assert parsed["instance"] == ["orders", assets]
+
+
+def test_a_streams_task_verifies_what_the_groups_rebuild_did_and_tells_its_consumers(parsed: Any) -> None:
+    done = parsed["stream"]["done"]
+    assert (done["error"], done["ran"]) == ("", _CHECKED)
+    events = {"anabranch_hours__orders": [_EXTRA, []], "anabranch_partitions__orders": [_EXTRA, ["2026-11-21T03"]]}
+    assert done["events"] == events
+    assert done["outlets"] == _ASSETS
+    assert parsed["stream"]["cleared with all"]["ran"][:3] == _CHECKED
+
+
+def test_an_hour_that_is_not_accepted_has_no_events(parsed: Any) -> None:
+    alone = parsed["stream"]["not accepted"]
+    assert "AirflowFailException" in alone["error"][0]
+    assert alone["error"][1] == "hour 2026-11-21T03 of orders: expected it to be accepted, found it refused"
+    assert alone["events"] == {}
+
+
+def test_a_stream_of_a_family_is_verified_without_events(parsed: Any) -> None:
+    assert "anabranch_hourly__app" not in parsed["dags"]
+    of_family = parsed["stream"]["of a family"]
+    assert (of_family["error"], of_family["events"], of_family["outlets"]) == ("", {}, [])
+    assert of_family["ran"][0] == "merge app_orders"
+
+
+def test_a_streams_task_fails_as_its_rebuild_did_and_its_hour_is_merged(parsed: Any) -> None:
+    refused, broken = parsed["stream"]["refused"], parsed["stream"]["broken"]
+    assert ("Refused" in refused["error"][0], refused["error"][1]) == (True, "hour 2026-11-21T03 of orders: too few")
+    assert refused["kept"] == {"refused": {"hour": "2026-11-21T03", "reason": "r"}}
+    assert (broken["error"][0][0], broken["error"][1]) == (
+        "AirflowFailException",
+        "hour 2026-11-21T03 of orders: exit code 70: a bug",
+    )
+    assert broken["ran"] == ["merge orders"]
+    assert "merge orders" in refused["ran"]
+    assert refused["events"] == broken["events"] == {}
+    later = parsed["stream"]["later"]
+    assert (later["error"][0][0], later["ran"]) == ("AirflowSkipException", [])
+
+
+def test_a_streams_task_rebuilds_it_alone_after_a_transient_failure_and_when_it_was_cleared(parsed: Any) -> None:
+    away, still = parsed["stream"]["away"], parsed["stream"]["still away"]
+    assert (away["error"], away["ran"]) == ("", ["batch s --hour 2026-11-21T03", *_CHECKED])
+    assert still["error"][0][0] == "AirflowException"
+    assert still["ran"] == ["batch s --hour 2026-11-21T03", "merge orders"]
+    cleared, refused = parsed["stream"]["cleared alone"], parsed["stream"]["cleared alone and refused"]
+    assert (cleared["error"], cleared["ran"]) == ("", [_RESTATED, *_CHECKED])
+    assert ("Refused" in refused["error"][0], refused["ran"][0]) == (True, _RESTATED)
+
+
+def test_a_restated_hour_of_a_whole_day_tells_the_days_consumers(parsed: Any) -> None:
+    day, still_open = parsed["stream"]["restated day"], parsed["stream"]["restated in an open day"]
+    assert day["outlets"] == [*_ASSETS, "anabranch_restated_days__orders"]
+    assert day["events"]["anabranch_restated_days__orders"] == [_EXTRA | {"revision": 2}, ["2026-11-21"]]
+    assert still_open["outlets"] == _ASSETS
+    assert set(still_open["events"]) == set(_ASSETS)
+
+
+_MANY = """
+import importlib.util, json, sys, time
+from pathlib import Path
+import airflow.sdk
+from airflow.providers.standard.operators.bash import BashOperator
+from airflow.providers.standard.operators.empty import EmptyOperator
+from airflow.providers.standard.sensors.date_time import DateTimeSensorAsync
+from airflow.sdk import DAG, Asset, BaseOperator, CronDataIntervalTimetable, Param, PartitionedAssetTimetable
+
+sys.path.insert(0, sys.argv[1])
+seconds = {}
+for file in sorted(Path(sys.argv[1]).glob("anabranch_*.py")):
+    sys.modules.pop("anabranch_operators", None)
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    module = importlib.util.module_from_spec(spec)
+    start = time.process_time()
+    spec.loader.exec_module(module)
+    seconds[file.stem] = time.process_time() - start
+print("RESULT" + json.dumps(seconds))
+"""
+
+
+def test_each_file_is_parsed_within_two_seconds_with_200_streams(tmp_path: Path) -> None:
+    """CPU seconds; Airflow parses each file in a process of its own."""
+    streams = tmp_path / "conf" / "streams"
+    streams.mkdir(parents=True)
+    text = (DAGS.parent / "conf" / "streams" / "game_events.yaml").read_text(encoding="utf-8")
+    for number in range(200):
+        group = f"group: g{number % 3}\n" if number % 2 else ""
+        (streams / f"s{number}.yaml").write_text(group + text, encoding="utf-8")
+    env = {key: value for key, value in os.environ.items() if not key.startswith(("AIRFLOW", "ANABRANCH"))}
+    env |= {"AIRFLOW_HOME": str(tmp_path), "ANABRANCH_CONF": str(streams.parent)}
+    done = subprocess.run(
+        [sys.executable, "-c", _MANY, str(DAGS)], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    seconds = json.loads(done.stdout.rpartition("RESULT")[2])
+    assert {name: took for name, took in seconds.items() if took >= 2} == {}

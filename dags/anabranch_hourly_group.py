@@ -1,0 +1,79 @@
+"""One DAG a group: one Spark job rebuilds each hour of all its streams; a mapped task for each stream shows its result.
+
+Wiring only: every task runs `anabranch` commands that an operator can run by hand.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from airflow.providers.standard.operators.empty import EmptyOperator
+from airflow.providers.standard.sensors.date_time import DateTimeSensorAsync
+from airflow.sdk import DAG, CronDataIntervalTimetable
+from anabranch_operators import (
+    AnabranchOperator,
+    GroupRebuildOperator,
+    StreamOfGroupOperator,
+    default_args,
+    groups,
+    hour_params,
+    longest_grace,
+    start_hour,
+    targets,
+)
+
+DOC = """\
+Each hour of the streams with `group: {group}`, in UTC, as soon as it has ended:
+
+- **grace** waits out the longest `batch.grace` of them without a worker.
+- **rebuild** seals and rebuilds the hour of every stream in one Spark job. Refusals and failures of streams do not fail
+  it.
+- **stream**, mapped, one for each stream: fails as the stream's rebuild did, with the reason in its log and in its XCom
+  `refused`; else it merges and verifies the hour, and notifies the consumers of the stream's assets. After a transient
+  failure it rebuilds its stream by itself.
+- **egress__STREAM__TARGET** delivers to a target of a stream's file all accepted hours that it lacks.
+- **accepted** fails the run when a stream failed.
+
+To run an hour again: clear **rebuild** with its downstream tasks for all streams, or one mapped **stream** for that
+stream alone; an accepted hour is restated then. To accept a refused hour as it is: trigger `anabranch_hourly__STREAM`
+with `hour`, `accept` and `why`.
+"""
+
+
+def group_dag(group: str, members: list[str]) -> DAG:
+    """The DAG of one group; its data interval is the hour."""
+    starts = [start for start in map(start_hour, members) if start is not None]
+    with DAG(
+        dag_id=f"anabranch_hourly_group__{group}",
+        description=f"Rebuilds and verifies each hour of the {len(members)} streams of group {group}.",
+        doc_md=DOC.format(group=group),
+        schedule=CronDataIntervalTimetable("0 * * * *", timezone="UTC"),
+        start_date=min(starts, default=datetime(2026, 1, 1, tzinfo=UTC)),
+        catchup=bool(starts),
+        max_active_runs=1,
+        default_args=default_args(members[0]),
+        params=hour_params(of_one=False),
+        tags=["anabranch", group],
+    ) as dag:
+        seconds = longest_grace(members)
+        wait = DateTimeSensorAsync(
+            task_id="grace",
+            target_time=f"{{{{ (data_interval_end + macros.timedelta(seconds={seconds})).isoformat() }}}}",
+        )
+        rebuild = GroupRebuildOperator(task_id="rebuild", group=group)
+        mapped = StreamOfGroupOperator.partial(task_id="stream", map_index_template="{{ task.stream }}")
+        each = mapped.expand(outcome=rebuild.output)
+        # By default it would be skipped, and the run succeed, where one stream is skipped and another one failed.
+        wait >> rebuild >> each >> EmptyOperator(task_id="accepted", trigger_rule="none_failed")
+        for stream in members:
+            for target in targets(stream):
+                each >> AnabranchOperator(
+                    task_id=f"egress__{stream}__{target}",
+                    arguments=["egress", stream, "--target", target],
+                    trigger_rule="all_done",
+                )
+    return dag
+
+
+for _group, _members in groups().items():
+    globals()[f"anabranch_hourly_group__{_group}"] = group_dag(_group, _members)
