@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -11,16 +12,19 @@ from typing import Any
 
 import psutil
 import pytest
+from click.testing import CliRunner
 from cluster import HOSTS, SparkCluster, running_cluster
 from commands import Command, run, started
 from postgres import PASSWORD, Postgres, running_postgres
+from run_books import printed, words
 from running import PUBLISHED, TRIED_AGAIN, publishes
 from spark_ui import SparkUi
 from waiting import wait_for
 from world import World, closed_at_the_end, past_hour, spread
 from writers import BY_PYARROW, BY_SPARK, writers
 
-from speed_layer.pack import pack, python_version
+from anabranch.cli import main
+from speed_layer.pack import python_version
 
 LONG = pytest.mark.timeout(900)
 PATIENT = 400.0  # seconds to wait for a job on a cluster
@@ -140,7 +144,9 @@ def test_an_archive_of_our_packages_gives_executors_their_python(
     on_postgres: Make, cluster: SparkCluster, tmp_path: Path
 ) -> None:
     python = Path(sys.base_prefix) / "bin" / f"python{python_version()}"
-    conf = pack(tmp_path / "packed").conf | {"spark.executorEnv.ANABRANCH_PYTHON": str(python)}
+    arguments = words(printed("anabranch pack --to FOLDER", FOLDER=str(tmp_path / "packed")))
+    packed = CliRunner().invoke(main, [*arguments, "--output", "json"])
+    conf = json.loads(packed.stdout)["conf"] | {"spark.executorEnv.ANABRANCH_PYTHON": str(python)}
     # The path exists only where the archive is unpacked.
     assert conf["spark.pyspark.python"].startswith("./")
     ui = SparkUi(tmp_path / "ui")

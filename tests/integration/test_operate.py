@@ -187,7 +187,7 @@ def test_dropped_branches_and_ledger_are_made_again_and_hours_stay_accepted(two_
     assert "created branch batch" in output
     assert "created branch speed" in output
     # The acceptance still waits on a branch, and says more than what is restored.
-    assert "wrote 1 rows" in output
+    assert "restored 1 rows" in output
     shown = [(h["hour"], h["state"], h["served"]) for h in plain(views.hours(one.job))]
     assert shown == [
         (past_hour(2), "accepted", "batch"), (past_hour(1), "sealed", "speed"), (past_hour(0), "open", "speed"),

@@ -15,6 +15,9 @@ from world import World
 
 from anabranch.cli import main
 
+NO_HANG = 32.0
+"""Seconds in which a command ends that answers within 8 s on an idle machine."""
+
 
 @pytest.fixture
 def silent() -> Iterator[str]:
@@ -64,7 +67,7 @@ def test_a_service_that_hangs_is_named_in_time(world: Callable[..., World], sile
 
     one.tell(kafka={"bootstrap_servers": silent})
     done, seconds = _run(one, "status", one.name, "many0")
-    assert (done.exit_code, seconds < 8) == (75, True), (seconds, done.output)
+    assert (done.exit_code, seconds < NO_HANG) == (75, True), (seconds, done.output)
     for name in (one.name, "many0"):
         assert f"anabranch: stream {name}: expected an answer within 6 s, found none from Kafka" in done.stderr
     # Hours need no Kafka.
@@ -72,7 +75,7 @@ def test_a_service_that_hangs_is_named_in_time(world: Callable[..., World], sile
 
     one.tell(s3=one.told["s3"] | {"endpoint": f"http://{silent}"})
     done, seconds = _run(one, "hours", "--group", "small", "--output", "json")
-    assert (done.exit_code, seconds < 8) == (75, True), (seconds, done.output)
+    assert (done.exit_code, seconds < NO_HANG) == (75, True), (seconds, done.output)
     said = {view["stream"]: view["error"] for view in json.loads(done.stdout)}
     assert len(said) == 21
-    assert said[one.name].endswith("found none from the catalog or the store")
+    assert "expected an answer within 6 s, found none from the catalog or the store" in said[one.name]
