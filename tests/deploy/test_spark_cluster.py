@@ -310,16 +310,16 @@ def test_a_speculative_attempt_beside_a_slow_one_publishes_each_record_once(
     ui, host = SparkUi(tmp_path / "ui"), HOSTS[0]
     speed_conf = AS_STAGED | {"max_offsets_per_trigger": 20_000}
     one = on_postgres({"spark.cores.max": "2"} | SPECULATIVE, speed=speed_conf)
-    one.send_now(60_000, "e")
+    one.send_now(200_000, "e")
     set_conf(one, ui.settings)
     with started(one, "speed", one.name, "--master", cluster.master) as speed:
         speed.until(
-            lambda: pause_in_a_task(cluster, host, ui, lambda: 0 < one.published < 60_000), "a slow task", PATIENT
+            lambda: pause_in_a_task(cluster, host, ui, lambda: 0 < one.published < 200_000), "a slow task", PATIENT
         )
         at = one.published
         speed.until(lambda: one.published > at, "another attempt of the task to be published", PATIENT)
         cluster.resume_executors(host)
-        speed.until(lambda: one.published == 60_000, "the rest to be published", PATIENT)
+        speed.until(lambda: one.published == 200_000, "the rest to be published", PATIENT)
         assert speed.terminate() == 0, speed.log[-4000:]
     assert "TaskKilled" in {reason for _, reason in ui.tasks()}, "the hazard: one of two attempts was ended"
     assert set(writers(one)) == {BY_PYARROW}
