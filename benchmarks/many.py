@@ -57,7 +57,7 @@ def topic_of(stream: str) -> Shape:
     return replace(SHAPES["json_440"], name=stream)
 
 
-def configure(folder: Path, services: Services, streams: list[str], within: float) -> dict[str, str]:
+def configure(folder: Path, services: Services, streams: list[str], within: int) -> dict[str, str]:
     """Write a configuration with a group of streams; returns what a command's environment needs."""
     conf = folder / "conf"
     (conf / "streams").mkdir(parents=True)
@@ -150,7 +150,7 @@ def check_rows(conf: str, sent: dict[str, Sent]) -> None:
             raise RuntimeError(f"{name}: expected {len(expected)} offsets, found {len(held)} rows, or other ones")
 
 
-def measure(services: Services, folder: Path, number: int, rate: int, minutes: float, within: float) -> None:
+def measure(services: Services, folder: Path, number: int, rate: int, minutes: float, within: int) -> None:
     streams = [f"app_{i:03}" for i in range(number)]
     environment = os.environ | configure(folder, services, streams, within)
     conf = str(folder / "conf")
@@ -220,7 +220,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=50)
     parser.add_argument("--rate", type=int, default=200, help="records a second of each stream")
     parser.add_argument("--minutes", type=float, default=10)
-    parser.add_argument("--within", type=float, default=5, help="speed.publish.within, in seconds")
+    parser.add_argument("--within", type=int, default=5, help="speed.publish.within, in seconds")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="anabranch-many-") as name:
         folder = Path(name)
