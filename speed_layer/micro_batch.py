@@ -240,6 +240,7 @@ class MicroBatches:
         spec = self._spec(spark, decided) if plan is not None else None
         if plan is None or spec is None:
             return None
+        reach(Step.SPEED_DECIDED)
         return Prepared(decided, plan, spec, new_id(), self._lake.clock.now())
 
     def publish_prepared(
