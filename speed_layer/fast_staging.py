@@ -46,12 +46,12 @@ SETTINGS = {
 """Settings of a session that stages this way."""
 
 # A task reports one row for each file, and one for the records that it read and left.
-_REPORT = (
+REPORT = (
     "path STRING, day INT, hour STRING, size BIGINT, footer BINARY, seen BIGINT, "
     "left ARRAY<STRUCT<partition: INT, offset: BIGINT>>"
 )
 _LEFT = pa.list_(pa.struct([("partition", pa.int32()), ("offset", pa.int64())]))
-_REPORT_SCHEMA = pa.schema(
+REPORT_SCHEMA = pa.schema(
     [
         ("path", pa.string()),
         ("day", pa.int32()),
@@ -171,7 +171,7 @@ def _no_task(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
 
 
 def _run_tasks(frame: DataFrame, task: _Task) -> list[Row]:
-    return frame.mapInArrow(task, _REPORT).collect()
+    return frame.mapInArrow(task, REPORT).collect()
 
 
 def _count_seen(reports: list[Row]) -> int:
@@ -183,21 +183,40 @@ def _written(reports: list[Row], table: Table, attempt: str, began: datetime) ->
     return Written(attempt, began, tuple(data_file_of(table, output) for output in outputs))
 
 
+class CertainTask:
+    """What a task does with the records of one stream: it writes the certain ones, and keeps the places of those that
+    it left."""
+
+    def __init__(self, spec: TaskSpec) -> None:
+        self._rows, self._files = (
+            CertainRows(spec.columns, spec.event_time, spec.takes_unknown),
+            FileWriter(spec.target),
+        )
+        self._seen, self._left = 0, list[dict[str, int]]()
+
+    def read(self, batch: pa.RecordBatch) -> None:
+        """Read the next records: Kafka's columns and `ingest_hour`."""
+        self._seen += len(batch)
+        read = self._rows.read(batch)
+        if len(read.left):
+            self._left += batch.select(["partition", "offset"]).take(read.left).to_pylist()
+        if (mask := self._files.write(read.rows)) is not None:
+            places = read.rows.filter(mask).select(["kafka_partition", "kafka_offset"])
+            self._left += places.rename_columns(["partition", "offset"]).to_pylist()
+
+    def end(self) -> list[dict[str, object]]:
+        """Close the files. Returns the rows of the task's report."""
+        return report_rows(self._files.close(), self._seen, self._left[: MOST_LEFT + 1])
+
+
 def _certain_task(spec: TaskSpec) -> _Task:
     """The function that a worker runs on a task's records."""
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        rows, files = CertainRows(spec.columns, spec.event_time, spec.takes_unknown), FileWriter(spec.target)
-        seen, left = 0, list[dict[str, int]]()
+        task = CertainTask(spec)
         for batch in batches:
-            seen += len(batch)
-            read = rows.read(batch)
-            if len(read.left):
-                left += batch.select(["partition", "offset"]).take(read.left).to_pylist()
-            if (mask := files.write(read.rows)) is not None:
-                places = read.rows.filter(mask).select(["kafka_partition", "kafka_offset"])
-                left += places.rename_columns(["partition", "offset"]).to_pylist()
-        yield _task_report(files.close(), seen, left[: MOST_LEFT + 1])
+            task.read(batch)
+        yield _report(task.end())
 
     return run
 
@@ -212,13 +231,18 @@ def _rows_task(spec: TaskSpec) -> _Task:
             while (mask := files.write(rows)) is not None:
                 rows = rows.filter(mask)
                 outputs += files.close()
-        yield _task_report([*outputs, *files.close()], seen)
+        yield _report(report_rows([*outputs, *files.close()], seen))
 
     return run
 
 
-def _task_report(outputs: list[Output], seen: int, left: Sequence[dict[str, int]] = ()) -> pa.RecordBatch:
+def report_rows(outputs: list[Output], seen: int, left: Sequence[dict[str, int]] = ()) -> list[dict[str, object]]:
+    """A task's report, as rows of `REPORT`."""
     rows: list[dict[str, object]] = [
         {"path": o.path, "day": o.day, "hour": o.hour, "size": o.size, "footer": o.footer} for o in outputs
     ]
-    return pa.RecordBatch.from_pylist([*rows, {"seen": seen, "left": left}], schema=_REPORT_SCHEMA)
+    return [*rows, {"seen": seen, "left": left}]
+
+
+def _report(rows: list[dict[str, object]]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist(rows, schema=REPORT_SCHEMA)

@@ -126,6 +126,7 @@ class Member:
         self._busy_since = time.monotonic()
         self._inbox: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._published = 0
+        self._reader = _new_reader()
         self._batches = MicroBatches(job.environment, job.stream, job.lake, job.kafka, self._stop)
         self._start = StreamStart(job, self._spark, self._batches, self._stop, self._count)
         self._thread = threading.Thread(target=self._run, name=f"stream-{self.name}", daemon=True)
@@ -179,7 +180,8 @@ class Member:
 
     def read(self, ranges: Ranges) -> DataFrame:
         """A stream's own read of its topic."""
-        return read_ranges(self._spark, self.job.environment.kafka, self.job.stream.topic, ranges)
+        kafka, topic = self.job.environment.kafka, self.job.stream.topic
+        return read_ranges(self._spark, kafka, topic, ranges, group=self._reader)
 
     def _run(self) -> None:
         with fields(stream=self.name):
@@ -212,6 +214,8 @@ class Member:
 
     def _try(self) -> None:
         self._set_busy()
+        # The topic may be another one since: see GroupJob.
+        self._reader = _new_reader()
         with explained(self._spark, f"run stream {self.name}"):
             with self._turns.turn():
                 position = self._start.run()

@@ -17,9 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from anabranch.common.errors import Transient, Unexpected
-from anabranch.iceberg.parquet_writer import FileWriter, Output
-from anabranch.records.fast_json import CertainRows
-from speed_layer.fast_staging import MOST_LEFT, Certain, TaskSpec, certain_of
+from speed_layer.fast_staging import REPORT, REPORT_SCHEMA, Certain, CertainTask, TaskSpec, certain_of
 
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO
@@ -28,23 +26,8 @@ if TYPE_CHECKING:
     from anabranch.offsets.hours import HourRange
     from speed_layer.micro_batch import Prepared
 
-_REPORT = (
-    "topic STRING, path STRING, day INT, hour STRING, size BIGINT, footer BINARY, seen BIGINT, "
-    "left ARRAY<STRUCT<partition: INT, offset: BIGINT>>, error STRING"
-)
-_REPORT_SCHEMA = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("path", pa.string()),
-        ("day", pa.int32()),
-        ("hour", pa.string()),
-        ("size", pa.int64()),
-        ("footer", pa.binary()),
-        ("seen", pa.int64()),
-        ("left", pa.list_(pa.struct([("partition", pa.int32()), ("offset", pa.int64())]))),
-        ("error", pa.string()),
-    ]
-)
+_REPORT = f"topic STRING, {REPORT}, error STRING"
+_REPORT_SCHEMA = pa.schema([("topic", pa.string()), *REPORT_SCHEMA, ("error", pa.string())])
 _LONGEST_ERROR = 2_000
 
 
@@ -109,28 +92,19 @@ def runs_of(batch: pa.RecordBatch) -> Iterator[tuple[str, int, pa.RecordBatch]]:
 
 @dataclass
 class _Topic:
-    """What a task has done with the records of one topic."""
+    """What a task has done with the records of one topic: its report, or the error that it met."""
 
-    rows: CertainRows
-    files: FileWriter
+    task: CertainTask
     hours: tuple[HourRange, ...]
-    seen: int = 0
-    left: list[dict[str, int]] = field(default_factory=list)
-    outputs: list[Output] = field(default_factory=list)
+    report: list[dict[str, object]] = field(default_factory=list)
     error: str | None = None
 
     def read(self, partition: int, batch: pa.RecordBatch) -> None:
-        self.seen += len(batch)
         hour = hours_of(partition, batch.column("offset"), self.hours)
-        read = self.rows.read(batch.drop_columns(["topic"]).append_column("ingest_hour", hour))
-        if len(read.left):
-            self.left += batch.select(["partition", "offset"]).take(read.left).to_pylist()
-        if (mask := self.files.write(read.rows)) is not None:
-            places = read.rows.filter(mask).select(["kafka_partition", "kafka_offset"])
-            self.left += places.rename_columns(["partition", "offset"]).to_pylist()
+        self.task.read(batch.drop_columns(["topic"]).append_column("ingest_hour", hour))
 
     def end(self) -> None:
-        self.outputs = self.files.close()
+        self.report = self.task.end()
 
 
 def _task(parts: Mapping[str, tuple[TaskSpec, tuple[HourRange, ...]]]) -> Callable[..., Iterable[pa.RecordBatch]]:
@@ -144,8 +118,7 @@ def _task(parts: Mapping[str, tuple[TaskSpec, tuple[HourRange, ...]]]) -> Callab
                 if (one := topics.get(topic)) is None:
                     spec, hours = parts[topic]
                     target = replace(spec.target, io=_shared(spec.target.io, shared))
-                    rows = CertainRows(spec.columns, spec.event_time, spec.takes_unknown)
-                    one = topics[topic] = _Topic(rows, FileWriter(target), hours)
+                    one = topics[topic] = _Topic(CertainTask(replace(spec, target=target)), hours)
                 _attempt(one, partial(one.read, partition, piece))
         for one in topics.values():
             _attempt(one, one.end)
@@ -173,8 +146,7 @@ def _shared(io: FileIO, known: list[FileIO]) -> FileIO:
 
 def _rows(topics: Mapping[str, _Topic]) -> Iterator[dict[str, object]]:
     for topic, one in topics.items():
-        for o in one.outputs:
-            yield {
-                "topic": topic, "path": o.path, "day": o.day, "hour": o.hour, "size": o.size, "footer": o.footer,
-            }  # fmt: skip
-        yield {"topic": topic, "seen": one.seen, "left": one.left[: MOST_LEFT + 1], "error": one.error}
+        if one.error is not None:
+            yield {"topic": topic, "error": one.error}
+        else:
+            yield from (row | {"topic": topic} for row in one.report)

@@ -23,7 +23,7 @@ from anabranch.kafka.security import spark_options
 from anabranch.offsets.position import Offsets, Ranges, ranges_to_keys, size, to_keys
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 
 LOG = logging.getLogger(__name__)
 
@@ -42,42 +42,41 @@ _PIECE = 20_000
 _STRETCHES = 32
 
 
-def read_ranges(spark: SparkSession, kafka: Kafka, topic: str, ranges: Ranges, uncommitted: bool = False) -> DataFrame:
+def read_ranges(
+    spark: SparkSession,
+    kafka: Kafka,
+    topic: str,
+    ranges: Ranges,
+    uncommitted: bool = False,
+    group: str | None = None,
+) -> DataFrame:
     """Kafka's records of `ranges` (none empty), the partitions assigned by name. Lazy; each action reads again.
 
-    With `uncommitted` also the records of aborted and open transactions (KIP-98).
+    With `uncommitted` also the records of aborted and open transactions (KIP-98). `group` as in `read_topics`.
     """
     isolation = {"kafka.isolation.level": "read_uncommitted"} if uncommitted else {}
-    return (
-        spark.read.format("kafka")
-        .options(**(_options(kafka) | isolation))
-        .option("assign", json.dumps({topic: sorted(ranges)}))
-        .option("startingOffsets", json.dumps({topic: to_keys({p: s for p, (s, _) in ranges.items()})}))
-        .option("endingOffsets", json.dumps({topic: to_keys({p: e for p, (_, e) in ranges.items()})}))
-        .option("includeHeaders", "true")
-        .load()
-    )
+    options = _options(kafka) | isolation | ({"kafka.group.id": group} if group is not None else {})
+    return _read(spark, options, {topic: ranges}).option("includeHeaders", "true").load()
 
 
 def read_topics(spark: SparkSession, kafka: Kafka, ranges: Mapping[str, Ranges], group: str) -> DataFrame:
-    """Kafka's records of ranges (none empty) of several topics, like `read_ranges`.
+    """Kafka's records of ranges (none empty) of several topics, like `read_ranges`, without headers.
 
-    Executors keep a consumer for each partition under the name `group` and use it again in the next read. Spark commits
-    no offsets.
+    Executors keep a consumer for each partition under the name `group` and use it again in the next read; without one,
+    each read leaves its consumers for five minutes. Spark commits no offsets.
     """
+    return _read(spark, _options(kafka) | {"kafka.group.id": group}, ranges).load()
+
+
+def _read(spark: SparkSession, options: Mapping[str, str], ranges: Mapping[str, Ranges]) -> DataFrameReader:
+    starts = {topic: to_keys({p: start for p, (start, _) in of.items()}) for topic, of in ranges.items()}
+    ends = {topic: to_keys({p: end for p, (_, end) in of.items()}) for topic, of in ranges.items()}
     return (
         spark.read.format("kafka")
-        .options(**(_options(kafka) | {"kafka.group.id": group}))
+        .options(**options)
         .option("assign", json.dumps({topic: sorted(of) for topic, of in ranges.items()}))
-        .option(
-            "startingOffsets",
-            json.dumps({topic: to_keys({p: s for p, (s, _) in of.items()}) for topic, of in ranges.items()}),
-        )
-        .option(
-            "endingOffsets",
-            json.dumps({topic: to_keys({p: e for p, (_, e) in of.items()}) for topic, of in ranges.items()}),
-        )
-        .load()
+        .option("startingOffsets", json.dumps(starts))
+        .option("endingOffsets", json.dumps(ends))
     )
 
 

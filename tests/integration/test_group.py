@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 
+import psutil
 from groups import running
 from pyspark.sql import SparkSession
 from registry import SchemaRegistry
@@ -109,3 +110,29 @@ def test_a_group_that_stops_at_the_present_end_has_published_all_formats(
     assert group.failures == {}
     _exact(plain)
     _exact(avro)
+
+
+def test_records_that_workers_leave_are_read_by_a_consumer_that_is_kept(
+    world: Callable[..., World], spark: SparkSession
+) -> None:
+    one = world()
+    one.topic(1)
+    one.apply()
+    one.send_now(1, "a", partitions=1)
+    broken = 5
+    with _running(spark, _jobs(one)):
+        wait_for(lambda: one.published == 1, "the first record to be published")
+        before = _connections(spark, one)
+        for i in range(broken):
+            one.send([(0, datetime.now(UTC), b"{")])
+            wait_for(lambda ends=i + 2: one.published == ends, "a broken record to be published")  # type: ignore[misc]
+        # A consumer for each read would hold one connection at least.
+        assert _connections(spark, one) - before < broken
+    _exact(one, dead=broken)
+
+
+def _connections(spark: SparkSession, one: World) -> int:
+    """How many connections Spark's JVM has to the broker."""
+    pid = spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid()  # type: ignore[union-attr]
+    port = int(one.job.environment.kafka.bootstrap_servers.rpartition(":")[2])
+    return sum(bool(c.raddr) and c.raddr.port == port for c in psutil.Process(pid).net_connections("tcp"))
