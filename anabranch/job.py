@@ -93,7 +93,8 @@ class StreamFolder:
 
     def jobs(self) -> dict[str, Job | ConfigurationError]:
         """By stream: its job, the same one for as long as its file does not change; or what is wrong with the file."""
-        members = self._families.members()
+        has_own_files = bool(self._named) and {*self._named} <= {*config.stream_names(self._conf)}
+        members = {} if has_own_files else self._families.members()
         names = self._named or (*config.stream_names(self._conf), *members)
         self._read = {name: self._current(name, members.get(name)) for name in names}
         found = {name: one for name, (_, one) in self._read.items()}

@@ -195,17 +195,6 @@ class StreamRun:
             yield progress
 
 
-def rebuild_hours(
-    job: Job,
-    rebuilder: Rebuilder,
-    hours: Collection[str] | None,
-    order: RebuildRequest,
-    reporter: LineageReporter | None = None,
-) -> list[Result]:
-    """As `StreamRun.rebuild`, of a stream that has the job to itself."""
-    return StreamRun(job, rebuilder, reporter=reporter).rebuild(hours, order)
-
-
 def _all_of(broken: Sequence[Unexpected]) -> Unexpected:
     if len(broken) == 1:
         return broken[0]

@@ -362,7 +362,7 @@ class GroupJob:
     def _publish_due(self) -> bool:
         """Hand every stream whose micro-batch is due its work. Returns whether Kafka answered."""
         ready = {name: one for name, one in self._members.items() if one.is_ready}
-        asked, now = time.monotonic(), time.monotonic()
+        now = time.monotonic()
         try:
             ends = self._kafka.stable_ends_of({one.job.stream.topic: tuple(one.position) for one in ready.values()})
             self._describe(now)
@@ -373,7 +373,7 @@ class GroupJob:
         for name, one in ready.items():
             if (waiting := self._waiting(one, ends[one.job.stream.topic], now)) is not None:
                 due[name] = waiting
-        self._publish(due, asked)
+        self._publish(due, now)
         return True
 
     def _waiting(self, one: Member, ends: Offsets | AnabranchError, now: float) -> Waiting | None:
@@ -445,23 +445,15 @@ class GroupJob:
                 self._members[name].hand(Work(due[name].ranges, read_until=read_until))
             return
         for topic, name in by_topic.items():
-            one, result = self._members[name], staged[topic]
+            one, result, ranges = self._members[name], staged[topic], due[name].ranges
+            read_until = self._read_until(one, due[name], asked)
             if isinstance(result, Transient) and not runs_here(self._spark.sparkContext.master):
                 one.leave_to_spark(result)
-                one.hand(Work(due[name].ranges, read_until=self._read_until(one, due[name], asked)))
-                continue
-            if isinstance(result, Exception):
-                one.hand(Work(due[name].ranges, error=result))
-                continue
-            one.hand(
-                Work(
-                    due[name].ranges,
-                    prepared[name],
-                    result,
-                    began,
-                    self._read_until(one, due[name], asked),
-                )
-            )
+                one.hand(Work(ranges, read_until=read_until))
+            elif isinstance(result, Exception):
+                one.hand(Work(ranges, error=result))
+            else:
+                one.hand(Work(ranges, prepared[name], result, began, read_until))
 
     def _read(
         self, ranges: Mapping[str, Ranges], prepared: Mapping[str, Prepared], by_topic: Mapping[str, str]

@@ -81,8 +81,8 @@ def recorded(one: World, target: str) -> list[str]:
     return [row["hour"] for row in rows if row["target"] == target]
 
 
-@pytest.mark.full
-def test_hours_restated_between_kills_are_once_at_the_other_end(world: Make) -> None:
+def exporting(world: Make) -> tuple[World, str]:
+    """A stream with a folder and a topic as targets of its accepted hours, and that topic."""
     one = world()
     root, topic = f"s3://{BUCKET}/exports/{one.name}", f"{one.name}-accepted"
     export = {"name": "export", "type": "folder", "root": root}
@@ -91,6 +91,12 @@ def test_hours_restated_between_kills_are_once_at_the_other_end(world: Make) -> 
     one.reopen()
     one.topic()
     create_topic(one.job.environment.kafka, topic, 2, {"cleanup.policy": "compact"})
+    return one, topic
+
+
+@pytest.mark.full
+def test_hours_restated_between_kills_are_once_at_the_other_end(world: Make) -> None:
+    one, topic = exporting(world)
     older, newer = past_hour(2), past_hour(1)
     at = start_of(older) + timedelta(minutes=59)
     long_ago = [(i % 2, at, event(f"late-{i}", at - timedelta(days=9))) for i in range(3)]
@@ -147,14 +153,7 @@ def test_hours_restated_between_kills_are_once_at_the_other_end(world: Make) -> 
 
 def test_an_hour_between_kills_is_once_at_the_other_end(world: Make) -> None:
     """The short form of the test above."""
-    one = world()
-    root, topic = f"s3://{BUCKET}/exports/{one.name}", f"{one.name}-accepted"
-    export = {"name": "export", "type": "folder", "root": root}
-    feed = {"name": "feed", "type": "topic", "topic": topic, "transaction_rows": 8}
-    one.configure(egress=[export, feed])
-    one.reopen()
-    one.topic()
-    create_topic(one.job.environment.kafka, topic, 2, {"cleanup.policy": "compact"})
+    one, topic = exporting(world)
     hour = past_hour(1)
     one.send(spread(hour, 20, "e"))
     one.apply()

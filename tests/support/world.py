@@ -26,7 +26,7 @@ from anabranch.protocol import apply
 from anabranch.protocol.state import State, load_state
 from anabranch.spark.settings import session_settings
 from batch_layer.rebuild import Rebuilder, RebuildRequest, Result
-from batch_layer.stream_run import StreamRun, rebuild_hours
+from batch_layer.stream_run import StreamRun
 from speed_layer.job import SpeedJob
 
 
@@ -162,7 +162,7 @@ class World:
         """Run the batch job's work: of all hours that wait, or of these."""
         with report_lineage(self.job) as reporter:
             order = RebuildRequest(restate, accept, why)
-            return rebuild_hours(self.job, Rebuilder(self.job, self.spark), hours or None, order, reporter=reporter)
+            return StreamRun(self.job, Rebuilder(self.job, self.spark), reporter=reporter).rebuild(hours or None, order)
 
     def replay(self, *hours: str) -> list[Result]:
         """Restate the hours, all or of these, whose dead letters can be read by now."""

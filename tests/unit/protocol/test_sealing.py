@@ -23,7 +23,7 @@ from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.sealing import KafkaOffsets, ask, plan_sealing, resolve_state
 from anabranch.protocol.state import State
 from batch_layer.rebuild import Rebuilder, RebuildRequest
-from batch_layer.stream_run import rebuild_hours
+from batch_layer.stream_run import StreamRun
 
 H0, H1 = "2026-11-21T00", "2026-11-21T01"
 NOW = datetime(2026, 11, 21, 1, 10, tzinfo=UTC)
@@ -152,7 +152,7 @@ def test_the_job_refuses_an_open_hour_before_it_seals_another(tmp_path: Path) ->
     lake = new_lake(tmp_path, timeline=Timeline(ended, ended, {0: 0}))
     job = Job(lake.environment, lake.stream, lake.lake, Broker(log={0: []}).adapter)
     with pytest.raises(NotYet, match=running):
-        rebuild_hours(job, Rebuilder(job, None), [running], RebuildRequest())  # type: ignore[arg-type]
+        StreamRun(job, Rebuilder(job, None)).rebuild([running], RebuildRequest())  # type: ignore[arg-type]
     assert lake.state().timeline.open == ended
 
 

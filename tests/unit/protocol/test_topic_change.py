@@ -34,7 +34,7 @@ from anabranch.protocol.start_offsets import Log, StartChoice, parse_start
 from anabranch.protocol.state import LOST, REMEMBERED_HOURS, Accepted, accepted_properties
 from anabranch.protocol.topic_change import Adopted, adopt, gone_from_kafka, must_choose, plan_adopt, plan_begins
 from batch_layer.rebuild import Rebuilder, RebuildRequest
-from batch_layer.stream_run import rebuild_hours
+from batch_layer.stream_run import StreamRun
 from speed_layer.plan import plan_catch_up
 
 H = [shift("2026-11-21T00", i) for i in range(8)]
@@ -402,7 +402,7 @@ def test_hours_that_kafka_lost_are_refused_with_their_reason_and_hold_back_no_ot
     job = Job(new_environment(lake.folder), lake.stream, lake.lake, broker.adapter)
     rebuilder = Rebuilder(job, None)  # type: ignore[arg-type]
 
-    results = rebuild_hours(job, rebuilder, None, RebuildRequest())
+    results = StreamRun(job, rebuilder).rebuild(None, RebuildRequest())
 
     assert [(r.hour, r.decision) for r in results] == [
         (BEFORE, "refused"), (NOW_HOUR, "refused"), (shift(NOW_HOUR, 1), "accepted"),
@@ -412,5 +412,5 @@ def test_hours_that_kafka_lost_are_refused_with_their_reason_and_hold_back_no_ot
     rows = ledger.newest(lake.ledger.history())
     assert [(rows[h].decision, rows[h].served) for h in (BEFORE, NOW_HOUR)] == [("refused", "speed")] * 2
     # Trying again changes nothing, so they are refused once; asked for by name they say so again.
-    assert rebuild_hours(job, rebuilder, None, RebuildRequest()) == []
-    assert [r.decision for r in rebuild_hours(job, rebuilder, [BEFORE], RebuildRequest())] == ["refused"]
+    assert StreamRun(job, rebuilder).rebuild(None, RebuildRequest()) == []
+    assert [r.decision for r in StreamRun(job, rebuilder).rebuild([BEFORE], RebuildRequest())] == ["refused"]
