@@ -37,6 +37,7 @@ CLEAN = (
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "README.md",
+    "docs/decisions",
     "docs/design.md",
     "docs/explanation",
     "docs/failures.md",
