@@ -98,7 +98,7 @@ def test_each_alert_fires_when_it_should_and_for_the_stream_concerned(tmp_path: 
     assert "SUCCESS" in run(go_tools.ensure(go_tools.PROMTOOL), "test", "rules", file)
 
 
-def test_the_dashboard_is_one_as_grafanas_schema_knows_it() -> None:
+def test_the_dashboard_is_valid_by_grafanas_schema() -> None:
     """Grafana's own models keep all of it: no field is unknown, misplaced or of another kind."""
     from grafana_foundation_sdk.cog import plugins
     from grafana_foundation_sdk.cog.encoder import JSONEncoder

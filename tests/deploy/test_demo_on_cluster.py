@@ -18,7 +18,7 @@ SECONDS = 1500
 
 
 @pytest.mark.timeout(SECONDS + 300)
-def test_the_story_is_told_on_a_cluster_and_in_postgresql(tmp_path: Path) -> None:
+def test_the_demo_runs_on_a_cluster_and_in_postgresql(tmp_path: Path) -> None:
     out = tmp_path / "demo.log"
     with running_postgres() as postgres, running_cluster() as cluster, out.open("wb") as log:
         catalog = f"postgresql+psycopg2://lake:{PASSWORD}@127.0.0.1:{postgres.port}/catalog"

@@ -144,7 +144,7 @@ class Bucket:
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
-def test_a_catalog_that_is_lost_is_not_begun_anew_and_comes_back_by_one_command(
+def test_a_lost_catalog_is_not_recreated_and_is_restored_by_one_command(
     make: Make, kind: str, request: pytest.FixtureRequest
 ) -> None:
     uri = None
@@ -197,7 +197,7 @@ def test_a_bucket_and_its_catalog_restored_to_one_moment_go_on_from_there(make: 
     end(one)
 
 
-def test_a_bucket_restored_beneath_a_newer_catalog_is_said_and_registered(make: Make) -> None:
+def test_a_bucket_restored_beneath_a_newer_catalog_is_reported_and_registered(make: Make) -> None:
     one = make()
     live(one)
     bucket = Bucket(one)

@@ -51,7 +51,7 @@ def found() -> dict[Check, Finding]:
     return {finding.check: finding for finding in airflow.findings([STREAM], airflow.read())}
 
 
-def test_what_is_wrong_with_airflow_is_found_and_its_remedy_clears_it(dags: Path, tmp_path: Path) -> None:
+def test_airflows_problems_are_found_and_their_remedies_work(dags: Path, tmp_path: Path) -> None:
     assert airflow.is_here()
     with pytest.raises(ConfigurationError, match="expected a list") as away:
         airflow.read()

@@ -30,7 +30,7 @@ def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return install(wheel, tmp_path_factory.mktemp("environment") / "venv")
 
 
-def test_both_hold_the_code_the_configuration_and_the_dags(built: Path) -> None:
+def test_both_contain_the_code_the_configuration_and_the_dags(built: Path) -> None:
     [wheel], [source] = built.glob("*.whl"), built.glob("*.tar.gz")
     in_wheel = set(zipfile.ZipFile(wheel).namelist())
     assert {
@@ -49,7 +49,7 @@ def test_both_hold_the_code_the_configuration_and_the_dags(built: Path) -> None:
     assert {"pyproject.toml", "README.md", "LICENSE", "tests/support/world.py", "conf/jvm/ivy.xml"} <= names
 
 
-def test_the_installed_command_answers_without_importing_what_is_heavy(installed: Path, tmp_path: Path) -> None:
+def test_the_installed_command_answers_without_heavy_imports(installed: Path, tmp_path: Path) -> None:
     assert "Kafka to one exact Iceberg table" in run(installed / "anabranch", "--help", cwd=tmp_path)
     result = subprocess.run(
         [installed / "python", "-X", "importtime", "-m", "anabranch.cli", "--help"],

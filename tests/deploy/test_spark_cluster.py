@@ -263,7 +263,7 @@ def test_a_worker_that_is_about_to_go_hands_over_its_part_of_the_decoded_hour(
 
 
 @LONG
-def test_executors_that_are_asked_for_and_given_back_keep_the_decoded_hour(
+def test_the_decoded_hour_survives_dynamic_allocation_of_executors(
     on_postgres: Make, cluster: SparkCluster, tmp_path: Path
 ) -> None:
     ui, hour = SparkUi(tmp_path / "ui"), past_hour(1)

@@ -42,7 +42,7 @@ def test_a_seal_by_a_wrong_clock_changes_nothing(world: Make, libfaketime: Path,
     assert one.spark.sql(f"SELECT count(*) FROM lake.{one.job.stream.table}").collect()[0][0] == 10
 
 
-def test_a_speed_job_with_a_wrong_clock_publishes_nothing_and_goes_on_once_it_is_right(
+def test_a_speed_job_with_a_wrong_clock_publishes_nothing_until_it_is_right(
     world: Make, libfaketime: Path, tmp_path: Path
 ) -> None:
     one = world()

@@ -47,7 +47,7 @@ def stream(world: Make) -> World:
 
 
 @pytest.mark.parametrize("order", [(A, B, C), (C, B, A), (B, C, A), (C, A, B)], ids="-".join)
-def test_hours_accepted_in_any_order_hold_an_event_once_and_in_its_first_hour(
+def test_hours_accepted_in_any_order_have_an_event_once_in_its_first_hour(
     stream: World, order: tuple[str, ...]
 ) -> None:
     one = stream
@@ -181,7 +181,7 @@ def test_an_hour_is_accepted_while_the_speed_layer_works_off_its_look_back_and_d
     assert [r.decision for r in one.batch()] == ["refused"], "nothing else is left to do"
 
 
-def test_a_speed_layer_that_is_down_holds_nothing_back_and_its_return_leaves_no_event_twice(world: Make) -> None:
+def test_a_speed_layer_that_is_down_delays_no_hour_and_its_return_leaves_no_event_twice(world: Make) -> None:
     one = world()
     one.topic(1)
     refuse_first_hour(one)

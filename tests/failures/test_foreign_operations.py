@@ -193,9 +193,7 @@ def seed() -> int:
 
 
 @pytest.mark.timeout(1500)
-def test_each_operation_on_a_stream_that_stands_still(
-    world: Make, tmp_path_factory: pytest.TempPathFactory, seed: int
-) -> None:
+def test_each_operation_on_an_idle_stream(world: Make, tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
     stream = Stream(world(), tmp_path_factory.getbasetemp(), seed)
     for operation in OPERATIONS:
         print(operation.__name__)

@@ -123,7 +123,7 @@ def test_partitions_added_before_a_seal_are_cut_too(world: Make) -> None:
     assert one.contents() == one.acknowledged()
 
 
-def test_an_open_transaction_holds_its_own_records_back_and_nothing_else(world: Make) -> None:
+def test_an_open_transaction_delays_its_own_records_and_nothing_else(world: Make) -> None:
     one = world()
     one.topic(2)
     hour = past_hour(1)
@@ -378,7 +378,7 @@ ODD_STAMPS = {
 
 
 @pytest.mark.parametrize("speed_is_alive", [True, False], ids=["speed first", "batch first"])
-def test_any_timestamp_that_a_broker_holds_is_served_by_both_layers(world: Make, speed_is_alive: bool) -> None:
+def test_any_timestamp_that_a_broker_accepts_is_served_by_both_layers(world: Make, speed_is_alive: bool) -> None:
     """The hazard: a record that Spark's Kafka reader throws at, for ever, whoever reads it."""
     one = world(batch={"grace": "0 seconds", "lookback_hours": 1, "allow_gaps": ["control", "aborted"]})
     one.topic(2, **ANY_TIME, **FOR_EVER)

@@ -38,7 +38,7 @@ def test_topics_of_any_number_of_partitions(on_cluster: Make, cluster: KafkaClus
 
 
 @pytest.mark.parametrize("policy", ["compact", "compact,delete"])
-def test_what_compaction_and_retention_take_after_it_was_served_stays(
+def test_rows_stay_after_compaction_and_retention_remove_their_records(
     on_cluster: Make, cluster: KafkaCluster, policy: str
 ) -> None:
     """Rows, and the dead letters of tombstones; no gap is allowed for, since none is there."""
@@ -112,7 +112,7 @@ def other_cluster(services: Any) -> Iterator[config.Kafka]:
     yield config.Kafka(bootstrap_servers=services.kafka)
 
 
-def test_a_mirrored_topic_of_other_offsets_is_gone_on_with(
+def test_a_mirrored_topic_of_other_offsets_is_continued(
     on_cluster: Make, cluster: KafkaCluster, other_cluster: config.Kafka
 ) -> None:
     """A failover to a cluster whose copy of the topic begins at offset 0 where the source had deleted its beginning."""

@@ -90,7 +90,7 @@ def test_registry_cut_under_a_running_speed_job(
     assert events(one) == ["a", "b", "c"] and one.dead() == []
 
 
-def test_registry_away_refuses_no_hour(
+def test_an_unreachable_registry_refuses_no_hour(
     world: Make, registry: SchemaRegistry, proxy: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
     one = avro_stream(world, registry, proxy.port, batch={"grace": "0 seconds", "retry_for": "2 seconds"})
@@ -106,7 +106,7 @@ def test_registry_away_refuses_no_hour(
     assert events(one) == ["a"] and one.dead() == []
 
 
-def test_a_registry_that_says_nothing_is_given_up_and_asked_again(
+def test_a_registry_that_does_not_answer_is_retried(
     world: Make, registry: SchemaRegistry, caplog: pytest.LogCaptureFixture
 ) -> None:
     one = avro_stream(world, registry, registry.port)

@@ -52,7 +52,7 @@ def test_a_checkpoint_deleted_between_any_two_micro_batches_changes_nothing(worl
     assert one.contents() == one.acknowledged()
 
 
-def test_another_trigger_and_changed_code_go_on_where_the_table_stands(world: Make, tmp_path: Path) -> None:
+def test_another_trigger_and_changed_code_continue_from_the_tables_position(world: Make, tmp_path: Path) -> None:
     one = world(speed=SLOW)
     one.topic()
     one.apply()

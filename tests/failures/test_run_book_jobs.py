@@ -88,7 +88,7 @@ def test_an_hour_is_refused_mended_accepted_and_restated(world: Make, tools: Pat
     assert one.contents() == one.acknowledged()
 
 
-def test_what_happened_to_an_hour_is_found_in_the_jobs_logs(world: Make, tools: Path) -> None:
+def test_the_jobs_logs_contain_the_events_of_an_hour(world: Make, tools: Path) -> None:
     one = world()
     one.topic()
     one.send(spread(OTHER, 10, "e"))
@@ -153,7 +153,7 @@ def test_rights_are_given_by_kafka_acls(world: Make, tools: Path, tmp_path: Path
     assert said.count("permissionType=ALLOW") >= 3
 
 
-def test_who_holds_the_catalog(tools: Path, tmp_path: Path) -> None:
+def test_the_process_that_locks_the_catalog_is_named(tools: Path, tmp_path: Path) -> None:
     file = tmp_path / "catalog.db"
     holder = sqlite3.connect(file)
     try:
@@ -164,7 +164,7 @@ def test_who_holds_the_catalog(tools: Path, tmp_path: Path) -> None:
     assert str(os.getpid()) in pids
 
 
-def test_the_machine_is_put_right(world: Make, tools: Path, tmp_path: Path) -> None:
+def test_the_clock_of_the_machine_is_corrected(world: Make, tools: Path, tmp_path: Path) -> None:
     one = world()
 
     def checks(before: str, **environment: str) -> set[str]:

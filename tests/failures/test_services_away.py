@@ -360,7 +360,7 @@ def test_postgres_publish_that_lands_and_whose_answer_is_lost(
     _assert_exact(one, caplog)
 
 
-def test_postgres_that_accepts_and_says_nothing(
+def test_postgres_that_accepts_and_does_not_answer(
     postgres: Postgres, proxied_postgres: Proxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(catalog_settings, "PATIENCE_SECONDS", 1)
@@ -413,7 +413,7 @@ def test_postgres_stage_that_lands_late_while_its_repetition_waits_behind_it(
 # What is terminal, what is stopped, and the commands that do not wait
 
 
-def test_a_wrong_s3_secret_ends_both_jobs_with_what_to_do(behind: Behind, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_s3_secret_ends_both_jobs_with_a_remedy(behind: Behind, monkeypatch: pytest.MonkeyPatch) -> None:
     one = behind(**_small())
     one.topic()
     one.apply()
@@ -447,7 +447,7 @@ def test_sigterm_interrupts_the_wait_for_kafka(
         wait_for(lambda: not command.is_alive(), "Spark's Python process to end with its JVM", 20)
 
 
-def test_a_speed_job_whose_jvm_is_killed_does_not_try_for_ever_without_it(behind: Behind) -> None:
+def test_a_speed_job_whose_jvm_is_killed_ends(behind: Behind) -> None:
     one = behind(**_small())
     one.topic()
     one.apply()

@@ -33,7 +33,7 @@ ONE_LESS = "partition 0: expected 11 offsets in [0, 11), found 10: 10 good, 0 de
 ONE_MORE = "rows: expected each offset once, found 1 more"
 
 
-def test_a_staged_hour_that_lacks_a_file_or_has_a_row_more_is_refused_and_no_word_overrules_that(
+def test_a_staged_hour_that_lacks_a_file_or_has_a_row_more_is_refused_and_cannot_be_overruled(
     world: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, hour = world(), past_hour(1)

@@ -74,7 +74,7 @@ def test_jobs_take_their_classes_from_the_archive_and_do_without_one_that_does_n
     assert len(one.rows()) == 33
 
 
-def test_where_spark_is_configured_by_files_there_is_no_archive(
+def test_a_spark_configured_by_files_has_no_archive(
     own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))

@@ -104,7 +104,7 @@ def test_the_whole_path_by_command_line(world: Callable[..., World]) -> None:
     assert refused["reason"].startswith("accepted by choice: few players that night; in spite of: quality: expect_")
 
 
-def test_apply_of_many_goes_on_after_an_error(world: Callable[..., World]) -> None:
+def test_apply_of_many_continues_after_an_error(world: Callable[..., World]) -> None:
     one = world(group="small")
     files = one.folder / "streams"
     good = yaml.safe_load((files / f"{one.name}.yaml").read_text())
@@ -141,7 +141,7 @@ def test_an_operator_accepts_a_refused_hour_by_the_command(world: Callable[..., 
 
 
 @pytest.mark.full
-def test_where_no_dead_letter_can_be_read_nothing_is_replayed(world: Callable[..., World]) -> None:
+def test_without_readable_dead_letters_nothing_is_replayed(world: Callable[..., World]) -> None:
     one = world()
     one.topic()
     one.apply()

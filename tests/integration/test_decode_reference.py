@@ -196,7 +196,7 @@ LOOKS_ORDINARY: list[bytes | None] = [
         "id STRING, price DECIMAL(10,2)",
     ],
 )
-def test_what_looks_ordinary_and_is_not(spark: SparkSession, ddl: str) -> None:
+def test_values_that_only_look_ordinary(spark: SparkSession, ddl: str) -> None:
     assert not list(_differences(spark, LOOKS_ORDINARY, _stream(ddl)))
 
 
@@ -272,7 +272,7 @@ def _whole(column: pa.ChunkedArray) -> pa.Array:
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("seed", [1, *(pytest.param(s, marks=pytest.mark.full) for s in (2, 3))])
-def test_what_is_certain_is_as_spark_reads_it(spark: SparkSession, ddl: str, unknown: str, seed: int) -> None:
+def test_a_certain_record_equals_sparks_row(spark: SparkSession, ddl: str, unknown: str, seed: int) -> None:
     dice, stream = random.Random(seed), _stream(ddl, unknown)
     names = [c.name for c in stream.columns if not c.rescues]
     values: list[bytes | None] = [_value(dice, names) for _ in range(VALUES)]
@@ -292,7 +292,7 @@ ODD_OTHERS = [
 ]  # fmt: skip
 
 
-def test_what_is_rescued_is_what_the_schema_does_not_know_and_changes_no_verdict(spark: SparkSession) -> None:
+def test_rescued_fields_are_unknown_ones_and_change_no_verdict(spark: SparkSession) -> None:
     dice, streams = random.Random(5), {mode: _stream(CERTAIN_TIMES, mode) for mode in ("count", "rescue", "refuse")}
     names = [c.name for c in streams["count"].columns]
     values = [*ODD_OTHERS, *(_value(dice, names) for _ in range(VALUES))]
@@ -320,7 +320,7 @@ def test_what_is_rescued_is_what_the_schema_does_not_know_and_changes_no_verdict
 
 
 @pytest.mark.parametrize("ddl", [CERTAIN, "id STRING, level INT", "id STRING, x INT"])
-def test_of_what_is_hostile_only_what_spark_reads_is_certain(spark: SparkSession, ddl: str) -> None:
+def test_a_hostile_value_is_certain_only_if_spark_reads_it(spark: SparkSession, ddl: str) -> None:
     values = [value for value, _, _ in hostile.cases(START).values()]
     _require_as_spark_reads(spark, [*values, *LOOKS_ORDINARY], _stream(ddl))
 
@@ -340,7 +340,7 @@ def test_each_limit_of_sparks_parser_at_its_boundary(spark: SparkSession) -> Non
 
 
 @pytest.mark.parametrize("ddl", [CERTAIN, hostile.DDL])
-def test_the_decoder_is_warmed_up_by_one_dead_letter_that_nobody_gets(spark: SparkSession, ddl: str) -> None:
+def test_the_decoder_is_warmed_up_by_one_discarded_dead_letter(spark: SparkSession, ddl: str) -> None:
     assert warm_up_decoder(spark, _stream(ddl), JsonFormat()) == 1
 
 

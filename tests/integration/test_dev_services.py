@@ -170,7 +170,7 @@ def test_a_taken_port_stops_up_before_anything_is_started(home: Home, jars: Jars
         assert holder.fileno() != -1
 
 
-def test_what_up_has_started_is_stopped_if_the_rest_fails(home: Home, jars: Jars) -> None:
+def test_services_that_up_started_are_stopped_if_another_fails(home: Home, jars: Jars) -> None:
     # The hazard: Kafka's storage is damaged, so it ends at once, while the S3 server runs already.
     (home.path / "data" / "kafka").mkdir(parents=True)
     (home.path / "data" / "kafka" / "meta.properties").write_text("version=1\nnode.id=99\ncluster.id=x\n")
@@ -217,7 +217,7 @@ def test_the_services_outlive_the_command_and_its_ctrl_c(home: Home) -> None:
 
 
 @pytest.mark.full
-def test_running_gives_services_and_takes_them_away(tmp_path: Path, jars: Jars) -> None:
+def test_running_starts_services_and_stops_them(tmp_path: Path, jars: Jars) -> None:
     with services.running(tmp_path, jars) as running:
         assert _s3(running).list_buckets()["Buckets"] == []
         assert len(_alive(running.home)) == 2

@@ -24,7 +24,7 @@ def rows(spark: SparkSession, *values: tuple[Any, ...]) -> DataFrame:
     return spark.createDataFrame(list(values), SCHEMA)
 
 
-def test_missing_extra_and_duplicates_are_told_apart(spark: SparkSession) -> None:
+def test_missing_extra_and_duplicate_rows_are_distinguished(spark: SparkSession) -> None:
     speed = rows(spark, (0, 1, *NOTHING), (0, 2, *NOTHING), (0, 3, *NOTHING))
     batch = rows(spark, (0, 1, *NOTHING), (0, 4, *NOTHING))
     removed = spark.createDataFrame([(0, 2)], "kafka_partition INT, kafka_offset BIGINT")
@@ -33,7 +33,7 @@ def test_missing_extra_and_duplicates_are_told_apart(spark: SparkSession) -> Non
     assert [(s["kind"], s["offset"]) for s in diff.sample] == [("extra", 3), ("missing", 4)]
 
 
-def test_what_the_speed_layer_had_not_read_is_missing_for_a_reason(spark: SparkSession) -> None:
+def test_unread_offsets_explain_missing_rows(spark: SparkSession) -> None:
     nobody = spark.createDataFrame([], "kafka_partition INT, kafka_offset BIGINT")
     batch = rows(spark, (0, 1, *NOTHING), (0, 2, *NOTHING), (1, 2, *NOTHING))
     diff = compare(rows(spark, (0, 1, *NOTHING)), batch, nobody, {0: (2, 9)})
@@ -91,7 +91,7 @@ def test_other_content_is_seen_in_every_type(spark: SparkSession, one: tuple[Any
     assert compare(rows(spark, (0, 1, *one)), rows(spark, (0, 1, *other)), nobody, {}).changed == 1
 
 
-def test_rows_of_an_earlier_schema_differ_by_what_they_hold_and_not_by_their_types(spark: SparkSession) -> None:
+def test_rows_of_an_earlier_schema_differ_by_value_and_not_by_type(spark: SparkSession) -> None:
     at = "kafka_partition INT, kafka_offset BIGINT"
     earlier = f"{at}, n INT, f FLOAT, s STRUCT<a: INT>, tags ARRAY<INT>, m MAP<STRING, INT>"
     later = (

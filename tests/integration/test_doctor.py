@@ -222,7 +222,7 @@ def test_a_ledger_that_differs_from_the_table(patient: Patient) -> None:
     assert patient.findings(Check.LEDGER) == []
 
 
-def test_kafka_away_hides_nothing_else(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_kafka_hides_nothing_else(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("anabranch.kafka.client._BOOTSTRAP_MS", 1_000)
     one = patient.one
     told = one.told["kafka"]
@@ -239,7 +239,7 @@ def test_kafka_away_hides_nothing_else(patient: Patient, monkeypatch: pytest.Mon
     assert not {Check.KAFKA_AWAY, Check.S3_RIGHTS} & {f["check"] for f in patient.report()["findings"]}
 
 
-def test_a_catalog_that_another_process_holds(
+def test_a_catalog_locked_by_another_process(
     patient: Patient, environment: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("anabranch.iceberg.catalog_settings.PATIENCE_SECONDS", 2)
@@ -253,7 +253,7 @@ def test_a_catalog_that_another_process_holds(
 
 
 @pytest.mark.usefixtures("single_broker")
-def test_a_topic_that_was_made_anew(patient: Patient) -> None:
+def test_a_recreated_topic(patient: Patient) -> None:
     patient.one.delete_topic()
     patient.one.topic()
     finding = patient.finding(Check.TOPIC_RECREATED)

@@ -105,7 +105,7 @@ def stamped(snapshot: Snapshot) -> datetime:
     return datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC)
 
 
-def test_whatever_kafka_acknowledged_before_the_fresh_moment_is_in_main(world: Make) -> None:
+def test_records_acknowledged_before_fresh_through_are_in_main(world: Make) -> None:
     one = world()
     one.topic()
     one.apply()

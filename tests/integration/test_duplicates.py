@@ -90,7 +90,7 @@ def three_hashes(key: list[Any]) -> Any:
     ("mine", "theirs"),
     [("BIGINT", "INT"), ("INT", "BIGINT"), ("DECIMAL(20,2)", "DECIMAL(9,2)"), ("DECIMAL(9,2)", "DECIMAL(30,2)")],
 )
-def test_a_key_that_was_widened_equals_what_it_was(spark: SparkSession, mine: str, theirs: str) -> None:
+def test_a_widened_key_equals_its_former_values(spark: SparkSession, mine: str, theirs: str) -> None:
     rows = frame(spark, [("1", None, 0, 1, ""), ("2", None, 0, 2, ""), ("2", None, 0, 3, ""), ("3", None, 0, 4, "")])
     served = frame(spark, [("3", None, 0, 0, ""), ("4", None, 0, 0, "")])
     rows, served = (f.withColumn("id", F.col("id").cast(t)) for f, t in ((rows, mine), (served, theirs)))
@@ -137,7 +137,7 @@ def test_only_hashes_are_shuffled_where_nothing_repeats(spark: SparkSession, mon
     assert places(leave_out(rows, found)) == places(rows)
 
 
-def test_what_a_bloom_filter_of_the_hour_excludes_is_not_shuffled(spark: SparkSession, tmp_path: Path) -> None:
+def test_keys_that_a_bloom_filter_excludes_are_not_shuffled(spark: SparkSession, tmp_path: Path) -> None:
     hashed = F.xxhash64("id").alias("_hash")
     # As Kafka's rows: of no known size, which Spark takes for the largest that there is.
     named = frame(spark, [(f"e{i}", None, 0, i, "") for i in range(50)], 3).select("*", hashed).localCheckpoint()

@@ -181,7 +181,7 @@ def deliver(one: World) -> list[Delivery]:
     return [d for d in done if isinstance(d, Delivery)]
 
 
-def test_of_two_writers_of_a_small_file_one_is_refused(world: Make) -> None:
+def test_one_of_two_writers_of_a_small_file_is_refused(world: Make) -> None:
     """What keeps two processes at one folder apart: the store's own word."""
     store = ObjectStore(config.S3.model_validate(world().job.environment.s3.model_dump()))
     store.ensure_bucket(BUCKET)

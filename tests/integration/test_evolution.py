@@ -163,7 +163,7 @@ def test_an_hour_built_while_apply_evolves_its_table_is_not_published_without_th
 
 
 @pytest.mark.full
-def test_a_key_that_widens_goes_on_dropping_what_an_hour_before_it_holds(world: Make) -> None:
+def test_a_widened_key_still_drops_duplicates_of_the_hour_before(world: Make) -> None:
     schema = "n INT NOT NULL, event_id STRING NOT NULL, event_time TIMESTAMP NOT NULL"
     one = world(schema=schema, key="n")
     one.topic(1)
@@ -183,7 +183,7 @@ def test_a_key_that_widens_goes_on_dropping_what_an_hour_before_it_holds(world: 
 
 
 @pytest.mark.full
-def test_a_file_that_was_rolled_back_goes_on_beside_a_newer_table(world: Make) -> None:
+def test_a_rolled_back_file_works_with_a_newer_table(world: Make) -> None:
     one = world(schema=EARLIER)
     one.topic(1)
     one.apply()

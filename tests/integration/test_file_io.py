@@ -106,7 +106,7 @@ def test_a_file_is_read_by_pyarrow_where_the_other_library_has_no_answer(files: 
         assert written.read() == b"abcde"
 
 
-def test_a_read_that_s3_does_not_answer_is_nobody_elses_next(files: LakeFileIO, folder: str) -> None:
+def test_a_late_answer_of_s3_never_reaches_another_read(files: LakeFileIO, folder: str) -> None:
     with files.new_output(f"{folder}/one.avro").create() as stream:
         stream.write(b"abcde")
     file = files.new_input(f"{folder}/one.avro")

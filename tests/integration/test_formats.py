@@ -331,7 +331,7 @@ def test_avro_without_any_readable_id(spark: SparkSession, registry: SchemaRegis
     assert decode(kafka(spark, []), stream, form).count() == 0
 
 
-def test_a_schema_that_holds_what_sql_would_read_otherwise(spark: SparkSession, registry: SchemaRegistry) -> None:
+def test_a_schema_with_text_that_sql_would_misread(spark: SparkSession, registry: SchemaRegistry) -> None:
     schema = record(("event_id", "string"), name=f"E{uuid.uuid4().hex[:12]}")
     schema |= {"doc": 'it\'s \\ a "doc" of ${env:PATH}, ${spark.master} é 😀'}
     subject = "it's ${env:PATH}"

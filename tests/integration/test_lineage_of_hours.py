@@ -19,7 +19,7 @@ def receiver() -> Iterator[LineageReceiver]:
         yield one
 
 
-def test_rebuilt_hours_are_told_with_their_account_and_one_that_is_refused_fails(
+def test_rebuilt_hours_are_sent_with_their_balance_and_refused_ones_as_failed(
     world: Callable[..., World], receiver: LineageReceiver
 ) -> None:
     one = world()

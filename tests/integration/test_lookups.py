@@ -59,7 +59,7 @@ def code_of(frame: DataFrame) -> list[str]:
 
 @FEW
 @given(ranges=RANGES)
-def test_a_row_is_inside_where_the_arithmetic_says(spark: SparkSession, ranges: Ranges) -> None:
+def test_a_row_is_in_the_window_that_the_arithmetic_gives(spark: SparkSession, ranges: Ranges) -> None:
     rows = places(spark, PLACES, AT).select("*", F.expr(inside(ranges)).alias("within")).collect()
     assert {(r.kafka_partition, r.kafka_offset) for r in rows if r.within} == offsets_of(ranges)
     assert {r.within for r in rows} <= {True, False}
@@ -68,7 +68,7 @@ def test_a_row_is_inside_where_the_arithmetic_says(spark: SparkSession, ranges: 
 
 @FEW
 @given(steps=STEPS)
-def test_a_row_is_of_the_hour_that_the_arithmetic_says(spark: SparkSession, steps: list[dict[int, int]]) -> None:
+def test_a_row_is_in_the_hour_that_the_arithmetic_gives(spark: SparkSession, steps: list[dict[int, int]]) -> None:
     hours = to_hours(steps)
     by_place = {(r.partition, r.offset): r.ingest_hour for r in assign_hours(places(spark, PLACES), hours).collect()}
     by_hour = assign(dict.fromkeys(range(7), (0, 14)), hours)
@@ -77,7 +77,7 @@ def test_a_row_is_of_the_hour_that_the_arithmetic_says(spark: SparkSession, step
 
 @FEW
 @given(ranges=RANGES, data=st.data())
-def test_offsets_are_counted_once_and_rows_as_often_as_they_are_there(
+def test_offsets_are_counted_once_and_rows_with_repetitions(
     spark: SparkSession, ranges: Ranges, data: st.DataObject
 ) -> None:
     # Neighbours share a number of 64 bits: at its edges, and beyond the first.
@@ -147,7 +147,7 @@ def test_the_offsets_that_are_missing(spark: SparkSession) -> None:
 
 
 @pytest.mark.parametrize("hours", [1, 2, 3])
-def test_other_offsets_have_nothing_compiled_anew(spark: SparkSession, hours: int) -> None:
+def test_other_offsets_compile_no_code_again(spark: SparkSession, hours: int) -> None:
     """What is compiled for one micro-batch serves the next: offsets and hours are no part of the code."""
     rows = spark.range(10).selectExpr("CAST(id AS INT) AS partition", "id AS offset")
     codes = []

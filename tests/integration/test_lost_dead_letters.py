@@ -62,7 +62,7 @@ def exact(one: World) -> None:
 
 
 @pytest.mark.full
-def test_dead_letters_whose_snapshot_is_gone_are_published_from_what_spark_wrote(
+def test_dead_letters_without_their_snapshot_are_published_from_sparks_files(
     world: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = world()

@@ -38,7 +38,7 @@ def content(one: World) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("set_back", [False, pytest.param(True, marks=pytest.mark.full)])
-def test_what_kafka_lost_of_an_hour_is_filled_from_the_speed_layer(world: Make, set_back: bool) -> None:
+def test_offsets_that_kafka_lost_are_filled_from_the_speed_layer(world: Make, set_back: bool) -> None:
     one, hour = world(), past_hour(1)
     one.topic(1)
     send_hour(one, hour)
@@ -63,7 +63,7 @@ def test_what_kafka_lost_of_an_hour_is_filled_from_the_speed_layer(world: Make, 
 
 
 @pytest.mark.full
-def test_an_hour_that_kafka_lost_is_restated_from_what_is_accepted_and_its_dead_letters_are_replayed(
+def test_an_hour_that_kafka_lost_is_restated_from_accepted_rows_and_its_dead_letters_are_replayed(
     world: Make,
 ) -> None:
     one, hour = world(), past_hour(1)
@@ -139,7 +139,7 @@ def test_an_hour_after_a_replayed_one_is_decided_again_though_kafka_lost_both(wo
     assert (row.revision, row.good, row.duplicate) == (2, 3, 1)
 
 
-def test_what_nobody_holds_is_a_gap_that_an_operator_may_accept(world: Make) -> None:
+def test_records_in_no_source_are_a_gap_that_an_operator_may_accept(world: Make) -> None:
     one, hour = world(), past_hour(1)
     one.topic(1)
     send_hour(one, hour)

@@ -142,7 +142,7 @@ def test_named_hours_of_many_streams_are_exact_though_one_stream_fails(world: Ca
 
 
 @pytest.mark.full
-def test_a_signal_ends_all_streams_and_the_next_run_goes_on(world: Callable[..., World]) -> None:
+def test_a_signal_ends_all_streams_and_the_next_run_continues(world: Callable[..., World]) -> None:
     one = world()
     other = world(beside=one)
     for stream in (one, other):

@@ -50,7 +50,7 @@ def test_a_span_of_hours_is_restated_by_one_command(accepted: World) -> None:
     assert (act["hours"], act["user"], act["host"]) == ([OLDEST, MIDDLE], getpass.getuser(), socket.gethostname())
 
 
-def test_an_hour_that_breaks_the_run_holds_back_none_of_those_that_are_named(
+def test_an_hour_that_breaks_the_run_delays_no_other_named_hour(
     world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = world()
@@ -70,7 +70,7 @@ def test_an_hour_that_breaks_the_run_holds_back_none_of_those_that_are_named(
     assert one.contents() == [row for row in one.acknowledged() if row[2].startswith("b-")]
 
 
-def test_what_the_rules_object_to_is_accepted_hour_by_hour(world: Callable[..., World]) -> None:
+def test_hours_that_fail_rules_are_accepted_hour_by_hour(world: Callable[..., World]) -> None:
     accepted = world()
     accepted.topic()
     accepted.apply()

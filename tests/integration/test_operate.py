@@ -107,7 +107,7 @@ def test_a_recreated_topic_is_adopted_and_every_record_of_both_is_there_once(two
 
 
 @pytest.mark.usefixtures("single_broker")
-def test_a_wrong_topic_is_adopted_and_left_again_and_nothing_is_there_twice(running_hour: World) -> None:
+def test_a_wrong_topic_is_adopted_and_left_again_without_duplicates(running_hour: World) -> None:
     one = running_hour
     before, right = ids(one), one.job.stream.topic
     wrong = f"{right}_wrong"
@@ -173,7 +173,7 @@ def test_an_hour_that_the_speed_layer_never_read_is_not_given_to_it(world: Make)
     assert one.contents() == one.acknowledged()
 
 
-def test_dropped_branches_and_ledger_are_made_again_and_hours_stay_accepted(two_hours: World) -> None:
+def test_dropped_branches_and_ledger_are_recreated_and_hours_stay_accepted(two_hours: World) -> None:
     one = two_hours
     before = one.contents()
     table = one.lake.load(one.job.stream.table)

@@ -51,7 +51,7 @@ def test_the_tasks_of_the_stage_that_runs_are_counted(spark: SparkSession, tmp_p
     assert told[1].endswith("so far")
 
 
-def test_each_pass_over_an_hour_names_what_spark_does_for_it(
+def test_each_pass_over_an_hour_names_its_spark_jobs(
     world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     named: list[str | None] = []

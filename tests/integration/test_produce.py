@@ -109,7 +109,7 @@ def test_a_duplicate_is_the_same_bytes_at_another_offset_of_the_same_partition(k
         assert duplicate.offset > original.offset
 
 
-def test_an_endless_run_in_a_thread_ends_when_told_and_accounts_for_all(kafka: config.Kafka, topic: str) -> None:
+def test_an_endless_run_in_a_thread_ends_on_request_and_accounts_for_all(kafka: config.Kafka, topic: str) -> None:
     stop = threading.Event()
     seen: list[Ack] = []
     accounts = []
@@ -245,7 +245,7 @@ def test_flights_arrive_as_acknowledged_and_keyed(kafka: config.Kafka, topic: st
     assert len({stamp // 3_600_000 for *_, stamp in records}) in (2, 3)
 
 
-def test_flights_stop_when_told(kafka: config.Kafka, topic: str) -> None:
+def test_flights_stop_on_request(kafka: config.Kafka, topic: str) -> None:
     stop = threading.Event()
     sent = flights_data.send(kafka, topic, stop=stop, on_ack=lambda ack: stop.set())
     assert 0 < sent.acknowledged == sent.sent["good"] < flights_data.FLIGHTS

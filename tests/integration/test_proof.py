@@ -163,7 +163,7 @@ def said_by_page(one: World, hour: str) -> None:
         )  # fmt: skip
 
 
-def test_every_view_says_what_was_sent_what_is_spoiled_and_what_was_replaced(world: Make) -> None:
+def test_every_report_shows_sent_spoiled_and_replaced_records(world: Make) -> None:
     one, hour = known(world), past_hour(1)
     said_by_every_view(one, hour)
     name = one.job.stream.table

@@ -121,7 +121,7 @@ def test_rows_are_named_by_every_kind_of_expectation_that_speaks_of_rows(spark: 
     json.dumps(quality.recorded().as_dict(), allow_nan=False)
 
 
-def test_what_cannot_be_evaluated_has_failed_and_spoils_no_other_verdict(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_expectation_that_cannot_be_evaluated_fails_and_spoils_no_other(spark: SparkSession, tmp_path: Path) -> None:
     path = _file(
         tmp_path,
         {"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "nowhere"}},

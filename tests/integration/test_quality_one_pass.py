@@ -241,7 +241,7 @@ def test_without_rows_and_of_nothing_but_nulls_too(kept: str, rows: DataFrame, m
 
 
 @pytest.mark.full
-def test_what_was_found_and_the_pages_are_great_expectations_own(
+def test_findings_and_pages_equal_those_of_great_expectations(
     rows: DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (ours, _), (own, _) = both_ways(rows, suite(tmp_path, *TWO_OF_EACH), monkeypatch)
@@ -261,7 +261,7 @@ def test_what_was_found_and_the_pages_are_great_expectations_own(
     assert pages[0] == pages[1]
 
 
-def test_ten_expectations_are_one_query_and_what_is_left_is_great_expectations_own(
+def test_ten_expectations_are_one_query_and_great_expectations_evaluates_the_others(
     rows: DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (ours, queries), (own, own_queries) = both_ways(rows, suite(tmp_path, *TEN), monkeypatch)
@@ -280,7 +280,7 @@ def test_ten_expectations_are_one_query_and_what_is_left_is_great_expectations_o
     assert (queries, own_queries) == (1 + 3, 7 + 3)  # uniqueness; the chosen rows; what is found in them
 
 
-def test_what_is_not_met_is_read_again_and_nothing_else(
+def test_only_failed_expectations_are_read_again(
     rows: DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failing = {"type": "expect_column_max_to_be_between", "kwargs": {"column": "level", "max_value": 2}}
@@ -300,7 +300,7 @@ def test_what_is_not_met_is_read_again_and_nothing_else(
         ],
     ],
 )
-def test_what_cannot_be_evaluated_spoils_no_other_verdict(
+def test_an_expectation_that_cannot_be_evaluated_spoils_no_other_verdict(
     spoiling: list[tuple[str, dict[str, Any]]], rows: DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entries = [{"type": type, "kwargs": kwargs} for type, kwargs in spoiling]

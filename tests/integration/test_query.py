@@ -205,7 +205,7 @@ def test_only_the_tables_that_the_sql_mentions_are_loaded(catalog: SqlCatalog) -
     assert sorted(loaded[1:]) == [NAME, f"{NAME}_hours"]
 
 
-def test_show_all_tables_knows_every_table(catalog: SqlCatalog) -> None:
+def test_show_all_tables_lists_every_table(catalog: SqlCatalog) -> None:
     tables = run_query("SHOW ALL TABLES", {NAME: _table(catalog)}).to_pylist()
     assert ("lake", "games", "game_events") in [(row["database"], row["schema"], row["name"]) for row in tables]
 

@@ -48,7 +48,7 @@ def night(world: Make) -> World:
     return one
 
 
-def test_what_an_operator_runs_from_the_end_of_an_hour_to_its_acceptance(night: World, tmp_path: Path) -> None:
+def test_the_commands_of_an_operator_from_the_end_of_an_hour_to_its_acceptance(night: World, tmp_path: Path) -> None:
     one, name = night, night.name
 
     def explained(hour: str) -> str:
@@ -132,7 +132,7 @@ def test_a_deployment_that_is_rolled_back_and_a_catalog_that_lost_its_tables(nig
 
 
 @pytest.mark.full
-def test_a_branch_whose_state_is_gone_is_made_again_from_main(night: World) -> None:
+def test_a_branch_without_its_state_is_recreated_from_main(night: World) -> None:
     one, sql = night, night.spark.sql
     one.batch(PROVEN)
     before = one.contents()

@@ -71,7 +71,7 @@ def test_an_arithmetic_exception_in_a_task_ends_both_jobs_and_nothing_is_lost(
     assert one.contents() == one.acknowledged()
 
 
-def test_what_spark_itself_throws_is_told_apart(spark: SparkSession) -> None:
+def test_errors_of_spark_are_classified(spark: SparkSession) -> None:
     rows = spark.range(1, 3)
     with pytest.raises(Unexpected, match="ARITHMETIC_OVERFLOW"), explained(spark, "count"):
         rows.select(F.expr("9223372036854775807 + id")).collect()
@@ -124,6 +124,6 @@ def test_a_stopped_context_and_a_lost_jvm_end_the_process_with_exit_code_75(tmp_
     assert "in close_session" not in done.stderr
 
 
-def test_an_error_of_ours_passes_through_spark_as_it_is(spark: SparkSession) -> None:
+def test_our_errors_pass_through_spark_unchanged(spark: SparkSession) -> None:
     error = Unexpected("no")
     assert explain_spark(spark, "count", error) is error

@@ -43,7 +43,7 @@ def first_answer(adapter: KafkaAdapter, topic: str, wanted: Callable[[Topic | No
         assert time.monotonic() < deadline, "the hazard did not happen"
 
 
-def test_a_topic_that_brokers_do_not_know_for_a_moment_is_asked_for_again(kafka: config.Kafka) -> None:
+def test_a_topic_that_brokers_do_not_know_for_a_moment_is_requested_again(kafka: config.Kafka) -> None:
     name = f"t{uuid.uuid4().hex[:12]}"
     with KafkaAdapter(kafka) as one, KafkaAdapter(kafka) as other:
         with asked_meanwhile(lambda: one.describe(name)) as answers:
@@ -53,7 +53,7 @@ def test_a_topic_that_brokers_do_not_know_for_a_moment_is_asked_for_again(kafka:
         assert answers[0] is not None and answers[0].partitions == (0,)
 
 
-def test_partitions_that_brokers_do_not_know_for_a_moment_are_no_contradiction(kafka: config.Kafka) -> None:
+def test_partitions_that_brokers_do_not_know_yet_are_no_contradiction(kafka: config.Kafka) -> None:
     name = f"t{uuid.uuid4().hex[:12]}"
     create_topic(kafka, name, 1)
     admin = KafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
@@ -69,7 +69,7 @@ def test_partitions_that_brokers_do_not_know_for_a_moment_are_no_contradiction(k
         assert check_topic(position, answers[0], name) == position
 
 
-def test_a_log_that_ends_below_what_was_read_is_asked_for_again(
+def test_a_log_that_ends_below_the_position_is_requested_again(
     kafka: config.Kafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The hazard: a leader that was replaced, and does not know it yet, answers with an end of before."""
@@ -92,6 +92,6 @@ def test_a_log_that_ends_below_what_was_read_is_asked_for_again(
 
 
 @pytest.mark.usefixtures("single_broker")
-def test_what_brokers_go_on_to_say_is_believed_within_seconds(kafka: config.Kafka) -> None:
+def test_a_repeated_answer_of_brokers_is_accepted_within_seconds(kafka: config.Kafka) -> None:
     with KafkaAdapter(kafka) as one:
         assert one.describe(f"t{uuid.uuid4().hex[:12]}") is None

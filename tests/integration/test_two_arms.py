@@ -232,7 +232,7 @@ def test_a_micro_batch_is_staged_while_the_one_before_it_is_being_published(thre
     assert one.contents() == one.acknowledged()
 
 
-def test_what_is_staged_ahead_is_staged_again_where_another_publisher_was_first(three_hours: World) -> None:
+def test_early_staged_rows_are_staged_again_when_another_publisher_was_first(three_hours: World) -> None:
     one = three_hours
     arm, rival, ends = _arm(one), _arm(one), _ends(one)
     first, rest = {p: (0, e // 3) for p, e in ends.items()}, {p: (e // 3, e) for p, e in ends.items()}
@@ -253,7 +253,7 @@ def test_what_is_staged_ahead_is_staged_again_where_another_publisher_was_first(
     assert one.contents() == one.acknowledged()
 
 
-def test_what_keeps_a_micro_batch_from_being_published_is_raised_by_the_next_call(three_hours: World) -> None:
+def test_the_error_of_a_publish_is_raised_by_the_next_call(three_hours: World) -> None:
     one = three_hours
     arm, ends = _arm(one), _ends(one)
     first, gap, rest = ({p: (e * i // 6, e * (i + 1) // 6) for p, e in ends.items()} for i in (0, 2, 3))

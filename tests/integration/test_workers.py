@@ -327,7 +327,7 @@ def test_a_micro_batch_of_long_values_reaches_a_worker_in_parts(world: Make, wor
         assert parquet.metadata.num_row_groups > 1, "expected it to be written in parts"
 
 
-def test_a_worker_that_s3_refuses_fails_the_micro_batch_until_it_is_mended(
+def test_a_worker_that_s3_refuses_fails_the_micro_batch_until_access_is_restored(
     world: Make, environment: dict[str, Any], workers: Workers, arm: Callable[[World], MicroBatches]
 ) -> None:
     one = world()
@@ -446,7 +446,7 @@ def test_a_worker_that_is_killed_in_the_midst_of_a_task_costs_nothing(
     ],
     ids=["decimal", "array", "csv"],
 )
-def test_a_stream_that_workers_cannot_read_goes_sparks_way(world: Make, workers: Workers, stream: Any) -> None:
+def test_spark_reads_a_stream_that_workers_cannot_read(world: Make, workers: Workers, stream: Any) -> None:
     one = world(**stream)
     one.topic()
     one.apply()

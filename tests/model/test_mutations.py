@@ -591,7 +591,7 @@ MUTANTS = [
 
 
 @pytest.mark.parametrize("early", [False, True])
-def test_files_that_are_left_need_no_word_of_what_became_of_a_publish(
+def test_leftover_files_do_not_depend_on_a_publishs_outcome(
     early: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     monkeypatch.setattr(commit_status, "classify_commit", looking_once(commit_status.classify_commit))

@@ -149,7 +149,7 @@ def test_axe_finds_nothing(tab: Page, path: str, scheme: str) -> None:
     assert [(v["id"], v["impact"], [n["html"] for n in v["nodes"]][:3]) for v in found] == []
 
 
-def test_nothing_is_asked_of_elsewhere(tab: Page, address: str) -> None:
+def test_the_page_requests_nothing_from_other_hosts(tab: Page, address: str) -> None:
     asked: list[str] = []
     tab.on("request", lambda request: asked.append(request.url))
     for path in PATHS[:3]:
@@ -179,7 +179,7 @@ def test_the_first_stop_is_a_way_past_the_head(tab: Page) -> None:
     assert tab.evaluate("document.activeElement.id") == "content"
 
 
-def test_it_renews_itself_and_says_what_changed_without_moving_the_focus(tab: Page, status_page: StatusPage) -> None:
+def test_the_page_refreshes_and_announces_changes_without_moving_the_focus(tab: Page, status_page: StatusPage) -> None:
     opened(tab, "/")
     tab.locator("#s-payments").focus()
     before = status_page.readers["payments"].reading
@@ -192,7 +192,7 @@ def test_it_renews_itself_and_says_what_changed_without_moving_the_focus(tab: Pa
         status_page.readers["payments"].reading = before
 
 
-def test_it_says_so_when_the_server_is_gone(tab: Page) -> None:
+def test_the_page_shows_that_the_server_is_down(tab: Page) -> None:
     opened(tab, "/")
     tab.route("**/*", lambda route: route.abort())
     expect(tab.locator("#connection")).to_contain_text("Not renewed: the page's server gave no answer since")
@@ -200,7 +200,7 @@ def test_it_says_so_when_the_server_is_gone(tab: Page) -> None:
     expect(tab.locator("#connection")).to_have_text("", timeout=15_000)
 
 
-def test_a_token_is_asked_for_once(chrome: Browser, status_page: StatusPage) -> None:
+def test_a_token_is_requested_once(chrome: Browser, status_page: StatusPage) -> None:
     token = "0123456789abcdef0123"
     before, status_page._access = status_page._access, Access(token=token)
     try:
@@ -221,7 +221,7 @@ def test_a_token_is_asked_for_once(chrome: Browser, status_page: StatusPage) -> 
         status_page._access = before
 
 
-def test_it_is_whole_without_javascript(chrome: Browser, address: str) -> None:
+def test_the_page_is_complete_without_javascript(chrome: Browser, address: str) -> None:
     context = chrome.new_context(base_url=address, java_script_enabled=False)
     page = context.new_page()
     page.goto("/streams/orders")

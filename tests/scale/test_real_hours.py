@@ -16,7 +16,7 @@ NEXT = max(60, MICRO_BATCHES // 4)
 
 
 @pytest.mark.timeout(3600)
-def test_an_hour_of_900_micro_batches_is_accepted_beside_the_next_one_and_each_record_is_there_once() -> None:
+def test_an_hour_of_900_micro_batches_is_accepted_beside_the_next_one_with_each_record_once() -> None:
     with real_hours() as one:
         following = one.newest
         hour = shift(following, -1)

@@ -55,7 +55,7 @@ def test_an_hour_of_3600_micro_batches_costs_each_of_them_the_same_and_is_accept
 
 
 @pytest.mark.timeout(3000)
-def test_a_year_of_hours_costs_a_publish_what_a_day_does(tmp_path: Path) -> None:
+def test_a_year_of_hours_costs_a_publish_as_much_as_a_day(tmp_path: Path) -> None:
     """Requests of a micro-batch, of an acceptance and of an hour's plan, after a day and after a year.
 
     Now and then, once in eight hours, a publish merges eight manifests of old hours: so the usual ones of some hours

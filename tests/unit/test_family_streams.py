@@ -46,7 +46,7 @@ def test_members_are_those_with_tables_while_kafka_does_not_answer(conf: Path) -
     assert "list the topics of families" in str(error)
 
 
-def test_a_selection_that_may_lack_streams_is_refused_or_says_so(conf: Path) -> None:
+def test_a_selection_that_may_lack_streams_is_refused_or_reported(conf: Path) -> None:
     environment = config.load_environment(conf)
     with pytest.raises(Transient, match="list the topics of families"):
         family_streams.select_streams(environment, conf, every=True)

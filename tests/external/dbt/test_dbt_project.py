@@ -107,7 +107,7 @@ def restate(one: StreamLake, revision: int, rows: list[dict[str, Any]]) -> None:
     accept(one, HOUR, BEFORE, rows, revision=revision)
 
 
-def test_the_models_hold_what_the_table_serves_through_restatements(project: Project) -> None:
+def test_the_models_contain_the_tables_rows_through_restatements(project: Project) -> None:
     one = project.one
     project.dbt("run")
     assert project.held() == project.served(HOUR)

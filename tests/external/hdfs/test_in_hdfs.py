@@ -142,7 +142,7 @@ class Stalling(WebHdfs):
         return super().rename(path, to, overwrite)
 
 
-def test_of_writers_at_once_each_replaces_what_it_has_seen_or_is_refused(url: str, hdfs: WebHdfs) -> None:
+def test_each_concurrent_writer_replaces_the_version_it_read_or_is_refused(url: str, hdfs: WebHdfs) -> None:
     """Each small file names the one that its writer had seen; so a write that took the place of another is missed."""
     path, seen = "hdfs:///small/_manifest.json", dict[str, str]()
 
@@ -176,7 +176,7 @@ def test_of_writers_at_once_each_replaces_what_it_has_seen_or_is_refused(url: st
     assert len(hdfs.names("/small")) <= 1 + sum(died for _, died in results)
 
 
-def test_what_hdfs_refuses_is_said_with_what_to_do(lake: StreamLake, url: str, hdfs: WebHdfs) -> None:
+def test_errors_of_hdfs_have_a_remedy(lake: StreamLake, url: str, hdfs: WebHdfs) -> None:
     hdfs.write("/closed/x", b"1")
     with closing(WebHdfs(settings(url, "somebody"))) as other:
         with pytest.raises(

@@ -42,7 +42,7 @@ print("TOLD" + json.dumps(told))
 """
 
 
-def test_the_provider_and_what_stands_in_for_it_name_the_same_runs(tmp_path: Path) -> None:
+def test_the_provider_and_its_replacement_name_the_same_runs(tmp_path: Path) -> None:
     environment = os.environ | {"AIRFLOW_HOME": str(tmp_path), "AIRFLOW__OPENLINEAGE__NAMESPACE": "team/a"}
     done = subprocess.run(
         [sys.executable, "-c", _SCRIPT, str(DAGS)], env=environment, capture_output=True, text=True, timeout=120
@@ -68,7 +68,7 @@ print("STATES", {t.task_id: str(t.state) for t in run.get_task_instances()})
 """
 
 
-def test_the_parent_that_a_rebuild_is_given_is_the_run_that_the_provider_tells_of(tmp_path: Path) -> None:
+def test_the_parent_of_a_rebuild_is_the_run_that_the_provider_reports(tmp_path: Path) -> None:
     """A real DAG run with the provider on; the command is a stand-in that keeps what it is told."""
     told, command = tmp_path / "told", tmp_path / "command"
     explained = {"state": "accepted", "revision": 1, "counts": {"good": 1}, "snapshot_id": 1}

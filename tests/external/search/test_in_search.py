@@ -114,7 +114,7 @@ def test_a_process_killed_anywhere_leaves_each_accepted_record_once(
     assert run(lake.folder, url) == []
 
 
-def test_what_was_read_later_stays_whichever_sender_comes_last(lake: StreamLake, url: str, index: str) -> None:
+def test_the_later_read_stays_whichever_sender_is_last(lake: StreamLake, url: str, index: str) -> None:
     accept(lake, FIRST, 7)
     job = job_of(lake.folder, url)
     (change,) = feed.poll(job, Token(job.stream.name))
@@ -129,7 +129,7 @@ def test_what_was_read_later_stays_whichever_sender_comes_last(lake: StreamLake,
     assert len(found(index)) == 4
 
 
-def test_after_a_restore_the_index_takes_what_the_table_serves_now(lake: StreamLake, url: str, index: str) -> None:
+def test_after_a_restore_the_index_gets_the_tables_current_content(lake: StreamLake, url: str, index: str) -> None:
     """The hazard: documents of the lost commits have higher versions, and some are no rows any more."""
     accept(lake, FIRST, 7)
     run(lake.folder, url)
@@ -167,9 +167,7 @@ def test_hours_come_again_for_another_layer_another_index_and_a_lost_position(
     assert found(index) == in_main(lake, FIRST, HOURS[2])
 
 
-def test_a_document_that_is_not_taken_is_named_and_holds_the_hour_back_until_it_is(
-    lake: StreamLake, url: str, index: str
-) -> None:
+def test_a_refused_document_is_named_and_delays_its_hour(lake: StreamLake, url: str, index: str) -> None:
     requests.delete(index, timeout=60).raise_for_status()
     mapping = {"mappings": {"properties": {"ingest_hour": {"type": "integer"}}}}
     requests.put(index, json=mapping, timeout=60).raise_for_status()

@@ -21,7 +21,7 @@ TRUE = Balance(
 )
 
 
-def test_the_true_account_closes_and_says_its_counts() -> None:
+def test_the_true_balance_closes_with_its_counts() -> None:
     assert [*TRUE.problems(), *TRUE.disallowed(ALLOWED)] == []
     assert TRUE.counts == HourAccount(offsets=14, good=9, dead=1, duplicate=2, gap=2, gaps={"aborted": 1, "control": 1})
 
@@ -89,7 +89,7 @@ def test_the_account_does_not_close_with(name: str) -> None:
     assert problem in [*balance.problems(), *balance.disallowed(ALLOWED)]
 
 
-def test_a_stream_that_allows_no_gap_is_told_so() -> None:
+def test_a_stream_that_allows_no_gap_gets_that_remedy() -> None:
     assert TRUE.disallowed(()) == [
         "gaps: expected only none, found 1 aborted", "gaps: expected only none, found 1 control",
     ]  # fmt: skip
@@ -108,7 +108,7 @@ def test_a_gap_has_the_class_that_the_log_shows() -> None:
     }  # fmt: skip
 
 
-def test_what_the_log_does_not_explain_is_not_taken_for_a_control_record() -> None:
+def test_an_unexplained_offset_is_not_a_control_record() -> None:
     """The hazard: a record that the log holds, and that its reader was not given."""
     gaps = classify_gaps({0: 3, 1: 1}, {"control": {0: 1}, "present": {0: 2}})
     assert gaps == {"control": {0: 1}, "unexplained": {0: 2, 1: 1}}
@@ -134,18 +134,18 @@ def test_nothing_missing_is_no_gap() -> None:
 BEFORE = {0: Account(10, good=5, dead=1, duplicate=2, gaps={"aborted": 1, "control": 1})}
 
 
-def test_what_nobody_holds_is_lost() -> None:
+def test_offsets_in_no_source_are_lost() -> None:
     assert classify_unheld({0: 4, 1: 0}, {}, {}, {}, {}) == ({}, {"retention": {0: 4}})
 
 
-def test_what_an_accepted_revision_accounted_for_is_not_lost() -> None:
+def test_offsets_that_an_accepted_revision_explained_are_not_lost() -> None:
     assert classify_unheld({0: 4}, {}, BEFORE, {0: 6}, {}) == ({0: 2}, {"aborted": {0: 1}, "control": {0: 1}})
     # Kafka still holds the end of the hour, with the control record, and the table one of the duplicates.
     gaps = {"control": {0: 1}}
     assert classify_unheld({0: 2}, gaps, BEFORE, {0: 6}, {0: 1}) == ({0: 1}, {"aborted": {0: 1}, "control": {0: 1}})
 
 
-def test_beyond_what_was_accounted_for_it_is_lost() -> None:
+def test_offsets_beyond_the_accepted_account_are_lost() -> None:
     assert classify_unheld({0: 5}, {}, BEFORE, {0: 6}, {}) == (
         {0: 2}, {"aborted": {0: 1}, "control": {0: 1}, "retention": {0: 1}},
     )  # fmt: skip
@@ -170,7 +170,7 @@ def test_a_duplicate_that_is_compacted_away_stays_one() -> None:
     assert classify_unheld({}, {"compacted": {0: 2}}, before, {0: 6}, {0: 2}) == ({}, {"compacted": {0: 2}})
 
 
-def test_what_the_log_shows_is_not_taken_for_what_an_earlier_revision_concluded() -> None:
+def test_the_logs_class_has_precedence_over_an_earlier_revision() -> None:
     """The hazard: a revision that took compacted records for control records."""
     before = {0: Account(10, good=2, dead=0, duplicate=0, gaps={"control": 8})}
     gaps = {"control": {0: 1}, "compacted": {0: 7}}

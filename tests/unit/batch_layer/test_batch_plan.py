@@ -86,7 +86,7 @@ def test_another_run_that_was_first_is_noticed(lake: StreamLake) -> None:
     assert verdict(lake, mine, before=1) is PublishCheck.PUBLISH, "as a restatement"
 
 
-def test_staged_rows_that_are_gone_are_noticed(lake: StreamLake) -> None:
+def test_missing_staged_rows_are_noticed(lake: StreamLake) -> None:
     staged = lake.stage(ROWS)
     lake.lake.discard(lake.name, staged)
     assert verdict(lake, staged) is PublishCheck.GONE
@@ -126,7 +126,7 @@ def test_a_long_run_of_hours_without_records_is_accepted_so_many_at_a_time(tmp_p
     assert [(r.hour, r.decision, r.revision) for r in rows] == [(h, "accepted", 1) for h in run]
 
 
-def test_an_hour_accepted_in_spite_of_its_rules_says_of_which_and_why() -> None:
+def test_an_hour_accepted_despite_failed_rules_records_them_and_the_reason() -> None:
     reason = acceptance_reason(["quality: too few"], True, "known")
     assert reason == "accepted by choice: known; in spite of: quality: too few"
     assert acceptance_reason([], True, "known") == "known"

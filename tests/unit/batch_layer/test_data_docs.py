@@ -70,7 +70,7 @@ def words(page: Path) -> str:
     return re.sub(r"\s+", " ", unescape(text))
 
 
-def test_a_page_says_each_verdict_with_values_and_rows(tmp_path: Path) -> None:
+def test_a_page_shows_each_verdict_with_values_and_rows(tmp_path: Path) -> None:
     rows = [row("2026-11-21T03", quality=verdict()), row("2026-11-21T04", "accepted", {**verdict(), "passed": True})]
     build("game_events", "games.game_events", rows, tmp_path)
     index = (tmp_path / "index.html").read_text(encoding="utf-8")

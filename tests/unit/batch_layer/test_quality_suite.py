@@ -268,7 +268,7 @@ def test_an_expectation_of_ours_means_bounds_of_the_row_count(
     assert planned.applies is (bounds != (None, None))
 
 
-def test_expectations_of_ours_stand_in_the_file_like_the_others(tmp_path: Path) -> None:
+def test_our_expectations_are_in_the_file_like_the_others(tmp_path: Path) -> None:
     entries = [
         {"type": SPEED, "kwargs": {"min_ratio": 0.99}, "severity": "warning"},
         {"type": PREVIOUS, "kwargs": {"days": 14, "min_days": 2, "min_ratio": 0.5, "max_ratio": 2}},

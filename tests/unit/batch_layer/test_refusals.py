@@ -54,7 +54,7 @@ def test_nothing_changed_is_the_same_basis() -> None:
         basis(at=replace(state(), position=replace(state().position, offsets={0: 15}))),
     ],
 )
-def test_whatever_a_verdict_rests_on_is_in_it(changed: str) -> None:
+def test_a_verdict_contains_its_inputs(changed: str) -> None:
     assert changed != basis()
 
 
@@ -68,7 +68,7 @@ def row(kind: Kind, id: str | None = None) -> LedgerRow:
     return ledger.decision(HOUR, kind, 1, CUT, NOW, id or refusals.decision_id("id", basis()), reason="no")
 
 
-def test_a_refusal_stands_while_what_it_rests_on_does_and_for_a_day() -> None:
+def test_a_refusal_is_valid_while_its_inputs_are_unchanged_and_for_a_day() -> None:
     refusal = row("refused")
     assert is_still_valid(refusal, basis(), NOW + REBUILD_AFTER - timedelta(seconds=1))
     assert not is_still_valid(refusal, basis(), NOW + REBUILD_AFTER)
@@ -78,7 +78,7 @@ def test_a_refusal_stands_while_what_it_rests_on_does_and_for_a_day() -> None:
     assert not is_still_valid(row("refused", "0f"), basis(), NOW)
 
 
-def test_a_refusal_is_written_again_only_when_it_says_something_new() -> None:
+def test_a_refusal_is_written_again_only_if_it_changed() -> None:
     refusal = row("refused")
     assert not should_record(refusal, basis(), 1, "no", NOW)
     assert should_record(refusal, basis(), 1, "another reason", NOW)
@@ -88,7 +88,7 @@ def test_a_refusal_is_written_again_only_when_it_says_something_new() -> None:
     assert should_record(None, basis(), 1, "no", NOW)
 
 
-def test_the_newest_decision_says_whether_an_hour_is_refused() -> None:
+def test_the_newest_decision_decides_whether_an_hour_is_refused() -> None:
     sealed, refused, accepted, served = row("sealed"), row("refused"), row("accepted"), row("served")
     assert last_refusal([sealed, refused], HOUR) is refused
     assert last_refusal([sealed, refused, served], HOUR) is refused

@@ -136,7 +136,7 @@ def test_places_share_their_sessions() -> None:
     assert len(streams.sessions) <= 2
 
 
-def test_a_stream_that_pauses_gives_its_place_away_and_goes_on_in_its_turn() -> None:
+def test_a_stream_that_pauses_frees_its_slot_and_continues_in_its_turn() -> None:
     of, order, stop = turns(1), list[str](), threading.Event()
 
     def paused() -> None:
@@ -158,7 +158,7 @@ def test_a_stream_that_pauses_gives_its_place_away_and_goes_on_in_its_turn() -> 
     assert order == ["first try", "another", "second try"]
 
 
-def test_a_place_whose_session_cannot_be_opened_is_free_again() -> None:
+def test_a_slot_whose_session_cannot_be_opened_is_free_again() -> None:
     answers: list[object] = [RuntimeError("no JVM"), object()]
 
     def open_session() -> SparkSession:

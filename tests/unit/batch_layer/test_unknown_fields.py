@@ -34,7 +34,7 @@ def row(hour: str, start: int, *fields: UnknownField, others: int = 0) -> Ledger
     return ledger.decision(hour, "accepted", 1, Cut("t", {0: (start, start + 10)}), NOW, account=account)
 
 
-def test_hours_are_merged_by_name_and_those_that_kafka_holds_are_restated() -> None:
+def test_hours_are_merged_by_name_and_those_still_in_kafka_are_restated() -> None:
     rows = [
         row("2026-11-21T00", 0, field("colour", 2), field("size", 5, "1", "BIGINT")),
         row("2026-11-21T01", 10, field("size", 1, "1.5", "DOUBLE"), others=4),
@@ -58,7 +58,7 @@ def test_hours_are_merged_by_name_and_those_that_kafka_holds_are_restated() -> N
     assert drift_of(stream(), rows, "other", {}).restate == []
 
 
-def test_names_that_cannot_be_columns_are_told_with_why_and_printed_on_one_line(
+def test_names_that_cannot_be_columns_are_listed_with_the_reason_on_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     names = ["n" * 100, "a b", "x'; --", "Level", "KAFKA_OFFSET", "esc\x1b[2J\n", "new", "NEW"]
@@ -132,7 +132,7 @@ def test_samples_are_short_and_need_no_readable_value() -> None:
         ('"hunter2 cut sho\u2026', '"aaaaaa9 aaa aaa\u2026'),
     ],
 )  # fmt: skip
-def test_a_sample_says_what_a_value_looks_like_and_not_what_it_is(sample: str, shape: str) -> None:
+def test_a_sample_shows_the_shape_of_a_value_and_not_the_value(sample: str, shape: str) -> None:
     assert shape_of(sample) == shape == shape_of(shape)
     told = replace(field("token"), sample=sample)
     # Also of a ledger that was written before.

@@ -107,7 +107,7 @@ def test_it_is_decided_again_by_the_next_run_once_its_look_back_is_read(lake: St
     assert todo.to_recheck(made._job, lake.state()) == {}
 
 
-def test_a_refused_restatement_of_it_is_not_tried_by_every_run(lake: StreamLake) -> None:
+def test_a_refused_restatement_is_not_tried_by_every_run(lake: StreamLake) -> None:
     made, _ = rebuilder(lake)
     made.rebuild(H1)
     read(lake, 10)
@@ -137,7 +137,7 @@ def test_accepting_the_hour_before_decides_it_again_in_the_same_publish(lake: St
     assert todo.to_recheck(made._job, lake.state()) == {}
 
 
-def test_a_look_back_that_was_read_whole_still_has_to_hold_still(lake: StreamLake) -> None:
+def test_a_completely_read_look_back_must_not_change(lake: StreamLake) -> None:
     """Rows that come where none are awaited are compared: the hour is built again, and then holds."""
     read(lake, 10)
     came: list[bool] = []
@@ -177,7 +177,7 @@ def of(offset: int, timeline: Timeline = TIMELINE, **values: Any) -> State:
     return new_state(timeline, {0: offset}, **values)
 
 
-def test_more_is_to_come_of_what_the_speed_layer_serves_and_has_not_read() -> None:
+def test_unread_hours_of_the_speed_layer_may_grow() -> None:
     assert unread_hours(of(4), [H0]) == {H0}
     assert unread_hours(of(0), [H0, H1]) == {H0, H1}
     assert unread_hours(of(10), [H0, H1]) == {H1}
@@ -192,7 +192,7 @@ def test_nothing_more_comes_of_other_hours() -> None:
     assert unread_hours(of(4), [shift(H0, -1)]) == set(), "before the stream began"
 
 
-def test_a_fingerprint_leaves_out_how_many_rows_there_are_of_what_is_unread() -> None:
+def test_a_fingerprint_omits_row_counts_of_unread_hours() -> None:
     assert fingerprint(of(4), [H0], {}, {H0: 4}, {H0}) == fingerprint(of(5), [H0], {}, {H0: 5}, {H0})
     assert fingerprint(of(4), [H0], {}, {H0: 4}) != fingerprint(of(5), [H0], {}, {H0: 5})
     by_batch = of(10, accepted={H0: Accepted(1, CUTS[H0])})
@@ -218,7 +218,7 @@ def test_an_hour_that_waits_to_be_decided_again_is_not_forgotten(monkeypatch: py
     assert H1 not in properties[state.ACCEPTED]
 
 
-def test_what_a_branch_says_of_it_is_read_back() -> None:
+def test_the_state_of_a_branch_is_read_back() -> None:
     one = Accepted(3, CUTS[H0], True, (H1, H2))
     assert Accepted.from_dict(one.as_dict()) == one
     assert "unread" not in Accepted(1, CUTS[H0]).as_dict()

@@ -68,7 +68,7 @@ def test_the_job_is_given_the_selection(
     assert (done.exit_code, given) == (0, [*expected, "--conf", str(conf), "--output", "text"])
 
 
-def test_what_is_asked_of_hours_is_asked_of_each_stream(submitted: Callable[..., tuple[list[str], Result]]) -> None:
+def test_reports_on_hours_read_each_stream(submitted: Callable[..., tuple[list[str], Result]]) -> None:
     given, _ = submitted("--all", "--hour", HOUR, "--restate", "--why", "a new schema", "--at-once", "4")
     assert given[0] == "--all"
     assert given[-6:] == ["--hour", HOUR, "--restate", "--why=a new schema", "--at-once", "4"]

@@ -51,7 +51,7 @@ def test_a_command_is_described_with_usage_arguments_options_and_exit_codes() ->
     assert "| 75 | transient" in page
 
 
-def test_what_is_hidden_stays_out() -> None:
+def test_hidden_modules_are_not_imported() -> None:
     page = reference.markdown(tool, "tool")
     assert "under-ground" not in page
     assert "--secret" not in page
@@ -64,7 +64,7 @@ def test_the_terminal_does_not_change_the_page(monkeypatch: pytest.MonkeyPatch) 
     assert reference.markdown(tool, "tool") == wide
 
 
-def test_the_check_tells_a_stale_page_from_a_fresh_one(tmp_path: Path) -> None:
+def test_the_check_distinguishes_a_stale_page_from_a_fresh_one(tmp_path: Path) -> None:
     run = CliRunner().invoke
     for name in reference.pages():
         page = tmp_path / name

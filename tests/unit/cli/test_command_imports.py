@@ -31,7 +31,7 @@ import sqlalchemy
     ],
     ids=["help", "dev", "submit", "status", "maintain"],
 )
-def test_a_command_imports_only_what_it_works_with(modules: str, unwanted: set[str]) -> None:
+def test_a_command_imports_only_the_packages_that_it_uses(modules: str, unwanted: set[str]) -> None:
     as_a_command = "from anabranch.cli import lazy_pandas; lazy_pandas.install()"
     code = f"{as_a_command}; import sys, {modules}; print(sorted({unwanted} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
@@ -47,7 +47,7 @@ def test_importing_the_package_leaves_the_imports_of_a_program_as_they_are() -> 
     assert done.stdout.strip() == "[]"
 
 
-def test_pandas_is_there_for_those_who_ask_for_it_later() -> None:
+def test_pandas_can_be_imported_later() -> None:
     code = (
         "from anabranch.cli import lazy_pandas; lazy_pandas.install(); "
         "import anabranch.iceberg.lake, pyarrow as pa; frame = pa.table({'a': [1, 2]}).to_pandas(); "

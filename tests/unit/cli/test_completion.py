@@ -43,6 +43,6 @@ def test_bash_completes_commands_options_and_streams(words: str, completed: str)
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_every_shell_has_a_script_that_asks_anabranch(shell: str) -> None:
+def test_every_shell_has_a_completion_script(shell: str) -> None:
     done = CliRunner().invoke(main, ["completion", shell])
     assert done.exit_code == 0 and f"_ANABRANCH_COMPLETE={shell}_complete" in done.stdout

@@ -53,7 +53,7 @@ def _example(of_keys: dict[str, KeyDocumentation], key: str) -> Any:
     return yaml.safe_load(of_keys[key].example)
 
 
-def test_every_key_is_told_of_and_no_other() -> None:
+def test_every_key_is_described_and_no_other() -> None:
     assert [key.name for key in environment_keys()] == list(ENVIRONMENT)
     assert [key.name for key in stream_keys()] == list(STREAM)
     assert [key.name for key in family_keys()] == list(FAMILY)

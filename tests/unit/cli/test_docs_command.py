@@ -39,7 +39,7 @@ def test_the_pages_are_listed_with_their_titles() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(named()))
-def test_what_comments_and_alerts_name_is_printed(name: str) -> None:
+def test_comments_and_alerts_name_existing_output(name: str) -> None:
     page, _, section = name.partition("#")
     text = docs(name)
     whole = (ROOT / page).read_text(encoding="utf-8")
@@ -47,7 +47,7 @@ def test_what_comments_and_alerts_name_is_printed(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(commands()))
-def test_what_the_readme_of_a_new_folder_prints_is_a_page(name: str) -> None:
+def test_the_readme_of_a_new_folder_names_a_page(name: str) -> None:
     assert docs(name).startswith("# ")
 
 

@@ -59,7 +59,7 @@ _IDS = [type(error).__name__ for error, _ in ENDS]
 
 
 @pytest.mark.parametrize(("error", "code"), ENDS, ids=_IDS)
-def test_a_job_ends_with_the_exit_code_of_what_ended_it(
+def test_a_job_ends_with_the_exit_code_of_its_error(
     error: Exception, code: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     def run(_: Sequence[str]) -> int:
@@ -71,7 +71,7 @@ def test_a_job_ends_with_the_exit_code_of_what_ended_it(
 
 
 @pytest.mark.parametrize(("error", "code"), ENDS, ids=_IDS)
-def test_a_command_ends_with_the_exit_code_of_what_ended_it(
+def test_a_command_ends_with_the_exit_code_of_its_error(
     error: Exception, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object) -> None:
@@ -118,7 +118,7 @@ def test_a_machine_without_java_is_no_refused_hour(tmp_path: Path, monkeypatch: 
     assert raised.value.exit_code == 2
 
 
-def test_what_is_restated_beside_an_hour_is_no_verdict_on_it() -> None:
+def test_a_restatement_beside_an_hour_is_no_verdict_on_it() -> None:
     results = [Result("2026-11-21T01", "refused", 2), Result("2026-11-21T02", "accepted", 1)]
     assert exit_code(results, {"2026-11-21T02"}) == 0
     assert exit_code(results, {"2026-11-21T01"}) == 1
@@ -146,7 +146,7 @@ def test_a_broken_installation_is_no_refusal(tmp_path: Path, library: str, begin
 
 
 @pytest.mark.parametrize(("end", "code"), [("return", 0), ("sys.exit(1)", 1), ("raise Transient('later')", 75)])
-def test_a_command_that_ends_at_once_has_written_all_that_it_said(end: str, code: int) -> None:
+def test_a_command_that_ends_at_once_has_written_all_of_its_output(end: str, code: int) -> None:
     program = f"""
 import logging, sys
 from anabranch import cli
@@ -171,7 +171,7 @@ cli.run()
     assert "err" * 100_000 in done.stderr
 
 
-def test_a_reader_that_left_is_told_nothing_and_no_command_is_done() -> None:
+def test_a_command_whose_reader_left_prints_no_error_and_fails() -> None:
     program = """
 from anabranch import cli
 

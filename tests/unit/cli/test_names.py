@@ -48,7 +48,7 @@ def change(conf: Path, **values: Any) -> None:
     (conf / "streams" / "events.yaml").write_text(yaml.safe_dump(STREAM | values))
 
 
-def test_what_the_tests_begin_with_is_right(conf: Path) -> None:
+def test_the_base_case_of_the_tests_is_valid(conf: Path) -> None:
     assert load_stream("events", conf).columns
     assert load_environment(conf)
     assert start_of("2026-11-21T03")

@@ -119,7 +119,7 @@ def test_a_statement_that_was_begun_by_mistake_is_left_too(tmp_path: Path, word:
     assert answered(tmp_path, "SELECT 1", word, "SELECT 2;") == ([], ["SELECT 2;"])
 
 
-def test_a_name_on_a_line_of_its_own_is_no_word_to_leave_by(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_name_on_its_own_line_does_not_end_the_shell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = ["SELECT", "quit", "FROM t;"]
     assert answered(tmp_path, *lines) == (["\n".join(lines)], [])
     assert r"\q or Ctrl-D ends the shell" in capsys.readouterr().err

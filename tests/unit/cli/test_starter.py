@@ -34,7 +34,7 @@ def test_without_a_folder_the_current_one_is_filled(tmp_path: Path, monkeypatch:
     assert (again.exit_code, "expected none of its files" in again.output) == (2, True)
 
 
-def test_a_readme_that_is_there_stays(tmp_path: Path) -> None:
+def test_an_existing_readme_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "a lake").mkdir()
     (tmp_path / "a lake" / "README.md").write_text("mine")
     said = init(str(tmp_path / "a lake"))
@@ -43,7 +43,7 @@ def test_a_readme_that_is_there_stays(tmp_path: Path) -> None:
     assert f"cd {shlex.quote(str(tmp_path / 'a lake'))}, anabranch dev up" in said
 
 
-def test_the_readme_names_commands_files_and_keys_that_are_there(tmp_path: Path) -> None:
+def test_the_readme_names_existing_commands_files_and_keys(tmp_path: Path) -> None:
     init(str(tmp_path))
     text = README.read_text(encoding="utf-8")
     for place in re.findall(r"^\| (.*?) \|", text, re.MULTILINE)[1:]:

@@ -48,6 +48,6 @@ def test_on_a_terminal_each_takes_the_place_of_the_one_before(
     assert said.err.count("again every 0 s; Ctrl-C ends") == 2
 
 
-def test_what_no_other_try_mends_ends_it() -> None:
+def test_a_permanent_error_ends_the_reading() -> None:
     with pytest.raises(ConfigurationError, match="no such stream"):
         watched(True, 0, Service("a", ConfigurationError("no such stream")), print)

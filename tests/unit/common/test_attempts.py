@@ -50,7 +50,7 @@ def test_the_last_attempt_begins_within_the_time_or_a_pause_behind_it(clock: Clo
     assert clock.pauses == [1, 2, 4, 4]
 
 
-def test_what_an_attempt_takes_counts(clock: Clock) -> None:
+def test_the_duration_of_an_attempt_counts(clock: Clock) -> None:
     numbers = []
     for number in attempts(repeat(1.0), seconds=10):
         numbers.append(number)
@@ -75,7 +75,7 @@ def test_pauses() -> None:
     assert len(set(pauses)) > 100
 
 
-def test_a_lock_that_another_holds_is_waited_for_and_given_up(clock: Clock, tmp_path: Path) -> None:
+def test_a_lock_of_another_process_is_awaited_up_to_a_deadline(clock: Clock, tmp_path: Path) -> None:
     calls: list[bool] = []
     with (
         locked(tmp_path / "lock", 5),
@@ -90,7 +90,7 @@ def test_a_lock_that_another_holds_is_waited_for_and_given_up(clock: Clock, tmp_
 
 
 @pytest.mark.parametrize("failures", [0, 3, 4])
-def test_jars_are_asked_for_four_times(
+def test_jars_are_requested_four_times(
     clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
 ) -> None:
     answers, lines = iter([["no network"]] * failures + [None]), list[str]()
@@ -108,7 +108,7 @@ def test_jars_are_asked_for_four_times(
 
 
 @pytest.mark.parametrize(("doubtful", "attempts"), [(0, 1), (2, 3), (1_000, 11)])
-def test_a_doubtful_answer_is_asked_for_again_over_new_connections_for_five_seconds(
+def test_a_doubtful_answer_is_requested_again_over_new_connections_for_five_seconds(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, doubtful: int, attempts: int
 ) -> None:
     adapter, answers, closed = KafkaAdapter(Kafka(bootstrap_servers="127.0.0.1:1")), list[int](), list[int]()

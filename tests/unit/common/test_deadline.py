@@ -52,7 +52,7 @@ def test_they_are_called_side_by_side_and_no_more_at_once_than_allowed() -> None
     assert most == 3
 
 
-def test_one_that_hangs_is_named_with_what_it_waits_for(never: Callable[[Note], int]) -> None:
+def test_a_hanging_stream_is_named_with_its_wait(never: Callable[[Note], int]) -> None:
     began = time.monotonic()
     answers = ask_all({"slow": never, "quick": lambda note: 1}, 0.5, 2, "stream")
     assert time.monotonic() - began < 5

@@ -90,11 +90,11 @@ def faults(kind: str, text: str) -> list[str]:
         ("Transient", "stopped", ["what to do"]),
     ],
 )
-def test_what_lacks_in_an_error_is_seen(kind: str, text: str, lacking: list[str]) -> None:
+def test_missing_parts_of_an_error_are_found(kind: str, text: str, lacking: list[str]) -> None:
     assert faults(kind, text) == lacking
 
 
-def test_every_error_says_what_failed_where_and_what_to_do() -> None:
+def test_every_error_has_the_failure_the_place_and_a_remedy() -> None:
     raised = list(_raised())
     assert len(raised) > 150, "expected to find the places that raise errors"
     lacking = [

@@ -68,7 +68,7 @@ def test_an_event_has_the_fields_of_its_process_and_of_its_thread(capsys: pytest
     }
 
 
-def test_a_field_never_takes_the_place_of_what_every_event_has(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_field_never_replaces_a_field_of_every_event(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging(as_json=True)
     with fields(message="mine", level="mine"):
         LOG.info("said")

@@ -73,7 +73,7 @@ def test_plain_keeps_the_value(value: object, expected: object) -> None:
     json.dumps(output.plain(value), allow_nan=False)
 
 
-def test_plain_refuses_what_it_does_not_know() -> None:
+def test_plain_refuses_unknown_types() -> None:
     with pytest.raises(TypeError, match="found object"):
         output.plain(object())
 

@@ -40,7 +40,7 @@ LOG = logging.getLogger("anabranch.tests.progress")
         (HowFar("files", done=34_000), 10.0, 0.0, False, "34,000 files, 3,400 a second"),
     ],
 )  # fmt: skip
-def test_it_says_how_far_how_fast_and_how_long_yet(
+def test_progress_shows_position_rate_and_remaining_time(
     at: HowFar, seconds: float, since: float, brief: bool, said: str
 ) -> None:
     assert at.text(seconds, since, brief) == said
@@ -72,7 +72,7 @@ def test_a_log_hears_of_it_after_two_seconds_and_then_ever_more_seldom(
     assert len(lines) == 5 + (9_999 // 2 - 62) // 60
 
 
-def test_what_is_quick_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_quick_work_shows_no_progress(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     with Progress(LOG, "audit s", "hours", 3) as progress:
         for _ in range(3):
@@ -96,7 +96,7 @@ def test_a_part_of_a_unit_counts_and_never_beyond_it(monkeypatch: pytest.MonkeyP
         assert progress.line() == "audit s: 1 of 2 hours, 62 offsets a second, about 0:00:02 left"
 
 
-def test_what_is_at_hand_stands_beside_it_and_in_the_log_as_seldom(
+def test_the_current_step_is_shown_beside_progress_and_logged_as_seldom(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = Clock(monkeypatch)
@@ -157,7 +157,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("soon")
-def test_on_a_terminal_it_stands_in_the_last_line_below_the_log_and_goes() -> None:
+def test_progress_on_a_terminal_is_the_last_line_below_the_log_and_is_removed() -> None:
     screen = Screen()
     with logging_to(screen):
         with Progress(LOG, "audit s", "hours", 4) as progress:
@@ -187,7 +187,7 @@ def test_a_terminal_that_cannot_go_back_gets_lines(monkeypatch: pytest.MonkeyPat
     assert "\x1b" not in screen.getvalue()
 
 
-def test_what_fails_gives_the_terminal_back(soon: None) -> None:
+def test_an_error_restores_the_terminal(soon: None) -> None:
     screen = Screen()
     with logging_to(screen):
         with pytest.raises(ValueError, match="broken"), Progress(LOG, "audit s", "hours", 4):
@@ -201,7 +201,7 @@ def test_what_fails_gives_the_terminal_back(soon: None) -> None:
 
 
 @pytest.mark.usefixtures("soon")
-def test_a_terminal_that_went_away_costs_the_work_nothing() -> None:
+def test_a_closed_terminal_does_not_stop_the_work() -> None:
     class Gone(Screen):
         def write(self, text: str) -> int:
             if self.shown.is_set():

@@ -43,7 +43,7 @@ AWAY = [
 
 
 @pytest.mark.parametrize("text", DENIED)
-def test_wrong_keys_and_missing_rights_are_for_somebody_to_mend(text: str) -> None:
+def test_wrong_keys_and_missing_rights_need_an_operator(text: str) -> None:
     failure = explain("load table t", OSError(text))
     assert isinstance(failure, ConfigurationError)
     assert str(failure).startswith("load table t: ")
@@ -51,7 +51,7 @@ def test_wrong_keys_and_missing_rights_are_for_somebody_to_mend(text: str) -> No
 
 
 @pytest.mark.parametrize("text", AWAY)
-def test_a_neighbour_that_is_away_may_come_back(text: str) -> None:
+def test_an_unreachable_service_is_a_transient_error(text: str) -> None:
     failure = explain_text("load table t", text)
     assert type(failure) is Transient
     assert str(failure) == f"load table t: {text} (transient, try again)"
@@ -69,7 +69,7 @@ def test_a_neighbour_that_is_away_may_come_back(text: str) -> None:
         ),
     ],
 )
-def test_a_catalog_that_turns_us_away_is_said_to_be_it(text: str, check: str) -> None:
+def test_the_error_names_a_catalog_that_refuses_access(text: str, check: str) -> None:
     failure = explain_text("open catalog lake", text)
     assert isinstance(failure, ConfigurationError)
     assert check in str(failure)
@@ -103,7 +103,7 @@ def test_the_cause_of_an_error_counts_too() -> None:
         "java.io.IOException: Disk quota exceeded",
     ],
 )
-def test_a_disk_that_is_full_is_waited_for_and_the_message_says_what_to_do(said: str) -> None:
+def test_a_full_disk_is_retried_and_the_message_has_a_remedy(said: str) -> None:
     trace = f"An error occurred while calling o63.append.\n: org.apache.Some: Job aborted\nCaused by: {said}\n\tat x\n"
     failure = explain("publish a micro-batch", RuntimeError(trace))
     assert type(failure) is Transient
@@ -115,7 +115,7 @@ def test_a_records_words_about_a_disk_are_no_full_disk() -> None:
     assert type(explain("decode", RuntimeError(trace))) is Unexplained
 
 
-def test_the_line_that_tells_is_the_innermost_cause() -> None:
+def test_the_reported_line_is_the_innermost_cause() -> None:
     trace = (
         "An error occurred while calling o63.append.\n"
         ": org.apache.spark.SparkException: Job aborted\n\tat org.apache.Some.thing(Some.java:1)\n"
@@ -156,7 +156,7 @@ org.apache.spark.api.python.PythonException: Traceback (most recent call last)
         ("AssertionError: a fault of ours", Unexplained),
     ],
 )
-def test_what_a_python_worker_raised_is_what_is_told(error: str, kind: type[AnabranchError]) -> None:
+def test_the_error_of_a_python_worker_is_reported(error: str, kind: type[AnabranchError]) -> None:
     for text in (_WORKERS, f"Job aborted: {_WORKERS}\nCaused by: java.lang.Other: Of no use\n\tat x"):
         failure = explain("publish a micro-batch", RuntimeError(text.format(error=error)))
         assert type(failure) is kind
@@ -170,7 +170,7 @@ def test_a_cause_that_is_only_a_class_of_javas_is_enough() -> None:
     assert one_line(RuntimeError(trace)) == "java.io.EOFException"
 
 
-def test_what_spark_puts_around_a_cause_is_left_out() -> None:
+def test_sparks_wrapping_of_a_cause_is_left_out() -> None:
     text = (
         "[STREAM_FAILED] Query [id = d726a90c, runId = f5f503da] terminated with exception: org.apache.kafka.common."
         "errors.TimeoutException: Timed out waiting for a node assignment. Call: listNodes SQLSTATE: XXKST"
@@ -188,7 +188,7 @@ def test_what_spark_puts_around_a_cause_is_left_out() -> None:
         "recent failure: org.apache.spark.SparkNumberFormatException: [CAST_INVALID_INPUT] The value 'x'",
     ],
 )
-def test_what_the_rows_themselves_cause_is_no_neighbour(text: str) -> None:
+def test_errors_that_rows_cause_are_no_service_errors(text: str) -> None:
     assert not is_away(text)
 
 
@@ -226,7 +226,7 @@ _IN_A_TASK = (
         "org.apache.spark.sql.catalyst.parser.ParseException: \n[PARSE_SYNTAX_ERROR] Syntax error at or near 'FROM'",
     ],
 )
-def test_what_the_same_records_throw_each_time_is_not_tried_again(text: str) -> None:
+def test_errors_that_records_cause_each_time_are_not_retried(text: str) -> None:
     failure = explain("publish a micro-batch", RuntimeError(text))
     assert (type(failure), failure.exit_code) == (Unexpected, 70)
     assert str(failure).startswith("publish a micro-batch: ")
@@ -235,7 +235,7 @@ def test_what_the_same_records_throw_each_time_is_not_tried_again(text: str) -> 
 @pytest.mark.parametrize(
     "error", [OverflowError("date value out of range"), TypeError("no"), AttributeError("no"), RecursionError("deep")]
 )
-def test_what_the_program_itself_throws_is_not_tried_again(error: Exception) -> None:
+def test_errors_of_the_program_are_not_retried(error: Exception) -> None:
     assert type(explain("run the job", error)) is Unexpected
 
 
@@ -262,7 +262,7 @@ def test_what_the_program_itself_throws_is_not_tried_again(error: Exception) -> 
         MemoryError(),
     ],
 )
-def test_what_nothing_explains_is_neither_for_ever_nor_at_once(error: Exception) -> None:
+def test_an_unexplained_error_is_retried_a_few_times(error: Exception) -> None:
     failure = explain("run stream s", error)
     # Of a command, which tries once, the next may find otherwise; not of what reaches the end of the program.
     assert (type(failure), failure.exit_code) == (Unexplained, 75)
@@ -293,7 +293,7 @@ def _of(module: str, name: str, *arguments: object) -> Exception:
         ("builtins", "OSError", (28, "No space left on device")),
     ],
 )
-def test_a_clients_own_error_for_a_neighbour_that_is_away_is_known_by_its_type(
+def test_a_clients_error_for_an_unreachable_service_is_classified_by_type(
     module: str, name: str, arguments: tuple[object, ...]
 ) -> None:
     assert type(explain("ask", _of(module, name, *arguments))) is Transient
@@ -308,7 +308,7 @@ def test_a_clients_own_error_for_a_neighbour_that_is_away_is_known_by_its_type(
         ("sqlalchemy.exc", "ArgumentError"),
     ],
 )
-def test_a_clients_error_that_no_wait_mends_is_not_waited_for(module: str, name: str) -> None:
+def test_a_permanent_error_of_a_client_is_not_retried(module: str, name: str) -> None:
     assert type(explain("ask", _of(module, name, "x"))) is Unexplained
 
 
@@ -325,7 +325,7 @@ def test_a_connection_that_was_cut_may_come_back_whatever_the_driver_calls_it() 
     assert type(explain("load table t", cut)) is Transient
 
 
-def test_an_analysis_that_failed_for_a_catalog_that_is_away_may_pass() -> None:
+def test_an_analysis_that_failed_with_the_catalog_down_is_transient() -> None:
     text = "org.apache.spark.sql.AnalysisException: [UNRESOLVED_ROUTINE] no\nCaused by: java.net.ConnectException: no\n"
     assert classify_text(text) is Meaning.PASSES
 

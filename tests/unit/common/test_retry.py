@@ -35,7 +35,7 @@ def _retry(limit: timedelta | None = None, pause: timedelta = QUICK) -> Retry:
     return Retry(limit, "speed.retry_for", threading.Event(), pause)
 
 
-def test_what_works_at_once_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_immediate_success_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
     assert _retry().call("stream s", _failing()) == "done"
     assert not caplog.records
 
@@ -66,7 +66,7 @@ def test_each_failure_is_counted_by_the_service_that_it_speaks_of(error: Transie
     assert TALLY.totals() - before == {(RETRIES, service): 2}
 
 
-def test_what_java_throws_is_of_the_service_that_its_class_names() -> None:
+def test_the_class_of_a_java_exception_names_the_service() -> None:
     cause = RuntimeError("Caused by: software.amazon.awssdk.services.s3.model.S3Exception: (Status Code: 503)")
     error = Transient("publish a micro-batch: it may pass")
     error.__cause__ = cause
@@ -79,7 +79,7 @@ def test_with_a_limit_the_line_says_until_when(caplog: pytest.LogCaptureFixture)
 
 
 @pytest.mark.parametrize("error", [Terminal("no"), ConfigurationError("no"), NotYet("not yet"), Unexpected("no")])
-def test_what_no_other_try_would_mend_passes_at_once(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_permanent_error_is_raised_at_once(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(type(error)) as raised:
         _retry().call("stream s", _failing(error))
     assert raised.value is error
@@ -145,7 +145,7 @@ def test_progress_between_two_failures_forgets_the_first(caplog: pytest.LogCaptu
     assert re.findall(r"try (\d) failed", caplog.text) == ["1", "2", "1", "2"]
 
 
-def test_what_nothing_explains_is_tried_a_few_times_and_ends_with_its_cause_and_its_own_exit_code(
+def test_an_unexplained_error_is_retried_and_ends_with_its_cause_and_exit_code(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     tries: list[int] = []
@@ -162,14 +162,14 @@ def test_what_nothing_explains_is_tried_a_few_times_and_ends_with_its_cause_and_
     assert "(unexplained 4 of 5, no time limit; speed.retry_for)" in caplog.text
 
 
-def test_a_neighbour_that_is_away_between_them_forgets_none_of_what_nothing_explains() -> None:
+def test_an_outage_resets_no_count_of_unexplained_errors() -> None:
     """The worst moment: an outage hides that the same unknown error comes back after each of its pauses."""
     errors: list[Exception] = [Unexplained("who knows"), Transient("away")] * (UNEXPLAINED_TRIES + 1)
     with pytest.raises(Unexpected, match="who knows"):
         _retry().call("stream s", _failing(*errors))
 
 
-def test_progress_forgets_what_nothing_explains() -> None:
+def test_progress_resets_the_count_of_unexplained_errors() -> None:
     published = [0]
     failing = _failing(*[Unexplained("who knows")] * (3 * UNEXPLAINED_TRIES))
 
@@ -180,13 +180,13 @@ def test_progress_forgets_what_nothing_explains() -> None:
     assert _retry().call("stream s", publishes_before_each_failure, lambda: published[0]) == "done"
 
 
-def test_what_by_its_type_stays_as_it_is_ends_it_at_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_permanent_error_ends_the_job_at_once(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(Unexpected, match="OverflowError: date value out of range"):
         _retry().call("stream s", _failing(OverflowError("date value out of range")))
     assert not caplog.records
 
 
-def test_whatever_is_thrown_while_it_is_stopped_ends_it_as_transient() -> None:
+def test_any_error_during_a_stop_is_transient() -> None:
     stop = threading.Event()
 
     def stopped_in_the_middle() -> str:

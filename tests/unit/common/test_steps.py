@@ -39,7 +39,7 @@ def test_unarmed_steps_do_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("value", ["speed.nowhere", "", ":2", "speed.staged:0", "speed.staged:x", "speed.staged:-1"])
-def test_what_is_no_step_is_an_error_that_names_the_steps(value: str) -> None:
+def test_an_unknown_step_is_an_error_with_the_known_steps(value: str) -> None:
     with pytest.raises(ConfigurationError, match=r"ANABRANCH_FAIL_AT: expected"):
         parse(value)
 
@@ -87,7 +87,7 @@ finally:
     assert "fail point seal.decided" in done.stderr
 
 
-def test_a_paused_process_goes_on_where_it_was() -> None:
+def test_a_paused_process_continues() -> None:
     script = "from anabranch.common.fail_points import Step, reach; reach(Step.SEAL_DECIDED); print('went on')"
     environment = os.environ | {fail_points.PAUSE_AT: "seal.decided"}
     process = subprocess.Popen([sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True)
@@ -100,7 +100,7 @@ def test_a_paused_process_goes_on_where_it_was() -> None:
         process.kill()
 
 
-def test_labels_are_unique_and_say_what_has_happened() -> None:
+def test_labels_are_unique_and_name_the_event() -> None:
     labels = [step.label for step in Step]
     assert len(set(labels)) == len(labels)
     assert all(step.meaning for step in Step)

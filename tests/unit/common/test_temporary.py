@@ -68,7 +68,7 @@ with temporary_folder("checkpoint") as folder:
 """
 
 
-def test_what_a_killed_process_left_goes_and_what_is_at_work_stays(
+def test_files_of_a_killed_process_are_removed_and_those_in_use_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -96,7 +96,7 @@ def test_what_a_killed_process_left_goes_and_what_is_at_work_stays(
                 holder.stdout.close()
 
 
-def test_of_many_that_clear_at_once_one_deletes_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_of_many_concurrent_clean_ups_deletes_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As when a machine's jobs all start again: none trips over what another deletes under it."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     for folder in (tmp_path / f"anabranch-checkpoint-{number}" for number in range(20)):
@@ -115,7 +115,7 @@ def test_of_many_that_clear_at_once_one_deletes_a_folder(tmp_path: Path, monkeyp
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_temporary_folder_is_gone_with_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_temporary_folder_is_removed_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(ZeroDivisionError), temporary_folder("query") as folder:
         assert list(folder.iterdir()) == []
@@ -128,9 +128,7 @@ def test_a_temporary_folder_is_gone_with_its_end(tmp_path: Path, monkeypatch: py
     assert ran.stdout == "True\n" and list(tmp_path.iterdir()) == []
 
 
-def test_where_there_are_no_locks_a_folder_is_had_and_never_cleared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_file_locks_a_folder_is_used_and_never_cleared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a network's file system: to lock is refused, then, after an upgrade of it, allowed."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 

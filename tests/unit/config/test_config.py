@@ -62,7 +62,7 @@ def test_the_files_that_ship_are_valid(monkeypatch: pytest.MonkeyPatch) -> None:
     assert load_stream("flights", SHIPPED).key == ("year", "month", "day", "carrier", "flight", "origin")
 
 
-def test_lineage_goes_where_openlineages_own_variables_say(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lineage_uses_openlineages_own_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     assert load_environment(SHIPPED).lineage.url == ""
     monkeypatch.setenv("OPENLINEAGE_URL", "https://lineage.example.com/")
     monkeypatch.setenv("OPENLINEAGE_API_KEY", "hunter2")
@@ -96,7 +96,7 @@ def test_a_files_target_is_given_in_bytes_or_with_a_unit(conf: Path, target: obj
 
 
 @pytest.mark.parametrize("target", ["many", "256 miles", 0, "-1 GB", "900 kB"])
-def test_what_is_no_size_of_a_file(conf: Path, target: object) -> None:
+def test_invalid_file_sizes(conf: Path, target: object) -> None:
     with pytest.raises(ConfigurationError, match=r"files\.target"):
         stream(conf, files=f"{{target: {target}}}")
 
@@ -122,7 +122,7 @@ def test_a_physical_design_names_columns_of_the_schema(conf: Path) -> None:
         ("{bloom: amount}", "found amount DOUBLE"),
     ],
 )  # fmt: skip
-def test_what_is_no_physical_design(conf: Path, files: str, message: str) -> None:
+def test_invalid_physical_designs(conf: Path, files: str, message: str) -> None:
     schema = (
         "event_id STRING NOT NULL, event_time TIMESTAMP, amount DOUBLE, flag BOOLEAN, price DECIMAL(10, 2), "
         "tags ARRAY<STRING>, device STRUCT<os:STRING>"
@@ -171,7 +171,7 @@ def test_a_format_with_schemas_needs_a_registry(conf: Path) -> None:
     assert "password=SecretStr('**********')" in repr(registry)
 
 
-def test_a_webhook_keeps_its_secrets_and_streams_are_told_apart(conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_webhook_hides_its_secrets_and_distinguishes_streams(conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOOK", "hunter2")
     told = "{url: 'https://h.example.com/${HOOK}', headers: {Authorization: 'Bearer ${HOOK}'}, page: 'https://p/'}"
     hook = stream(conf, webhook=told).webhook
@@ -291,7 +291,7 @@ def test_our_own_columns_are_reserved_whatever_their_case(conf: Path, column: st
         stream(conf, schema=f"event_id STRING, {column} INT")
 
 
-def test_a_key_given_twice_is_an_error_and_not_the_second_ones_say(conf: Path) -> None:
+def test_a_key_given_twice_is_an_error(conf: Path) -> None:
     (conf / "anabranch.yaml").write_text(ENVIRONMENT + "spark: {master: 'local[1]'}\nspark: {master: 'local[2]'}\n")
     with pytest.raises(ConfigurationError, match=r"anabranch\.yaml: .*line 5, column 1: the key 'spark' twice"):
         load_environment(conf)
@@ -300,7 +300,7 @@ def test_a_key_given_twice_is_an_error_and_not_the_second_ones_say(conf: Path) -
         stream(conf, speed="{trigger: 1 second, trigger: 2 seconds}")
 
 
-def test_every_mistake_of_a_file_is_said_at_once(conf: Path) -> None:
+def test_every_mistake_of_a_file_is_reported_at_once(conf: Path) -> None:
     with pytest.raises(ConfigurationError) as error:
         stream(conf, format="xml", start="newest")
     assert len(str(error.value).splitlines()) == 2
@@ -337,7 +337,7 @@ def test_durations(text: str, expected: timedelta) -> None:
 
 
 @pytest.mark.parametrize("value", ["", "2", 2, "2 s", "-1 hours", "1.5 hours", "1 month", None])
-def test_what_is_no_duration(value: object) -> None:
+def test_invalid_durations(value: object) -> None:
     with pytest.raises(ValueError, match="expected a duration"):
         parse_duration(value)
 
@@ -410,7 +410,7 @@ def test_a_mistake_in_the_environment_names_the_file(conf: Path, text: str, mess
         (ENVIRONMENT + "registry: {url: 'http://u:hunter2@r:81'}", "registry.url", "'http://…@r:81'"),
     ],
 )
-def test_a_mistake_in_a_secret_does_not_tell_the_secret(conf: Path, text: str, key: str, kind: str) -> None:
+def test_an_error_in_a_secret_does_not_show_the_secret(conf: Path, text: str, key: str, kind: str) -> None:
     (conf / "anabranch.yaml").write_text(text)
     with pytest.raises(ConfigurationError) as error:
         load_environment(conf)
@@ -420,7 +420,7 @@ def test_a_mistake_in_a_secret_does_not_tell_the_secret(conf: Path, text: str, k
     assert "20262" not in str(error.value)
 
 
-def test_what_is_not_there_is_said_with_what_is(conf: Path, tmp_path: Path) -> None:
+def test_an_unknown_name_is_reported_with_the_known_ones(conf: Path, tmp_path: Path) -> None:
     stream(conf)
     with pytest.raises(
         ConfigurationError, match=r"stream 'other': expected the file .*, found none \(known streams: s"
@@ -458,11 +458,11 @@ def test_numbers_and_booleans_for_spark_become_text(conf: Path) -> None:
         ("event_id STRING", None, None),
     ],
 )
-def test_how_many_dates_an_hour_can_hold(conf: Path, schema: str, event_time: str | None, dates: int | None) -> None:
+def test_how_many_dates_an_hour_can_contain(conf: Path, schema: str, event_time: str | None, dates: int | None) -> None:
     assert stream(conf, schema=schema, event_time=event_time or "").most_event_dates == dates
 
 
-def test_a_key_that_is_gone_is_ignored_and_its_replacement_named(conf: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_removed_key_is_ignored_and_its_replacement_named(conf: Path, caplog: pytest.LogCaptureFixture) -> None:
     (conf / "anabranch.yaml").write_text(ENVIRONMENT + "bounded: [{folder: /var/log/airflow, after: 30 days}]\n")
     assert load_environment(conf) == load_environment(conf)
     (warning,) = caplog.messages
@@ -508,7 +508,7 @@ def test_no_mistake_repeats_a_secret(conf: Path, monkeypatch: pytest.MonkeyPatch
     assert "input_value" not in said and "During handling" not in said
 
 
-def test_what_libraries_say_of_a_known_secret_is_not_repeated(
+def test_secrets_in_messages_of_libraries_are_hidden(
     conf: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     secrets = [f"secret-{number}/@x" for number in range(6)]

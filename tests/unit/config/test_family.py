@@ -189,7 +189,7 @@ def test_members_are_selected_as_streams_are(conf: Path) -> None:
         select_streams(conf, ["app_y"], members=members)
 
 
-def test_topics_of_families_are_asked_for_only_where_one_may_be_selected(conf: Path) -> None:
+def test_topics_of_families_are_requested_only_where_one_may_be_selected(conf: Path) -> None:
     write(conf, "own", topics=None, topic="own", table="raw.own", group="large")
 
     def members() -> dict[str, Member]:

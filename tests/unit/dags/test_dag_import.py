@@ -309,7 +309,7 @@ def test_each_target_of_a_streams_file_is_delivered_to_behind_the_verification(p
     assert {dag["rules"][f"egress__{name}"] for name in ("export", "feed")} == {"all_success"}
 
 
-def test_a_run_that_was_cleared_and_a_backfill_restate_and_say_why(parsed: Any) -> None:
+def test_a_cleared_run_and_a_backfill_restate_with_a_reason(parsed: Any) -> None:
     assert parsed["rebuilds"] == {
         "scheduled": [],
         "cleared": ["--restate", "--why", "Airflow run it"],
@@ -333,12 +333,12 @@ def test_a_rebuild_names_its_task_and_its_dag_run_as_airflows_openlineage_provid
     ]
 
 
-def test_airflow_does_not_look_for_dags_in_what_they_share() -> None:
+def test_airflow_does_not_look_for_dags_in_shared_modules() -> None:
     assert (DAGS / ".airflowignore").read_text("utf-8").split() == ["anabranch_operators.py"]
     assert (DAGS / "anabranch_operators.py").is_file()
 
 
-def test_a_streams_file_says_what_airflow_does_with_it(parsed: Any) -> None:
+def test_a_streams_file_configures_airflow(parsed: Any) -> None:
     hourly = parsed["dags"]["anabranch_hourly__game_events"]
     assert (hourly["catchup"], hourly["start"]) == (True, "2026-11-20T00:00:00+00:00")
     assert hourly["owners"] == ["platform"]
@@ -364,15 +364,15 @@ def test_success_is_exit_code_0_alone(parsed: Any) -> None:
 
 
 @pytest.mark.parametrize("run", ["refused", "usage", "broken", "missing"])
-def test_what_is_terminal_is_not_tried_again(parsed: Any, run: str) -> None:
+def test_terminal_errors_are_not_retried(parsed: Any, run: str) -> None:
     assert "AirflowFailException" in parsed["runs"][run][0]
 
 
-def test_a_refusal_can_be_told_from_other_errors(parsed: Any) -> None:
+def test_a_refusal_is_distinguished_from_other_errors(parsed: Any) -> None:
     assert [run for run, (kinds, _) in parsed["runs"].items() if "Refused" in kinds] == ["refused"]
 
 
-def test_what_broke_is_said_to_be_no_refusal(parsed: Any) -> None:
+def test_an_exception_is_reported_as_no_refusal(parsed: Any) -> None:
     kinds, message = parsed["runs"]["broken"]
     assert "Unexpected" in kinds and "Refused" not in kinds
     assert message.startswith("not refused, but broken by an unexpected error; an operator has to look: ")
@@ -380,11 +380,11 @@ def test_what_broke_is_said_to_be_no_refusal(parsed: Any) -> None:
 
 
 @pytest.mark.parametrize("run", ["transient", "signal", "killed"])
-def test_what_is_transient_may_be_tried_again(parsed: Any, run: str) -> None:
+def test_transient_errors_may_be_retried(parsed: Any, run: str) -> None:
     assert parsed["runs"][run][0][0] == "AirflowException"
 
 
-def test_the_error_holds_the_last_lines_of_the_output(parsed: Any) -> None:
+def test_the_error_contains_the_last_lines_of_the_output(parsed: Any) -> None:
     message = parsed["runs"]["refused"][1]
     assert "expected exit code 0, found 1\n" in message
     assert message.endswith("\n29\n30\nquality gate failed")
@@ -454,7 +454,7 @@ def test_a_mapped_task_is_made_for_its_stream_with_the_streams_assets(parsed: An
     assert parsed["instance"] == ["orders", assets]
 
 
-def test_a_streams_task_verifies_what_the_groups_rebuild_did_and_tells_its_consumers(parsed: Any) -> None:
+def test_a_streams_task_verifies_the_groups_rebuild_and_triggers_its_consumers(parsed: Any) -> None:
     done = parsed["stream"]["done"]
     assert (done["error"], done["ran"]) == ("", _CHECKED)
     events = {"anabranch_hours__orders": [_EXTRA, []], "anabranch_partitions__orders": [_EXTRA, ["2026-11-21T03"]]}
@@ -502,7 +502,7 @@ def test_a_streams_task_rebuilds_it_alone_after_a_transient_failure_and_when_it_
     assert ("Refused" in refused["error"][0], refused["ran"][0]) == (True, _RESTATED)
 
 
-def test_a_restated_hour_of_a_whole_day_tells_the_days_consumers(parsed: Any) -> None:
+def test_a_restated_hour_of_a_whole_day_triggers_the_days_consumers(parsed: Any) -> None:
     day, still_open = parsed["stream"]["restated day"], parsed["stream"]["restated in an open day"]
     assert day["outlets"] == [*_ASSETS, "anabranch_restated_days__orders"]
     assert day["events"]["anabranch_restated_days__orders"] == [_EXTRA | {"revision": 2}, ["2026-11-21"]]

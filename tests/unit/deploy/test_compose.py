@@ -108,7 +108,7 @@ def test_every_named_volume_is_declared_and_used() -> None:
     assert used == set(COMPOSE["volumes"])
 
 
-def test_what_is_mounted_is_there_cannot_be_written_and_is_in_a_new_users_folder(tmp_path: Path) -> None:
+def test_mounted_files_exist_are_read_only_and_are_in_a_new_users_folder(tmp_path: Path) -> None:
     mounted = [volume.split(":") for volume in _volumes() if volume.startswith(".")]
     assert len(mounted) == 4
     starter.write(tmp_path)
@@ -126,7 +126,7 @@ def test_ports_are_published_to_this_machine_only() -> None:
     assert all(port.startswith("127.0.0.1:") for port in ports)
 
 
-def test_no_secret_stands_in_the_file_and_a_missing_one_stops_the_start() -> None:
+def test_no_secret_is_in_the_file_and_a_missing_one_stops_the_start() -> None:
     secrets = [
         str(value)
         for service in SERVICES.values()

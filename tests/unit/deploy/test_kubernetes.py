@@ -44,7 +44,7 @@ def test_each_object_is_of_its_schema(document: dict[str, Any], version: str) ->
     kubernetes_validate.validate(document, version, strict=True)
 
 
-def test_a_key_that_the_schema_does_not_know_is_found() -> None:
+def test_an_unknown_key_is_found() -> None:
     wrong = copy.deepcopy(named("Deployment")["anabranch-speed-game-events"])
     wrong["spec"]["template"]["spec"]["containers"][0]["argz"] = []
     with pytest.raises(kubernetes_validate.ValidationError, match="argz"):
@@ -83,12 +83,12 @@ def test_the_probes_of_the_speed_layer_read_the_file_that_its_job_writes(speed: 
     assert liveness == {"startupProbe", "livenessProbe"}
 
 
-def test_no_secret_stands_in_a_file() -> None:
+def test_no_secret_is_in_a_file() -> None:
     assert not named("Secret")
     assert all(re.search(r"\$\{[A-Z_]+\}", line) for line in CONF.splitlines() if re.search("password:|uri:", line))
 
 
-def test_what_the_configuration_reads_is_given_to_every_container_by_its_pod_or_the_secret() -> None:
+def test_every_container_gets_the_variables_that_the_configuration_reads() -> None:
     read = set(re.findall(r"\$\{([A-Z_]+)", CONF))
     # What has the name of a thing that Kubernetes knows; the rest is of the Secret, which the page kubernetes.md makes.
     of_pod = {name for name in read if name.startswith("POD_")}

@@ -27,7 +27,7 @@ def test_client_mode_is_the_shipped_configuration_with_the_section_for_yarn(tmp_
     assert "SPARK_LOCAL_IP" not in process
 
 
-def test_cluster_mode_tells_the_driver_what_our_command_tells_it_in_client_mode() -> None:
+def test_cluster_mode_gives_the_driver_the_settings_of_client_mode() -> None:
     lines = (ROOT / "deploy" / "yarn" / "cluster.conf").read_text("utf-8").splitlines()
     settings = dict(line.split(None, 1) for line in lines if line and not line.startswith("#"))
     section = yaml.safe_load((ROOT / "deploy" / "yarn" / "spark.yaml").read_text("utf-8"))

@@ -21,7 +21,7 @@ from anabranch.dev.producers.events import generate
 NOW = datetime(2026, 11, 21, 4, tzinfo=UTC)
 
 
-def test_an_event_of_the_game_is_told_from_its_row_to_the_byte() -> None:
+def test_an_event_of_the_game_is_encoded_from_its_row_to_the_byte() -> None:
     sent = [r for r in generate(2_000, 3, NOW - timedelta(hours=2), NOW, True) if r.kind != "malformed"]
     assert any(r.kind == "late" for r in sent)
     for record in sent:
@@ -32,7 +32,7 @@ def test_an_event_of_the_game_is_told_from_its_row_to_the_byte() -> None:
         assert audit.game_event_as_sent(row) == record.value
 
 
-def test_a_flight_is_told_from_its_row_to_the_byte() -> None:
+def test_a_flight_is_encoded_from_its_row_to_the_byte() -> None:
     as_sent = flights.as_sent_of(load_stream("flights", Path(__file__).parents[3] / "conf"))
     for flight in islice(flights_data.flights(), 1_000):
         row: dict[str, Any] = dict(flight)
@@ -50,12 +50,12 @@ def test_the_part_of_each_hour_that_is_not_read_yet() -> None:
     assert [rest for _, _, rest in demo.rest_of(by_hour, {0: 12})] == [{1: (0, 5)}, {0: (12, 20)}]
 
 
-def test_poll_asks_until_there_is_an_answer() -> None:
+def test_poll_repeats_until_there_is_an_answer() -> None:
     answers = iter([None, None, 0])
     assert poll(lambda: next(answers), "an answer", 10) == 0
 
 
-def test_poll_says_what_was_awaited() -> None:
+def test_the_error_of_poll_names_the_awaited_condition() -> None:
     with pytest.raises(Transient, match="expected the sun to rise within 0 s"):
         poll(lambda: None, "the sun to rise", 0)
 

@@ -40,7 +40,7 @@ def test_down_is_fine_when_nothing_runs(tmp_path: Path) -> None:
     assert not (tmp_path / "home").exists()
 
 
-def test_down_wipe_removes_what_is_ours_and_nothing_else(tmp_path: Path) -> None:
+def test_down_wipe_removes_our_data_and_nothing_else(tmp_path: Path) -> None:
     for name in ("data/s3/bucket", "logs", "run", "kept"):
         (tmp_path / name).mkdir(parents=True)
     for name in ("data/s3/bucket/file", "catalog.db", "notes.txt"):

@@ -107,7 +107,7 @@ def test_a_killed_process_is_seen_as_gone(daemon: Daemon) -> None:
     assert daemon.recorded() is not None
 
 
-def test_one_that_somebody_else_killed_is_reaped(daemon: Daemon) -> None:
+def test_a_process_that_was_killed_from_outside_is_reaped(daemon: Daemon) -> None:
     process = _start(daemon)
     os.kill(process.pid, signal.SIGKILL)
     wait_for(lambda: process.status() == psutil.STATUS_ZOMBIE, "the process to end", 10)
@@ -173,7 +173,7 @@ def test_a_free_port_is_none_of_those_to_avoid(monkeypatch: pytest.MonkeyPatch) 
     assert processes.free_port(7001) == 7002
 
 
-def test_a_lock_is_held_by_one_at_a_time(tmp_path: Path) -> None:
+def test_one_process_at_a_time_has_a_lock(tmp_path: Path) -> None:
     waited: list[bool] = []
     with locked(tmp_path / "lock", 5):
         second = locked(tmp_path / "lock", 0.2, lambda: waited.append(True))
@@ -223,7 +223,7 @@ def test_only_an_s3_server_is_ready() -> None:
         thread.join()
 
 
-def test_nobody_listening_is_not_ready() -> None:
+def test_a_port_without_a_listener_is_not_ready() -> None:
     port = processes.free_port()
     assert not kafka_broker.answers(port)
     assert not s3_server.answers(port)

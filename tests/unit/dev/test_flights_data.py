@@ -36,7 +36,7 @@ def test_the_first_flight() -> None:
     )
 
 
-def test_every_flight_is_there(flights: list[dict[str, int | str | None]]) -> None:
+def test_every_flight_is_sent(flights: list[dict[str, int | str | None]]) -> None:
     assert len(flights) == flights_data.FLIGHTS == 336_776
 
 

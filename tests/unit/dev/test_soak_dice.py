@@ -45,7 +45,7 @@ def test_every_step_is_one_that_apply_takes() -> None:
     assert kinds == {"added", "widened", "file", "again"}
 
 
-def test_a_strange_stamp_is_one_that_a_broker_holds() -> None:
+def test_a_strange_timestamp_is_accepted_by_brokers() -> None:
     dice = random.Random(1)
     stamps = [strange_stamp(NOW_MS, dice) for _ in range(5_000)]
     assert all(-(2**63) <= stamp < 2**63 for stamp in stamps)

@@ -89,7 +89,7 @@ def test_connections_end_in_the_midst_of_bodies_and_answers(
     assert ask(wire.port) == TOLD, "it cuts no longer"
 
 
-def test_a_service_that_is_away_ends_the_connection_and_comes_back(wire: Wire) -> None:
+def test_an_unreachable_service_closes_connections_and_comes_back(wire: Wire) -> None:
     port, wire.upstream_port = wire.upstream_port, free_port()
     assert ask(wire.port) == b""
     wire.upstream_port = port

@@ -14,7 +14,7 @@ FAULTS = [
 ]  # fmt: skip
 
 
-def test_the_page_names_what_there_is() -> None:
+def test_the_page_names_existing_keys() -> None:
     told = skeletons(FILE.read_text(encoding="utf-8"))
     assert [fault for fault, _, _ in told] == FAULTS
     seen = [(where, name) for _, places, _ in told for where, name in places]

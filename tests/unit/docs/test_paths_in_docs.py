@@ -30,7 +30,7 @@ _NAMED = re.compile(r"docs/[\w/-]+\.md")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_every_file_that_a_page_names_is_there(page: Path) -> None:
+def test_every_file_that_a_page_names_exists(page: Path) -> None:
     text = page.read_text("utf-8")
     named = [ROOT / name for name in _FILE.findall(text)] + [page.parent / link for link in _LINK.findall(text)]
     assert [str(path.relative_to(ROOT)) for path in named if not path.resolve().exists()] == []
@@ -45,12 +45,12 @@ def test_every_answer_to_the_thirteen_questions_is_defined_in_its_file() -> None
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_every_section_that_a_page_links_to_is_there(page: Path) -> None:
+def test_every_section_that_a_page_links_to_exists(page: Path) -> None:
     links = [(page.parent / link if link else page, name) for link, name in _SECTION.findall(page.read_text("utf-8"))]
     assert [f"{to}#{name}" for to, name in links if not section_of(to.read_text("utf-8"), name)] == []
 
 
-def test_every_page_that_code_names_is_there() -> None:
+def test_every_page_that_code_names_exists() -> None:
     folders = (
         "anabranch",
         "speed_layer",

@@ -46,7 +46,7 @@ def test_every_command_of_the_page_is_run_by_a_test() -> None:
     assert len(run) > 40
 
 
-def test_every_command_that_a_test_prints_stands_in_a_page() -> None:
+def test_every_command_that_a_test_prints_is_in_a_page() -> None:
     run = {command for file in (ROOT / "tests").glob("**/test_*.py") for command in _printed_in(file)}
     assert run - run_books.commands() == set()
 

@@ -48,14 +48,14 @@ def test_spark_connects_with_the_tls_that_the_address_asks_for() -> None:
     assert jdbc_properties("postgresql+psycopg2://h/db?connect_timeout=60")["jdbc.connectTimeout"] == "60"
 
 
-def test_an_address_that_spark_cannot_be_told_is_an_error_that_names_what_it_can() -> None:
+def test_an_address_that_spark_does_not_support_is_an_error_with_the_supported_ones() -> None:
     with pytest.raises(
         ConfigurationError, match=r"catalog\.uri: expected only the parameters .*sslmode.*, found 'service'"
     ):
         jdbc_properties("postgresql+psycopg2://h/db?service=mine")
 
 
-def test_what_the_address_says_itself_wins() -> None:
+def test_parameters_of_the_address_have_precedence() -> None:
     assert with_patience("sqlite:///c.db?timeout=1") == "sqlite:///c.db?timeout=1"
     assert "connect_timeout=60&keepalives_idle" in with_patience("postgresql+psycopg2://h/db?connect_timeout=60")
 
@@ -79,7 +79,7 @@ def in_spark(given: config.Environment) -> dict[str, str]:
     return {k.removeprefix(prefix): v for k, v in session_settings(given).items() if k.startswith(prefix)}
 
 
-def test_a_rest_catalog_is_told_the_same_by_both_clients() -> None:
+def test_both_clients_of_a_rest_catalog_have_the_same_settings() -> None:
     given = environment(
         type="rest", uri="https://c.example.com/api", properties={"token": "t", "rest.sigv4-enabled": True}
     )
@@ -91,13 +91,13 @@ def test_a_rest_catalog_is_told_the_same_by_both_clients() -> None:
     assert spark["rest.client.socket-timeout-ms"] == "30000"
 
 
-def test_a_rest_server_that_knows_the_warehouse_by_a_name_is_told_the_name() -> None:
+def test_a_rest_server_with_named_warehouses_gets_the_name() -> None:
     given = environment(type="rest", uri="http://c", properties={"warehouse": "games"})
     assert catalog_properties(given)["warehouse"] == in_spark(given)["warehouse"] == "games"
     assert given.catalog.warehouse == "s3://b/w"
 
 
-def test_glue_is_told_the_same_by_both_clients_and_has_no_address() -> None:
+def test_both_clients_of_glue_have_the_same_settings_and_no_address() -> None:
     given = environment(type="glue", properties={"glue.endpoint": "http://h:1"})
     python, spark = catalog_properties(given), in_spark(given)
     for properties in (python, spark):
@@ -119,7 +119,7 @@ def test_a_sql_catalog_of_spark_is_a_jdbc_catalog_of_the_same_tables() -> None:
     )
 
 
-def test_what_may_be_secret_is_not_told() -> None:
+def test_possible_secrets_are_not_shown() -> None:
     given = environment(
         type="rest", uri="http://c", properties={"credential": "id:hunter2", "header.Authorization": "hunter2"}
     )
@@ -131,7 +131,7 @@ def test_what_may_be_secret_is_not_told() -> None:
     assert bare and all(redacted.search(key) for key in bare)
 
 
-def test_a_rest_server_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rest_server_that_does_not_answer_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalog_settings, "PATIENCE_SECONDS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         lake = Lake(

@@ -49,7 +49,7 @@ class World:
         return Clock(self.store if with_store else None, self.wall, self.elapsed)
 
 
-def test_a_comparison_holds_for_minutes_and_costs_nothing_meanwhile() -> None:
+def test_a_clock_comparison_is_valid_for_minutes_without_requests() -> None:
     world = World()
     one = world.clock()
     for _ in range(500):
@@ -62,7 +62,7 @@ def test_a_comparison_holds_for_minutes_and_costs_nothing_meanwhile() -> None:
 
 
 @pytest.mark.parametrize("off", [31 * S, -31 * S, timedelta(minutes=10), timedelta(days=-400), timedelta(days=4000)])
-def test_a_clock_that_jumps_while_a_job_runs_tells_nobody_the_time(off: timedelta) -> None:
+def test_a_clock_that_jumps_while_a_job_runs_is_an_error(off: timedelta) -> None:
     world = World()
     one = world.clock()
     one.now()
@@ -86,7 +86,7 @@ def test_a_clock_that_is_set_right_while_a_job_runs_is_believed() -> None:
     assert world.requests == 2
 
 
-def test_a_moment_that_has_passed_is_told_by_the_clock_as_it_is_by_now() -> None:
+def test_a_past_moment_is_converted_by_the_current_clock() -> None:
     world = World()
     one = world.clock()
     before, then = one.elapsed(), one.now()
@@ -124,7 +124,7 @@ def test_a_drift_that_both_clocks_of_a_machine_share_is_found_by_the_object_stor
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_whatever_happens_to_the_clocks_no_time_is_told_that_is_far_from_the_true_one(seed: int) -> None:
+def test_the_clock_never_returns_a_time_far_from_the_true_one(seed: int) -> None:
     chance = random.Random(seed)
     world = World()
     one = world.clock()
@@ -160,7 +160,7 @@ def test_without_an_object_store_a_clock_that_was_set_is_never_believed_in_this_
     assert world.clock(with_store=False).now() == world.wall()
 
 
-def test_a_table_that_was_stamped_ahead_is_said_and_not_committed_to() -> None:
+def test_a_table_with_a_timestamp_in_the_future_is_reported_and_not_committed_to() -> None:
     world = World()
     one = world.clock()
     millis = int(THEN.timestamp() * 1000)

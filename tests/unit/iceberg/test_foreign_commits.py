@@ -76,7 +76,7 @@ def test_a_compaction_by_another_program_is_accepted(
 
 
 @pytest.mark.parametrize("branch", snapshots.BRANCHES)
-def test_what_a_branch_says_survives_compactions_after_which_all_else_is_expired(lake: StreamLake, branch: str) -> None:
+def test_the_state_of_a_branch_survives_compaction_and_expiry(lake: StreamLake, branch: str) -> None:
     """The hazard: of a foreign head and its ancestors `expire_snapshots` keeps the head alone, which says nothing."""
     before = lake.state()
     rewrite(lake, branch)
@@ -130,7 +130,7 @@ def rewritten_wrongly(lake: StreamLake, branch: str) -> int:
 )
 @pytest.mark.parametrize("branch", ["main", "speed"])
 @pytest.mark.parametrize("then", [lambda lake, branch: None, rewrite])
-def test_a_program_that_changed_rows_is_named_with_what_takes_it_back(
+def test_a_program_that_changed_rows_is_named_with_the_remedy(
     lake: StreamLake,
     branch: str,
     change: Callable[[StreamLake, str], int],
@@ -163,7 +163,7 @@ def test_rows_that_were_changed_behind_expired_snapshots_are_found_by_their_numb
     goes_on(lake)
 
 
-def test_dead_letters_are_looked_at_too(lake: StreamLake) -> None:
+def test_dead_letters_are_audited_too(lake: StreamLake) -> None:
     name = lake.stream.dead_letters_table
     staged = lake.stage_dead([(FIRST, 0, 5)], "speed")
     table = lake.lake.load(name)
@@ -176,7 +176,7 @@ def test_dead_letters_are_looked_at_too(lake: StreamLake) -> None:
         lake.lake.commit(table, Commit(new_id(), snapshots.heads(table), (Change("speed"),)))
 
 
-def test_a_head_is_looked_at_once(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_is_checked_once(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     rewrite(lake, "main")
     lake.move("speed")
     monkeypatch.setattr(foreign, "_changed", lambda *_: pytest.fail("it is read with every publish"))
@@ -251,7 +251,7 @@ def test_a_table_of_before_there_were_tags_is_guarded_by_apply(lake: StreamLake)
     goes_on(lake)
 
 
-def test_a_branch_that_is_made_again_has_the_tag_of_its_new_beginning(lake: StreamLake) -> None:
+def test_a_recreated_branch_has_the_tag_of_its_new_beginning(lake: StreamLake) -> None:
     """The hazard: the tag of a branch that was dropped, since its state was lost, stands for the new one."""
     lake.table().manage_snapshots().remove_branch("speed").commit()
     assert admin.add_branches(lake.lake, lake.name, {}) == ["speed"]

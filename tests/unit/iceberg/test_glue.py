@@ -33,7 +33,7 @@ def lake(glue: Glue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StreamL
     return new_lake(tmp_path, type="glue", properties={"glue.endpoint": glue.url})
 
 
-def test_a_stale_publisher_is_refused_before_it_asks(lake: StreamLake, glue: Glue) -> None:
+def test_a_stale_publisher_is_refused_before_its_request(lake: StreamLake, glue: Glue) -> None:
     staged = [lake.stage([(FIRST, 0, offset)]) for offset in (0, 1)]
     state = lake.state()
     assert lake.publish(lake.speed(staged[0], {0: 1}, state), state) is Outcome.LANDED
@@ -43,7 +43,7 @@ def test_a_stale_publisher_is_refused_before_it_asks(lake: StreamLake, glue: Glu
     assert lake.rows("main") == [(FIRST, 0, 0)]
 
 
-def test_of_two_publishers_that_asked_at_once_one_lands(lake: StreamLake, glue: Glue) -> None:
+def test_one_of_two_concurrent_publishers_lands(lake: StreamLake, glue: Glue) -> None:
     staged = [lake.stage([(FIRST, 0, offset)]) for offset in (0, 1)]
     state = lake.state()
     both = threading.Barrier(2)
@@ -87,7 +87,7 @@ def test_a_publish_whose_answer_was_lost_and_that_the_client_repeats_has_landed_
     assert lake.state().position.offsets == {0: 1}
 
 
-def test_what_only_the_metadata_needs_is_not_copied_into_glue(lake: StreamLake, glue: Glue) -> None:
+def test_properties_that_only_the_metadata_needs_are_not_copied_into_glue(lake: StreamLake, glue: Glue) -> None:
     """The hazard: Glue limits the size of a request, and PyIceberg takes nothing out of Glue's record again."""
     state = lake.state()
     timeline = replace(state.timeline, skipped=tuple(shift(FIRST, i) for i in range(300)))

@@ -137,7 +137,7 @@ def test_a_publish_is_refused_only_when_it_cannot_land_any_more(lake: StreamLake
 
 
 @pytest.mark.parametrize("newest", BRANCHES)
-def test_the_empty_publish_in_its_way_says_nothing_new(lake: StreamLake, newest: str) -> None:
+def test_the_empty_publish_changes_no_state(lake: StreamLake, newest: str) -> None:
     """The hazard: the newest publish says which hours there are, and the one in the way is newer."""
     for branch in (*(b for b in BRANCHES if b != newest), newest):
         state = lake.state()
@@ -156,7 +156,7 @@ def test_the_empty_publish_in_its_way_says_nothing_new(lake: StreamLake, newest:
 
 
 @pytest.mark.parametrize("looks", [1, 2, 3, None])
-def test_what_is_in_its_way_may_be_late_as_well(lake: StreamLake, looks: int | None) -> None:
+def test_the_fencing_publish_may_land_late_as_well(lake: StreamLake, looks: int | None) -> None:
     staged = lake.stage(ROWS)
     with cut_off(lake, looks=looks, times=3) as late:
         outcome = lake.publish(lake.speed(staged, {0: 3}))
@@ -165,7 +165,7 @@ def test_what_is_in_its_way_may_be_late_as_well(lake: StreamLake, looks: int | N
     assert lake.rows("main") == lake.rows("speed") == (ROWS if outcome is Outcome.LANDED else [])
 
 
-def test_somebody_elses_publish_settles_it_too(lake: StreamLake) -> None:
+def test_another_publishers_commit_settles_the_outcome_too(lake: StreamLake) -> None:
     staged, state = lake.stage(ROWS), lake.state()
     publish, real = lake.speed(staged, {0: 3}, state), lake.lake.catalog.commit_table
 
@@ -182,7 +182,7 @@ def test_somebody_elses_publish_settles_it_too(lake: StreamLake) -> None:
     )
 
 
-def test_an_outcome_that_cannot_be_told_deletes_nothing(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_outcome_deletes_nothing(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hazard: more publishes of others than snapshots are kept, before the answer is looked for."""
     monkeypatch.setattr(snapshots.plan_expiry, "__defaults__", (4,))
     staged, state, real = lake.stage(ROWS), lake.state(), lake.lake.catalog.commit_table
@@ -206,7 +206,7 @@ def test_an_outcome_that_cannot_be_told_deletes_nothing(lake: StreamLake, monkey
     assert readable(lake)
 
 
-def test_a_lake_that_stays_away_leaves_the_outcome_open(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_lake_leaves_the_outcome_unknown(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lake_module, "_PATIENCE_SECONDS", 0.2)
     staged = lake.stage(ROWS)
     with cut_off(lake, looks=None, times=1000) as late, pytest.raises(Transient, match="nothing is deleted, try again"):
@@ -216,7 +216,7 @@ def test_a_lake_that_stays_away_leaves_the_outcome_open(lake: StreamLake, monkey
     assert readable(lake)
 
 
-def test_a_right_that_is_missing_is_said_and_not_tried_for_ever(lake: StreamLake) -> None:
+def test_a_missing_right_is_reported_and_not_retried_forever(lake: StreamLake) -> None:
     staged = lake.stage(ROWS)
 
     def commit_table(*_: Any) -> Any:
@@ -227,7 +227,7 @@ def test_a_right_that_is_missing_is_said_and_not_tried_for_ever(lake: StreamLake
         lake.publish(lake.speed(staged, {0: 3}))
 
 
-def test_what_makes_no_snapshot_is_asked_for_again(lake: StreamLake) -> None:
+def test_a_commit_without_a_snapshot_is_retried(lake: StreamLake) -> None:
     commit = Commit(new_id(), {}, (), set_properties={"anabranch.a": "1"})
     before = lake.state().heads
     for looks in (1, None):
@@ -238,7 +238,7 @@ def test_what_makes_no_snapshot_is_asked_for_again(lake: StreamLake) -> None:
     assert lake.state().heads == before
 
 
-def test_the_table_says_how_a_commit_stands(lake: StreamLake) -> None:
+def test_the_table_shows_the_outcome_of_a_commit(lake: StreamLake) -> None:
     state = lake.state()
     publish = to_commit(state, lake.speed(lake.stage(ROWS), {0: 3}, state), NOW)
 
@@ -423,7 +423,7 @@ print(one.publish(one.speed(find_staged(one.table(), "mine"), {0: 3})).value)
 
 
 @pytest.mark.parametrize("step", [Step.COMMIT_DOUBTED, Step.COMMIT_FENCED])
-def test_a_process_that_dies_before_it_knows_leaves_nothing_to_mend(lake: StreamLake, step: Step) -> None:
+def test_a_process_that_dies_before_the_answer_needs_no_repair(lake: StreamLake, step: Step) -> None:
     staged, before = lake.stage(ROWS, "mine"), lake.state()
     path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
     environment = os.environ | {FAIL_AT: f"commit.request-lost,{step.label}", "PYTHONPATH": path}

@@ -131,7 +131,7 @@ def years(lake: StreamLake) -> StreamLake:
     return lake
 
 
-def test_a_record_opens_only_files_that_may_hold_its_hour(years: StreamLake, opened: list[str]) -> None:
+def test_a_record_opens_only_files_that_may_contain_its_hour(years: StreamLake, opened: list[str]) -> None:
     name = years.stream.hours_table
     new, late = sealed(at(731), at(100, 5))
     assert Ledger(years.lake, name).record([new]) == {new.decision_id}
@@ -146,7 +146,7 @@ def test_a_record_opens_only_files_that_may_hold_its_hour(years: StreamLake, ope
     assert len(history(years)) == 732
 
 
-def test_a_history_opens_only_files_that_may_hold_its_hours(years: StreamLake, opened: list[str]) -> None:
+def test_a_history_opens_only_files_that_may_contain_its_hours(years: StreamLake, opened: list[str]) -> None:
     for hours, expected, number in (
         ([at(200)], [at(200)], 1),
         ({at(729), at(0)}, [at(0), at(729)], 2),
@@ -161,14 +161,14 @@ def test_a_history_opens_only_files_that_may_hold_its_hours(years: StreamLake, o
         assert len(set(opened)) == number, hours
 
 
-def test_a_history_leaves_out_the_columns_that_are_not_asked_for(lake: StreamLake) -> None:
+def test_a_history_omits_columns_that_are_not_requested(lake: StreamLake) -> None:
     append_as_now(lake, sealed(at(0)))
     (row,) = history(lake, [at(0)], ledger.BULKY)
     assert row.hour == at(0)
     assert [getattr(row, name) for name in ledger.BULKY] == [None] * len(ledger.BULKY)
 
 
-def test_of_old_hours_only_what_tells_of_losses_and_differences_is_read(lake: StreamLake, opened: list[str]) -> None:
+def test_only_losses_and_differences_of_old_hours_are_read(lake: StreamLake, opened: list[str]) -> None:
     name = lake.stream.hours_table
     clean = {"missing": 4, "extra": 0, "changed": 0, "duplicate": 2, "unread": 4, "sample": []}
     rows = [
@@ -208,7 +208,7 @@ def test_records_leave_few_files_manifests_and_snapshots(lake: StreamLake) -> No
     assert all(row.reason == expected.reason for row, expected in zip(decisions, rows, strict=True))
 
 
-def test_a_ledger_that_was_never_merged_is_and_says_what_it_said(lake: StreamLake) -> None:
+def test_a_ledger_that_was_never_merged_is_merged_without_changes_of_rows(lake: StreamLake) -> None:
     # Rows of one commit are of one moment; an old hour is restated between new ones; a commit spans two quarters.
     for i in range(24):
         append_as_before(lake, sealed(at(85, i), at(85, i)) if i != 20 else sealed(at(3), at(200), at(4), at(91)))
@@ -226,7 +226,7 @@ def test_a_ledger_that_was_never_merged_is_and_says_what_it_said(lake: StreamLak
     assert [r.decision_id for r in history(lake)] == [*(r.decision_id for r in before), row.decision_id]
 
 
-def test_of_very_many_manifests_some_are_merged_at_a_time(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_very_many_manifests_are_merged_in_steps(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger_files, "_MOST_MANIFESTS", 12)
     for i in range(20):
         append_as_before(lake, sealed(at(0, i)))
@@ -238,7 +238,7 @@ def test_of_very_many_manifests_some_are_merged_at_a_time(lake: StreamLake, monk
     assert history(lake) == before
 
 
-def test_merging_is_no_change_of_rows_for_who_reads_what_is_new(lake: StreamLake) -> None:
+def test_merging_is_no_change_for_incremental_readers(lake: StreamLake) -> None:
     for i in range(16):
         append_as_now(lake, sealed(at(0, i)))
     assert merge(lake) is MergeStep.LANDED
@@ -272,7 +272,7 @@ def test_a_merge_that_an_append_was_before_is_refused_and_loses_no_row(many: Str
     assert len(files(many)) < 16
 
 
-def test_an_append_that_a_merge_was_before_is_made_again(many: StreamLake) -> None:
+def test_an_append_that_follows_a_merge_is_retried(many: StreamLake) -> None:
     before, row = history(many), sealed(at(1))[0]
 
     def first(commit: Callable[[], Any]) -> Any:
@@ -381,7 +381,7 @@ def of(bucket: str, rows: int, last: str | None = None) -> File:
         ([of("2024-01", 5000), of("2024-02", 4000), of("2024-05", 1)], True, []),
     ],
 )
-def test_what_is_merged(files: list[File], idle: bool, rows: list[int]) -> None:
+def test_manifests_that_are_merged(files: list[File], idle: bool, rows: list[int]) -> None:
     assert [f.rows for f in plan_merge(files, idle)] == rows
 
 

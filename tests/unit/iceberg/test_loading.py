@@ -33,7 +33,7 @@ def test_a_metadata_file_that_publishes_of_others_deleted_meanwhile_is_no_lost_t
     assert lake.table().metadata_location.removeprefix("file://") == str(read[-1])
 
 
-def test_only_a_file_that_the_catalog_names_twice_is_said_to_be_gone(tmp_path: Path) -> None:
+def test_a_file_counts_as_missing_only_if_the_catalog_names_it_twice(tmp_path: Path) -> None:
     lake = new_lake(tmp_path)
     Path(lake.table().metadata_location.removeprefix("file://")).unlink()
     with pytest.raises(MetadataGone, match="--register"):

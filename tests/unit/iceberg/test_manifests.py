@@ -152,7 +152,7 @@ def test_a_manifest_of_several_hours_loses_one_and_keeps_the_others(lake: Stream
     assert paths(lake, "main") == names(second)
 
 
-def test_files_are_removed_out_of_many_manifests_and_one_that_is_missing_is_said(lake: StreamLake) -> None:
+def test_files_are_removed_from_many_manifests_and_a_missing_one_is_reported(lake: StreamLake) -> None:
     batches = [named_files(lake, hour, 2) for hour in (FIRST, NEXT) for _ in range(6)]
     for hour, files in zip([FIRST] * 6 + [NEXT] * 6, batches, strict=True):
         publish_files(lake, hour, files)
@@ -263,7 +263,7 @@ slot = st.tuples(hour, st.integers(0, 3), st.integers(1, 5000), st.booleans())
 
 @settings(deadline=None, max_examples=300)
 @given(st.lists(slot, max_size=80))
-def test_what_is_merged_is_there_once_of_one_hour_when_new_and_not_too_large(
+def test_merged_manifests_have_each_entry_once_and_new_ones_have_one_hour(
     drawn: list[tuple[str, int, int, bool]],
 ) -> None:
     slots = [

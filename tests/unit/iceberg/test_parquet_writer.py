@@ -137,7 +137,7 @@ def test_without_rows_there_is_no_file(tmp_path: Path) -> None:
     assert write(lake.table()) == write(lake.table(), narrow_rows([])) == []
 
 
-def test_a_file_is_told_of_once_it_is_closed(tmp_path: Path) -> None:
+def test_a_file_is_reported_once_it_is_closed(tmp_path: Path) -> None:
     """The hazard: an object store has nothing of a file that is not closed."""
     target = target_of(new_lake(tmp_path).table())
     assert target is not None
@@ -148,7 +148,7 @@ def test_a_file_is_told_of_once_it_is_closed(tmp_path: Path) -> None:
     assert all(sink.closed for sink in sinks)
 
 
-def test_what_is_read_after_a_publish_is_what_was_written(tmp_path: Path) -> None:
+def test_a_read_after_a_publish_returns_the_published_state(tmp_path: Path) -> None:
     lake = new_lake(tmp_path)
     partitions = [(DAY - timedelta(days=i % 3), (FIRST, NEXT)[i % 2]) for i in range(30)]
     rows = narrow_rows(partitions)
@@ -229,7 +229,7 @@ def test_a_file_has_the_field_ids_and_the_nullability_of_the_table(tmp_path: Pat
 @pytest.mark.parametrize(
     "codec, expected", [("zstd", "ZSTD"), ("gzip", "GZIP"), ("snappy", "SNAPPY"), ("uncompressed", "UNCOMPRESSED")]
 )
-def test_a_file_is_compressed_as_the_table_says(tmp_path: Path, codec: str, expected: str) -> None:
+def test_a_file_has_the_tables_compression(tmp_path: Path, codec: str, expected: str) -> None:
     table = wide_table(new_lake(tmp_path), **{"write.parquet.compression-codec": codec})
     [output, *_] = write(table, wide_rows(table, 9))
     assert pq.ParquetFile(on_disk(output.path)).metadata.row_group(0).column(0).compression == expected
@@ -266,7 +266,7 @@ def _require_each_once(lake: StreamLake, batches: list[pa.Table], outputs: list[
     assert sorted([*read, *(o for some in left for o in some)]) == list(range(sum(len(rows) for rows in batches)))
 
 
-def test_rows_of_more_partitions_than_may_be_open_are_left_and_told_of(tmp_path: Path) -> None:
+def test_rows_of_too_many_partitions_are_left_and_reported(tmp_path: Path) -> None:
     lake = new_lake(tmp_path)
     # Each partition twice, with those of others between.
     batch = narrow_rows([*_days(MOST_OPEN_FILES + 6), *_days(MOST_OPEN_FILES + 6)])
@@ -366,7 +366,7 @@ def test_a_table_whose_files_are_placed_or_packed_otherwise_is_left_to_iceberg(
     assert target_of(wide_table(lake, **{name: value})) is None
 
 
-def test_files_go_where_the_table_says(tmp_path: Path) -> None:
+def test_files_are_written_to_the_tables_data_path(tmp_path: Path) -> None:
     folder = f"file://{tmp_path}/elsewhere"
     table = wide_table(new_lake(tmp_path), **{"write.data.path": f"{folder}/"})
     outputs = write(table, wide_rows(table, 4))

@@ -49,7 +49,7 @@ def test_without_a_design_a_table_stays_as_it_is(lake: StreamLake) -> None:
     assert lake.table().metadata_location == before
 
 
-def test_a_design_is_said_in_icebergs_words_in_one_commit(lake: StreamLake) -> None:
+def test_a_design_becomes_iceberg_properties_in_one_commit(lake: StreamLake) -> None:
     number = len(lake.table().metadata.metadata_log)
     [sentence] = lay_out(lake.lake, lake.name, DESIGNED)
     have = "an order by id; Bloom filters of id; bounds only of id, ingest_hour"
@@ -70,7 +70,7 @@ def test_a_design_is_said_in_icebergs_words_in_one_commit(lake: StreamLake) -> N
     assert lay_out(lake.lake, lake.name, DESIGNED) == []
 
 
-def test_what_the_file_no_longer_has_is_taken_back_and_nothing_else(lake: StreamLake) -> None:
+def test_only_settings_that_the_file_no_longer_has_are_removed(lake: StreamLake) -> None:
     set_by_hand(lake, {"write.metadata.metrics.column.n": "full"})
     before = lake.table().properties
     lay_out(lake.lake, lake.name, DESIGNED)
@@ -97,7 +97,7 @@ def test_an_order_that_an_operator_set_since_is_left() -> None:
         assert plan_design(said, of_operator, PhysicalDesign()).sort is None
 
 
-def test_files_claim_the_tables_order_only_where_it_is_theirs(lake: StreamLake) -> None:
+def test_files_claim_the_tables_order_only_if_sorted_by_it(lake: StreamLake) -> None:
     """The hazard: rows sorted by a file that was changed and not applied, named as sorted by what the table says."""
     assert sort_order_id(lake.table(), ()) == sort_order_id(lake.table(), ("id",)) == 0
     lay_out(lake.lake, lake.name, PhysicalDesign(("id", "n")))
@@ -117,7 +117,7 @@ def test_our_own_columns_keep_their_bounds_whatever_the_stream_names() -> None:
     assert rows_design(new_stream(files=Files(sort=("n",)))).properties["write.metadata.metrics.column.n"]
 
 
-def test_the_speed_layers_files_have_the_bounds_that_the_design_says_and_claim_no_order(lake: StreamLake) -> None:
+def test_the_speed_layers_files_have_the_bounds_of_the_design_and_claim_no_order(lake: StreamLake) -> None:
     lay_out(lake.lake, lake.name, PhysicalDesign(("id",), ("id",), ("id", "kafka_offset")))
     table = lake.table()
     rows = pa.table(

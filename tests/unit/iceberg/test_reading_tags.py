@@ -70,7 +70,7 @@ def test_a_publish_that_was_decided_before_a_hold_lands_after_it(tmp_path: Path)
     assert one.rows("main") == [(HOUR, 0, 0)]
 
 
-def test_what_a_killed_rebuild_held_goes_when_its_age_has_ended(tmp_path: Path) -> None:
+def test_tags_of_a_killed_rebuild_are_dropped_at_their_age(tmp_path: Path) -> None:
     one = new_lake(tmp_path)
     held = held_snapshots(one.lake, one.name, one.state().heads.values())
     held.__enter__()

@@ -57,7 +57,7 @@ def warehouse(lake: StreamLake) -> Path:
     return lake.folder / "warehouse"
 
 
-def test_a_lost_catalog_is_not_begun_anew(lake: StreamLake) -> None:
+def test_a_lost_catalog_is_not_recreated(lake: StreamLake) -> None:
     newest = lake.table().metadata_location
     lost = lose_catalog(lake)
     with pytest.raises(ConfigurationError) as error:
@@ -69,7 +69,7 @@ def test_a_lost_catalog_is_not_begun_anew(lake: StreamLake) -> None:
     assert not lost.lake.exists(lost.name)
 
 
-def test_a_lost_catalog_is_registered_as_it_was_and_goes_on(lake: StreamLake) -> None:
+def test_a_lost_catalog_is_registered_unchanged_and_continues(lake: StreamLake) -> None:
     before = {name: lake.lake.load(name) for name in names(lake)}
     lost = lose_catalog(lake)
     lines = apply(lost, register=True)
@@ -85,14 +85,14 @@ def names(lake: StreamLake) -> tuple[str, str, str]:
     return lake.stream.table, lake.stream.dead_letters_table, lake.stream.hours_table
 
 
-def test_dead_letters_that_the_catalog_lost_are_not_begun_anew_either(lake: StreamLake) -> None:
+def test_dead_letters_that_the_catalog_lost_are_not_recreated_either(lake: StreamLake) -> None:
     admin.forget(lake.lake, lake.stream.dead_letters_table)
     with pytest.raises(ConfigurationError, match=r"table games\.events_dead_letters: expected nothing below"):
         apply(lake)
     assert apply(lake, register=True)[0].startswith("registered table games.events_dead_letters by ")
 
 
-def test_a_ledger_that_was_dropped_is_registered_with_all_that_it_said(lake: StreamLake) -> None:
+def test_a_dropped_ledger_is_registered_with_all_of_its_rows(lake: StreamLake) -> None:
     row = ledger.decision(FIRST, "refused", 0, None, datetime.now(UTC), reason="only the ledger knows")
     lake.ledger.record([row])
     admin.forget(lake.lake, lake.stream.hours_table)
@@ -100,7 +100,7 @@ def test_a_ledger_that_was_dropped_is_registered_with_all_that_it_said(lake: Str
     assert [r.reason for r in lake.ledger.history()] == ["only the ledger knows"]
 
 
-def test_a_bucket_older_than_the_catalog_says_so_and_is_registered_by_the_newest_file_there_is(
+def test_a_bucket_older_than_the_catalog_is_reported_and_registered_by_its_newest_file(
     lake: StreamLake, tmp_path: Path
 ) -> None:
     shutil.copytree(warehouse(lake), tmp_path / "then")
@@ -166,7 +166,7 @@ def unlanded(lake: StreamLake, offset: int) -> Publish:
     return publish
 
 
-def test_a_metadata_file_whose_files_are_gone_is_passed_over_and_said(lake: StreamLake) -> None:
+def test_a_metadata_file_with_missing_files_is_skipped_and_reported(lake: StreamLake) -> None:
     unlanded(lake, 3)
     newest = max((warehouse(lake) / "games" / "events" / "metadata").glob("*.metadata.json"))
     head = admin.read_metadata(lake.lake, str(newest)).current_snapshot()
@@ -180,7 +180,7 @@ def test_a_metadata_file_whose_files_are_gone_is_passed_over_and_said(lake: Stre
     assert lost.table().metadata == known
 
 
-def test_a_table_whose_rows_are_gone_is_not_taken_back_to_when_it_had_none(lake: StreamLake) -> None:
+def test_a_table_without_rows_is_not_rolled_back_to_an_empty_snapshot(lake: StreamLake) -> None:
     for data in warehouse(lake).glob("games/events/data/**/*.parquet"):
         data.unlink()
     lost = lose_catalog(lake)
@@ -206,12 +206,12 @@ def candidate(number: int, updated: int, *past: int) -> Candidate:
     return Candidate(path(number), updated, frozenset(path(n).removeprefix("s3:").lstrip("/") for n in past))
 
 
-def test_a_file_comes_before_its_past_whatever_the_clocks_said() -> None:
+def test_a_file_precedes_its_previous_files_whatever_their_timestamps() -> None:
     ordered = newest_first([candidate(1, 900), candidate(2, 950, 1), candidate(3, 400, 1, 2)])
     assert [c.number for c in ordered] == [3, 2, 1]
 
 
-def test_of_two_lines_the_one_that_was_written_last_comes_first_whatever_its_number() -> None:
+def test_the_chain_that_was_written_last_comes_first_whatever_its_number() -> None:
     # An old backup of the catalog went on from 2, and 3 to 5 were abandoned.
     ordered = newest_first(
         [candidate(5, 500, 1, 2, 3), candidate(4, 700, 2, 30), candidate(2, 200, 1), candidate(30, 600, 2)]

@@ -157,7 +157,9 @@ def test_the_order_of_the_columns_is_of_no_account(tmp_path: Path) -> None:
         ("n INT", "n INT, m INT NOT NULL", "column m: expected the new column to be nullable, found NOT NULL; leave"),
     ],
 )
-def test_what_would_lose_or_bend_rows_is_refused_whole(tmp_path: Path, before: str, after: str, reason: str) -> None:
+def test_changes_that_lose_or_alter_rows_are_refused_completely(
+    tmp_path: Path, before: str, after: str, reason: str
+) -> None:
     # Beside it a change that is allowed, which must not be made alone.
     message = refused(tmp_path, f"id STRING NOT NULL, w INT, {before}", f"id STRING NOT NULL, w BIGINT, z INT, {after}")
     assert message.startswith("table games.other, stream events (`schema:`), column ")
@@ -177,7 +179,7 @@ def test_what_would_lose_or_bend_rows_is_refused_whole(tmp_path: Path, before: s
         ),
     ],
 )
-def test_the_key_goes_on_telling_old_events_apart(
+def test_the_key_still_distinguishes_old_events(
     tmp_path: Path, before: str, after: str, key: list[str], reason: str
 ) -> None:
     assert reason in refused(tmp_path, f"id STRING NOT NULL, {before}", f"id STRING NOT NULL, {after}", key)
@@ -204,14 +206,14 @@ def test_every_table_of_a_stream_gets_the_columns_that_it_lacks(tmp_path: Path) 
         assert one.lake.load(name).schema().column_names[-1] == "later"
 
 
-def test_rows_of_a_newer_ledger_say_what_to_run(tmp_path: Path) -> None:
+def test_rows_of_a_newer_ledger_are_an_error_with_a_remedy(tmp_path: Path) -> None:
     one = new_lake(tmp_path)
     rows = pa.table({"sequence": [1], "later": ["{}"]})
     with pytest.raises(Terminal, match="events_hours: expected column later, found none; run `anabranch apply`"):
         one.lake.append(one.stream.hours_table, lambda _: rows)
 
 
-def test_whoever_is_first_the_other_finds_nothing_to_change(tmp_path: Path) -> None:
+def test_the_second_of_two_processes_finds_nothing_to_change(tmp_path: Path) -> None:
     one = new_lake(tmp_path)
     wanted = rows_columns(stream_of("id STRING NOT NULL, n BIGINT"))
     stale, load = one.table(), one.lake.load
@@ -284,7 +286,7 @@ WIDER = "id STRING NOT NULL, n BIGINT, colour STRING, s STRUCT<a: INT, b: STRING
         "n INT, id STRING",  # not for the key, and yet NOT NULL given up
     ],
 )
-def test_what_a_job_says_whose_table_is_behind_its_file_works(tmp_path: Path, ddl: str) -> None:
+def test_the_remedy_of_a_job_whose_table_is_behind_its_file_works(tmp_path: Path, ddl: str) -> None:
     one, stream = new_lake(tmp_path), stream_of(ddl, key="n")
     with pytest.raises(Terminal) as ended:
         require_columns(one.table(), stream)
@@ -301,7 +303,7 @@ def test_what_a_job_says_whose_table_is_behind_its_file_works(tmp_path: Path, dd
         f"{BOTH}, s STRUCT<a: INT>",
     ],
 )
-def test_what_a_job_says_whose_table_is_ahead_of_its_file_works(tmp_path: Path, evolved: str) -> None:
+def test_the_remedy_of_a_job_whose_table_is_ahead_of_its_file_works(tmp_path: Path, evolved: str) -> None:
     """The hazard: the remedy that is named is refused."""
     one, older, newer = new_lake(tmp_path), stream_of(BOTH), stream_of(evolved)
     assert apply(one, newer)
@@ -320,7 +322,7 @@ def test_what_a_job_says_whose_table_is_ahead_of_its_file_works(tmp_path: Path, 
     assert one.table().schema() == one.lake.load(one.name).schema()
 
 
-def test_a_file_that_can_become_nothing_of_the_table_says_so_at_once(tmp_path: Path) -> None:
+def test_a_file_that_cannot_become_the_tables_schema_is_refused_at_once(tmp_path: Path) -> None:
     one, other = new_lake(tmp_path), stream_of("id STRING NOT NULL, n STRING")
     with pytest.raises(Refused) as refused:
         apply(one, other)

@@ -40,7 +40,7 @@ class Frame:
         self._now += self._takes
 
 
-def test_what_took_so_long_to_stage_that_its_files_may_be_gone_is_staged_again(tmp_path: Path) -> None:
+def test_files_that_took_too_long_to_stage_are_staged_again(tmp_path: Path) -> None:
     """The hazard: a process sleeps for days between writing files and the snapshot that names them, and orphan removal
     takes them meanwhile: no head moves, and what is published then lacks its files."""
     lake = new_lake(tmp_path)

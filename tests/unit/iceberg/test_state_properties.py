@@ -288,7 +288,7 @@ def test_dead_letters_of_each_micro_batch_set_no_property(long: StreamLake) -> N
 # What the properties are, and for how long they are needed
 
 
-def test_what_changes_with_every_publish_is_in_the_snapshot() -> None:
+def test_values_that_change_with_every_publish_are_in_the_snapshot() -> None:
     """The hazard: properties for each micro-batch and branch. The module names what a branch says by its words."""
     own = {POSITION, CONTENT, MERGED, MEASURED, DEAD_LETTERS, DONE, snapshots.PUBLISH_ID}
     own |= {COMPLETE_THROUGH, FRESH_THROUGH}
@@ -296,7 +296,7 @@ def test_what_changes_with_every_publish_is_in_the_snapshot() -> None:
     assert side_files.TIMELINE == TIMELINE
 
 
-def test_a_program_that_knows_no_side_files_stops_at_the_timeline(long: StreamLake) -> None:
+def test_a_version_without_side_files_stops_at_the_timeline(long: StreamLake) -> None:
     """The hazard: without one on `speed` it would take the timeline of a branch that was published to before."""
     summary = snapshots.head(long.table(), "speed").summary
     assert summary is not None
@@ -305,7 +305,7 @@ def test_a_program_that_knows_no_side_files_stops_at_the_timeline(long: StreamLa
 
 
 @pytest.mark.parametrize("has_timeline", [True, False])
-def test_a_program_that_knows_side_files_alone_looks_for_one_that_says_why_it_is_not_there(
+def test_a_version_with_side_files_alone_fails_on_a_file_name_with_the_reason(
     long: StreamLake, has_timeline: bool
 ) -> None:
     """As those versions read a snapshot's properties. Of a table without hours there is no timeline to stop at."""
@@ -317,7 +317,7 @@ def test_a_program_that_knows_side_files_alone_looks_for_one_that_says_why_it_is
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_whatever_a_branch_says_is_read_as_it_was_said(long: StreamLake, seed: int) -> None:
+def test_any_state_of_a_branch_is_read_back_unchanged(long: StreamLake, seed: int) -> None:
     drawn = random.Random(seed)
     hours = cuts_of(drawn.randrange(1, 60), drawn.randrange(1, 300))
     objects: dict[str, Any] = {
@@ -393,7 +393,7 @@ def test_a_commit_that_requires_no_heads_removes_no_property(long: StreamLake) -
     assert STATE + "f" * 16 not in state_of(long.table())
 
 
-def test_a_publish_that_needs_what_maintenance_removes_is_refused(
+def test_a_publish_that_needs_files_that_maintenance_removes_is_refused(
     long: StreamLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The hazard: a publish says again what an older snapshot said, so it sets no property; before it lands, another
@@ -422,7 +422,7 @@ def test_foreign_properties_and_those_of_turns_stay(long: StreamLake) -> None:
     assert (properties["owner"], properties["anabranch.turn.1"]) == ("x", "{}")
 
 
-def test_a_stream_that_stands_still_is_read_after_every_file_that_no_metadata_names_is_deleted(
+def test_an_idle_stream_is_read_after_every_unreferenced_file_is_deleted(
     long: StreamLake,
 ) -> None:
     """What Iceberg's own remove_orphan_files leaves: metadata, manifest lists, manifests, data files."""
@@ -437,7 +437,7 @@ def test_a_stream_that_stands_still_is_read_after_every_file_that_no_metadata_na
 
 
 @pytest.mark.parametrize("value", [None, "zlib:nonsense", "another's"])
-def test_a_property_that_is_gone_or_not_ours_is_not_believed(long: StreamLake, value: str | None) -> None:
+def test_a_missing_or_foreign_property_is_refused(long: StreamLake, value: str | None) -> None:
     key = min(state_of(long.table()))
     with long.table().transaction() as tx:
         tx.remove_properties(key) if value is None else tx.set_properties({key: value})
@@ -448,7 +448,7 @@ def test_a_property_that_is_gone_or_not_ours_is_not_believed(long: StreamLake, v
         long.state()
 
 
-def test_a_branch_that_is_lost_begins_again_with_what_main_says(long: StreamLake) -> None:
+def test_a_lost_branch_begins_again_with_the_state_of_main(long: StreamLake) -> None:
     before = long.state()
     long.table().manage_snapshots().remove_branch("speed").commit()
     assert admin.add_branches(long.lake, long.name, {}) == ["speed"]
@@ -547,7 +547,7 @@ def test_orphan_removal_spares_side_files_that_a_remembered_snapshot_names(with_
 
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"")])
 @pytest.mark.parametrize("branch", ["speed", "batch"])
-def test_a_branch_whose_side_file_is_gone_is_made_again_from_main(
+def test_a_branch_without_its_side_file_is_recreated_from_main(
     with_side_files: StreamLake, branch: str, damage: Callable[[Path], None]
 ) -> None:
     lake = with_side_files
@@ -565,7 +565,7 @@ def test_a_branch_whose_side_file_is_gone_is_made_again_from_main(
     assert (lake.state().timeline, lake.state().position) == (before.timeline, before.position)
 
 
-def test_main_whose_side_file_is_gone_is_set_back_and_merged(
+def test_main_without_its_side_file_is_set_back_and_merged(
     with_side_files: StreamLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake, hour = with_side_files, shift(FIRST, 100)
@@ -588,7 +588,7 @@ def test_main_whose_side_file_is_gone_is_set_back_and_merged(
     assert (lake.state().timeline, lake.state().is_merged) == (other, True)
 
 
-def test_where_no_side_file_is_left_the_error_says_what_stays(with_side_files: StreamLake) -> None:
+def test_without_a_side_file_the_error_names_the_remaining_state(with_side_files: StreamLake) -> None:
     for path in side_files_of(with_side_files).values():
         path.unlink()
     forget_what_was_read()
@@ -603,7 +603,7 @@ def named_by(table: Table, branch: str) -> str:
     return name
 
 
-def test_a_metadata_file_whose_side_file_is_gone_is_not_registered(with_side_files: StreamLake) -> None:
+def test_a_metadata_file_without_its_side_file_is_not_registered(with_side_files: StreamLake) -> None:
     table = with_side_files.table()
     location = table.location()
     listed = {str(p).lstrip("/") for p in Path(location.removeprefix("file://")).rglob("*")}
@@ -613,7 +613,7 @@ def test_a_metadata_file_whose_side_file_is_gone_is_not_registered(with_side_fil
     )
 
 
-def test_when_a_position_was_published_first_is_known_in_any_form(long: StreamLake) -> None:
+def test_the_first_publish_time_of_a_position_is_read_in_any_form(long: StreamLake) -> None:
     """Older snapshots say it in full, newer ones packed."""
     publish(long, Position(TOPIC, offsets_at(0, 12)))
     since = snapshots.published_since(long.table(), "speed", POSITION)

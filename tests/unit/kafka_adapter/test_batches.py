@@ -115,7 +115,7 @@ def test_a_transaction_of_before_the_first_fetch_is_aborted_too() -> None:
 
 
 @pytest.mark.parametrize("codec", [NONE, GZIP])
-def test_a_record_that_its_batch_lacks_was_compacted_away(codec: int) -> None:
+def test_a_record_missing_in_its_batch_was_compacted_away(codec: int) -> None:
     # The first and the last record of a batch are taken like any other; the batch keeps its range.
     log = Log([batch(0, [1, 3], end=6, codec=codec), batch(6, [], end=9), batch(9, [9])])
     assert seen(log, [0, 2, 4, 5, 6, 7, 8]) == Seen({"compacted": 7})
@@ -123,12 +123,12 @@ def test_a_record_that_its_batch_lacks_was_compacted_away(codec: int) -> None:
     assert seen(log, [0, 1]) == Seen({"compacted": 1, "present": 1}, ((1, 2),))
 
 
-def test_what_is_missing_with_its_batch_was_compacted_away_also_at_the_logs_end() -> None:
+def test_offsets_missing_with_their_batch_were_compacted_away_also_at_the_logs_end() -> None:
     log = Log([batch(5, [5]), batch(10, [10])], stable_end=14)
     assert seen(log, [0, 4, 6, 9, 11, 13]) == Seen({"compacted": 6})
 
 
-def test_what_lies_before_the_logs_start_by_now_is_retention() -> None:
+def test_offsets_before_the_logs_start_are_retention() -> None:
     log = Log([batch(0, range(10)), marker(10, PRODUCER, COMMIT)], start=4)
     assert seen(log, [2, 3, 10]) == Seen({"retention": 2, "control": 1})
 
@@ -147,12 +147,12 @@ def test_a_header_that_is_no_text_is_no_obstacle() -> None:
     assert seen(log, [1, 3]) == Seen({"compacted": 2})
 
 
-def test_a_log_that_ends_before_is_asked_again() -> None:
+def test_a_log_with_an_earlier_end_is_requested_again() -> None:
     with pytest.raises(Transient, match="from offset 3 on: expected that offset to be decided"):
         seen(Log([batch(0, [0])], stable_end=3), [3])
 
 
-def test_only_batches_around_what_is_missing_are_fetched() -> None:
+def test_only_batches_around_missing_offsets_are_fetched() -> None:
     log = Log([])
     for i in range(10):
         log.batches += [batch(i * 801 + j * 20, range(i * 801 + j * 20, i * 801 + j * 20 + 20)) for j in range(40)]

@@ -19,7 +19,7 @@ from anabranch.kafka import client, security
 NOBODY = config.Kafka(bootstrap_servers="127.0.0.1:1")
 
 
-def test_a_broker_that_is_away_is_transient_and_the_message_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_broker_is_a_transient_error_with_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "_BOOTSTRAP_MS", 500)
     began = time.monotonic()
     with pytest.raises(Transient) as raised:
@@ -125,7 +125,7 @@ def test_a_right_of_another_resource_is_not_named() -> None:
         (["111 ECONNREFUSED", "socket disconnected"], "socket disconnected"),
     ],
 )
-def test_of_failed_connections_the_one_that_tells_most_is_said(logged: list[str], most: str) -> None:
+def test_the_most_specific_connection_error_is_reported(logged: list[str], most: str) -> None:
     failures = client._Failures()
     for text in logged:
         error = errors.KafkaConnectionError(text)
@@ -134,7 +134,7 @@ def test_of_failed_connections_the_one_that_tells_most_is_said(logged: list[str]
     assert failures.since(time.monotonic() + 1) is None
 
 
-def test_a_certificate_that_is_no_file_is_said_at_once(tmp_path: Path) -> None:
+def test_a_missing_certificate_file_is_reported_at_once(tmp_path: Path) -> None:
     missing = {"ssl.truststore.location": str(tmp_path / "ca.pem")}
     with pytest.raises(ConfigurationError, match=r"ssl\.truststore\.location: expected a file, found none"):
         security.kafka_python_settings(
@@ -142,7 +142,7 @@ def test_a_certificate_that_is_no_file_is_said_at_once(tmp_path: Path) -> None:
         )
 
 
-def test_what_comes_with_the_end_of_a_connection_is_read_before_it() -> None:
+def test_data_before_the_end_of_a_connection_is_read() -> None:
     class Transport:
         def _sock_recv(self) -> tuple[bytes, Exception | None]:
             return b"why", OSError("hung up")
@@ -187,7 +187,7 @@ def test_a_missing_codec_package_ends_the_job_and_is_named(name: str) -> None:
     assert f"run `pip install {client._CODEC_PACKAGES[name]}`" in str(explained)
 
 
-def test_a_codec_that_the_client_does_not_know_ends_the_job() -> None:
+def test_an_unknown_codec_ends_the_job() -> None:
     error = errors.UnsupportedCodecError("Unrecognized compression type: 7")
     explained = client.explained(NOBODY, "read topic t", error, time.monotonic())
     assert type(explained) is CodecMissing

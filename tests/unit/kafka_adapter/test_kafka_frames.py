@@ -42,7 +42,7 @@ def test_a_record_alone_is_taken_alone() -> None:
         (-(2**63), None),
     ],
 )
-def test_a_timestamp_that_no_date_holds_is_none(millis: int, moment: datetime | None) -> None:
+def test_a_timestamp_out_of_the_range_of_dates_is_null(millis: int, moment: datetime | None) -> None:
     assert _moment(millis) == moment
 
 

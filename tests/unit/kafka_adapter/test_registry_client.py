@@ -58,7 +58,7 @@ def server() -> Iterator[Answering]:
         thread.join()
 
 
-def test_a_schema_is_asked_for_once(server: Answering) -> None:
+def test_a_schema_is_requested_once(server: Answering) -> None:
     server.answers["/schemas/ids/7"] = (200, json.dumps({"schema": '"string"'}))
     registry = server.registry()
     assert registry.schema(7) == registry.schema(7) == RegisteredSchema(7, "AVRO", '"string"', False)
@@ -71,20 +71,20 @@ def test_type_and_references(server: Answering) -> None:
     assert server.registry().schema(7) == RegisteredSchema(7, "JSON", "{}", True)
 
 
-def test_an_id_that_does_not_exist_is_asked_for_again(server: Answering) -> None:
+def test_an_unknown_id_is_requested_again(server: Answering) -> None:
     registry = server.registry()
     assert registry.schema(7) is None
     server.answers["/schemas/ids/7"] = (200, json.dumps({"schema": "{}"}))
     assert registry.schema(7) is not None
 
 
-def test_ids_that_no_registry_gives_out_are_not_asked_for(server: Answering) -> None:
+def test_impossible_schema_ids_are_not_requested(server: Answering) -> None:
     registry = server.registry()
     assert registry.schema(-1) is None and registry.schema(2**31) is None
     assert server.paths == []
 
 
-def test_subjects_of_an_id_count_deleted_versions_and_are_asked_for_until_found(server: Answering) -> None:
+def test_subjects_of_an_id_count_deleted_versions_and_are_requested_until_found(server: Answering) -> None:
     registry, path = server.registry(), "/schemas/ids/7/versions?deleted=true"
     assert not registry.belongs(7, "a")
     server.answers[path] = (200, json.dumps([{"subject": "a", "version": 1}, {"subject": "b", "version": 2}]))
@@ -94,20 +94,20 @@ def test_subjects_of_an_id_count_deleted_versions_and_are_asked_for_until_found(
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
-def test_what_may_pass(server: Answering, status: int) -> None:
+def test_errors_that_may_pass(server: Answering, status: int) -> None:
     server.answers["/schemas/ids/7"] = (status, "Bad Gateway")
     with pytest.raises(Transient, match=f"schemas/ids/7: {status}.*transient"):
         server.registry().schema(7)
 
 
-def test_nobody_listens() -> None:
+def test_no_listener_is_a_transient_error() -> None:
     registry = Registry(config.Registry(url=f"http://{HOST}:{free_port()}"))
     with pytest.raises(Transient, match=r"ask the schema registry for .*refused.*transient"):
         registry.schema(7)
 
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_who_may_not_read(server: Answering, status: int) -> None:
+def test_a_request_without_access_is_refused(server: Answering, status: int) -> None:
     server.answers["/schemas/ids/7"] = (status, json.dumps({"error_code": status, "message": "no"}))
     with pytest.raises(ConfigurationError, match=f"found {status} no; check registry.user and registry.password"):
         server.registry(user="u", password="hunter2").schema(7)
@@ -125,7 +125,7 @@ def test_who_may_not_read(server: Answering, status: int) -> None:
         (400, json.dumps({"message": "what?"})),
     ],
 )
-def test_what_is_no_registry_makes_no_dead_letters(server: Answering, status: int, body: str) -> None:
+def test_an_answer_of_another_server_makes_no_dead_letters(server: Answering, status: int, body: str) -> None:
     """The hazard: a proxy's 404 taken for the registry's word that a schema does not exist."""
     server.answers["/schemas/ids/7"] = (status, body)
     with pytest.raises(ConfigurationError, match="expected the answer of a schema registry's REST API, found"):

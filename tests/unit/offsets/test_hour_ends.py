@@ -123,7 +123,7 @@ def test_hours_of_a_healthy_log_cost_one_look_each() -> None:
     assert kafka.looks <= kafka.questions + 2 <= 55
 
 
-def test_what_was_looked_at_is_not_looked_at_again() -> None:
+def test_a_checked_value_is_not_checked_again() -> None:
     kafka = Kafka({0: [IN_2036, *a_record_a_minute(50 * HOUR)]})
     seen: Seen = {}
     decide(kafka, seen=seen)
@@ -149,7 +149,7 @@ def test_a_long_history_is_cut_into_all_its_hours(days: int) -> None:
     assert hours_of(kafka) == expected(kafka.log[0])
 
 
-def test_a_commit_decides_a_bounded_number_of_hours_and_the_next_goes_on() -> None:
+def test_a_commit_decides_a_bounded_number_of_hours_and_the_next_continues() -> None:
     kafka = Kafka({p: a_record_a_minute(timedelta(days=60), HOUR) for p in range(300)})
     state = begun()
     offsets = sealing.ask(kafka, "events", state, NOW, timedelta(0))
@@ -226,7 +226,7 @@ def test_any_log_is_cut_in_order_and_whole(logs: list[list[int]]) -> None:
     assert len(hours_of(kafka)) == sum(map(len, logs))
 
 
-def test_a_window_is_told_by_most_of_its_usable_stamps() -> None:
+def test_most_usable_timestamps_decide_a_window() -> None:
     at, now = millis(NOW - HOUR), millis(NOW)
     assert hour_ends.side_of(stamped([at - 1, at - 1, at]), at, now) is Side.EARLIER
     assert hour_ends.side_of(stamped([at - 1, at, IN_2036]), at, now) is Side.LATER
@@ -250,7 +250,7 @@ def test_an_hour_ends_where_fewest_records_lie_on_the_wrong_side(around: list[in
     assert hour_ends.plan_split(stamped([at + 1000 * seconds for seconds in around]), at, millis(NOW)) == split
 
 
-def test_a_stretch_that_tells_nothing_belongs_to_the_hour_before() -> None:
+def test_records_without_a_usable_timestamp_belong_to_the_hour_before() -> None:
     log = a_record_a_minute(4 * HOUR)
     silent = [IN_2036] * 500
     kafka = Kafka({0: [*log[:90], *silent, *log[90:]]})
@@ -265,12 +265,12 @@ def test_a_stretch_that_tells_nothing_belongs_to_the_hour_before() -> None:
 
 
 @pytest.mark.parametrize("lie", [0, 1_790_000_000, -1, NANOS])
-def test_a_topic_whose_only_record_is_stamped_wrongly_opens_no_years_of_hours(lie: int) -> None:
+def test_a_single_record_with_a_wrong_timestamp_opens_no_years_of_hours(lie: int) -> None:
     decided = hours_of(Kafka({0: [lie]}))
     assert decided == {(0, 0): hour_of(NOW)}
 
 
-def test_what_few_records_say_reaches_a_month_behind_the_others() -> None:
+def test_few_records_reach_at_most_a_month_behind_the_others() -> None:
     now, month = millis(NOW), millis(NOW - REACH)
     long_ago = millis(datetime(2013, 1, 1, tzinfo=UTC))
     assert hour_ends.plan_oldest(stamped([]), now) is None
@@ -319,7 +319,7 @@ STEPS = st.lists(st.sampled_from([1, 1, 1, 1, 1, 1, 5, 0, -3, -40, 10**7]), max_
 
 
 @given(STEPS, st.integers(-5, 40), st.integers(-2, 40))
-def test_what_the_time_index_tells_is_what_windows_tell(steps: list[int], moment: int, clock: int) -> None:
+def test_the_time_index_and_windows_agree(steps: list[int], moment: int, clock: int) -> None:
     begin = millis(NOW)
     log = [begin + sum(steps[: i + 1]) for i in range(len(steps))]
     for p, offset in standing(log, begin + moment, begin + clock).items():
@@ -343,7 +343,7 @@ def test_what_the_time_index_tells_is_what_windows_tell(steps: list[int], moment
         ([5000] * 3, False),
     ],
 )
-def test_an_answer_stands_where_the_time_index_shows_most_of_a_window(after: list[int], stands: bool) -> None:
+def test_an_answer_is_valid_where_the_time_index_shows_most_of_a_window(after: list[int], stands: bool) -> None:
     moment = millis(NOW) - 1000
     log = [moment - 50 + i for i in range(20)] + [moment + ts for ts in after]
     assert standing(log, moment, millis(NOW)) == ({0: 20} if stands else {})

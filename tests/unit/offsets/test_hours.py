@@ -23,7 +23,7 @@ def stamped(offset: int, when: datetime) -> Stamped:
 
 
 @given(st.datetimes(datetime(2000, 1, 1), datetime(2100, 1, 1), timezones=st.just(UTC)))
-def test_an_hour_holds_its_moment_and_borders_on_the_next(when: datetime) -> None:
+def test_an_hour_contains_its_moment_and_ends_where_the_next_begins(when: datetime) -> None:
     hour = hours.hour_of(when)
     assert hours.start_of(hour) <= when < hours.end_of(hour)
     assert hours.start_of(hours.shift(hour, 1)) == hours.end_of(hour)
@@ -108,7 +108,7 @@ def test_sealing_stops_where_an_hour_lacks_the_end_of_a_partition_that_was_added
     assert (done, sealed.open, sealed.boundaries) == ([H3], H4, {H4: {0: 6}})
 
 
-def test_what_lies_behind_the_hours_that_are_decided_belongs_to_none_yet() -> None:
+def test_offsets_behind_the_decided_hours_have_no_hour_yet() -> None:
     timeline = Timeline(H3, H3, {0: 0}, boundaries={H3: {0: 4}})
     assert hours.hour_ranges(timeline, {}, {0: 0}, NOW) == [HourRange(H3, {0: 4})]
     assert hours.hour_ranges(timeline, {}, {0: 0, 1: 0}, NOW) == [], "a partition whose end is not known"
@@ -162,7 +162,7 @@ def test_a_timeline_comes_back_from_json_as_it_was(timeline: Timeline) -> None:
     assert Timeline.from_json(timeline.to_json()) == timeline
 
 
-def test_a_long_backlog_is_looked_at_and_not_built_again_by_each_micro_batch() -> None:
+def test_a_long_backlog_is_not_built_again_by_each_micro_batch() -> None:
     ends = {hours.shift(H3, i): {0: i + 1} for i in range(8_760)}
     timeline = Timeline(H3, H3, {0: 0}, ends)
     now = hours.start_of(hours.shift(H3, 8_760))
@@ -172,7 +172,7 @@ def test_a_long_backlog_is_looked_at_and_not_built_again_by_each_micro_batch() -
     assert Timeline.from_json(timeline.to_json()) is Timeline.from_json(timeline.to_json())
 
 
-def test_of_a_long_backlog_so_many_hours_are_sealed_as_are_asked_for() -> None:
+def test_a_long_backlog_is_sealed_up_to_the_requested_number_of_hours() -> None:
     ends = {hours.shift(H3, i): {0: i + 1} for i in range(10)}
     timeline = Timeline(H3, H3, {0: 0}, ends)
     now = hours.start_of(hours.shift(H3, 10))

@@ -43,7 +43,7 @@ def test_the_oldest_next_record_is_in_one_of_few_partitions(logs: list[tuple[lis
     assert index.asked <= 19
 
 
-def test_five_hundred_partitions_are_asked_together() -> None:
+def test_five_hundred_partitions_are_one_request() -> None:
     logs = [[0, 3_600_000 + p] for p in range(500)]
     logs[321] = [0, 1_800_000]
     index = Index(logs)
@@ -51,13 +51,13 @@ def test_five_hundred_partitions_are_asked_together() -> None:
     assert index.asked <= 14
 
 
-def test_a_partition_whose_next_record_has_no_stamp_is_looked_at() -> None:
+def test_a_partition_whose_next_record_has_no_timestamp_is_read() -> None:
     logs = [[0, 3_600_000 + p] for p in range(50)]
     logs[7] = [0, -1]
     assert 7 in find_oldest(dict.fromkeys(range(50), 1), 0, 2 * 3_600_000, Index(logs).first_from)
 
 
-def test_few_partitions_are_not_asked_about() -> None:
+def test_a_delete_of_few_partitions_needs_no_confirmation() -> None:
     index = Index([[1]] * MOST_FETCHED)
     assert len(find_oldest(dict.fromkeys(range(MOST_FETCHED), 0), 0, HIGH, index.first_from)) == MOST_FETCHED
     assert index.asked == 0

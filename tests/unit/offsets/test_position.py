@@ -82,7 +82,7 @@ def test_a_position_never_moves_back(ranges: Ranges, offsets: dict[int, int]) ->
         ({7: (1, 2)}, RangeRelation.AHEAD),
     ],
 )
-def test_standing_of_a_micro_batch(ranges: Ranges, expected: RangeRelation) -> None:
+def test_the_relation_of_a_micro_batch_to_the_position(ranges: Ranges, expected: RangeRelation) -> None:
     assert classify(ranges, {0: 5, 1: 2}) is expected
 
 

@@ -56,7 +56,7 @@ def sentences(one: StreamLake, hours: tuple[str, str] | None = None) -> list[str
     return messages
 
 
-def test_an_hour_that_is_as_the_ledger_says_agrees(one: StreamLake, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_hour_that_equals_its_ledger_row_agrees(one: StreamLake, capsys: pytest.CaptureFixture[str]) -> None:
     report = count_again(job(one), None, with_kafka=False)
     view = report.as_dict()
     assert view["agrees"]
@@ -106,7 +106,7 @@ def test_a_row_of_another_hours_range(one: StreamLake) -> None:
     assert f"hour {NEXT}, partition 1: rows of main: expected none outside the cut [0, 0), found 1" in messages
 
 
-def test_a_row_whose_file_says_another_hour(one: StreamLake) -> None:
+def test_a_row_whose_file_has_another_hour(one: StreamLake) -> None:
     # A file of HOUR by its partition, in which a row names NEXT.
     staged = stage_misplaced(one)
     state = one.state()
@@ -156,7 +156,7 @@ def test_a_ledger_whose_balance_does_not_close(one: StreamLake) -> None:
     ]
 
 
-def test_a_ledger_that_says_another_cut_or_revision(one: StreamLake) -> None:
+def test_a_ledger_with_another_cut_or_revision(one: StreamLake) -> None:
     counts = {"good": 3, "dead": 1, "duplicate": 1, "gap": 1, "gaps": {"control": 1}}
     other = Cut("t", {0: (4, 11), 1: (0, 0)})
     record(one, decide(NEXT, "accepted", 2, other, NOW, served="batch", **counts))
@@ -222,7 +222,7 @@ def test_files_of_hours_before_the_first(one: StreamLake) -> None:
     ]
 
 
-def test_an_hour_served_by_the_speed_layer_holds_its_duplicates(one: StreamLake) -> None:
+def test_an_hour_served_by_the_speed_layer_contains_its_duplicates(one: StreamLake) -> None:
     override.serve_hour(Publisher(one.lake, one.stream), NEXT, "speed", "the rule is wrong")
     bury_speed(one)
     assert sentences(one) == []
@@ -285,7 +285,7 @@ def test_kafka_agrees() -> None:
     assert kafka([4, 5, 6, 7, 8]) == []
 
 
-def test_an_offset_that_kafka_gives_and_nobody_keeps() -> None:
+def test_an_offset_in_kafka_and_in_no_table() -> None:
     assert kafka([4, 5, 6, 7, 8, 9]) == [
         f"hour {NEXT}: Kafka: expected 1 of its offsets neither rows nor dead letters, the duplicates, found 2 "
         "(partition 0: offsets 7, 9)",
@@ -321,7 +321,7 @@ def test_a_record_of_the_log_that_no_reader_is_given() -> None:
     ) in kafka([4, 5, 6, 7, 8], shown={9: "present"})
 
 
-def test_a_part_that_kafka_still_holds_is_compared_as_far_as_it_goes() -> None:
+def test_a_part_that_is_still_in_kafka_is_compared() -> None:
     assert kafka([6, 7, 8], log=(6, 10)) == []
     assert kafka([8], log=(8, 10)) == []
     assert kafka([6, 7, 8, 9], log=(6, 10)) == [
@@ -335,13 +335,13 @@ def test_a_part_that_kafka_still_holds_is_compared_as_far_as_it_goes() -> None:
     assert kafka([], log=None, kafka="retention took all of it") == []
 
 
-def test_what_kafka_holds_of_a_cut() -> None:
+def test_the_part_of_a_cut_that_is_in_kafka() -> None:
     ranges = {0: (4, 10), 1: (0, 5), 2: (3, 3)}
     assert read_accepted(ranges, {0: 6, 1: 5, 2: 0}, {0: 20, 1: 9, 2: 9}) == {0: (6, 10)}
     assert read_accepted(ranges, {0: 0, 1: 0}, {0: 8, 1: 9}) == {0: (4, 8), 1: (0, 5)}
 
 
-def test_an_hour_of_a_log_that_is_gone_is_not_asked_of_another() -> None:
+def test_an_hour_of_a_deleted_log_is_not_read_from_another() -> None:
     timeline = Timeline(HOUR, shift(HOUR, 3), {0: 10})
     state = new_state(timeline)
     assert kafka_unavailable_reason(state, NEXT, CUT, Topic("events", "t", (0, 1))) is None

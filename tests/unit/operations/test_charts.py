@@ -39,7 +39,7 @@ def told(at: float, seconds: float, n: int) -> Mark:
     return Mark(NOW - timedelta(hours=at), Measured({READABLE: durations, STAGE: durations}))
 
 
-def test_a_span_holds_what_came_in_it_also_where_a_table_began_anew() -> None:
+def test_a_span_contains_its_events_also_where_a_table_was_recreated() -> None:
     marks = [told(30, 2, 100), told(23, 2, 130), told(22, 2, 130), told(21, 2, 7)]
     spans = plan_spans(marks, NOW - timedelta(hours=24))
     assert [(s.since, s.readable.count) for s in spans] == [
@@ -48,7 +48,7 @@ def test_a_span_holds_what_came_in_it_also_where_a_table_began_anew() -> None:
     assert spans[0].commit == NOTHING
 
 
-def test_what_was_measured_hours_ago_is_read_of_tagged_snapshots_when_the_others_have_expired(tmp_path: Path) -> None:
+def test_old_measurements_are_read_from_tagged_snapshots_after_expiry(tmp_path: Path) -> None:
     meter = Meter("speed", Tally())
     with time_machine.travel(start_of(FIRST), tick=False) as clock:
         one = new_lake(tmp_path)
@@ -102,14 +102,14 @@ def test_lines_are_level_in_a_span_and_broken_where_nothing_was_measured() -> No
 
 @pytest.mark.parametrize("promised", [None, timedelta(seconds=1), timedelta(seconds=15), timedelta(hours=9)])
 @pytest.mark.parametrize("bound", [0.1, 2, 7200, math.inf])
-def test_whatever_is_measured_and_promised_lies_within_the_chart(bound: float, promised: timedelta | None) -> None:
+def test_all_points_are_within_the_chart(bound: float, promised: timedelta | None) -> None:
     chart = charts.freshness([span(2, Durations(1, {bound: 3}))], promised, NOW)
     assert chart is not None and chart.axis
     places = [float(y) for line in chart.lines for y in re.findall(r"(?:M\S+ |V)([\d.]+)", line.path)]
     assert all(10 <= y <= charts.HEIGHT - 24 for y in [*places, *(y for _, y in chart.axis)])
 
 
-def test_a_micro_batchs_time_is_stacked_by_what_it_did() -> None:
+def test_a_micro_batchs_time_is_stacked_by_phase() -> None:
     parts = {"stage": Durations(30, {1: 30}), "publish": Durations(15, {1: 30}), "commit": Durations(6, {0.25: 30})}
     chart = charts.micro_batches([span(2, NOTHING, **parts), span(1, NOTHING)], NOW)
     assert chart is not None
@@ -122,7 +122,7 @@ def test_a_micro_batchs_time_is_stacked_by_what_it_did() -> None:
     assert charts.micro_batches([span(1, Durations(1, {1: 1}))], NOW) is None
 
 
-def test_the_page_says_in_words_and_numbers_what_the_charts_draw(tmp_path: Path) -> None:
+def test_the_page_has_the_data_of_the_charts_as_text(tmp_path: Path) -> None:
     page = new_page(job(new_proof(tmp_path)), now=lambda: NOW)
     show(page, NOW, five_years("events", NOW))
     html = parsed(browser(page).get("/streams/events").text)
@@ -139,7 +139,7 @@ def test_the_page_says_in_words_and_numbers_what_the_charts_draw(tmp_path: Path)
     assert "No micro-batch was measured" in parsed(browser(page).get("/streams/events").text).text
 
 
-def test_times_are_told_in_few_digits() -> None:
+def test_times_have_few_digits() -> None:
     seconds = (0.0, 0.123, 0.5, 9.96, 42.4, 60, 90, 5400, math.inf)
     assert [charts.seconds_words(s) for s in seconds] == [
         "0 s", "0.12 s", "0.5 s", "10 s", "42 s", "1 min", "1.5 min", "1.5 h", "more than 2 h",

@@ -112,7 +112,7 @@ def test_one_replica_of_the_one_broker_of_this_machine_is_no_finding() -> None:
     assert checks(kafka.findings(here, STREAM, facts, UNREAD, NOW)) == {Check.REPLICATION: Severity.WARNING}
 
 
-def test_a_retention_is_proposed_that_holds_the_backlog() -> None:
+def test_a_retention_that_covers_the_backlog_is_proposed() -> None:
     facts = replace(FACTS, settings=replace(SETTINGS, retention=timedelta(days=7)))
     late = kafka.Unread("2026-11-11T12", {0: 0})
     [finding] = kafka.findings(BROKERS, STREAM, facts, late, NOW)
@@ -136,7 +136,7 @@ def test_the_remedy_of_compaction_changes_no_policy_and_deletes_nothing() -> Non
     assert "cleanup.policy" not in finding.remedy
 
 
-def test_a_topic_that_is_missing_hides_what_would_be_said_of_it() -> None:
+def test_a_missing_topic_hides_its_other_findings() -> None:
     [finding] = kafka.findings(BROKERS, STREAM, kafka.KafkaFacts(None, {}, {}, None), UNREAD, NOW)
     assert (finding.check, finding.severity) == (Check.TOPIC_MISSING, Severity.ERROR)
 
@@ -152,7 +152,7 @@ def test_a_topic_that_is_missing_hides_what_would_be_said_of_it() -> None:
         ),
     ],
 )
-def test_a_topic_that_is_missing_is_made_by_what_is_installed_where_it_is(servers: str, command: str) -> None:
+def test_a_missing_topic_is_created_with_the_installed_tool(servers: str, command: str) -> None:
     facts = kafka.KafkaFacts(None, {}, {}, None)
     [finding] = kafka.findings(BROKERS.model_copy(update={"bootstrap_servers": servers}), STREAM, facts, UNREAD, NOW)
     assert finding.remedy == command
@@ -176,11 +176,11 @@ def test_a_topic_that_is_missing_is_made_by_what_is_installed_where_it_is(server
         (registry.failed(STREAM, ConfigurationError("denied")), Check.REGISTRY_RIGHTS),
     ],
 )
-def test_a_service_that_is_away_is_told_from_one_that_refuses(made: Finding, check: Check) -> None:
+def test_an_unreachable_service_is_distinguished_from_one_that_refuses(made: Finding, check: Check) -> None:
     assert (made.check, made.severity) == (check, Severity.ERROR)
 
 
-def test_what_is_read_of_a_lake_as_apply_leaves_it(tmp_path: Path) -> None:
+def test_reads_of_a_lake_after_apply(tmp_path: Path) -> None:
     made = new_lake(tmp_path)
     facts = tables.read(made.environment, made.stream)
     assert tables.findings("lake", made.stream, facts) == []
@@ -205,7 +205,7 @@ def test_tables_that_differ() -> None:
     assert found[-1].remedy == ("ALTER TABLE lake.games.events SET TBLPROPERTIES ('commit.retry.num-retries' = '30')")
 
 
-def test_another_program_that_maintains_a_table_is_seen_by_what_it_leaves(tmp_path: Path) -> None:
+def test_another_program_that_maintains_a_table_is_recognised_by_its_snapshots(tmp_path: Path) -> None:
     lake = new_lake(tmp_path)
     assert tables.find_optimizers(lake.table()) == []
     lake.move("main")
@@ -223,7 +223,7 @@ def test_another_program_that_maintains_a_table_is_seen_by_what_it_leaves(tmp_pa
     assert found[1].found == f"{named}; {snapshots}"
 
 
-def test_the_oldest_hour_that_is_not_accepted_is_what_the_batch_layer_has_yet_to_read(tmp_path: Path) -> None:
+def test_the_batch_layer_reads_the_oldest_unaccepted_hour_next(tmp_path: Path) -> None:
     sealed = {"2026-11-21T03": Cut("t", {0: (4, 9)}), "2026-11-21T04": Cut("t", {0: (9, 11)})}
     made = new_lake(tmp_path, timeline=Timeline("2026-11-21T03", "2026-11-21T05", {0: 11}, sealed=sealed))
     assert tables.find_unread(made.state()) == kafka.Unread("2026-11-21T03", {0: 4})
@@ -242,12 +242,12 @@ def test_the_oldest_hour_that_is_not_accepted_is_what_the_batch_layer_has_yet_to
         ({"backlog": ["a"], "to_seal": ["b"]}, {}),
     ],
 )
-def test_where_a_stream_stands(changes: dict[str, object], expected: dict[Check, str]) -> None:
+def test_the_state_of_a_stream(changes: dict[str, object], expected: dict[Check, str]) -> None:
     status = replace(STATUS, **changes)  # type: ignore[arg-type]
     assert checks(streams.findings(STREAM, streams.StreamFacts(status, {}))) == expected
 
 
-def test_what_to_run_next() -> None:
+def test_the_next_step_of_an_hour() -> None:
     def after(status: StreamStatus) -> str:
         return streams.next_command(STREAM, streams.StreamFacts(status, {}))
 
@@ -284,7 +284,7 @@ def test_a_bucket(changes: dict[str, object], expected: dict[Check, str]) -> Non
     assert checks(s3.findings(PLACE, ("events",), replace(STORE, **changes))) == expected  # type: ignore[arg-type]
 
 
-def test_what_a_server_does_not_implement_is_no_finding() -> None:
+def test_a_setting_that_a_server_does_not_implement_is_no_finding() -> None:
     def refuse(code: str) -> None:
         raise Transient(f"ask for the lifecycle of bucket b: ClientError: {code}")
 
@@ -407,13 +407,13 @@ WELL = airflow.AirflowFacts(
         ({"is_scheduled": False}, {Check.AIRFLOW_SCHEDULER: Severity.ERROR}),
     ],
 )
-def test_what_keeps_airflow_from_running_a_streams_dags(
+def test_problems_that_keep_airflow_from_running_a_streams_dags(
     changed: dict[str, Any], expected: dict[Check, Severity]
 ) -> None:
     assert checks(airflow.findings(["events"], replace(WELL, **changed))) == expected
 
 
-def test_airflow_is_asked_only_where_this_machine_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_airflow_is_checked_only_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(airflow.HOME, raising=False)
     assert not airflow.is_here()
     monkeypatch.setenv(airflow.HOME, "/nowhere")

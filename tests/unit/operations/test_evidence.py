@@ -138,7 +138,7 @@ def test_a_key_that_is_null_in_every_part_repeats_nothing(one: StreamLake) -> No
     assert view.untold == "1 cannot be found: the rows that they repeat are no longer in the hour or its look-back"
 
 
-def test_duplicates_of_rows_that_maintenance_dropped_cannot_be_told(one: StreamLake) -> None:
+def test_duplicates_of_rows_that_maintenance_dropped_are_unknown(one: StreamLake) -> None:
     accept_before(one)
     read(one, [event(0, 4), event(0, 5, id="0-4")], {0: 10})
     accept(one, NEXT, CUT, [event(0, 4)], duplicate=1)
@@ -155,7 +155,7 @@ def test_duplicates_of_rows_that_maintenance_dropped_cannot_be_told(one: StreamL
     )
 
 
-def test_words_for_duplicates_that_cannot_be_told() -> None:
+def test_the_text_for_unknown_duplicates() -> None:
     skipped = new_state(Timeline(HOUR, shift(HOUR, 2), {0: 10}, skipped=(NEXT,)), {0: 10})
     assert diff.not_found_reason(skipped, NEXT, 3, 3) is None
     assert "the speed layer skipped it, wholly or in part" in str(diff.not_found_reason(skipped, NEXT, 3, 1))
@@ -163,7 +163,7 @@ def test_words_for_duplicates_that_cannot_be_told() -> None:
     assert "the ledger has no count" in str(diff.not_found_reason(skipped, NEXT, None, 0))
 
 
-def test_the_text_shows_what_differs(one: StreamLake, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_text_shows_the_differences(one: StreamLake, capsys: pytest.CaptureFixture[str]) -> None:
     accept_before(one)
     read(one, [event(0, 4, n=1), event(0, 5, id="0-4")], {0: 10})
     accept(one, NEXT, CUT, [event(0, 4, n=2)], duplicate=1)

@@ -201,7 +201,7 @@ def test_an_empty_hour() -> None:
     assert not {"account", "checks"} & set(sentences)
 
 
-def test_an_hour_that_kafka_lost_is_said_to_stay_as_it_is() -> None:
+def test_an_hour_that_kafka_lost_is_reported_as_final() -> None:
     adopted = replace(TIMELINE, adoptions=(Adoption(NEXT, "former", {0: 0}),))
     facts = _facts([], NEXT, timeline=adopted)
     sentences = dict(explain_sentences(facts))
@@ -209,7 +209,7 @@ def test_an_hour_that_kafka_lost_is_said_to_stay_as_it_is() -> None:
     assert facts.rebuild is None
 
 
-def test_an_accepted_hour_that_kafka_lost_is_rebuilt_from_what_the_table_keeps() -> None:
+def test_an_accepted_hour_that_kafka_lost_is_rebuilt_from_the_table() -> None:
     adopted = replace(TIMELINE, adoptions=(Adoption(NEXT, "former", {0: 0}),))
     former = Cut("former", {0: (0, 4)})
     sentences = dict(explain_sentences(_facts([], timeline=adopted, accepted={HOUR: Accepted(1, former)})))
@@ -227,7 +227,7 @@ def test_an_hour_that_the_ledger_lost() -> None:
     assert sentences["served"] == "by batch, by the rule: the batch layer has accepted it"
 
 
-def test_rows_of_the_speed_layer_that_are_gone_or_were_never_read() -> None:
+def test_missing_and_unread_rows_of_the_speed_layer() -> None:
     skipped = _facts([], timeline=replace(TIMELINE, skipped=(HOUR,)))
     assert (
         "speed does not cover the whole hour: the speed layer skipped it" in dict(explain_sentences(skipped))["layers"]
@@ -236,7 +236,7 @@ def test_rows_of_the_speed_layer_that_are_gone_or_were_never_read() -> None:
     assert "those of the hour were deleted (`anabranch maintain`)" in dict(explain_sentences(dropped))["layers"]
 
 
-def test_what_nothing_explains_is_shouted() -> None:
+def test_an_unexplained_error_is_logged_as_an_error() -> None:
     diff = {"missing": 3, "extra": 0, "changed": 1, "duplicate": 0, "unread": 2, "sample": []}
     row = decide(HOUR, "accepted", 1, BEFORE, NOW, served="batch", good=4, diff=diff, speed_rows=1, gaps={})
     facts = _facts([row])

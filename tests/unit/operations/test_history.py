@@ -85,7 +85,7 @@ def row(kind: Kind, revision: int, hour: str = NEXT, **values: Any) -> LedgerRow
     return decide(hour, kind, revision, None, NOW, **values)
 
 
-def test_a_tag_that_is_gone_or_shows_other_rows_is_said(one: StreamLake) -> None:
+def test_a_missing_or_moved_tag_is_reported(one: StreamLake) -> None:
     rows = [row("accepted", 1, good=3), row("accepted", 2, good=3)]
     (first, _) = protocol_decisions.history_rows("games.events", rows, {})
     assert (first.query, first.readable) == (None, "no longer: its tag has expired")
@@ -94,7 +94,7 @@ def test_a_tag_that_is_gone_or_shows_other_rows_is_said(one: StreamLake) -> None
     assert (first.query, first.readable) == (None, "no: its tag shows 2 rows, the revision had 3")
 
 
-def test_every_decision_is_there_in_its_order_hour_by_hour() -> None:
+def test_every_decision_is_listed_in_order_hour_by_hour() -> None:
     rows = [
         row("sealed", 0, hour=HOUR), row("sealed", 0), row("accepted", 1, hour=HOUR, good=1),
         row("refused", 1, reason="quality: no"), row("accepted", 1, good=2, sources={"kafka": 2}),
@@ -129,7 +129,7 @@ def test_the_text_shows_the_command(one: StreamLake, capsys: pytest.CaptureFixtu
     assert f"no decision about hour {HOUR} yet" in capsys.readouterr().out
 
 
-def test_only_what_a_table_has_can_be_queried(one: StreamLake) -> None:
+def test_only_columns_of_a_table_can_be_queried(one: StreamLake) -> None:
     read(one, [event(0, 4, n=1)], {0: 5})
     earlier = one.state().heads["main"]
     read(one, [event(0, 5, n=2)], {0: 6})

@@ -157,7 +157,9 @@ def test_an_accepted_hour_is_a_run_that_official_schemas_allow(lake: StreamLake,
     assert checked["expect_column_values_to_not_be_null"]["actual"] == "2 of 8 rows otherwise"
 
 
-def test_told_again_it_is_the_same_run_and_restated_it_is_another(lake: StreamLake, receiver: LineageReceiver) -> None:
+def test_a_repeated_event_is_the_same_run_and_a_restatement_another(
+    lake: StreamLake, receiver: LineageReceiver
+) -> None:
     job = job_of(lake, receiver.url)
     with report_lineage(job):
         record(lake, accepted(HOURS[0]), accepted(HOURS[1]))
@@ -192,9 +194,7 @@ def test_refused_and_then_accepted_as_the_same_revision_are_two_runs(
     assert [a["success"] for a in table["facets"]["dataQualityAssertions"]["assertions"]] == [True, False]
 
 
-def test_an_hour_that_broke_is_told_though_the_ledger_knows_nothing_of_it(
-    lake: StreamLake, receiver: LineageReceiver
-) -> None:
+def test_a_failed_hour_is_sent_without_a_ledger_row(lake: StreamLake, receiver: LineageReceiver) -> None:
     with report_lineage(job_of(lake, receiver.url), TASK, DAG) as reporter:
         reporter.failed(HOURS[1], BEGAN, Unexpected("rebuild hour: an overflow"))
     start, fail = receiver.events
@@ -204,7 +204,7 @@ def test_an_hour_that_broke_is_told_though_the_ledger_knows_nothing_of_it(
     assert fail["run"]["facets"]["parent"]["run"]["runId"] == TASK.rpartition("/")[2]
 
 
-def test_hours_without_records_and_of_before_runs_were_recorded_are_told_with_what_is_known(
+def test_hours_without_records_and_hours_without_a_recorded_run_are_sent(
     lake: StreamLake, receiver: LineageReceiver
 ) -> None:
     before = replace(ACCOUNT, run=None, quality=None, diff=None, sources=None)
@@ -221,7 +221,7 @@ def test_hours_without_records_and_of_before_runs_were_recorded_are_told_with_wh
     ("status", "message"),
     [(503, "transient"), (422, "see its log")],
 )
-def test_a_receiver_that_takes_nothing_fails_no_hour_and_is_told_once_it_does(
+def test_a_receiver_that_refuses_fails_no_hour_and_gets_the_events_later(
     lake: StreamLake, receiver: LineageReceiver, caplog: pytest.LogCaptureFixture, status: int, message: str
 ) -> None:
     receiver.status = status
@@ -259,7 +259,7 @@ def test_a_receiver_that_hangs_or_is_not_there_is_waited_for_once(
     assert "anabranch lineage events --since" in caplog.messages[-1]
 
 
-def test_of_many_hours_at_once_those_are_told_that_fit_into_the_time(
+def test_many_hours_are_sent_up_to_the_deadline(
     lake: StreamLake, receiver: LineageReceiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = iter(range(0, 1000, 15))
@@ -273,7 +273,7 @@ def test_of_many_hours_at_once_those_are_told_that_fit_into_the_time(
     assert caplog.messages[-1].endswith(f"anabranch lineage events --since {HOURS[2]}")
 
 
-def test_what_the_client_or_the_lake_throws_fails_no_hour(
+def test_an_error_of_the_client_or_the_lake_fails_no_hour(
     lake: StreamLake, receiver: LineageReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Ledger, "history_since", lambda *_: 1 / 0)
@@ -283,7 +283,7 @@ def test_what_the_client_or_the_lake_throws_fails_no_hour(
     assert receiver.asked == 0
 
 
-def test_an_environment_without_the_client_says_what_to_install_and_fails_no_hour(
+def test_an_environment_without_the_client_names_the_package_and_fails_no_hour(
     lake: StreamLake, receiver: LineageReceiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in [
@@ -324,7 +324,7 @@ def test_printed_events_are_those_that_would_be_sent(lake: StreamLake, receiver:
     ("status", "kind"),
     [(500, Transient), (429, Transient), (403, ConfigurationError), (405, ConfigurationError), (400, Refused)],
 )
-def test_what_a_receiver_says_is_what_the_command_ends_with(
+def test_the_receivers_answer_decides_the_exit_code(
     lake: StreamLake, receiver: LineageReceiver, status: int, kind: type[AnabranchError]
 ) -> None:
     accept(lake, HOURS[0], 8)
@@ -362,7 +362,7 @@ def test_a_receiver_is_given_up_after_its_time(receiver: LineageReceiver, lake: 
         lambda e: e["outputs"][0]["outputFacets"]["outputStatistics"].update(rowCount="8"),
     ],
 )
-def test_an_event_that_is_not_as_the_schemas_say_is_noticed(
+def test_an_event_that_violates_the_schemas_is_reported(
     lake: StreamLake, spoil: Callable[[dict[str, Any]], None]
 ) -> None:
     record(lake, accepted(HOURS[0]))

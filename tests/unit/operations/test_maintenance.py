@@ -116,7 +116,7 @@ def orphan(lake: StreamLake) -> Staged:
 # Orphans
 
 
-def test_what_nothing_refers_to_is_deleted_after_its_age_and_nothing_else(lake: StreamLake) -> None:
+def test_only_unreferenced_files_are_deleted_after_their_age(lake: StreamLake) -> None:
     state = lake.state()
     tag = Tag("kept", state.heads["main"], 86_400_000)
     assert lake.publish(Publish(new_id(), (Change("speed"),), state.timeline, tags=(tag,))) is Outcome.LANDED
@@ -141,7 +141,7 @@ def test_what_nothing_refers_to_is_deleted_after_its_age_and_nothing_else(lake: 
     assert not any(maintain(lake).orphans.values()), "run again, it finds more"
 
 
-def test_who_was_paused_before_orphans_are_deleted_publishes_none_of_them(lake: StreamLake) -> None:
+def test_a_publisher_paused_before_orphans_are_deleted_publishes_none_of_them(lake: StreamLake) -> None:
     """A file that is rolled up is named by no snapshot until its commit."""
     left = orphan(lake)
     # Nothing is left to expire, so that the head moves for the orphans alone.
@@ -157,7 +157,7 @@ def test_who_was_paused_before_orphans_are_deleted_publishes_none_of_them(lake: 
 
 
 @pytest.mark.parametrize("paused_at", [Step.LEDGER_PREPARED, Step.COMMIT_PREPARED], ids=["ledger", "dead letters"])
-def test_who_was_paused_before_a_commit_to_the_other_tables_names_no_file_that_is_gone(
+def test_a_process_paused_before_a_commit_to_the_other_tables_names_no_missing_file(
     lake: StreamLake, monkeypatch: pytest.MonkeyPatch, paused_at: Step
 ) -> None:
     """The hazard: no snapshot knows the files of a commit that is under way, and nothing moves these tables' heads."""
@@ -187,7 +187,7 @@ def test_who_was_paused_before_a_commit_to_the_other_tables_names_no_file_that_i
     assert {r.decision_id for r in lake.ledger.history()} >= ({"late"} if paused_at is Step.LEDGER_PREPARED else set())
 
 
-def test_who_was_paused_before_orphans_of_dead_letters_are_deleted_names_none_of_them(lake: StreamLake) -> None:
+def test_a_publisher_paused_before_orphans_of_dead_letters_are_deleted_names_none_of_them(lake: StreamLake) -> None:
     """The hazard: a micro-batch of dead letters alone has no file of rows, so that none of these is an orphan."""
     # Nothing is left to expire, so that the head moves for the orphans alone.
     maintain(lake)
@@ -274,7 +274,7 @@ def test_a_file_that_is_published_between_the_listing_and_the_look_is_spared(
     assert all_readable(lake)
 
 
-def test_nothing_is_deleted_when_no_path_is_what_it_seems() -> None:
+def test_nothing_is_deleted_when_paths_disagree() -> None:
     stored = [Stored("s3://other/a.parquet", 1, LONG_AGO)]
     with pytest.raises(Refused, match=r"expected some of 1 files to be referenced, found none, first s3://other/a"):
         plan_orphans(stored, {"s3://bucket/a.parquet"}, NOW)
@@ -312,7 +312,7 @@ def test_only_hours_that_batch_has_served_for_long_are_dropped() -> None:
     assert [timeline.is_skipped(h) for h in H] == [True] * 4 + [False] * 2
 
 
-def test_what_is_chosen_young_or_not_accepted_is_kept() -> None:
+def test_chosen_young_and_unaccepted_hours_are_kept() -> None:
     accepted = {H[i]: Accepted(1, CUTS[i]) for i in (0, 2, 3)}
     state = state_of(
         accepted=accepted, overrides={H[0]: "speed"}, timeline={"sealed": {H[1]: CUTS[1], H[4]: CUTS[4]}}
@@ -323,7 +323,7 @@ def test_what_is_chosen_young_or_not_accepted_is_kept() -> None:
     assert [h for h in H if timeline.is_skipped(h)] == [H[3]]
 
 
-def test_an_hour_whose_acceptance_the_ledger_does_not_know_is_kept() -> None:
+def test_an_hour_whose_acceptance_is_not_in_the_ledger_is_kept() -> None:
     assert plan_drop(state_of(), H, {}, NOW + timedelta(days=99)) == ((), state_of().timeline)
 
 
@@ -334,7 +334,7 @@ def test_hours_that_the_speed_layer_skipped_need_no_name_of_their_own_any_more()
     assert [h for h in H if timeline.is_skipped(h)] == H[:5]
 
 
-def test_dropping_goes_on_where_it_ended() -> None:
+def test_dropping_continues_where_it_ended() -> None:
     accepted = {H[i]: Accepted(1, CUTS[i]) for i in range(4)}
     first, timeline = drop(state_of(), tuple(H[:2]))
     state = replace(state_of(accepted=accepted), timeline=timeline)
@@ -428,7 +428,7 @@ def test_snapshots_of_the_ledger_and_the_dead_letters_are_expired_too(
 # What is told of it
 
 
-def test_a_run_tells_what_it_did_and_a_dry_one_nothing(lake: StreamLake) -> None:
+def test_a_run_records_its_steps_and_a_dry_run_none(lake: StreamLake) -> None:
     left = paths_of(orphan(lake))
     age(files(lake))
     maintain(lake, dry_run=True)
@@ -445,9 +445,7 @@ def test_a_run_tells_what_it_did_and_a_dry_one_nothing(lake: StreamLake) -> None
     assert [r.speed_hours for r in read_runs(lake.table().properties)] == [len(again.speed_hours), 2]
 
 
-def test_a_run_tells_which_step_failed_and_what_the_others_did(
-    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_records_the_failed_step_and_the_others(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     def away(*_: object) -> None:
         raise Transient("list s3://bucket: expected an answer, found none")
 
@@ -464,7 +462,7 @@ def test_a_run_tells_which_step_failed_and_what_the_others_did(
     assert "found none; the last complete run ended at" in last_run_words(view)
 
 
-def test_what_waits_and_grows_is_read_of_the_tables(lake: StreamLake) -> None:
+def test_waiting_and_growing_items_are_read_from_the_tables(lake: StreamLake) -> None:
     stage = lake.stage_dead([(H[3], 0, 9)], "speed")
     waits = (waiting_speed(stage, NOW),)
     publish = Publish(new_id(), (Change("speed"), Change("main")), lake.state().timeline, dead_letters=waits)
@@ -503,7 +501,7 @@ def test_a_table_that_is_not_there_hides_nothing_of_the_others(
 # The command
 
 
-def test_the_command_says_what_goes(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_prints_removed_files(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = Many(job(lake).environment, {"events": lake.stream}, (), 0.0)
     monkeypatch.setattr("anabranch.cli.many.select", lambda *_: chosen)
     monkeypatch.setattr("anabranch.cli.many.opened", lambda selected, name: nullcontext(job(lake)))

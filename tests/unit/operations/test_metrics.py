@@ -116,7 +116,7 @@ def _values(collector: Collector, of_histograms: bool = False) -> dict[tuple[str
     }
 
 
-def test_prometheus_reads_every_stream_and_a_stream_that_is_away_is_down() -> None:
+def test_prometheus_reads_every_stream_and_an_unreachable_one_is_down() -> None:
     assert _values(_Fixed()) == {
         ("up", "events"): 1, ("up", "away"): 0,
         ("answered_timestamp_seconds", "events"): NOW.timestamp(),
@@ -181,7 +181,7 @@ def test_durations_are_histograms_as_prometheus_counts_them() -> None:
 
 
 @pytest.mark.parametrize("file", ["deploy/grafana/dashboards/anabranch.json", "deploy/prometheus/alerts.yml"])
-def test_what_is_drawn_and_alerted_is_measured(file: str) -> None:
+def test_dashboards_and_alerts_use_existing_metrics(file: str) -> None:
     asked = set(re.findall(r"\banabranch_\w+(?=[{\[)> ])", (ROOT / file).read_text(encoding="utf-8")))
     given = {f"anabranch_{key[0]}" for key in (*_values(_Fixed()), *_values(_Fixed(), of_histograms=True))}
     assert len(asked) > 5 and asked <= given
@@ -202,9 +202,7 @@ def black_hole() -> Iterator[str]:
         yield f"127.0.0.1:{server.getsockname()[1]}"
 
 
-def test_a_broker_that_never_answers_holds_up_no_scrape_and_no_other_stream(
-    black_hole: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_broker_delays_no_scrape_and_no_other_stream(black_hole: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # The adapter gives up after twice this time.
     monkeypatch.setattr("anabranch.kafka.client._BOOTSTRAP_MS", 3_500)
     adapter = KafkaAdapter(config.Kafka(bootstrap_servers=black_hole))

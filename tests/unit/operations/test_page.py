@@ -89,7 +89,7 @@ def shown(client: TestClient, path: str, until: str = "") -> str:
         assert time.monotonic() < deadline, f"expected {until!r} within 30 s, found: {text}"
 
 
-def test_the_streams_table_says_what_status_says(page: Page) -> None:
+def test_the_streams_table_equals_status(page: Page) -> None:
     text = shown(browser(page), "/")
     assert "1 stream, 1 to look at: events differs." in text
     assert (
@@ -102,7 +102,7 @@ def test_the_streams_table_says_what_status_says(page: Page) -> None:
 AS_OF = datetime(2026, 11, 21, 15, 42, 10, tzinfo=UTC)
 
 
-def test_a_stream_says_what_maintenance_did_and_what_waits_and_grows(page: Page, full: Job) -> None:
+def test_a_stream_shows_its_maintenance_and_growth(page: Page, full: Job) -> None:
     text = shown(browser(page), "/streams/events")
     assert "No run recorded: anabranch maintain events" in text
     rows = read_maintenance(full, LATER).tables["games.events"]
@@ -121,7 +121,7 @@ def test_a_stream_says_what_maintenance_did_and_what_waits_and_grows(page: Page,
     )
 
 
-def test_the_hours_page_says_what_explain_history_diff_duplicates_and_dead_letters_say(page: Page) -> None:
+def test_the_hours_page_equals_explain_history_diff_duplicates_and_dead_letters(page: Page) -> None:
     text = shown(browser(page), f"/streams/events/hours/{NEXT}", "Dead letters malformed")
     for part in (
         f"{NEXT} of events is accepted as revision 2; the batch layer serves it",
@@ -165,7 +165,7 @@ def test_the_calendar_agrees_with_hours_on_every_hour(
     assert {c.letter for c in cells} <= set("ARSEO")
 
 
-def test_a_calendar_goes_by_months_and_marks_what_to_look_at() -> None:
+def test_a_calendar_is_grouped_by_month_and_marks_hours_to_look_at() -> None:
     view = replace(VIEW, first_hour="2025-12-30T05", backlog=["2026-11-21T00", "2026-11-21T01"])
     month = calendar_month(view, None, STATUS_NOW)
     assert (month.month, month.earlier, month.later, len(month.days)) == ("2026-11", "2026-10", None, 21)
@@ -191,7 +191,7 @@ def test_a_calendar_goes_by_months_and_marks_what_to_look_at() -> None:
             month_of(wrong)
 
 
-def test_a_stream_stands_as_what_matters_most_says() -> None:
+def test_a_streams_state_is_that_of_its_worst_finding() -> None:
     calm = replace(VIEW, unexplained={}, lost={}, refused=[], backlog=[])
     assert [
         classify_stream(view, STATUS_NOW).word
@@ -211,7 +211,7 @@ def test_a_stream_stands_as_what_matters_most_says() -> None:
 
 
 @pytest.mark.parametrize(("took", "rests"), [(0.1, 10), (5, 20), (60, 30)])
-def test_a_stream_that_is_slow_is_asked_less_often_and_is_not_forgotten(took: float, rests: float) -> None:
+def test_a_slow_stream_is_polled_less_often(took: float, rests: float) -> None:
     assert rest_after(took, timedelta(seconds=10)) == rests
 
 
@@ -231,7 +231,7 @@ def test_every_command_that_a_page_shows_is_one(tmp_path: Path, still: None) -> 
         command.make_context(arguments[0], arguments[1:])
 
 
-def test_a_field_that_the_schema_does_not_know_is_told_whatever_else_is_wrong(full: Job, still: None) -> None:
+def test_an_unknown_field_is_shown_beside_other_problems(full: Job, still: None) -> None:
     names = ["season", "<b>\x1b[31m", "c", "d"]
     unknown = UnknownFields(9, tuple(UnknownField(name, 3, (0, 1), (0, 9)) for name in names))
     made = new_page(full)
@@ -256,7 +256,7 @@ class Clock:
         return self.now
 
 
-def test_a_page_says_as_of_when_it_is_and_why_it_is_no_newer(full: Job, still: None) -> None:
+def test_a_page_shows_its_time_and_why_it_is_not_newer(full: Job, still: None) -> None:
     clock = Clock()
     away = threading.Event()
     made = new_page(full, now=clock)
@@ -312,7 +312,7 @@ def test_a_reader_that_is_dead_is_noticed() -> None:
     assert reading.why_old(LATER + timedelta(seconds=191), DEADLINE, EVERY) == "not read since"
 
 
-def test_a_reading_is_stamped_before_it_is_asked_for() -> None:
+def test_a_reading_has_a_timestamp_from_before_its_request() -> None:
     clock = Clock()
 
     def read() -> str:
@@ -324,7 +324,7 @@ def test_a_reading_is_stamped_before_it_is_asked_for() -> None:
     assert reader.reading == Reading("value", LATER)
 
 
-def test_a_stream_that_never_answered_is_away_and_the_others_are_shown(full: Job, still: None) -> None:
+def test_a_stream_that_never_answered_is_down_and_the_others_are_shown(full: Job, still: None) -> None:
     broken = replace(full, stream=full.stream.model_copy(update={"name": "broken", "table": "games.none"}))
     made = new_page(full, broken)
     for reader in made.readers.values():
@@ -342,7 +342,7 @@ def test_a_stream_that_never_answered_is_away_and_the_others_are_shown(full: Job
     assert (line.lag, line.freshness, line.condition.is_wrong) == (None, None, True)
 
 
-def test_what_is_read_on_demand_is_read_once_for_all_who_ask_and_again_once_it_is_old() -> None:
+def test_a_read_on_demand_is_shared_and_repeated_once_it_is_old() -> None:
     clock, reads = Clock(), list[int]()
     cache = OnDemand[int](timedelta(seconds=10), most=2, now=clock)
 
@@ -358,7 +358,7 @@ def test_what_is_read_on_demand_is_read_once_for_all_who_ask_and_again_once_it_i
     cache.stop()
 
 
-def test_a_client_that_has_the_page_is_told_that_nothing_changed(page: Page) -> None:
+def test_a_client_with_the_current_page_gets_not_modified(page: Page) -> None:
     client = browser(page)
     for path in ("/", "/streams/events", "/static/page.css", "/static/page.js"):
         first = client.get(path)
@@ -419,7 +419,7 @@ def test_a_name_that_was_bound_to_us_by_another_is_not_answered(page: Page, host
         assert browser(page).get(path, headers={"Host": host}).status_code == status
 
 
-def test_only_those_who_show_the_token_may_read(page: Page) -> None:
+def test_only_requests_with_the_token_are_answered(page: Page) -> None:
     page._access = Access(token=TOKEN)
     client = browser(page)
     for given in ({}, {"Authorization": "Bearer x"}, {"Authorization": TOKEN}, {"Cookie": f"anabranch_page={TOKEN}"}):
@@ -465,14 +465,14 @@ def test_the_page_only_reads(page: Page, path: str, method: str) -> None:
         ("/static/app.py", "expected one of page.css, page.js, icon.svg, found 'app.py'"),
     ],
 )
-def test_what_is_not_there_is_named(page: Page, path: str, message: str) -> None:
+def test_a_missing_item_is_named(page: Page, path: str, message: str) -> None:
     answer = browser(page).get(path)
     assert answer.status_code == 404
     assert message in parsed(answer.text).text
     assert "<b>" not in answer.text
 
 
-def test_what_fails_says_nothing_of_itself_and_has_the_headers_too(page: Page) -> None:
+def test_an_error_page_has_no_details_and_the_same_headers(page: Page) -> None:
     page.readers["events"].reading = "secret of the page"  # type: ignore[assignment]
     answer = browser(page).get("/")
     assert (answer.status_code, answer.headers["x-content-type-options"]) == (500, "nosniff")
@@ -520,7 +520,7 @@ def test_a_token_is_long_and_in_a_file(tmp_path: Path) -> None:
         read_token(file)
 
 
-def test_what_is_not_installed_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     monkeypatch.delitem(sys.modules, "anabranch.operations.page.server", raising=False)
     done = CliRunner().invoke(main, ["serve"])

@@ -45,7 +45,7 @@ def test_a_calendar_is_a_month_and_the_years_are_links(page: Page) -> None:
     assert first[:7] == "2021-12"
 
 
-def test_what_a_stream_needs_to_be_remembered_is_what_is_not_accepted(page: Page) -> None:
+def test_a_stream_remembers_hours_that_are_not_accepted(page: Page) -> None:
     """A batch layer that was down for years: every one of its hours is named, and a month is still a month."""
     waiting = hours_between(shift(OPEN, -3 * 365 * 24), OPEN)
     stuck = five_years("stream_01", AS_OF, backlog=waiting, hours=dict.fromkeys(waiting, "speed"))
@@ -58,7 +58,7 @@ def test_what_a_stream_needs_to_be_remembered_is_what_is_not_accepted(page: Page
     show(page, AS_OF, five_years("stream_01", AS_OF))
 
 
-def test_no_request_asks_a_stream_anything(page: Page) -> None:
+def test_no_request_reads_a_stream(page: Page) -> None:
     """The lake's folder is of another table, and Kafka is nobody: what is shown is what the readers have."""
     client = browser(page)
     for path in ("/", "/streams/stream_07"):

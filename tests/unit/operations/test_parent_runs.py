@@ -12,12 +12,12 @@ ID = "019aa2f0-0000-7000-8000-000000000001"
 
 
 @pytest.mark.parametrize("text", ["", "a/b", f"/b/{ID}", "a/b/1", f"a//{ID}"])
-def test_what_is_no_run_of_a_scheduler_is_refused(text: str) -> None:
+def test_an_invalid_run_of_a_scheduler_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="expected NAMESPACE/JOB/RUN ID"):
         parse_run(text)
 
 
-def test_of_a_run_the_namespace_may_have_slashes() -> None:
+def test_the_namespace_of_a_run_may_have_slashes() -> None:
     assert parse_run(f"team/a/dag.task/{ID}") == ("team/a", "dag.task", ID)
 
 

@@ -60,7 +60,7 @@ def metrics_text(job: Job) -> str:
     return generate_latest(registry).decode()
 
 
-def test_the_views_print_what_they_always_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_reports_print_the_recorded_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown = []
     for made in (a_full_hour, an_old_hour, nothing_yet):
         one = new_proof(tmp_path / made.__name__)

@@ -37,7 +37,7 @@ def test_a_speed_layer_is_late_when_a_record_waits_and_nothing_moves(
     assert late_reason(lag, NOW - stands_for, waiting, PATIENCE, NOW) == late
 
 
-def test_a_promise_of_freshness_says_when_a_speed_layer_is_late() -> None:
+def test_the_fresh_through_promise_shows_a_late_speed_layer() -> None:
     for fresh, expected in ((None, PATIENCE), (timedelta(seconds=10),) * 2, (timedelta(hours=1), PATIENCE)):
         assert late_after(new_stream(slo=Slo(fresh=fresh)), PATIENCE) == expected
 
@@ -57,7 +57,7 @@ MS = int(NOW.timestamp() * 1000)
         ([2**63 - 1], NOW),
     ],
 )
-def test_a_record_waits_since_kafka_received_it_whatever_it_is_stamped_with(
+def test_a_record_waits_since_kafka_received_it_whatever_its_timestamp(
     stamps: list[int], since: datetime | None
 ) -> None:
     assert waiting_since(stamps, NOW - timedelta(minutes=1), NOW) == since

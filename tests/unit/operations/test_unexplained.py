@@ -48,13 +48,13 @@ def diff(
         (diff(missing=1, extra=1, changed=1, unread=0), None, True, {"missing": 1, "extra": 1, "changed": 1}),
     ],
 )
-def test_what_explains_a_difference(
+def test_the_explanations_of_a_difference(
     difference: Diff | None, gaps: dict[str, int] | None, covered: bool, left: dict[str, int]
 ) -> None:
     assert unexplained_counts(difference, gaps, covered) == left
 
 
-def test_what_lies_behind_the_position_is_unread() -> None:
+def test_offsets_behind_the_position_are_unread() -> None:
     assert unread_ranges(new_state(TIMELINE, {0: 10, 1: 8}), HOUR, CUT) == {}
     assert unread_ranges(new_state(TIMELINE, {0: 7, 1: 8}), HOUR, CUT) == {0: (7, 10)}
     assert unread_ranges(new_state(TIMELINE, {0: 99}), HOUR, CUT) == {1: (4, 8)}

@@ -69,7 +69,7 @@ def a_days_decisions(one: StreamLake) -> None:
 EVENTS = ["adopted", "accepted", "refused", "restated", "refused", "served"]
 
 
-def test_each_change_is_posted_once_in_its_order_with_what_it_was_and_is(lake: StreamLake, receiver: Receiver) -> None:
+def test_each_change_is_posted_once_in_order_with_both_states(lake: StreamLake, receiver: Receiver) -> None:
     a_days_decisions(lake)
     of = hooked(lake, receiver.url, page="https://status.example.com/")
     assert [p.event for p in Notifier(of).post()] == [m["event"] for m in receiver.taken] == EVENTS
@@ -105,7 +105,7 @@ def test_each_change_is_posted_once_in_its_order_with_what_it_was_and_is(lake: S
 
 
 @pytest.mark.parametrize("mode", [500, 404, 307, "silent", "drips"])
-def test_what_a_receiver_does_not_take_waits_and_holds_up_no_job(
+def test_messages_that_a_receiver_refuses_wait_and_delay_no_job(
     lake: StreamLake, receiver: Receiver, mode: str | int, caplog: pytest.LogCaptureFixture
 ) -> None:
     a_days_decisions(lake)
@@ -167,7 +167,7 @@ def test_decisions_of_one_commit_are_passed_together(
     assert [m["id"] for m in receiver.taken] == [f"empty-{n}" for n in (0, 1, 0, 1, 2, 3)] + ["later"]
 
 
-def test_a_new_receiver_is_told_of_the_last_day_and_a_job_stops_in_time(lake: StreamLake, receiver: Receiver) -> None:
+def test_a_new_receiver_gets_the_last_day_and_a_job_stops_in_time(lake: StreamLake, receiver: Receiver) -> None:
     decided(lake, FIRST, "accepted", 1, "old", at=datetime.now(UTC) - timedelta(days=2))
     decided(lake, NEXT, "accepted", 1, "new")
     of = hooked(lake, receiver.url)
@@ -189,7 +189,7 @@ def command(folder: Path, hook: dict[str, Any], name: str, *arguments: str) -> A
     return CliRunner().invoke(main, [name, "events", *arguments, "--conf", str(conf)])
 
 
-def test_the_command_posts_what_waits(lake: StreamLake, receiver: Receiver, tmp_path: Path) -> None:
+def test_the_command_posts_waiting_messages(lake: StreamLake, receiver: Receiver, tmp_path: Path) -> None:
     a_days_decisions(lake)
     hook = {"webhook": {"url": receiver.url}}
     assert command(tmp_path, {}, "webhook").exit_code == ConfigurationError.exit_code

@@ -50,7 +50,7 @@ def test_an_act_is_the_same_after_it_waited_on_a_branch_and_after_it_was_read_ba
     assert [read.decision_id for read in lake.ledger.acts()] == ["one"]
 
 
-def test_a_chosen_layer_is_recorded_with_who_chose_it(lake: StreamLake) -> None:
+def test_a_chosen_layer_is_recorded_with_its_operator(lake: StreamLake) -> None:
     publisher = Publisher(lake.lake, lake.stream)
     began = datetime.now(UTC)
     assert serve_hour(publisher, FIRST, "speed", "batch dropped too much").changed
@@ -72,7 +72,7 @@ def test_an_act_over_many_hours_is_one_record(lake: StreamLake) -> None:
     assert hours_words(record) == f"{FIRST}..{shift(FIRST, 2)} (3)"
 
 
-def test_a_redelivery_changes_nothing_that_the_ledger_says_of_its_hour(lake: StreamLake) -> None:
+def test_a_redelivery_does_not_change_the_ledger(lake: StreamLake) -> None:
     refused = decision(FIRST, "refused", 1, CUT, NOW, "refused", reason="no")
     lake.ledger.record([refused])
     before = newest(lake.ledger.history())

@@ -55,7 +55,7 @@ def test_the_hours_are_those_whose_bounds_touch_the_day(at: datetime, past: int,
         assert begin + timedelta(hours=1, minutes=future) >= start
 
 
-def test_a_day_is_complete_once_all_hours_that_can_hold_its_events_are_accepted() -> None:
+def test_a_day_is_complete_once_all_hours_that_can_contain_its_events_are_accepted() -> None:
     stream = bounded(past="2 days", future="1 hour")
     done = completeness(stream, sealed_to("2026-11-23T00"), DAY)
     assert (done.first, done.last, done.complete) == ("2026-11-19T22", "2026-11-22T23", True)

@@ -72,7 +72,7 @@ def test_a_crash_between_the_two_publishes_is_rolled_forward_once(lake: StreamLa
     assert [lake.dead(b) for b in ("speed", "main", "batch")] == [D, D, []]
 
 
-def test_two_who_roll_forward_at_once_publish_once(lake: StreamLake) -> None:
+def test_two_processes_that_roll_forward_at_once_publish_once(lake: StreamLake) -> None:
     staged = lake.stage_dead(D, "speed")
     state, real = speed_said(lake, staged), lake.lake.catalog.commit_table
 
@@ -86,7 +86,7 @@ def test_two_who_roll_forward_at_once_publish_once(lake: StreamLake) -> None:
     assert lake.dead("main") == D
 
 
-def test_what_is_confirmed_waits_no_longer(lake: StreamLake) -> None:
+def test_a_confirmed_decision_waits_no_longer(lake: StreamLake) -> None:
     state = speed_said(lake, lake.stage_dead(D, "speed"))
     done = roll(lake, state)
     publish = Publish(new_id(), (Change("speed"), Change("main")), state.timeline, confirmed=done)
@@ -185,7 +185,7 @@ def test_two_sets_that_wait_outlive_any_pause(lake: StreamLake, days: int) -> No
     assert find_staged(lake.lake.load(lake.stream.dead_letters_table), abandoned.wap_id) is None
 
 
-def test_what_a_publish_names_is_discarded_by_nobody(lake: StreamLake) -> None:
+def test_no_process_discards_files_that_a_publish_names(lake: StreamLake) -> None:
     staged, state = named(lake)
     other = lake.stage_dead(D[:1], "speed")
     for one in (staged, other):
@@ -197,7 +197,7 @@ def test_what_a_publish_names_is_discarded_by_nobody(lake: StreamLake) -> None:
     assert lake.dead("main") == D
 
 
-def test_a_snapshot_that_is_gone_is_made_up_for_by_its_files(lake: StreamLake) -> None:
+def test_files_replace_a_missing_snapshot(lake: StreamLake) -> None:
     staged, state = named(lake)
     forget_staged(lake, staged)
     for again in (state, lake.state()):
@@ -262,7 +262,7 @@ def test_staged_dead_letters_that_expire_before_their_publish_refuse_it(
     assert lake.dead("main") == D
 
 
-def test_manifests_that_are_gone_are_made_up_for_too(lake: StreamLake) -> None:
+def test_files_replace_missing_manifests_too(lake: StreamLake) -> None:
     staged, state = named(lake)
     snapshot = staged_snapshot(table := lake.lake.load(lake.stream.dead_letters_table), staged.wap_id)
     assert snapshot is not None
@@ -271,7 +271,7 @@ def test_manifests_that_are_gone_are_made_up_for_too(lake: StreamLake) -> None:
     assert lake.dead("main") == D
 
 
-def test_files_that_are_published_are_not_published_again_though_nobody_remembers(
+def test_published_files_are_not_published_again_without_their_record(
     lake: StreamLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The hazard: a branch remembers so many ids, and a publish names a set for longer than that."""
@@ -283,13 +283,13 @@ def test_files_that_are_published_are_not_published_again_though_nobody_remember
     assert lake.dead("main") == lake.dead("speed") == D
 
 
-def test_what_waits_is_remembered_as_done_for_as_long_as_it_waits() -> None:
+def test_waiting_dead_letters_are_remembered_as_done_while_they_wait() -> None:
     ids = [str(i) for i in range(300)]
     assert remembered_ids(ids, "new", frozenset()) == [*ids[101:], "new"]
     assert remembered_ids(ids, "new", frozenset({"7", "250"})) == ["7", *ids[101:], "new"]
 
 
-def test_files_of_the_speed_layer_that_are_gone_hold_up_nobody(
+def test_missing_files_of_the_speed_layer_block_no_publisher(
     lake: StreamLake, caplog: pytest.LogCaptureFixture
 ) -> None:
     lost, _ = named(lake)
@@ -336,7 +336,7 @@ def test_an_accepted_hour_that_lacks_files_is_to_be_restated(
     assert lake.dead("main") == lake.dead("batch") == D
 
 
-def test_what_is_left_of_an_hours_files_is_published(tmp_path: Path) -> None:
+def test_the_remaining_files_of_an_hour_are_published(tmp_path: Path) -> None:
     lake = new_lake(tmp_path, timeline=Timeline(FIRST, SECOND, {0: 10}, sealed={FIRST: CUT}))
     one, two = lake.stage_dead(D[:1], "batch"), lake.stage_dead(D[1:], "batch")
     both = Staged("both", 0, None, (*one.files, *two.files))

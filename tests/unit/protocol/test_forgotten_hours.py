@@ -115,7 +115,7 @@ def rebuilder(lake: StreamLake) -> tuple[Rebuilder, Hours]:
     return made, built
 
 
-def test_an_offset_of_a_forgotten_hour_is_a_row_or_a_dead_letter_whoever_publishes_in_between(
+def test_an_offset_of_a_forgotten_hour_is_a_row_or_a_dead_letter_whichever_process_publishes_in_between(
     lake: StreamLake,
 ) -> None:
     """The hazard: a later acceptance forgets the hour again, and its dead letters are taken for replaced ones."""
@@ -191,7 +191,7 @@ def restate(rebuilder: Rebuilder, i: int) -> Result:
     return rebuilder._rebuild(rebuilder.load(), H[i], CUTS[H[i]], 1, RebuildRequest(restate=True))
 
 
-def test_of_two_restatements_of_a_forgotten_hour_the_second_finds_the_first(lake: StreamLake) -> None:
+def test_the_second_restatement_of_a_forgotten_hour_finds_the_first(lake: StreamLake) -> None:
     """The hazard: both make revision 2, since the first is forgotten again before the second looks."""
     accept_all(lake)
     mine, hours = rebuilder(lake)
@@ -214,7 +214,7 @@ def test_of_two_restatements_of_a_forgotten_hour_the_second_finds_the_first(lake
     assert of_hour(lake.rows("main"), 0) == [0, 1]
 
 
-def test_that_an_operator_accepted_a_forgotten_hour_is_known_from_the_ledger(lake: StreamLake) -> None:
+def test_the_ledger_has_an_operators_acceptance_of_a_forgotten_hour(lake: StreamLake) -> None:
     """The hazard: decided again, it would be refused for what the operator had accepted."""
     reason = acceptance_reason(["quality: too few"], True, "known")
     accept(lake, 0, [0], [], reason=reason)

@@ -67,7 +67,7 @@ def test_a_recreated_topic_is_a_contradiction(lake: StreamLake) -> None:
         clock(lake, Broker(id="other")).decide()
 
 
-def test_a_topic_that_is_gone_is_a_contradiction(lake: StreamLake) -> None:
+def test_a_missing_topic_is_a_contradiction(lake: StreamLake) -> None:
     with pytest.raises(PositionError, match="expected it to exist, found none"):
         clock(lake, Broker(id=None)).decide()
 

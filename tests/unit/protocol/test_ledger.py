@@ -38,7 +38,7 @@ def history(lake: StreamLake) -> list[LedgerRow]:
     return lake.ledger.history()
 
 
-def test_a_decision_comes_back_as_it_was_said(lake: StreamLake) -> None:
+def test_a_decision_is_read_back_unchanged(lake: StreamLake) -> None:
     facts = {"good": 8, "dead": 1, "gaps": {"control": 1}, "quality": {"passed": True, "failed": []}, "served": "batch"}
     row = decide(FIRST, "accepted", 2, CUT, NOW, **facts)
     assert record(lake, row) == {row.decision_id}
@@ -65,7 +65,7 @@ def test_a_row_lost_in_a_crash_is_restored_once_from_the_branchs_properties(lake
     assert record(lake) == frozenset()
 
 
-def test_a_row_that_two_restore_at_once_is_there_once(lake: StreamLake) -> None:
+def test_a_row_that_two_processes_restore_at_once_is_written_once(lake: StreamLake) -> None:
     row, other = (ledger.decision(FIRST, "sealed", 0, CUT, NOW) for _ in range(2))
     real = lake.lake.catalog.commit_table
 
@@ -80,7 +80,7 @@ def test_a_row_that_two_restore_at_once_is_there_once(lake: StreamLake) -> None:
 
 
 @pytest.mark.parametrize("after", [True, False])
-def test_an_append_whose_answer_is_lost_is_there_once(lake: StreamLake, after: bool) -> None:
+def test_an_append_whose_answer_is_lost_lands_once(lake: StreamLake, after: bool) -> None:
     row, real = ledger.decision(FIRST, "sealed", 0, CUT, NOW), lake.lake.catalog.commit_table
 
     def commit_table(*args: Any) -> Any:
@@ -94,7 +94,7 @@ def test_an_append_whose_answer_is_lost_is_there_once(lake: StreamLake, after: b
     assert [r.decision_id for r in history(lake)] == [row.decision_id]
 
 
-def test_concurrent_appends_keep_a_strict_order_that_is_nobodys_clock(lake: StreamLake) -> None:
+def test_concurrent_appends_keep_a_strict_order_independent_of_clocks(lake: StreamLake) -> None:
     lakes = [lake.again(), lake.again()]
     failures: list[Exception] = []
 
@@ -168,7 +168,7 @@ ACCEPTED = row("accepted", good=9, served="batch")
         ([ACCEPTED, SEALED], {"decision": "accepted", "revision": 1}),
     ],
 )
-def test_the_newest_word_on_an_hour(rows: list[LedgerRow], expected: dict[str, Any]) -> None:
+def test_the_newest_decision_on_an_hour(rows: list[LedgerRow], expected: dict[str, Any]) -> None:
     newest = ledger.newest(rows)[FIRST]
     assert {key: getattr(newest, key) for key in expected} == expected
 

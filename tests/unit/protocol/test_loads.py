@@ -47,7 +47,7 @@ def land(lake: StreamLake, publish_: Publish, before: State | None = None) -> La
     return publish.land(lake.lake, before or lake.state(), publish_, datetime.now(UTC))
 
 
-def test_what_a_publish_hands_on_is_what_a_load_finds(lake: StreamLake) -> None:
+def test_a_publish_returns_the_state_that_a_load_finds(lake: StreamLake) -> None:
     staged, dead = lake.stage([(FIRST, 0, 0)]), lake.stage_dead([(FIRST, 0, 1)], "speed")
     before = lake.state()
     row = ledger.decision(FIRST, "sealed", 0, Cut("t", {0: (0, 2)}), NOW)
@@ -62,7 +62,7 @@ def test_what_a_publish_hands_on_is_what_a_load_finds(lake: StreamLake) -> None:
     assert land(lake, Publish(new_id(), (Change("speed"),), before.timeline), before) is None, "over heads of before"
 
 
-def test_a_publish_whose_answer_was_lost_hands_on_what_is_there(
+def test_a_publish_whose_answer_was_lost_returns_the_tables_state(
     lake: StreamLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state, commit = lake.state(), lake.lake.catalog.commit_table

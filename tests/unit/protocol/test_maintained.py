@@ -39,7 +39,7 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> StreamLake:
     return new_lake(tmp_path_factory.mktemp("lake"))
 
 
-def test_a_run_is_told_as_it_was_and_no_head_moves(lake: StreamLake) -> None:
+def test_a_run_is_recorded_unchanged_and_no_head_moves(lake: StreamLake) -> None:
     before = heads(lake.table())
     record_run(lake.lake, lake.name, RUN)
     assert read_runs(lake.table().properties)[0] == RUN
@@ -47,7 +47,7 @@ def test_a_run_is_told_as_it_was_and_no_head_moves(lake: StreamLake) -> None:
     assert heads(lake.table()) == before
 
 
-def test_two_that_end_together_are_both_told(lake: StreamLake) -> None:
+def test_two_runs_that_end_together_are_both_recorded(lake: StreamLake) -> None:
     table = lake.table()
     first, second = run(10), run(10, orphans="expected an answer, found none")
     for id, ended in (("a", first), ("b", second)):
@@ -68,7 +68,7 @@ def test_the_newest_are_kept_and_the_newest_that_did_all_its_steps(lake: StreamL
     assert sum(map(len, told.values())) < 12_000, "a metadata file grows by it"
 
 
-def test_what_another_version_wrote_is_no_run_and_goes_with_the_next() -> None:
+def test_records_of_another_version_are_ignored_and_removed_by_the_next_run() -> None:
     properties = {f"{MAINTAINED}.old": '{"by": "a version to come"}', f"{MAINTAINED}.bad": "{", "comment": "games"}
     assert read_runs(properties) == ()
     commit = plan_record(properties, "new", RUN)

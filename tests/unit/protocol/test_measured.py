@@ -42,7 +42,7 @@ def told(meter: Meter, main: dict[str, str], *seconds: tuple[str, float]) -> dic
     return dict(read_measured(main[MEASURED]))
 
 
-def test_a_publish_tells_what_was_measured_since_the_last_that_landed() -> None:
+def test_a_publish_contains_the_measurements_since_the_last_one_that_landed() -> None:
     tally, main = Tally(), dict[str, str]()
     tally.count(RETRIES, "s3", 99)
     # Of a job before it, in the same process.
@@ -119,7 +119,7 @@ def bury(one: StreamLake, letters: list[tuple[str, int, int]]) -> None:
     assert one.lake.commit(table, Commit(new_id(), heads(table), (Change("main", dead.files),))) is Outcome.LANDED
 
 
-def test_what_main_holds_by_layer_and_by_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_files_of_main_by_layer_and_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = four_hours(tmp_path)
     running = "2026-11-21T04"
     one.publish(one.speed(one.stage([(running, 0, 40), (running, 0, 41)]), {0: 42}))
@@ -151,7 +151,7 @@ def test_an_hour_of_more_dead_letters_than_one_reading_opens_is_left_to_the_next
     assert asked.read(NOW).dead_letters == {FIRST: {"malformed": 3}}
 
 
-def test_every_publish_carries_what_was_measured(tmp_path: Path) -> None:
+def test_every_publish_contains_the_measurements(tmp_path: Path) -> None:
     one = four_hours(tmp_path)
     state = one.state()
     said = Meter("speed", Tally()).to_properties(state.branch_properties["main"], [(READABLE, 1.5)])

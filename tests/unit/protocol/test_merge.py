@@ -49,7 +49,7 @@ def after(main: dict[str, list[str]], swaps: list[Swap]) -> dict[str, list[str]]
 @pytest.mark.parametrize(
     "main", [{}, {H0: ["s0"], H1: ["s1"]}, {H0: ["b0", "s0"], H1: ["b1"]}, {H0: ["b0"]}, {H2: ["x"], H1: ["s1"]}]
 )
-def test_whatever_main_holds_becomes_what_the_layers_say_and_stays_so(main: dict[str, list[str]]) -> None:
+def test_a_merge_makes_main_equal_the_layers_whatever_it_contained(main: dict[str, list[str]]) -> None:
     swaps = plan(state_of(), main, SPEED, BATCH)
     merged = after(main, swaps)
     assert merged == {H0: ["b0"], H1: ["s1"]}
@@ -149,7 +149,7 @@ def test_merging_again_changes_nothing(lake: StreamLake) -> None:
     assert lake.state().heads == head
 
 
-def test_a_dry_run_says_what_it_would_swap_and_swaps_nothing(lake: StreamLake) -> None:
+def test_a_dry_run_prints_the_swap_and_changes_nothing(lake: StreamLake) -> None:
     wreck(lake)
     head = lake.state().heads
     assert [s.hour for s in merge(lake.lake, lake.stream, dry_run=True, everything=True).swaps] == [H0, H1]
@@ -185,7 +185,7 @@ def test_rows_that_a_merge_kept_are_not_published_a_second_time(tmp_path: Path) 
     assert files_by_hour(state.table, "main") == files_by_hour(state.table, "speed")
 
 
-def test_a_publish_that_knows_nothing_of_a_moved_branch_does_not_call_it_merged(lake: StreamLake) -> None:
+def test_a_publish_that_has_not_seen_a_moved_branch_does_not_mark_it_merged(lake: StreamLake) -> None:
     """The hazard: empty hours are accepted over a branch that was set back, and nobody repairs `main` any more."""
     state = replace(lake.state(), content={"speed": "set back", "batch": ""})
     publish = Publish("id", (Change("batch"), Change("main")), state.timeline)

@@ -96,7 +96,7 @@ def test_the_override_and_its_swap_land_in_one_commit(lake: StreamLake) -> None:
     assert merge(lake.lake, lake.stream, everything=True).swaps == []
 
 
-def test_choosing_what_is_chosen_changes_nothing(lake: StreamLake) -> None:
+def test_repeating_a_choice_changes_nothing(lake: StreamLake) -> None:
     choose(lake, "speed")
     heads = lake.state().heads
     assert not choose(lake, "speed").changed
@@ -105,7 +105,7 @@ def test_choosing_what_is_chosen_changes_nothing(lake: StreamLake) -> None:
     assert len(history(lake)) == 1
 
 
-def test_a_restatement_goes_behind_an_override_and_serves_when_it_is_lifted(lake: StreamLake) -> None:
+def test_a_restatement_waits_behind_an_override_and_serves_when_it_is_lifted(lake: StreamLake) -> None:
     choose(lake, "speed")
     accept(lake, 2)
     assert (lake.rows("main"), lake.dead("main")) == (BY_SPEED, DEAD_SPEED)
@@ -231,13 +231,13 @@ def test_the_next_hour_of_an_adopted_topic_is_open_before_its_time() -> None:
     assert [v.hour for v in view(new_state(Timeline(H[1], H[2], {0: 0})), at=H[1])] == [H[1], H[2]]
 
 
-def test_the_table_says_whether_an_hour_is_accepted() -> None:
+def test_the_table_shows_whether_an_hour_is_accepted() -> None:
     state = new_state(Timeline(FIRST, H[2], {0: 6}, sealed={H[0]: CUTS[0], H[1]: CUTS[1]}), {0: 6})
     rows = [decide(H[0], "accepted", 1, None, NOW), decide(H[1], "refused", 1, None, NOW)]
     assert [v.state for v in view(state, *rows)] == ["sealed", "refused", "open"]
 
 
-def test_the_reason_of_a_choice_is_shown_while_it_holds() -> None:
+def test_the_reason_of_an_override_is_shown_while_it_is_in_force() -> None:
     rows = [
         decide(H[0], "refused", 1, None, NOW, reason="the gate"),
         decide(H[0], "served", 0, None, NOW, reason="why not", served="speed"),
@@ -261,7 +261,7 @@ def run(lake: StreamLake, monkeypatch: pytest.MonkeyPatch, *arguments: str, expe
     return str(done.output if expect else done.stdout)
 
 
-def test_the_command_says_who_serves_and_refuses_with_exit_code_1(
+def test_the_command_prints_the_serving_layer_and_refuses_with_exit_code_1(
     lake: StreamLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = ("serve-hour", "events", H[0], "--layer", "speed", "--why", "the gate was wrong")

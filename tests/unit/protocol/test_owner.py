@@ -57,7 +57,7 @@ def test_apply_writes_the_stream_into_its_table_and_refuses_another_ones_file(tm
     assert apply(tmp_path, MINE, Broker()) == []
 
 
-def test_whatever_opens_anothers_table_for_a_stream_is_refused(tmp_path: Path) -> None:
+def test_opening_the_table_of_another_stream_is_refused(tmp_path: Path) -> None:
     apply(tmp_path, MINE, Broker())
     environment = new_environment(tmp_path)
     lake = open_lake(environment, OTHER)

@@ -63,7 +63,7 @@ def log_of(lake: StreamLake) -> tuple[dict[str, int], set[int]]:
     return snapshots.heads(table), {s.snapshot_id for s in table.snapshots()}
 
 
-def test_staged_rows_are_seen_by_nobody(lake: StreamLake) -> None:
+def test_staged_rows_are_not_visible(lake: StreamLake) -> None:
     staged = lake.stage(ROWS)
     assert staged.rows == 3
     assert [lake.rows(b) for b in BRANCHES] == [[], [], []]
@@ -152,7 +152,7 @@ def test_an_answer_lost_is_looked_up_in_the_table(lake: StreamLake, after: bool)
     assert lake.rows("speed") == ROWS
 
 
-def test_an_answer_lost_after_landing_is_known_even_when_others_published_since(lake: StreamLake) -> None:
+def test_a_publish_with_a_lost_answer_is_found_behind_newer_publishes(lake: StreamLake) -> None:
     staged = lake.stage(ROWS)
     publish, state, real = lake.speed(staged, {0: 3}), lake.state(), lake.lake.catalog.commit_table
 
@@ -166,7 +166,7 @@ def test_an_answer_lost_after_landing_is_known_even_when_others_published_since(
     assert lake.publish(publish, state) is Outcome.LANDED
 
 
-def test_what_a_branch_says_is_carried_forward_by_every_publish(lake: StreamLake) -> None:
+def test_every_publish_keeps_the_state_of_a_branch(lake: StreamLake) -> None:
     first = Publish(new_id(), (Change("main", properties={"anabranch.a": "1"}),), lake.state().timeline)
     assert lake.publish(first) is Outcome.LANDED
     assert lake.publish(lake.speed(lake.stage(ROWS), {0: 3})) is Outcome.LANDED
@@ -178,7 +178,7 @@ def test_what_a_branch_says_is_carried_forward_by_every_publish(lake: StreamLake
     assert lake.state().position.offsets == {0: 3}
 
 
-def test_a_head_that_is_nobodys_publish_is_walked_over(lake: StreamLake) -> None:
+def test_a_head_that_is_no_publish_is_skipped(lake: StreamLake) -> None:
     """The hazard: `rewrite_manifests` and other engines leave heads without our properties."""
     assert lake.publish(lake.speed(lake.stage(ROWS), {0: 3})) is Outcome.LANDED
     for branch in ("speed", "main", "speed"):
@@ -217,7 +217,7 @@ def test_a_speed_branch_that_was_dropped_begins_where_its_rows_in_main_end(lake:
 # Expiry
 
 
-def test_a_publish_expires_what_is_published_and_spares_what_waits(lake: StreamLake) -> None:
+def test_a_publish_expires_published_snapshots_and_retains_waiting_ones(lake: StreamLake) -> None:
     mine, waits = lake.stage(ROWS), lake.stage(MORE)
     assert lake.publish(lake.speed(mine, {0: 3})) is Outcome.LANDED
     table = lake.table()
@@ -227,7 +227,7 @@ def test_a_publish_expires_what_is_published_and_spares_what_waits(lake: StreamL
     assert table.metadata.snapshot_by_id(waits.parent_id) is not None
 
 
-def test_only_the_newest_snapshots_stay_beside_heads_tags_and_parents_of_what_waits(lake: StreamLake) -> None:
+def test_only_the_newest_snapshots_stay_beside_heads_tags_and_parents_of_staged_ones(lake: StreamLake) -> None:
     waits = lake.stage(MORE)
     assert waits.parent_id is not None
     for branch in BRANCHES:
@@ -288,7 +288,7 @@ def test_a_publisher_paused_across_anothers_expiry_is_refused(lake: StreamLake) 
     assert lake.rows("main") == []
 
 
-def test_expiring_what_somebody_discarded_meanwhile_is_a_refusal(lake: StreamLake) -> None:
+def test_expiring_a_snapshot_that_was_discarded_meanwhile_is_refused(lake: StreamLake) -> None:
     abandoned, mine = lake.stage(MORE), lake.stage(ROWS)
     state = lake.state()
     commit = to_commit(state, lake.speed(mine, {0: 3}, state), NOW)
@@ -351,14 +351,14 @@ def test_a_tag_keeps_its_snapshot_readable_and_ends_with_its_age(lake: StreamLak
 # What a decision may and must say
 
 
-def test_a_publish_that_changes_a_layers_rows_has_to_say_what_main_becomes(lake: StreamLake) -> None:
+def test_a_publish_that_changes_a_layers_rows_must_state_the_new_main(lake: StreamLake) -> None:
     staged, state = lake.stage(ROWS), lake.state()
     publish = Publish(staged.wap_id, (Change("speed", staged.files),), state.timeline)
     with pytest.raises(ValueError, match="has to contain main's changes"):
         to_commit(state, publish, NOW)
 
 
-def test_main_says_what_it_was_made_from(lake: StreamLake) -> None:
+def test_main_records_its_sources(lake: StreamLake) -> None:
     assert lake.state().is_merged
     staged = lake.stage(ROWS)
     assert lake.publish(lake.speed(staged, {0: 3})) is Outcome.LANDED
@@ -423,9 +423,7 @@ def test_run_decides_again_after_a_decision_that_did_something_first(lake: Strea
     assert lake.rows("main") == ROWS
 
 
-def test_run_of_who_takes_no_turns_goes_on_at_once_and_without_end(
-    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_without_turns_retries_at_once_and_without_end(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     staged, left = lake.stage(ROWS), list(range(publish_queue.REFUSALS + 1))
 
     def decide() -> Decision[None] | Again:
@@ -442,7 +440,7 @@ def test_run_of_who_takes_no_turns_goes_on_at_once_and_without_end(
 
 
 @pytest.mark.usefixtures("no_pause")
-def test_run_of_who_takes_turns_ends_in_time_whatever_its_decisions_do_first(lake: StreamLake) -> None:
+def test_run_with_turns_ends_in_time_whatever_its_decisions_do_first(lake: StreamLake) -> None:
     with pytest.raises(Transient, match="expected a publish within 0:00:01, found 0 refusals"):
         run(lake.lake, lake.name, lambda: Again.AGAIN, "test", take_turns=True, timeout=timedelta(seconds=1))
 

@@ -135,7 +135,7 @@ def speeding(lake: StreamLake) -> Iterator[SpeedLoop]:
 # What is decided
 
 
-def test_a_line_is_read_in_the_order_of_asking_whoever_wrote_it() -> None:
+def test_a_queue_is_read_in_request_order_whichever_version_wrote_it() -> None:
     first, second = Turn("b", 1, 20.0, "merge", "host:1", "2026-11-21T00:00:00+00:00"), Turn("a", 2, 10.0)
     both = second.to_properties() | first.to_properties() | {"other": "x", f"{TURN}.bad": "{", f"{TURN}.old": '["x"]'}
     assert read_line(both)[-2:] == (first, second)
@@ -153,12 +153,12 @@ def test_a_bound_follows_from_the_longest_try() -> None:
     assert is_over(Turn("a", 1, 10.0), 10.0)
 
 
-def test_a_turn_is_asked_for_when_losing_again_is_likely() -> None:
+def test_a_turn_is_requested_when_another_refusal_is_likely() -> None:
     assert [should_ask(n, 0.1) for n in (0, 1, 2, 3)] == [False, False, False, True]
     assert [should_ask(n, 0.5) for n in (0, 1)] == [False, True]
 
 
-def test_who_waits_for_whom() -> None:
+def test_the_order_of_waiting_publishers() -> None:
     first, second, third = (Turn(i, n, 10.0) for n, i in enumerate("abc", 1))
     queue = (first, second, third)
     assert [turn_before(queue, mine) for mine in ("a", "b", "c", None)] == [None, first, first, first]
@@ -191,7 +191,7 @@ def failing(lake: Lake, times: int, first: Callable[[], Any] = lambda: None) -> 
     return left
 
 
-def test_a_turn_asked_for_against_the_speed_layer_is_really_set(lake: StreamLake) -> None:
+def test_a_turn_requested_against_the_speed_layer_is_set(lake: StreamLake) -> None:
     """The hazard: the speed layer publishes while the turn is asked for, and the asking itself is refused."""
     own = lake.again()
     left = failing(own, 3)
@@ -205,7 +205,7 @@ def test_a_turn_asked_for_against_the_speed_layer_is_really_set(lake: StreamLake
     assert not [key for key in lake.table().properties if key.startswith(TURN)]
 
 
-def test_a_turn_says_who_asked_for_what(lake: StreamLake) -> None:
+def test_a_turn_names_its_publisher_and_purpose(lake: StreamLake) -> None:
     new_turn(lake, "hour 2026-11-21T00 of events")
     [turn] = read_line(lake.table().properties)
     assert f"hour 2026-11-21T00 of events ({turn.by}, turn {turn.id})" == turn.who
@@ -229,7 +229,7 @@ def test_two_that_ask_at_once_are_both_in_line(lake: StreamLake) -> None:
     assert sorted(line(lake)) == sorted([turn.id, *others])
 
 
-def test_a_full_line_takes_nobody(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_queue_takes_no_publisher(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publish_queue, "LONGEST_LINE", 1)
     first = new_turn(lake)
     assert ask_for_turn(lake.lake, lake.name, "test") is None
@@ -244,7 +244,7 @@ def test_taking_back_anothers_turn_or_none_changes_nothing(lake: StreamLake) -> 
     assert lake.table().metadata_location == before
 
 
-def test_what_stood_in_line_behind_a_turn_stays_when_it_is_taken_back(lake: StreamLake) -> None:
+def test_turns_behind_a_removed_turn_stay(lake: StreamLake) -> None:
     first, second = new_turn(lake), new_turn(lake)
     take_back_turn(lake.lake, lake.name, first)
     assert line(lake) == [second]
@@ -256,7 +256,7 @@ def test_what_stood_in_line_behind_a_turn_stays_when_it_is_taken_back(lake: Stre
 # Waiting
 
 
-def test_a_turn_is_waited_for_once_until_it_is_taken_back(lake: StreamLake) -> None:
+def test_a_turn_is_awaited_once_until_it_is_removed(lake: StreamLake) -> None:
     turn, happened, own = new_turn(lake), [], lake.again()
 
     def take_back() -> None:
@@ -276,7 +276,7 @@ def test_a_turn_is_waited_for_once_until_it_is_taken_back(lake: StreamLake) -> N
     assert line(lake) == [other]
 
 
-def test_a_turn_that_nobody_takes_back_is_taken_out_after_its_bound(
+def test_an_abandoned_turn_is_removed_after_its_bound(
     lake: StreamLake, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(publish_queue, "LEAST", 0.3)
@@ -293,7 +293,7 @@ def test_an_older_versions_turn_is_waited_for_and_taken_out(lake: StreamLake, mo
     assert TURN not in lake.table().properties
 
 
-def test_a_speed_layer_that_is_told_to_stop_waits_no_longer(lake: StreamLake) -> None:
+def test_a_stop_ends_the_wait_of_the_speed_layer(lake: StreamLake) -> None:
     turn, stop = new_turn(lake), threading.Event()
     stop.set()
     assert YieldToQueue(lake.lake, lake.name, stop).wait_if_first(lake.table().properties)
@@ -314,7 +314,7 @@ time.sleep(600)
 """
 
 
-def test_a_killed_holder_holds_the_speed_layer_no_longer_than_its_bound(lake: StreamLake) -> None:
+def test_a_killed_owner_of_a_turn_delays_the_speed_layer_up_to_its_bound(lake: StreamLake) -> None:
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(lake.folder)], stdout=subprocess.PIPE, text=True, start_new_session=True
     )
@@ -397,7 +397,7 @@ def test_a_publish_that_gives_up_takes_its_turn_back(lake: StreamLake, ending: s
 
 
 @pytest.mark.usefixtures("at_once")
-def test_a_turn_that_somebody_else_took_out_does_not_stop_a_publish(lake: StreamLake) -> None:
+def test_a_turn_that_another_publisher_removed_does_not_stop_a_publish(lake: StreamLake) -> None:
     """The hazard: its bound passes between the decision and the commit, which is to take back what is gone."""
     tries = []
 
@@ -416,7 +416,7 @@ def test_a_turn_that_somebody_else_took_out_does_not_stop_a_publish(lake: Stream
 
 
 @pytest.mark.usefixtures("at_once")
-def test_a_publish_inside_anothers_decision_goes_by_the_outer_ones_turn(
+def test_a_publish_inside_another_ones_decision_uses_the_outer_turn(
     lake: StreamLake, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The hazard: a merge that has to come first waits for the turn of the publish that it is made for."""
@@ -444,7 +444,7 @@ def test_a_publish_inside_anothers_decision_goes_by_the_outer_ones_turn(
 
 
 @pytest.mark.usefixtures("at_once")
-def test_who_was_too_slow_asks_again_behind_the_others(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_publisher_that_was_too_slow_joins_the_queue_again(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, list[list[str]]] = {"slow": [], "quick": []}
     out, own = threading.Event(), lake.again()
 
@@ -477,7 +477,7 @@ def test_who_was_too_slow_asks_again_behind_the_others(lake: StreamLake, monkeyp
     assert line(lake) == []
 
 
-def test_a_publish_whose_try_takes_seconds_lands_against_a_speed_layer_that_publishes_all_the_time(
+def test_a_publish_of_seconds_lands_against_a_speed_layer_that_publishes_continuously(
     lake: StreamLake,
 ) -> None:
     tries, work, own = [], threading.Event(), lake.again()
@@ -499,7 +499,7 @@ def test_a_publish_whose_try_takes_seconds_lands_against_a_speed_layer_that_publ
 
 
 @pytest.mark.usefixtures("at_once")
-def test_two_batch_publishes_and_a_maintenance_at_once_land_in_the_order_in_which_they_asked(lake: StreamLake) -> None:
+def test_two_batch_publishes_and_a_maintenance_at_once_land_in_request_order(lake: StreamLake) -> None:
     names, all_asked = ("hour", "rebuild", "maintain"), threading.Event()
     tries: dict[str, int] = dict.fromkeys(names, 0)
 

@@ -98,7 +98,7 @@ def test_hours_accepted_stay_accepted_when_the_batch_branch_is_dropped(lake: Str
     assert lake.rows("batch") == lake.rows("main")
 
 
-def test_an_hour_given_to_the_speed_layer_is_not_held_by_a_batch_branch_made_again(lake: StreamLake) -> None:
+def test_an_hour_given_to_the_speed_layer_is_not_on_a_recreated_batch_branch(lake: StreamLake) -> None:
     """The hazard: `main` holds the speed layer's rows of it, so the new branch does too; they prove nothing."""
     give_to_speed(lake, 1)
     served = [*BATCH[0], *SPEED[1], *SPEED[2]]
@@ -145,7 +145,7 @@ def branch_properties(accepted: dict[str, int], **values: Any) -> dict[str, str]
     return {ACCEPTED: json.dumps(hours)} | values
 
 
-def test_what_the_batch_branch_says_counts_and_what_it_forgot_is_not_lost() -> None:
+def test_the_batch_branch_counts_and_its_forgotten_hours_are_not_lost() -> None:
     main = branch_properties({H[0]: 1, H[1]: 1, H[2]: 1})
     batch = branch_properties({H[2]: 2}, **{SETTLED: H[2], CONTENT: "c"})
     accepted, waiting = read_accepted({"speed": {}, "batch": batch, "main": main})
@@ -156,7 +156,7 @@ def test_what_the_batch_branch_says_counts_and_what_it_forgot_is_not_lost() -> N
     assert (set(accepted), set(waiting)) == ({H[0]}, {H[1], H[2]})
 
 
-def test_an_override_of_today_says_nothing_about_a_branch_made_again_before_it() -> None:
+def test_an_override_does_not_apply_to_a_branch_recreated_before_it() -> None:
     both = branch_properties({H[0]: 1}, **{MERGED: "{}"})
     accepted, waiting = read_accepted(
         {"speed": {}, "batch": both, "main": both | {OVERRIDES: json.dumps({H[0]: "speed"})}}
@@ -182,7 +182,7 @@ def history(lake: StreamLake) -> list[LedgerRow]:
     return lake.ledger.history()
 
 
-def test_a_dropped_ledger_is_written_again_from_what_the_branches_say(lake: StreamLake) -> None:
+def test_a_dropped_ledger_is_written_again_from_the_branches(lake: StreamLake) -> None:
     lake.lake.catalog.drop_table(lake.stream.hours_table)
     done = apply(lake)
     name = lake.stream.hours_table
@@ -201,7 +201,7 @@ def test_a_dropped_ledger_is_written_again_from_what_the_branches_say(lake: Stre
     assert len(history(lake)) == 3
 
 
-def test_a_decision_that_waits_says_more_than_what_is_restored(lake: StreamLake) -> None:
+def test_a_waiting_decision_has_more_detail_than_a_restored_one(lake: StreamLake) -> None:
     row = ledger.decision(H[2], "refused", 1, CUTS[2], NOW, reason="the gate")
     publish = Publish(new_id(), (Change("speed"),), lake.state().timeline, decisions=(row,))
     assert lake.publish(publish) is Outcome.LANDED
@@ -209,7 +209,7 @@ def test_a_decision_that_waits_says_more_than_what_is_restored(lake: StreamLake)
     assert ledger.newest(history(lake))[H[2]].reason == "the gate"
 
 
-def test_two_who_restore_at_once_write_each_row_once(lake: StreamLake) -> None:
+def test_two_processes_that_restore_at_once_write_each_row_once(lake: StreamLake) -> None:
     state, other = lake.state(), lake.again()
     first, second = (plan_rows(state, (), {}, {}, NOW) for _ in range(2))
     lake.ledger.record(first)

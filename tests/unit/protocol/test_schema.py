@@ -63,7 +63,7 @@ def test_columns_keep_their_order_and_case() -> None:
         ("a INT, PRIMARY KEY (a)", "expected 'name TYPE'"),
     ],
 )
-def test_what_is_no_column_says_expected_and_found(ddl: object, message: str) -> None:
+def test_an_invalid_column_is_reported_with_expected_and_found(ddl: object, message: str) -> None:
     with pytest.raises(ValueError, match="expected") as error:
         parse_columns(ddl)
     assert message in str(error.value)

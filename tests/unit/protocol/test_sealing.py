@@ -59,7 +59,7 @@ def asked(state: State, kafka: Kafka) -> KafkaOffsets:
     return ask(kafka, "events", state, NOW, timedelta(0))
 
 
-def test_a_partition_that_somebody_published_since_is_asked_for_again() -> None:
+def test_a_partition_that_was_published_meanwhile_is_requested_again() -> None:
     """The hazard: an answer that is older than the position stops the stream, as if Kafka had lost the partition."""
     before, after = state_of({0: 2}), state_of({0: 2, 1: 1})
     old = asked(before, Kafka({0: 2}))
@@ -69,19 +69,19 @@ def test_a_partition_that_somebody_published_since_is_asked_for_again() -> None:
     assert decided.timeline.boundaries == {H0: {0: 2, 1: 1}}
 
 
-def test_a_topic_that_was_adopted_since_is_asked_for_again() -> None:
+def test_a_topic_that_was_adopted_meanwhile_is_requested_again() -> None:
     old = asked(state_of({0: 2}), Kafka({0: 2}))
     adopted = new_state(Timeline(H0, H0, {0: 0}), {0: 0}, position=Position("other", {0: 0}))
     assert resolve_state(adopted, old) is None
 
 
 @pytest.mark.parametrize("kafka", [Kafka({0: 2}), Kafka({0: 2, 1: 1}, "other")])
-def test_a_topic_that_lost_a_partition_or_was_made_again_still_stops(kafka: Kafka) -> None:
+def test_a_topic_that_lost_a_partition_or_was_recreated_still_stops(kafka: Kafka) -> None:
     with pytest.raises(PositionError):
         asked(state_of({0: 2, 1: 1}), kafka)
 
 
-def test_hours_that_ended_since_are_asked_for_again() -> None:
+def test_hours_that_ended_meanwhile_are_requested_again() -> None:
     sealed = Timeline(H0, H1, {0: 2})
     old = KafkaOffsets(Topic("events", "t", (0,)), NOW, NOW, {}, {}, {})
     assert resolve_state(state_of({0: 2}), old) is None

@@ -52,7 +52,7 @@ def accept_all(read_to: int, refused: tuple[int, ...] = ()) -> State:
     return state
 
 
-def test_an_hour_is_served_by_batch_once_accepted_unless_an_operator_says_otherwise() -> None:
+def test_an_hour_is_served_by_batch_once_accepted_unless_overridden() -> None:
     timeline = Timeline(FIRST, H[2], {0: 20}, sealed={H[1]: cut(1)})
     state = new_state(timeline, {0: 20}, accepted={H[0]: Accepted(1, cut(0))})
     assert [state.served_by(h) for h in H[:3]] == ["batch", "speed", "speed"]
@@ -89,7 +89,7 @@ def test_an_old_hour_that_is_accepted_or_restated_now_is_remembered_now() -> Non
     assert after(state, {H[0]: Accepted(2, cut(0))}).accepted[H[0]] == Accepted(2, cut(0))
 
 
-def test_the_newest_publish_of_any_branch_says_what_the_hours_are(tmp_path: Path) -> None:
+def test_the_newest_publish_of_any_branch_has_the_hours(tmp_path: Path) -> None:
     lake = new_lake(tmp_path)
     for i, branch in enumerate(("speed", "batch", "main", "speed")):
         newer = Timeline(FIRST, H[i], {0: 10 * i})

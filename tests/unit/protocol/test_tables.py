@@ -31,7 +31,7 @@ def table_of(folder: Path, ddl: str) -> tuple[Lake, Table]:
 
 
 @pytest.mark.parametrize("ddl", ["id STRING NOT NULL, n INT", NESTED])
-def test_a_table_that_apply_made_is_the_streams_and_stays_as_it_is(tmp_path: Path, ddl: str) -> None:
+def test_a_table_that_apply_created_belongs_to_the_stream_and_is_not_changed(tmp_path: Path, ddl: str) -> None:
     lake, table = table_of(tmp_path, ddl)
     require_columns(table, stream_of(ddl))
     assert evolve(lake, "games.other", rows_columns(stream_of(ddl))) == []
@@ -50,7 +50,7 @@ def test_a_table_that_apply_made_is_the_streams_and_stays_as_it_is(tmp_path: Pat
         (NESTED.replace("n INT, ", ""), "expected column n none, found int"),
     ],
 )
-def test_a_job_that_knows_other_columns_than_the_table_has_says_what_to_run(
+def test_a_job_with_other_columns_than_the_table_names_the_command_to_run(
     tmp_path: Path, ddl: str, message: str
 ) -> None:
     _, table = table_of(tmp_path, NESTED)
@@ -61,7 +61,7 @@ def test_a_job_that_knows_other_columns_than_the_table_has_says_what_to_run(
     assert message in str(error.value)
 
 
-def test_a_job_whose_file_apply_would_refuse_says_what_apply_says(tmp_path: Path) -> None:
+def test_a_job_whose_file_apply_would_refuse_has_the_same_error(tmp_path: Path) -> None:
     _, table = table_of(tmp_path, NESTED)
     with pytest.raises(Terminal, match=r"expected column id string, found string NOT NULL; .* put NOT NULL back"):
         require_columns(table, stream_of(NESTED.replace("id STRING NOT NULL", "id STRING")))

@@ -383,7 +383,7 @@ ADOPTIONS = st.builds(adopt, st.none() | st.dictionaries(st.integers(0, 2), st.i
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.one_of(STEPS, *[ADOPTIONS] * 3), min_size=8, max_size=60), GRACES)
-def test_no_hour_holds_offsets_of_two_logs(steps: list[Step], grace: timedelta) -> None:
+def test_no_hour_contains_offsets_of_two_logs(steps: list[Step], grace: timedelta) -> None:
     """The hazard: compared with a position that began anew, old cuts would take in, or skip, the new log's offsets."""
     play(steps, grace)
 
@@ -418,7 +418,7 @@ def test_an_end_that_one_clock_has_used_ends_the_hour_for_a_clock_behind_it_too(
     world.finish()
 
 
-def test_a_partition_that_was_added_after_kafka_was_asked_has_its_hours_asked_for() -> None:
+def test_hours_of_a_partition_that_was_added_after_the_request_are_requested() -> None:
     """The hazard: an hour that ended is decided without the new partition, whose records then stand under the next."""
     world = World()
     steps = [tick(30 * 60), ask("speed"), add_partition(), append(2, 0, 1), ask("batch"), speed(0, 1, False), seal()]
@@ -510,7 +510,7 @@ def test_a_partition_added_later_begins_at_0_and_joins_the_hours() -> None:
     assert second[2] == (0, 3)
 
 
-def test_a_topic_that_already_holds_hours_is_cut_into_them() -> None:
+def test_a_topic_that_already_contains_hours_is_cut_into_them() -> None:
     world = World()
     for minutes in (-200, -130, -70, 0):
         append(0, minutes, 2).do(world)

@@ -50,7 +50,7 @@ def log(id: str, starts: dict[int, int], ends: dict[int, int]) -> Log:
     return Log(Topic("e", id, tuple(ends)), starts, ends)
 
 
-def test_a_log_that_was_never_read_begins_where_it_starts_or_where_the_operator_says() -> None:
+def test_a_new_log_begins_at_its_start_or_where_the_operator_decides() -> None:
     position, new = Position(OLD, {0: 7, 1: 3}), log(NEW, {0: 2, 1: 0, 2: 0}, {0: 9, 1: 4, 2: 0})
     assert plan_begins(FRESH, position, new, {}) == {0: 2, 1: 0, 2: 0}
     assert plan_begins(FRESH, position, new, {}, {0: 5, 1: 3, 2: 0}) == {0: 5, 1: 3, 2: 0}
@@ -58,7 +58,7 @@ def test_a_log_that_was_never_read_begins_where_it_starts_or_where_the_operator_
     assert not must_choose(FRESH, position, log(NEW, {0: 4, 1: 0}, {0: 4, 1: 0})), "it holds no record"
 
 
-def test_a_log_that_was_read_before_goes_on_where_it_ended() -> None:
+def test_a_log_that_was_read_before_continues_at_its_end() -> None:
     """The hazard: read from its start again, all that was published of it would be published twice."""
     position, old = Position(NEW, {0: 0}), log(OLD, {0: 0, 1: 0}, {0: 9, 1: 4})
     assert plan_begins(LEFT, position, old, {}) == {0: 7, 1: 0}, "a partition that was added meanwhile begins at 0"
@@ -69,7 +69,7 @@ def test_a_log_that_was_read_before_goes_on_where_it_ended() -> None:
 
 
 @pytest.mark.parametrize(("unpublished", "begins"), [({}, 5), ({0: Stamped(3, 0)}, 3), ({0: Stamped(6, 0)}, 5)])
-def test_a_log_that_lost_its_end_while_another_was_read_goes_on_as_one_that_was_not_left(
+def test_a_log_that_lost_its_end_while_another_was_read_continues_as_one_that_was_not_left(
     unpublished: dict[int, Stamped | None], begins: int
 ) -> None:
     assert plan_begins(LEFT, Position(NEW, {0: 0}), log(OLD, {0: 0}, {0: 5}), unpublished) == {0: begins}
@@ -79,14 +79,14 @@ def test_a_log_that_lost_its_end_while_another_was_read_goes_on_as_one_that_was_
     ("unpublished", "begins"),
     [({}, {1: 5}), ({1: None}, {1: 5}), ({1: Stamped(3, 0)}, {1: 3}), ({0: Stamped(2, 0), 1: Stamped(9, 0)}, {1: 5})],
 )
-def test_a_log_that_lost_its_end_begins_anew_at_the_first_record_that_cannot_be_published(
+def test_a_log_that_lost_its_end_begins_again_at_the_first_record_that_cannot_be_published(
     unpublished: dict[int, Stamped | None], begins: dict[int, int]
 ) -> None:
     short = log(OLD, {0: 0, 1: 0}, {0: 9, 1: 5})
     assert plan_begins(FRESH, Position(OLD, {0: 7, 1: 8}), short, unpublished) == begins
 
 
-def test_a_topic_that_is_as_the_position_says_leaves_nothing_to_adopt() -> None:
+def test_a_topic_that_matches_the_position_needs_no_adoption() -> None:
     same = log(OLD, {0: 0, 1: 0}, {0: 7, 1: 5})
     assert plan_begins(FRESH, Position(OLD, {0: 7}), same, {}) is None
     assert plan_begins(FRESH, Position("", {}), same, {}) is None
@@ -103,7 +103,7 @@ def test_a_topic_that_is_as_the_position_says_leaves_nothing_to_adopt() -> None:
         ("2026-11-21 03:15", StartChoice("time", when=datetime(2026, 11, 21, 3, 15, tzinfo=UTC))),
     ],
 )
-def test_where_to_begin_is_written_in_four_ways(text: str, choice: StartChoice) -> None:
+def test_the_start_has_four_forms(text: str, choice: StartChoice) -> None:
     assert parse_start(text) == choice
 
 
@@ -139,7 +139,7 @@ def test_the_hour_at_hand_is_sealed_at_the_position_and_the_next_begins_in_the_n
     assert adopted.timeline.left_at(OLD) == Adoption(H[3], OLD, {0: 0, 1: 0}, {0: 14, 1: 10}, 5)
 
 
-def test_ends_that_were_used_stay_and_what_lies_unread_before_them_is_lost() -> None:
+def test_used_ends_stay_and_unread_offsets_before_them_are_lost() -> None:
     timeline = Timeline(H[3], H[3], {0: 0, 1: 0}, boundaries={H[3]: {0: 10, 1: 10}})
     adopted = plan(timeline, {0: 14, 1: 8})
     assert adopted.sealed == (H[3], H[4])
@@ -151,7 +151,7 @@ def test_ends_that_were_used_stay_and_what_lies_unread_before_them_is_lost() -> 
     assert left is not None and left.ended == {0: 14, 1: 10}, "what its sealed hours hold is not read as another's"
 
 
-def test_a_sealed_hour_that_nobody_read_is_lost_and_an_accepted_one_is_not() -> None:
+def test_an_unread_sealed_hour_is_lost_and_an_accepted_one_is_not() -> None:
     sealed = {H[2]: Cut(OLD, {0: (5, 9)})}
     accepted = {H[1]: Cut(OLD, {0: (2, 5)})}
     adopted = plan(Timeline(H[1], H[3], {0: 9}, sealed=sealed), {0: 2}, accepted=accepted, begins={0: 0})
@@ -224,7 +224,7 @@ def later() -> int:
     return int((datetime.now(UTC) + timedelta(seconds=1)).timestamp() * 1000)
 
 
-def test_adopting_a_recreated_topic_keeps_every_row_and_goes_on_at_0(lake: StreamLake) -> None:
+def test_adopting_a_recreated_topic_keeps_every_row_and_continues_at_0(lake: StreamLake) -> None:
     broker = Broker(id=NEW, log={0: [0, 0], 1: [0]})
     with pytest.raises(PositionError, match="run `anabranch adopt`"):
         BoundaryResolver(lake.stream, lake.lake, broker.adapter).decide()
@@ -254,7 +254,7 @@ def test_adopting_writes_the_ledger_and_adopting_again_does_nothing(lake: Stream
     assert row.reason == f"sealed by adopting topic id {NEW} from 0=0"
 
 
-def test_a_topic_named_wrongly_and_put_right_goes_on_where_it_was_read_to(lake: StreamLake) -> None:
+def test_a_topic_named_wrongly_and_corrected_continues_at_its_position(lake: StreamLake) -> None:
     """The hazard: read from its start again, every row would be there twice."""
     right, wrong = Broker(log={0: [0] * 5}), Broker(id=NEW, log={0: []})
     for _ in range(2):
@@ -273,7 +273,7 @@ def test_a_topic_named_wrongly_and_put_right_goes_on_where_it_was_read_to(lake: 
     assert [h for h, cut in cuts.items() if gone_from_kafka(state.timeline, OLD, h, cut)] == []
 
 
-def test_a_topic_that_was_never_read_and_holds_records_is_adopted_only_from_where_an_operator_says(
+def test_an_unread_topic_with_records_is_adopted_only_with_from(
     lake: StreamLake,
 ) -> None:
     heads = lake.state().heads
@@ -294,7 +294,7 @@ def test_a_topic_that_was_never_read_and_holds_records_is_adopted_only_from_wher
     ("start", "begins"),
     [("earliest", 0), ("latest", 4), ("0=3", 3), ("1970-01-01T00:01:15Z", 2), ("1971-01-01", 4)],
 )
-def test_an_operator_says_where_a_topic_begins(lake: StreamLake, start: str, begins: int) -> None:
+def test_an_operator_chooses_where_a_topic_begins(lake: StreamLake, start: str, begins: int) -> None:
     broker = Broker(id=NEW, log={0: [60_000, 70_000, 80_000, 90_000]})
     assert run(lake, broker, start) is not None
     assert lake.state().position == Position(NEW, {0: begins})
@@ -333,7 +333,7 @@ def test_a_topic_that_does_not_exist_cannot_be_adopted(lake: StreamLake) -> None
     assert lake.state().heads == heads
 
 
-def test_offsets_that_nobody_read_are_recorded_as_lost(lake: StreamLake) -> None:
+def test_unread_offsets_are_recorded_as_lost(lake: StreamLake) -> None:
     state = lake.state()
     sealed = {BEFORE: Cut(OLD, {0: (0, 1)}), NOW_HOUR: Cut(OLD, {0: (1, 9)})}
     timeline = replace(state.timeline, sealed=sealed, open=shift(NOW_HOUR, 1), start={0: 9})
@@ -346,7 +346,7 @@ def test_offsets_that_nobody_read_are_recorded_as_lost(lake: StreamLake) -> None
     assert uncovered_reason(lake.state(), "speed", NOW_HOUR) == "the speed layer skipped it, wholly or in part"
 
 
-def test_a_log_that_lost_its_end_goes_on_with_the_records_that_came_since(lake: StreamLake) -> None:
+def test_a_log_that_lost_its_end_continues_with_the_newer_records(lake: StreamLake) -> None:
     # An hour that waits for its end, so that the clock looks at the log.
     timeline = Timeline(BEFORE, BEFORE, {0: 0})
     assert lake.publish(replace(lake.speed(lake.stage([]), {}), timeline=timeline)) is Outcome.LANDED
@@ -390,7 +390,7 @@ def test_hours_of_the_former_topic_are_forgotten_like_any_other(lake: StreamLake
     assert len(json.loads(properties["anabranch.accepted"])) == REMEMBERED_HOURS
 
 
-def test_hours_that_kafka_lost_are_refused_with_their_reason_and_hold_back_no_other(lake: StreamLake) -> None:
+def test_hours_that_kafka_lost_are_refused_with_their_reason_and_delay_no_other(lake: StreamLake) -> None:
     """The hazard: the first of them would end the run with an error, and no hour after it would ever be rebuilt."""
     broker = Broker(id=NEW)
     assert run(lake, broker) is not None

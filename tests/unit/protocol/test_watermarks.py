@@ -85,7 +85,7 @@ def test_hours_that_are_forgotten_one_by_one_are_complete() -> None:
 
 @settings(deadline=None, max_examples=200)
 @given(st.integers(0, 12), st.data())
-def test_complete_is_what_counting_from_the_first_hour_says(hours: int, data: st.DataObject) -> None:
+def test_complete_equals_counting_from_the_first_hour(hours: int, data: st.DataObject) -> None:
     done = data.draw(st.sets(st.integers(0, max(0, hours - 1)), max_size=hours)) if hours else set()
     settled = next((n for n in range(hours) if n not in done), hours)
     state = sealed_state(hours, done, settled_before=at(data.draw(st.integers(0, settled))))
@@ -97,7 +97,7 @@ def test_complete_is_what_counting_from_the_first_hour_says(hours: int, data: st
     assert complete_through(state) == counted
 
 
-def test_fresh_is_the_end_of_the_hours_that_main_holds_whole() -> None:
+def test_fresh_is_the_end_of_the_complete_hours_of_main() -> None:
     # By the speed layer's position, by what is accepted ahead of it, and not behind an hour that is neither.
     assert fresh(sealed_state(3, position=25)) == end_of(at(1))
     assert fresh(sealed_state(4, accepted=[2, 3], position=20)) == end_of(at(3))
@@ -113,7 +113,7 @@ def test_ends_that_are_decided_but_not_sealed_count() -> None:
     assert fresh(replace(state, position=unknown)) == end_of(at(0))
 
 
-def test_the_speed_layers_word_counts_unless_an_hour_lacks_what_it_jumped_over() -> None:
+def test_the_speed_layers_statement_counts_unless_an_hour_lacks_skipped_offsets() -> None:
     word = end_of(at(3)) + timedelta(minutes=12)
     assert fresh(sealed_state(4, position=45), read_until=word) == word
     jumped = sealed_state(4, position=45, timeline={"skipped": (at(2),)})
@@ -125,14 +125,14 @@ def test_the_speed_layers_word_counts_unless_an_hour_lacks_what_it_jumped_over()
     assert fresh(running, read_until=word) == end_of(at(3))
 
 
-def test_an_hour_that_a_merge_kept_holds_it_back() -> None:
+def test_an_hour_that_a_merge_kept_delays_complete_through() -> None:
     """The hazard: what the speed layer reads of it goes to its own branch alone, until it covers the hour."""
     word = end_of(at(3)) + timedelta(minutes=12)
     assert fresh(sealed_state(4, position=45, retained_hours=(at(2),)), read_until=word) == end_of(at(1))
     assert fresh(sealed_state(4, position=45, retained_hours=(at(4),)), read_until=word) == end_of(at(3))
 
 
-def test_an_hour_whose_speed_rows_were_dropped_and_that_waits_again_holds_it_back() -> None:
+def test_a_waiting_hour_whose_speed_rows_were_dropped_delays_complete_through() -> None:
     state = sealed_state(6, accepted=[0, 1, 4], position=60, timeline={"covered_from": at(4), "kept": (at(2),)})
     assert fresh(state) == end_of(at(2))
 
@@ -154,7 +154,7 @@ def test_the_hour_in_which_a_log_was_given_up_ends_with_the_one_after_it() -> No
     assert fresh(went_on) == end_of(at(3))
 
 
-def test_properties_are_what_engines_can_read() -> None:
+def test_engines_can_read_the_properties() -> None:
     moment = datetime(2026, 11, 21, 3, 12, 45, 123_999, UTC)
     said = Watermarks("2026-11-21T02", moment).to_properties()
     assert said == {COMPLETE_THROUGH: "2026-11-21T02", FRESH_THROUGH: "2026-11-21T03:12:45.123Z"}
@@ -199,7 +199,7 @@ def test_every_publish_states_them_in_its_own_commit(lake: StreamLake) -> None:
     assert len(lake.table().metadata.snapshots) == before + 5
 
 
-def test_what_is_promised_no_more_is_empty(lake: StreamLake) -> None:
+def test_a_withdrawn_promise_is_empty(lake: StreamLake) -> None:
     """An operator set `batch` back: its hours wait again."""
     table = lake.table()
     back = table.metadata.refs["batch"].snapshot_id

@@ -88,7 +88,7 @@ def reader_of(kind: DataType, written: Any) -> Any:
         ),
     ],
 )  # fmt: skip
-def test_what_becomes_a_column(kind: DataType, written: Any, reader: Any) -> None:
+def test_types_of_proposed_columns(kind: DataType, written: Any, reader: Any) -> None:
     assert reader_of(kind, written) == reader
 
 
@@ -124,7 +124,7 @@ def test_what_becomes_a_column(kind: DataType, written: Any, reader: Any) -> Non
         (StructType([StructField("n", IntegerType())]), record(("m", "long")), "c: expected a field of n, found none"),
     ],
 )  # fmt: skip
-def test_what_cannot_become_a_column(kind: DataType, written: Any, message: str) -> None:
+def test_names_that_cannot_become_columns(kind: DataType, written: Any, message: str) -> None:
     with pytest.raises(Incompatible) as error:
         reader_of(
             kind, written if not isinstance(written, dict) or written.get("name") != "E" else {**written, "name": "In"}
@@ -171,7 +171,7 @@ def test_names_follow_their_namespace() -> None:
         ('{"type":' * 150 + '"int"' + "}" * 150, "expected at most 100 levels"),
     ],
 )
-def test_schemas_that_are_none_or_that_could_hold_endless_work(schema: str, message: str) -> None:
+def test_invalid_schemas_and_schemas_of_endless_work(schema: str, message: str) -> None:
     with pytest.raises(Incompatible, match=message):
         parse(schema)
 
@@ -188,6 +188,6 @@ def test_a_schema_that_doubles_at_each_level_is_refused() -> None:
         parse(json.dumps(schema))
 
 
-def test_what_is_no_record_is_refused() -> None:
+def test_invalid_records_are_refused() -> None:
     with pytest.raises(Incompatible, match="expected a record, found string"):
         project({"c": StringType()}, [], '"string"')

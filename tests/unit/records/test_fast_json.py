@@ -244,7 +244,7 @@ ODD_VALUES = {
 
 
 @pytest.mark.parametrize("value", ODD_VALUES.values(), ids=ODD_VALUES.keys())
-def test_what_is_not_certain_is_left(value: bytes | None) -> None:
+def test_uncertain_records_are_left(value: bytes | None) -> None:
     assert is_left(value)
 
 
@@ -267,7 +267,7 @@ ORDINARY_VALUES = {
 
 
 @pytest.mark.parametrize("value", ORDINARY_VALUES.values(), ids=ORDINARY_VALUES.keys())
-def test_what_is_ordinary_is_not_left(value: bytes) -> None:
+def test_ordinary_records_are_not_left(value: bytes) -> None:
     assert not is_left(value)
 
 
@@ -305,7 +305,7 @@ def test_as_many_objects_as_lines_are_no_rows_unless_each_is_a_lines_own(values:
     ],
     ids=["an escape by number", "one in a name", "a time without a zone"],
 )
-def test_what_is_written_in_another_way_is_read_too(value: bytes, name: str, is_read_as: object) -> None:
+def test_other_spellings_are_read_too(value: bytes, name: str, is_read_as: object) -> None:
     assert read([value]).rows[name].to_pylist() == [is_read_as]
 
 
@@ -317,7 +317,7 @@ def test_a_value_may_have_a_million_bytes() -> None:
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
-def test_a_number_that_is_none_is_left_in_a_field_that_is_not_known(number: str) -> None:
+def test_an_invalid_number_is_left_in_an_unknown_field(number: str) -> None:
     values = [b'{"id":"a","x":1}', b'{"id":"b","x":%s}' % number.encode(), b'{"id":"c","x":2}']
     assert left([values[0], values[2]]) == [], "the field is learned"
     # Those beside it too, where PyArrow does not tell which it was.
@@ -377,7 +377,7 @@ def test_a_long_text_hides_no_long_number() -> None:
         b'{"id":"a","x":1,"y":{}}', b'{"id":"a","x":"1"}', b'{"id":"a","x":true}', b'{"id":"a","x":nul}',
     ],
 )  # fmt: skip
-def test_an_odd_field_that_is_not_known_leaves_its_record_whether_learned_or_not(value: bytes) -> None:
+def test_an_odd_unknown_field_leaves_its_record_whether_learned_or_not(value: bytes) -> None:
     rows = CertainRows(COLUMNS, None)
     if value.count(b"x") == 1 and value in (b'{"id":"a","x":"1"}', b'{"id":"a","x":true}'):
         # Of another type than it was learned with; of that type it would be ordinary.
@@ -391,7 +391,7 @@ def test_an_odd_field_that_is_not_known_leaves_its_record_whether_learned_or_not
     assert learned.read(new_batch([b'{"id":"c","x":2.5}', b'{"id":"d","x":null}'])).left.to_pylist() == []
 
 
-def test_fields_that_are_not_known_are_learned_and_left_out() -> None:
+def test_unknown_fields_are_learned_and_left_out() -> None:
     rows = CertainRows(COLUMNS, None)
     values = [b'{"id":"%d","a":1,"b":"t","c":true,"d":2.5,"level":%d,"":"no name"}' % (i, i) for i in range(50)]
     first = rows.read(new_batch(values))
@@ -403,7 +403,7 @@ def test_fields_that_are_not_known_are_learned_and_left_out() -> None:
 
 
 @pytest.mark.parametrize("every", [1, 3, 700])
-def test_a_field_that_is_not_known_is_learned_wherever_it_is_first_seen(every: int) -> None:
+def test_an_unknown_field_is_learned_wherever_it_is_first_seen(every: int) -> None:
     """The hazard: a field that the first record lacks has all of a batch left to Spark, and the next fifty with it."""
     values = [good(i) if i == 0 or i % every else good(i, x=i, **({"y": "t"} if i % 2 else {})) for i in range(9_000)]
     assert left(values) == []
@@ -413,7 +413,7 @@ def test_a_field_that_is_not_known_is_learned_wherever_it_is_first_seen(every: i
 
 
 @pytest.mark.parametrize("rescues", [True, False])
-def test_where_they_are_kept_or_refused_each_record_that_has_one_is_left(rescues: bool) -> None:
+def test_with_rescue_or_refuse_each_record_with_an_unknown_field_is_left(rescues: bool) -> None:
     rows = CertainRows((*COLUMNS, RESCUED), None) if rescues else CertainRows(COLUMNS, None, takes_unknown=False)
     odd: dict[int, dict[str, object]] = {170: {"x": 1}, 180: {"x": None}, 900: {"y": "t"}, 901: {"rescued": "t"}}
     for _ in range(2):
@@ -424,7 +424,7 @@ def test_where_they_are_kept_or_refused_each_record_that_has_one_is_left(rescues
             assert set(result.rows["rescued"].to_pylist()) == {None}
 
 
-def test_more_than_64_fields_that_are_not_known_are_not_learned() -> None:
+def test_more_than_64_unknown_fields_are_not_learned() -> None:
     def with_fields(first: int, end: int) -> list[bytes]:
         return [good(i, **{f"x{n}": n for n in range(first, end)}) for i in range(3)]
 
@@ -452,14 +452,14 @@ def test_a_time_out_of_its_bounds_by_a_microsecond_is_left(past: int, future: in
     assert left(values) == []
 
 
-def test_an_event_time_of_null_is_left_where_its_column_says_so() -> None:
+def test_a_null_event_time_is_left_in_a_not_null_column() -> None:
     values = [b'{"id":"a","at":null}', b'{"id":"b"}', b'{"id":"c","at":"2026-11-21T03:10:00Z"}']
     assert left(values, event_time=near(0, 0)) == []
     required = [Column(c.name, c.type, c.nullable and c.name != "at") for c in COLUMNS]
     assert left(values, of=required, event_time=near(0, 0)) == [0, 1]
 
 
-def test_a_record_without_a_time_of_kafka_that_can_be_held_is_left() -> None:
+def test_a_record_whose_kafka_timestamp_is_out_of_range_is_left() -> None:
     first, last = micros(datetime(1, 1, 1, tzinfo=UTC)), micros(datetime.max.replace(tzinfo=UTC))
     assert first is not None and last is not None
     stamps = [None, -1, 0, first, first - 1, last, last + 1, -(2**63), 2**63 - 1]
@@ -483,7 +483,7 @@ def test_one_bad_value_among_ten_thousand_costs_only_a_few_beside_it(place: int,
     [None, b"{}{}", b'{"id":"\xff"}', b'{"id":"\\ud83d\\ude00"}', b'{"level":1}', b'{"id":"a","day":"2026-02-30"}'],
     ids=["null", "two", "UTF-8", "escape", "NOT NULL", "day"],
 )
-def test_what_is_left_by_a_look_or_by_its_value_costs_nothing_beside_it(value: bytes | None) -> None:
+def test_a_record_left_by_a_check_or_its_value_does_not_affect_its_neighbours(value: bytes | None) -> None:
     values = [good(i) for i in range(1_000)]
     values[::50] = [value] * 20
     places = left(values)
@@ -493,7 +493,7 @@ def test_what_is_left_by_a_look_or_by_its_value_costs_nothing_beside_it(value: b
         assert places == list(range(0, 1_000, 50))
 
 
-def test_where_one_value_in_three_is_bad_everything_is_left_or_read() -> None:
+def test_with_one_bad_value_in_three_everything_is_left_or_read() -> None:
     for bad in (b'{"id":1}', b"{x}", b'{"id":"a","x":[]}', b'{"id":"a"}{"id":"b"}', b'{"id":"a","amount":NaN}'):
         values = [good(i) if i % 3 else bad for i in range(10_000)]
         places = left(values)
@@ -521,7 +521,7 @@ def test_a_batch_is_read_only_so_often(odd: bytes, monkeypatch: pytest.MonkeyPat
     assert max(tried[1:]) <= fast_json._AT_ONCE or tried[1] == 10_000
 
 
-def test_of_one_value_in_a_hundred_that_is_odd_only_these_are_left() -> None:
+def test_with_one_odd_value_in_a_hundred_only_these_are_left() -> None:
     odd = [b"{x}" if i % 100 == 50 else b'{"id":"a"}' for i in range(10_000)]
     assert left(odd) == list(range(50, 10_000, 100))
 

@@ -117,7 +117,7 @@ STEPS = st.one_of(
 
 @settings(deadline=None, max_examples=400)
 @given(st.lists(STEPS, max_size=30), st.integers(1, 3))
-def test_whoever_follows_holds_what_main_serves_at_the_end_of_every_poll(steps: list[Any], at_once: int) -> None:
+def test_a_consumer_has_the_rows_of_main_at_the_end_of_every_poll(steps: list[Any], at_once: int) -> None:
     """Through restatements, overrides, rows that are recorded late, and kills between any two changes."""
     world, token, held = Stream(), Token("events"), dict[str, Content]()
     for step, *arguments in [*steps, ("follow",)]:
@@ -248,7 +248,7 @@ def test_a_follower_of_real_tables_equals_them_at_the_end_of_every_poll(lake: St
     assert held == in_main(lake)
 
 
-def test_what_a_change_says(lake: StreamLake, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_content_of_a_change(lake: StreamLake, capsys: pytest.CaptureFixture[str]) -> None:
     job = job_of(lake)
     accept(lake, FIRST, 3)
     (first,) = feed.poll(job, feed.start_from(job, None))
@@ -277,7 +277,7 @@ def test_what_a_change_says(lake: StreamLake, capsys: pytest.CaptureFixture[str]
     assert (fourth.served, fourth.revision, fourth.rows, fourth.removed) == ("speed", 4, 10, third.added)
 
 
-def test_a_ledger_that_was_made_again_gives_every_hour_anew(lake: StreamLake, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_recreated_ledger_gives_every_hour_again(lake: StreamLake, caplog: pytest.LogCaptureFixture) -> None:
     job = job_of(lake)
     for hour in HOURS[:2]:
         accept(lake, hour, 2)
@@ -290,7 +290,7 @@ def test_a_ledger_that_was_made_again_gives_every_hour_anew(lake: StreamLake, ca
     assert "was recreated" in caplog.text
 
 
-def test_a_token_of_a_lost_ledger_gives_every_hour_anew(lake: StreamLake, tmp_path: Path) -> None:
+def test_a_token_of_a_lost_ledger_gives_every_hour_again(lake: StreamLake, tmp_path: Path) -> None:
     """Catalog and bucket were restored to an earlier time; the position of a topic of egress is in Kafka."""
     accept(lake, FIRST, 2)
     confirm(lake)
@@ -318,7 +318,7 @@ def test_nothing_is_given_while_main_is_not_merged(lake: StreamLake) -> None:
     assert not list(feed.poll(job, feed.start_from(job, None)))
 
 
-def test_since_says_what_it_expects(lake: StreamLake) -> None:
+def test_since_states_its_formats(lake: StreamLake) -> None:
     job = job_of(lake)
     accept(lake, FIRST, 2)
     accept(lake, HOURS[2], 2)
@@ -332,7 +332,7 @@ def test_since_says_what_it_expects(lake: StreamLake) -> None:
         feed.start_from(job, Token("others").encode())
 
 
-def test_the_commands_refuse_what_they_cannot_read() -> None:
+def test_the_commands_refuse_unreadable_input() -> None:
     done = CliRunner().invoke(main, ["changes", "events", "--every", "soon"])
     assert done.exit_code == 2
     assert "expected a duration" in done.output

@@ -48,7 +48,7 @@ def shape(table: Table, data_files: list[DataFile]) -> str:
     ).simpleString()
 
 
-def test_a_column_is_compared_where_every_file_of_the_hour_holds_it(tmp_path: Path) -> None:
+def test_a_column_is_compared_where_every_file_of_the_hour_has_it(tmp_path: Path) -> None:
     lake = new_lake(tmp_path).lake
     admin.create(lake, "games.other", rows_schema(new_stream(schema=BEFORE, columns=parse_columns(BEFORE))), (), {})
     old = {"n": 1, "f": 0.5, "s": {"a": 1}, "items": [{"a": 1.0}], "m": {"k": 1}}

@@ -162,7 +162,7 @@ def test_a_position_that_was_lost_is_found_again_and_nothing_is_written_twice(la
     assert deliveries.newest(job.lake, job.stream.egress_table, "export", "s3://elsewhere/x") is None
 
 
-def test_hours_whose_snapshot_expires_before_their_turn_are_asked_for_anew(
+def test_hours_whose_snapshot_expires_before_their_turn_are_planned_again(
     lake: StreamLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for hour in HOURS[:3]:
@@ -176,7 +176,7 @@ def test_hours_whose_snapshot_expires_before_their_turn_are_asked_for_anew(
     assert delivered == HOURS
 
 
-def test_a_second_process_at_one_local_root_is_turned_away(lake: StreamLake) -> None:
+def test_a_second_process_at_one_local_root_is_refused(lake: StreamLake) -> None:
     accept(lake, FIRST, 3)
     root = lake.folder / "export"
     root.mkdir()
@@ -185,7 +185,7 @@ def test_a_second_process_at_one_local_root_is_turned_away(lake: StreamLake) -> 
     assert len(run(lake.folder)) == 1
 
 
-def test_the_loser_of_two_processes_takes_its_files_away(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_refused_one_of_two_processes_deletes_its_files(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     accept(lake, FIRST, 3)
     run(lake.folder)
     accept(lake, FIRST, 4)
@@ -240,7 +240,7 @@ def test_files_that_another_process_named_stay_with_it(lake: StreamLake, monkeyp
     assert by_manifest(own) == in_main(lake, FIRST)
 
 
-def test_what_a_folder_lacks_is_decided_from_its_manifest(lake: StreamLake) -> None:
+def test_the_manifest_decides_what_a_folder_lacks(lake: StreamLake) -> None:
     accept(lake, FIRST, 3)
     run(lake.folder)
     path = lake.folder / "export" / f"date={FIRST[:10]}" / f"hour={FIRST[11:]}" / "_manifest.json"
@@ -264,7 +264,7 @@ def test_what_a_folder_lacks_is_decided_from_its_manifest(lake: StreamLake) -> N
         Manifest.decode("p", b'{"version": 2}')
 
 
-def test_how_far_an_hours_delivery_is_is_told_in_rows(
+def test_an_hours_delivery_reports_progress_in_rows(
     lake: StreamLake, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("anabranch.common.progress._PATIENCE", 0.0)
@@ -276,7 +276,7 @@ def test_how_far_an_hours_delivery_is_is_told_in_rows(
 
 
 @pytest.mark.parametrize("sizes", [[], [3], [10], [10, 1], [4, 25, 0, 7], [30]])
-def test_parts_hold_all_rows_in_order_and_each_but_the_last_is_full(sizes: list[int]) -> None:
+def test_parts_contain_all_rows_in_order_and_each_but_the_last_is_full(sizes: list[int]) -> None:
     numbers: Iterator[int] = iter(range(1000))
     batches = [
         pa.RecordBatch.from_pydict({"n": pa.array([next(numbers) for _ in range(s)], pa.int64())}) for s in sizes
@@ -307,7 +307,7 @@ def test_parts_hold_all_rows_in_order_and_each_but_the_last_is_full(sizes: list[
         ),
     ],
 )
-def test_what_a_streams_file_may_say(targets: list[dict[str, Any]], expected: str) -> None:
+def test_the_valid_values_of_a_streams_file(targets: list[dict[str, Any]], expected: str) -> None:
     with pytest.raises(ValueError, match=expected):
         new_stream(egress=targets)
 
@@ -350,7 +350,7 @@ def test_the_first_delivery_deletes_nothing_that_another_program_wrote(lake: Str
 
 
 @pytest.mark.parametrize("step", [Step.EGRESS_BEGUN, Step.EGRESS_WRITTEN, Step.EGRESS_NAMED])
-def test_what_a_killed_delivery_left_is_known_by_its_own_word(lake: StreamLake, tmp_path: Path, step: Step) -> None:
+def test_files_of_a_killed_delivery_are_known_by_its_list(lake: StreamLake, tmp_path: Path, step: Step) -> None:
     accept(lake, HOURS[0], 10)
     kill_at(step.label, run, tmp_path)
     accept(lake, HOURS[0], 9)
@@ -360,7 +360,7 @@ def test_what_a_killed_delivery_left_is_known_by_its_own_word(lake: StreamLake, 
     assert (parquet_in(folder), manifest.rows) == (set(manifest.names), 9)
 
 
-def test_a_delivery_that_only_had_to_be_finished_leaves_no_word_behind(lake: StreamLake, tmp_path: Path) -> None:
+def test_a_delivery_that_only_had_to_be_finished_leaves_no_marker_file(lake: StreamLake, tmp_path: Path) -> None:
     accept(lake, HOURS[0], 10)
     kill_at(Step.EGRESS_NAMED.label, run, tmp_path)
     run(tmp_path)
@@ -394,7 +394,7 @@ def test_an_hour_that_a_lost_commit_restated_is_delivered_again_after_a_restore(
     assert run(tmp_path) == []
 
 
-def test_every_hour_is_delivered_again_when_asked(lake: StreamLake, tmp_path: Path) -> None:
+def test_every_hour_is_delivered_again_on_request(lake: StreamLake, tmp_path: Path) -> None:
     """What a restore needs where no hour is accepted again that the lost commits had delivered."""
     accept(lake, FIRST, 7)
     run(tmp_path)
@@ -417,7 +417,7 @@ def test_every_hour_is_delivered_again_when_asked(lake: StreamLake, tmp_path: Pa
     assert run(tmp_path) == [], "a redelivery is a change to no consumer"
 
 
-def test_after_a_restore_folders_take_what_the_table_serves_now(lake: StreamLake, tmp_path: Path) -> None:
+def test_after_a_restore_folders_get_the_tables_current_content(lake: StreamLake, tmp_path: Path) -> None:
     """The hazard: the hour was blocked until the table's sequence numbers passed those of the commits that it lost."""
     accept(lake, HOURS[0], 10)
     run(tmp_path)

@@ -54,6 +54,6 @@ def test_a_request_is_bounded_by_documents_and_bytes(at_most: int, size: int, ex
         ({"url": "https://a:b@x"}, "expected a URL without user"),
     ],
 )
-def test_who_asks_is_said_in_one_way(more: dict[str, str], expected: str) -> None:
+def test_the_requester_has_one_form(more: dict[str, str], expected: str) -> None:
     with pytest.raises(ValueError, match=expected):
         Search.model_validate({"url": "https://x"} | more)

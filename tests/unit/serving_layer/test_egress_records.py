@@ -56,7 +56,7 @@ def test_every_place_of_the_cut_that_has_no_row_is_named_in_its_turn() -> None:
         ("abcd", [("ab", False), ("cd", True)]),
     ],
 )
-def test_of_several_transactions_the_last_is_known(items: str, expected: list[tuple[str, bool]]) -> None:
+def test_the_last_of_several_transactions_counts(items: str, expected: list[tuple[str, bool]]) -> None:
     assert [("".join(chunk), last) for chunk, last in chunks(items, 2)] == expected
 
 

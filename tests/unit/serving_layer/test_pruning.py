@@ -227,7 +227,7 @@ def test_only_the_columns_that_the_sql_needs_are_read(beside: Beside) -> None:
     assert scan.condition == "(price > 1.00)"
 
 
-def test_manifests_that_cannot_hold_a_row_are_not_opened(beside: Beside) -> None:
+def test_manifests_that_cannot_contain_a_row_are_not_opened(beside: Beside) -> None:
     """The hazard: an hour's question that reads the manifests of ten years."""
     [planned] = _ids(beside, "true")[1].files
     assert len(planned.manifests) == 6

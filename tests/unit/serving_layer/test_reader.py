@@ -132,7 +132,7 @@ def test_a_query_that_fails_late_leaves_the_file_as_it_was(one: StreamLake) -> N
     assert [path.name for path in one.folder.glob(".*.part")] == []
 
 
-def test_a_time_is_what_main_was_then(one: StreamLake) -> None:
+def test_a_time_selects_the_snapshot_of_main_at_that_time(one: StreamLake) -> None:
     before = made_at(one.table().snapshot_by_id(heads(one.table())["main"]) or pytest.fail())
     _until_later(before)
     read(one, [event(0, 11, OPEN)], {0: 12})
@@ -217,7 +217,7 @@ def test_a_revision_of_an_hour(one: StreamLake) -> None:
         assert done.exit_code == 2 and message in done.output, done.output
 
 
-def test_explain_says_what_was_opened_of_all_that_there_is(one: StreamLake) -> None:
+def test_explain_prints_opened_and_existing_files(one: StreamLake) -> None:
     done = ask(one, f"SELECT sum(n) FROM {one.name} WHERE ingest_hour = '{HOUR}'", "--explain", "--output", "csv")
     [table, files, all_files, size, all_size, columns] = done.stderr.splitlines()[2].split()[:6]
     assert (table, files, all_files) == ("games.events", "1", "4")
@@ -243,7 +243,7 @@ def test_provenance_by_ingest_hour_and_event_date(one: StreamLake) -> None:
     assert [HOUR, "batch", "1", "yes", "1", "4"] in [line.split() for line in done.stderr.splitlines()]
 
 
-def test_provenance_of_then_is_what_the_table_said_then(one: StreamLake) -> None:
+def test_provenance_at_a_time_is_that_of_the_snapshot(one: StreamLake) -> None:
     then = str(heads(one.table())["main"])
     accept(one, NEXT, CUT, [event(0, o) for o in range(4, 10)])
     was = anabranch.open("events", conf=one.folder, as_of=then).provenance(hours=NEXT)
@@ -252,7 +252,7 @@ def test_provenance_of_then_is_what_the_table_said_then(one: StreamLake) -> None
     assert [(h.layer, h.revision, h.note) for h in now.hours] == [("batch", 1, None)]
 
 
-def test_an_hour_long_ago_has_the_revision_that_the_ledger_tells(one: StreamLake) -> None:
+def test_an_hour_long_ago_has_the_revision_of_the_ledger(one: StreamLake) -> None:
     state = one.state()
     forgotten = replace(state, accepted={}, settled_before=NEXT, timeline=replace(state.timeline, sealed={NEXT: CUT}))
     assert Shown(forgotten).accepted_hours() == {HOUR}
@@ -261,7 +261,7 @@ def test_an_hour_long_ago_has_the_revision_that_the_ledger_tells(one: StreamLake
     assert accepted_revisions(one.lake, one.stream, Shown(forgotten), hours, datetime.now(UTC)) == {HOUR: 5}
 
 
-def test_a_date_is_complete_once_every_hour_that_can_hold_it_is_accepted(one: StreamLake) -> None:
+def test_a_date_is_complete_once_every_hour_that_can_contain_it_is_accepted(one: StreamLake) -> None:
     columns = parse_columns("id STRING NOT NULL, at TIMESTAMP NOT NULL")
     bounds = EventTime(column="at", past="1 hour", future="1 hour")
     stream = one.stream.model_copy(update={"columns": columns, "event_time": bounds})
@@ -292,7 +292,7 @@ def test_a_handle_reads_rows_as_every_library_has_them(one: StreamLake) -> None:
         _ = anabranch.nothing
 
 
-def test_a_relation_reads_what_the_whole_question_needs(one: StreamLake) -> None:
+def test_a_relation_reads_the_columns_of_the_whole_query(one: StreamLake) -> None:
     relation = anabranch.open("events", conf=one.folder, only_accepted=True).duckdb(columns=["n", "ingest_hour"])
     gc.collect()
     assert relation.filter("n >= 2").aggregate("sum(n) AS total").fetchall() == [(5,)]

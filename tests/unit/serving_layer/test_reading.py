@@ -34,7 +34,7 @@ def test_a_file_is_done_when_the_next_one_begins(files: ds.Dataset) -> None:
     assert followed.done == FILES
 
 
-def test_what_a_condition_leaves_is_read_as_the_scanner_reads_it(files: ds.Dataset) -> None:
+def test_a_condition_selects_the_rows_that_the_scanner_selects(files: ds.Dataset) -> None:
     condition = (ds.field("file") == 2) & (ds.field("n") < 3)
     followed = QueryProgress().follow(files.scanner(columns=["n"], filter=condition), FILES)
     assert followed.to_reader().read_all().to_pydict() == {"n": [0, 1, 2]}
@@ -42,7 +42,7 @@ def test_what_a_condition_leaves_is_read_as_the_scanner_reads_it(files: ds.Datas
     assert followed.done == FILES
 
 
-def test_all_that_is_being_read_is_told(files: ds.Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_counts_all_rows_read(files: ds.Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     complete = threading.Event()
 
@@ -64,7 +64,7 @@ def test_all_that_is_being_read_is_told(files: ds.Dataset, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(("at_end", "marks"), [(False, "!123"), (True, "123!")])
-def test_it_is_noted_before_the_first_row_or_behind_the_last(at_end: bool, marks: str) -> None:
+def test_the_limit_is_noted_before_the_first_row_or_behind_the_last(at_end: bool, marks: str) -> None:
     seen = io.StringIO()
     batches = [pa.record_batch({"n": [n]}) for n in (1, 2, 3)]
     rows = pa.RecordBatchReader.from_batches(batches[0].schema, batches)

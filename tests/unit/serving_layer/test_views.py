@@ -381,7 +381,7 @@ def test_a_process_killed_anywhere_in_filling_leaves_views_that_are_a_group_by(t
     assert read(one, view) == grouped(one, view)
 
 
-def test_a_definition_that_changed_is_computed_anew(tmp_path: Path) -> None:
+def test_a_changed_definition_is_computed_again(tmp_path: Path) -> None:
     one = new_story(tmp_path).one
     fill(one.lake, one.stream, one.stream.views[0])
     for changed in (
@@ -439,7 +439,7 @@ def test_a_branch_that_was_set_back_and_restated_again_is_not_taken_for_what_it_
     assert read(one, view) == grouped(one, view)
 
 
-def test_where_the_ledger_does_not_tell_the_files_do(tmp_path: Path) -> None:
+def test_files_decide_where_the_ledger_is_ambiguous(tmp_path: Path) -> None:
     one = new_story(tmp_path).one
     fill(one.lake, one.stream, one.stream.views[0])
     one.lake.catalog.drop_table(one.stream.hours_table)
@@ -447,7 +447,7 @@ def test_where_the_ledger_does_not_tell_the_files_do(tmp_path: Path) -> None:
     assert len(taken(one)) == 3
 
 
-def test_of_several_acceptances_of_a_revision_none_is_known() -> None:
+def test_several_acceptances_of_a_revision_are_ambiguous() -> None:
     timeline = Timeline(FIRST, shift(FIRST, 3), {})
     remembered = Accepted(2, Cut("t", {}))
     state = new_state(timeline, accepted={FIRST: remembered}, settled_before=shift(FIRST, 3))
@@ -524,7 +524,7 @@ def test_the_handle_reads_a_view(tmp_path: Path) -> None:
 
 
 @given(st.data())
-def test_a_window_is_complete_when_every_hour_that_can_hold_its_events_is_accepted(data: st.DataObject) -> None:
+def test_a_window_is_complete_when_every_hour_that_can_contain_its_events_is_accepted(data: st.DataObject) -> None:
     past = timedelta(minutes=data.draw(st.integers(0, 400)))
     future = data.draw(st.none() | st.integers(0, 200).map(lambda m: timedelta(minutes=m)))
     bounds = EventTime(column="at", past=past, future=future)
@@ -547,7 +547,7 @@ def test_a_window_is_complete_when_every_hour_that_can_hold_its_events_is_accept
     assert plan_open_spans(EventTime(column="at"), state) is None
 
 
-def test_sketches_of_parts_say_what_a_sketch_of_all_says() -> None:
+def test_merged_sketches_of_parts_equal_a_sketch_of_all() -> None:
     values = [f"plä-{i}" for i in range(40_000)]
     parts = [sketch(values[begin : begin + 9_000]) for begin in range(0, 40_000, 8_000)]
     assert abs(estimate(parts) - 40_000) < 40_000 * 0.05
@@ -580,7 +580,7 @@ def test_the_digest_of_files_is_of_their_names_alone() -> None:
         ({"every": "1 hour"}, "w.every: unknown key .every., expected one of aggregates, group, late_after, window"),
     ],
 )
-def test_a_mistake_in_a_view_is_said(changes: dict[str, Any], message: str) -> None:
+def test_a_mistake_in_a_view_is_reported(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         with_views(w={"window": "5 minutes", "aggregates": {"events": "count"}} | changes)
 
@@ -601,7 +601,7 @@ def test_a_view_needs_an_event_time_and_a_name_of_its_own() -> None:
     assert group_column("country") == "by_country"
 
 
-def test_maintenance_keeps_what_views_read_and_removes_what_nobody_names(tmp_path: Path) -> None:
+def test_maintenance_keeps_files_of_views_and_removes_unreferenced_ones(tmp_path: Path) -> None:
     one = new_story(tmp_path).one
     [view] = one.stream.views
     hours = partial_hours(one.lake, one.stream, view, one.state())
@@ -641,7 +641,7 @@ def test_a_filler_that_waited_over_orphan_removal_is_refused(tmp_path: Path) -> 
     assert not filling._replace(one.lake, one.stream, view, hours, partials)
 
 
-def test_the_command_says_how_far_views_are_filled_and_fills_them(tmp_path: Path) -> None:
+def test_the_command_prints_the_progress_of_views_and_fills_them(tmp_path: Path) -> None:
     one = new_story(tmp_path).one
     (tmp_path / "streams").mkdir()
     catalog = {"name": "lake", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/warehouse"}

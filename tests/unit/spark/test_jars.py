@@ -55,7 +55,7 @@ def test_verify_accepts_exactly_the_listed_jars(tmp_path: Path) -> None:
         ({"spark__a-1": b"altered", "s3__b-2": b"b"}, "spark/a-1.jar: expected sha256 ca978112"),
     ],
 )
-def test_verify_names_the_jar_what_was_expected_and_the_remedy(
+def test_verify_names_the_jar_the_expected_hash_and_the_remedy(
     tmp_path: Path, content: dict[str, bytes], sentence: str
 ) -> None:
     sums = _sums(tmp_path / "sums", **{"spark__a-1": b"a", "s3__b-2": b"b"})
@@ -65,7 +65,7 @@ def test_verify_names_the_jar_what_was_expected_and_the_remedy(
     assert "anabranch jars" in str(error.value)
 
 
-def test_differences_say_what_was_found() -> None:
+def test_differences_state_both_values() -> None:
     assert jars.differences({"s3/a.jar": "1"}, {"s3/a.jar": "2"}) == ["s3/a.jar: expected sha256 1, found 2"]
 
 
@@ -116,7 +116,7 @@ def test_a_java_that_is_too_old_is_refused_with_the_remedy(tmp_path: Path, monke
         require_java()
 
 
-def test_no_java_at_all_is_said_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_java_is_reported_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(Terminal, match=r"No Java found.*Install a Java runtime 17"):

@@ -70,7 +70,7 @@ def test_the_environment_or_the_command_line_names_another_master(monkeypatch: p
     assert seen == ["local[*]", "spark://h:7077", "yarn"]
 
 
-def test_a_jobs_log_and_what_a_script_writes_later_are_both_in_its_file(tmp_path: Path) -> None:
+def test_a_jobs_log_and_later_output_of_a_script_are_both_in_its_file(tmp_path: Path) -> None:
     """As `script > log 2>&1` has it: one open file for the script and all that it runs, which no one appends to."""
     log = tmp_path / "log"
     job = f"open({str(log)!r}, 'a').write('a line of the job\\n')"

@@ -141,7 +141,7 @@ def test_each_file_is_in_one_group_of_one_kind_that_is_not_too_large(
 
 @given(st.lists(st.integers(1, 100_000), min_size=2, max_size=120), st.booleans())
 @settings(max_examples=60, deadline=None)
-def test_what_is_left_while_an_hour_runs_is_a_few_files_of_each_size(rows: list[int], many: bool) -> None:
+def test_a_running_hour_has_a_few_files_of_each_size(rows: list[int], many: bool) -> None:
     growth = planning._GROWTH_OF_MANY if len(rows) > planning._MANY else planning._GROWTH
     files = [Small(str(i), n, bytes_a_row=1) for i, n in enumerate(rows)]
     groups = plan(files)
@@ -342,7 +342,7 @@ def test_an_hour_accepted_meanwhile_is_not_rolled_up(lake: StreamLake, rolling: 
     assert lake.rows("main") == lake.rows("speed") == [(FIRST, 0, i) for i in range(10)]
 
 
-def test_of_two_that_roll_up_the_same_hour_one_lands(lake: StreamLake, rolling: Compaction) -> None:
+def test_one_of_two_compactions_of_an_hour_lands(lake: StreamLake, rolling: Compaction) -> None:
     publish(lake, 10)
     other = Compaction(lake.again(), lake.stream)
     written(rolling)
@@ -355,7 +355,7 @@ def test_of_two_that_roll_up_the_same_hour_one_lands(lake: StreamLake, rolling: 
     assert lake.rows("main") == lake.rows("speed") == [(FIRST, 0, i) for i in range(10)]
 
 
-def test_refused_by_a_moved_head_it_is_committed_later_over_what_came(
+def test_a_compaction_refused_by_a_moved_head_is_committed_later(
     lake: StreamLake, rolling: Compaction, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(lake, 10)
@@ -377,7 +377,7 @@ def test_refused_by_a_moved_head_it_is_committed_later_over_what_came(
 
 @pytest.mark.parametrize("lands", [True, False])
 @pytest.mark.parametrize("is_found", [True, False])
-def test_a_file_that_a_commit_was_asked_for_is_never_deleted(
+def test_a_file_of_a_requested_commit_is_never_deleted(
     lake: StreamLake, rolling: Compaction, monkeypatch: pytest.MonkeyPatch, lands: bool, is_found: bool
 ) -> None:
     publish(lake, 10)
@@ -433,7 +433,7 @@ def test_other_values_are_an_error_too(lake: StreamLake, monkeypatch: pytest.Mon
     assert not stored(lake)
 
 
-def test_what_cannot_be_read_or_written_does_not_stop_the_stream(
+def test_a_file_that_cannot_be_compacted_does_not_stop_the_stream(
     lake: StreamLake, rolling: Compaction, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(lake, 10)
@@ -459,7 +459,7 @@ def test_switched_off_nothing_is_rolled_up(lake: StreamLake) -> None:
     assert len(files(lake)) == 10
 
 
-def test_what_waited_too_long_is_given_up(lake: StreamLake, rolling: Compaction) -> None:
+def test_an_old_compaction_is_discarded(lake: StreamLake, rolling: Compaction) -> None:
     publish(lake, 10)
     written(rolling)
     rolling._began -= timedelta(minutes=10)

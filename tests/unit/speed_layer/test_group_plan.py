@@ -40,7 +40,7 @@ def test_a_partition_that_the_position_lacks_is_not_read() -> None:
     assert plan_waiting({0: 0}, {0: 1, 1: 9}, 100, None, 1.0) == Waiting({0: (0, 1)}, 1.0, True)
 
 
-def test_what_waits_keeps_the_time_of_its_oldest_offset() -> None:
+def test_waiting_records_keep_the_time_of_their_oldest_offset() -> None:
     before = plan_waiting({0: 0}, {0: 1}, 100, None, 1.0)
     assert plan_waiting({0: 0}, {0: 2}, 100, before, 5.0) == Waiting({0: (0, 2)}, 1.0, True)
 
@@ -63,7 +63,7 @@ def _speed(trigger: float, records: int | None = None, within: float = 30) -> Sp
         (Waiting({0: (0, 10)}, 5.0, True), 9.5, _speed(2, records=10), False),
     ],
 )
-def test_a_micro_batch_is_due_by_its_trigger_and_by_what_waits(
+def test_a_micro_batch_is_due_by_its_trigger_and_by_waiting_records(
     waiting: Waiting, last: float | None, speed: Speed, due: bool
 ) -> None:
     assert is_due(waiting, last, speed, 10.0) is due
@@ -77,7 +77,7 @@ def test_a_log_that_ends_before_the_position_and_a_topic_with_other_partitions_a
     assert not partitions_changed({0: 1, 1: 4}, (0, 1))
 
 
-def test_of_two_streams_of_one_topic_the_first_is_read() -> None:
+def test_the_first_of_two_streams_of_one_topic_is_read() -> None:
     assert unique_topics({"a": "x", "b": "y", "c": "x"}) == ["a", "b"]
 
 

@@ -21,7 +21,7 @@ def test_the_name_of_a_requirement(requirement: str, name: str) -> None:
     assert _name_of(requirement) == name
 
 
-def test_what_workers_import_is_packed_with_its_requirements() -> None:
+def test_packages_that_workers_import_are_packed_with_their_requirements() -> None:
     names = {one.metadata["Name"].lower() for one in needed()}
     assert {"numpy", "pyarrow", "pyiceberg", "pyspark", "py4j", "pydantic"} <= names
     # A requirement of pydantic.

@@ -48,7 +48,7 @@ def outage(offsets: dict[int, int], accepted: str, forgotten: int = 0, **values:
     return new_state(timeline, offsets, accepted=batch, settled_before=H[forgotten], **values)
 
 
-def test_a_speed_layer_at_the_head_goes_on_with_the_stream() -> None:
+def test_a_speed_layer_at_the_head_continues_with_the_stream() -> None:
     assert plan_catch_up(outage({0: 50, 1: 5}, "aaaaa"), {0: 50, 1: 5}) is None
 
 
@@ -56,7 +56,7 @@ def test_accepted_hours_are_skipped_in_one_step() -> None:
     assert plan_catch_up(outage({0: 3, 1: 0}, "aaaaa"), {0: 3, 1: 0}) == Skip(tuple(H[:5]), {0: 50, 1: 5})
 
 
-def test_a_skip_says_who_has_the_hours() -> None:
+def test_a_skip_names_the_process_with_the_hours() -> None:
     assert Skip((H[0],), {}).why == f"hour {H[0]} is covered by the batch layer"
     assert Skip((H[0], H[1]), {}).why == f"hours {H[0]}, {H[1]} are covered by the batch layer"
     assert Skip((), {}).why == "the hours behind are covered by the batch layer"
@@ -85,7 +85,7 @@ def test_an_hour_that_an_operator_gave_to_the_speed_layer_is_read() -> None:
     assert plan_catch_up(state, {0: 0, 1: 0}) == Read(H[0], {0: (0, 10), 1: (0, 1)})
 
 
-def test_what_an_hour_still_lacks_is_read_partition_by_partition() -> None:
+def test_the_missing_offsets_of_an_hour_are_read_by_partition() -> None:
     assert plan_catch_up(outage({0: 4, 1: 1}, "raaaa"), {0: 4, 1: 1}) == Read(H[0], {0: (4, 10)})
 
 
@@ -104,7 +104,7 @@ def test_before_the_first_seal_there_is_nothing_to_come_back_to() -> None:
     assert plan_catch_up(new_state(Timeline(FIRST, FIRST, {0: 7})), {0: 7}) is None
 
 
-def test_a_skip_is_given_up_when_somebody_else_went_further_meanwhile() -> None:
+def test_a_skip_is_discarded_when_another_publisher_went_further_meanwhile() -> None:
     """The hazard: planned over an older load, it moves the position back, and what lies between is published twice."""
     skip = plan_catch_up(outage({0: 3, 1: 0}, "aaaaa"), {0: 3, 1: 0})
     assert skip == Skip(tuple(H[:5]), {0: 50, 1: 5})
@@ -133,7 +133,7 @@ RANGES = st.fixed_dictionaries(
 
 
 @given(RANGES, ENDS)
-def test_every_offset_of_a_micro_batch_gets_the_one_hour_that_holds_it(
+def test_every_offset_of_a_micro_batch_gets_the_one_hour_that_contains_it(
     ranges: Ranges, ends: list[tuple[int, int]]
 ) -> None:
     hours = [HourRange(H[i], {0: a, 1: b}) for i, (a, b) in enumerate(ends)]
@@ -159,7 +159,7 @@ def test_a_micro_batch_that_spark_cut_short_is_not_taken_for_the_logs_end(waitin
 
 
 @given(RANGES, st.integers(1, 12))
-def test_chunks_hold_every_offset_once_in_order_and_no_more_than_allowed(ranges: Ranges, at_most: int) -> None:
+def test_chunks_contain_every_offset_once_in_order_within_the_limit(ranges: Ranges, at_most: int) -> None:
     pieces = chunks(ranges, at_most)
     for p, (start, end) in ranges.items():
         offsets = [o for piece in pieces if p in piece for o in range(*piece[p])]
@@ -168,7 +168,7 @@ def test_chunks_hold_every_offset_once_in_order_and_no_more_than_allowed(ranges:
     assert all(size(piece) == at_most for piece in pieces[:-1])
 
 
-def test_a_partition_that_kafka_did_not_tell_of_is_not_published() -> None:
+def test_a_partition_missing_in_kafkas_answer_is_not_published() -> None:
     """The hazard: the hours that ended have no end there, so its records would stand under the running hour alone."""
     state = outage({0: 50, 1: 5}, "aaaaa")
     decided = ResolvedState(state, Position("t", {0: 50, 1: 5}), state.timeline, NOW - timedelta(minutes=30))
@@ -198,7 +198,7 @@ def test_a_micro_batch_is_published_as_far_as_its_hours_are_decided() -> None:
 
 
 @given(RANGES, RANGES, st.integers(0, 25))
-def test_what_is_staged_ahead_is_what_is_decided_when_nothing_happens_in_between(
+def test_early_staging_equals_the_decision_when_nothing_happens_in_between(
     first: Ranges, sizes: Ranges, ended: int
 ) -> None:
     """Staged by what was decided for the micro-batch before it, and published as it is once that one is."""

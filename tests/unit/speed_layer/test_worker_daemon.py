@@ -51,7 +51,7 @@ def test_an_archive_whose_name_begins_as_sparks_is_kept(tmp_path: Path, monkeypa
     assert set(sys.path_importer_cache) == {beside, f"{beside}/a"}
 
 
-def test_what_was_imported_stays_importable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_imported_modules_stay_importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path, "/nowhere/pyspark.zip", "/nowhere/py4j-0.10.9.9-src.zip"])
     forget_archives()
     import importlib.util

@@ -36,7 +36,7 @@ def words() -> ModuleType:
         ("def f(standing: int) -> None: ...", 1, "standing"),
     ],
 )
-def test_a_word_of_the_list_is_found_where_it_is(words: ModuleType, source: str, line: int, found: str) -> None:
+def test_a_finding_has_its_line(words: ModuleType, source: str, line: int, found: str) -> None:
     assert (line, found) in [(f.line, f.found) for f in words.check_python("a.py", source)]
 
 

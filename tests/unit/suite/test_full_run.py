@@ -41,12 +41,12 @@ def test_the_tests_of_a_long_file_are_found_in_every_suite() -> None:
     assert set(functions(ROOT / file)) <= {test.partition("[")[0] for test in full.collect([file])[file]}
 
 
-def test_what_is_known_is_of_files_that_exist() -> None:
+def test_durations_are_of_existing_files() -> None:
     gone = [name for name in full.load_durations() if not (ROOT / name).is_file()]
     assert gone == [], f"{full.DURATIONS}: remove {', '.join(gone)}, or move them to the files' new names"
 
 
-def test_what_a_run_took_replaces_what_was_known_of_its_files() -> None:
+def test_the_measured_duration_replaces_the_recorded_one() -> None:
     durations = {"tests/unit/test_a.py": {"test_gone": 50.0, "": 1.0}, "tests/unit/test_b.py": {"": 2.0}}
     took = {
         "tests/unit/test_a.py::test_1[x::y]": {"seconds": {"setup": 1.0, "call": 2.0}},
@@ -59,7 +59,9 @@ def test_what_a_run_took_replaces_what_was_known_of_its_files() -> None:
     assert durations["tests/unit/test_b.py"] == {"": 2.0, "test_long": 9.0}
 
 
-def test_what_passed_elsewhere_is_taken_over_when_it_is_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_later_result_of_another_run_replaces_the_recorded_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def record(name: str, commit: str, at: str) -> Path:
         file = tmp_path / name
         file.write_text(json.dumps({"shards": {"1/8": {"commit": commit, "at": at}}, "units": {}}))

@@ -8,7 +8,7 @@ from suite_map import functions, is_quick
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
-def test_a_fault_changes_what_the_product_has_once(mutation: Mutation) -> None:
+def test_a_fault_changes_one_place_of_the_product(mutation: Mutation) -> None:
     text = (ROOT / mutation.file).read_text(encoding="utf-8")
     found = text.count(mutation.right)
     assert found == 1, f"{mutation.file}: expected once {mutation.right!r}, found it {found} times"

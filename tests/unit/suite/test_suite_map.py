@@ -39,7 +39,7 @@ def test_each_feature_has_its_line() -> None:
 
 
 @pytest.mark.parametrize("row", suite_map.rows(FEATURES), ids=lambda row: row.what)
-def test_a_features_tests_are_there_and_are_run_by_the_target_that_it_names(row: Row) -> None:
+def test_the_target_of_a_feature_runs_its_tests(row: Row) -> None:
     assert list(suite_map.named(row.tests)), f"{row.what}: expected tests, found {row.tests!r}"
     target = suite_map.target_of(row.tests)
     assert row.target == target, f"{README}: expected the line\n{Row(row.what, row.tests, target).line}"
@@ -62,7 +62,7 @@ def test_each_folder_of_tests_has_its_own_target_and_each_test_is_run_by_one_of_
 
 
 @pytest.mark.parametrize("name", ["Makefile", ".github/workflows/ci.yml", ".github/workflows/nightly.yml", ".ci/run"])
-def test_what_a_target_runs_is_there(name: str) -> None:
+def test_the_script_of_every_target_exists(name: str) -> None:
     text = (ROOT / name).read_text(encoding="utf-8")
     named = re.findall(r"\b[\w/-]+/[\w-]+\.py\b", text)
     gone = [path for path in named if not (ROOT / path).exists()]
