@@ -37,6 +37,7 @@ from anabranch.common.errors import (
 from anabranch.common.remote_errors import explain, is_denied, one_line
 from anabranch.kafka import kafka_python_fixes
 from anabranch.kafka.batches import Fetched, Missing, Seen, explain_missing, fetch_batches
+from anabranch.kafka.kafka_python_fixes import IO_THREAD, connect
 from anabranch.kafka.security import kafka_python_settings
 from anabranch.offsets.oldest_record import MOST_FETCHED, find_oldest
 from anabranch.offsets.position import Offsets, Position, Ranges, Stamped, Topic, is_contradicted
@@ -109,19 +110,23 @@ class _Failures(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self._failures: deque[tuple[float, str]] = deque(maxlen=50)
+        self._failures: deque[tuple[float, str, str]] = deque(maxlen=50)
 
     def emit(self, record: logging.LogRecord) -> None:
         values = record.args if isinstance(record.args, tuple) else ()
         failure = next((a for a in values if isinstance(a, Exception)), None)
         # The error itself says that it timed out; the line logged before it says why no broker answered.
         if failure is not None and not isinstance(failure, errors.KafkaTimeoutError):
-            self._failures.append((time.monotonic(), one_line(failure)))
+            self._failures.append((time.monotonic(), record.threadName or "", one_line(failure)))
 
-    def since(self, began: float) -> str | None:
-        """The most specific failure: the last about keys or rights, else the last that a broker or the
-        network gave, else that of a connection which our own bound cut off."""
-        failures = [failure for at, failure in reversed(self._failures) if at >= began]
+    def since(self, began: float, servers: str) -> str | None:
+        """The most specific failure of clients of these brokers: the last about keys or rights, else the last that a
+        broker or the network gave, else that of a connection which our own bound cut off."""
+        failures = [
+            failure
+            for at, thread, failure in reversed(self._failures)
+            if at >= began and (thread == IO_THREAD + servers or not thread.startswith(IO_THREAD))
+        ]
         heard = (f for f in failures if not f.endswith(_CUT_OFF))
         return next((f for f in failures if is_denied(f)), None) or next(heard, next(iter(failures), None))
 
@@ -166,7 +171,7 @@ def new_producer(kafka: config.Kafka, **overrides: Any) -> Any:
     }  # fmt: skip
     began = time.monotonic()
     try:
-        return KafkaProducer(**_client_settings(kafka), **(defaults | overrides))
+        return connect(KafkaProducer, **_client_settings(kafka), **(defaults | overrides))
     except errors.KafkaError as error:
         raise explained(kafka, "start a producer", error, began) from error
 
@@ -450,8 +455,8 @@ class KafkaAdapter:
         """The consumer for looking at few records, at these positions."""
         if self._consumer is None:
             # Deleted records are skipped: the caller asks for the log's start where it matters.
-            self._consumer = KafkaConsumer(
-                **_consumer_settings(self._kafka), group_id=None, auto_offset_reset="earliest",
+            self._consumer = connect(
+                KafkaConsumer, **_consumer_settings(self._kafka), group_id=None, auto_offset_reset="earliest",
                 isolation_level="read_committed", max_partition_fetch_bytes=self._fetch_bytes, fetch_max_wait_ms=100,
             )  # fmt: skip
         self._consumer.assign(list(starts))
@@ -572,8 +577,8 @@ class KafkaAdapter:
         began = time.monotonic()
         doing = f"read topic {topic}"
         try:
-            consumer = KafkaConsumer(
-                **_consumer_settings(self._kafka), group_id=None, auto_offset_reset="none",
+            consumer = connect(
+                KafkaConsumer, **_consumer_settings(self._kafka), group_id=None, auto_offset_reset="none",
                 isolation_level="read_uncommitted" if uncommitted else "read_committed", max_poll_records=20_000,
                 max_partition_fetch_bytes=4 << 20,
             )  # fmt: skip
@@ -671,12 +676,12 @@ class KafkaAdapter:
         """Connect; slow brokers get twice the time of those that refuse, and of an address without a broker."""
         settings = kafka_python_settings(self._kafka) | {"request_timeout_ms": _REQUEST_MS}
         try:
-            return KafkaAdminClient(**settings, bootstrap_timeout_ms=_BOOTSTRAP_MS)
+            return connect(KafkaAdminClient, **settings, bootstrap_timeout_ms=_BOOTSTRAP_MS)
         except errors.KafkaTimeoutError:
-            cause = _FAILURES.since(began)
+            cause = _FAILURES.since(began, self._kafka.bootstrap_servers)
             if cause is not None and "timed out" not in cause:
                 raise
-            return KafkaAdminClient(**settings, bootstrap_timeout_ms=_BOOTSTRAP_MS)
+            return connect(KafkaAdminClient, **settings, bootstrap_timeout_ms=_BOOTSTRAP_MS)
 
     def close_quietly(self) -> None:
         """Drop a connection in doubt; the next question opens another."""
@@ -703,7 +708,7 @@ def explained(kafka: config.Kafka, doing: str, error: BaseException, began: floa
         # Which leader kafka-python looked for: -1 for none, or one that has just gone.
         error = errors.LeaderNotAvailableError(f"broker {error}")
     doing = f"{doing} at {kafka.bootstrap_servers}"
-    cause = _FAILURES.since(began)
+    cause = _FAILURES.since(began, kafka.bootstrap_servers)
     reason = one_line(error) + (f" ({cause})" if cause and cause not in str(error) else "")
     if (waits := _WAITS.get(type(error))) is not None:
         reason += f": {waits}"

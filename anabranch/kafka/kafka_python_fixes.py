@@ -2,11 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from kafka import KafkaAdminClient, errors
 from kafka.cluster import ClusterMetadata
+from kafka.net.compat import KafkaNetClient
+from kafka.net.selector import NetworkSelector
 from kafka.record.default_records import DefaultRecordBatch
+
+T = TypeVar("T")
+
+
+IO_THREAD = "kafka-io-"
+"""How the name of a client's IO thread begins; that of a client of `connect` ends with its bootstrap servers."""
+
+
+def connect(kind: type[T], **settings: Any) -> T:
+    """A client of kafka-python, such as KafkaConsumer. Raises what its constructor raises, and then leaves no thread
+    and no file descriptor.
+
+    kafka-python leaves the IO thread and the sockets of a client that found no broker, so a process that waits for its
+    brokers runs out of file descriptors.
+    """
+    opened: list[Any] = []
+
+    def build(**configs: Any) -> Any:
+        net = NetworkSelector(**configs | {"client_id": ",".join(configs["bootstrap_servers"])})
+        opened.append(KafkaNetClient(net=net, **configs))
+        return opened[0]
+
+    try:
+        return kind(**settings, kafka_client=build)
+    except BaseException:
+        for client in opened:
+            client.close()
+        raise
 
 
 class _AnyName(bytearray):

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import socket
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
@@ -15,6 +18,7 @@ from packaging.requirements import Requirement
 from anabranch import config
 from anabranch.common.errors import AnabranchError, CodecMissing, ConfigurationError, MissingRight, Transient
 from anabranch.kafka import client, security
+from anabranch.kafka.kafka_python_fixes import IO_THREAD
 
 NOBODY = config.Kafka(bootstrap_servers="127.0.0.1:1")
 
@@ -130,8 +134,44 @@ def test_the_most_specific_connection_error_is_reported(logged: list[str], most:
     for text in logged:
         error = errors.KafkaConnectionError(text)
         failures.emit(logging.LogRecord("kafka", logging.WARNING, "", 0, "failed: %s", (error,), None))
-    assert failures.since(0) == f"KafkaConnectionError: {most}"
-    assert failures.since(time.monotonic() + 1) is None
+    assert failures.since(0, "kafka:9092") == f"KafkaConnectionError: {most}"
+    assert failures.since(time.monotonic() + 1, "kafka:9092") is None
+
+
+def test_the_failure_of_a_client_of_other_brokers_is_no_cause() -> None:
+    failures = client._Failures()
+    error = errors.KafkaConnectionError("111 ECONNREFUSED")
+    record = logging.LogRecord("kafka", logging.WARNING, "", 0, "failed: %s", (error,), None)
+    record.threadName = f"{IO_THREAD}kafka:9092"
+    failures.emit(record)
+    assert failures.since(0, "kafka:9092") == "KafkaConnectionError: 111 ECONNREFUSED"
+    assert failures.since(0, "mirror:9092") is None
+
+
+def test_brokers_that_are_away_cost_no_thread_and_no_file_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "_BOOTSTRAP_MS", 200)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    kafka = config.Kafka(bootstrap_servers=address)
+
+    def fail() -> tuple[int, int]:
+        with client.KafkaAdapter(kafka) as adapter, pytest.raises(Transient, match="ECONNREFUSED"):
+            adapter.topic_names()
+        with pytest.raises(Transient, match="ECONNREFUSED"):
+            client.new_producer(kafka, bootstrap_timeout_ms=200)
+        threads = [thread for thread in threading.enumerate() if thread.name.startswith(IO_THREAD)]
+        return len(threads), len(list(select_descriptors()))
+
+    before = len(list(select_descriptors()))
+    assert [fail() for _ in range(3)] == [(0, before)] * 3
+
+
+def select_descriptors() -> Iterator[str]:
+    """The descriptors by which this process's event loops wait; each client of kafka-python has one."""
+    for path in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):
+            if "eventpoll" in (target := str(path.readlink())):
+                yield target
 
 
 def test_a_missing_certificate_file_is_reported_at_once(tmp_path: Path) -> None:
