@@ -132,7 +132,7 @@ class-list: $(READY) #: conf/jvm/classes.gz, after a change of ivy.xml or pyspar
 
 # Benchmarks: `make bench WHAT=NAME`; `make bench-NAME` does the same.
 WHAT ?= sinks
-BENCHMARKS := sinks many many-hours smoke batch lookback cluster threads driver freshness sizing metadata planning loads start archive page decode
+BENCHMARKS := sinks many many-hours smoke batch lookback cluster threads driver freshness sizing metadata commits planning loads start archive page decode
 # Against the file sinks of Spark, Iceberg and Delta: most of an hour; fewer with ARGS='--shape json_440 --rounds 1'.
 BENCH.sinks = PYTHONPATH=benchmarks:tests/support $(BIN)/python benchmarks/bench.py $(ARGS)
 # Many streams in one speed process: STREAMS=50 RATE=200 MINUTES=10.
@@ -157,6 +157,8 @@ BENCH.freshness = PYTHONPATH=benchmarks $(BIN)/python benchmarks/freshness.py --
 BENCH.sizing = PYTHONPATH=tests/support $(BIN)/python tests/measure/sizing.py
 # A publish by micro-batches and hours; draws benchmarks/metadata.svg.
 BENCH.metadata = PYTHONPATH=tests/support:tests/unit $(BIN)/python tests/measure/metadata.py
+# Publishes a second that SQLite, PostgreSQL and a REST catalog take over many tables.
+BENCH.commits = PYTHONPATH=tests/support:tests/unit $(BIN)/python tests/measure/commits.py $(ARGS)
 # Planning one hour of a year's table, against a day's, by reader: ten minutes.
 BENCH.planning = PYTHONPATH=tests/support:tests/unit $(BIN)/python tests/measure/planning.py $(ARGS)
 # How often an hour and a micro-batch load a table's metadata.

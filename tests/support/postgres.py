@@ -57,12 +57,17 @@ class Postgres:
     folder: Path
     port: int
     owner: str | None
+    fsync: bool = False
     process: subprocess.Popen[bytes] | None = field(default=None)
 
     def start(self) -> None:
         """Start, and return once it answers."""
         log = (self.folder / "postgres.log").open("ab")
-        settings = ["listen_addresses=" + HOST, f"unix_socket_directories={self.folder}", "fsync=off"]
+        settings = [
+            "listen_addresses=" + HOST,
+            f"unix_socket_directories={self.folder}",
+            f"fsync={'on' if self.fsync else 'off'}",
+        ]
         command = [str(self.binaries / "postgres"), "-D", str(self.folder / "data"), "-p", str(self.port)]
         for setting in settings:
             command += ["-c", setting]
@@ -144,7 +149,7 @@ class Postgres:
 
 
 @contextmanager
-def running_postgres() -> Iterator[Postgres]:
+def running_postgres(fsync: bool = False) -> Iterator[Postgres]:
     """A fresh server with an empty database for the length of a `with`; never run by root, which it refuses."""
     binaries = find_server()
     owner = "postgres" if os.geteuid() == 0 else None
@@ -152,7 +157,7 @@ def running_postgres() -> Iterator[Postgres]:
     folder = Path(tempfile.mkdtemp(prefix="anabranch-postgres-"))
     if owner is not None:
         shutil.chown(folder, owner)
-    server = Postgres(binaries, folder, free_port(), owner)
+    server = Postgres(binaries, folder, free_port(), owner, fsync)
     try:
         password = folder / "password"
         password.write_text(PASSWORD)

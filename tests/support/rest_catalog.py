@@ -73,16 +73,14 @@ def sums_of(folder: Path) -> dict[str, str]:
 class RestCatalog:
     """A running server; `url` is what goes into `catalog.uri`."""
 
-    port: int
-
-    @property
-    def url(self) -> str:
-        return f"http://{HOST}:{self.port}"
+    url: str
+    pid: int
 
 
 @contextmanager
-def running_rest_catalog(folder: Path, warehouse: str, s3_endpoint: str) -> Iterator[RestCatalog]:
-    """A fresh, empty catalog for the length of a `with`. Its keys for S3 are those of the environment."""
+def running_rest_catalog(folder: Path, warehouse: str, s3_endpoint: str | None = None) -> Iterator[RestCatalog]:
+    """A fresh, empty catalog for the length of a `with`. Its keys for S3 are those of the environment; without an
+    endpoint its warehouse is a local folder."""
     ours = ensure_jars().spark
     mine = sorted(ensure_server().glob("*.jar"))
     mine += [jar for jar in ours if jar.name.startswith("sqlite-jdbc")]
@@ -94,18 +92,21 @@ def running_rest_catalog(folder: Path, warehouse: str, s3_endpoint: str) -> Iter
         "URI": f"jdbc:sqlite:{folder}/rest.db",
         "JDBC_SCHEMA__VERSION": "V1",
         "WAREHOUSE": warehouse,
-        "IO__IMPL": "org.apache.iceberg.aws.s3.S3FileIO",
-        "CLIENT_REGION": "us-east-1",
-        "S3_ENDPOINT": s3_endpoint,
-        "S3_PATH__STYLE__ACCESS": "true",
     }
+    if s3_endpoint is not None:
+        properties |= {
+            "IO__IMPL": "org.apache.iceberg.aws.s3.S3FileIO",
+            "CLIENT_REGION": "us-east-1",
+            "S3_ENDPOINT": s3_endpoint,
+            "S3_PATH__STYLE__ACCESS": "true",
+        }
     command = [str(require_java().executable), "-Xmx256m", "-XX:TieredStopAtLevel=1"]
     command += ["-cp", os.pathsep.join(map(str, mine)), "org.apache.iceberg.rest.RESTCatalogServer"]
-    server = RestCatalog(port)
+    url = f"http://{HOST}:{port}"
 
     def answers() -> bool:
-        return requests.get(f"{server.url}/v1/config", timeout=5).status_code == 200
+        return requests.get(f"{url}/v1/config", timeout=5).status_code == 200
 
     environment = {f"CATALOG_{key}": value for key, value in properties.items()}
-    with serving(command, folder / "rest.log", answers, _READY_SECONDS, environment):
-        yield server
+    with serving(command, folder / "rest.log", answers, _READY_SECONDS, environment) as process:
+        yield RestCatalog(url, process.pid)
