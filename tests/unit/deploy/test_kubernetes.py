@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import importlib.metadata
 import re
+import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +54,28 @@ def test_an_unknown_key_is_found() -> None:
 
 
 def test_every_command_of_ours_exists() -> None:
-    assert {one["args"][1] for _, one in CONTAINERS} == {"apply", "speed", "batch"}
-    for _, one in CONTAINERS:
-        assert one["args"][0] == "anabranch"
-        main.commands[one["args"][1]].make_context(one["args"][1], list(one["args"][2:]))
+    commands = [_command(one["args"]) for _, one in CONTAINERS]
+    assert {command[1] for command in commands} == {"apply", "speed", "batch"}
+    for command in commands:
+        assert command[0] == "anabranch"
+        main.commands[command[1]].make_context(command[1], command[2:])
+
+
+def _command(arguments: list[str]) -> list[str]:
+    """The command of a container; of a shell's line the command before `||`."""
+    return shlex.split(arguments[2].partition("||")[0]) if arguments[0] == "sh" else list(arguments)
+
+
+@pytest.mark.parametrize(("exit_code", "starts"), [(0, True), (2, True), (75, False), (70, False)])
+def test_one_streams_wrong_file_does_not_keep_a_group_from_starting(
+    exit_code: int, starts: bool, tmp_path: Path
+) -> None:
+    [shell] = [one["args"] for _, one in CONTAINERS if one["args"][0] == "sh"]
+    program = tmp_path / "anabranch"
+    program.write_text(f"#!/bin/sh\nexit {exit_code}\n")
+    program.chmod(0o755)
+    done = subprocess.run(shell, env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, check=False)
+    assert (done.returncode == 0) is starts
 
 
 def test_every_container_runs_without_rights_and_writes_to_tmp_alone() -> None:
@@ -69,7 +89,7 @@ def test_every_container_runs_without_rights_and_writes_to_tmp_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    "speed", [one for _, one in CONTAINERS if one["args"][1] == "speed"], ids=lambda one: one["args"][2].strip("-")
+    "speed", [one for _, one in CONTAINERS if "speed" in one["args"]], ids=lambda one: one["args"][2].strip("-")
 )
 def test_the_probes_of_the_speed_layer_read_the_file_that_its_job_writes(speed: dict[str, Any]) -> None:
     file = speed["args"][speed["args"].index("--health") + 1]
