@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -69,7 +70,9 @@ def test_a_service_that_hangs_is_named_in_time(world: Callable[..., World], sile
     done, seconds = _run(one, "status", one.name, "many0")
     assert (done.exit_code, seconds < NO_HANG) == (75, True), (seconds, done.output)
     for name in (one.name, "many0"):
-        assert f"anabranch: stream {name}: expected an answer within 6 s, found none from Kafka" in done.stderr
+        # 6 s, less what the selection of the streams took.
+        found = rf"anabranch: stream {name}: expected an answer within [\d.]+ s, found none from Kafka"
+        assert re.search(found, done.stderr), done.stderr
     # Hours need no Kafka.
     assert _run(one, "hours", one.name, "many0")[0].exit_code == 0
 
@@ -78,4 +81,5 @@ def test_a_service_that_hangs_is_named_in_time(world: Callable[..., World], sile
     assert (done.exit_code, seconds < NO_HANG) == (75, True), (seconds, done.output)
     said = {view["stream"]: view["error"] for view in json.loads(done.stdout)}
     assert len(said) == 21
-    assert "expected an answer within 6 s, found none from the catalog or the store" in said[one.name]
+    found = r"expected an answer within [\d.]+ s, found none from the catalog or the store"
+    assert re.search(found, said[one.name]), said
