@@ -19,6 +19,7 @@ from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.owner import open_lake
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.protocol.ledger import Ledger
+from anabranch.subjects.resolve import with_table_columns
 
 LOG = logging.getLogger(__name__)
 
@@ -43,24 +44,28 @@ def open_job(stream: str, conf: str | None) -> Job:
     """Read the configuration and prepare the connections. Raises ConfigurationError."""
     environment = config.load_environment(conf)
     definition = family_streams.load_stream(environment, stream, conf)
-    return Job(environment, definition, open_lake(environment, definition), KafkaAdapter(environment.kafka))
+    lake = open_lake(environment, definition)
+    return Job(environment, with_table_columns(definition, lake), lake, KafkaAdapter(environment.kafka))
 
 
 def open_jobs(
     conf: str | None, names: Sequence[str] | None, group: str | None, every: bool
-) -> tuple[config.Environment, list[Job], dict[str, ConfigurationError]]:
+) -> tuple[config.Environment, list[Job], dict[str, AnabranchError]]:
     """The environment and the jobs of the selected streams, which share one client of the catalog; and by stream what
-    is wrong with its file. Streams of families are those that have tables. Raises ConfigurationError as
-    `config.select_streams`, and with families Transient."""
+    is wrong with its file, or why its columns are unknown. Streams of families are those that have tables. Raises
+    ConfigurationError as `config.select_streams`, and with families Transient."""
     environment = config.load_environment(conf)
     members = partial(family_streams.members_with_tables, environment, conf)
     selected = config.select_streams(conf, names or (), group, every, members)
     shared = Lake(environment)
-    jobs = [
-        Job(environment, stream, open_lake(environment, stream, shared=shared), KafkaAdapter(environment.kafka))
-        for stream in config.loaded(selected)
-    ]
-    return environment, jobs, config.broken(selected)
+    jobs, failed = [], dict[str, AnabranchError](config.broken(selected))
+    for stream in config.loaded(selected):
+        lake = open_lake(environment, stream, shared=shared)
+        try:
+            jobs.append(Job(environment, with_table_columns(stream, lake), lake, KafkaAdapter(environment.kafka)))
+        except AnabranchError as error:
+            failed[stream.name] = error
+    return environment, jobs, failed
 
 
 class StreamFolder:

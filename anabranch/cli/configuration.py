@@ -14,7 +14,7 @@ import yaml
 from pydantic import BaseModel, ByteSize, SecretStr
 from pydantic.fields import FieldInfo
 
-from anabranch.config import Environment, FamilyKeys, Stream
+from anabranch.config import Environment, FamilyKeys, Stream, SubjectSchema
 from anabranch.config.egress import FolderTarget, SearchTarget, TopicTarget
 from anabranch.config.format_settings import FormatSettings
 
@@ -61,7 +61,9 @@ FAMILY = """\
 A [family of topics](../how-to/many-streams.md#families-of-topics) has these keys in place of `topic`, `table` and
 `name`, and any other key of a stream."""
 
-_OURS = frozenset({"name", "columns"})
+_ONE_OR_MANY = ("key", "views.NAME.group", "schema.exclude")
+
+_OURS = frozenset({"name", "columns", "subject_schema"})
 """Fields of a stream that no file has."""
 
 
@@ -136,6 +138,9 @@ def stream_keys() -> Iterator[Key]:
         if key == "format":
             yield Key(key, "text, or mapping", "`json`", _choices(FormatSettings.model_fields["type"].annotation))
             yield from _of_model(key, FormatSettings)
+        elif key == "schema":
+            yield Key(key, "text, or mapping", "**required**", "")
+            yield from _of_model(key, SubjectSchema)
         elif key == "egress":
             yield Key(key, "list of mappings", "none", "")
             for kind, model in (("folder", FolderTarget), ("topic", TopicTarget), ("search", SearchTarget)):
@@ -156,7 +161,7 @@ def family_keys() -> Iterator[Key]:
 
 def _of_model(prefix: str, model: type[BaseModel]) -> Iterator[Key]:
     for name, info in model.model_fields.items():
-        yield from _keys(f"{prefix}.{name}", info)
+        yield from _keys(f"{prefix}.{info.alias or name}", info)
 
 
 def _keys(name: str, info: FieldInfo) -> Iterator[Key]:
@@ -179,8 +184,10 @@ def _plain(annotation: Any) -> Any:
 def _type_words(name: str, kind: Any) -> str:
     if name == "views.NAME.aggregates":
         return "mapping"
+    if name == "schema.columns":
+        return "text"
     if get_origin(kind) is tuple:
-        return "text, or list of texts" if name in ("key", "views.NAME.group") or name.startswith("files.") else "list"
+        return "text, or list of texts" if name in _ONE_OR_MANY or name.startswith("files.") else "list"
     if get_origin(kind) is dict:
         return "mapping of secrets" if SecretStr in map(_plain, get_args(kind)) else "mapping"
     words = {

@@ -116,5 +116,7 @@ def _connections(environment: Environment) -> Iterator[Callable[[], KafkaAdapter
 def _job(environment: Environment, stream: Stream, kafka: KafkaAdapter) -> Job:
     from anabranch.iceberg.owner import open_lake
     from anabranch.job import Job
+    from anabranch.subjects.resolve import with_table_columns
 
-    return Job(environment, stream, open_lake(environment, stream), kafka)
+    lake = open_lake(environment, stream)
+    return Job(environment, with_table_columns(stream, lake), lake, kafka)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from anabranch.config import Environment, Members, Selected, Stream
     from anabranch.job import Job
     from anabranch.protocol.topic_change import Adopted
+    from anabranch.subjects.resolve import Planned
 
 
 @click.command()
@@ -36,7 +37,8 @@ def apply(
 ) -> None:
     """Create or change tables, branches and bucket.
 
-    Without STREAM and --group: for all streams. Prints each change. An error of one stream does not stop the others;
+    Without STREAM and --group: for all streams. Prints each change. With `schema: registry`, first
+    lists what the subject's latest version changes. An error of one stream does not stop the others;
     the exit code is that of the first stream with an error. A table that storage has and the catalog lacks is not
     created again: after a lost or restored catalog, or a restored bucket, stop the stream's jobs and use --register.
     Columns are never dropped. With --rolled-back, jobs run with a file that lacks some columns and write null there,
@@ -63,9 +65,16 @@ def apply(
     failures, done = Failures(), {}
     if output == "text":
         _list_new(environment, families.read_members, selected)
+    planned: dict[str, Stream] = {}
     for name, found in selected.items():
         with failures.of(name):
-            changes = _apply(environment, shared.get(name, found), register, rolled_back, renamed_from)
+            plan = _plan(environment, shared.get(name, found), renamed_from)
+            planned[name] = plan.stream
+            for change in plan.changes if output == "text" else ():
+                click.echo(f"{name}: {change}")
+    for name, stream in planned.items():
+        with failures.of(name):
+            changes = _apply(environment, stream, register, rolled_back, renamed_from)
             done[name] = changes
             if output == "text":
                 for change in changes or ["nothing to change"]:
@@ -92,9 +101,19 @@ def _list_new(environment: Environment, members: Members, selected: Selected) ->
         click.echo(f"family {family}: topic {stream.topic}: stream {stream.name}, table {stream.table}")
 
 
+def _plan(environment: Environment, found: Stream | ConfigurationError, renamed_from: str | None) -> Planned:
+    """The stream with its columns, and what its subject changes."""
+    from anabranch.iceberg.owner import open_lake
+    from anabranch.subjects.resolve import plan_table
+
+    if isinstance(found, ConfigurationError):
+        raise found
+    return plan_table(environment, found, open_lake(environment, found, renamed_from))
+
+
 def _apply(
     environment: Environment,
-    found: Stream | ConfigurationError,
+    found: Stream,
     register: bool,
     rolled_back: bool,
     renamed_from: str | None,
@@ -103,8 +122,6 @@ def _apply(
     from anabranch.kafka.client import KafkaAdapter
     from anabranch.protocol import apply
 
-    if isinstance(found, ConfigurationError):
-        raise found
     kafka = KafkaAdapter(environment.kafka)
     try:
         return apply.apply(

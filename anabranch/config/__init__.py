@@ -47,6 +47,7 @@ from anabranch.config.stream import (
     Slo,
     Speed,
     Stream,
+    SubjectSchema,
     View,
 )
 
@@ -78,6 +79,7 @@ __all__ = [
     "Spark",
     "Speed",
     "Stream",
+    "SubjectSchema",
     "View",
     "Webhook",
     "broken",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 
@@ -67,6 +68,13 @@ def parse_columns(ddl: object) -> tuple[Column, ...]:
     if repeated := {n for n in names if names.count(n) > 1}:
         raise ValueError(f"expected each column once, found {sorted(repeated)[0]!r} twice (case does not count)")
     return tuple(columns)
+
+
+def columns_ddl(columns: Iterable[Column]) -> str:
+    """The columns as Spark DDL. Pure."""
+    # Names of a STRUCT's fields keep their case.
+    kinds = ((c, c.type if "<" in c.type else c.type.upper()) for c in columns)
+    return ", ".join(f"{c.name} {kind}{'' if c.nullable else ' NOT NULL'}" for c, kind in kinds)
 
 
 def _explain(ddl: str) -> str | None:

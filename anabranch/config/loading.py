@@ -22,7 +22,7 @@ from anabranch.config.columns import RESCUED, parse_columns
 from anabranch.config.environment import Environment
 from anabranch.config.mistakes import REFERENCE, explain_mistakes, explain_yaml
 from anabranch.config.secrets import secrets_of
-from anabranch.config.stream import Stream
+from anabranch.config.stream import Stream, SubjectSchema
 
 LOG = logging.getLogger(__name__)
 
@@ -35,6 +35,9 @@ OF_ONE_STREAM = ("topic", "topics", "table", "name")
 """Keys that no two streams share."""
 
 _TOPICS = re.compile(r"^[\"']?topics[\"']?\s*:", re.MULTILINE)
+
+FROM_REGISTRY = "registry"
+"""`schema` of a stream whose columns come from the schema registry's subject."""
 
 UNREADABLE = "(unreadable)"
 """The group of a stream whose file cannot be read: no group has this name."""
@@ -227,6 +230,8 @@ def _depth(values: Any, key: Sequence[Any]) -> int:
 def build_stream(file: StreamFile, given: Mapping[str, Any], values: Mapping[str, Any] | None = None) -> Stream:
     """The stream of a file, or of `values` in its place, with values that no file has. Raises ConfigurationError."""
     data = {**(file.values if values is None else values), **given}
+    if data.get("schema") == FROM_REGISTRY or isinstance(data.get("schema"), Mapping):
+        return _build_without_columns(file, data)
     try:
         # Without a schema its key may be misspelt, which is reported with all other mistakes.
         columns = parse_columns(data["schema"]) if "schema" in data else ()
@@ -237,6 +242,21 @@ def build_stream(file: StreamFile, given: Mapping[str, Any], values: Mapping[str
     except ValueError as error:
         raise ConfigurationError(f"{file.source(['schema'])}: schema: {error}") from None
     data["columns"] = columns
+    return _validated_stream(file, data)
+
+
+def _build_without_columns(file: StreamFile, data: dict[str, Any]) -> Stream:
+    """The stream of a file with `schema: registry`, whose columns are read from its table later."""
+    said = data["schema"] if isinstance(data["schema"], Mapping) else {}
+    source, raw = file.source(["schema"]), merge(file.defaults, file.own)["schema"]
+    try:
+        schema = validated(lambda _: source, SubjectSchema, said, raw if isinstance(raw, Mapping) else {})
+    except ConfigurationError as error:
+        raise ConfigurationError(str(error).replace(f"{source}: ", f"{source}: schema.")) from None
+    return _validated_stream(file, {**data, "schema": FROM_REGISTRY, "subject_schema": schema, "columns": ()})
+
+
+def _validated_stream(file: StreamFile, data: dict[str, Any]) -> Stream:
     if isinstance(data.get("expectations"), str):
         path = file.source(["expectations"])
         data["expectations"] = path.parent / data["expectations"]

@@ -48,7 +48,7 @@ _FORMS = {
     "name": "expected a name of letters, digits and underscores",
 }
 # Fields that no file has.
-_OURS = frozenset({"columns"})
+_OURS = frozenset({"columns", "subject_schema"})
 
 
 def is_secret(key: str) -> bool:
@@ -164,8 +164,9 @@ def _known(model: type[BaseModel], loc: Sequence[Any]) -> list[str]:
             m for one in models for name, f in one.model_fields.items() if part in (name, f.alias) for m in _models(f)
         ]
         models = inner or models
-    names = {field.alias or name for one in models for name, field in one.model_fields.items()} - _OURS
-    return sorted(names - {"name"} if models == [model] and "columns" in model.model_fields else names)
+    names = {field.alias or name for one in models for name, field in one.model_fields.items()}
+    is_stream = models == [model] and model.model_fields.keys() >= _OURS
+    return sorted(names - _OURS - {"name"} if is_stream else names)
 
 
 def _models(field: Any) -> Iterator[type[BaseModel]]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, ValidationError, model_validator
 
+from anabranch.common.errors import ConfigurationError
 from anabranch.config.base import (
     Duration,
     Frozen,
@@ -21,7 +22,7 @@ from anabranch.config.base import (
     one_or_many,
     parse_name,
 )
-from anabranch.config.columns import Column
+from anabranch.config.columns import RESCUED, Column, columns_ddl, parse_columns
 from anabranch.config.egress import Target, check_targets
 from anabranch.config.environment import Webhook
 from anabranch.config.format_settings import FormatSettings, check_columns, parse_format
@@ -42,12 +43,28 @@ _BLOOM_TYPES = ("string", "int", "bigint", "decimal", "date", "timestamp", "bina
 RESERVED_COLUMNS = ("kafka_partition", "kafka_offset", "kafka_timestamp", "ingest_hour", "event_date")
 
 
+def _declared_columns(value: object) -> object:
+    return parse_columns(value) if isinstance(value, str) else value
+
+
 class EventTime(Frozen):
     """The event's own time; `past` and `future` bound it, measured from the record's ingest hour."""
 
     column: Name
     past: Duration | None = None
     future: Duration | None = None
+
+
+class SubjectSchema(Frozen):
+    """`schema: registry`: the columns are those of the table, which take up those of the registry's subject.
+
+    `columns`: columns of the file, which come before the subject's of the same name. `exclude`: fields of the subject
+    that are no columns.
+    """
+
+    source: Literal["registry"] = Field(default="registry", alias="from")
+    columns: Annotated[tuple[Column, ...], BeforeValidator(_declared_columns)] = ()
+    exclude: Annotated[tuple[str, ...], BeforeValidator(one_or_many)] = ()
 
 
 class PublishWhen(Frozen):
@@ -204,7 +221,8 @@ class Stream(Frozen):
     """One Kafka topic, its schema, its rules and its tables: one file under `conf/streams/`.
 
     `unknown`: the treatment of fields that the schema does not have. The batch layer counts them, unless they are
-    ignored; both layers keep them in a column of their own, or refuse the records that have any.
+    ignored; both layers keep them in a column of their own, or refuse the records that have any. With
+    `subject_schema`, `columns` are those of the stream's table, and empty until they are read (`with_columns`).
     """
 
     name: Name
@@ -214,6 +232,7 @@ class Stream(Frozen):
     format: Annotated[FormatSettings, BeforeValidator(parse_format)] = FormatSettings()
     ddl: str = Field(alias="schema")
     columns: tuple[Column, ...]
+    subject_schema: SubjectSchema | None = None
     key: Annotated[tuple[Name, ...], BeforeValidator(one_or_many), Field(min_length=1)]
     event_time: EventTime | None = None
     start: Literal["earliest", "latest"] = "earliest"
@@ -289,8 +308,41 @@ class Stream(Frozen):
             return None
         return (bounds.past + bounds.future + timedelta(hours=1)) // timedelta(days=1) + 2
 
+    @property
+    def lacks_columns(self) -> bool:
+        """Whether the columns have to be read from the table first."""
+        return self.subject_schema is not None and not self.columns
+
+    @property
+    def subject(self) -> str:
+        """The registry's subject of the stream's values."""
+        return self.format.subject or f"{self.topic}-value"
+
+    def with_columns(self, columns: Iterable[Column]) -> Stream:
+        """The stream with the columns of its table, `rescued` left out. Raises ConfigurationError for columns that
+        contradict its file."""
+        rescued = (RESCUED,) if self.unknown == "rescue" else ()
+        own = tuple(c for c in columns if c.name not in {r.name for r in rescued})
+        stream = self.model_copy(update={"columns": (*own, *rescued), "ddl": columns_ddl(own)})
+        try:
+            stream._check_columns()
+            stream._check_views()
+        except ValueError as error:
+            raise ConfigurationError(f"streams/{self.name}.yaml, with the columns of its subject: {error}") from None
+        return stream
+
     @model_validator(mode="after")
     def _columns_exist(self) -> Stream:
+        if self.subject_schema is not None and not self.format.needs_registry:
+            raise ValueError(
+                f"schema: expected columns with format {self.format.type}, found registry; use format avro or "
+                "json_schema"
+            )
+        if not self.lacks_columns:
+            self._check_columns()
+        return self
+
+    def _check_columns(self) -> None:
         by_name = {column.name: column for column in self.columns}
         if taken := [name for name in by_name if name.lower() in RESERVED_COLUMNS]:
             raise ValueError(f"schema: expected names other than {', '.join(RESERVED_COLUMNS)}, found {taken[0]}")
@@ -317,7 +369,6 @@ class Stream(Frozen):
                     f"event_time.column: expected a TIMESTAMP column of the schema, found {self.event_time.column!r}"
                 )
         self._check_physical_design(by_name)
-        return self
 
     def _check_physical_design(self, by_name: Mapping[str, Column]) -> None:
         for key in ("sort", "bloom", "statistics"):
@@ -341,9 +392,13 @@ class Stream(Frozen):
         names = [view.name.lower() for view in self.views]
         if repeated := next((n for n in names if names.count(n) > 1), None):
             raise ValueError(f"views: expected each name once (case does not count), found {repeated!r} twice")
+        if not self.lacks_columns:
+            self._check_views()
+        return self
+
+    def _check_views(self) -> None:
         for view in self.views:
             try:
                 check_view(view.name, view.group, view.aggregates, self.columns)
             except ValueError as error:
                 raise ValueError(f"views.{view.name}: {error}") from None
-        return self

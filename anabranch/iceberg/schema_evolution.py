@@ -51,7 +51,17 @@ class SchemaChange:
     before: IcebergType | None
     after: IcebergType
 
+    def plan_words(self, table: str) -> str:
+        """The change before it is made."""
+        column = ".".join(self.path)
+        if self.kind is Kind.ADDED:
+            return f"new column {column} of {table}, {type_words(self.after)}"
+        if self.kind is Kind.WIDENED:
+            return f"column {column} of {table} becomes {type_words(self.after)}"
+        return f"column {column} of {table} becomes optional"
+
     def words(self, table: str) -> str:
+        """The change once it is made."""
         column = ".".join(self.path)
         if self.kind is Kind.ADDED:
             return f"added column {column} to {table}"

@@ -23,7 +23,7 @@ LARGEST_ID = 2**31 - 1
 """Ids are signed integers of 32 bits; the registry gives out none above, none below 0."""
 
 _SECONDS = (5.0, 15.0)  # to connect, to answer
-_NOT_FOUND = (40401, 40403)  # of a subject, of a schema
+_NOT_FOUND = (40401, 40402, 40403)  # of a subject, of a version, of a schema
 _MEDIA_TYPES = "application/vnd.schemaregistry.v1+json, application/json"
 
 
@@ -35,6 +35,17 @@ class RegisteredSchema:
     type: str
     text: str
     has_references: bool
+
+
+@dataclass(frozen=True)
+class SubjectVersion:
+    """The latest version of a subject; `type` is AVRO, JSON or PROTOBUF."""
+
+    subject: str
+    version: int
+    type: str
+    text: str
+    has_references: bool = False
 
 
 class Registry:
@@ -77,6 +88,18 @@ class Registry:
     def has_subject(self, subject: str) -> bool:
         """Whether the registry has a version of the subject."""
         return self._get(f"subjects/{quote(subject, safe='')}/versions") is not None
+
+    def latest(self, subject: str) -> SubjectVersion | None:
+        """The latest version of a subject; None when the registry has none."""
+        path = f"subjects/{quote(subject, safe='')}/versions/latest"
+        answer = self._get(path)
+        if answer is None:
+            return None
+        text, version = (answer.get(key) if isinstance(answer, dict) else None for key in ("schema", "version"))
+        if not isinstance(text, str) or not isinstance(version, int):
+            raise self._other_than_expected(path, "no version of a subject")
+        kind = answer.get("schemaType") or "AVRO"
+        return SubjectVersion(subject, version, kind, text, bool(answer.get("references")))
 
     def _get(self, path: str) -> Any:
         """The answer's JSON; None when the registry itself says that what was asked for does not exist."""

@@ -4,6 +4,7 @@ changes."""
 from __future__ import annotations
 
 import logging
+import re
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -26,7 +27,6 @@ from pyiceberg.types import (
     StructType,
     TimestamptzType,
 )
-from sqlglot import exp, parse_one
 
 from anabranch.common.errors import Refused, Terminal
 from anabranch.config import Environment, Stream, View
@@ -51,6 +51,7 @@ from anabranch.protocol.state import POSITION, TIMELINE, load_state
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
+    from sqlglot import exp
 
     from anabranch.iceberg.lake import Lake
 
@@ -70,7 +71,10 @@ _FROM_KAFKA = (
 
 def iceberg_type(spark_type: str, ids: list[int]) -> IcebergType:
     """Spark's simple string as an Iceberg type; `ids` is a counter of field ids for what is nested."""
-    return _convert(parse_one(f"CAST(NULL AS {spark_type})", dialect="spark").args["to"], ids)
+    from sqlglot import parse_one
+
+    quoted = re.sub(r"(\w+):", r"`\1`:", spark_type)  # a field's name may be a word of SQL
+    return _convert(parse_one(f"CAST(NULL AS {quoted})", dialect="spark").args["to"], ids)
 
 
 def _convert(kind: exp.DataType, ids: list[int]) -> IcebergType:
@@ -106,7 +110,8 @@ def rows_schema(stream: Stream) -> Schema:
 
 def rows_columns(stream: Stream) -> Columns:
     """The columns of the stream's table, and how they may change."""
-    return Columns(rows_schema(stream), f"stream {stream.name} (`schema:`)", stream.key, True, before="kafka_partition")
+    source = f"subject {stream.subject}" if stream.subject_schema is not None else "`schema:`"
+    return Columns(rows_schema(stream), f"stream {stream.name} ({source})", stream.key, True, before="kafka_partition")
 
 
 def rows_design(stream: Stream) -> PhysicalDesign:

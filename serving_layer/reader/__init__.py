@@ -12,6 +12,7 @@ from anabranch import config, family_streams
 from anabranch.common.errors import ConfigurationError
 from anabranch.config import Stream, View
 from anabranch.iceberg.lake import Lake
+from anabranch.subjects.resolve import with_table_columns
 from serving_layer.query import Answer, Derived, open_query
 from serving_layer.query.reading import QueryProgress
 from serving_layer.reader.provenance import Provenance, provenance
@@ -71,9 +72,10 @@ def open_reader(conf: str | Path | None = None) -> Reader:
     environment = config.load_environment(conf)
     streams = [config.load_stream(name, conf) for name in config.stream_names(conf)]
     streams += family_streams.streams_with_tables(environment, conf).values()
+    lake = Lake(environment)
     by_table = {
         name: s
-        for s in streams
+        for s in (with_table_columns(stream, lake) for stream in streams)
         for name in (s.table, s.dead_letters_table, *s.plain_tables, *map(s.partials_table, s.views))
     }
-    return Reader(Lake(environment), by_table)
+    return Reader(lake, by_table)

@@ -20,6 +20,7 @@ from anabranch.iceberg.snapshots import snapshot_properties
 from anabranch.offsets.hours import start_of
 from anabranch.protocol.state import load_state
 from anabranch.protocol.watermarks import Watermarks
+from anabranch.subjects.resolve import with_table_columns
 from serving_layer.query import Answer, Selected, open_derived, open_relation
 from serving_layer.query.datasets import dataset, quoted
 from serving_layer.reader import Reader
@@ -207,12 +208,15 @@ def open_table(
     """A stream's table, to be read: as it is, or `as_of` a tag, a branch, a snapshot's id or a time; of all hours, or
     of accepted ones alone. `conf` is the configuration folder (default: ANABRANCH_CONF, else conf).
 
-    Nothing is opened yet but the configuration, and the catalog where the stream may be a family's. Raises
+    Nothing is opened yet but the configuration, and the catalog where the stream may be a family's or
+    its columns are those of its subject. Raises
     ConfigurationError, Transient.
     """
     environment = config.load_environment(conf)
     has_file = stream in config.stream_names(conf)
     members = {} if has_file else family_streams.streams_with_tables(environment, conf)
     definition = members[stream] if stream in members else config.load_stream(stream, conf)
-    reader = Reader(open_lake(environment, definition), {definition.table: definition})
+    lake = open_lake(environment, definition)
+    definition = with_table_columns(definition, lake)
+    reader = Reader(lake, {definition.table: definition})
     return StreamTable(reader, definition, Selection(as_of, only_accepted))

@@ -22,8 +22,8 @@ def read(environment: Environment, stream: Stream) -> RegistryFacts:
     """Raises ConfigurationError when the server refuses or is not a registry, Transient when it is
     unreachable."""
     registry = open_registry(environment, stream)
-    if stream.format.subject is not None:
-        return RegistryFacts(registry.has_subject(stream.format.subject))
+    if stream.format.subject is not None or stream.subject_schema is not None:
+        return RegistryFacts(registry.has_subject(stream.subject))
     # Any answer about an id shows that the registry is reachable.
     registry.schema(1)
     return RegistryFacts(True)
@@ -43,4 +43,4 @@ def findings(stream: Stream, facts: RegistryFacts) -> list[Finding]:
     if facts.has_subject:
         return []
     remedy = f"format.subject in {stream.name}.yaml, or the first schema registered by a producer"
-    return [warning(Check.SUBJECT_MISSING, stream.name, f"subject {stream.format.subject}", "none", remedy)]
+    return [warning(Check.SUBJECT_MISSING, stream.name, f"subject {stream.subject}", "none", remedy)]

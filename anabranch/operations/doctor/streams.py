@@ -14,6 +14,7 @@ from anabranch.operations.audit import audit
 from anabranch.operations.audit.checks import AuditReport
 from anabranch.operations.doctor.finding import Check, Finding, error, warning
 from anabranch.operations.reports.status import MAY_WAIT, StreamStatus, late_after, status, unexplained_words
+from anabranch.subjects.resolve import with_table_columns
 
 # Hours to audit; more would take too long here, since an audit reads all their files.
 _AUDITED = 3
@@ -30,7 +31,8 @@ class StreamFacts:
 def read(environment: Environment, stream: Stream) -> StreamFacts:
     """Raises Transient when Kafka or the lake is unreachable."""
     with KafkaAdapter(environment.kafka) as kafka:
-        job = Job(environment, stream, open_lake(environment, stream), kafka)
+        lake = open_lake(environment, stream)
+        job = Job(environment, with_table_columns(stream, lake), lake, kafka)
         view = status(job, late_after(stream, stream.airflow.speed_late_after))
         last = view.newest_accepted
         counted = audit(job, (shift(last, 1 - _AUDITED), last), with_kafka=False) if last is not None else None

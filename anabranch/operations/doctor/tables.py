@@ -15,6 +15,7 @@ from anabranch.operations.doctor.finding import Check, Finding, error, info, war
 from anabranch.operations.doctor.kafka import Unread
 from anabranch.protocol.apply import require_columns
 from anabranch.protocol.state import State, load_state
+from anabranch.subjects.resolve import with_table_columns
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -76,7 +77,7 @@ def read(environment: Environment, stream: Stream) -> TableFacts:
     if stream.table not in tables:
         return facts
     try:
-        require_columns(tables[stream.table], stream)
+        require_columns(tables[stream.table], with_table_columns(stream, lake))
     except Terminal as differs:
         facts = replace(facts, columns=str(differs))
     try:

@@ -86,7 +86,7 @@ def drift_of(stream: Stream, rows: Iterable[LedgerRow], topic_id: str | None, lo
         stream=stream.name,
         fields=fields,
         others=max((row.unknown.others for row in drifting if row.unknown), default=0),
-        schema=f"{stream.ddl.strip().rstrip(',')}, {columns}" if new else None,
+        schema=f"{stream.ddl.strip().rstrip(',')}, {columns}" if new and stream.subject_schema is None else None,
         restate=held,
         gone=[row.hour for row in accepted if row.hour not in held],
         commands=commands,

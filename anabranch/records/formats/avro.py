@@ -16,10 +16,10 @@ from pyspark.sql.types import DataType, DateType, StringType, TimestampType
 from anabranch.common.errors import Terminal
 from anabranch.records.checks import Check, error, expected_found, utc
 from anabranch.records.formats import Reading
-from anabranch.records.formats.avro_names import Incompatible
 from anabranch.records.formats.avro_schema import Projection, project
 from anabranch.records.formats.wire import PAYLOAD, Wire, refuse
 from anabranch.spark.settings import AVRO_LIMITS, AVRO_LONGEST_TEXT, AVRO_OPTIONS
+from anabranch.subjects.avro_names import Incompatible
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -43,7 +43,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from anabranch.records.formats.avro_names import Incompatible, Node, parse
+from anabranch.subjects.avro_names import Incompatible, Node, parse
 
 # What Avro's resolution makes of a writer's type (its promotions), by the column's.
 _PLAIN: dict[type[DataType], tuple[str, tuple[str, ...]]] = {

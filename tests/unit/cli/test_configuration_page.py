@@ -34,6 +34,9 @@ _BESIDE: dict[str, dict[str, Any]] = {
     "search.user": {"search": {"password": "of-this-test-alone"}},
     "format.subject": {"format": {"type": "avro"}},
     "format.delimiter": {"format": {"type": "csv"}},
+    "schema.from": {"format": "avro", "schema": {}},
+    "schema.columns": {"format": "avro", "schema": {}},
+    "schema.exclude": {"format": "avro", "schema": {}},
 }
 _WITH_URL = ("search", "hdfs", "webhook")
 

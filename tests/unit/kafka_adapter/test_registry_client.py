@@ -14,7 +14,7 @@ import pytest
 from anabranch import config
 from anabranch.common.errors import ConfigurationError, Transient
 from anabranch.dev.services.processes import HOST, free_port
-from anabranch.kafka.schema_registry import RegisteredSchema, Registry
+from anabranch.kafka.schema_registry import RegisteredSchema, Registry, SubjectVersion
 
 NOT_FOUND = (404, json.dumps({"error_code": 40403, "message": "Schema 7 not found"}))
 
@@ -137,3 +137,16 @@ def test_a_password_is_in_no_message(server: Answering) -> None:
     with pytest.raises(ConfigurationError) as error:
         server.registry(user="u", password="hunter2").schema(7)
     assert "hunter2" not in str(error.value)
+
+
+def test_the_latest_version_of_a_subject_is_asked_for_each_time(server: Answering) -> None:
+    registry, path = server.registry(), "/subjects/a%2Fb-value/versions/latest"
+    assert registry.latest("a/b-value") is None
+    server.answers[path] = (200, json.dumps({"subject": "a/b-value", "id": 7, "version": 1, "schema": "{}"}))
+    assert registry.latest("a/b-value") == SubjectVersion("a/b-value", 1, "AVRO", "{}", False)
+    more = {"version": 2, "schema": "[]", "schemaType": "JSON", "references": [{"name": "a"}]}
+    server.answers[path] = (200, json.dumps(more))
+    assert registry.latest("a/b-value") == SubjectVersion("a/b-value", 2, "JSON", "[]", True)
+    server.answers[path] = (200, json.dumps({"schema": "{}"}))
+    with pytest.raises(ConfigurationError, match="found no version of a subject"):
+        registry.latest("a/b-value")

@@ -24,8 +24,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from anabranch.records.formats.avro_names import Incompatible, parse
 from anabranch.records.formats.avro_schema import project
+from anabranch.subjects.avro_names import Incompatible, parse
 
 ENUM = {"type": "enum", "name": "Color", "namespace": "a.b", "symbols": ["RED"]}
 FIXED = {"type": "fixed", "name": "F", "size": 4}

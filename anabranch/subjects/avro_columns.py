@@ -1,0 +1,69 @@
+"""The columns of an Avro schema. Pure; the facts are those of Avro's specification
+(https://avro.apache.org/docs/1.12.0/specification/).
+
+| Avro | column |
+|---|---|
+| boolean, int, long, float, double | BOOLEAN, INT, BIGINT, FLOAT, DOUBLE |
+| string, enum, uuid on a string | STRING |
+| bytes, fixed, uuid or duration on a fixed | BINARY |
+| date | DATE |
+| (local-)timestamp-millis, -micros, -nanos | TIMESTAMP |
+| decimal(p,s) on bytes or fixed | DECIMAL(p,s), 38 digits at most |
+| time-millis; time-micros | INT; BIGINT |
+| array, map, record | ARRAY, MAP with STRING keys, STRUCT |
+| a union of one of these and null | the same; any column but the key's may be null |
+
+Other logical types are read as what they annotate. Other unions, null alone, records without fields and types that
+contain themselves are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from anabranch.config.columns import MOST_DIGITS
+from anabranch.subjects.avro_names import Incompatible, Node, parse
+from anabranch.subjects.field import NOTHING, NotAColumn, fields_of, struct_type
+
+_PLAIN = {
+    "boolean": "boolean", "int": "int", "long": "bigint", "float": "float", "double": "double", "string": "string",
+    "enum": "string", "bytes": "binary", "fixed": "binary",
+}  # fmt: skip
+
+
+def avro_fields(text: str, given: Mapping[str, str | None] = NOTHING) -> list[tuple[str, str]]:
+    """The name and type of each field of a record's schema, in its order; `given` as `fields_of`. Raises
+    NotAColumn."""
+    try:
+        root = parse(text)
+    except Incompatible as error:
+        raise NotAColumn("", "an Avro schema that can be read", str(error)) from None
+    if root.kind != "record":
+        raise NotAColumn("", "a record", root.describe())
+    return fields_of(root.fields, given, _type)
+
+
+def _type(node: Node, path: str) -> str:
+    if node.kind == "union":
+        branches = [branch for branch in node.branches if branch.kind != "null"]
+        if len(branches) != 1:
+            raise NotAColumn(path, "a union of null and one other type", node.describe())
+        return _type(branches[0], path)
+    if node.kind == "array":
+        return f"array<{_type(node.inner, f'{path}[]')}>"
+    if node.kind == "map":
+        return f"map<string,{_type(node.inner, f'{path}{{}}')}>"
+    if node.kind == "record":
+        return struct_type(path, [(name, _type(inner, f"{path}.{name}")) for name, inner in node.fields.items()])
+    if node.logical == "decimal":
+        precision, scale = node.attributes["precision"], node.attributes["scale"]
+        if precision > MOST_DIGITS:
+            raise NotAColumn(path, f"a decimal of at most {MOST_DIGITS} digits", f"decimal({precision},{scale})")
+        return f"decimal({precision},{scale})"
+    if (node.kind, node.logical) == ("int", "date"):
+        return "date"
+    if node.kind == "long" and node.logical.removeprefix("local-").startswith("timestamp-"):
+        return "timestamp"
+    if node.kind not in _PLAIN:
+        raise NotAColumn(path, "a type with values", node.describe())
+    return _PLAIN[node.kind]

@@ -1,0 +1,138 @@
+"""The columns of a stream with `schema: registry`, decided from its table, its subject and its file. Pure.
+
+The table's columns are what both layers read by. A subject adds columns and widens them; it drops, narrows or requires
+none. So a record of an older or a newer version of the subject is read by the same columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from pyiceberg.schema import Schema
+from pyiceberg.types import (
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IcebergType,
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    NestedField,
+    StructType,
+)
+
+from anabranch.common.errors import Refused
+from anabranch.config import RESERVED_COLUMNS, Stream
+from anabranch.config.columns import MOST_DIGITS, RESCUED, Column
+from anabranch.iceberg.schema_evolution import type_words
+from anabranch.kafka.schema_registry import SubjectVersion
+from anabranch.protocol.apply import iceberg_type
+from anabranch.subjects.avro_columns import avro_fields
+from anabranch.subjects.field import NotAColumn, require_names
+from anabranch.subjects.json_schema_columns import json_schema_fields
+
+# What a column reads beside its own type: a subject whose field becomes narrower changes nothing.
+_READS: dict[type[IcebergType], tuple[type[IcebergType], ...]] = {
+    LongType: (IntegerType,),
+    FloatType: (IntegerType, LongType),
+    DoubleType: (IntegerType, LongType, FloatType),
+}
+
+
+def plan_columns(stream: Stream, version: SubjectVersion, have: Schema | None = None) -> tuple[Column, ...]:
+    """The columns that the stream is to have, by its file and a version of its subject; those of its table first.
+
+    A column of the table stays, with a type at least as wide. Its type may be one that the table cannot take:
+    `plan_evolution` refuses that. NOT NULL are the key's columns, and those of the file that have it. Raises Refused,
+    with the field's path, for a field that cannot be a column, and for a key column that the subject lacks.
+    """
+    rules = stream.subject_schema
+    assert rules is not None
+    declared = {column.name: column for column in rules.columns}
+    where = f"stream {stream.name}, subject {version.subject} version {version.version}"
+    try:
+        types = {name: column.type for name, column in declared.items()}
+        said = dict(_fields(stream, version, dict.fromkeys(rules.exclude) | types)) | types
+        require_names("", list(said))
+        if taken := next((name for name in said if name.lower() in _taken_names(stream)), None):
+            raise NotAColumn(taken, f"names other than {', '.join(_taken_names(stream))}", taken)
+    except NotAColumn as error:
+        raise Refused(
+            f"{where}: {error}; change the subject, or in the stream's file give the column a type "
+            "(`schema: {from: registry, columns: NAME TYPE}`) or leave it out (`schema: {from: registry, exclude: "
+            "[NAME]}`)"
+        ) from None
+    if missing := [name for name in stream.key if name not in said]:
+        raise Refused(
+            f"{where}: key: expected a field {missing[0]}, found {', '.join(said)}; correct `key:` or the subject"
+        )
+    known = {column.name: column for column in table_columns(have)} if have is not None else {}
+    columns = []
+    for name in dict.fromkeys((*known, *said)):
+        before, column = known.get(name), declared.get(name)
+        kind = column.type if column is not None else said.get(name)
+        if before is not None and column is None:
+            kind = before.type if kind is None else _merged(before.type, kind)
+        assert kind is not None
+        is_key = name in stream.key and (before is None or not before.nullable)
+        columns.append(Column(name, kind, column.nullable if column is not None else not is_key))
+    return tuple(column for column in columns if stream.unknown != "rescue" or column.name != RESCUED.name)
+
+
+def table_columns(schema: Schema) -> tuple[Column, ...]:
+    """The stream's own columns of its table."""
+    return tuple(
+        Column(f.name, column_type(f.field_type), not f.required)
+        for f in schema.fields
+        if f.name not in RESERVED_COLUMNS
+    )
+
+
+def column_type(kind: IcebergType) -> str:
+    """An Iceberg type as a stream's file spells it, the fields of a struct in their order."""
+    if isinstance(kind, StructType):
+        return f"struct<{','.join(f'{f.name}:{column_type(f.field_type)}' for f in kind.fields)}>"
+    if isinstance(kind, ListType):
+        return f"array<{column_type(kind.element_type)}>"
+    if isinstance(kind, MapType):
+        return f"map<{column_type(kind.key_type)},{column_type(kind.value_type)}>"
+    return type_words(kind)
+
+
+def _taken_names(stream: Stream) -> Sequence[str]:
+    return (*RESERVED_COLUMNS, RESCUED.name) if stream.unknown == "rescue" else RESERVED_COLUMNS
+
+
+def _fields(stream: Stream, version: SubjectVersion, given: Mapping[str, str | None]) -> Iterable[tuple[str, str]]:
+    expected = {"avro": "AVRO", "json_schema": "JSON"}[stream.format.type]
+    if version.type != expected:
+        raise NotAColumn("", f"type {expected} with format {stream.format.type}", version.type)
+    if version.has_references:
+        raise NotAColumn("", "a schema that stands alone", "references to other subjects")
+    read = avro_fields if version.type == "AVRO" else json_schema_fields
+    return read(version.text, given)
+
+
+def _merged(have: str, said: str) -> str:
+    """The type of a column of a table for what a subject says now: wider where the subject is, never narrower."""
+    ids = [0]
+    return column_type(_wider(iceberg_type(have, ids), iceberg_type(said, ids)))
+
+
+def _wider(have: IcebergType, said: IcebergType) -> IcebergType:
+    if isinstance(have, StructType) and isinstance(said, StructType):
+        new = {f.name: f.field_type for f in said.fields}
+        old = {f.name: f.field_type for f in have.fields}
+        kinds = {name: _wider(kind, new[name]) if name in new else kind for name, kind in old.items()}
+        kinds |= {name: kind for name, kind in new.items() if name not in old}
+        return StructType(*(NestedField(i, name, kind) for i, (name, kind) in enumerate(kinds.items(), 1)))
+    if isinstance(have, ListType) and isinstance(said, ListType):
+        return ListType(1, _wider(have.element_type, said.element_type), element_required=False)
+    if isinstance(have, MapType) and isinstance(said, MapType):
+        return MapType(1, have.key_type, 2, _wider(have.value_type, said.value_type), value_required=False)
+    if isinstance(have, DecimalType) and isinstance(said, DecimalType):
+        digits = max(said.precision - said.scale, have.precision - have.scale)
+        reads_both = said.scale <= have.scale and digits + have.scale <= MOST_DIGITS
+        return DecimalType(digits + have.scale, have.scale) if reads_both else said
+    return have if isinstance(said, _READS.get(type(have), ())) else said

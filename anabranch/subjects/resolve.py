@@ -1,0 +1,62 @@
+"""The columns of streams with `schema: registry`, read from their tables and from the schema registry."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from anabranch.common.errors import NotYet
+from anabranch.config import Environment, Stream
+from anabranch.iceberg.schema_evolution import plan_evolution
+from anabranch.kafka.schema_registry import Registry, open_registry
+from anabranch.protocol.apply import rows_columns
+from anabranch.subjects.plan import plan_columns, table_columns
+
+if TYPE_CHECKING:
+    from pyiceberg.schema import Schema
+
+    from anabranch.iceberg.lake import Lake
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A stream with the columns that `apply` gives its table, and these changes in words."""
+
+    stream: Stream
+    changes: tuple[str, ...] = ()
+
+
+def with_table_columns(stream: Stream, lake: Lake) -> Stream:
+    """A stream with the columns of its table. A stream whose file has columns stays as it is; one without a table still
+    lacks its columns. Raises ConfigurationError for columns that contradict the file, Transient."""
+    if not stream.lacks_columns or not lake.exists(stream.table):
+        return stream
+    return stream.with_columns(table_columns(lake.load(stream.table).schema()))
+
+
+def plan_table(environment: Environment, stream: Stream, lake: Lake, registry: Registry | None = None) -> Planned:
+    """The columns that a stream's table is to have by the latest version of its subject. Nothing is changed.
+
+    A table whose subject the registry does not have keeps its columns. Raises Refused for a version that the table
+    cannot take up, with the field; NotYet for a new table without a subject, ConfigurationError, Transient.
+    """
+    if stream.subject_schema is None:
+        return Planned(stream)
+    have = lake.load(stream.table).schema() if lake.exists(stream.table) else None
+    version = (registry or open_registry(environment, stream)).latest(stream.subject)
+    if version is None:
+        if have is None:
+            raise NotYet(
+                f"stream {stream.name}: expected subject {stream.subject} in the schema registry, found none; register "
+                "its schema, or name the subject: `format: {type: ..., subject: ...}`"
+            )
+        return Planned(stream.with_columns(table_columns(have)))
+    planned = stream.with_columns(plan_columns(stream, version, have))
+    return Planned(planned, _changes(planned, have, f"subject {version.subject} version {version.version}"))
+
+
+def _changes(stream: Stream, have: Schema | None, source: str) -> tuple[str, ...]:
+    if have is None:
+        return (f"{source}: new table {stream.table} with {stream.ddl}",)
+    changes = plan_evolution(stream.table, have, rows_columns(stream))
+    return tuple(f"{source}: {change.plan_words(stream.table)}" for change in changes)

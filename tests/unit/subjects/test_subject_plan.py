@@ -1,0 +1,152 @@
+"""The columns of a stream by its table, its subject and its file: a subject adds and widens, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from lakes import new_stream
+from pyiceberg.schema import Schema
+
+from anabranch.common.errors import ConfigurationError, Refused
+from anabranch.config import EventTime, Stream, SubjectSchema
+from anabranch.config.columns import columns_ddl, parse_columns
+from anabranch.iceberg.schema_evolution import plan_evolution
+from anabranch.kafka.schema_registry import SubjectVersion
+from anabranch.protocol.apply import rows_columns, rows_schema
+from anabranch.subjects.plan import plan_columns, table_columns
+
+
+def stream(columns: str = "", exclude: tuple[str, ...] = (), kind: str = "avro", **more: Any) -> Stream:
+    said: dict[str, Any] = {"exclude": exclude} | ({"columns": columns} if columns else {})
+    given: dict[str, Any] = {
+        "format": kind,
+        "schema": "registry",
+        "columns": (),
+        "subject_schema": SubjectSchema(**said),
+    }
+    return new_stream(**(given | more))
+
+
+def version(*fields: tuple[str, Any], **more: Any) -> SubjectVersion:
+    schema = {"type": "record", "name": "E", "fields": [{"name": n, "type": t} for n, t in fields]}
+    return SubjectVersion("events-value", 1, "AVRO", json.dumps(schema), **more)
+
+
+def table(ddl: str) -> Schema:
+    return rows_schema(new_stream(schema=ddl, columns=parse_columns(ddl)))
+
+
+def planned(of: Stream, subject: SubjectVersion, have: str | None = None) -> str:
+    return columns_ddl(plan_columns(of, subject, table(have) if have is not None else None))
+
+
+def refusal(of: Stream, subject: SubjectVersion, have: str | None = None) -> str:
+    with pytest.raises(Refused) as refused:
+        plan_columns(of, subject, table(have) if have is not None else None)
+    return str(refused.value)
+
+
+ID, KEY = ("id", "string"), "id STRING NOT NULL"
+NESTED = {"type": "record", "name": "S", "fields": [{"name": "z", "type": "int"}, {"name": "a", "type": "long"}]}
+
+
+def test_a_new_table_has_the_fields_of_the_subject_and_its_key_is_not_null() -> None:
+    assert planned(stream(), version(ID, ("n", ["null", "int"]))) == "id STRING NOT NULL, n INT"
+
+
+def test_the_files_columns_come_before_the_subjects_and_stay_without_it() -> None:
+    of = stream("n DECIMAL(9,2) NOT NULL, legacy STRING, id STRING")
+    assert planned(of, version(ID, ("n", ["int", "string"]))) == "id STRING, n DECIMAL(9,2) NOT NULL, legacy STRING"
+
+
+def test_an_excluded_field_is_no_column_whatever_it_is() -> None:
+    assert planned(stream(exclude=("odd",)), version(ID, ("odd", ["int", "string"]))) == "id STRING NOT NULL"
+
+
+@pytest.mark.parametrize(
+    ("have", "fields", "wanted"),
+    [
+        ("id STRING NOT NULL, n INT", [ID, ("n", "int")], "id STRING NOT NULL, n INT"),
+        ("id STRING NOT NULL, n INT", [ID, ("c", "string"), ("n", "long")], "id STRING NOT NULL, n BIGINT, c STRING"),
+        (f"{KEY}, n BIGINT, d DOUBLE", [ID, ("n", "int"), ("d", "long")], f"{KEY}, n BIGINT, d DOUBLE"),
+        ("id STRING NOT NULL, n INT NOT NULL", [ID], "id STRING NOT NULL, n INT"),
+        ("id STRING, n INT", [ID], "id STRING, n INT"),
+        (
+            "id STRING NOT NULL, d DECIMAL(9,3)",
+            [ID, ("d", {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 1})],
+            "id STRING NOT NULL, d DECIMAL(11,3)",
+        ),
+        (
+            "id STRING NOT NULL, s STRUCT<a: INT, gone: STRING>, l ARRAY<BIGINT>",
+            [
+                ID, ("l", {"type": "array", "items": "int"}),
+                ("s", NESTED),
+            ],
+            "id STRING NOT NULL, s struct<a:bigint,gone:string,z:int>, l array<bigint>",
+        ),
+    ],
+)  # fmt: skip
+def test_a_table_takes_up_what_is_new_or_wider_and_loses_nothing(have: str, fields: list[Any], wanted: str) -> None:
+    before, of = table(have), stream()
+    assert planned(of, version(*fields), have) == wanted
+    after = of.with_columns(plan_columns(of, version(*fields), before))
+    for change in plan_evolution("t", before, rows_columns(after)):
+        assert change.plan_words("t")
+    assert planned(of, version(*fields), after.ddl) == wanted
+
+
+@pytest.mark.parametrize(
+    ("have", "fields", "message"),
+    [
+        ("id STRING NOT NULL, n INT", [ID, ("n", "string")], "column n: expected int or bigint, found string"),
+        ("id STRING NOT NULL, n ARRAY<INT>", [ID, ("n", {"type": "array", "items": "string"})], "column n.element"),
+        ("id STRING NOT NULL, n INT", [ID, ("n", {"type": "map", "values": "int"})], "column n: expected int"),
+    ],
+)
+def test_a_type_that_no_column_can_take_is_refused(have: str, fields: list[Any], message: str) -> None:
+    of = stream()
+    wanted = of.with_columns(plan_columns(of, version(*fields), table(have)))
+    with pytest.raises(Refused) as refused:
+        plan_evolution("games.events", table(have), rows_columns(wanted))
+    assert message in str(refused.value) and "subject events-value" in str(refused.value)
+
+
+def test_what_is_no_column_and_a_key_that_is_not_there_are_refused_with_the_subject() -> None:
+    where = "stream events, subject events-value version 1: "
+    assert refusal(stream(), version(ID, ("odd", ["int", "string"]))).startswith(
+        f"{where}odd: expected a union of null"
+    )
+    assert refusal(stream(), version(("n", "int"))).startswith(f"{where}key: expected a field id, found n")
+    assert "Kafka_Offset: expected names other" in refusal(stream(), version(ID, ("Kafka_Offset", "int")))
+    assert "ID: expected names that differ by more than case" in refusal(stream(), version(ID, ("ID", "int")))
+    assert "expected a schema that stands alone" in refusal(stream(), version(ID, has_references=True))
+    assert "expected type JSON with format json_schema, found AVRO" in refusal(stream(kind="json_schema"), version(ID))
+    rescues = stream(kind="json_schema", unknown="rescue")
+    schema = {"type": "object", "properties": {"id": {"type": "string"}, "Rescued": {"type": "string"}}}
+    assert "Rescued: expected names other" in refusal(rescues, SubjectVersion("s", 1, "JSON", json.dumps(schema)))
+
+
+def test_the_columns_of_a_table_are_the_streams() -> None:
+    ddl = "id STRING NOT NULL, n DECIMAL(9,2), s struct<Z:int,a:array<map<string,date>>>"
+    assert columns_ddl(table_columns(table(ddl))) == ddl
+    assert stream().with_columns(table_columns(table(ddl))).ddl == ddl
+
+
+def test_columns_that_contradict_the_file_are_refused() -> None:
+    of = stream(event_time=EventTime(column="at"))
+    assert of.lacks_columns
+    with pytest.raises(ConfigurationError, match=r"event_time\.column: expected a TIMESTAMP column of the schema"):
+        of.with_columns(parse_columns("id STRING NOT NULL, at STRING"))
+    assert not of.with_columns(parse_columns("id STRING NOT NULL, at TIMESTAMP")).lacks_columns
+
+
+def test_the_rescued_column_is_the_streams_own() -> None:
+    of = stream(kind="json_schema", unknown="rescue")
+    schema = {"type": "object", "properties": {"id": {"type": "string"}}}
+    subject = SubjectVersion("s", 1, "JSON", json.dumps(schema))
+    first = of.with_columns(plan_columns(of, subject))
+    assert [c.name for c in first.columns] == ["id", "rescued"]
+    again = of.with_columns(plan_columns(of, subject, rows_schema(first)))
+    assert again.columns == first.columns

@@ -1,0 +1,142 @@
+"""A subject's schema as columns: every type of Avro and of JSON Schema, or the path of what can be none."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from anabranch.protocol.apply import iceberg_type
+from anabranch.subjects.avro_columns import avro_fields
+from anabranch.subjects.field import NotAColumn
+from anabranch.subjects.json_schema_columns import json_schema_fields
+from anabranch.subjects.plan import column_type
+
+FIXED = {"type": "fixed", "name": "F", "size": 16}
+POINT = {"type": "record", "name": "P", "fields": [{"name": "x", "type": "int"}, {"name": "select", "type": "string"}]}
+
+
+def avro(kind: Any) -> list[tuple[str, str]]:
+    fields = [{"name": "f", "type": kind}]
+    return avro_fields(json.dumps({"type": "record", "name": "E", "namespace": "n", "fields": fields}))
+
+
+def logical(kind: str, name: str, **more: Any) -> dict[str, Any]:
+    return {"type": kind, "logicalType": name, **more}
+
+
+@pytest.mark.parametrize(
+    ("kind", "column"),
+    [
+        ("boolean", "boolean"), ("int", "int"), ("long", "bigint"), ("float", "float"), ("double", "double"),
+        ("string", "string"), ("bytes", "binary"), (FIXED, "binary"),
+        ({"type": "enum", "name": "C", "symbols": ["A"]}, "string"),
+        (logical("string", "uuid"), "string"), (FIXED | {"logicalType": "uuid"}, "binary"),
+        (logical("int", "date"), "date"), (logical("int", "time-millis"), "int"),
+        (logical("long", "time-micros"), "bigint"), (logical("long", "timestamp-millis"), "timestamp"),
+        (logical("long", "timestamp-micros"), "timestamp"), (logical("long", "timestamp-nanos"), "timestamp"),
+        (logical("long", "local-timestamp-micros"), "timestamp"),
+        (logical("bytes", "decimal", precision=12, scale=2), "decimal(12,2)"),
+        (FIXED | logical("fixed", "decimal", precision=38), "decimal(38,0)"),
+        (logical("bytes", "decimal", precision=2, scale=9), "binary"),
+        ({"type": "array", "items": ["null", "int"]}, "array<int>"),
+        ({"type": "map", "values": POINT}, "map<string,struct<x:int,select:string>>"),
+        (["null", "string"], "string"), (["long", "null"], "bigint"), (["double"], "double"),
+    ],
+)  # fmt: skip
+def test_avro_types(kind: Any, column: str) -> None:
+    assert avro(kind) == [("f", column)]
+    assert column_type(iceberg_type(column, [0])) == column  # a type that a table has
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (["null", "int", "string"], "f: expected a union of null and one other type, found a union of null, int, s"),
+        ({"type": "array", "items": ["int", "string"]}, "f[]: expected a union of null and one other type"),
+        ({"type": "map", "values": ["int", "string"]}, "f{}: expected a union"),
+        ("null", "f: expected a type with values, found null"), (["null"], "f: expected a union of null and one"),
+        (logical("bytes", "decimal", precision=39, scale=1), "f: expected a decimal of at most 38 digits, found"),
+        ({"type": "record", "name": "R", "fields": []}, "f: expected a record with fields, found one without any"),
+        ({"type": "record", "name": "R", "fields": [{"name": "r", "type": ["null", "R"]}]}, "found n.R"),
+        (POINT | {"fields": [{"name": "a", "type": "int"}, {"name": "A", "type": "int"}]}, "f.A: expected names that"),
+        (POINT | {"fields": [{"name": "deep", "type": ["int", "long"]}]}, "f.deep: expected a union"),
+        ("Unknown", "expected an Avro schema that can be read"),
+    ],
+)  # fmt: skip
+def test_what_avro_has_and_no_column_is_refused_by_its_path(kind: Any, message: str) -> None:
+    with pytest.raises(NotAColumn) as refused:
+        avro(kind)
+    assert message in str(refused.value)
+
+
+def test_avro_fields_keep_their_order_and_some_are_left_out() -> None:
+    fields = [{"name": n, "type": "int"} for n in ("b", "a")] + [{"name": "odd", "type": ["int", "string"]}]
+    text = json.dumps({"type": "record", "name": "E", "fields": fields})
+    assert avro_fields(text, {"odd": None, "b": "bigint"}) == [("b", "bigint"), ("a", "int")]
+    with pytest.raises(NotAColumn, match="expected a record, found string"):
+        avro_fields('"string"')
+
+
+def of_json(schema: Any, **more: Any) -> list[tuple[str, str]]:
+    return json_schema_fields(json.dumps({"type": "object", "properties": {"f": schema}, **more}))
+
+
+DEFINED = {
+    "$defs": {"P": {"type": "object", "properties": {"x": {"type": "integer"}}}, "Q": {"$ref": "#/$defs/P"}},
+    "definitions": {"a/b": {"type": "string"}, "Loop": {"properties": {"next": {"$ref": "#/definitions/Loop"}}}},
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "column"),
+    [
+        ({"type": "boolean"}, "boolean"), ({"type": "integer"}, "bigint"), ({"type": "number"}, "double"),
+        ({"type": "string"}, "string"), ({"type": "string", "format": "date-time"}, "timestamp"),
+        ({"type": "string", "format": "date"}, "date"), ({"type": "string", "format": "uuid"}, "string"),
+        ({"type": ["null", "integer"]}, "bigint"), ({"type": ["string", "null"], "format": "date"}, "date"),
+        ({"enum": ["a", "b", None]}, "string"), ({"type": "integer", "enum": [1, 2]}, "bigint"),
+        ({"const": True}, "boolean"), ({"enum": [1, 1.5]}, "double"),
+        ({"type": "array", "items": {"type": ["null", "string"]}}, "array<string>"),
+        ({"type": "object", "properties": {"x": {"type": "integer"}}}, "struct<x:bigint>"),
+        ({"properties": {"x": {"type": "number"}}}, "struct<x:double>"),
+        ({"type": "object", "additionalProperties": {"type": "number"}}, "map<string,double>"),
+        ({"oneOf": [{"type": "null"}, {"type": "integer"}]}, "bigint"),
+        ({"allOf": [{"$ref": "#/$defs/Q"}]}, "struct<x:bigint>"),
+        ({"anyOf": [{"$ref": "#/$defs/P"}, {"type": "null"}]}, "struct<x:bigint>"),
+        ({"$ref": "#/definitions/a~1b"}, "string"),
+    ],
+)  # fmt: skip
+def test_json_schema_types(schema: Any, column: str) -> None:
+    assert of_json(schema, **DEFINED) == [("f", column)]
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ({"type": ["integer", "string"]}, 'f: expected one type, alone or with null, found {"type": ["integer", "stri'),
+        ({}, "f: expected one type"), (True, "f: expected a schema with a type, found true"),
+        ({"type": "null"}, "f: expected one type"),
+        ({"type": "array"}, "f: expected an array with one schema for all items"),
+        ({"type": "array", "items": [{"type": "string"}]}, "f: expected an array with one schema"),
+        ({"type": "array", "items": {"type": "object"}}, "f[]: expected an object with properties"),
+        ({"type": "object", "properties": {"x": {}}}, "f.x: expected one type"),
+        ({"type": "object", "additionalProperties": {"enum": ["a", 1]}}, "f{}: expected values of one plain type"),
+        ({"oneOf": [{"type": "string"}, {"type": "integer"}]}, "f: expected oneOf of one schema, alone or with null"),
+        ({"$ref": "other.json#/a"}, "f: expected a $ref within the schema"),
+        ({"$ref": "#/$defs/Z"}, "which it does not have"),
+        ({"$ref": "#/definitions/Loop"}, "f.next: expected a schema that does not contain itself"),
+        ({"type": "object", "properties": {"a b": {"type": "string"}}}, "f.a b: expected a name of letters"),
+    ],
+)  # fmt: skip
+def test_what_json_schema_has_and_no_column_is_refused_by_its_path(schema: Any, message: str) -> None:
+    with pytest.raises(NotAColumn) as refused:
+        of_json(schema, **DEFINED)
+    assert message in str(refused.value)
+
+
+def test_a_json_schema_of_no_object_is_refused() -> None:
+    for text in ('{"type": "string"}', "{}", "[]", "no"):
+        with pytest.raises(NotAColumn):
+            json_schema_fields(text)
