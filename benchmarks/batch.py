@@ -2,7 +2,7 @@
 
 One hour of a topic, with duplicates, dead letters, the speed layer's rows to compare with, and three expectations, is
 rebuilt by `anabranch batch`; the floor reads the same offsets by Spark, parses them by `from_json`, and drops them.
-Both take turns. Seconds are those of the hour itself; an hour of few records tells what its process takes beside.
+Both take turns. Seconds are those of the hour itself; an hour of few records shows the fixed cost of its process.
 
 `--lookback 24` (`make bench WHAT=lookback`): the hour with and without a look at as many hours of as many records
 before it. `--cores 1,2,4` (`make bench WHAT=cluster`): the hour on a standalone cluster of so many one-core workers.

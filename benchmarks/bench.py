@@ -1,8 +1,8 @@
 """The product against other ways to write the same topic: `make bench`; three minutes of it: `make bench WHAT=smoke`.
 
 Every way writes the same topic from its beginning to its end, in turn, several rounds, on a real Kafka, local files or
-a real S3 server. What is told are medians, and ratios within a round: machines differ, and other programs come and go.
-`benchmarks/recorded.json` holds the ratios that benchmarks/RESULTS.md tells; the smoke test compares with them.
+a real S3 server. The results are medians, and ratios within a round: machines differ, and other programs come and go.
+`benchmarks/recorded.json` has the ratios of benchmarks/RESULTS.md; the smoke test compares with them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Results = dict[str, list[Run]]
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What is compared: ways by shape, how many records, how many of them a micro-batch."""
+    """The compared ways by shape, the number of records, and of records in a micro-batch."""
 
     shape: Shape
     ways: tuple[str, ...]
@@ -170,7 +170,7 @@ def main() -> int:
     text = []
     with tempfile.TemporaryDirectory(prefix="anabranch-bench-") as name:
         for plan in plans:
-            # A broker for each plan: a topic's pages of another one are in nobody's way.
+            # A broker for each plan: cached pages of another topic disturb no measurement.
             folder = Path(name) / f"{plan.shape.name}-{plan.limit}"
             with running(folder) as services, registered(plan, folder) as plan:
                 size = fill(services.bootstrap_servers, plan.shape, plan.records) / plan.records

@@ -85,7 +85,7 @@ class Reader:
 
 @dataclass(frozen=True)
 class Sent:
-    """What was acknowledged: partition, offset and moment of each record."""
+    """Partition, offset and time of each acknowledged record."""
 
     partitions: np.ndarray
     offsets: np.ndarray

@@ -182,7 +182,7 @@ def configure(folder: Path, shape: Shape, services: Services, on_s3: bool, speed
 
 
 def published(log: str) -> Iterator[MicroBatch]:
-    """The micro-batches that the speed layer's JSON log tells of."""
+    """The micro-batches in the speed layer's JSON log."""
     for event in log_events(log):
         if match := _PUBLISHED.search(event["message"]):
             yield MicroBatch(int(match[1]), datetime.fromisoformat(event["at"]).timestamp())
@@ -203,7 +203,7 @@ def run_command(
     """Run a command to its end; what it printed, and who looked at it. Raises RuntimeError when it fails."""
     local = {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_LOCAL_DIRS": str(folder), "TMPDIR": str(folder)}
     (folder / "log").unlink(missing_ok=True)
-    # Appended to, since a job opens it anew for its own log.
+    # Appended to, since a job opens it again for its own log.
     with (folder / "log").open("ab") as log:
         process = subprocess.Popen(
             command, env=os.environ | local | environment, stdout=log, stderr=subprocess.STDOUT, cwd=folder

@@ -1,8 +1,9 @@
 """Whose CPU a record takes, by thread, of Spark's file sink and of the speed layer: `make bench WHAT=threads`.
 
 Microseconds of CPU a record, as the kernel counts them (`/proc/PID/task/*/stat`, every half second), between ends of
-micro-batches; the first ones are those of a Java that compiles. Both ways read one topic, one after the other. Small
-micro-batches are told in windows of as many as `--window` says, since half a second has several of them.
+micro-batches; the first ones are those of a Java that compiles. Both ways read one topic, one after
+the other. Small micro-batches are measured in windows of `--window` of them, since half a second
+has several of them.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class Neighbours:
 
 
 def pytest_configure() -> None:
-    """A run that is told to end still stops its services: their fixtures' ends run as on Ctrl-C."""
+    """A run that gets SIGTERM still stops its services: the ends of their fixtures run as on Ctrl-C."""
     signal.signal(signal.SIGTERM, _end)
 
 
@@ -72,7 +72,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def _end(*_: object) -> NoReturn:
-    """Tell the run's processes to end first, and wait until nothing runs that they have started."""
+    """End the run's processes first, and wait until none of their children runs."""
     if "PYTEST_XDIST_WORKER" not in os.environ:
         processes = psutil.Process().children()
         for process in processes:
@@ -81,7 +81,7 @@ def _end(*_: object) -> NoReturn:
         deadline = time.monotonic() + _END_SECONDS
         while time.monotonic() < deadline and any(map(_has_children, processes)):
             time.sleep(0.2)
-    pytest.exit("told to end", returncode=143)
+    pytest.exit("terminated", returncode=143)
 
 
 def _has_children(process: psutil.Process) -> bool:
@@ -112,7 +112,7 @@ def services(pytestconfig: pytest.Config) -> Iterator[Neighbours]:
 
 @pytest.fixture(scope="session")
 def environment(services: Neighbours, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What stands in `anabranch.yaml` in every test."""
+    """The content of `anabranch.yaml` in every test."""
     from sessions import SHORT_LIVED
 
     return {

@@ -52,7 +52,7 @@ def engine() -> None:
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What is committed, and nothing else, with an .env."""
+    """The committed files, and no others, with an .env."""
     folder = tmp_path_factory.mktemp("checkout") / "anabranch"
     subprocess.run(["git", "clone", "--quiet", "--no-hardlinks", str(ROOT), str(folder)], check=True, timeout=120)
     subprocess.run(["sh", "deploy/dotenv.sh"], cwd=folder, check=True, timeout=60)

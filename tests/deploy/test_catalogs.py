@@ -36,7 +36,7 @@ DEPLOY = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "deploy" / "s
 CATALOGS = ("SQLite", "PostgreSQL", "REST", "Glue")
 BUCKET, CREDENTIAL = "tests", "anabranch:client-secret-of-the-test"
 
-Told = dict[str, Any]
+Report = dict[str, Any]
 
 
 def documented(catalog: str) -> dict[str, Any]:
@@ -83,11 +83,11 @@ def neighbours(
 def story(
     neighbours: Callable[[str], None], environment: dict[str, Any], spark: SparkSession,
     tmp_path_factory: pytest.TempPathFactory,
-) -> Callable[[str], Told]:  # fmt: skip
-    """Tells the story on a catalog, once, and what came of it in words that all catalogs share."""
-    by_catalog: dict[str, Told] = {}
+) -> Callable[[str], Report]:  # fmt: skip
+    """Runs the story on a catalog, once, and returns its result in words that all catalogs share."""
+    by_catalog: dict[str, Report] = {}
 
-    def tell_once(catalog: str) -> Told:
+    def run_once(catalog: str) -> Report:
         if catalog not in by_catalog:
             neighbours(catalog)
             # The session knows one catalog by the name "lake".
@@ -95,12 +95,12 @@ def story(
             one = World(tmp_path_factory.mktemp(catalog) / "conf", own, spark)
             add_catalog(spark, one.job.environment)
             try:
-                by_catalog[catalog] = tell(one)
+                by_catalog[catalog] = run_story(one)
             finally:
                 one.kafka.close()
         return by_catalog[catalog]
 
-    return tell_once
+    return run_once
 
 
 def run(one: World, *arguments: str, expect: int = 0) -> str:
@@ -110,7 +110,7 @@ def run(one: World, *arguments: str, expect: int = 0) -> str:
     return str(done.output if expect else done.stdout)
 
 
-def tell(one: World) -> Told:
+def run_story(one: World) -> Report:
     """Two hours from Kafka to proven rows, a restatement, an override, a stale publisher, maintenance, an audit; and
     the tables lost and registered."""
     first, second, now = past_hour(2), past_hour(1), datetime.now(UTC)
@@ -143,7 +143,7 @@ def tell(one: World) -> Told:
     # Step 5: maintenance, as it is due a week later; then the override is lifted.
     maintenance.maintain(one.job, datetime.now(UTC) + timedelta(days=7))
     assert "served by batch, by the rule" in run(one, *chosen, "auto")
-    # Step 6: what is served, by an engine of its own, and by Spark; and the hours proven again.
+    # Step 6: the served rows, by a separate engine and by Spark; and the hours proven again.
     good += [(r.partition, r.offset, json.loads(r.value or b"")["event_id"]) for r in one.sent[-4:]]
     assert one.contents() == sorted(good)
     name = one.job.stream.table
@@ -160,7 +160,7 @@ def tell(one: World) -> Told:
 
 
 def _lose_and_register(one: World) -> None:
-    """The catalog forgets the tables, and storage loses a metadata file: said, and mended by one command."""
+    """The catalog loses the tables, and storage a metadata file: reported, and fixed by one command."""
     stream = one.job.stream
     tables = (stream.table, stream.dead_letters_table, stream.hours_table)
     before = [one.lake.load(name).metadata for name in tables]
@@ -183,7 +183,7 @@ def _without(columns: dict[str, Any], unlike: tuple[str, ...]) -> dict[str, Any]
     return {name: _without(value, unlike) if isinstance(value, dict) else value for name, value in kept.items()}
 
 
-def _in_common_words(one: World, hours: dict[str, str], audit: Any) -> Told:
+def _in_common_words(one: World, hours: dict[str, str], audit: Any) -> Report:
     """What the tables hold, without what differs from stream to stream: ids, times, names."""
     state, topic = one.state, one.kafka.describe(one.name)
     assert topic is not None
@@ -208,13 +208,13 @@ def _in_common_words(one: World, hours: dict[str, str], audit: Any) -> Told:
     text = json.dumps(contents, default=str, sort_keys=True)
     for word, common in own.items():
         text = text.replace(word, common)
-    common_words: Told = json.loads(text)
+    common_words: Report = json.loads(text)
     return common_words
 
 
 @pytest.mark.parametrize("catalog", CATALOGS)
 def test_the_story_ends_the_same_on_every_catalog(
-    story: Callable[[str], Told], catalog: str, caplog: pytest.LogCaptureFixture
+    story: Callable[[str], Report], catalog: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG", logger="anabranch")
     contents = story(catalog)

@@ -53,7 +53,7 @@ def test_the_demo_runs_on_a_cluster_and_in_postgresql(tmp_path: Path) -> None:
 
 
 def tables(postgres: Postgres) -> int:
-    """How many tables stand in the catalog; none before its first table makes the catalog's own."""
+    """The number of tables in the catalog; none before the first one creates the catalog's own tables."""
     exists = postgres.execute("SELECT to_regclass('iceberg_tables') IS NOT NULL")
     if exists != [(True,)]:
         return 0

@@ -1,4 +1,4 @@
-"""A catalog lost, a bucket restored to an earlier time, a warehouse moved: noticed, mended by one command, exact.
+"""A catalog lost, a bucket restored to an earlier time, a warehouse moved: noticed, fixed by one command, exact.
 
 Each stream has lived before: hours accepted and restated, one refused, dead letters, a position in the running hour.
 """
@@ -53,7 +53,7 @@ def make(tmp_path: Path, environment: dict[str, Any], spark: SparkSession) -> It
 
 
 def begin_again(one: World) -> None:
-    """As after a restart of everything of ours: nobody remembers a connection or a table."""
+    """As after a restart of all of our processes: no cached connection or table."""
     one.spark = one.spark.newSession()
     one.reopen()
     add_catalog(one.spark, one.job.environment)
@@ -163,7 +163,7 @@ def test_a_lost_catalog_is_not_recreated_and_is_restored_by_one_command(
     else:
         Path(one.job.environment.catalog.uri.removeprefix("sqlite:///")).unlink()
     begin_again(one)
-    # The hazard: nobody knows the tables, and Kafka's log would be read from its beginning.
+    # The hazard: the catalog has no tables, and Kafka's log would be read from its beginning.
     with pytest.raises(Terminal, match="expected it to exist, found none; run `anabranch apply`"):
         one.speed()
     output = run(one, "apply", one.name, expect=2)
@@ -190,7 +190,7 @@ def test_a_bucket_and_its_catalog_restored_to_one_moment_go_on_from_there(make: 
     bucket.restore(then)
     shutil.copy(database.with_suffix(".then"), database)
     begin_again(one)
-    # The hazard: what was published and accepted since is gone.
+    # The hazard: later publishes and acceptances are gone.
     assert one.state.position == position
     assert not one.state.is_accepted(past_hour(1))
     assert len(one.contents()) == len(acknowledged(one)) - 10

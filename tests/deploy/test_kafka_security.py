@@ -33,7 +33,7 @@ Make = Callable[[], World]
 def plain_world(
     tmp_path: Path, environment: dict[str, Any], spark: SparkSession, broker: SecureBroker
 ) -> Iterator[Make]:
-    """Makes streams whose topic and records are made by somebody who may do everything."""
+    """Makes streams whose topic and records come from a user with all rights."""
     with closed_at_the_end() as made:
 
         def make() -> World:

@@ -100,7 +100,7 @@ def test_each_component_does_its_work_with_its_policy_and_a_reader_publishes_not
     run(one, "merge", one.name)
     run(one, "serve-hour", one.name, hour, "--layer", "speed", "--why", "to see")
 
-    # Whoever only asks.
+    # A user that only reads.
     lake.with_key("reader")
     for question in ASKING:
         run(one, question[0], one.name, *(hour if word == "HOUR" else word for word in question[1:]))
@@ -132,7 +132,7 @@ def test_each_component_does_its_work_with_its_policy_and_a_reader_publishes_not
     with pytest.raises(ClientError, match="AccessDenied"):
         lake.s3("jobs").put_object(Bucket="lake", Key="elsewhere/file", Body=b"")
 
-    # What was written after the bucket was told to encrypt is encrypted, whoever wrote it.
+    # Objects written after the bucket's encryption was set are encrypted, whichever client wrote them.
     written = set(lake.objects()) - made
     assert any(key.endswith(".metadata.json") for key in written) and any(key.endswith(".parquet") for key in written)
     for key in written:

@@ -75,7 +75,7 @@ def test_three_hours_catch_up_oldest_first_and_a_refused_one_is_restated_by_clea
         accepted = [row.hour for row in one.job.ledger.history() if row.decision == "accepted" and row.hour in hours]
         assert accepted == [hours[0], hours[2]]
         assert one.contents() == one.acknowledged()
-        # What an operator does: mend the suite, and clear the task.
+        # What an operator does: fix the suite, and clear the task.
         one.expect(level_below(100))
         airflow.clear(dag, "rebuild", hours[1])
         wait_for(airflow, lambda: airflow.runs(dag)[hours[1]] == "success", "the refused hour to be accepted")
@@ -136,7 +136,7 @@ def test_a_groups_hour_is_rebuilt_once_and_each_stream_fails_and_is_cleared_alon
         assert airflow.task_log(dag, "rebuild").count("running ") == 1
         assert one.state.accepted[hour].revision == 1
         assert not refused.state.is_accepted(hour)
-        # What an operator does: mend the suite, and clear the task of this stream alone.
+        # What an operator does: fix the suite, and clear the task of this stream alone.
         refused.expect(level_below(100))
         airflow.clear_mapped(dag, "stream", hour, refused.name)
         wait_for(airflow, lambda: refused.state.is_accepted(hour), "the refused hour to be accepted")

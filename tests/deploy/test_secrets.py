@@ -99,7 +99,7 @@ def test_no_secret_is_shown_logged_or_stored(
         lines: set[str] = set()
         with started(one, "speed", one.name, ANABRANCH_LOG="json") as speed:
             speed.until(lambda: watched(speed, lines) or one.published == 20, "all of it to be published")
-            # The hazard: the pages show what the session was told, and the plans of what it ran.
+            # The hazard: the pages show the session's settings, and the plans of its queries.
             shown = pages(ui)
             assert b"spark.sql.catalog.lake.jdbc.password" in shown["/environment/"]
             assert any(b"kafka" in text.lower() for page, text in shown.items() if "execution" in page)
@@ -115,7 +115,7 @@ def test_no_secret_is_shown_logged_or_stored(
         postgres.stop()
         with started(one, "status", one.name) as refused:
             assert refused.wait() == 75, refused.log
-            logs["a catalog that is away"] = refused.log
+            logs["an unreachable catalog"] = refused.log
         one.kafka.close()
     assert any("speed_layer/job.py" in line for line in lines) and any("batch_layer/job.py" in line for line in lines)
     for name, text in (shown | {name: text.encode() for name, text in logs.items()}).items():

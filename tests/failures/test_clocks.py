@@ -64,7 +64,7 @@ def test_a_speed_job_with_a_wrong_clock_publishes_nothing_until_it_is_right(
 
 
 def test_a_clock_that_jumps_while_the_speed_job_runs_stamps_nothing(world: Make, tmp_path: Path) -> None:
-    """The hazard: what is stamped ten minutes ahead stops the batch layer and Spark's readers for ten minutes."""
+    """The hazard: timestamps ten minutes ahead stop the batch layer and Spark's readers for ten minutes."""
     one = world()
     one.topic(1)
     one.apply()

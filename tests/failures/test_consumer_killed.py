@@ -108,7 +108,7 @@ def test_a_consumer_killed_twenty_times_has_the_table_and_saw_each_change_once(
             serve(dice.choice(hours))
             time.sleep(0.5)
     with consumer(one, own):
-        wait_for(lambda: consumed(own)[1] == complete(), "the consumer to hold what the table has")
+        wait_for(lambda: consumed(own)[1] == complete(), "the consumer to have the table's rows")
     state = one.state
     assert consumed(own)[0] == [(h, a.revision, state.served_by(h)) for h, a in sorted(state.accepted.items())]
     assert len(state.accepted) == len(hours)

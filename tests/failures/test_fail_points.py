@@ -136,7 +136,7 @@ MERGE = [
     Case(Step.MERGE_PUBLISHED, True),
 ]
 
-# Reached by whoever records a decision in a ledger of many files.
+# Reached by a process that records a decision in a ledger of many files.
 LEDGER = [Case(Step.LEDGER_MERGE_PREPARED, False), Case(Step.LEDGER_MERGED, True)]
 
 MAINTAIN = [
@@ -205,7 +205,7 @@ def test_speed(stream: World, case: Case) -> None:
     for attempt in ("first", "second"):
         send(one, datetime.now(UTC), attempt)
         run_into(one, case.fail_at, "speed", one.name, "--available-now")
-        # The hazard: what is published is all of a micro-batch, or nothing of it.
+        # The hazard: a micro-batch is published completely, or not at all.
         # The second time, the first commit may be that of the first time's dead letters, and its rows still to come.
         possible = {"first": {1}, "second": {1, 2}}[attempt] if case.lands else {0}
         assert len(publishes(one, "speed")) in possible
@@ -226,7 +226,7 @@ def test_speed_of_many_streams(stream: World, world: Make, case: Case) -> None:
         for one in both:
             send(one, datetime.now(UTC), attempt)
         run_into(stream, case.fail_at, "speed", "--all", "--available-now")
-        # The hazard: what is published is all of a stream's micro-batch, or nothing of it.
+        # The hazard: a stream's micro-batch is published completely, or not at all.
         positions = [tuple(one.state.position.offsets.values()) for one in both]
         assert set(positions) <= {(0, 0), (5, 5), (10, 10)}
         if attempt == "first" and case.lands and case.number == 1:
@@ -438,7 +438,7 @@ def test_merging_the_ledger(stream: World, case: Case) -> None:
         one.lake.append(name, lambda table, row=row: ledger._to_arrow([row], table.metadata.next_sequence_number()))
     before = Ledger(one.lake, name).history()
     run_into(one, case.fail_at, "batch", one.name, "--seal-only")
-    # The hazard: what was to be one file is, or is not; no row changed.
+    # The hazard: the files are compacted, or are not; no row changed.
     files = list(one.lake.load(name).scan().plan_files())
     assert (len(files) < ledger_files.MANY) == case.lands
     run(one, "batch", one.name, "--seal-only")

@@ -54,7 +54,7 @@ def test_retention_that_overtook_the_position_stops_or_is_a_recorded_gap(world: 
     one.send(now_values(20, "read"))
     one.speed()
     one.send(now_values(30, "more"))
-    # The hazard: ten records that nobody has read are gone from Kafka.
+    # The hazard: ten unread records are gone from Kafka.
     one.delete_records({0: 30})
     if choice == "stop":
         with pytest.raises(PositionError, match=r"retention took \{0: \[20, 30\]\}.*lost_offsets: continue"):
@@ -367,8 +367,8 @@ def send_stamped(one: World, records: list[tuple[int, int, str]]) -> None:
 ODD_STAMPS = {
     "micros": 1_790_000_000_000_000,
     "nanos": 1_790_000_000_000_000_000,
-    "the last that Spark holds": 9_223_372_036_854_775,
-    "the first that Spark does not hold": 9_223_372_036_854_776,
+    "the last that Spark supports": 9_223_372_036_854_775,
+    "the first that Spark does not support": 9_223_372_036_854_776,
     "the last of all": 2**63 - 1,
     "negative": -86_400_000,
     "far negative": -9_223_372_036_854_775,
@@ -379,7 +379,7 @@ ODD_STAMPS = {
 
 @pytest.mark.parametrize("speed_is_alive", [True, False], ids=["speed first", "batch first"])
 def test_any_timestamp_that_a_broker_accepts_is_served_by_both_layers(world: Make, speed_is_alive: bool) -> None:
-    """The hazard: a record that Spark's Kafka reader throws at, for ever, whoever reads it."""
+    """The hazard: a record at which Spark's Kafka reader throws in every read."""
     one = world(batch={"grace": "0 seconds", "lookback_hours": 1, "allow_gaps": ["control", "aborted"]})
     one.topic(2, **ANY_TIME, **FOR_EVER)
     one.send(spread(past_hour(1), 20, "before"))
@@ -404,7 +404,7 @@ def test_any_timestamp_that_a_broker_accepts_is_served_by_both_layers(world: Mak
 
 
 def test_a_long_past_is_cut_into_all_its_hours_in_commits_of_bounded_size(world: Make) -> None:
-    """The hazard: what is older than a month falls into the first hour, whose bounds of event time refuse it."""
+    """The hazard: records older than a month fall into the first hour, whose bounds of event time refuse them."""
     one = world()
     one.topic(1, **FOR_EVER)
     ago = [24 * 40, 24 * 35, 24 * 34, 24 * 33, 24 * 2, 1]

@@ -65,7 +65,7 @@ def test_brokers_that_move_restart_and_die_cost_no_row(on_cluster: Make, cluster
 
 def test_too_few_replicas_in_sync_refuse_producers_and_stop_no_job(on_cluster: Make, cluster: KafkaCluster) -> None:
     """With `min.insync.replicas` not met, nothing is acknowledged by all; what the leader alone acknowledged comes once
-    the replicas are back. What is there is read, and its hours are accepted, meanwhile; of a leader that was elected
+    the replicas are back. Other records are read, and their hours are accepted, meanwhile; of a leader that was elected
     then, nothing can be read, and the error says for what it waits."""
     one = on_cluster(configs={"min.insync.replicas": "3"}, replicas=(1, 2, 3))
     other = on_cluster(1, configs={"min.insync.replicas": "3"}, replicas=(1, 2, 3))

@@ -2,7 +2,7 @@
 at the end, and no file is ever gone that a branch, a tag or any remembered snapshot names.
 
 Between two rounds, when every process is dead, all files are made days old, as if the machine had been away: what the
-dead left is of age then, and deleted beside those who write anew.
+dead left is of age then, and deleted beside new writers.
 """
 
 from __future__ import annotations

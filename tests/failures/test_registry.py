@@ -50,7 +50,7 @@ def avro_stream(world: Make, registry: SchemaRegistry, port: int, **stream: Any)
 
 
 def schema(*more: str) -> dict[str, Any]:
-    """A writer's schema that nobody has registered before."""
+    """A writer's schema that is not registered yet."""
     fields = [{"name": "event_id", "type": "string"}, {"name": "event_time", "type": TIME}]
     fields += [{"name": name, "type": "int"} for name in more]
     return {"type": "record", "name": f"E{uuid.uuid4().hex[:12]}", "fields": fields}

@@ -65,7 +65,7 @@ def _assert_exact(one: World, caplog: pytest.LogCaptureFixture) -> None:
 
 
 def _retried(one: World) -> set[str]:
-    """The services of whose failures the table tells that a job tried again."""
+    """The services for which the failure table requires retries of a job."""
     measured = read_measured(one.state.branch_properties["main"][MEASURED])["speed"]
     return {service for (name, service), n in measured.counts.items() if name == RETRIES and n}
 
@@ -331,7 +331,7 @@ def test_postgres_restarted_in_the_middle_of_a_publish(
     with speed_running(one):
         with postgres.holding_commits():
             wait_for(lambda: postgres.waiting_commits() == 1, "a publish to be inside its COMMIT")
-            # As if the machine went down: nothing of the publish has landed, and nobody answers.
+            # As if the machine went down: nothing of the publish has landed, and there is no answer.
             postgres.stop(signal.SIGQUIT)
             wait_for(lambda: bool(lines(caplog, LOST)), "the publish to find that its answer is lost")
             postgres.start()
@@ -350,7 +350,7 @@ def test_postgres_publish_that_lands_and_whose_answer_is_lost(
         with postgres.holding_commits():
             wait_for(lambda: postgres.waiting_commits() == 1, "a publish to be inside its COMMIT")
             proxied_postgres.cut()
-        # The server does not know that nobody listens any more: it commits.
+        # The server has not noticed that its client is gone: it commits.
         wait_for(lambda: postgres.waiting_commits() == 0, "the publish to go on")
         wait_for(lambda: bool(lines(caplog, LOST)), "the publish to find that its answer is lost")
         proxied_postgres.mend()
@@ -410,7 +410,7 @@ def test_postgres_stage_that_lands_late_while_its_repetition_waits_behind_it(
     _assert_exact(one, caplog)
 
 
-# What is terminal, what is stopped, and the commands that do not wait
+# Terminal errors, stops, and commands that do not wait
 
 
 def test_a_wrong_s3_secret_ends_both_jobs_with_a_remedy(behind: Behind, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -509,7 +509,7 @@ def _once(action: Callable[[], None]) -> Callable[[], None]:
 
 @contextmanager
 def _mended_after_a_failure(fault: Proxy | FlakyS3, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """Mend the neighbour once a failure was logged with its next try; that it was is the proof of the fault."""
+    """Restore the service once a failure was logged with its next try: the log line proves the fault."""
     import threading
 
     def mend() -> None:

@@ -69,7 +69,7 @@ def test_a_speed_job_that_hangs_while_another_takes_over_publishes_nothing_twice
         one.speed()
         one.send_now(200, "meanwhile")
         one.speed()
-        # The hazard: all that the hung one has in hand is published by somebody else.
+        # The hazard: another publisher publishes all offsets of the hung one.
         assert one.published == 500
         hung.resume()
         one.send_now(100, "after")

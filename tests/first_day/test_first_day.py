@@ -42,7 +42,7 @@ class Terminal:
         """What a command prints to a terminal, and its exit code. `interrupt_at`: Ctrl-C once that came twice."""
         ours, its = pty.openpty()
         fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
-        # A session of its own stands for a terminal's: its processes end with it.
+        # A session of its own replaces a terminal's: its processes end with it.
         process = subprocess.Popen(
             f"exec {command}", shell=True, cwd=self.folder, env=self.environment, stdin=its, stdout=its, stderr=its,
             start_new_session=True,
@@ -77,7 +77,7 @@ class Terminal:
 
 
 def shown(printed: str) -> list[str]:
-    """The lines that stand in the end, of what a process printed to a terminal."""
+    """The lines that are visible in the end, of a process's output to a terminal."""
     lines, at = [""], 0
     for piece in _PIECES.findall(printed):
         if piece in ("\n", "\r\n"):

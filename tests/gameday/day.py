@@ -128,7 +128,7 @@ class Day:
     # What the three places say.
 
     def words(self) -> dict[str, str]:
-        """The stream's word on the page of streams, with all that stands beside it."""
+        """The stream's state on the page of streams, with all text beside it."""
         with urllib.request.urlopen(f"http://{HOST}:{self.page_port}/", timeout=30) as answer:
             text = answer.read().decode()
         row = text[text.index(f'id="s-{STREAM}"') :]

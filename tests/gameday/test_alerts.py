@@ -49,7 +49,7 @@ class Causes:
     def require_silent(self, *names: str) -> None:
         assert not self.day.alerts().keys() & {*names}
 
-    def nobody_reads(self) -> None:
+    def no_reader_runs(self) -> None:
         """Hours of records that no layer reads, of which Kafka drops the first."""
         sent = produce_events(
             self.job.environment.kafka, self.job.stream.topic, events=400 * PAST_HOURS, hours=PAST_HOURS,
@@ -65,7 +65,7 @@ class Causes:
             kafka.close()
         self.await_alerts("AnabranchFreshBudgetBurnsFast", "AnabranchFreshBudgetBurns")
 
-    def nobody_rebuilds(self) -> None:
+    def no_rebuild_runs(self) -> None:
         self.require_silent("AnabranchHourLate", "AnabranchOffsetsLost")
         self.day.space.set_stream(STREAM, speed={"lost_offsets": "continue"})
         self.day.space.run("speed", STREAM, "--available-now", show=False)
@@ -83,7 +83,7 @@ class Causes:
         self.day.shell(f"anabranch batch {STREAM}", codes=(0, 1))
         self.await_alerts("AnabranchLayersDiffer", "AnabranchOffsetsLost")
 
-    def nobody_maintains(self) -> None:
+    def no_maintenance_runs(self) -> None:
         self.require_silent("AnabranchMaintenanceLate")
         long_ago = datetime.now(UTC) - timedelta(days=2, minutes=1)
         record_run(self.job.lake, self.job.stream.table, MaintenanceRun(long_ago, long_ago))
@@ -127,10 +127,10 @@ def test_each_alert_that_the_game_day_does_not_show_fires_for_its_cause(tmp_path
     shown = {name for _, places, _ in played for where, name in places if where == "alert"}
     with running_day(tmp_path) as day:
         one = Causes(day)
-        one.nobody_reads()
-        one.nobody_rebuilds()
+        one.no_reader_runs()
+        one.no_rebuild_runs()
         one.a_hand_in_the_speed_branch()
-        one.nobody_maintains()
+        one.no_maintenance_runs()
         one.a_store_that_comes_and_goes()
         one.no_exporter()
     assert one.caused | shown == {rule["alert"] for group in rules for rule in group["rules"]}

@@ -1,4 +1,4 @@
-"""Faults, one after the other, on the running demo: each is seen where game-day.md says, its command mends
+"""Faults, one after the other, on the running demo: each is seen where game-day.md says, its command fixes
 it, and at the end every record that Kafka acknowledged is served exactly once.
 
 `make game-day` runs it; with `WRITE=1` it writes the page. Needs Go (Toxiproxy, Prometheus), and root for a small disk.
@@ -50,7 +50,7 @@ _HOLD = (
 
 
 class GameDay:
-    """The day's course: what was sent, and what was observed."""
+    """The day's course: sent records, and observations."""
 
     def __init__(self, day: Day) -> None:
         self.day, self.job, self.story = day, day.job, day.story
@@ -117,7 +117,7 @@ class GameDay:
         self, name: str, done: str, watch: Watch, command: str = "", instead: str = "",
         quiet: Callable[[], bool] | None = None,
     ) -> Iterator[Watch]:  # fmt: skip
-        """In the `with`: cause it, let it be seen, mend it. Its end waits until all is quiet again."""
+        """In the `with`: cause it, let it be seen, fix it. Its end waits until all is quiet again."""
         self.story.step(name)
         yield watch
         for one in watch.seen:
@@ -139,7 +139,7 @@ class GameDay:
         self.day.space.run("apply", STREAM, show=False)
         return hours.shift(hours.hour_of(until), -1)
 
-    def hours_that_nobody_rebuilds(self, refused: str) -> None:
+    def hours_without_a_rebuild(self, refused: str) -> None:
         gate = Watch(self.day, "refused", "stream.refused", "AnabranchHourRefused")
         drift = Watch(
             self.day, "drift", "drift", "AnabranchSchemaDrift",
@@ -147,7 +147,7 @@ class GameDay:
             ask_terminal=lambda: {"drift": said} if UNKNOWN in (said := self.drift_says()) else {},
         )  # fmt: skip
         with self.fault(
-            "Late hour", "The batch layer does not run: hours have ended, and nobody seals and rebuilds them.",
+            "Late hour", "The batch layer does not run: hours have ended, and are neither sealed nor rebuilt.",
             Watch(self.day, "waiting", "stream.backlog", "AnabranchHoursWaiting"), "anabranch batch STREAM",
             quiet=lambda: "waiting" not in self.day.words() and "AnabranchHoursWaiting" not in self.day.alerts(),
         ) as watch:  # fmt: skip
@@ -181,7 +181,7 @@ class GameDay:
         )  # fmt: skip
         with self.fault(
             "Gate fails", "An event of a type that no expectation knows: the rebuilt hour is refused.", gate,
-            "anabranch batch STREAM --hour HOUR --accept --why TEXT", "or the rule mended, and without `--accept`",
+            "anabranch batch STREAM --hour HOUR --accept --why TEXT", "or fix the rule, and omit `--accept`",
         ):  # fmt: skip
             gate.await_all()
             self.day.shell(command)
@@ -208,8 +208,8 @@ class GameDay:
             running = hours.hour_of(datetime.now(UTC))
             command = printed("anabranch dead-letters STREAM --hours A..B", STREAM=STREAM, A=hour, B=running)
             # Samples are of the first: at the turn of an hour these are others' records.
-            told = self.day.shell(command).splitlines()
-            assert sum(int(line.split()[1]) for line in told if line.startswith("malformed_json ")) >= POISON
+            reported = self.day.shell(command).splitlines()
+            assert sum(int(line.split()[1]) for line in reported if line.startswith("malformed_json ")) >= POISON
 
     def broker_down(self) -> None:
         with self.fault(
@@ -237,7 +237,7 @@ class GameDay:
     def catalog_locked(self) -> None:
         file = self.day.space.folder / ".anabranch" / "catalog.db"
         with self.fault(
-            "Catalog locked", "Another process holds the SQLite catalog's lock.",
+            "Catalog locked", "Another process has locked the SQLite catalog.",
             Watch(self.day, "away", "catalog.locked", "AnabranchStreamAway"), "fuser FILE",
             "and an end of the process that it names and that is none of ours",
         ) as watch:  # fmt: skip
@@ -281,7 +281,7 @@ class GameDay:
             "kafka-configs.sh --bootstrap-server BROKERS --alter --topic TOPIC --add-config retention.ms=604800000"
         )
         with self.fault(
-            "Retention near", "Somebody sets the topic's retention to eight hours.",
+            "Retention near", "The topic's retention is set to eight hours.",
             Watch(self.day, "retention near", "kafka.retention-time", "AnabranchRetentionNear"), command,
         ) as watch:  # fmt: skip
             watch.start()
@@ -320,7 +320,7 @@ class GameDay:
             hung.terminate()
 
     def topic_recreated(self) -> None:
-        """Nobody sends, and all is read: what Kafka still holds of it is gone with the topic."""
+        """No producer runs, and all is read: the records in Kafka are deleted with the topic."""
         topic = self.job.stream.topic
         with self.fault(
             "Topic recreated", "The topic is deleted and made again.",
@@ -373,7 +373,7 @@ def as_sent(row: Mapping[str, Any]) -> bytes:
 
 @contextmanager
 def filling(folder: Path) -> Iterator[None]:
-    """Somebody who writes to a disk whatever room there is, as a dump or a log without an end does."""
+    """A process that fills a disk, as a dump or an endless log does."""
     over = threading.Event()
     folder.mkdir()
 
@@ -414,7 +414,7 @@ def test_a_game_day(tmp_path: Path) -> None:
         day.start_speed()
         one.await_head(0)
         with one.live(2):
-            one.hours_that_nobody_rebuilds(refused)
+            one.hours_without_a_rebuild(refused)
             one.poison_record()
             one.broker_down()
             one.s3_slow()

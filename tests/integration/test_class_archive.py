@@ -1,4 +1,4 @@
-"""Java's archive of classes: made by the command, used by the jobs, and in nobody's way where it does not fit."""
+"""Java's archive of classes: the command makes it, the jobs use it, and ignore one that does not fit."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def test_jobs_take_their_classes_from_the_archive_and_do_without_one_that_does_n
 ) -> None:
     jars = ensure_jars()
     assert archive_options(jars) == ([], {})
-    told: list[str] = []
-    file = make_archive(jars, told.append)
+    reported: list[str] = []
+    file = make_archive(jars, reported.append)
     assert file.is_relative_to(own_cache) and file.stat().st_size > 50_000_000
-    assert make_archive(jars, told.append) == file
-    assert sum("making" in line for line in told) == 1
+    assert make_archive(jars, reported.append) == file
+    assert sum("making" in line for line in reported) == 1
 
     one = world()
     one.topic()

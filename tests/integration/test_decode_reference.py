@@ -128,7 +128,7 @@ def _frame(spark: SparkSession, values: list[bytes | None]) -> DataFrame:
 
 def _decoded(frame: DataFrame, stream: Stream, form: Format, name: str) -> DataFrame:
     decoded = records.decode(frame, stream, form, with_unknown=True)
-    # Doubles and maps cannot be compared as they are. What could be read of a dead letter is nobody's.
+    # Doubles and maps cannot be compared directly. Readable parts of a dead letter are not used.
     row = F.to_json(F.struct(*(F.col(c.name).cast("string").alias(c.name) for c in stream.columns), "event_date"))
     unknown = F.sort_array(F.coalesce(records.UNKNOWN, F.array().cast("array<string>")))
     of_row = F.when(~F.col("is_dead"), F.struct(row, unknown))
@@ -216,7 +216,7 @@ STAMPS = (
 
 
 def _certain(stream: Stream, batch: pa.RecordBatch, size: int) -> tuple[pa.Table, int]:
-    """What is read without Spark, so many records at once, and how many are left."""
+    """The rows read without Spark, with this many records at once, and the number of records left."""
     rows = CertainRows(stream.columns, stream.event_time, takes_unknown=stream.unknown != "refuse")
     read = [rows.read(batch.slice(start, size)) for start in range(0, len(batch), size)]
     return pa.concat_tables([r.rows for r in read]), sum(len(r.left) for r in read)
@@ -311,11 +311,11 @@ def test_rescued_fields_are_unknown_ones_and_change_no_verdict(spark: SparkSessi
             continue
         rescued += 1
         assert repr(kept) == repr(counted)
-        whole, told = (plain_json.loads(text, parse_float=Decimal) for text in (values[offset], others))
+        whole, reported = (plain_json.loads(text, parse_float=Decimal) for text in (values[offset], others))
         left_out = {name: value for name, value in whole.items() if name not in names}
-        assert {name: value for name, value in told.items() if name not in names} == left_out != {}
+        assert {name: value for name, value in reported.items() if name not in names} == left_out != {}
         assert (judged["error_code"], judged["is_dead"]) == ("unknown_field", True)
-        assert told == left_out or values[offset].decode() == others
+        assert reported == left_out or values[offset].decode() == others
     assert rescued > VALUES / 40
 
 

@@ -205,7 +205,7 @@ def test_the_services_outlive_the_command_and_its_ctrl_c(home: Home) -> None:
     code = "from anabranch.dev.cli import dev; dev()"
     ports = ["--kafka-port", str(free_port()), "--s3-port", str(free_port())]
     command = [sys.executable, "-c", code, "up", "--home", str(home.path), *ports, "--output", "json"]
-    # A session of its own stands for a terminal: Ctrl-C there goes to the whole foreground group.
+    # A session of its own replaces a terminal: Ctrl-C there goes to the whole foreground group.
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
         answer = json.loads(process.communicate(timeout=180)[0])
         assert process.returncode == 0

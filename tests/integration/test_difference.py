@@ -34,9 +34,9 @@ def test_missing_extra_and_duplicate_rows_are_distinguished(spark: SparkSession)
 
 
 def test_unread_offsets_explain_missing_rows(spark: SparkSession) -> None:
-    nobody = spark.createDataFrame([], "kafka_partition INT, kafka_offset BIGINT")
+    no_rows = spark.createDataFrame([], "kafka_partition INT, kafka_offset BIGINT")
     batch = rows(spark, (0, 1, *NOTHING), (0, 2, *NOTHING), (1, 2, *NOTHING))
-    diff = compare(rows(spark, (0, 1, *NOTHING)), batch, nobody, {0: (2, 9)})
+    diff = compare(rows(spark, (0, 1, *NOTHING)), batch, no_rows, {0: (2, 9)})
     assert (diff.missing, diff.unread, diff.extra) == (2, 1, 0)
     assert [(s["kind"], s["partition"]) for s in diff.sample] == [("missing", 1), ("unread", 0)]
 
@@ -48,7 +48,7 @@ def test_every_kind_is_counted_wherever_among_the_offsets_it_is(spark: SparkSess
     speed, batch, removed, counted = [], [], [], Counter[str]()
     for offset in range(6_000):
         kind = dice.choice(kinds) if offset % 1_500 > 300 else "same"
-        # What was not read is a range.
+        # Unread offsets are a range.
         kind = "unread" if 2_000 <= offset < 2_200 else kind
         counted[kind] += 1
         if kind in ("same", "extra", "changed", "duplicate"):
@@ -86,9 +86,9 @@ def test_every_kind_is_counted_wherever_among_the_offsets_it_is(spark: SparkSess
     ],
 )
 def test_other_content_is_seen_in_every_type(spark: SparkSession, one: tuple[Any, ...], other: tuple[Any, ...]) -> None:
-    nobody = spark.createDataFrame([], "kafka_partition INT, kafka_offset BIGINT")
-    assert compare(rows(spark, (0, 1, *one)), rows(spark, (0, 1, *one)), nobody, {}).changed == 0
-    assert compare(rows(spark, (0, 1, *one)), rows(spark, (0, 1, *other)), nobody, {}).changed == 1
+    no_rows = spark.createDataFrame([], "kafka_partition INT, kafka_offset BIGINT")
+    assert compare(rows(spark, (0, 1, *one)), rows(spark, (0, 1, *one)), no_rows, {}).changed == 0
+    assert compare(rows(spark, (0, 1, *one)), rows(spark, (0, 1, *other)), no_rows, {}).changed == 1
 
 
 def test_rows_of_an_earlier_schema_differ_by_value_and_not_by_type(spark: SparkSession) -> None:
@@ -101,15 +101,15 @@ def test_rows_of_an_earlier_schema_differ_by_value_and_not_by_type(spark: SparkS
         f"{at}, n BIGINT, f FLOAT, s STRUCT<a: BIGINT>, tags ARRAY<BIGINT>, m MAP<STRING, BIGINT>"
     )
     assert isinstance(common, StructType)
-    nobody = spark.createDataFrame([], at)
+    no_rows = spark.createDataFrame([], at)
     same = (0.1, (1,), [1], {"k": 1})
     speed = [(0, 1, 1, *same), (0, 2, 1, *same), (0, 3, None, *same), (0, 4, 1, None, None, None, None)]
     now = (0.1, (1, "b"), [1], {"k": 1}, 7)
     batch = [(0, 1, 1, *now), (0, 2, 2, *now), (0, 3, None, *now), (0, 4, 1, None, None, None, None, 7)]
     ours, theirs = spark.createDataFrame(speed, earlier), spark.createDataFrame(batch, later)
-    diff = compare(to_schema(ours, common), to_schema(theirs, common), nobody, {})
+    diff = compare(to_schema(ours, common), to_schema(theirs, common), no_rows, {})
     assert (diff.missing, diff.extra, diff.changed) == (0, 0, 1)
     assert diff.sample == ({"kind": "changed", "partition": 0, "offset": 2},)
     # Without it, every row that the widened number is in would be called another.
     names = [field.name for field in ours.schema.fields]
-    assert compare(ours, theirs.select(*names), nobody, {}).changed > 1
+    assert compare(ours, theirs.select(*names), no_rows, {}).changed > 1

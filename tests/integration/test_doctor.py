@@ -50,7 +50,7 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Patient:
-    """A stream that is examined, and whoever runs the remedies."""
+    """A stream that is examined, and an operator who runs the remedies."""
 
     def __init__(self, one: World, tools: Path) -> None:
         self.one, self.tools = one, tools
@@ -87,7 +87,7 @@ class Patient:
         assert done.returncode == 0, f"{remedy}: {done.stdout}\n{done.stderr}"
 
     def set(self, key: str, value: str) -> None:
-        """A setting of the topic, as somebody else changes it."""
+        """A setting of the topic, changed by another client."""
         admin = self.one.admin()
         admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, self.one.name, {key: value})])
         admin.close()
@@ -225,7 +225,7 @@ def test_a_ledger_that_differs_from_the_table(patient: Patient) -> None:
 def test_an_unreachable_kafka_hides_nothing_else(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("anabranch.kafka.client._BOOTSTRAP_MS", 1_000)
     one = patient.one
-    told = one.told["kafka"]
+    kafka = one.told["kafka"]
     one.tell(kafka={"bootstrap_servers": "127.0.0.1:1"}, s3=one.told["s3"] | {"secret_key": "wrong"})
     try:
         report = patient.report()
@@ -235,7 +235,7 @@ def test_an_unreachable_kafka_hides_nothing_else(patient: Patient, monkeypatch: 
         assert [one["name"] for one in report["examined"]][:3] == ["this machine", "s3", "catalog"]
         assert "wrong" not in json.dumps(report)
     finally:
-        one.tell(kafka=told, s3=one.told["s3"] | {"secret_key": "${AWS_SECRET_ACCESS_KEY}"})
+        one.tell(kafka=kafka, s3=one.told["s3"] | {"secret_key": "${AWS_SECRET_ACCESS_KEY}"})
     assert not {Check.KAFKA_AWAY, Check.S3_RIGHTS} & {f["check"] for f in patient.report()["findings"]}
 
 

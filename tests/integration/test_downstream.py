@@ -58,7 +58,7 @@ def test_a_consumer_that_is_killed_equals_the_table_through_restatements_and_ove
         one.batch(older)
         wait_for(lambda: consumed(own) == ([(older, 1, "batch")], complete()), "the first hour")
         assert promised(one).complete_through == older
-    # While nobody follows: another hour, two restatements, and an hour that is given to the speed layer.
+    # Without a consumer: another hour, two restatements, and an hour that is given to the speed layer.
     one.batch(newer)
     one.batch(older, restate=True)
     one.batch(older, restate=True)
@@ -66,7 +66,7 @@ def test_a_consumer_that_is_killed_equals_the_table_through_restatements_and_ove
     assert promised(one).complete_through == newer
     with consumer(one, own):
         hours = [(older, 3, "batch"), (newer, 1, "speed")]
-        wait_for(lambda: consumed(own) == (hours, complete()), "what came while it was away")
+        wait_for(lambda: consumed(own) == (hours, complete()), "the changes while it was down")
         override.serve_hour(Publisher(one.lake, one.job.stream), newer, "auto", "a test")
         hours = [(older, 3, "batch"), (newer, 1, "batch")]
         wait_for(lambda: consumed(own) == (hours, complete()), "the hour given back")
@@ -92,7 +92,7 @@ def test_a_consumer_that_is_killed_equals_the_table_through_restatements_and_ove
     assert not list(changes(one.name, lines[-1]["token"], conf=str(one.folder)))
     asked = ["complete", one.name, "--event-time", older[:10], "--output", "json", "--conf", str(one.folder)]
     done = CliRunner().invoke(main, asked)
-    assert done.exit_code == 1, "records of thirty days to come may hold an event of today"
+    assert done.exit_code == 1, "records of the next thirty days may contain an event of today"
     assert json.loads(done.stdout)["accepted"] == 2
 
 

@@ -55,16 +55,16 @@ def test_unknown_fields_are_counted_and_added_as_drift_proposes(world: Callable[
     said = call(one, *words(printed("anabranch drift STREAM", STREAM=one.name)))
     [schema] = [line for line in said.splitlines() if line.startswith("schema: ")]
     assert r"size\n" in said and "letters, digits and underscores" in said
-    told = json.loads(call(one, "drift", one.name, "--output", "json"))
-    assert [f["name"] for f in told["fields"] if f["obstacle"]] == ["size\n"]
+    reported = json.loads(call(one, "drift", one.name, "--output", "json"))
+    assert [f["name"] for f in reported["fields"] if f["obstacle"]] == ["size\n"]
     one.configure(**yaml.safe_load(schema))
     one.reopen()
-    for command in told["commands"]:
+    for command in reported["commands"]:
         program, verb, *_ = command.split()
         assert (program, verb) in (("anabranch", "apply"), ("anabranch", "batch"))
-    assert told["restate"] == [hour] and told["commands"][0] == f"anabranch apply {one.name}"
+    assert reported["restate"] == [hour] and reported["commands"][0] == f"anabranch apply {one.name}"
     one.apply()
-    # What is in the schema by now is still missing from the hour, until it is restated.
+    # A field that is now in the schema is still missing from the hour, until it is restated.
     assert json.loads(call(one, "drift", one.name, "--output", "json"))["restate"] == [hour]
     [restated] = one.batch(hour, restate=True)
     assert (restated.decision, restated.revision) == ("accepted", 2)
@@ -97,8 +97,8 @@ def test_a_stream_that_ignores_them_counts_none_and_names_beyond_the_bound_are_o
     assert {f.name: (f.records, f.type) for f in unknown.fields[:3]} == {
         "it's \\ \"q\"": (3, "BIGINT"), "a\n\x07`b": (3, "BIGINT"), "n" * 100: (2, None),
     }  # fmt: skip
-    told = call(one, "drift", one.name)
-    assert "\x07" not in told and "too long" in told and "n" * 101 not in told
+    reported = call(one, "drift", one.name)
+    assert "\x07" not in reported and "too long" in reported and "n" * 101 not in reported
     assert call(one, "explain", one.name, hour).count("\x07") == 0
 
 
@@ -133,7 +133,7 @@ def test_rescued_fields_are_in_the_rows_of_both_layers_and_move_to_their_column(
     assert (restated.decision, rescued()) == ("accepted", of_later | of_hour)
     assert [f.name for f in (unknown_of(one, hour) or UnknownFields(0)).fields] == ["colour", "gone", "size\n"]
 
-    # A field that is taken up stands in its column, and in no other.
+    # An added field is in its column, and in no other.
     one.configure(schema=one.job.stream.ddl + ", colour STRING, gone STRING")
     one.reopen()
     one.apply()

@@ -111,7 +111,7 @@ def test_hours_restated_between_kills_are_once_at_the_other_end(world: Make) -> 
     assert len(sent(one, topic)) == 16
     run_into(one, Step.EGRESS_DELIVERED.label, "egress", one.name, "--target", "feed")
     assert recorded(one, "feed") == []
-    # A folder that is killed when its manifest names the files. The hazard: nobody says that it is whole.
+    # A folder that is killed when its manifest names the files. The hazard: no marker shows that it is complete.
     run_into(one, Step.EGRESS_NAMED.label, "egress", one.name)
     assert "_SUCCESS" not in names(one, f"exports/{one.name}/")
     assert len(deliver(one)) == 1

@@ -93,7 +93,7 @@ def test_hours_of_both_schemas_are_read_and_rebuilt(world: Make) -> None:
         assert rows[0]["place"] == {"x": 2, "name": None} and rows[0]["items"] == [{"n": 4, "of": None}]
         assert (rows[0]["colour"], rows[0]["home"]) == (None, None)
 
-    # What was dead only by the types of before is missing in the speed layer; nothing else is a difference.
+    # Records that were dead only by the earlier types are missing in the speed layer; nothing else is a difference.
     results = [*one.batch(accepted, restate=True), *one.batch(served)]
     assert [(r.decision, r.revision, r.account.good, r.account.dead) for r in results] == [
         ("accepted", 2, 6, 0),
@@ -191,7 +191,7 @@ def test_a_rolled_back_file_works_with_a_newer_table(world: Make) -> None:
     one.reopen()
     assert len(one.apply()) == 12
     first, second = past_hour(2), past_hour(1)
-    # Nobody reads the second hour yet, but it is cut.
+    # The second hour is not read yet, but it is cut.
     one.send([*records(first, "a"), *records(second, "b")])
     assert [r.decision for r in one.batch(first)] == ["accepted"]
     # The older file is put back: every job ends, and says what to run; what it says is so.
@@ -218,7 +218,7 @@ def test_a_rolled_back_file_works_with_a_newer_table(world: Make) -> None:
         assert full["a-1"] == FULL | {"id": "a-1"}
         old = {"colour": None, "home": None, "place": {"x": 2, "name": None}, "items": [{"n": 4, "of": None}]}
         assert full["b-1"] == FULL | old | {"id": "b-1", "ratio": pytest.approx(0.1, rel=1e-6)}
-    # And forward again: what was written in between is as any older row, and an hour is restated.
+    # And forward again: rows written in between are like any older row, and an hour is restated.
     one.configure(schema=LATER)
     one.reopen()
     assert one.apply() == [f"the stream's file is that of {one.job.stream.table} again"]

@@ -1,4 +1,4 @@
-"""A family of topics with the real broker and catalog: what is new, what `apply` creates, and a topic that is gone."""
+"""A family with the real broker and catalog: new topics, tables that `apply` creates, a deleted topic."""
 
 from __future__ import annotations
 

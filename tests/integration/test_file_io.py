@@ -100,8 +100,8 @@ def test_a_file_is_read_by_pyarrow_where_the_other_library_has_no_answer(files: 
         stream.write(b"abcde")
     file = files.new_input(f"{folder}/one.avro")
     assert isinstance(file, _WholeFile)
-    nobody = {"endpoint": f"http://{HOST}:{free_port()}", "access_key": "nobody", "secret_key": "nothing"}
-    file.on_s3 = (ObjectStore(S3.model_validate(nobody)), *bucket_and_key(file.location))
+    unreachable = {"endpoint": f"http://{HOST}:{free_port()}", "access_key": "nobody", "secret_key": "nothing"}
+    file.on_s3 = (ObjectStore(S3.model_validate(unreachable)), *bucket_and_key(file.location))
     with file.open() as written:
         assert written.read() == b"abcde"
 
@@ -113,12 +113,12 @@ def test_a_late_answer_of_s3_never_reaches_another_read(files: LakeFileIO, folde
     assert isinstance(file, _WholeFile)
     # It accepts connections, and that is all.
     with socket.create_server((HOST, 0)) as silent:
-        nobody = {
+        unreachable = {
             "endpoint": f"http://{HOST}:{silent.getsockname()[1]}",
             "access_key": "nobody",
             "secret_key": "nothing",
         }
-        file.on_s3 = (ObjectStore(S3.model_validate(nobody), read_timeout=0.2), *bucket_and_key(file.location))
+        file.on_s3 = (ObjectStore(S3.model_validate(unreachable), read_timeout=0.2), *bucket_and_key(file.location))
         # PyArrow would have the content, and without an answer wait for it longer than a command may take.
         with pytest.raises(TimeoutError, match="Read timeout") as raised:
             file.open()

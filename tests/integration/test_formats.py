@@ -464,7 +464,7 @@ def test_json_schema_through_both_layers(world: Make, registry: SchemaRegistry) 
 def test_csv_through_both_layers(world: Make) -> None:
     start = start_of(past_hour(1))
     one = world(schema=CSV_DDL, format={"type": "csv", "delimiter": ";"})
-    # What is a megabyte is a decoder's affair, and above.
+    # Values of a megabyte are tested with the decoders, above.
     small = {name: case for name, case in csv_cases(start).items() if len(case[0] or b"") < 1_000}
     through_both_layers(one, small, start)
 

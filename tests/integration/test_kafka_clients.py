@@ -78,7 +78,7 @@ def test_the_adapter_reads_header_names_of_any_bytes(kafka: config.Kafka) -> Non
 
 
 def test_brokers_without_topic_ids_are_refused(kafka: config.Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A recreated topic could not be told from the one before it. The client asks as it asks brokers before 2.8."""
+    """A recreated topic could not be distinguished from the deleted one. The client acts as with brokers before 2.8."""
     topic = f"t{uuid.uuid4().hex[:12]}"
     create_topic(kafka, topic, 1)
     settings = client.kafka_python_settings

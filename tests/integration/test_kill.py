@@ -33,6 +33,6 @@ def test_a_speed_job_killed_at_random_loses_and_repeats_nothing(world: Callable[
     with started(one, "speed", one.name) as command:
         command.until(lambda: one.published == len(one.sent), "the restarted job to reach the head")
         assert one.contents() == one.acknowledged()
-        # Told to stop, it stops between micro-batches, by itself and cleanly.
+        # On a stop, it ends between micro-batches, by itself and cleanly.
         assert command.terminate(60) == 0, command.log[-3000:]
     assert one.contents() == one.acknowledged()

@@ -59,7 +59,7 @@ def test_rebuilt_hours_are_sent_with_their_balance_and_refused_ones_as_failed(
     assert "quality: expect_column_values_to_match_regex(event_id)" in fail["run"]["facets"]["errorMessage"]["message"]
     assert fail["run"]["facets"]["anabranch_hour"]["balance"]["dead"] == 1
 
-    # A receiver that is away fails no hour, and is told of it later.
+    # An unreachable receiver fails no hour, and gets its events later.
     receiver.status = 503
     assert [r.decision for r in one.batch(good, restate=True)] == ["accepted"]
     assert len(receiver.runs()) == 2
@@ -69,6 +69,6 @@ def test_rebuilt_hours_are_sent_with_their_balance_and_refused_ones_as_failed(
     assert [line.split()[:3] for line in done.output.splitlines()] == [
         [good, "revision", "1"], [bad, "revision", "1"], [good, "revision", "2"],
     ]  # fmt: skip
-    # Two runs were told again, and are the same; the restatement is a run of its own.
+    # Two runs were sent again, and are the same; the restatement is a run of its own.
     assert list(receiver.runs().values()) == [["START", "COMPLETE"] * 2, ["START", "FAIL"] * 2, ["START", "COMPLETE"]]
     assert receiver.problems == []

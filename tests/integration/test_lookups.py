@@ -135,7 +135,7 @@ def test_a_thousand_partitions_of_a_month(spark: SparkSession, partitions: int, 
 
 
 def test_the_offsets_that_are_missing(spark: SparkSession) -> None:
-    """Around the ends of the 64 neighbours that one number stands for, and where nothing is there at all."""
+    """Around the ends of the 64 neighbours in one number, and with no offsets at all."""
     rng = random.Random(6)
     ranges = {0: (0, 1), 1: (63, 65), 2: (64, 128), 3: (1 << 40, (1 << 40) + 500), 4: (5, 900), 5: (7, 9)}
     there = sorted(place for place in offsets_of(ranges) if rng.random() < 0.8 and place[0] != 5)
@@ -148,7 +148,7 @@ def test_the_offsets_that_are_missing(spark: SparkSession) -> None:
 
 @pytest.mark.parametrize("hours", [1, 2, 3])
 def test_other_offsets_compile_no_code_again(spark: SparkSession, hours: int) -> None:
-    """What is compiled for one micro-batch serves the next: offsets and hours are no part of the code."""
+    """Code compiled for one micro-batch serves the next: offsets and hours are not part of it."""
     rows = spark.range(10).selectExpr("CAST(id AS INT) AS partition", "id AS offset")
     codes = []
     for far in (5, 70_000):

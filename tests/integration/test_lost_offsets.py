@@ -73,15 +73,15 @@ def test_an_hour_that_kafka_lost_is_restated_from_accepted_rows_and_its_dead_let
     one.batch(hour)
     before = content(one)
     assert [d["error_code"] for d in one.dead()] == ["event_time_out_of_bounds"]
-    # The hazard: nobody but the table has anything of the hour; of the duplicate, only the ledger knows.
+    # The hazard: only the table has records of the hour; only the ledger has the duplicate.
     one.delete_records({0: 22})
-    [again] = one.batch(hour, restate=True, why="to see whether it holds")
+    [again] = one.batch(hour, restate=True, why="to see whether it closes")
     assert (again.decision, again.revision) == ("accepted", 2)
     assert content(one) == before
     row = accepted_row(one, hour)
     assert (row.good, row.dead, row.duplicate, row.gap) == (20, 1, 1, 0)
     assert row.sources == {"accepted": 20, "dead_letters": 1}
-    assert row.reason == "to see whether it holds"
+    assert row.reason == "to see whether it closes"
     assert one.replay() == []
     # Widen the bound: the dead letter can be read by now.
     one.configure(event_time=WIDE)
@@ -112,7 +112,7 @@ def test_an_accepted_hour_of_a_deleted_topic_is_restated_from_the_table_alone(wo
     assert (
         topic_change.adopt(Publisher(one.lake, one.job.stream), one.kafka, choice=StartChoice("earliest")) is not None
     )
-    [again] = one.batch(hour, restate=True, why="to see whether it holds")
+    [again] = one.batch(hour, restate=True, why="to see whether it closes")
     assert (again.decision, again.revision) == ("accepted", 2)
     assert (content(one), [d["value"] for d in one.dead()]) == (before, [d["value"] for d in letters])
     assert accepted_row(one, hour).sources == {"accepted": 20, "dead_letters": 1}

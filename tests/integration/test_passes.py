@@ -20,7 +20,7 @@ HOUR = past_hour(1)
 
 def test_the_tasks_of_the_stage_that_runs_are_counted(spark: SparkSession, tmp_path: Path) -> None:
     passes, may_end = Passes(spark), tmp_path / "may-end"
-    told: list[str] = []
+    reported: list[str] = []
 
     def wait(numbers: Iterator[int]) -> Iterator[int]:
         deadline = time.monotonic() + 60
@@ -40,15 +40,15 @@ def test_the_tasks_of_the_stage_that_runs_are_counted(spark: SparkSession, tmp_p
         deadline = time.monotonic() + 60
         while "tasks" not in progress.line() and time.monotonic() < deadline:
             time.sleep(0.05)
-        told.append(progress.line())
+        reported.append(progress.line())
         may_end.touch()
         worker.join(60)
         assert not worker.is_alive()
         while progress.line().endswith("tasks") and time.monotonic() < deadline:
             time.sleep(0.05)
-        told.append(progress.line())
-    assert told[0].endswith(f"so far; hour {HOUR}: read and decode, 0 of 5 tasks")
-    assert told[1].endswith("so far")
+        reported.append(progress.line())
+    assert reported[0].endswith(f"so far; hour {HOUR}: read and decode, 0 of 5 tasks")
+    assert reported[1].endswith("so far")
 
 
 def test_each_pass_over_an_hour_names_its_spark_jobs(

@@ -1,4 +1,4 @@
-"""An hour proves itself: what was sent is known exactly, and every view says exactly that, Kafka included."""
+"""An hour proves itself: the sent records are known exactly, and every report agrees, Kafka included."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def test_bad_rows_fail_with_counts_and_a_sample_and_a_warning_alone_lets_pass(sp
         {"event_id": None, "amount": None},
         {"event_type": "refund"},
         {"event_id": "e0"},
-        {"player_id": "somebody"},
+        {"player_id": "unknown"},
     )
     quality = run_suite(bad, GAME_EVENTS)
     assert [f.message for f in quality.failed] == [
@@ -81,7 +81,7 @@ def test_bad_rows_fail_with_counts_and_a_sample_and_a_warning_alone_lets_pass(sp
     ]
     warning = (
         "expect_column_values_to_match_regex(player_id): expected to match regex ^p[0-9]+$, mostly 0.999, "
-        "found 1 of 9 rows otherwise, such as somebody (partition 0, offset 8)"
+        "found 1 of 9 rows otherwise, such as unknown (partition 0, offset 8)"
     )
     assert [w.message for w in quality.warnings] == [warning]
     assert (quality.passed, quality.evaluated) == (False, 5)
@@ -93,7 +93,7 @@ def test_bad_rows_fail_with_counts_and_a_sample_and_a_warning_alone_lets_pass(sp
     ]
     json.dumps(quality.recorded().as_dict(), allow_nan=False)
 
-    quality = run_suite(_rows(spark, {"player_id": "somebody"}), GAME_EVENTS)
+    quality = run_suite(_rows(spark, {"player_id": "unknown"}), GAME_EVENTS)
     assert (quality.passed, quality.failed, len(quality.warnings)) == (True, (), 1)
 
 

@@ -277,7 +277,7 @@ def test_ten_expectations_are_one_query_and_great_expectations_evaluates_the_oth
         warnings.simplefilter("ignore", DeprecationWarning)
         (ours, queries), (own, own_queries) = both_ways(rows, suite(tmp_path, *TEN, *left), monkeypatch)
     assert ours.passed and record(ours) == record(own)
-    assert (queries, own_queries) == (1 + 3, 7 + 3)  # uniqueness; the chosen rows; what is found in them
+    assert (queries, own_queries) == (1 + 3, 7 + 3)  # uniqueness; the chosen rows; the findings in them
 
 
 def test_only_failed_expectations_are_read_again(

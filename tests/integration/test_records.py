@@ -86,7 +86,7 @@ def test_verdict_by_bytes(session: SparkSession) -> None:
     partial = session.conf.get("spark.sql.json.enablePartialResults") == "true"
     for (name, (_, code, words)), row in zip(CASES.items(), rows, strict=True):
         assert (row.error_text is None) == (code is None), name
-        # Without partial results Spark's parser does not tell which field it could not read.
+        # Without partial results Spark's parser does not name the field that it could not read.
         names_field = partial or row.error_text != "expected the types of the schema, found another"
         assert not names_field or words in (row.error_text or ""), (name, row.error_text)
         assert len(row.error_text or "") <= ERROR_TEXT_LENGTH
@@ -268,7 +268,7 @@ def test_values_are_parsed_once(spark: SparkSession) -> None:
         for name, frame in (("good", good(decoded, EVENTS)), ("dead", dead(decoded, "t", "speed")))
     }
     spark.conf.unset("spark.sql.debug.maxToStringFields")
-    assert plans["good"].count("from_json(") == 1, "rows need no errors, so nothing is read again to tell them"
+    assert plans["good"].count("from_json(") == 1, "rows need no errors, so no value is read again for them"
     # What BETWEEN compares is evaluated for every record, also where its branch is not taken: each time was read twice.
     assert "_common_expr" not in plans["good"]
     assert plans["dead"].count("from_json(") == 3, "one for the columns, two that only read what is broken"

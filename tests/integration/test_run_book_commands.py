@@ -84,7 +84,7 @@ def test_the_commands_of_an_operator_from_the_end_of_an_hour_to_its_acceptance(n
         one, printed("anabranch hours STREAM --history HOUR", STREAM=name, HOUR=REFUSED)
     )
 
-    # What is in them.
+    # Their content.
     assert shown(printed("anabranch duplicates STREAM HOUR", STREAM=name, HOUR=PROVEN))["found"] == 1
     assert "not json" in run(one, printed("anabranch dead-letters STREAM", STREAM=name))
     of_hour = printed("anabranch dead-letters STREAM --hours A..B", STREAM=name, A=PROVEN, B=PROVEN)

@@ -1,4 +1,4 @@
-"""Errors that no other try mends end both jobs, with their cause and an exit code of their own; nothing is lost."""
+"""Permanent errors end both jobs, with their cause and an exit code of their own; nothing is lost."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_errors_of_spark_are_classified(spark: SparkSession) -> None:
     rows = spark.range(1, 3)
     with pytest.raises(Unexpected, match="ARITHMETIC_OVERFLOW"), explained(spark, "count"):
         rows.select(F.expr("9223372036854775807 + id")).collect()
-    # Another try loads the table anew, so a schema that changed meanwhile, or a table that was not there for a moment,
+    # Another try loads the table again, so a schema that changed meanwhile, or a table that was not there for a moment,
     # is said by its own name.
     with pytest.raises(Unexplained, match=r"UNRESOLVED_COLUMN|nope"), explained(spark, "select"):
         rows.select("nope")

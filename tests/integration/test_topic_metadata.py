@@ -72,7 +72,7 @@ def test_partitions_that_brokers_do_not_know_yet_are_no_contradiction(kafka: con
 def test_a_log_that_ends_below_the_position_is_requested_again(
     kafka: config.Kafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The hazard: a leader that was replaced, and does not know it yet, answers with an end of before."""
+    """The hazard: a leader that was replaced, and has not noticed, answers with an earlier end."""
     name = f"t{uuid.uuid4().hex[:12]}"
     create_topic(kafka, name, 1)
     with KafkaAdapter(kafka) as one:

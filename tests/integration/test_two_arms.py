@@ -103,7 +103,7 @@ def test_a_refused_hour_between_two_accepted_ones_is_read_by_a_speed_layer_that_
     refused = next(h for h in plain(views.hours(one.job)) if h["hour"] == past_hour(2))
     assert (refused["state"], refused["served"]) == ("refused", "speed")
     assert "expect_column_values_to_match_regex" in refused["reason"]
-    # The operator mends the rule; the hour lands, and the rows are the same.
+    # The operator fixes the rule; the hour lands, and the rows are the same.
     one.expect({"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "event_id"}})
     assert [(r.hour, r.decision) for r in one.batch()] == [(past_hour(2), "accepted")]
     assert one.contents() == one.acknowledged()
@@ -209,9 +209,9 @@ def test_a_micro_batch_is_staged_while_the_one_before_it_is_being_published(thre
     sizes = [size(piece) for piece in pieces]
     read = _reader(one)
 
-    # What was decided for the first is needed to stage the others by.
+    # The decision for the first is needed to stage the others.
     assert arm.submit(read(pieces[0]), pieces[0]) == sizes[0]
-    turn = publish_queue.ask_for_turn(job.lake, table, "somebody in the way", 60.0)
+    turn = publish_queue.ask_for_turn(job.lake, table, "another publisher", 60.0)
     assert turn is not None
     assert arm.submit(read(pieces[1]), pieces[1]) == 0
     begun = threading.Event()
@@ -303,7 +303,7 @@ def test_the_merger_repairs_main(three_hours: World) -> None:
     one.speed()
     one.batch(past_hour(3))
     state = one.state
-    # Somebody rolls main back to nothing, as a restored branch or a wrong hand would.
+    # `main` is rolled back to nothing, as by a restored branch or an operator's mistake.
     every = tuple(f for h in (3, 2, 1) for f in _files(one, past_hour(h)))
     damage = Publish(new_id(), (Change("main", remove=every),), state.timeline)
     one.lake.commit(state.table, to_commit(state, damage, datetime.now(UTC)))

@@ -68,7 +68,7 @@ def test_a_view_is_the_same_in_every_engine_and_equal_to_a_direct_group_by(world
     one.send_now(20, "now")
     one.speed()
     check(one)
-    # The hour is stated anew under a rule that takes its late records for dead letters.
+    # The hour is restated under a rule that makes its late records dead letters.
     one.configure(event_time={"column": "event_time", "past": "3 hours", "future": "1 hour"})
     one.reopen()
     before = len(one.rows())
@@ -90,10 +90,10 @@ def check(one: World) -> list[dict[str, Any]]:
     assert keyed(handle.spark(one.spark).toArrow().to_pylist()) == rows
     done = CliRunner().invoke(main, ["query", f"SELECT * FROM {table}_per_minute", "--output", "json", "--conf", conf])
     assert done.exit_code == 0, done.output
-    told = json.loads(done.stdout)
-    assert {(datetime.fromisoformat(r["window_start"]).astimezone(UTC), r["player"], r["events"]) for r in told} == {
-        (start, player, row["events"]) for (start, player), row in rows.items()
-    }
+    reported = json.loads(done.stdout)
+    assert {
+        (datetime.fromisoformat(r["window_start"]).astimezone(UTC), r["player"], r["events"]) for r in reported
+    } == {(start, player, row["events"]) for (start, player), row in rows.items()}
     direct = keyed(one.spark.sql(DIRECT.format(table=table)).toArrow().to_pylist())
     assert {key: {k: v for k, v in row.items() if k not in ("complete", "late")} for key, row in rows.items()} == direct
     return python

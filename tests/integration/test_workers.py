@@ -50,7 +50,7 @@ NAMES = ("event_id", "player", "event_time", "level", "amount")
 
 @dataclass(frozen=True)
 class Workers:
-    """What Python workers were handed, as they tell it by files."""
+    """The batches that Python workers received, as they record them in files."""
 
     folder: Path
 
@@ -159,14 +159,14 @@ def _files(one: World) -> list[Any]:
 
 
 def test_workers_go_through_neither_imports_nor_archives_at_every_task(spark: SparkSession) -> None:
-    def told_of(batches: Batches) -> Batches:
+    def reported_of(batches: Batches) -> Batches:
         archives = sum(isinstance(finder, zipimport.zipimporter) for finder in sys.path_importer_cache.values())
         for _ in batches:
             yield pa.RecordBatch.from_pylist([{"objects": gc.get_freeze_count(), "archives": archives}])
 
-    [told] = spark.range(1).mapInArrow(told_of, "objects BIGINT, archives BIGINT").collect()
-    assert told.objects > 10_000
-    assert told.archives == 0
+    [reported] = spark.range(1).mapInArrow(reported_of, "objects BIGINT, archives BIGINT").collect()
+    assert reported.objects > 10_000
+    assert reported.archives == 0
 
 
 OTHERS: tuple[tuple[str, str | None], ...] = (

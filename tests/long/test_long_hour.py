@@ -50,9 +50,9 @@ def test_an_hour_of_3600_micro_batches_through_kills_and_maintenance_is_exact_an
         assert {h: one.hours()[h]["state"] for h in (oldest, old)} == {oldest: "accepted", old: "accepted"}
 
         one.until_behind(hour)
-        one.tell_looks(hour)
+        one.report_looks(hour)
         windows = one.windows(hour, WINDOW)
-        one.tell_windows(windows)
+        one.report_windows(windows)
         assert len(one.micro_batches(hour)) >= MICRO_BATCHES
         assert max(x.files for x in one.looks) <= MOST_FILES
         beginning, end = (statistics.mean(w.requests for w in some) for some in (windows[:3], windows[-3:]))
@@ -75,7 +75,7 @@ def _kill_speed(one: RealHours, hour: str, share: float) -> None:
     assert running.code is None
     running.kill()
     one.space.story.say(f"kill -9 for the speed layer after {len(one.micro_batches(hour))} micro-batches of {hour}")
-    one.tell_windows(one.windows(hour, WINDOW))
+    one.report_windows(one.windows(hour, WINDOW))
     assert one.lag > 0
     one.start_speed()
 

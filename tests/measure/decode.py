@@ -2,7 +2,7 @@
 
 CPU microseconds a record of one task, as Spark counts them in its event log; values are cached, the rows go nowhere.
 Then of what a Python worker does with the same values: `anabranch.records.fast_json` reads them, also where some are
-odd, and `anabranch.iceberg.parquet_writer` writes them. All take turns; the least of some rounds is reported, since
+odd, and `anabranch.iceberg.parquet_writer` writes them. All take turns; the least of some rounds is results, since
 whatever else runs only adds to it.
 """
 
@@ -61,7 +61,7 @@ HOUR = "2025-11-21T15"
 
 
 def ways(source: DataFrame) -> dict[str, Callable[[], DataFrame]]:
-    """What is compared: the rows alone, Spark's own parser, the product's whole verdict, and that with the names of
+    """The compared columns: the rows alone, Spark's own parser, the product's whole verdict, and that with the names of
     unknown fields, of records that have none and of records that have one (`more`)."""
     open_hour = [HourRange(HOUR, None)]
     shape = COLUMNS.replace(" NOT NULL", "")
@@ -121,7 +121,7 @@ def in_a_worker(values: pa.Table, folder: str) -> list[tuple[str, float, str]]:
         "one odd in a hundred": with_odd(values, 100),
         "all odd": with_odd(values, 1),
     }
-    told = []
+    results = []
     for name, table in cases.items():
         batches, spent = table.to_batches(max_chunksize=AT_ONCE), []
         for _ in range(ROUNDS):
@@ -129,7 +129,7 @@ def in_a_worker(values: pa.Table, folder: str) -> list[tuple[str, float, str]]:
             began = time.process_time()
             left = sum(len(rows.read(batch).left) for batch in batches)
             spent.append(time.process_time() - began)
-        told.append((f"read, {name}", min(spent) * 1e6 / RECORDS, f"{left:,}"))
+        results.append((f"read, {name}", min(spent) * 1e6 / RECORDS, f"{left:,}"))
     reader = CertainRows(STREAM.columns, STREAM.event_time)
     found = [reader.read(batch).rows for batch in values.to_batches(max_chunksize=AT_ONCE)]
     spent = []
@@ -140,7 +140,7 @@ def in_a_worker(values: pa.Table, folder: str) -> list[tuple[str, float, str]]:
             files.write(rows_read)
         files.close()
         spent.append(time.process_time() - began)
-    return [*told, ("write as Parquet", min(spent) * 1e6 / RECORDS, "")]
+    return [*results, ("write as Parquet", min(spent) * 1e6 / RECORDS, "")]
 
 
 def main() -> None:

@@ -124,7 +124,7 @@ def speed_layer(one: World, meter: Meter) -> list[tuple[str, Loads]]:
 
 def main() -> None:
     if datetime.now(UTC).minute >= 57:
-        raise SystemExit("expected to start in an hour's first 57 minutes: what is counted ends with the hour")
+        raise SystemExit("expected to start in an hour's first 57 minutes: the count ends with the hour")
     with (
         tempfile.TemporaryDirectory(prefix="anabranch-loads-") as name,
         running(Path(name) / "services") as services,

@@ -98,7 +98,7 @@ def _metrics(plan: Any) -> Counter[str]:
     return found
 
 
-def _told(environment: Environment) -> dict[str, str | None]:
+def _described(environment: Environment) -> dict[str, str | None]:
     """The catalog, as anabranch.yaml says it."""
     catalog = environment.catalog
     return {"name": catalog.name, "uri": catalog.uri, "warehouse": catalog.warehouse}
@@ -109,8 +109,8 @@ def configure(stream: HourFiles) -> None:
     conf = stream.lake.folder / "conf"
     (conf / "streams").mkdir(parents=True)
     made = stream.lake.stream
-    told = {"kafka": {"bootstrap_servers": "127.0.0.1:1"}, "catalog": _told(stream.lake.environment)}
-    (conf / "anabranch.yaml").write_text(yaml.safe_dump(told))
+    settings = {"kafka": {"bootstrap_servers": "127.0.0.1:1"}, "catalog": _described(stream.lake.environment)}
+    (conf / "anabranch.yaml").write_text(yaml.safe_dump(settings))
     (conf / "streams" / "events.yaml").write_text(
         yaml.safe_dump({"topic": "events", "table": made.table, "format": "json", "schema": made.ddl, "key": "id"})
     )
@@ -144,8 +144,8 @@ def measure(folder: Path, temporary: Path, few: int, many: int, rounds: int) -> 
     streams = {hours: build(folder / str(hours), hours) for hours in (few, many)}
     (temporary / "spark").mkdir()
     environments = [stream.lake.environment for stream in streams.values()]
-    told = {"kafka": {"bootstrap_servers": "127.0.0.1:1"}, "catalog": _told(environments[0])}
-    with running_spark(told, temporary / "spark") as spark:
+    settings = {"kafka": {"bootstrap_servers": "127.0.0.1:1"}, "catalog": _described(environments[0])}
+    with running_spark(settings, temporary / "spark") as spark:
         add_catalog(spark, environments[1])
         readers: dict[tuple[str, int, str], Reading] = {}
         for hours, stream in streams.items():

@@ -82,7 +82,7 @@ def run(story: Story) -> None:
         meter, job = Meter(space, front), space.job(STREAM)
         meter.run("apply", STREAM)
         kafka, topic = job.environment.kafka, job.stream.topic
-        # The batch layer first: what is stamped in the past after an hour is sealed would not be in that hour.
+        # The batch layer first: records with past timestamps after the seal would not be in that hour.
         last = shift(hour_of(datetime.now(UTC)), -1)
         hours, sent = {shift(last, -1): FEW, last: MANY}, 0
         for hour, events in hours.items():

@@ -2,7 +2,7 @@
 
 Each command runs as a process of its own against a real Kafka and a real S3 server that hold some rows, all of them
 in turn, several rounds. Seconds are medians, the slowest beside them; CPU seconds are of all the process's
-threads. The first two lines are what nobody can go below: Python alone, and the libraries that a table is read with.
+threads. The first two lines are lower bounds: Python alone, and the libraries that a table is read with.
 """
 
 from __future__ import annotations

@@ -21,12 +21,12 @@ def thousand_records() -> Iterator[tuple[World, Path]]:
     with tempfile.TemporaryDirectory(prefix="anabranch-thousand-") as name, running(Path(name) / "services") as servers:
         os.environ |= {"AWS_ACCESS_KEY_ID": servers.access_key, "AWS_SECRET_ACCESS_KEY": servers.secret_key}
         keys = {"access_key": "${AWS_ACCESS_KEY_ID}", "secret_key": "${AWS_SECRET_ACCESS_KEY}"}
-        told = {
+        settings = {
             "kafka": {"bootstrap_servers": servers.bootstrap_servers},
             "catalog": {"name": "lake", "uri": f"sqlite:///{name}/catalog.db", "warehouse": "s3://thousand/warehouse"},
             "s3": {"endpoint": servers.s3_endpoint, **keys},
         }
-        one = World(Path(name) / "conf", told, None)  # type: ignore[arg-type]
+        one = World(Path(name) / "conf", settings, None)  # type: ignore[arg-type]
         one.topic()
         one.send(spread(HOUR, 1000, "e"))
         one.apply()

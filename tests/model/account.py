@@ -1,7 +1,7 @@
 """The account of the model: where every record is, what is decided of every hour, and what is lost and said to be.
 
 These promises are of worlds that follow decisions and dead letters. What a publish of rows names counts as done, as it
-will be by whoever runs next: so an offset is a row or a dead letter, never both and never neither, at every moment.
+will be by the next process: so an offset is a row or a dead letter, never both and never neither, at every moment.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Place = tuple[int, int]
 
 
 def check(world: World) -> None:
-    """What holds at every moment. Raises Violation."""
+    """The invariants of every moment. Raises Violation."""
     assert world.letters is not None
     named = frozenset(f for f in world.storage if f.file_path in dead_letters.named_files(world.lake.state))
     _check_letters(world.letters)
@@ -49,7 +49,7 @@ def _of_main(world: World) -> dict[str, list[Row]]:
 
 
 def check_rest(world: World) -> None:
-    """What holds once everybody is at rest. Raises Violation."""
+    """The invariants once all actors are at rest. Raises Violation."""
     lake, letters, known = world.lake, world.letters, {row.decision_id for row in map(ledger_row, world.ledger)}
     assert letters is not None
     if left := [row.decision_id for row in lake.state.decisions if row.decision_id not in known]:
@@ -61,7 +61,7 @@ def check_rest(world: World) -> None:
     if not_taken := lacks - world.kafka.taken:
         raise Violation(f"at rest, main and its dead letters lack {sorted(not_taken)}")
     lost = _said_lost(lake, main, world.ledger)
-    # Of a log that ended, nobody knows how much lay behind the last cut: the adoption itself says that it is lost.
+    # The length of an ended log behind the last cut is unknown: the adoption itself records it as lost.
     seals = [row for row in map(ledger_row, world.ledger) if row.decision == "sealed"]
     cut = {(_cut(row).topic_id, place) for row in seals for place in _places(_cut(row).ranges)}
     unknown = {row for row, id in (*world.kafka.past, *world.kafka.elsewhere) if (id, row[:2]) not in cut}
@@ -101,7 +101,7 @@ def _outstanding(lake: Lake, letters: Lake) -> list[Mapping[str, Any]]:
 def _check_letters(letters: Lake) -> None:
     for branch in BRANCHES:
         if twice := [row for row, count in Counter(letters.rows(branch)).items() if count > 1]:
-            raise Violation(f"the dead letters of {branch} hold {twice} more than once: {letters.files(branch)}")
+            raise Violation(f"the dead letters of {branch} have {twice} more than once: {letters.files(branch)}")
 
 
 @cache
@@ -109,7 +109,7 @@ def _check_decisions(lake: Lake, ledger: tuple[str, ...], restored: bool) -> Non
     """Every decision has its row once, in the ledger or waiting for it: a seal and each revision of every hour."""
     state, recorded = lake.state, [ledger_row(text) for text in ledger]
     if twice := [id for id, count in Counter(row.decision_id for row in recorded).items() if count > 1]:
-        raise Violation(f"the ledger holds {twice} more than once")
+        raise Violation(f"the ledger has {twice} more than once")
     known = {row.decision_id for row in recorded}
     waiting = [row for row in state.decisions if row.decision_id not in known]
     rows = [*recorded, *waiting]
@@ -136,7 +136,7 @@ def _check_offsets(
         return  # What a merge kept gives way to the speed layer's rows at once, when these cover the hour.
     counts = Counter(row for rows in main.values() for row in rows)
     if twice := [row for row, count in counts.items() if count > 1]:
-        raise Violation(f"main and its dead letters hold {twice} more than once: {main}")
+        raise Violation(f"main and its dead letters have {twice} more than once: {main}")
     for hour, row in _newest_accepted(lake, ledger).items():
         if state.served_by(hour) != "batch":
             continue
@@ -144,10 +144,10 @@ def _check_offsets(
         if _cut(row).topic_id == kafka.id:
             controls = sum(kafka.shown(p, o) == "control" for p, o in cut - places if o < len(kafka.log[p]))
             if (row.gaps or {}).get("control", 0) > controls:
-                raise Violation(f"{hour} is accepted with {row.gaps} in gaps, the log holds {controls} control records")
+                raise Violation(f"{hour} is accepted with {row.gaps} in gaps, the log has {controls} control records")
         if places - cut or len(cut - places) != (row.gap or 0):
             raise Violation(
-                f"{hour} is accepted as {sorted(cut)} with {row.gap or 0} in gaps, main and its dead letters hold "
+                f"{hour} is accepted as {sorted(cut)} with {row.gap or 0} in gaps, main and its dead letters have "
                 f"{sorted(places)}"
             )
     # Before an adoption the position says nothing of a log that is another one.

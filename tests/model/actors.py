@@ -52,7 +52,7 @@ def decide(
 
 
 def is_stopped(world: World, lake: Lake) -> str | None:
-    """Why every job ends that starts from a version of the table, for somebody to run `anabranch adopt`; or None."""
+    """Why each job that starts from a version of the table ends with a request for `anabranch adopt`; or None."""
     try:
         topic = world.kafka.describe(TOPIC)
         check_topic(lake.state.position, topic, TOPIC)
@@ -96,7 +96,7 @@ class Actor:
 
 @dataclass(frozen=True)
 class Broker(Actor):
-    """Producers, the clock, who mends bad hours and who sets a branch back, in the order of a script."""
+    """Producers, the clock, operators that fix bad hours and set a branch back, in the order of a script."""
 
     at: str = "play"
     script: tuple[tuple[Any, ...], ...] = ()
@@ -110,7 +110,7 @@ class Broker(Actor):
             "retain": world.kafka.expire,
             "compact": world.kafka.compact,
             "end transaction": world.kafka.end_transaction,
-            "make anew": world.kafka.made_anew,
+            "recreate": world.kafka.recreated,
             "lose end": world.kafka.without_end,
             "switch": world.kafka.switched,
         }
@@ -125,7 +125,7 @@ class Broker(Actor):
             if world.kafka.is_read_at(world.lake.state.position):
                 yield "sees the log adopted", world, rest
         elif kind == "mend":
-            yield "sees all hours mended", replace(world, bad=frozenset()), rest
+            yield "sees all hours fixed", replace(world, bad=frozenset()), rest
         else:
             for version in world.lake.way(world.lake.heads["speed"]):
                 back = world.restore("speed", version.id)
@@ -189,9 +189,9 @@ class Publisher(Actor):
         if self.jumps:
             jumped = replace(self, skew=self.jumps[0], jumps=self.jumps[1:])
             steps.append((f"{self.name}'s clock is set {jumped.skew} off", world, jumped))
-        # Who is told that its clock is wrong begins again, and waits until it is right.
+        # An actor whose clock is wrong begins again, and waits until it is right.
         fresh = type(self).__dataclass_fields__["at"].default
-        if self.watched and self.at == fresh and self.told_time(world) is None:
+        if self.watched and self.at == fresh and self.current_time(world) is None:
             return steps
         return steps + super().steps(world)
 
@@ -203,10 +203,10 @@ class Publisher(Actor):
         """What a process is started with again."""
         return {}
 
-    def told_time(self, world: World) -> Compared | None:
-        """When its clock was compared last, once it told the time; None when it is wrong by now."""
+    def current_time(self, world: World) -> Compared | None:
+        """When its clock was compared last, after it was read; None when it is wrong by now."""
         now = world.kafka.now
-        # The object store's clock is right, and so is the one that nobody sets.
+        # The object store's clock is right, and so is the monotonic one.
         clock = Clock(lambda: now, lambda: now + self.skew, lambda: now.timestamp())
         clock._last = Compared(self.compared, self.compared.timestamp()) if self.compared else None
         try:
@@ -218,11 +218,11 @@ class Publisher(Actor):
     def by_clock(self, world: World) -> Publisher | None:
         """Itself after it asked its clock, which it does before it stages, decides or commits; None when that is wrong.
 
-        A clock that nobody sets is not asked, which saves moments.
+        A monotonic clock is not read, which saves moments.
         """
         if not self.watched:
             return self
-        compared = self.told_time(world)
+        compared = self.current_time(world)
         if compared is None:
             return None
         return self if compared.time == self.compared else replace(self, compared=compared.time)
@@ -259,14 +259,14 @@ class Publisher(Actor):
     def publish(
         self, world: World, publish: Publish, now: datetime | None = None, in_line: bool = True
     ) -> Iterator[Step]:
-        """Step 3 of every publish, over the version that was loaded. Whoever loses the answer has to look for it.
+        """Step 3 of every publish, over the version that was loaded. An actor that loses the answer has to look for it.
 
-        Whoever is `in_line` waits for the turns before its own, and asks for one when it is refused.
+        An actor `in_line` waits for the turns before its own, and requests one when it is refused.
         """
         assert self.lake is not None
         mine = self.turn if in_line and self.turn in {t.id for t in self.lake.line} else None
         if in_line and (first := publish_queue.turn_before(self.lake.line, mine, self.over)) is not None:
-            again = self.told(False)
+            again = self.reported(False)
             waiting = replace(again, at="wait" if mine else "join", then=again.at, waits=first.id)
             yield f"finds {first.id} before it", world, replace(waiting, turn=mine, beaten=0)
             return
@@ -284,10 +284,10 @@ class Publisher(Actor):
         looking = replace(self, at="look", was=self.at, lost=request)
         # A turn whose bound passed meanwhile gave it no way any more.
         beaten = self.beaten + 1 if mine in {t.id for t in world.lake.line} else 0
-        again = replace(self.told(False), beaten=beaten, turn=mine)
+        again = replace(self.reported(False), beaten=beaten, turn=mine)
         asking = in_line and mine is None and world.turns and publish_queue.should_ask(1, publish_queue.LONG_TRY)
         refused = replace(again, at="join", then=again.at) if asking else again
-        yield from self.asks(world, request, self.told(True), refused, looking)
+        yield from self.asks(world, request, self.reported(True), refused, looking)
 
     def confirming(self, publish: Publish) -> Publish:
         """The publish, which also drops from its branches what this publisher has seen done."""
@@ -302,7 +302,7 @@ class Publisher(Actor):
         yield what, after, landed
         if world.wrong_answers and self.at != "fence":
             misled = replace(after, wrong_answers=world.wrong_answers - 1)
-            yield f"{what}, and is told that it was refused", misled, refused
+            yield f"{what}, and the answer is a refusal", misled, refused
         if world.answers_to_lose:
             left = world.answers_to_lose - 1
             yield f"{what}, and the answer is lost", replace(after, answers_to_lose=left), looking
@@ -318,7 +318,7 @@ class Publisher(Actor):
         return self.at in ("merge", "swap") and self.back in self.nesting
 
     def join(self, world: World) -> Iterator[Step]:
-        """Ask for a turn, as often as the world allows; then wait, if somebody was before."""
+        """Request a turn, as often as the world allows; then wait, if another one is first."""
         following = replace(self, at="wait" if self.waits else self.then, then=self.then if self.waits else "")
         turn = publish_queue.plan_turn(
             world.lake.line, publish_queue.Turn(f"{self.name}-{world.turns}", 0, publish_queue.LEAST)
@@ -360,15 +360,15 @@ class Publisher(Actor):
 
     def look(self, world: World) -> Iterator[Step]:
         assert self.lost is not None
-        standing = commit_status.classify_commit(world.lake.table, self.lost.commit)
+        status = commit_status.classify_commit(world.lake.table, self.lost.commit)
         known = replace(self, at=self.was, was="", lost=None)
-        if standing is CommitFate.OPEN:
+        if status is CommitFate.OPEN:
             yield "finds that it may still land", world, replace(self, at="fence", doubt=world.lake)
-        elif standing is CommitFate.FORGOTTEN:
-            yield "cannot tell any more, and begins anew", world, self.restarted()
+        elif status is CommitFate.FORGOTTEN:
+            yield "cannot find out any more, and begins again", world, self.restarted()
         else:
-            landed = standing is CommitFate.LANDED
-            yield f"finds that it had {'' if landed else 'not '}landed", world, known.told(landed)
+            landed = status is CommitFate.LANDED
+            yield f"finds that it had {'' if landed else 'not '}landed", world, known.reported(landed)
 
     def fence(self, world: World) -> Iterator[Step]:
         """An empty publish after which what was asked for cannot land."""
@@ -377,10 +377,10 @@ class Publisher(Actor):
         named = replace(fence, id=self.doubt.new_id(f"{self.name}-fence"))
         request = Request(self.doubt, named, self.stamped(world))
         again = replace(self, at="look", doubt=None)
-        settled = replace(self, at=self.was, was="", lost=None, doubt=None).told(False)
+        settled = replace(self, at=self.was, was="", lost=None, doubt=None).reported(False)
         yield from self.asks(world, request, settled, again, again)
 
-    def told(self, landed: bool) -> Publisher:
+    def reported(self, landed: bool) -> Publisher:
         """Itself once it knows what became of its publish."""
         own = replace(self, turn=None, over=None, beaten=0) if landed and not self.is_within else self
         own = replace(own, confirmed=frozenset()) if landed else own
@@ -558,7 +558,7 @@ class Operator(Publisher):
             planned = loaded.overriding(world)
             if isinstance(planned, str):
                 rest = replace(self, wishes=self.wishes[1:])
-                yield f"is told of {self.wishes[0]}: {planned}", world, self.leaving(rest)
+                yield f"receives {self.wishes[0]}: {planned}", world, self.leaving(rest)
             else:
                 yield f"decides {self.wishes[0]}", world, loaded
         else:
@@ -594,7 +594,7 @@ class Operator(Publisher):
 @dataclass(frozen=True)
 class Maintenance(Publisher):
     """Comes `later` than whatever was before: expires, inside a publish, what is published or abandoned by then, and
-    removes the files that nobody holds and that are old enough."""
+    removes the unreferenced files that are old enough."""
 
     at: str = "idle"
     runs: int = 1
@@ -744,7 +744,7 @@ class Adopter(Publisher):
             yield "loads to adopt", world, replace(self, at="ask_log", lake=world.lake)
 
     def ask_log(self, world: World) -> Iterator[Step]:
-        yield "asks where offsets begin anew", world, replace(self, at="adopt", kafka=world.kafka)
+        yield "asks for the first offsets", world, replace(self, at="adopt", kafka=world.kafka)
 
     def adopt(self, world: World) -> Iterator[Step]:
         planned = self.adopting()

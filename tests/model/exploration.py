@@ -1,6 +1,6 @@
 """Exploring the model: every interleaving of a small setting, or random walks of a larger one, with promises kept.
 
-A counterexample is told as the steps that lead to it.
+A counterexample is reported as the steps that lead to it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _STEPS: dict[tuple[int, int], list[Step]] = {}
 
 
 def one(value: T) -> T:
-    """The one object that stands for all equal ones, so that they are compared and hashed once."""
+    """The one object that represents all equal ones, so that they are compared and hashed once."""
     first: T = _ONE.setdefault(value, value)
     return first
 
@@ -89,7 +89,7 @@ class Moment:
 
 
 def abandoned(world: World, actor: Actor) -> World:
-    """The world once an actor was killed: nobody takes its turn back any more."""
+    """The world once an actor was killed: no actor removes its turn any more."""
     turn = getattr(actor, "turn", None)
     return world if turn is None else replace(world, abandoned=world.abandoned | {turn})
 
@@ -104,7 +104,7 @@ def check_version(lake: Lake) -> None:
     state = lake.state
     for branch in BRANCHES:
         if twice := [row for row, count in Counter(lake.rows(branch)).items() if count > 1]:
-            raise Violation(f"{branch} holds {twice} more than once: {lake.files(branch)}")
+            raise Violation(f"{branch} has {twice} more than once: {lake.files(branch)}")
     if lake.accounts:
         return  # `check_account` says more
     main = {(f.hour, *row[:2]) for f in lake.files("main") for row in f.rows}
@@ -141,7 +141,7 @@ def stated(lake: Lake) -> Watermarks:
 
 
 def check_promises(before: Lake, after: Lake) -> None:
-    """What the table states downstream: hours that are accepted and, when it is stated anew, what `main` holds.
+    """What the table states downstream: hours that are accepted and, when it is stated again, the content of `main`.
 
     A partition that is new later may have records in an hour that was fresh before there were any.
     """
@@ -193,7 +193,7 @@ def check_step(before: World, after: World) -> None:
     for lake in (after.lake, after.letters):
         for branch in BRANCHES if lake is not None else ():
             if gone := set(lake.files(branch)) - after.storage:
-                raise Violation(f"{branch} refers to {gone}, which storage does not hold")
+                raise Violation(f"{branch} refers to {gone}, which storage does not have")
     check_lifetimes(before, after)
 
 
@@ -274,7 +274,7 @@ class Explored:
 def explore(world: World, actors: Sequence[Actor], at_most: int = 400_000) -> Explored:
     """Visit every moment that can be reached, breadth first, so that a counterexample is a shortest one.
 
-    Raises Violation with the steps that lead to it, also for a moment from which nobody ever comes to rest.
+    Raises Violation with the steps that lead to it, also for a moment from which no actor ever comes to rest.
     """
     first = Moment.of(world, actors)
     reached: dict[Moment, int] = {first: 0}
@@ -296,9 +296,9 @@ def explore(world: World, actors: Sequence[Actor], at_most: int = 400_000) -> Ex
         following = moment.next()
         if not following:
             rests.append(number)
-            _told(path(number), check_rest, moment.world)
+            _described(path(number), check_rest, moment.world)
         for step, after in [*following, *moment.crashes()]:
-            _told_step(path, number, step, moment.world, after)
+            _described_step(path, number, step, moment.world, after)
             counts[step] += 1
             if after not in reached:
                 reached[after] = len(came)
@@ -323,20 +323,20 @@ def walk(world: World, actors: Sequence[Actor], seed: int, at_most: int = 2_000)
         if moment.world.crashes and chance.random() < 0.03:
             choices = moment.crashes() or following
         elif patience:
-            # Somebody runs on while the others are paused.
+            # One actor runs on while the others are paused.
             name = moment.actors[busy].name
             choices = [c for c in following if c[0].startswith(name + " ")] or following
             patience -= 1
         else:
             busy, patience = chance.randrange(len(moment.actors)), chance.choice([0, 1, 3, 8, 30])
         step, after = chance.choice(choices)
-        _told([*steps, step], check_step, moment.world, after.world)
-        _told([*steps, step], check_actors, after.actors)
+        _described([*steps, step], check_step, moment.world, after.world)
+        _described([*steps, step], check_actors, after.actors)
         steps.append(step)
         moment = after
         if len(steps) > at_most:
-            raise Violation(_story(f"nobody came to rest in {at_most} steps", steps))
-    _told(steps, check_rest, moment.world)
+            raise Violation(_story(f"no actor came to rest in {at_most} steps", steps))
+    _described(steps, check_rest, moment.world)
     return steps
 
 
@@ -358,14 +358,14 @@ def forget() -> None:
     _STEPS.clear()
 
 
-def _told(steps: list[str], check: Callable[..., None], *given: Any) -> None:
+def _described(steps: list[str], check: Callable[..., None], *given: Any) -> None:
     try:
         check(*given)
     except Violation as violation:
         raise Violation(_story(str(violation), steps)) from None
 
 
-def _told_step(path: Callable[..., list[str]], number: int, step: str, before: World, after: Moment) -> None:
+def _described_step(path: Callable[..., list[str]], number: int, step: str, before: World, after: Moment) -> None:
     try:
         check_step(before, after.world)
         check_actors(after.actors)
@@ -390,4 +390,4 @@ def _check_that_all_come_to_rest(onward: list[list[int]], rests: list[int], path
                 waiting.append(number)
     if len(calm) < len(onward):
         restless = next(n for n in range(len(onward)) if n not in calm)
-        raise Violation(_story("nobody ever comes to rest from here", path(restless)))
+        raise Violation(_story("no actor ever comes to rest from here", path(restless)))

@@ -142,18 +142,18 @@ class Speed(Publisher):
         yield "asks", world, self.asking(world)
 
     def asking(self, world: World, **values: Any) -> Any:
-        return super().asking(world, clock=self.told_before(world), **values)
+        return super().asking(world, clock=self.compared_before(world), **values)
 
-    def told_before(self, world: World) -> timedelta:
+    def compared_before(self, world: World) -> timedelta:
         """What its clock says before the heads are loaded: nothing that files are judged by."""
         return timedelta(0)
 
-    def told_after(self, world: World) -> timedelta:
+    def compared_after(self, world: World) -> timedelta:
         """What its clock says once the heads are loaded."""
         return timedelta(0) if self.as_snapshot else world.age
 
     def check(self, world: World) -> Iterator[Step]:
-        loaded = replace(self, lake=world.lake, clock=self.told_after(world))
+        loaded = replace(self, lake=world.lake, clock=self.compared_after(world))
         try:
             decided = self.decided(world.lake)
         except PositionError as error:
@@ -205,7 +205,7 @@ class Speed(Publisher):
         if actor is None:
             yield "finds its clock wrong", world, self.restarted()
             return
-        # Nobody looks here whether the log is still the same: the decision on what is staged does.
+        # The log is not compared here: the decision on the staged rows compares it.
         if decided is None or not world.kafka.holds(plan.todo):
             yield f"finds records of {plan.todo} gone", world, self.restarted()
             return
@@ -649,7 +649,7 @@ class Batch(Publisher):
 
     def has_letters_to_finish(self, world: World, cut: Cut) -> bool:
         """Whether Kafka lacks records of the hour, and dead letters wait that may have been some of them."""
-        # What the table does not name any more was seen to be done by whoever dropped it.
+        # The process that dropped an entry from the table saw it done.
         named, waiting = (
             {str(item["id"]) for item in lake.state.dead_letters} for lake in (self.lake or world.lake, world.lake)
         )

@@ -26,7 +26,7 @@ class Read:
 
 
 def read_hour(world: World, lake: Lake, hour: str, cut: Cut, before: int) -> Read | None:
-    """Each record of the cut that anybody holds, over revision `before`; None where Kafka has another log."""
+    """Each record of the cut in any source, over revision `before`; None where Kafka has another log."""
     gone = topic_change.gone_from_kafka(lake.state.timeline, lake.state.position.topic_id, hour, cut) is not None
     starts = world.kafka.log_starts(Topic(TOPIC, cut.topic_id, ()))
     there = {} if gone else within_log(cut.ranges, starts)
@@ -46,13 +46,13 @@ def read_hour(world: World, lake: Lake, hour: str, cut: Cut, before: int) -> Rea
         good += [row for row in rows if _is_in(row, cut.ranges) and row[:2] not in places]
         places = {row[:2] for row in (*good, *dead)}
         for row in (row for row in letters if _is_in(row, cut.ranges) and row[:2] not in places):
-            # Its bytes are decoded anew; a row was judged when it was accepted.
+            # Its bytes are decoded again; a row was judged when it was accepted.
             (dead if row[2] in world.kafka.malformed else good).append(row)
-    # What nobody holds: before the log's start, and behind it, of which the log's batches show the class.
+    # Offsets in no source: before the log's start, and behind it, where the log's batches show the class.
     held = {row[:2] for row in (*good, *dead)}
-    nobody = {p: {o for o in range(s, e) if (p, o) not in held} for p, (s, e) in cut.ranges.items()}
-    in_kafka = {p: {o for o in offsets if _is_in((p, o, 0), there)} for p, offsets in nobody.items()}
-    lost = {p: n for p, offsets in nobody.items() if (n := len(offsets - in_kafka[p]))}
+    missing = {p: {o for o in range(s, e) if (p, o) not in held} for p, (s, e) in cut.ranges.items()}
+    in_kafka = {p: {o for o in offsets if _is_in((p, o, 0), there)} for p, offsets in missing.items()}
+    lost = {p: n for p, offsets in missing.items() if (n := len(offsets - in_kafka[p]))}
     seen: dict[str, Offsets] = {}
     for p, offsets in in_kafka.items():
         for name, counts in world.kafka.look(p, offsets).items():

@@ -27,7 +27,7 @@ RECORD: Event = ("record", 0, 0)
 MALFORMED: Event = ("record", 0, 0, True)
 # An hour of a record that the rules cannot read, and of one that they can.
 DEAD_AND_GOOD: tuple[Event, ...] = (MALFORMED, *ONE_HOUR)
-MADE_ANEW: Event = ("make anew",)
+RECREATED: Event = ("recreate",)
 # The stream's file names another topic, and the first one again.
 OTHER: Event = ("switch", "u")
 BACK: Event = ("switch", "t")
@@ -113,7 +113,7 @@ def skew(chance: random.Random) -> timedelta:
 
 
 def script_at_random(chance: random.Random) -> tuple[Event, ...]:
-    """Records around the ends of hours, on time, late and early; in the end all hours have ended and are mended."""
+    """Records around the ends of hours, on time, late and early; in the end all hours have ended and are fixed."""
     events: list[Event] = []
     for _ in range(chance.randrange(4, 14)):
         if chance.random() < 0.65:

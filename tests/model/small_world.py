@@ -53,7 +53,7 @@ COMMITS = "model.commits"
 APART = "model.apart"
 """A property of a table whose branches say in table properties all that is not new with each publish."""
 Row = tuple[int, int, int]
-"""A record: its partition, its offset, and its number, since offsets may begin anew."""
+"""A record: its partition, its offset, and its number, since offsets may begin again."""
 Properties = frozenset[tuple[str, str]]
 
 
@@ -78,7 +78,7 @@ class Kafka:
 
     `malformed` records are none that the stream's rules can read. `silent` are the records, by number, that no reader
     is given, each with the class that the log's batches show: a control record, or what compaction took. `past` are the
-    records of logs that ended, with their topic's id: of a topic that was made anew, or behind the place where a log
+    records of logs that ended, with their topic's id: of a recreated topic, or behind the place where a log
     lost its end. `others` are the logs of other topics, which the stream's file may name, by topic id, with their
     starts.
     """
@@ -139,7 +139,7 @@ class Kafka:
         """The same records under rules that can read all of them."""
         return replace(self, malformed=frozenset())
 
-    def made_anew(self) -> Kafka:
+    def recreated(self) -> Kafka:
         """The topic deleted and made again, empty."""
         past = (*self.past, *((row, self.id) for row in self._rows(self.log)))
         id = chr(ord(self.id) + 1)
@@ -160,7 +160,7 @@ class Kafka:
         return replace(self, log=log, past=past)
 
     def is_read_at(self, position: Position) -> bool:
-        """Whether a position is one of this log, as far as anybody can tell."""
+        """Whether a position is one of this log, by all visible evidence."""
         return position.topic_id == self.id and all(o <= len(self.log[p]) for p, o in position.offsets.items())
 
     def start(self, partition: int) -> int:
@@ -273,13 +273,13 @@ def new_files(wap_id: str, by_hour: Mapping[str, Iterable[Row]]) -> tuple[File, 
 
 
 def rolled_up(path: str, files: tuple[File, ...], written: timedelta = timedelta(0)) -> File:
-    """One file that holds the rows of files of one hour."""
+    """One file that contains the rows of files of one hour."""
     return File(path, files[0].hour, tuple(sorted(row for f in files for row in f.rows)), written=written)
 
 
 @dataclass(frozen=True)
 class Version:
-    """A snapshot and the files that it holds, each as often as it was added."""
+    """A snapshot and its files, each as often as it was added."""
 
     id: int
     parent: int | None
@@ -403,7 +403,7 @@ class Lake:
 
     @cached_property
     def ids(self) -> frozenset[str]:
-        """The ids of attempts that the version knows of: those of its snapshots and of the files that they hold."""
+        """The ids of attempts in the version: those of its snapshots and of their files."""
         ids = {id for v in self.versions for key, id in v.summary if key in (PUBLISH_ID, WAP_ID)}
         return frozenset(ids | {f.file_path.split("/")[0] for f in self.held})
 
@@ -420,7 +420,7 @@ class Lake:
 
     @cached_property
     def held(self) -> frozenset[File]:
-        """The files that any snapshot holds."""
+        """The files of all snapshots."""
         return frozenset(f for v in self.versions for f in (*v.files, *v.added))
 
     def without_unnamed(self) -> Lake:
@@ -524,15 +524,15 @@ class Request:
 
 @dataclass(frozen=True)
 class World:
-    """All that is not in an actor's memory. `bad` hours fail the quality gate until they are mended.
+    """All that is not in an actor's memory. `bad` hours fail the quality gate until they are fixed.
 
     With `late`, a lost answer says nothing of the request: it is `under_way`, and lands at any later step, or never.
-    So many answers are wrong as `wrong_answers` says: they tell of a publish that landed that it was refused, as a
-    client does that repeats a request whose answer was lost.
+    `wrong_answers` is the number of wrong answers: a refusal for a publish that landed, as a
+    client gives that repeats a request whose answer was lost.
 
-    So often may somebody ask for a turn as `turns` says; `abandoned` are those whose asker was killed.
+    Actors may request a turn as often as `turns`; `abandoned` are those whose actor was killed.
 
-    With `accounts` there are the dead letters' table and the ledger, whose rows stand in the order of its sequence.
+    With `accounts` there are the dead letters' table and the ledger, whose rows are in the order of its sequence.
 
     Only with `orphans` does storage keep the files that no snapshot holds, and is no id ever used again: that is what
     maintenance lives on, and it makes many more worlds out of few. As often as `retries` says a task is tried again and
@@ -632,7 +632,7 @@ class World:
         return self._over(self.lake, letters=Lake.of(versions, refs, self.letters.properties))
 
     def record(self, decisions: Iterable[LedgerRow]) -> World:
-        """The world once the ledger holds some decisions: one append, by somebody who read what it lacks."""
+        """The world once the ledger has some decisions: one append, by an actor that read which it lacks."""
         wanted = {row.decision_id: row for row in decisions}
         known = {row.decision_id for row in map(ledger_row, self.ledger)}
         rows = [json.dumps(row.as_waiting(), sort_keys=True) for row in ledger.plan_missing(wanted, known)]
@@ -643,7 +643,7 @@ class World:
         return [row for row in map(ledger_row, self.ledger) if row.hour == hour]
 
     def restore(self, branch: str, id: int) -> World:
-        """The world once somebody set a branch to a version, with no commit of ours."""
+        """The world once another program set a branch to a version, with no commit of ours."""
         refs = [r for r in self.lake.refs if r.name != branch]
         lake = Lake.of(self.lake.versions, [*refs, Ref(branch, id)], self.lake.properties)
         return replace(self, lake=lake, restored=self.restored + 1)
@@ -656,7 +656,7 @@ class World:
         return world if self.orphans else replace(world, storage=world.storage - world.unreferenced)
 
     def orphans_before(self, age: timedelta) -> frozenset[File]:
-        """What orphan removal deletes: the files that nothing refers to, of before the world was so old."""
+        """The files that orphan removal deletes: unreferenced, and written before the world had this age."""
         files = {f.file_path: f for f in self.storage}
         listed = [Stored(f.file_path, 1, BEGIN + f.written) for f in (*files.values(), _METADATA)]
         referenced = {_METADATA.file_path, *files} - {f.file_path for f in self.unreferenced}

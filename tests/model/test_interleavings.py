@@ -21,12 +21,12 @@ from settings import (
     H1,
     LOSES_ITS_END,
     LOST_ITS_END,
-    MADE_ANEW,
     MALFORMED,
     MINUTES,
     ONE_HOUR,
     OTHER,
     RECORD,
+    RECREATED,
     THREE_HOURS,
     TWO_HOURS,
     broker,
@@ -127,7 +127,7 @@ SETTINGS = {
         before=(broker(*THREE_HOURS), Batch("before")),
         world={"crashes": 1, "bad": frozenset({H1})},
     ),
-    "an hour refused, then mended": Setting(
+    "an hour refused, then fixed": Setting(
         (broker(*TWO_HOURS, ("mend",)), Speed("speed"), Batch("batch")),
         ("batch refuses 2026-11-21T00", "batch 2026-11-21T00: it can be published"),
         world={"bad": frozenset({H0})},
@@ -211,9 +211,9 @@ SETTINGS = {
         ("at last, and it lands", "at last, and it is refused", "maintenance removes ['speed-0/T00']", "moves a head"),
         world={"orphans": True, "late": True, "answers_to_lose": 1, "crashes": 1},
     ),
-    "files that nothing refers to, of a publish that landed and is told to be refused": Setting(
+    "unreferenced files of a publish that landed and whose answer is a refusal": Setting(
         (broker(RECORD, RECORD), Speed("speed", early=True), RollUp("rollup"), *nights(2)),
-        ("speed publishes, and is told that it was refused", "speed finds its offsets published", "rollup publishes"),
+        ("speed publishes, and the answer is a refusal", "speed finds its offsets published", "rollup publishes"),
         world={"orphans": True, "wrong_answers": 1},
     ),
     "files that nothing refers to, of an hour that ends while a process sleeps": Setting(
@@ -355,8 +355,8 @@ SETTINGS = {
         ("ahead", "speed publishes the dead letters speed-", "speed is killed at send_letters"),
         world={"accounts": True, "crashes": 1},
     ),
-    "micro-batches staged ahead of a topic that is made anew": Setting(
-        (broker(RECORD, RECORD, MADE_ANEW, *[RECORD] * 3), Speed("speed", early=True), Adopter("adopter")),
+    "micro-batches staged ahead of a recreated topic": Setting(
+        (broker(RECORD, RECORD, RECREATED, *[RECORD] * 3), Speed("speed", early=True), Adopter("adopter")),
         ("ahead", "speed stops", "adopter publishes"),
         world={"accounts": True, "stamped": True, "bad": frozenset({H0})},
     ),
@@ -498,8 +498,8 @@ SETTINGS = {
         before=(broker(RECORD, MALFORMED, RECORD, ("tick", 60)), Batch("accepts")),
         world={"accounts": True},
     ),
-    "a topic made anew under both layers": Setting(
-        (broker(RECORD, MADE_ANEW, RECORD, RECORD), Speed("speed"), Batch("batch"), Adopter("adopter")),
+    "a topic recreated under both layers": Setting(
+        (broker(RECORD, RECREATED, RECORD, RECORD), Speed("speed"), Batch("batch"), Adopter("adopter")),
         (
             "speed stops: ",
             "speed finds records of {0: (0, 1)} gone",
@@ -509,16 +509,16 @@ SETTINGS = {
         ),
         world={"accounts": True, "stamped": True},
     ),
-    "a topic made anew behind a backlog of the batch layer": Setting(
+    "a topic recreated behind a backlog of the batch layer": Setting(
         (broker(RECORD), Speed("speed"), Batch("batch"), Adopter("adopter"), Adopter("other")),
         ("batch refuses 2026-11-21T00: Kafka no longer", "other is refused", "adopter is killed at adopt"),
-        before=(broker(RECORD, ("tick", 60), RECORD), Speed("before"), broker(MADE_ANEW)),
+        before=(broker(RECORD, ("tick", 60), RECORD), Speed("before"), broker(RECREATED)),
         world={"accounts": True, "stamped": True, "crashes": 1},
     ),
-    "a topic made anew behind a backlog of the speed layer": Setting(
+    "a topic recreated behind a backlog of the speed layer": Setting(
         (broker(RECORD), Speed("speed"), Batch("batch"), Adopter("adopter")),
         ("adopter publishes", "speed streams from {0: 0}"),
-        before=(broker(RECORD, ("tick", 60), RECORD), Batch("before"), broker(MADE_ANEW)),
+        before=(broker(RECORD, ("tick", 60), RECORD), Batch("before"), broker(RECREATED)),
         world={"accounts": True, "stamped": True, "crashes": 1},
     ),
     "a log that lost its end, and that got records before it was adopted": Setting(
@@ -533,7 +533,7 @@ SETTINGS = {
         before=(broker(RECORD), Speed("before")),
         world={"accounts": True, "stamped": True},
     ),
-    "another topic that holds records, named and put right by two operators": Setting(
+    "another topic that has records, named and corrected by two operators": Setting(
         (broker(ADOPTED, BACK), Adopter("adopter"), Adopter("other"), Batch("batch")),
         ("adopter is refused", "other is refused", "batch refuses 2026-11-21T00: Kafka no longer", "batch publishes"),
         before=(broker(RECORD), Speed("before"), broker(OTHER, RECORD)),

@@ -164,7 +164,7 @@ def since_its_turn(real: Callable[..., Any]) -> Callable[..., Any]:
     return done
 
 
-def as_told_before(real: Callable[..., Any]) -> Callable[..., Any]:
+def as_compared_before(real: Callable[..., Any]) -> Callable[..., Any]:
     return lambda self, world: self.clock
 
 
@@ -308,38 +308,38 @@ MUTANTS = [
     ),
     mutant(
         speed_plan, "_still_exists", always(True), broker(RECORD), Speed("speed", as_snapshot=True),
-        Maintenance("maintenance"), finds="which storage does not hold",
+        Maintenance("maintenance"), finds="which storage does not have",
         name="the speed layer's look for what it staged", also=UNCHECKED, orphans=True,
     ),
     mutant(
         speed_plan, "is_young", always(True), broker(RECORD), *nights(Speed("speed")),
-        finds="which storage does not hold", name="the age of files that nothing refers to", orphans=True,
+        finds="which storage does not have", name="the age of files that nothing refers to", orphans=True,
     ),
     mutant(
-        Speed, "told_after", as_told_before, broker(RECORD), *nights(Speed("speed")),
-        finds="which storage does not hold", name="a clock that is read after the heads",
-        also=((Speed, "told_before", lambda real: lambda self, world: world.age),), orphans=True,
+        Speed, "compared_after", as_compared_before, broker(RECORD), *nights(Speed("speed")),
+        finds="which storage does not have", name="a clock that is read after the heads",
+        also=((Speed, "compared_before", lambda real: lambda self, world: world.age),), orphans=True,
     ),
     mutant(
         Speed, "heard", since_the_last_task, broker(RECORD), *nights(Speed("speed")),
-        finds="which storage does not hold", name="an age that counts from before the first task", orphans=True,
+        finds="which storage does not have", name="an age that counts from before the first task", orphans=True,
     ),
     mutant(
         Speed, "done", since_its_turn, broker(RECORD, RECORD), *nights(Speed("speed", early=True)),
-        finds="which storage does not hold", name="the age of files that were staged ahead", orphans=True,
+        finds="which storage does not have", name="the age of files that were staged ahead", orphans=True,
     ),
     mutant(
         Maintenance, "fence", deleting_at_once, broker(RECORD), *nights(Speed("speed")),
-        finds="which storage does not hold", name="the head that moves before files of the speed layer are deleted",
+        finds="which storage does not have", name="the head that moves before files of the speed layer are deleted",
         orphans=True,
     ),
     mutant(
-        World, "leave", deleting_files, broker(RECORD), Speed("speed"), finds="which storage does not hold",
+        World, "leave", deleting_files, broker(RECORD), Speed("speed"), finds="which storage does not have",
         name="files that are left although their offsets are published", wrong_answers=1,
     ),
     mutant(
         World, "leave", deleting_files, broker(RECORD), Speed("speed"), Network("network"),
-        finds="which storage does not hold", name="files that are left although their publish seems to have failed",
+        finds="which storage does not have", name="files that are left although their publish seems to have failed",
         also=((commit_status, "classify_commit", looking_once),), late=True, answers_to_lose=1,
     ),
     mutant(
@@ -348,12 +348,12 @@ MUTANTS = [
     ),
     mutant(
         batch_plan, "staged_snapshot", always(object()), broker(*ONE_HOUR), Batch("batch"), Maintenance("maintenance"),
-        finds="which storage does not hold", name="the batch layer's look for what it staged",
+        finds="which storage does not have", name="the batch layer's look for what it staged",
         also=UNCHECKED, orphans=True,
     ),
     mutant(
         publish, "to_commit", expiring_outside_a_publish, broker(RECORD), Speed("speed", as_snapshot=True),
-        Maintenance("maintenance"), finds="which storage does not hold", name="expiry inside a publish",
+        Maintenance("maintenance"), finds="which storage does not have", name="expiry inside a publish",
         also=UNCHECKED, orphans=True,
     ),
     mutant(
@@ -377,7 +377,7 @@ MUTANTS = [
     ),
     mutant(
         merge, "_swap", forgetting_what_was_kept, broker(("restore",), RECORD, ("mend",)), Speed("speed"),
-        Batch("batch"), finds="main holds [(0, 0, 0)] more than once", name="the hours that a merge kept",
+        Batch("batch"), finds="main has [(0, 0, 0)] more than once", name="the hours that a merge kept",
         before=(broker(*ONE_HOUR), Speed("speed"), Batch("before")), bad=frozenset({H0}),
     ),
     mutant(
@@ -445,16 +445,16 @@ MUTANTS = [
     ),
     mutant(
         compaction_plan, "is_stale", always(False), RollUp("rollup"), Maintenance("maintenance"),
-        finds="which storage does not hold", name="the age of a file that is rolled up",
+        finds="which storage does not have", name="the age of a file that is rolled up",
         before=(broker(RECORD, RECORD), Speed("before")), orphans=True,
     ),
     mutant(
         Maintenance, "fence", deleting_at_once, RollUp("rollup"), Maintenance("maintenance"),
-        finds="which storage does not hold", name="the head that moves before orphans are deleted",
+        finds="which storage does not have", name="the head that moves before orphans are deleted",
         before=(broker(RECORD, RECORD), Speed("before")), orphans=True,
     ),
     mutant(
-        ledger, "plan_missing", writing_all, Batch("batch"), finds="the ledger holds", name="the ledger's look",
+        ledger, "plan_missing", writing_all, Batch("batch"), finds="the ledger has", name="the ledger's look",
         before=(broker(*ONE_HOUR),), accounts=True,
     ),
     mutant(
@@ -498,21 +498,21 @@ MUTANTS = [
     ),
     mutant(
         Lake, "has_staged", always(True), broker(RECORD), Speed("speed", as_snapshot=True), Expiry("expiry"),
-        finds="which storage does not hold", name="the staged rows that a publish of the speed layer requires",
+        finds="which storage does not have", name="the staged rows that a publish of the speed layer requires",
         orphans=True,
     ),
     mutant(
-        Lake, "has_staged", always(True), Batch("batch"), Expiry("expiry"), finds="which storage does not hold",
+        Lake, "has_staged", always(True), Batch("batch"), Expiry("expiry"), finds="which storage does not have",
         name="the staged rows that a publish of the batch layer requires", before=(broker(*ONE_HOUR),), orphans=True,
     ),
     mutant(
         speed_plan, "plan_publish", naming_nothing_staged, broker(RECORD), Speed("speed", as_snapshot=True),
-        Expiry("expiry"), finds="which storage does not hold", name="the staged rows that the speed layer names",
+        Expiry("expiry"), finds="which storage does not have", name="the staged rows that the speed layer names",
         orphans=True,
     ),
     mutant(
         batch_plan, "plan_publish", naming_nothing_staged, Batch("batch"), Expiry("expiry"),
-        finds="which storage does not hold", name="the staged rows that the batch layer names",
+        finds="which storage does not have", name="the staged rows that the batch layer names",
         before=(broker(*ONE_HOUR),), orphans=True,
     ),
     mutant(
@@ -543,18 +543,18 @@ MUTANTS = [
     ),
     mutant(
         balance, "classify_gaps", concluding_control, broker(("compact", 0, 1)), Speed("speed", at_most=3),
-        Batch("batch", allow_gaps=("control",)), finds="in gaps, the log holds 0 control records",
+        Batch("batch", allow_gaps=("control",)), finds="in gaps, the log has 0 control records",
         name="control records that are seen in the log", before=THREE_RECORDS, accounts=True,
     ),
     mutant(
         balance, "classify_gaps", concluding_control, broker(("compact", 0, 1)), Speed("speed", at_most=3),
-        Batch("batch", allow_gaps=("control",)), finds="in gaps, the log holds 1 control records",
+        Batch("batch", allow_gaps=("control",)), finds="in gaps, the log has 1 control records",
         name="an hour whose records vanish after they were served", before=SERVED_WITH_A_MARKER, accounts=True,
         also=((balance, "has_missing", always(False)),),
     ),
     mutant(
         topic_change, "plan_begins", from_the_beginning, Speed("speed"), Batch("batch"), Adopter("adopter"),
-        finds="more than once", name="where offsets begin anew", before=TRUNCATED, accounts=True, stamped=True,
+        finds="more than once", name="where offsets begin again", before=TRUNCATED, accounts=True, stamped=True,
     ),
     mutant(
         topic_change, "gone_from_kafka", always(None), broker(("adopted",), RECORD), Speed("speed"), Batch("batch"),

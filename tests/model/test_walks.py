@@ -20,7 +20,7 @@ SEEN = (
     "is refused", "is killed at move", "is killed at accept", "publishes, and the answer is lost", "gives up its skip",
     "finds its offsets published", "has to ask again", "wants to skip", "wants to read", "another run published first",
     "its staged snapshot is missing", "the look-back is not what", "refuses 2026-11-21T0", "restates 2026-11-21T0",
-    "operator publishes", "maintenance removes", "sees all hours mended",
+    "operator publishes", "maintenance removes", "sees all hours fixed",
     "lies ahead of the position", "at last, and it lands", "at last, and it is refused", "moves a head in its way",
     "finds that it may still land", "asks for turn", "has the way", "sees the bound of turn", "takes back its turn",
     "publishes the dead letters", "is refused with the dead letters", "has something to finish", "records ['",

@@ -50,7 +50,7 @@ CLOCK = Clock()
 
 
 def an_hour_accepted_by_choice(one: StreamLake) -> None:
-    """Of which everything is told: a gate that failed, a difference, a duplicate, a dead letter, a gap."""
+    """An hour of every kind of report: a gate that failed, a difference, a duplicate, a dead letter, a gap."""
     sealed(one)
     before = [event(0, o, HOUR) for o in range(4)]
     read(one, [*before, event(0, 4), event(0, 5, id="0-2"), event(0, 7, n=1), event(0, 8)], {0: 10})
@@ -64,7 +64,7 @@ def an_hour_accepted_by_choice(one: StreamLake) -> None:
 
 @pytest.fixture(scope="module")
 def status_page(tmp_path_factory: pytest.TempPathFactory) -> StatusPage:
-    """Six streams, each in another condition; of one, a lake with an hour of which everything is told."""
+    """Six streams, each in another condition; of one, a lake with an hour of every kind of report."""
     with time_machine.travel(LATER, tick=False):
         one = new_proof(tmp_path_factory.mktemp("lake"))
         an_hour_accepted_by_choice(one)
@@ -244,14 +244,14 @@ def test_states_differ_by_more_than_colour(tab: Page) -> None:
 def test_charts_have_a_name_words_and_numbers_and_differ_by_more_than_colour(tab: Page, media: dict[str, str]) -> None:
     tab.emulate_media(**media)  # type: ignore[arg-type]
     opened(tab, "/streams/orders")
-    for name, told in (
+    for name, reported in (
         ("Freshness", "the promise is 10 s"),
         ("Throughput", "by sealed hour"),
         ("Micro-batches", "on average: stage"),
     ):
         chart = tab.get_by_role("img", name=re.compile(name))
         expect(chart).to_be_visible()
-        expect(chart).to_have_accessible_description(re.compile(told))
+        expect(chart).to_have_accessible_description(re.compile(reported))
     dashes = [
         tab.locator(f".chart .line.{name}").evaluate("line => getComputedStyle(line).strokeDasharray")
         for name in ("half", "most", "promised")

@@ -26,7 +26,7 @@ def test_an_hour_of_900_micro_batches_is_accepted_beside_the_next_one_with_each_
 
         one.start_speed()
         one.until_behind(hour)
-        one.tell_looks(hour)
+        one.report_looks(hour)
         assert len(one.micro_batches(hour)) >= MICRO_BATCHES
         assert max(x.files for x in one.looks) <= MOST_FILES
 
@@ -36,9 +36,9 @@ def test_an_hour_of_900_micro_batches_is_accepted_beside_the_next_one_with_each_
         assert view["diff"] == {"missing": 0, "extra": 0, "changed": 0}
 
         one.drain()
-        one.tell_looks(following)
+        one.report_looks(following)
         assert max(x.files for x in one.looks) <= MOST_FILES
-        one.tell_windows(one.windows(hour, MICRO_BATCHES // 5))
+        one.report_windows(one.windows(hour, MICRO_BATCHES // 5))
         one.space.run("batch", STREAM)
         one.require_exact()
         # The last hour may have ended meanwhile, without a record.

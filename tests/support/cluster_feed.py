@@ -1,4 +1,4 @@
-"""Records for a Kafka cluster whose brokers move and die: what was acknowledged, and whether it is served exactly."""
+"""Records for a Kafka cluster whose brokers move and die: the acknowledged ones, served exactly."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _serve
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing: the counters tell."""
+        """No log: the counters have it."""
 
 
 class _Server(ThreadingHTTPServer):

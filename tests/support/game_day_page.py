@@ -15,18 +15,18 @@ _HEAD = """# Game day
 
 Faults, caused one after the other on the running demo: Kafka, S3, a speed job under live events, batch runs, the
 exporter, the status page, and Prometheus with [our alerts](../../deploy/prometheus/alerts.yml). Each until it was
-seen, mended by its [run-book's](../../docs/runbooks.md) command, and gone. `make game-day` does all of it
+seen, fixed by its [run-book's](../../docs/runbooks.md) command, and gone. `make game-day` does all of it
 again, and compares what is seen where, and the commands, with this page; `make game-day WRITE=1` writes the page.
 It then causes what the other alerts watch for, and sees each of them fire.
 
 The times are of one run, of {minutes:.0f} minutes on two cores that other work shared. Alerts ran {factor} times as
 fast as they ship (`for`, windows, and the ten minutes after which a speed layer is late, which the page and `doctor`
-were told too), and the exporter was asked every 16 s: with what ships, an alert comes after its `for`, and up to a
+got them too), and the exporter was asked every 16 s: with what ships, an alert comes after its `for`, and up to a
 minute for the exporter and Prometheus. The terminal's time is until `anabranch doctor` had ended and said so, run
 again and again.
 """
 _AUDIT = """After the last one, every record that Kafka acknowledged against what is served: of the topic that was
-deleted, then of the one that was made anew."""
+deleted, then of the recreated one."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Observed:
-    """A fault: what was done, where it was seen, the run-book's command, and after how long all was quiet again."""
+    """A fault: its cause, where it was seen, the run-book's command, and the time until all was quiet again."""
 
     fault: str
     done: str

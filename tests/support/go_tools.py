@@ -54,7 +54,7 @@ def ensure(tool: Tool) -> Path:
 
 
 def ensure_own(folder: Path) -> Path:
-    """The executable of a module of ours, built anew when a file of it has changed. Raises as `ensure` does."""
+    """The executable of a module of ours, built again when a file of it has changed. Raises as `ensure` does."""
     digest = hashlib.sha256(
         b"".join(file.read_bytes() for file in sorted(folder.iterdir()) if file.suffix in (".go", ".mod", ".sum"))
     )

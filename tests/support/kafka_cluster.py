@@ -189,7 +189,7 @@ class KafkaCluster:
         self.gone.add(node)
 
     def partitions(self, topic: str) -> list[dict[str, Any]]:
-        """What the brokers tell of each partition: leader_id, isr_nodes and more; empty while they do not answer."""
+        """The brokers' metadata of each partition: leader_id, isr_nodes and more; empty while they do not answer."""
         try:
             admin = self.admin()
             try:

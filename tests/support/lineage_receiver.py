@@ -21,7 +21,7 @@ _SPEC = Path(__file__).parent / "openlineage"
 _EVENT = "https://openlineage.io/spec/2-0-2/OpenLineage.json"
 _OURS = Path(anabranch.operations.notifications.lineage.__file__).parent / "AnabranchHourRunFacet.json"
 # openlineage/README.md says why.
-_STANDS_FOR = {
+_REPLACEMENTS = {
     "https://openlineage.io/spec/facets/1-0-1/DataQualityMetricsDatasetFacet.json": (
         "https://openlineage.io/spec/facets/1-0-0/DataQualityMetricsDatasetFacet.json"
     )
@@ -58,7 +58,7 @@ def problems(event: dict[str, Any]) -> list[str]:
 
 def _known_id(url: str) -> str:
     id = url.partition("#")[0]
-    return _STANDS_FOR.get(id, id)
+    return _REPLACEMENTS.get(id, id)
 
 
 def _unlike(url: str, value: Any, place: str) -> list[str]:

@@ -22,7 +22,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "query.md"
 SCHEMA = "event_id STRING NOT NULL, player_id STRING NOT NULL, event_time TIMESTAMP NOT NULL"
 DAY = "2026-11-21"
 
-# Runs the blocks of each section one after another, and tells the answer of each.
+# Runs the blocks of each section one after another, and reports the answer of each.
 RUN = """
 import json, sys
 from anabranch.common.output import plain

@@ -1,7 +1,7 @@
 """Hours of very many micro-batches with everything real: Kafka, S3, both layers and maintenance as processes.
 
 The records are stamped in hours that are over, so that hundreds of micro-batches of one hour need no hour of waiting.
-The speed layer reaches S3 through a front that counts its requests: what a micro-batch costs is told by counts.
+The speed layer reaches S3 through a front that counts its requests: counts give the cost of a micro-batch.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _LOOK_EVERY_SECONDS = 3.0
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """One publish of the speed layer, as its log tells it: wall seconds from its decision to after its commit."""
+    """One publish of the speed layer, as its log reports it: wall seconds from its decision to after its commit."""
 
     offsets: int
     hours: tuple[str, ...]
@@ -292,7 +292,7 @@ class RealHours:
             done += sum(hour in m.hours for m in published)
         return windows
 
-    def tell_windows(self, windows: list[Window]) -> None:
+    def report_windows(self, windows: list[Window]) -> None:
         """Print what a micro-batch cost, window by window."""
         columns = ("micro-batches", "S3 requests", "CPU s driver", "CPU s JVM", "seconds (median)")
         self.space.story.table(
@@ -303,7 +303,7 @@ class RealHours:
             ],
         )
 
-    def tell_looks(self, hour: str) -> None:
+    def report_looks(self, hour: str) -> None:
         """Print what readers would have found in an hour, at most."""
         looks = [x for x in self.looks if x.hour == hour]
         self.space.story.say(

@@ -1,4 +1,4 @@
-"""A webhook's receiver: a real HTTP server that remembers what it took, and fails as it is told to."""
+"""A webhook's receiver: a real HTTP server that stores its messages, and fails on request."""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ from anabranch.records.formats.json_sql import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-# Far enough to tell "too deep" from "malformed", near enough to cost no memory.
-_DEPTH_TO_TELL = 10_000
+# Far enough to distinguish "too deep" from "malformed", near enough to cost no memory.
+_REPORTED_DEPTH = 10_000
 
 # Regular expressions of Java; none holds a quote, so that r'...' is their SQL.
 _OTHER_THAN_OBJECT = r"^\s*+(\[|\x22|-?\d|true\b|false\b|null\b)"
@@ -76,7 +76,7 @@ def _checks(types: Mapping[str, DataType]) -> Iterator[Check]:
 
 def _judge_broken(types: Mapping[str, DataType]) -> str:
     """Why a value is not intact. It is read again, twice, which only bad records cost."""
-    deep = parse(StructType([]), _DEPTH_TO_TELL)
+    deep = parse(StructType([]), _REPORTED_DEPTH)
     texts = parse(StructType([StructField(name, StringType()) for name in types]))
     culprits = []
     for name, kind in types.items():

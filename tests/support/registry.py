@@ -78,7 +78,7 @@ class SchemaRegistry:
         return int(answer.json()["id"])
 
     def pause(self) -> None:
-        """It goes on listening and answers nobody."""
+        """It still listens and answers no request."""
         self.process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:

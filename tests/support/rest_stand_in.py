@@ -84,7 +84,7 @@ class Rest:
                 if self.hold > 0:
                     self.hold -= 1
                     self.held.append((f"{namespace}.{name}", body))
-                    return 504, _error(504, "GatewayTimeout", "nobody waits for it any more")
+                    return 504, _error(504, "GatewayTimeout", "its client has timed out")
                 return self._commit(f"{namespace}.{name}", body)
         return 404, _error(404, "NotFoundException", f"{method} {'/'.join(path)}")
 

@@ -37,7 +37,7 @@ def commands() -> set[str]:
 
 
 def printed(command: str, **values: str) -> str:
-    """A command that stands in a page just so, its capitals replaced: what an operator types.
+    """A command exactly as in a page, its capitals replaced: as an operator types it.
 
     `tests/unit/docs/test_run_books.py` reads the calls of this: a command of the page that no test asks for fails it.
     """

@@ -21,7 +21,7 @@ PUBLISHED = re.compile(r"published \d+ offsets as")
 
 @contextmanager
 def speed_running(one: World, note_progress: Callable[[], None] = lambda: None) -> Iterator[SpeedJob]:
-    """The speed job of a stream for the length of a `with`; at its end it is told to stop, and what it raised is."""
+    """The speed job of a stream for the length of a `with`; its end stops the job, and raises the job's error."""
     raised: list[BaseException] = []
     job = SpeedJob(one.job, one.spark, False, note_progress)
 
@@ -44,7 +44,7 @@ def speed_running(one: World, note_progress: Callable[[], None] = lambda: None) 
 
 
 def lines(caplog: pytest.LogCaptureFixture, pattern: re.Pattern[str]) -> list[str]:
-    """What was logged and matches, in order."""
+    """The logged lines that match, in order."""
     return [message for record in list(caplog.records) if pattern.search(message := record.getMessage())]
 
 

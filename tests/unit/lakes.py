@@ -39,7 +39,7 @@ Row = tuple[str, int, int]
 
 
 def new_environment(folder: Path, **catalog: Any) -> config.Environment:
-    """A lake in a folder; `catalog` is what the catalog is told beside its name and warehouse."""
+    """A lake in a folder; `catalog` has the catalog's settings beside its name and warehouse."""
     settings = catalog or {"uri": f"sqlite:///{folder}/catalog.db"}
     return config.Environment(
         kafka=config.Kafka(bootstrap_servers="127.0.0.1:1"),
@@ -137,7 +137,7 @@ class StreamLake:
         return (lake_ or self.lake).commit(state.table, to_commit(state, publish, datetime.now(UTC)))
 
     def move(self, branch: str) -> None:
-        """Move one branch's head by an empty publish of somebody else."""
+        """Move one branch's head by an empty publish of another publisher."""
         state = load_state(self.again(), self.name)
         assert self.publish(Publish(new_id(), (Change(branch),), state.timeline), state) is Outcome.LANDED
 

@@ -71,7 +71,7 @@ def parsed(html: str) -> Parsed:
 
 
 def new_page(*jobs: Job, access: Access | None = None, now: Callable[[], datetime] = utc_now) -> Page:
-    """A page whose readers read when they are told to, and which counts an answer as overdue after 30 s."""
+    """A page whose readers read on request, and which counts an answer as overdue after 30 s."""
     settings = Settings(timedelta(seconds=10), timedelta(seconds=30), timedelta(minutes=10))
     return Page(jobs, access or Access(), settings, now)
 
@@ -84,7 +84,7 @@ def browser(page: Page, host: str = "localhost") -> TestClient:
 
 
 def five_years(name: str, as_of: datetime, **changes: Any) -> StreamView:
-    """A stream of five years of accepted hours, but for what `changes` of its status say; as `status` tells it."""
+    """The status of a stream of five years of accepted hours, with the `changes`."""
     running = hour_of(as_of)
     accepted = shift(running, -1)
     given: dict[str, Any] = {

@@ -41,7 +41,7 @@ def stage_rows(one: StreamLake, rows: Iterable[dict[str, Any]]) -> Staged:
 
 
 def job(one: StreamLake) -> Job:
-    """A job on the lake, with a Kafka that nobody may ask."""
+    """A job on the lake, with a Kafka that no test may use."""
     environment = new_environment(one.folder)
     return Job(environment, one.stream, one.lake, KafkaAdapter(environment.kafka))
 

@@ -73,7 +73,7 @@ def accepted(one: StreamLake, rows: list[dict[str, Any]], revision: int, **facts
 
 
 def a_full_hour(one: StreamLake) -> None:
-    """Every column is told of; a restatement is refused; another decision still waits on its branch."""
+    """Every column has a value; a restatement is refused; another decision still waits on its branch."""
     sealed(one)
     before = [event(0, o, HOUR) for o in range(4)]
     speed = [event(0, 4), event(0, 5, id="0-2"), event(0, 7, n=1), event(0, 8)]
@@ -95,7 +95,7 @@ def a_full_hour(one: StreamLake) -> None:
 
 
 def an_old_hour(one: StreamLake) -> None:
-    """Rows of a ledger of before some columns were told of; an hour that is refused, and one that is lost in part."""
+    """Rows of a ledger from before some columns existed; an hour that is refused, and one that is partly lost."""
     sealed(one)
     read(one, [event(0, o, HOUR) for o in range(4)], {0: 7})
     old = {"diff": {"missing": 2, "extra": 0, "changed": 1}, "quality": {"passed": True, "failed": []}, "speed_rows": 4}

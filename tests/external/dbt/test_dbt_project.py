@@ -115,7 +115,7 @@ def test_the_models_contain_the_tables_rows_through_restatements(project: Projec
     assert sorted(project.ask("from events_of_day")) == [(HOUR, 4), (NEXT, 6), (OPEN, 1)]
     loaded = project.ask("select distinct loaded_at from complete_events")
 
-    # Nothing new: nothing is written. Then an hour that is stated anew, another accepted, and one without rows.
+    # Nothing new: nothing is written. Then a restated hour, an accepted one, and one without rows.
     project.dbt("run", "--select", "complete_events")
     assert project.ask("select distinct loaded_at from complete_events") == loaded
     restate(one, 2, [event(0, 0, HOUR, n=7)])

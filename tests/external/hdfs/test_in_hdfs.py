@@ -171,23 +171,23 @@ def test_each_concurrent_writer_replaces_the_version_it_read_or_is_refused(url: 
         chain.append(name)
     written = Counter(name for taken, _ in results for name in taken)
     assert len(written) > 10
-    assert written <= Counter(chain), "who was told yes is among those that came one after the other"
-    # What was not to be is not left behind by those that lived.
+    assert written <= Counter(chain), "successful writes form one chain"
+    # Writers that lived leave no refused files behind.
     assert len(hdfs.names("/small")) <= 1 + sum(died for _, died in results)
 
 
 def test_errors_of_hdfs_have_a_remedy(lake: StreamLake, url: str, hdfs: WebHdfs) -> None:
     hdfs.write("/closed/x", b"1")
-    with closing(WebHdfs(settings(url, "somebody"))) as other:
+    with closing(WebHdfs(settings(url, "stranger"))) as other:
         with pytest.raises(
-            ConfigurationError, match=r"write hdfs:///closed/y: expected permission, found 403 .*somebody"
+            ConfigurationError, match=r"write hdfs:///closed/y: expected permission, found 403 .*stranger"
         ):
             other.write("/closed/y", b"2")
         assert other.read("/closed/none") is None
         assert other.names("/none") == frozenset()
     hdfs.delete("/closed/none")
-    nobody = url.rpartition(":")[0] + ":1"
-    with closing(WebHdfs(settings(nobody))) as gone, pytest.raises(Transient, match="try again"):
+    unreachable = url.rpartition(":")[0] + ":1"
+    with closing(WebHdfs(settings(unreachable))) as gone, pytest.raises(Transient, match="try again"):
         gone.read("/x")
     bare = new_environment(lake.folder)
     with (

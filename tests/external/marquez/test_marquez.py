@@ -1,4 +1,4 @@
-"""A Marquez that runs somewhere (`make test-lineage MARQUEZ=http://127.0.0.1:5000`) shows what it was told."""
+"""A running Marquez (`make test-lineage MARQUEZ=http://127.0.0.1:5000`) shows the events that it received."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_hours_are_runs_of_one_job_from_the_topic_to_the_table(tmp_path: Path) -
     assertions = table["facets"]["dataQualityAssertions"]["assertions"]
     assert {a["assertion"]: a["success"] for a in assertions}["balance"] is True
 
-    # Told again, nothing is there twice.
+    # Sent again, no run is there twice.
     for row in recorded:
         Receiver(settings).send(run_events(subject_of(job), row)[1])
     assert {run["id"] for run in ask(f"{path}/runs")["runs"]} == set(shown)

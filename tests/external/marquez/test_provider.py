@@ -21,7 +21,7 @@ from datetime import datetime, timezone
 sys.path.insert(0, sys.argv[1])
 import anabranch_operators as ours
 from airflow.providers.openlineage.plugins.adapter import OpenLineageAdapter
-told = []
+runs = []
 for logical, cleared, attempt, mapped in (
     (datetime(2026, 11, 21, 4, tzinfo=timezone.utc), 0, 1, -1),
     (datetime(2026, 11, 21, 5, 0, 0, 123456, tzinfo=timezone.utc), 2, 3, 4),
@@ -34,11 +34,11 @@ for logical, cleared, attempt, mapped in (
         get_template_context=lambda run=run: {"dag_run": run},
     )
     by_provider = ours.lineage_parents(task, run)
-    told.append([ours.derived_parents("team/a", task, run), by_provider])
+    runs.append([ours.derived_parents("team/a", task, run), by_provider])
     at = logical or after
     assert by_provider[0].endswith(OpenLineageAdapter.build_task_instance_run_id(
         dag_id=task.dag_id, task_id=task.task_id, try_number=attempt, logical_date=at, map_index=mapped))
-print("TOLD" + json.dumps(told))
+print("RUNS" + json.dumps(runs))
 """
 
 
@@ -48,9 +48,9 @@ def test_the_provider_and_its_replacement_name_the_same_runs(tmp_path: Path) -> 
         [sys.executable, "-c", _SCRIPT, str(DAGS)], env=environment, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.rpartition("TOLD")[2])
-    assert len(told) == 3
-    for derived, by_provider in told:
+    reported = json.loads(done.stdout.rpartition("RUNS")[2])
+    assert len(reported) == 3
+    for derived, by_provider in reported:
         assert derived == by_provider
         assert by_provider[0].startswith("team/a/anabranch_hourly__events.rebuild/")
 
@@ -69,10 +69,10 @@ print("STATES", {t.task_id: str(t.state) for t in run.get_task_instances()})
 
 
 def test_the_parent_of_a_rebuild_is_the_run_that_the_provider_reports(tmp_path: Path) -> None:
-    """A real DAG run with the provider on; the command is a stand-in that keeps what it is told."""
-    told, command = tmp_path / "told", tmp_path / "command"
+    """A real DAG run with the provider on; the command is a replacement that stores its arguments."""
+    reported, command = tmp_path / "reported", tmp_path / "command"
     explained = {"state": "accepted", "revision": 1, "counts": {"good": 1}, "snapshot_id": 1}
-    command.write_text(f"#!/bin/sh\necho \"$@\" >> {told}\necho '{json.dumps(explained)}'\n")
+    command.write_text(f"#!/bin/sh\necho \"$@\" >> {reported}\necho '{json.dumps(explained)}'\n")
     command.chmod(0o755)
     conf = tmp_path / "conf" / "streams"
     conf.mkdir(parents=True)
@@ -102,7 +102,7 @@ def test_the_parent_of_a_rebuild_is_the_run_that_the_provider_reports(tmp_path: 
             timeout=200,
         )
     assert "'rebuild': 'success'" in done.stdout, done.stdout[-3000:] + done.stderr[-3000:]
-    [rebuild] = [line for line in told.read_text().splitlines() if "--parent-run" in line]
+    [rebuild] = [line for line in reported.read_text().splitlines() if "--parent-run" in line]
     given = dict(word.lstrip("-").split("=", 1) for word in rebuild.split() if "=" in word)
     known = {f"{e['job']['namespace']}/{e['job']['name']}/{e['run']['runId']}" for e in receiver.events}
     assert given["parent-run"] in known

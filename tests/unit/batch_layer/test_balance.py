@@ -121,7 +121,7 @@ def test_an_unexplained_offset_is_not_a_control_record() -> None:
         "contains, from offset 2, 4 on",
         "partition 1: expected Kafka's log to explain every offset that was not read, found 1 without an explanation",
     ]
-    # No class of a stream's file stands for it, and no operator overrules it.
+    # No class in a stream's file allows it, and no operator overrules it.
     assert balance.disallowed(("control",)) == []
 
 
@@ -164,7 +164,7 @@ def test_a_gap_that_retention_made_before_stays_one() -> None:
 
 def test_a_duplicate_that_is_compacted_away_stays_one() -> None:
     before = {0: Account(10, good=5, dead=1, duplicate=2, gaps={"compacted": 2})}
-    # Of four that compaction took, two were gone before; what is found again is no duplicate a second time.
+    # Compaction removed four, two of them earlier; an offset that is found again is not a duplicate twice.
     assert classify_unheld({}, {"compacted": {0: 4}}, before, {0: 6}, {}) == ({0: 2}, {"compacted": {0: 2}})
     assert classify_unheld({}, {"compacted": {0: 3}}, before, {0: 6}, {0: 1}) == ({0: 1}, {"compacted": {0: 2}})
     assert classify_unheld({}, {"compacted": {0: 2}}, before, {0: 6}, {0: 2}) == ({}, {"compacted": {0: 2}})

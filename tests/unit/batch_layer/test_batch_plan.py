@@ -97,7 +97,7 @@ def test_a_look_back_that_changed_is_noticed(lake: StreamLake) -> None:
 
 
 def test_a_seal_that_went_with_the_speed_branch_is_noticed(tmp_path: Path) -> None:
-    """The hazard: the hour is accepted while nobody has sealed it, and then cut a second time."""
+    """The hazard: the hour is accepted before it is sealed, and then cut a second time."""
     lake = new_lake(tmp_path)
     assert verdict(lake, lake.stage(ROWS)) is PublishCheck.UNSEALED
 

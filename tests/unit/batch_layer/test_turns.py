@@ -114,7 +114,7 @@ def test_small_hours_go_side_by_side_and_a_large_one_alone() -> None:
     for name in ("a", "b"):
         streams.add(name, [(H[5], 10)])
     streams.add("large", [(H[1], LARGE)])
-    # It waits for all places, and nobody who comes later overtakes it.
+    # It waits for all slots, and no later stream overtakes it.
     streams.add("c", [(H[6], 10)])
     assert (streams.began, streams.working) == ([f"a {H[5]}", f"b {H[5]}"], {"a", "b"})
     streams.end(f"a {H[5]}")

@@ -1,4 +1,4 @@
-"""Drift, told from the ledger's rows alone: merged by name, bounded, and safe to print whatever the names are."""
+"""Drift from the ledger's rows alone: merged by name, bounded, and safe to print with any names."""
 
 from __future__ import annotations
 
@@ -134,9 +134,9 @@ def test_samples_are_short_and_need_no_readable_value() -> None:
 )  # fmt: skip
 def test_a_sample_shows_the_shape_of_a_value_and_not_the_value(sample: str, shape: str) -> None:
     assert shape_of(sample) == shape == shape_of(shape)
-    told = replace(field("token"), sample=sample)
+    reported = replace(field("token"), sample=sample)
     # Also of a ledger that was written before.
-    assert [f.sample for f in UnknownFields.from_dict(UnknownFields(1, (told,)).as_dict()).fields] == [shape]
+    assert [f.sample for f in UnknownFields.from_dict(UnknownFields(1, (reported,)).as_dict()).fields] == [shape]
 
 
 def test_a_secret_in_an_unknown_field_does_not_reach_the_ledger() -> None:
@@ -145,5 +145,5 @@ def test_a_secret_in_an_unknown_field_does_not_reach_the_ledger() -> None:
 
 
 def test_the_ledger_keeps_them() -> None:
-    told = row("2026-11-21T00", 0, field("a"), field("b", sample=None, kind=None), others=3)
-    assert LedgerRow.from_waiting(told.as_waiting()) == told
+    reported = row("2026-11-21T00", 0, field("a"), field("b", sample=None, kind=None), others=3)
+    assert LedgerRow.from_waiting(reported.as_waiting()) == reported

@@ -126,7 +126,7 @@ def test_an_hour_accepted_by_choice_stays_so(lake: StreamLake) -> None:
 
 
 def test_accepting_the_hour_before_decides_it_again_in_the_same_publish(lake: StreamLake) -> None:
-    """The hazard: the speed layer has read the rest by then, so nothing tells that the hour never saw it."""
+    """The hazard: the speed layer has read the rest by then, so no state shows that the hour never saw it."""
     made, hours = rebuilder(lake)
     made.rebuild(H1)
     read(lake, 10)

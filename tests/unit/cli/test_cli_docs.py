@@ -35,7 +35,7 @@ def flow(stream: str, rest: tuple[str, ...], output: str, secret: str) -> None:
 
 @tool.command(hidden=True)
 def under_ground() -> None:
-    """Nobody sees it."""
+    """It is not listed."""
 
 
 def test_a_command_is_described_with_usage_arguments_options_and_exit_codes() -> None:

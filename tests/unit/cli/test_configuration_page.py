@@ -42,7 +42,7 @@ _WITH_URL = ("search", "hdfs", "webhook")
 
 
 def _put(data: dict[str, Any], path: list[str], value: Any) -> dict[str, Any]:
-    """The same with a value at a path; what is there beside it stays."""
+    """The same with a value at a path; other values stay."""
     first, *rest = path
     before = data.get(first) if isinstance(data.get(first), dict) else {}
     return data | {first: _put(before or {}, rest, value) if rest else value}

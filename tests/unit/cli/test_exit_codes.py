@@ -1,4 +1,4 @@
-"""How commands and jobs end: what nobody expected has an exit code of its own, and is never taken for a refusal."""
+"""How commands and jobs end: an unexpected error has its own exit code, and is never taken for a refusal."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_command_ends_with_the_exit_code_of_its_error(
     done = CliRunner().invoke(cli.main, ["status", "s"])
     assert done.exit_code == code, done.output
     assert str(error) in done.output
-    # A traceback for what nobody expected, one line for everything else.
+    # A traceback for an unexpected error, one line for all others.
     assert ("Traceback" in done.output) is (code == 70)
 
 

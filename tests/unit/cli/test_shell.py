@@ -1,4 +1,4 @@
-"""The shell of `anabranch query`, as somebody types into it: on a real terminal of its own."""
+"""The shell of `anabranch query` on a real terminal of its own, as an analyst types into it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def conf(tmp_path: Path) -> Path:
 
 
 class Terminal:
-    """What was typed and shown."""
+    """The typed and the shown text."""
 
     def __init__(self, descriptor: int, process: int) -> None:
         self._descriptor, self._process = descriptor, process

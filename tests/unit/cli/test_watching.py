@@ -1,4 +1,4 @@
-"""`--watch`: what is shown, and what ends it."""
+"""`--watch`: its output and its end."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def test_once_without_it() -> None:
 def test_it_shows_each_answer_and_what_does_not_answer_until_it_is_interrupted(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    service = Service("a", Transient("Kafka is away"), "b", KeyboardInterrupt(), "never")
+    service = Service("a", Transient("Kafka is down"), "b", KeyboardInterrupt(), "never")
     assert watched(True, 0, service, print) is None
     said = capsys.readouterr()
-    assert (said.out, said.err) == ("a\nb\n", "Kafka is away\n")
+    assert (said.out, said.err) == ("a\nb\n", "Kafka is down\n")
 
 
 def test_on_a_terminal_each_takes_the_place_of_the_one_before(

@@ -82,8 +82,8 @@ def test_a_lock_of_another_process_is_awaited_up_to_a_deadline(clock: Clock, tmp
         pytest.raises(Transient, match=r"lock .*lock: expected it within 1 s"),
         locked(tmp_path / "lock", 1, lambda: calls.append(True)),
     ):
-        pytest.fail("two hold one lock")
-    assert calls == [True], "told once"
+        pytest.fail("two have one lock")
+    assert calls == [True], "reported once"
     assert sum(clock.pauses) == pytest.approx(1.0, abs=0.11)
     with locked(tmp_path / "lock", 1, lambda: calls.append(True)):
         assert calls == [True]

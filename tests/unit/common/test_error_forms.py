@@ -57,19 +57,19 @@ def _raised() -> Iterator[tuple[str, str, str]]:
 
 
 def faults(kind: str, text: str) -> list[str]:
-    """What an error's words lack. Pure."""
+    """The parts missing in an error's text. Pure."""
     if re.fullmatch(r"\{[^}]*\}", text):
         return []
     if _WRAPS.search(text):
         return []
     subject, expected, _ = text.partition("expected ")
     lacking = []
-    # What did not answer has only failed.
+    # A service that did not answer has only failed.
     if not expected and kind not in _PASSING:
-        lacking.append("what was expected")
+        lacking.append("the expected value")
     if not subject.strip():
         lacking.append("where")
-    # Of a configuration what is expected is what to do.
+    # For a configuration the expected value is the remedy.
     if kind not in ("ConfigurationError", "MetadataGone") and not _WHAT_TO_DO.search(
         text[max(0, text.find("found")) :]
     ):
@@ -85,7 +85,7 @@ def faults(kind: str, text: str) -> list[str]:
         ("ConfigurationError", "registry: expected the url of a schema registry, found none", []),
         ("Terminal", "{error}", []),
         ("Terminal", "table {name}: expected a position, found none", ["what to do"]),
-        ("Refused", "the hour is gone; run `anabranch hours`", ["what was expected"]),
+        ("Refused", "the hour is gone; run `anabranch hours`", ["the expected value"]),
         ("ConfigurationError", "expected a url, found none", ["where"]),
         ("Transient", "stopped", ["what to do"]),
     ],

@@ -28,7 +28,7 @@ class Cut:
 
 
 @dataclass(frozen=True)
-class Told:
+class Report:
     end: int | None
 
     def as_dict(self) -> dict[str, object]:
@@ -64,7 +64,7 @@ RESULT = pa.table(
         (b"\x00\xff", "AP8="),
         ({3: {"b", "a"}}, {"3": ["a", "b"]}),
         (Cut(5, datetime(2026, 11, 21, tzinfo=UTC)), {"end": 5, "at": "2026-11-21T00:00:00Z"}),
-        ([Told(5), Told(None)], [{"end": 5}, {}]),
+        ([Report(5), Report(None)], [{"end": 5}, {}]),
         ((Path("a/b"), True, None), ["a/b", True, None]),
     ],
 )

@@ -1,4 +1,4 @@
-"""Progress: what is said of long work, on a terminal and in a log."""
+"""Progress of long work, on a terminal and in a log."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def write(path: Path, days: float, size: int = 10) -> Path:
 
 def test_a_file_that_cannot_be_deleted_keeps_no_other(tmp_path: Path) -> None:
     first, last = write(tmp_path / "a", 9), write(tmp_path / "z", 9)
-    held = write(tmp_path / "held" / "x", 9).parent  # unlink refuses a folder, whoever asks
+    held = write(tmp_path / "held" / "x", 9).parent  # unlink refuses a folder, also for root
     with pytest.raises(Transient, match=f"delete 3 files: expected permission, found 1 left, first file://{held}: "):
         delete_files(new_environment(tmp_path), [f"file://{path}" for path in (first, held, last)])
     assert held.exists() and not first.exists() and not last.exists()

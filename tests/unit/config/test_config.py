@@ -1,4 +1,4 @@
-"""Configuration: what is valid, and for every mistake the file, the key, what was expected and what was found."""
+"""Configuration: valid values, and for every mistake the file, the key, the expected and the found value."""
 
 from __future__ import annotations
 
@@ -173,13 +173,13 @@ def test_a_format_with_schemas_needs_a_registry(conf: Path) -> None:
 
 def test_a_webhook_hides_its_secrets_and_distinguishes_streams(conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOOK", "hunter2")
-    told = "{url: 'https://h.example.com/${HOOK}', headers: {Authorization: 'Bearer ${HOOK}'}, page: 'https://p/'}"
-    hook = stream(conf, webhook=told).webhook
+    reported = "{url: 'https://h.example.com/${HOOK}', headers: {Authorization: 'Bearer ${HOOK}'}, page: 'https://p/'}"
+    hook = stream(conf, webhook=reported).webhook
     assert hook is not None and (hook.page, hook.within) == ("https://p", timedelta(seconds=5))
     assert hook.url.get_secret_value() == "https://h.example.com/hunter2"
     assert "hunter2" not in repr(hook)
-    # What is derived of a stream is kept by the stream.
-    assert len({stream(conf, webhook=told), stream(conf, webhook=told), stream(conf)}) == 2
+    # The stream caches values that are derived from it.
+    assert len({stream(conf, webhook=reported), stream(conf, webhook=reported), stream(conf)}) == 2
 
 
 def test_how_long_each_layer_tries_again(conf: Path) -> None:

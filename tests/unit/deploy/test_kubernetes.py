@@ -153,7 +153,7 @@ def test_the_configuration_makes_a_driver_in_its_pod(tmp_path: Path, monkeypatch
     assert image.partition(":")[2].partition("-")[0] == importlib.metadata.version("pyspark")
     # Kafka's certificate is where the configuration looks for it, on both.
     [mounted] = {m["mountPath"] for _, one in CONTAINERS for m in one["volumeMounts"] if m["name"] == "kafka"}
-    # Its key has the word secret in it, so it is not on the command line: the session is told.
+    # Its key has the word secret in it, so it is not on the command line: the session sets it.
     assert session_settings(environment)["spark.kubernetes.executor.secrets.anabranch-kafka"] == mounted
     security = environment.kafka.security["ssl.truststore.location"].get_secret_value()
     assert Path(security).parent == Path(mounted)

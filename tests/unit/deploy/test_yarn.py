@@ -1,4 +1,4 @@
-"""deploy/yarn: what spark-submit is told with it. No YARN runs here."""
+"""deploy/yarn: the arguments of spark-submit with it. No YARN runs here."""
 
 from __future__ import annotations
 

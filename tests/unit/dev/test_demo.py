@@ -69,8 +69,8 @@ def test_a_brief_story_leaves_out_details_and_progress(
         story.step("A step")
         story.say("a result")
         story.detail("a detail")
-        with story.awaiting("a service") as tell:
-            tell("1 s")
+        with story.awaiting("a service") as report:
+            report("1 s")
     full, brief = capsys.readouterr().out.split("A step")[1:]
     assert "a result" in full and "a detail" in full and "a service: 1 s" in full
     assert "a result" in brief and "a detail" not in brief and "a service" not in brief

@@ -178,7 +178,7 @@ def test_one_process_at_a_time_has_a_lock(tmp_path: Path) -> None:
     with locked(tmp_path / "lock", 5):
         second = locked(tmp_path / "lock", 0.2, lambda: waited.append(True))
         with pytest.raises(Transient, match="taken by another process"), second:
-            pytest.fail("two hold the lock")
+            pytest.fail("two have the lock")
     assert waited == [True]
     with locked(tmp_path / "lock", 0):
         pass

@@ -128,7 +128,7 @@ def test_sparse_events_have_no_duplicate_an_hour_later() -> None:
 
 
 def test_every_malformed_sort_occurs_and_none_could_be_a_row(dirty: list[Record]) -> None:
-    """The reasons are looked for one by one: what is found malformed here is so by the schema of game_events."""
+    """The reasons are looked for one by one: malformed means malformed by the schema of game_events."""
     counts = Counter(reason_of(record) for record in of(dirty, "malformed"))
     assert counts == dict.fromkeys(MALFORMED, 200 // len(MALFORMED))
     assert {reason_of(record) for record in of(dirty, "good", "late", "duplicate")} == {"a row"}

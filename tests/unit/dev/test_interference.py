@@ -79,7 +79,7 @@ def test_a_request_that_its_sender_made_sure_of_is_refused_when_it_comes(
     assert (gateway.landed, gateway.refused) == (0, 0), "it is not its time yet"
     with gateway.running():
         pass
-    assert (gateway.landed, gateway.refused) == (0, 1), "what is under way at the end is carried out"
+    assert (gateway.landed, gateway.refused) == (0, 1), "a request that is in progress at the end is completed"
     assert lake.rows("main") == []
 
 

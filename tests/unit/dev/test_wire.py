@@ -13,7 +13,7 @@ import pytest
 from anabranch.dev.services.processes import HOST, free_port
 from anabranch.dev.services.wire import Wire
 
-ASKED, TOLD = b"a" * 100_000, random.Random(1).randbytes(300_000)
+ASKED, ANSWER = b"a" * 100_000, random.Random(1).randbytes(300_000)
 
 
 class Service(socketserver.BaseRequestHandler):
@@ -32,7 +32,7 @@ class Service(socketserver.BaseRequestHandler):
                     return
                 count += len(data)
             self.got.append(count)
-            self.request.sendall(TOLD)
+            self.request.sendall(ANSWER)
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def ask(port: int) -> bytes:
     try:
         with socket.create_connection((HOST, port), timeout=30) as client:
             client.sendall(ASKED)
-            while len(answer) < len(TOLD):
+            while len(answer) < len(ANSWER):
                 data = client.recv(65_536)
                 if not data:
                     break
@@ -71,7 +71,7 @@ def ask(port: int) -> bytes:
 
 
 def test_bytes_are_passed_on_as_they_are(wire: Wire) -> None:
-    assert ask(wire.port) == ask(wire.port) == TOLD
+    assert ask(wire.port) == ask(wire.port) == ANSWER
     assert wire.cuts == 0
 
 
@@ -80,20 +80,20 @@ def test_connections_end_in_the_midst_of_bodies_and_answers(
 ) -> None:
     with wire.cutting(0.2):
         answers = [ask(wire.port) for _ in range(60)]
-    assert all(TOLD.startswith(part) for part in answers)
+    assert all(ANSWER.startswith(part) for part in answers)
     assert wire.bodies > 0 and wire.answers > 0
-    assert wire.cuts == sum(part != TOLD for part in answers)
-    assert any(0 < len(part) < len(TOLD) for part in answers), "a part of an answer came through"
+    assert wire.cuts == sum(part != ANSWER for part in answers)
+    assert any(0 < len(part) < len(ANSWER) for part in answers), "a part of an answer came through"
     got = service.RequestHandlerClass.got  # type: ignore[attr-defined]
     assert any(0 < count < len(ASKED) for count in got), "a part of a body came through"
-    assert ask(wire.port) == TOLD, "it cuts no longer"
+    assert ask(wire.port) == ANSWER, "it cuts no longer"
 
 
 def test_an_unreachable_service_closes_connections_and_comes_back(wire: Wire) -> None:
     port, wire.upstream_port = wire.upstream_port, free_port()
     assert ask(wire.port) == b""
     wire.upstream_port = port
-    assert ask(wire.port) == TOLD
+    assert ask(wire.port) == ANSWER
 
 
 def test_its_end_ends_open_connections(service: socketserver.ThreadingTCPServer) -> None:
@@ -101,7 +101,7 @@ def test_its_end_ends_open_connections(service: socketserver.ThreadingTCPServer)
         front.upstream_port = service.server_address[1]
         client = socket.create_connection((HOST, front.port), timeout=30)
         client.sendall(ASKED)
-        assert client.recv(1) == TOLD[:1]
+        assert client.recv(1) == ANSWER[:1]
     with client:
         while client.recv(65_536):
             pass

@@ -15,13 +15,13 @@ FAULTS = [
 
 
 def test_the_page_names_existing_keys() -> None:
-    told = skeletons(FILE.read_text(encoding="utf-8"))
-    assert [fault for fault, _, _ in told] == FAULTS
-    seen = [(where, name) for _, places, _ in told for where, name in places]
+    reported = skeletons(FILE.read_text(encoding="utf-8"))
+    assert [fault for fault, _, _ in reported] == FAULTS
+    seen = [(where, name) for _, places, _ in reported for where, name in places]
     assert {name for where, name in seen if where == "alert"} <= ALERTS.keys()
     assert {name for where, name in seen if where == "terminal"} <= {*map(str, Check), "dead letters", "drift"}
-    assert {command for _, _, command in told if command} <= run_books.commands()
-    assert all({"terminal", "alert"} <= {where for where, _ in places} for _, places, _ in told)
+    assert {command for _, _, command in reported if command} <= run_books.commands()
+    assert all({"terminal", "alert"} <= {where for where, _ in places} for _, places, _ in reported)
 
 
 def test_a_page_that_is_written_is_read_again() -> None:
@@ -29,6 +29,6 @@ def test_a_page_that_is_written_is_read_again() -> None:
         Observed(
             "A fault", "It is done.", [Seen("page", "away", 1.2, "away\nwhy"), Seen("alert", "A", 3, "s")], "c d", "", 5
         ),
-        Observed("Another, of 2", "It is done.", [Seen("terminal", "x.y", 2, "text")], "", "others mend it", 6),
+        Observed("Another, of 2", "It is done.", [Seen("terminal", "x.y", 2, "text")], "", "others fix it", 6),
     ]
     assert skeletons(render(made, ["lost 0"], 20, 9.6)) == [one.skeleton for one in made]

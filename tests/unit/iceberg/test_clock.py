@@ -197,7 +197,7 @@ def test_no_commit_of_any_kind_is_stamped_by_a_clock_that_jumped(
     decided = ledger.decision(FIRST, "refused", 1, None, datetime.now(UTC))
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + 600)
-    # The hazard: whoever commits without asking the clock stamps the table into the future.
+    # The hazard: a commit without a clock check gives the table a timestamp in the future.
     tx = Transaction(lake.table())
     tx.update_snapshot(branch="speed").fast_append().commit()
     assert tx.table_metadata.last_updated_ms > (real() + 590) * 1000

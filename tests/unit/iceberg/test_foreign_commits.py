@@ -252,7 +252,7 @@ def test_a_table_of_before_there_were_tags_is_guarded_by_apply(lake: StreamLake)
 
 
 def test_a_recreated_branch_has_the_tag_of_its_new_beginning(lake: StreamLake) -> None:
-    """The hazard: the tag of a branch that was dropped, since its state was lost, stands for the new one."""
+    """The hazard: the tag of a branch that was dropped, since its state was lost, counts for the new one."""
     lake.table().manage_snapshots().remove_branch("speed").commit()
     assert admin.add_branches(lake.lake, lake.name, {}) == ["speed"]
     refs = lake.table().metadata.refs

@@ -81,7 +81,7 @@ def test_a_publish_whose_answer_was_lost_and_that_the_client_repeats_has_landed_
     staged = lake.stage([(FIRST, 0, 0)])
     glue.lose = 1
     assert lake.publish(lake.speed(staged, {0: 1})) is Outcome.LANDED
-    # The hazard: the repetition was told that somebody else was first.
+    # The hazard: the answer to the repetition was that another commit was first.
     assert (glue.lose, glue.refused) == (0, 1)
     assert lake.rows("main") == lake.rows("speed") == [(FIRST, 0, 0)]
     assert lake.state().position.offsets == {0: 1}
@@ -97,7 +97,7 @@ def test_properties_that_only_the_metadata_needs_are_not_copied_into_glue(lake: 
     held = lake.table().properties
     assert any(k.startswith(STATE) for k in held)
     assert any(k.startswith("anabranch.turn") for k in held)
-    told = glue.updates[-1]["TableInput"]["Parameters"]
-    assert not [k for k in told if k.startswith((STATE, "anabranch.turn"))]
-    assert told["write.wap.enabled"] == "true"
+    parameters = glue.updates[-1]["TableInput"]["Parameters"]
+    assert not [k for k in parameters if k.startswith((STATE, "anabranch.turn"))]
+    assert parameters["write.wap.enabled"] == "true"
     assert lake.state().timeline == timeline

@@ -132,7 +132,7 @@ def test_a_publish_whose_staged_rows_another_program_expired_is_refused(lake: St
 def test_a_publisher_that_is_answered_after_many_publishes_of_others_deletes_nothing(
     lake: StreamLake, monkeypatch: pytest.MonkeyPatch, others: int
 ) -> None:
-    """The hazard: it is told that somebody was first, which was itself, and its snapshot is expired since."""
+    """The hazard: the answer is that another commit was first, which was its own, now expired."""
     monkeypatch.setattr(snapshots.plan_expiry, "__defaults__", (4,))
     staged, state = lake.stage(ROWS), lake.state()
     publish, real = lake.speed(staged, {0: 3}, state), lake.lake.catalog.commit_table

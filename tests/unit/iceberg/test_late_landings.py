@@ -80,7 +80,7 @@ def cut_off(
                 requests.refused += 1
 
     def commit_table(target: Any, requirements: Any, updates: Any) -> Any:
-        # What is staged requires nothing but the table.
+        # A stage requires nothing but the table.
         if ".".join(target.name()) != name or not left[0] or len(requirements) == 1:
             return real_commit(target, requirements, updates)
         left[0] -= 1  # type: ignore[operator]
@@ -194,7 +194,7 @@ def test_an_unknown_outcome_deletes_nothing(lake: StreamLake, monkeypatch: pytes
         for _ in range(6):
             lake.move("speed")
             lake.move("main")
-        raise CommitFailedException("repeated by the client, and somebody was first")
+        raise CommitFailedException("repeated by the client, and another commit was first")
 
     lake.lake.catalog.commit_table = commit_table  # type: ignore[method-assign]
     catalog = lake.environment.catalog.model_copy(update={"type": "rest"})
@@ -242,21 +242,21 @@ def test_the_table_shows_the_outcome_of_a_commit(lake: StreamLake) -> None:
     state = lake.state()
     publish = to_commit(state, lake.speed(lake.stage(ROWS), {0: 3}, state), NOW)
 
-    def standing() -> commit_status.CommitFate:
+    def fate() -> commit_status.CommitFate:
         return commit_status.classify_commit(lake.table(), publish)
 
-    assert standing() is commit_status.CommitFate.OPEN
+    assert fate() is commit_status.CommitFate.OPEN
     lake.move("batch")
-    assert standing() is commit_status.CommitFate.NEVER
+    assert fate() is commit_status.CommitFate.NEVER
     lake.move("main")
     lake.move("speed")
-    assert standing() is commit_status.CommitFate.NEVER
+    assert fate() is commit_status.CommitFate.NEVER
     again = to_commit(lake.state(), lake.speed(lake.stage(ROWS), {0: 3}), NOW)
     assert lake.lake.commit(lake.table(), again) is Outcome.LANDED
     assert commit_status.classify_commit(lake.table(), again) is commit_status.CommitFate.LANDED
 
 
-# Whoever publishes: nothing that an attempt names is discarded while it may land
+# Any publisher: no file or snapshot of an attempt is discarded while it may land
 
 
 class Kafka:

@@ -118,7 +118,7 @@ def before_the_commit(lake: StreamLake, act: Callable[[Callable[[], Any]], Any])
     lake.lake.catalog.commit_table = commit_table  # type: ignore[method-assign]
 
 
-# What is read
+# Reads
 
 
 @pytest.fixture
@@ -190,7 +190,7 @@ def test_only_losses_and_differences_of_old_hours_are_read(lake: StreamLake, ope
     assert len(set(opened)) == 1, "a file that was read before was read again"
 
 
-# What is merged
+# Merges
 
 
 def test_records_leave_few_files_manifests_and_snapshots(lake: StreamLake) -> None:
@@ -338,7 +338,7 @@ def test_very_many_decisions_are_written_in_commits_of_some(lake: StreamLake, mo
     assert [row.decision_id for row in history(lake)] == [row.decision_id for row in rows]
 
 
-# What is planned
+# Plans
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def manifests(lake: StreamLake, branch: str) -> set[str]:
 
 @contextmanager
 def counted_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
-    """What is opened for reading, by kind."""
+    """The files opened for reading, by kind."""
     opened: Counter[str] = Counter()
     real = PyArrowFile.open
 
@@ -95,7 +95,7 @@ def test_an_hour_of_many_micro_batches_has_few_manifests_and_all_of_its_files(la
         most = max(most, len(manifests(lake, "main")))
     assert paths(lake, "main") == paths(lake, "speed") == names(tuple(made))
     assert most <= 3 * 8, "an hour leaves a manifest for each micro-batch"
-    assert manifests(lake, "main") == manifests(lake, "speed"), "what both branches hold is written once"
+    assert manifests(lake, "main") == manifests(lake, "speed"), "manifests of both branches are written once"
     table = lake.table()
     summary = head(table, "main").summary
     assert summary is not None

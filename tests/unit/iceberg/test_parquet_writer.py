@@ -125,7 +125,7 @@ def test_rows_of_several_partitions_go_to_a_file_each_in_the_folder_of_its_name(
 
 
 def test_no_two_writers_write_to_the_same_file(tmp_path: Path) -> None:
-    """The hazard: tasks that are tried again, and attempts after them, write the same rows beside those of before."""
+    """The hazard: retried tasks, and later attempts, write the same rows beside the earlier ones."""
     lake = new_lake(tmp_path)
     paths = {write(lake.table(), narrow_rows([(DAY, FIRST)]))[0].path for _ in range(20)}
     assert len(paths) == 20
@@ -316,10 +316,10 @@ def test_rows_of_any_number_of_partitions_are_written_with_few_files_open(
     batches = [narrow_rows(_days(2 * MOST_OPEN_FILES + 9))]
     batches += [narrow_rows(_days(n, first), 100 * n + 500) for n, first in ((1, 0), (70, 60), (1, 999))]
     run = fast_staging._rows_task(fast_staging.TaskSpec((), None, target, True))
-    [told] = run(rows.combine_chunks().to_batches()[0] for rows in batches)
-    assert told["seen"].to_pylist()[-1] == sum(map(len, batches))
+    [reported] = run(rows.combine_chunks().to_batches()[0] for rows in batches)
+    assert reported["seen"].to_pylist()[-1] == sum(map(len, batches))
     outputs = [
-        Output(**{n: row[n] for n in ("path", "day", "hour", "size", "footer")}) for row in told.to_pylist()[:-1]
+        Output(**{n: row[n] for n in ("path", "day", "hour", "size", "footer")}) for row in reported.to_pylist()[:-1]
     ]
     assert len({output.path for output in outputs}) == len(outputs)
     assert most == MOST_OPEN_FILES
@@ -421,7 +421,7 @@ def test_a_folder_that_cannot_be_written_to_is_an_os_error(tmp_path: Path) -> No
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
 @pytest.mark.parametrize("rows", [1, 400_000], ids=["at the end", "in the midst"])
 def test_a_disk_that_is_full_is_an_os_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
-    """The hazard: the file is told of, and is not whole."""
+    """The hazard: the file is reported, and is not complete."""
     lake = new_lake(tmp_path)
     monkeypatch.setattr(parquet_writer, "_WAITING_BYTES", 2**20)
     target = target_of(lake.table())

@@ -138,7 +138,7 @@ def test_the_speed_layers_files_have_the_bounds_of_the_design_and_claim_no_order
     assert file.sort_order_id in (None, 0)
     assert file.lower_bounds.keys() == file.upper_bounds.keys() == {ids["id"], ids["kafka_offset"]}
     assert (file.lower_bounds[ids["id"]], file.upper_bounds[ids["id"]]) == (b"a", b"z" * 63 + b"{")
-    # Counts stay, of every column: they tell which a file holds.
+    # Counts stay, for every column: they show the columns of a file.
     assert file.value_counts.keys() == file.null_value_counts.keys() == set(ids.values())
     assert file.null_value_counts[ids["n"]] == 1
     # No bound means that anything may be there.

@@ -130,7 +130,7 @@ def test_a_commit_that_never_reached_the_catalog_is_as_good_as_landed(lake: Stre
     apply(lost, register=True)
     assert lost.rows("main") == rows(4)
     assert lost.state().position.offsets == {0: 4}
-    # Whoever goes on finds it published.
+    # The next publisher finds it published.
     assert has_landed(lost.table(), publish.id)
 
 

@@ -239,14 +239,14 @@ def test_a_publish_that_was_decided_before_it_is_refused_and_loses_nothing(tmp_p
     assert one.rows("main") == []
     with pytest.raises(Terminal, match="expected column"):
         require_columns(one.state().table, one.stream)
-    # By whoever decides again with the columns as they are, the rows that were staged before are published.
+    # A publisher that decides again with the current columns publishes the rows that were staged before.
     assert one.publish(one.speed(staged, {0: 6})) is Outcome.LANDED
     assert one.rows("main") == one.rows("speed") == [("2026-11-21T00", 0, 5)]
     assert one.table().schema().column_names[:3] == ["id", "n", "colour"]
     assert [r["n"] for r in one.table().scan().to_arrow().to_pylist()] == [5]
 
 
-# What is printed is so, and a file may be put back
+# The printed remedies work, and a file may be restored
 
 
 class NoKafka:
@@ -310,7 +310,7 @@ def test_the_remedy_of_a_job_whose_table_is_ahead_of_its_file_works(tmp_path: Pa
     with pytest.raises(Terminal) as ended:
         require_columns(one.table(), older)
     again, back = remedies(str(ended.value))
-    # The first is for whoever has the newer file by now: nothing is left to do, and the job starts.
+    # The first is for a job with the newer file: nothing is left to do, and it starts.
     assert follow(one, newer, again) == []
     require_columns(one.table(), newer)
     # With the older one it is refused, and says what the job said.
@@ -349,7 +349,7 @@ def test_a_file_is_rolled_back_and_forward(tmp_path: Path) -> None:
     assert apply(one, older) == apply(one, older, rolled_back=True) == []
     assert one.table().schema() == columns
     require_columns(one.table(), older)
-    # Jobs of the newer file may still run; those of a third one, of which nobody has spoken, end.
+    # Jobs of the newer file may still run; those of a third one end.
     require_columns(one.table(), newer)
     with pytest.raises(Terminal, match="--rolled-back"):
         require_columns(one.table(), stream_of("id STRING NOT NULL, n BIGINT"))
@@ -374,7 +374,7 @@ def test_going_back_needs_a_table_that_is_ahead(tmp_path: Path) -> None:
 
 
 def test_a_column_that_is_required_by_now_is_none_to_leave_out(tmp_path: Path) -> None:
-    """NOT NULL cannot come anew, so only a table that somebody else made has it."""
+    """NOT NULL cannot be added, so only a table of another program has it."""
     lake, table = table_of(tmp_path, f"{BOTH}, m INT NOT NULL")
     with pytest.raises(Terminal) as ended:
         require_columns(table, stream_of(BOTH))

@@ -1,4 +1,4 @@
-"""What is staged is published only while nobody can have deleted its files."""
+"""Staged rows are published only while no program can have deleted their files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a branch says stays small in every snapshot, whatever waits: what is long is in table properties, once."""
+"""The state of a branch stays small in every snapshot: long values are in table properties, once."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def said_long(lake: StreamLake, cuts: dict[str, Cut]) -> StreamLake:
     return lake
 
 
-# What is allowed
+# Limits
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_losses_for_weeks_leave_a_snapshot_small(long: StreamLake) -> None:
         )
     entries = json.loads(state.branch_properties["speed"][LOST])
     counts = [e.get("offsets", e["ranges"]["0"][1] - e["ranges"]["0"][0]) for e in entries]
-    assert sum(counts) == 7 * 1_000, "a loss is not told any more"
+    assert sum(counts) == 7 * 1_000, "a loss is no longer reported"
     assert len(entries) <= 167 + REMEMBERED_LOSSES
     assert (entries[0]["hours"], entries[0]["offsets"], entries[0]["ranges"]) == ([FIRST], 42, {"0": [0, 57]})
     table = publish(long, changes=(Change("speed", properties={LOST: json.dumps(entries)}),))
@@ -385,7 +385,7 @@ def test_a_property_is_kept_while_a_remembered_snapshot_needs_it_and_removed_in_
 def test_a_commit_that_requires_no_heads_removes_no_property(long: StreamLake) -> None:
     """The hazard: it was decided on a table that a publish has changed since, whose snapshot needs the property again;
     the publish did not set it, since the table had it."""
-    long.table().transaction().set_properties({STATE + "f" * 16: "of nobody"}).commit_transaction()
+    long.table().transaction().set_properties({STATE + "f" * 16: "unused"}).commit_transaction()
     staged = long.stage([(FIRST, 0, 7)])
     long.lake.discard(long.name, staged)
     assert STATE + "f" * 16 in state_of(long.table())

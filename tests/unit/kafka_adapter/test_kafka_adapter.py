@@ -20,14 +20,14 @@ from anabranch.common.errors import AnabranchError, CodecMissing, ConfigurationE
 from anabranch.kafka import client, security
 from anabranch.kafka.kafka_python_fixes import IO_THREAD
 
-NOBODY = config.Kafka(bootstrap_servers="127.0.0.1:1")
+UNREACHABLE = config.Kafka(bootstrap_servers="127.0.0.1:1")
 
 
 def test_an_unreachable_broker_is_a_transient_error_with_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "_BOOTSTRAP_MS", 500)
     began = time.monotonic()
     with pytest.raises(Transient) as raised:
-        client.KafkaAdapter(NOBODY).describe("t")
+        client.KafkaAdapter(UNREACHABLE).describe("t")
     assert time.monotonic() - began < 5
     assert str(raised.value) == (
         "describe topic t at 127.0.0.1:1: KafkaTimeoutError: Unable to bootstrap from "
@@ -70,7 +70,7 @@ def test_brokers_that_are_slow_get_twice_the_time(monkeypatch: pytest.MonkeyPatc
 def test_the_cause_that_the_client_only_logs_decides(failure: Exception, kind: type[AnabranchError]) -> None:
     began = time.monotonic()
     logging.getLogger("kafka.net.manager").warning("Bootstrap connection to %s failed: %s", "n", failure)
-    error = client.explained(NOBODY, "describe topic t", errors.KafkaTimeoutError("Unable to bootstrap"), began)
+    error = client.explained(UNREACHABLE, "describe topic t", errors.KafkaTimeoutError("Unable to bootstrap"), began)
     assert type(error) is kind
     assert str(failure.args[0]) in str(error)
 
@@ -78,7 +78,7 @@ def test_the_cause_that_the_client_only_logs_decides(failure: Exception, kind: t
 def test_a_cause_of_an_earlier_question_does_not_count() -> None:
     logging.getLogger("kafka.net.manager").warning("failed: %s", errors.SaslAuthenticationFailedError("wrong"))
     began = time.monotonic()
-    error = client.explained(NOBODY, "describe topic t", errors.KafkaTimeoutError("Unable to bootstrap"), began)
+    error = client.explained(UNREACHABLE, "describe topic t", errors.KafkaTimeoutError("Unable to bootstrap"), began)
     assert type(error) is Transient
     assert "wrong" not in str(error)
 
@@ -92,7 +92,7 @@ def test_a_cause_of_an_earlier_question_does_not_count() -> None:
     ],
 )
 def test_a_partition_that_cannot_be_read_now_is_waited_for(failure: Exception, waits: str) -> None:
-    error = client.explained(NOBODY, "list offsets of topic t", failure, time.monotonic())
+    error = client.explained(UNREACHABLE, "list offsets of topic t", failure, time.monotonic())
     assert type(error) is Transient
     assert waits in str(error)
 
@@ -104,17 +104,17 @@ REFUSALS = [
 
 @pytest.mark.parametrize("kind", [kind for kind in REFUSALS if kind is not errors.AuthorizationError])
 def test_every_refusal_names_the_right_that_is_missing(kind: type[errors.AuthorizationError]) -> None:
-    explained = client.explained(NOBODY, "ask", kind("denied"), time.monotonic())
+    explained = client.explained(UNREACHABLE, "ask", kind("denied"), time.monotonic())
     assert type(explained) is MissingRight
     [option] = [option for refused, option, _ in client._RIGHTS if refused is kind]
-    assert f"kafka-acls.sh --bootstrap-server {NOBODY.bootstrap_servers} --add" in str(explained)
+    assert f"kafka-acls.sh --bootstrap-server {UNREACHABLE.bootstrap_servers} --add" in str(explained)
     assert f" {option}" in str(explained)
 
 
 def test_a_right_of_another_resource_is_not_named() -> None:
     """A transaction touches a topic, a group and a transactional id; each refusal names its own."""
     error = errors.GroupAuthorizationFailedError()
-    explained = client.explained(NOBODY, "send", error, time.monotonic(), "--operation Write --topic t")
+    explained = client.explained(UNREACHABLE, "send", error, time.monotonic(), "--operation Write --topic t")
     assert "--operation Read --group GROUP" in str(explained)
 
 
@@ -221,7 +221,7 @@ def test_an_installation_has_the_package_of_each_codec() -> None:
 @pytest.mark.parametrize("name", client._CODEC_PACKAGES)
 def test_a_missing_codec_package_ends_the_job_and_is_named(name: str) -> None:
     error = errors.UnsupportedCodecError(f"Libraries for {name} compression codec not found")
-    explained = client.explained(NOBODY, "read topic t", error, time.monotonic())
+    explained = client.explained(UNREACHABLE, "read topic t", error, time.monotonic())
     assert type(explained) is CodecMissing
     assert explained.exit_code == 2
     assert f"run `pip install {client._CODEC_PACKAGES[name]}`" in str(explained)
@@ -229,7 +229,7 @@ def test_a_missing_codec_package_ends_the_job_and_is_named(name: str) -> None:
 
 def test_an_unknown_codec_ends_the_job() -> None:
     error = errors.UnsupportedCodecError("Unrecognized compression type: 7")
-    explained = client.explained(NOBODY, "read topic t", error, time.monotonic())
+    explained = client.explained(UNREACHABLE, "read topic t", error, time.monotonic())
     assert type(explained) is CodecMissing
     assert "upgrade Anabranch" in str(explained)
 

@@ -1,4 +1,4 @@
-"""What is read around: the stretches that hold every record that Spark cannot pass, and the rest in few parts."""
+"""Reads around bad records: stretches that contain every record that Spark cannot read, and few other parts."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ def test_a_commit_decides_a_bounded_number_of_hours_and_the_next_continues() -> 
     last = max(decided.timeline.boundaries)
     again = sealing.ask(kafka, "events", on, NOW, timedelta(0))
     assert min(again.answers) == hours.shift(last, 1)
-    # What somebody is about to publish lies in the hours that are decided: nothing more has to be.
+    # The offsets of a coming publish are in decided hours: no more hours need a decision.
     needed = dict(decided.timeline.boundaries[last])
     assert sealing.ask(kafka, "events", on, NOW, timedelta(0), needed).answers == {}
     beyond = needed | {0: needed[0] + 1}
@@ -169,7 +169,7 @@ def test_a_commit_decides_a_bounded_number_of_hours_and_the_next_continues() -> 
 
 
 FAR = st.one_of(st.sampled_from(LIES), st.integers(-(2**63), 2**63 - 1))
-# Off by days, so that the stamp as such is plausible, but by more than any lull: else nobody can tell who is wrong.
+# Off by days, so that the timestamp is plausible, but by more than any pause: else the wrong one is ambiguous.
 OFF = st.integers(3 * 24 * 60, 40 * 24 * 60).map(lambda minutes: minutes * 60_000)
 LIE = st.tuples(st.just(False), FAR) | st.tuples(st.just(True), OFF | OFF.map(lambda ms: -ms))
 LOGS = st.tuples(
@@ -259,7 +259,7 @@ def test_records_without_a_usable_timestamp_belong_to_the_hour_before() -> None:
     assert {at: h for at, h in decided.items() if at[1] >= 590} == {
         (0, o + 500): h for (_, o), h in expected(log).items() if o >= 90
     }
-    # At the end of the log nothing tells of a later hour.
+    # At the end of the log no record is of a later hour.
     tail = Kafka({0: log[:90] + silent})
     assert set(hours_of(tail).values()) == set(expected(log[:90]).values()) | {max(hours_of(tail).values())}
 
@@ -307,8 +307,8 @@ def search(log: Sequence[int], moment: int, low: int, now: int) -> int | None:
         return found.value
 
 
-def standing(log: list[int], moment: int, now: int) -> dict[int, int]:
-    """What the time index alone tells of the end."""
+def end_by_index(log: list[int], moment: int, now: int) -> dict[int, int]:
+    """The end by the time index alone."""
     kafka, topic = Kafka({0: log}), Topic("events", "t", (0,))
     first = next((Stamped(o, ts) for o, ts in enumerate(log) if ts >= moment), None)
     answers = {0: first} if first is not None else {}
@@ -322,28 +322,28 @@ STEPS = st.lists(st.sampled_from([1, 1, 1, 1, 1, 1, 5, 0, -3, -40, 10**7]), max_
 def test_the_time_index_and_windows_agree(steps: list[int], moment: int, clock: int) -> None:
     begin = millis(NOW)
     log = [begin + sum(steps[: i + 1]) for i in range(len(steps))]
-    for p, offset in standing(log, begin + moment, begin + clock).items():
+    for p, offset in end_by_index(log, begin + moment, begin + clock).items():
         assert offset == search(log, begin + moment, offset, begin + clock), (p, log)
 
 
 @pytest.mark.parametrize(
-    ("after", "stands"),
+    ("after", "valid"),
     [
         ([0, 1, 2, 3, 4, 5, 6, 7], True),
         # The last records of the log: more than half of them are enough.
         ([0, 1, -9], True),
         ([0], True),
-        # Most may be of before.
+        # Most may be earlier.
         ([0, 1, -9, -9], False),
         ([0, 1, 2, 3, 4, 5, 6, *[-9] * 20], False),
         ([0, 1, 2, 3, 4, 5, 6, 7, *[-9] * 20], True),
-        # Two records of one millisecond: the index tells only of the first.
+        # Two records of one millisecond: the index has only the first.
         ([0, 0, 1, 2, 3, 4, 5, 6, 7, 8], False),
         # Later than the clock.
         ([5000] * 3, False),
     ],
 )
-def test_an_answer_is_valid_where_the_time_index_shows_most_of_a_window(after: list[int], stands: bool) -> None:
+def test_an_answer_is_valid_where_the_time_index_shows_most_of_a_window(after: list[int], valid: bool) -> None:
     moment = millis(NOW) - 1000
     log = [moment - 50 + i for i in range(20)] + [moment + ts for ts in after]
-    assert standing(log, moment, millis(NOW)) == ({0: 20} if stands else {})
+    assert end_by_index(log, moment, millis(NOW)) == ({0: 20} if valid else {})

@@ -37,15 +37,15 @@ def test_any_sequence_of_ranges_publishes_each_offset_once_and_leaves_no_hole(se
     position = Position("t", {0: 0})
     published: list[tuple[int, int]] = []
     for ranges in sequence:
-        standing = classify(ranges, position.offsets)
-        if standing is RangeRelation.AHEAD:
+        relation = classify(ranges, position.offsets)
+        if relation is RangeRelation.AHEAD:
             assert any(s < e and s > position.offsets.get(p, 0) for p, (s, e) in ranges.items())
             continue
         todo = trim(ranges, position.offsets)
         new = [offset for offset in offsets_of(ranges) if offset not in published]
         assert offsets_of(todo) == new
-        assert (standing is RangeRelation.PUBLISHED) == (not new)
-        assert (standing is RangeRelation.OVERLAPPING) == (bool(new) and len(new) < len(offsets_of(ranges)))
+        assert (relation is RangeRelation.PUBLISHED) == (not new)
+        assert (relation is RangeRelation.OVERLAPPING) == (bool(new) and len(new) < len(offsets_of(ranges)))
         published += offsets_of(todo)
         position = advance(position, todo)
     assert sorted(published) == offsets_of({p: (0, o) for p, o in position.offsets.items()})

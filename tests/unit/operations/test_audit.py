@@ -167,7 +167,7 @@ def test_a_ledger_with_another_cut_or_revision(one: StreamLake) -> None:
 
 
 def test_a_row_lost_behind_a_duplicate_that_never_was(one: StreamLake) -> None:
-    """The lie that every count agrees with: only that the record repeats nothing tells it."""
+    """An error that every count agrees with: only the record's content shows that it repeats no event."""
     spoil(one, remove_hour=NEXT, branch="batch")
 
     publish = one.accept(stage_rows(one, [event(0, 4), event(0, 5)]), NEXT, Accepted(1, CUT))

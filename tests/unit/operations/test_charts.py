@@ -34,13 +34,13 @@ def span(hours_ago: float, readable: Durations, long: float = 1, **parts: Durati
     return MeasuredSpan(since, since + timedelta(hours=long), readable, **given)
 
 
-def told(at: float, seconds: float, n: int) -> Mark:
+def reported(at: float, seconds: float, n: int) -> Mark:
     durations = Durations(seconds * n, {seconds: n})
     return Mark(NOW - timedelta(hours=at), Measured({READABLE: durations, STAGE: durations}))
 
 
 def test_a_span_contains_its_events_also_where_a_table_was_recreated() -> None:
-    marks = [told(30, 2, 100), told(23, 2, 130), told(22, 2, 130), told(21, 2, 7)]
+    marks = [reported(30, 2, 100), reported(23, 2, 130), reported(22, 2, 130), reported(21, 2, 7)]
     spans = plan_spans(marks, NOW - timedelta(hours=24))
     assert [(s.since, s.readable.count) for s in spans] == [
         (NOW - timedelta(hours=24), 30), (NOW - timedelta(hours=23), 0), (NOW - timedelta(hours=22), 7),
@@ -63,7 +63,7 @@ def test_old_measurements_are_read_from_tagged_snapshots_after_expiry(tmp_path: 
         now = datetime.now(UTC)
         spans = measured_spans(one.table(), now - timedelta(hours=24))
     assert [s.readable.count for s in spans] == [4, 4]
-    # A commit is told of by the publish after it.
+    # The publish after a commit reports it.
     assert [(s.stage.sum, s.commit.count) for s in spans] == [(pytest.approx(1.6), 4)] * 2
     assert (spans[-1].until - spans[0].since) == timedelta(hours=2)
 
@@ -89,7 +89,7 @@ def test_lines_are_level_in_a_span_and_broken_where_nothing_was_measured() -> No
     lines = {line.name: line.path for line in chart.lines}
     assert lines.keys() == {"half", "most", "promised"}
     assert len(re.findall("M", lines["half"])) == 2
-    # The first two spans meet at one height; what is beyond all bounds is drawn at the highest.
+    # The first two spans meet at one height; values beyond all bounds are drawn at the highest.
     assert re.fullmatch(r"M557\.5 (\S+?)H584\.6V\1H611\.7M638\.8 10\.0H665\.8", lines["half"])
     heights = [float(y) for y in re.findall(r"M\S+ ([\d.]+)", lines["most"])]
     assert heights[0] > heights[1] == 10

@@ -57,7 +57,7 @@ def test_each_row_that_differs_is_shown_with_its_content(one: StreamLake) -> Non
 
 
 def test_a_column_added_since_and_a_type_widened_change_no_row(one: StreamLake) -> None:
-    """The hazard: rows of before are null in a new column for that reason alone."""
+    """The hazard: earlier rows are null in a new column for that reason alone."""
     accept_before(one)
     read(one, [event(0, 4), event(0, 5, n=7)], {0: 10})
     with one.table().update_schema() as update:

@@ -1,4 +1,4 @@
-"""Decisions of the ledger as OpenLineage runs: what is told, once and again, and receivers that do not listen."""
+"""Decisions of the ledger as OpenLineage runs: sent events, repeated ones, and receivers that refuse them."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_a_repeated_event_is_the_same_run_and_a_restatement_another(
         record(lake, accepted(HOURS[0], 2, recorded_at=NOW + timedelta(hours=1)))
     assert len(receiver.runs()) == 3
     assert len({e["job"]["name"] for e in receiver.events}) == 1
-    # The id is of table, hour and revision, and of nothing else: it is written down where it was told.
+    # The id is derived from table, hour and revision alone; this one was recorded from a sent event.
     again = four_hours(lake.folder / "other")
     with report_lineage(job_of(again, receiver.url)):
         record(again, accepted(HOURS[0]))

@@ -1,4 +1,4 @@
-"""Maintenance: what nobody needs goes, and nothing that anybody needs, whoever publishes meanwhile."""
+"""Maintenance removes unreferenced files and no others, with any publisher beside it."""
 
 from __future__ import annotations
 
@@ -425,7 +425,7 @@ def test_snapshots_of_the_ledger_and_the_dead_letters_are_expired_too(
     assert lake.dead("main") == [(H[0], 0, 2)]
 
 
-# What is told of it
+# Its records
 
 
 def test_a_run_records_its_steps_and_a_dry_run_none(lake: StreamLake) -> None:
@@ -520,5 +520,5 @@ def test_the_command_prints_removed_files(lake: StreamLake, monkeypatch: pytest.
     assert f"events: speed rows dropped of hours: {H[0]}, {H[1]}" in done.stdout
     assert "orphan files deleted" in done.stdout
     assert all_readable(lake)
-    told = CliRunner().invoke(main, ["maintain", "events", "--dry-run"]).stdout
-    assert "last run: all steps completed at " in told and "metadata bytes" in told
+    reported = CliRunner().invoke(main, ["maintain", "events", "--dry-run"]).stdout
+    assert "last run: all steps completed at " in reported and "metadata bytes" in reported

@@ -64,7 +64,7 @@ def full_job(folder: Path, make: Callable[[StreamLake], None] = a_full_hour) -> 
 
 @pytest.fixture(scope="module")
 def full(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    """A stream with an hour of which everything is told. Nothing changes it."""
+    """A stream with an hour of every kind of report. Nothing changes it."""
     with time_machine.travel(LATER, tick=False):
         return full_job(tmp_path_factory.mktemp("full"))
 
@@ -78,7 +78,7 @@ def page(full: Job, still: None) -> Page:
 
 
 def shown(client: TestClient, path: str, until: str = "") -> str:
-    """A page's text, once it holds `until`: what is read on demand may come a moment later."""
+    """A page's text, once it contains `until`: reports on demand may come a moment later."""
     deadline = time.monotonic() + 30
     while True:
         answer = client.get(path)
@@ -242,9 +242,9 @@ def test_an_unknown_field_is_shown_beside_other_problems(full: Job, still: None)
     assert all("does not know" not in shown(browser(made), path) for path in ("/", "/streams/events"))
     reader._read = lambda: replace(view := read(), status=replace(view.status, unknown=unknown))
     reader.refresh()
-    told = r"the schema does not know season, <b>\x1b[31m, c and 1 more: anabranch drift events"
+    reported = r"the schema does not know season, <b>\x1b[31m, c and 1 more: anabranch drift events"
     for path in ("/", "/streams/events"):
-        assert told in shown(browser(made), path) and "≠ differs" in shown(browser(made), path)
+        assert reported in shown(browser(made), path) and "≠ differs" in shown(browser(made), path)
         assert "<b>" not in browser(made).get(path).text
 
 
@@ -282,7 +282,7 @@ def test_a_page_shows_its_time_and_why_it_is_not_newer(full: Job, still: None) -
     assert f"✕ away differs at the last reading: anabranch doctor events {failed}" in text
     assert "2026-11-21 02:30:00 60 s old" in text
 
-    # One that hangs: what is known stays, with its age.
+    # One that hangs: the last answer stays, with its age.
     def hangs() -> None:
         assert away.wait(30)
         raise Transient("gone")
@@ -332,7 +332,7 @@ def test_a_stream_that_never_answered_is_down_and_the_others_are_shown(full: Job
     text = shown(browser(made), "/")
     assert "2 streams, 2 to look at: events differs, broken away; 1 without a new reading." in text
     assert "table games.none: expected it to exist, found none; run anabranch apply" in text
-    # What was known of one that failed since stays, and does not pass for how it stands now.
+    # The last answer of one that failed since stays, and is not shown as its current state.
     calm = replace(VIEW, unexplained={}, lost={}, refused=[], backlog=[])
     failed = Reading(StreamView(calm, []), LATER, Failure(LATER, "away"))
     line = stream_line("events", failed, LATER, DEADLINE, EVERY)
@@ -354,7 +354,7 @@ def test_a_read_on_demand_is_shared_and_repeated_once_it_is_old() -> None:
     assert [get("a"), get("a")] == [3, 3]
     assert [get("c"), get("b")] == [4, 5], "c took the place of b, which was asked for longest ago"
     cache.forget("b")
-    assert [get("c"), get("b")] == [4, 6], "what is of a stream whose file has changed is read anew"
+    assert [get("c"), get("b")] == [4, 6], "reports of a stream whose file has changed are read again"
     cache.stop()
 
 
@@ -529,7 +529,7 @@ def test_a_missing_package_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_command_serves_until_it_is_interrupted(tmp_path: Path) -> None:
-    """Kafka is away and the table is not there: the page says so, and answers."""
+    """Kafka is down and the table does not exist: the page shows both, and answers."""
     conf = tmp_path / "conf"
     (conf / "streams").mkdir(parents=True)
     environment = {
@@ -560,7 +560,7 @@ def test_the_command_serves_until_it_is_interrupted(tmp_path: Path) -> None:
         (conf / "streams" / "clicks.yaml").write_text(json.dumps(stream | {"table": "games.taps"}))
         wait_for(lambda: "table games.taps: expected it to exist" in text(), "the changed file's table", 30)
         (conf / "streams" / "clicks.yaml").write_text("topic: 1")
-        wait_for(lambda: "clicks.yaml: schema: expected columns" in text(), "what is wrong with the file", 30)
+        wait_for(lambda: "clicks.yaml: schema: expected columns" in text(), "the error of the file", 30)
         (conf / "streams" / "clicks.yaml").unlink()
         wait_for(lambda: "clicks" not in text(), "the stream to be gone", 30)
         assert "events \u2715 away" in text()

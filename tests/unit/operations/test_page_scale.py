@@ -59,7 +59,7 @@ def test_a_stream_remembers_hours_that_are_not_accepted(page: Page) -> None:
 
 
 def test_no_request_reads_a_stream(page: Page) -> None:
-    """The lake's folder is of another table, and Kafka is nobody: what is shown is what the readers have."""
+    """The lake's folder is of another table, and no Kafka runs: the page shows the readers' values."""
     client = browser(page)
     for path in ("/", "/streams/stream_07"):
         assert client.get(path).status_code == 200

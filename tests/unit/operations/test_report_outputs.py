@@ -32,7 +32,7 @@ GOLDEN = Path(__file__).with_name("report_outputs.txt")
 
 @pytest.fixture(autouse=True)
 def still() -> Iterator[None]:
-    """Time stands still, whoever asks: also PyIceberg, which stamps the table."""
+    """A constant time for every caller, PyIceberg included, which writes it into the table."""
     with time_machine.travel(LATER, tick=False):
         yield
 

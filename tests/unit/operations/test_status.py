@@ -16,7 +16,7 @@ PATIENCE = timedelta(minutes=10)
 
 
 @pytest.mark.parametrize(
-    ("lag", "stands_for", "waits_for", "late"),
+    ("lag", "behind", "waits_for", "late"),
     [
         (0, timedelta(days=1), None, None),
         (5, timedelta(days=1), None, None),
@@ -31,10 +31,10 @@ PATIENCE = timedelta(minutes=10)
     ],
 )  # fmt: skip
 def test_a_speed_layer_is_late_when_a_record_waits_and_nothing_moves(
-    lag: int, stands_for: timedelta, waits_for: timedelta | None, late: str | None
+    lag: int, behind: timedelta, waits_for: timedelta | None, late: str | None
 ) -> None:
     waiting = NOW - waits_for if waits_for is not None else None
-    assert late_reason(lag, NOW - stands_for, waiting, PATIENCE, NOW) == late
+    assert late_reason(lag, NOW - behind, waiting, PATIENCE, NOW) == late
 
 
 def test_the_fresh_through_promise_shows_a_late_speed_layer() -> None:

@@ -89,6 +89,6 @@ def test_status_names_the_hours_that_nothing_explains() -> None:
     state = new_state(TIMELINE, {0: 10, 1: 8})
     rows = {HOUR: row(diff(missing=1, unread=0)), NEXT: row(diff()), "x": row(None)}
     assert status.unexplained(state, rows) == {HOUR: {"missing": 1}}
-    # A row from before `unread` was told, of an hour that the speed layer jumped over.
+    # A row without `unread`, written before it existed, of an hour that the speed layer skipped.
     skipped = new_state(replace(TIMELINE, skipped=(HOUR,)), {0: 10, 1: 8})
     assert status.unexplained(skipped, {HOUR: row(diff(missing=1))}) == {}

@@ -1,4 +1,4 @@
-"""Dead letters follow the rows' publish: rolled forward exactly once, by whoever comes, each offset in one place."""
+"""Dead letters follow the rows' publish: any process rolls them forward exactly once, each offset in one place."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_a_revision_that_was_replaced_is_passed_over(lake: StreamLake) -> None:
 
 
 def test_late_dead_letters_of_an_hour_that_was_accepted_meanwhile_go_to_speed_only(lake: StreamLake) -> None:
-    """The hazard: whoever loaded the state before the acceptance would put each offset into `main` twice."""
+    """The hazard: a publisher that loaded the state before the acceptance would write each offset to `main` twice."""
     stale = speed_said(lake, lake.stage_dead(D, "speed"))
     accepted = batch_said(lake, lake.stage_dead(D, "batch"), 1, NOW - timedelta(minutes=1))
     only_batch = [item for item in accepted.dead_letters if item["layer"] == "batch"]
@@ -181,7 +181,7 @@ def test_two_sets_that_wait_outlive_any_pause(lake: StreamLake, days: int) -> No
     publisher.recover()
     assert publisher.confirmed == {one.wap_id for one in staged}
     assert lake.dead("main") == lake.dead("speed") == D
-    # What nobody names is abandoned after a day, as ever.
+    # Snapshots that no publish names are abandoned after a day, as before.
     assert find_staged(lake.lake.load(lake.stream.dead_letters_table), abandoned.wap_id) is None
 
 

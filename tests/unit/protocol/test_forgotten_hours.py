@@ -1,4 +1,4 @@
-"""What is promised without an age is kept without an age: hours that the branches no longer remember one by one."""
+"""Promises without an age are kept without an age: hours that the branches no longer remember one by one."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def roll(lake: StreamLake) -> frozenset[str]:
 
 
 def settle(lake: StreamLake) -> None:
-    """A publish of somebody who has seen all that waited through."""
+    """A publish of a process that has seen all waiting decisions published."""
     confirmed = lake.ledger.record_waiting(lake.state()) | roll(lake)
     state = lake.state()
     changes = (Change("batch", properties=state_said(state)), Change("main"))

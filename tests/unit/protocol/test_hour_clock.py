@@ -1,4 +1,4 @@
-"""The clock of the hours: what it asks Kafka and what it loads may be told apart in time, and it must not be misled."""
+"""The clock of the hours: Kafka's answer and the loaded state may be from different times, without wrong cuts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ledger: append-only, in the table's own order, with every decision exactly once whoever writes it."""
+"""The ledger: append-only, in the table's own order, with every decision exactly once from any number of writers."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def test_how_a_decision_came_about_waits_with_it_and_is_in_the_ledger(run: RunFa
 
 
 def test_rows_of_an_older_and_a_newer_version_are_read() -> None:
-    """Rows of before `unread`, `warnings` and `partitions` were told of; and keys that are unknown here."""
+    """Rows written before `unread`, `warnings` and `partitions` existed; and keys that are unknown here."""
     given = json.loads(BEGIN % ("accepted", 1) + ITS_CUT + "}")
     old = {"diff": {"missing": 2, "extra": 0, "changed": 1}, "quality": {"passed": True, "failed": []}}
     row = LedgerRow.from_waiting(given | old)

@@ -59,7 +59,7 @@ def test_a_publish_returns_the_state_that_a_load_finds(lake: StreamLake) -> None
     assert not loads
     assert handed_on == lake.state()
     assert [d.hour for d in handed_on.decisions] == [FIRST]
-    assert land(lake, Publish(new_id(), (Change("speed"),), before.timeline), before) is None, "over heads of before"
+    assert land(lake, Publish(new_id(), (Change("speed"),), before.timeline), before) is None, "over earlier heads"
 
 
 def test_a_publish_whose_answer_was_lost_returns_the_tables_state(

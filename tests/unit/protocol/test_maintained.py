@@ -1,4 +1,4 @@
-"""What runs of maintenance did is told by the table: bounded, and by each run whatever else ends beside it."""
+"""The table records the runs of maintenance: bounded, and each run, also beside other commits."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ def test_the_newest_are_kept_and_the_newest_that_did_all_its_steps(lake: StreamL
     for minute in range(21, 21 + 2 * KEPT):
         record_run(lake.lake, lake.name, run(minute, **{"speed hours": "x" * 10_000}))
     properties = lake.table().properties
-    told = {key: text for key, text in properties.items() if key.startswith(MAINTAINED)}
+    reported = {key: text for key, text in properties.items() if key.startswith(MAINTAINED)}
     runs = read_runs(properties)
     assert len(runs) == KEPT + 1 and newest_complete(runs) == whole == runs[-1]
     assert [r.ended for r in runs] == sorted((r.ended for r in runs), reverse=True)
-    assert sum(map(len, told.values())) < 12_000, "a metadata file grows by it"
+    assert sum(map(len, reported.values())) < 12_000, "a metadata file grows by it"
 
 
 def test_records_of_another_version_are_ignored_and_removed_by_the_next_run() -> None:

@@ -37,7 +37,7 @@ from speed_layer.plan import StagedBatch, readable_after
 NOW = start_of(FIRST) + timedelta(minutes=1)
 
 
-def told(meter: Meter, main: dict[str, str], *seconds: tuple[str, float]) -> dict[str, Measured]:
+def reported(meter: Meter, main: dict[str, str], *seconds: tuple[str, float]) -> dict[str, Measured]:
     main |= meter.to_properties(main, seconds)
     return dict(read_measured(main[MEASURED]))
 
@@ -51,7 +51,7 @@ def test_a_publish_contains_the_measurements_since_the_last_one_that_landed() ->
     refused = speed.to_properties(dict(main), [(STAGE, 0.4)])
     # Refused: the table has none of it, and the next publish has all of it.
     tally.count(REFUSED)
-    measured = told(speed, main, (STAGE, 0.4))["speed"]
+    measured = reported(speed, main, (STAGE, 0.4))["speed"]
     assert (measured.counts, measured.durations) == (
         {(RETRIES, "s3"): 2, (REFUSED, ""): 1},
         {STAGE: Durations(0.4, {0.5: 1})},
@@ -59,8 +59,8 @@ def test_a_publish_contains_the_measurements_since_the_last_one_that_landed() ->
     assert read_measured(refused[MEASURED])["speed"].counts == {(RETRIES, "s3"): 2}
     speed.landed(0.2)
     tally.count(RETRIES, "kafka")
-    told(batch, main, (STAGE, 90))
-    both = told(speed, main, (STAGE, 3.5), (STAGE, 1e9), (STAGE, -1))
+    reported(batch, main, (STAGE, 90))
+    both = reported(speed, main, (STAGE, 3.5), (STAGE, 1e9), (STAGE, -1))
     assert both["speed"].counts == {(RETRIES, "s3"): 2, (REFUSED, ""): 1, (RETRIES, "kafka"): 1}
     assert both["speed"].durations[STAGE].counts == {0.1: 1, 0.5: 1, 5: 1, math.inf: 1}
     assert both["speed"].durations[COMMIT] == Durations(0.2, {0.25: 1})
@@ -75,7 +75,7 @@ def test_however_long_a_stream_runs_the_property_stays_short() -> None:
         for service in ("kafka", "s3", "catalog", "registry", "other"):
             tally.count(RETRIES, service, 10**9)
         for name in (READABLE, STAGE, "publish", COMMIT):
-            told(meter, main, *[(name, bound) for bound in BOUNDS[:-1]])
+            reported(meter, main, *[(name, bound) for bound in BOUNDS[:-1]])
     assert len(main[MEASURED]) < 2_500
 
 
@@ -85,7 +85,7 @@ def test_durations_of_a_time_are_those_that_came_in_it() -> None:
     assert after.since(before) == Durations(pytest.approx(70.3), {0.5: 1, 120: 1})
     assert [after.quantile(share) for share in (0.5, 0.75, 1)] == [0.5, 5, 120]
     assert Durations().quantile(0.5) is None
-    # A table that was made anew begins at nothing.
+    # A recreated table begins at zero.
     assert before.since(after) == before
 
 

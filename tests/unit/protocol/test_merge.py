@@ -186,7 +186,7 @@ def test_rows_that_a_merge_kept_are_not_published_a_second_time(tmp_path: Path) 
 
 
 def test_a_publish_that_has_not_seen_a_moved_branch_does_not_mark_it_merged(lake: StreamLake) -> None:
-    """The hazard: empty hours are accepted over a branch that was set back, and nobody repairs `main` any more."""
+    """The hazard: empty hours are accepted over a branch that was set back, and no process repairs `main` any more."""
     state = replace(lake.state(), content={"speed": "set back", "batch": ""})
     publish = Publish("id", (Change("batch"), Change("main")), state.timeline)
     _, main = to_commit(state, publish, NOW).changes

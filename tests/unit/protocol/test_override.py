@@ -1,4 +1,4 @@
-"""An operator's choice of the layer that serves an hour: whole or refused, honoured by all, told with its reason."""
+"""An operator's choice of the layer that serves an hour: complete or refused, honoured by all, with its reason."""
 
 from __future__ import annotations
 
@@ -190,13 +190,13 @@ def test_dead_letters_of_a_swap_that_a_crash_left_behind_are_rolled_forward(lake
         roll(lake)
         assert lake.dead("main") == DEAD_SPEED
     choose(lake, "auto")
-    # Whoever read of the first swap before the second must not undo the second.
+    # A process that read the first swap before the second must not undo the second.
     roll_forward(lake.lake, lake.stream.dead_letters_table, stale)
     assert lake.dead("main") == DEAD_BATCH
 
 
 def test_an_hour_long_past_is_remembered_again_while_the_speed_layer_is_chosen(lake: StreamLake) -> None:
-    """The hazard: a batch branch that is lost afterwards could not tell that it does not hold the hour."""
+    """The hazard: a batch branch that is lost afterwards would not show that it lacks the hour."""
     row = ledger.decision(H[0], "accepted", 3, CUTS[0], datetime.now(UTC))
     lake.ledger.record([row])
     forgotten = Change("batch", properties={"anabranch.accepted": "{}", "anabranch.settled-before": H[1]})

@@ -87,7 +87,7 @@ def test_a_table_without_an_owner_is_taken_over_by_the_stream_that_reads_its_top
     with pytest.raises(AnotherStreamsTable, match=r"topic refunds \(id r\), found a position of topic id t"):
         apply(unmarked.folder, OTHER, Broker(id="r"))
     assert read_owner(unmarked.table()) is None
-    assert not take_over(unmarked.lake, MINE, Broker(id=None).adapter, position), "no topic tells whose it is"
+    assert not take_over(unmarked.lake, MINE, Broker(id=None).adapter, position), "without a topic the owner is unknown"
     assert take_over(unmarked.lake, MINE, Broker().adapter, position)
     assert not take_over(unmarked.lake, MINE, Broker().adapter, position)
     assert read_owner(unmarked.table()) == Owner("events", "events", "cluster")

@@ -98,7 +98,7 @@ def test_a_head_that_moved_on_any_branch_refuses_and_leaves_nothing(lake: Stream
 
 @pytest.mark.parametrize("moved", BRANCHES)
 def test_a_head_that_was_set_back_refuses_though_no_snapshot_is_new(lake: StreamLake, moved: str) -> None:
-    """The hazard: a rollback adds no snapshot, so only the heads that a commit requires tell of it."""
+    """The hazard: a rollback adds no snapshot, so only the heads that a commit requires show it."""
     staged, before = lake.stage(ROWS), lake.state().heads[moved]
     lake.move(moved)
     state = lake.state()

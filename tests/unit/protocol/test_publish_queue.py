@@ -1,4 +1,4 @@
-"""Turns on a real lake: who asks has the way, in the order of asking; nobody is held for ever."""
+"""Turns on a real lake: publishers go in request order, and none waits forever."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def speeding(lake: StreamLake) -> Iterator[SpeedLoop]:
             going.result(60)
 
 
-# What is decided
+# Decisions
 
 
 def test_a_queue_is_read_in_request_order_whichever_version_wrote_it() -> None:
@@ -143,7 +143,7 @@ def test_a_queue_is_read_in_request_order_whichever_version_wrote_it() -> None:
     # A version that knows one turn only wrote its id, and waits for the id of the newest.
     assert read_line({TURN: "c"}) == (Turn("c", 0, 5.0),)
     assert second.to_properties()[TURN] == "a"
-    # What somebody wrote in the property holds nobody for long.
+    # An invalid value in the property delays no publisher for long.
     assert read_line({f"{TURN}.x": json.dumps({"number": 1, "bound": 1e9})})[0].bound == publish_queue.LIMIT
 
 
@@ -185,7 +185,7 @@ def failing(lake: Lake, times: int, first: Callable[[], Any] = lambda: None) -> 
             return real(*args)
         left[0] -= 1
         first()
-        raise CommitFailedException("somebody was first")
+        raise CommitFailedException("another commit was first")
 
     lake.catalog.commit_table = commit_table  # type: ignore[method-assign]
     return left
@@ -324,7 +324,7 @@ def test_a_killed_owner_of_a_turn_delays_the_speed_layer_up_to_its_bound(lake: S
     finally:
         holder.send_signal(signal.SIGKILL)
         holder.communicate()
-    # The hazard: its turn is there, and nobody will take it back.
+    # The hazard: its turn is there, and no process will remove it.
     assert line(lake) == [turn]
     speed = SpeedLoop(lake)
     speed.once()

@@ -1,4 +1,4 @@
-"""What is lost and made again: a branch begins at `main`, hours accepted stay accepted, the ledger is written anew."""
+"""Lost and recreated state: a branch begins at `main`, accepted hours stay accepted, the ledger is written again."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_an_hour_given_to_the_speed_layer_is_not_on_a_recreated_batch_branch(lak
         assert set(state.accepted) == {H[0]}
         assert not state.is_accepted(H[1])
         assert state.timeline.sealed == {H[1]: CUTS[1], H[2]: CUTS[2]}, "it does not wait to be rebuilt"
-        # Lifted, the override gives it to nobody else; and a publish in between forgets nothing.
+        # The lifted override gives it to no other layer; and a publish in between loses no state.
         lifted = Change("main", properties={OVERRIDES: "{}"})
         assert lake.publish(Publish(new_id(), (lifted,), state.timeline)) is Outcome.LANDED
         merge(lake.lake, lake.stream, everything=True)

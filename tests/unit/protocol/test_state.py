@@ -137,7 +137,7 @@ def test_a_topic_that_contradicts_the_position_stops(topic: Topic | None, messag
 
 
 def test_another_topic_is_described_so_that_a_wrong_name_is_seen() -> None:
-    """The hazard: who is only told that the topic was made anew adopts the one that was named by mistake."""
+    """The hazard: an operator who only reads that the topic was recreated adopts one that was named by mistake."""
     topic = Topic("events", "other", (0,), records=12, cluster_id="c2")
     with pytest.raises(PositionError) as stopped:
         check_topic(Position("t", {0: 4}), topic, "events", read_from="c1")

@@ -193,7 +193,7 @@ class World:
         assert adopted.sealed, "no hour is sealed, so the one at hand would mix two logs"
         for (p, o), hour in self.under.items():
             s, e = cuts[hour].ranges[p]
-            assert s <= o < e, "what is published is in no cut of the old log"
+            assert s <= o < e, "published offsets are in no cut of the old log"
         lost = {(h, p, o) for h, part in adopted.lost.items() for p, (s, e) in part.items() for o in range(s, e)}
         waiting = {h: c for h, c in cuts.items() if h not in accepted and gone_from_kafka(adopted.timeline, id, h, c)}
         assert lost == {
@@ -384,7 +384,7 @@ ADOPTIONS = st.builds(adopt, st.none() | st.dictionaries(st.integers(0, 2), st.i
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.one_of(STEPS, *[ADOPTIONS] * 3), min_size=8, max_size=60), GRACES)
 def test_no_hour_contains_offsets_of_two_logs(steps: list[Step], grace: timedelta) -> None:
-    """The hazard: compared with a position that began anew, old cuts would take in, or skip, the new log's offsets."""
+    """The hazard: compared with a position that began again, old cuts would contain, or skip, the new log's offsets."""
     play(steps, grace)
 
 
@@ -419,7 +419,7 @@ def test_an_end_that_one_clock_has_used_ends_the_hour_for_a_clock_behind_it_too(
 
 
 def test_hours_of_a_partition_that_was_added_after_the_request_are_requested() -> None:
-    """The hazard: an hour that ended is decided without the new partition, whose records then stand under the next."""
+    """The hazard: an ended hour is decided without the new partition, whose records then belong to the next."""
     world = World()
     steps = [tick(30 * 60), ask("speed"), add_partition(), append(2, 0, 1), ask("batch"), speed(0, 1, False), seal()]
     for step in steps:

@@ -1,4 +1,4 @@
-"""Adoption: where offsets begin anew, no hour mixes two logs, what is published stays served, what is lost is said."""
+"""Adoption: with new offsets no hour mixes two logs, published rows stay served, and losses are reported."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_new_log_begins_at_its_start_or_where_the_operator_decides() -> None:
     assert plan_begins(FRESH, position, new, {}) == {0: 2, 1: 0, 2: 0}
     assert plan_begins(FRESH, position, new, {}, {0: 5, 1: 3, 2: 0}) == {0: 5, 1: 3, 2: 0}
     assert must_choose(FRESH, position, new)
-    assert not must_choose(FRESH, position, log(NEW, {0: 4, 1: 0}, {0: 4, 1: 0})), "it holds no record"
+    assert not must_choose(FRESH, position, log(NEW, {0: 4, 1: 0}, {0: 4, 1: 0})), "it has no record"
 
 
 def test_a_log_that_was_read_before_continues_at_its_end() -> None:
@@ -148,7 +148,9 @@ def test_used_ends_stay_and_unread_offsets_before_them_are_lost() -> None:
     assert adopted.lost == {H[3]: {1: (8, 10)}}
     assert adopted.timeline.skipped == (H[3],)
     left = adopted.timeline.left_at(OLD)
-    assert left is not None and left.ended == {0: 14, 1: 10}, "what its sealed hours hold is not read as another's"
+    assert left is not None and left.ended == {0: 14, 1: 10}, (
+        "offsets of its sealed hours are not read as another log's"
+    )
 
 
 def test_an_unread_sealed_hour_is_lost_and_an_accepted_one_is_not() -> None:
@@ -267,7 +269,7 @@ def test_a_topic_named_wrongly_and_corrected_continues_at_its_position(lake: Str
     hour = decided.timeline.open
     assert lake.publish(lake.speed(lake.stage([(hour, 0, 3), (hour, 0, 4)]), {0: 5})) is Outcome.LANDED
     assert [row[1:] for row in lake.rows("main")] == [(0, o) for o in range(5)]
-    # What was sealed before can be read again.
+    # Hours that were sealed before can be read again.
     state = lake.state()
     cuts = state.timeline.sealed
     assert [h for h, cut in cuts.items() if gone_from_kafka(state.timeline, OLD, h, cut)] == []
@@ -383,7 +385,7 @@ def test_a_speed_branch_that_is_dropped_after_an_adoption_begins_in_the_new_topi
 
 
 def test_hours_of_the_former_topic_are_forgotten_like_any_other(lake: StreamLake) -> None:
-    """The hazard: compared with a position that began anew, they would be remembered for ever."""
+    """The hazard: compared with a position that began again, they would be remembered forever."""
     assert run(lake, Broker(id=NEW)) is not None
     many = {shift(NOW_HOUR, i): Accepted(1, Cut(OLD, {0: (0, 1)})) for i in range(-REMEMBERED_HOURS - 2, 0)}
     properties = accepted_properties(replace(lake.state(), accepted=many), {})

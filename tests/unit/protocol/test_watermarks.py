@@ -195,7 +195,7 @@ def test_every_publish_states_them_in_its_own_commit(lake: StreamLake) -> None:
     ended = replace(state.timeline, open=at(3), start={0: 22}, sealed={at(1): cut(1), at(2): Cut("t", {0: (20, 22)})})
     assert lake.publish(Publish(new_id(), (Change("speed"),), ended), state) is Outcome.LANDED
     assert stated(lake) == (Watermarks(at(0), end_of(at(2))), Watermarks(at(0), word))
-    # Two snapshots each, and one for the seal; what was staged is gone with its publish.
+    # Two snapshots each, and one for the seal; staged snapshots are dropped by their publish.
     assert len(lake.table().metadata.snapshots) == before + 5
 
 

@@ -1,4 +1,4 @@
-"""What is read without Spark: ordinary records whole and in order, each odd one left, each record exactly once."""
+"""Reading without Spark: ordinary records completely and in order, each odd one left, each record exactly once."""
 
 from __future__ import annotations
 
@@ -320,7 +320,7 @@ def test_a_value_may_have_a_million_bytes() -> None:
 def test_an_invalid_number_is_left_in_an_unknown_field(number: str) -> None:
     values = [b'{"id":"a","x":1}', b'{"id":"b","x":%s}' % number.encode(), b'{"id":"c","x":2}']
     assert left([values[0], values[2]]) == [], "the field is learned"
-    # Those beside it too, where PyArrow does not tell which it was.
+    # Its neighbours too, where PyArrow does not name the line.
     assert left(values) in ([1], [0, 1, 2])
     assert left(values[1:2]) == [0]
 
@@ -365,7 +365,7 @@ def test_a_long_text_hides_no_long_number() -> None:
     assert not is_left(b'{"id":"%s","amount":0.5}' % text)
     assert is_left(b'{"id":"%s","amount":0.%s}' % (text, number))
     assert is_left(b'{"id":"%s","x":0.%s}' % (text, number))
-    # Nor is a text of digits told from one.
+    # Nor is a text of digits distinguished from a number.
     assert is_left(b'{"id":"%s"}' % number)
 
 
@@ -407,7 +407,7 @@ def test_an_unknown_field_is_learned_wherever_it_is_first_seen(every: int) -> No
     """The hazard: a field that the first record lacks has all of a batch left to Spark, and the next fifty with it."""
     values = [good(i) if i == 0 or i % every else good(i, x=i, **({"y": "t"} if i % 2 else {})) for i in range(9_000)]
     assert left(values) == []
-    # Of null its type is not known: the record's few neighbours are left with it, until another tells.
+    # The type of null is unknown: the record's few neighbours are left with it, until another shows the type.
     assert len(left([good(0, x=None), *values[1:]])) <= FEW
     assert len(left([*values[:5_000], good(5_000, z=None), *values[5_001:]])) <= FEW
 
@@ -502,7 +502,7 @@ def test_with_one_bad_value_in_three_everything_is_left_or_read() -> None:
 
 
 @pytest.mark.parametrize(
-    "odd", [b"{x}", b'{"id":"a","level":1.5}', b'{"id":"a","x":{}}'], ids=["row told", "type", "field"]
+    "odd", [b"{x}", b'{"id":"a","level":1.5}', b'{"id":"a","x":{}}'], ids=["row named", "type", "field"]
 )
 def test_a_batch_is_read_only_so_often(odd: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hazard: each of ten thousand odd values has two more readings fail, and a micro-batch takes minutes."""
@@ -517,7 +517,7 @@ def test_a_batch_is_read_only_so_often(odd: bytes, monkeypatch: pytest.MonkeyPat
     assert left([odd] * 10_000) == list(range(10_000))
     may_read = fast_json._MOST_READINGS * (10_000 + fast_json._A_READING)
     assert len(tried) <= may_read // fast_json._A_READING + 1
-    # What is read at once, behind the first that fails, is little.
+    # Few rows are read at once behind the first that fails.
     assert max(tried[1:]) <= fast_json._AT_ONCE or tried[1] == 10_000
 
 

@@ -1,4 +1,4 @@
-"""The changes of a stream: whoever follows them holds what `main` serves, whatever happens in between."""
+"""The changes of a stream: a consumer has the rows of `main`, whatever happens in between."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Stream:
             self.waiting.append(row(hour, "served", 0, f"d{self.decisions}", layer))
 
     def record(self) -> None:
-        """In one append; what is written waits on until the next publish."""
+        """In one append; written decisions wait until the next publish."""
         known = {r.decision_id for r in self.rows}
         sequence = len(self.rows) + 1
         new = [replace(r, sequence=sequence) for r in self.waiting if r.decision_id not in known]

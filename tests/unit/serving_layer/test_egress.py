@@ -84,7 +84,7 @@ def by_manifest(folder: Path) -> list[tuple[int, int]] | None:
 
 
 def check(folder: Path, contents: dict[str, list[list[tuple[int, int]]]]) -> None:
-    """At any moment: the manifest tells of one content of the hour, and so does a glob of a folder with _SUCCESS."""
+    """At any moment the manifest names one content of the hour, and so does a glob of a folder with _SUCCESS."""
     for hour, allowed in contents.items():
         own = folder / "export" / f"date={hour[:10]}" / f"hour={hour[11:]}"
         rows = by_manifest(own)
@@ -223,7 +223,7 @@ def test_a_manifest_that_was_written_though_its_answer_was_lost_is_kept(
 
 
 def test_files_that_another_process_named_stay_with_it(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This one's manifest was written, then replaced by one that found it without `_SUCCESS`; this one is told no."""
+    """This one's manifest was written, then replaced by one that found it without `_SUCCESS`; this one is refused."""
     real = LocalStorage.replace
 
     def overtaken(self: LocalStorage, path: str, body: bytes, before: Small | None) -> bool:

@@ -1,4 +1,4 @@
-"""The records of an hour in a topic: what is sent in which order, and where a process goes on. Pure."""
+"""The records of an hour in a topic: their order, and the position at which a process continues. Pure."""
 
 from __future__ import annotations
 

@@ -43,24 +43,24 @@ def test_a_condition_selects_the_rows_that_the_scanner_selects(files: ds.Dataset
 
 
 def test_progress_counts_all_rows_read(files: ds.Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
+    reported: list[str] = []
     complete = threading.Event()
 
-    def tell(self: Progress, units: int = 1) -> None:
+    def report(self: Progress, units: int = 1) -> None:
         step(self, units)
-        told.append(self.line())
-        if f"{2 * FILES} of {2 * FILES} files" in told[-1]:
+        reported.append(self.line())
+        if f"{2 * FILES} of {2 * FILES} files" in reported[-1]:
             complete.set()
 
     step = Progress.step
-    monkeypatch.setattr(Progress, "step", tell)
+    monkeypatch.setattr(Progress, "step", report)
     monkeypatch.setattr(module, "_UPDATE_SECONDS", 0.01)
     reading = QueryProgress()
     with reading.show_progress("query"):
         for _ in range(2):
             reading.follow(files.scanner(), FILES).to_reader().read_all()
-        assert complete.wait(20), told[-1:]
-    assert told[-1].startswith("query: ")
+        assert complete.wait(20), reported[-1:]
+    assert reported[-1].startswith("query: ")
 
 
 @pytest.mark.parametrize(("at_end", "marks"), [(False, "!123"), (True, "123!")])

@@ -104,7 +104,7 @@ def new_lake(folder: Path, stream: Stream) -> StreamLake:
 
 @dataclass
 class Story:
-    """A stream's life by dice: what was received, in which hours, and which revision of each is accepted."""
+    """A random stream: its records, their hours, and the accepted revision of each."""
 
     one: StreamLake
     dice: random.Random

@@ -18,7 +18,7 @@ from serving_layer.egress.webhdfs import WebHdfs
 
 @contextmanager
 def server(redirect: str | None, seen: list[str | None]) -> Iterator[int]:
-    """Answers OPEN with a redirect, or with a file; what it was told of a password is added to `seen`."""
+    """Answers OPEN with a redirect, or with a file; received passwords are added to `seen`."""
 
     class Handler(BaseHTTPRequestHandler):
         server: ThreadingHTTPServer

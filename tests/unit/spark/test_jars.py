@@ -1,4 +1,4 @@
-"""The jars' list: what is committed, and what is said when a jar is not what it should be."""
+"""The jars' list: the committed list, and the error for a wrong jar."""
 
 from __future__ import annotations
 

@@ -258,7 +258,7 @@ def test_files_of_different_columns_or_types_are_not_put_together(lake: StreamLa
     assert rewrite(table, before).file.column_sizes.keys() == before[0].column_sizes.keys()
 
 
-# What is committed
+# Commits
 
 
 def publish(lake: StreamLake, count: int, hour: str = FIRST) -> None:
@@ -362,12 +362,12 @@ def test_a_compaction_refused_by_a_moved_head_is_committed_later(
     written(rolling)
     moved = iter([True])
 
-    def first_somebody_else(*given: Any) -> Any:
+    def another_publisher_first(*given: Any) -> Any:
         if next(moved, False):
             publish(lake, 1)
         return land(*given)
 
-    monkeypatch.setattr(compaction, "land", first_somebody_else)
+    monkeypatch.setattr(compaction, "land", another_publisher_first)
     rolling.published(1)
     assert len(files(lake)) == 11
     rolling.published(0)

@@ -169,7 +169,7 @@ def test_chunks_contain_every_offset_once_in_order_within_the_limit(ranges: Rang
 
 
 def test_a_partition_missing_in_kafkas_answer_is_not_published() -> None:
-    """The hazard: the hours that ended have no end there, so its records would stand under the running hour alone."""
+    """The hazard: ended hours have no end there, so all of its records would belong to the running hour."""
     state = outage({0: 50, 1: 5}, "aaaaa")
     decided = ResolvedState(state, Position("t", {0: 50, 1: 5}), state.timeline, NOW - timedelta(minutes=30))
     assert plan_micro_batch(decided, {0: (50, 51)}, None).next is Next.STAGE
@@ -227,7 +227,7 @@ def test_files_without_a_snapshot_are_published_for_half_an_hour_and_then_staged
     state = new_state(timeline, {0: 5}, content=same, merged=same)
     decided = ResolvedState(state, state.position, timeline, start_of(H[0]))
     staged = StagedBatch("t", {H[0]: {0: (5, 7)}}, Written("files", NOW, ()), None)
-    # The time of the decision says nothing of it: that is of before the state was loaded.
+    # The time of the decision does not show it: it is earlier than the load of the state.
     for age, step in (
         (timedelta(0), Next.PUBLISH),
         (NAMED_WITHIN, Next.PUBLISH),

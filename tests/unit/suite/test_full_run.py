@@ -77,7 +77,7 @@ def test_a_later_result_of_another_run_replaces_the_recorded_one(
 def test_no_shard_should_take_more_than_half_an_hour() -> None:
     durations = full.load_durations()
     files = sorted(str(file.relative_to(ROOT)) for file in (ROOT / "tests").glob("**/test_*.py"))
-    # Its functions, or what is recorded of it, stand for the tests of a long file.
+    # Its functions, or its recorded durations, represent the tests of a long file.
     known = {file: durations.get(file, {}).keys() - {""} for file in files}
     tests = {file: sorted(known[file]) or list(functions(ROOT / file)) for file in files}
     shards = full.plan_shards(full.plan_units(files, durations, tests), full.SHARDS)
