@@ -38,7 +38,7 @@ CATALOGS = ("SQLite", "PostgreSQL", "REST")
 
 @dataclass(frozen=True)
 class Catalog:
-    """What PyIceberg is told of it, and the process that serves it (None: it runs in the clients)."""
+    """PyIceberg's settings of it, and its server process (None: it runs in the clients)."""
 
     settings: dict[str, Any]
     server: int | None
