@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from kafka import KafkaAdminClient, errors
@@ -17,7 +18,7 @@ IO_THREAD = "kafka-io-"
 """How the name of a client's IO thread begins; that of a client of `connect` ends with its bootstrap servers."""
 
 
-def connect(kind: type[T], **settings: Any) -> T:
+def connect(kind: Callable[..., T], **settings: Any) -> T:
     """A client of kafka-python, such as KafkaConsumer. Raises what its constructor raises, and then leaves no thread
     and no file descriptor.
 
