@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -12,6 +13,28 @@ from anabranch.common.errors import AnabranchError, NoAnswer
 from anabranch.common.remote_errors import explain
 
 T = TypeVar("T")
+
+
+def start(name: str, call: Callable[[], T]) -> Future[T]:
+    """Call at once, in a thread that the process does not wait for when it ends."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return future
+
+
+def call_within(seconds: float, name: str, call: Callable[[], T], no_answer: AnabranchError) -> T:
+    """Return the call's value, or raise its error. Raises `no_answer` after this time; its thread is then abandoned."""
+    future = start(name, call)
+    if not wait([future], seconds).done:
+        raise no_answer
+    return future.result()
 
 
 class Reading(Generic[T]):
@@ -23,37 +46,32 @@ class Reading(Generic[T]):
         self._began = time.monotonic()
         self._took: float | None = None
         self.is_given_up = False
-        self._value: T | None = None
-        self._error: AnabranchError | None = None
-        self._thread = threading.Thread(target=self._run, name=f"read-{name}", daemon=True)
-        self._thread.start()
+        self._answer = start(f"read-{name}", self._run)
 
-    def _run(self) -> None:
+    def _run(self) -> T | AnabranchError:
         try:
-            self._value = self._read()
+            return self._read()
         except Exception as error:
-            self._error = explain(f"{self.doing} {self.name}", error)
-        self._took = time.monotonic() - self._began
+            return explain(f"{self.doing} {self.name}", error)
+        finally:
+            self._took = time.monotonic() - self._began
 
     @property
     def has_ended(self) -> bool:
-        return not self._thread.is_alive()
+        return self._answer.done()
 
     def wait(self) -> None:
         """Wait until it has ended, or `limit` seconds have passed since it began."""
-        self._thread.join(max(0.0, self._began + self._limit - time.monotonic()))
+        wait([self._answer], max(0.0, self._began + self._limit - time.monotonic()))
 
     def facts(self) -> T | AnabranchError:
         """The result, or why there is none: the reader's error, or NoAnswer when `limit` seconds have
         passed since it began."""
         self.wait()
-        if self._thread.is_alive():
+        if not self.has_ended:
             self.is_given_up = True
             return NoAnswer(f"{self.doing} {self.name}: found no end within {self._limit:.0f} s; check that it answers")
-        if self._error is not None:
-            return self._error
-        assert self._value is not None
-        return self._value
+        return self._answer.result()
 
     @property
     def seconds(self) -> float:

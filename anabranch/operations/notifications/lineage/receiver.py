@@ -3,13 +3,13 @@ the first failure."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable
 
 import requests
 from openlineage.client.event_v2 import RunEvent
 from openlineage.client.transport.http import ApiKeyTokenProvider, HttpConfig, HttpTransport, TokenProvider
 
+from anabranch.common.deadline import call_within
 from anabranch.common.errors import AnabranchError, ConfigurationError, NoAnswer, Refused, Transient
 from anabranch.common.http import is_transient
 from anabranch.config import Lineage
@@ -34,26 +34,21 @@ class Receiver:
         """Send events in order, within `lineage.timeout` in total. Raises NoAnswer after that time,
         Transient when the receiver is unreachable, ConfigurationError for a wrong path or key,
         Refused when it rejects the events."""
-        failed: list[BaseException] = []
+        seconds = self._settings.timeout.total_seconds()
+        late = NoAnswer(
+            f"send lineage to {self._settings.url}: found no answer within {seconds:g} s "
+            "(lineage.timeout; transient, try again)"
+        )
 
-        def work() -> None:
+        def emit() -> None:
             try:
                 for event in events:
                     self._transport.emit(event)
             except Exception as error:
-                failed.append(error)
+                raise self._explained(error) from error
 
         # The client's own timeout restarts with every byte, and does not cover name resolution.
-        thread = threading.Thread(target=work, name="lineage", daemon=True)
-        thread.start()
-        thread.join(self._settings.timeout.total_seconds())
-        if thread.is_alive():
-            raise NoAnswer(
-                f"send lineage to {self._settings.url}: found no answer within "
-                f"{self._settings.timeout.total_seconds():g} s (lineage.timeout; transient, try again)"
-            )
-        if failed:
-            raise self._explained(failed[0]) from failed[0]
+        call_within(seconds, "lineage", emit, late)
 
     def _explained(self, error: BaseException) -> AnabranchError:
         doing = f"send lineage to {self._settings.url}/{self._settings.endpoint}"

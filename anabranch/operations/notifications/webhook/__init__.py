@@ -13,18 +13,18 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from queue import Empty, SimpleQueue
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import requests
 
-from anabranch.common.errors import ConfigurationError, Transient
+from anabranch.common.deadline import call_within
+from anabranch.common.errors import ConfigurationError, NoAnswer, Transient
 from anabranch.iceberg import admin
 from anabranch.operations.notifications.webhook.message import Message, messages
 from anabranch.protocol import ledger
@@ -160,18 +160,14 @@ def notify(job: Job, within: timedelta = JOBS_WAIT) -> bool:
 
 def send(webhook: Webhook, body: dict[str, Any]) -> str | None:
     """Post one message; returns why it failed, or None. Returns within `webhook.within` in any case."""
-    answers: SimpleQueue[str | None] = SimpleQueue()
-
-    def post() -> None:
-        answers.put(_post(webhook, body))
-
-    # The client's timeout restarts with each byte of a slow answer, so limit the time here and
-    # abandon the thread.
-    threading.Thread(target=post, name="webhook", daemon=True).start()
+    seconds = webhook.within.total_seconds()
+    # The client's timeout restarts with each byte of a slow answer, so limit the time here.
     try:
-        return answers.get(timeout=webhook.within.total_seconds())
-    except Empty:
-        return f"no answer within {webhook.within.total_seconds():g} s"
+        return call_within(
+            seconds, "webhook", partial(_post, webhook, body), NoAnswer(f"no answer within {seconds:g} s")
+        )
+    except NoAnswer as late:
+        return str(late)
 
 
 def _post(webhook: Webhook, body: dict[str, Any]) -> str | None:
