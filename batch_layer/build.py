@@ -17,8 +17,9 @@ from pyspark.sql import functions as F
 from anabranch import records
 from anabranch.common.fail_points import Step, reach
 from anabranch.common.logs import note
+from anabranch.iceberg.hour_files import files_of
 from anabranch.iceberg.physical_design import sort_order_id
-from anabranch.iceberg.snapshots import Staged, files_of
+from anabranch.iceberg.snapshots import Staged
 from anabranch.iceberg.staging import read_snapshot, read_staged, stage
 from anabranch.job import Job
 from anabranch.offsets import hours

@@ -26,8 +26,9 @@ from pyspark.version import __version__ as SPARK_VERSION
 from anabranch.common.errors import AnabranchError, Transient
 from anabranch.common.fail_points import Step, reach
 from anabranch.common.logs import fields
+from anabranch.iceberg.hour_files import content_by_hour, files_by_hour
 from anabranch.iceberg.reading_tags import held_snapshots
-from anabranch.iceberg.snapshots import content_by_hour, files_by_hour, has_landed
+from anabranch.iceberg.snapshots import has_landed
 from anabranch.job import Job
 from anabranch.offsets import hours
 from anabranch.offsets.hours import Cut

@@ -21,10 +21,11 @@ from anabranch.common.errors import AnabranchError, Transient
 from anabranch.common.fail_points import Step, reach
 from anabranch.common.remote_errors import lake_errors
 from anabranch.config import Stream
+from anabranch.iceberg.hour_files import content_by_hour
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.manifests import hour_of_file, list_manifests, read_entries
 from anabranch.iceberg.snapshot_writer import delete_quietly
-from anabranch.iceberg.snapshots import content_by_hour, head
+from anabranch.iceberg.snapshots import head
 from anabranch.protocol.publish import land, new_id
 from anabranch.protocol.state import State, load_state
 from speed_layer.compaction_plan import has_ended, is_served, plan_compaction, plan_replacement, should_wait

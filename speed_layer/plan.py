@@ -9,7 +9,8 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from anabranch.iceberg.commits import Change
-from anabranch.iceberg.snapshots import Staged, oldest_timestamps, staged_snapshot
+from anabranch.iceberg.hour_files import oldest_timestamps
+from anabranch.iceberg.snapshots import Staged, staged_snapshot
 from anabranch.iceberg.staging import MOST_OPEN_FILES, Written, is_young
 from anabranch.offsets.hours import Cut, HourRange, hour_of, hour_ranges
 from anabranch.offsets.position import (

@@ -14,7 +14,7 @@ from pyiceberg.table.snapshots import Operation
 
 from anabranch.common.errors import Terminal
 from anabranch.common.remote_errors import lake_errors
-from anabranch.iceberg import snapshots
+from anabranch.iceberg import hour_files, snapshots
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -85,7 +85,7 @@ def _changed(table: Table, commits: list[Snapshot], base: Snapshot) -> str | Non
 
 
 def _rows_by_hour(table: Table, snapshot: Snapshot) -> dict[str, int]:
-    files = snapshots.files_at(table, snapshot)
+    files = hour_files.files_at(table, snapshot)
     return {hour: sum(f.record_count for f in of_hour.values()) for hour, of_hour in files.items()}
 
 

@@ -30,7 +30,8 @@ from pyiceberg.table.update import RemoveSnapshotsUpdate
 from pyiceberg.table.update.snapshot import _FastAppendFiles
 
 from anabranch.iceberg.arrow_files import write_files
-from anabranch.iceberg.snapshots import PUBLISH_ID, plan_plain_expiry
+from anabranch.iceberg.expiry import plan_plain_expiry
+from anabranch.iceberg.snapshots import PUBLISH_ID
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table

@@ -12,10 +12,9 @@ from pyiceberg.manifest import DataFile, ManifestEntryStatus
 from pyiceberg.table.refs import SnapshotRef, SnapshotRefType
 from pyiceberg.table.snapshots import Snapshot, ancestors_of
 
-from anabranch.common.errors import ConfigurationError, Terminal
+from anabranch.common.errors import Terminal
 from anabranch.common.remote_errors import lake_errors
 from anabranch.iceberg import side_files, state_properties
-from anabranch.iceberg.manifests import hour_of_file, list_manifests, read_entries
 from anabranch.iceberg.side_files import SideFileGone
 from anabranch.iceberg.state_properties import StateGone
 
@@ -124,56 +123,9 @@ def total(snapshot: Snapshot | None, what: str) -> int:
     return count(snapshot, f"total-{what}") if snapshot is not None else 0
 
 
-def find_snapshot(table: Table, as_of: str) -> int:
-    """The id of the snapshot that `as_of` names: a tag, a branch, an id, or a time (ISO 8601;
-    without an offset UTC), which selects the snapshot of `main` at that time. Raises
-    ConfigurationError for none, and for a time whose snapshot is no longer known."""
-    if (ref := table.metadata.refs.get(as_of)) is not None:
-        return ref.snapshot_id
-    if as_of.isdecimal() and table.metadata.snapshot_by_id(int(as_of)) is not None:
-        return int(as_of)
-    if (when := _moment(as_of)) is not None:
-        return _main_at(table, when)
-    known = ", ".join(sorted(n for n in table.metadata.refs if n != STAGING and not n.startswith(UNNAMED))) or "none"
-    raise ConfigurationError(
-        f"table {'.'.join(table.name())}: expected a tag, a branch, a snapshot's id or a time, found {as_of!r} (known: "
-        f"{known}; tags expire)"
-    )
-
-
 def is_tag(refs: Mapping[str, SnapshotRef], name: str) -> bool:
     """Whether a ref is a tag for readers, and not one that moves with each publish. Pure."""
     return refs[name].snapshot_ref_type == SnapshotRefType.TAG and not name.startswith(UNNAMED)
-
-
-def _moment(text: str) -> datetime | None:
-    try:
-        when = datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    # Digits alone are the id of a missing snapshot, not a date.
-    return None if text.isdecimal() else when.replace(tzinfo=when.tzinfo or UTC)
-
-
-def _main_at(table: Table, when: datetime) -> int:
-    """The snapshot of `main` at a moment: the newest of the gapless snapshots that is not later.
-    Tagged snapshots do not count, since the time of the publish after them is not recorded.
-    """
-    name, metadata = ".".join(table.name()), table.metadata
-    ref = metadata.refs.get("main")
-    oldest = None
-    for snapshot in ancestors_of(metadata.snapshot_by_id(ref.snapshot_id), metadata) if ref is not None else ():
-        if made_at(snapshot) <= when:
-            return snapshot.snapshot_id
-        oldest = snapshot
-    since = f"its publishes only since {made_at(oldest).isoformat()}" if oldest is not None else "none of its publishes"
-    made = {n: made_at(s) for n, r in metadata.refs.items() if (s := metadata.snapshot_by_id(r.snapshot_id))}
-    tags = {n: made[n] for n in made if is_tag(metadata.refs, n)}
-    before = max((n for n in tags if tags[n] <= when), key=tags.__getitem__, default=None)
-    after = min((n for n in tags if tags[n] > when), key=tags.__getitem__, default=None)
-    near = [f"{n} ({tags[n].isoformat()})" for n in (before, after) if n is not None]
-    remedy = f"name a tag beside it: {', '.join(near)}" if near else "no tag of that time is left"
-    raise ConfigurationError(f"table {name}: expected main's snapshot at {when.isoformat()}, found {since}; {remedy}")
 
 
 def made_at(snapshot: Snapshot) -> datetime:
@@ -375,131 +327,3 @@ def find_staged(table: Table, wap_id: str) -> Staged | None:
             if entry.status == ManifestEntryStatus.ADDED
         )
     return Staged(wap_id, snapshot.snapshot_id, snapshot.parent_snapshot_id, files)
-
-
-def oldest_timestamps(table: Table, files: Iterable[DataFile], column: str) -> list[int]:
-    """The least value of a timestamp column in each file with bounds of it, in milliseconds.
-    Pure."""
-    id = table.schema().find_field(column).field_id
-    bounds = [(file.lower_bounds or {}).get(id) for file in files]
-    return [int.from_bytes(least, "little", signed=True) // 1000 for least in bounds if least is not None]
-
-
-def files_of(table: Table, branch: str, hour: str) -> tuple[DataFile, ...]:
-    """The data files of one ingest hour on one branch. Opens only the manifests that may contain
-    the hour."""
-    return tuple(files_by_hour(table, branch, (hour,)).get(hour, {}).values())
-
-
-def files_by_hour(
-    table: Table, branch: str, hours: Collection[str] | None = None
-) -> dict[str, dict[str, DataFile]]:  # fmt: skip
-    """The data files of a branch, all or those of `hours`: hour -> path -> file."""
-    return files_at(table, head(table, branch), hours)
-
-
-def files_at(
-    table: Table, snapshot: Snapshot, hours: Collection[str] | None = None
-) -> dict[str, dict[str, DataFile]]:  # fmt: skip
-    """The same of a snapshot."""
-    files: dict[str, dict[str, DataFile]] = {}
-    with lake_errors(f"read the manifests of {'.'.join(table.name())}"):
-        listed, _ = list_manifests(table, snapshot)
-        wanted = [m.manifest for m in listed if hours is None or any(m.may_hold(h) for h in hours)]
-        for entries in read_entries(table.io, wanted):
-            for entry in entries:
-                hour = hour_of_file(table, entry.data_file)
-                if hours is None or hour in hours:
-                    files.setdefault(hour, {})[entry.data_file.file_path] = entry.data_file
-    return files
-
-
-@dataclass(frozen=True)
-class HourContent:
-    """The number of files and rows of an hour on a branch."""
-
-    files: int
-    rows: int
-
-
-def hours_apart(table: Table, one: str, other: str) -> set[str]:
-    """The hours whose files may differ between two branches: those of manifests that only one of
-    them has."""
-    with lake_errors(f"read the manifests of {'.'.join(table.name())}"):
-        here, there = (
-            {m.manifest.manifest_path: m for m in list_manifests(table, head(table, b))[0]} for b in (one, other)
-        )
-        both = here.keys() & there.keys()
-        alone = [m for path, m in (here | there).items() if path not in both]
-        hours = {m.hour for m in alone if m.hour is not None}
-        for entries in read_entries(table.io, [m.manifest for m in alone if m.hour is None]):
-            hours |= {hour_of_file(table, e.data_file) for e in entries}
-    return hours
-
-
-def content_by_hour(table: Table, branch: str, hours: Collection[str] | None = None) -> dict[str, HourContent]:
-    """The content of each hour on a branch, or of `hours`. Opens only manifests of several hours,
-    which are old ones."""
-    counted: dict[str, list[tuple[int, int]]] = {}
-    with lake_errors(f"read the manifests of {'.'.join(table.name())}"):
-        listed, _ = list_manifests(table, head(table, branch))
-        wanted = [m for m in listed if hours is None or any(m.may_hold(h) for h in hours)]
-        for manifest in wanted:
-            if manifest.hour is not None:
-                counted.setdefault(manifest.hour, []).append((manifest.files, manifest.rows))
-        for entries in read_entries(table.io, [m.manifest for m in wanted if m.hour is None]):
-            for entry in entries:
-                hour = hour_of_file(table, entry.data_file)
-                counted.setdefault(hour, []).append((1, entry.data_file.record_count))
-    return {
-        h: HourContent(sum(files for files, _ in counts), sum(rows for _, rows in counts))
-        for h, counts in sorted(counted.items())
-        if hours is None or h in hours
-    }
-
-
-def plan_expiry(
-    table: Table, publishing: str | None, now: datetime, keep: int = 100, *, waiting: Collection[str] = ()
-) -> tuple[int, ...]:
-    """The snapshots that the next commit removes: staged ones that are published or abandoned, and
-    all but the newest. A snapshot staged under an id of `waiting` is never abandoned: a publish
-    refers to it. Heads, their ancestors down to the newest publish, tags, and the parents of
-    waiting staged snapshots stay. Files are never deleted here.
-    """
-    snapshots = table.snapshots()
-    published = {s.summary.get(PUBLISH_ID) for s in snapshots if s.summary is not None} | {publishing}
-    kept = {ref.snapshot_id for name, ref in table.metadata.refs.items() if not name.startswith(STAGED)}
-    kept |= {s.snapshot_id for b in BRANCHES for s in ancestors_to_last_publish(table, b)}
-    day_ago = now.timestamp() * 1000 - 86_400_000
-    removed, line = [], []
-    for s in snapshots:
-        wap_id = s.summary.get(WAP_ID) if s.summary is not None else None
-        if wap_id is None:
-            line.append(s)
-        elif wap_id in published or (s.timestamp_ms < day_ago and wap_id not in waiting):
-            removed.append(s.snapshot_id)
-        elif s.parent_snapshot_id is not None:
-            kept.add(s.parent_snapshot_id)
-    line.sort(key=lambda s: s.sequence_number or 0, reverse=True)
-    removed += [s.snapshot_id for s in line[keep:]]
-    return tuple(id for id in removed if id not in kept)
-
-
-def plan_plain_expiry(table: Table, keep: int = 200) -> tuple[int, ...]:
-    """The same for a table without our branches and stages: all but the newest snapshots and those
-    with a ref."""
-    line = sorted(table.snapshots(), key=lambda s: s.sequence_number or 0, reverse=True)
-    kept = {ref.snapshot_id for ref in table.metadata.refs.values()}
-    return tuple(s.snapshot_id for s in line[keep:] if s.snapshot_id not in kept)
-
-
-def expired_tags(table: Table, now: datetime) -> tuple[str, ...]:
-    """Tags whose age has ended."""
-    ended = []
-    for name, ref in table.metadata.refs.items():
-        if ref.snapshot_ref_type != SnapshotRefType.TAG or ref.max_ref_age_ms is None:
-            continue
-        snapshot = table.metadata.snapshot_by_id(ref.snapshot_id)
-        if snapshot is None or snapshot.timestamp_ms + ref.max_ref_age_ms < now.timestamp() * 1000:
-            ended.append(name)
-    return tuple(ended)

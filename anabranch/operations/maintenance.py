@@ -26,10 +26,12 @@ from anabranch.common.fail_points import Step, reach
 from anabranch.common.progress import Progress
 from anabranch.common.temporary import clear_abandoned
 from anabranch.iceberg.commits import Change, Commit
+from anabranch.iceberg.expiry import expired_tags, plan_expiry, plan_plain_expiry
 from anabranch.iceberg.files import Stored, delete_files
+from anabranch.iceberg.hour_files import content_by_hour
 from anabranch.iceberg.ledger_files import SNAPSHOTS_KEPT, MergeStep
 from anabranch.iceberg.orphans import list_table, plan_orphans, references
-from anabranch.iceberg.snapshots import content_by_hour, expired_tags, heads, plan_expiry, plan_plain_expiry, total
+from anabranch.iceberg.snapshots import heads, total
 from anabranch.offsets.hours import Timeline, end_of, shift
 from anabranch.protocol import dead_letters, ledger, merge
 from anabranch.protocol.ledger import Ledger

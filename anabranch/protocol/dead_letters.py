@@ -25,18 +25,11 @@ from pyiceberg.manifest import DataFile
 from anabranch.common.errors import Transient
 from anabranch.common.remote_errors import lake_errors
 from anabranch.iceberg.commits import Change, Commit
+from anabranch.iceberg.expiry import plan_expiry
+from anabranch.iceberg.hour_files import files_by_hour
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.manifests import hour_of_file
-from anabranch.iceberg.snapshots import (
-    BRANCHES,
-    Staged,
-    branch_properties,
-    files_by_hour,
-    find_staged,
-    heads,
-    plan_expiry,
-    staged_snapshot,
-)
+from anabranch.iceberg.snapshots import BRANCHES, Staged, branch_properties, find_staged, heads, staged_snapshot
 from anabranch.iceberg.staging import NAMED_WITHIN
 from anabranch.protocol.ledger_row import Layer
 from anabranch.protocol.publish import new_id

@@ -27,8 +27,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from anabranch.common.counters import REFUSED, TALLY
 from anabranch.common.errors import Transient
 from anabranch.iceberg.commits import Change, Commit, Tag
+from anabranch.iceberg.expiry import expired_tags, plan_expiry
 from anabranch.iceberg.lake import Lake
-from anabranch.iceberg.snapshots import expired_tags, head, plan_expiry
+from anabranch.iceberg.snapshots import head
 from anabranch.offsets.hours import Timeline
 from anabranch.offsets.position import Position
 from anabranch.protocol.ledger_row import LedgerRow

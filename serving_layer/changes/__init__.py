@@ -23,7 +23,8 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from anabranch.common.errors import ConfigurationError, Transient
-from anabranch.iceberg.snapshots import files_at, head
+from anabranch.iceberg.hour_files import files_at
+from anabranch.iceberg.snapshots import head
 from anabranch.job import Job, open_job
 from anabranch.protocol import ledger
 from anabranch.protocol.ledger import Ledger

@@ -17,7 +17,8 @@ from pyiceberg.schema import Schema, index_by_id
 
 from anabranch.common.errors import Transient
 from anabranch.common.output import text
-from anabranch.iceberg.snapshots import files_of, heads
+from anabranch.iceberg.hour_files import files_of
+from anabranch.iceberg.snapshots import heads
 from anabranch.offsets.hours import shift
 from anabranch.offsets.partition_sql import within
 from anabranch.offsets.position import Ranges

@@ -20,7 +20,7 @@ import pyarrow.dataset as ds
 
 from anabranch.common.errors import AnabranchError, ConfigurationError, Transient
 from anabranch.common.temporary import process_folder
-from anabranch.iceberg.snapshots import find_snapshot
+from anabranch.iceberg.time_travel import find_snapshot
 from serving_layer.query.datasets import (
     TableFiles,
     columns_only,

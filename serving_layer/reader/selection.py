@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from anabranch.common.errors import ConfigurationError, Refused
 from anabranch.config import Stream
 from anabranch.iceberg.lake import Lake
-from anabranch.iceberg.snapshots import find_snapshot, heads
+from anabranch.iceberg.snapshots import heads
+from anabranch.iceberg.time_travel import find_snapshot
 from anabranch.offsets.hours import hours_between, is_hour, start_of
 from anabranch.protocol import ledger
 from anabranch.protocol.ledger import Ledger

@@ -24,8 +24,10 @@ from anabranch.config import Stream, View
 from anabranch.config.views import WINDOW_START
 from anabranch.iceberg.arrow_files import write_files
 from anabranch.iceberg.commits import Change, Commit
+from anabranch.iceberg.expiry import plan_expiry
+from anabranch.iceberg.hour_files import files_by_hour
 from anabranch.iceberg.lake import Lake
-from anabranch.iceberg.snapshots import files_by_hour, heads, plan_expiry
+from anabranch.iceberg.snapshots import heads
 from anabranch.protocol.publish import new_id
 from anabranch.protocol.state import State, load_state
 from serving_layer.query.datasets import connected, is_reading_failure, plan_files, quoted

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from anabranch.config import Stream, View
+from anabranch.iceberg.hour_files import files_by_hour
 from anabranch.iceberg.lake import Lake
-from anabranch.iceberg.snapshots import files_by_hour
 from anabranch.offsets.hours import hours_between
 from anabranch.protocol.ledger import Acceptance, Ledger
 from anabranch.protocol.state import State

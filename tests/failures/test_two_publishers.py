@@ -83,7 +83,7 @@ def test_a_speed_job_that_hangs_while_another_takes_over_publishes_nothing_twice
 def test_a_publisher_paused_across_an_expiry_is_refused_and_stages_again(
     world: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from anabranch.iceberg import snapshots
+    from anabranch.iceberg import expiry
     from anabranch.protocol import publish
 
     # A type that Spark alone reads, so that the rows are staged by a snapshot.
@@ -91,7 +91,7 @@ def test_a_publisher_paused_across_an_expiry_is_refused_and_stages_again(
     one.topic()
     one.apply()
     one.send_now(50, "before")
-    real = snapshots.plan_expiry
+    real = expiry.plan_expiry
     with paused_at(one, Step.COMMIT_PREPARED, "speed", one.name) as hung:
         staged = [s for s in one.state.table.snapshots() if s.summary and "wap.id" in s.summary.additional_properties]
         assert staged

@@ -18,7 +18,7 @@ from anabranch.dev.demo.live import Live
 from anabranch.dev.demo.story import poll
 from anabranch.dev.producers.produce import STREAM, produce_events
 from anabranch.iceberg.commits import Change, Outcome
-from anabranch.iceberg.snapshots import files_of
+from anabranch.iceberg.hour_files import files_of
 from anabranch.offsets import hours
 from anabranch.protocol.maintained import MaintenanceRun, record_run
 from anabranch.protocol.publish import Publish, new_id, to_commit

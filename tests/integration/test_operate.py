@@ -14,7 +14,7 @@ from anabranch.cli import main
 from anabranch.common.errors import PositionError
 from anabranch.common.output import plain
 from anabranch.iceberg.commits import Change, Outcome
-from anabranch.iceberg.snapshots import files_of
+from anabranch.iceberg.hour_files import files_of
 from anabranch.iceberg.staging import stage
 from anabranch.kafka.client import create_topic
 from anabranch.offsets.hours import shift

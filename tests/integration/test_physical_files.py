@@ -13,7 +13,7 @@ import pytest
 from pyiceberg.manifest import DataFile
 from world import World, event, past_hour
 
-from anabranch.iceberg.snapshots import files_of
+from anabranch.iceberg.hour_files import files_of
 from anabranch.offsets.hours import start_of
 from serving_layer.query import open_query
 from serving_layer.query.opened import Opened, opened

@@ -16,7 +16,7 @@ from world import World, event, past_hour, spread
 
 from anabranch.cli import main
 from anabranch.iceberg.commits import Change, Outcome
-from anabranch.iceberg.snapshots import files_of
+from anabranch.iceberg.hour_files import files_of
 from anabranch.offsets.hours import start_of
 from anabranch.operations.page.access import Access
 from anabranch.operations.page.app import Page, Settings

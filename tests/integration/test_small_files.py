@@ -9,7 +9,7 @@ import pytest
 from world import World, event, past_hour, spread
 
 from anabranch.common.output import plain
-from anabranch.iceberg.snapshots import files_by_hour
+from anabranch.iceberg.hour_files import files_by_hour
 from anabranch.operations.audit import audit
 from anabranch.operations.reports import status as views
 from speed_layer import rewriting

@@ -16,7 +16,7 @@ import matplotlib
 from scale import Cost, ScaledStream, measured, median_of
 
 from anabranch.common.output import print_table
-from anabranch.iceberg.snapshots import files_of
+from anabranch.iceberg.hour_files import files_of
 from anabranch.offsets.hours import hour_of, shift
 from anabranch.protocol.ledger import Ledger
 

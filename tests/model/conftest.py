@@ -8,13 +8,13 @@ from collections.abc import Iterator
 import pytest
 from exploration import forget
 
-from anabranch.iceberg import snapshots, state_properties
+from anabranch.iceberg import expiry, state_properties
 from anabranch.protocol import dead_letters, state
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(snapshots.plan_expiry, "__defaults__", (3,))
+    monkeypatch.setattr(expiry.plan_expiry, "__defaults__", (3,))
     monkeypatch.setattr(state, "REMEMBERED_HOURS", 1)
     monkeypatch.setattr(dead_letters, "_REMEMBERED", 1)
     monkeypatch.setattr(state_properties, "_WORTH_A_PROPERTY", 0)

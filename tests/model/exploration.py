@@ -20,7 +20,8 @@ from values import replace
 
 from anabranch.iceberg import state_properties
 from anabranch.iceberg.clock import MAX_CLOCK_SKEW
-from anabranch.iceberg.snapshots import BRANCHES, WAP_ID, plan_expiry
+from anabranch.iceberg.expiry import plan_expiry
+from anabranch.iceberg.snapshots import BRANCHES, WAP_ID
 from anabranch.offsets.hours import hour_of, hours_between, shift, start_of
 from anabranch.protocol.merge import needs_merge
 from anabranch.protocol.watermarks import Watermarks

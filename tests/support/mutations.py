@@ -80,7 +80,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a snapshot that a tag names expires",
-        "anabranch/iceberg/snapshots.py",
+        "anabranch/iceberg/expiry.py",
         "kept = {ref.snapshot_id for name, ref in table.metadata.refs.items() if not name.startswith(STAGED)}",
         "kept = {ref.snapshot_id for name, ref in table.metadata.refs.items() if name in BRANCHES}",
         ("tests/unit/protocol/test_publish.py", "tests/unit/operations/test_maintenance.py"),

@@ -6,7 +6,7 @@ from collections import Counter
 
 from world import World
 
-from anabranch.iceberg.snapshots import files_by_hour
+from anabranch.iceberg.hour_files import files_by_hour
 from speed_layer import rewriting
 
 BY_PYARROW, BY_SPARK = "parquet-cpp-arrow", "parquet-mr"

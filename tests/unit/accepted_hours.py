@@ -9,7 +9,7 @@ from lakes import FIRST, StreamLake, new_lake
 from proofs import NOW
 
 from anabranch.iceberg.commits import Change, Commit, Outcome
-from anabranch.iceberg.snapshots import plan_expiry
+from anabranch.iceberg.expiry import plan_expiry
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.protocol import ledger
 from anabranch.protocol.publish import Publish, new_id

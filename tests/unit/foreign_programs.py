@@ -10,7 +10,7 @@ from pyiceberg.manifest import DataFile
 from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.table.update import AddSnapshotUpdate, AssertTableUUID, RemoveSnapshotsUpdate, TableUpdate
 
-from anabranch.iceberg import snapshots
+from anabranch.iceberg import hour_files, snapshots
 from anabranch.iceberg.commits import Change
 from anabranch.iceberg.prepare import set_ref
 from anabranch.iceberg.snapshot_writer import SnapshotWriter
@@ -26,7 +26,7 @@ def rewrite(lake: StreamLake, branch: str, rows: Iterable[Row] | None = None, **
     those that are there."""
     new = write_alone(lake, lake.rows(branch) if rows is None else list(rows))
     table = lake.table()
-    old = [f for of_hour in snapshots.files_by_hour(table, branch).values() for f in of_hour.values()]
+    old = [f for of_hour in hour_files.files_by_hour(table, branch).values() for f in of_hour.values()]
     writer = SnapshotWriter(table, int(datetime.now(UTC).timestamp() * 1000) + 1)
     made = writer.write(Change(branch, new, tuple(old), **{"rewrites": True, **change}), {})
     commit(lake, AddSnapshotUpdate(snapshot=made), set_ref(branch, made.snapshot_id, SnapshotRefType.BRANCH))

@@ -12,7 +12,8 @@ from lakes import FIRST, StreamLake, decide, new_environment, new_lake, stage
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 
 from anabranch.iceberg.commits import Change, Commit, Outcome
-from anabranch.iceberg.snapshots import Staged, files_of, heads
+from anabranch.iceberg.hour_files import files_of
+from anabranch.iceberg.snapshots import Staged, heads
 from anabranch.job import Job
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.offsets.hours import Cut, Timeline, shift

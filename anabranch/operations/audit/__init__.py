@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from anabranch.common.progress import Progress
+from anabranch.iceberg.hour_files import files_by_hour
 from anabranch.iceberg.ledger_files import Span
-from anabranch.iceberg.snapshots import files_by_hour
 from anabranch.job import Job
 from anabranch.offsets.hours import Cut, shift
 from anabranch.offsets.position import Offsets, Ranges, Topic, clip

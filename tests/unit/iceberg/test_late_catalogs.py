@@ -16,7 +16,7 @@ from lakes import FIRST, StreamLake, new_lake
 from rest_stand_in import Rest, running_rest
 
 from anabranch.common.errors import Transient
-from anabranch.iceberg import snapshots
+from anabranch.iceberg import expiry, snapshots
 from anabranch.iceberg.commits import Outcome
 from anabranch.iceberg.snapshot_writer import delete_quietly
 from anabranch.iceberg.snapshots import BRANCHES, has_landed
@@ -133,7 +133,7 @@ def test_a_publisher_that_is_answered_after_many_publishes_of_others_deletes_not
     lake: StreamLake, monkeypatch: pytest.MonkeyPatch, others: int
 ) -> None:
     """The hazard: the answer is that another commit was first, which was its own, now expired."""
-    monkeypatch.setattr(snapshots.plan_expiry, "__defaults__", (4,))
+    monkeypatch.setattr(expiry.plan_expiry, "__defaults__", (4,))
     staged, state = lake.stage(ROWS), lake.state()
     publish, real = lake.speed(staged, {0: 3}, state), lake.lake.catalog.commit_table
 

@@ -25,7 +25,7 @@ from pyiceberg.exceptions import CommitFailedException
 
 from anabranch.common.errors import AnabranchError, ConfigurationError, MissingRight, Transient
 from anabranch.common.fail_points import FAIL_AT, Step
-from anabranch.iceberg import admin, commit_status, snapshots
+from anabranch.iceberg import admin, commit_status, expiry, snapshots
 from anabranch.iceberg import lake as lake_module
 from anabranch.iceberg.commits import Change, Commit, Outcome
 from anabranch.iceberg.snapshots import BRANCHES, has_landed, heads
@@ -184,7 +184,7 @@ def test_another_publishers_commit_settles_the_outcome_too(lake: StreamLake) -> 
 
 def test_an_unknown_outcome_deletes_nothing(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hazard: more publishes of others than snapshots are kept, before the answer is looked for."""
-    monkeypatch.setattr(snapshots.plan_expiry, "__defaults__", (4,))
+    monkeypatch.setattr(expiry.plan_expiry, "__defaults__", (4,))
     staged, state, real = lake.stage(ROWS), lake.state(), lake.lake.catalog.commit_table
     publish = lake.speed(staged, {0: 3}, state)
 

@@ -10,8 +10,9 @@ from lakes import StreamLake, new_lake
 
 from anabranch.common.errors import Transient
 from anabranch.iceberg.commits import Change, Commit, Outcome
+from anabranch.iceberg.expiry import expired_tags, plan_expiry
 from anabranch.iceberg.reading_tags import held_snapshots
-from anabranch.iceberg.snapshots import READING, expired_tags, heads, plan_expiry
+from anabranch.iceberg.snapshots import READING, heads
 from anabranch.protocol.publish import new_id
 
 HOUR = "2026-11-21T00"

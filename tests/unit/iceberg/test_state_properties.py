@@ -22,7 +22,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.update import SetPropertiesUpdate
 
 from anabranch.common.errors import Terminal
-from anabranch.iceberg import admin, orphans, register, side_files, snapshots, state_properties
+from anabranch.iceberg import admin, expiry, orphans, register, side_files, snapshots, state_properties
 from anabranch.iceberg.commits import Change, Outcome, Tag
 from anabranch.iceberg.prepare import prepare
 from anabranch.iceberg.state_properties import STATE
@@ -244,7 +244,7 @@ def test_in_health_the_metadata_stays_small(tmp_path: Path, partitions: int, mos
     publish(
         lake, changes=(Change("batch", properties=accepted), Change("main")), decisions=(row,), dead_letters=(letters,)
     )  # fmt: skip
-    state, keep = [], snapshots.plan_expiry.__defaults__[0]  # type: ignore[index]
+    state, keep = [], expiry.plan_expiry.__defaults__[0]  # type: ignore[index]
     for i in range(4):
         files = named_files(lake, last, 1)
         at = Position(TOPIC, offsets_at(REMEMBERED_HOURS + i, partitions))
@@ -365,7 +365,7 @@ def test_a_property_is_kept_while_a_remembered_snapshot_needs_it_and_removed_in_
     other = replace(was.timeline, skipped=tuple(shift(FIRST, i) for i in range(200)))
     publish(long, timeline=other, tags=(Tag("kept", tagged, 3_600_000_000),))
     long.move("batch")
-    monkeypatch.setattr(snapshots.plan_expiry, "__defaults__", (0,))
+    monkeypatch.setattr(expiry.plan_expiry, "__defaults__", (0,))
     long.move("batch")
     long.move("batch")
     held = state_of(long.table()).keys()
@@ -405,7 +405,7 @@ def test_a_publish_that_needs_files_that_maintenance_removes_is_refused(
     updates = prepare(state.table, replace(again, expire=()), NOW).updates
     assert not [u for u in updates if isinstance(u, SetPropertiesUpdate) and any(STATE in k for k in u.updates)]
     before = state_of(state.table).keys()
-    monkeypatch.setattr(snapshots.plan_expiry, "__defaults__", (0,))
+    monkeypatch.setattr(expiry.plan_expiry, "__defaults__", (0,))
     for _ in range(3):
         long.move("batch")
     assert before - state_of(long.table()).keys(), "the hazard did not happen"

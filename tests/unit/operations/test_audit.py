@@ -20,7 +20,7 @@ from proofs import BEFORE, CUT, HOUR, NEXT, NOW, accept, bury, event, job, new_p
 
 from anabranch.cli.render.audit import print_audit
 from anabranch.iceberg.commits import Change, Outcome
-from anabranch.iceberg.snapshots import files_of
+from anabranch.iceberg.hour_files import files_of
 from anabranch.kafka.batches import Missing, Seen
 from anabranch.offsets.hours import Adoption, Cut, Timeline, shift
 from anabranch.offsets.position import Topic

@@ -18,7 +18,7 @@ from pyiceberg.types import LongType, StringType
 
 from anabranch.common.errors import Refused
 from anabranch.iceberg.commits import Change, Outcome
-from anabranch.iceberg.snapshots import files_of
+from anabranch.iceberg.hour_files import files_of
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.operations.reports import diff
 from anabranch.protocol.ledger_row import Diff

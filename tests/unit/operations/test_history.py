@@ -12,7 +12,7 @@ from proofs import CUT, HOUR, NEXT, NOW, event, job, new_proof, read, record, st
 
 from anabranch.common.errors import ConfigurationError
 from anabranch.iceberg.commits import Outcome
-from anabranch.iceberg.snapshots import find_snapshot
+from anabranch.iceberg.time_travel import find_snapshot
 from anabranch.offsets.hours import Cut
 from anabranch.operations.reports import history
 from anabranch.protocol import decisions as protocol_decisions

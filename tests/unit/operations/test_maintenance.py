@@ -19,8 +19,8 @@ from anabranch.cli import main
 from anabranch.cli.many import Many
 from anabranch.common.errors import Refused, Transient
 from anabranch.common.fail_points import Step
+from anabranch.iceberg import expiry, ledger_files
 from anabranch.iceberg import lake as lakes_module
-from anabranch.iceberg import ledger_files, snapshots
 from anabranch.iceberg.commits import Change, Outcome, Tag
 from anabranch.iceberg.files import Stored, same_file
 from anabranch.iceberg.orphans import plan_orphans, references
@@ -410,7 +410,7 @@ def test_hours_accepted_a_moment_ago_keep_theirs(lake: StreamLake) -> None:
 def test_snapshots_of_the_ledger_and_the_dead_letters_are_expired_too(
     lake: StreamLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(snapshots.plan_expiry, "__defaults__", (5,))
+    monkeypatch.setattr(expiry.plan_expiry, "__defaults__", (5,))
     monkeypatch.setattr(maintenance, "SNAPSHOTS_KEPT", 5)
     monkeypatch.setattr(ledger_files, "SNAPSHOTS_KEPT", 5)
     for _ in range(8):

@@ -13,7 +13,8 @@ from foreign_programs import expire_all
 from lakes import FIRST, StreamLake, new_lake, waiting
 
 from anabranch.iceberg.commits import Change, Outcome
-from anabranch.iceberg.snapshots import STAGED, Staged, files_of, find_staged, staged_snapshot
+from anabranch.iceberg.hour_files import files_of
+from anabranch.iceberg.snapshots import STAGED, Staged, find_staged, staged_snapshot
 from anabranch.job import Job
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.protocol import dead_letters, ledger

@@ -12,7 +12,7 @@ import pytest
 from lakes import FIRST, StreamLake, new_lake, new_state
 
 from anabranch.iceberg.commits import Change, Outcome
-from anabranch.iceberg.snapshots import files_by_hour
+from anabranch.iceberg.hour_files import files_by_hour
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.protocol.coverage import uncovered_reason
 from anabranch.protocol.ledger_row import Layer

@@ -15,7 +15,7 @@ from lakes import FIRST, StreamLake, new_lake, waiting
 from pyiceberg.table.refs import SnapshotRefType
 
 from anabranch.common.errors import Terminal, Transient
-from anabranch.iceberg import admin, snapshots
+from anabranch.iceberg import admin, expiry, hour_files, snapshots
 from anabranch.iceberg.commits import Change, Outcome, Tag
 from anabranch.iceberg.snapshots import STAGING, Staged
 from anabranch.offsets.hours import Cut
@@ -124,7 +124,7 @@ def test_a_refused_swap_that_replaces_files_leaves_nothing(lake: StreamLake) -> 
     assert lake.metadata_files() == files
     assert lake.publish(lake.accept(staged, FIRST, Accepted(1, Cut("t", {0: (0, 3)})))) is Outcome.LANDED
     assert (lake.rows("main"), lake.rows("batch"), lake.rows("speed")) == (ROWS, ROWS, ROWS)
-    (main,) = snapshots.files_of(lake.table(), "main", FIRST)
+    (main,) = hour_files.files_of(lake.table(), "main", FIRST)
     assert main.file_path == staged.files[0].file_path
 
 
@@ -241,7 +241,7 @@ def test_only_the_newest_snapshots_stay_beside_heads_tags_and_parents_of_staged_
     line = [s.snapshot_id for s in table.snapshots() if s.snapshot_id != waits.snapshot_id]
     kept = {*line[-2:], tag.snapshot_id, waits.parent_id, *snapshots.heads(table).values()}
     assert len(kept) == 6
-    removed = snapshots.plan_expiry(table, None, NOW, keep=2)
+    removed = expiry.plan_expiry(table, None, NOW, keep=2)
     assert set(removed) == set(line) - kept
     assert len(removed) == 3
 
@@ -255,14 +255,14 @@ def test_the_way_back_to_the_last_publish_survives_expiry(lake: StreamLake) -> N
     assert properties
     state = lake.state()
     commit = to_commit(state, Publish(new_id(), (Change("speed"),), state.timeline), NOW)
-    commit = replace(commit, expire=snapshots.plan_expiry(state.table, commit.id, NOW, keep=1))
+    commit = replace(commit, expire=expiry.plan_expiry(state.table, commit.id, NOW, keep=1))
     assert lake.lake.commit(state.table, commit) is Outcome.LANDED
     assert lake.state().branch_properties["main"] == properties
 
 
 def test_a_publish_keeps_about_a_hundred_snapshots(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert snapshots.plan_expiry.__defaults__ == (100,)
-    monkeypatch.setattr(snapshots.plan_expiry, "__defaults__", (10,))
+    assert expiry.plan_expiry.__defaults__ == (100,)
+    monkeypatch.setattr(expiry.plan_expiry, "__defaults__", (10,))
     for _ in range(15):
         lake.move("speed")
     assert 10 <= len(lake.table().snapshots()) <= 12
@@ -270,8 +270,8 @@ def test_a_publish_keeps_about_a_hundred_snapshots(lake: StreamLake, monkeypatch
 
 def test_staged_rows_of_a_day_ago_are_given_up(lake: StreamLake) -> None:
     staged = lake.stage(ROWS)
-    assert staged.snapshot_id not in snapshots.plan_expiry(lake.table(), None, NOW + timedelta(hours=23))
-    assert staged.snapshot_id in snapshots.plan_expiry(lake.table(), None, NOW + timedelta(hours=25))
+    assert staged.snapshot_id not in expiry.plan_expiry(lake.table(), None, NOW + timedelta(hours=23))
+    assert staged.snapshot_id in expiry.plan_expiry(lake.table(), None, NOW + timedelta(hours=25))
 
 
 def test_a_publisher_paused_across_anothers_expiry_is_refused(lake: StreamLake) -> None:
@@ -339,7 +339,7 @@ def test_a_tag_keeps_its_snapshot_readable_and_ends_with_its_age(lake: StreamLak
     assert ref.snapshot_ref_type == SnapshotRefType.TAG
     assert lake.table().scan(snapshot_id=ref.snapshot_id).to_arrow().num_rows == 3
     state = lake.state()
-    assert snapshots.expired_tags(state.table, NOW) == ()
+    assert expiry.expired_tags(state.table, NOW) == ()
     later = datetime.now(UTC) + timedelta(seconds=61)
     commit = to_commit(state, Publish(new_id(), (Change("speed"),), state.timeline), later)
     assert commit.drop_tags == ("main-then",)

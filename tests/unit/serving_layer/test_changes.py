@@ -24,7 +24,7 @@ from proofs import job as job_of
 from anabranch.cli import main
 from anabranch.common.errors import ConfigurationError
 from anabranch.iceberg import admin
-from anabranch.iceberg.snapshots import files_of
+from anabranch.iceberg.hour_files import files_of
 from anabranch.offsets.hours import Timeline, shift
 from anabranch.protocol import apply, ledger, override
 from anabranch.protocol.ledger_row import Kind, Layer, LedgerRow

@@ -28,7 +28,8 @@ from anabranch.common.errors import ConfigurationError
 from anabranch.config import EventTime
 from anabranch.config.columns import parse_columns
 from anabranch.iceberg.commits import Outcome
-from anabranch.iceberg.snapshots import find_snapshot, heads, made_at
+from anabranch.iceberg.snapshots import heads, made_at
+from anabranch.iceberg.time_travel import find_snapshot
 from anabranch.offsets.hours import Timeline, hour_of, shift, start_of
 from anabranch.protocol import override, sealing
 from anabranch.protocol.ledger_row import HourAccount

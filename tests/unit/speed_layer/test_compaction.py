@@ -27,8 +27,8 @@ from anabranch.config.columns import parse_columns
 from anabranch.iceberg import admin
 from anabranch.iceberg import lake as iceberg_lake
 from anabranch.iceberg.commits import Outcome
+from anabranch.iceberg.hour_files import files_of
 from anabranch.iceberg.schema_evolution import evolve
-from anabranch.iceberg.snapshots import files_of
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.protocol import apply
 from anabranch.protocol.publish import land, new_id
