@@ -35,6 +35,20 @@ class Job:
     kafka: KafkaAdapter
     creates_tables: bool = False
 
+    @classmethod
+    def connect(
+        cls,
+        environment: config.Environment,
+        stream: config.Stream,
+        *,
+        catalog: Lake | None = None,
+        kafka: KafkaAdapter | None = None,
+    ) -> Job:
+        """The job of a stream, with the columns of its table where its file has none, and connections of its own, or
+        these. Raises ConfigurationError, and Transient for a stream whose columns are in its table."""
+        lake = open_lake(environment, stream, shared=catalog)
+        return cls(environment, with_table_columns(stream, lake), lake, kafka or KafkaAdapter(environment.kafka))
+
     @property
     def ledger(self) -> Ledger:
         return Ledger(self.lake, self.stream.hours_table)
@@ -43,9 +57,7 @@ class Job:
 def open_job(stream: str, conf: str | None) -> Job:
     """Read the configuration and prepare the connections. Raises ConfigurationError."""
     environment = config.load_environment(conf)
-    definition = family_streams.load_stream(environment, stream, conf)
-    lake = open_lake(environment, definition)
-    return Job(environment, with_table_columns(definition, lake), lake, KafkaAdapter(environment.kafka))
+    return Job.connect(environment, family_streams.load_stream(environment, stream, conf))
 
 
 def open_jobs(
@@ -60,9 +72,8 @@ def open_jobs(
     shared = Lake(environment)
     jobs, failed = [], dict[str, AnabranchError](config.broken(selected))
     for stream in config.loaded(selected):
-        lake = open_lake(environment, stream, shared=shared)
         try:
-            jobs.append(Job(environment, with_table_columns(stream, lake), lake, KafkaAdapter(environment.kafka)))
+            jobs.append(Job.connect(environment, stream, catalog=shared))
         except AnabranchError as error:
             failed[stream.name] = error
     return environment, jobs, failed

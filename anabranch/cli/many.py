@@ -114,9 +114,6 @@ def _connections(environment: Environment) -> Iterator[Callable[[], KafkaAdapter
 
 
 def _job(environment: Environment, stream: Stream, kafka: KafkaAdapter) -> Job:
-    from anabranch.iceberg.owner import open_lake
     from anabranch.job import Job
-    from anabranch.subjects.resolve import with_table_columns
 
-    lake = open_lake(environment, stream)
-    return Job(environment, with_table_columns(stream, lake), lake, kafka)
+    return Job.connect(environment, stream, kafka=kafka)

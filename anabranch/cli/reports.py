@@ -317,8 +317,8 @@ def metrics(
     from anabranch.operations.reports.metrics import Streams
 
     configure_logging()
-    if [bool(streams), group is not None, every].count(True) > 1:
-        raise click.UsageError("expected STREAM, or --group NAME, or --all; give one of them")
+    if streams or group is not None or every:
+        one_stream(streams, group, every)
     collector = Streams(found=StreamFolder(conf, streams, group).jobs)
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector)

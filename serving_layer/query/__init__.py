@@ -20,7 +20,6 @@ import pyarrow.dataset as ds
 
 from anabranch.common.errors import AnabranchError, ConfigurationError, Transient
 from anabranch.common.temporary import process_folder
-from anabranch.iceberg.time_travel import find_snapshot
 from serving_layer.query.datasets import (
     TableFiles,
     columns_only,
@@ -185,17 +184,6 @@ def open_relation(name: str, table: Table, selected: Selected) -> duckdb.DuckDBP
     connection = _own_connection()
     connection.register(name, plan_files(name, table, selected.snapshot_id, selected.hours).dataset())
     return connection.table(quoted(name))
-
-
-def run_query(sql: str, tables: Mapping[str, Table], *, catalog: str = "lake", as_of: str | None = None) -> pa.Table:
-    """The whole result of `open_query`, each table as it is or as of the tag, branch, snapshot id or time that `as_of`
-    names, which each table of the SQL then must have (else ConfigurationError)."""
-
-    def select(name: str, table: Table) -> Selected:
-        return Selected(find_snapshot(table, as_of)) if as_of is not None else Selected()
-
-    with open_query(sql, tables, catalog=catalog, select=select) as answer:
-        return answer.rows.read_all()
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 import pytest
+from queries import run_query
 from running import speed_running
 from waiting import wait_for
 from world import World, event, past_hour
@@ -18,7 +19,6 @@ from anabranch.protocol import apply, sealing
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.state import load_state
 from batch_layer.rebuild import Rebuilder, Result
-from serving_layer.query import run_query
 
 Make = Callable[..., World]
 

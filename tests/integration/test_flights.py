@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from queries import run_query
 from world import World, past_hour
 
 from anabranch.common.output import plain
@@ -16,7 +17,6 @@ from anabranch.dev.demo import flights
 from anabranch.dev.producers import flights_data
 from anabranch.offsets.hours import start_of
 from anabranch.operations.reports import status as views
-from serving_layer.query import run_query
 
 STREAMS = Path(__file__).parents[2] / "conf" / "streams"
 FLIGHTS = 2_000

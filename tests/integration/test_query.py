@@ -27,10 +27,11 @@ from pyiceberg.types import (
     StructType,
     TimestamptzType,
 )
+from queries import run_query
 
 from anabranch.common.errors import ConfigurationError, Terminal, Transient
 from anabranch.dev import services
-from serving_layer.query import open_query, run_query
+from serving_layer.query import open_query
 from serving_layer.query.reading import QueryProgress
 
 START = datetime(2026, 11, 21, tzinfo=UTC)

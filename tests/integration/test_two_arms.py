@@ -341,7 +341,7 @@ def test_a_restatement_is_a_new_revision_and_the_old_one_stays_readable(three_ho
 
 @pytest.mark.full
 def test_all_engines_see_the_reconciled_rows_under_the_plain_name(three_hours: World) -> None:
-    from serving_layer.query import run_query
+    from queries import run_query
 
     one = three_hours
     one.speed()

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from anabranch.config import Environment, Stream
-from anabranch.iceberg.owner import open_lake
 from anabranch.job import Job
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.offsets.hours import shift
@@ -14,7 +13,6 @@ from anabranch.operations.audit import audit
 from anabranch.operations.audit.checks import AuditReport
 from anabranch.operations.doctor.finding import Check, Finding, error, warning
 from anabranch.operations.reports.status import MAY_WAIT, StreamStatus, late_after, status, unexplained_words
-from anabranch.subjects.resolve import with_table_columns
 
 # Hours to audit; more would take too long here, since an audit reads all their files.
 _AUDITED = 3
@@ -31,8 +29,7 @@ class StreamFacts:
 def read(environment: Environment, stream: Stream) -> StreamFacts:
     """Raises Transient when Kafka or the lake is unreachable."""
     with KafkaAdapter(environment.kafka) as kafka:
-        lake = open_lake(environment, stream)
-        job = Job(environment, with_table_columns(stream, lake), lake, kafka)
+        job = Job.connect(environment, stream, kafka=kafka)
         view = status(job, late_after(stream, stream.airflow.speed_late_after))
         last = view.newest_accepted
         counted = audit(job, (shift(last, 1 - _AUDITED), last), with_kafka=False) if last is not None else None

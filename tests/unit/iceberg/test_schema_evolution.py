@@ -15,6 +15,7 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.types import IntegerType, NestedField, StringType
+from queries import run_query
 
 from anabranch.common.errors import Refused, Terminal
 from anabranch.config import Stream
@@ -26,7 +27,6 @@ from anabranch.iceberg.schema_evolution import Columns, evolve, plan_evolution
 from anabranch.protocol import apply as tables
 from anabranch.protocol.apply import require_columns, rows_columns, rows_schema
 from anabranch.protocol.rolled_back import ROLLED_BACK, roll_back
-from serving_layer.query import run_query
 
 OWN = ["kafka_partition", "kafka_offset", "kafka_timestamp", "ingest_hour", "event_date"]
 BEFORE = (

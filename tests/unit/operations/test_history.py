@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from lakes import StreamLake, decide
 from proofs import CUT, HOUR, NEXT, NOW, event, job, new_proof, read, record, stage_rows
+from queries import run_query
 
 from anabranch.common.errors import ConfigurationError
 from anabranch.iceberg.commits import Outcome
@@ -21,7 +22,6 @@ from anabranch.protocol.ledger_row import HourAccount, Kind, LedgerRow
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.state import Accepted
 from batch_layer.plan import Rebuilt, plan_publish
-from serving_layer.query import run_query
 
 
 @pytest.fixture
