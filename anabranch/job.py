@@ -6,19 +6,20 @@ import argparse
 import logging
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from anabranch import config, family_streams
 from anabranch.common.errors import AnabranchError, ConfigurationError
 from anabranch.common.logs import configure_logging
 from anabranch.common.remote_errors import classify_unexpected
-from anabranch.config import Member
+from anabranch.config import Member, Stream
 from anabranch.family_streams import FamilyStreams
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.owner import open_lake
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.protocol.ledger import Ledger
+from anabranch.subjects.follow import TABLES_POLL_S, ColumnsFollower, SubjectReader
 from anabranch.subjects.resolve import with_table_columns
 
 LOG = logging.getLogger(__name__)
@@ -79,21 +80,50 @@ def open_jobs(
     return environment, jobs, failed
 
 
+class FollowedJob:
+    """A stream's job, whose columns follow its subject in the schema registry (`schema: registry`)."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._columns = ColumnsFollower(SubjectReader(job.environment).read)
+
+    def current(self) -> Job:
+        """The job with the columns that its table has by now; the same one for as long as they do not change. The first
+        call waits for the registry and the catalog."""
+        name, file = self._job.stream.name, self._job.stream.without_columns()
+        found = self._columns.follow({name: (file, self._job.lake)})[name]
+        if isinstance(found, Stream) and found.columns != self._job.stream.columns:
+            self._job = replace(self._job, stream=found)
+        return self._job
+
+
 class StreamFolder:
     """The jobs of a configuration folder's streams, of those that are named, or of a group: as their files are by now,
     and of families as Kafka's topics are.
 
-    The environment is the one of the start. Raises ConfigurationError, at the start alone, for a file that is wrong
+    Streams with `schema: registry` have the columns of their tables, which with `takes_up` follow their subjects. The
+    environment is the one of the start. Raises ConfigurationError, at the start alone, for a file that is wrong
     (unless `strict` is false), and for a group without streams. A topic of a family that cannot be a stream is logged.
     """
 
     def __init__(
-        self, conf: str | None, names: Sequence[str] = (), group: str | None = None, strict: bool = True
+        self,
+        conf: str | None,
+        names: Sequence[str] = (),
+        group: str | None = None,
+        strict: bool = True,
+        takes_up: bool = False,
     ) -> None:
         self._conf, self._named, self._group = conf, tuple(names), group
         self._environment = config.load_environment(conf)
         self._families = FamilyStreams(self._environment, conf)
-        self._read: dict[str, tuple[object, Job | ConfigurationError]] = {}
+        self._columns = (
+            ColumnsFollower(SubjectReader(self._environment).read)
+            if takes_up
+            else ColumnsFollower(with_table_columns, TABLES_POLL_S)
+        )
+        self._read: dict[str, tuple[object, Stream | ConfigurationError, Lake | None]] = {}
+        self._jobs: dict[str, Job] = {}
         if group is not None:
             config.select_streams(conf, group=group)
         if not self._named:
@@ -107,18 +137,35 @@ class StreamFolder:
     def environment(self) -> config.Environment:
         return self._environment
 
-    def jobs(self) -> dict[str, Job | ConfigurationError]:
-        """By stream: its job, the same one for as long as its file does not change; or what is wrong with the file."""
+    def jobs(self) -> dict[str, Job | AnabranchError]:
+        """By stream: its job, the same one for as long as its file and its columns do not change; or what is wrong with
+        the file, or why its columns are unknown."""
         has_own_files = bool(self._named) and {*self._named} <= {*config.stream_names(self._conf)}
         members = {} if has_own_files else self._families.members()
         names = self._named or (*config.stream_names(self._conf), *members)
         self._read = {name: self._current(name, members.get(name)) for name in names}
-        found = {name: one for name, (_, one) in self._read.items()}
+        files = {n: (s, lake) for n, (_, s, lake) in self._read.items() if isinstance(s, Stream) and lake is not None}
+        streams = self._columns.follow(files)
+        found: dict[str, Job | AnabranchError] = {}
+        for name, (_, own, lake) in self._read.items():
+            one = streams.get(name, own)
+            if isinstance(one, Stream):
+                assert lake is not None
+                found[name] = self._job(one, lake, name in members and members[name].creates)
+            else:
+                found[name] = one
+        self._jobs = {name: job for name, job in found.items() if isinstance(job, Job)}
         if not self._named:
             found |= self._families.broken
         return {name: one for name, one in found.items() if self._is_chosen(name, one, members.get(name))}
 
-    def _is_chosen(self, name: str, found: Job | ConfigurationError, member: Member | None) -> bool:
+    def _job(self, stream: Stream, lake: Lake, creates: bool) -> Job:
+        known = self._jobs.get(stream.name)
+        if known is not None and (known.stream, known.lake, known.creates_tables) == (stream, lake, creates):
+            return known
+        return Job(self._environment, stream, lake, KafkaAdapter(self._environment.kafka), creates)
+
+    def _is_chosen(self, name: str, found: Job | AnabranchError, member: Member | None) -> bool:
         if self._group is None:
             return True
         if isinstance(found, Job):
@@ -126,7 +173,8 @@ class StreamFolder:
         group = member.group if member is not None else config.group_in_file(name, self._conf)
         return group == self._group
 
-    def _current(self, name: str, member: Member | None) -> tuple[object, Job | ConfigurationError]:
+    def _current(self, name: str, member: Member | None) -> tuple[object, Stream | ConfigurationError, Lake | None]:
+        """A stamp of the stream's file, the stream by its file, and its catalog."""
         known = self._read.get(name)
         stamp = config.stream_file_stamp(name, self._conf) if member is None else (member.found, member.creates)
         if known is not None and known[0] == stamp:
@@ -135,11 +183,9 @@ class StreamFolder:
             stream = config.load_stream(name, self._conf) if member is None else _stream_of(member)
         except ConfigurationError as error:
             LOG.warning("stream %s: file ignored: %s", name, error)
-            return stamp, error
+            return stamp, error, None
         LOG.info("stream %s: file loaded", name)
-        creates = member is not None and member.creates
-        lake = open_lake(self._environment, stream)
-        return stamp, Job(self._environment, stream, lake, KafkaAdapter(self._environment.kafka), creates)
+        return stamp, stream, open_lake(self._environment, stream)
 
 
 def _stream_of(member: Member) -> config.Stream:

@@ -120,6 +120,11 @@ class HourBuilder:
         self._spark = spark
         self._reader.use(spark)
 
+    def follow(self, job: Job) -> None:
+        """Go on with the stream's new columns."""
+        self._job, self._stream = job, job.stream
+        self._reader = HourReader(job, self._spark)
+
     def repairable(self) -> dict[str, int]:
         """By hour, how many dead letters of `main` decode now."""
         return self._reader.repairable()

@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from anabranch.common.errors import AnabranchError, ConfigurationError
@@ -20,6 +20,7 @@ from anabranch.common.remote_errors import classify_unexpected
 from anabranch.job import Job
 from anabranch.operations.notifications import webhook
 from anabranch.operations.notifications.lineage.reporting import report_lineage
+from anabranch.subjects.follow import take_up
 from batch_layer.rebuild import Rebuilder, Result
 from batch_layer.stream_run import StreamRun
 from batch_layer.turns import StreamTurns, Turns
@@ -53,9 +54,12 @@ def run_stream(
     parents: Parents = (None, None),
     turns: Turns | None = None,
 ) -> Outcome:
-    """Do the work of one stream to its end, whatever that is; nothing is raised. Closes its connection to Kafka."""
+    """Take up the stream's subject, if its columns come from one, then do the work to its end, whatever that is;
+    nothing is raised. Closes its connection to Kafka."""
     name, run = job.stream.name, None
     try:
+        stream = take_up(job.environment, job.stream.without_columns(), job.lake)
+        job = replace(job, stream=stream)
         with report_lineage(job, *parents) as reporter:
             rebuilder = Rebuilder(job, spark, *parents)
             run = StreamRun(job, rebuilder, stop, reporter, _turns(turns, rebuilder))

@@ -43,6 +43,7 @@ from anabranch.protocol.sealing import require_sealed
 from anabranch.protocol.state import Accepted, State, load_state
 from anabranch.protocol.topic_change import gone_from_kafka
 from anabranch.spark.session import explain_spark, explained
+from anabranch.subjects.resolve import with_columns_of
 from batch_layer import refusals
 from batch_layer.build import Built, HourBuilder
 from batch_layer.plan import (
@@ -62,6 +63,7 @@ from batch_layer.plan import (
 from batch_layer.sources import KAFKA
 
 if TYPE_CHECKING:
+    from pyiceberg.table import Table
     from pyspark.sql import SparkSession
 
     from anabranch.common.progress import Progress
@@ -147,6 +149,7 @@ class Rebuilder:
     def repairable(self) -> dict[str, int]:
         """By accepted hour, the number of dead letters that decode now."""
         state = self.load()
+        self._follow_columns(state.table)
         with explained(self._spark, "read the dead letters"):
             return {h: n for h, n in self._hours.repairable().items() if state.is_accepted(h)}
 
@@ -158,6 +161,7 @@ class Rebuilder:
         """
         state = self.load()
         require_sealed(state, self._stream, hour)
+        self._follow_columns(state.table)
         require_columns(state.table, self._stream)
         if hour in self._begun and has_landed(state.table, self._begun[hour][0]):
             # Its answer, or a later step, was lost. Do not restate it again.
@@ -192,6 +196,19 @@ class Rebuilder:
             f"hour {hour}: expected an unchanged look-back in one of {_ATTEMPTS} attempts, found changes in each; "
             "run it again"
         )
+
+    @property
+    def stream(self) -> Stream:
+        """The stream, with the columns by which the last hour was read."""
+        return self._stream
+
+    def _follow_columns(self, table: Table) -> None:
+        """Read by the columns that the table has by now, for a stream whose columns are those of its subject."""
+        stream = with_columns_of(self._stream, table)
+        if stream.columns != self._stream.columns:
+            LOG.info("stream %s: columns changed", stream.name)
+            self._stream, self._job = stream, replace(self._job, stream=stream)
+            self._hours.follow(self._job)
 
     def _run(self, began: datetime) -> RunFacts:
         """The run facts of a decision without staged rows."""

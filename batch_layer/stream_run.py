@@ -75,7 +75,7 @@ class StreamRun:
             self._rebuild_waiting(order)
         self._restate_incomplete()
         with self._turn():
-            try_fill(self._job.lake, self._job.stream)
+            try_fill(self._job.lake, self._rebuilder.stream)
         if self._broken and hours is None:
             raise _all_of(self._broken)
         return sorted(self.results, key=lambda result: result.hour)
@@ -94,7 +94,7 @@ class StreamRun:
                 self._rebuild_hour(h, order, state)
                 progress.step()
         with self._turn():
-            try_fill(self._job.lake, self._job.stream)
+            try_fill(self._job.lake, self._rebuilder.stream)
         return self.results
 
     def _rebuild_named(self, named: list[str], order: RebuildRequest) -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from anabranch.common.errors import AnabranchError, ConfigurationError, JvmGone, Transient
+from anabranch.common.errors import AnabranchError, JvmGone, Transient
 from anabranch.common.health import PATIENCE, NoteProgress
 from anabranch.common.logs import fields
 from anabranch.common.retry import Retry
@@ -70,7 +70,7 @@ GROUP_SETTINGS = {
 }
 """Settings of a session that reads many topics."""
 
-Streams = Callable[[], Mapping[str, Job | ConfigurationError]]
+Streams = Callable[[], Mapping[str, Job | AnabranchError]]
 """The group's streams as their files are now; the same Job for as long as its file does not change."""
 
 
@@ -282,7 +282,7 @@ class GroupJob:
         self._turns = _Turns(_AT_ONCE, _TURN_SECONDS)
         self._members: dict[str, Member] = {}
         self._leaving: dict[str, Member] = {}
-        self._wrong_files: dict[str, ConfigurationError] = {}
+        self._without_job: dict[str, AnabranchError] = {}
         self._described: dict[str, Topic | None] = {}
         self._described_at = self._read_files_at = float("-inf")
         # Executors keep consumers by this name. A new name where a topic has become another one: what a consumer has
@@ -299,9 +299,9 @@ class GroupJob:
 
     @property
     def failures(self) -> dict[str, AnabranchError]:
-        """By stream, why it is set aside, or what is wrong with its file."""
+        """By stream, why it is set aside, what is wrong with its file, or why its columns are unknown."""
         failed = {name: one.failure for name, one in self._members.items() if one.failure is not None}
-        return {**self._wrong_files, **failed}
+        return {**self._without_job, **failed}
 
     @property
     def set_aside(self) -> dict[str, str]:
@@ -343,13 +343,13 @@ class GroupJob:
             return
         self._read_files_at = now
         found = self._streams()
-        self._wrong_files = {name: one for name, one in found.items() if isinstance(one, ConfigurationError)}
+        self._without_job = {name: one for name, one in found.items() if isinstance(one, AnabranchError)}
         for name, member in list(self._members.items()):
             current = found.get(name)
             # A file that is wrong for the moment changes nothing.
-            if current is member.job or isinstance(current, ConfigurationError):
+            if current is member.job or isinstance(current, AnabranchError):
                 continue
-            LOG.info("stream %s: %s", name, "file changed, restarting" if current else "file removed, stopping")
+            LOG.info("stream %s: %s", name, _why_stopped(member.job, current))
             member.stop()
             self._leaving[name] = self._members.pop(name)
         self._leaving = {name: one for name, one in self._leaving.items() if not one.has_ended}
@@ -479,6 +479,14 @@ class GroupJob:
             one.stop()
         _join(running, _DRAIN_SECONDS)
         self._kafka.close()
+
+
+def _why_stopped(job: Job, current: Job | None) -> str:
+    if current is None:
+        return "file removed, stopping"
+    have, new = job.stream, current.stream
+    is_columns = have.subject_schema is not None and have.columns != new.columns
+    return "columns changed, restarting" if is_columns else "file changed, restarting"
 
 
 def _join(members: Iterable[Member], seconds: float) -> None:

@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -38,7 +38,7 @@ from anabranch.common.logs import of_process
 from anabranch.common.retry import Retry
 from anabranch.common.temporary import clear_abandoned, temporary_folder
 from anabranch.config import Environment
-from anabranch.job import Job, StreamFolder, main, open_job, parser
+from anabranch.job import FollowedJob, Job, StreamFolder, main, open_job, parser
 from anabranch.kafka.source import read_stream
 from anabranch.offsets.position import Offsets, from_keys, to_keys
 from anabranch.spark.session import close_session, explain_spark, explained, open_session, stop_on_signal
@@ -70,13 +70,21 @@ _SETTLED_SECONDS = 30
 
 
 class SpeedJob:
-    """Runs a stream until a stop is requested, or until all records present at its start are published."""
+    """Runs a stream until a stop is requested, or until all records present at its start are published.
+
+    It also ends, between two micro-batches, once `has_new_columns`: it reads by the columns of its start.
+    """
 
     def __init__(
-        self, job: Job, spark: SparkSession, available_now: bool, note_progress: NoteProgress = lambda *_: None
+        self,
+        job: Job,
+        spark: SparkSession,
+        available_now: bool,
+        note_progress: NoteProgress = lambda *_: None,
+        has_new_columns: Callable[[], bool] = lambda: False,
     ) -> None:
         self._job, self._spark, self._available_now = job, spark, available_now
-        self._note_progress = note_progress
+        self._note_progress, self._has_new_columns = note_progress, has_new_columns
         self._stop = threading.Event()
         self._batches = MicroBatches(job.environment, job.stream, job.lake, job.kafka, self._stop)
         self._start = StreamStart(job, spark, self._batches, self._stop, self._count, note_progress)
@@ -104,6 +112,7 @@ class SpeedJob:
             if not self._stop.is_set():
                 raise
         finally:
+            self._stop.set()
             self._batches.close()
 
     def warm_up(self) -> None:
@@ -119,11 +128,13 @@ class SpeedJob:
             self._run_once()
 
     def _run_once(self) -> None:
+        if self._has_new_columns():
+            return
         position = self._start.run()
         clear_abandoned(datetime.now(UTC))
         with temporary_folder("checkpoint") as checkpoint:
             self._stream(position, checkpoint)
-        if not self._stop.is_set():
+        if not (self._stop.is_set() or self._has_new_columns()):
             self._batches.finish()
 
     def _count(self, published: int) -> None:
@@ -177,7 +188,7 @@ class SpeedJob:
         )
         query = writer.start()
         try:
-            while query.isActive and not self._stop.is_set() and not self._batches.has_failed:
+            while query.isActive and not self._is_ending:
                 # Check often, so that a publish after an idle period gets a recent time, whatever the trigger interval.
                 query.awaitTermination(0.25)  # type: ignore[arg-type]  # it takes fractions of a second
                 # With availableNow, Spark asks Kafka for the log end once, when the query starts.
@@ -197,6 +208,10 @@ class SpeedJob:
             self._wait()
         if self._failure is not None:
             raise self._cause(self._failure)
+
+    @property
+    def _is_ending(self) -> bool:
+        return self._stop.is_set() or self._batches.has_failed or self._has_new_columns()
 
     def _wait(self) -> None:
         """Wait for the last micro-batch's publish."""
@@ -260,21 +275,56 @@ def run(arguments: Sequence[str]) -> int:
 
 def _run(job: Job, available_now: bool, note_progress: NoteProgress) -> int:
     with _session(job.environment, job.stream.name) as spark:
+        runs = SpeedRuns(FollowedJob(job), spark, available_now, note_progress)
+        stop_on_signal(spark, runs.stop, (signal.SIGTERM, signal.SIGINT))
         try:
-            speed = SpeedJob(job, spark, available_now, note_progress)
-            if not available_now:
-                threading.Thread(target=speed.warm_up, name="warm-up-decoder", daemon=True).start()
-            stop_on_signal(spark, speed.stop, (signal.SIGTERM, signal.SIGINT))
-            speed.run()
+            runs.run()
             LOG.info("stream %s: done", job.stream.name)
             return 0
         finally:
             job.kafka.close()
 
 
+class SpeedRuns:
+    """The runs of one stream: another one each time that its columns change."""
+
+    def __init__(
+        self, followed: FollowedJob, spark: SparkSession, available_now: bool, note_progress: NoteProgress
+    ) -> None:
+        self._followed, self._spark = followed, spark
+        self._available_now, self._note_progress = available_now, note_progress
+        self._stop = threading.Event()
+        self._speed: SpeedJob | None = None
+
+    def stop(self) -> None:
+        """Stop after the current micro-batch."""
+        self._stop.set()
+        if self._speed is not None:
+            self._speed.stop()
+
+    def run(self) -> None:
+        """Run until a stop, or until a run ends by itself. Raises as `SpeedJob.run`."""
+        while not self._stop.is_set():
+            job = self._followed.current()
+
+            def has_new_columns(job: Job = job) -> bool:
+                return self._followed.current() is not job
+
+            speed = SpeedJob(job, self._spark, self._available_now, self._note_progress, has_new_columns)
+            self._speed = speed
+            if self._stop.is_set():
+                speed.stop()
+            if not self._available_now:
+                threading.Thread(target=speed.warm_up, name="warm-up-decoder", daemon=True).start()
+            speed.run()
+            if not has_new_columns():
+                return
+            LOG.info("stream %s: columns changed, restarting", job.stream.name)
+
+
 def _run_group(parsed: argparse.Namespace) -> int:
     """Run many streams. Returns the exit code of the first stream, by name, that is set aside at the end; else 0."""
-    folder = StreamFolder(parsed.conf, parsed.stream or (), parsed.group, strict=False)
+    folder = StreamFolder(parsed.conf, parsed.stream or (), parsed.group, strict=False, takes_up=True)
     what = f"group {parsed.group}" if parsed.group else "streams"
     of_process(layer="speed", **({"group": parsed.group} if parsed.group else {}))
     with (

@@ -85,6 +85,10 @@ class Transient(AnabranchError):
     exit_code = 75
 
 
+class ColumnsChanged(Transient):
+    """The table took up columns of its subject meanwhile: the next try reads the records by the table's columns."""
+
+
 class NoAnswer(Transient):
     """A service said nothing for as long as it was waited for: another way to ask it would wait as long again."""
 

@@ -331,6 +331,10 @@ class Stream(Frozen):
             raise ConfigurationError(f"streams/{self.name}.yaml, with the columns of its subject: {error}") from None
         return stream
 
+    def without_columns(self) -> Stream:
+        """The stream as its file is, for one whose columns are those of its table."""
+        return self.model_copy(update={"columns": (), "ddl": "registry"}) if self.subject_schema is not None else self
+
     @model_validator(mode="after")
     def _columns_exist(self) -> Stream:
         if self.subject_schema is not None and not self.format.needs_registry:

@@ -28,7 +28,7 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
-from anabranch.common.errors import Refused, Terminal
+from anabranch.common.errors import ColumnsChanged, Refused, Terminal
 from anabranch.config import Environment, Stream, View
 from anabranch.config.views import WINDOW_START, group_column
 from anabranch.iceberg import admin, s3
@@ -311,8 +311,9 @@ def _evolve_rows(lake: Lake, stream: Stream, columns: Columns, rolled_back: bool
 
 def require_columns(table: Table, stream: Stream) -> None:
     """Require that the table's columns are those of the stream's file as this process has read it,
-    or of a file that was rolled back to it. Raises Terminal. A job that keeps running while `apply`
-    evolves its table would write rows without the new columns.
+    or of a file that was rolled back to it. Raises Terminal, and ColumnsChanged for a stream whose columns
+    are those of its subject. A job that keeps running while `apply` evolves its table would write rows
+    without the new columns.
     """
     columns = rows_columns(stream)
     have = {f.name: f for f in table.schema().fields}
@@ -326,6 +327,8 @@ def require_columns(table: Table, stream: Stream) -> None:
         f"table {name}: expected column {differs} {column_words(wanted.get(differs))}, found "
         f"{column_words(have.get(differs))}"
     )
+    if stream.subject_schema is not None:
+        raise ColumnsChanged(f"{difference}; nothing is lost: the next try reads by the table's columns")
     remedy = f"run `anabranch apply {stream.name}`, then restart the jobs that were started before it: nothing is lost"
     try:
         plan_evolution(name, table.schema(), columns)

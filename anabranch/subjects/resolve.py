@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 from anabranch.common.errors import NotYet
 from anabranch.config import Environment, Stream
 from anabranch.iceberg.schema_evolution import plan_evolution
-from anabranch.kafka.schema_registry import Registry, open_registry
+from anabranch.kafka.schema_registry import SubjectVersion, open_registry
 from anabranch.protocol.apply import rows_columns
 from anabranch.subjects.plan import plan_columns, table_columns
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
+    from pyiceberg.table import Table
 
     from anabranch.iceberg.lake import Lake
 
@@ -31,19 +32,29 @@ def with_table_columns(stream: Stream, lake: Lake) -> Stream:
     lacks its columns. Raises ConfigurationError for columns that contradict the file, Transient."""
     if not stream.lacks_columns or not lake.exists(stream.table):
         return stream
-    return stream.with_columns(table_columns(lake.load(stream.table).schema()))
+    return with_columns_of(stream, lake.load(stream.table))
 
 
-def plan_table(environment: Environment, stream: Stream, lake: Lake, registry: Registry | None = None) -> Planned:
-    """The columns that a stream's table is to have by the latest version of its subject. Nothing is changed.
+def with_columns_of(stream: Stream, table: Table) -> Stream:
+    """A stream whose columns are those of its subject, with the columns of this state of its table; any other stream as
+    it is. Raises ConfigurationError for columns that contradict the file."""
+    return stream if stream.subject_schema is None else stream.with_columns(table_columns(table.schema()))
 
-    A table whose subject the registry does not have keeps its columns. Raises Refused for a version that the table
-    cannot take up, with the field; NotYet for a new table without a subject, ConfigurationError, Transient.
-    """
+
+def plan_table(environment: Environment, stream: Stream, lake: Lake) -> Planned:
+    """As `plan_version`, for the latest version of a stream's subject; a stream whose file has columns as it is."""
     if stream.subject_schema is None:
         return Planned(stream)
+    return plan_version(stream, open_registry(environment, stream).latest(stream.subject), lake)
+
+
+def plan_version(stream: Stream, version: SubjectVersion | None, lake: Lake) -> Planned:
+    """The columns that a stream's table is to have by a version of its subject. Nothing is changed.
+
+    Without a version a table keeps its columns. Raises Refused for a version that the table
+    cannot take up, with the field; NotYet for a new table without a subject, ConfigurationError, Transient.
+    """
     have = lake.load(stream.table).schema() if lake.exists(stream.table) else None
-    version = (registry or open_registry(environment, stream)).latest(stream.subject)
     if version is None:
         if have is None:
             raise NotYet(

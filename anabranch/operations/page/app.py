@@ -20,7 +20,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from anabranch.common.errors import ConfigurationError
+from anabranch.common.errors import AnabranchError, ConfigurationError
 from anabranch.common.output import text as printable
 from anabranch.job import Job
 from anabranch.offsets.hours import hour_of, shift, start_of
@@ -54,7 +54,7 @@ class Settings:
     late_after: timedelta = timedelta(minutes=10)
 
 
-Found = Callable[[], Mapping[str, Job | ConfigurationError]]
+Found = Callable[[], Mapping[str, Job | AnabranchError]]
 """The current streams: each with its job, or with the error in its file."""
 
 
@@ -62,7 +62,7 @@ Found = Callable[[], Mapping[str, Job | ConfigurationError]]
 class _Shown:
     """A stream of the page. `job` is replaced by a new object when the stream's file changes."""
 
-    job: Job | ConfigurationError
+    job: Job | AnabranchError
     reader: Reader[StreamView]
 
 
@@ -90,14 +90,14 @@ class Page:
     def readers(self) -> Mapping[str, Reader[StreamView]]:
         return {name: shown.reader for name, shown in self._shown.items()}
 
-    def _show(self, name: str, job: Job | ConfigurationError, before: _Shown | None = None) -> _Shown:
+    def _show(self, name: str, job: Job | AnabranchError, before: _Shown | None = None) -> _Shown:
         reader = Reader(f"stream {name}", partial(self._read_stream, job), self._now)
         if before is not None:
             reader.reading = replace(before.reader.reading, asking_since=None)
         return _Shown(job, reader)
 
-    def _read_stream(self, job: Job | ConfigurationError) -> StreamView:
-        if isinstance(job, ConfigurationError):
+    def _read_stream(self, job: Job | AnabranchError) -> StreamView:
+        if isinstance(job, AnabranchError):
             raise job
         return read_stream(job, self._settings.late_after, self._now())
 
@@ -187,7 +187,7 @@ class Page:
     def _hour(self, request: Request) -> Response:
         (name, shown), hour = self._stream_of(request), request.path_params["hour"]
         start_of(hour)
-        if isinstance(job := shown.job, ConfigurationError):
+        if isinstance(job := shown.job, AnabranchError):
             raise job
         key = (name, hour)
         before, after = shift(hour, -1), shift(hour, 1)

@@ -86,7 +86,7 @@ def drift_of(stream: Stream, rows: Iterable[LedgerRow], topic_id: str | None, lo
         stream=stream.name,
         fields=fields,
         others=max((row.unknown.others for row in drifting if row.unknown), default=0),
-        schema=f"{stream.ddl.strip().rstrip(',')}, {columns}" if new and stream.subject_schema is None else None,
+        schema=f"{stream.ddl.strip().rstrip(',')}, {columns}" if new else None,
         restate=held,
         gone=[row.hour for row in accepted if row.hour not in held],
         commands=commands,
@@ -117,7 +117,7 @@ def _field(name: str, of_hours: Sequence[tuple[str, UnknownField]], stream: Stre
         samples=list(samples)[:_SAMPLES],
         type=reduce(combine, (field.type for _, field in of_hours)),
         taken_up=name in columns,
-        obstacle=_obstacle(name, columns, ours),
+        obstacle=_obstacle(name, columns, ours) or _of_subject(name, columns, stream),
     )
 
 
@@ -133,6 +133,13 @@ def _obstacle(name: str, columns: Sequence[str], ours: Collection[str]) -> str |
     if name.lower() in {column.lower() for column in columns}:
         return "the schema has a column of that name in another case"
     return None
+
+
+def _of_subject(name: str, columns: Sequence[str], stream: Stream) -> str | None:
+    """A subject's columns come from its versions alone."""
+    if stream.subject_schema is None or name in columns:
+        return None
+    return f"register a version of subject {stream.subject} that has the field"
 
 
 def _one_of_each_spelling(fields: Sequence[DriftedField]) -> list[DriftedField]:

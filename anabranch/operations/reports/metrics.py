@@ -17,7 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from anabranch.common.counters import REFUSED, RETRIES, S3_REQUESTS
-from anabranch.common.errors import ConfigurationError
+from anabranch.common.errors import AnabranchError
 from anabranch.common.output import text as text_of
 from anabranch.config import Slo
 from anabranch.job import Job
@@ -61,7 +61,7 @@ class Answer:
     is_up: bool
 
 
-Found = Callable[[], Mapping[str, Job | ConfigurationError]]
+Found = Callable[[], Mapping[str, Job | AnabranchError]]
 """The current streams: each with its job, or with the error in its file."""
 
 
@@ -69,7 +69,7 @@ Found = Callable[[], Mapping[str, Job | ConfigurationError]]
 class _Asked:
     """A stream to read. `answered` is set when the newest request was answered."""
 
-    job: Job | ConfigurationError
+    job: Job | AnabranchError
     slo: Slo
     reader: Reader[Known]
     answered: threading.Event
@@ -132,21 +132,21 @@ class Streams(Collector):
                 _close(old.job)
 
 
-def _asked(name: str, job: Job | ConfigurationError) -> _Asked:
+def _asked(name: str, job: Job | AnabranchError) -> _Asked:
     answered = threading.Event()
     answered.set()
     what = f"metrics of stream {name}"
-    if isinstance(job, ConfigurationError):
+    if isinstance(job, AnabranchError):
         return _Asked(job, Slo(), Reader(what, partial(_refuse, job)), answered)
     return _Asked(job, job.stream.slo, Reader(what, partial(_read, job, ContentReader(job))), answered)
 
 
-def _close(job: Job | ConfigurationError) -> None:
+def _close(job: Job | AnabranchError) -> None:
     if isinstance(job, Job):
         job.kafka.close_quietly()
 
 
-def _refuse(error: ConfigurationError) -> Known:
+def _refuse(error: AnabranchError) -> Known:
     raise error
 
 

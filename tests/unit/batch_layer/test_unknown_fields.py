@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.config import Stream, load_stream
+from anabranch.config import Stream, SubjectSchema, load_stream
 from anabranch.config.guessed_types import combine, guess
 from anabranch.offsets.hours import Cut
 from anabranch.operations.reports.drift import drift_of, print_drift
@@ -147,3 +147,13 @@ def test_a_secret_in_an_unknown_field_does_not_reach_the_ledger() -> None:
 def test_the_ledger_keeps_them() -> None:
     reported = row("2026-11-21T00", 0, field("a"), field("b", sample=None, kind=None), others=3)
     assert LedgerRow.from_waiting(reported.as_waiting()) == reported
+
+
+def test_a_field_that_the_subject_lacks_is_added_by_the_subject_alone() -> None:
+    of_subject = stream().model_copy(update={"subject_schema": SubjectSchema()})
+    view = drift_of(of_subject, [row("2026-11-21T00", 0, field("new"), field("level"))], "t", {})
+    assert {f.name: f.obstacle for f in view.fields} == {
+        "new": f"register a version of subject {of_subject.topic}-value that has the field",
+        "level": None,
+    }
+    assert view.schema is None and [c.split()[1] for c in view.commands] == ["batch"]

@@ -4,58 +4,21 @@ from __future__ import annotations
 
 import base64
 import json
-import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from answering_registry import Answering, answering_registry
 
 from anabranch import config
 from anabranch.common.errors import ConfigurationError, Transient
 from anabranch.dev.services.processes import HOST, free_port
 from anabranch.kafka.schema_registry import RegisteredSchema, Registry, SubjectVersion
 
-NOT_FOUND = (404, json.dumps({"error_code": 40403, "message": "Schema 7 not found"}))
-
-
-@dataclass
-class Answering:
-    """What the server says by path, and what it was asked."""
-
-    url: str = ""
-    answers: dict[str, tuple[int, str]] = field(default_factory=dict)
-    paths: list[str] = field(default_factory=list)
-    authorization: str | None = None
-
-    def registry(self, **settings: str) -> Registry:
-        return Registry(config.Registry.model_validate({"url": self.url, **settings}))
-
 
 @pytest.fixture
 def server() -> Iterator[Answering]:
-    answering = Answering()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            answering.paths.append(self.path)
-            answering.authorization = self.headers.get("Authorization")
-            status, body = answering.answers.get(self.path.removeprefix("/api"), NOT_FOUND)
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body.encode())))
-            self.end_headers()
-            self.wfile.write(body.encode())
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Nothing."""
-
-    with ThreadingHTTPServer((HOST, 0), Handler) as http:
-        thread = threading.Thread(target=http.serve_forever, args=(0.01,))
-        thread.start()
-        answering.url = f"http://{HOST}:{http.server_address[1]}/api"
+    with answering_registry() as answering:
         yield answering
-        http.shutdown()
-        thread.join()
 
 
 def test_a_schema_is_requested_once(server: Answering) -> None:

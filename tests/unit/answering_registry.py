@@ -1,0 +1,55 @@
+"""An HTTP server that answers as a schema registry, with what a test gives it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from anabranch import config
+from anabranch.dev.services.processes import HOST
+from anabranch.kafka.schema_registry import Registry
+
+NOT_FOUND = (404, json.dumps({"error_code": 40403, "message": "Schema 7 not found"}))
+
+
+@dataclass
+class Answering:
+    """What the server says by path, and what it was asked."""
+
+    url: str = ""
+    answers: dict[str, tuple[int, str]] = field(default_factory=dict)
+    paths: list[str] = field(default_factory=list)
+    authorization: str | None = None
+
+    def registry(self, **settings: str) -> Registry:
+        return Registry(config.Registry.model_validate({"url": self.url, **settings}))
+
+
+@contextmanager
+def answering_registry() -> Iterator[Answering]:
+    answering = Answering()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            answering.paths.append(self.path)
+            answering.authorization = self.headers.get("Authorization")
+            status, body = answering.answers.get(self.path.removeprefix("/api"), NOT_FOUND)
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body.encode())))
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Nothing."""
+
+    with ThreadingHTTPServer((HOST, 0), Handler) as http:
+        thread = threading.Thread(target=http.serve_forever, args=(0.01,))
+        thread.start()
+        answering.url = f"http://{HOST}:{http.server_address[1]}/api"
+        yield answering
+        http.shutdown()
+        thread.join()

@@ -1,0 +1,142 @@
+"""A table that takes up the versions of its subject, and the jobs of a folder that follow it, by real tables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import yaml
+from answering_registry import Answering, answering_registry
+from lakes import StreamLake, new_lake
+from waiting import wait_for
+
+from anabranch import config
+from anabranch.config import Stream, SubjectSchema
+from anabranch.config.format_settings import FormatSettings
+from anabranch.iceberg.lake import Lake
+from anabranch.job import FollowedJob, Job, StreamFolder, open_job
+from anabranch.subjects import follow
+from anabranch.subjects.follow import SubjectReader
+
+ID, N = {"name": "id", "type": "string"}, {"name": "n", "type": "long"}
+COLOUR = {"name": "colour", "type": ["null", "string"]}
+NO_LAKE = cast(Lake, None)
+
+
+@pytest.fixture
+def registry() -> Iterator[Answering]:
+    with answering_registry() as server:
+        yield server
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> StreamLake:
+    return new_lake(tmp_path, ddl="id STRING NOT NULL, n BIGINT")
+
+
+def answer(registry: Answering, version: int, *fields: dict[str, Any]) -> None:
+    """The latest version of the stream's subject."""
+    schema = {"type": "record", "name": "E", "fields": list(fields)}
+    body = {"subject": "events-value", "version": version, "schema": json.dumps(schema)}
+    registry.answers["/subjects/events-value/versions/latest"] = (200, json.dumps(body))
+
+
+def file_of(lake: StreamLake) -> Stream:
+    """The stream's file with `schema: registry`."""
+    values = {"subject_schema": SubjectSchema(), "format": FormatSettings(type="avro"), "columns": ()}
+    return lake.stream.model_copy(update=values)
+
+
+def reader_of(lake: StreamLake, registry: Answering) -> SubjectReader:
+    settings = config.Registry.model_validate({"url": registry.url})
+    return SubjectReader(lake.environment.model_copy(update={"registry": settings}))
+
+
+def names(stream: Stream) -> list[str]:
+    return [column.name for column in stream.columns]
+
+
+def test_a_table_takes_a_version_up_once_and_is_not_read_again(
+    lake: StreamLake, registry: Answering, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="anabranch")
+    file, reader = file_of(lake), reader_of(lake, registry)
+    answer(registry, 1, ID, N)
+    first = reader.read(file, lake.lake)
+    assert names(first) == ["id", "n"] and reader.read(file, NO_LAKE) is first
+    answer(registry, 2, ID, COLOUR)
+    assert names(reader.read(file, lake.lake)) == ["id", "n", "colour"]
+    assert "added column colour to games.events" in caplog.text
+    assert lake.table().schema().find_field("colour").optional
+    # Another process that has read the columns before.
+    assert names(reader_of(lake, registry).read(file, lake.lake)) == ["id", "n", "colour"]
+
+
+def test_a_version_that_is_refused_and_a_registry_that_is_away_change_nothing_and_are_logged_once(
+    lake: StreamLake, registry: Answering, caplog: pytest.LogCaptureFixture
+) -> None:
+    file, reader = file_of(lake), reader_of(lake, registry)
+    answer(registry, 1, ID, N | {"type": "string"}, COLOUR)
+    assert [names(reader.read(file, lake.lake)) for _ in range(2)] == [["id", "n"]] * 2
+    assert caplog.text.count("column n: expected bigint, found string") == 1
+    answer(registry, 2, ID, N)
+    known = reader.read(file, lake.lake)
+    registry.answers["/subjects/events-value/versions/latest"] = (503, "{}")
+    assert reader.read(file, NO_LAKE) is known and reader.read(file, NO_LAKE) is known
+    assert caplog.text.count("503") == 1
+    del registry.answers["/subjects/events-value/versions/latest"]
+    assert names(reader.read(file, lake.lake)) == ["id", "n"]
+
+
+@pytest.fixture
+def conf(lake: StreamLake, registry: Answering, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The configuration folder of the stream."""
+    monkeypatch.setattr(follow, "POLL_S", 0.0)
+    monkeypatch.setattr("anabranch.job.TABLES_POLL_S", 0.0)
+    answer(registry, 1, ID, N)
+    (lake.folder / "streams").mkdir()
+    stream = {"topic": "events", "table": "games.events", "format": "avro", "schema": "registry", "key": "id"}
+    (lake.folder / "streams" / "events.yaml").write_text(yaml.safe_dump(stream))
+    catalog = {
+        "name": "lake",
+        "uri": f"sqlite:///{lake.folder}/catalog.db",
+        "warehouse": f"file://{lake.folder}/warehouse",
+    }
+    environment = {
+        "kafka": {"bootstrap_servers": "127.0.0.1:1"}, "catalog": catalog, "registry": {"url": registry.url},
+    }  # fmt: skip
+    (lake.folder / "anabranch.yaml").write_text(yaml.safe_dump(environment))
+    return lake.folder
+
+
+def test_a_folders_job_is_another_one_once_its_columns_change(conf: Path, registry: Answering) -> None:
+    folder = StreamFolder(str(conf), takes_up=True)
+    reporting = StreamFolder(str(conf))
+    [first], [reported] = folder.jobs().values(), reporting.jobs().values()
+    assert isinstance(first, Job) and names(first.stream) == ["id", "n"] and folder.jobs()["events"] is first
+    assert isinstance(reported, Job) and names(reported.stream) == ["id", "n"]
+    answer(registry, 2, ID, N, COLOUR)
+
+    def columns(of: StreamFolder) -> list[str]:
+        job = of.jobs()["events"]
+        return names(job.stream) if isinstance(job, Job) else [str(job)]
+
+    wait_for(lambda: columns(folder) == ["id", "n", "colour"], "the job with the new column", 20)
+    second = folder.jobs()["events"]
+    assert second is not first and folder.jobs()["events"] is second
+    wait_for(lambda: columns(reporting) == ["id", "n", "colour"], "the report with the new column", 20)
+
+
+def test_a_single_streams_job_is_another_one_once_its_columns_change(conf: Path, registry: Answering) -> None:
+    opened = open_job("events", str(conf))
+    assert names(opened.stream) == ["id", "n"]
+    followed = FollowedJob(opened)
+    assert followed.current() is opened
+    answer(registry, 2, ID, N, COLOUR)
+    wait_for(lambda: followed.current() is not opened, "a job with the new column", 20)
+    second = followed.current()
+    assert names(second.stream) == ["id", "n", "colour"] and second.kafka is opened.kafka
+    opened.kafka.close()
