@@ -7,7 +7,7 @@ therefore see each other's staged rows instead of the rows that `main` still ser
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import TYPE_CHECKING
@@ -18,18 +18,20 @@ from anabranch import records
 from anabranch.common.fail_points import Step, reach
 from anabranch.common.logs import note
 from anabranch.iceberg.hour_files import files_of
+from anabranch.iceberg.parquet_writer import has_columns, has_own_layout, target_of
 from anabranch.iceberg.physical_design import sort_order_id
 from anabranch.iceberg.snapshots import Staged
-from anabranch.iceberg.staging import read_snapshot, read_staged, stage
+from anabranch.iceberg.staging import read_snapshot, read_staged, stage, stage_files
 from anabranch.job import Job
 from anabranch.offsets import hours
 from anabranch.offsets.hours import Cut
 from anabranch.offsets.position import Offsets
 from anabranch.protocol import coverage, ledger
 from anabranch.protocol.apply import rows_columns
-from anabranch.protocol.ledger_row import Account, HourAccount, UnknownFields
+from anabranch.protocol.ledger_row import Account, Decoders, HourAccount, UnknownFields
 from anabranch.protocol.publish import new_id
 from anabranch.protocol.state import State
+from anabranch.records.packed_files import WriteSpec, dropped_places, write_files
 from anabranch.records.reshape import fit_to_table
 from batch_layer.balance import (
     EXPLAINED,
@@ -42,13 +44,14 @@ from batch_layer.balance import (
     plus,
 )
 from batch_layer.cached import released_at_the_end
-from batch_layer.duplicates import bloom_filter_settings, find_duplicates, leave_out, names_event
+from batch_layer.decoders import AT, Decoding, decoders_of
+from batch_layer.duplicates import SENT, bloom_filter_settings, find_duplicates, leave_out, names_event
 from batch_layer.offset_counts import ReadCounts, count, count_read, missing_offsets, split_missing
 from batch_layer.passes import Passes
 from batch_layer.quality.gate import run_suite
 from batch_layer.quality.row_counts import RowCountBaseline
 from batch_layer.sizes import shuffle_partitions, write_tasks
-from batch_layer.sources import AT, SOURCES, HourReader, HourRecords
+from batch_layer.sources import SOURCES, HourReader, HourRecords
 from batch_layer.unknown_fields import count_unknown
 from serving_layer.layer_diff import kinds
 from serving_layer.layer_diff.kinds import Difference
@@ -67,7 +70,7 @@ class Built:
     """An hour's staged rows and dead letters, its account, and why it may not be published, if so.
 
     `problems`: the account does not close. `objections`: what the stream's rules do not allow; an operator may accept
-    it. `seconds`: time to build.
+    it. `decoders`: the number of records that each decoded, if workers decoded any. `seconds`: time to build.
     """
 
     hour: str
@@ -79,6 +82,7 @@ class Built:
     problems: tuple[str, ...] = ()
     objections: tuple[str, ...] = ()
     seconds: float = 0.0
+    decoders: Decoders | None = None
 
 
 RebuiltHours = Mapping[str, Built]
@@ -86,12 +90,10 @@ RebuiltHours = Mapping[str, Built]
 
 @dataclass(frozen=True)
 class _Frames:
-    """An hour's records in Spark: all that were read, their counts, and of the good ones those kept and the
-    duplicates."""
+    """An hour's records in Spark: all that were read, their counts, and of the good ones the places of duplicates."""
 
     read: HourRecords
     counts: ReadCounts
-    kept: DataFrame
     duplicates: DataFrame
 
 
@@ -129,26 +131,26 @@ class HourBuilder:
         """By hour, how many dead letters of `main` decode now."""
         return self._reader.repairable()
 
-    def build(self, hour: str, cut: Cut, before: int, state: State) -> Built:
+    def build(self, hour: str, cut: Cut, before: int, state: State, decoding: Decoding = Decoding.SAMPLED) -> Built:
         """Stage and check an hour over its revision `before`. Raises PositionError for a recreated topic."""
         began = time.monotonic()
         with self.passes.of(hour), released_at_the_end():
             # Step 1: read and decode.
-            frames = self._frames(hour, cut, state, {})
+            frames = self._frames(hour, cut, state, {}, decoding)
             reach(Step.BATCH_DECODED)
             # Passes 2 to 5: stage and check.
             built = self._checked(frames, self._stage(frames, hour, cut, before, state), state)
         return replace(built, seconds=time.monotonic() - began)
 
     def recheck_duplicates(
-        self, hour: str, cut: Cut, before: int, state: State, together: RebuiltHours
+        self, hour: str, cut: Cut, before: int, state: State, together: RebuiltHours, decoding: Decoding
     ) -> Built | None:
         """Rebuild an accepted hour after hours of its look-back were rebuilt; None if it keeps the same rows."""
         began = time.monotonic()
         with self.passes.of(hour), released_at_the_end():
-            frames = self._frames(hour, cut, state, together)
+            frames = self._frames(hour, cut, state, together, decoding)
             batch = self._at(state.heads["batch"]).where(F.col("ingest_hour") == hour).select(*AT)
-            kept = frames.kept.select(*AT)
+            kept = leave_out(frames.read.good(self._stream, AT), frames.duplicates)
             if kept.exceptAll(batch).isEmpty() and batch.exceptAll(kept).isEmpty():
                 return None
             built = self._checked(frames, self._stage(frames, hour, cut, before, state), state)
@@ -166,26 +168,26 @@ class HourBuilder:
         """The hours in which duplicates are looked for, oldest first."""
         return [hours.shift(hour, -i) for i in range(self._stream.batch.lookback_hours, 0, -1)]
 
-    def _frames(self, hour: str, cut: Cut, state: State, together: RebuiltHours) -> _Frames:
+    def _frames(self, hour: str, cut: Cut, state: State, together: RebuiltHours, decoding: Decoding) -> _Frames:
         if _SHUFFLES not in self._job.environment.spark.conf:
             at_once = self._spark.sparkContext.defaultParallelism
             self._spark.conf.set(_SHUFFLES, str(shuffle_partitions(cut.offsets, at_once)))
         for key, value in bloom_filter_settings(cut.offsets).items():
             self._spark.conf.set(key, value)
         self.passes.begin("read and decode")
-        read = self._reader.read(hour, cut, state)
+        read = self._reader.read(hour, cut, state, decoding)
         self.passes.begin("count what was read")
-        counts = count_read(read.decoded, cut.ranges, SOURCES)
+        counts = count_read(read.places, cut.ranges, SOURCES)
         if has_missing(cut.ranges, counts.held):
             self.passes.begin("look for what Kafka did not give")
             filled = self._reader.fill(read, hour, cut, state)
             if filled.decoded is not read.decoded:
-                counts = count_read(filled.decoded, cut.ranges, SOURCES)
+                counts = count_read(filled.places, cut.ranges, SOURCES)
             read = filled
-        good = records.good(read.decoded, self._stream)
         self.passes.begin("find duplicates")
-        duplicates = find_duplicates(good, self._stream.key, self._served(hour, state, together))
-        return _Frames(read, counts, leave_out(good, duplicates), duplicates)
+        named = read.good(self._stream, [*AT, *self._stream.key])
+        duplicates = find_duplicates(named, self._stream.key, self._served(hour, state, together))
+        return _Frames(read, counts, duplicates)
 
     def _served(self, hour: str, state: State, together: RebuiltHours) -> DataFrame | None:
         lookback = self.lookback(hour)
@@ -207,12 +209,10 @@ class HourBuilder:
         order = list(dict.fromkeys(("event_date", *sort, *times, "kafka_partition", "kafka_offset")))
         at_once = self._spark.sparkContext.defaultParallelism
         files = write_tasks(frames.counts.good, files_of(state.table, "speed", hour), at_once, stream.files.target)
-        kept = fit_to_table(frames.kept, self._catalog, state.table, rows_columns(stream))
         # If whole partitions of the topic make enough files, write them without a shuffle. A stream's sort order needs
         # a shuffle, so that files do not overlap.
-        enough = files <= frames.read.decoded.rdd.getNumPartitions()
-        is_unmoved = files == 1 or (enough and not sort)
-        rows = kept.coalesce(files) if is_unmoved else kept.repartitionByRange(files, *order)
+        is_unmoved = files == 1 or (files <= frames.read.partitions and not sort)
+        self.passes.begin("write the rows")
         # Rows are sorted by date within one hour, so a task has one open file at a time. Without these settings Iceberg
         # would sort by date alone.
         write = {
@@ -220,9 +220,13 @@ class HourBuilder:
             "fanout-enabled": "false",
             "target-file-size-bytes": str(stream.files.target),
         }
-        of_rows = write | {"output-sort-order-id": str(sort_order_id(state.table, sort))}
-        self.passes.begin("write the rows")
-        staged = stage(rows.sortWithinPartitions(*order), lake, self._catalog, stream.table, new_id(), of_rows)
+        staged = self._stage_by_workers(frames, order, files, state) if is_unmoved else None
+        if staged is None:
+            kept = leave_out(frames.read.good(stream), frames.duplicates)
+            kept = fit_to_table(kept, self._catalog, state.table, rows_columns(stream))
+            rows = kept.coalesce(files) if is_unmoved else kept.repartitionByRange(files, *order)
+            of_rows = write | {"output-sort-order-id": str(sort_order_id(state.table, sort))}
+            staged = stage(rows.sortWithinPartitions(*order), lake, self._catalog, stream.table, new_id(), of_rows)
         note(attempt=staged.wap_id)
         reach(Step.BATCH_ROWS_STAGED)
         dead = None
@@ -234,6 +238,28 @@ class HourBuilder:
         reach(Step.BATCH_STAGED)
         return Built(hour, cut, before, staged, dead)
 
+    def _stage_by_workers(self, frames: _Frames, order: Sequence[str], files: int, state: State) -> Staged | None:
+        """Stage the rows without Spark's writer; None where only that can, or where too many rows are duplicates."""
+        certain, table, stream = frames.read.certain, state.table, self._stream
+        if certain is None or stream.files.sort or has_own_layout(table):
+            return None
+        target = target_of(table) if has_columns(table, rows_columns(stream).schema) else None
+        if target is None:
+            return None
+        dropped = frames.duplicates.limit(SENT + 1).toArrow()
+        if len(dropped) > SENT:
+            return None
+        others = records.good(frames.read.decoded, stream) if frames.counts.good > certain.count else None
+        spec = WriteSpec(target, tuple(order), dropped_places(dropped))
+        try:
+            return stage_files(
+                self._job.lake, stream.table, new_id(), lambda: write_files(certain.pieces, others, files, spec, table)
+            )
+        except Exception as error:
+            if not self._reader.should_leave_to_spark(error):
+                raise
+            return None
+
     def _checked(self, frames: _Frames, built: Built, state: State) -> Built:
         rows = read_staged(self._spark, self._catalog, self._stream.table, built.rows)
         self.passes.begin("count what was staged")
@@ -241,6 +267,12 @@ class HourBuilder:
         problems = [f"the balance does not close: {p}" for p in balance.problems()]
         objections = balance.disallowed(self._stream.batch.allow_gaps)
         reach(Step.BATCH_BALANCED)
+        decoders = None
+        if (certain := frames.read.certain) is not None:
+            self.passes.begin("compare the decoders")
+            compared = self._reader.differing(certain)
+            problems += compared.problems(certain.compared_count)
+            decoders = decoders_of(certain, compared)
         self.passes.begin("compare with the speed layer")
         speed = self._at(state.heads["speed"]).where(F.col("ingest_hour") == built.hour)
         unread = coverage.unread_ranges(state, built.hour, built.cut)
@@ -261,7 +293,9 @@ class HourBuilder:
             quality=quality.recorded(),
             unknown=unknown,
         )
-        return replace(built, account=account, problems=tuple(problems), objections=tuple(objections))
+        return replace(
+            built, account=account, problems=tuple(problems), objections=tuple(objections), decoders=decoders
+        )
 
     def _unknown(self, frames: _Frames) -> UnknownFields | None:
         if self._stream.unknown == "ignore" or not self._stream.format.names_fields:
@@ -302,7 +336,7 @@ class HourBuilder:
         if not incomplete:
             return _Unheld({}, {}, {})
         self.passes.begin("read what Kafka's log shows of missing offsets")
-        lost, missing = split_missing(missing_offsets(read.decoded, incomplete), read.in_kafka)
+        lost, missing = split_missing(missing_offsets(read.places, incomplete), read.in_kafka)
         seen = self._job.kafka.explain_missing(self._stream.topic, missing) if missing else {}
         if missing:
             self._reader.require_topic(cut)

@@ -20,13 +20,13 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from batch_layer.cached import cached
-from batch_layer.sources import AT
+from batch_layer.decoders import AT
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-# Up to this many rows are broadcast instead of shuffled: some tens of megabytes.
-_SENT = 500_000
+SENT = 500_000
+"""Up to this many rows are broadcast instead of shuffled: some tens of megabytes."""
 
 
 def drop_duplicates(rows: DataFrame, key: Sequence[str], served: DataFrame | None) -> DataFrame:
@@ -95,7 +95,7 @@ def hash_candidates(known: DataFrame, named: DataFrame) -> DataFrame:
 
 def _matching(rows: DataFrame, few: DataFrame, how: str, *on: str) -> DataFrame:
     """A join with `few` rows, broadcast if few enough: none of `rows` is shuffled."""
-    return rows.join(F.broadcast(few) if few.count() <= _SENT else few, list(on), how)
+    return rows.join(F.broadcast(few) if few.count() <= SENT else few, list(on), how)
 
 
 def _hash(key: Sequence[Column]) -> Column:

@@ -1,9 +1,10 @@
 """The batch job: `spark-submit batch_layer/job.py --stream NAME [--hour H [--restate] [--accept] | --replay]`.
 
 Seals every hour that has ended, and rebuilds each that is not accepted, oldest first. With --replay, restates each
-accepted hour with dead letters that decode now. A refused hour does not block the next one. With several --stream,
---group NAME or --all it does so for many streams in one Spark; each has its own outcome. The exit code is 1 when any
-hour was refused, and of many streams `combined_exit_code`.
+accepted hour with dead letters that decode now. With --audit, Spark decodes all records that Python workers decode. A
+refused hour does not block the next one. With several --stream, --group NAME or --all it does so for many streams in
+one Spark; each has its own outcome. The exit code is 1 when any hour was refused, and of many streams
+`combined_exit_code`.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from anabranch.offsets.hours import hours_between, shift, span_of
 from anabranch.operations.notifications.lineage.parents import parse_run
 from anabranch.protocol.acts import act_now
 from anabranch.spark.session import close_session, open_session, stop_on_signal
+from anabranch.spark.workers import SETTINGS
 from batch_layer.many_streams import SHARED, Outcome, run_stream, run_streams
 from batch_layer.rebuild import RebuildRequest, Result
 from batch_layer.stream_run import StreamRun
@@ -145,6 +147,7 @@ def run(arguments: Sequence[str]) -> int:
     )
     options.add_argument("--restate", action="store_true", help="publish a new revision of accepted hours")
     options.add_argument("--accept", action="store_true", help="publish despite gaps or a failed quality gate")
+    options.add_argument("--audit", action="store_true", help="let both decoders decode all records, and compare")
     options.add_argument("--why", default=None, help="the reason, for the ledger")
     options.add_argument("--replay", action="store_true", help="rebuild hours with dead letters that decode now")
     options.add_argument("--at-once", type=int, default=None, help="small hours at a time; default: Spark's cores")
@@ -153,7 +156,7 @@ def run(arguments: Sequence[str]) -> int:
     parsed = options.parse_args(list(arguments))
     hours = _parse_hours(parsed.hour) if parsed.hour is not None else None
     act = act_now("restate" if parsed.restate else "accept", parsed.why) if parsed.restate or parsed.accept else None
-    order = RebuildRequest(parsed.restate, parsed.accept, parsed.why, act)
+    order = RebuildRequest(parsed.restate, parsed.accept, parsed.why, act, parsed.audit)
     parents = (parsed.parent_run, parsed.root_run)
 
     def work(stream: StreamRun) -> None:
@@ -167,7 +170,7 @@ def run(arguments: Sequence[str]) -> int:
         [name] = parsed.stream
         job = open_job(name, parsed.conf)
         of_process(stream=name, layer="batch")
-        with _spark(job.environment, f"stream {name}", {}) as (spark, stop):
+        with _spark(job.environment, f"stream {name}", SETTINGS) as (spark, stop):
             outcome = run_stream(job, spark, work, stop, parents)
         if outcome.error is not None:
             raise outcome.error
@@ -179,7 +182,7 @@ def run(arguments: Sequence[str]) -> int:
     for name, error in broken.items():
         LOG.error("stream %s: %s", name, error)
     if jobs:
-        with _spark(environment, f"{len(jobs)} streams", SHARED) as (spark, stop):
+        with _spark(environment, f"{len(jobs)} streams", SETTINGS | SHARED) as (spark, stop):
             outcomes += run_streams(jobs, spark, work, stop, parents, parsed.at_once)
     _print_many(outcomes, hours, parsed.output, nothing)
     return combined_exit_code(_code(outcome, hours) for outcome in outcomes)

@@ -46,6 +46,7 @@ from anabranch.spark.session import explain_spark, explained
 from anabranch.subjects.resolve import with_columns_of
 from batch_layer import refusals
 from batch_layer.build import Built, HourBuilder
+from batch_layer.decoders import Decoding
 from batch_layer.plan import (
     ACCEPTED_AT_ONCE,
     EMPTY,
@@ -93,12 +94,14 @@ class Result:
 @dataclass(frozen=True)
 class RebuildRequest:
     """How to treat an hour, and why. `accept`: publish it despite the objections of the stream's rules. `act`: the
-    operator's act that asks for it; None for what the batch layer does by itself."""
+    operator's act that asks for it; None for what the batch layer does by itself. `audit`: compare all certain records
+    with what Spark decodes."""
 
     restate: bool = False
     accept: bool = False
     why: str | None = None
     act: Act | None = None
+    audit: bool = False
 
 
 _BY_ITSELF = RebuildRequest()
@@ -217,13 +220,15 @@ class Rebuilder:
     def _since(self, began: datetime, built: Built) -> Built:
         """The same hour with its run facts."""
         size = sum(file.file_size_in_bytes for file in built.rows.files)
-        run = replace(self._run(began), spark=SPARK_VERSION, files=len(built.rows.files), bytes=size)
+        run = replace(
+            self._run(began), spark=SPARK_VERSION, files=len(built.rows.files), bytes=size, decoders=built.decoders
+        )
         return replace(built, account=replace(built.account, run=run))
 
     def _rebuild(self, state: State, hour: str, cut: Cut, before: int, order: RebuildRequest) -> Result | None:
         """Build and publish, or refuse; None if the look-back changed after duplicates were dropped against it."""
         began = self._job.lake.clock.now()
-        first = self._since(began, self._hours.build(hour, cut, before, state))
+        first = self._since(began, self._hours.build(hour, cut, before, state, self._decoding(hour, order.audit)))
         built = [first]
         if not _refusals(first, order.accept):
             state, following = self._following(first, state)
@@ -234,12 +239,22 @@ class Rebuilder:
             reasons_to_refuse += [f"{b.hour}, decided again: {refusal}" for refusal in _refusals(b, by_choice)]
         if reasons_to_refuse:
             self._discard(built)
+            for b in built[1:]:
+                if b.decoders is not None and b.decoders.differing:
+                    # Its own row makes Spark decode it the next time.
+                    self._refuse(state, b.hour, b.cut, b.before, "; ".join(b.problems), b.account, None)
             return self._refuse(state, hour, cut, before, "; ".join(reasons_to_refuse), first.account, order.act)
         # Step 6: publish.
         reasons = {hour: acceptance_reason(first.objections, order.accept, order.why)}
         reasons |= {b.hour: acceptance_reason(b.objections, True, f"decided again after {hour}") for b in built[1:]}
         act = act_to_record(order.act, before, first.objections, order.accept)
         return self._publish(built, reasons, state, act)
+
+    def _decoding(self, hour: str, audit: bool = False) -> Decoding:
+        """What decodes an hour: Spark alone once the decoders have differed in it."""
+        if any(refusals.decoders_differed(row) for row in self._job.ledger.history([hour])):
+            return Decoding.SPARK
+        return Decoding.AUDITED if audit else Decoding.SAMPLED
 
     def _following(self, first: Built, state: State) -> tuple[State, list[Built]]:
         """The later accepted hours that must drop, or restore, events because of `first`, oldest first.
@@ -258,7 +273,9 @@ class Rebuilder:
             state = self._job.ledger.remembering(state, [hour])
             accepted = state.accepted.get(hour)
             if accepted is not None and accepted.cut.offsets:
-                again = self._hours.recheck_duplicates(hour, accepted.cut, accepted.revision, state, together)
+                again = self._hours.recheck_duplicates(
+                    hour, accepted.cut, accepted.revision, state, together, self._decoding(hour)
+                )
                 if again is not None:
                     LOG.info("stream %s: rechecking duplicates hour=%s after=%s", self._stream.name, hour, first.hour)
                     together[hour], last = again, hour

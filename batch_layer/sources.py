@@ -7,6 +7,8 @@ compacted log, or a log that omits records for an unknown reason.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TYPE_CHECKING
@@ -16,6 +18,7 @@ from pyspark.sql import functions as F
 
 from anabranch import records
 from anabranch.common.errors import PositionError
+from anabranch.common.remote_errors import one_line
 from anabranch.iceberg.snapshots import heads
 from anabranch.iceberg.staging import read_snapshot
 from anabranch.job import Job
@@ -27,25 +30,60 @@ from anabranch.protocol import dead_letters
 from anabranch.protocol.state import State
 from anabranch.protocol.topic_change import gone_from_kafka
 from anabranch.records.formats import open_format
+from anabranch.records.packed import PackSpec, pack_spec, packed
+from anabranch.spark.settings import runs_here
+from anabranch.spark.workers import can_use_workers, is_of_workers
 from batch_layer.cached import cached
+from batch_layer.decoders import AT, SMALL, CertainRecords, Compared, Decoding, compare_decoders, read_certain
 from batch_layer.offset_counts import DRIFTS, within_log
 from batch_layer.unknown_fields import MOST_BYTES, SAMPLES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-AT = ["kafka_partition", "kafka_offset"]
+    from anabranch.config import Stream
+
+LOG = logging.getLogger(__name__)
+
 SOURCES = KAFKA, ACCEPTED, DEAD_LETTERS, SPEED = ("kafka", "accepted", "dead_letters", "speed")
 
 
 @dataclass(frozen=True)
 class HourRecords:
-    """An hour's records. `decoded`: the columns of `records.decode`, and `source`. `in_kafka`: the part of the cut in
-    Kafka's log. `accepted`: once filled, the accepted revision's offsets, if any."""
+    """An hour's records. `decoded`: those that Spark decoded, in the columns of `records.decode`, and `source`.
+    `certain`: those that workers decoded, if any. `in_kafka`: the part of the cut in Kafka's log. `accepted`: once
+    filled, the accepted revision's offsets, if any."""
 
     decoded: DataFrame
     in_kafka: Ranges
     accepted: DataFrame | None = None
+    certain: CertainRecords | None = None
+
+    @property
+    def places(self) -> DataFrame:
+        """`AT`, `source` and verdict of all records, with the names of unknown fields."""
+        names = [*AT, "source", "is_dead", "error_code", records.UNKNOWN]
+        decoded = self.decoded.select(*names)
+        if self.certain is None:
+            return decoded
+        kinds = {field.name: field.dataType.simpleString() for field in decoded.schema.fields}
+        constant = {"source": f"'{KAFKA}'", "is_dead": "false"}
+        certain = self.certain.rows(AT).selectExpr(
+            *AT, *(f"{constant.get(n, f'CAST(NULL AS {kinds[n]})')} AS {n}" for n in names if n not in AT)
+        )
+        return decoded.unionByName(certain)
+
+    @property
+    def partitions(self) -> int:
+        """The number of tasks that read the records."""
+        return (self.decoded if self.certain is None else self.certain.pieces).rdd.getNumPartitions()
+
+    def good(self, stream: Stream, columns: Sequence[str] | None = None) -> DataFrame:
+        """The good records, in the columns of the table, or in some of them."""
+        rows = records.good(self.decoded, stream)
+        names = list(columns or rows.columns)
+        rows = rows.select(*names)
+        return rows if self.certain is None else rows.unionByName(self.certain.rows(names))
 
 
 class HourReader:
@@ -56,12 +94,13 @@ class HourReader:
         self._stream = job.stream
         self._catalog = job.environment.catalog.name
         self._format = open_format(job.environment, job.stream)
+        self._left_most = False
 
     def use(self, spark: SparkSession) -> None:
         """Go on with another session of the same Spark."""
         self._spark = spark
 
-    def read(self, hour: str, cut: Cut, state: State) -> HourRecords:
+    def read(self, hour: str, cut: Cut, state: State, decoding: Decoding = Decoding.SAMPLED) -> HourRecords:
         """Read and decode every record of the cut that Kafka has, once, and cache them.
 
         Raises PositionError for a topic that was recreated and not adopted.
@@ -70,19 +109,65 @@ class HourReader:
         one_in = max(1, size(cut.ranges) // SAMPLES)
         gone = gone_from_kafka(state.timeline, state.position.topic_id, hour, cut) is not None
         ranges: Ranges = {} if gone else within_log(cut.ranges, self._job.kafka.log_starts(self.require_topic(cut)))
-        kafka, topic = self._job.environment.kafka, self._stream.topic
+        spec = self._pack_spec(hour, cut, decoding) if ranges else None
 
         def decode(raw: DataFrame) -> DataFrame:
-            return cached(self._decode(raw.withColumn("ingest_hour", F.lit(hour)), KAFKA, one_in))
+            return cached(self._decode(raw, KAFKA, one_in))
 
-        decoded = (
-            using(self._spark, kafka, self._job.kafka, topic, ranges, decode)
-            if ranges
-            else decode(no_records(self._spark))
-        )
+        certain = self._certain(hour, ranges, spec) if spec is not None else None
+        if certain is not None:
+            # Without records, Spark plans nothing.
+            decoded = decode(certain.left) if certain.left_count else self._decode(certain.left, KAFKA).limit(0)
+        elif ranges:
+            decoded = self._of_kafka(hour, ranges, decode)
+        else:
+            decoded = decode(no_records(self._spark).withColumn("ingest_hour", F.lit(hour)))
         # Read the log starts again: retention may have deleted records during the read.
         ranges = {} if gone else within_log(cut.ranges, self._job.kafka.log_starts(self.require_topic(cut)))
-        return HourRecords(decoded, ranges)
+        return HourRecords(decoded, ranges, certain=certain)
+
+    def differing(self, certain: CertainRecords) -> Compared:
+        """Compare what workers decoded of the compared blocks with what Spark decodes."""
+        return compare_decoders(certain, self._decode(certain.compared, KAFKA), self._stream)
+
+    def _of_kafka(self, hour: str, ranges: Ranges, use: Callable[[DataFrame], DataFrame]) -> DataFrame:
+        def with_hour(raw: DataFrame) -> DataFrame:
+            return use(raw.withColumn("ingest_hour", F.lit(hour)))
+
+        kafka, topic = self._job.environment.kafka, self._stream.topic
+        return using(self._spark, kafka, self._job.kafka, topic, ranges, with_hour)
+
+    def should_leave_to_spark(self, error: Exception) -> bool:
+        """Whether workers failed on a cluster, where an executor may lack what they need."""
+        if runs_here(self._spark.sparkContext.master) or not is_of_workers(error):
+            return False
+        LOG.warning("stream %s: Python workers failed, Spark goes on: %s", self._stream.name, one_line(error))
+        return True
+
+    def _pack_spec(self, hour: str, cut: Cut, decoding: Decoding) -> PackSpec | None:
+        """How workers decode the hour's certain records; None where Spark decodes all."""
+        batch = self._stream.batch
+        if batch.decoder == "spark" or decoding is Decoding.SPARK or self._left_most:
+            return None
+        all_of_it = decoding is Decoding.AUDITED or cut.offsets <= SMALL
+        spec = pack_spec(self._stream, hour, 1 if all_of_it else batch.compare_one_in)
+        return spec if spec is not None and can_use_workers(self._spark) else None
+
+    def _certain(self, hour: str, ranges: Ranges, spec: PackSpec) -> CertainRecords | None:
+        """The hour's records as workers decode them; None if workers failed on a cluster."""
+        try:
+            certain = read_certain(self._of_kafka(hour, ranges, lambda raw: cached(packed(raw, spec))), self._stream)
+        except Exception as error:
+            if not self.should_leave_to_spark(error):
+                raise
+            return None
+        if certain.left_count > certain.count:
+            LOG.info(
+                "stream %s: workers left most records to Spark, which decodes the next hours hour=%s left=%d of=%d",
+                self._stream.name, hour, certain.left_count, certain.left_count + certain.count,
+            )  # fmt: skip
+            self._left_most = True
+        return certain
 
     def fill(self, read: HourRecords, hour: str, cut: Cut, state: State) -> HourRecords:
         """Add every other record of the cut that the table has, from the first source that has it.
@@ -101,7 +186,7 @@ class HourReader:
         ranked = [frame.where(inside(cut.ranges)).withColumn("_rank", F.lit(i)) for i, frame in enumerate(stored)]
         # Compare positions first, two narrow columns: usually the table has nothing that Kafka lacks.
         places = reduce(DataFrame.unionByName, (frame.select(*AT, "_rank") for frame in ranked))
-        found = places.join(read.decoded.select(*AT), AT, "left_anti").groupBy(*AT).agg(F.min("_rank").alias("_rank"))
+        found = places.join(read.places.select(*AT), AT, "left_anti").groupBy(*AT).agg(F.min("_rank").alias("_rank"))
         found = cached(found)
         offsets = reduce(DataFrame.union, (frame.select(*AT) for frame in accepted)) if accepted else None
         if found.isEmpty():

@@ -15,13 +15,13 @@ import pyarrow as pa
 
 from anabranch import records
 from anabranch.common.errors import Unexpected
-from anabranch.iceberg.parquet_writer import FileWriter, Output, Target, data_file_of, target_of
+from anabranch.iceberg.parquet_writer import FileWriter, Output, Target, data_file_of, has_columns, target_of
 from anabranch.iceberg.staging import Written
 from anabranch.kafka.source import one_record
 from anabranch.offsets.hours import HourRange, hour_of
 from anabranch.offsets.partition_sql import arrays
 from anabranch.records.fast_json import CertainRows, can_read
-from speed_layer.workers import can_use_workers
+from anabranch.spark.workers import can_use_workers
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
@@ -36,14 +36,6 @@ MOST_LEFT = 2_000
 """A micro-batch's most records that workers may leave to Spark; with more, Spark reads all of it."""
 
 _REMEDY = "none of it is published: start the speed layer again, and report this"
-
-SETTINGS = {
-    "spark.python.daemon.module": "speed_layer.worker_daemon",
-    # Records in a worker's batch.
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
-    "spark.sql.execution.arrow.maxBytesPerBatch": str(16 * 2**20),
-}
-"""Settings of a session that stages this way."""
 
 # A task reports one row for each file, and one for the records that it read and left.
 REPORT = (
@@ -87,16 +79,12 @@ class Certain:
 def task_spec(stream: Stream, table: Table, columns: Schema) -> TaskSpec | None:
     """How tasks read the stream's records; None where Spark must: another format, other types, or a table whose
     columns differ from `columns`, the stream's."""
-    if stream.format.type != "json" or not can_read(stream.columns) or _kinds(table.schema()) != _kinds(columns):
+    if stream.format.type != "json" or not can_read(stream.columns) or not has_columns(table, columns):
         return None
     target = target_of(table)
     if target is None:
         return None
     return TaskSpec(stream.columns, stream.event_time, target, takes_unknown=stream.unknown != "refuse")
-
-
-def _kinds(schema: Schema) -> dict[str, tuple[str, bool]]:
-    return {f.name: (str(f.field_type), f.required) for f in schema.fields}
 
 
 def stage_certain(frame: DataFrame, spec: TaskSpec, table: Table, attempt: str, began: datetime) -> Certain:

@@ -41,6 +41,7 @@ from anabranch.config import Environment
 from anabranch.job import FollowedJob, Job, StreamFolder, main, open_job, parser
 from anabranch.kafka.source import read_stream
 from anabranch.offsets.position import Offsets, from_keys, to_keys
+from anabranch.spark import workers
 from anabranch.spark.session import close_session, explain_spark, explained, open_session, stop_on_signal
 from speed_layer import fast_staging
 from speed_layer.group import GROUP_SETTINGS, GroupJob
@@ -343,7 +344,7 @@ def _run_group(parsed: argparse.Namespace) -> int:
 @contextmanager
 def _session(environment: Environment, what: str, settings: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
     """A session whose Python workers start in the background."""
-    own = fast_staging.SETTINGS | _CHECKPOINT | dict(settings or {})
+    own = workers.SETTINGS | _CHECKPOINT | dict(settings or {})
     spark = open_session(environment, f"anabranch speed {what}", own)
     try:
         threading.Thread(target=_warm_up, args=(spark,), name="warm-up", daemon=True).start()

@@ -48,6 +48,7 @@ from anabranch.records.formats import open_format
 from anabranch.records.formats.wire import is_unlisted_schema_id
 from anabranch.records.reshape import fit_to_table
 from anabranch.spark.settings import runs_here
+from anabranch.spark.workers import can_use_workers, is_of_workers
 from speed_layer.compaction import Compaction
 from speed_layer.fast_staging import (
     Certain,
@@ -72,7 +73,6 @@ from speed_layer.plan import (
     plan_write,
     readable_after,
 )
-from speed_layer.workers import can_use_workers, is_of_workers
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

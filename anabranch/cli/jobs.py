@@ -84,6 +84,7 @@ def health(file: Path, within: float | None, liveness: bool, output: str) -> Non
 )
 @click.option("--restate", is_flag=True, help="Publish a new revision of accepted hours.")
 @click.option("--accept", is_flag=True, help="Publish an hour despite gaps or a failed quality gate; needs --why.")
+@click.option("--audit", is_flag=True, help="Decode all records twice, by Python workers and by Spark, and compare.")
 @click.option("--why", metavar="TEXT", help="Reason for --restate or --accept, for the ledger.")
 @click.option("--seal-only", is_flag=True, help="Only seal ended hours; needs no Spark.")
 @click.option(
@@ -110,6 +111,7 @@ def batch(
     hour: str | None,
     restate: bool,
     accept: bool,
+    audit: bool,
     why: str | None,
     seal_only: bool,
     at_once: int | None,
@@ -148,7 +150,7 @@ def batch(
         else:
             _seal_many(streams, group, every, span, conf, output)
         return
-    flags = [flag for flag, given in (("--restate", restate), ("--accept", accept)) if given]
+    flags = [flag for flag, given in (("--restate", restate), ("--accept", accept), ("--audit", audit)) if given]
     options = [*(["--hour", hour] if hour else []), *flags, *([f"--why={why}"] if why else [])]
     options += ["--at-once", str(at_once)] if at_once is not None else []
     for name, run in (("--parent-run", parent_run), ("--root-run", root_run)):

@@ -107,12 +107,16 @@ class Batch(Frozen):
     neither Kafka nor the table has a record.
 
     `retry_for`: how long a transient error of one hour is tried again before the job ends; None is for ever.
+    `decoder`: who decodes certain records. `compare_one_in`: of so many blocks of offsets that workers decode, Spark
+    decodes one as well.
     """
 
     grace: Duration = timedelta(minutes=2)
     lookback_hours: int = Field(default=1, ge=0, le=168)
     allow_gaps: tuple[Gap, ...] = ("control", "aborted")
     retry_for: RetryFor = timedelta(minutes=15)
+    decoder: Literal["spark", "workers"] = "spark"
+    compare_one_in: int = Field(default=50, ge=1)
 
 
 class Files(Frozen):

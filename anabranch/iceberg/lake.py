@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import cached_property
 
@@ -21,6 +21,7 @@ from pyiceberg.exceptions import (
     NoSuchTableError,
     ValidationException,
 )
+from pyiceberg.manifest import DataFile
 from pyiceberg.table import CommitTableResponse, Table
 from pyiceberg.table.update import (
     AssertCurrentSchemaId,
@@ -42,9 +43,9 @@ from anabranch.iceberg.commit_status import CommitFate, classify_commit, plan_fe
 from anabranch.iceberg.commits import Commit, Outcome
 from anabranch.iceberg.foreign import check_foreign_commits
 from anabranch.iceberg.ledger_files import MergeStep
-from anabranch.iceberg.prepare import prepare
+from anabranch.iceberg.prepare import prepare, prepare_stage
 from anabranch.iceberg.snapshot_writer import delete_quietly
-from anabranch.iceberg.snapshots import Staged, has_landed
+from anabranch.iceberg.snapshots import Staged, find_staged, has_landed
 
 LOG = logging.getLogger(__name__)
 
@@ -228,6 +229,37 @@ class Lake:
         # files are left to maintenance.
         delete_quietly(table, prepared.written)
         return None
+
+    def stage(self, name: str, wap_id: str, files: Sequence[DataFile]) -> Staged:
+        """Add files in one snapshot that no branch points to, under a new `wap_id`; no reader sees their rows.
+
+        It requires no head, so a refused attempt is sent again over the table as it is then. When the answer is lost,
+        the table decides. Raises Transient when the snapshot is not there: orphan removal deletes the files.
+        """
+        for _ in attempts(jitter(0.1), _LANDS_WITHIN_SECONDS):
+            table = self.load(name)
+            prepared = prepare_stage(table, wap_id, files, self.clock.now(table.metadata.last_updated_ms))
+            requirements = (
+                AssertTableUUID(uuid=table.metadata.table_uuid),
+                AssertCurrentSchemaId(current_schema_id=table.metadata.current_schema_id),
+            )
+            try:
+                delete_old_metadata(table, self.catalog.commit_table(table, requirements, prepared.updates))
+            except (CommitFailedException, ValidationException, ValueError) as error:
+                if type(error) is ValueError and not any(text in str(error) for text in _OVERTAKEN):
+                    raise
+                LOG.debug("stage %s in %s refused: %s", wap_id, name, error)
+                # An HTTP client may repeat a request; the refusal may then be of that repetition.
+                if (staged := find_staged(self.load(name), wap_id)) is not None:
+                    return staged
+                delete_quietly(table, prepared.written)
+                continue
+            except Exception as error:
+                LOG.warning("stage %s in %s: answer lost, checking the table: %s", wap_id, name, one_line(error))
+            if (staged := find_staged(self._look(name), wap_id)) is not None:
+                return staged
+            break
+        raise Transient(f"stage {wap_id} in {name}: expected its snapshot, found none; try again")
 
     def commit_until_landed(self, name: str, what: str, plan: Callable[[Table], Commit | None]) -> Commit | None:
         """Commit what `plan` decides on a fresh load of a table, and decide again after each refusal.

@@ -39,6 +39,7 @@ from pyiceberg.types import (
 from anabranch.iceberg.staging import MOST_OPEN_FILES
 
 if TYPE_CHECKING:
+    from pyiceberg.schema import Schema
     from pyiceberg.table import Table
 
 PARTITION = ("event_date", "ingest_hour")
@@ -83,6 +84,21 @@ def target_of(table: Table) -> Target | None:
         fields.append(pa.field(column.name, kind, nullable=not column.required, metadata=metadata))
     folder = properties.get("write.data.path", f"{table.metadata.location}/data").rstrip("/")
     return Target(table.io, folder, pa.schema(fields), codec_of(table))
+
+
+def has_columns(table: Table, columns: Schema) -> bool:
+    """Whether a table has just these columns, by name, type and nullability."""
+    return _kinds(table.schema()) == _kinds(columns)
+
+
+def _kinds(schema: Schema) -> dict[str, tuple[str, bool]]:
+    return {f.name: (str(f.field_type), f.required) for f in schema.fields}
+
+
+def has_own_layout(table: Table) -> bool:
+    """Whether a table's properties ask for a layout of Parquet files that only Iceberg's own writer knows."""
+    known = "write.parquet.compression-codec"
+    return any(name.startswith("write.parquet.") and name != known for name in table.metadata.properties)
 
 
 def codec_of(table: Table) -> str:

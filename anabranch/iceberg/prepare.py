@@ -3,9 +3,11 @@ yet."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.table.update import (
@@ -19,9 +21,18 @@ from pyiceberg.table.update import (
 )
 
 from anabranch.common.remote_errors import explain
-from anabranch.iceberg.commits import Commit
+from anabranch.iceberg.commits import Change, Commit
 from anabranch.iceberg.snapshot_writer import SnapshotWriter, delete_quietly
-from anabranch.iceberg.snapshots import PUBLISHED, carried, staged_ref, staged_refs, summary_of, unused_properties
+from anabranch.iceberg.snapshots import (
+    PUBLISHED,
+    STAGING,
+    WAP_ID,
+    carried,
+    staged_ref,
+    staged_refs,
+    summary_of,
+    unused_properties,
+)
 
 
 @dataclass(frozen=True)
@@ -70,6 +81,19 @@ def prepare(table: Table, commit: Commit, now: datetime) -> Prepared:
     updates += [set_ref(t.name, t.snapshot_id, SnapshotRefType.TAG, t.max_age_ms) for t in commit.tags]
     updates += [RemoveSnapshotRefUpdate(ref_name=name) for name in commit.drop_tags]
     return Prepared(tuple(updates), tuple(writer.written))
+
+
+def prepare_stage(table: Table, wap_id: str, files: Sequence[DataFile], now: datetime) -> Prepared:
+    """A commit that adds files in a snapshot beside the staging branch, under `wap_id`. Raises Transient."""
+    writer = SnapshotWriter(table, max(int(now.timestamp() * 1000), table.metadata.last_updated_ms + 1))
+    try:
+        snapshot = writer.write(Change(STAGING, tuple(files)), {WAP_ID: wap_id})
+    except Exception as error:
+        delete_quietly(table, writer.written)
+        if not isinstance(error, OSError):
+            raise
+        raise explain(f"write the manifests of {wap_id} of {'.'.join(table.name())}", error) from error
+    return Prepared((AddSnapshotUpdate(snapshot=snapshot),), tuple(writer.written))
 
 
 def set_ref(name: str, snapshot_id: int, kind: str, max_age_ms: int | None = None) -> SetSnapshotRefUpdate:

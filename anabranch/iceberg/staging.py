@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
@@ -94,16 +94,29 @@ def stage(
     staged = find_staged(lake.load(table_name), wap_id)
     if staged is None:
         raise Transient(f"stage {wap_id} in {table_name}: expected its snapshot, found none; try again")
-    if (took := lake.clock.now() - first) > WITHIN:
-        lake.discard(table_name, staged)
-        raise Transient(
-            f"stage {wap_id} in {table_name}: expected it within {WITHIN}, found that it took {took}: its files may be "
-            "deleted as orphans by now; try again"
-        )
+    _require_young(lake, table_name, staged, first)
     LOG.debug(
         "staged %s: %d rows in %d files, %.2f s", wap_id, staged.rows, len(staged.files), time.monotonic() - began
     )
     return staged
+
+
+def stage_files(lake: Lake, table_name: str, wap_id: str, write: Callable[[], Sequence[DataFile]]) -> Staged:
+    """Stage the files that `write` writes, as `stage` does; for files that no snapshot refers to yet."""
+    first = lake.clock.now()
+    staged = lake.stage(table_name, wap_id, write())
+    _require_young(lake, table_name, staged, first)
+    return staged
+
+
+def _require_young(lake: Lake, table_name: str, staged: Staged, first: datetime) -> None:
+    """Raises Transient if the files, begun at `first` or later, may be deleted as orphans by now."""
+    if (took := lake.clock.now() - first) > WITHIN:
+        lake.discard(table_name, staged)
+        raise Transient(
+            f"stage {staged.wap_id} in {table_name}: expected it within {WITHIN}, found that it took {took}: its files "
+            "may be deleted as orphans by now; try again"
+        )
 
 
 def read_snapshot(session: SparkSession, catalog: str, table_name: str, snapshot_id: int) -> DataFrame:

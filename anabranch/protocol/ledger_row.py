@@ -96,10 +96,32 @@ class QualityResult:
 
 
 @dataclass(frozen=True, slots=True)
+class Decoders:
+    """How many of an hour's records of Kafka each decoder decoded: Python `workers`, and `spark` what they left. Of the
+    records of workers, `compared` were decoded by Spark as well; `differing` has places and columns of the first whose
+    values differ."""
+
+    workers: int
+    spark: int
+    compared: int
+    differing: Entries | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return _present_fields(self)
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> Decoders:
+        differing = data.get("differing")
+        return Decoders(
+            data["workers"], data["spark"], data["compared"], tuple(differing) if differing is not None else None
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class RunFacts:
     """How a decision was reached: since when, by which Spark, with how many files of how many bytes, and as part of
     which runs of a scheduler (the run that started it, and that run's outermost one, as OpenLineage's clients write
-    them: NAMESPACE/JOB/RUN ID)."""
+    them: NAMESPACE/JOB/RUN ID). `decoders`: for a build."""
 
     began: datetime
     spark: str | None = None
@@ -107,15 +129,18 @@ class RunFacts:
     bytes: int | None = None
     parent: str | None = None
     root: str | None = None
+    decoders: Decoders | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        return _present_fields(self) | {"began": self.began.isoformat()}
+        decoders = {"decoders": self.decoders.as_dict()} if self.decoders is not None else {}
+        return _present_fields(self) | {"began": self.began.isoformat()} | decoders
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> RunFacts:
         return RunFacts(
             datetime.fromisoformat(data["began"]), data.get("spark"), data.get("files"), data.get("bytes"),
             data.get("parent"), data.get("root"),
+            Decoders.from_dict(data["decoders"]) if data.get("decoders") is not None else None,
         )  # fmt: skip
 
 

@@ -39,8 +39,9 @@ from anabranch.offsets.hours import start_of
 from anabranch.offsets.position import Ranges
 from anabranch.operations.reports import status as views
 from anabranch.spark.session import explain_spark
+from anabranch.spark.workers import SETTINGS
 from speed_layer import fast_staging, micro_batch, rewriting
-from speed_layer.fast_staging import MOST_LEFT, SETTINGS
+from speed_layer.fast_staging import MOST_LEFT
 from speed_layer.micro_batch import MicroBatches
 
 Make = Callable[..., World]

@@ -13,9 +13,9 @@ import yaml
 from pyspark.sql import SparkSession
 
 from anabranch import config
+from anabranch.spark import workers
 from anabranch.spark.jars import ensure_jars, jvm_folder
 from anabranch.spark.settings import AVRO_OPTIONS, session_settings
-from speed_layer import fast_staging
 
 # In a JVM that lives for a minute the second compiler costs more than it gives.
 SHORT_LIVED = "-XX:TieredStopAtLevel=1"
@@ -44,7 +44,7 @@ def running_spark(environment: Mapping[str, Any], folder: Path) -> Iterator[Spar
         "spark.local.dir": str(folder / "spark"),
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
     }
-    for key, value in (settings | fast_staging.SETTINGS | launch).items():
+    for key, value in (settings | workers.SETTINGS | launch).items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
     # The JVM has it now. Tests of what a job sets run in this process too, in any order.

@@ -11,7 +11,7 @@ import pytest
 from anabranch import __version__
 from anabranch.offsets.hours import Cut
 from anabranch.protocol import ledger
-from anabranch.protocol.ledger_row import Account, Diff, HourAccount, LedgerRow, QualityResult, RunFacts
+from anabranch.protocol.ledger_row import Account, Decoders, Diff, HourAccount, LedgerRow, QualityResult, RunFacts
 
 NOW = datetime(2026, 11, 21, 2, tzinfo=UTC)
 CUT = Cut("t", {10: (1, 1), 0: (3, 9)})
@@ -56,7 +56,13 @@ def test_a_decision_waits_as_it_always_did_and_comes_back(row: LedgerRow, text: 
 
 
 @pytest.mark.parametrize(
-    "run", [RunFacts(NOW), RunFacts(NOW, "4.1.3", 2, 4321, "team/a/dag.task/019a", "team/a/dag/019b")]
+    "run",
+    [
+        RunFacts(NOW),
+        RunFacts(NOW, "4.1.3", 2, 4321, "team/a/dag.task/019a", "team/a/dag/019b"),
+        RunFacts(NOW, decoders=Decoders(900, 3, 20)),
+        RunFacts(NOW, decoders=Decoders(900, 3, 20, ({"partition": 1, "offset": 7, "columns": ["level"]},))),
+    ],
 )
 def test_how_a_decision_came_about_waits_with_it_and_is_in_the_ledger(run: RunFacts) -> None:
     row = ledger.decision("2026-11-21T00", "accepted", 1, CUT, NOW, "i", account=replace(ACCOUNT, run=run))

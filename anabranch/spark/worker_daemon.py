@@ -8,8 +8,12 @@ task, which takes longer (130 ms and 25 ms) than the records of a micro-batch.
 from __future__ import annotations
 
 import gc
+import importlib
 import importlib.util
 import sys
+
+MODULES = ("speed_layer.group_staging", "anabranch.records.packed_files")
+"""The modules that workers run, of packages above this one."""
 
 
 def forget_archives() -> None:
@@ -33,8 +37,8 @@ if __name__ == "__main__":
     forget_archives()
     import pyspark.daemon
 
-    import speed_layer.group_staging  # noqa: F401
-
+    for module in MODULES:
+        importlib.import_module(module)
     # A worker collects garbage after every task. Scanning these objects takes longer than the task, and none is
     # garbage.
     gc.freeze()

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 
 import pytest
 
+from anabranch.spark import workers
 from anabranch.spark.executor_python import installed
-from speed_layer import workers
-from speed_layer.workers import is_of_workers, reason_for_spark
+from anabranch.spark.workers import is_of_workers, reason_for_spark
 
 OURS = {"python": "3.12", "pyarrow": "25.0.1", "anabranch": "abc"}
 

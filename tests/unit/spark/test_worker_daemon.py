@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from speed_layer.worker_daemon import forget_archives
+from anabranch.spark.worker_daemon import forget_archives
 
 
 def test_sparks_archives_are_forgotten_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,14 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 
+SETTINGS = {
+    "spark.python.daemon.module": "anabranch.spark.worker_daemon",
+    # Records in a worker's batch.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(16 * 2**20),
+}
+"""Settings of a session whose records Python workers read."""
+
 _EXCLUDES = "spark.excludeOnFailure.enabled"
 _REMEDY = "docs/how-to/deploy/jobs.md lists how packages reach executors"
 

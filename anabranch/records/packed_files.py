@@ -1,0 +1,109 @@
+"""Write the rows of pieces (`anabranch.records.packed`) to the files of an hour, in Python workers.
+
+Each task sorts its rows and writes a file for each event date, and another one where they take too much memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from anabranch.iceberg.parquet_writer import FileWriter, Output, Target, data_file_of
+from anabranch.records.packed import PLACE, ROWS, Batches, Task, as_bytes, tables
+
+if TYPE_CHECKING:
+    from pyiceberg.manifest import DataFile
+    from pyiceberg.table import Table
+    from pyspark.sql import DataFrame
+
+MOST_BYTES = 256 * 2**20
+"""The rows of a file take at most about so much memory in a task, besides their sorted copy of a row group."""
+
+_SLICE_ROWS = 65_536
+_REPORT = "path STRING, day INT, hour STRING, size BIGINT, footer BINARY"
+_SCHEMA = pa.schema(
+    [("path", pa.string()), ("day", pa.int32()), ("hour", pa.string()), ("size", pa.int64()), ("footer", pa.binary())]
+)
+
+
+@dataclass(frozen=True)
+class WriteSpec:
+    """What a task needs. `order`: the columns by which rows are sorted, nulls first. `dropped`: by partition, the
+    offsets of rows to leave out. Picklable."""
+
+    target: Target
+    order: tuple[str, ...]
+    dropped: dict[int, pa.Array]
+    most_bytes: int = MOST_BYTES
+
+
+def dropped_places(places: pa.Table) -> dict[int, pa.Array]:
+    """By partition, the offsets of a table of places."""
+    partitions, offsets = (places.column(name).combine_chunks() for name in PLACE)
+    return {p: offsets.filter(pc.equal(partitions, p)) for p in pc.unique(partitions).to_pylist()}
+
+
+def write_files(
+    pieces: DataFrame, others: DataFrame | None, tasks: int, spec: WriteSpec, table: Table
+) -> list[DataFile]:
+    """Write the certain rows of pieces, and rows of Spark's in the table's columns, in so many tasks.
+
+    No snapshot refers to the files yet. They are those of one successful attempt of each task. Raises Spark's errors.
+    """
+    data = pieces.where(f"kind = '{ROWS}'").select("data")
+    if others is not None:
+        data = data.union(others.mapInArrow(_pack_rows, "data BINARY"))
+    rows = data.coalesce(tasks).mapInArrow(_write_task(spec), _REPORT).collect()
+    outputs = (Output(r.path, r.day, r.hour, r.size, bytes(r.footer)) for r in rows)
+    return [data_file_of(table, output) for output in outputs]
+
+
+def _pack_rows(batches: Batches) -> Batches:
+    for batch in batches:
+        yield pa.RecordBatch.from_pydict({"data": pa.array([as_bytes(pa.table(batch))], pa.binary())})
+
+
+def _write_task(spec: WriteSpec) -> Task:
+    def run(batches: Batches) -> Batches:
+        waiting, size, outputs = list[pa.Table](), 0, list[Output]()
+        for table in tables(batches):
+            rows = _kept(table, spec.dropped).select(spec.target.schema.names).cast(spec.target.schema)
+            waiting.append(rows)
+            size += rows.nbytes
+            if size > spec.most_bytes:
+                outputs += _write_sorted(waiting, spec)
+                waiting, size = [], 0
+        outputs += _write_sorted(waiting, spec)
+        yield pa.RecordBatch.from_pylist([asdict(output) for output in outputs], schema=_SCHEMA)
+
+    return run
+
+
+def _kept(table: pa.Table, dropped: dict[int, pa.Array]) -> pa.Table:
+    """The rows whose place is not dropped."""
+    partitions, offsets = (table.column(name) for name in PLACE)
+    for p in pc.unique(partitions).to_pylist():
+        if p in dropped:
+            is_dropped = pc.and_(pc.equal(partitions, p), pc.is_in(offsets, value_set=dropped[p]))
+            table = table.filter(pc.invert(is_dropped))
+            partitions, offsets = (table.column(name) for name in PLACE)
+    return table
+
+
+def _write_sorted(tables: Sequence[pa.Table], spec: WriteSpec) -> list[Output]:
+    if not any(map(len, tables)):
+        return []
+    rows = pa.concat_tables(tables)
+    places = pc.sort_indices(rows, sort_keys=[(c, "ascending", "at_start") for c in spec.order])
+    files, outputs = FileWriter(spec.target), list[Output]()
+    for start in range(0, len(rows), _SLICE_ROWS):
+        some = rows.take(places.slice(start, _SLICE_ROWS))
+        # Few files are open at once, whatever the number of event dates.
+        while (mask := files.write(some)) is not None:
+            some = some.filter(mask)
+            outputs += files.close()
+    return [*outputs, *files.close()]
