@@ -1,6 +1,7 @@
 """Anabranch: Kafka to one exact Iceberg table through two arms.
 
-`anabranch.open("game_events")` reads a stream's table from Python (`serving_layer.reader.handle.open_table`).
+`anabranch.open("game_events")` reads a stream's table from Python, and `anabranch.open(group="small", hour=...)` all
+tables of a group as of one hour (`serving_layer.reader.opening.open_tables`).
 """
 
 from __future__ import annotations
@@ -14,5 +15,5 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> Any:
     """Import `open` on first use: the packages below import nothing of the serving layer."""
     if name == "open":
-        return import_module("serving_layer.reader.handle").open_table
+        return import_module("serving_layer.reader.opening").open_tables
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -53,6 +53,18 @@ class Job:
     @property
     def ledger(self) -> Ledger:
         return Ledger(self.lake, self.stream.hours_table)
+
+
+def group_of(job: Job | AnabranchError) -> str | None:
+    """The group of a stream; UNREADABLE where its file is wrong, or where its columns cannot be read."""
+    return job.stream.group if isinstance(job, Job) else config.UNREADABLE
+
+
+def groups_of(groups: Mapping[str, str | None]) -> dict[str, list[str]]:
+    """By group, sorted: the names of its streams, from each stream's group. A stream whose group cannot be read counts
+    for every group. Pure."""
+    named = sorted({group for group in groups.values() if group not in (None, config.UNREADABLE)})
+    return {group: [name for name, of in groups.items() if of in (group, config.UNREADABLE)] for group in named}
 
 
 def open_job(stream: str, conf: str | None) -> Job:

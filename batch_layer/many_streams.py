@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from anabranch.common.counters import TALLY, Tally, counting
 from anabranch.common.errors import AnabranchError, ConfigurationError
 from anabranch.common.logs import fields
 from anabranch.common.progress import Progress
@@ -57,11 +58,13 @@ def run_stream(
     """Take up the stream's subject, if its columns come from one, then do the work to its end, whatever that is;
     nothing is raised. Closes its connection to Kafka."""
     name, run = job.stream.name, None
+    # A job of one stream counts all that its process does.
+    tally = Tally() if turns is not None else TALLY
     try:
         stream = take_up(job.environment, job.stream.without_columns(), job.lake)
         job = replace(job, stream=stream)
-        with report_lineage(job, *parents) as reporter:
-            rebuilder = Rebuilder(job, spark, *parents)
+        with counting(tally), report_lineage(job, *parents) as reporter:
+            rebuilder = Rebuilder(job, spark, *parents, tally)
             run = StreamRun(job, rebuilder, stop, reporter, _turns(turns, rebuilder))
             work(run)
         error = None

@@ -14,6 +14,7 @@ from anabranch.iceberg.snapshots import Staged, staged_snapshot
 from anabranch.offsets.hours import Cut
 from anabranch.protocol import coverage, ledger
 from anabranch.protocol.acts import Act
+from anabranch.protocol.group_hours import moved_tags
 from anabranch.protocol.ledger_row import HourAccount, RunFacts
 from anabranch.protocol.merge import needs_merge
 from anabranch.protocol.publish import Publish, new_tag
@@ -60,10 +61,11 @@ def plan_acceptance_of_empty(
     id: str,
     now: datetime,
     run: RunFacts | None = None,
+    measured: Mapping[str, str] | None = None,
 ) -> Publish | None:
     """The publish that accepts the waiting hours of `candidates`, which are empty, at most ACCEPTED_AT_ONCE.
 
-    None when none waits.
+    None when none waits. `measured`: the measurements that it writes to `main`.
     """
     waiting = set(waiting_hours(state))
     todo = {h: state.timeline.sealed[h] for h in [h for h in candidates if h in waiting][:ACCEPTED_AT_ONCE]}
@@ -75,7 +77,7 @@ def plan_acceptance_of_empty(
         for h, cut in todo.items()
     )
     accepted = accepted_properties(state, {h: Accepted(1, cut) for h, cut in todo.items()})
-    changes = (Change("batch", properties=accepted), Change("main"))
+    changes = (Change("batch", properties=accepted), Change("main", properties=measured or {}))
     sealed = {h: c for h, c in state.timeline.sealed.items() if h not in todo}
     return Publish(id, changes, replace(state.timeline, sealed=sealed), decisions=rows)
 
@@ -201,7 +203,13 @@ def plan_publish(
     properties = accepted_properties(state, looked_at | {r.hour: r.accepted for r in rebuilt})
     kept = {KEPT: json.dumps([h for h in state.retained_hours if h not in by_batch])}
     changes = (
-        Change("batch", _files(rebuilt), properties=properties, clear=tuple(r.hour for r in rebuilt)),
+        Change(
+            "batch",
+            _files(rebuilt),
+            properties=properties,
+            clear=tuple(r.hour for r in rebuilt),
+            tags=moved_tags(state.table, [r.hour for r in rebuilt]),
+        ),
         Change(
             "main",
             _files(r for r in rebuilt if r.hour in by_batch),

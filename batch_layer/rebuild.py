@@ -23,9 +23,11 @@ from typing import TYPE_CHECKING
 
 from pyspark.version import __version__ as SPARK_VERSION
 
+from anabranch.common.counters import TALLY, Tally
 from anabranch.common.errors import AnabranchError, Transient
 from anabranch.common.fail_points import Step, reach
 from anabranch.common.logs import fields
+from anabranch.iceberg.file_io import count_written
 from anabranch.iceberg.hour_files import content_by_hour, files_by_hour
 from anabranch.iceberg.reading_tags import held_snapshots
 from anabranch.iceberg.snapshots import has_landed
@@ -108,15 +110,23 @@ _BY_ITSELF = RebuildRequest()
 
 
 class Rebuilder:
-    """Rebuilds hours of one stream, one at a time. `parent` and `root`: the scheduler's runs, for the ledger."""
+    """Rebuilds hours of one stream, one at a time. `parent` and `root`: the scheduler's runs, for the ledger. `tally`:
+    the stream's own counts, in a job of many streams."""
 
-    def __init__(self, job: Job, spark: SparkSession, parent: str | None = None, root: str | None = None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        spark: SparkSession,
+        parent: str | None = None,
+        root: str | None = None,
+        tally: Tally = TALLY,
+    ) -> None:
         self._job, self._spark = job, spark
         self._parent, self._root = parent, root
         self._stream: Stream = job.stream
         self._hours = HourBuilder(job, spark)
         self.publisher = Publisher(job.lake, job.stream)
-        self._meter = Meter("batch")
+        self._meter = Meter("batch", tally)
         # By hour, the publish that an earlier attempt of this run began, and its result in case it landed.
         self._begun: dict[str, tuple[str, Result]] = {}
 
@@ -138,11 +148,14 @@ class Rebuilder:
 
         def decide() -> Decision[None]:
             state, now = load_state(self._job.lake, self._stream.table), self._job.lake.clock.now()
-            return Decision(state, plan_acceptance_of_empty(state, candidates, new_id(), now, self._run(now)), None)
+            measured = self._meter.to_properties(state.branch_properties["main"], [])
+            run = self._run(now)
+            return Decision(state, plan_acceptance_of_empty(state, candidates, new_id(), now, run, measured), None)
 
         doing, results = f"accept empty hours of {self._stream.name}", list[Result]()
         while (landed := self.publisher.run(decide, doing).landed) is not None:
             reach(Step.BATCH_EMPTY_ACCEPTED)
+            self._meter.landed(landed.seconds)
             self.publisher.record_decisions(landed.state)
             results += [Result(row.hour, "accepted", 1, None, EMPTY, "batch") for row in landed.publish.decisions]
             if len(landed.publish.decisions) < ACCEPTED_AT_ONCE:
@@ -219,6 +232,7 @@ class Rebuilder:
 
     def _since(self, began: datetime, built: Built) -> Built:
         """The same hour with its run facts."""
+        count_written((file.file_path, file.file_size_in_bytes) for file in built.rows.files)
         size = sum(file.file_size_in_bytes for file in built.rows.files)
         run = replace(
             self._run(began), spark=SPARK_VERSION, files=len(built.rows.files), bytes=size, decoders=built.decoders

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.providers.standard.sensors.date_time import DateTimeSensorAsync
 from airflow.sdk import DAG, CronDataIntervalTimetable
 from anabranch_operators import (
     AnabranchOperator,
+    GroupHourOperator,
     GroupRebuildOperator,
     StreamOfGroupOperator,
     default_args,
@@ -32,7 +32,8 @@ Each hour of the streams with `group: {group}`, in UTC, as soon as it has ended:
   `refused`; else it merges and verifies the hour, and notifies the consumers of the stream's assets. After a transient
   failure it rebuilds its stream by itself.
 - **egress__STREAM__TARGET** delivers to a target of a stream's file all accepted hours that it lacks.
-- **accepted** fails the run when a stream failed.
+- **accepted** fails the run when a stream failed; else it tags the hour on each table (`group-{group}-HOUR`), and
+  notifies the consumers of the asset `anabranch_group_hours__{group}`. Skipped while an earlier hour of a stream waits.
 
 To run an hour again: clear **rebuild** with its downstream tasks for all streams, or one mapped **stream** for that
 stream alone; an accepted hour is restated then. To accept a refused hour as it is: trigger `anabranch_hourly__STREAM`
@@ -64,7 +65,12 @@ def group_dag(group: str, members: list[str]) -> DAG:
         mapped = StreamOfGroupOperator.partial(task_id="stream", map_index_template="{{ task.stream }}")
         each = mapped.expand(outcome=rebuild.output)
         # By default it would be skipped, and the run succeed, where one stream is skipped and another one failed.
-        wait >> rebuild >> each >> EmptyOperator(task_id="accepted", trigger_rule="none_failed")
+        (
+            wait
+            >> rebuild
+            >> each
+            >> GroupHourOperator(task_id="accepted", group=group, trigger_rule="none_failed_min_one_success")
+        )
         for stream in members:
             for target in targets(stream):
                 each >> AnabranchOperator(

@@ -181,6 +181,12 @@ def restated_days_asset(stream: str) -> Asset:
     return Asset(name=name, uri=uri, group="anabranch")
 
 
+def group_hours_asset(group: str) -> Asset:
+    """Its event is an hour that is complete in every stream of a group, with all earlier hours, and tagged on each
+    table. The hour, such as 2026-11-21T03, is its `partition_key`."""
+    return Asset(name=f"anabranch_group_hours__{group}", uri=f"anabranch://group-hours/{group}", group="anabranch")
+
+
 def day_schedule(stream: str) -> PartitionedAssetTimetable:
     """The schedule of a DAG that runs for each day of a stream: once all 24 hours are accepted, and again for each hour
     of it that is restated afterwards. The run's `partition_key` is the day."""
@@ -549,3 +555,39 @@ class StreamOfGroupOperator(VerifyOperator):
             raise Refused(f"hour {self.hour} of {self.stream}: {self.outcome['reason']}")
         elif code != 0:
             raise AirflowFailException(f"hour {self.hour} of {self.stream}: exit code {code}: {self.outcome['reason']}")
+
+
+class GroupHourOperator(AnabranchOperator):
+    """Tags a group's complete hours on each table, and notifies downstream DAGs by an event of `group_hours_asset` for
+    the run's hour and for each hour that was tagged just now.
+
+    Skipped while the group is not complete through the run's hour: an earlier hour of a stream waits, and its own run
+    has failed. Once that hour is accepted, its run emits the events of both.
+    """
+
+    template_fields: Sequence[str] = ("arguments", "hour")
+
+    def __init__(self, *, group: str, **kwargs: Any) -> None:
+        super().__init__(
+            arguments=["complete-through", "--group", group, "--tag"],
+            **kwargs | {"outlets": [group_hours_asset(group)]},
+        )
+        self.hour, self.group = HOUR, group
+
+    def execute(self, context: Any) -> list[str]:
+        try:
+            view = self.ask(self.arguments)
+        except Refused as error:
+            raise AirflowSkipException(f"group {self.group}: a stream has no complete hour yet: {error}") from error
+        through, behind = view["complete_through"], [n for n, h in view["streams"].items() if h < self.hour]
+        if behind:
+            raise AirflowSkipException(
+                f"group {self.group}: expected it complete through {self.hour}, found {through}; streams behind: "
+                f"{', '.join(behind[:3])}"
+            )
+        hours = sorted({self.hour, *view["tagged"]})
+        event = context["outlet_events"][group_hours_asset(self.group)]
+        event.extra = {"complete_through": through, "streams": len(view["streams"])}
+        for hour in hours:
+            event.add_partitions(hour)
+        return hours

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from anabranch.common.counters import TALLY, Tally, count_into
 from anabranch.common.errors import AnabranchError, Transient
 from anabranch.common.fail_points import Step, reach
 from anabranch.common.remote_errors import lake_errors
@@ -115,9 +116,9 @@ class Compaction:
     Failures are retried after later micro-batches. Only rows that are not read back as written end the job.
     """
 
-    def __init__(self, lake: Lake, stream: Stream) -> None:
+    def __init__(self, lake: Lake, stream: Stream, tally: Tally = TALLY) -> None:
         self._lake, self._stream = lake, stream
-        self._pool = ThreadPoolExecutor(1, "compaction", initializer=_lower_priority)
+        self._pool = ThreadPoolExecutor(1, "compaction", _begin, (tally,))
         self._stop = threading.Event()
         self._last: Pass | None = None
         self._new_files = PASS_AFTER
@@ -242,7 +243,8 @@ def _names(hours: Iterable[str]) -> str:
     return ",".join(sorted(hours))
 
 
-def _lower_priority() -> None:
-    """Lower this thread's priority, below Spark's. On Linux each thread has its own."""
+def _begin(tally: Tally) -> None:
+    """Count into `tally`. Lower this thread's priority, below Spark's. On Linux each thread has its own."""
+    count_into(tally)
     with suppress(OSError, AttributeError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from anabranch.common.counters import Tally, counting
 from anabranch.common.errors import AnabranchError, JvmGone, Transient
 from anabranch.common.health import PATIENCE, NoteProgress
 from anabranch.common.logs import fields
@@ -127,7 +128,8 @@ class Member:
         self._inbox: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._published = 0
         self._reader = _new_reader()
-        self._batches = MicroBatches(job.environment, job.stream, job.lake, job.kafka, self._stop)
+        self._tally = Tally()
+        self._batches = MicroBatches(job.environment, job.stream, job.lake, job.kafka, self._stop, self._tally)
         self._start = StreamStart(job, self._spark, self._batches, self._stop, self._count)
         self._thread = threading.Thread(target=self._run, name=f"stream-{self.name}", daemon=True)
 
@@ -184,7 +186,7 @@ class Member:
         return read_ranges(self._spark, kafka, topic, ranges, group=self._reader)
 
     def _run(self) -> None:
-        with fields(stream=self.name):
+        with fields(stream=self.name), counting(self._tally):
             try:
                 while not self._stop.is_set() and not self._run_until_failure():
                     self._stop.wait(_SET_ASIDE_SECONDS)

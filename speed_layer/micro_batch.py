@@ -22,12 +22,13 @@ from pyspark.sql import Observation
 from pyspark.sql import functions as F
 
 from anabranch import records
-from anabranch.common.counters import S3_REQUESTS, TALLY
+from anabranch.common.counters import S3_REQUESTS, TALLY, Tally, count_into
 from anabranch.common.errors import AnabranchError, MissingRight, Transient
 from anabranch.common.fail_points import Step, reach
 from anabranch.common.logs import fields, note
 from anabranch.common.remote_errors import one_line
 from anabranch.config import Environment, Stream
+from anabranch.iceberg.file_io import count_written
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.manifests import hour_of_file
 from anabranch.iceberg.snapshots import Staged
@@ -98,7 +99,8 @@ class Prepared:
 class MicroBatches:
     """Publishes a stream's micro-batches to `speed` and `main`, each offset once, beside any other publisher.
 
-    For use by one thread. One micro-batch may be publishing in the background (`submit`).
+    For use by one thread. One micro-batch may be publishing in the background (`submit`). `tally`: the stream's own, in
+    a process of many streams; the caller's thread counts into it (`anabranch.common.counters.counting`).
     """
 
     def __init__(
@@ -108,17 +110,18 @@ class MicroBatches:
         lake: Lake,
         kafka: KafkaAdapter,
         stop: threading.Event | None = None,
+        tally: Tally = TALLY,
     ) -> None:
         self._environment, self._stream, self._lake, self._kafka = environment, stream, lake, kafka
         self._clock = BoundaryResolver(stream, lake, kafka)
         self._format = open_format(environment, stream, cache_schema_ids=True)
         self._publisher = Publisher(lake, stream)
         self._queue = YieldToQueue(lake, stream.table, stop)
-        self._meter = Meter("speed")
+        self._meter = Meter("speed", tally)
         # The last decision.
         self._decided: ResolvedState | None = None
-        self._compaction = Compaction(lake, stream)
-        self._executor = ThreadPoolExecutor(1, "publisher")
+        self._compaction = Compaction(lake, stream, tally)
+        self._executor = ThreadPoolExecutor(1, "publisher", count_into, (tally,))
         self._publishing: Future[int] | None = None
         self._without_workers = 0
         self._lacks_commit_right = False
@@ -259,7 +262,7 @@ class MicroBatches:
         with fields(offsets=ranges_to_keys(ranges)):
             staged = self._complete(frame(), prepared, certain)
             if staged is not None:
-                TALLY.count(S3_REQUESTS, "PutObject", _s3_files(staged))
+                _count(staged)
                 staged = replace(staged, seconds=time.monotonic() - began)
         return self.publish(frame, ranges, staged, began, read_until)
 
@@ -435,8 +438,7 @@ class MicroBatches:
             LOG.info("stream %s: new schema id, reloading the list of schema ids", self._stream.name)
             self._format = open_format(self._environment, self._stream, cache_schema_ids=True)
             staged = self._stage_all(frame, plan, decided)
-        # Count the workers' own requests here.
-        TALLY.count(S3_REQUESTS, "PutObject", _s3_files(staged))
+        _count(staged)
         return replace(staged, seconds=time.monotonic() - began)
 
     def _stage_all(self, frame: DataFrame, plan: Plan, decided: ResolvedState) -> StagedBatch:
@@ -598,10 +600,12 @@ class MicroBatches:
             dead_letters.discard(self._lake, self._stream, staged.dead)
 
 
-def _s3_files(staged: StagedBatch) -> int:
-    """How many files workers wrote to S3, each by one request."""
-    written = staged.rows.files if isinstance(staged.rows, Written) else ()
-    return sum(f.file_path.startswith("s3") for f in written)
+def _count(staged: StagedBatch) -> None:
+    """Count what tasks have written: the bytes of all files, and the requests of workers, one for each file."""
+    written = [*(staged.rows.files if staged.rows else ()), *(staged.dead.files if staged.dead else ())]
+    count_written((f.file_path, f.file_size_in_bytes) for f in written)
+    if isinstance(staged.rows, Written):
+        TALLY.count(S3_REQUESTS, "PutObject", sum(f.file_path.startswith("s3") for f in staged.rows.files))
 
 
 def _hours_of(state: State, staged: StagedBatch) -> dict[str, str]:

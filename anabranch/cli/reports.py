@@ -131,35 +131,52 @@ def complete(stream: str, event_time: str, conf: str | None, output: str) -> Non
 
 @click.command("complete-through")
 @selection
+@click.option("--tag", is_flag=True, help="Tag the group's complete hours on each table; needs --group.")
 @options
-def complete_through(streams: tuple[str, ...], group: str | None, every: bool, conf: str | None, output: str) -> None:
+def complete_through(
+    streams: tuple[str, ...], group: str | None, every: bool, tag: bool, conf: str | None, output: str
+) -> None:
     """Show the last hour that several streams have complete.
 
     An hour is complete in a stream when it and all earlier hours are accepted. Hours are cut by Kafka's time, so the
     same hour is a consistent cut through all topics. The exit code is 1 while a stream has no complete hour, and 75
     when a stream does not answer within 6 seconds; then the hour is not known.
+
+    --tag tags each table with `group-GROUP-HOUR` for each hour that became complete for the group, for `anabranch.open`
+    and other engines. Run it after each hour's batch jobs; a tag that is there stays. `maintain.group_hours` of the
+    stream's file is how long tags are kept.
     """
     from anabranch.common.output import print_json, print_table
     from anabranch.operations.reports.status import LAKE
-    from anabranch.protocol import watermarks
+    from anabranch.protocol import group_hours, watermarks
     from anabranch.protocol.state import load_state
+
+    members: dict[str, group_hours.Member] = {}
 
     def read(job: Job, note: Note) -> str | None:
         note(LAKE)
-        return watermarks.complete_through(load_state(job.lake, job.stream.table))
+        state = load_state(job.lake, job.stream.table)
+        members[job.stream.name] = group_hours.Member(job.lake, job.stream, state)
+        return watermarks.complete_through(state)
 
     one_stream(streams, group, every)
+    if tag and group is None:
+        raise click.UsageError("--tag: expected --group NAME, whose hours are tagged")
     selected = many.select(streams, group, every, conf)
     found = many.ask(selected, read)
     hours = {name: hour for name, hour in found.items() if not isinstance(hour, AnabranchError)}
     is_whole = len(hours) == len(found) and not selected.unanswered
     common = watermarks.complete_through_all(list(hours.values())) if is_whole else None
+    tagged = group_hours.tag_hours(group, common, members.values()) if tag and group and common else []
     if output == "json":
         errors = {name: str(error) for name, error in found.items() if isinstance(error, AnabranchError)}
-        print_json({"complete_through": common, "streams": hours, "errors": errors})
+        view = {"complete_through": common, "streams": hours, "errors": errors}
+        print_json(view | ({"tagged": tagged} if tag else {}))
     else:
         print_table(("stream", "complete through"), [(name, hour or "none") for name, hour in hours.items()])
         click.echo(f"complete through: {common or ('none' if is_whole else 'not known')}")
+        if tag:
+            click.echo(f"tagged: {', '.join(tagged) or 'no new hour'}")
     code = many.report_errors(selected, found)
     if code or common is None:
         sys.exit(code or 1)

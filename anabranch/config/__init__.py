@@ -24,6 +24,7 @@ from anabranch.config.environment import (
 )
 from anabranch.config.family import Family, FamilyKeys, Member, Members, expand, load_families, load_family
 from anabranch.config.loading import (
+    UNREADABLE,
     family_names,
     group_in_file,
     load_environment,
@@ -54,6 +55,7 @@ from anabranch.config.stream import (
 __all__ = [
     "RESERVED_COLUMNS",
     "S3",
+    "UNREADABLE",
     "Airflow",
     "Batch",
     "Catalog",

@@ -135,7 +135,7 @@ class Files(Frozen):
 class Maintain(Frozen):
     """What `anabranch maintain` clears away. `orphans_after`: files that nothing refers to, older than the longest that
     a writer takes or pauses before it stages them. `speed_hours`: the speed layer's rows of hours that the batch layer
-    has served for so long."""
+    has served for so long. `group_hours`: tags of hours that are complete for the stream's group."""
 
     orphans_after: Annotated[
         Duration,
@@ -146,6 +146,14 @@ class Maintain(Frozen):
         ),
     ] = timedelta(days=3)
     speed_hours: Duration = timedelta(days=1)
+    group_hours: Annotated[
+        Duration,
+        between(
+            timedelta(hours=1),
+            timedelta(days=31),
+            "expected 1 hour to 31 days: each tag keeps a snapshot in the metadata that every publish writes",
+        ),
+    ] = timedelta(days=3)
 
 
 def _an_hour(value: object) -> object:

@@ -10,6 +10,8 @@ import pyarrow as pa
 from pyiceberg.io.pyarrow import _dataframe_to_data_files
 from pyiceberg.manifest import DataFile
 
+from anabranch.iceberg.file_io import count_written
+
 if TYPE_CHECKING:
     from pyiceberg.table import Table
 
@@ -19,6 +21,7 @@ def write_files(table: Table, rows: pa.Table, properties: Mapping[str, str]) -> 
     Raises OSError."""
     metadata = table.metadata.model_copy(update={"properties": {**table.metadata.properties, **properties}})
     files = list(_dataframe_to_data_files(metadata, rows, table.io))
+    count_written((file.file_path, file.file_size_in_bytes) for file in files)
     for file in files:
         file.spec_id = metadata.default_spec_id
     return files

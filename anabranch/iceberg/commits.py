@@ -27,7 +27,7 @@ class Change:
     `clear` names hours all of whose files leave; `copy` names hours whose files are replaced by
     another branch's, at the commit's heads. Neither reads the files' entries where a manifest is of
     one hour. Properties not named here are carried forward from the head. `rewrites`: the rows stay
-    the same.
+    the same. `tags`: tags that move to the change's snapshot, by name, and when each ends (ms since the epoch).
     """
 
     branch: str
@@ -37,6 +37,7 @@ class Change:
     clear: tuple[str, ...] = ()
     copy: Mapping[str, str] = field(default_factory=dict)
     rewrites: bool = False
+    tags: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def changes_rows(self) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterable
 from functools import lru_cache
 from io import BytesIO
 from typing import Any
@@ -17,7 +18,7 @@ from pyiceberg.io import S3_RETRY_STRATEGY_IMPL, FileIO, InputFile, InputStream,
 from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
 
 from anabranch import config
-from anabranch.common.counters import S3_REQUESTS, TALLY
+from anabranch.common.counters import S3_BYTES, S3_REQUESTS, TALLY
 from anabranch.common.errors import AnabranchError, NoAnswer
 from anabranch.iceberg.s3 import ObjectStore, bucket_and_key, is_open, open_store
 
@@ -35,8 +36,8 @@ class _NewFile(PyArrowFile):
         stream = super().create(overwrite=True)
         if self.location.startswith("s3"):
             TALLY.count(S3_REQUESTS, "PutObject")
-        # Parquet's writer takes none but PyArrow's own streams.
-        return _Counted(stream, self) if self.location.endswith(".avro") else stream
+        # Parquet's writer takes none but PyArrow's own streams: its callers count.
+        return _Counted(stream, self) if self.location.endswith((".avro", ".json")) else stream
 
     def __len__(self) -> int:
         return super().__len__() if self._length is None else self._length
@@ -86,12 +87,19 @@ class _Counted(OutputStream):
             self._open = False
             self._stream.close()
             self._file._length = self._length
+            count_written([(self._file.location, self._length)])
 
     def __enter__(self) -> OutputStream:
         return self
 
     def __exit__(self, *error: Any) -> None:
         self.close()
+
+
+def count_written(files: Iterable[tuple[str, int]]) -> None:
+    """Count the bytes of written files, by path and size, of which those on S3."""
+    if size := sum(size for path, size in files if path.startswith("s3")):
+        TALLY.count(S3_BYTES, "written", size)
 
 
 class LakeFileIO(PyArrowFileIO):

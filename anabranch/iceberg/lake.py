@@ -31,6 +31,7 @@ from pyiceberg.table.update import (
 )
 
 from anabranch.common.attempts import attempts, doubling, jitter
+from anabranch.common.counters import COMMITS, TALLY
 from anabranch.common.errors import MetadataGone, Terminal, Transient
 from anabranch.common.fail_points import Step, reach
 from anabranch.common.logs import note
@@ -204,6 +205,7 @@ class Lake:
             reach(Step.COMMIT_ANSWER_LOST)
             reach(Step.COMMIT_LANDED)
             note(snapshots={c.branch: landed.metadata.refs[c.branch].snapshot_id for c in commit.changes})
+            TALLY.count(COMMITS)
             delete_old_metadata(table, landed)
             return _with(table, landed)
         except (CommitFailedException, ValidationException) as error:
@@ -365,6 +367,7 @@ class Lake:
             try:
                 landed = self.catalog.commit_table(table, _require_main(table), updates)
                 reach(Step.LEDGER_APPENDED)
+                TALLY.count(COMMITS)
                 delete_old_metadata(table, landed)
                 return _with(table, landed)
             except CommitFailedException as error:
@@ -394,6 +397,7 @@ class Lake:
         try:
             landed = self.catalog.commit_table(table, _require_main(table), updates)
             reach(Step.LEDGER_MERGED)
+            TALLY.count(COMMITS)
             delete_old_metadata(table, landed)
         except Exception as error:
             LOG.debug("ledger %s: compaction postponed: %s", name, one_line(error))

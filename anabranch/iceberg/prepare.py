@@ -61,6 +61,9 @@ def prepare(table: Table, commit: Commit, now: datetime) -> Prepared:
             updates.append(AddSnapshotUpdate(snapshot=snapshot))
             updates.append(set_ref(change.branch, snapshot.snapshot_id, SnapshotRefType.BRANCH))
             updates.append(set_ref(PUBLISHED + change.branch, snapshot.snapshot_id, SnapshotRefType.TAG))
+            for name, ends in change.tags.items():
+                age = max(1, ends - snapshot.timestamp_ms)
+                updates.append(set_ref(name, snapshot.snapshot_id, SnapshotRefType.TAG, age))
     except Exception as error:
         delete_quietly(table, writer.written)
         if not isinstance(error, OSError):

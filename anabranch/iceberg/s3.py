@@ -13,7 +13,7 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError, ConnectTimeoutError, ReadTimeoutError
 
 from anabranch import config
-from anabranch.common.counters import S3_REQUESTS, TALLY
+from anabranch.common.counters import S3_BYTES, S3_REQUESTS, TALLY
 from anabranch.common.errors import AnabranchError, NoAnswer, Transient
 from anabranch.common.remote_errors import explain
 
@@ -152,6 +152,7 @@ class ObjectStore:
             body: bytes = self._client.get_object(Bucket=bucket, Key=key)["Body"].read()
         except (ClientError, BotoCoreError) as error:
             raise self._failed(f"read s3://{bucket}/{key}", error) from error
+        TALLY.count(S3_BYTES, "read", len(body))
         return body
 
     def put(self, bucket: str, key: str, body: bytes, content_type: str) -> None:

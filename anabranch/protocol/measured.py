@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from anabranch.common.counters import TALLY, Counts, Tally
+from anabranch.common.cpu import count_cpu
 from anabranch.protocol.ledger_row import Layer
 
 MEASURED = "anabranch.measured"
@@ -112,7 +113,11 @@ def read_measured(text: str | None) -> dict[Layer, Measured]:
 
 
 class Meter:
-    """Adds to each publish of a job the measurements since its last publish that landed. For one thread."""
+    """Adds to each publish of a job the measurements since its last publish that landed. For one thread.
+
+    With the process's own tally they include the CPU time of the job's processes, from their start on. A stream of
+    many in one process has a tally of its own: its share of the CPU time is not known.
+    """
 
     def __init__(self, layer: Layer, tally: Tally = TALLY) -> None:
         self._layer, self._tally = layer, tally
@@ -121,6 +126,8 @@ class Meter:
 
     def to_properties(self, main: Mapping[str, str], seconds: Iterable[tuple[str, float]]) -> dict[str, str]:
         """The properties of a publish on `main`: the totals so far, these durations, and all not published yet."""
+        if self._tally is TALLY:
+            count_cpu()
         self._pending = self._tally.totals()
         totals = read_measured(main.get(MEASURED))
         last = [(COMMIT, self._commit)] if self._commit is not None else []

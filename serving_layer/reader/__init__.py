@@ -49,11 +49,12 @@ class Reader:
             yield answer
 
     def derived(self, stream: Stream, view: View, selection: Selection) -> Derived:
-        """A view over the selected rows. Raises ConfigurationError for one revision of one hour, Terminal,
-        Transient."""
-        if selection.revision is not None:
+        """A view over the selected rows. Raises ConfigurationError for one revision of one hour and for a group's hour,
+        Terminal, Transient."""
+        if selection.revision is not None or selection.through is not None:
+            kept = "by revision" if selection.revision is not None else "for a group's hour"
             raise ConfigurationError(
-                f"read {stream.view_table(view)}: expected {stream.table}, whose rows alone are kept by revision"
+                f"read {stream.view_table(view)}: expected {stream.table}, whose rows alone are kept {kept}"
             )
         table = self.lake.load(stream.table)
         selected = Selector(self.lake, self.streams, selection)(stream.table, table)

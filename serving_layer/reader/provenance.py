@@ -88,7 +88,9 @@ def _provenance(lake: Lake, stream: Stream, selection: Selection, planned: Table
         seen, revisions = shown(table, None), {revision.hour: revision.number}
         seen = Shown(seen.state, "batch")
     else:
-        seen = shown(table, planned.snapshot_id)
+        # A group's tag is on `batch`, and moves with each restatement: its hours are as the state has them.
+        is_of_group = selection.through is not None
+        seen = Shown(shown(table, None).state, "batch") if is_of_group else shown(table, planned.snapshot_id)
         revisions = accepted_revisions(lake, stream, seen, by_hour, made_at(snapshot))
     return Provenance(
         planned.name,

@@ -11,7 +11,7 @@ from anabranch.config import Stream
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.snapshots import heads
 from anabranch.iceberg.time_travel import find_snapshot
-from anabranch.offsets.hours import hours_between, is_hour, start_of
+from anabranch.offsets.hours import hours_between, is_hour, shift, start_of
 from anabranch.protocol import ledger
 from anabranch.protocol.ledger import Ledger
 from anabranch.protocol.ledger_row import Layer
@@ -32,8 +32,19 @@ class Revision:
 
 
 @dataclass(frozen=True)
+class GroupHour:
+    """An hour of a group, and the snapshot of a table that its tag is on."""
+
+    hour: str
+    tag: str
+    snapshot_id: int
+
+
+@dataclass(frozen=True)
 class Selection:
-    """The selected rows: as of a tag, branch, snapshot id or time; of accepted hours only; or one revision of one hour.
+    """The selected rows: as of a tag, branch, snapshot id or time; of accepted hours only; one revision of one hour; or
+    a group's hour: the hours up to `through`, as of the group's tag, while this is on the snapshot that it was opened
+    with.
 
     Raises ConfigurationError for options that exclude each other.
     """
@@ -41,6 +52,7 @@ class Selection:
     as_of: str | None = None
     only_accepted: bool = False
     revision: Revision | None = None
+    through: GroupHour | None = None
 
     def __post_init__(self) -> None:
         if self.revision is None:
@@ -121,6 +133,8 @@ class Selector:
         stream, selection = self.streams[name], self.selection
         if selection.revision is not None:
             return self._revision(stream, name, table, selection.revision)
+        if selection.through is not None:
+            return _through(name, table, selection.through)
         as_of = selection.as_of
         snapshot_id = snapshot_as_of(self.lake, stream, table, as_of) if as_of is not None else None
         if not selection.only_accepted or name in stream.plain_tables:
@@ -159,3 +173,15 @@ class Selector:
                 f"hours {stream.name} --history {revision.hour}` has those that are"
             )
         return Selected(find_snapshot(table, wanted.tag), frozenset({revision.hour}))
+
+
+def _through(name: str, table: Table, of: GroupHour) -> Selected:
+    ref = table.metadata.refs.get(of.tag)
+    if ref is None or ref.snapshot_id != of.snapshot_id:
+        found = "that it has expired" if ref is None else "that an hour up to it was restated meanwhile"
+        raise Refused(
+            f"read {name}: expected tag {of.tag} on the snapshot that it was opened with, found {found}; open the "
+            "group again"
+        )
+    first = read_state(table).timeline.first
+    return Selected(of.snapshot_id, frozenset(hours_between(first, shift(of.hour, 1))))

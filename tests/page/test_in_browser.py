@@ -69,8 +69,8 @@ def status_page(tmp_path_factory: pytest.TempPathFactory) -> StatusPage:
         one = new_proof(tmp_path_factory.mktemp("lake"))
         an_hour_accepted_by_choice(one)
         full = replace(job(one), kafka=kafka())
-        names = ("orders", "payments", "clicks", "flights", "logins")
-        made = new_page(full, *(named(full, name) for name in names), now=CLOCK)
+        groups = {"orders": "shop", "payments": "shop", "clicks": "web", "flights": None, "logins": "web"}
+        made = new_page(full, *(named(full, name, group) for name, group in groups.items()), now=CLOCK)
         made._settings = Settings(every=timedelta(seconds=1))
         made.readers["events"].refresh()
     refused = [shift(OPEN, -3), shift(OPEN, -11)]
@@ -229,6 +229,12 @@ def test_the_page_is_complete_without_javascript(chrome: Browser, address: str) 
     page.goto("/")
     expect(page.get_by_text("without JavaScript, load it again")).to_be_visible()
     context.close()
+
+
+def test_groups_are_shown_with_the_streams_behind(tab: Page) -> None:
+    table = opened(tab, "/").get_by_role("table").filter(has=tab.get_by_role("columnheader", name="Streams behind"))
+    rows = [row.split("\t") for row in table.locator("tbody tr").all_inner_texts()]
+    assert rows == [["shop", "2", shift(OPEN, -12), "orders"], ["web", "2", shift(OPEN, -5), "logins"]]
 
 
 def test_states_differ_by_more_than_colour(tab: Page) -> None:

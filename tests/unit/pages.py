@@ -151,6 +151,6 @@ def show(page: Page, as_of: datetime, *views: StreamView) -> None:
         page.readers[view.status.stream].reading = Reading(view, as_of)
 
 
-def named(one: Job, name: str) -> Job:
+def named(one: Job, name: str, group: str | None = None) -> Job:
     """A job of another stream on the same lake."""
-    return replace(one, stream=one.stream.model_copy(update={"name": name}))
+    return replace(one, stream=one.stream.model_copy(update={"name": name, "group": group}))

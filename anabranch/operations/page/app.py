@@ -22,15 +22,23 @@ from starlette.types import ASGIApp
 
 from anabranch.common.errors import AnabranchError, ConfigurationError
 from anabranch.common.output import text as printable
-from anabranch.job import Job
+from anabranch.job import Job, group_of, groups_of
 from anabranch.offsets.hours import hour_of, shift, start_of
 from anabranch.operations.page import charts
 from anabranch.operations.page.access import COOKIE, LOGIN, Access, Guard
 from anabranch.operations.page.hour_calendar import LETTERS, MARKS, calendar_month, month_of
 from anabranch.operations.page.hour_view import HourRecord, HourRows, hour_page, read_record, read_rows, sample_line
-from anabranch.operations.page.streams import StreamLine, StreamView, read_stream, stream_line, summary_words
+from anabranch.operations.page.streams import (
+    StreamLine,
+    StreamView,
+    group_lines,
+    read_stream,
+    stream_line,
+    summary_words,
+)
 from anabranch.operations.reports.acts import hours_words, outcome_words
 from anabranch.operations.reports.reading import Background, OnDemand, Reader, Reading, utc_now
+from anabranch.operations.reports.status import cost_words
 
 _PACKAGE = "anabranch.operations.page"
 _STATIC = {
@@ -150,8 +158,10 @@ class Page:
 
     def _streams(self, request: Request) -> Response:
         now = self._now()
-        lines = [self._line(name, reader.reading, now) for name, reader in self.readers.items()]
-        return self._answer(request, "streams.html", now, lines=lines, summary=summary_words(lines))
+        there = self._shown
+        lines = [self._line(name, shown.reader.reading, now) for name, shown in there.items()]
+        groups = group_lines(groups_of({name: group_of(shown.job) for name, shown in there.items()}), lines)
+        return self._answer(request, "streams.html", now, lines=lines, groups=groups, summary=summary_words(lines))
 
     def _line(self, name: str, reading: Reading[StreamView], now: datetime) -> StreamLine:
         return stream_line(name, reading, now, self._settings.deadline, self._settings.every)
@@ -287,6 +297,7 @@ def _templates() -> Environment:
     made.filters["number"] = lambda value: f"{value:,}"
     made.filters["printable"] = printable
     made.filters["act_hours"] = hours_words
+    made.filters["cost"] = cost_words
     made.filters["act_outcome"] = outcome_words
     made.filters["size"] = lambda value: f"{value / 1e6:,.1f} MB" if value >= 1e6 else f"{value / 1e3:,.1f} kB"
     return made

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -15,6 +15,7 @@ from anabranch.operations.reports.maintenance import Maintenance, read_maintenan
 from anabranch.operations.reports.measured_day import MeasuredSpan, measured_spans
 from anabranch.operations.reports.reading import Reading
 from anabranch.operations.reports.status import HourSummary, StreamStatus, unexplained_words
+from anabranch.protocol.watermarks import complete_through_all
 
 _DAY = timedelta(hours=24)
 _ACTS = 20  # newest acts listed
@@ -139,6 +140,34 @@ def stream_line(
         why_old=why_old,
         drift=drift_note(view),
     )
+
+
+@dataclass(frozen=True)
+class GroupLine:
+    """A row of the table of groups. `complete_through`: the last hour that every stream has complete, None while one
+    has none or is unknown. `behind`: the streams whose hour is the oldest, if others are further. `unknown`: those
+    without a reading."""
+
+    name: str
+    streams: int
+    complete_through: str | None
+    behind: Sequence[str]
+    unknown: Sequence[str]
+
+
+def group_lines(groups: Mapping[str, Sequence[str]], lines: Sequence[StreamLine]) -> list[GroupLine]:
+    """The rows of the groups, from each group's streams and the rows of all streams. An old reading counts: an hour
+    that is complete stays complete. Pure."""
+    made = []
+    for group, names in groups.items():
+        members = [line for line in lines if line.name in names]
+        unknown = [line.name for line in members if line.as_of is None]
+        through = complete_through_all([line.complete_through for line in members]) if not unknown else None
+        hours = {line.name: line.complete_through or "" for line in members if line.name not in unknown}
+        oldest, newest = min(hours.values(), default=""), max(hours.values(), default="")
+        behind = [name for name, hour in hours.items() if hour == oldest < newest]
+        made.append(GroupLine(group, len(members), through, behind, unknown))
+    return made
 
 
 def summary_words(lines: Sequence[StreamLine]) -> str:

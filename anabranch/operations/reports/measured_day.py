@@ -3,18 +3,21 @@ hundred, and one an hour for a week (tagged when hours are sealed)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from anabranch.common.counters import COMMITS, CPU, S3_BYTES, S3_REQUESTS, Counts
 from anabranch.iceberg.snapshots import made_at, main_snapshots
 from anabranch.iceberg.state_properties import unpack
 from anabranch.protocol.measured import COMMIT, MEASURED, PUBLISH, READABLE, STAGE, Durations, Measured, read_measured
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
+    from pyiceberg.table.snapshots import Snapshot
 
 # Of publishes within this time, use the last.
 _APART = timedelta(minutes=10)
@@ -38,6 +41,52 @@ class MeasuredSpan:
     stage: Durations
     publish: Durations
     commit: Durations
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a stream's jobs took from `since` to `until`: requests to S3 by operation, bytes, commits, and CPU seconds.
+
+    As far as publishes recorded it: without Spark's own requests and reads, and for streams of a process of many
+    without CPU seconds. `bytes_written` has rows, dead letters and metadata.
+    """
+
+    since: datetime
+    until: datetime
+    s3_requests: Mapping[str, int]
+    bytes_read: int
+    bytes_written: int
+    commits: int
+    cpu_seconds: float
+
+
+def read_cost(table: Table, since: datetime) -> Cost | None:
+    """The cost from about `since` on, or from the oldest snapshot that is left; None where no publish recorded any.
+    Reads only the loaded table."""
+    snapshots = sorted(main_snapshots(table), key=lambda s: s.timestamp_ms)
+    said = [s for s in snapshots if s.summary is not None and s.summary.get(MEASURED)]
+    if not said:
+        return None
+    first = [s for s in snapshots if made_at(s) <= since][-1:] or snapshots[:1]
+    return plan_cost(made_at(first[0]), _totals(first[0]), made_at(snapshots[-1]), _totals(said[-1]))
+
+
+def plan_cost(since: datetime, before: Counts, until: datetime, after: Counts) -> Cost:
+    """The cost between two totals of both layers; the later ones alone where counting began again between. Pure."""
+    if any(after.get(key, 0) < n for key, n in before.items()):
+        before = {}
+    came = {key: n - before.get(key, 0) for key, n in after.items() if n != before.get(key, 0)}
+    requests = {label: n for (name, label), n in sorted(came.items()) if name == S3_REQUESTS}
+    bytes_ = {label: n for (name, label), n in came.items() if name == S3_BYTES}
+    cpu = came.get((CPU, ""), 0) / 1000
+    commits = came.get((COMMITS, ""), 0)
+    return Cost(since, until, requests, bytes_.get("read", 0), bytes_.get("written", 0), commits, cpu)
+
+
+def _totals(snapshot: Snapshot) -> Counts:
+    said = snapshot.summary.get(MEASURED) if snapshot.summary is not None else None
+    layers = read_measured(unpack(said) if said else None).values()
+    return sum((Counter(measured.counts) for measured in layers), Counter[tuple[str, str]]())
 
 
 def measured_spans(table: Table, since: datetime) -> list[MeasuredSpan]:

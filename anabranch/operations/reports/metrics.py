@@ -16,11 +16,11 @@ from itertools import accumulate
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from anabranch.common.counters import REFUSED, RETRIES, S3_REQUESTS
+from anabranch.common.counters import COMMITS, CPU, REFUSED, RETRIES, S3_BYTES, S3_REQUESTS
 from anabranch.common.errors import AnabranchError
 from anabranch.common.output import text as text_of
 from anabranch.config import Slo
-from anabranch.job import Job
+from anabranch.job import Job, group_of, groups_of
 from anabranch.offsets.hours import end_of, start_of
 from anabranch.offsets.position import Offsets
 from anabranch.operations.reports import status
@@ -31,6 +31,7 @@ from anabranch.operations.reports.status import StreamStatus
 from anabranch.protocol.ledger_row import Layer
 from anabranch.protocol.maintained import MaintainedFolder, MaintainedTable
 from anabranch.protocol.measured import BOUNDS, COMMIT, PUBLISH, READABLE, STAGE, Durations, Measured
+from anabranch.protocol.watermarks import complete_through_all
 
 ANSWER_WITHIN = timedelta(seconds=6)
 """Below the scrape timeout of 25 s in `deploy/prometheus/prometheus.yml`."""
@@ -59,6 +60,7 @@ class Answer:
     slo: Slo
     reading: Reading[Known]
     is_up: bool
+    group: str | None = None
 
 
 Found = Callable[[], Mapping[str, Job | AnabranchError]]
@@ -112,7 +114,8 @@ class Streams(Collector):
         for name, asked in streams.items():
             in_time = asked.answered.wait(max(0.0, deadline - time.monotonic()))
             reading = asked.reader.reading
-            answers[name] = Answer(asked.slo, reading, in_time and reading.failure is None)
+            is_up = in_time and reading.failure is None
+            answers[name] = Answer(asked.slo, reading, is_up, group_of(asked.job))
         return list(metrics_of(answers, utc_now()))
 
     def close(self) -> None:
@@ -170,6 +173,7 @@ def metrics_of(answers: Mapping[str, Answer], now: datetime) -> Iterator[Metric]
             name: {(): span.total_seconds()} for name, span in promised.items() if span is not None
         }
         yield _gauge(f"slo_{key}_seconds", text, (), promises)
+    yield from _group_metrics(answers, now)
     read = {name: answer.reading.value for name, answer in answers.items() if answer.is_up}
     maintained = {name: known.maintenance for name, known in read.items() if known is not None}
     contents = {name: known.content for name, known in read.items() if known is not None}
@@ -278,8 +282,13 @@ _DURATIONS = {
 _COUNTS = {
     RETRIES: ("service", "Retried failures of jobs, by the service that failed."),
     REFUSED: (None, "Publishes that were planned again because another commit landed first."),
+    COMMITS: (None, "Commits of jobs to the stream's tables."),
+    S3_BYTES: ("direction", "Bytes that jobs read from S3 and wrote to it, without reads of Spark's JVM."),
     S3_REQUESTS: ("operation", "S3 requests of the jobs' Python, without those of Spark's JVM."),
 }
+
+
+_CPU_TEXT = "CPU time of jobs of one stream on their own machine, without executors on others."
 
 
 def _content_metrics(contents: Mapping[str, Content]) -> Iterator[Metric]:
@@ -326,6 +335,29 @@ _OF_FOLDERS: tuple[tuple[str, str, Callable[[MaintainedFolder], int]], ...] = (
         lambda f: f.gone.bytes,
     ),
 )
+
+
+def _group_metrics(answers: Mapping[str, Answer], now: datetime) -> Iterator[Metric]:
+    """Completeness of each group whose streams all answered. Pure."""
+    through = GaugeMetricFamily(
+        "anabranch_group_complete_through_timestamp_seconds",
+        "End of the last hour that is accepted, with all earlier ones, in every stream of the group.",
+        labels=("group",),
+    )
+    seconds = GaugeMetricFamily(
+        "anabranch_group_completeness_seconds",
+        "Time since the end of the oldest hour that is not complete in every stream of the group; 0 before its end.",
+        labels=("group",),
+    )
+    for group, names in groups_of({name: answer.group for name, answer in answers.items()}).items():
+        members = [answers[name] for name in names]
+        known = [answer.reading.value.status for answer in members if answer.is_up and answer.reading.value is not None]
+        if len(known) < len(members):
+            continue
+        seconds.add_metric((group,), max(status.completeness_seconds(view, now) for view in known))
+        if (hour := complete_through_all([view.complete_through for view in known])) is not None:
+            through.add_metric((group,), end_of(hour).timestamp())
+    yield from (through, seconds)
 
 
 def _maintenance_metrics(maintained: Mapping[str, Maintenance], now: datetime) -> Iterator[Metric]:
@@ -394,6 +426,11 @@ def _measured_metrics(measured: Mapping[str, Mapping[Layer, Measured]]) -> Itera
             for value, n in counts.items():
                 counter.add_metric((stream, layer) if label is None else (stream, layer, value), n)
         yield counter
+    cpu = CounterMetricFamily("anabranch_cpu_seconds", _CPU_TEXT, labels=("stream", "layer"))
+    for stream, layer, m in by_layer:
+        if (ms := m.counts.get((CPU, ""))) is not None:
+            cpu.add_metric((stream, layer), ms / 1000)
+    yield cpu
 
 
 def _buckets(durations: Durations) -> list[tuple[str, float]]:

@@ -16,6 +16,7 @@ from anabranch.iceberg.snapshots import head, last_publish, published_since, tot
 from anabranch.job import Job
 from anabranch.offsets import hours as hour_words
 from anabranch.offsets.position import Offsets, Ranges, Topic, size
+from anabranch.operations.reports.measured_day import Cost, read_cost
 from anabranch.protocol import coverage, ledger, watermarks
 from anabranch.protocol.counts import COUNTS, Counts, ranges_of
 from anabranch.protocol.ledger import Ledger
@@ -28,6 +29,8 @@ SPARE = timedelta(days=1)
 
 LAKE, KAFKA = "the catalog or the store", "Kafka"
 """What a report waits for, for `note`."""
+
+_DAY = timedelta(days=1)
 
 MAY_WAIT = 2
 """Hours that may wait for sealing or rebuilding without an alert (deploy/prometheus/alerts.yml)."""
@@ -76,7 +79,7 @@ class StreamStatus:
     unknown fields of the newest accepted hour, None if not counted. `refused_restatements`:
     accepted hours whose newest restatement was refused, until one is accepted or an operator sets
     the serving layer. `hours` are the sealed hours that the table lists individually; all older
-    ones are accepted and served by batch.
+    ones are accepted and served by batch. `cost`: of the last day, None if no publish recorded it.
     """
 
     stream: str
@@ -104,6 +107,7 @@ class StreamStatus:
     retention: timedelta | None = None
     unknown: UnknownFields | None = None
     refused_restatements: Sequence[str] = ()
+    cost: Cost | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The status as a JSON object; times have their UTC offset."""
@@ -249,6 +253,7 @@ def status(job: Job, late_after: timedelta | None = None, note: Note = lambda wa
         lost={h: n for h, row in rows.items() if (n := (row.gaps or {}).get("retention"))},
         retention=job.kafka.retention(topic.name) if topic is not None else None,
         unknown=rows[newest].unknown if newest in rows else None,
+        cost=read_cost(state.table, now - _DAY),
     )
 
 
@@ -356,6 +361,7 @@ def print_status(view: StreamStatus, output: str) -> None:
         ("dead letters", view.dead_letters),
         ("lost to retention", ", ".join(f"{n} offsets in {h}" for h, n in view.lost.items()) or "none"),
         ("unexplained differences", f"in {len(view.unexplained)} hours" if view.unexplained else "none"),
+        ("cost of the last day", cost_words(view.cost) if view.cost is not None else "not recorded"),
     ]
     print_table((view.stream, ""), rows)
     if view.late:
@@ -367,6 +373,17 @@ def print_status(view: StreamStatus, output: str) -> None:
             f"hour {hour}: the layers differ and nothing explains it: {unexplained_words(left)}; look at "
             f"`anabranch diff {view.stream} {hour}`"
         )
+
+
+def cost_words(cost: Cost) -> str:
+    """A cost as text: `812 S3 requests (GetObject 480, PutObject 332), …`."""
+    by_kind = ", ".join(f"{name} {n:,}" for name, n in cost.s3_requests.items())
+    cpu = f", {cost.cpu_seconds:,.0f} CPU s" if cost.cpu_seconds else ""
+    return (
+        f"{sum(cost.s3_requests.values()):,} S3 requests{f' ({by_kind})' if by_kind else ''}, "
+        f"{cost.bytes_written / 1e6:,.1f} MB written, {cost.bytes_read / 1e6:,.1f} MB read, "
+        f"{cost.commits:,} commits{cpu}"
+    )
 
 
 def print_statuses(views: Mapping[str, StreamStatus | AnabranchError], output: str) -> None:

@@ -142,6 +142,20 @@ def stream_of_group(outcome, cleared=0, code=0, states=(), state="accepted"):
     outlets = [asset.name for asset in operator.outlets]
     return {"ran": ran(), "error": error, "kept": kept, "events": said, "outlets": outlets}
 
+# What the last task of a group's run does with this answer of `complete-through`: its result, or its error; the events.
+def hour_of_group(through, code=0, tagged=(), **streams):
+    answer = {"complete_through": through, "streams": streams, "errors": {}, "tagged": list(tagged)}
+    Path(up_file + ".through").write_text(json.dumps(answer))
+    command(f"echo $* >> {up_file}.ran; cat {up_file}.through; echo none >&2; exit {code}")
+    operator, events = anabranch_operators.GroupHourOperator(task_id="t", group="small"), Events()
+    operator.hour = HOUR
+    try:
+        done = operator.execute({"outlet_events": events})
+    except Exception as error:
+        done = failure(error)
+    said = {asset.name: [event.extra, event.keys] for asset, event in events.items()}
+    return [done, ran(), said]
+
 ROW = {"hour": HOUR, "state": "accepted", "revision": 1, "reason": None}
 DONE, REFUSED = outcome(hours=[ROW]), outcome(exit_code=1, hours=[ROW | {"state": "refused", "reason": "too few"}])
 AWAY = outcome(exit_code=75, error="Kafka did not answer")
@@ -157,6 +171,14 @@ print("RESULT" + json.dumps({
         "away": rebuild_group(VIEW | {"exit_code": 75, "error": "away"}, code=75),
         "no output": rebuild_group(code=75),
         "wrong": rebuild_group(code=2),
+    },
+    "hour": {
+        "complete": hour_of_group(HOUR, tagged=[HOUR], a=HOUR, b="2026-11-21T04"),
+        "late": hour_of_group("2026-11-21T05", tagged=[HOUR, "2026-11-21T04", "2026-11-21T05"], a="2026-11-21T05"),
+        "restated": hour_of_group("2026-11-21T05", a="2026-11-21T05"),
+        "behind": hour_of_group("2026-11-21T02", tagged=["2026-11-21T02"], a=HOUR, b="2026-11-21T02"),
+        "none": hour_of_group(None, code=1, a=HOUR, b=None),
+        "away": hour_of_group(None, code=75),
     },
     "stream": {
         "done": stream_of_group(DONE),
@@ -404,7 +426,9 @@ def test_a_group_has_a_dag_with_one_rebuild_and_a_mapped_task_for_each_stream(pa
     }
     hour = "{{ params.hour or data_interval_start.strftime('%Y-%m-%dT%H') }}"
     assert dag["arguments"]["rebuild"] == ["batch", "--group", "small", "--hour", hour]
-    rules = {"accepted": "none_failed", "egress__orders__export": "all_done"}
+    assert dag["arguments"]["accepted"] == ["complete-through", "--group", "small", "--tag"]
+    assert dag["outlets"] == ["anabranch://group-hours/small"]
+    rules = {"accepted": "none_failed_min_one_success", "egress__orders__export": "all_done"}
     assert dag["rules"] == dict.fromkeys(dag["downstream"], "all_success") | rules
     assert (dag["timetable"], dag["catchup"], dag["start"]) == (
         "CronDataIntervalTimetable", True, "2026-11-21T05:00:00+00:00",
@@ -414,6 +438,31 @@ def test_a_group_has_a_dag_with_one_rebuild_and_a_mapped_task_for_each_stream(pa
     assert dag["params"] == ["hour", "restate", "why"]
     # Its streams' own DAGs are for runs by hand.
     assert {parsed["dags"][f"anabranch_hourly__{name}"]["schedule"] for name in ("orders", "refunds")} == {None}
+
+
+def test_the_last_task_of_a_groups_run_tags_the_hour_and_notifies_consumers(parsed: Any) -> None:
+    hour, later, asset = "2026-11-21T03", ["2026-11-21T04", "2026-11-21T05"], "anabranch_group_hours__small"
+    done, commands, events = parsed["hour"]["complete"]
+    assert (done, commands) == ([hour], ["complete-through --group small --tag --output json"])
+    assert events == {asset: [{"complete_through": hour, "streams": 2}, [hour]]}
+    # The run of an hour that was accepted late has events of the later hours too; that of a restated one only its own.
+    assert parsed["hour"]["late"][2][asset][1] == [hour, *later]
+    assert parsed["hour"]["restated"][2][asset][1] == [hour]
+
+
+@pytest.mark.parametrize(
+    ("run", "words"), [("behind", "found 2026-11-21T02; streams behind: b"), ("none", "no complete hour yet")]
+)
+def test_a_group_that_is_not_complete_has_no_event_and_fails_no_run(parsed: Any, run: str, words: str) -> None:
+    [kinds, message], _, events = parsed["hour"][run]
+    assert kinds[0] == "AirflowSkipException" and words in message
+    assert events == {}
+
+
+def test_a_group_that_does_not_answer_is_asked_again(parsed: Any) -> None:
+    [kinds, message], _, events = parsed["hour"]["away"]
+    assert kinds[0] == "AirflowException" and "found 75" in message
+    assert events == {}
 
 
 def test_a_groups_rebuild_gives_each_streams_outcome_and_fails_for_none_of_them(parsed: Any) -> None:

@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from anabranch import config
-from anabranch.common.counters import REFUSED, RETRIES, S3_REQUESTS
+from anabranch.common.counters import COMMITS, CPU, REFUSED, RETRIES, S3_BYTES, S3_REQUESTS
 from anabranch.common.errors import ConfigurationError
 from anabranch.config import Slo
 from anabranch.job import StreamFolder
@@ -74,7 +74,13 @@ CONTENT = Content(
     measured={
         "speed": Measured(
             {READABLE: Durations(12.5, {0.5: 3, 5: 1, math.inf: 1}), STAGE: Durations(1, {1: 1})},
-            {(RETRIES, "kafka"): 2, (S3_REQUESTS, "GetObject"): 7},
+            {
+                (RETRIES, "kafka"): 2,
+                (S3_REQUESTS, "GetObject"): 7,
+                (S3_BYTES, "written"): 4096,
+                (COMMITS, ""): 12,
+                (CPU, ""): 1500,
+            },
         ),
         "batch": Measured(dict.fromkeys((STAGE, PUBLISH, COMMIT), Durations(80, {120: 1})), {(REFUSED, ""): 1}),
     },
@@ -151,6 +157,9 @@ def test_prometheus_reads_every_stream_and_an_unreachable_one_is_down() -> None:
         ("retries_total", "speed", "kafka", "events"): 2,
         ("refused_publishes_total", "speed", "events"): 0, ("refused_publishes_total", "batch", "events"): 1,
         ("s3_requests_total", "speed", "GetObject", "events"): 7,
+        ("s3_bytes_total", "written", "speed", "events"): 4096,
+        ("commits_total", "speed", "events"): 12, ("commits_total", "batch", "events"): 0,
+        ("cpu_seconds_total", "speed", "events"): 1.5,
         ("maintained_timestamp_seconds", "events"): AT.timestamp(),
         ("maintenance_failed", "events"): 1, ("maintenance_dropped_hours", "events"): 3,
         ("maintenance_seconds", "orphans", "events"): 1.5,
@@ -262,3 +271,30 @@ def test_streams_files_are_taken_up_between_scrapes(tmp_path: Path, monkeypatch:
     write("events", key="missing")
     with pytest.raises(ConfigurationError, match="key: expected a column"):
         StreamFolder(str(tmp_path))
+
+
+def _of_groups(**answers: Answer) -> dict[tuple[str, ...], float]:
+    class Fixed(Collector):
+        def collect(self) -> list[Metric]:
+            return list(metrics_of(answers, NOW))
+
+    return {labels: value for labels, value in _values(Fixed()).items() if labels[0].startswith("group_")}
+
+
+def test_a_group_is_as_complete_as_its_last_stream_and_absent_while_one_does_not_answer() -> None:
+    def answer(through: str | None, group: str | None = "small", is_up: bool = True) -> Answer:
+        view = replace(VIEW, complete_through=through)
+        return Answer(Slo(), Reading(Known(view, CONTENT, MAINTENANCE), NOW), is_up, group)
+
+    far, late = answer("2026-11-21T02"), answer("2026-11-20T23")
+    ended = datetime(2026, 11, 21, tzinfo=UTC)
+    assert _of_groups(a=far, b=late, c=answer(None, None)) == {
+        ("group_complete_through_timestamp_seconds", "small"): ended.timestamp(),
+        ("group_completeness_seconds", "small"): (NOW - ended - timedelta(hours=1)).total_seconds(),
+    }
+    assert _of_groups(a=far, b=answer(None)) == {("group_completeness_seconds", "small"): 4 * 3600}
+    assert _of_groups(a=far, b=replace(late, is_up=False)) == {}
+    # A file that is wrong may be of any group.
+    broken = Answer(Slo(), Reading(), False, config.UNREADABLE)
+    assert _of_groups(a=far, b=broken) == {}
+    assert _of_groups(a=answer("2026-11-21T02", None), b=broken) == {}

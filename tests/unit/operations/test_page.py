@@ -19,7 +19,7 @@ import pytest
 import time_machine
 from click.testing import CliRunner
 from lakes import StreamLake
-from pages import browser, five_years, new_page, parsed, show
+from pages import browser, five_years, named, new_page, parsed, show
 from proofs import HOUR, NEXT, job, new_proof
 from report_hours import LATER, a_full_hour, an_old_hour, kafka, nothing_yet
 from servers import serving
@@ -31,7 +31,7 @@ from waiting import wait_for
 from anabranch.cli import main
 from anabranch.common.errors import ConfigurationError, Transient
 from anabranch.job import Job
-from anabranch.offsets.hours import shift
+from anabranch.offsets.hours import hour_of, shift
 from anabranch.operations.page.access import Access, access_of, read_token
 from anabranch.operations.page.app import Page
 from anabranch.operations.page.charts import throughput
@@ -100,6 +100,24 @@ def test_the_streams_table_equals_status(page: Page) -> None:
 
 
 AS_OF = datetime(2026, 11, 21, 15, 42, 10, tzinfo=UTC)
+
+
+def test_the_groups_table_says_how_far_each_group_is_and_who_holds_it_back(full: Job) -> None:
+    late, far = shift(hour_of(AS_OF), -3), shift(hour_of(AS_OF), -1)
+    jobs = {name: named(full, name, "small") for name in ("a", "b", "c")} | {"d": named(full, "d")}
+    made = new_page(*jobs.values())
+    show(made, AS_OF, five_years("a", AS_OF), five_years("b", AS_OF, complete_through=late), five_years("d", AS_OF))
+    assert "small 3 not known b ; c (not read)" in shown(browser(made), "/")
+    show(made, AS_OF, five_years("c", AS_OF))
+    assert f"small 3 {late} b" in shown(browser(made), "/")
+    show(made, AS_OF, five_years("b", AS_OF))
+    assert f"small 3 {far} none" in shown(browser(made), "/")
+    # A file that is wrong may be of any group.
+    made._found = lambda: {**jobs, "e": ConfigurationError("streams/e.yaml: wrong")}
+    made.follow()
+    assert "small 4 not known e (not read)" in shown(browser(made), "/")
+    show(no_group := new_page(jobs["d"]), AS_OF, five_years("d", AS_OF))
+    assert "Groups" not in shown(browser(no_group), "/")
 
 
 def test_a_stream_shows_its_maintenance_and_growth(page: Page, full: Job) -> None:

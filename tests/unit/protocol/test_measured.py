@@ -4,21 +4,41 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from accepted_hours import HOURS, accept, four_hours
 from lakes import FIRST, StreamLake, new_lake
+from waiting import wait_for
 
-from anabranch.common.counters import REFUSED, RETRIES, Tally
+from anabranch.common import cpu
+from anabranch.common.counters import (
+    COMMITS,
+    CPU,
+    REFUSED,
+    RETRIES,
+    S3_BYTES,
+    S3_REQUESTS,
+    TALLY,
+    Tally,
+    count_into,
+    counting,
+)
 from anabranch.iceberg.commits import Change, Commit, Outcome
-from anabranch.iceberg.snapshots import branch_properties, heads
+from anabranch.iceberg.snapshots import branch_properties, head, heads, made_at
 from anabranch.job import Job
 from anabranch.offsets.hours import start_of
 from anabranch.operations.reports import content
 from anabranch.operations.reports.content import ContentReader
+from anabranch.operations.reports.measured_day import plan_cost, read_cost
+from anabranch.operations.reports.status import cost_words
+from anabranch.protocol.ledger_row import Layer
 from anabranch.protocol.measured import (
     BOUNDS,
     COMMIT,
@@ -65,6 +85,45 @@ def test_a_publish_contains_the_measurements_since_the_last_one_that_landed() ->
     assert both["speed"].durations[STAGE].counts == {0.1: 1, 0.5: 1, 5: 1, math.inf: 1}
     assert both["speed"].durations[COMMIT] == Durations(0.2, {0.25: 1})
     assert both["batch"].durations[STAGE].sum == 90
+
+
+def test_a_streams_threads_count_into_its_own_tally_and_the_processs() -> None:
+    before, one, other = TALLY.totals(), Tally(), Tally()
+    with counting(one):
+        TALLY.count(S3_REQUESTS, "GetObject", 2)
+        with counting(other):
+            TALLY.count(S3_REQUESTS, "GetObject", 5)
+        # A thread that it starts belongs to no stream, unless it is of a stream's pool.
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(TALLY.count, S3_REQUESTS, "PutObject").result()
+        with ThreadPoolExecutor(1, initializer=count_into, initargs=(one,)) as pool:
+            pool.submit(TALLY.count, COMMITS).result()
+    TALLY.count(S3_REQUESTS, "GetObject")
+    assert one.totals() == {(S3_REQUESTS, "GetObject"): 2, (COMMITS, ""): 1}
+    assert other.totals() == {(S3_REQUESTS, "GetObject"): 5}
+    counted = TALLY.totals() - before
+    assert (counted[S3_REQUESTS, "GetObject"], counted[S3_REQUESTS, "PutObject"], counted[COMMITS, ""]) == (8, 1, 1)
+
+
+def test_the_cpu_time_of_a_process_and_its_children_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    burn = [sys.executable, "-c", "import time\nwhile time.process_time() < 0.3: pass\ninput()"]
+    monkeypatch.setattr(cpu, "_EVERY_SECONDS", 0.0)
+    meter, main = Meter("batch"), dict[str, str]()
+    reported(meter, main)
+    meter.landed(0.1)
+    first = read_measured(main[MEASURED])["batch"].counts[CPU, ""]
+    with subprocess.Popen(burn, stdin=subprocess.PIPE) as child:
+        wait_for(
+            lambda: reported(meter, dict(main))["batch"].counts[CPU, ""] >= first + 300, "the child's CPU time", 30
+        )
+        assert child.poll() is None
+        child.communicate(b"\n")
+    # A child that has ended stays counted, and is not counted again.
+    after = reported(meter, main)["batch"].counts[CPU, ""]
+    assert first + 300 <= after <= round(1000 * sum(os.times()[:4])) + 1000
+    # A stream of many in a process has none of it.
+    own = Meter("speed", Tally())
+    assert (CPU, "") not in reported(own, {})["speed"].counts
 
 
 def test_however_long_a_stream_runs_the_property_stays_short() -> None:
@@ -165,3 +224,32 @@ def test_every_publish_contains_the_measurements(tmp_path: Path) -> None:
     }
     assert reader(one).read(NOW).measured["speed"].durations[READABLE] == Durations(1.5, {2: 1})
     assert "side-file" not in json.dumps(one.table().current_snapshot().summary.additional_properties[MEASURED])
+
+
+def test_a_cost_is_what_both_layers_recorded_since_a_moment(tmp_path: Path) -> None:
+    one, day_ago = new_lake(tmp_path), datetime.now(UTC) - timedelta(days=1)
+    assert read_cost(one.table(), day_ago) is None
+    moments = []
+    layers: list[tuple[Layer, int]] = [("speed", 5), ("batch", 7), ("speed", 11)]
+    tallies: dict[Layer, Tally] = {"speed": Tally(), "batch": Tally()}
+    meters = {layer: Meter(layer, tally) for layer, tally in tallies.items()}
+    for layer, requests in layers:
+        tallies[layer].count(S3_REQUESTS, "PutObject", requests)
+        tallies[layer].count(S3_BYTES, "written", 10 * requests)
+        state = one.state()
+        said = meters[layer].to_properties(state.branch_properties["main"], [])
+        publish = Publish(new_id(), (Change("main", properties=said), Change(layer)), state.timeline)
+        assert one.publish(publish, state) is Outcome.LANDED
+        meters[layer].landed(0.1)
+        moments.append(made_at(head(one.table(), "main")))
+    every, last = read_cost(one.table(), day_ago), read_cost(one.table(), moments[0])
+    assert every is not None and last is not None
+    assert (every.s3_requests, every.bytes_written) == ({"PutObject": 23}, 230)
+    assert (last.since, last.until, last.s3_requests) == (moments[0], moments[2], {"PutObject": 18})
+
+
+def test_a_cost_begins_again_where_counting_did() -> None:
+    before, after = {(S3_REQUESTS, "GetObject"): 9, (CPU, ""): 100}, {(S3_REQUESTS, "GetObject"): 4, (CPU, ""): 2500}
+    cost = plan_cost(NOW, before, NOW + timedelta(days=1), after)
+    assert (cost.s3_requests, cost.cpu_seconds) == ({"GetObject": 4}, 2.5)
+    assert cost_words(cost) == "4 S3 requests (GetObject 4), 0.0 MB written, 0.0 MB read, 0 commits, 2 CPU s"
