@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from anabranch.iceberg.time_travel import find_snapshot
-from serving_layer.query import open_query
-from serving_layer.query.datasets import Selected
+from serving_layer.query import Selected, open_query
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
