@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from anabranch.common.errors import PositionError, Terminal
 from anabranch.iceberg import snapshots
 from anabranch.offsets.hours import Cut, Timeline, shift
-from anabranch.offsets.position import Offsets, Position, Topic
+from anabranch.offsets.position import Offsets, Position, Topic, ranges_to_keys, to_keys
 from anabranch.protocol.ledger_row import Layer, LedgerRow
 
 if TYPE_CHECKING:
@@ -308,12 +308,12 @@ def _another_log(position: Position, topic: Topic, name: str, read_from: str) ->
 
 
 def check_log_end(position: Position, ends: Offsets, name: str) -> None:
-    """Raise PositionError when a partition's log ends below the position. `ends` were asked after the position was
-    loaded."""
-    beyond = {p: o for p, o in sorted(position.offsets.items()) if o > ends.get(p, o)}
-    if beyond:
-        p, expected = next(iter(beyond.items()))
+    """Raise PositionError with the lost offsets when a partition's log ends below the position. `ends` were asked
+    after the position was loaded."""
+    lost = {p: (ends[p], o) for p, o in position.offsets.items() if ends.get(p, o) < o}
+    if lost:
         raise PositionError(
-            f"topic {name}: expected partition {p} to reach the position {expected}, found its log to end at "
-            f"{ends[p]}: records that are published were lost in Kafka; run `anabranch adopt`"
+            f"topic {name}: expected its log to reach the position {to_keys(position.offsets)}, found that Kafka lost "
+            f"published records: {ranges_to_keys(lost)}; their rows stay served, and nothing is read, since new "
+            "records get their offsets: run `anabranch adopt` to continue at the first new record"
         )

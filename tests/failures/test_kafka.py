@@ -57,7 +57,7 @@ def test_retention_that_overtook_the_position_stops_or_is_a_recorded_gap(world: 
     # The hazard: ten unread records are gone from Kafka.
     one.delete_records({0: 30})
     if choice == "stop":
-        with pytest.raises(PositionError, match=r"retention took \{0: \[20, 30\]\}.*lost_offsets: continue"):
+        with pytest.raises(PositionError, match=r"retention deleted \{0: \[20, 30\]\}.*lost_offsets: continue"):
             one.speed()
         assert one.contents() == one.acknowledged()[:20]
         return
