@@ -27,7 +27,7 @@ from anabranch.offsets.hours import Cut
 from anabranch.offsets.partition_sql import inside
 from anabranch.offsets.position import Position, Ranges, Topic, size
 from anabranch.protocol import dead_letters
-from anabranch.protocol.state import State
+from anabranch.protocol.state import State, check_log_end
 from anabranch.protocol.topic_change import gone_from_kafka
 from anabranch.records.formats import open_format
 from anabranch.records.packed import PackSpec, pack_spec, packed
@@ -103,12 +103,12 @@ class HourReader:
     def read(self, hour: str, cut: Cut, state: State, decoding: Decoding = Decoding.SAMPLED) -> HourRecords:
         """Read and decode every record of the cut that Kafka has, once, and cache them.
 
-        Raises PositionError for a topic that was recreated and not adopted.
+        Raises PositionError for a topic that was recreated, or whose log lost the end of the cut, and not adopted.
         """
         # Keep sample values from about 1 in `one_in` records with unknown fields.
         one_in = max(1, size(cut.ranges) // SAMPLES)
         gone = gone_from_kafka(state.timeline, state.position.topic_id, hour, cut) is not None
-        ranges: Ranges = {} if gone else within_log(cut.ranges, self._job.kafka.log_starts(self.require_topic(cut)))
+        ranges: Ranges = {} if gone else self._held(hour, cut)
         spec = self._pack_spec(hour, cut, decoding) if ranges else None
 
         def decode(raw: DataFrame) -> DataFrame:
@@ -122,9 +122,16 @@ class HourReader:
             decoded = self._of_kafka(hour, ranges, decode)
         else:
             decoded = decode(no_records(self._spark).withColumn("ingest_hour", F.lit(hour)))
-        # Read the log starts again: retention may have deleted records during the read.
-        ranges = {} if gone else within_log(cut.ranges, self._job.kafka.log_starts(self.require_topic(cut)))
+        # Ask again: retention may have deleted records during the read.
+        ranges = {} if gone else self._held(hour, cut)
         return HourRecords(decoded, ranges, certain=certain)
+
+    def _held(self, hour: str, cut: Cut) -> Ranges:
+        """The part of the cut that Kafka's log still has. Raises PositionError as `read` does."""
+        topic, kafka = self.require_topic(cut), self._job.kafka
+        end = Position(cut.topic_id, dict(cut.ends))
+        check_log_end(end, kafka.stable_ends(topic, end.offsets), topic.name, f"the end of hour {hour}")
+        return within_log(cut.ranges, kafka.log_starts(topic))
 
     def differing(self, certain: CertainRecords) -> Compared:
         """Compare what workers decoded of the compared blocks with what Spark decodes."""

@@ -307,13 +307,13 @@ def _another_log(position: Position, topic: Topic, name: str, read_from: str) ->
     )
 
 
-def check_log_end(position: Position, ends: Offsets, name: str) -> None:
-    """Raise PositionError with the lost offsets when a partition's log ends below the position. `ends` were asked
-    after the position was loaded."""
+def check_log_end(position: Position, ends: Offsets, name: str, what: str = "the position") -> None:
+    """Raise PositionError with the lost offsets when a partition's log ends below the position, or below `what` has
+    these offsets. `ends` were asked after the position was loaded."""
     lost = {p: (ends[p], o) for p, o in position.offsets.items() if ends.get(p, o) < o}
     if lost:
         raise PositionError(
-            f"topic {name}: expected its log to reach the position {to_keys(position.offsets)}, found that Kafka lost "
+            f"topic {name}: expected its log to reach {what} {to_keys(position.offsets)}, found that Kafka lost "
             f"published records: {ranges_to_keys(lost)}; their rows stay served, and nothing is read, since new "
             "records get their offsets: run `anabranch adopt` to continue at the first new record"
         )

@@ -113,7 +113,7 @@ def middle_of(ago: int) -> datetime:
 def progress(one: World, feed: Feed, job: Command) -> None:
     """Until the speed layer has published all that is acknowledged by now."""
     until = feed.acknowledged
-    job.until(lambda: one.published >= until, f"{until} offsets to be published", 180)
+    job.until(lambda: one.published >= until, f"{until} offsets to be published", 400)
 
 
 def assert_exact(one: World, feed: Feed) -> None:
