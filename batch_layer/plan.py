@@ -37,6 +37,7 @@ class PublishCheck(Enum):
     """What to do with a staged hour, by the current state."""
 
     OVERTAKEN = "another run published first"
+    EXPIRED = "its rows have expired"
     UNSEALED = "its seal is missing"
     GONE = "its staged snapshot is missing"
     MERGE = "main needs a merge first"
@@ -158,6 +159,8 @@ def check_publish(
 ) -> PublishCheck:
     """Whether an hour may be published now that was staged over revision `before`, with the look-back's fingerprint
     `staged_lookback`."""
+    if state.is_expired(hour):
+        return PublishCheck.EXPIRED
     if revision_now(state, hour, before) != before or state.cuts.get(hour, cut) != cut:
         return PublishCheck.OVERTAKEN
     # A speed branch that was set back loses its newest seals.

@@ -41,6 +41,7 @@ from anabranch.protocol.ledger_row import HourAccount, Layer, RunFacts
 from anabranch.protocol.measured import PUBLISH, STAGE, Meter
 from anabranch.protocol.publish import Again, Decision, new_id
 from anabranch.protocol.publisher import Publisher
+from anabranch.protocol.retention import require_kept
 from anabranch.protocol.sealing import require_sealed
 from anabranch.protocol.state import Accepted, State, load_state
 from anabranch.protocol.topic_change import gone_from_kafka
@@ -167,13 +168,14 @@ class Rebuilder:
         state = self.load()
         self._follow_columns(state.table)
         with explained(self._spark, "read the dead letters"):
-            return {h: n for h, n in self._hours.repairable().items() if state.is_accepted(h)}
+            found = self._hours.repairable()
+        return {h: n for h, n in found.items() if state.is_accepted(h) and not state.is_expired(h)}
 
     def rebuild(self, hour: str, order: RebuildRequest = _BY_ITSELF) -> Result:
         """Rebuild one sealed hour. An accepted hour is skipped unless `order` restates it.
 
-        A refusal is a result. The ledger records it once for each reason; nothing else changes. Raises Transient,
-        PositionError.
+        A refusal is a result. The ledger records it once for each reason; nothing else changes. Raises Refused for an
+        hour that has expired, or that looks for duplicates in one; Transient, PositionError.
         """
         state = self.load()
         require_sealed(state, self._stream, hour)
@@ -187,6 +189,7 @@ class Rebuilder:
         before = accepted.revision if accepted is not None else 0
         if state.is_accepted(hour) and not order.restate:
             return Result(hour, "unchanged", before, "already accepted; --restate publishes a new revision")
+        self._require_kept(state, hour, before)
         cut = accepted.cut if accepted is not None else state.cuts[hour]
         if cut.offsets == 0:
             return next(iter(self.accept_empty([hour])), Result(hour, "unchanged", before, "it has no records"))
@@ -208,6 +211,7 @@ class Rebuilder:
                 return result
             LOG.info("stream %s: look-back changed, dropping duplicates again hour=%s", self._stream.name, hour)
             state = self.load()
+            self._require_kept(state, hour, before)
         raise Transient(
             f"hour {hour}: expected an unchanged look-back in one of {_ATTEMPTS} attempts, found changes in each; "
             "run it again"
@@ -225,6 +229,10 @@ class Rebuilder:
             LOG.info("stream %s: columns changed", stream.name)
             self._stream, self._job = stream, replace(self._job, stream=stream)
             self._hours.follow(self._job)
+
+    def _require_kept(self, state: State, hour: str, before: int) -> None:
+        """Raise Refused for an expired hour, and for a restatement that could not find the duplicates again."""
+        require_kept(state, hour, self._stream.batch.lookback_hours if before else 0)
 
     def _run(self, began: datetime) -> RunFacts:
         """The run facts of a decision without staged rows."""
@@ -299,7 +307,8 @@ class Rebuilder:
     def _after(self, first: str, last: str, state: State) -> list[str]:
         """The accepted hours after `first` whose look-back includes an hour up to `last`."""
         behind = hours.shift(last, self._stream.batch.lookback_hours + 1)
-        return [h for h in hours.hours_between(hours.shift(first, 1), behind) if state.is_accepted(h)]
+        after = hours.hours_between(hours.shift(first, 1), behind)
+        return [h for h in after if state.is_accepted(h) and not state.is_expired(h)]
 
     def _unread(self, built: Sequence[Built], state: State) -> frozenset[str]:
         """The hours of their look-back that `main` does not serve completely yet."""
@@ -362,6 +371,9 @@ class Rebuilder:
             around = self._surroundings(built, state, unread)
             for b in built:
                 verdict = check_publish(state, b.hour, b.cut, b.before, b.rows.wap_id, around, surroundings)
+                if verdict is PublishCheck.EXPIRED:
+                    self._discard(built)
+                    require_kept(state, b.hour)
                 if verdict is PublishCheck.OVERTAKEN and b is built[0]:
                     return Decision(state, None, revision_now(state, hour, b.before))
                 if verdict is PublishCheck.UNSEALED:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from anabranch.job import Job
 from anabranch.protocol import dead_letters, ledger
+from anabranch.protocol.retention import is_kept
 from anabranch.protocol.state import State
 from anabranch.protocol.topic_change import gone_from_kafka
 from batch_layer import refusals
@@ -58,7 +59,9 @@ def with_lost_dead_letters(job: Job, state: State) -> dict[str, RebuildRequest]:
 
     Leaves out hours whose restatement was refused.
     """
-    lost = dead_letters.lost_hours(job.lake, job.stream, state)
+    lookback = job.stream.batch.lookback_hours
+    found = dead_letters.lost_hours(job.lake, job.stream, state)
+    lost = {h: revision for h, revision in found.items() if is_kept(state, h, lookback)}
     why = {h: f"the dead letters of revision {revision} were lost" for h, revision in sorted(lost.items())}
     return _restatements(job, state, why)
 

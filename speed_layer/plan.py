@@ -163,7 +163,9 @@ def plan_publish(
     Rows of hours that the batch layer serves go to `speed` only. So do rows of an hour whose rows in `main` a merge
     retained: `main` may contain the same offsets already, and gets the hour once the speed layer covers it.
     """
-    files: tuple[DataFile, ...] = staged.rows.files if staged.rows else ()
+    staged_files: tuple[DataFile, ...] = staged.rows.files if staged.rows else ()
+    # Of an hour that batch has accepted and that has expired since.
+    files = tuple(f for f in staged_files if not decided.state.is_expired(hour_of[f.file_path]))
     to_main = _files_for_main(decided.state, staged, hour_of)
     return Publish(
         id=staged.attempt or id,

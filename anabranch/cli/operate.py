@@ -247,6 +247,35 @@ def serve_hour(
 
 
 @click.command()
+@stream_argument()
+@click.argument("hours")
+@click.option("--release", is_flag=True, help="Let the hours expire again.")
+@click.option("--why", metavar="TEXT", required=True, help="The reason, for the ledger.")
+@options
+def hold(stream: str, hours: str, release: bool, why: str, conf: str | None, output: str) -> None:
+    """Keep hours beyond the stream's `keep`.
+
+    HOURS is an hour, hours A..B (both included), or a day such as 2026-11-21 (UTC). Their rows do not expire until
+    --release. Hours to come can be held; refused, with exit code 1, for an hour that has expired.
+    """
+    from anabranch.common.output import print_json
+    from anabranch.protocol import holding
+    from anabranch.protocol.holds import parse_hours, span_words
+    from anabranch.protocol.publisher import Publisher
+
+    first, last = parse_hours(hours)
+    job = open_stream(stream, conf)
+    publisher = Publisher(job.lake, job.stream)
+    publisher.recover()
+    held = holding.hold(publisher, first, last, why, release)
+    if output == "json":
+        print_json({"stream": stream, "changed": held.changed, "holds": held.holds})
+        return
+    for line in span_words(held.holds) or ["no hours are kept beyond their time"]:
+        click.echo(f"{stream}: {line}")
+
+
+@click.command()
 @click.argument("folder", metavar="[DIR]", default=".")
 @click.option("--output", type=click.Choice(["text", "json"]), default="text", help="Output format.")
 def init(folder: str, output: str) -> None:
@@ -282,8 +311,9 @@ def maintain(
 ) -> None:
     """Delete old speed rows, snapshots and orphan files.
 
-    Deletes no row of main. The stream sets the ages: `maintain: {orphans_after: 3 days, speed_hours: 1 day}`. Also
-    deletes what killed jobs left in this machine's temporary folder. Run it at least once a day; other jobs may run
+    Deletes no row of main, but for hours that were kept as long as the stream's `keep.rows` says. The stream sets the
+    other ages: `maintain: {orphans_after: 3 days, speed_hours: 1 day}`. Also deletes what killed jobs left in this
+    machine's temporary folder. Run it at least once a day; other jobs may run
     meanwhile. --dry-run shows what would be deleted, how the last run ended, and what is waiting for each table;
     `anabranch metrics` and `anabranch serve` show that too. Several streams are maintained one after the other; an
     error of one does not stop the others.
@@ -307,6 +337,7 @@ def _maintain(job: Job, dry_run: bool, output: str) -> dict[str, Any]:
     from datetime import UTC, datetime
 
     from anabranch.operations import maintenance
+    from anabranch.operations.reports.expiry import print_expiry
     from anabranch.operations.reports.maintenance import print_maintenance, read_maintenance
     from anabranch.protocol.publisher import Publisher
 
@@ -321,6 +352,8 @@ def _maintain(job: Job, dry_run: bool, output: str) -> dict[str, Any]:
     would = "would be " if dry_run else ""
     hours = ", ".join(done["speed_hours"]) or "none"
     click.echo(f"{stream}: speed rows {would}dropped of hours: {hours}")
+    print_expiry(stream, "rows", done["rows"], dry_run)
+    print_expiry(stream, "dead letters", done["letters"], dry_run)
     for table, orphans in done["orphans"].items():
         click.echo(
             f"{stream}: {table}: {done['expired'][table]} snapshots {would}expired, "

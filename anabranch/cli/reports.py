@@ -382,10 +382,10 @@ def explain(stream: str, hour: str, conf: str | None, output: str) -> None:
 @click.argument("hour", required=False)
 @click.option("--to", metavar="DIR|S3URL", required=True, help="Folder or s3://bucket/prefix to write to.")
 @click.option(
-    "--keep", metavar="DURATION", default="30 days", help="Delete pages of earlier runs after it; default: 30 days."
+    "--keep", metavar="DURATION", help="Delete pages of earlier runs after it; default: the stream's `keep.docs`."
 )
 @options
-def data_docs(stream: str, hour: str | None, to: str, keep: str, conf: str | None, output: str) -> None:
+def data_docs(stream: str, hour: str | None, to: str, keep: str | None, conf: str | None, output: str) -> None:
     """Build Great Expectations' Data Docs of hours.
 
     Shows the quality gate's decisions on HOUR, or on the newest 48 hours. Reads the ledger alone: no rows, no Spark.
@@ -402,7 +402,7 @@ def data_docs(stream: str, hour: str | None, to: str, keep: str, conf: str | Non
     from batch_layer.quality import data_docs as docs
 
     try:
-        age = parse_duration(keep)
+        age = parse_duration(keep) if keep is not None else None
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--keep") from error
     if hour:
@@ -415,7 +415,7 @@ def data_docs(stream: str, hour: str | None, to: str, keep: str, conf: str | Non
             f"{hour or stream}: expected a decision of the quality gate in the ledger, found none; name an "
             "`expectations:` file in the stream's file, and run `anabranch batch`"
         )
-    index = docs.publish(job.environment, job.stream, rows, to, datetime.now(UTC), age)
+    index = docs.publish(job.environment, job.stream, rows, to, datetime.now(UTC), age or job.stream.keep.docs)
     if output == "json":
         print_json({"stream": stream, "index": index, "hours": sorted({row.hour for row in rows})})
     else:

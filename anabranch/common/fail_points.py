@@ -69,6 +69,11 @@ class Step(Enum):
     ADOPT_DECIDED = "adopt.decided", "where the stream goes on is decided, nothing is published"
     ADOPT_PUBLISHED = "adopt.published", "the stream goes on in the new log, the ledger does not know the sealed hours"
     # Maintenance.
+    EXPIRE_DECIDED = "expire.decided", "the hours that expire are chosen, nothing is published"
+    EXPIRE_PUBLISHED = "expire.published", "their rows have left every branch, the ledger does not know it"
+    EXPIRE_LETTERS_DECIDED = "expire.letters-decided", "the hours whose dead letters expire are chosen, nothing is done"
+    EXPIRE_LETTERS_PUBLISHED = "expire.letters-published", "some hours' dead letters have left every branch"
+    EXPIRE_RECORDED = "expire.recorded", "the ledger says that they have expired"
     MAINTAIN_DROPPED = "maintain.dropped", "old hours have left the speed branch, their dead letters have not"
     MAINTAIN_EXPIRED = "maintain.expired", "snapshots of all tables are expired, no file is looked for"
     MAINTAIN_LISTED = "maintain.listed", "the orphans are known, none is deleted"

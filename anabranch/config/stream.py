@@ -26,6 +26,7 @@ from anabranch.config.columns import RESCUED, Column, columns_ddl, parse_columns
 from anabranch.config.egress import Target, check_targets
 from anabranch.config.environment import Webhook
 from anabranch.config.format_settings import FormatSettings, check_columns, parse_format
+from anabranch.config.keep import Keep, parse_keep
 from anabranch.config.mistakes import unknown_key
 from anabranch.config.views import (
     PARTIALS,
@@ -253,6 +254,7 @@ class Stream(Frozen):
     batch: Batch = Batch()
     files: Files = Files()
     maintain: Maintain = Maintain()
+    keep: Annotated[Keep, BeforeValidator(parse_keep)] = Keep()
     airflow: Airflow = Airflow()
     slo: Slo = Slo()
     egress: Annotated[tuple[Target, ...], AfterValidator(check_targets)] = ()
@@ -385,6 +387,17 @@ class Stream(Frozen):
                     f"event_time.column: expected a TIMESTAMP column of the schema, found {self.event_time.column!r}"
                 )
         self._check_physical_design(by_name)
+        self._check_keep()
+
+    def _check_keep(self) -> None:
+        # The hours of a look-back are there when an hour is accepted on time.
+        least = timedelta(hours=self.batch.lookback_hours) + timedelta(days=1)
+        if self.keep.rows is not None and self.keep.rows < least:
+            hours, found = (value / timedelta(hours=1) for value in (least, self.keep.rows))
+            raise ValueError(
+                f"keep.rows: expected a day longer than batch.lookback_hours at least ({hours:.0f} hours), in which "
+                f"duplicates are looked for, found {found:.0f} hours"
+            )
 
     def _check_physical_design(self, by_name: Mapping[str, Column]) -> None:
         for key in ("sort", "bloom", "statistics"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from pyiceberg.table.refs import SnapshotRefType
@@ -14,13 +14,24 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
 
+SNAPSHOTS_OF_EXPIRED = timedelta(days=1)
+"""How long snapshots stay that have rows which no branch is to keep: for those who read them."""
+
+
 def plan_expiry(
-    table: Table, publishing: str | None, now: datetime, keep: int = 100, *, waiting: Collection[str] = ()
+    table: Table,
+    publishing: str | None,
+    now: datetime,
+    keep: int = 100,
+    *,
+    waiting: Collection[str] = (),
+    gone_before: datetime | None = None,
 ) -> tuple[int, ...]:
     """The snapshots that the next commit removes: staged ones that are published or abandoned, and
     all but the newest. A snapshot staged under an id of `waiting` is never abandoned: a publish
     refers to it. Heads, their ancestors down to the newest publish, tags, and the parents of
-    waiting staged snapshots stay. Files are never deleted here.
+    waiting staged snapshots stay. Files are never deleted here. `gone_before`: snapshots from before
+    it have rows that no branch is to keep, so they stay for SNAPSHOTS_OF_EXPIRED alone.
     """
     snapshots = table.snapshots()
     published = {s.summary.get(PUBLISH_ID) for s in snapshots if s.summary is not None} | {publishing}
@@ -37,7 +48,10 @@ def plan_expiry(
         elif s.parent_snapshot_id is not None:
             kept.add(s.parent_snapshot_id)
     line.sort(key=lambda s: s.sequence_number or 0, reverse=True)
-    removed += [s.snapshot_id for s in line[keep:]]
+    old = 0.0
+    if gone_before is not None:
+        old = min(gone_before, now - SNAPSHOTS_OF_EXPIRED).timestamp() * 1000
+    removed += [s.snapshot_id for number, s in enumerate(line) if number >= keep or s.timestamp_ms < old]
     return tuple(id for id in removed if id not in kept)
 
 

@@ -117,10 +117,11 @@ class SnapshotWriter:
         paths: dict[str, set[str]] = defaultdict(set)
         for data_file in change.remove:
             paths[hour_of_file(self._table, data_file)].add(data_file.file_path)
+        ordered = sorted(hours)
         kept: list[HourManifest] = []
         to_read: list[HourManifest] = []
         for manifest in content.manifests:
-            if manifest.hour in hours:
+            if manifest.is_within(ordered):
                 content.removed_files += manifest.files
                 content.removed_rows += manifest.rows
             elif any(manifest.may_hold(h) for h in (*hours, *paths)):

@@ -3,9 +3,10 @@ anywhere.
 
 1. Remove the speed layer's files from the `speed` branch, in hours that the batch layer has served for long, some hours
    in a commit; `main` does not change. The publish expires snapshots and tags, as every publish does.
-2. Do the same for dead letters; expire snapshots of the ledger and of the views' partials.
-3. Delete files without a reference, after their minimum age.
-4. Delete what killed processes left in this machine's temporary folder.
+2. Remove hours from every branch whose rows, or dead letters, were kept as long as the stream's file says (`keep`).
+3. Do step 1 for dead letters; remove the partials of expired hours; expire snapshots of the ledger and of the partials.
+4. Delete files without a reference, after their minimum age.
+5. Delete what killed processes left in this machine's temporary folder.
 
 A failed step does not stop the next. At its end a run records its result in the table
 (`anabranch.protocol.maintained`).
@@ -16,7 +17,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -32,12 +33,14 @@ from anabranch.iceberg.hour_files import content_by_hour
 from anabranch.iceberg.ledger_files import SNAPSHOTS_KEPT, MergeStep
 from anabranch.iceberg.orphans import list_table, plan_orphans, references
 from anabranch.iceberg.snapshots import heads, total
-from anabranch.offsets.hours import Timeline, end_of, shift
+from anabranch.offsets.hours import Timeline, end_of
+from anabranch.operations.retention import RowsExpired, expire_letters, expire_rows
 from anabranch.protocol import dead_letters, ledger, merge
 from anabranch.protocol.ledger import Ledger
 from anabranch.protocol.maintained import MaintainedFolder, MaintainedTable, MaintenanceRun, Size, record_run
 from anabranch.protocol.publish import Again, Decision, Publish, new_id, run
 from anabranch.protocol.publisher import Publisher
+from anabranch.protocol.retention import letters_expired, plan_uncovered
 from anabranch.protocol.sealing import check_clock
 from anabranch.protocol.state import State, load_state
 
@@ -63,9 +66,12 @@ _FILES_AT_ONCE = 1000
 class Maintained:
     """Deleted data (in a dry run, data to delete): hours, and by table snapshots and files.
     `merged`: files saved by merging. `spared`: unreferenced files below the minimum age. `folders`:
-    files of temporary folders."""
+    files of temporary folders. `rows`, `letters`: hours whose rows, or dead letters, were
+    kept long enough."""
 
     speed_hours: tuple[str, ...]
+    rows: RowsExpired
+    letters: RowsExpired
     expired: dict[str, int]
     orphans: dict[str, list[Stored]]
     merged: dict[str, int] = field(default_factory=dict)
@@ -91,8 +97,7 @@ def plan_drop(
     """Choose at most `at_most` of the oldest hours to drop from the speed branch, and the timeline
     that counts them as not covered by the speed layer. Pure. Chooses only hours that the batch
     layer has accepted and has served since before `before`, and no hour that an operator assigned
-    to the speed layer. The timeline stays small: before `covered_from` it lists only hours that are
-    kept.
+    to the speed layer.
     """
     timeline, have = state.timeline, set(speed_hours)
     late = datetime.max.replace(tzinfo=UTC)
@@ -105,11 +110,7 @@ def plan_drop(
     )[:at_most]
     if not drop:
         return (), timeline
-    covered_from = max(timeline.covered_from, shift(drop[-1], 1))
-    others = (have | set(timeline.sealed) | set(state.accepted) | set(state.overrides)) - set(drop)
-    kept = {h for h in others if h < covered_from and not timeline.is_skipped(h)}
-    skipped = tuple(h for h in timeline.skipped if h >= covered_from)
-    return drop, replace(timeline, covered_from=covered_from, kept=tuple(sorted(kept)), skipped=skipped)
+    return drop, plan_uncovered(state, have, drop)
 
 
 def maintain(job: Job, now: datetime, dry_run: bool = False, publisher: Publisher | None = None) -> Maintained:
@@ -127,6 +128,10 @@ def maintain(job: Job, now: datetime, dry_run: bool = False, publisher: Publishe
     nothing: tuple[tuple[str, ...], int] = ((), 0)
     dropped, expired = steps.run("speed hours", lambda: _drop_hours(publisher, now, dry_run), nothing)
     reach(Step.MAINTAIN_DROPPED)
+    rows = steps.run("expiry of rows", lambda: expire_rows(job, publisher, now, dry_run), RowsExpired())
+    gone_letters = steps.run(
+        "expiry of dead letters", lambda: expire_letters(job, publisher, now, dry_run), RowsExpired()
+    )
     letters = steps.run("dead letters", lambda: _maintain_dead_letters(job, now, dry_run), 0)
     expired_by_table, merged = {stream.table: expired, stream.dead_letters_table: letters}, dict[str, int]()
     for name in stream.plain_tables:
@@ -138,7 +143,7 @@ def maintain(job: Job, now: datetime, dry_run: bool = False, publisher: Publishe
     reach(Step.MAINTAIN_DELETED)
     left_behind = steps.run("folders", lambda: Size(*clear_abandoned(now, dry_run)), Size())
     folders = {TEMPORARY: MaintainedFolder(left_behind)}
-    done = Maintained(dropped, expired_by_table, found.of_age, merged, found.young, folders)
+    done = Maintained(dropped, rows, gone_letters, expired_by_table, found.of_age, merged, found.young, folders)
     if not dry_run:
         run = plan_run(done, began, lake.clock.now(), steps.seconds, steps.reasons)
         steps.run("tell", lambda: record_run(lake, stream.table, run), None)
@@ -165,7 +170,9 @@ def plan_run(
         )
         for name, expired in done.expired.items()
     }
-    return MaintenanceRun(began, ended, len(done.speed_hours), tables, dict(seconds), dict(failed), done.folders)
+    return MaintenanceRun(
+        began, ended, len(done.speed_hours), tables, dict(seconds), dict(failed), done.folders, len(done.rows.hours)
+    )
 
 
 class _Steps:
@@ -242,7 +249,9 @@ def _drop_some(publisher: Publisher, now: datetime, dry_run: bool) -> tuple[tupl
                 served_since[row.hour] = row.recorded_at
         at_most = None if dry_run else _HOURS_A_COMMIT
         drop, timeline = plan_drop(state, have, served_since, now - stream.maintain.speed_hours, at_most)
-        expired = len(plan_expiry(state.table, None, now)) + len(expired_tags(state.table, now))
+        expired = len(plan_expiry(state.table, None, now, gone_before=state.expired.at)) + len(
+            expired_tags(state.table, now)
+        )
         if dry_run or not (drop or expired):
             return Decision(state, None, (drop, expired))
         changes = (Change("speed", clear=drop), Change("main"))
@@ -263,7 +272,8 @@ def plan_dead_letters(table: Table, state: State, hours: Iterable[str], id: str,
         for hour in hours
         if hour < timeline.covered_from and timeline.is_skipped(hour) and state.served_by(hour) == "batch"
     )
-    expire = plan_expiry(table, None, now, waiting=frozenset(str(item["id"]) for item in state.dead_letters))
+    waiting = frozenset(str(item["id"]) for item in state.dead_letters)
+    expire = plan_expiry(table, None, now, waiting=waiting, gone_before=letters_expired(table).at)
     return Commit(id, heads(table), (Change("speed", clear=gone),), expire=expire)
 
 
@@ -288,17 +298,23 @@ def _maintain_dead_letters(job: Job, now: datetime, dry_run: bool) -> int:
 
 
 def _expire_partials(job: Job, name: str, now: datetime, dry_run: bool) -> int:
-    """Expire snapshots of a view's partials; returns their number. That table has no staged
-    snapshots."""
+    """Remove the partials of expired hours, some hours in a commit, and expire snapshots; returns their number. That
+    table has no staged snapshots."""
+    known = load_state(job.lake, job.stream.table).expired
 
     def plan(table: Table) -> Commit | None:
-        expire = plan_expiry(table, None, now)
-        return Commit(new_id(), heads(table), (Change("main"),), expire=expire) if expire else None
+        expire = plan_expiry(table, None, now, gone_before=known.at)
+        gone = tuple(hour for hour in content_by_hour(table, "main") if hour in known)[:_HOURS_A_COMMIT]
+        if not (expire or gone):
+            return None
+        return Commit(new_id(), heads(table), (Change("main", clear=gone),), expire=expire)
 
     if dry_run:
-        return len(plan_expiry(job.lake.load(name), None, now))
-    landed = job.lake.commit_until_landed(name, f"maintain {name}", plan)
-    return len(landed.expire) if landed is not None else 0
+        return len(plan_expiry(job.lake.load(name), None, now, gone_before=known.at))
+    expired = 0
+    while (landed := job.lake.commit_until_landed(name, f"maintain {name}", plan)) is not None:
+        expired += len(landed.expire)
+    return expired
 
 
 def _expire_plain(job: Job, name: str, dry_run: bool) -> tuple[int, int]:
@@ -370,6 +386,8 @@ def view(stream: str, done: Maintained, dry_run: bool) -> dict[str, Any]:
         "stream": stream,
         "dry_run": dry_run,
         "speed_hours": list(done.speed_hours),
+        "rows": done.rows,
+        "letters": done.letters,
         "expired": done.expired,
         "orphans": orphans,
         "merged": done.merged,

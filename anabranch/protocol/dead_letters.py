@@ -31,6 +31,7 @@ from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.manifests import hour_of_file
 from anabranch.iceberg.snapshots import BRANCHES, Staged, branch_properties, find_staged, heads, staged_snapshot
 from anabranch.iceberg.staging import NAMED_WITHIN
+from anabranch.protocol.expired import Expired
 from anabranch.protocol.ledger_row import Layer
 from anabranch.protocol.publish import new_id
 from anabranch.protocol.state import State, load_state
@@ -193,6 +194,8 @@ def _publish(lake: Lake, table: Table, rows_table: str, item: Mapping[str, Any])
         return table
     began = lake.clock.now(table.metadata.last_updated_ms)
     files, gone = _files(table, item)
+    expired = Expired.of_branches(branch_properties(table, branch) for branch in BRANCHES)
+    files = tuple(f for f in files if hour_of_file(table, f) not in expired)
     if files and not hour and _is_published(table, layer, files, item["paths"]):
         LOG.info("dead letters %s: layer %s has them", item["id"], layer)
         return table

@@ -18,7 +18,7 @@ from anabranch.iceberg.lake import Lake
 from anabranch.protocol.acts import Act
 from anabranch.protocol.counts import COUNTS, Counts
 from anabranch.protocol.ledger import Ledger
-from anabranch.protocol.ledger_row import Kind, Layer, LedgerRow
+from anabranch.protocol.ledger_row import NOTES, Kind, Layer, LedgerRow
 from anabranch.protocol.state import load_state
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def decisions(lake: Lake, stream: Stream, hour: str | None) -> list[DecisionFact
 def with_waiting(rows: Sequence[LedgerRow], waiting: Sequence[LedgerRow]) -> list[LedgerRow]:
     """The ledger's rows, and behind them the decisions that still wait on a branch to be written. Pure."""
     known = {row.decision_id for row in rows}
-    return [*rows, *(row for row in waiting if row.decision_id not in known)]
+    return [*rows, *(row for row in waiting if row.decision_id not in known and row.decision not in NOTES)]
 
 
 def history_rows(table: str, rows: Sequence[LedgerRow], tags: Mapping[str, Tagged]) -> list[DecisionFacts]:

@@ -87,15 +87,15 @@ def record(lake: Lake, name: str, delivery: Delivery) -> None:
             return  # maintenance merges them
 
 
-def newest(lake: Lake, name: str, target: str, place: str) -> Delivery | None:
-    """The newest delivery to a target; None for none. Raises Transient, or Terminal for a missing
-    table."""
+def newest(lake: Lake, name: str, target: str, place: str | None = None) -> Delivery | None:
+    """The newest delivery to a target, at any of its places without `place`; None for none. Raises
+    Transient, or Terminal for a missing table."""
     table = lake.load(name)
     recent = max(0, table.metadata.next_sequence_number() - _RECENT)
     with lake_errors(f"read table {name}"):
         for since in (recent, 0) if recent else (0,):
             rows: list[dict[str, Any]] = read_since(table, since, _COLUMNS).to_pylist()
-            if own := [row for row in rows if (row["target"], row["place"]) == (target, place)]:
+            if own := [row for row in rows if row["target"] == target and place in (None, row["place"])]:
                 last = max(own, key=itemgetter("sequence"))
                 return Delivery(**{key: value for key, value in last.items() if key != "sequence"})
     return None

@@ -55,7 +55,9 @@ LEDGER_SCHEMA = Schema(
     NestedField(1, "sequence", LongType(), required=True, doc="order of the decisions, no clock's"),
     NestedField(2, "decision_id", StringType(), required=True),
     NestedField(3, "hour", StringType(), required=True),
-    NestedField(4, "decision", StringType(), required=True, doc="sealed, accepted, refused, served or redelivered"),
+    NestedField(
+        4, "decision", StringType(), required=True, doc="sealed, accepted, refused, served, expired or redelivered"
+    ),
     NestedField(5, "revision", IntegerType(), required=True),
     NestedField(6, "served", StringType(), doc="the layer that main serves the hour from"),
     NestedField(7, "topic_id", StringType()),
@@ -376,7 +378,7 @@ def newest(rows: Iterable[LedgerRow]) -> dict[str, LedgerRow]:
 
     The newest decision of an hour counts; fields that it lacks (counts, quality) come from the newest decision that has
     them. A refusal after an acceptance changes only the reason, since the accepted revision stays; a change of the
-    serving layer changes only that.
+    serving layer changes only that. An hour that has expired keeps the account of its accepted revision.
     """
     by_hour: dict[str, LedgerRow] = {}
     for row in rows:
@@ -390,6 +392,8 @@ def _fold(before: LedgerRow | None, row: LedgerRow) -> LedgerRow:
     values = {k: v for k, v in vars(row).items() if v is not None}
     if row.decision == "served":
         values = {k: v for k, v in values.items() if k in ("served", "sequence")}
+    elif row.decision == "expired":
+        values = {k: v for k, v in values.items() if k in ("decision", "reason", "recorded_at", "sequence")}
     elif before.decision == "accepted" and row.decision in ("refused", "sealed"):
         values = {k: v for k, v in values.items() if k in ("served", "reason", "sequence")}
     elif row.decision == "accepted":

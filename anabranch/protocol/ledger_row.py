@@ -17,9 +17,9 @@ from anabranch.protocol.acts import Act
 from anabranch.protocol.sample_shapes import shape_of
 
 Layer = Literal["speed", "batch"]
-Kind = Literal["sealed", "accepted", "refused", "served", "redelivered"]
+Kind = Literal["sealed", "accepted", "refused", "served", "expired", "redelivered", "held", "released"]
 
-NOTES: tuple[Kind, ...] = ("redelivered",)
+NOTES: tuple[Kind, ...] = ("redelivered", "held", "released")
 """Rows that record an operator's act and decide nothing about their hour."""
 
 Entries = tuple[Mapping[str, Any], ...]

@@ -69,7 +69,7 @@ class MaintainedFolder:
 @dataclass(frozen=True)
 class MaintenanceRun:
     """A run of maintenance: how many hours it took off the speed branch, what it did by table and to temporary folders,
-    how long each step took, and why steps failed."""
+    how long each step took, why steps failed, and of how many hours it removed the rows from every branch."""
 
     began: datetime
     ended: datetime
@@ -78,6 +78,7 @@ class MaintenanceRun:
     seconds: Mapping[str, float] = field(default_factory=dict)
     failed: Mapping[str, str] = field(default_factory=dict)
     folders: Mapping[str, MaintainedFolder] = field(default_factory=dict)
+    expired_hours: int = 0
 
     @property
     def is_complete(self) -> bool:
@@ -111,6 +112,7 @@ class MaintenanceRun:
                 name: MaintainedFolder(Size(**of_folder["gone"]))
                 for name, of_folder in values.get("folders", {}).items()
             },
+            expired_hours=values.get("expired_hours", 0),
         )
 
 

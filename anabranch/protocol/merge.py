@@ -39,6 +39,7 @@ class Swap:
     add: tuple[DataFile, ...]
     remove: tuple[DataFile, ...]
     refused: str | None = None
+    expired: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,16 +58,17 @@ def plan_merge(state: State, main: Files, speed: Files, batch: Files) -> list[Sw
     swaps = []
     for hour in sorted({*main, *speed, *batch}):
         layer = state.served_by(hour)
-        wanted = (batch if layer == "batch" else speed).get(hour, {})
+        # A branch that was set back brings no expired hour back.
+        wanted = {} if state.is_expired(hour) else (batch if layer == "batch" else speed).get(hour, {})
         have = main.get(hour, {})
         if set(wanted) == set(have):
             continue
         add = tuple(f for path, f in wanted.items() if path not in have)
         remove = tuple(f for path, f in have.items() if path not in wanted)
-        reason = coverage.uncovered_reason(state, layer, hour)
+        reason = None if state.is_expired(hour) else coverage.uncovered_reason(state, layer, hour)
         # Never replace rows of `main` by a layer that has fewer offsets.
         refused = f"not swapped to {layer}: {reason}" if reason is not None and remove else None
-        swaps.append(Swap(hour, layer, add, remove, refused))
+        swaps.append(Swap(hour, layer, add, remove, refused, state.is_expired(hour)))
     return swaps
 
 
@@ -83,8 +85,9 @@ def plan_swaps(state: State, swaps: Sequence[Swap], id: str) -> Publish | None:
 
 def _swap(swaps: Sequence[Swap]) -> Change:
     kept = [s.hour for s in swaps if s.refused is not None]
-    layers = {s.hour: s.layer for s in swaps if s.refused is None}
-    return Change("main", properties={KEPT: json.dumps(kept)}, copy=layers)
+    layers = {s.hour: s.layer for s in swaps if s.refused is None and not s.expired}
+    gone = tuple(s.hour for s in swaps if s.expired)
+    return Change("main", properties={KEPT: json.dumps(kept)}, copy=layers, clear=gone)
 
 
 def _hours_to_compare(state: State) -> set[str]:

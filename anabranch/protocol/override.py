@@ -15,6 +15,7 @@ from anabranch.protocol.acts import Act, act_now
 from anabranch.protocol.ledger_row import Layer
 from anabranch.protocol.publish import Again, Decision, Publish, new_id
 from anabranch.protocol.publisher import Publisher
+from anabranch.protocol.retention import require_kept
 from anabranch.protocol.sealing import require_sealed
 from anabranch.protocol.state import KEPT, OVERRIDES, Accepted, State, accepted_properties, load_state
 
@@ -75,8 +76,8 @@ def serve_hour(publisher: Publisher, hour: str, choice: Choice, why: str) -> Ser
     """Assign a sealed hour to a layer, or remove that override (`auto`); later publishes and merges respect it.
 
     One zero-copy swap with the override; the ledger's row and the hour's dead letters follow. Raises Refused
-    when the layer's rows do not cover the hour, ConfigurationError for an hour before the first, Transient for one
-    that is not sealed.
+    when the layer's rows do not cover the hour or it has expired, ConfigurationError for an hour before the first,
+    Transient for one that is not sealed.
     """
     lake, stream = publisher.lake, publisher.stream
     act = act_now("serve-hour", why)
@@ -84,6 +85,7 @@ def serve_hour(publisher: Publisher, hour: str, choice: Choice, why: str) -> Ser
     def decide() -> Decision[Served] | Again:
         state = load_state(lake, stream.table)
         require_sealed(state, stream, hour)
+        require_kept(state, hour)
         overrides, layer = plan_override(state, hour, choice)
         served = Served(hour, layer, overrides.get(hour), overrides != state.overrides)
         if not served.changed:

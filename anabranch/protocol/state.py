@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,8 @@ from anabranch.common.errors import PositionError, Terminal
 from anabranch.iceberg import snapshots
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.offsets.position import Offsets, Position, Topic, ranges_to_keys, to_keys
+from anabranch.protocol.expired import EXPIRED, Expired
+from anabranch.protocol.holds import Holds
 from anabranch.protocol.ledger_row import Layer, LedgerRow
 
 if TYPE_CHECKING:
@@ -81,6 +83,8 @@ class State:
     retained_hours: tuple[str, ...]
     content: dict[str, str]
     branch_properties: dict[str, dict[str, str]]
+    expired: Expired = field(default_factory=Expired)
+    holds: Holds = field(default_factory=Holds)
 
     @cached_property
     def cuts(self) -> dict[str, Cut]:
@@ -91,9 +95,13 @@ class State:
         return self.timeline.first <= hour < self.timeline.open
 
     def is_accepted(self, hour: str) -> bool:
-        if hour in self.accepted:
+        if hour in self.accepted or self.is_expired(hour):
             return True
         return self.is_sealed(hour) and hour < self.settled_before and hour not in self.timeline.sealed
+
+    def is_expired(self, hour: str) -> bool:
+        """Whether the rows of an accepted hour have left every branch, because they were kept long enough."""
+        return self.timeline.first <= hour and hour in self.expired
 
     def served_by(self, hour: str) -> Layer:
         """The layer that serves the hour: an operator's override, else batch once it has accepted
@@ -119,6 +127,7 @@ def plan_after(state: State, changes: Iterable[Change], timeline: Timeline, posi
         settled_before=batch.get(SETTLED, state.settled_before),
         overrides=json.loads(main[OVERRIDES]) if OVERRIDES in main else state.overrides,
         retained_hours=tuple(json.loads(main[KEPT])) if KEPT in main else state.retained_hours,
+        expired=Expired.from_properties(main) if EXPIRED in main else state.expired,
     )
 
 
@@ -139,6 +148,8 @@ def read_state(table: Table) -> State:
     )
     timeline = Timeline.from_json(properties[newest][TIMELINE])
     accepted, waiting = read_accepted(properties)
+    expired = Expired.of_branches(properties.values())
+    waiting = {hour: cut for hour, cut in waiting.items() if hour not in expired}
     if waiting:
         timeline = replace(timeline, sealed=timeline.sealed | waiting)
     return State(
@@ -155,6 +166,8 @@ def read_state(table: Table) -> State:
         retained_hours=tuple(json.loads(properties["main"].get(KEPT, "[]"))),
         content={b: properties[b].get(CONTENT, "") for b in ("speed", "batch")},
         branch_properties=properties,
+        expired=expired,
+        holds=Holds.of_branches(properties.values()),
     )
 
 
@@ -183,6 +196,7 @@ def state_of(table: Table, snapshot_id: int) -> State:
         retained_hours=tuple(json.loads(properties.get(KEPT, "[]"))),
         content={},
         branch_properties={"main": properties},
+        expired=Expired.from_properties(properties),
     )
 
 

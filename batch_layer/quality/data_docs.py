@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 NEWEST = 48
 """How many hours have a page when none is named."""
 
-KEEP = timedelta(days=30)
-"""How long pages stay that a later call did not write again."""
 
 _PAGES = "anabranch-pages.json"
 _PAGE = re.compile(r"validations/.+\.html$")
@@ -85,11 +83,11 @@ def publish(
     rows: Sequence[LedgerRow],
     to: str,
     now: datetime,
-    keep: timedelta = KEEP,
+    keep: timedelta | None = None,
 ) -> str:
     """Build a site with a page for each row of the ledger at `to`, a folder or `s3://bucket/prefix`; returns where its
-    index is. Deletes pages that earlier calls wrote there longer than `keep` ago, which a list beside the index names;
-    every other file stays. Raises ConfigurationError, Terminal, Transient."""
+    index is. Deletes pages that earlier calls wrote there longer than `keep` ago (None: no page), which a list beside
+    the index names; every other file stays. Raises ConfigurationError, Terminal, Transient."""
     place: _Folder | _Bucket
     if (on_s3 := bucket_and_key(to)) is not None and on_s3[0]:
         prefix = f"{on_s3[1].strip('/')}/".lstrip("/")
@@ -112,11 +110,11 @@ def publish(
 
 
 def plan_retention(
-    listed: Mapping[str, str], written: Sequence[str], now: datetime, keep: timedelta
+    listed: Mapping[str, str], written: Sequence[str], now: datetime, keep: timedelta | None
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Of the pages that earlier calls wrote, by name with their times, and those that are written now: those to keep
     and those to delete. Pure."""
-    oldest = (now - keep).isoformat()
+    oldest = (now - keep).isoformat() if keep is not None else ""
     gone = {name: at for name, at in listed.items() if at < oldest and name not in written}
     kept = {name: at for name, at in listed.items() if name not in gone}
     return kept | dict.fromkeys(written, now.isoformat()), gone

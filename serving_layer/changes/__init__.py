@@ -158,6 +158,15 @@ def poll(job: Job, token: Token) -> Iterator[HourChange]:
             return
 
 
+def pending_hours(job: Job, token: Token) -> set[str]:
+    """The hours that may have a change behind a token. Raises Transient."""
+    new = _rows_behind(job, token)
+    if new is None:
+        new = job.ledger.history(without=ledger.BULKY)
+    waiting = waiting_changes(load_state(job.lake, job.stream.table), token.first)
+    return {row.hour for row in (*newest_of_each(new, token.first), *waiting)}
+
+
 def _rows_behind(job: Job, token: Token) -> list[LedgerRow] | None:
     name, cursor = job.stream.hours_table, token.cursor
     rows = Ledger(job.lake, name).history_since(cursor.sequence if cursor is not None else 0, ledger.BULKY)

@@ -69,7 +69,7 @@ def plan_given(
     cursor), and, behind the last row, for decisions that wait in `state` and that the ledger (ids
     `recorded`) lacks. An hour that is not accepted is not complete: its change follows with its
     acceptance. An hour that was already given ahead of its row, with the same content, is not given
-    again.
+    again. Nor is one that has expired: consumers keep what they have of it.
     """
     waiting = {row.hour: row for row in waiting_changes(state, token.first) if row.decision_id not in recorded}
     pending = {row.hour for row in rows}
@@ -81,7 +81,7 @@ def plan_given(
         content = content_of(state, hour, row)
         if hour not in waiting:
             ahead.pop(hour, None)
-        if not state.is_accepted(hour) or was_given == content:
+        if not state.is_accepted(hour) or state.is_expired(hour) or was_given == content:
             return
         if hour in waiting:
             ahead[hour] = content

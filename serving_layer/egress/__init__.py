@@ -127,6 +127,13 @@ def deliver(job: Job, target: Target, all_again: bool = False) -> Iterator[Deliv
     )
 
 
+def undelivered_hours(job: Job, target: Target) -> set[str] | None:
+    """The hours that a target has yet to get, by what the table says was delivered; None for all of them. Asks nothing
+    of the target. Raises Transient, Terminal for a stream to which `egress:` was added and not applied."""
+    last = deliveries.newest(job.lake, job.stream.egress_table, target.name)
+    return feed.pending_hours(job, Token.decode(last.token)) if last is not None else None
+
+
 def _open(job: Job, target: Target) -> AbstractContextManager[Folder | Topic | Search]:
     if isinstance(target, FolderTarget):
         return open_folder(job, target)

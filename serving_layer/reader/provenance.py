@@ -143,6 +143,8 @@ def hour_completeness(seen: Shown, hour: str) -> tuple[bool, str | None]:
     state, layer = seen.state, seen.layer(hour)
     if hour >= state.timeline.open:
         return False, "the hour is not sealed: more may come"
+    if state.is_expired(hour):
+        return False, "its rows have expired (keep.rows)"
     if seen.branch is None and hour in state.retained_hours:
         return False, f"main keeps older rows, since the {layer} layer does not cover it"
     if (reason := coverage.uncovered_reason(state, layer, hour)) is not None:
@@ -175,6 +177,9 @@ def date_completeness(stream: Stream, seen: Shown, day: date) -> tuple[bool, str
     waiting = [h for h in hours_between(max(first, timeline.first), shift(last, 1)) if not seen.is_accepted(h)]
     if waiting:
         return False, f"{len(waiting)} hours that may contain it are not accepted, the first is {waiting[0]}"
+    gone = [h for h in hours_between(max(first, timeline.first), shift(last, 1)) if seen.state.is_expired(h)]
+    if gone:
+        return False, f"{len(gone)} hours that may contain it have expired (keep.rows), the last is {gone[-1]}"
     return True, None
 
 

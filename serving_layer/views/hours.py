@@ -80,7 +80,8 @@ def _only_value(file: DataFile, id: int) -> str | None:
 
 def serves_accepted(state: State, hour: str) -> bool:
     """Whether `main` shows the hour's accepted revision."""
-    return state.is_accepted(hour) and state.served_by(hour) == "batch" and hour not in state.retained_hours
+    is_there = state.is_accepted(hour) and not state.is_expired(hour)
+    return is_there and state.served_by(hour) == "batch" and hour not in state.retained_hours
 
 
 def plan_known(state: State, acceptances: Iterable[Acceptance], hours: Iterable[str]) -> dict[str, str]:

@@ -17,7 +17,7 @@ from small_world import File, Kafka, Lake, Row, Violation, World, ledger_row
 from anabranch.iceberg.snapshots import BRANCHES
 from anabranch.offsets.hours import Cut, hours_between
 from anabranch.offsets.position import Ranges, ranges_from_keys
-from anabranch.protocol import dead_letters
+from anabranch.protocol import dead_letters, retention
 from anabranch.protocol.ledger_row import LedgerRow
 from anabranch.protocol.state import LOST
 
@@ -37,7 +37,15 @@ def check_kept(before: World, after: World) -> None:
     """No step takes a record from the rows and dead letters that `main` served. Raises Violation."""
     if after.lake is before.lake and after.letters is before.letters:
         return
-    rows = [{row for of_hour in _of_main(world).values() for row in of_hour} for world in (before, after)]
+    assert after.letters is not None
+    expired, letters = after.lake.state.expired, retention.letters_expired(after.letters.table)
+    kept = {
+        hour for world in (before, after) for hour in _of_main(world) if hour not in expired and hour not in letters
+    }
+    rows = [
+        {row for hour, of_hour in _of_main(world).items() if hour in kept for row in of_hour}
+        for world in (before, after)
+    ]
     if gone := sorted(rows[0] - rows[1]):
         raise Violation(f"main served {gone}, and does not any more")
 
@@ -57,7 +65,9 @@ def check_rest(world: World) -> None:
     if left := [item["id"] for item in _outstanding(lake, letters)]:
         raise Violation(f"at rest, the dead letters {left} are not published")
     main = served(lake, letters, frozenset())
+    expired = _expired(lake, letters, world.ledger)
     lacks = {row for row in world.kafka.rows if row not in {row for rows in main.values() for row in rows}}
+    lacks = {row for row in lacks if row[:2] not in expired}
     if not_taken := lacks - world.kafka.taken:
         raise Violation(f"at rest, main and its dead letters lack {sorted(not_taken)}")
     lost = _said_lost(lake, main, world.ledger)
@@ -99,7 +109,10 @@ def _outstanding(lake: Lake, letters: Lake) -> list[Mapping[str, Any]]:
 
 @cache
 def _check_letters(letters: Lake) -> None:
+    expired = retention.letters_expired(letters.table)
     for branch in BRANCHES:
+        if back := sorted({f.hour for f in letters.files(branch) if f.hour in expired}):
+            raise Violation(f"the dead letters of {branch} have rows of {back}, which have expired")
         if twice := [row for row, count in Counter(letters.rows(branch)).items() if count > 1]:
             raise Violation(f"the dead letters of {branch} have {twice} more than once: {letters.files(branch)}")
 
@@ -134,11 +147,11 @@ def _check_offsets(
     state, main = lake.state, served(lake, letters, named)
     if state.retained_hours:
         return  # What a merge kept gives way to the speed layer's rows at once, when these cover the hour.
-    counts = Counter(row for rows in main.values() for row in rows)
+    counts, gone = Counter(row for rows in main.values() for row in rows), retention.letters_expired(letters.table)
     if twice := [row for row, count in counts.items() if count > 1]:
         raise Violation(f"main and its dead letters have {twice} more than once: {main}")
     for hour, row in _newest_accepted(lake, ledger).items():
-        if state.served_by(hour) != "batch":
+        if state.served_by(hour) != "batch" or state.is_expired(hour) or hour in gone:
             continue
         cut, places = _places(_cut(row).ranges), {row[:2] for row in main.get(hour, ())}
         if _cut(row).topic_id == kafka.id:
@@ -154,9 +167,17 @@ def _check_offsets(
     if kafka.is_read_at(state.position):
         read = [row for row in kafka.present if row[1] < state.position.offsets.get(row[0], 0)]
         lost = _said_lost(lake, main, ledger)
-        given = [row for row in read if row not in kafka.compacted]
+        expired = _expired(lake, letters, ledger)
+        given = [row for row in read if row not in kafka.compacted and row[:2] not in expired]
         if missing := [row for row in given if row not in counts and row[:2] not in lost]:
             raise Violation(f"the position is {state.position.offsets}, main and its dead letters lack {missing}")
+
+
+def _expired(lake: Lake, letters: Lake, ledger: tuple[str, ...]) -> set[Place]:
+    """The places of the hours whose rows, or dead letters, have expired."""
+    accepted, gone = _newest_accepted(lake, ledger).items(), retention.letters_expired(letters.table)
+    hours = {hour for hour, _ in accepted if lake.state.is_expired(hour) or hour in gone}
+    return {place for hour, row in accepted if hour in hours for place in _places(_cut(row).ranges)}
 
 
 def _said_lost(lake: Lake, main: Mapping[str, Iterable[Row]], ledger: tuple[str, ...]) -> set[Place]:

@@ -21,10 +21,10 @@ from anabranch.iceberg import commit_status
 from anabranch.iceberg.clock import Clock, Compared
 from anabranch.iceberg.commit_status import CommitFate
 from anabranch.iceberg.commits import Change, Commit
-from anabranch.iceberg.snapshots import Staged
+from anabranch.iceberg.snapshots import BRANCHES, Staged
 from anabranch.iceberg.staging import Written
 from anabranch.operations import maintenance
-from anabranch.protocol import dead_letters, ledger, merge, override, publish_queue, sealing, topic_change
+from anabranch.protocol import dead_letters, ledger, merge, override, publish_queue, retention, sealing, topic_change
 from anabranch.protocol import publish as publishing
 from anabranch.protocol.ledger_row import Layer
 from anabranch.protocol.publish import Publish
@@ -464,6 +464,9 @@ class Publisher(Actor):
     def changes_of_letters(self, world: World) -> tuple[Change, ...]:
         assert self.decided_by is not None
         files = self.files_of_letters(world)
+        # As `_publish` leaves them out.
+        expired = retention.letters_expired(self.letters.table) if self.letters is not None else ()
+        files = tuple(f for f in files if f.hour not in expired)
         hours = {f.file_path: f.hour for f in files}
         return dead_letters.plan_changes(self.decided_by.state, self.item, files, hours)  # type: ignore[arg-type]
 
@@ -576,6 +579,7 @@ class Operator(Publisher):
         if not state.is_sealed(hour):
             return "it is not sealed"
         try:
+            retention.require_kept(state, hour)
             overrides, serving = override.plan_override(state, hour, layer or "auto")
         except Refused as refused:
             return str(refused)
@@ -774,3 +778,80 @@ class Adopter(Publisher):
 
     def refused(self) -> Publisher:
         return replace(self, at="idle", lake=None, kafka=None)
+
+
+@dataclass(frozen=True)
+class Retention(Publisher):
+    """Expiry by `anabranch maintain`, of a stream that keeps rows for no time at all: up to `runs` times, the `most`
+    oldest hours that are due leave every branch."""
+
+    at: str = "idle"
+    runs: int = 1
+    most: int = 1
+    lookback: int = 1
+    nesting: ClassVar[tuple[str, ...]] = ("idle",)
+
+    def kept(self) -> dict[str, Any]:
+        return {"runs": self.runs, "most": self.most}
+
+    def idle(self, world: World) -> Iterator[Step]:
+        if not self.runs:
+            return
+        if merge.needs_merge(world.lake.state):
+            yield "has to merge", world, replace(self, at="merge", back="idle")
+            return
+        if leaving := self.due(world, world.lake):
+            yield f"decides to expire {leaving}", world, replace(self, at="expire", lake=world.lake)
+
+    def due(self, world: World, lake: Lake) -> tuple[str, ...]:
+        due = retention.plan_due(
+            lake.state, timedelta(0), world.kafka.now, self.lookback, {}, finished_ids(world, lake)
+        )
+        return due.leaving[: self.most]
+
+    def expire(self, world: World) -> Iterator[Step]:
+        assert self.lake is not None
+        state, speed_hours = self.lake.state, self.lake.files_by_hour("speed")
+        now = world.kafka.now + world.age
+        publish = retention.plan_expire(state, self.due(world, self.lake), speed_hours, {}, "", self.id, now)
+        yield from self.publish(world, self.confirming(publish))
+
+    def landed(self) -> Publisher:
+        accounts = self.lake is not None and self.lake.accounts
+        return replace(self, at="load_letters" if accounts else "idle", lake=None, runs=self.runs - 1)
+
+    def load_letters(self, world: World) -> Iterator[Step]:
+        loaded = replace(self, at="expire_letters", letters=world.letters, decided_by=world.lake)
+        yield "loads the dead letters", world, loaded
+
+    def expire_letters(self, world: World) -> Iterator[Step]:
+        assert self.letters is not None and self.decided_by is not None
+        table, state, now = self.letters.table, self.decided_by.state, world.kafka.now + world.age
+        expired, finished = retention.letters_expired(table), finished_ids(world, self.decided_by)
+        due = retention.plan_due_letters(state, expired, timedelta(0), now, finished)
+        content = {f.hour for branch in BRANCHES for f in self.letters.files(branch)}
+        id = self.letters.new_id(f"{self.name}-{self.at}")
+        commit = retention.plan_expire_letters(table, state, due.leaving, content, id, now, self.most)
+        done = replace(self, at="idle", letters=None, decided_by=None)
+        if commit is None:
+            yield "finds no dead letters to expire", world, done
+            return
+        after = world.commit_letters(self.letters, commit, self.stamped(world))
+        if after is None:
+            yield "is refused with expired dead letters", world, replace(done, at="load_letters")
+        else:
+            yield f"expires the dead letters of {commit.changes[0].clear}", after, done
+
+    def refused(self) -> Publisher:
+        return replace(self, at="idle", lake=None)
+
+
+def finished_ids(world: World, lake: Lake) -> frozenset[str]:
+    """The ids of decisions and dead letters that wait on a branch and are complete; of a world that does not follow
+    them, all."""
+    state = lake.state
+    if world.letters is None:
+        return frozenset({row.decision_id for row in state.decisions} | {str(i["id"]) for i in state.dead_letters})
+    known = {row.decision_id for row in map(ledger_row, world.ledger)}
+    done = {str(item["id"]) for item in state.dead_letters if dead_letters.is_done(world.letters.table, item)}
+    return frozenset(done | known)

@@ -109,7 +109,12 @@ def check_version(lake: Lake) -> None:
     if lake.accounts:
         return  # `check_account` says more
     main = {(f.hour, *row[:2]) for f in lake.files("main") for row in f.rows}
+    gone = expired_places(lake)
+    if back := sorted(h for h in {f.hour for f in lake.files("main")} if state.is_expired(h)):
+        raise Violation(f"main serves {back}, which have expired")
     for hour, accepted in state.accepted.items():
+        if state.is_expired(hour):
+            continue
         cut = {(hour, p, o) for p, (s, e) in accepted.cut.ranges.items() for o in range(s, e)}
         served = {row for row in main if row[0] == hour}
         if served != cut:
@@ -121,8 +126,21 @@ def check_version(lake: Lake) -> None:
             raise Violation(f"{hour} was not compared with {sorted(unseen)} of its look-back, and nothing says so")
     read = {(p, o) for p, end in state.position.offsets.items() for o in range(end)}
     # What a merge kept gives way to the speed layer's rows at once, when these cover the hour.
-    if not state.retained_hours and (missing := read - {(p, o) for _, p, o in main}):
+    if not state.retained_hours and (missing := read - gone - {(p, o) for _, p, o in main}):
         raise Violation(f"the position is {state.position.offsets}, main lacks {sorted(missing)}")
+
+
+def expired_places(lake: Lake) -> set[tuple[int, int]]:
+    """The offsets of the hours that have expired. Of one that is not remembered, those between its neighbours'."""
+    state, timeline, places = lake.state, lake.state.timeline, set[tuple[int, int]]()
+    ends = dict.fromkeys(timeline.start, 0)
+    for hour in hours_between(timeline.first, timeline.open):
+        following = state.cuts.get(shift(hour, 1))
+        cut, begins = state.cuts.get(hour), dict(ends)
+        ends = cut.ends if cut is not None else following.starts if following is not None else timeline.start
+        if state.is_expired(hour):
+            places |= {(p, o) for p, end in ends.items() for o in range(begins.get(p, 0), end)}
+    return places
 
 
 def check_properties(lake: Lake) -> None:
@@ -157,7 +175,7 @@ def check_promises(before: Lake, after: Lake) -> None:
     last = shift(hour_of(now.fresh_through), -1)
     cut = state.cuts.get(last)
     ends = cut.ends if cut is not None else timeline.boundaries.get(last, {})
-    main = {row[:2] for row in after.rows("main")}
+    main = {row[:2] for row in after.rows("main")} | expired_places(after)
     if missing := [(p, o) for p, end in ends.items() for o in range(end) if (p, o) not in main]:
         raise Violation(f"fresh through {last} is stated, main lacks {missing}")
 
@@ -185,8 +203,14 @@ def check_step(before: World, after: World) -> None:
         for hour, cut in old.cuts.items():
             if new.cuts.get(hour, cut) != cut:
                 raise Violation(f"the cut of {hour} was {cut.ranges} and is {new.cuts[hour].ranges}")
+            if old.is_expired(hour) and not new.is_expired(hour):
+                raise Violation(f"{hour} had expired, and has not any more")
             if not new.is_sealed(hour) or (old.is_accepted(hour) and not new.is_accepted(hour)):
                 raise Violation(f"{hour} was sealed or accepted, and is no more")
+        if not after.restored:
+            for branch in BRANCHES:
+                if back := sorted(h for h in after.lake.files_by_hour(branch) if new.is_expired(h)):
+                    raise Violation(f"{branch} has rows of {back}, which have expired")
         for hour in old.accepted.keys() & new.accepted.keys():
             if new.accepted[hour].revision < old.accepted[hour].revision:
                 raise Violation(f"the revision of {hour} fell")
@@ -242,8 +266,8 @@ def check_rest(world: World) -> None:
     if world.letters is not None:
         account.check_rest(world)
     else:
-        main = Counter(world.lake.rows("main"))
-        if missing := [row for row in world.kafka.rows if main[row] != 1]:
+        main, gone = Counter(world.lake.rows("main")), expired_places(world.lake)
+        if missing := [row for row in world.kafka.rows if main[row] != 1 and row[:2] not in gone]:
             raise Violation(f"at rest, main lacks {missing}")
     refused = {row.hour for row in map(ledger_row, world.ledger) if row.decision == "refused"}
     if waiting := [h for h in state.timeline.sealed if h not in world.bad and h not in refused]:

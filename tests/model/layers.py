@@ -22,7 +22,7 @@ from anabranch.iceberg.snapshots import Staged
 from anabranch.iceberg.staging import Written
 from anabranch.offsets.hours import Cut, hour_of, shift
 from anabranch.offsets.position import Ranges, size
-from anabranch.protocol import coverage, dead_letters, ledger, publish_queue, sealing, topic_change
+from anabranch.protocol import coverage, dead_letters, ledger, publish_queue, retention, sealing, topic_change
 from anabranch.protocol.ledger_row import HourAccount
 from anabranch.protocol.merge import needs_merge
 from anabranch.protocol.publish import Publish
@@ -592,6 +592,9 @@ class Batch(Publisher):
         if cut is None or (state.is_accepted(hour) and not self.restating):
             yield f"leaves {hour}", world, self.following(self.todo[1:])
             return
+        if not retention.is_kept(state, hour, LOOKBACK if accepted is not None else 0):
+            yield f"finds that {hour} has expired", world, self.following(self.todo[1:])
+            return
         unread = tuple(sorted(coverage.unread_hours(state, lookback(hour))))
         loaded = replace(
             self,
@@ -673,7 +676,7 @@ class Batch(Publisher):
         elif verdict is batch_plan.PublishCheck.MOVED:
             again = replace(self, at="rebuild", staged=None, dead=None, counts="{}")
             yield step, self.discarding(world), self.leaving(again)
-        elif verdict is batch_plan.PublishCheck.OVERTAKEN:
+        elif verdict in (batch_plan.PublishCheck.OVERTAKEN, batch_plan.PublishCheck.EXPIRED):
             yield step, self.discarding(world), self.leaving(self.following(self.todo[1:]))
         else:
             yield step, world, self.leaving(self.restarted())

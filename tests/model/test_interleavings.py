@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from actors import Actor, Adopter, Expiry, Maintenance, Merger, Network, Nights, Operator
+from actors import Actor, Adopter, Expiry, Maintenance, Merger, Network, Nights, Operator, Retention
 from exploration import explore, settle
 from layers import Batch, RollUp, Speed
 from settings import (
@@ -609,6 +609,66 @@ SETTINGS = {
         ("expiry expires", "batch publishes the dead letters", "speed publishes the dead letters", "is refused with"),
         before=(broker(*DEAD_AND_GOOD),),
         world={"accounts": True, "orphans": True},
+    ),
+    "hours that expire beside both layers": Setting(
+        (broker(RECORD, ("tick", 60)), Speed("speed"), Batch("batch"), Retention("retention", runs=2)),
+        (
+            "retention decides to expire ('2026-11-21T00',)",
+            "retention is refused",
+            "retention is killed at expire",
+            "batch is refused",
+            "speed is refused",
+        ),
+        before=(broker(*TWO_HOURS), Speed("before"), Batch("accepts")),
+        world={"crashes": 1},
+    ),
+    "an hour that expires while it is rebuilt": Setting(
+        (Batch("batch", restates=1), Retention("retention", runs=2)),
+        (
+            "batch 2026-11-21T00: its rows have expired",
+            "batch finds that 2026-11-21T00 has expired",
+            "batch is refused",
+            "retention is refused",
+            "retention is killed at record",
+        ),
+        before=(broker(*TWO_HOURS), Speed("before"), Batch("accepts")),
+        world={"accounts": True, "crashes": 1},
+    ),
+    "hours that expire before the speed layer has read them": Setting(
+        (Speed("speed"), Batch("batch"), Retention("retention", runs=2)),
+        ("retention decides to expire", "speed decides to skip", "speed is refused", "retention is refused"),
+        before=(broker(*TWO_HOURS),),
+    ),
+    "an expiry that lands late, or never": Setting(
+        (broker(RECORD), Speed("speed"), Retention("retention"), Network("network")),
+        ("network brings retention", "retention moves a head in its way", "retention finds that it had landed"),
+        before=(broker(*TWO_HOURS), Speed("before"), Batch("accepts")),
+        world={"late": True, "answers_to_lose": 1},
+    ),
+    "an hour that an operator gave to the speed layer expires": Setting(
+        (
+            Batch("batch", restates=1),
+            Operator("operator", wishes=((H0, "speed"), (H0, None), (H0, "speed"))),
+            Retention("retention", runs=2),
+        ),
+        ("operator publishes", "found that they have expired", "retention decides to expire"),
+        before=(broker(*TWO_HOURS), Speed("before"), Batch("accepts")),
+    ),
+    "hours that expire, and a branch that is set back": Setting(
+        (broker(("restore",), RECORD), Speed("speed"), Merger("merger"), Retention("retention", runs=2)),
+        ("sees speed set back", "retention decides to expire", "merger publishes"),
+        before=(broker(*TWO_HOURS), Speed("before"), Batch("accepts")),
+    ),
+    "hours with dead letters that expire while they are rebuilt": Setting(
+        (Batch("batch", restates=1), Retention("retention")),
+        (
+            "retention decides to expire",
+            "retention expires the dead letters of ('2026-11-21T00',)",
+            "retention is refused",
+            "batch finds that 2026",
+        ),
+        before=(broker(*DEAD_AND_GOOD, RECORD, ("tick", 60)), Speed("before"), Batch("accepts")),
+        world={"accounts": True},
     ),
     "files put together, and orphans removed before they are in place": Setting(
         (RollUp("rollup"), Maintenance("maintenance")),

@@ -9,7 +9,7 @@ from typing import Any
 
 import layers
 import pytest
-from actors import NIGHT, NOW, Actor, Adopter, Expiry, Maintenance, Network, Nights, Operator, Publisher
+from actors import NIGHT, NOW, Actor, Adopter, Expiry, Maintenance, Network, Nights, Operator, Publisher, Retention
 from exploration import explore, forget, settle
 from layers import Batch, RollUp, Speed
 from pyiceberg.table import Table
@@ -38,8 +38,9 @@ from anabranch.offsets import hours
 from anabranch.offsets.position import Position, RangeRelation
 from anabranch.operations import maintenance
 from anabranch.protocol import coverage, dead_letters, ledger, merge, publish, publish_queue, topic_change, watermarks
+from anabranch.protocol.expired import Expired
 from anabranch.protocol.publish import Publish
-from anabranch.protocol.state import POSITION
+from anabranch.protocol.state import POSITION, State
 from batch_layer import balance
 from batch_layer import plan as batch_plan
 from speed_layer import compaction_plan
@@ -142,6 +143,17 @@ def without_a_look(real: Callable[..., Any]) -> Callable[..., Any]:
         return real(state, done, {one.file.hour: {f.file_path: f for f in one.sources} for one in done}, *rest)
 
     return plan_replacement
+
+
+def knowing_no_expired_hour(real: Callable[..., Any]) -> Callable[..., Any]:
+    """A decision by a state, or by one that was decided, in which no hour has expired."""
+
+    def decision(first: Any, *rest: Any) -> Any:
+        if isinstance(first, State):
+            return real(replace(first, expired=Expired()), *rest)
+        return real(replace(first, state=replace(first.state, expired=Expired())), *rest)
+
+    return decision
 
 
 def deleting_at_once(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -582,6 +594,16 @@ MUTANTS = [
     mutant(
         publish, "plan_expiry", without_tags, Batch("batch", restates=1), Maintenance("maintenance"),
         finds="cannot be read any more", name="the tags that keep a snapshot", before=ACCEPTED, stamped=True,
+    ),
+    mutant(
+        batch_plan, "check_publish", knowing_no_expired_hour, Batch("batch", restates=1), Retention("retention"),
+        finds="which have expired", name="the check that a rebuilt hour has not expired",
+        before=(broker(*TWO_HOURS), Speed("before"), Batch("accepts")), accounts=True,
+    ),
+    mutant(
+        speed_plan, "plan_publish", knowing_no_expired_hour, Speed("speed"), Batch("batch"), Retention("retention"),
+        finds="which have expired", name="what the speed layer leaves out of expired hours",
+        before=(broker(*TWO_HOURS),),
     ),
     mutant(
         publish, "plan_expiry", always(()), broker(*[RECORD] * 6), Speed("speed"), finds="the table remembers",

@@ -22,13 +22,14 @@ def named_files(lake: StreamLake, hour: str, count: int, dates: int = 1) -> tupl
     """`count` files of an hour for each of so many event dates, with the statistics that Spark writes."""
     location = lake.table().location()
     return tuple(
-        _named_file(location, hour, start_of(hour).date() - timedelta(days=back))
+        named_file(location, hour, start_of(hour).date() - timedelta(days=back))
         for back in range(dates)
         for _ in range(count)
     )
 
 
-def _named_file(location: str, hour: str, day: date) -> DataFile:
+def named_file(location: str, hour: str, day: date) -> DataFile:
+    """A file of an hour and an event date, below a table's location."""
     days = (day - _EPOCH).days
     small, large = (1).to_bytes(4, "little"), (1).to_bytes(8, "little")
     bounds = {1: b"0123456789abcdef", 2: small, 3: small, 4: large, 5: large, 6: hour.encode()}

@@ -19,11 +19,13 @@ from anabranch.operations.audit.checks import (
     Disagreement,
     build_report,
     check_adjacent_cuts,
+    check_expired,
 )
 from anabranch.operations.audit.count import Counted, OffsetCounts, count_files, explained, mark_given, recount
 from anabranch.protocol import ledger
 from anabranch.protocol.decisions import with_waiting
 from anabranch.protocol.ledger_row import LedgerRow
+from anabranch.protocol.retention import is_kept, letters_expired
 from anabranch.protocol.state import State, load_state
 from anabranch.protocol.topic_change import gone_from_kafka
 from serving_layer.layer_diff.duckdb import has_same_rows, open_comparison
@@ -55,7 +57,9 @@ def audit(job: Job, hours: tuple[str, str] | None, with_kafka: bool) -> AuditRep
     unreachable."""
     lake = _load(job, hours)
     known = {h for h in lake.rows if _is_accepted(lake, h)} | set(lake.state.accepted)
-    chosen = sorted(h for h in known if hours is None or hours[0] <= h <= hours[1])
+    wanted = sorted(h for h in known if hours is None or hours[0] <= h <= hours[1])
+    expired = [h for h in wanted if lake.state.is_expired(h)]
+    chosen = [h for h in wanted if not lake.state.is_expired(h)]
     topic = job.kafka.describe(job.stream.topic, lake.state.position) if with_kafka else None
     sizes = tuple(cut.offsets if (cut := _cut(lake, hour)) is not None else 0 for hour in chosen)
     audited = []
@@ -65,7 +69,10 @@ def audit(job: Job, hours: tuple[str, str] | None, with_kafka: bool) -> AuditRep
             progress.step()
     more = check_adjacent_cuts({h: c for h in known if (c := _cut(lake, h)) is not None}, lake.state.timeline)
     more = [d for d in more if hours is None or hours[0] <= d.hour <= hours[1]]
-    return build_report(job.stream.name, audited, [*more, *(_unknown(lake) if hours is None else [])])
+    more += check_expired(
+        {h: lake.rows[h] for h in expired if h in lake.rows}, {"main": lake.main, "batch": lake.batch}
+    )
+    return build_report(job.stream.name, audited, [*more, *(_unknown(lake) if hours is None else [])], len(expired))
 
 
 def _load(job: Job, hours: tuple[str, str] | None) -> _Lake:
@@ -134,6 +141,7 @@ def _audit(job: Job, lake: _Lake, hour: str, topic: Topic | None, with_kafka: bo
         unrepeated=_unrepeated(job, lake, hour, row, counted),
         lookback=job.stream.batch.lookback_hours,
         kafka=reason,
+        letters_expired=hour in letters_expired(lake.letters),
     )
 
 
@@ -174,6 +182,8 @@ def _unrepeated(job: Job, lake: _Lake, hour: str, row: LedgerRow | None, counted
     if row is None or not row.duplicate or counted["batch"].gone or hour not in lake.speed:
         return None
     stream = job.stream
+    if not is_kept(lake.state, hour, stream.batch.lookback_hours):
+        return None  # What some of them repeated has expired.
     with open_comparison(lake.state.table, hour, stream.key, stream.batch.lookback_hours) as comparison:
         extra = row.diff.extra if row.diff is not None else 0
         return max(0, comparison.unrepeated() - extra)

@@ -7,7 +7,7 @@ sentence with hour, partition, expected and found.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,7 +52,7 @@ class Audited:
     `cut` and `revision` are the table's, None and 0 if it no longer lists the hour. `row` is the ledger's newest.
     `strange`: files of `main` that its serving layer lacks. `lacking`: files of that layer that `main` lacks. `gone`:
     files missing in storage. `unrepeated`: rows that batch removed and that repeat nothing; None if not checked.
-    `kafka`: why Kafka was not read, or None.
+    `kafka`: why Kafka was not read, or None. `letters_expired`: its dead letters have left the table.
     """
 
     hour: str
@@ -68,6 +68,7 @@ class Audited:
     unrepeated: int | None = None
     lookback: int = 1
     kafka: str | None = None
+    letters_expired: bool = False
 
     @property
     def account(self) -> HourAccount:
@@ -172,7 +173,7 @@ def _check_totals(a: Audited, findings: _Findings) -> None:
     totals = (
         ("rows", rows, sum(r.rows for r in counted)),
         ("batch", good, sum(r.batch for r in counted)),
-        ("dead", account.dead, sum(r.dead for r in counted)),
+        ("dead", 0 if a.letters_expired else account.dead, sum(r.dead for r in counted)),
     )
     for source, expected, n in totals:
         if expected is not None and expected != n and a.accepted:
@@ -191,6 +192,8 @@ def _check_kafka(a: Audited, findings: _Findings) -> None:
     given = {p: r.kafka for p, r in sorted(a.partitions.items()) if r.kafka is not None}
     nowhere = sum(k.kept_nowhere for k in given.values())
     duplicate = account.duplicate if a.served == "batch" else 0
+    if duplicate is not None and a.letters_expired:
+        duplicate += account.dead or 0
     exact = a.is_held and not a.is_compacted
     if duplicate is not None and _is_off(nowhere, duplicate, exact):
         expected = f"{_at_most(exact)}{duplicate} of its offsets neither rows nor dead letters, the duplicates"
@@ -243,6 +246,22 @@ def check_adjacent_cuts(cuts: Mapping[str, Cut], timeline: Timeline) -> list[Dis
     return disagreements
 
 
+def check_expired(
+    rows: Mapping[str, LedgerRow], files: Mapping[str, Mapping[str, Sized]]
+) -> list[Disagreement]:  # fmt: skip
+    """Expired hours, by their newest ledger rows, whose account does not close, or that a branch has files of. Pure."""
+    found = []
+    for hour, row in sorted(rows.items()):
+        counts = [getattr(row, name) for name in CLOSES]
+        if row.offsets is not None and None not in counts and sum(counts) != row.offsets:
+            found.append(Disagreement(hour, None, "balance of the ledger", f"{row.offsets} offsets", str(sum(counts))))
+        for branch, by_hour in files.items():
+            if number := len(by_hour.get(hour, ())):
+                expected = "no rows of an expired hour (`anabranch maintain` removes them)"
+                found.append(Disagreement(hour, None, branch, expected, f"{number} files"))
+    return found
+
+
 @dataclass(frozen=True)
 class AuditedHour:
     """An audited hour with its disagreements."""
@@ -273,11 +292,13 @@ class AuditedHour:
 
 @dataclass(frozen=True)
 class AuditReport:
-    """The audited hours of a stream. `others` are disagreements about hours outside the audit."""
+    """The audited hours of a stream. `others` are disagreements about hours outside the audit. `expired`: the number of
+    hours without rows to count, since these have expired."""
 
     stream: str
     hours: tuple[AuditedHour, ...]
     others: tuple[Disagreement, ...] = ()
+    expired: int = 0
 
     @property
     def agrees(self) -> bool:
@@ -292,16 +313,19 @@ class AuditReport:
         return {
             "stream": self.stream,
             "agrees": self.agrees,
+            "expired": self.expired,
             "hours": [hour.as_dict() for hour in self.hours],
             "other_disagreements": [d.as_dict() | {"hour": d.hour} for d in self.others],
         }
 
 
-def build_report(stream: str, audited: Sequence[Audited], more: Sequence[Disagreement]) -> AuditReport:
+def build_report(
+    stream: str, audited: Sequence[Audited], more: Sequence[Disagreement], expired: int = 0
+) -> AuditReport:  # fmt: skip
     """The report. `more` are disagreements that belong to no audited hour. Pure."""
     known = {a.hour for a in audited}
     hours = [AuditedHour(a, (*find_disagreements(a), *(d for d in more if d.hour == a.hour))) for a in audited]
-    return AuditReport(stream, tuple(hours), tuple(d for d in more if d.hour not in known))
+    return AuditReport(stream, tuple(hours), tuple(d for d in more if d.hour not in known), expired)
 
 
 def _partition_dict(counted: Recount) -> dict[str, Any]:

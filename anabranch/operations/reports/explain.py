@@ -183,7 +183,7 @@ def hour_facts(
         kept=hour in state.retained_hours,
         gone=gone,
         revisions=[d for d in history_rows(stream.table, rows, tags) if d.decision == "accepted"],
-        query=_query(stream, hour) if name not in _UNKNOWN else None,
+        query=_query(stream, hour) if name not in (*_UNKNOWN, "expired") else None,
         rebuild=plan_rebuild(stream.name, hour, name, gone, cut is not None and cut.offsets == 0),
     )
 
@@ -206,7 +206,7 @@ def classify_hour(state: State, hour: str, refused: bool, now: datetime) -> str:
             return "not begun"
         return "ended" if end_of(hour) <= now else "open"
     if state.is_accepted(hour):
-        return "accepted"
+        return "expired" if state.is_expired(hour) else "accepted"
     return "refused" if refused else "sealed"
 
 
@@ -223,7 +223,11 @@ def served_since(rows: Sequence[LedgerRow], served: str) -> datetime | None:
 
 def plan_rebuild(stream: str, hour: str, name: str, gone: str | None, empty: bool) -> str | None:
     """The command that rebuilds the hour, or None. Pure."""
-    if (gone is not None and name != "accepted") or name in (*_UNKNOWN, "open") or (empty and name == "accepted"):
+    if (
+        (gone is not None and name != "accepted")
+        or name in (*_UNKNOWN, "open", "expired")
+        or (empty and name == "accepted")
+    ):
         return None
     return f"anabranch batch {stream} --hour {hour}" + (" --restate" if name == "accepted" else "")
 

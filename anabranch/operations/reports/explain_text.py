@@ -46,6 +46,8 @@ def _headline(facts: HourFacts) -> str:
             return f"{hour} has ended and is not sealed yet; the speed layer serves it"
         case "accepted":
             return f"{hour} is accepted as revision {facts.revision}; the {facts.served} layer serves it"
+        case "expired":
+            return f"{hour} is accepted as revision {facts.revision}; its rows have expired (keep.rows)"
         case "refused":
             return f"{hour} is refused; the {facts.served} layer still serves it"
     return f"{hour} is sealed and waits for the batch layer; the {facts.served} layer serves it"
@@ -84,7 +86,7 @@ def _rows(rows: BranchRows) -> str:
 def _account(facts: HourFacts) -> str | None:
     counts, stream, hour = facts.counts, facts.stream, facts.hour
     if counts.good is None:
-        return None if facts.state != "accepted" else "the ledger has no counts"
+        return "the ledger has no counts" if facts.state in _ACCEPTED else None
     parts = [f"{counts.good} became rows"]
     if counts.dead:
         parts.append(f"{counts.dead} are dead letters (`anabranch dead-letters {stream} --hours {hour}`)")
@@ -93,11 +95,12 @@ def _account(facts: HourFacts) -> str | None:
     if counts.gap:
         classes = ", ".join(f"{n} {name}" for name, n in facts.gaps.items())
         parts.append(f"{counts.gap} are gaps ({classes})")
-    build = "of" if facts.state == "accepted" else "in the build that was refused, of"
+    build = "of" if facts.state in _ACCEPTED else "in the build that was refused, of"
     offsets = counts.offsets if counts.offsets is not None else "its"
     return f"{build} {offsets} offsets " + ", ".join(parts) + _sources(facts.sources)
 
 
+_ACCEPTED = ("accepted", "expired")
 _FROM = {
     "kafka": "Kafka",
     "accepted": "the rows that were accepted",
@@ -167,7 +170,7 @@ def _diff(facts: HourFacts, diff: Diff) -> str:
 def _refusal(facts: HourFacts, refusal: Refusal) -> str:
     times = len(facts.refusals)
     text = f"at {_time(refusal.at)}" + (f", for the {times}. time" if times > 1 else "") + f": {refusal.reason}"
-    if facts.state == "accepted":
+    if facts.state in _ACCEPTED:
         return f"a restatement (revision {refusal.revision}) {text}; revision {facts.revision} stays"
     return text
 
@@ -179,7 +182,7 @@ def _served(facts: HourFacts) -> str:
     if facts.override is not None:
         why = facts.override.reason or "the reason is not in the ledger"
         text += f", by choice: {why}; `anabranch serve-hour {stream} {hour} --layer auto --why TEXT` removes it"
-    elif facts.state == "accepted":
+    elif facts.state in _ACCEPTED:
         text += ", by the rule: the batch layer has accepted it"
     else:
         text += ", by the rule: the batch layer has not accepted it"
@@ -211,8 +214,10 @@ def _commands(facts: HourFacts) -> list[tuple[str, str]]:
         mend = "fix the cause of the refusal, then " if facts.state == "refused" else ""
         kept = f", from the rows and dead letters in the table: {facts.gone}" if facts.gone is not None else ""
         commands.append(("rebuild", f"{mend}`{facts.rebuild}`{kept}"))
-    elif facts.gone is not None:
+    elif facts.gone is not None and facts.state != "expired":
         commands.append(("rebuild", f"it cannot be rebuilt: {facts.gone}; the speed layer's rows stay served"))
+    elif facts.state == "expired":
+        commands.append(("rebuild", "an expired hour is not rebuilt: its account stays in the ledger"))
     elif facts.state == "accepted":
         commands.append(("rebuild", "nothing to rebuild: it has no records"))
     if facts.state == "accepted":

@@ -19,6 +19,7 @@ from anabranch.offsets.position import Offsets, Ranges, Topic, size
 from anabranch.operations.reports.measured_day import Cost, read_cost
 from anabranch.protocol import coverage, ledger, watermarks
 from anabranch.protocol.counts import COUNTS, Counts, ranges_of
+from anabranch.protocol.holds import Hold, span_words
 from anabranch.protocol.ledger import Ledger
 from anabranch.protocol.ledger_row import Diff, Entries, HourAccount, Layer, LedgerRow, UnknownFields
 from anabranch.protocol.state import POSITION, State, load_state
@@ -78,8 +79,9 @@ class StreamStatus:
     no record waits. `retention` is the topic's retention time, None if unlimited. `unknown`: the
     unknown fields of the newest accepted hour, None if not counted. `refused_restatements`:
     accepted hours whose newest restatement was refused, until one is accepted or an operator sets
-    the serving layer. `hours` are the sealed hours that the table lists individually; all older
-    ones are accepted and served by batch. `cost`: of the last day, None if no publish recorded it.
+    the serving layer. `holds`: the hours that operators keep beyond their time. `hours` are the
+    sealed hours that the table lists individually; all older ones are accepted and served by batch.
+    `cost`: of the last day, None if no publish recorded it.
     """
 
     stream: str
@@ -108,6 +110,7 @@ class StreamStatus:
     unknown: UnknownFields | None = None
     refused_restatements: Sequence[str] = ()
     cost: Cost | None = None
+    holds: Sequence[Hold] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """The status as a JSON object; times have their UTC offset."""
@@ -172,7 +175,7 @@ def _state_of(state: State, hour: str, row: LedgerRow | None) -> str:
     if hour >= state.timeline.open:
         return "open"
     if state.is_accepted(hour):
-        return "accepted"
+        return "expired" if state.is_expired(hour) else "accepted"
     return "refused" if row is not None and row.decision == "refused" else "sealed"
 
 
@@ -254,6 +257,7 @@ def status(job: Job, late_after: timedelta | None = None, note: Note = lambda wa
         retention=job.kafka.retention(topic.name) if topic is not None else None,
         unknown=rows[newest].unknown if newest in rows else None,
         cost=read_cost(state.table, now - _DAY),
+        holds=state.holds.holds,
     )
 
 
@@ -366,6 +370,8 @@ def print_status(view: StreamStatus, output: str) -> None:
     print_table((view.stream, ""), rows)
     if view.late:
         print(f"the speed layer is late: {view.late}")
+    for words in span_words(view.holds):
+        print(f"hours {words}")
     for hour in view.refused_restatements:
         print(f"hour {hour}: its restatement was refused, the previous revision is served; {_why(view.stream, hour)}")
     for hour, left in view.unexplained.items():

@@ -440,7 +440,15 @@ def test_a_run_records_its_steps_and_a_dry_run_none(lake: StreamLake) -> None:
     assert rows.orphans.bytes == sum(f.size for f in done.orphans[lake.name]) > 0
     assert left <= {f.path.removeprefix("file://") for f in done.orphans[lake.name]}
     assert rows.spared.files >= len(young) and rows.spared.bytes > 0
-    assert list(run.seconds) == ["speed hours", "dead letters", "ledger", "orphans", "folders"]
+    assert list(run.seconds) == [
+        "speed hours",
+        "expiry of rows",
+        "expiry of dead letters",
+        "dead letters",
+        "ledger",
+        "orphans",
+        "folders",
+    ]
     again = maintain(lake)
     assert [r.speed_hours for r in read_runs(lake.table().properties)] == [len(again.speed_hours), 2]
 

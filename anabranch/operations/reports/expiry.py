@@ -1,0 +1,42 @@
+"""The expiry of rows in words: the hours that leave, what that frees and when, and what keeps hours longer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import groupby
+
+from anabranch.offsets.hours import spans_of
+from anabranch.operations.retention import Promise, RowsExpired
+
+
+def print_expiry(stream: str, what: str, rows: RowsExpired, dry_run: bool) -> None:
+    """Print to standard output."""
+    would = "would be " if dry_run else ""
+    print(f"{stream}: {what} {would}expired of {len(rows.hours)} hours: {span_words(rows.hours)}")
+    for reason, hours in groupby(rows.kept.items(), key=lambda item: item[1]):
+        named = [hour for hour, _ in hours]
+        print(f"{stream}: {what} kept beyond their time: {span_words(named)}: {reason}")
+    if rows.promise is not None and rows.promise.stored.files:
+        for line in promise_lines(rows.promise):
+            print(f"{stream}: {what}: {line}")
+
+
+def promise_lines(promise: Promise) -> list[str]:
+    """What expiry frees, when, and what still refers to it. Pure."""
+    stored, leaving = promise.stored, promise.leaving
+    lines = [f"expiry frees {stored.files} files, {stored.bytes} bytes; {leaving.bytes} bytes are still on a branch"]
+    for holder in promise.holders:
+        until = f"until {holder.until:%F %T} UTC" if holder.until is not None else "until it is dropped"
+        lines.append(f"  {holder.name} has {holder.size.bytes} bytes of it {until}")
+    when = f"the first run after {promise.gone_at:%F %T} UTC" if promise.gone_at is not None else "no run"
+    lines.append(f"the last byte is deleted by {when}" + ("" if promise.gone_at else ", as long as that has no end"))
+    if promise.versions is None:
+        lines.append("the bucket did not say whether it keeps versions of deleted objects")
+    elif promise.versions:
+        lines.append("the bucket keeps versions of deleted objects, as long as its lifecycle rules say")
+    return lines
+
+
+def span_words(hours: Iterable[str]) -> str:
+    """Hours as spans, in words. Pure."""
+    return ", ".join(a if a == b else f"{a}..{b}" for a, b in spans_of(hours)) or "none"

@@ -1,0 +1,288 @@
+"""Expiry of rows: hours that were kept as long as the stream's file says leave every branch, some in a commit.
+
+Files are deleted later, as orphans, once no snapshot and no tag has them (`anabranch.operations.maintenance`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING
+
+from pyiceberg.table.refs import SnapshotRefType
+
+from anabranch.common.errors import AnabranchError
+from anabranch.common.fail_points import Step, reach
+from anabranch.common.progress import Progress
+from anabranch.common.remote_errors import lake_errors
+from anabranch.iceberg.expiry import SNAPSHOTS_OF_EXPIRED
+from anabranch.iceberg.hour_files import content_by_hour
+from anabranch.iceberg.manifests import hour_of_file, list_manifests, read_entries
+from anabranch.iceberg.s3 import bucket_of, open_store
+from anabranch.iceberg.snapshots import (
+    BRANCHES,
+    PUBLISHED,
+    STAGING,
+    head,
+    heads,
+    made_at,
+)
+from anabranch.offsets.hours import shift
+from anabranch.protocol import dead_letters, ledger, merge
+from anabranch.protocol.expired import Expired
+from anabranch.protocol.maintained import Size
+from anabranch.protocol.publish import Again, Decision, new_id
+from anabranch.protocol.retention import (
+    Due,
+    letters_expired,
+    plan_due,
+    plan_due_letters,
+    plan_expire,
+    plan_expire_letters,
+)
+from anabranch.protocol.state import State, load_state
+from serving_layer.egress import undelivered_hours
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+    from pyiceberg.table.snapshots import Snapshot
+
+    from anabranch.iceberg.commits import Commit
+    from anabranch.job import Job
+    from anabranch.protocol.publisher import Publisher
+
+LOG = logging.getLogger(__name__)
+
+# Hours that leave with one commit. With a file for each, and one ledger row for each, it takes well under a second.
+_HOURS_A_COMMIT = 240
+
+
+@dataclass(frozen=True)
+class Holder:
+    """What still refers to files of expired hours, and until when; None: it has no end."""
+
+    name: str
+    until: datetime | None
+    size: Size
+
+
+@dataclass(frozen=True)
+class Promise:
+    """`leaving`: the files of the hours that leave the branches with the next run. `stored`: these, and the files of
+    hours that have left, which snapshots still refer to. The first run after `gone_at`, when the last of the `holders`
+    ends, deletes them; None where one of these has no end. `versions`: whether the bucket keeps deleted objects as
+    versions, for as long as its lifecycle rules say; None: not known."""
+
+    leaving: Size
+    stored: Size
+    holders: Sequence[Holder]
+    gone_at: datetime | None
+    versions: bool | None
+
+
+@dataclass(frozen=True)
+class RowsExpired:
+    """The hours whose rows have left (in a dry run, would leave), oldest first; hours that are kept beyond their time,
+    with the reason; and in a dry run what that frees, and when."""
+
+    hours: tuple[str, ...] = ()
+    kept: Mapping[str, str] = field(default_factory=dict)
+    promise: Promise | None = None
+
+
+def expire_rows(job: Job, publisher: Publisher, now: datetime, dry_run: bool) -> RowsExpired:
+    """Remove the hours that are due from every branch, one commit after another. Idempotent: a run that was killed is
+    continued by the next. Raises Transient."""
+    if dry_run:
+        state = load_state(job.lake, job.stream.table)
+        due = plan_due_now(job, state, now, finished_ids(job, state))
+        promise = read_promise(job, state.table, state.expired, due, state, now)
+        return RowsExpired(due.leaving, due.kept, promise)
+    gone: tuple[str, ...] = ()
+    with Progress(LOG, f"expire hours of {job.stream.name}", "hours") as progress:
+        while True:
+            hours, due = _expire_some(job, publisher, now)
+            gone = (*gone, *hours)
+            if not hours:
+                break
+            progress.step(len(hours))
+    if due.kept:
+        hour, reason = next(iter(due.kept.items()))
+        LOG.warning(
+            "stream %s: hours kept beyond keep.rows count=%d first=%s reason=%s",
+            job.stream.name, len(due.kept), hour, reason,
+        )  # fmt: skip
+    return RowsExpired(gone, due.kept)
+
+
+def expire_letters(job: Job, publisher: Publisher, now: datetime, dry_run: bool) -> RowsExpired:
+    """Remove the dead letters of hours that are due from every branch, some hours in a commit. Idempotent. Raises
+    Transient."""
+    lake, name, keep = job.lake, job.stream.dead_letters_table, job.stream.keep.dead_letters
+    hours: tuple[str, ...] = ()
+    due = Due()
+
+    def plan(table: Table) -> Commit | None:
+        nonlocal hours, due
+        state = load_state(lake, job.stream.table)
+        finished = finished_ids(job, state) if dry_run else publisher.confirmed
+        due = plan_due_letters(state, letters_expired(table), keep, now, finished)
+        content = {hour for branch in BRANCHES for hour in content_by_hour(table, branch)}
+        at_most = len(content) if dry_run else _HOURS_A_COMMIT
+        commit = plan_expire_letters(table, state, due.leaving, content, new_id(), lake.clock.now(), at_most)
+        hours = commit.changes[0].clear if commit is not None else ()
+        reach(Step.EXPIRE_LETTERS_DECIDED)
+        return commit
+
+    gone: tuple[str, ...] = ()
+    if dry_run:
+        table = lake.load(name)
+        plan(table)
+        state = load_state(lake, job.stream.table)
+        leaving = Due(hours, due.kept)
+        return RowsExpired(hours, due.kept, read_promise(job, table, letters_expired(table), leaving, state, now))
+    while lake.commit_until_landed(name, f"expire dead letters of {job.stream.name}", plan) is not None:
+        reach(Step.EXPIRE_LETTERS_PUBLISHED)
+        gone = (*gone, *hours)
+        LOG.info("stream %s: expired dead letters hours=%d last=%s", job.stream.name, len(hours), hours[-1])
+    return RowsExpired(gone, due.kept)
+
+
+def plan_due_now(job: Job, state: State, now: datetime, finished: Collection[str]) -> Due:
+    """The hours that are due by the stream's file, the state, and what egress has delivered. Raises Transient."""
+    stream = job.stream
+    plan = partial(plan_due, state, stream.keep.rows, now, stream.batch.lookback_hours, finished=finished)
+    due = plan({})
+    if not due.leaving or not stream.egress:
+        return due
+    return plan({target.name: undelivered_hours(job, target) for target in stream.egress})
+
+
+def finished_ids(job: Job, state: State) -> frozenset[str]:
+    """The ids of decisions and dead letters that wait on a branch and are complete. Raises Transient."""
+    rows = job.ledger.history({row.hour for row in state.decisions}, ledger.BULKY)
+    letters = job.lake.load(job.stream.dead_letters_table)
+    done = {str(item["id"]) for item in state.dead_letters if dead_letters.is_done(letters, item)}
+    return frozenset(done | {row.decision_id for row in rows})
+
+
+def _expire_some(job: Job, publisher: Publisher, now: datetime) -> tuple[tuple[str, ...], Due]:
+    lake, stream = job.lake, job.stream
+
+    def decide() -> Decision[tuple[tuple[str, ...], Due]] | Again:
+        state = load_state(lake, stream.table)
+        if merge.needs_merge(state):
+            merge.merge(lake, stream)
+            return Again.AGAIN
+        due = plan_due_now(job, state, now, publisher.confirmed)
+        hours = tuple(sorted({*due.leaving, *come_back(state)}))[:_HOURS_A_COMMIT]
+        if not hours:
+            return Decision(state, None, ((), due))
+        accepted = ledger.newest(job.ledger.history(hours, ledger.BULKY))
+        revisions = {hour: row.revision for hour, row in accepted.items()}
+        assert stream.keep.rows is not None or not due.leaving
+        speed_hours = content_by_hour(state.table, "speed")
+        publish = plan_expire(state, hours, speed_hours, revisions, _reason(job), new_id(), lake.clock.now())
+        reach(Step.EXPIRE_DECIDED)
+        return Decision(state, publish, (hours, due))
+
+    published = publisher.run(decide, f"expire hours of {stream.name}")
+    hours, due = published.result
+    if published.landed is not None:
+        reach(Step.EXPIRE_PUBLISHED)
+        publisher.record_decisions(published.state)
+        reach(Step.EXPIRE_RECORDED)
+        LOG.info("stream %s: expired hours count=%d first=%s last=%s", stream.name, len(hours), hours[0], hours[-1])
+    return hours, due
+
+
+def _reason(job: Job) -> str:
+    kept = job.stream.keep.rows
+    return f"kept for {kept.days} days (keep.rows)" if kept is not None else "expired before"
+
+
+def come_back(state: State) -> Sequence[str]:
+    """The expired hours that a branch has rows of again, because it was set back. Raises Transient."""
+    expired, found = state.expired, set[str]()
+    if not expired.before:
+        return ()
+    with lake_errors(f"read the manifests of {'.'.join(state.table.name())}"):
+        for branch in BRANCHES:
+            listed = list_manifests(state.table, head(state.table, branch))[0]
+            old = [m for m in listed if m.first < expired.before]
+            found |= {m.hour for m in old if m.hour is not None}
+            for entries in read_entries(state.table.io, [m.manifest for m in old if m.hour is None]):
+                found |= {hour_of_file(state.table, entry.data_file) for entry in entries}
+    return sorted(filter(state.is_expired, found))
+
+
+def read_promise(job: Job, table: Table, expired: Expired, due: Due, state: State, now: datetime) -> Promise:
+    """The files of a table that the expiry of the hours that are due, and of those `expired` before, frees. Raises
+    Transient."""
+    hours, first = set(due.leaving), state.timeline.first
+    bound = max([expired.before, *(shift(hour, 1) for hour in due.leaving)])
+    files = _FilesByManifest(table, lambda hour: hour in hours or (hour >= first and hour in expired))
+    of_snapshot = {snapshot.snapshot_id: files.of(snapshot, bound) for snapshot in table.snapshots()}
+    on_heads = {path: size for id in heads(table).values() for path, size in of_snapshot[id].items()}
+    holders = list(_holders(table, of_snapshot, expired, now))
+    ends = [holder.until for holder in holders]
+    gone_at = max((end for end in ends if end is not None), default=now) if None not in ends else None
+    stored = {path: size for of_one in of_snapshot.values() for path, size in of_one.items()}
+    return Promise(_size(on_heads), _size(stored), holders, gone_at, _is_versioned(job))
+
+
+def _size(files: Mapping[str, int]) -> Size:
+    return Size(len(files), sum(files.values()))
+
+
+class _FilesByManifest:
+    """The data files of some hours in snapshots, by path with their bytes; reads each manifest once."""
+
+    def __init__(self, table: Table, is_wanted: Callable[[str], bool]) -> None:
+        self._table, self._is_wanted = table, is_wanted
+        self._read: dict[str, dict[str, int]] = {}
+
+    def of(self, snapshot: Snapshot, before: str) -> dict[str, int]:
+        with lake_errors(f"read the manifests of {'.'.join(self._table.name())}"):
+            listed = [m.manifest for m in list_manifests(self._table, snapshot)[0] if m.first < before]
+            new = [m for m in listed if m.manifest_path not in self._read]
+            for manifest, entries in zip(new, read_entries(self._table.io, new), strict=True):
+                wanted = (e.data_file for e in entries if self._is_wanted(hour_of_file(self._table, e.data_file)))
+                self._read[manifest.manifest_path] = {f.file_path: f.file_size_in_bytes for f in wanted}
+        return {path: size for m in listed for path, size in self._read[m.manifest_path].items()}
+
+
+def _holders(
+    table: Table, of_snapshot: Mapping[int, Mapping[str, int]], expired: Expired, now: datetime
+) -> Iterator[Holder]:  # fmt: skip
+    named = set[int]()
+    for name, ref in sorted(table.metadata.refs.items()):
+        snapshot = table.metadata.snapshot_by_id(ref.snapshot_id)
+        named.add(ref.snapshot_id)
+        is_own = name in BRANCHES or name.startswith(PUBLISHED) or name.startswith(STAGING)
+        if is_own or snapshot is None or not of_snapshot[ref.snapshot_id]:
+            continue
+        age = ref.max_ref_age_ms
+        until = made_at(snapshot) + timedelta(milliseconds=age) if age is not None else None
+        kind = "tag" if ref.snapshot_ref_type == SnapshotRefType.TAG else "branch"
+        yield Holder(f"{kind} {name}", until, _size(of_snapshot[ref.snapshot_id]))
+    # Once the hours have left, the snapshots that are the heads now are former ones too.
+    former = {p: size for id, files in of_snapshot.items() if id not in named for p, size in files.items()}
+    leaving = {p: size for id in heads(table).values() for p, size in of_snapshot[id].items()}
+    if former or leaving:
+        left = now if leaving or expired.at is None else expired.at
+        yield Holder("former snapshots", left + SNAPSHOTS_OF_EXPIRED, _size(former | leaving))
+
+
+def _is_versioned(job: Job) -> bool | None:
+    bucket = bucket_of(job.environment.catalog.warehouse)
+    if bucket is None:
+        return False
+    try:
+        return open_store(job.environment.s3).is_versioned(bucket)
+    except AnabranchError as error:
+        LOG.debug("stream %s: %s", job.stream.name, error)
+        return None

@@ -1,0 +1,62 @@
+"""Expired hours: those whose rows have left every branch, because the stream's file keeps rows for a limited time.
+
+Each branch records them, so that a branch that is set back or recreated brings none of them back.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from anabranch.offsets.hours import hours_between, shift, spans_of
+
+EXPIRED = "anabranch.expired"
+
+
+@dataclass(frozen=True)
+class Expired:
+    """All hours before `before`, except those in the spans `kept` (first and last included, in order). `at`: when
+    hours expired last; snapshots that are older may have rows of them."""
+
+    before: str = ""
+    kept: tuple[tuple[str, str], ...] = ()
+    at: datetime | None = None
+
+    def __contains__(self, hour: str) -> bool:
+        if hour >= self.before:
+            return False
+        at = bisect_right(self.kept, (hour, "\U0010ffff")) - 1
+        return at < 0 or self.kept[at][1] < hour
+
+    def plus(self, hours: Collection[str], first: str, at: datetime) -> Expired:
+        """With `hours` as well, of a stream whose first hour is `first`. Pure."""
+        known = self.before or first
+        before = max(known, shift(max(hours), 1))
+        kept = {hour for one, last in self.kept for hour in hours_between(one, shift(last, 1))}
+        kept |= set(hours_between(known, before))
+        return Expired(before, tuple(spans_of(kept - set(hours))), at)
+
+    def to_json(self) -> str:
+        at = self.at.isoformat() if self.at is not None else None
+        return json.dumps({"before": self.before, "kept": self.kept, "at": at}, separators=(",", ":"))
+
+    @staticmethod
+    def from_properties(properties: Mapping[str, str]) -> Expired:
+        if EXPIRED not in properties:
+            return Expired()
+        data = json.loads(properties[EXPIRED])
+        at = datetime.fromisoformat(data["at"]) if data["at"] is not None else None
+        return Expired(data["before"], tuple((first, last) for first, last in data["kept"]), at)
+
+    @staticmethod
+    def of_branches(branches: Iterable[Mapping[str, str]]) -> Expired:
+        """What the branches record together: the most hours. A branch that was set back has an older value, and hours
+        only ever expire."""
+        return max(map(Expired.from_properties, branches), key=Expired._extent)
+
+    def _extent(self) -> tuple[str, int, float]:
+        kept = sum(len(hours_between(first, last)) + 1 for first, last in self.kept)
+        return self.before, -kept, self.at.timestamp() if self.at is not None else 0.0

@@ -1,0 +1,78 @@
+"""Hold hours, or release them: one publish that changes no rows, and a row of the ledger with the operator's act."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from datetime import datetime
+
+from anabranch.common.errors import Refused
+from anabranch.iceberg.commits import Change
+from anabranch.iceberg.snapshots import BRANCHES
+from anabranch.offsets.hours import hours_between, shift
+from anabranch.protocol import ledger
+from anabranch.protocol.acts import Act, act_now
+from anabranch.protocol.holds import HOLDS, Hold, Holds, new_hold
+from anabranch.protocol.ledger_row import Kind
+from anabranch.protocol.publish import Decision, Publish, new_id
+from anabranch.protocol.publisher import Publisher
+from anabranch.protocol.state import State, load_state
+
+LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Held:
+    """The holds of a stream now. `changed` is False when the operator's wish was fulfilled before."""
+
+    holds: tuple[Hold, ...]
+    changed: bool
+
+
+def plan_hold(state: State, first: str, last: str, act: Act, release: bool) -> Holds | None:
+    """The holds after an operator's act; None when they are so already. Pure. Raises Refused for an hour to hold that
+    has expired."""
+    before = state.holds
+    if release:
+        is_held = any(hold.first <= last and first <= hold.last for hold in before.holds)
+        return before.without(first, last, act.at) if is_held else None
+    gone = next((h for h in hours_between(first, shift(last, 1)) if state.is_expired(h)), None)
+    if gone is not None:
+        raise Refused(
+            f"hours {first}..{last}: expected hours whose rows are kept, found that {gone} has expired; name the hours "
+            "that are left"
+        )
+    if any((hold.first, hold.last, hold.why) == (first, last, act.why) for hold in before.holds):
+        return None
+    return before.plus(new_hold(first, last, act))
+
+
+def plan_held(state: State, holds: Holds, first: str, last: str, act: Act, id: str, now: datetime) -> Publish:
+    """The publish that records the holds on each branch. It moves every head, so no expiry that was decided before
+    lands. Pure."""
+    said = {HOLDS: holds.to_json()}
+    kind: Kind = "held" if act.name == "hold" else "released"
+    span = first if first == last else f"{first}..{last}"
+    row = ledger.decision(first, kind, 0, None, now, f"{id}-{first}", reason=f"{span}: {act.why}", act=act)
+    return Publish(id, tuple(Change(b, properties=said) for b in BRANCHES), state.timeline, decisions=(row,))
+
+
+def hold(publisher: Publisher, first: str, last: str, why: str, release: bool = False) -> Held:
+    """Keep the hours `first` to `last`, both included, however long the stream's file keeps hours; or end that.
+    Raises Refused, Transient."""
+    lake, stream = publisher.lake, publisher.stream
+    act = act_now("release" if release else "hold", why)
+
+    def decide() -> Decision[Held]:
+        state = load_state(lake, stream.table)
+        holds = plan_hold(state, first, last, act, release)
+        if holds is None:
+            return Decision(state, None, Held(state.holds.holds, False))
+        publish = plan_held(state, holds, first, last, act, new_id(), lake.clock.now())
+        return Decision(state, publish, Held(holds.holds, True))
+
+    published = publisher.run(decide, f"{act.name} hours of {stream.name}")
+    if published.landed is not None:
+        publisher.record_decisions(published.state)
+        LOG.info("stream %s: %s hours first=%s last=%s reason=%s", stream.name, act.name, first, last, why)
+    return published.result

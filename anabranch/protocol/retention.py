@@ -1,0 +1,195 @@
+"""Retention: which hours have been kept long enough, what keeps others longer, and the publish by which hours leave.
+
+The rows of an hour leave every branch in one publish, by metadata alone: every data file belongs to one ingest hour.
+The hour stays accepted, and the ledger keeps its account; its newest row says `expired`. It is never rebuilt again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+from anabranch.common.errors import Refused
+from anabranch.iceberg.commits import Change, Commit
+from anabranch.iceberg.expiry import plan_expiry
+from anabranch.iceberg.snapshots import BRANCHES, branch_properties, heads
+from anabranch.offsets.hours import Timeline, hour_of, hours_between, shift
+from anabranch.protocol import ledger
+from anabranch.protocol.expired import EXPIRED, Expired
+from anabranch.protocol.ledger_row import NOTES
+from anabranch.protocol.publish import Publish
+from anabranch.protocol.state import KEPT, OVERRIDES, State
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+Undelivered = Mapping[str, Collection[str] | None]
+"""By target of egress, the hours that it has yet to get; None for all of them."""
+
+
+@dataclass(frozen=True)
+class Due:
+    """`leaving`: the hours to remove now, oldest first. `kept`: hours past their time, and what keeps them."""
+
+    leaving: tuple[str, ...] = ()
+    kept: Mapping[str, str] = field(default_factory=dict)
+
+
+def plan_due(
+    state: State,
+    keep: timedelta | None,
+    now: datetime,
+    lookback: int,
+    undelivered: Undelivered,
+    finished: Collection[str] = (),
+) -> Due:
+    """The hours whose rows have been kept for `keep` since the hour ended, and that have not expired. Pure.
+
+    Only accepted hours leave, and none that an operator holds. An hour stays while a publish of it is incomplete, while
+    an hour that is not accepted yet, or not finally, looks for duplicates in it, and until each target of egress has
+    it. `finished`: the ids of decisions and dead letters that wait on a branch and were seen to be complete.
+    """
+    if keep is None:
+        return Due()
+    timeline, expired = state.timeline, state.expired
+    bound = min(hour_of(now - keep), timeline.open)
+    again = [hour for first, last in expired.kept for hour in hours_between(first, shift(last, 1))]
+    candidates = [*again, *hours_between(max(expired.before, timeline.first), bound)]
+    reasons = _incomplete(state, finished) | _looked_at(state, lookback)
+    leaving, kept = [], dict[str, str]()
+    for hour in candidates:
+        if (hold := state.holds.of(hour)) is not None:
+            kept[hour] = hold.reason
+        elif not state.is_accepted(hour):
+            kept[hour] = "it is not accepted"
+        elif (reason := reasons.get(hour) or _wanted_by(hour, undelivered)) is not None:
+            kept[hour] = reason
+        else:
+            leaving.append(hour)
+    return Due(tuple(leaving), kept)
+
+
+def _incomplete(state: State, finished: Collection[str]) -> dict[str, str]:
+    waiting = {str(item["hour"]) for item in state.dead_letters if item.get("hour") and item["id"] not in finished}
+    waiting |= {row.hour for row in state.decisions if row.decision_id not in finished and row.decision not in NOTES}
+    unread = {hour for hour, accepted in state.accepted.items() if accepted.unread}
+    reasons = dict.fromkeys(waiting, "a publish of it is not complete")
+    return reasons | dict.fromkeys(unread, "its duplicates are dropped again once the speed layer has read on")
+
+
+def _looked_at(state: State, lookback: int) -> dict[str, str]:
+    """The hours of the look-backs of hours that are yet to be accepted, or to be decided again."""
+    undecided = {h for h in state.timeline.sealed if not state.is_accepted(h)}
+    undecided |= {h for h, accepted in state.accepted.items() if accepted.unread} | {state.timeline.open}
+    return {
+        shift(hour, -back): f"hour {hour}, which is not accepted yet, looks for duplicates in it"
+        for hour in sorted(undecided, reverse=True)
+        for back in range(1, lookback + 1)
+    }
+
+
+def _wanted_by(hour: str, undelivered: Undelivered) -> str | None:
+    waits = sorted(target for target, hours in undelivered.items() if hours is None or hour in hours)
+    return f"egress has not delivered it to {', '.join(waits)}" if waits else None
+
+
+def plan_expire(
+    state: State,
+    hours: Sequence[str],
+    speed_hours: Iterable[str],
+    revisions: Mapping[str, int],
+    reason: str,
+    id: str,
+    now: datetime,
+) -> Publish:
+    """The publish by which the rows of `hours` leave every branch. Pure.
+
+    `speed_hours`: the hours that the speed branch has rows of. `revisions`: the accepted revisions, for the ledger.
+    """
+    first = min(state.timeline.first, *hours)
+    said = {EXPIRED: state.expired.plus(hours, first, now).to_json()}
+    gone = set(hours)
+    overrides = {h: layer for h, layer in state.overrides.items() if h not in gone}
+    of_main = {KEPT: json.dumps([h for h in state.retained_hours if h not in gone])}
+    if overrides != state.overrides:
+        of_main[OVERRIDES] = json.dumps(overrides, sort_keys=True)
+    changes = tuple(Change(b, properties=said | (of_main if b == "main" else {}), clear=tuple(hours)) for b in BRANCHES)
+    rows = tuple(
+        ledger.decision(h, "expired", revisions.get(h, 0), None, now, f"{id}-{h}", reason=reason)
+        for h in hours
+        if not state.is_expired(h)
+    )
+    return Publish(id, changes, plan_uncovered(state, speed_hours, hours), decisions=rows)
+
+
+def letters_expired(table: Table) -> Expired:
+    """The hours whose dead letters have expired, by a loaded table of dead letters."""
+    return Expired.of_branches(branch_properties(table, branch) for branch in BRANCHES)
+
+
+def plan_due_letters(
+    state: State, expired: Expired, keep: timedelta | None, now: datetime, finished: Collection[str] = ()
+) -> Due:  # fmt: skip
+    """As `plan_due`, of dead letters, which have expired in the hours `expired`. No hour looks for duplicates in them,
+    and egress delivers none. Pure."""
+    return plan_due(replace(state, expired=expired), keep, now, 0, {}, finished)
+
+
+def plan_expire_letters(
+    table: Table,
+    state: State,
+    due: Sequence[str],
+    content: Collection[str],
+    id: str,
+    now: datetime,
+    at_most: int,
+) -> Commit | None:
+    """The commit by which the dead letters of `due` hours leave every branch, of at most so many hours; and those of
+    expired hours that came back. `content`: the hours that any branch has dead letters of. None for no hour. Pure."""
+    expired, wanted = letters_expired(table), set(due)
+    gone = tuple(sorted(h for h in content if h in wanted or h in expired))[:at_most]
+    if not gone:
+        return None
+    first = min(state.timeline.first, gone[0])
+    known = expired.plus([h for h in due if h <= gone[-1]], first, now) if wanted else replace(expired, at=now)
+    changes = tuple(Change(b, properties={EXPIRED: known.to_json()}, clear=gone) for b in BRANCHES)
+    waiting = frozenset(str(item["id"]) for item in state.dead_letters)
+    expire = plan_expiry(table, id, now, waiting=waiting, gone_before=expired.at)
+    return Commit(id, heads(table), changes, expire=expire)
+
+
+def plan_uncovered(state: State, speed_hours: Iterable[str], drop: Sequence[str]) -> Timeline:
+    """The timeline that counts `drop` (in order) as not covered by the speed layer, whose branch has rows of
+    `speed_hours`. Pure. It stays small: before `covered_from` it lists only hours that are kept.
+    """
+    timeline = state.timeline
+    covered_from = max(timeline.covered_from, shift(drop[-1], 1))
+    others = ({*speed_hours} | set(timeline.sealed) | set(state.accepted) | set(state.overrides)) - set(drop)
+    kept = {h for h in others if h < covered_from and not timeline.is_skipped(h)}
+    skipped = tuple(h for h in timeline.skipped if h >= covered_from)
+    return replace(timeline, covered_from=covered_from, kept=tuple(sorted(kept)), skipped=skipped)
+
+
+def is_kept(state: State, hour: str, lookback: int = 0) -> bool:
+    """Whether neither an hour nor one of the `lookback` hours before it has expired. Pure."""
+    return not any(state.is_expired(shift(hour, -back)) for back in range(lookback + 1))
+
+
+def require_kept(state: State, hour: str, lookback: int = 0) -> None:
+    """Refuse what would bring rows of an expired hour back, or needs its rows. `lookback`: for how many hours before
+    it duplicates are looked for. Raises Refused."""
+    if is_kept(state, hour, lookback):
+        return
+    if state.is_expired(hour):
+        raise Refused(
+            f"hour {hour}: expected rows that are kept, found that they have expired (`keep.rows`); an expired hour is "
+            f"not built, served or replayed again: `anabranch history STREAM --hour {hour}` shows its account"
+        )
+    raise Refused(
+        f"hour {hour}: expected the rows of its look-back ({lookback} hours, batch.lookback_hours), found that some of "
+        "these hours have expired (`keep.rows`); its duplicates cannot be found any more, so the hour stays as it was "
+        "accepted"
+    )
