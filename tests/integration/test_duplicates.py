@@ -113,7 +113,7 @@ def test_same_result_whatever_the_partitioning_the_hashes_and_how_many_repeat(
 ) -> None:
     if hashes is not None:
         monkeypatch.setattr(duplicates, "_hash", hashes)
-    monkeypatch.setattr(duplicates, "_SENT", sent)
+    monkeypatch.setattr(duplicates, "SENT", sent)
     rng = random.Random(7)
     rows: Rows = [(f"e{rng.randrange(60)}", None, p, o, "") for p in range(3) for o in range(70)]
     known = {f"e{i}" for i in range(0, 60, 7)}
