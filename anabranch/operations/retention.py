@@ -44,7 +44,6 @@ from anabranch.protocol.retention import (
     plan_expire_letters,
 )
 from anabranch.protocol.state import State, load_state
-from serving_layer.egress import undelivered_hours
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -158,6 +157,9 @@ def plan_due_now(job: Job, state: State, now: datetime, finished: Collection[str
     due = plan({})
     if not due.leaving or not stream.egress:
         return due
+    # It imports DuckDB, which only streams with targets need.
+    from serving_layer.egress import undelivered_hours
+
     return plan({target.name: undelivered_hours(job, target) for target in stream.egress})
 
 

@@ -136,7 +136,9 @@ def test_a_running_speed_job_takes_up_a_new_field_and_refuses_what_the_table_can
         topic.send("e", colour={"string": "green"}, odd={"int": 1})
         wait_for(lambda: one.published == 5, "records of the refused versions to be published", DEADLINE)
     assert ("e", None, "green") in rows(one, table, "level", "colour")
-    [dead] = one.dead()
+    # The second record is one too where it was read before the column was wider; the hour's acceptance makes it a row.
+    [dead] = [letter for letter in one.dead() if letter["kafka_offset"] != 1]
+    assert dead["kafka_offset"] == 3
     assert dead["error_code"] == "incompatible_schema" and dead["error_text"].startswith("schema id")
     assert not has_columns(one, table, "more") and not has_columns(one, table, "odd")
     # What came before the column was there: the batch layer reads it by the columns of now.

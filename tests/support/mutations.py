@@ -102,7 +102,7 @@ MUTATIONS = (
     Mutation(
         "a merged hour is taken from the other layer",
         "anabranch/protocol/merge.py",
-        "layers = {s.hour: s.layer for s in swaps if s.refused is None}",
+        "layers = {s.hour: s.layer for s in swaps if s.refused is None and not s.expired}",
         'layers = {s.hour: "speed" if s.layer == "batch" else "batch" for s in swaps if s.refused is None}',
         ("tests/unit/protocol/test_merge.py", "tests/unit/protocol/test_override.py"),
     ),

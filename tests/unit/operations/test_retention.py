@@ -54,6 +54,7 @@ from serving_layer.changes import poll
 from serving_layer.changes.token import Token
 from serving_layer.egress import undelivered_hours
 
+pytestmark = pytest.mark.usefixtures("steady_hour")
 NOW = datetime.now(UTC).replace(minute=30, second=0, microsecond=0)
 ROWS = 1000
 ACCOUNT = HourAccount(offsets=ROWS, good=ROWS, dead=0, duplicate=0, gap=0, gaps={})
@@ -63,8 +64,9 @@ class Past:
     """A stream's past: accepted hours of one small file each, the last of which ended an hour ago."""
 
     def __init__(self, folder: Path, hours: int, keep: str = "30 days", at_once: int = 240) -> None:
-        self.first = shift(hour_of(NOW), -hours)
-        self.hours = hours_between(self.first, hour_of(NOW))
+        now = hour_of(datetime.now(UTC))
+        self.first = shift(now, -hours)
+        self.hours = hours_between(self.first, now)
         self.lake = new_lake(folder, timeline=Timeline(self.first, self.first, {0: 0}))
         self.configure(keep=keep)
         self.location = self.lake.table().location()
