@@ -252,7 +252,8 @@ def _build_without_columns(file: StreamFile, data: dict[str, Any]) -> Stream:
     try:
         schema = validated(lambda _: source, SubjectSchema, said, raw if isinstance(raw, Mapping) else {})
     except ConfigurationError as error:
-        raise ConfigurationError(str(error).replace(f"{source}: ", f"{source}: schema.")) from None
+        text = str(error).replace(f"{source}: ", f"{source}: schema.")
+        raise ConfigurationError(text) from None
     return _validated_stream(file, {**data, "schema": FROM_REGISTRY, "subject_schema": schema, "columns": ()})
 
 

@@ -151,7 +151,10 @@ class ColumnsFollower:
             return stream
         known = self._known.get(stream.name)
         if known is None or (known.file != stream and isinstance(known.found, AnabranchError)):
-            return NotYet(f"stream {stream.name}: expected its columns, found that its table is still being read")
+            return NotYet(
+                f"stream {stream.name}: expected its columns, found that its table is still being read; "
+                "try again in a few seconds"
+            )
         return known.found
 
     def _read_all(self, wanted: Mapping[str, tuple[Stream, Lake]]) -> bool:

@@ -107,4 +107,5 @@ def _why_untagged(stream: Stream, table: Table, group: str, hour: str) -> _Untag
         found = f"found tags since {tagged[0]}: older ones expired after maintain.group_hours; open a newer hour"
         return _Untagged(ConfigurationError(f"{what}, {found}"))
     remedy = f"once every stream of the group is complete, run `anabranch complete-through --group {group} --tag`"
-    return _Untagged(Refused(f"{what}, found the stream complete and not tagged; {remedy}"))
+    found = f"found the stream complete and not tagged; {remedy}"
+    return _Untagged(Refused(f"{what}, {found}"))

@@ -210,7 +210,9 @@ def test_pages_go_after_their_age_and_no_file_of_others_does(tmp_path: Path) -> 
         return sorted(path.stem for path in (to / "validations").rglob("*.html"))
 
     def docs(hour: str, now: datetime) -> None:
-        index = publish(new_environment(tmp_path), new_stream(), [row(hour, quality=verdict())], str(to), now)
+        index = publish(
+            new_environment(tmp_path), new_stream(), [row(hour, quality=verdict())], str(to), now, timedelta(days=30)
+        )
         assert index == str(to / "index.html") and hour in (to / "index.html").read_text()
 
     docs("2026-11-21T03", AT)

@@ -164,7 +164,10 @@ def send(webhook: Webhook, body: dict[str, Any]) -> str | None:
     # The client's timeout restarts with each byte of a slow answer, so limit the time here.
     try:
         return call_within(
-            seconds, "webhook", partial(_post, webhook, body), NoAnswer(f"no answer within {seconds:g} s")
+            seconds,
+            "webhook",
+            partial(_post, webhook, body),
+            NoAnswer(f"no answer within {seconds:g} s; check that it answers"),
         )
     except NoAnswer as late:
         return str(late)
