@@ -117,6 +117,7 @@ def speed_runs(one: World) -> Iterator[SpeedRuns]:
     assert not thread.is_alive() and not raised, raised
 
 
+@pytest.mark.full
 def test_a_running_speed_job_takes_up_a_new_field_and_refuses_what_the_table_cannot_take(topic: Topic) -> None:
     one, table = topic.one, topic.one.job.stream.table
     hour = past_hour(1)
