@@ -10,8 +10,8 @@ from typing import Any
 import yaml
 from click.testing import CliRunner
 from commands import call
-from groups import running
 from pyspark.sql import SparkSession
+from running import running_beside
 from waiting import wait_for
 from world import SCHEMA, World, event
 
@@ -19,6 +19,7 @@ from anabranch.cli import main
 from anabranch.config import Kafka
 from anabranch.job import StreamFolder
 from anabranch.kafka.client import create_topic, new_producer
+from speed_layer.group import GroupJob
 
 
 def _streams(one: World) -> dict[str, tuple[str, str | None, str]]:
@@ -85,7 +86,7 @@ def test_a_new_topic_becomes_a_stream_of_a_running_group(world: Callable[..., Wo
     one.apply()
     folder = StreamFolder(str(one.folder), group="small")
     assert list(folder.jobs()) == [one.name]
-    with running(spark, one.job.environment.kafka, folder.jobs) as group:
+    with running_beside(GroupJob(spark, one.job.environment.kafka, folder.jobs), "group") as group:
         one.send_now(10, "a")
         wait_for(lambda: one.published == 10, "the stream with a file to be published")
         new = f"{one.name}-new"

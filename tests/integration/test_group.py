@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 
 import psutil
-from groups import running
 from pyspark.sql import SparkSession
 from registry import SchemaRegistry
+from running import running_beside
 from waiting import wait_for
 from wire import encode, wired
 from world import World, event
@@ -29,7 +29,7 @@ def _jobs(*worlds: World) -> dict[str, Job | ConfigurationError]:
 def _running(spark: SparkSession, streams: Mapping[str, Job | ConfigurationError]) -> Iterator[GroupJob]:
     """A group for the length of a `with`; at its end it is stopped, and what it raised is raised."""
     kafka = next(one for one in streams.values() if isinstance(one, Job)).environment.kafka
-    with running(spark, kafka, lambda: streams) as group:
+    with running_beside(GroupJob(spark, kafka, lambda: streams), "group") as group:
         yield group
 
 

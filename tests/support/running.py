@@ -6,7 +6,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import pytest
 from pyiceberg.table.snapshots import Operation
@@ -19,11 +19,21 @@ TRIED_AGAIN = re.compile(r"try \d+ failed: .*; try \d+ in [0-9.]+ s \((.*, )?(no
 PUBLISHED = re.compile(r"published \d+ offsets as")
 
 
+class Runnable(Protocol):
+    """A job that runs until it is stopped."""
+
+    def run(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+J = TypeVar("J", bound=Runnable)
+
+
 @contextmanager
-def speed_running(one: World, note_progress: Callable[[], None] = lambda: None) -> Iterator[SpeedJob]:
-    """The speed job of a stream for the length of a `with`; its end stops the job, and raises the job's error."""
+def running_beside(job: J, name: str) -> Iterator[J]:
+    """A job in a thread for the length of a `with`; its end stops the job, and raises the job's error."""
     raised: list[BaseException] = []
-    job = SpeedJob(one.job, one.spark, False, note_progress)
 
     def run() -> None:
         try:
@@ -31,16 +41,23 @@ def speed_running(one: World, note_progress: Callable[[], None] = lambda: None) 
         except BaseException as error:
             raised.append(error)
 
-    thread = threading.Thread(target=run, name=f"speed-{one.name}")
+    thread = threading.Thread(target=run, name=name)
     thread.start()
     try:
         yield job
     finally:
         job.stop()
         thread.join(timeout=120)
-    assert not thread.is_alive(), "expected the speed job to stop within two minutes"
+    assert not thread.is_alive(), f"expected {name} to stop within two minutes"
     if raised:
         raise raised[0]
+
+
+@contextmanager
+def speed_running(one: World, note_progress: Callable[[], None] = lambda: None) -> Iterator[SpeedJob]:
+    """The speed job of a stream for the length of a `with`."""
+    with running_beside(SpeedJob(one.job, one.spark, False, note_progress), f"speed-{one.name}") as job:
+        yield job
 
 
 def lines(caplog: pytest.LogCaptureFixture, pattern: re.Pattern[str]) -> list[str]:
