@@ -274,6 +274,8 @@ class Rebuilder:
 
     def _decoding(self, hour: str, audit: bool = False) -> Decoding:
         """What decodes an hour: Spark alone once the decoders have differed in it."""
+        if self._stream.batch.decoder == "spark":
+            return Decoding.SPARK
         if any(refusals.decoders_differed(row) for row in self._job.ledger.history([hour])):
             return Decoding.SPARK
         return Decoding.AUDITED if audit else Decoding.SAMPLED

@@ -304,7 +304,8 @@ def _expire_partials(job: Job, name: str, now: datetime, dry_run: bool) -> int:
 
     def plan(table: Table) -> Commit | None:
         expire = plan_expiry(table, None, now, gone_before=known.at)
-        gone = tuple(hour for hour in content_by_hour(table, "main") if hour in known)[:_HOURS_A_COMMIT]
+        content = content_by_hour(table, "main") if known.before else ()
+        gone = tuple(hour for hour in content if hour in known)[:_HOURS_A_COMMIT]
         if not (expire or gone):
             return None
         return Commit(new_id(), heads(table), (Change("main", clear=gone),), expire=expire)

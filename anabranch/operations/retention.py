@@ -128,7 +128,11 @@ def expire_letters(job: Job, publisher: Publisher, now: datetime, dry_run: bool)
         nonlocal hours, due
         state = load_state(lake, job.stream.table)
         finished = finished_ids(job, state) if dry_run else publisher.confirmed
-        due = plan_due_letters(state, letters_expired(table), keep, now, finished)
+        expired = letters_expired(table)
+        due = plan_due_letters(state, expired, keep, now, finished)
+        if not (due.leaving or expired.before):
+            hours = ()
+            return None
         content = {hour for branch in BRANCHES for hour in content_by_hour(table, branch)}
         at_most = len(content) if dry_run else _HOURS_A_COMMIT
         commit = plan_expire_letters(table, state, due.leaving, content, new_id(), lake.clock.now(), at_most)
