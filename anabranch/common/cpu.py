@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-from pathlib import Path
+
+import psutil
 
 from anabranch.common.counters import CPU, TALLY
 
-_PROCESSES = Path("/proc")
 _EVERY_SECONDS = 10.0
 """Reading it takes some milliseconds; a publish may come each second."""
 
@@ -30,36 +29,19 @@ def count_cpu() -> None:
 
 
 def cpu_ms() -> int:
-    """CPU time of the job's processes since they began, in milliseconds, with that of workers that have ended. Without
-    Linux's /proc, that of this process alone. Executors on other machines are not included."""
-    ticks = os.sysconf("SC_CLK_TCK")
-    stats = _read_all()
-    own = os.getpid()
-    if own not in stats:
-        return round(1000 * sum(os.times()[:4]))
+    """CPU time of the job's processes since they began, in milliseconds, with that of workers that have ended.
+    Executors on other machines are not included."""
+    own = psutil.Process()
+    parent = own.parent()
     # spark-submit starts the driver's Python from the JVM; PySpark starts the JVM from Python.
-    parent = stats[own][0]
-    root = parent if parent in stats and stats[parent][1] == "java" else own
-    children: dict[int, list[int]] = {}
-    for pid, (of, _, _) in stats.items():
-        children.setdefault(of, []).append(pid)
-    total, left = 0, [root]
-    while left:
-        pid = left.pop()
-        total += stats[pid][2]
-        left += children.get(pid, [])
-    return total * 1000 // ticks
+    root = parent if parent is not None and parent.name() == "java" else own
+    return round(1000 * sum(map(_seconds, [root, *root.children(recursive=True)])))
 
 
-def _read_all() -> dict[int, tuple[int, str, int]]:
-    """By process: its parent, its name, and its clock ticks with those of its children that have ended."""
-    found = {}
-    for folder in _PROCESSES.glob("[0-9]*"):
-        try:
-            text = (folder / "stat").read_text()
-        except OSError:
-            continue
-        name = text[text.index("(") + 1 : text.rindex(")")]
-        fields = text[text.rindex(")") + 2 :].split()
-        found[int(folder.name)] = (int(fields[1]), name, sum(map(int, fields[11:15])))
-    return found
+def _seconds(process: psutil.Process) -> float:
+    """CPU time of a process and of its children that have ended; 0 for one that has ended meanwhile."""
+    try:
+        used = process.cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0
+    return used.user + used.system + used.children_user + used.children_system
