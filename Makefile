@@ -141,7 +141,7 @@ BENCH.many = PYTHONPATH=benchmarks $(BIN)/python benchmarks/many.py --minutes $(
 BENCH.many-hours = PYTHONPATH=benchmarks $(BIN)/python benchmarks/many_hours.py --streams $(or $(STREAMS),50) --records $(or $(RECORDS),2000) $(ARGS)
 # Three minutes of the sinks: has a ratio lost more than 15 per cent?
 BENCH.smoke = PYTHONPATH=benchmarks:tests/support $(BIN)/python benchmarks/bench.py --smoke
-# An hour's rebuild against reading and parsing it; ARGS='--records 1000000 --rounds 1'.
+# An hour's rebuild against reading and parsing it; ARGS='--records 1000000 --rounds 1', or '--decoders' for both decoders.
 BENCH.batch = PYTHONPATH=benchmarks:tests/support $(BIN)/python benchmarks/batch.py $(ARGS)
 # A look-back of 24 hours.
 BENCH.lookback = PYTHONPATH=benchmarks:tests/support $(BIN)/python benchmarks/batch.py --records 300000 --lookback 24 $(ARGS)

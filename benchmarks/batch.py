@@ -24,6 +24,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import yaml
 from peer import session
@@ -152,18 +153,34 @@ def measure_lookback(records: int, rounds: int, before: int) -> list[tuple[str, 
 
 def measure_drift(records: int, rounds: int) -> list[tuple[str, ...]]:
     """What counting unknown fields costs where every record has one, the shape's last column."""
-    costs: dict[str, list[Cost]] = {"ignore": [], "count": []}
-    known = {"schema": SHAPE.schema.rpartition(", ")[0]}
+    ways: dict[str, dict[str, Any]] = {way: {"unknown": way} for way in ("ignore", "count")}
+    return measure_ways(records, rounds, ways, {"schema": SHAPE.schema.rpartition(", ")[0]})
+
+
+def measure_decoders(records: int, rounds: int) -> list[tuple[str, ...]]:
+    """What an hour costs by `batch.decoder`."""
+    return measure_ways(records, rounds, {way: {"batch": {"decoder": way}} for way in ("spark", "workers")})
+
+
+def measure_ways(
+    records: int, rounds: int, ways: Mapping[str, Mapping[str, Any]], settings: Mapping[str, object] | None = None
+) -> list[tuple[str, ...]]:
+    """The hour in turn by ways of the stream's file, each of which sets some keys. Medians of seconds and CPU
+    seconds."""
+    costs: dict[str, list[Cost]] = {way: [] for way in ways}
     with tempfile.TemporaryDirectory(prefix="anabranch-batch-", ignore_cleanup_errors=True) as name:
         folder, hour = Path(name), shift(hour_of(datetime.now(UTC)), -2)
         with running(folder / "services") as services:
-            environment = prepare(folder, services, records, hour, None, settings=known)
+            environment = prepare(folder, services, records, hour, None, settings=settings)
             file = Path(environment["ANABRANCH_CONF"]) / "streams" / "bench.yaml"
             for _ in range(rounds):
-                for unknown, of in costs.items():
-                    file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | {"unknown": unknown}))
-                    of.append(rebuild(environment, hour, folder))
-                    print(f"unknown: {unknown}: {of[-1].seconds:.1f} s, {of[-1].cpu:.0f} CPU s", flush=True)
+                for way, keys in ways.items():
+                    data = yaml.safe_load(file.read_text())
+                    merged = {k: data[k] | v if isinstance(v, Mapping) else v for k, v in keys.items()}
+                    file.write_text(yaml.safe_dump(data | merged))
+                    costs[way].append(rebuild(environment, hour, folder))
+                    last = costs[way][-1]
+                    print(f"{way}: {last.seconds:.1f} s, {last.cpu:.0f} CPU s", flush=True)
     return [
         (way, *(f"{statistics.median(getattr(c, n) for c in of):.1f}" for n in _TIMES)) for way, of in costs.items()
     ]
@@ -232,6 +249,7 @@ def main() -> None:
     parser.add_argument("--lookback", type=int, help="measure a look-back of so many hours in place of the floor")
     parser.add_argument("--cores", type=lambda text: [int(n) for n in text.split(",")], help="measure on a cluster")
     parser.add_argument("--drift", action="store_true", help="measure what counting unknown fields costs")
+    parser.add_argument("--decoders", action="store_true", help="measure both decoders of the batch layer")
     parser.add_argument("--json", type=Path, help="a file for all that was measured")
     parser.add_argument("--floor", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -245,6 +263,10 @@ def main() -> None:
     if options.drift:
         rows = measure_drift(options.records[0], options.rounds)
         print_table(("unknown", "rebuilt s", "CPU s"), rows)
+        return
+    if options.decoders:
+        rows = measure_decoders(options.records[0], options.rounds)
+        print_table(("decoder", "rebuilt s", "CPU s"), rows)
         return
     if options.cores:
         rows = measure_cluster(options.records[0], options.rounds, options.cores)
