@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlparse
 
@@ -433,7 +435,9 @@ def test_run_without_turns_retries_at_once_and_without_end(lake: StreamLake, mon
             lake.move("speed")
         return Decision(state, lake.speed(staged, {0: 3}, state), None)
 
-    monkeypatch.setattr(publish_module.time, "sleep", lambda seconds: pytest.fail("it paused"))
+    # The module's own name, not time.sleep itself: threads of other tests in this process may sleep.
+    own = SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: pytest.fail("it paused"))
+    monkeypatch.setattr(publish_module, "time", own)
     assert run(lake.lake, lake.name, decide, "test", timeout=timedelta(0)).landed is not None
     assert lake.rows("main") == ROWS
     assert TURN not in lake.table().properties
