@@ -13,6 +13,8 @@ import go_tools
 import pytest
 import yaml
 
+from anabranch.cli import main
+
 ROOT = Path(__file__).resolve().parents[2]
 ALERTS = ROOT / "deploy" / "prometheus" / "alerts.yml"
 DASHBOARD = ROOT / "deploy" / "grafana" / "dashboards" / "anabranch.json"
@@ -44,6 +46,18 @@ def test_the_client_reads_the_file_and_every_value_comes_from_env(tmp_path: Path
     assert values["POSTGRES_PASSWORD"] in speed["environment"]["ANABRANCH_CATALOG"]
     assert services["spark-worker"]["deploy"]["replicas"] == 2
     assert services["kafka"]["ports"][0]["host_ip"] == "127.0.0.1"
+
+
+def test_one_process_serves_a_group_with_its_profile_alone(tmp_path: Path) -> None:
+    values = compose_file.filled()
+    assert "speed-group" not in compose_file.config(values, tmp_path)["services"]
+    services = compose_file.config(values | {"ANABRANCH_GROUP": "fifty"}, tmp_path, profile="group")["services"]
+    [program, name, *arguments] = services["speed-group"]["command"]
+    parsed = main.commands[name].make_context(name, list(arguments)).params
+    assert (program, name, parsed["group"]) == ("anabranch", "speed", "fifty")
+    health = services["speed-group"]["healthcheck"]["test"]
+    assert parsed["health"] == health[-1] == services["speed"]["healthcheck"]["test"][-1]
+    assert set(services["speed-group"]["depends_on"]) == {"image", "apply"}
 
 
 @pytest.mark.parametrize("name", compose_file.NAMES)

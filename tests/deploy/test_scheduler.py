@@ -27,6 +27,15 @@ def wait_for(airflow: Scheduler, condition: Callable[[], bool], what: str) -> No
         time.sleep(1)
 
 
+def dags_folder(folder: Path, name: str, text: str) -> Path:
+    """A folder with the product's DAGs and another one."""
+    folder.mkdir()
+    for file in (DAGS / ".airflowignore", *DAGS.glob("*.py")):
+        (folder / file.name).symlink_to(file)
+    (folder / name).write_text(text)
+    return folder
+
+
 def level_below(maximum: int) -> dict[str, Any]:
     return {"type": "expect_column_values_to_be_between", "kwargs": {"column": "level", "max_value": maximum}}
 
@@ -101,6 +110,34 @@ def test_three_hours_catch_up_oldest_first_and_a_refused_one_is_restated_by_clea
     assert one.contents() == one.acknowledged()
 
 
+_CONSUMER = """
+from datetime import datetime, timezone
+from airflow.sdk import DAG, PartitionedAssetTimetable, task
+from anabranch_operators import group_hours_asset
+
+schedule = PartitionedAssetTimetable(assets=group_hours_asset("small"))
+with DAG("consumer", schedule=schedule, start_date=datetime(2026, 1, 1, tzinfo=timezone.utc), max_active_runs=1):
+
+    @task
+    def count(dag_run=None):
+        import anabranch
+
+        opened = anabranch.open(group="small", hour=dag_run.partition_key)
+        return {name: table.arrow(columns=["event_id"]).num_rows for name, table in opened.items()}
+
+    count()
+"""
+
+
+def counted(airflow: Scheduler) -> list[tuple[str, dict[str, int]]]:
+    """The hour and the result of each run of the consumer that has ended, oldest first."""
+    rows = airflow.select(
+        "SELECT r.partition_key, x.value FROM dag_run r JOIN xcom x ON r.id = x.dag_run_id "
+        "WHERE r.dag_id = 'consumer' AND x.key = 'return_value' AND r.state = 'success' ORDER BY r.id"
+    )
+    return [(str(key), value) for key, value in rows]
+
+
 @pytest.mark.timeout(1800)
 def test_a_groups_hour_is_rebuilt_once_and_each_stream_fails_and_is_cleared_alone(
     world: Callable[..., World], tmp_path: Path
@@ -119,10 +156,13 @@ def test_a_groups_hour_is_rebuilt_once_and_each_stream_fails_and_is_cleared_alon
     refused.expect(level_below(10))
     for stream in (one, refused, later):
         stream.apply()
-    dag = "anabranch_hourly_group__small"
+    dag, asset = "anabranch_hourly_group__small", "anabranch_group_hours__small"
+    folder = dags_folder(tmp_path / "dags", "consumer.py", _CONSUMER)
     with (
         running_postgres() as postgres,
-        running_airflow(tmp_path / "airflow", postgres, ANABRANCH_CONF=str(one.folder)) as airflow,
+        running_airflow(
+            tmp_path / "airflow", postgres, ANABRANCH_CONF=str(one.folder), AIRFLOW__CORE__DAGS_FOLDER=str(folder)
+        ) as airflow,
     ):
         wait_for(airflow, lambda: airflow.runs(dag).get(hour) == "failed", "the group's run to end")
         assert airflow.mapped(dag, "stream", hour) == {
@@ -147,6 +187,23 @@ def test_a_groups_hour_is_rebuilt_once_and_each_stream_fails_and_is_cleared_alon
         assert events == {one.name: [hour], refused.name: [hour]}
         # The streams' own DAGs run by hand only.
         assert airflow.runs(f"anabranch_hourly__{one.name}") == {}
+        # The group is not complete: its third stream has no hour yet, and the hour before waits.
+        wait_for(airflow, lambda: airflow.tasks(dag, hour)["accepted"] == "skipped", "the group's event to be skipped")
+        assert airflow.partition_events(asset) == []
+        later.configure(group="later")
+        for stream in (one, refused):
+            assert [result.decision for result in stream.batch(before)] == ["accepted"]
+        airflow.clear(dag, "accepted", hour)
+        wait_for(airflow, lambda: len(counted(airflow)) == 2, "the consumer to read both hours")
+        assert airflow.partition_events(asset) == [before, hour]
+        rows = {before: {one.name: 4, refused.name: 4}, hour: {one.name: 24, refused.name: 24}}
+        assert dict(counted(airflow)) == rows
+        # A restated hour: its event once more.
+        airflow.clear_mapped(dag, "stream", hour, one.name)
+        wait_for(airflow, lambda: len(counted(airflow)) == 3, "the consumer to read the restated hour")
+        assert one.state.accepted[hour].revision == 2
+        assert airflow.partition_events(asset) == [before, hour, hour]
+        assert counted(airflow)[-1] == (hour, rows[hour])
     for stream in (one, refused):
         assert [row for row in stream.contents() if not row[2].startswith("before")] == [
             row for row in stream.acknowledged() if not row[2].startswith("before")

@@ -23,12 +23,15 @@ def filled() -> dict[str, str]:
     return values | {"AIRFLOW_FERNET_KEY": base64.urlsafe_b64encode(secrets.token_bytes(32)).decode()}
 
 
-def config(values: Mapping[str, str], folder: Path, file: Path = ROOT / "docker-compose.yml") -> dict[str, Any]:
+def config(
+    values: Mapping[str, str], folder: Path, file: Path = ROOT / "docker-compose.yml", profile: str | None = None
+) -> dict[str, Any]:
     """The file with every variable in its place. Raises ValueError with what the client says against it."""
     env_file = folder / "env"
     env_file.write_text("".join(f"{name}={value}\n" for name, value in values.items()), encoding="utf-8")
     command = [str(go_tools.ensure(go_tools.COMPOSE)), "--project-directory", str(file.parent), "--file", str(file)]
-    command += ["--env-file", str(env_file), "config", "--format", "json"]
+    command += ["--env-file", str(env_file), *(["--profile", profile] if profile else [])]
+    command += ["config", "--format", "json"]
     # An environment of nothing, since the caller's variables would win over the file's.
     done = subprocess.run(command, env={"HOME": str(folder)}, capture_output=True, text=True, timeout=60)
     if done.returncode != 0:

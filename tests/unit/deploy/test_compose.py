@@ -159,7 +159,7 @@ def test_every_command_of_ours_exists() -> None:
     lines = [SERVICES[name]["command"] for name in OURS]
     lines += [SERVICES[name]["healthcheck"]["test"][1:] for name in OURS if "healthcheck" in SERVICES[name]]
     ours = [line for line in lines if line[0] == "anabranch"]
-    assert sorted(line[1] for line in ours) == ["apply", "health", "metrics", "speed"]
+    assert sorted(line[1] for line in ours) == ["apply", "health", "health", "metrics", "speed", "speed"]
     for line in ours:
         command = main.commands[line[1]]
         arguments = [re.sub(r"\$\{\w+:-(\w+)\}", r"\1", word) for word in line[2:]]

@@ -54,28 +54,49 @@ def test_an_unknown_key_is_found() -> None:
 
 
 def test_every_command_of_ours_exists() -> None:
-    commands = [_command(one["args"]) for _, one in CONTAINERS]
-    assert {command[1] for command in commands} == {"apply", "speed", "batch"}
+    commands = [command for _, one in CONTAINERS for command in _commands(one["args"])]
+    assert {command[1] for command in commands} == {"apply", "speed", "batch", "complete-through"}
     for command in commands:
         assert command[0] == "anabranch"
         main.commands[command[1]].make_context(command[1], command[2:])
 
 
-def _command(arguments: list[str]) -> list[str]:
-    """The command of a container; of a shell's line the command before `||`."""
-    return shlex.split(arguments[2].partition("||")[0]) if arguments[0] == "sh" else list(arguments)
+def _commands(arguments: list[str]) -> list[list[str]]:
+    """The commands of ours that a container runs, by itself or in a shell."""
+    if arguments[0] != "sh":
+        return [list(arguments)]
+    return [shlex.split(command) for command in re.findall(r"anabranch [^;|]+", arguments[2])]
 
 
 @pytest.mark.parametrize(("exit_code", "starts"), [(0, True), (2, True), (75, False), (70, False)])
 def test_one_streams_wrong_file_does_not_keep_a_group_from_starting(
     exit_code: int, starts: bool, tmp_path: Path
 ) -> None:
-    [shell] = [one["args"] for _, one in CONTAINERS if one["args"][0] == "sh"]
-    program = tmp_path / "anabranch"
-    program.write_text(f"#!/bin/sh\nexit {exit_code}\n")
+    code, _ = _run_shell("apply", {"apply": exit_code}, tmp_path)
+    assert (code == 0) is starts
+
+
+@pytest.mark.parametrize(
+    ("batch", "tag", "expected"),
+    [(0, 0, 0), (1, 0, 1), (75, 0, 75), (0, 75, 75), (0, 2, 2), (0, 1, 0), (1, 75, 1)],
+    ids=str,
+)
+def test_a_groups_hours_are_tagged_after_its_batch_job_however_that_ended(
+    batch: int, tag: int, expected: int, tmp_path: Path
+) -> None:
+    code, called = _run_shell("batch", {"batch": batch, "complete-through": tag}, tmp_path)
+    assert (code, called) == (expected, ["batch", "complete-through"])
+
+
+def _run_shell(name: str, exit_codes: dict[str, int], folder: Path) -> tuple[int, list[str]]:
+    """Run a container's shell with commands that end with these exit codes. Returns its own, and what it called."""
+    [shell] = [one["args"] for _, one in CONTAINERS if one["name"] == name and one["args"][0] == "sh"]
+    program, calls = folder / "anabranch", folder / "calls"
+    cases = "".join(f"{command}) exit {code};; " for command, code in exit_codes.items())
+    program.write_text(f'#!/bin/sh\necho "$1" >>{calls}\ncase "$1" in {cases}esac\nexit 99\n')
     program.chmod(0o755)
-    done = subprocess.run(shell, env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, check=False)
-    assert (done.returncode == 0) is starts
+    done = subprocess.run(shell, env={"PATH": f"{folder}:/usr/bin:/bin"}, check=False)
+    return done.returncode, calls.read_text().split()
 
 
 def test_every_container_runs_without_rights_and_writes_to_tmp_alone() -> None:
@@ -159,10 +180,9 @@ def test_the_configuration_makes_a_driver_in_its_pod(tmp_path: Path, monkeypatch
     assert Path(security).parent == Path(mounted)
 
 
-def test_a_batch_run_that_was_refused_is_not_tried_again() -> None:
-    [job] = named("CronJob").values()
-    [rule] = job["spec"]["jobTemplate"]["spec"]["podFailurePolicy"]["rules"]
+@pytest.mark.parametrize("name", named("CronJob"))
+def test_a_batch_run_that_was_refused_is_not_tried_again(name: str) -> None:
+    [rule] = named("CronJob")[name]["spec"]["jobTemplate"]["spec"]["podFailurePolicy"]["rules"]
     assert rule["action"] == "FailJob"
     assert rule["onExitCodes"]["values"] == [1, 2, 70]
-    [pod] = [pod for name, pod in PODS.items() if name in named("CronJob")]
-    assert rule["onExitCodes"]["containerName"] in {one["name"] for one in pod["containers"]}
+    assert rule["onExitCodes"]["containerName"] in {one["name"] for one in PODS[name]["containers"]}
