@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
+from anabranch.cli.options import explain
 from anabranch.common.errors import AnabranchError
+from anabranch.common.logs import fields
 
 if TYPE_CHECKING:
     from anabranch.common.deadline import Note
@@ -26,6 +28,7 @@ ANSWER_SECONDS = 6.0
 """How long many streams are waited for, so that a command that has to start first answers within 8 s."""
 
 _AT_ONCE = 16
+_WORKING_AT_ONCE = 8
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,44 @@ def ask(many: Many, read: Callable[[Job, Note], T]) -> dict[str, T | AnabranchEr
 
         asks = {name: partial(ask_one, stream) for name, stream in many.selected.items()}
         return ask_all(asks, max(1.0, ANSWER_SECONDS - many.seconds), _AT_ONCE, "stream")
+
+
+def load_table(job: Job, note: Note) -> None:
+    """Whether the catalog and the store answer for a stream: load its table."""
+    from anabranch.operations.reports.status import LAKE
+
+    note(LAKE)
+    job.lake.load(job.stream.table)
+
+
+def run(
+    many: Many, ready: Callable[[Job, Note], object], work: Callable[[Job], T]
+) -> Iterator[tuple[str, T | AnabranchError]]:
+    """Do the work of each stream, `_WORKING_AT_ONCE` side by side. Yields in the streams' order what each returns, or
+    the error that it ended with.
+
+    Of many streams, those that do not answer to `ready` within `ANSWER_SECONDS` have that error, and no work. One that
+    falls silent later ends with its client's own error.
+    """
+    from anabranch.common import deadline
+
+    names, slots = list(many.selected), threading.Semaphore(_WORKING_AT_ONCE)
+    known = ask(many, lambda job, note: (ready(job, note), None)) if len(names) > 1 else dict.fromkeys(names)
+    unready = {name: answer for name, answer in known.items() if isinstance(answer, AnabranchError)}
+
+    def run_one(name: str) -> T | AnabranchError:
+        try:
+            if name in unready:
+                raise unready[name]
+            with slots, fields(stream=name), opened(many, name) as job:
+                return work(job)
+        except Exception as error:
+            return error if isinstance(error, AnabranchError) else explain(error)
+
+    # Their threads end with the process, so that Ctrl-C waits for none of them.
+    working = {name: deadline.start(f"stream-{name}", partial(run_one, name)) for name in names}
+    for name, future in working.items():
+        yield name, future.result()
 
 
 @contextmanager

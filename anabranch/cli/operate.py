@@ -10,11 +10,12 @@ import click
 
 from anabranch.cli import many
 from anabranch.cli.options import Failures, one_stream, open_stream, options, selection, stream_argument
-from anabranch.common.errors import ConfigurationError
+from anabranch.common.errors import AnabranchError, ConfigurationError
 
 if TYPE_CHECKING:
     from anabranch.config import Environment, Members, Selected, Stream
     from anabranch.job import Job
+    from anabranch.operations.reports.maintenance import Maintenance
     from anabranch.protocol.topic_change import Adopted
     from anabranch.subjects.resolve import Planned
 
@@ -313,42 +314,50 @@ def maintain(
 
     Deletes no row of main, but for hours that were kept as long as the stream's `keep.rows` says. The stream sets the
     other ages: `maintain: {orphans_after: 3 days, speed_hours: 1 day}`. Also deletes what killed jobs left in this
-    machine's temporary folder. Run it at least once a day; other jobs may run
-    meanwhile. --dry-run shows what would be deleted, how the last run ended, and what is waiting for each table;
-    `anabranch metrics` and `anabranch serve` show that too. Several streams are maintained one after the other; an
-    error of one does not stop the others.
+    machine's temporary folder. Run it at least once a day; other jobs may run meanwhile. --dry-run shows what would be
+    deleted, how the last run ended, and what is waiting for each table; `anabranch metrics` and `anabranch serve` show
+    that too. Eight streams at a time; an error of one does not stop the others, and one that does not answer within 6
+    seconds is left out by name.
     """
     from anabranch.common.output import print_json
 
     is_many = one_stream(streams, group, every) is None
     selected = many.select(streams, group, every, conf)
     failures, views = Failures(), []
-    for name in selected.selected:
-        with failures.of(name), many.opened(selected, name) as job:
-            views.append(_maintain(job, dry_run, output))
+    for name, answer in many.run(selected, many.load_table, lambda job: _maintain(job, dry_run)):
+        if isinstance(answer, AnabranchError):
+            failures.add(name, answer)
+            continue
+        done, known = answer
+        if output == "text":
+            _print_maintained(name, done, known, dry_run)
+        views.append(done | (known.as_dict() if known is not None else {}))
     if output == "json":
         errors = [{"stream": name, "error": str(error)} for name, error in failures.errors.items()]
         print_json([*views, *errors] if is_many else (views or errors)[0])
     failures.end()
 
 
-def _maintain(job: Job, dry_run: bool, output: str) -> dict[str, Any]:
-    """Maintain one stream, and print what was done as text. Returns it for JSON."""
+def _maintain(job: Job, dry_run: bool) -> tuple[dict[str, Any], Maintenance | None]:
+    """Maintain one stream. Returns what was done, and with `dry_run` what is known of its maintenance."""
     from datetime import UTC, datetime
 
     from anabranch.operations import maintenance
-    from anabranch.operations.reports.expiry import print_expiry
-    from anabranch.operations.reports.maintenance import print_maintenance, read_maintenance
+    from anabranch.operations.reports.maintenance import read_maintenance
     from anabranch.protocol.publisher import Publisher
 
-    stream = job.stream.name
     publisher = Publisher(job.lake, job.stream)
     if not dry_run:
         publisher.recover()
-    done = maintenance.view(stream, maintenance.maintain(job, datetime.now(UTC), dry_run, publisher), dry_run)
+    done = maintenance.maintain(job, datetime.now(UTC), dry_run, publisher)
     known = read_maintenance(job, datetime.now(UTC)) if dry_run else None
-    if output == "json":
-        return done | (known.as_dict() if known is not None else {})
+    return maintenance.view(job.stream.name, done, dry_run), known
+
+
+def _print_maintained(stream: str, done: dict[str, Any], known: Maintenance | None, dry_run: bool) -> None:
+    from anabranch.operations.reports.expiry import print_expiry
+    from anabranch.operations.reports.maintenance import print_maintenance
+
     would = "would be " if dry_run else ""
     hours = ", ".join(done["speed_hours"]) or "none"
     click.echo(f"{stream}: speed rows {would}dropped of hours: {hours}")
@@ -363,7 +372,6 @@ def _maintain(job: Job, dry_run: bool, output: str) -> dict[str, Any]:
         click.echo(f"{stream}: {folder}: {did.gone.files} files {would}deleted, {did.gone.bytes} bytes")
     if known is not None:
         print_maintenance(known)
-    return done
 
 
 @click.command()

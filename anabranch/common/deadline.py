@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future, wait
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -40,7 +40,9 @@ def call_within(seconds: float, name: str, call: Callable[[], T], no_answer: Ana
 class Reading(Generic[T]):
     """Begins to read at once, in a thread that the process does not wait for when it ends."""
 
-    def __init__(self, name: str, read: Callable[[], T], limit: float, doing: str = "examine") -> None:
+    def __init__(
+        self, name: str, read: Callable[[], T], limit: float = threading.TIMEOUT_MAX, doing: str = "examine"
+    ) -> None:
         self.name, self.doing = name, doing
         self._read, self._limit = read, limit
         self._began = time.monotonic()
@@ -60,13 +62,24 @@ class Reading(Generic[T]):
     def has_ended(self) -> bool:
         return self._answer.done()
 
+    @property
+    def began_or_ended(self) -> float:
+        """When it ended, else when it began, by `time.monotonic`."""
+        return self._began + (self._took or 0.0)
+
+    def give_up(self) -> None:
+        """Wait no longer, unless it has ended."""
+        if not self.has_ended:
+            self.is_given_up = True
+            self._limit = time.monotonic() - self._began
+
     def wait(self) -> None:
         """Wait until it has ended, or `limit` seconds have passed since it began."""
         wait([self._answer], max(0.0, self._began + self._limit - time.monotonic()))
 
     def facts(self) -> T | AnabranchError:
         """The result, or why there is none: the reader's error, or NoAnswer when `limit` seconds have
-        passed since it began."""
+        passed since it began, or when it was given up."""
         self.wait()
         if not self.has_ended:
             self.is_given_up = True
@@ -75,8 +88,21 @@ class Reading(Generic[T]):
 
     @property
     def seconds(self) -> float:
-        """How long it took, or has taken so far."""
+        """How long it took, or was waited for, or has taken so far."""
+        if self._took is None and self.is_given_up:
+            return self._limit
         return self._took if self._took is not None else time.monotonic() - self._began
+
+
+def wait_for_all(readings: Sequence[Reading[T]], seconds: float) -> None:
+    """Wait until all have ended, or none of them has for so long; those that are left are then given up. So many of one
+    service get the time that they need, and a service that hangs costs `seconds`."""
+    while waiting := [reading for reading in readings if not (reading.has_ended or reading.is_given_up)]:
+        rest = max(reading.began_or_ended for reading in readings) + seconds - time.monotonic()
+        if rest <= 0 or not wait([reading._answer for reading in waiting], rest, FIRST_COMPLETED).done:
+            for reading in waiting:
+                reading.give_up()
+            return
 
 
 Note = Callable[[str], None]

@@ -1,6 +1,6 @@
 """The doctor: checks everything that a stream needs, and names a remedy for each fault: a command
 or a setting. Each check has a reader, which calls one service, and pure functions that judge the
-result. The readers run in parallel, each with a time limit, so an unreachable service is a finding
+result. The readers run in parallel. A service that does not answer within a time limit is a finding,
 and the others are still checked. Nothing is changed except one small object under the warehouse,
 which is written, listed, read and deleted.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from anabranch.common.deadline import Reading, T
+from anabranch.common.deadline import Reading, T, wait_for_all
 from anabranch.common.errors import AnabranchError, NoAnswer
 from anabranch.common.progress import Progress
 from anabranch.config import Environment, Stream
@@ -22,8 +22,11 @@ from anabranch.operations.doctor.finding import Check, Finding, Severity, error,
 
 LOG = logging.getLogger(__name__)
 
-# Longer than a client's own timeout, so that the client's error arrives first.
-_LIMIT = 40.0
+# So that the command answers within 8 s. A topic that is missing is believed after 5 s.
+_SERVICE_SECONDS = 6.5
+
+# Hours of a stream are counted in their files; Airflow's commands need seconds each.
+_LONG_SECONDS = 40.0
 
 
 @dataclass(frozen=True)
@@ -59,22 +62,25 @@ class _Readings:
     status: Reading[streams.StreamFacts]
     registry: Reading[registry.RegistryFacts] | None
 
-    @property
-    def parts(self) -> tuple[Reading[Any] | None, ...]:
-        return self.kafka, self.tables, self.status, self.registry
+    def is_without(self, *shared: Reading[Any] | None) -> bool:
+        """Whether the stream's state needs an answer of a reading that was given up."""
+        return any(reading is not None and reading.is_given_up for reading in (*shared, self.kafka, self.tables))
 
 
-def examine(environment: Environment, chosen: Sequence[Stream], limit: float = _LIMIT) -> Report:
-    """Examine this machine, the services, and at least one stream, with at most `limit` seconds for
-    each reader."""
+def examine(environment: Environment, chosen: Sequence[Stream], limit: float | None = None) -> Report:
+    """Examine this machine, the services, and at least one stream.
+
+    A service that gives no answer to any of its readers for `limit` seconds (default: 6.5) is given up;
+    other readers after `limit` seconds (default: 40).
+    """
     names = tuple(stream.name for stream in chosen)
     where = s3.place(environment)
-    here = Reading("this machine", lambda: local.read(environment), limit)
-    of_catalog = Reading("catalog", lambda: catalog.read(environment), limit)
-    store = Reading("s3", lambda: s3.read(environment, where), limit) if where is not None else None
-    of_airflow = Reading("airflow", airflow.read, limit) if airflow.is_here() else None
-    readings = [_read(environment, stream, limit) for stream in chosen]
-    _wait([here, store, of_catalog, *(part for of in readings for part in of.parts), of_airflow])
+    here = Reading("this machine", lambda: local.read(environment))
+    of_catalog = Reading("catalog", lambda: catalog.read(environment))
+    store = Reading("s3", lambda: s3.read(environment, where)) if where is not None else None
+    of_airflow = Reading("airflow", airflow.read) if airflow.is_here() else None
+    readings = [_read(environment, stream) for stream in chosen]
+    _wait(here, store, of_catalog, of_airflow, readings, limit)
 
     examined = []
     machine = here.facts()
@@ -115,25 +121,48 @@ def examine(environment: Environment, chosen: Sequence[Stream], limit: float = _
     return Report(not errors, errors[0].remedy if errors else following[0], examined)
 
 
-def _wait(all_of: Sequence[Reading[Any] | None]) -> None:
-    """Wait until each reading has ended or timed out."""
-    readings = [reading for reading in all_of if reading is not None]
-    with Progress(LOG, "examine", "services and streams", len(readings)) as progress:
-        for reading in readings:
-            reading.wait()
-            progress.step()
+def _wait(
+    here: Reading[Any],
+    store: Reading[Any] | None,
+    of_catalog: Reading[Any],
+    of_airflow: Reading[Any] | None,
+    readings: Sequence[_Readings],
+    limit: float | None,
+) -> None:
+    """Wait until each reading has ended or was given up."""
+    services: list[Sequence[Reading[Any] | None]] = [
+        [store],
+        [of_catalog],
+        [of.kafka for of in readings],
+        [of.tables for of in readings],
+        [of.registry for of in readings],
+    ]
+    status = [of.status for of in readings]
+    with Progress(LOG, "examine", "services and streams", 4 + 4 * len(readings)) as progress:
+
+        def end(kind: Sequence[Reading[Any] | None], seconds: float) -> None:
+            wait_for_all([reading for reading in kind if reading is not None], limit or seconds)
+            progress.step(len(kind))
+
+        for kind in services:
+            end(kind, _SERVICE_SECONDS)
+        for of in readings:
+            if of.is_without(store, of_catalog):
+                of.status.give_up()
+        for kind in (status, [here], [of_airflow]):
+            end(kind, _LONG_SECONDS)
 
 
-def _read(environment: Environment, stream: Stream, limit: float) -> _Readings:
+def _read(environment: Environment, stream: Stream) -> _Readings:
     def named(what: str) -> str:
         return f"{what} {stream.name}"
 
     return _Readings(
         stream=stream,
-        kafka=Reading(named("kafka"), lambda: kafka.read(environment, stream), limit),
-        tables=Reading(named("tables"), lambda: tables.read(environment, stream), limit),
-        status=Reading(named("stream"), lambda: streams.read(environment, stream), limit),
-        registry=Reading(named("registry"), lambda: registry.read(environment, stream), limit)
+        kafka=Reading(named("kafka"), lambda: kafka.read(environment, stream)),
+        tables=Reading(named("tables"), lambda: tables.read(environment, stream)),
+        status=Reading(named("stream"), lambda: streams.read(environment, stream)),
+        registry=Reading(named("registry"), lambda: registry.read(environment, stream))
         if stream.format.needs_registry
         else None,
     )

@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from anabranch.common.errors import AnabranchError, ConfigurationError
 from anabranch.config import Catalog, Environment
 from anabranch.iceberg import admin
+from anabranch.iceberg.catalog_settings import with_patience
 from anabranch.iceberg.lake import Lake
 from anabranch.operations.doctor.finding import Check, Finding, error, warning
 
 # Every publish sends it a few requests, and other publishers wait meanwhile.
 _SLOW = 0.5
+# Less than the doctor waits, so that a lock that another process has is named.
+_LOCK_SECONDS = 4
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,9 @@ class CatalogFacts:
 def read(environment: Environment) -> CatalogFacts:
     """Raises ConfigurationError for a missing permission, Transient for a catalog that is
     unreachable or locked."""
-    lake = Lake(environment)
+    settings = environment.catalog
+    impatient = settings.model_copy(update={"uri": with_patience(settings.uri, _LOCK_SECONDS)})
+    lake = Lake(environment.model_copy(update={"catalog": impatient}))
     admin.try_to_write(lake)
     began = time.monotonic()
     # No table has this name; the lookup measures latency only.

@@ -80,12 +80,56 @@ def test_a_kafka_that_hangs_is_named_for_each_stream_in_time(conf: Path) -> None
     assert done.exit_code == 0 and "s0:" in done.stdout and "s1:" in done.stdout
 
 
-def test_a_catalog_that_hangs_is_named_for_each_stream_in_time(conf: Path, silent: str) -> None:
+def test_maintenance_needs_no_kafka_and_an_audit_names_the_one_that_hangs(
+    conf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _assert_each_names(*_run(conf, "audit", "--all", "--output", "json"), "Kafka")
+    monkeypatch.setattr("anabranch.cli.many.ANSWER_SECONDS", 60.0)
+    for command in (["maintain", "--dry-run"], ["maintain"], ["audit", "--no-kafka"]):
+        done, _ = _run(conf, *command, "--all", "--output", "json")
+        assert [view["stream"] for view in json.loads(done.stdout)] == NAMES, done.output
+        assert not [view for view in json.loads(done.stdout) if "error" in view], done.output
+    done, _ = _run(conf, "maintain", "--all")
+    first = [line.partition(":")[0] for line in done.stdout.splitlines() if "speed rows" in line]
+    assert (done.exit_code, first) == (0, NAMES)
+
+
+def test_fifty_streams_are_answered_in_time_though_a_service_hangs(
+    tmp_path: Path, silent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("anabranch.cli.many.ANSWER_SECONDS", 3.0)
+    (tmp_path / "streams").mkdir()
+    names = [f"t{i:02}" for i in range(50)]
+    for name in names:
+        _write(tmp_path / "streams" / f"{name}.yaml", topic=name, table=f"games.{name}", schema=DDL, key="id")
+    hangs = {"name": "lake", "type": "rest", "uri": f"http://{silent}", "warehouse": "file:///nowhere"}
+    _write(tmp_path / "anabranch.yaml", kafka={"bootstrap_servers": silent}, catalog=hangs)
+    for command in ("maintain", "audit"):
+        done, seconds = _run(tmp_path, command, "--all", "--output", "json")
+        assert (done.exit_code, [view["stream"] for view in json.loads(done.stdout)]) == (75, names)
+        errors = [view["error"] for view in json.loads(done.stdout)]
+        named = ("found none from the catalog or the store;", "because the streams before it did not answer")
+        assert [error for error in errors if not any(words in error for words in named)] == []
+        assert sum(named[0] in error for error in errors) == 16
+        assert seconds < 100, "one after the other they would take minutes"
+
+
+def test_a_catalog_that_hangs_is_named_for_each_stream_in_time(
+    conf: Path, silent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = yaml.safe_load((conf / "anabranch.yaml").read_text())
     hangs = {"name": "lake", "type": "rest", "uri": f"http://{silent}", "warehouse": "file:///nowhere"}
     _write(conf / "anabranch.yaml", **settings | {"catalog": hangs})
-    for command in ("status", "hours"):
+    for command in ("status", "hours", "maintain", "audit"):
         _assert_each_names(*_run(conf, command, "--all", "--output", "json"), "the catalog or the store")
+    # Kafka and the catalog are waited for at the same time, and what needs them is not waited for. A client's own
+    # timeout is 30 s.
+    monkeypatch.setattr("anabranch.operations.doctor._SERVICE_SECONDS", 1.0)
+    for streams, names in ((["--all"], NAMES), (["s0"], ["s0"])):
+        done, seconds = _run(conf, "doctor", *streams, "--output", "json")
+        assert (done.exit_code, seconds < 25) == (1, True), (seconds, done.output)
+        unanswered = [f["subject"] for f in json.loads(done.stdout)["findings"] if f["check"] == "no-answer"]
+        assert unanswered == ["catalog", *(f"{what} {name}" for name in names for what in ("kafka", "tables"))]
 
 
 def test_a_group_is_complete_through_the_hour_of_its_last_stream(conf: Path) -> None:

@@ -9,6 +9,7 @@ import tarfile
 import threading
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from foreign_programs import rewrite
 from lakes import new_environment, new_lake, new_stream
 
 from anabranch.cli import main
-from anabranch.common.deadline import Reading
+from anabranch.common.deadline import Reading, wait_for_all
 from anabranch.common.errors import (
     AnabranchError,
     CodecMissing,
@@ -377,6 +378,18 @@ def test_a_reader_that_does_not_end_is_given_up_and_the_others_are_heard() -> No
     assert isinstance(stuck.facts(), NoAnswer) and stuck.is_given_up
     assert isinstance(broken.facts(), AnabranchError) and not broken.is_given_up
     end.set()
+
+
+def test_readers_of_one_service_are_given_up_once_none_of_them_ends() -> None:
+    never = threading.Event()
+    # One ends each tenth of a second, the last after 1.2 s.
+    slow = [Reading(f"slow {i}", partial(never.wait, i / 10)) for i in range(13)]
+    stuck = Reading("stuck", never.wait)
+    wait_for_all([*slow, stuck], 1.0)
+    assert [reading.name for reading in (*slow, stuck) if reading.is_given_up] == ["stuck"]
+    assert isinstance(stuck.facts(), NoAnswer)
+    assert [reading.facts() for reading in slow] == [False] * 13
+    never.set()
 
 
 def test_a_folder_without_streams_is_wrong_configuration(tmp_path: Path) -> None:

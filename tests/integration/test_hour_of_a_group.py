@@ -29,6 +29,7 @@ def read(hour: str, one: World) -> dict[str, list[str]]:
     return {name: sorted(table.arrow(columns=["event_id"])["event_id"].to_pylist()) for name, table in opened.items()}
 
 
+@pytest.mark.full
 def test_a_group_is_read_as_of_an_hour_once_its_late_stream_has_it(world: Callable[..., World]) -> None:
     early = world(group="small")
     late = world(beside=early, group="small")
