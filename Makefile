@@ -156,7 +156,7 @@ BENCH.freshness = PYTHONPATH=benchmarks $(BIN)/python benchmarks/freshness.py --
 # Cost of a record, a micro-batch and an hour, for the rules of docs/how-to/deploy/jobs.md.
 BENCH.sizing = PYTHONPATH=tests/support $(BIN)/python tests/measure/sizing.py
 # A publish by micro-batches and hours; draws benchmarks/metadata.svg.
-BENCH.metadata = PYTHONPATH=tests/support:tests/unit $(BIN)/python tests/measure/metadata.py
+BENCH.metadata = PYTHONPATH=tests/support:tests/unit $(BIN)/python tests/measure/metadata.py $(ARGS)
 # Publishes a second that SQLite, PostgreSQL and a REST catalog take over many tables.
 BENCH.commits = PYTHONPATH=tests/support:tests/unit $(BIN)/python tests/measure/commits.py $(ARGS)
 # Planning one hour of a year's table, against a day's, by reader: ten minutes.

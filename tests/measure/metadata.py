@@ -1,4 +1,4 @@
-"""What a publish reads, writes and costs, by how many micro-batches an hour has and how many hours there are.
+"""What a publish reads, writes and costs, by the micro-batches of an hour, the hours of a table, and a stream's width.
 
 `make bench WHAT=metadata` prints figures and draws benchmarks/metadata.svg. The product's own publishes on a local
 SQLite catalog and a local folder, over files that are only named: no Spark, no Kafka, no S3. Times are CPU seconds,
@@ -85,6 +85,22 @@ def by_hours(folder: Path, marks: list[int]) -> list[Row]:
     return rows
 
 
+def by_width(folder: Path, widths: list[int], before: int = 60) -> list[Row]:
+    """A micro-batch of so many partitions, a file each, after `before` others: what one driver and one table take."""
+    rows: list[Row] = []
+    for width in widths:
+        first = hour_of(datetime.now(UTC) - timedelta(days=3))
+        stream = ScaledStream.create(folder / str(width), first, width)
+        recent: list[Cost] = []
+        for _ in range(before + REPEATS):
+            with measured() as cost:
+                stream.micro_batch(first, files=width)
+            recent = [*recent[1 - REPEATS :], cost]
+        rows.append((width, _common(stream, median_of(recent), first)))
+        print(f"{width} files and partitions: {rows[-1][1]}", flush=True)
+    return rows
+
+
 def _common(stream: ScaledStream, publish: Cost, hour: str) -> dict[str, float]:
     with measured() as load:
         state = stream.lake.state()
@@ -131,10 +147,16 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--batches", type=int, nargs="+", default=[60, 300, 900, 1800, 3600])
     options.add_argument("--hours", type=int, nargs="+", default=[24, 168, 744, 8760])
+    options.add_argument("--widths", type=int, nargs="+", default=[12, 50, 200, 1000])
+    options.add_argument("--widths-only", action="store_true", help="measure nothing else, and draw nothing")
     options.add_argument("--chart", type=Path, default=Path("benchmarks/metadata.svg"))
     parsed = options.parse_args()
     with tempfile.TemporaryDirectory(prefix="anabranch-metadata-") as name:
         folder = Path(name)
+        widths = by_width(folder / "widths", parsed.widths)
+        show("A micro-batch by its files, as many as partitions", "files", widths)
+        if parsed.widths_only:
+            return
         batches = by_micro_batches(folder / "batches", parsed.batches)
         accepted = acceptance(folder / "accepted", parsed.batches)
         hours = by_hours(folder / "hours", parsed.hours)
