@@ -1,4 +1,4 @@
-"""The balance: an hour's closing account, `offsets = good + dead + duplicate + gaps` in every partition. Pure.
+"""The balance: an hour's closing account, `offsets = good + dead + duplicate + gaps + erased` in every partition.
 
 Each term counts distinct offsets inside the cut: good and dead from the staged files, duplicates from the rule, gaps
 from offsets that neither Kafka nor the table has. No term is derived from the others, so missing or repeated offsets
@@ -40,6 +40,7 @@ class Balance:
     duplicate: Offsets
     gaps: Gaps
     unexplained_at: Mapping[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
+    erased: Offsets = field(default_factory=dict)
 
     @property
     def partitions(self) -> dict[int, Account]:
@@ -51,6 +52,7 @@ class Balance:
                 dead=self.dead.distinct.get(p, 0),
                 duplicate=self.duplicate.get(p, 0),
                 gaps={name: offsets[p] for name, offsets in sorted(self.gaps.items()) if offsets.get(p)},
+                erased=self.erased.get(p) or None,
             )
             for p, (start, end) in sorted(self.cut.ranges.items())
         }
@@ -65,6 +67,7 @@ class Balance:
             dead=sum(self.dead.distinct.values()),
             duplicate=sum(self.duplicate.values()),
             gap=sum(by_class.values()),
+            erased=sum(self.erased.values()) or None,
             gaps=by_class,
         )
 
@@ -77,6 +80,7 @@ class Balance:
                 problems.append(
                     f"partition {p}: expected {account.offsets} offsets in [{start}, {end}), found {account.total}: "
                     f"{account.good} good, {account.dead} dead, {account.duplicate} duplicate, {account.gap} in gaps"
+                    + (f", {account.erased} erased" if account.erased else "")
                 )
         for p, count in sorted(self.gaps.get(UNEXPLAINED, {}).items()):
             at = ", ".join(str(s) if e == s + 1 else f"{s} to {e - 1}" for s, e in self.unexplained_at.get(p, ()))
@@ -152,6 +156,33 @@ def classify_unheld(
             compacted[p] = compacted.get(p, 0) - again
         gaps["retention"][p] = gaps["retention"].get(p, 0) + left
     return {p: n for p, n in repeated.items() if n}, _without_zeros(gaps)
+
+
+def classify_erased(
+    lost: Mapping[int, int],
+    gaps_in_kafka: Gaps,
+    before: Mapping[int, Account],
+    erased: Mapping[int, int],
+) -> tuple[Offsets, Offsets, Gaps]:
+    """Erased records among the offsets that neither Kafka nor the table has, and `lost` and `gaps_in_kafka` without
+    them, by partition.
+
+    The table has none of them, so each that Kafka has deleted since is one of these offsets. `before`: the account of
+    the hour. `erased`: how many were read again, and left out.
+    """
+    left, gaps = dict(lost), {name: dict(counts) for name, counts in gaps_in_kafka.items()}
+    compacted, found = gaps.get("compacted", {}), Offsets()
+    for p, account in before.items():
+        spare = max(0, (account.erased or 0) - erased.get(p, 0))
+        gone = max(0, compacted.get(p, 0) - account.gaps.get("compacted", 0))
+        deleted = min(left.get(p, 0), spare)
+        removed = min(gone, spare - deleted)
+        if deleted:
+            left[p] -= deleted
+        if removed:
+            compacted[p] -= removed
+        found |= {p: deleted + removed} if deleted + removed else {}
+    return found, left, gaps
 
 
 def plus(one: Mapping[int, int], other: Mapping[int, int]) -> Offsets:

@@ -263,7 +263,7 @@ class HourBuilder:
     def _checked(self, frames: _Frames, built: Built, state: State) -> Built:
         rows = read_staged(self._spark, self._catalog, self._stream.table, built.rows)
         self.passes.begin("count what was staged")
-        balance = self._balance(frames, rows, built)
+        balance = self._balance(frames, rows, built, state)
         problems = [f"the balance does not close: {p}" for p in balance.problems()]
         objections = balance.disallowed(self._stream.batch.allow_gaps)
         reach(Step.BATCH_BALANCED)
@@ -317,7 +317,7 @@ class HourBuilder:
         good = sum(balance.good.distinct.values())
         return RowCountBaseline(good - differing.missing + differing.extra, previous=previous)
 
-    def _balance(self, frames: _Frames, rows: DataFrame, built: Built) -> Balance:
+    def _balance(self, frames: _Frames, rows: DataFrame, built: Built, state: State) -> Balance:
         cut = built.cut
         good = count(rows, cut.ranges)
         dead = Counted()
@@ -325,10 +325,10 @@ class HourBuilder:
             letters = read_staged(self._spark, self._catalog, self._stream.dead_letters_table, built.dead)
             dead = count(letters, cut.ranges)
         duplicate = count(frames.duplicates, cut.ranges).distinct
-        unheld = self._unheld(frames, built, duplicate)
+        unheld = self._unheld(frames, built, duplicate, state)
         return Balance(cut, good, dead, plus(duplicate, unheld.duplicate), unheld.gaps, unheld.present_at)
 
-    def _unheld(self, frames: _Frames, built: Built, duplicate: Offsets) -> _Unheld:
+    def _unheld(self, frames: _Frames, built: Built, duplicate: Offsets, state: State) -> _Unheld:
         """Classify the offsets that neither Kafka nor the table has, by Kafka's log and the accepted revision's
         account."""
         cut, read = built.cut, frames.read
@@ -345,7 +345,7 @@ class HourBuilder:
         before: Mapping[int, Account] = {}
         stored: Offsets = {}
         if read.accepted is not None:
-            before = self._job.ledger.accepted_partitions(built.hour)
+            before = self._job.ledger.partitions_before(state, built.hour)
             stored = count(read.accepted, cut.ranges).distinct
         repeated, gaps = classify_unheld(lost, gaps, before, stored, duplicate)
         return _Unheld(repeated, gaps, {p: of.present_at for p, of in seen.items()})

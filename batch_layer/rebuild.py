@@ -37,6 +37,7 @@ from anabranch.offsets.hours import Cut
 from anabranch.protocol import coverage, dead_letters, ledger, merge
 from anabranch.protocol.acts import Act
 from anabranch.protocol.apply import require_columns
+from anabranch.protocol.erasure import marks_of
 from anabranch.protocol.ledger_row import HourAccount, Layer, RunFacts
 from anabranch.protocol.measured import PUBLISH, STAGE, Meter
 from anabranch.protocol.publish import Again, Decision, new_id
@@ -318,7 +319,8 @@ class Rebuilder:
         return coverage.unread_hours(state, around - {b.hour for b in built})
 
     def _surroundings(self, built: Sequence[Built], state: State, unread: frozenset[str]) -> frozenset[str]:
-        """A fingerprint of what `main` serves of the hours around them, and of how far the speed layer has read.
+        """A fingerprint of what `main` serves of the hours around them, of how far the speed layer has read, and of the
+        erasures that records are left out by.
 
         Around: the hours that duplicates were dropped against (those in `unread` were incomplete), and the later hours
         that were not rebuilt.
@@ -330,6 +332,7 @@ class Rebuilder:
         files = files_by_hour(state.table, "main", by_batch)
         content = content_by_hour(state.table, "main", around - by_batch)
         read = may_yet_be_served(state, {b.hour: (b.cut, b.account.gaps) for b in built})
+        read = read.union(*(marks_of(state, b.hour, b.cut) for b in built))
         return fingerprint(state, around, files, {h: c.rows for h, c in content.items()}, unread) | read
 
     def _refuse(

@@ -38,13 +38,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StagedBatch:
-    """Staged rows and dead letters, with the split by hour and the topic id at that time; seconds it took to stage."""
+    """Staged rows and dead letters, with the split by hour and the topic id at that time; seconds it took to stage.
+    `erasures`: what erased records were left out by."""
 
     topic_id: str
     by_hour: dict[str, Ranges]
     rows: Staged | Written | None
     dead: Staged | None
     seconds: float = 0.0
+    erasures: frozenset[str] = frozenset()
 
     @property
     def attempt(self) -> str | None:
@@ -104,7 +106,8 @@ def plan_micro_batch(
     by_hour = assign(todo, hours)
     # Keep only the micro-batch's own hours, usually one: each more costs a comparison for each record.
     hours = [h for h in hours if h.ends is None or h.hour in by_hour]
-    if staged is None or not _matches_decision(staged, position, by_hour) or not _still_exists(state, staged, now):
+    matches = staged is not None and _matches_decision(staged, state, position, by_hour)
+    if staged is None or not matches or not _still_exists(state, staged, now):
         step = Next.STAGE
     else:
         step = Next.MERGE if needs_merge(state) else Next.PUBLISH
@@ -136,8 +139,16 @@ def plan_write(dates: int | None, hours: int) -> dict[str, str]:
     return {"fanout-enabled": "false", "distribution-mode": "none", "output-sort-order-id": "0"}
 
 
-def _matches_decision(staged: StagedBatch, position: Position, by_hour: Mapping[str, Ranges]) -> bool:
-    return staged.topic_id == position.topic_id and staged.by_hour == by_hour
+def _matches_decision(
+    staged: StagedBatch, state: State, position: Position, by_hour: Mapping[str, Ranges]
+) -> bool:  # fmt: skip
+    is_split_so = staged.topic_id == position.topic_id and staged.by_hour == by_hour
+    return is_split_so and staged.erasures == erasure_marks(state, position.topic_id, by_hour)
+
+
+def erasure_marks(state: State, topic_id: str, by_hour: Mapping[str, Ranges]) -> frozenset[str]:
+    """What the rows of a micro-batch are to be staged by."""
+    return frozenset(m for hour, ranges in by_hour.items() for m in state.erasures.marks(hour, topic_id, ranges))
 
 
 def _still_exists(state: State, staged: StagedBatch, now: datetime | None) -> bool:

@@ -249,7 +249,7 @@ def _drop_some(publisher: Publisher, now: datetime, dry_run: bool) -> tuple[tupl
                 served_since[row.hour] = row.recorded_at
         at_most = None if dry_run else _HOURS_A_COMMIT
         drop, timeline = plan_drop(state, have, served_since, now - stream.maintain.speed_hours, at_most)
-        expired = len(plan_expiry(state.table, None, now, gone_before=state.expired.at)) + len(
+        expired = len(plan_expiry(state.table, None, now, gone_before=state.removed_at)) + len(
             expired_tags(state.table, now)
         )
         if dry_run or not (drop or expired):
@@ -273,7 +273,8 @@ def plan_dead_letters(table: Table, state: State, hours: Iterable[str], id: str,
         if hour < timeline.covered_from and timeline.is_skipped(hour) and state.served_by(hour) == "batch"
     )
     waiting = frozenset(str(item["id"]) for item in state.dead_letters)
-    expire = plan_expiry(table, None, now, waiting=waiting, gone_before=letters_expired(table).at)
+    removed = [at for at in (letters_expired(table).at, state.erasures.changed) if at is not None]
+    expire = plan_expiry(table, None, now, waiting=waiting, gone_before=max(removed, default=None))
     return Commit(id, heads(table), (Change("speed", clear=gone),), expire=expire)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -56,7 +57,7 @@ LEDGER_SCHEMA = Schema(
     NestedField(2, "decision_id", StringType(), required=True),
     NestedField(3, "hour", StringType(), required=True),
     NestedField(
-        4, "decision", StringType(), required=True, doc="sealed, accepted, refused, served, expired or redelivered"
+        4, "decision", StringType(), required=True, doc="sealed, accepted, refused, served, expired, erased; or an act"
     ),
     NestedField(5, "revision", IntegerType(), required=True),
     NestedField(6, "served", StringType(), doc="the layer that main serves the hour from"),
@@ -75,15 +76,19 @@ LEDGER_SCHEMA = Schema(
     NestedField(19, "reason", StringType()),
     NestedField(20, "code_version", StringType(), required=True),
     NestedField(21, "recorded_at", TimestamptzType(), required=True),
-    NestedField(22, "partitions", StringType(), doc='JSON {"partition": {offsets, good, dead, duplicate, gaps}}'),
+    NestedField(
+        22, "partitions", StringType(), doc='JSON {"partition": {offsets, good, dead, duplicate, gaps, erased}}'
+    ),
     NestedField(23, "sources", StringType(), doc="JSON {kafka, accepted, dead_letters, speed}: records by where from"),
     NestedField(24, "run", StringType(), doc="JSON {began, spark, files, bytes, parent, root}"),
     NestedField(25, "unknown", StringType(), doc="JSON {records, fields, others}: what the schema does not know"),
     NestedField(26, "act", StringType(), doc="JSON {name, user, host, at, why}: the operator's act"),
+    NestedField(27, "erased", LongType(), doc="offsets whose records were erased"),
+    NestedField(28, "erasure", StringType(), doc="JSON: a request with keyed hashes, or what it removed of an hour"),
 )
 
-_JSON = ("cut", "gaps", "diff", "quality", "partitions", "sources", "run", "unknown", "act")
-BULKY = ("partitions", "sources", "quality", "diff", "cut", "run", "unknown")
+_JSON = ("cut", "gaps", "diff", "quality", "partitions", "sources", "run", "unknown", "act", "erasure")
+BULKY = ("partitions", "sources", "quality", "diff", "cut", "run", "unknown", "erasure")
 """The long columns, for readers that need none of them."""
 
 ACT_COLUMNS = (
@@ -91,6 +96,7 @@ ACT_COLUMNS = (
 )  # fmt: skip
 """The columns to read of rows that follow from operators' acts."""
 
+_OF_REQUESTS = (*ACT_COLUMNS, "erasure")
 _ORDER = attrgetter("sequence", "recorded_at", "hour", "decision_id")
 _AT_ONCE = 1_000  # decisions in one commit
 _NOTHING = HourAccount()
@@ -110,6 +116,7 @@ def decision(
     reason: str | None = None,
     account: HourAccount = _NOTHING,
     act: Act | None = None,
+    erasure: Mapping[str, Any] | None = None,
 ) -> LedgerRow:
     """A decision made now, with the offsets of its cut unless `account` has its own count."""
     counted = {name: getattr(account, name) for name in ACCOUNT_COLUMNS}
@@ -126,6 +133,7 @@ def decision(
         reason=reason,
         cut=cut,
         act=act,
+        erasure=erasure,
         **counted,
     )
 
@@ -135,6 +143,10 @@ class Ledger:
 
     def __init__(self, lake: Lake, name: str) -> None:
         self._lake, self._name = lake, name
+
+    @property
+    def name(self) -> str:
+        return self._name
 
     def record_waiting(self, state: State, confirmed: frozenset[str] = frozenset()) -> frozenset[str]:
         """Write the decisions that wait on the branches, each with the snapshot of its publish.
@@ -202,6 +214,13 @@ class Ledger:
             answers = _ACTS.ask(table).values()
         return sorted((row for rows in answers for row in rows), key=_ORDER)
 
+    def requests(self, hours: Collection[str]) -> list[LedgerRow]:
+        """The requests to erase that were recorded under some hours, oldest first. Raises Transient."""
+        table = self._lake.load(self._name)
+        with lake_errors(f"read ledger {self._name}"):
+            rows = read(table, hours, tuple(c for c in table.schema().column_names if c in _OF_REQUESTS))
+        return _in_order(rows.filter(pc.equal(rows["decision"], "erasing")))
+
     def known_hours(self) -> frozenset[str]:
         """The hours that the ledger has a decision about. Raises Transient."""
         with lake_errors(f"read ledger {self._name}"):
@@ -250,11 +269,10 @@ class Ledger:
         """
         return plan_remembering(state, hours, lambda hour: self.accepted(state, hour))
 
-    def accepted_partitions(self, hour: str) -> Mapping[int, Account]:
+    def partitions_before(self, state: State, hour: str) -> Mapping[int, Account]:
         """The account of each partition in the accepted revision of an hour; empty when the ledger
-        does not contain it."""
-        row = newest(self.history([hour])).get(hour)
-        return (row.partitions if row is not None else None) or {}
+        does not contain it. Of an hour that is not accepted, what was erased of it."""
+        return partitions_before(state, hour, self.history([hour]))
 
 
 def plan_missing(wanted: Mapping[str, LedgerRow], known: Collection[str]) -> list[LedgerRow]:
@@ -304,7 +322,7 @@ def _decided_last(rows: pa.Table) -> dict[str, tuple[datetime, str]]:
     columns = [rows[name].to_pylist() for name in ("hour", "recorded_at", "decision")]
     last: dict[str, tuple[datetime, str]] = {}
     for hour, at, decision in zip(*columns, strict=True):
-        if decision != "sealed" and decision not in NOTES:
+        if decision not in ("sealed", "erased", *NOTES):
             last[hour] = max(last.get(hour, (at, decision)), (at, decision))
     return last
 
@@ -366,6 +384,25 @@ def last_accepted(rows: Iterable[LedgerRow]) -> Accepted | None:
     return max(revisions, key=attrgetter("revision"), default=None)
 
 
+def with_waiting(state: State, hour: str, recorded: Iterable[LedgerRow]) -> list[LedgerRow]:
+    """The decisions about an hour: those that the ledger has, then those that wait for their row. Pure."""
+    rows = {row.decision_id: row for row in (*recorded, *state.decisions) if row.hour == hour}
+    return [row for row in rows.values() if row.decision not in NOTES]
+
+
+def partitions_before(state: State, hour: str, recorded: Iterable[LedgerRow]) -> Mapping[int, Account]:
+    """As `Ledger.partitions_before`, of an hour's rows. Pure."""
+    rows = with_waiting(state, hour, recorded)
+    if state.is_accepted(hour):
+        row = newest(rows).get(hour)
+        return (row.partitions if row is not None else None) or {}
+    counts = Counter[int]()
+    for row in rows:
+        if row.decision == "erased" and row.erasure is not None:
+            counts.update({int(p): n for p, n in row.erasure["partitions"].items()})
+    return {p: Account(n, 0, 0, 0, {}, n) for p, n in sorted(counts.items())}
+
+
 def plan_remembering(state: State, hours: Iterable[str], read: Callable[[str], Accepted | None]) -> State:
     """The state in which each accepted one of `hours` is remembered: `read` is asked for those that are forgotten."""
     forgotten = [h for h in hours if h not in state.accepted and state.is_accepted(h)]
@@ -378,7 +415,8 @@ def newest(rows: Iterable[LedgerRow]) -> dict[str, LedgerRow]:
 
     The newest decision of an hour counts; fields that it lacks (counts, quality) come from the newest decision that has
     them. A refusal after an acceptance changes only the reason, since the accepted revision stays; a change of the
-    serving layer changes only that. An hour that has expired keeps the account of its accepted revision.
+    serving layer changes only that, an erasure only the account. An hour that has expired keeps the account of its
+    accepted revision.
     """
     by_hour: dict[str, LedgerRow] = {}
     for row in rows:
@@ -388,19 +426,22 @@ def newest(rows: Iterable[LedgerRow]) -> dict[str, LedgerRow]:
 
 def _fold(before: LedgerRow | None, row: LedgerRow) -> LedgerRow:
     if before is None:
-        return replace(row, reason=None) if row.decision == "served" else row
+        return replace(row, reason=None) if row.decision in ("served", "erased") else row
     values = {k: v for k, v in vars(row).items() if v is not None}
     if row.decision == "served":
         values = {k: v for k, v in values.items() if k in ("served", "sequence")}
+    elif row.decision == "erased":
+        values = {k: v for k, v in values.items() if k in _ERASED}
     elif row.decision == "expired":
         values = {k: v for k, v in values.items() if k in ("decision", "reason", "recorded_at", "sequence")}
     elif before.decision == "accepted" and row.decision in ("refused", "sealed"):
         values = {k: v for k, v in values.items() if k in ("served", "reason", "sequence")}
     elif row.decision == "accepted":
-        values.setdefault("reason", None)
+        values = {"reason": None, "erased": None} | values
     return LedgerRow.of(vars(before) | values | {"act": row.act})
 
 
+_ERASED = ("good", "dead", "erased", "partitions", "sequence")
 _KNOWN = {field.name for field in LEDGER_SCHEMA.fields}
 
 

@@ -17,9 +17,11 @@ from anabranch.protocol.acts import Act
 from anabranch.protocol.sample_shapes import shape_of
 
 Layer = Literal["speed", "batch"]
-Kind = Literal["sealed", "accepted", "refused", "served", "expired", "redelivered", "held", "released"]
+Kind = Literal[
+    "sealed", "accepted", "refused", "served", "expired", "erased", "redelivered", "held", "released", "erasing"
+]  # fmt: skip
 
-NOTES: tuple[Kind, ...] = ("redelivered", "held", "released")
+NOTES: tuple[Kind, ...] = ("redelivered", "held", "released", "erasing")
 """Rows that record an operator's act and decide nothing about their hour."""
 
 Entries = tuple[Mapping[str, Any], ...]
@@ -35,6 +37,7 @@ class Account:
     dead: int
     duplicate: int
     gaps: Mapping[str, int]
+    erased: int | None = None
 
     @property
     def gap(self) -> int:
@@ -42,7 +45,7 @@ class Account:
 
     @property
     def total(self) -> int:
-        return self.good + self.dead + self.duplicate + self.gap
+        return self.good + self.dead + self.duplicate + self.gap + (self.erased or 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,13 +188,15 @@ class UnknownFields:
 
 @dataclass(frozen=True, kw_only=True)
 class HourAccount:
-    """The counts of an hour, the sources of its records, the results of its checks, and the run that produced them."""
+    """The counts of an hour, the sources of its records, the results of its checks, and the run that produced them.
+    `erased` is None for an hour of which nothing was erased."""
 
     offsets: int | None = None
     good: int | None = None
     dead: int | None = None
     duplicate: int | None = None
     gap: int | None = None
+    erased: int | None = None
     gaps: Mapping[str, int] | None = None
     partitions: Mapping[int, Account] | None = None
     sources: Mapping[str, int] | None = None
@@ -219,8 +224,8 @@ class HourAccount:
 @dataclass(frozen=True, kw_only=True)
 class LedgerRow(HourAccount):
     """A decision about an hour. `sequence` and `snapshot_id` are None while it waits for its row of the ledger, and
-    `publish` is the publish that it waits with. `act` is the operator's act that it follows from. Columns that were not
-    read are None too."""
+    `publish` is the publish that it waits with. `act` is the operator's act that it follows from, `erasure` the part of
+    an erasure that it records (`anabranch.protocol.erasure`). Columns that were not read are None too."""
 
     hour: str
     decision: Kind
@@ -232,6 +237,7 @@ class LedgerRow(HourAccount):
     reason: str | None = None
     cut: Cut | None = None
     act: Act | None = None
+    erasure: Mapping[str, Any] | None = None
     snapshot_id: int | None = None
     sequence: int | None = None
     publish: str | None = None
@@ -251,6 +257,7 @@ class LedgerRow(HourAccount):
             "revision": self.revision, "code_version": self.code_version, **_cut_columns(self.cut),
             "offsets": account.pop("offsets", None), "served": self.served, **account, "reason": self.reason,
             "publish": self.publish, "act": self.act.as_dict() if self.act is not None else None,
+            "erasure": self.erasure,
         }  # fmt: skip
         # A build always has a reason, which may be null.
         return {k: v for k, v in row.items() if v is not None or (k == "reason" and self.quality is not None)}
@@ -269,13 +276,15 @@ class LedgerRow(HourAccount):
             cut=cut_from(data.get("topic_id"), data["cut"]) if data.get("cut") is not None else None,
             publish=data.get("publish"),
             act=Act.from_dict(data["act"]) if data.get("act") is not None else None,
+            erasure=data.get("erasure"),
             **_account_values(data),
         )
 
     def as_columns(self) -> dict[str, Any]:
         """By the ledger's columns, each value as JSON has it; but for the sequence, which the append gives."""
         act = {"act": self.act.as_dict()} if self.act is not None else {}
-        return self.as_dict() | _cut_columns(self.cut) | act | {
+        erasure = {"erasure": self.erasure} if self.erasure is not None else {}
+        return self.as_dict() | _cut_columns(self.cut) | act | erasure | {
             "decision_id": self.decision_id, "hour": self.hour, "decision": self.decision, "revision": self.revision,
             "served": self.served, "snapshot_id": self.snapshot_id, "reason": self.reason,
             "code_version": self.code_version, "recorded_at": self.recorded_at,
@@ -293,7 +302,7 @@ def cut_from(topic_id: str | None, ranges: Mapping[str, Any]) -> Cut:
 def accounts_from(data: Mapping[str, Mapping[str, Any]]) -> dict[int, Account]:
     """The partitions' accounts, from JSON."""
     names = [f.name for f in fields(Account)]
-    return {int(p): Account(**{name: account[name] for name in names}) for p, account in data.items()}
+    return {int(p): Account(**{n: account[n] for n in names if n in account}) for p, account in data.items()}
 
 
 def _cut_columns(cut: Cut | None) -> dict[str, Any]:

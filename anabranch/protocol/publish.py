@@ -181,7 +181,7 @@ def to_commit(state: State, publish: Publish, now: datetime) -> Commit:
         changes=tuple(changes),
         tags=publish.tags,
         drop_tags=gone,
-        expire=plan_expiry(state.table, publish.id, now, gone_before=state.expired.at),
+        expire=plan_expiry(state.table, publish.id, now, gone_before=state.removed_at),
         staged=publish.staged,
         set_properties={**publish.set_properties, **promised},
         remove_properties=publish.remove_properties,

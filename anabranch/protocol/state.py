@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from anabranch.common.errors import PositionError, Terminal
 from anabranch.iceberg import snapshots
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.offsets.position import Offsets, Position, Topic, ranges_to_keys, to_keys
+from anabranch.protocol.erased import ERASURES, Erasures
 from anabranch.protocol.expired import EXPIRED, Expired
 from anabranch.protocol.holds import Holds
 from anabranch.protocol.ledger_row import Layer, LedgerRow
@@ -85,6 +87,7 @@ class State:
     branch_properties: dict[str, dict[str, str]]
     expired: Expired = field(default_factory=Expired)
     holds: Holds = field(default_factory=Holds)
+    erasures: Erasures = field(default_factory=Erasures)
 
     @cached_property
     def cuts(self) -> dict[str, Cut]:
@@ -102,6 +105,11 @@ class State:
     def is_expired(self, hour: str) -> bool:
         """Whether the rows of an accepted hour have left every branch, because they were kept long enough."""
         return self.timeline.first <= hour and hour in self.expired
+
+    @property
+    def removed_at(self) -> datetime | None:
+        """When rows last left every branch, expired or erased; snapshots that are older may have them."""
+        return max((at for at in (self.expired.at, self.erasures.changed) if at is not None), default=None)
 
     def served_by(self, hour: str) -> Layer:
         """The layer that serves the hour: an operator's override, else batch once it has accepted
@@ -128,6 +136,7 @@ def plan_after(state: State, changes: Iterable[Change], timeline: Timeline, posi
         overrides=json.loads(main[OVERRIDES]) if OVERRIDES in main else state.overrides,
         retained_hours=tuple(json.loads(main[KEPT])) if KEPT in main else state.retained_hours,
         expired=Expired.from_properties(main) if EXPIRED in main else state.expired,
+        erasures=Erasures.from_properties(main) if ERASURES in main else state.erasures,
     )
 
 
@@ -168,6 +177,7 @@ def read_state(table: Table) -> State:
         branch_properties=properties,
         expired=expired,
         holds=Holds.of_branches(properties.values()),
+        erasures=Erasures.of_branches(properties.values()),
     )
 
 
@@ -197,6 +207,7 @@ def state_of(table: Table, snapshot_id: int) -> State:
         content={},
         branch_properties={"main": properties},
         expired=Expired.from_properties(properties),
+        erasures=Erasures.from_properties(properties),
     )
 
 

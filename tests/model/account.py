@@ -12,12 +12,14 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
+from eraser import is_erased
 from small_world import File, Kafka, Lake, Row, Violation, World, ledger_row
 
 from anabranch.iceberg.snapshots import BRANCHES
 from anabranch.offsets.hours import Cut, hours_between
 from anabranch.offsets.position import Ranges, ranges_from_keys
-from anabranch.protocol import dead_letters, retention
+from anabranch.protocol import dead_letters, erasure, retention
+from anabranch.protocol.ledger import newest, with_waiting
 from anabranch.protocol.ledger_row import LedgerRow
 from anabranch.protocol.state import LOST
 
@@ -46,7 +48,8 @@ def check_kept(before: World, after: World) -> None:
         {row for hour, of_hour in _of_main(world).items() if hour in kept for row in of_hour}
         for world in (before, after)
     ]
-    if gone := sorted(rows[0] - rows[1]):
+    kafka, state = after.kafka, after.lake.state
+    if gone := sorted(row for row in rows[0] - rows[1] if not is_erased(kafka, state, state.timeline.open, row)):
         raise Violation(f"main served {gone}, and does not any more")
 
 
@@ -68,6 +71,7 @@ def check_rest(world: World) -> None:
     expired = _expired(lake, letters, world.ledger)
     lacks = {row for row in world.kafka.rows if row not in {row for rows in main.values() for row in rows}}
     lacks = {row for row in lacks if row[:2] not in expired}
+    lacks = {row for row in lacks if not is_erased(world.kafka, lake.state, lake.state.timeline.open, row)}
     if not_taken := lacks - world.kafka.taken:
         raise Violation(f"at rest, main and its dead letters lack {sorted(not_taken)}")
     lost = _said_lost(lake, main, world.ledger)
@@ -153,22 +157,29 @@ def _check_offsets(
     for hour, row in _newest_accepted(lake, ledger).items():
         if state.served_by(hour) != "batch" or state.is_expired(hour) or hour in gone:
             continue
-        cut, places = _places(_cut(row).ranges), {row[:2] for row in main.get(hour, ())}
+        placed = erasure.places_of(_rows_of(lake, ledger, hour)).get(hour, set())
+        # Dead letters whose places are recorded are counted as erased.
+        cut, places = _places(_cut(row).ranges), {row[:2] for row in main.get(hour, ())} - placed
+        erased = current.erased or 0 if (current := _current(lake, ledger, hour)) is not None else 0
         if _cut(row).topic_id == kafka.id:
             controls = sum(kafka.shown(p, o) == "control" for p, o in cut - places if o < len(kafka.log[p]))
             if (row.gaps or {}).get("control", 0) > controls:
                 raise Violation(f"{hour} is accepted with {row.gaps} in gaps, the log has {controls} control records")
-        if places - cut or len(cut - places) != (row.gap or 0):
+        if places - cut or len(cut - places) != (row.gap or 0) + erased:
             raise Violation(
-                f"{hour} is accepted as {sorted(cut)} with {row.gap or 0} in gaps, main and its dead letters have "
-                f"{sorted(places)}"
+                f"{hour} is accepted as {sorted(cut)} with {row.gap or 0} in gaps and {erased} erased, main and its "
+                f"dead letters have {sorted(places)}"
             )
+        absent = {r[:2] for r in kafka.rows if r[:2] in cut - places and is_erased(kafka, state, hour, r)}
+        if len(absent) != erased:
+            raise Violation(f"{hour} is accepted with {erased} erased, {sorted(absent)} are")
     # Before an adoption the position says nothing of a log that is another one.
     if kafka.is_read_at(state.position):
         read = [row for row in kafka.present if row[1] < state.position.offsets.get(row[0], 0)]
         lost = _said_lost(lake, main, ledger)
         expired = _expired(lake, letters, ledger)
         given = [row for row in read if row not in kafka.compacted and row[:2] not in expired]
+        given = [row for row in given if not is_erased(kafka, state, state.timeline.open, row)]
         if missing := [row for row in given if row not in counts and row[:2] not in lost]:
             raise Violation(f"the position is {state.position.offsets}, main and its dead letters lack {missing}")
 
@@ -199,6 +210,16 @@ def _newest_accepted(lake: Lake, ledger: tuple[str, ...]) -> dict[str, LedgerRow
         if row.decision == "accepted" and row.revision >= newest.get(row.hour, row).revision:
             newest[row.hour] = row
     return newest
+
+
+def _rows_of(lake: Lake, recorded: tuple[str, ...], hour: str) -> list[LedgerRow]:
+    """The decisions about an hour, recorded or not."""
+    return with_waiting(lake.state, hour, map(ledger_row, recorded))
+
+
+def _current(lake: Lake, recorded: tuple[str, ...], hour: str) -> LedgerRow | None:
+    """What the ledger says of an hour now."""
+    return newest(_rows_of(lake, recorded, hour)).get(hour)
 
 
 def _cut(row: LedgerRow) -> Cut:

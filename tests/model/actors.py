@@ -107,6 +107,7 @@ class Broker(Actor):
         (kind, *values), rest = self.script[0], replace(self, script=self.script[1:])
         changes = {
             "record": world.kafka.append,
+            "personal": world.kafka.append_personal,
             "retain": world.kafka.expire,
             "compact": world.kafka.compact,
             "end transaction": world.kafka.end_transaction,

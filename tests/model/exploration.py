@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 import account
+import eraser
 from actors import Actor, Publisher, Step, decide
 from layers import Speed, lookback
 from small_world import Lake, Violation, World, ledger_row, millis
@@ -184,6 +185,7 @@ def check_step(before: World, after: World) -> None:
     """Promises from one version to the next, and of the files in storage."""
     if after.discarded and (named := after.discarded & after.lake.ids_of_publishes):
         raise Violation(f"{sorted(named)} landed, and what it names was discarded")
+    eraser.check(before, after)
     if after.letters is not None:
         account.check(after)
         if after.restored == before.restored:
@@ -263,6 +265,7 @@ def check_actors(actors: Sequence[Actor]) -> None:
 def check_rest(world: World) -> None:
     """Promises once everybody is at rest."""
     state = world.lake.state
+    eraser.check_rest(world)
     if world.letters is not None:
         account.check_rest(world)
     else:

@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import Any, ClassVar
 
 from actors import NOW, Publisher, Step, is_stopped, is_waiting
-from rebuilt import given, read_hour
+from rebuilt import given, is_left_out, read_hour
 from small_world import TOPIC, File, Lake, Row, World, ledger_row, new_files, rolled_up
 from values import replace
 
@@ -22,7 +22,7 @@ from anabranch.iceberg.snapshots import Staged
 from anabranch.iceberg.staging import Written
 from anabranch.offsets.hours import Cut, hour_of, shift
 from anabranch.offsets.position import Ranges, size
-from anabranch.protocol import coverage, dead_letters, ledger, publish_queue, retention, sealing, topic_change
+from anabranch.protocol import coverage, dead_letters, erasure, ledger, publish_queue, retention, sealing, topic_change
 from anabranch.protocol.ledger_row import HourAccount
 from anabranch.protocol.merge import needs_merge
 from anabranch.protocol.publish import Publish
@@ -53,10 +53,12 @@ class Ahead:
     split: tuple[tuple[str, Pieces], ...]
     staged: Staged | Written | None
     dead: Staged | None
+    marks: frozenset[str] = frozenset()
 
     def values(self) -> dict[str, Any]:
         """What a speed layer remembers of the micro-batch that it is about to publish."""
-        return {"topic_id": self.topic_id, "split": self.split, "staged": self.staged, "dead": self.dead}
+        kept = {"topic_id": self.topic_id, "split": self.split, "staged": self.staged, "dead": self.dead}
+        return kept | {"marks": self.marks}
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,8 @@ class Speed(Publisher):
     early: bool = False
     as_snapshot: bool = False
     ahead: Ahead | None = None
+    # What erased records were left out by.
+    marks: frozenset[str] = frozenset()
     # How old its clock says that all is: read once the heads are loaded.
     clock: timedelta = timedelta(0)
     starts: tuple[tuple[int, int], ...] = ()
@@ -210,7 +214,7 @@ class Speed(Publisher):
             yield f"finds records of {plan.todo} gone", world, self.restarted()
             return
         for again in (False, True) if world.retries and not self.as_snapshot else (False,):
-            after, made = self.written(world, plan, decided.position.topic_id, again)
+            after, made = self.written(world, plan, decided, again)
             # Of files, the last task may end long after the first has written its own.
             at = "hear" if world.orphans and not self.as_snapshot else "ask"
             staged = replace(actor, at=at, last=self.lake, lake=None, **made.values())
@@ -234,13 +238,20 @@ class Speed(Publisher):
         plan = speed_plan.plan_ahead(decided, ranges, world.kafka.now + self.skew)
         if plan is None:
             return
-        after, made = self.written(world, plan, decided.position.topic_id)
+        after, made = self.written(world, plan, decided)
         yield f"stages {plan.by_hour} ahead", after, replace(actor, ahead=replace(made, ranges=tuple(ranges.items())))
 
-    def written(self, world: World, plan: Plan, topic_id: str, again: bool = False) -> tuple[World, Ahead]:
+    def written(
+        self, world: World, plan: Plan, decided: ResolvedState, again: bool = False
+    ) -> tuple[World, Ahead]:  # fmt: skip
         """The world with the rows and dead letters of a plan staged, and what that made."""
         id, kafka, now = world.new_id(self.name, self.ids), world.kafka, self.stamped(world)
-        read = {h: kafka.read(ranges) for h, ranges in plan.by_hour.items()}
+        topic_id = decided.position.topic_id
+        read = {
+            h: tuple(r for r in kafka.read(ranges) if not is_left_out(world, decided.state, h, topic_id, r))
+            for h, ranges in plan.by_hour.items()
+        }
+        marks = speed_plan.erasure_marks(decided.state, topic_id, plan.by_hour)
         files = new_files(id, {h: [r for r in rows if r[2] not in kafka.malformed] for h, rows in read.items()})
         staged: Staged | Written | None
         if self.as_snapshot:
@@ -258,7 +269,7 @@ class Speed(Publisher):
             assert after.letters is not None
             dead = after.letters.find_staged(f"{id}-dead")
         split = tuple((h, tuple(sorted(ranges.items()))) for h, ranges in plan.by_hour.items())
-        return after, Ahead((), topic_id, split, staged, dead)
+        return after, Ahead((), topic_id, split, staged, dead, marks)
 
     @property
     def ids(self) -> frozenset[str]:
@@ -275,7 +286,7 @@ class Speed(Publisher):
 
     def bare(self) -> Speed:
         """Itself without what it staged."""
-        return replace(self, staged=None, split=(), dead=None, topic_id="")
+        return replace(self, staged=None, split=(), dead=None, topic_id="", marks=frozenset())
 
     def move(self, world: World) -> Iterator[Step]:
         assert self.lake is not None
@@ -324,7 +335,8 @@ class Speed(Publisher):
     def batch(self) -> StagedBatch | None:
         if self.staged is None:
             return None
-        return StagedBatch(self.topic_id, {h: dict(ranges) for h, ranges in self.split}, self.staged, self.dead)
+        split = {h: dict(ranges) for h, ranges in self.split}
+        return StagedBatch(self.topic_id, split, self.staged, self.dead, erasures=self.marks)
 
     @property
     def needed(self) -> tuple[tuple[int, int], ...]:
@@ -575,7 +587,8 @@ class Batch(Publisher):
 
     def read_by_speed(self, lake: Lake) -> frozenset[str]:
         cut, gaps = Cut(self.topic_id, dict(self.cut)), json.loads(self.counts).get("gaps")
-        return batch_plan.may_yet_be_served(lake.state, {self.todo[0]: (cut, gaps)})
+        read = batch_plan.may_yet_be_served(lake.state, {self.todo[0]: (cut, gaps)})
+        return read | erasure.marks_of(lake.state, self.todo[0], cut)
 
     def remembering(self, world: World, state: State) -> State:
         """The state in which the hour is remembered: of one that is not any more, the ledger says what is accepted."""

@@ -9,8 +9,9 @@ from small_world import TOPIC, Lake, Row, World
 
 from anabranch.offsets.hours import Cut
 from anabranch.offsets.position import Offsets, Ranges, Topic, size
-from anabranch.protocol import ledger, topic_change
+from anabranch.protocol import erasure, ledger, topic_change
 from anabranch.protocol.ledger_row import Layer
+from anabranch.protocol.state import State
 from batch_layer import balance
 from batch_layer.balance import Balance, Counted
 from batch_layer.offset_counts import within_log
@@ -48,8 +49,10 @@ def read_hour(world: World, lake: Lake, hour: str, cut: Cut, before: int) -> Rea
         for row in (row for row in letters if _is_in(row, cut.ranges) and row[:2] not in places):
             # Its bytes are decoded again; a row was judged when it was accepted.
             (dead if row[2] in world.kafka.malformed else good).append(row)
+    erased = [row for row in (*good, *dead) if is_left_out(world, lake.state, hour, cut.topic_id, row)]
+    good, dead = [row for row in good if row not in erased], [row for row in dead if row not in erased]
     # Offsets in no source: before the log's start, and behind it, where the log's batches show the class.
-    held = {row[:2] for row in (*good, *dead)}
+    held = {row[:2] for row in (*good, *dead, *erased)}
     missing = {p: {o for o in range(s, e) if (p, o) not in held} for p, (s, e) in cut.ranges.items()}
     in_kafka = {p: {o for o in offsets if _is_in((p, o, 0), there)} for p, offsets in missing.items()}
     lost = {p: n for p, offsets in missing.items() if (n := len(offsets - in_kafka[p]))}
@@ -57,13 +60,28 @@ def read_hour(world: World, lake: Lake, hour: str, cut: Cut, before: int) -> Rea
     for p, offsets in in_kafka.items():
         for name, counts in world.kafka.look(p, offsets).items():
             seen[name] = balance.plus(seen.get(name, {}), counts)
-    row = ledger.newest(world.recorded(hour)).get(hour) if before else None
-    accounts = (row.partitions if row is not None else None) or {}
+    accounts = ledger.partitions_before(lake.state, hour, world.recorded(hour)) if world.letters is not None else {}
     gaps = balance.classify_gaps({p: len(offsets) for p, offsets in in_kafka.items()}, seen)
+    read_again = _by_partition(erased)
+    left_out, lost, gaps = balance.classify_erased(lost, gaps, accounts, read_again)
     duplicate, gaps = balance.classify_unheld(lost, gaps, accounts, stored, {})
-    account = Balance(cut, _counted(good, cut.ranges), _counted(dead, cut.ranges), duplicate, gaps)
+    account = Balance(
+        cut, _counted(good, cut.ranges), _counted(dead, cut.ranges), duplicate, gaps,
+        erased=balance.plus(read_again, left_out),
+    )  # fmt: skip
     assert not (problems := account.problems()), problems
     return Read(good, dead, account)
+
+
+def is_left_out(world: World, state: State, hour: str, topic_id: str, row: Row) -> bool:
+    """Whether a layer that stages by a state leaves a record out as erased: by its value, which is not found in a
+    malformed one; or by its place, which the ledger has or is about to get."""
+    covering = state.erasures.covering(hour, topic_id, {row[0]: (row[1], row[1] + 1)})
+    if not covering or row[2] not in world.kafka.personal:
+        return False
+    if row[2] not in world.kafka.malformed:
+        return True
+    return row[:2] in erasure.places_of(ledger.with_waiting(state, hour, world.recorded(hour))).get(hour, ())
 
 
 def given(world: World, cut: Cut) -> Offsets:

@@ -25,6 +25,8 @@ TWO_HOURS: tuple[Event, ...] = (("record", 0, 0), ("tick", 40), ("record", 0, 0)
 THREE_HOURS: tuple[Event, ...] = (*TWO_HOURS, ("record", 0, 0), ("tick", 60))
 RECORD: Event = ("record", 0, 0)
 MALFORMED: Event = ("record", 0, 0, True)
+PERSONAL: Event = ("personal", 0, 0)
+MALFORMED_PERSONAL: Event = ("personal", 0, 0, True)
 # An hour of a record that the rules cannot read, and of one that they can.
 DEAD_AND_GOOD: tuple[Event, ...] = (MALFORMED, *ONE_HOUR)
 RECREATED: Event = ("recreate",)

@@ -92,6 +92,12 @@ class Kafka:
     past: tuple[tuple[Row, str], ...] = ()
     others: tuple[tuple[str, tuple[tuple[Record, ...], ...], tuple[int, ...]], ...] = ()
     silent: frozenset[tuple[int, str]] = frozenset()
+    # The records, by number, that have a value which is to be erased.
+    personal: frozenset[int] = frozenset()
+
+    def append_personal(self, partition: int, minutes: int, malformed: bool = False) -> Kafka:
+        """The same with a value which is to be erased; no reader finds it in one that is malformed."""
+        return replace(self.append(partition, minutes, malformed), personal=self.personal | {self.accepted})
 
     def append(self, partition: int, minutes: int, malformed: bool = False) -> Kafka:
         """One record, stamped `minutes` from now; to a partition that is not there yet, with that partition."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from actors import Actor, Adopter, Expiry, Maintenance, Merger, Network, Nights, Operator, Retention
+from eraser import Eraser
 from exploration import explore, settle
 from layers import Batch, RollUp, Speed
 from settings import (
@@ -22,9 +23,11 @@ from settings import (
     LOSES_ITS_END,
     LOST_ITS_END,
     MALFORMED,
+    MALFORMED_PERSONAL,
     MINUTES,
     ONE_HOUR,
     OTHER,
+    PERSONAL,
     RECORD,
     RECREATED,
     THREE_HOURS,
@@ -670,6 +673,84 @@ SETTINGS = {
         before=(broker(*DEAD_AND_GOOD, RECORD, ("tick", 60)), Speed("before"), Batch("accepts")),
         world={"accounts": True},
     ),
+    "an hour that is rebuilt while records of it are erased": Setting(
+        (Batch("batch", restates=1), Eraser("eraser")),
+        ("eraser publishes", "eraser is refused", "batch 2026-11-21T00: what main serves", "eraser finds nothing left"),
+        before=(broker(PERSONAL, RECORD, ("tick", 60)), Speed("before", at_most=2), Batch("accepts")),
+        world={"accounts": True},
+    ),
+    "an hour that is rebuilt while records of it are erased, and a kill": Setting(
+        (Batch("batch", restates=1), Eraser("eraser")),
+        ("eraser is killed at swap_rows", "eraser is killed at follow", "batch is killed at accept"),
+        before=(broker(PERSONAL, RECORD, ("tick", 60)), Speed("before", at_most=2), Batch("accepts")),
+        world={"accounts": True, "crashes": 1},
+    ),
+    "an hour that is rebuilt while dead letters of it are erased": Setting(
+        (Batch("batch", restates=1), Eraser("eraser")),
+        (
+            "eraser finds dead letters {'2026-11-21T00': 1}",
+            "eraser erases dead letters",
+            "eraser is refused",
+            "batch is refused",
+            "batch records ['eraser-place-",
+        ),
+        before=(broker(MALFORMED_PERSONAL, ("tick", 60)), Speed("before"), Batch("accepts")),
+        world={"accounts": True},
+    ),
+    "an hour that is rebuilt while dead letters of it are erased, and a kill": Setting(
+        (Batch("batch", restates=1), Eraser("eraser")),
+        ("eraser is killed at swap_letters", "eraser is killed at record", "batch is killed at send_letters"),
+        before=(broker(MALFORMED_PERSONAL, RECORD, ("tick", 60)), Speed("before", at_most=2), Batch("accepts")),
+        world={"accounts": True, "crashes": 1},
+    ),
+    "micro-batches that are staged ahead of an erasure": Setting(
+        (Speed("speed", early=True), Eraser("eraser")),
+        ("ahead", "eraser is refused", "speed is refused", "speed decides to stage"),
+        before=(broker(PERSONAL, PERSONAL),),
+        world={"accounts": True},
+    ),
+    "records that are erased before the speed layer has read them": Setting(
+        (Speed("speed"), Eraser("eraser")),
+        ("eraser waits for the layers to read", "eraser finds dead letters", "eraser erases dead letters"),
+        before=(broker(MALFORMED_PERSONAL, PERSONAL),),
+        world={"accounts": True},
+    ),
+    "records of an hour that is not accepted are erased, then Kafka deletes them": Setting(
+        (broker(("retain", 0, 1)), Batch("batch"), Eraser("eraser")),
+        ("sees retain", "eraser publishes", "batch publishes"),
+        before=(broker(PERSONAL, RECORD, ("tick", 60)), Speed("before", at_most=2)),
+        world={"accounts": True},
+    ),
+    "records of an accepted hour are erased, then Kafka deletes them, and it is rebuilt": Setting(
+        (broker(("retain", 0, 1)), Batch("batch", restates=1), Eraser("eraser")),
+        ("sees retain", "eraser publishes", "batch publishes"),
+        before=(broker(PERSONAL, RECORD, ("tick", 60)), Speed("before", at_most=2), Batch("accepts")),
+        world={"accounts": True},
+    ),
+    "files put together while their records are erased": Setting(
+        (RollUp("rollup"), Eraser("eraser")),
+        ("rollup gives it up", "eraser is refused", "rollup is refused", "eraser publishes"),
+        before=(broker(PERSONAL, RECORD), Speed("before")),
+        world={"accounts": True},
+    ),
+    "an erasure that lands late, or never": Setting(
+        (Speed("speed"), Eraser("eraser"), Network("network")),
+        ("network brings eraser", "eraser moves a head in its way", "eraser finds that it had landed"),
+        before=(broker(PERSONAL), Speed("before"), broker(RECORD)),
+        world={"accounts": True, "late": True, "answers_to_lose": 1},
+    ),
+    "files without erased rows that nothing refers to, of a process that sleeps": Setting(
+        (Eraser("eraser"), Nights(runs=2), Maintenance("maintenance", later=timedelta(0))),
+        ("maintenance removes ['eraser-", "eraser gives its files up", "eraser is refused"),
+        before=(broker(PERSONAL, RECORD), Speed("before", at_most=2)),
+        world={"accounts": True, "orphans": True},
+    ),
+    "an hour that an operator gives to the speed layer while records of it are erased": Setting(
+        (Operator("operator", wishes=((H0, "speed"),)), Eraser("eraser")),
+        ("operator publishes", "operator is refused", "eraser is refused"),
+        before=(broker(PERSONAL, RECORD, ("tick", 60)), Speed("before", at_most=2), Batch("accepts")),
+        world={"accounts": True},
+    ),
     "files put together, and orphans removed before they are in place": Setting(
         (RollUp("rollup"), Maintenance("maintenance")),
         ("maintenance removes ['rollup-", "rollup gives it up", "rollup is refused", "rollup publishes"),
@@ -701,6 +782,11 @@ SETTINGS |= {
 
 # Those that take longest; each hazard is also in a smaller setting.
 LARGE = (
+    "an hour that is rebuilt while dead letters of it are erased",
+    "an hour that is rebuilt while records of it are erased, and a kill",
+    "an hour that is rebuilt while dead letters of it are erased, and a kill",
+    "records of an hour that is not accepted are erased, then Kafka deletes them",
+    "records of an accepted hour are erased, then Kafka deletes them, and it is rebuilt",
     "files that nothing refers to and dead letters, of a process that sleeps",
     "files that nothing refers to, of an hour that is accepted while a process sleeps",
     "files that nothing refers to, of two speed layers that sleep",

@@ -10,6 +10,7 @@ from typing import Any
 import layers
 import pytest
 from actors import NIGHT, NOW, Actor, Adopter, Expiry, Maintenance, Network, Nights, Operator, Publisher, Retention
+from eraser import Eraser
 from exploration import explore, forget, settle
 from layers import Batch, RollUp, Speed
 from pyiceberg.table import Table
@@ -21,9 +22,11 @@ from settings import (
     LOSES_ITS_END,
     LOST_ITS_END,
     MALFORMED,
+    MALFORMED_PERSONAL,
     MINUTES,
     ONE_HOUR,
     OTHER,
+    PERSONAL,
     RECORD,
     TWO_HOURS,
     broker,
@@ -37,7 +40,17 @@ from anabranch.iceberg.snapshots import BRANCHES, published_since
 from anabranch.offsets import hours
 from anabranch.offsets.position import Position, RangeRelation
 from anabranch.operations import maintenance
-from anabranch.protocol import coverage, dead_letters, ledger, merge, publish, publish_queue, topic_change, watermarks
+from anabranch.protocol import (
+    coverage,
+    dead_letters,
+    erasure,
+    ledger,
+    merge,
+    publish,
+    publish_queue,
+    topic_change,
+    watermarks,
+)
 from anabranch.protocol.expired import Expired
 from anabranch.protocol.publish import Publish
 from anabranch.protocol.state import POSITION, State
@@ -154,6 +167,23 @@ def knowing_no_expired_hour(real: Callable[..., Any]) -> Callable[..., Any]:
         return real(replace(first, state=replace(first.state, expired=Expired())), *rest)
 
     return decision
+
+
+def placing_without_a_mark(real: Callable[..., Publish]) -> Callable[..., Publish]:
+    """The places are recorded, and nothing that was staged without them is staged again."""
+
+    def plan_places(state: State, erasure: Any, decisions: Any, id: str) -> Publish:
+        return replace(real(state, replace(erasure, places=erasure.places - 1), decisions, id))
+
+    return plan_places
+
+
+def without_what_waits(real: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda state, hour, recorded: real(replace(state, decisions=()), hour, recorded)
+
+
+def leaving_all_to_gaps(real: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda lost, gaps, before, erased: ({}, lost, gaps)
 
 
 def deleting_at_once(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -604,6 +634,37 @@ MUTANTS = [
         speed_plan, "plan_publish", knowing_no_expired_hour, Speed("speed"), Batch("batch"), Retention("retention"),
         finds="which have expired", name="what the speed layer leaves out of expired hours",
         before=(broker(*TWO_HOURS),),
+    ),
+    mutant(
+        speed_plan, "erasure_marks", always(frozenset()), Speed("speed"), Eraser("eraser"), finds="are back",
+        name="what a micro-batch is staged by, of an erasure", before=(broker(PERSONAL),), accounts=True,
+    ),
+    mutant(
+        erasure, "marks_of", always(frozenset()), Batch("batch"), Eraser("eraser"), finds="are back",
+        name="what an hour is staged by, of an erasure", before=(broker(PERSONAL, ("tick", 60)), Speed("before")),
+        accounts=True,
+    ),
+    mutant(
+        erasure, "plan_places", placing_without_a_mark, Batch("batch", restates=1), Eraser("eraser"), finds="0 erased",
+        name="rows that are staged again once dead letters are found",
+        before=(broker(MALFORMED_PERSONAL, ("tick", 60)), Speed("before"), Batch("accepts")), accounts=True,
+    ),
+    mutant(
+        erasure, "is_read", always(True), Speed("speed"), Eraser("eraser"), finds="is done, and there are still",
+        name="records that an erasure is of and that are yet to be read", before=(broker(MALFORMED_PERSONAL),),
+        accounts=True,
+    ),
+    mutant(
+        ledger, "with_waiting", without_what_waits, Batch("batch", restates=1), Eraser("eraser"), finds="erased",
+        name="places that wait for their row of the ledger",
+        before=(broker(MALFORMED_PERSONAL, ("tick", 60)), Speed("before"), Batch("accepts")), accounts=True,
+    ),
+    mutant(
+        balance, "classify_erased", leaving_all_to_gaps, Batch("batch", allow_gaps=("retention",)), Eraser("eraser"),
+        finds="is accepted with 0 erased", name="the account of erased records that Kafka deleted",
+        before=(broker(PERSONAL, RECORD, ("tick", 60)), Speed("before", at_most=2), Eraser("first"),
+                broker(("retain", 0, 1))),
+        accounts=True,
     ),
     mutant(
         publish, "plan_expiry", always(()), broker(*[RECORD] * 6), Speed("speed"), finds="the table remembers",

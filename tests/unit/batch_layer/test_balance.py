@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from anabranch.offsets.hours import Cut
 from anabranch.protocol.ledger_row import Account, HourAccount
-from batch_layer.balance import Balance, Counted, classify_gaps, classify_unheld, has_missing
+from batch_layer.balance import Balance, Counted, classify_erased, classify_gaps, classify_unheld, has_missing
 
 ALLOWED = ("control", "aborted")
 TRUE = Balance(
@@ -182,3 +183,37 @@ def test_lost_and_compacted_offsets_are_accounted_for_once() -> None:
     assert classify_unheld({0: 2}, {"compacted": {0: 2}}, before, {0: 6}, {}) == (
         {0: 2}, {"control": {0: 1}, "compacted": {0: 1}},
     )  # fmt: skip
+
+
+def test_erased_records_close_the_account() -> None:
+    account = replace(TRUE, good=Counted({0: 4, 1: 3}, 7), erased={0: 2})
+    assert not account.problems()
+    assert account.counts.erased == 2
+    assert [p.erased for p in account.partitions.values()] == [2, None, None]
+    [problem] = replace(account, erased={0: 1}).problems()
+    assert problem.startswith("partition 0: expected") and problem.endswith("1 erased")
+
+
+# Of an hour of which three records of partition 0 were erased.
+OF_ERASED = {0: Account(10, good=5, dead=0, duplicate=1, gaps={"compacted": 1}, erased=3)}
+
+
+@pytest.mark.parametrize(
+    ("lost", "compacted", "read_again", "expected"),
+    [
+        ({}, 1, 3, ({}, {}, 1)),  # all are in Kafka still
+        ({0: 4}, 1, 0, ({0: 3}, {0: 1}, 1)),  # all are deleted, with a duplicate
+        ({0: 1}, 1, 2, ({0: 1}, {0: 0}, 1)),
+        ({}, 3, 1, ({0: 2}, {}, 1)),  # compacted since
+        ({0: 1}, 4, 0, ({0: 3}, {0: 0}, 2)),
+    ],
+)
+def test_erased_records_that_kafka_deleted_stay_erased(
+    lost: dict[int, int], compacted: int, read_again: int, expected: tuple[Any, Any, int]
+) -> None:
+    found, left, gaps = classify_erased(lost, {"compacted": {0: compacted}}, OF_ERASED, {0: read_again})
+    assert (found, left, gaps["compacted"][0]) == expected
+
+
+def test_nothing_was_erased_of_an_hour_without_an_account() -> None:
+    assert classify_erased({0: 2}, {"compacted": {0: 1}}, {}, {}) == ({}, {0: 2}, {"compacted": {0: 1}})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -108,7 +109,8 @@ def test_the_current_row_of_an_hour_has_the_act_of_its_newest_decision() -> None
 def test_a_ledger_of_the_version_before_acts_is_read_and_continued(
     lake: StreamLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name, before = lake.stream.hours_table, Schema(*(f for f in LEDGER_SCHEMA.fields if f.name != "act"))
+    name = lake.stream.hours_table
+    before = Schema(*takewhile(lambda field: field.name != "act", LEDGER_SCHEMA.fields))
     lake.lake.catalog.drop_table(name)
     admin.create(lake.lake, name, before, (), admin.TABLE_PROPERTIES)
     with monkeypatch.context() as old:

@@ -1,0 +1,172 @@
+"""Erase: the publishes by which records with some values of a column leave every branch.
+
+1. The ledger gets the keyed hashes, then one publish records the erasure on each branch. It moves every head: whatever
+   was staged without it is staged again, without these records.
+2. Files with such rows are replaced by files without them, on every branch that has them, some hours in a commit. The
+   hour's account changes with it.
+3. The places of such dead letters go to the ledger and to the hours' accounts by a publish that moves every head
+   again; then the dead letters leave their own table.
+4. Once every record that the erasure is of was read, and nothing is left, it is recorded as done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from anabranch.iceberg.commits import Change, Commit
+from anabranch.iceberg.expiry import plan_expiry
+from anabranch.iceberg.snapshots import BRANCHES, heads
+from anabranch.iceberg.staging import NAMED_WITHIN
+from anabranch.offsets.hours import Cut
+from anabranch.protocol.erased import ERASURES, Erasure
+from anabranch.protocol.ledger_row import Account, HourAccount, LedgerRow
+from anabranch.protocol.publish import Publish
+from anabranch.protocol.state import State
+
+if TYPE_CHECKING:
+    from pyiceberg.manifest import DataFile
+    from pyiceberg.table import Table
+
+Files = Mapping[str, Mapping[str, "DataFile"]]
+"""By path, within an hour: the files of a branch."""
+
+Rewritten = Mapping[str, "DataFile | None"]
+"""By the path of a file with erased records, the file that has the others; None where it has no others."""
+
+
+def plan_request(state: State, erasure: Erasure, id: str) -> Publish | None:
+    """The publish that records an erasure on each branch; None when they have it. Pure."""
+    return None if state.erasures.of(erasure.id) is not None else _recorded(state, erasure, id)
+
+
+def plan_rewrite(
+    state: State,
+    erasure: Erasure,
+    rewritten: Rewritten,
+    there: Mapping[str, Files],
+    decisions: Iterable[LedgerRow],
+    id: str,
+    began: datetime,
+    now: datetime,
+) -> Publish | None:
+    """The publish that replaces each file of `rewritten` on every branch that has it. Pure.
+
+    `there`: the files of each branch, by branch. None when a file left every branch since, by a compaction or a
+    rebuild, or when the new files may be orphans by now: `began` is when writing them began, `now` a time after
+    `state` was loaded. A file that only some branches have is replaced there.
+    """
+    own = {b: {path: f for files in there[b].values() for path, f in files.items()} for b in BRANCHES}
+    if abs(now - began) > NAMED_WITHIN or not set(rewritten) <= {path for files in own.values() for path in files}:
+        return None
+    publish = _recorded(state, replace(erasure, changed=now), id)
+    changes = tuple(
+        replace(change, remove=removed, add=tuple(new for f in removed if (new := rewritten[f.file_path]) is not None))
+        for change in publish.changes
+        for removed in [tuple(f for path, f in own[change.branch].items() if path in rewritten)]
+    )
+    return replace(publish, changes=changes, decisions=tuple(decisions))
+
+
+def plan_places(state: State, erasure: Erasure, decisions: Iterable[LedgerRow], id: str) -> Publish:
+    """The publish after which no layer stages the dead letters again whose places the `decisions` have. Pure."""
+    return replace(_recorded(state, replace(erasure, places=erasure.places + 1), id), decisions=tuple(decisions))
+
+
+def plan_letters(
+    table: Table,
+    state: State,
+    rewritten: Rewritten,
+    there: Mapping[str, Files],
+    id: str,
+    began: datetime,
+    now: datetime,
+) -> Commit | None:  # fmt: skip
+    """The commit of the dead letters' table that replaces each file of `rewritten`, as `plan_rewrite`. Pure."""
+    own = {b: {path: f for files in there[b].values() for path, f in files.items()} for b in BRANCHES}
+    if abs(now - began) > NAMED_WITHIN or not set(rewritten) <= {path for files in own.values() for path in files}:
+        return None
+    changes = []
+    for branch in BRANCHES:
+        removed = tuple(f for path, f in own[branch].items() if path in rewritten)
+        added = tuple(new for f in removed if (new := rewritten[f.file_path]) is not None)
+        changes.append(Change(branch, added, removed))
+    waiting = frozenset(str(item["id"]) for item in state.dead_letters)
+    return Commit(id, heads(table), tuple(changes), expire=plan_expiry(table, id, now, waiting=waiting))
+
+
+def plan_done(state: State, erasure: Erasure, id: str, now: datetime) -> Publish:
+    """The publish that records that nothing is left on any branch. Pure."""
+    return _recorded(state, replace(erasure, changed=now, done=now), id)
+
+
+def is_read(state: State, erasure: Erasure) -> bool:
+    """Whether the table has every record that an erasure is of, as far as it will ever have it. Pure."""
+    if state.position.topic_id != erasure.topic_id:
+        return True
+    read = dict(state.position.offsets)
+    for hour in sorted(h for h in state.cuts if h >= state.timeline.since):
+        if not state.is_accepted(hour):
+            break
+        read |= {p: max(e, read.get(p, 0)) for p, e in state.cuts[hour].ends.items()}
+    return all(read.get(p, 0) >= end for p, end in erasure.ends.items())
+
+
+def plan_account(
+    before: HourAccount | None, rows: Mapping[int, int], dead: Mapping[int, int]
+) -> HourAccount:  # fmt: skip
+    """An accepted hour's account once so many of its rows and dead letters, by partition, are erased; of `before`, its
+    account until then. Empty without one. Pure."""
+    if before is None or before.good is None:
+        return HourAccount()
+    gone = sum(rows.values()) + sum(dead.values())
+    partitions = None
+    if before.partitions is not None:
+        partitions = {p: _less(account, rows.get(p, 0), dead.get(p, 0)) for p, account in before.partitions.items()}
+    return HourAccount(
+        good=before.good - sum(rows.values()),
+        dead=(before.dead or 0) - sum(dead.values()),
+        erased=((before.erased or 0) + gone) or None,
+        partitions=partitions,
+    )
+
+
+def _less(account: Account, rows: int, dead: int) -> Account:
+    erased = ((account.erased or 0) + rows + dead) or None
+    return replace(account, good=account.good - rows, dead=account.dead - dead, erased=erased)
+
+
+def places_of(history: Iterable[LedgerRow]) -> dict[str, set[tuple[int, int]]]:
+    """By hour, where its erased dead letters were: partition and offset, by the ledger. Pure."""
+    places: dict[str, set[tuple[int, int]]] = {}
+    for row in history:
+        if row.erasure is not None and row.decision == "erased":
+            places.setdefault(row.hour, set()).update((p, o) for p, o in row.erasure.get("places", ()))
+    return places
+
+
+def erased_of_hour(
+    erasure: Erasure, rows: Mapping[int, int], places: Collection[tuple[int, int]], files: Collection[str] = ()
+) -> dict[str, Any]:
+    """What a row of the ledger records of the part of an erasure in one hour: how many rows by partition, the places of
+    dead letters, and the files that had them."""
+    counts = dict(rows)
+    for p, _ in places:
+        counts[p] = counts.get(p, 0) + 1
+    return {
+        "id": erasure.id, "rows": sum(rows.values()), "dead": len(places),
+        "partitions": {str(p): n for p, n in sorted(counts.items())},
+        "places": sorted([p, o] for p, o in places), "files": sorted(files),
+    }  # fmt: skip
+
+
+def marks_of(state: State, hour: str, cut: Cut) -> frozenset[str]:
+    """What an hour's rows are to be staged by; a value to compare. Pure."""
+    return frozenset(f"erased {mark}" for mark in state.erasures.marks(hour, cut.topic_id, cut.ranges))
+
+
+def _recorded(state: State, erasure: Erasure, id: str) -> Publish:
+    said = {ERASURES: state.erasures.plus(erasure).to_json()}
+    return Publish(id, tuple(Change(branch, properties=said) for branch in BRANCHES), state.timeline)

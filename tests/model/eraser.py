@@ -1,0 +1,268 @@
+"""Erasure of the model: the steps of `anabranch erase`, and what it promises at every moment."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, ClassVar
+
+from actors import NOW, Publisher, Step, is_waiting
+from small_world import File, Kafka, Lake, Row, Violation, World
+from values import replace
+
+from anabranch.iceberg.snapshots import BRANCHES
+from anabranch.protocol import dead_letters, erasure, ledger, merge
+from anabranch.protocol.erased import Erasure
+from anabranch.protocol.ledger_row import LedgerRow
+from anabranch.protocol.publish import Publish
+from anabranch.protocol.state import State
+
+ID = "person"
+
+
+def erased(kafka: Kafka, state: State, files: tuple[File, ...]) -> set[Row]:
+    """The rows of some files that the erasure is of."""
+    return {row for f in files for row in f.rows if is_erased(kafka, state, f.hour, row)}
+
+
+def is_erased(kafka: Kafka, state: State, hour: str, row: Row) -> bool:
+    """Whether the erasure is of a record in an hour."""
+    cut = state.cuts.get(hour)
+    topic_id = cut.topic_id if cut is not None else state.position.topic_id
+    is_covered = state.erasures.covering(hour, topic_id, {row[0]: (row[1], row[1] + 1)})
+    return row[2] in kafka.personal and bool(is_covered)
+
+
+@dataclass(frozen=True)
+class Eraser(Publisher):
+    """`anabranch erase`, which finds personal records: rows by their hashes, dead letters by a search."""
+
+    at: str = "idle"
+    began: timedelta = timedelta(0)
+    done: tuple[tuple[File, File | None], ...] = ()
+    found: tuple[tuple[str, tuple[Row, ...]], ...] = field(default=())
+    nesting: ClassVar[tuple[str, ...]] = ("idle",)
+
+    def idle(self, world: World) -> Iterator[Step]:
+        state = world.lake.state
+        fresh = replace(self, lake=world.lake, letters=None, done=(), found=())
+        one = state.erasures.of(ID)
+        if merge.needs_merge(state):
+            yield "has to merge", world, replace(self, at="merge", back="idle")
+        elif one is None:
+            yield "asks for what is to be erased", world, replace(fresh, at="request", kafka=world.kafka)
+        elif one.done is None and is_waiting(world):
+            yield "has something to finish", world, self.finishing()
+        elif one.done is None and self.has_work(world, one):
+            yield "loads the table", world, replace(fresh, at="search")
+
+    def has_work(self, world: World, one: Erasure) -> bool:
+        """Whether another try gets further; else it waits for the layers to read."""
+        state = world.lake.state
+        letters = world.letters.held if world.letters is not None else frozenset()
+        files = {f for branch in BRANCHES for f in world.lake.files(branch)} | letters
+        return erasure.is_read(state, one) or bool(erased(world.kafka, state, tuple(files)))
+
+    def request(self, world: World) -> Iterator[Step]:
+        assert self.lake is not None and self.kafka is not None
+        state, kafka = self.lake.state, self.kafka
+        ends = {p: len(records) for p, records in enumerate(kafka.log)}
+        one = Erasure(ID, "id", NOW, NOW, state.timeline.since, kafka.id, ends)
+        publish = erasure.plan_request(state, one, self.id)
+        assert publish is not None
+        yield from self.publish(world, self.confirming(publish))
+
+    def search(self, world: World) -> Iterator[Step]:
+        """Find what is left, by the table that was loaded and the dead letters after it."""
+        assert self.lake is not None
+        state, letters = self.lake.state, world.letters
+        files = tuple(sorted({f for b in BRANCHES for f in self.lake.files(b)}, key=lambda f: f.file_path))
+        if rewritten := self.rewriting(world, files):
+            new = tuple(f for _, f in rewritten if f is not None)
+            begun = replace(self, at="swap_rows", done=rewritten, began=world.age)
+            yield f"writes {[*new]} without erased rows", world.write(new), begun
+            return
+        loaded = replace(self, letters=letters, began=world.age)
+        if letters is not None:
+            files = tuple(sorted({f for b in BRANCHES for f in letters.files(b)}, key=lambda f: f.file_path))
+            if rewritten := self.rewriting(world, files):
+                of_hours = Counter[str]()
+                found: dict[str, set[Row]] = {}
+                for f in (f for f, _ in rewritten):
+                    found.setdefault(f.hour, set()).update(erased(world.kafka, state, (f,)))
+                new_places = {h: self.unplaced(world, h, rows) for h, rows in found.items()}
+                new_places = {h: rows for h, rows in new_places.items() if rows}
+                of_hours.update({h: len(rows) for h, rows in new_places.items()})
+                if new_places:
+                    by_hour = tuple((h, tuple(sorted(rows))) for h, rows in sorted(new_places.items()))
+                    yield f"finds dead letters {dict(of_hours)}", world, replace(self, at="place", found=by_hour)
+                    return
+                new = tuple(f for _, f in rewritten if f is not None)
+                yield "writes dead letters", world.write(new), replace(loaded, at="swap_letters", done=rewritten)
+                return
+        one = state.erasures.of(ID)
+        assert one is not None
+        outstanding = letters is not None and any(
+            dead_letters.is_due(state, item) and not dead_letters.is_done(letters.table, item)
+            for item in state.dead_letters
+        )
+        if erasure.is_read(state, one) and not outstanding:
+            yield "finds nothing left", world, replace(self, at="finish")
+        else:
+            yield "waits for the layers to read", world, self.restarted()
+
+    def rewriting(self, world: World, files: tuple[File, ...]) -> tuple[tuple[File, File | None], ...]:
+        assert self.lake is not None
+        done: list[tuple[File, File | None]] = []
+        for f in files:
+            gone = erased(world.kafka, self.lake.state, (f,))
+            if not gone:
+                continue
+            left = tuple(row for row in f.rows if row not in gone)
+            path = f"{world.new_id(self.name)}/{f.file_path.replace('/', '-')}"
+            done.append((f, replace(f, file_path=path, rows=left, written=world.age) if left else None))
+        return tuple(done)
+
+    def unplaced(self, world: World, hour: str, rows: set[Row]) -> set[Row]:
+        """The dead letters of an hour whose places are not known."""
+        assert self.lake is not None
+        known = erasure.places_of(ledger.with_waiting(self.lake.state, hour, world.recorded(hour))).get(hour, set())
+        return {row for row in rows if row[:2] not in known}
+
+    @property
+    def rewritten(self) -> Mapping[str, Any]:
+        return {old.file_path: new for old, new in self.done}
+
+    def decisions(self, world: World, found: Mapping[str, set[Row]], dead: bool) -> tuple[LedgerRow, ...]:
+        assert self.lake is not None
+        state, one = self.lake.state, self.lake.state.erasures.of(ID)
+        assert one is not None
+        rows = []
+        for hour, of_hour in sorted(found.items()):
+            counts = dict(Counter(p for p, _, _ in of_hour))
+            places = {row[:2] for row in of_hour} if dead else set()
+            row = ledger.newest(ledger.with_waiting(state, hour, world.recorded(hour))).get(hour)
+            before = row if state.is_accepted(hour) else None
+            account = erasure.plan_account(before, {} if dead else counts, counts if dead else {})
+            said = erasure.erased_of_hour(one, {} if dead else counts, places)
+            rows.append(
+                ledger.decision(
+                    hour, "erased", 0, None, NOW, f"{self.id}-{hour}", account=account, erasure=said
+                )
+            )  # fmt: skip
+        return tuple(rows)
+
+    def swap_rows(self, world: World) -> Iterator[Step]:
+        assert self.lake is not None
+        state = self.lake.state
+        one = state.erasures.of(ID)
+        assert one is not None
+        found: dict[str, set[Row]] = {}
+        for hour in {f.hour for f, _ in self.done}:
+            branch = "batch" if state.is_accepted(hour) else "speed"
+            found[hour] = erased(world.kafka, state, self.lake.files_of(branch, hour))
+        there: Any = {b: self.lake.files_by_hour(b) for b in BRANCHES}
+        decisions = self.decisions(world, found, dead=False)
+        publish = erasure.plan_rewrite(
+            state, one, self.rewritten, there, decisions, self.id, NOW + self.began, NOW + world.age
+        )
+        if publish is None:
+            yield "gives its files up", world, self.restarted()
+        else:
+            yield from self.publish(world, self.confirming(publish))
+
+    def place(self, world: World) -> Iterator[Step]:
+        assert self.lake is not None
+        one = self.lake.state.erasures.of(ID)
+        assert one is not None
+        decisions = self.decisions(world, {hour: set(rows) for hour, rows in self.found}, dead=True)
+        publish = erasure.plan_places(self.lake.state, one, decisions, self.id)
+        yield from self.publish(world, self.confirming(publish))
+
+    def swap_letters(self, world: World) -> Iterator[Step]:
+        assert self.letters is not None and self.lake is not None
+        there: Any = {b: self.letters.files_by_hour(b) for b in BRANCHES}
+        id = self.letters.new_id(f"{self.name}-{self.at}")
+        began, now = NOW + self.began, NOW + world.age
+        commit = erasure.plan_letters(
+            self.letters.table, self.lake.state, self.rewritten, there, id, began, now
+        )  # fmt: skip
+        after = world.commit_letters(self.letters, commit, self.stamped(world)) if commit is not None else None
+        if after is None:
+            yield "is refused with dead letters", world, self.restarted()
+        else:
+            after = replace(after, storage=after.storage | {f for _, f in self.done if f is not None})
+            yield "erases dead letters", after, self.restarted()
+
+    def finish(self, world: World) -> Iterator[Step]:
+        assert self.lake is not None
+        one = self.lake.state.erasures.of(ID)
+        assert one is not None
+        yield from self.publish(world, self.confirming(self.finishing_publish(one)))
+
+    def finishing_publish(self, one: Erasure) -> Publish:
+        assert self.lake is not None
+        return erasure.plan_done(self.lake.state, one, self.id, NOW)
+
+    def landed(self) -> Publisher:
+        return replace(self, at="idle", lake=None, kafka=None, done=(), found=())
+
+    def refused(self) -> Publisher:
+        return replace(self, at="idle", lake=None, kafka=None, done=(), found=())
+
+
+def held(world: World, lake: Lake) -> dict[tuple[str, Row], str]:
+    """The records that the erasure of a version is of and that a branch has, or a publish names: each with where."""
+    state, where = lake.state, dict[tuple[str, Row], str]()
+    tables = [lake] if world.letters is None else [lake, world.letters]
+    for table in tables:
+        for branch in BRANCHES:
+            for row in erased(world.kafka, state, table.files(branch)):
+                where["rows" if table is lake else "dead letters", row] = branch
+    if world.letters is not None:
+        outstanding = [
+            item
+            for item in state.dead_letters
+            if dead_letters.is_due(state, item) and not dead_letters.is_done(world.letters.table, item)
+        ]
+        named = {path for item in outstanding for path in item["paths"]}
+        files = tuple(f for f in world.storage if f.file_path in named)
+        for row in erased(world.kafka, state, files):
+            where["dead letters", row] = "a publish"
+    return where
+
+
+def check(before: World, after: World) -> None:
+    """Nothing that was erased comes back. Raises Violation."""
+    one = after.lake.state.erasures.of(ID)
+    if one is None or after.restored or before.lake.state.erasures.of(ID) is None:
+        return
+    left = held(after, after.lake)
+    if one.done is not None and left:
+        raise Violation(f"the erasure is done, and there are still {left}")
+    if before.lake is after.lake and before.letters is after.letters:
+        return
+    known = {row[:2] for _, row in held(before, before.lake)}
+    state = after.lake.state
+    placed = {(hour, *place) for hour, places in erasure.places_of(_all_rows(after, state)).items() for place in places}
+    back = {
+        (what, row): where
+        for (what, row), where in left.items()
+        if row[:2] not in known and (what == "rows" or any(place[1:] == row[:2] for place in placed))
+    }
+    if back:
+        raise Violation(f"records that were erased are back: {back}")
+
+
+def _all_rows(world: World, state: State) -> list[LedgerRow]:
+    hours = sorted(set(state.cuts) | {state.timeline.open} | {row.hour for row in state.decisions})
+    return [row for h in hours for row in ledger.with_waiting(state, h, world.recorded(h))]
+
+
+def check_rest(world: World) -> None:
+    """At rest, every erasure is done. Raises Violation."""
+    one = world.lake.state.erasures.of(ID)
+    if one is not None and one.done is None:
+        raise Violation(f"at rest, the erasure is not done: {held(world, world.lake)} are left")
