@@ -194,7 +194,7 @@ def test_an_interrupted_up_leaves_nothing_running(home: Home, step: str, sent: s
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         _await(lambda: reached[step]() and len(_alive(home)) == 2, f"both at work, Kafka {step}")
         process.send_signal(sent)
-        process.communicate(timeout=60)
+        process.communicate(timeout=300)
     assert process.returncode != 0
     assert _alive(home) == []
     assert storage.exists() is (step == "starting")

@@ -330,7 +330,7 @@ def test_a_bucket_whose_settings_delete_keep_or_refuse(
             return {f.check: f for f in store.findings(where, ("events",), store.read(settings, where))}
 
         def run(remedy: str) -> None:
-            subprocess.run(remedy, shell=True, check=True, timeout=60)
+            subprocess.run(remedy, shell=True, check=True, timeout=300)
 
         s3 = aws.client("s3")
         assert found().keys() == {Check.BUCKET_MISSING}

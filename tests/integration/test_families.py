@@ -60,7 +60,7 @@ def test_a_familys_topics_become_streams_and_none_is_dropped(world: Callable[...
 
     admin = one.admin()
     admin.delete_topics([events])
-    wait_for(lambda: events not in admin.list_topics(), "the topic is deleted", 30)
+    wait_for(lambda: events not in admin.list_topics(), "the topic is deleted", 120)
     admin.close()
     assert {name: state for name, (_, _, state) in _streams(one).items()} == {
         "fam_orders": "ready",

@@ -118,7 +118,7 @@ def _delete(kafka: config.Kafka, topic: str) -> None:
     admin = KafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
     admin.delete_topics([topic])
     admin.close()
-    wait_for(lambda: topic not in _topics(kafka), "the topic is deleted", 30)
+    wait_for(lambda: topic not in _topics(kafka), "the topic is deleted", 120)
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def test_the_tasks_of_the_stage_that_runs_are_counted(spark: SparkSession, tmp_p
             time.sleep(0.05)
         reported.append(progress.line())
         may_end.touch()
-        worker.join(60)
+        worker.join(300)
         assert not worker.is_alive()
         while progress.line().endswith("tasks") and time.monotonic() < deadline:
             time.sleep(0.05)

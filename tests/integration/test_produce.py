@@ -221,7 +221,7 @@ def test_ctrl_c_flushes_prints_the_account_and_exits_130(conf: Path, kafka: conf
             assert time.monotonic() < deadline, "no acknowledgement was written within a minute"
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=300)
     finally:
         process.kill()
         process.wait()

@@ -33,7 +33,7 @@ def asked_meanwhile(question: Callable[[], T]) -> Iterator[list[T]]:
     thread = threading.Thread(target=lambda: answers.append(question()))
     thread.start()
     yield answers
-    thread.join(60)
+    thread.join(300)
 
 
 def first_answer(adapter: KafkaAdapter, topic: str, wanted: Callable[[Topic | None], bool]) -> None:

@@ -224,7 +224,7 @@ def test_a_micro_batch_is_staged_while_the_one_before_it_is_being_published(thre
 
     with ThreadPoolExecutor(1) as pool:
         handed = pool.submit(arm.submit, third, pieces[2])
-        assert begun.wait(60)
+        assert begun.wait(300)
         publish_queue.take_back_turn(job.lake, table, turn.id)
         assert handed.result(120) == sizes[1]
     assert arm.wait() == sizes[2]

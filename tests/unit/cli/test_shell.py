@@ -70,7 +70,7 @@ def _shell(conf: Path) -> Iterator[Terminal]:
     os.close(theirs)
     try:
         yield Terminal(ours, process.pid)
-        assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=300) == 0
     finally:
         process.kill()
         process.wait()

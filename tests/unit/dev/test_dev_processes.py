@@ -110,7 +110,7 @@ def test_a_killed_process_is_seen_as_gone(daemon: Daemon) -> None:
 def test_a_process_that_was_killed_from_outside_is_reaped(daemon: Daemon) -> None:
     process = _start(daemon)
     os.kill(process.pid, signal.SIGKILL)
-    wait_for(lambda: process.status() == psutil.STATUS_ZOMBIE, "the process to end", 10)
+    wait_for(lambda: process.status() == psutil.STATUS_ZOMBIE, "the process to end", 120)
     # Another is started in its place, so that its own pid file is gone, too.
     daemon.pid_file.unlink()
     assert daemon.process() is None

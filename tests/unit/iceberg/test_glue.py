@@ -57,7 +57,7 @@ def test_one_of_two_concurrent_publishers_lands(lake: StreamLake, glue: Glue) ->
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(300)
     glue.before = lambda: None
     # The hazard: both had looked before either asked, and asked with the same version.
     assert glue.refused == 1

@@ -574,13 +574,13 @@ def test_the_command_serves_until_it_is_interrupted(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "anabranch.cli", "serve", "--conf", str(conf), "--port", str(port)]
     with serving([*command, "--refresh", "1 second"], tmp_path / "log", answers) as process:
         (conf / "streams" / "clicks.yaml").write_text(json.dumps(stream | {"table": "games.clicks"}))
-        wait_for(lambda: "table games.clicks: expected it to exist" in text(), "the new file's stream", 30)
+        wait_for(lambda: "table games.clicks: expected it to exist" in text(), "the new file's stream", 120)
         (conf / "streams" / "clicks.yaml").write_text(json.dumps(stream | {"table": "games.taps"}))
-        wait_for(lambda: "table games.taps: expected it to exist" in text(), "the changed file's table", 30)
+        wait_for(lambda: "table games.taps: expected it to exist" in text(), "the changed file's table", 120)
         (conf / "streams" / "clicks.yaml").write_text("topic: 1")
-        wait_for(lambda: "clicks.yaml: schema: expected columns" in text(), "the error of the file", 30)
+        wait_for(lambda: "clicks.yaml: schema: expected columns" in text(), "the error of the file", 120)
         (conf / "streams" / "clicks.yaml").unlink()
-        wait_for(lambda: "clicks" not in text(), "the stream to be gone", 30)
+        wait_for(lambda: "clicks" not in text(), "the stream to be gone", 120)
         assert "events \u2715 away" in text()
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=30) == 0

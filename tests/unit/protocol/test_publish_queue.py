@@ -454,7 +454,7 @@ def test_a_publisher_that_was_too_slow_joins_the_queue_again(lake: StreamLake, m
         if len(seen["slow"]) == 1:
             lake.move("speed")
         elif len(seen["slow"]) == 2:
-            assert out.wait(60)
+            assert out.wait(300)
         return decision
 
     def quick() -> Decision[None]:

@@ -314,7 +314,7 @@ def _die(folder: Path, at: str) -> None:
 def test_an_adoption_that_is_killed_is_done_once_by_the_next_one(lake: StreamLake, step: Step) -> None:
     process = multiprocessing.get_context("forkserver").Process(target=_die, args=(lake.folder, step.label))
     process.start()
-    process.join(60)
+    process.join(300)
     assert process.exitcode == -signal.SIGKILL
     landed = step is Step.ADOPT_PUBLISHED
     assert (lake.state().position.topic_id == NEW) is landed

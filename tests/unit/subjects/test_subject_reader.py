@@ -124,10 +124,10 @@ def test_a_folders_job_is_another_one_once_its_columns_change(conf: Path, regist
         job = of.jobs()["events"]
         return names(job.stream) if isinstance(job, Job) else [str(job)]
 
-    wait_for(lambda: columns(folder) == ["id", "n", "colour"], "the job with the new column", 20)
+    wait_for(lambda: columns(folder) == ["id", "n", "colour"], "the job with the new column", 120)
     second = folder.jobs()["events"]
     assert second is not first and folder.jobs()["events"] is second
-    wait_for(lambda: columns(reporting) == ["id", "n", "colour"], "the report with the new column", 20)
+    wait_for(lambda: columns(reporting) == ["id", "n", "colour"], "the report with the new column", 120)
 
 
 def test_a_single_streams_job_is_another_one_once_its_columns_change(conf: Path, registry: Answering) -> None:
@@ -136,7 +136,7 @@ def test_a_single_streams_job_is_another_one_once_its_columns_change(conf: Path,
     followed = FollowedJob(opened)
     assert followed.current() is opened
     answer(registry, 2, ID, N, COLOUR)
-    wait_for(lambda: followed.current() is not opened, "a job with the new column", 20)
+    wait_for(lambda: followed.current() is not opened, "a job with the new column", 120)
     second = followed.current()
     assert names(second.stream) == ["id", "n", "colour"] and second.kafka is opened.kafka
     opened.kafka.close()
