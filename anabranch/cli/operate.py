@@ -355,7 +355,7 @@ def _maintain(job: Job, dry_run: bool) -> tuple[dict[str, Any], Maintenance | No
 
 
 def _print_maintained(stream: str, done: dict[str, Any], known: Maintenance | None, dry_run: bool) -> None:
-    from anabranch.operations.reports.expiry import print_expiry
+    from anabranch.operations.reports.expiry import print_expiry, print_ledger_expiry
     from anabranch.operations.reports.maintenance import print_maintenance
 
     would = "would be " if dry_run else ""
@@ -363,6 +363,7 @@ def _print_maintained(stream: str, done: dict[str, Any], known: Maintenance | No
     click.echo(f"{stream}: speed rows {would}dropped of hours: {hours}")
     print_expiry(stream, "rows", done["rows"], dry_run)
     print_expiry(stream, "dead letters", done["letters"], dry_run)
+    print_ledger_expiry(stream, done["ledger"], dry_run)
     for table, orphans in done["orphans"].items():
         click.echo(
             f"{stream}: {table}: {done['expired'][table]} snapshots {would}expired, "

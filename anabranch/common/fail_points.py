@@ -73,6 +73,8 @@ class Step(Enum):
     EXPIRE_PUBLISHED = "expire.published", "their rows have left every branch, the ledger does not know it"
     EXPIRE_LETTERS_DECIDED = "expire.letters-decided", "the hours whose dead letters expire are chosen, nothing is done"
     EXPIRE_LETTERS_PUBLISHED = "expire.letters-published", "some hours' dead letters have left every branch"
+    EXPIRE_LEDGER_DECIDED = "expire.ledger-decided", "the quarters that leave the ledger are chosen, nothing is done"
+    EXPIRE_LEDGER_LANDED = "expire.ledger-landed", "they have left the ledger, maintenance does not know it"
     EXPIRE_RECORDED = "expire.recorded", "the ledger says that they have expired"
     MAINTAIN_DROPPED = "maintain.dropped", "old hours have left the speed branch, their dead letters have not"
     MAINTAIN_EXPIRED = "maintain.expired", "snapshots of all tables are expired, no file is looked for"

@@ -23,10 +23,12 @@ KeptFor = Annotated[timedelta | None, BeforeValidator(parse_retry_for), AfterVal
 
 class Keep(Frozen):
     """How long data is kept; None: for ever. `rows` and `dead_letters` are counted from the end of their ingest hour,
-    `docs`, the pages of the quality gate, from when they were written."""
+    `docs`, the pages of the quality gate, from when they were written. `ledger`: the rows of the ledger, in whole
+    quarters of a year of which nothing else is left."""
 
     rows: KeptFor = None
     dead_letters: KeptFor = None
+    ledger: KeptFor = None
     docs: KeptFor = timedelta(days=30)
 
 

@@ -398,6 +398,16 @@ class Stream(Frozen):
                 f"keep.rows: expected a day longer than batch.lookback_hours at least ({hours:.0f} hours), in which "
                 f"duplicates are looked for, found {found:.0f} hours"
             )
+        if self.keep.ledger is None:
+            return
+        for name in ("rows", "dead_letters"):
+            value = getattr(self.keep, name)
+            if value is None or self.keep.ledger < value:
+                found_text = "for ever" if value is None else f"{value.days} days"
+                raise ValueError(
+                    f"keep.ledger: expected a time that is at least keep.{name}, since the ledger accounts for what is "
+                    f"kept, found {self.keep.ledger.days} days and keep.{name}: {found_text}"
+                )
 
     def _check_physical_design(self, by_name: Mapping[str, Column]) -> None:
         for key in ("sort", "bloom", "statistics"):

@@ -28,6 +28,7 @@ from pyiceberg.table.update import (
     AssertRefSnapshotId,
     AssertTableUUID,
     TableRequirement,
+    TableUpdate,
 )
 
 from anabranch.common.attempts import attempts, doubling, jitter
@@ -387,20 +388,45 @@ class Lake:
         After a refusal or a lost answer it may be done or not: the next step checks again. Raises
         Transient when the lake does not answer.
         """
+        return self._step(
+            name,
+            "merge files",
+            lambda table: ledger_files.merge(table, uuid.uuid4().hex, idle),
+            (Step.LEDGER_MERGE_PREPARED, Step.LEDGER_MERGED),
+        )
+
+    def expire_files(self, name: str, hour: str) -> MergeStep:
+        """Remove the files of a plain table (the ledger) whose rows are all of hours before `hour`. After a refusal or
+        a lost answer it may be done or not: the next step checks again. Raises Transient when the lake does not answer.
+        """
+        return self._step(
+            name,
+            "expire files",
+            lambda table: ledger_files.expire(table, hour, uuid.uuid4().hex),
+            (Step.EXPIRE_LEDGER_DECIDED, Step.EXPIRE_LEDGER_LANDED),
+        )
+
+    def _step(
+        self,
+        name: str,
+        what: str,
+        plan: Callable[[Table], tuple[TableUpdate, ...]],
+        steps: tuple[Step, Step],
+    ) -> MergeStep:
         table = self.load(name)
         self.clock.now(table.metadata.last_updated_ms)
-        with lake_errors(f"merge files of {name}"):
-            updates = ledger_files.merge(table, uuid.uuid4().hex, idle)
+        with lake_errors(f"{what} of {name}"):
+            updates = plan(table)
         if not updates:
             return MergeStep.NOTHING
-        reach(Step.LEDGER_MERGE_PREPARED)
+        reach(steps[0])
         try:
             landed = self.catalog.commit_table(table, _require_main(table), updates)
-            reach(Step.LEDGER_MERGED)
+            reach(steps[1])
             TALLY.count(COMMITS)
             delete_old_metadata(table, landed)
         except Exception as error:
-            LOG.debug("ledger %s: compaction postponed: %s", name, one_line(error))
+            LOG.debug("ledger %s: %s postponed: %s", name, what, one_line(error))
             return MergeStep.REFUSED
         return MergeStep.LANDED
 

@@ -6,7 +6,7 @@ file's column `hour` stay narrow: a reader of an hour opens few files of a ledge
 Manifests are merged by the same rule, entry by entry.
 
 Merging changes no row. It requires the head of `main`: a refused merge is postponed, and its files
-become orphans.
+become orphans. A ledger that is kept for a limited time loses whole quarters, by metadata alone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pyiceberg.io.pyarrow import ArrowScan
 from pyiceberg.manifest import DataFile, ManifestEntry, ManifestEntryStatus, ManifestFile
 from pyiceberg.table import FileScanTask, Transaction
 from pyiceberg.table.snapshots import Operation, Summary
-from pyiceberg.table.update import RemoveSnapshotsUpdate
+from pyiceberg.table.update import RemoveSnapshotsUpdate, SetPropertiesUpdate
 from pyiceberg.table.update.snapshot import _FastAppendFiles
 
 from anabranch.iceberg.arrow_files import write_files
@@ -49,6 +49,13 @@ MANY = 16
 MANY_MANIFESTS = 8
 
 SNAPSHOTS_KEPT = 20
+
+REMOVED_THROUGH = "anabranch.ledger-removed-through"
+"""A property of the table: the newest sequence of a row that has left, because the ledger is kept for a limited
+time."""
+
+FIRST_HOUR = "anabranch.ledger-first-hour"
+"""A property of the table: the rows of hours before it have left."""
 
 _MOST_ROWS = 8_192  # of a merged file
 _MOST_FILES = 64  # merged in one commit
@@ -112,6 +119,12 @@ class File:
 def bucket_of(hour: str) -> str:
     """The quarter of a year that an hour is in. Pure."""
     return f"{hour[:4]}-{(int(hour[5:7] or 1) - 1) // 3}" if hour[5:7].isdecimal() else ""
+
+
+def first_hour_of(bucket: str) -> str:
+    """The first hour of a quarter as `bucket_of` names it. Pure."""
+    year, quarter = bucket.split("-")
+    return f"{year}-{3 * int(quarter) + 1:02}-01T00"
 
 
 def tiered(sizes: Sequence[int], least: int, small: int, most: int) -> int:
@@ -237,6 +250,29 @@ def merge(table: Table, commit_id: str, idle: bool = False) -> tuple[TableUpdate
     return (*_commit(table, properties, removed, added), *_expired(expire))
 
 
+def files_before(table: Table, hour: str) -> list[DataFile]:
+    """The files whose rows are all of hours before `hour`. Raises OSError."""
+    return [f for f in _live(table).values() if (last := _file(table, f).last) and last < hour]
+
+
+def expire(table: Table, hour: str, commit_id: str) -> tuple[TableUpdate, ...]:
+    """The updates of the commit by which the files of `files_before` leave; none for no file. Files of several quarters
+    stay, as long as they are not split by `merge`. Raises OSError."""
+    files, snapshot = files_before(table, hour), table.current_snapshot()
+    if not files or snapshot is None:
+        return ()
+    newest = _NEWEST.ask(table)
+    through = max(removed_through(table), *(newest[f.file_path] for f in files))
+    properties = {PUBLISH_ID: commit_id, MERGED: str(max(0, _number(snapshot, MERGED) - len(files)))}
+    said = SetPropertiesUpdate(updates={REMOVED_THROUGH: str(through), FIRST_HOUR: hour})
+    return (*_commit(table, properties, files, (), Operation.DELETE), said)
+
+
+def removed_through(table: Table) -> int:
+    """The newest sequence of a row that has left; 0 for none. Pure."""
+    return int(table.properties.get(REMOVED_THROUGH, 0))
+
+
 class PerFile(Generic[T]):
     """One value for each file of a ledger. A file never changes, so it is read once in a
     process."""
@@ -268,12 +304,16 @@ def _expired(ids: Sequence[int]) -> tuple[TableUpdate, ...]:
 
 
 def _commit(
-    table: Table, properties: dict[str, str], removed: Sequence[DataFile], added: Sequence[DataFile]
+    table: Table,
+    properties: dict[str, str],
+    removed: Sequence[DataFile],
+    added: Sequence[DataFile],
+    operation: Operation | None = None,
 ) -> tuple[TableUpdate, ...]:
     tx = Transaction(table)
     replace = bool(removed or not added)
     producer = _Producer(
-        Operation.OVERWRITE if replace else Operation.APPEND,
+        operation or (Operation.OVERWRITE if replace else Operation.APPEND),
         tx,
         table.io,
         snapshot_properties=properties,
@@ -324,7 +364,7 @@ class _Producer(_FastAppendFiles):
 
     def _summary(self, snapshot_properties: Mapping[str, str] = {}) -> Summary:
         summary = super()._summary(dict(snapshot_properties))
-        if self._operation is Operation.APPEND:
+        if self._operation in (Operation.APPEND, Operation.DELETE):
             return summary
         # Rows are unchanged: incremental readers skip such a snapshot. The library counts
         # otherwise.

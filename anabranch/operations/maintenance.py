@@ -4,7 +4,8 @@ anywhere.
 1. Remove the speed layer's files from the `speed` branch, in hours that the batch layer has served for long, some hours
    in a commit; `main` does not change. The publish expires snapshots and tags, as every publish does.
 2. Remove hours from every branch whose rows, or dead letters, were kept as long as the stream's file says (`keep`).
-3. Do step 1 for dead letters; remove the partials of expired hours; expire snapshots of the ledger and of the partials.
+3. Do step 1 for dead letters; remove the partials of expired hours; expire snapshots of the ledger and of the partials,
+   and rows of the ledger (`keep.ledger`).
 4. Delete files without a reference, after their minimum age.
 5. Delete what killed processes left in this machine's temporary folder.
 
@@ -34,7 +35,7 @@ from anabranch.iceberg.ledger_files import SNAPSHOTS_KEPT, MergeStep
 from anabranch.iceberg.orphans import list_table, plan_orphans, references
 from anabranch.iceberg.snapshots import heads, total
 from anabranch.offsets.hours import Timeline, end_of
-from anabranch.operations.retention import RowsExpired, expire_letters, expire_rows
+from anabranch.operations.retention import LedgerExpired, RowsExpired, expire_ledger, expire_letters, expire_rows
 from anabranch.protocol import dead_letters, ledger, merge
 from anabranch.protocol.ledger import Ledger
 from anabranch.protocol.maintained import MaintainedFolder, MaintainedTable, MaintenanceRun, Size, record_run
@@ -67,11 +68,12 @@ class Maintained:
     """Deleted data (in a dry run, data to delete): hours, and by table snapshots and files.
     `merged`: files saved by merging. `spared`: unreferenced files below the minimum age. `folders`:
     files of temporary folders. `rows`, `letters`: hours whose rows, or dead letters, were
-    kept long enough."""
+    kept long enough. `ledger`: files of the ledger that were."""
 
     speed_hours: tuple[str, ...]
     rows: RowsExpired
     letters: RowsExpired
+    ledger: LedgerExpired
     expired: dict[str, int]
     orphans: dict[str, list[Stored]]
     merged: dict[str, int] = field(default_factory=dict)
@@ -136,6 +138,11 @@ def maintain(job: Job, now: datetime, dry_run: bool = False, publisher: Publishe
     expired_by_table, merged = {stream.table: expired, stream.dead_letters_table: letters}, dict[str, int]()
     for name in stream.plain_tables:
         expired_by_table[name], merged[name] = steps.run("ledger", partial(_expire_plain, job, name, dry_run), (0, 0))
+    of_ledger = steps.run(
+        "expiry of the ledger",
+        lambda: expire_ledger(job, now, dry_run, gone_letters.hours),
+        LedgerExpired(),
+    )
     for name in map(stream.partials_table, stream.views):
         expired_by_table[name] = steps.run("views", partial(_expire_partials, job, name, now, dry_run), 0)
     reach(Step.MAINTAIN_EXPIRED)
@@ -143,7 +150,9 @@ def maintain(job: Job, now: datetime, dry_run: bool = False, publisher: Publishe
     reach(Step.MAINTAIN_DELETED)
     left_behind = steps.run("folders", lambda: Size(*clear_abandoned(now, dry_run)), Size())
     folders = {TEMPORARY: MaintainedFolder(left_behind)}
-    done = Maintained(dropped, rows, gone_letters, expired_by_table, found.of_age, merged, found.young, folders)
+    done = Maintained(
+        dropped, rows, gone_letters, of_ledger, expired_by_table, found.of_age, merged, found.young, folders
+    )
     if not dry_run:
         run = plan_run(done, began, lake.clock.now(), steps.seconds, steps.reasons)
         steps.run("tell", lambda: record_run(lake, stream.table, run), None)
@@ -390,6 +399,7 @@ def view(stream: str, done: Maintained, dry_run: bool) -> dict[str, Any]:
         "speed_hours": list(done.speed_hours),
         "rows": done.rows,
         "letters": done.letters,
+        "ledger": done.ledger,
         "expired": done.expired,
         "orphans": orphans,
         "merged": done.merged,

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING
 
 from pyiceberg.table.refs import SnapshotRefType
 
-from anabranch.common.errors import AnabranchError
+from anabranch.common.attempts import attempts, doubling
+from anabranch.common.errors import AnabranchError, Transient
 from anabranch.common.fail_points import Step, reach
 from anabranch.common.progress import Progress
 from anabranch.common.remote_errors import lake_errors
 from anabranch.iceberg.expiry import SNAPSHOTS_OF_EXPIRED
 from anabranch.iceberg.hour_files import content_by_hour
+from anabranch.iceberg.ledger_files import MergeStep, files_before
 from anabranch.iceberg.manifests import hour_of_file, list_manifests, read_entries
 from anabranch.iceberg.s3 import bucket_of, open_store
 from anabranch.iceberg.snapshots import (
@@ -42,6 +44,7 @@ from anabranch.protocol.retention import (
     plan_due_letters,
     plan_expire,
     plan_expire_letters,
+    plan_ledger_start,
 )
 from anabranch.protocol.state import State, load_state
 
@@ -57,6 +60,7 @@ LOG = logging.getLogger(__name__)
 
 # Hours that leave with one commit. With a file for each, and one ledger row for each, it takes well under a second.
 _HOURS_A_COMMIT = 240
+_PATIENCE_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,15 @@ class RowsExpired:
     hours: tuple[str, ...] = ()
     kept: Mapping[str, str] = field(default_factory=dict)
     promise: Promise | None = None
+
+
+@dataclass(frozen=True)
+class LedgerExpired:
+    """The ledger's files that have left (in a dry run, would leave), with all its rows of hours before `before`; None
+    for no file."""
+
+    before: str | None = None
+    size: Size = field(default_factory=Size)
 
 
 def expire_rows(job: Job, publisher: Publisher, now: datetime, dry_run: bool) -> RowsExpired:
@@ -152,6 +165,31 @@ def expire_letters(job: Job, publisher: Publisher, now: datetime, dry_run: bool)
         gone = (*gone, *hours)
         LOG.info("stream %s: expired dead letters hours=%d last=%s", job.stream.name, len(hours), hours[-1])
     return RowsExpired(gone, due.kept)
+
+
+def expire_ledger(job: Job, now: datetime, dry_run: bool, letters: Collection[str] = ()) -> LedgerExpired:
+    """Remove whole quarters of a year from the ledger that were kept long enough, in a commit. Its files are merged by
+    quarter before. `letters`: the hours whose dead letters leave with the same run. Idempotent. Raises Transient."""
+    lake, stream = job.lake, job.stream
+    if stream.keep.ledger is None:
+        return LedgerExpired()
+    state, table = load_state(lake, stream.table), lake.load(stream.dead_letters_table)
+    with lake_errors(f"read the manifests of {stream.dead_letters_table}"):
+        letter_hours = {hour for branch in BRANCHES for hour in content_by_hour(table, branch)}
+    start = plan_ledger_start(state, letter_hours - set(letters), stream.keep.ledger, now)
+    if start is None:
+        return LedgerExpired()
+    for _ in attempts(doubling(0.1, 2.0), _PATIENCE_SECONDS):
+        table = lake.load(stream.hours_table)
+        with lake_errors(f"read the manifests of {stream.hours_table}"):
+            files = files_before(table, start)
+        done = LedgerExpired(start, Size(len(files), sum(f.file_size_in_bytes for f in files)))
+        if not files or dry_run:
+            return done if files else LedgerExpired()
+        if lake.expire_files(stream.hours_table, start) is MergeStep.LANDED:
+            LOG.info("stream %s: expired rows of the ledger hours_before=%s files=%d", stream.name, start, len(files))
+            return done
+    raise Transient(f"maintain {stream.hours_table}: expected to land within {_PATIENCE_SECONDS:.0f} s; try again")
 
 
 def plan_due_now(job: Job, state: State, now: datetime, finished: Collection[str]) -> Due:

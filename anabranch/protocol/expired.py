@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from anabranch.offsets.hours import hours_between, shift, spans_of
 
@@ -31,6 +32,17 @@ class Expired:
         at = bisect_right(self.kept, (hour, "\U0010ffff")) - 1
         return at < 0 or self.kept[at][1] < hour
 
+    def first_kept(self, first: str) -> str:
+        """The oldest hour of a stream whose first hour is `first` that has not expired. Pure."""
+        return self.kept[0][0] if self.kept else max(self.before, first)
+
+    def count(self, first: str) -> int:
+        """The number of expired hours of a stream whose first hour is `first`. Pure."""
+        if self.before <= first:
+            return 0
+        kept = sum(len(hours_between(one, shift(last, 1))) for one, last in self.kept)
+        return len(hours_between(first, self.before)) - kept
+
     def plus(self, hours: Collection[str], first: str, at: datetime) -> Expired:
         """With `hours` as well, of a stream whose first hour is `first`. Pure."""
         known = self.before or first
@@ -39,9 +51,12 @@ class Expired:
         kept |= set(hours_between(known, before))
         return Expired(before, tuple(spans_of(kept - set(hours))), at)
 
+    def as_dict(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return vars(self) | {"at": self.at.isoformat() if self.at is not None else None}
+
     def to_json(self) -> str:
-        at = self.at.isoformat() if self.at is not None else None
-        return json.dumps({"before": self.before, "kept": self.kept, "at": at}, separators=(",", ":"))
+        return json.dumps(self.as_dict(), separators=(",", ":"))
 
     @staticmethod
     def from_properties(properties: Mapping[str, str]) -> Expired:

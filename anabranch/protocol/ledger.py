@@ -25,7 +25,7 @@ from anabranch import __version__
 from anabranch.common.errors import Refused, Transient
 from anabranch.common.remote_errors import lake_errors
 from anabranch.iceberg.lake import Lake
-from anabranch.iceberg.ledger_files import PerFile, Span, has_many, read, read_since
+from anabranch.iceberg.ledger_files import FIRST_HOUR, PerFile, Span, has_many, read, read_since, removed_through
 from anabranch.iceberg.snapshots import snapshots_by_commit
 from anabranch.offsets.hours import Cut
 from anabranch.protocol.acts import Act
@@ -220,6 +220,15 @@ class Ledger:
         with lake_errors(f"read ledger {self._name}"):
             rows = read(table, hours, tuple(c for c in table.schema().column_names if c in _OF_REQUESTS))
         return _in_order(rows.filter(pc.equal(rows["decision"], "erasing")))
+
+    def first_hour(self) -> str:
+        """The hour from which on the ledger has rows, if it is kept for a limited time; else an empty text. Raises
+        Transient."""
+        return self._lake.load(self._name).properties.get(FIRST_HOUR, "")
+
+    def removed_through(self) -> int:
+        """The newest sequence of a row that has left; 0 for none. Raises Transient."""
+        return removed_through(self._lake.load(self._name))
 
     def known_hours(self) -> frozenset[str]:
         """The hours that the ledger has a decision about. Raises Transient."""

@@ -21,16 +21,19 @@ WHY = "restored from the state on the branches; other fields were in the ledger 
 
 
 def plan_rows(
-    state: State, known: Collection[str], good: Mapping[str, int], dead: Mapping[str, int], now: datetime
+    state: State,
+    known: Collection[str],
+    good: Mapping[str, int],
+    dead: Mapping[str, int],
+    now: datetime,
+    first: str = "",
 ) -> list[LedgerRow]:
-    """Rows for the sealed hours that the ledger lacks, oldest first: cut, revision, and the counts that the branches
-    have (`good` and `dead`: the rows of the batch branches, by hour). The ids are deterministic, so two processes that
-    restore at once write each row once.
+    """Rows for the sealed hours from `first` on that the ledger lacks, oldest first: cut, revision, and the counts that
+    the branches have (`good` and `dead`: the rows of the batch branches, by hour; those of an expired hour are not
+    known). The ids are deterministic, so two processes that restore at once write each row once.
     """
     rows = []
-    for hour in hours_between(state.timeline.first, state.timeline.open):
-        if hour in known:
-            continue
+    for hour in missing_hours(state, known, first):
         accepted = state.accepted.get(hour)
         served = state.served_by(hour)
         cut = state.cuts.get(hour)
@@ -38,10 +41,18 @@ def plan_rows(
         revision, account = 0, HourAccount()
         if state.is_accepted(hour):
             kind, revision = "accepted", accepted.revision if accepted is not None else 1
-            account = HourAccount(good=good.get(hour, 0), dead=dead.get(hour, 0))
+            if not state.is_expired(hour):
+                account = HourAccount(good=good.get(hour, 0), dead=dead.get(hour, 0))
         id = f"restored-{hour}-{kind}-{revision}"
         rows.append(ledger.decision(hour, kind, revision, cut, now, id, served=served, reason=WHY, account=account))
+        if state.is_expired(hour):
+            rows.append(ledger.decision(hour, "expired", revision, None, now, f"restored-{hour}-expired", reason=WHY))
     return rows
+
+
+def missing_hours(state: State, known: Collection[str], first: str = "") -> list[str]:
+    """The sealed hours, from `first` on, that are not `known`. Pure."""
+    return [h for h in hours_between(max(state.timeline.first, first), state.timeline.open) if h not in known]
 
 
 def restore_ledger(lake: Lake, stream: Stream) -> int:
@@ -53,14 +64,15 @@ def restore_ledger(lake: Lake, stream: Stream) -> int:
     if state.timeline.open == state.timeline.first:
         return 0
     Ledger(lake, stream.hours_table).record_waiting(state)
-    known = Ledger(lake, stream.hours_table).known_hours()
-    if all(h in known for h in hours_between(state.timeline.first, state.timeline.open)):
+    of_stream = Ledger(lake, stream.hours_table)
+    known, first = of_stream.known_hours(), of_stream.first_hour()
+    if not missing_hours(state, known, first):
         return 0
     good, dead = (
         {h: content.rows for h, content in content_by_hour(lake.load(t), "batch").items()}
         for t in (stream.table, stream.dead_letters_table)
     )
-    rows = plan_rows(state, known, good, dead, datetime.now(UTC))
-    Ledger(lake, stream.hours_table).record(rows)
+    rows = plan_rows(state, known, good, dead, datetime.now(UTC), first)
+    of_stream.record(rows)
     LOG.warning("stream %s: restored ledger rows from the state on the branches rows=%d", stream.name, len(rows))
     return len(rows)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from anabranch.common.errors import Refused
 from anabranch.iceberg.commits import Change, Commit
 from anabranch.iceberg.expiry import plan_expiry
+from anabranch.iceberg.ledger_files import bucket_of, first_hour_of
 from anabranch.iceberg.snapshots import BRANCHES, branch_properties, heads
 from anabranch.offsets.hours import Timeline, hour_of, hours_between, shift
 from anabranch.protocol import ledger
@@ -25,6 +26,8 @@ from anabranch.protocol.state import KEPT, OVERRIDES, State
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
+
+_GRACE = timedelta(days=1)  # maintenance runs once a day
 
 Undelivered = Mapping[str, Collection[str] | None]
 """By target of egress, the hours that it has yet to get; None for all of them."""
@@ -70,6 +73,25 @@ def plan_due(
         else:
             leaving.append(hour)
     return Due(tuple(leaving), kept)
+
+
+@dataclass(frozen=True)
+class Overdue:
+    """Hours that are more than a day past their time and that no operator holds: how many, the oldest, and what keeps
+    that one; None if the next maintenance may remove it."""
+
+    hours: int
+    oldest: str
+    reason: str | None
+
+
+def find_overdue(state: State, keep: timedelta | None, now: datetime, lookback: int) -> Overdue | None:
+    """The hours that should have expired a day ago; None for no hour. What targets of egress wait for is not looked
+    up. Pure."""
+    due = plan_due(state, keep + _GRACE if keep is not None else None, now, lookback, {})
+    kept = {hour: reason for hour, reason in due.kept.items() if state.holds.of(hour) is None}
+    oldest = min((*due.leaving, *kept), default=None)
+    return Overdue(len(due.leaving) + len(kept), oldest, kept.get(oldest)) if oldest is not None else None
 
 
 def _incomplete(state: State, finished: Collection[str]) -> dict[str, str]:
@@ -159,6 +181,18 @@ def plan_expire_letters(
     waiting = frozenset(str(item["id"]) for item in state.dead_letters)
     expire = plan_expiry(table, id, now, waiting=waiting, gone_before=expired.at)
     return Commit(id, heads(table), changes, expire=expire)
+
+
+def plan_ledger_start(state: State, letter_hours: Iterable[str], keep: timedelta | None, now: datetime) -> str | None:
+    """The first hour of the ledger once all quarters of a year have left that ended `keep` ago and that have neither
+    rows nor dead letters (of `letter_hours`) left; None for no quarter. Pure."""
+    if keep is None or state.expired.first_kept(state.timeline.first) <= state.timeline.first:
+        return None
+    # The next process writes decisions that wait on a branch again, if the ledger lacks their rows.
+    waiting = (row.hour for row in state.decisions)
+    oldest = min([hour_of(now - keep), state.expired.first_kept(state.timeline.first), *letter_hours, *waiting])
+    start = first_hour_of(bucket_of(oldest))
+    return start if start > state.timeline.first else None
 
 
 def plan_uncovered(state: State, speed_hours: Iterable[str], drop: Sequence[str]) -> Timeline:

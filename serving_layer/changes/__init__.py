@@ -169,8 +169,12 @@ def pending_hours(job: Job, token: Token) -> set[str]:
 
 def _rows_behind(job: Job, token: Token) -> list[LedgerRow] | None:
     name, cursor = job.stream.hours_table, token.cursor
-    rows = Ledger(job.lake, name).history_since(cursor.sequence if cursor is not None else 0, ledger.BULKY)
-    return rows_after(rows, cursor)
+    of_stream = Ledger(job.lake, name)
+    rows = of_stream.history_since(cursor.sequence if cursor is not None else 0, ledger.BULKY)
+    new = rows_after(rows, cursor)
+    if new is None and cursor is not None and cursor.sequence <= of_stream.removed_through():
+        return rows  # Its row has left with its quarter (`keep.ledger`); some of its commit may be given again.
+    return new
 
 
 def _recorded(job: Job, state: State, token: Token) -> set[str]:

@@ -24,8 +24,8 @@ class Content:
 
 @dataclass(frozen=True)
 class Cursor:
-    """The newest ledger row that was consumed. A row never leaves the ledger or changes its sequence. `digest`: of its
-    decision's id; it differs in another ledger."""
+    """The newest ledger row that was consumed. A row never changes its sequence, and leaves the ledger only with its
+    quarter (`keep.ledger`). `digest`: of its decision's id; it differs in another ledger."""
 
     sequence: int
     digest: str

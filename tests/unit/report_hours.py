@@ -10,10 +10,13 @@ from lakes import StreamLake, decide
 from proofs import BEFORE, CUT, HOUR, NEXT, NOW, accept, bury, event, read, record, stage_rows
 
 from anabranch.iceberg.commits import Change, Outcome
+from anabranch.iceberg.hour_files import content_by_hour
 from anabranch.offsets.position import Topic
 from anabranch.protocol import override
+from anabranch.protocol.holding import hold
 from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.publisher import Publisher
+from anabranch.protocol.retention import plan_expire
 from anabranch.protocol.state import Accepted
 
 LATER = NOW + timedelta(minutes=30)
@@ -103,6 +106,16 @@ def an_old_hour(one: StreamLake) -> None:
     lost = {"good": 4, "dead": 0, "duplicate": 0, "gap": 2, "gaps": {"retention": 2}}
     record(one, decide(NEXT, "refused", 1, CUT, NOW, "c", served="speed", reason="gaps", **lost))
     record(one, decide(NEXT, "refused", 1, CUT, LATER, "d", served="speed", reason="gaps again"))
+
+
+def an_expired_hour(one: StreamLake) -> None:
+    """The rows of the older of two accepted hours have expired, and an operator holds the newer one."""
+    a_full_hour(one)
+    state = one.state()
+    speed_hours = content_by_hour(state.table, "speed")
+    publish = plan_expire(state, [HOUR], speed_hours, {HOUR: 1}, "kept for 2 days (keep.rows)", "gone", LATER)
+    assert one.publish(publish, state) is Outcome.LANDED
+    hold(Publisher(one.lake, one.stream), NEXT, NEXT, "case 7")
 
 
 def nothing_yet(one: StreamLake) -> None:

@@ -57,6 +57,8 @@ def audit(job: Job, hours: tuple[str, str] | None, with_kafka: bool) -> AuditRep
     unreachable."""
     lake = _load(job, hours)
     known = {h for h in lake.rows if _is_accepted(lake, h)} | set(lake.state.accepted)
+    # The ledger may be kept for a shorter time than an expired hour takes to come back.
+    known |= {h for h in (*lake.main, *lake.batch) if lake.state.is_expired(h)}
     wanted = sorted(h for h in known if hours is None or hours[0] <= h <= hours[1])
     expired = [h for h in wanted if lake.state.is_expired(h)]
     chosen = [h for h in wanted if not lake.state.is_expired(h)]
@@ -69,9 +71,7 @@ def audit(job: Job, hours: tuple[str, str] | None, with_kafka: bool) -> AuditRep
             progress.step()
     more = check_adjacent_cuts({h: c for h in known if (c := _cut(lake, h)) is not None}, lake.state.timeline)
     more = [d for d in more if hours is None or hours[0] <= d.hour <= hours[1]]
-    more += check_expired(
-        {h: lake.rows[h] for h in expired if h in lake.rows}, {"main": lake.main, "batch": lake.batch}
-    )
+    more += check_expired(expired, lake.rows, {"main": lake.main, "batch": lake.batch})
     return build_report(job.stream.name, audited, [*more, *(_unknown(lake) if hours is None else [])], len(expired))
 
 

@@ -247,11 +247,12 @@ def check_adjacent_cuts(cuts: Mapping[str, Cut], timeline: Timeline) -> list[Dis
 
 
 def check_expired(
-    rows: Mapping[str, LedgerRow], files: Mapping[str, Mapping[str, Sized]]
-) -> list[Disagreement]:  # fmt: skip
-    """Expired hours, by their newest ledger rows, whose account does not close, or that a branch has files of. Pure."""
+    hours: Sequence[str], rows: Mapping[str, LedgerRow], files: Mapping[str, Mapping[str, Sized]]
+) -> list[Disagreement]:
+    """Expired hours whose account, in the newest ledger rows, does not close, or that a branch has files of. Pure."""
     found = []
-    for hour, row in sorted(rows.items()):
+    for hour in hours:
+        row = rows.get(hour) or HourAccount()
         counts = [getattr(row, name) for name in CLOSES]
         if row.offsets is not None and None not in counts and sum(counts) != row.offsets:
             found.append(Disagreement(hour, None, "balance of the ledger", f"{row.offsets} offsets", str(sum(counts))))

@@ -65,6 +65,7 @@ class Check(StrEnum):
     REFUSED = "stream.refused"
     LATE = "stream.late"
     BACKLOG = "stream.backlog"
+    OVERDUE = "stream.overdue"
     LEDGER = "stream.ledger"
     REGISTRY_AWAY = "registry.away"
     REGISTRY_RIGHTS = "registry.rights"

@@ -12,7 +12,14 @@ from anabranch.offsets.hours import shift
 from anabranch.operations.audit import audit
 from anabranch.operations.audit.checks import AuditReport
 from anabranch.operations.doctor.finding import Check, Finding, error, warning
-from anabranch.operations.reports.status import MAY_WAIT, StreamStatus, late_after, status, unexplained_words
+from anabranch.operations.reports.status import (
+    MAY_WAIT,
+    StreamStatus,
+    late_after,
+    overdue_words,
+    status,
+    unexplained_words,
+)
 
 # Hours to audit; more would take too long here, since an audit reads all their files.
 _AUDITED = 3
@@ -80,6 +87,10 @@ def findings(stream: Stream, facts: StreamFacts) -> list[Finding]:
         expected = f"at most {MAY_WAIT} hours waiting for the batch layer"
         found = f"{len(waiting)}, from {min(waiting)} on"
         made.append(warning(Check.BACKLOG, name, expected, found, f"anabranch batch {name}"))
+    if view.overdue is not None:
+        expected = "hours that leave within a day once keep.rows is over"
+        remedy = f"anabranch maintain {name}" + ("" if view.overdue.reason is None else " --dry-run")
+        made.append(warning(Check.OVERDUE, name, expected, overdue_words(view.overdue), remedy))
     return made
 
 

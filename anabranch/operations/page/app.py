@@ -26,7 +26,7 @@ from anabranch.job import Job, group_of, groups_of
 from anabranch.offsets.hours import hour_of, shift, start_of
 from anabranch.operations.page import charts
 from anabranch.operations.page.access import COOKIE, LOGIN, Access, Guard
-from anabranch.operations.page.hour_calendar import LETTERS, MARKS, calendar_month, month_of
+from anabranch.operations.page.hour_calendar import HELD, LETTERS, MARKS, calendar_month, month_of
 from anabranch.operations.page.hour_view import HourRecord, HourRows, hour_page, read_record, read_rows, sample_line
 from anabranch.operations.page.streams import (
     StreamLine,
@@ -38,7 +38,8 @@ from anabranch.operations.page.streams import (
 )
 from anabranch.operations.reports.acts import hours_words, outcome_words
 from anabranch.operations.reports.reading import Background, OnDemand, Reader, Reading, utc_now
-from anabranch.operations.reports.status import cost_words
+from anabranch.operations.reports.status import cost_words, overdue_words
+from anabranch.protocol.holds import span_words
 
 _PACKAGE = "anabranch.operations.page"
 _STATIC = {
@@ -191,6 +192,7 @@ class Page:
             charts=charts,
             legend=LETTERS,
             marks=MARKS,
+            held_mark=HELD,
             summary=summary_words([line]),
         )
 
@@ -298,6 +300,8 @@ def _templates() -> Environment:
     made.filters["printable"] = printable
     made.filters["act_hours"] = hours_words
     made.filters["cost"] = cost_words
+    made.filters["overdue"] = overdue_words
+    made.filters["holds"] = span_words
     made.filters["act_outcome"] = outcome_words
     made.filters["size"] = lambda value: f"{value / 1e6:,.1f} MB" if value >= 1e6 else f"{value / 1e3:,.1f} kB"
     return made

@@ -16,14 +16,16 @@ from anabranch.operations.reports.status import StreamStatus, unexplained_words
 from anabranch.protocol.ledger_row import Layer
 
 # The letter for each state; states as in `anabranch explain`.
-LETTERS = {"accepted": "A", "refused": "R", "sealed": "S", "ended": "E", "open": "O"}
+LETTERS = {"accepted": "A", "expired": "X", "refused": "R", "sealed": "S", "ended": "E", "open": "O"}
+HELD = "⚑"
 MARKS: dict[Layer, str] = {"batch": "■", "speed": "△"}
 _MONTH = "%Y-%m"
 
 
 @dataclass(frozen=True)
 class Cell:
-    """An hour of the calendar; `label` spells out its letter, mark and colour."""
+    """An hour of the calendar; `label` spells out its letter, mark and colour. `is_held`: an operator keeps it beyond
+    its time."""
 
     hour: str
     state: str
@@ -32,6 +34,7 @@ class Cell:
     mark: str
     attention: bool
     label: str
+    is_held: bool = False
 
 
 @dataclass(frozen=True)
@@ -116,12 +119,16 @@ def _day(view: StreamStatus, hours: _Hours, day: datetime, last: str, as_of: dat
 def _cell(view: StreamStatus, hours: _Hours, hour: str, as_of: datetime) -> Cell:
     state = _state(view, hours, hour, as_of)
     layer = served_by(view, hour, state)
-    notes = [f"{hour}: {state}, served by {layer}"]
+    notes = [f"{hour}: {state}" + (f", served by {layer}" if state != "expired" else "")]
     if (left := view.unexplained.get(hour)) is not None:
         notes.append(f"nothing explains {unexplained_words(left)}")
     if (lost := view.lost.get(hour)) is not None:
         notes.append(f"{lost} offsets lost to retention")
-    return Cell(hour, state, LETTERS[state], layer, MARKS[layer], len(notes) > 1, "; ".join(notes))
+    attention, hold = len(notes) > 1, next((hold for hold in view.holds if hour in hold), None)
+    if hold is not None:
+        notes.append(hold.reason)
+    mark = MARKS[layer] if state != "expired" else ""
+    return Cell(hour, state, LETTERS[state], layer, mark, attention, "; ".join(notes), hold is not None)
 
 
 def _state(view: StreamStatus, hours: _Hours, hour: str, as_of: datetime) -> str:
@@ -129,13 +136,13 @@ def _state(view: StreamStatus, hours: _Hours, hour: str, as_of: datetime) -> str
         return "ended" if end_of(hour) <= as_of else "open"
     if hour in hours.backlog:
         return "refused" if hour in hours.refused else "sealed"
-    return "accepted"
+    return "expired" if hour in view.expired else "accepted"
 
 
 def served_by(view: StreamStatus, hour: str, state: str) -> Layer:
     """The layer that serves an hour; batch for an accepted hour that the status does not list.
     Pure."""
-    return view.hours.get(hour, "batch" if state == "accepted" else "speed")
+    return view.hours.get(hour, "batch" if state in ("accepted", "expired") else "speed")
 
 
 def _years(view: StreamStatus, last: str) -> list[tuple[str, list[MonthLink]]]:

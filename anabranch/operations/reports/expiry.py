@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from itertools import groupby
 
 from anabranch.offsets.hours import spans_of
-from anabranch.operations.retention import Promise, RowsExpired
+from anabranch.operations.retention import LedgerExpired, Promise, RowsExpired
 
 
 def print_expiry(stream: str, what: str, rows: RowsExpired, dry_run: bool) -> None:
@@ -19,6 +19,14 @@ def print_expiry(stream: str, what: str, rows: RowsExpired, dry_run: bool) -> No
     if rows.promise is not None and rows.promise.stored.files:
         for line in promise_lines(rows.promise):
             print(f"{stream}: {what}: {line}")
+
+
+def print_ledger_expiry(stream: str, ledger: LedgerExpired, dry_run: bool) -> None:
+    """Print to standard output, if rows of the ledger leave."""
+    if ledger.before is not None:
+        would = "would leave" if dry_run else "left"
+        size = f"{ledger.size.files} files, {ledger.size.bytes} bytes"
+        print(f"{stream}: ledger: rows of hours before {ledger.before} {would}: {size}")
 
 
 def promise_lines(promise: Promise) -> list[str]:

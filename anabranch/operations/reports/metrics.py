@@ -231,6 +231,14 @@ def metrics_of(answers: Mapping[str, Answer], now: datetime) -> Iterator[Metric]
             ("layer",),
             _served,
         ),
+        ("expired_hours", "Hours whose rows have expired.", (), lambda v: {(): v.expired_hours}),
+        (
+            "overdue_hours",
+            "Hours that are kept a day or more beyond keep.rows, without those that an operator keeps.",
+            (),
+            lambda v: {(): v.overdue.hours if v.overdue is not None else 0},
+        ),
+        ("holds", "Spans of hours that operators keep beyond their time.", (), lambda v: {(): len(v.holds)}),
         (
             "topic_recreated",
             "Whether the topic was deleted and recreated.",

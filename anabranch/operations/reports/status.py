@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -19,9 +19,11 @@ from anabranch.offsets.position import Offsets, Ranges, Topic, size
 from anabranch.operations.reports.measured_day import Cost, read_cost
 from anabranch.protocol import coverage, ledger, watermarks
 from anabranch.protocol.counts import COUNTS, Counts, ranges_of
+from anabranch.protocol.expired import Expired
 from anabranch.protocol.holds import Hold, span_words
 from anabranch.protocol.ledger import Ledger
 from anabranch.protocol.ledger_row import Diff, Entries, HourAccount, Layer, LedgerRow, UnknownFields
+from anabranch.protocol.retention import Overdue, find_overdue
 from anabranch.protocol.state import POSITION, State, load_state
 from serving_layer.layer_diff.kinds import unexplained_counts
 
@@ -79,7 +81,8 @@ class StreamStatus:
     no record waits. `retention` is the topic's retention time, None if unlimited. `unknown`: the
     unknown fields of the newest accepted hour, None if not counted. `refused_restatements`:
     accepted hours whose newest restatement was refused, until one is accepted or an operator sets
-    the serving layer. `holds`: the hours that operators keep beyond their time. `hours` are the
+    the serving layer. `holds`: the hours that operators keep beyond their time. `expired`: the hours whose rows have
+    expired (`expired_hours` counts them). `overdue`: the hours that should have. `hours` are the
     sealed hours that the table lists individually; all older ones are accepted and served by batch.
     `cost`: of the last day, None if no publish recorded it.
     """
@@ -111,6 +114,12 @@ class StreamStatus:
     refused_restatements: Sequence[str] = ()
     cost: Cost | None = None
     holds: Sequence[Hold] = ()
+    expired: Expired = field(default_factory=Expired)
+    overdue: Overdue | None = None
+
+    @property
+    def expired_hours(self) -> int:
+        return self.expired.count(self.first_hour)
 
     def as_dict(self) -> dict[str, Any]:
         """The status as a JSON object; times have their UTC offset."""
@@ -258,6 +267,8 @@ def status(job: Job, late_after: timedelta | None = None, note: Note = lambda wa
         unknown=rows[newest].unknown if newest in rows else None,
         cost=read_cost(state.table, now - _DAY),
         holds=state.holds.holds,
+        expired=state.expired,
+        overdue=find_overdue(state, job.stream.keep.rows, now, job.stream.batch.lookback_hours),
     )
 
 
@@ -365,6 +376,7 @@ def print_status(view: StreamStatus, output: str) -> None:
         ("dead letters", view.dead_letters),
         ("lost to retention", ", ".join(f"{n} offsets in {h}" for h, n in view.lost.items()) or "none"),
         ("unexplained differences", f"in {len(view.unexplained)} hours" if view.unexplained else "none"),
+        ("expired hours", view.expired_hours),
         ("cost of the last day", cost_words(view.cost) if view.cost is not None else "not recorded"),
     ]
     print_table((view.stream, ""), rows)
@@ -372,6 +384,8 @@ def print_status(view: StreamStatus, output: str) -> None:
         print(f"the speed layer is late: {view.late}")
     for words in span_words(view.holds):
         print(f"hours {words}")
+    if view.overdue is not None:
+        print(overdue_words(view.overdue))
     for hour in view.refused_restatements:
         print(f"hour {hour}: its restatement was refused, the previous revision is served; {_why(view.stream, hour)}")
     for hour, left in view.unexplained.items():
@@ -379,6 +393,12 @@ def print_status(view: StreamStatus, output: str) -> None:
             f"hour {hour}: the layers differ and nothing explains it: {unexplained_words(left)}; look at "
             f"`anabranch diff {view.stream} {hour}`"
         )
+
+
+def overdue_words(overdue: Overdue) -> str:
+    """Hours that should have expired, as text."""
+    why = f": {overdue.reason}" if overdue.reason is not None else ""
+    return f"{overdue.hours} hours are kept a day or more beyond keep.rows, from {overdue.oldest} on{why}"
 
 
 def cost_words(cost: Cost) -> str:

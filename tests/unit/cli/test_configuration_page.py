@@ -34,6 +34,7 @@ _BESIDE: dict[str, dict[str, Any]] = {
     "search.user": {"search": {"password": "of-this-test-alone"}},
     "format.subject": {"format": {"type": "avro"}},
     "format.delimiter": {"format": {"type": "csv"}},
+    "keep.ledger": {"keep": {"rows": "30 days", "dead_letters": "30 days"}},
     "schema.from": {"format": "avro", "schema": {}},
     "schema.columns": {"format": "avro", "schema": {}},
     "schema.exclude": {"format": "avro", "schema": {}},

@@ -36,6 +36,7 @@ from anabranch.offsets.hours import Cut, Timeline
 from anabranch.operations.doctor import airflow, catalog, kafka, local, registry, s3, streams, tables
 from anabranch.operations.doctor.finding import Check, Finding, Severity
 from anabranch.operations.reports.status import Lag, StreamStatus
+from anabranch.protocol.retention import Overdue
 from anabranch.spark.executor_python import ARCHIVE, VERSIONS, installed
 
 ROOT = Path(__file__).parents[3]
@@ -241,6 +242,7 @@ def test_the_batch_layer_reads_the_oldest_unaccepted_hour_next(tmp_path: Path) -
         ({"refused_restatements": ["2026-11-21T05"]}, {Check.REFUSED: "warning"}),
         ({"backlog": ["a"], "to_seal": ["b", "c"]}, {Check.BACKLOG: "warning"}),
         ({"backlog": ["a"], "to_seal": ["b"]}, {}),
+        ({"overdue": Overdue(3, "2026-11-01T00", None)}, {Check.OVERDUE: "warning"}),
     ],
 )
 def test_the_state_of_a_stream(changes: dict[str, object], expected: dict[Check, str]) -> None:

@@ -446,6 +446,7 @@ def test_a_run_records_its_steps_and_a_dry_run_none(lake: StreamLake) -> None:
         "expiry of dead letters",
         "dead letters",
         "ledger",
+        "expiry of the ledger",
         "orphans",
         "folders",
     ]

@@ -32,9 +32,12 @@ from anabranch.operations.reports.maintenance import Maintenance, TableGrowth
 from anabranch.operations.reports.metrics import NAMES, Answer, Known, Streams, metrics_of
 from anabranch.operations.reports.reading import Reading
 from anabranch.operations.reports.status import Lag, StreamStatus
+from anabranch.protocol.expired import Expired
+from anabranch.protocol.holds import Hold
 from anabranch.protocol.ledger_row import UnknownField, UnknownFields
 from anabranch.protocol.maintained import MaintainedFolder, MaintainedTable, MaintenanceRun, Size
 from anabranch.protocol.measured import BOUNDS, COMMIT, PUBLISH, READABLE, STAGE, Durations, Measured
+from anabranch.protocol.retention import Overdue
 
 ROOT = Path(__file__).parents[3]
 NOW = datetime(2026, 11, 21, 3, tzinfo=UTC)
@@ -105,7 +108,9 @@ MAINTENANCE = Maintenance(
 class _Fixed(Collector):
     def collect(self) -> list[Metric]:
         promise = Slo(fresh=timedelta(seconds=10), complete=timedelta(minutes=90))
-        known = Known(VIEW, CONTENT, MAINTENANCE)
+        kept: dict[str, Any] = {"holds": (Hold("2026-11-20T23", "2026-11-20T23", "ann@ops", NOW, "case 7"),)}
+        kept |= {"expired": Expired("2026-11-20T23"), "overdue": Overdue(3, "2026-11-20T22", None)}
+        known = Known(replace(VIEW, **kept), CONTENT, MAINTENANCE)
         away = Answer(Slo(complete=timedelta(hours=2)), Reading(known, NOW - timedelta(hours=1)), is_up=False)
         return list(metrics_of({"events": Answer(promise, Reading(known, NOW), True), "away": away}, NOW))
 
@@ -140,6 +145,7 @@ def test_prometheus_reads_every_stream_and_an_unreachable_one_is_down() -> None:
         ("hours_to_seal", "events"): 0, ("hours_waiting", "events"): 2, ("hours_refused", "events"): 1,
         ("restatements_refused", "events"): 0,
         ("hours_served", "speed", "events"): 2, ("hours_served", "batch", "events"): 1,
+        ("expired_hours", "events"): 1, ("overdue_hours", "events"): 3, ("holds", "events"): 1,
         ("topic_recreated", "events"): 0,
         ("unknown_records", "events"): 4, ("unknown_fields", r'col\n"our', "events"): 3,
         **{("unknown_fields", f"f{i}", "events"): 1 for i in range(NAMES - 1)},

@@ -21,7 +21,7 @@ from click.testing import CliRunner
 from lakes import StreamLake
 from pages import browser, five_years, named, new_page, parsed, show
 from proofs import HOUR, NEXT, job, new_proof
-from report_hours import LATER, a_full_hour, an_old_hour, kafka, nothing_yet
+from report_hours import LATER, a_full_hour, an_expired_hour, an_old_hour, kafka, nothing_yet
 from servers import serving
 from starlette.testclient import TestClient
 from test_metrics import NOW as STATUS_NOW
@@ -43,6 +43,7 @@ from anabranch.operations.reports.dead_letters import letters
 from anabranch.operations.reports.diff import difference, duplicates
 from anabranch.operations.reports.maintenance import read_maintenance
 from anabranch.operations.reports.reading import Failure, OnDemand, Reader, Reading, rest_after
+from anabranch.operations.reports.status import StreamStatus
 from anabranch.protocol.ledger_row import UnknownField, UnknownFields
 
 TOKEN = "0123456789abcdef0123"
@@ -170,7 +171,7 @@ def test_the_hours_page_equals_explain_history_diff_duplicates_and_dead_letters(
     assert "the rule is wrong" in served
 
 
-@pytest.mark.parametrize("make", [a_full_hour, an_old_hour, nothing_yet])
+@pytest.mark.parametrize("make", [a_full_hour, an_old_hour, nothing_yet, an_expired_hour])
 def test_the_calendar_agrees_with_hours_on_every_hour(
     make: Callable[[StreamLake], None], tmp_path: Path, still: None
 ) -> None:
@@ -180,7 +181,27 @@ def test_the_calendar_agrees_with_hours_on_every_hour(
     # `hours` says open of an hour that has ended, as long as it is not sealed.
     by_calendar = [(c.hour, "open" if c.state == "ended" else c.state, c.layer) for c in cells]
     assert by_calendar == [(h.hour, h.state, h.served) for h in status.hours(one)]
-    assert {c.letter for c in cells} <= set("ARSEO")
+    assert {c.letter for c in cells} <= set("AXRSEO")
+
+
+def test_the_page_shows_expired_and_held_hours(tmp_path: Path, still: None) -> None:
+    page = new_page(full_job(tmp_path, an_expired_hour))
+    for reader in page.readers.values():
+        reader.refresh()
+    client = browser(page)
+    text = shown(client, "/streams/events")
+    assert f"Expired hours 1 Kept by operators {NEXT}: kept by " in text and "case 7" in text
+    cells = {c.hour: c for day in calendar_month(_status(page), None, LATER).days for c in day.cells if c is not None}
+    assert (cells[HOUR].letter, cells[HOUR].mark, cells[HOUR].attention) == ("X", "", False)
+    assert cells[HOUR].label == f"{HOUR}: expired"
+    assert cells[NEXT].is_held and not cells[HOUR].is_held and cells[NEXT].label.endswith("case 7")
+    assert f'aria-label="{HOUR}: expired">X</a>' in client.get("/streams/events").text
+
+
+def _status(page: Page) -> StreamStatus:
+    [reader] = page.readers.values()
+    assert reader.reading.value is not None
+    return reader.reading.value.status
 
 
 def test_a_calendar_is_grouped_by_month_and_marks_hours_to_look_at() -> None:

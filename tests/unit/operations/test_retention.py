@@ -36,37 +36,41 @@ from anabranch.operations.audit import audit
 from anabranch.operations.maintenance import Maintained
 from anabranch.operations.reports.expiry import promise_lines
 from anabranch.operations.reports.explain import explain
-from anabranch.operations.retention import Holder, Promise
+from anabranch.operations.retention import Holder, LedgerExpired, Promise
 from anabranch.protocol import deliveries, ledger
 from anabranch.protocol.dead_letters import roll_forward, waiting_speed
 from anabranch.protocol.deliveries import Delivery
 from anabranch.protocol.expired import EXPIRED, Expired
 from anabranch.protocol.holding import hold
+from anabranch.protocol.holds import Hold, Holds
 from anabranch.protocol.ledger_row import HourAccount
 from anabranch.protocol.maintained import Size
 from anabranch.protocol.merge import merge
 from anabranch.protocol.override import serve_hour
-from anabranch.protocol.publish import Publish, new_id
+from anabranch.protocol.publish import Decision, Publish, new_id
 from anabranch.protocol.publisher import Publisher
-from anabranch.protocol.retention import is_kept, plan_due, require_kept
+from anabranch.protocol.restore_ledger import plan_rows, restore_ledger
+from anabranch.protocol.retention import Overdue, find_overdue, is_kept, plan_due, require_kept
 from anabranch.protocol.state import Accepted, State, accepted_properties
 from serving_layer.changes import poll
 from serving_layer.changes.token import Token
 from serving_layer.egress import undelivered_hours
 
 pytestmark = pytest.mark.usefixtures("steady_hour")
+LEDGER_STEPS = [Step.EXPIRE_LEDGER_DECIDED, Step.EXPIRE_LEDGER_LANDED]
 NOW = datetime.now(UTC).replace(minute=30, second=0, microsecond=0)
 ROWS = 1000
 ACCOUNT = HourAccount(offsets=ROWS, good=ROWS, dead=0, duplicate=0, gap=0, gaps={})
 
 
 class Past:
-    """A stream's past: accepted hours of one small file each, the last of which ended an hour ago."""
+    """A stream's past: accepted hours, the last of which ended an hour ago. Each `every`th has one small file."""
 
-    def __init__(self, folder: Path, hours: int, keep: str = "30 days", at_once: int = 240) -> None:
+    def __init__(self, folder: Path, hours: int, keep: Any = "30 days", at_once: int = 240, every: int = 1) -> None:
         now = hour_of(datetime.now(UTC))
         self.first = shift(now, -hours)
         self.hours = hours_between(self.first, now)
+        self.every = every
         self.lake = new_lake(folder, timeline=Timeline(self.first, self.first, {0: 0}))
         self.configure(keep=keep)
         self.location = self.lake.table().location()
@@ -84,7 +88,7 @@ class Past:
     def _accept(self, hours: Sequence[str]) -> None:
         state = self.lake.state()
         cuts = {h: self.cut(h) for h in hours}
-        files = tuple(self.write(h, 400 + n % 7) for n, h in enumerate(hours))
+        files = tuple(self.write(h, 400 + n % 7) for n, h in enumerate(hours) if n % self.every == 0)
         accepted = accepted_properties(state, {h: Accepted(1, cut) for h, cut in cuts.items()})
         changes = (Change("speed"), Change("batch", files, properties=accepted), Change("main", files))
         end = cuts[hours[-1]].ends
@@ -133,16 +137,18 @@ def at(lake: Lake, later: timedelta) -> Iterator[None]:
     yield
 
 
-@pytest.mark.parametrize(("days", "kept"), [(3, 2), pytest.param(365, 30, marks=pytest.mark.full)])
+# Of a year every eighth hour has a file: each has a manifest of its own, which every run of maintenance reads.
+@pytest.mark.parametrize(("days", "kept", "every"), [(3, 2, 1), pytest.param(365, 30, 8, marks=pytest.mark.full)])
 def test_a_past_of_hours_leaves_and_frees_the_bytes_that_the_dry_run_promised(
-    tmp_path: Path, days: int, kept: int
+    tmp_path: Path, days: int, kept: int, every: int
 ) -> None:  # fmt: skip
-    past = Past(tmp_path, 24 * days, f"{kept} days")
+    past = Past(tmp_path, 24 * days, f"{kept} days", every=every)
     due = [h for h in past.hours if end_of(h) + timedelta(days=kept) <= datetime.now(UTC)]
     assert len(due) in (24 * (days - kept), 24 * (days - kept) - 1)
     sizes = past.data()
     promised = past.maintain(dry_run=True).rows
-    assert promised.hours == tuple(due) and past.hours_of("main") == past.hours
+    filled = past.hours[::every]
+    assert promised.hours == tuple(due) and past.hours_of("main") == filled
     assert promised.promise is not None and promised.promise.gone_at is not None
     seconds = []
     real = retention._expire_some
@@ -159,7 +165,7 @@ def test_a_past_of_hours_leaves_and_frees_the_bytes_that_the_dry_run_promised(
     print(f"{len(due)} hours in {len(seconds)} commits, the longest {max(seconds):.2f} s, {sum(seconds):.1f} s in all")
     # The files are there as long as the earlier snapshots are.
     assert past.data() == sizes
-    assert all(past.hours_of(b) == past.hours[len(due) :] for b in ("main", "batch"))
+    assert all(past.hours_of(b) == [h for h in filled if h > due[-1]] for b in ("main", "batch"))
     # From here on no other hour is due.
     past.configure(keep="60 days")
     still = past.maintain(timedelta(hours=23), dry_run=True).rows
@@ -242,6 +248,23 @@ def test_expired_hours_are_recorded_as_spans() -> None:
     # Of branches the one that says most counts, whichever was set back.
     said = [{}, {EXPIRED: expired.to_json()}, {EXPIRED: later.to_json()}]
     assert Expired.of_branches(said) == Expired.of_branches(said[::-1]) == later
+
+
+def test_expired_hours_are_counted() -> None:
+    assert Expired().count(FIRST) == 0
+    assert Expired(H[20], ((H[3], H[4]), (H[7], H[7]))).count(FIRST) == 17
+
+
+def test_hours_are_overdue_a_day_after_their_time_unless_an_operator_holds_them() -> None:
+    keep, day = timedelta(days=2), timedelta(days=1)
+    assert find_overdue(accepted_state(expired=Expired(H[60])), keep, LATER + day, 1) is None
+    assert find_overdue(accepted_state(expired=Expired(H[58])), keep, LATER + day, 1) == Overdue(2, H[58], None)
+    assert find_overdue(accepted_state(), keep, start_of(H[0]) + keep, 1) is None
+    assert find_overdue(accepted_state(), None, LATER + day, 1) is None
+    held = Holds((Hold(H[0], H[8], "ann@ops", LATER, "case"),))
+    state = accepted_state(holds=held, sealed={H[10]: Cut("t", {0: (10, 11)})})
+    why = f"hour {H[10]}, which is not accepted yet, looks for duplicates in it"
+    assert find_overdue(state, keep, LATER + day, 1) == Overdue(51, H[9], why)
 
 
 def test_what_would_need_the_rows_of_an_expired_hour_is_refused() -> None:
@@ -382,12 +405,94 @@ def expire(folder: Path, keep: Any = "2 days") -> None:
     maintenance.maintain(job, datetime.now(UTC), False, publisher)
 
 
+QUARTERS = {"rows": "2 days", "dead_letters": "2 days", "ledger": "2 days"}
+DAYS = 95  # of which a quarter of a year begins in the first 93
+
+
+def quarter_of(past: Past) -> str:
+    """The first hour of the newest quarter that began more than two days ago."""
+    return max(h for h in past.hours if h[5:] in QUARTERS_BEGIN and end_of(h) + timedelta(days=2) < datetime.now(UTC))
+
+
+QUARTERS_BEGIN = [f"{month:02}-01T00" for month in (1, 4, 7, 10)]
+
+
+def touch(past: Past) -> None:
+    """A publish to each branch by a process that has seen every decision in the ledger."""
+    publisher = Publisher(past.lake.lake, past.lake.stream)
+    publisher.recover()
+
+    def decide() -> Decision[None]:
+        state = past.lake.state()
+        return Decision(state, Publish(new_id(), tuple(map(Change, BRANCHES)), state.timeline), None)
+
+    publisher.run(decide, "test")
+
+
+def ledger_hours(past: Past) -> set[str]:
+    return {row.hour for row in past.lake.ledger.history()}
+
+
+def test_whole_quarters_leave_the_ledger_and_nothing_is_given_twice_or_restored(tmp_path: Path) -> None:
+    past = Past(tmp_path, 24 * DAYS, QUARTERS, every=24)
+    start = quarter_of(past)
+    changes = list(poll(past.job, Token("events")))
+    behind = Token.decode(changes[0].token)  # Its row leaves.
+    level = Token.decode(changes[-1].token)
+    with_dead_letters(past, [past.hours[3]])
+    hold(Publisher(past.lake.lake, past.lake.stream), past.hours[5], past.hours[5], "case 7")
+    assert past.maintain().ledger.before is None and ledger_hours(past) == set(past.hours)
+    hold(Publisher(past.lake.lake, past.lake.stream), past.hours[5], past.hours[5], "closed", release=True)
+    # Until the next publish, the decision that the last hour has expired waits on its branch.
+    assert past.maintain(timedelta(minutes=1)).ledger.before is None
+    touch(past)
+    promised = past.maintain(timedelta(minutes=1), dry_run=True).ledger
+    assert promised.before == start and ledger_hours(past) == set(past.hours)
+    assert past.maintain(timedelta(minutes=2)).ledger == promised and promised.size.files > 0
+    left = [h for h in past.hours if h >= start]
+    assert ledger_hours(past) == set(left)
+    # Twice is once, and no process writes a row again.
+    assert past.maintain(timedelta(minutes=3)).ledger == LedgerExpired() and ledger_hours(past) == set(left)
+    # Consumers go on, and get what is left.
+    state = past.lake.state()
+    assert list(poll(past.job, level)) == []
+    kept = [h for h in past.hours if h not in state.expired]
+    assert [change.hour for change in poll(past.job, behind)] == kept and kept[0] > start
+    assert restore_ledger(past.lake.lake, past.lake.stream) == 0
+    assert audit(past.job, (past.hours[0], past.hours[5]), False).agrees
+    assert state.branch_properties["main"]["anabranch.complete-through"] == past.hours[-1]
+    back = (Change("main", (past.write(past.hours[2], 400),)),)
+    assert past.lake.publish(Publish(new_id(), back, state.timeline), state) is Outcome.LANDED
+    assert [d.hour for d in audit(past.job, (past.hours[0], past.hours[5]), False).disagreements] == [past.hours[2]]
+    facts = explain(past.job, past.hours[4], datetime.now(UTC))
+    assert (facts.state, facts.counts.good) == ("expired", None)
+
+
+def test_maintenance_killed_while_the_ledger_expires_is_continued(tmp_path: Path) -> None:
+    past = Past(tmp_path, 24 * DAYS, QUARTERS, every=240)
+    start = quarter_of(past)
+    for step in LEDGER_STEPS:
+        kill_at(step.label, expire, past.lake.folder, QUARTERS)
+        # The hazard: nothing has left the ledger, or the quarters have.
+        assert min(ledger_hours(past)) == (start if step is Step.EXPIRE_LEDGER_LANDED else past.hours[0])
+    expire(past.lake.folder, QUARTERS)
+    assert ledger_hours(past) == {h for h in past.hours if h >= start}
+
+
+def test_a_ledger_that_is_lost_is_restored_with_its_expired_hours() -> None:
+    state = accepted_state(expired=Expired(H[20], ((H[3], H[3]),)))
+    rows = ledger.newest(plan_rows(state, (), dict.fromkeys(H, 7), {}, NOW))
+    assert [rows[h].decision for h in (H[2], H[3], H[19], H[20])] == ["expired", "accepted", "expired", "accepted"]
+    assert [rows[h].good for h in (H[2], H[3])] == [None, 7]
+    assert min(r.hour for r in plan_rows(state, (), {}, {}, NOW, H[19])) == H[19]
+
+
 STEPS = [Step.EXPIRE_DECIDED, Step.COMMIT_PREPARED, Step.COMMIT_LANDED, Step.EXPIRE_PUBLISHED, Step.EXPIRE_RECORDED]
 LETTERS_STEPS = [Step.EXPIRE_LETTERS_DECIDED, Step.EXPIRE_LETTERS_PUBLISHED]
 
 
 def test_every_step_of_expiry_is_killed_at() -> None:
-    assert {step for step in Step if step.label.startswith("expire.")} <= {*STEPS, *LETTERS_STEPS}
+    assert {step for step in Step if step.label.startswith("expire.")} <= {*STEPS, *LETTERS_STEPS, *LEDGER_STEPS}
 
 
 @pytest.mark.parametrize("step", LETTERS_STEPS, ids=lambda step: step.label)
@@ -476,6 +581,14 @@ def test_a_promise_in_words() -> None:
     [
         ({"keep": {"rows": "20 hours"}}, "expected 1 day or more, or 'for ever'"),
         ({"keep": "2 days", "batch": {"lookback_hours": 48}}, "expected a day longer than batch.lookback_hours"),
+        (
+            {"keep": {"rows": "3 days", "ledger": "10 years"}},
+            "keep.ledger: expected a time .* keep.dead_letters: for ever",
+        ),
+        (
+            {"keep": {"rows": "3 days", "dead_letters": "9 days", "ledger": "8 days"}},
+            "at least keep.dead_letters, .* found 8 days and keep.dead_letters: 9 days",
+        ),
         ({"keep": "soon"}, "expected a duration"),
     ],
 )
