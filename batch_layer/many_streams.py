@@ -18,6 +18,7 @@ from anabranch.common.errors import AnabranchError, ConfigurationError
 from anabranch.common.logs import fields
 from anabranch.common.progress import Progress
 from anabranch.common.remote_errors import classify_unexpected
+from anabranch.iceberg.file_io import remembering_files
 from anabranch.job import Job
 from anabranch.operations.notifications import webhook
 from anabranch.operations.notifications.lineage.reporting import report_lineage
@@ -63,7 +64,7 @@ def run_stream(
     try:
         stream = take_up(job.environment, job.stream.without_columns(), job.lake)
         job = replace(job, stream=stream)
-        with counting(tally), report_lineage(job, *parents) as reporter:
+        with counting(tally), remembering_files(), report_lineage(job, *parents) as reporter:
             rebuilder = Rebuilder(job, spark, *parents, tally)
             run = StreamRun(job, rebuilder, stop, reporter, _turns(turns, rebuilder))
             work(run)

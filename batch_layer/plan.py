@@ -18,7 +18,7 @@ from anabranch.protocol.group_hours import moved_tags
 from anabranch.protocol.ledger_row import HourAccount, RunFacts
 from anabranch.protocol.merge import needs_merge
 from anabranch.protocol.publish import Publish, new_tag
-from anabranch.protocol.state import KEPT, Accepted, State, accepted_properties
+from anabranch.protocol.state import KEPT, Accepted, State, accepted_properties, plan_after
 from batch_layer.balance import Balance, Counted
 
 if TYPE_CHECKING:
@@ -81,6 +81,31 @@ def plan_acceptance_of_empty(
     changes = (Change("batch", properties=accepted), Change("main", properties=measured or {}))
     sealed = {h: c for h, c in state.timeline.sealed.items() if h not in todo}
     return Publish(id, changes, replace(state.timeline, sealed=sealed), decisions=rows)
+
+
+def plan_seal_with_acceptance(
+    state: State,
+    seal: Publish,
+    candidates: Collection[str] | None,
+    now: datetime,
+    run: RunFacts | None = None,
+    measured: Mapping[str, str] | None = None,
+) -> Publish:
+    """The publish of a seal that also accepts those of its hours that are empty, of `candidates` or of all. Pure.
+
+    It is what the seal and `plan_acceptance_of_empty` publish one after the other, in one commit.
+    """
+    sealed = [row.hour for row in seal.decisions if candidates is None or row.hour in candidates]
+    after = plan_after(state, seal.changes, seal.timeline, seal.position)
+    accepted = plan_acceptance_of_empty(after, empty_hours(after, sealed), f"{seal.id}-accepted", now, run, measured)
+    if accepted is None:
+        return seal
+    return replace(
+        seal,
+        changes=(*seal.changes, *accepted.changes),
+        timeline=accepted.timeline,
+        decisions=(*seal.decisions, *accepted.decisions),
+    )
 
 
 def acceptance_reason(objections: Sequence[str], accept: bool, why: str | None) -> str | None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -40,10 +40,10 @@ from anabranch.protocol.apply import require_columns
 from anabranch.protocol.erasure import marks_of
 from anabranch.protocol.ledger_row import HourAccount, Layer, RunFacts
 from anabranch.protocol.measured import PUBLISH, STAGE, Meter
-from anabranch.protocol.publish import Again, Decision, new_id
+from anabranch.protocol.publish import Again, Decision, Landed, Publish, new_id
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.retention import require_kept
-from anabranch.protocol.sealing import require_sealed
+from anabranch.protocol.sealing import Sealed, require_sealed, seal
 from anabranch.protocol.state import Accepted, State, load_state
 from anabranch.protocol.topic_change import gone_from_kafka
 from anabranch.spark.session import explain_spark, explained
@@ -63,6 +63,7 @@ from batch_layer.plan import (
     may_yet_be_served,
     plan_acceptance_of_empty,
     plan_publish,
+    plan_seal_with_acceptance,
     revision_now,
 )
 from batch_layer.sources import KAFKA
@@ -111,6 +112,11 @@ class RebuildRequest:
 _BY_ITSELF = RebuildRequest()
 
 
+def accepted_empty(hour: str) -> Result:
+    """The result of an hour without records. Pure."""
+    return Result(hour, "accepted", 1, None, EMPTY, "batch")
+
+
 class Rebuilder:
     """Rebuilds hours of one stream, one at a time. `parent` and `root`: the scheduler's runs, for the ledger. `tally`:
     the stream's own counts, in a job of many streams."""
@@ -129,6 +135,7 @@ class Rebuilder:
         self._hours = HourBuilder(job, spark)
         self.publisher = Publisher(job.lake, job.stream)
         self._meter = Meter("batch", tally)
+        self.accepted_with_seal: list[Result] = []
         # By hour, the publish that an earlier attempt of this run began, and its result in case it landed.
         self._begun: dict[str, tuple[str, Result]] = {}
 
@@ -145,6 +152,24 @@ class Rebuilder:
         """The current state."""
         return load_state(self._job.lake, self._stream.table)
 
+    def seal(self, candidates: Collection[str] | None) -> Sealed:
+        """Seal ended hours; each commit also accepts those of `candidates`, or all, that are empty, and adds them to
+        `accepted_with_seal`."""
+
+        def extend(state: State, publish: Publish) -> Publish:
+            now = self._job.lake.clock.now()
+            measured = self._meter.to_properties(state.branch_properties["main"], [])
+            return plan_seal_with_acceptance(state, publish, candidates, now, self._run(now), measured)
+
+        def landed(landed: Landed) -> None:
+            accepted = [row.hour for row in landed.publish.decisions if row.decision == "accepted"]
+            if accepted:
+                reach(Step.BATCH_EMPTY_ACCEPTED)
+                self._meter.landed(landed.seconds)
+                self.accepted_with_seal += map(accepted_empty, accepted)
+
+        return seal(self.publisher, self._job.kafka, extend, landed)
+
     def accept_empty(self, candidates: Sequence[str]) -> list[Result]:
         """Accept hours without records, in commits of bounded size."""
 
@@ -159,7 +184,7 @@ class Rebuilder:
             reach(Step.BATCH_EMPTY_ACCEPTED)
             self._meter.landed(landed.seconds)
             self.publisher.record_decisions(landed.state)
-            results += [Result(row.hour, "accepted", 1, None, EMPTY, "batch") for row in landed.publish.decisions]
+            results += [accepted_empty(row.hour) for row in landed.publish.decisions]
             if len(landed.publish.decisions) < ACCEPTED_AT_ONCE:
                 break
         return results

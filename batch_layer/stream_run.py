@@ -21,7 +21,7 @@ from anabranch.operations.notifications import webhook
 from anabranch.operations.notifications.lineage.reporting import LineageReporter
 from anabranch.protocol.acts import act_now
 from anabranch.protocol.owner import take_over
-from anabranch.protocol.sealing import require_ended, require_sealed, seal
+from anabranch.protocol.sealing import require_ended, require_sealed
 from anabranch.protocol.state import State
 from batch_layer import todo
 from batch_layer.plan import empty_hours
@@ -100,7 +100,7 @@ class StreamRun:
     def _rebuild_named(self, named: list[str], order: RebuildRequest) -> None:
         with self._turn():
             self._call(lambda: require_ended(self._job.stream, self._job.lake, named))
-            sealed = self._call(lambda: seal(self._rebuilder.publisher, self._job.kafka)).state
+            sealed = self._seal(named)
             if self._turns is not None:
                 first = sealed.timeline.first
                 why = f"stream {self._job.stream.name} begins with hour {first}"
@@ -109,6 +109,8 @@ class StreamRun:
             for h in named:
                 require_sealed(sealed, self._job.stream, h)
             state = self._take_over(sealed)
+        decided = {result.hour for result in self.results}
+        named = [h for h in named if h not in decided]
         with self._progress("", len(named)) as progress:
             for h in named:
                 self._attempt(h, order, state)
@@ -116,7 +118,7 @@ class StreamRun:
 
     def _rebuild_waiting(self, order: RebuildRequest) -> None:
         with self._turn():
-            state = self._take_over(self._call(lambda: seal(self._rebuilder.publisher, self._job.kafka)).state)
+            state = self._take_over(self._seal(None))
             waiting = self._call(lambda: todo.waiting(self._job, state))
             if empty := empty_hours(state, waiting):
                 self.results += self._call(lambda: self._rebuilder.accept_empty(empty))
@@ -129,6 +131,12 @@ class StreamRun:
             for h in remaining:
                 self._attempt(h, order, state)
                 progress.step()
+
+    def _seal(self, candidates: Collection[str] | None) -> State:
+        """Seal what has ended, with the acceptance of the candidates, or all, that are empty."""
+        sealed = self._call(lambda: self._rebuilder.seal(candidates)).state
+        self.results += self._rebuilder.accepted_with_seal
+        return sealed
 
     def _take_over(self, state: State) -> State:
         """The state, once what an earlier run left is done."""

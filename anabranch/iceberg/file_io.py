@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from io import BytesIO
 from typing import Any
@@ -23,6 +26,44 @@ from anabranch.common.errors import AnabranchError, NoAnswer
 from anabranch.iceberg.s3 import ObjectStore, bucket_and_key, is_open, open_store
 
 LOG = logging.getLogger(__name__)
+
+
+class _Remembered:
+    """The contents of files of metadata on S3 that were read or written in the last seconds, for one thread.
+
+    Each has a name of its own and is written once, so the content cannot have changed. That another program deleted a
+    file is noticed `_REMEMBERED_SECONDS` later at the latest.
+    """
+
+    def __init__(self) -> None:
+        self._contents: dict[str, tuple[float, bytes]] = {}
+
+    def get(self, location: str) -> bytes | None:
+        since, content = self._contents.get(location, (0.0, None))
+        return content if time.monotonic() - since < _REMEMBERED_SECONDS else None
+
+    def put(self, location: str, content: bytes) -> None:
+        now = time.monotonic()
+        self._contents = {k: v for k, v in self._contents.items() if now - v[0] < _REMEMBERED_SECONDS}
+        self._contents[location] = (now, content)
+
+    def forget(self, location: str) -> None:
+        self._contents.pop(location, None)
+
+
+_REMEMBERED_SECONDS = 10.0
+_REMEMBERED: ContextVar[_Remembered | None] = ContextVar("remembered", default=None)
+
+
+@contextmanager
+def remembering_files() -> Iterator[None]:
+    """Inside, this thread reads no file of metadata on S3 again that it read or wrote seconds ago. The catalog is asked
+    each time, so what is loaded is the newest state."""
+    token = _REMEMBERED.set(_Remembered())
+    try:
+        yield
+    finally:
+        _REMEMBERED.reset(token)
 
 
 class _NewFile(PyArrowFile):
@@ -56,8 +97,14 @@ class _WholeFile(PyArrowFile):
     def open(self, seekable: bool = True) -> InputStream:
         if self.on_s3 is not None:
             store, bucket, key = self.on_s3
+            remembered = _REMEMBERED.get()
+            if remembered is not None and (content := remembered.get(self.location)) is not None:
+                return BytesIO(content)
             try:
-                return BytesIO(store.get(bucket, key))
+                content = store.get(bucket, key)
+                if remembered is not None:
+                    remembered.put(self.location, content)
+                return BytesIO(content)
             except NoAnswer as error:
                 # The client's own message: the caller adds the operation and the remedy.
                 raise TimeoutError(str(error.__cause__)) from error
@@ -73,10 +120,14 @@ class _Counted(OutputStream):
 
     def __init__(self, stream: OutputStream, file: _NewFile) -> None:
         self._stream, self._file, self._length, self._open = stream, file, 0, True
+        self._remembered = _REMEMBERED.get() if file.location.startswith("s3") else None
+        self._written: list[bytes] = []
 
     def write(self, b: bytes) -> int:
         written = self._stream.write(b)
         self._length += len(b)
+        if self._remembered is not None:
+            self._written.append(bytes(b))
         return written
 
     def tell(self) -> int:
@@ -87,6 +138,8 @@ class _Counted(OutputStream):
             self._open = False
             self._stream.close()
             self._file._length = self._length
+            if self._remembered is not None:
+                self._remembered.put(self._file.location, b"".join(self._written))
             count_written([(self._file.location, self._length)])
 
     def __enter__(self) -> OutputStream:
@@ -133,6 +186,8 @@ class LakeFileIO(PyArrowFileIO):
     def delete(self, location: str | InputFile | OutputFile) -> None:
         """Delete a file. Raises OSError, except on S3 for a missing file."""
         path = location if isinstance(location, str) else location.location
+        if (remembered := _REMEMBERED.get()) is not None:
+            remembered.forget(path)
         on_s3 = self._on_s3(path)
         if on_s3 is None:
             super().delete(location)

@@ -4,7 +4,7 @@ answers."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import takewhile
@@ -21,7 +21,7 @@ from anabranch.offsets import hour_ends, hours
 from anabranch.offsets.hours import Timeline
 from anabranch.offsets.position import Offsets, Position, Stamped, Topic
 from anabranch.protocol import ledger
-from anabranch.protocol.publish import Decision, Publish, new_id, new_tag
+from anabranch.protocol.publish import Decision, Landed, Publish, new_id, new_tag
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.state import State, check_log_end, check_topic, load_state
 
@@ -268,6 +268,10 @@ def _fits(position: Position, topic: Topic) -> bool:
     return position.topic_id in ("", topic.id) and set(position.offsets) <= set(topic.partitions)
 
 
+Extend = Callable[[State, Publish], Publish]
+"""Adds to the publish of a seal, over the state that it was decided on, what is decided with it."""
+
+
 @dataclass(frozen=True)
 class Sealed:
     """The result of a seal: the hours that it sealed, oldest first, and the state without hours
@@ -277,11 +281,16 @@ class Sealed:
     state: State
 
 
-def seal(publisher: Publisher, kafka: KafkaAdapter) -> Sealed:
+def seal(
+    publisher: Publisher,
+    kafka: KafkaAdapter,
+    extend: Extend = lambda _, publish: publish,
+    on_landed: Callable[[Landed], None] = lambda _: None,
+) -> Sealed:
     """Seal every hour whose end and grace have passed, in commits of bounded size.
 
     Waiting decisions are written to the ledger before each commit and after it. Cut short anywhere, it goes on where it
-    ended.
+    ended. `on_landed` is called after each commit.
     """
     lake, stream = publisher.lake, publisher.stream
     state = load_state(lake, stream.table)
@@ -292,6 +301,7 @@ def seal(publisher: Publisher, kafka: KafkaAdapter) -> Sealed:
         decided = resolver.decide(stream.batch.grace)
         publish = plan_sealing(decided, stream.batch.grace, new_id())
         if publish is not None:
+            publish = extend(decided.state, publish)
             reach(Step.SEAL_DECIDED)
         return Decision(decided.state, publish, None)
 
@@ -300,7 +310,9 @@ def seal(publisher: Publisher, kafka: KafkaAdapter) -> Sealed:
     resolver.start_from(state)
     while (published := publisher.run(decide, f"seal {stream.name}")).landed is not None:
         reach(Step.SEAL_PUBLISHED)
-        now = tuple(row.hour for row in published.landed.publish.decisions)
+        on_landed(published.landed)
+        rows = published.landed.publish.decisions
+        now = tuple(row.hour for row in rows if row.decision == "sealed")
         LOG.info("stream %s: sealed %s", stream.name, f"{now[0]} to {now[-1]}" if len(now) > 1 else now[0])
         state, sealed = published.state, (*sealed, *now)
         publisher.record_decisions(state)

@@ -21,7 +21,7 @@ from anabranch.common.remote_errors import explain
 from anabranch.config import S3, Environment
 from anabranch.dev.services.processes import HOST, free_port
 from anabranch.iceberg.catalog_settings import catalog_properties
-from anabranch.iceberg.file_io import LakeFileIO, _WholeFile, as_whole
+from anabranch.iceberg.file_io import LakeFileIO, _WholeFile, as_whole, remembering_files
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.s3 import ObjectStore, bucket_and_key
 
@@ -75,6 +75,38 @@ def test_a_small_file_is_read_by_one_request(files: LakeFileIO, front: FlakyS3, 
     with as_whole(files, f"{folder}/{name}").open() as written:
         assert (written.read(2), written.seek(1), written.read(), written.tell()) == (b"ab", 1, b"bcde", 5)
     assert front.methods == {"GET": 1}
+
+
+@pytest.mark.parametrize("name", ["one.avro", "one.metadata.json"])
+def test_inside_a_run_a_file_of_metadata_is_not_read_again(
+    files: LakeFileIO, front: FlakyS3, folder: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, other = f"{folder}/{name}", f"{folder}/other-{name}"
+    files.delete(f"{folder}/gone.avro")
+    with files.new_output(other).create() as stream:
+        stream.write(b"xy")
+
+    def read(location: str) -> bytes:
+        with files.new_input(location).open() as stream:
+            return stream.read()
+
+    def requests(location: str) -> int:
+        front.methods.clear()
+        assert read(location) == {path: b"abcde", other: b"xy"}[location]
+        return front.methods["GET"]
+
+    with remembering_files():
+        with files.new_output(path).create() as stream:
+            stream.write(b"ab")
+            stream.write(b"cde")
+        assert [requests(path), requests(other), requests(other)] == [0, 1, 0]
+        # A file that this process deleted is gone at once; one that another program deleted, seconds later.
+        files.delete(path)
+        with pytest.raises(OSError):
+            read(path)
+        monkeypatch.setattr("anabranch.iceberg.file_io._REMEMBERED_SECONDS", 0.0)
+        assert requests(other) == 1
+    assert requests(other) == 1
 
 
 def test_a_read_that_s3_refuses_is_another_librarys_next(files: LakeFileIO, front: FlakyS3, folder: str) -> None:

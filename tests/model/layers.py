@@ -464,6 +464,8 @@ class Batch(Publisher):
     allow_gaps: tuple[str, ...] = ()
     counts: str = "{}"
     dead: Staged | None = None
+    # Whether the commit that seals hours also accepts those that are empty.
+    joins: bool = False
 
     nesting: ClassVar[tuple[str, ...]] = ("verdict",)
 
@@ -529,9 +531,15 @@ class Batch(Publisher):
             yield "has nothing to seal", world, self.leaving(rest)
         else:
             yield "decides to seal", world, replace(loaded, at="seal")
+            joining = replace(loaded, at="seal", joins=True)
+            if joining.sealing(decided) != loaded.sealing(decided):
+                yield "decides to seal and accept", world, joining
 
     def sealing(self, decided: ResolvedState) -> Publish | None:
-        return sealing.plan_sealing(decided, self.grace, self.id)
+        seal = sealing.plan_sealing(decided, self.grace, self.id)
+        if seal is None or not self.joins:
+            return seal
+        return batch_plan.plan_seal_with_acceptance(decided.state, seal, None, decided.now)
 
     def seal(self, world: World) -> Iterator[Step]:
         assert self.lake is not None
@@ -709,8 +717,8 @@ class Batch(Publisher):
         fresh = replace(self, lake=None)
         if self.at in ("accept", "empty"):
             return fresh.following(self.todo[1:] if self.at == "accept" else self.todo)
-        return replace(fresh, at="recover", kafka=None, last=None)
+        return replace(fresh, at="recover", kafka=None, last=None, joins=False)
 
     def refused(self) -> Publisher:
         back = {"seal": "ask", "empty": "recover", "accept": "verdict"}[self.at]
-        return replace(self, at=back, last=self.lake if back == "ask" else None, lake=None)
+        return replace(self, at=back, last=self.lake if back == "ask" else None, lake=None, joins=False)

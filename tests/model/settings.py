@@ -19,6 +19,8 @@ H1, H2 = shift(H0, 1), shift(H0, 2)
 Event = tuple[Any, ...]
 # A record, then the next hour.
 ONE_HOUR: tuple[Event, ...] = (("record", 0, 0), ("tick", 60))
+# A record, then an hour without one; the third has begun.
+AN_EMPTY_HOUR: tuple[Event, ...] = (*ONE_HOUR, ("tick", 60))
 # A record in each of the first two hours; the third has begun.
 TWO_HOURS: tuple[Event, ...] = (("record", 0, 0), ("tick", 40), ("record", 0, 0), ("tick", 60))
 # A record in each of three hours; the fourth has begun.

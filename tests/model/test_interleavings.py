@@ -16,6 +16,7 @@ from exploration import explore, settle
 from layers import Batch, RollUp, Speed
 from settings import (
     ADOPTED,
+    AN_EMPTY_HOUR,
     BACK,
     DEAD_AND_GOOD,
     H0,
@@ -90,6 +91,20 @@ SETTINGS = {
     "an hour, its seal or its acceptance that lands late": Setting(
         (broker(*ONE_HOUR), Speed("speed"), Batch("batch"), Network("network")),
         ("network brings batch", "batch moves a head in its way", "batch finds that it had not landed"),
+        world={"late": True, "answers_to_lose": 1},
+    ),
+    "hours without records, accepted by the commit that seals them or after it": Setting(
+        (broker(*AN_EMPTY_HOUR, RECORD), Speed("speed"), Batch("batch")),
+        ("batch decides to seal and accept", "batch is killed at seal", "batch is refused", "lists ('2026-11-21T01'"),
+        world={"crashes": 1},
+    ),
+    "hours without records, accepted by two batch jobs": Setting(
+        (broker(*AN_EMPTY_HOUR), Batch("batch"), Batch("rival")),
+        ("batch decides to seal and accept", "rival decides to seal and accept", "batch is refused"),
+    ),
+    "hours without records, whose seal and acceptance land late": Setting(
+        (broker(*AN_EMPTY_HOUR), Batch("batch"), Network("network")),
+        ("batch decides to seal and accept", "network brings batch", "batch moves a head in its way"),
         world={"late": True, "answers_to_lose": 1},
     ),
     "a late publish, expiry and orphan removal": Setting(

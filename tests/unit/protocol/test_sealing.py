@@ -16,12 +16,13 @@ from anabranch.common.errors import NotYet, PositionError
 from anabranch.common.fail_points import Step
 from anabranch.job import Job
 from anabranch.offsets.hour_ends import Window
-from anabranch.offsets.hours import Cut, Timeline, hour_of, shift
+from anabranch.offsets.hours import Cut, Timeline, hour_of, shift, start_of
 from anabranch.offsets.position import Offsets, Position, Stamped, Topic
 from anabranch.protocol import sealing
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.sealing import KafkaOffsets, ask, plan_sealing, resolve_state
 from anabranch.protocol.state import State
+from anabranch.protocol.watermarks import complete_through
 from batch_layer.rebuild import Rebuilder, RebuildRequest
 from batch_layer.stream_run import StreamRun
 
@@ -114,6 +115,50 @@ def test_a_long_backlog_is_sealed_in_commits_of_bounded_size_and_written_down_be
     assert max(waited) <= 3
     rows = lake.ledger.history()
     assert [r.hour for r in rows] == [shift(first, i) for i in range(6 + len(sealed))]
+
+
+def _closed_hours(folder: Path, first: str) -> tuple[StreamLake, Rebuilder]:
+    """A stream with four ended hours, of which the second has a record."""
+    lake = new_lake(folder, timeline=Timeline(first, first, {0: 0}))
+    second = int((start_of(first) + timedelta(minutes=90)).timestamp() * 1000)
+    job = Job(lake.environment, lake.stream, lake.lake, Broker(log={0: [second]}).adapter)
+    return lake, Rebuilder(job, None)  # type: ignore[arg-type]
+
+
+def test_hours_without_records_are_accepted_by_the_commit_that_seals_them(tmp_path: Path) -> None:
+    first = hour_of(datetime.now(UTC) - timedelta(hours=4))
+    hours = [shift(first, i) for i in range(4)]
+    empty = [hours[0], *hours[2:]]
+    apart, rebuilder = _closed_hours(tmp_path / "apart", first)
+    sealing.seal(rebuilder.publisher, rebuilder._job.kafka)
+    assert [result.hour for result in rebuilder.accept_empty(empty)] == empty
+    joined, rebuilder = _closed_hours(tmp_path / "joined", first)
+    before = len(joined.state().table.metadata.metadata_log)
+    assert rebuilder.seal(None).hours == tuple(hours)
+    assert [(r.hour, r.decision, r.revision) for r in rebuilder.accepted_with_seal] == [
+        (hour, "accepted", 1) for hour in empty
+    ]
+    assert len(joined.state().table.metadata.metadata_log) == before + 1
+    # What the seal and the acceptance publish one after the other.
+    expected, found = apart.state(), joined.state()
+    for name in ("timeline", "position", "accepted", "settled_before", "overrides", "retained_hours"):
+        assert getattr(found, name) == getattr(expected, name), name
+    assert found.is_merged and complete_through(found) == complete_through(expected) == first
+    rows = [sorted((r.hour, r.decision, r.offsets) for r in lake.ledger.history()) for lake in (apart, joined)]
+    assert rows[0] == rows[1] and len(rows[1]) == 7
+    of_an_hour = [r.decision for r in joined.ledger.history([first])]
+    assert of_an_hour == ["sealed", "accepted"], "the newest row is the hour's state"
+    # Nothing is left to do, and nothing is decided twice.
+    assert rebuilder.seal(None).hours == () and rebuilder.accept_empty(empty) == []
+    assert len(joined.ledger.history()) == 7
+
+
+def test_a_job_for_named_hours_accepts_of_those_that_it_seals_these_alone(tmp_path: Path) -> None:
+    first = hour_of(datetime.now(UTC) - timedelta(hours=4))
+    lake, rebuilder = _closed_hours(tmp_path, first)
+    rebuilder.seal([shift(first, 1), shift(first, 2)])
+    assert list(lake.state().accepted) == [shift(first, 2)]
+    assert sorted(lake.state().timeline.sealed) == [first, shift(first, 1), shift(first, 3)]
 
 
 def test_nothing_to_seal_is_no_publish() -> None:
