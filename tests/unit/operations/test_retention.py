@@ -40,6 +40,7 @@ from anabranch.operations.retention import Holder, LedgerExpired, Promise
 from anabranch.protocol import deliveries, ledger
 from anabranch.protocol.dead_letters import roll_forward, waiting_speed
 from anabranch.protocol.deliveries import Delivery
+from anabranch.protocol.erased import Erasure, Erasures
 from anabranch.protocol.expired import EXPIRED, Expired
 from anabranch.protocol.holding import hold
 from anabranch.protocol.holds import Hold, Holds
@@ -50,7 +51,7 @@ from anabranch.protocol.override import serve_hour
 from anabranch.protocol.publish import Decision, Publish, new_id
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.restore_ledger import plan_rows, restore_ledger
-from anabranch.protocol.retention import Overdue, find_overdue, is_kept, plan_due, require_kept
+from anabranch.protocol.retention import Overdue, find_overdue, is_kept, plan_due, plan_ledger_start, require_kept
 from anabranch.protocol.state import Accepted, State, accepted_properties
 from serving_layer.changes import poll
 from serving_layer.changes.token import Token
@@ -477,6 +478,15 @@ def test_maintenance_killed_while_the_ledger_expires_is_continued(tmp_path: Path
         assert min(ledger_hours(past)) == (start if step is Step.EXPIRE_LEDGER_LANDED else past.hours[0])
     expire(past.lake.folder, QUARTERS)
     assert ledger_hours(past) == {h for h in past.hours if h >= start}
+
+
+def test_the_request_of_an_erasure_keeps_its_quarter_in_the_ledger() -> None:
+    now, asked = start_of("2028-01-05T00"), start_of("2027-05-05T00")
+    state = accepted_state(expired=Expired("2027-12-01T00"))
+    assert plan_ledger_start(state, (), timedelta(days=30), now) == "2027-10-01T00"
+    erasure = Erasure("e", "id", asked, asked, "2027-05-05T00", "t", {})
+    state = replace(state, erasures=Erasures((erasure,)))
+    assert plan_ledger_start(state, (), timedelta(days=30), now) == "2027-04-01T00"
 
 
 def test_a_ledger_that_is_lost_is_restored_with_its_expired_hours() -> None:
