@@ -28,9 +28,11 @@ from anabranch.offsets.hours import Cut
 from anabranch.offsets.position import Offsets
 from anabranch.protocol import coverage, ledger
 from anabranch.protocol.apply import rows_columns
-from anabranch.protocol.ledger_row import Account, Decoders, HourAccount, UnknownFields
+from anabranch.protocol.erasure_filter import load_filter
+from anabranch.protocol.ledger_row import Decoders, HourAccount, UnknownFields
 from anabranch.protocol.publish import new_id
 from anabranch.protocol.state import State
+from anabranch.records.erased import find_erased, without
 from anabranch.records.packed_files import WriteSpec, dropped_places, write_files
 from anabranch.records.reshape import fit_to_table
 from batch_layer.balance import (
@@ -38,12 +40,13 @@ from batch_layer.balance import (
     Balance,
     Counted,
     Gaps,
+    classify_erased,
     classify_gaps,
     classify_unheld,
     has_missing,
     plus,
 )
-from batch_layer.cached import released_at_the_end
+from batch_layer.cached import cached, released_at_the_end
 from batch_layer.decoders import AT, Decoding, decoders_of
 from batch_layer.duplicates import SENT, bloom_filter_settings, find_duplicates, leave_out, names_event
 from batch_layer.offset_counts import ReadCounts, count, count_read, missing_offsets, split_missing
@@ -90,21 +93,30 @@ RebuiltHours = Mapping[str, Built]
 
 @dataclass(frozen=True)
 class _Frames:
-    """An hour's records in Spark: all that were read, their counts, and of the good ones the places of duplicates."""
+    """An hour's records in Spark: all that were read but erased ones, their counts (`held` counts erased ones too), and
+    of the good ones the places of duplicates. `erased`: the places of erased records, if any are to be left out."""
 
     read: HourRecords
     counts: ReadCounts
     duplicates: DataFrame
+    erased: DataFrame | None = None
+
+    @property
+    def places(self) -> DataFrame:
+        """The places of all records that were read."""
+        places = self.read.places.select(*AT)
+        return places if self.erased is None else places.unionByName(self.erased)
 
 
 @dataclass(frozen=True)
 class _Unheld:
-    """Offsets whose record neither Kafka nor the table has: duplicates of the accepted revision, gaps by class, and
-    ranges where Kafka's log does contain a record."""
+    """Offsets whose record neither Kafka nor the table has: duplicates of the accepted revision, gaps by class, erased
+    records, and ranges where Kafka's log does contain a record."""
 
     duplicate: Offsets
     gaps: Gaps
     present_at: Mapping[int, tuple[tuple[int, int], ...]]
+    erased: Offsets = field(default_factory=dict)
 
 
 class HourBuilder:
@@ -175,7 +187,8 @@ class HourBuilder:
         for key, value in bloom_filter_settings(cut.offsets).items():
             self._spark.conf.set(key, value)
         self.passes.begin("read and decode")
-        read = self._reader.read(hour, cut, state, decoding)
+        left_out = load_filter(self._job.environment, self._job.ledger, state, cut.topic_id, {hour: cut.ranges})
+        read = self._reader.read(hour, cut, state, decoding if left_out is None else Decoding.SPARK)
         self.passes.begin("count what was read")
         counts = count_read(read.places, cut.ranges, SOURCES)
         if has_missing(cut.ranges, counts.held):
@@ -184,10 +197,16 @@ class HourBuilder:
             if filled.decoded is not read.decoded:
                 counts = count_read(filled.places, cut.ranges, SOURCES)
             read = filled
+        erased = None
+        if left_out is not None:
+            self.passes.begin("leave out erased records")
+            erased = cached(find_erased(read.decoded, left_out))
+            read = replace(read, decoded=cached(without(read.decoded, erased)))
+            counts = replace(count_read(read.places, cut.ranges, SOURCES), held=counts.held)
         self.passes.begin("find duplicates")
         named = read.good(self._stream, [*AT, *self._stream.key])
         duplicates = find_duplicates(named, self._stream.key, self._served(hour, state, together))
-        return _Frames(read, counts, duplicates)
+        return _Frames(read, counts, duplicates, erased)
 
     def _served(self, hour: str, state: State, together: RebuiltHours) -> DataFrame | None:
         lookback = self.lookback(hour)
@@ -275,6 +294,7 @@ class HourBuilder:
             decoders = decoders_of(certain, compared)
         self.passes.begin("compare with the speed layer")
         speed = self._at(state.heads["speed"]).where(F.col("ingest_hour") == built.hour)
+        speed = speed if frames.erased is None else without(speed, frames.erased)
         unread = coverage.unread_ranges(state, built.hour, built.cut)
         files = files_of(state.table, "speed", built.hour)
         differing = kinds.compare(*to_common_schema(speed, rows, state.table, files), frames.duplicates, unread)
@@ -326,7 +346,12 @@ class HourBuilder:
             dead = count(letters, cut.ranges)
         duplicate = count(frames.duplicates, cut.ranges).distinct
         unheld = self._unheld(frames, built, duplicate, state)
-        return Balance(cut, good, dead, plus(duplicate, unheld.duplicate), unheld.gaps, unheld.present_at)
+        erased = plus(self._erased(frames, cut), unheld.erased)
+        return Balance(cut, good, dead, plus(duplicate, unheld.duplicate), unheld.gaps, unheld.present_at, erased)
+
+    def _erased(self, frames: _Frames, cut: Cut) -> Offsets:
+        """How many records were read and left out as erased, by partition."""
+        return count(frames.erased, cut.ranges).distinct if frames.erased is not None else {}
 
     def _unheld(self, frames: _Frames, built: Built, duplicate: Offsets, state: State) -> _Unheld:
         """Classify the offsets that neither Kafka nor the table has, by Kafka's log and the accepted revision's
@@ -336,16 +361,14 @@ class HourBuilder:
         if not incomplete:
             return _Unheld({}, {}, {})
         self.passes.begin("read what Kafka's log shows of missing offsets")
-        lost, missing = split_missing(missing_offsets(read.places, incomplete), read.in_kafka)
+        lost, missing = split_missing(missing_offsets(frames.places, incomplete), read.in_kafka)
         seen = self._job.kafka.explain_missing(self._stream.topic, missing) if missing else {}
         if missing:
             self._reader.require_topic(cut)
         counts = {name: {p: of.counts.get(name, 0) for p, of in seen.items()} for name in EXPLAINED}
         gaps = classify_gaps({p: of.count for p, of in missing.items()}, counts)
-        before: Mapping[int, Account] = {}
-        stored: Offsets = {}
-        if read.accepted is not None:
-            before = self._job.ledger.partitions_before(state, built.hour)
-            stored = count(read.accepted, cut.ranges).distinct
+        before = self._job.ledger.partitions_before(state, built.hour)
+        stored = count(read.accepted, cut.ranges).distinct if read.accepted is not None else {}
+        erased, lost, gaps = classify_erased(lost, gaps, before, self._erased(frames, cut))
         repeated, gaps = classify_unheld(lost, gaps, before, stored, duplicate)
-        return _Unheld(repeated, gaps, {p: of.present_at for p, of in seen.items()})
+        return _Unheld(repeated, gaps, {p: of.present_at for p, of in seen.items()}, erased)

@@ -1,8 +1,8 @@
 """Compaction: rewrite an hour's many small files as few, between two micro-batches, without changing a row.
 
-A micro-batch writes a file for each task and event date. Once there are enough, a thread of the driver rewrites them as
-one (`speed_layer.rewriting`). The job commits that after the next publish: `speed` and `main` get the new file instead
-of the old ones. Position, timeline, cuts and revisions stay.
+A micro-batch writes a file for each task and event date. Once there are enough, a thread of the driver rewrites them
+as one (`anabranch.iceberg.rewriting`). The job commits that after the next publish: `speed` and `main` get the new
+file instead of the old ones. Position, timeline, cuts and revisions stay.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from anabranch.config import Stream
 from anabranch.iceberg.hour_files import content_by_hour
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.manifests import hour_of_file, list_manifests, read_entries
+from anabranch.iceberg.rewriting import Rewritten, rewrite, sort_out
 from anabranch.iceberg.snapshot_writer import delete_quietly
 from anabranch.iceberg.snapshots import head
 from anabranch.protocol.publish import land, new_id
 from anabranch.protocol.state import State, load_state
 from speed_layer.compaction_plan import has_ended, is_served, plan_compaction, plan_replacement, should_wait
-from speed_layer.rewriting import Rewritten, rewrite, sort_out
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile, ManifestFile

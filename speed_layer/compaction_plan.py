@@ -9,10 +9,10 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from anabranch.iceberg.commits import Change
+from anabranch.iceberg.rewriting import Rewritten
 from anabranch.protocol.publish import Publish
 from anabranch.protocol.publish_queue import read_line
 from anabranch.protocol.state import State
-from speed_layer.rewriting import Rewritten
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile

@@ -38,6 +38,7 @@ from anabranch.kafka.source import is_unreadable, read_around
 from anabranch.offsets.position import Offsets, Ranges, ranges_to_keys, size
 from anabranch.protocol import dead_letters, merge
 from anabranch.protocol.apply import require_columns, rows_columns
+from anabranch.protocol.erasure_filter import ErasureFilter, load_filter
 from anabranch.protocol.measured import PUBLISH, READABLE, STAGE, Meter
 from anabranch.protocol.merge import Merged
 from anabranch.protocol.publish import Again, Decision, Landed, Publish, new_id
@@ -45,6 +46,7 @@ from anabranch.protocol.publish_queue import YieldToQueue
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.sealing import BoundaryResolver, ResolvedState
 from anabranch.protocol.state import State
+from anabranch.records.erased import find_erased, without
 from anabranch.records.formats import open_format
 from anabranch.records.formats.wire import is_unlisted_schema_id
 from anabranch.records.reshape import fit_to_table
@@ -65,6 +67,7 @@ from speed_layer.plan import (
     Plan,
     Skip,
     StagedBatch,
+    erasure_marks,
     plan_ahead,
     plan_boundary_publish,
     plan_micro_batch,
@@ -240,7 +243,9 @@ class MicroBatches:
         if (decided := self._decided) is None:
             return None
         plan = plan_ahead(decided, ranges, self._lake.clock.now())
-        spec = self._spec(spark, decided) if plan is not None else None
+        # Spark leaves erased records out.
+        is_whole = plan is not None and not erasure_marks(decided.state, decided.position.topic_id, plan.by_hour)
+        spec = self._spec(spark, decided) if is_whole else None
         if plan is None or spec is None:
             return None
         reach(Step.SPEED_DECIDED)
@@ -448,6 +453,10 @@ class MicroBatches:
         # One file for each task, so at most one for each core, whatever the number of partitions.
         at_once = frame.sparkSession.sparkContext.defaultParallelism
         frame = frame.coalesce(at_once) if len(plan.todo) > at_once else frame
+        by_hour = plan.by_hour
+        left_out = load_filter(self._environment, self._publisher.ledger, decided.state, topic_id, by_hour)
+        if left_out is not None:
+            return self._stage_without_erased(frame, plan, decided, left_out)
         if (staged := self._stage_certain(frame, plan, decided)) is not None:
             return staged
         # Count first, before a copy of each row is made. A retried task may count twice, which only costs an unneeded
@@ -467,6 +476,31 @@ class MicroBatches:
             dead = self._stage_dead(self._decode(frame, plan, with_errors=True), plan, topic_id)
         reach(Step.SPEED_STAGED)
         return StagedBatch(topic_id, plan.by_hour, rows, dead)
+
+    def _stage_without_erased(
+        self, frame: DataFrame, plan: Plan, decided: ResolvedState, left_out: ErasureFilter
+    ) -> StagedBatch:
+        """Stage the records that no erasure is of."""
+        stream, catalog, topic_id = self._stream, self._environment.catalog.name, decided.position.topic_id
+        marks = erasure_marks(decided.state, topic_id, plan.by_hour)
+        decoded = self._decode(frame, plan, with_errors=True).cache()
+        try:
+            left = without(decoded, find_erased(decoded, left_out)).cache()
+            good = fit_to_table(records.good(left, stream), catalog, decided.state.table, rows_columns(stream))
+            with self._staging:
+                rows = stage(
+                    good, self._lake, catalog, stream.table, new_id(),
+                    plan_write(stream.most_event_dates, len(plan.by_hour)),
+                )  # fmt: skip
+            note(attempt=rows.wap_id)
+            reach(Step.SPEED_ROWS_STAGED)
+            dead = self._stage_dead(left, plan, topic_id) if left.where("is_dead").limit(1).count() else None
+            LOG.info("stream %s: left out erased records count=%d", stream.name, decoded.count() - left.count())
+            left.unpersist()
+        finally:
+            decoded.unpersist()
+        reach(Step.SPEED_STAGED)
+        return StagedBatch(topic_id, plan.by_hour, rows, dead, erasures=marks)
 
     def _stage_certain(self, frame: DataFrame, plan: Plan, decided: ResolvedState) -> StagedBatch | None:
         """Stage certain records without Spark's reader and writer, and the few others with Spark's reader.

@@ -13,6 +13,8 @@ from anabranch.cli.options import Failures, one_stream, open_stream, options, se
 from anabranch.common.errors import AnabranchError, ConfigurationError
 
 if TYPE_CHECKING:
+    from typing import TextIO
+
     from anabranch.config import Environment, Members, Selected, Stream
     from anabranch.job import Job
     from anabranch.operations.reports.maintenance import Maintenance
@@ -405,4 +407,90 @@ def merge(stream: str, dry_run: bool, conf: str | None, output: str) -> None:
         for hour, layer in sorted(overrides.items()):
             click.echo(f"{stream}: {hour} is served by {layer} by choice (`anabranch serve-hour`)")
     if any(s.refused for s in swaps):
+        sys.exit(1)
+
+
+@click.command()
+@stream_argument()
+@click.option("--by", "column", metavar="COLUMN", help="The column whose values are erased.")
+@click.option(
+    "--values", "file", type=click.File("r", encoding="utf-8"), help="A file of values, one a line; - is stdin."
+)
+@click.option("--why", metavar="TEXT", help="The reason, for the ledger.")
+@click.option("--until", metavar="DURATION", default="30 days", show_default=True, help="When nothing may be left.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be erased.")
+@click.option("--status", is_flag=True, help="Show each erasure, and what is left of it.")
+@click.option("--verify", is_flag=True, help="With --status, scan every branch for the values again.")
+@options
+def erase(
+    stream: str,
+    column: str | None,
+    file: TextIO | None,
+    why: str | None,
+    until: str,
+    dry_run: bool,
+    status: bool,
+    verify: bool,
+    conf: str | None,
+    output: str,
+) -> None:
+    """Erase records by the values of a column.
+
+    Removes rows and dead letters from every branch, and keeps both layers from bringing one back; the account of each
+    hour has the class `erased`. An erasure is of the records that Kafka has accepted when it is requested. The same
+    command continues it, and changes nothing once it is done. Needs `erasure.key` in conf/anabranch.yaml. With
+    --status, exit code 1 while something is left.
+    """
+    from anabranch.common.output import print_json
+    from anabranch.config.durations import parse_duration
+    from anabranch.operations.erasure import run
+    from anabranch.protocol.publisher import Publisher
+
+    if status:
+        _erasure_status(stream, verify, conf, output)
+        return
+    if column is None or file is None or why is None:
+        raise click.UsageError("expected --by COLUMN, --values FILE and --why TEXT; or --status")
+    values = frozenset(line.rstrip("\r\n") for line in file if line.strip())
+    try:
+        order = run.Order(column, values, why, parse_duration(until))
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--until") from None
+    job = open_stream(stream, conf)
+    if dry_run:
+        found = run.find(job, order)
+        if output == "json":
+            print_json({"stream": stream, "dry_run": True, "found": found})
+            return
+        click.echo(
+            f"{stream}: would erase {found.rows} rows and {found.dead} dead letters of {len(found.hours)} hours, and "
+            f"replace {found.files} files"
+        )
+        return
+    done = run.erase(job, Publisher(job.lake, job.stream), order)
+    if output == "json":
+        one = done.erasure.as_dict()
+        print_json({"stream": stream, "erasure": one, "removed": done.removed, "left": done.left})
+        return
+    removed = done.removed
+    click.echo(
+        f"{stream}: erasure {done.erasure.id}: removed {removed.rows} rows and {removed.dead} dead letters of "
+        f"{len(removed.hours)} hours"
+    )
+    click.echo(f"{stream}: {done.left or f'done on every branch; `anabranch erase {stream} --status` shows the rest'}")
+
+
+def _erasure_status(stream: str, verify: bool, conf: str | None, output: str) -> None:
+    from datetime import UTC, datetime
+
+    from anabranch.common.output import print_json
+    from anabranch.operations.erasure.status import read_statuses, status_lines, view
+
+    statuses = read_statuses(open_stream(stream, conf), datetime.now(UTC), verify)
+    if output == "json":
+        print_json({"stream": stream, "erasures": view(statuses)})
+    else:
+        for line in [line for one in statuses for line in status_lines(one)] or ["no erasure"]:
+            click.echo(f"{stream}: {line}")
+    if any(not one.is_certificate for one in statuses):
         sys.exit(1)

@@ -68,6 +68,17 @@ class Step(Enum):
     # Adoption.
     ADOPT_DECIDED = "adopt.decided", "where the stream goes on is decided, nothing is published"
     ADOPT_PUBLISHED = "adopt.published", "the stream goes on in the new log, the ledger does not know the sealed hours"
+    # Erasure.
+    ERASE_REQUESTED = "erase.requested", "the ledger has the hashes of an erasure, no branch records it"
+    ERASE_RECORDED = "erase.recorded", "each branch records it, nothing is erased"
+    ERASE_WRITTEN = "erase.written", "files without the erased rows are written, no commit names them"
+    ERASE_DECIDED = "erase.decided", "the files to replace are chosen, nothing is published"
+    ERASE_PUBLISHED = "erase.published", "some hours' rows have left every branch, the ledger does not know it"
+    ERASE_PLACES_DECIDED = "erase.places-decided", "dead letters are found, their places are not recorded"
+    ERASE_PLACES_PUBLISHED = "erase.places-published", "the branches have the places, the ledger does not"
+    ERASE_LETTERS_WRITTEN = "erase.letters-written", "files without the dead letters are written, no commit names them"
+    ERASE_LETTERS_PUBLISHED = "erase.letters-published", "the dead letters have left every branch"
+    ERASE_FOUND_NOTHING = "erase.found-nothing", "nothing is left on any branch, none records that it is done"
     # Maintenance.
     EXPIRE_DECIDED = "expire.decided", "the hours that expire are chosen, nothing is published"
     EXPIRE_PUBLISHED = "expire.published", "their rows have left every branch, the ledger does not know it"

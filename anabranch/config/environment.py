@@ -207,6 +207,13 @@ class Lineage(Frozen):
     ] = timedelta(seconds=5)
 
 
+class Erasure(Frozen):
+    """The secret key by which erased values are hashed, and former ones, for erasures that they were used for."""
+
+    key: Annotated[SecretStr, Field(min_length=16)]
+    former_keys: tuple[Annotated[SecretStr, Field(min_length=16)], ...] = ()
+
+
 class Environment(Frozen):
     """`conf/anabranch.yaml`: everything that differs between a laptop and production."""
 
@@ -219,3 +226,4 @@ class Environment(Frozen):
     hdfs: Hdfs | None = None
     webhook: Webhook | None = None
     lineage: Lineage = Lineage()
+    erasure: Erasure | None = None

@@ -20,7 +20,7 @@ REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 """`${NAME}` or `${NAME:-default}`."""
 
 # Values under these keys never appear in a message.
-_SECRETS = frozenset({"security", "properties", "webhook", "headers", "conf"})
+_SECRETS = frozenset({"security", "properties", "webhook", "headers", "conf", "erasure"})
 _SECRET = re.compile(r"pass|secret|token|credential|access.?key|api.?key|private|jaas", re.IGNORECASE)
 _LONGEST = 200
 # Up to the last @, since a password may have a slash or an @ of its own.

@@ -35,6 +35,7 @@ from anabranch.iceberg.ledger_files import SNAPSHOTS_KEPT, MergeStep
 from anabranch.iceberg.orphans import list_table, plan_orphans, references
 from anabranch.iceberg.snapshots import heads, total
 from anabranch.offsets.hours import Timeline, end_of
+from anabranch.operations.erasure.run import forget
 from anabranch.operations.retention import LedgerExpired, RowsExpired, expire_ledger, expire_letters, expire_rows
 from anabranch.protocol import dead_letters, ledger, merge
 from anabranch.protocol.ledger import Ledger
@@ -134,6 +135,8 @@ def maintain(job: Job, now: datetime, dry_run: bool = False, publisher: Publishe
     gone_letters = steps.run(
         "expiry of dead letters", lambda: expire_letters(job, publisher, now, dry_run), RowsExpired()
     )
+    if not dry_run:
+        steps.run("erasures", lambda: forget(job, publisher, now), 0)
     letters = steps.run("dead letters", lambda: _maintain_dead_letters(job, now, dry_run), 0)
     expired_by_table, merged = {stream.table: expired, stream.dead_letters_table: letters}, dict[str, int]()
     for name in stream.plain_tables:

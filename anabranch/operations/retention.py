@@ -268,21 +268,22 @@ def read_promise(job: Job, table: Table, expired: Expired, due: Due, state: Stat
     Transient."""
     hours, first = set(due.leaving), state.timeline.first
     bound = max([expired.before, *(shift(hour, 1) for hour in due.leaving)])
-    files = _FilesByManifest(table, lambda hour: hour in hours or (hour >= first and hour in expired))
+    files = FilesByManifest(table, lambda hour: hour in hours or (hour >= first and hour in expired))
     of_snapshot = {snapshot.snapshot_id: files.of(snapshot, bound) for snapshot in table.snapshots()}
     on_heads = {path: size for id in heads(table).values() for path, size in of_snapshot[id].items()}
-    holders = list(_holders(table, of_snapshot, expired, now))
+    holders = list(holders_of(table, of_snapshot, expired.at, now))
     ends = [holder.until for holder in holders]
     gone_at = max((end for end in ends if end is not None), default=now) if None not in ends else None
     stored = {path: size for of_one in of_snapshot.values() for path, size in of_one.items()}
-    return Promise(_size(on_heads), _size(stored), holders, gone_at, _is_versioned(job))
+    return Promise(size_of(on_heads), size_of(stored), holders, gone_at, is_versioned(job))
 
 
-def _size(files: Mapping[str, int]) -> Size:
+def size_of(files: Mapping[str, int]) -> Size:
+    """The number of some files, and their bytes."""
     return Size(len(files), sum(files.values()))
 
 
-class _FilesByManifest:
+class FilesByManifest:
     """The data files of some hours in snapshots, by path with their bytes; reads each manifest once."""
 
     def __init__(self, table: Table, is_wanted: Callable[[str], bool]) -> None:
@@ -299,9 +300,10 @@ class _FilesByManifest:
         return {path: size for m in listed for path, size in self._read[m.manifest_path].items()}
 
 
-def _holders(
-    table: Table, of_snapshot: Mapping[int, Mapping[str, int]], expired: Expired, now: datetime
-) -> Iterator[Holder]:  # fmt: skip
+def holders_of(
+    table: Table, of_snapshot: Mapping[int, Mapping[str, int]], removed_at: datetime | None, now: datetime
+) -> Iterator[Holder]:
+    """What refers to files that leave the branches or have left them at `removed_at`, of the files of each snapshot."""
     named = set[int]()
     for name, ref in sorted(table.metadata.refs.items()):
         snapshot = table.metadata.snapshot_by_id(ref.snapshot_id)
@@ -312,16 +314,17 @@ def _holders(
         age = ref.max_ref_age_ms
         until = made_at(snapshot) + timedelta(milliseconds=age) if age is not None else None
         kind = "tag" if ref.snapshot_ref_type == SnapshotRefType.TAG else "branch"
-        yield Holder(f"{kind} {name}", until, _size(of_snapshot[ref.snapshot_id]))
+        yield Holder(f"{kind} {name}", until, size_of(of_snapshot[ref.snapshot_id]))
     # Once the hours have left, the snapshots that are the heads now are former ones too.
     former = {p: size for id, files in of_snapshot.items() if id not in named for p, size in files.items()}
     leaving = {p: size for id in heads(table).values() for p, size in of_snapshot[id].items()}
     if former or leaving:
-        left = now if leaving or expired.at is None else expired.at
-        yield Holder("former snapshots", left + SNAPSHOTS_OF_EXPIRED, _size(former | leaving))
+        left = now if leaving or removed_at is None else removed_at
+        yield Holder("former snapshots", left + SNAPSHOTS_OF_EXPIRED, size_of(former | leaving))
 
 
-def _is_versioned(job: Job) -> bool | None:
+def is_versioned(job: Job) -> bool | None:
+    """Whether the bucket keeps deleted objects as versions; None: not known."""
     bucket = bucket_of(job.environment.catalog.warehouse)
     if bucket is None:
         return False

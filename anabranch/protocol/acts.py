@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-ActName = Literal["restate", "accept", "replay", "serve-hour", "adopt", "redeliver", "hold", "release"]
+ActName = Literal["restate", "accept", "replay", "serve-hour", "adopt", "redeliver", "hold", "release", "erase"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,17 +11,21 @@ from anabranch.protocol.ledger_row import HourAccount
 
 @dataclass(frozen=True)
 class Counts:
-    """An hour's account in numbers; None where the ledger has no value."""
+    """An hour's account in numbers; None where the ledger has no value. JSON has `erased` only where something was."""
 
     offsets: int | None
     good: int | None
     dead: int | None
     duplicate: int | None
     gap: int | None
+    erased: int | None = None
 
     @staticmethod
     def of(account: HourAccount) -> Counts:
-        return Counts(account.offsets, account.good, account.dead, account.duplicate, account.gap)
+        return Counts(account.offsets, account.good, account.dead, account.duplicate, account.gap, account.erased)
+
+    def as_dict(self) -> dict[str, int | None]:
+        return {name: getattr(self, name) for name in COUNTS} | ({"erased": self.erased} if self.erased else {})
 
     @property
     def cells(self) -> list[object]:

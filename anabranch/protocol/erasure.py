@@ -21,7 +21,8 @@ from anabranch.iceberg.expiry import plan_expiry
 from anabranch.iceberg.snapshots import BRANCHES, heads
 from anabranch.iceberg.staging import NAMED_WITHIN
 from anabranch.offsets.hours import Cut
-from anabranch.protocol.erased import ERASURES, Erasure
+from anabranch.offsets.position import Offsets
+from anabranch.protocol.erased import ERASURES, Erasure, Erasures
 from anabranch.protocol.ledger_row import Account, HourAccount, LedgerRow
 from anabranch.protocol.publish import Publish
 from anabranch.protocol.state import State
@@ -100,6 +101,23 @@ def plan_letters(
 def plan_done(state: State, erasure: Erasure, id: str, now: datetime) -> Publish:
     """The publish that records that nothing is left on any branch. Pure."""
     return _recorded(state, replace(erasure, changed=now, done=now), id)
+
+
+def plan_forget(state: State, log_starts: Offsets, id: str, now: datetime) -> Publish | None:
+    """The publish after which the branches no longer record erasures that are done, whose deadline has passed, and of
+    whose records Kafka, with `log_starts`, has none any more; None where there is none. Pure."""
+
+    def is_over(one: Erasure) -> bool:
+        if one.done is None or now < one.until:
+            return False
+        is_gone = all(log_starts.get(p, 0) >= end for p, end in one.ends.items())
+        return one.topic_id != state.position.topic_id or is_gone
+
+    kept = Erasures(tuple(one for one in state.erasures.all if not is_over(one)))
+    if kept == state.erasures:
+        return None
+    changes = tuple(Change(branch, properties={ERASURES: kept.to_json()}) for branch in BRANCHES)
+    return Publish(id, changes, state.timeline)
 
 
 def is_read(state: State, erasure: Erasure) -> bool:

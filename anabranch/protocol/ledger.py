@@ -252,7 +252,7 @@ class Ledger:
         return frozenset(hour for hour, (_, decision) in last.items() if decision == "refused")
 
     def acceptances(self) -> frozenset[Acceptance]:
-        """Every acceptance of any hour that the ledger has. Raises Transient."""
+        """Every acceptance of any hour that the ledger has, and each erasure in one. Raises Transient."""
         with lake_errors(f"read ledger {self._name}"):
             return frozenset[Acceptance]().union(*_ACCEPTANCES.ask(self._lake.load(self._name)).values())
 
@@ -338,7 +338,7 @@ def _decided_last(rows: pa.Table) -> dict[str, tuple[datetime, str]]:
 
 @dataclass(frozen=True)
 class Acceptance:
-    """An accepted revision of an hour, with the unique id of its decision."""
+    """An accepted revision of an hour, or an erasure in it, with the unique id of the decision."""
 
     hour: str
     revision: int
@@ -346,7 +346,7 @@ class Acceptance:
 
 
 def _acceptances(rows: pa.Table) -> frozenset[Acceptance]:
-    accepted = rows.filter(pc.equal(rows["decision"], "accepted"))
+    accepted = rows.filter(pc.is_in(rows["decision"], pa.array(["accepted", "erased"])))
     columns = (accepted[name].to_pylist() for name in ("hour", "revision", "decision_id"))
     return frozenset(Acceptance(*values) for values in zip(*columns, strict=True))
 

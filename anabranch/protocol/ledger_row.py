@@ -47,6 +47,9 @@ class Account:
     def total(self) -> int:
         return self.good + self.dead + self.duplicate + self.gap + (self.erased or 0)
 
+    def as_dict(self) -> dict[str, Any]:
+        return _present_fields(self)
+
 
 @dataclass(frozen=True, slots=True)
 class Diff:
@@ -210,7 +213,7 @@ class HourAccount:
         """As JSON has it."""
         values = {name: v for name in ACCOUNT_COLUMNS if (v := getattr(self, name)) is not None}
         if self.partitions is not None:
-            values["partitions"] = {str(p): _present_fields(account) for p, account in self.partitions.items()}
+            values["partitions"] = {str(p): account.as_dict() for p, account in self.partitions.items()}
         for name in ("diff", "quality", "run", "unknown"):
             if name in values:
                 values[name] = values[name].as_dict()

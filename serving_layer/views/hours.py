@@ -86,8 +86,10 @@ def serves_accepted(state: State, hour: str) -> bool:
 
 def plan_known(state: State, acceptances: Iterable[Acceptance], hours: Iterable[str]) -> dict[str, str]:
     """For hours that `main` serves as accepted, the decision that accepted each, if only one can
-    have. `acceptances`: of a ledger that was loaded after the state. Pure."""
-    waiting = {Acceptance(d.hour, d.revision, d.decision_id) for d in state.decisions if d.decision == "accepted"}
+    have, and no erasure changed its rows since. `acceptances`: of a ledger that was loaded after the state. Pure."""
+    waiting = {
+        Acceptance(d.hour, d.revision, d.decision_id) for d in state.decisions if d.decision in ("accepted", "erased")
+    }
     by_hour: dict[str, set[str]] = defaultdict(set)
     for one in {*acceptances, *waiting}:
         remembered = state.accepted.get(one.hour)

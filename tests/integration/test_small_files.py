@@ -9,10 +9,10 @@ import pytest
 from world import World, event, past_hour, spread
 
 from anabranch.common.output import plain
+from anabranch.iceberg import rewriting
 from anabranch.iceberg.hour_files import files_by_hour
 from anabranch.operations.audit import audit
 from anabranch.operations.reports import status as views
-from speed_layer import rewriting
 
 Make = Callable[..., World]
 
@@ -89,7 +89,7 @@ def test_rolled_up_files_are_read_by_spark_and_pyiceberg_as_those_that_spark_wro
     table = one.state.table
     left = [f for by_path in files_by_hour(table, "main").values() for f in by_path.values()]
     assert 2 <= len(left) <= many - 14, "files of the two schemas are not put together"
-    kinds = {rewriting.schema_text(rewriting._opened(table, f)) for f in left}
+    kinds = {rewriting.schema_text(rewriting.opened(table, f)) for f in left}
     assert len(kinds) == 2
     assert by_spark(one) == spark
     assert by_pyiceberg(one) == pyiceberg

@@ -32,6 +32,7 @@ from writers import BY_PYARROW, BY_SPARK, writers
 
 from anabranch.common.errors import Transient, Unexplained
 from anabranch.common.output import plain
+from anabranch.iceberg import rewriting
 from anabranch.iceberg.hour_files import files_by_hour
 from anabranch.iceberg.staging import MOST_OPEN_FILES
 from anabranch.kafka.source import read_ranges
@@ -40,7 +41,7 @@ from anabranch.offsets.position import Ranges
 from anabranch.operations.reports import status as views
 from anabranch.spark.session import explain_spark
 from anabranch.spark.workers import SETTINGS
-from speed_layer import fast_staging, micro_batch, rewriting
+from speed_layer import fast_staging, micro_batch
 from speed_layer.fast_staging import MOST_LEFT
 from speed_layer.micro_batch import MicroBatches
 
@@ -242,7 +243,7 @@ def test_files_of_workers_and_of_spark_are_of_one_kind_and_are_rolled_up_togethe
 
     kinds = set()
     for data_file in _files(one):
-        with rewriting._opened(one.state.table, data_file) as parquet:
+        with rewriting.opened(one.state.table, data_file) as parquet:
             kinds.add(rewriting.schema_text(parquet))
             ids = {f.name: int(f.metadata[b"PARQUET:field_id"]) for f in parquet.schema_arrow}
             assert ids == {f.name: f.field_id for f in one.state.table.schema().fields}
@@ -324,7 +325,7 @@ def test_a_micro_batch_of_long_values_reaches_a_worker_in_parts(world: Make, wor
         (r.offset, hashlib.sha256(json.loads(r.value or b"")["player"].encode()).digest()) for r in one.sent
     ]
     [data_file] = _files(one)
-    with rewriting._opened(one.state.table, data_file) as parquet:
+    with rewriting.opened(one.state.table, data_file) as parquet:
         assert parquet.metadata.num_row_groups > 1, "expected it to be written in parts"
 
 

@@ -18,6 +18,7 @@ from small_world import TOPIC, File, Lake, Row, World, ledger_row, new_files, ro
 from values import replace
 
 from anabranch.common.errors import PositionError
+from anabranch.iceberg.rewriting import Rewritten
 from anabranch.iceberg.snapshots import Staged
 from anabranch.iceberg.staging import Written
 from anabranch.offsets.hours import Cut, hour_of, shift
@@ -33,7 +34,6 @@ from batch_layer import plan as batch_plan
 from speed_layer import compaction_plan
 from speed_layer import plan as speed_plan
 from speed_layer.plan import Next, Plan, Read, Skip, StagedBatch
-from speed_layer.rewriting import Rewritten
 
 Pieces = tuple[tuple[int, tuple[int, int]], ...]
 LOOKBACK = 1

@@ -6,8 +6,8 @@ from collections import Counter
 
 from world import World
 
+from anabranch.iceberg import rewriting
 from anabranch.iceberg.hour_files import files_by_hour
-from speed_layer import rewriting
 
 BY_PYARROW, BY_SPARK = "parquet-cpp-arrow", "parquet-mr"
 
@@ -17,6 +17,6 @@ def writers(one: World) -> Counter[str]:
     found: Counter[str] = Counter()
     for by_path in files_by_hour(one.state.table, "main").values():
         for data_file in by_path.values():
-            with rewriting._opened(one.state.table, data_file) as parquet:
+            with rewriting.opened(one.state.table, data_file) as parquet:
                 found[parquet.metadata.created_by.split()[0]] += 1
     return found

@@ -129,9 +129,10 @@ def _check_ledger(a: Audited, findings: _Findings) -> None:
     if account.offsets is not None and account.offsets != size:
         findings.differs("ledger", f"{size} offsets, the size of its cut", account.offsets)
     counts = [getattr(account, name) for name in CLOSES]
-    if None not in counts and sum(counts) != size:
+    if None not in counts and (closed := sum(counts) + (account.erased or 0)) != size:
         words = " + ".join(f"{n} {name}" for name, n in zip(CLOSES, counts, strict=True))
-        findings.differs("balance of the ledger", f"{size} offsets", f"{sum(counts)}: {words}")
+        words += f" + {account.erased} erased" if account.erased else ""
+        findings.differs("balance of the ledger", f"{size} offsets", f"{closed}: {words}")
     gaps = account.gaps
     if gaps is not None and account.gap is not None and sum(gaps.values()) != account.gap:
         findings.differs("gaps of the ledger", f"{account.gap} in all classes", f"{sum(gaps.values())}: {gaps}")
@@ -194,9 +195,12 @@ def _check_kafka(a: Audited, findings: _Findings) -> None:
     duplicate = account.duplicate if a.served == "batch" else 0
     if duplicate is not None and a.letters_expired:
         duplicate += account.dead or 0
+    if duplicate is not None:
+        duplicate += account.erased or 0
     exact = a.is_held and not a.is_compacted
     if duplicate is not None and _is_off(nowhere, duplicate, exact):
         expected = f"{_at_most(exact)}{duplicate} of its offsets neither rows nor dead letters, the duplicates"
+        expected += " and what was erased" if account.erased else ""
         at = "; ".join(f"partition {p}: {_spans(k.kept_nowhere_at)}" for p, k in given.items() if k.kept_nowhere)
         findings.differs("Kafka", expected, f"{nowhere} ({at})" if at else nowhere)
     silent = sum(k.in_kafka[1] - k.in_kafka[0] - k.offsets for k in given.values())
@@ -254,8 +258,8 @@ def check_expired(
     for hour in hours:
         row = rows.get(hour) or HourAccount()
         counts = [getattr(row, name) for name in CLOSES]
-        if row.offsets is not None and None not in counts and sum(counts) != row.offsets:
-            found.append(Disagreement(hour, None, "balance of the ledger", f"{row.offsets} offsets", str(sum(counts))))
+        if row.offsets is not None and None not in counts and (n := sum(counts) + (row.erased or 0)) != row.offsets:
+            found.append(Disagreement(hour, None, "balance of the ledger", f"{row.offsets} offsets", str(n)))
         for branch, by_hour in files.items():
             if number := len(by_hour.get(hour, ())):
                 expected = "no rows of an expired hour (`anabranch maintain` removes them)"

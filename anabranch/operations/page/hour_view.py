@@ -147,7 +147,9 @@ def balance_of(facts: HourFacts) -> Balance | None:
     terms += [(f"gap: {name}", n, [a.gaps.get(name, 0) for a in each]) for name, n in facts.gaps.items()]
     if not facts.gaps:
         terms.append(("gap", counts.gap or 0, [a.gap for a in each]))
-    classes = [counts.good, counts.dead, counts.duplicate, counts.gap]
+    if counts.erased:
+        terms.append(("erased", counts.erased, [a.erased or 0 for a in each]))
+    classes = [counts.good, counts.dead, counts.duplicate, counts.gap, counts.erased or 0]
     numbers = [n for n in classes if n is not None]
     closes = sum(numbers) == counts.offsets if len(numbers) == len(classes) and counts.offsets is not None else None
     return Balance(tuple(accounts), [BalanceLine(*term) for term in terms], counts.offsets, closes)

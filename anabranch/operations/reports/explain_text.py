@@ -95,6 +95,8 @@ def _account(facts: HourFacts) -> str | None:
     if counts.gap:
         classes = ", ".join(f"{n} {name}" for name, n in facts.gaps.items())
         parts.append(f"{counts.gap} are gaps ({classes})")
+    if counts.erased:
+        parts.append(f"{counts.erased} were erased (`anabranch erase {stream} --status`)")
     build = "of" if facts.state in _ACCEPTED else "in the build that was refused, of"
     offsets = counts.offsets if counts.offsets is not None else "its"
     return f"{build} {offsets} offsets " + ", ".join(parts) + _sources(facts.sources)
@@ -121,6 +123,7 @@ def _checks(facts: HourFacts) -> str | None:
     parts, counts = [], facts.counts
     terms = [n for n in (counts.good, counts.dead, counts.duplicate, counts.gap) if n is not None]
     if len(terms) == 4 and counts.offsets is not None:
+        terms += [counts.erased] if counts.erased else []
         closes = sum(terms) == counts.offsets
         sums = f"{' + '.join(str(n) for n in terms)} = {sum(terms)} of {counts.offsets} offsets"
         parts.append(f"the balance {'closes' if closes else 'does NOT close'} ({sums})")

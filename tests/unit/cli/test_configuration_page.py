@@ -30,6 +30,7 @@ _STREAM = {
 }  # fmt: skip
 # What a key needs beside it.
 _BESIDE: dict[str, dict[str, Any]] = {
+    "erasure.former_keys": {"erasure": {"key": "a-secret-of-this-test-alone"}},
     "catalog.type": {"catalog": {"uri": "https://catalog.example.com"}},
     "search.user": {"search": {"password": "of-this-test-alone"}},
     "format.subject": {"format": {"type": "avro"}},

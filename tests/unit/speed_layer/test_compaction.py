@@ -24,21 +24,21 @@ from pyiceberg.manifest import DataFile
 
 from anabranch.common.errors import Terminal, Transient
 from anabranch.config.columns import parse_columns
-from anabranch.iceberg import admin
+from anabranch.iceberg import admin, rewriting
 from anabranch.iceberg import lake as iceberg_lake
 from anabranch.iceberg.commits import Outcome
 from anabranch.iceberg.hour_files import files_of
+from anabranch.iceberg.rewriting import is_same, rewrite, schema_text, sort_out
 from anabranch.iceberg.schema_evolution import evolve
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.protocol import apply
 from anabranch.protocol.publish import land, new_id
 from anabranch.protocol.publish_queue import ask_for_turn, take_back_turn
 from anabranch.protocol.state import Accepted
-from speed_layer import compaction, rewriting
+from speed_layer import compaction
 from speed_layer import compaction_plan as planning
 from speed_layer.compaction import PASS_AFTER, Compaction
 from speed_layer.compaction_plan import has_ended, is_stale, plan_compaction, plan_replacement, should_wait
-from speed_layer.rewriting import is_same, rewrite, schema_text, sort_out
 
 NEXT = shift(FIRST, 1)
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
@@ -204,7 +204,7 @@ def of_all_types(lake: StreamLake) -> tuple[str, tuple[DataFile, ...]]:
 
 
 def read(lake: StreamLake, table: Any, data_file: DataFile) -> pq.ParquetFile:
-    return rewriting._opened(table, data_file)
+    return rewriting.opened(table, data_file)
 
 
 def test_one_file_holds_the_rows_of_many_in_every_type_and_is_described_as_they_are(lake: StreamLake) -> None:

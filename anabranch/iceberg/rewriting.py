@@ -64,7 +64,7 @@ def sort_out(table: Table, files: Sequence[DataFile]) -> SortedFiles:
     """
     schemas: dict[str, str] = {}
     for data_file in files:
-        with _opened(table, data_file) as parquet:
+        with opened(table, data_file) as parquet:
             schemas[data_file.file_path] = schema_text(parquet)
             if schema_text(_written_empty(parquet.schema_arrow)) != schemas[data_file.file_path]:
                 schemas[data_file.file_path] = f"alone: {data_file.file_path}"
@@ -98,8 +98,42 @@ def rewrite(table: Table, sources: Sequence[DataFile], is_stopped: Callable[[], 
     return Rewritten(new_file, tuple(sources))
 
 
+def rewrite_kept(
+    table: Table, source: DataFile, keep: Callable[[pa.RecordBatch], pa.BooleanArray]
+) -> DataFile | None:  # fmt: skip
+    """Write the rows of a file that `keep` is true of to a new file, in their order, and read it back; None where it is
+    true of none.
+
+    Raises Terminal when the rows read back are others; the file is then deleted. Raises Transient.
+    """
+
+    def kept() -> Iterator[pa.RecordBatch]:
+        return (batch.filter(keep(batch)) for batch in read_batches(table, (source,)))
+
+    if not any(batch.num_rows for batch in kept()):
+        return None
+    path = f"{source.file_path.rsplit('/', 1)[0]}/kept-{uuid.uuid4().hex}.parquet"
+    try:
+        with lake_errors(f"rewrite {source.file_path} as {path}"):
+            _write_batches(table, path, source, kept())
+            new_file = _written_file(table, path, source)
+            if not is_same(read_batches(table, (new_file,)), kept()):
+                raise Terminal(
+                    f"rewrite {source.file_path}: expected to read the rows that are kept from {path}, found others; "
+                    "the new file was deleted, nothing was published; report this"
+                )
+    except BaseException:
+        delete_quietly(table, [path])
+        raise
+    return new_file
+
+
 def _write(table: Table, path: str, sources: Sequence[DataFile], is_stopped: Callable[[], bool]) -> None:
-    with _opened(table, sources[0]) as parquet:
+    _write_batches(table, path, sources[0], read_batches(table, sources, is_stopped))
+
+
+def _write_batches(table: Table, path: str, like: DataFile, batches: Iterable[pa.RecordBatch]) -> None:
+    with opened(table, like) as parquet:
         schema, metadata = parquet.schema_arrow, parquet.metadata.metadata or {}
     with (
         table.io.new_output(path).create() as sink,
@@ -107,7 +141,7 @@ def _write(table: Table, path: str, sources: Sequence[DataFile], is_stopped: Cal
     ):
         # Keep the schema that Iceberg's writer recorded; only Arrow uses Arrow's.
         writer.add_key_value_metadata({k: v for k, v in metadata.items() if k != b"ARROW:schema"})
-        for group in _row_groups(_batches(table, sources, is_stopped)):
+        for group in _row_groups(batches):
             rows = pa.Table.from_batches(group)
             writer.write_table(rows, row_group_size=max(1, rows.num_rows))
 
@@ -145,7 +179,7 @@ def _require_same(
 ) -> None:
     rows = sum(f.record_count for f in sources)
     if new_file.record_count == rows and is_same(
-        _batches(table, (new_file,), is_stopped), _batches(table, sources, is_stopped)
+        read_batches(table, (new_file,), is_stopped), read_batches(table, sources, is_stopped)
     ):
         return
     raise Terminal(
@@ -203,16 +237,20 @@ def _as_bits(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _batches(table: Table, files: Sequence[DataFile], is_stopped: Callable[[], bool]) -> Iterator[pa.RecordBatch]:
+def read_batches(
+    table: Table, files: Sequence[DataFile], is_stopped: Callable[[], bool] = lambda: False
+) -> Iterator[pa.RecordBatch]:
+    """The rows of some files, in their order. Raises Transient; Stopped when `is_stopped` returns true."""
     for data_file in files:
-        with _opened(table, data_file) as parquet:
+        with opened(table, data_file) as parquet:
             for batch in parquet.iter_batches(batch_size=_BATCH_ROWS, use_threads=False):
                 if is_stopped():
                     raise Stopped
                 yield batch
 
 
-def _opened(table: Table, data_file: DataFile) -> pq.ParquetFile:
+def opened(table: Table, data_file: DataFile) -> pq.ParquetFile:
+    """A data file, to be read; a small one by one request. Raises Transient."""
     with lake_errors(f"read {data_file.file_path}"):
         if data_file.file_size_in_bytes > _WHOLE:
             return pq.ParquetFile(table.io.new_input(data_file.file_path).open())

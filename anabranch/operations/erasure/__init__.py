@@ -1,0 +1,1 @@
+"""Erasure: find and remove records by the values of a column."""

@@ -1,0 +1,487 @@
+"""Erase records by the values of a column: `anabranch erase`, in steps that are repeated after a kill until all is done
+(`anabranch.protocol.erasure`)."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from anabranch.common.errors import ConfigurationError, Transient
+from anabranch.common.fail_points import Step, reach
+from anabranch.iceberg.hour_files import content_by_hour, files_by_hour
+from anabranch.iceberg.manifests import hour_of_file
+from anabranch.iceberg.rewriting import rewrite_kept
+from anabranch.iceberg.snapshot_writer import delete_quietly
+from anabranch.iceberg.snapshots import BRANCHES
+from anabranch.job import Job
+from anabranch.offsets.hours import hour_of
+from anabranch.offsets.position import Ranges
+from anabranch.operations.erasure.search import (
+    Place,
+    Values,
+    column_of,
+    find_letters,
+    find_rows,
+    mask_of,
+    require_column,
+)
+from anabranch.protocol import erasure, ledger, merge
+from anabranch.protocol.acts import act_now
+from anabranch.protocol.erased import Erasure
+from anabranch.protocol.erasure_filter import keys_of
+from anabranch.protocol.ledger_row import LedgerRow
+from anabranch.protocol.publish import Again, Decision, new_id
+from anabranch.protocol.publisher import Publisher
+from anabranch.protocol.state import State, load_state
+
+if TYPE_CHECKING:
+    from pyiceberg.manifest import DataFile
+    from pyiceberg.table import Table
+
+    from anabranch.iceberg.commits import Commit
+
+LOG = logging.getLogger(__name__)
+
+MOST_VALUES = 100_000
+"""The most values of one erasure: the ledger has their hashes in one row."""
+
+_HOURS_AT_ONCE = 240
+# Files that one commit replaces, so that they are written well within the age by which it has to land.
+_FILES_A_COMMIT = 32
+_ATTEMPTS = 20
+_EVERYTHING = 2**62
+
+
+@dataclass(frozen=True)
+class Order:
+    """What an operator wants erased: values of a column, and by when nothing is to be left."""
+
+    column: str
+    values: frozenset[str]
+    why: str
+    until: timedelta = timedelta(days=30)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What has the values, on any branch: files and rows in each hour, and dead letters."""
+
+    hours: tuple[str, ...] = ()
+    files: int = 0
+    rows: int = 0
+    dead: int = 0
+
+
+@dataclass(frozen=True)
+class Erased:
+    """An erasure, what this run removed, and why it is not done, if so."""
+
+    erasure: Erasure
+    removed: Found
+    left: str | None = None
+
+
+def erase(job: Job, publisher: Publisher, order: Order) -> Erased:
+    """Remove every record that an order is of from every branch, and keep both layers from bringing one back.
+
+    Idempotent: the same order is the same erasure, which goes on where it was left. Raises ConfigurationError for a
+    column or a key that does not fit, Transient.
+    """
+    require(job, order)
+    publisher.recover()
+    one = _request(job, publisher, order)
+    values = Values.of(order.column, order.values)
+    removed = _erase_rows(job, publisher, one, values)
+    for _ in range(_ATTEMPTS):
+        state = load_state(job.lake, job.stream.table)
+        publisher.finish(state)
+        dead = _erase_letters(job, publisher, one, order.values)
+        removed = replace(removed, dead=removed.dead + dead)
+        current = state.erasures.of(one.id)
+        assert current is not None
+        if dead:
+            continue
+        if current.done is not None:
+            return Erased(current, removed)
+        if not erasure.is_read(state, current):
+            return Erased(
+                current, removed,
+                "records from before the request are yet to be read; run the command again once the speed layer or the "
+                "batch layer has read them",
+            )  # fmt: skip
+        reach(Step.ERASE_FOUND_NOTHING)
+        done = erasure.plan_done(state, current, new_id(), job.lake.clock.now())
+        if (landed := publisher.land(state, done, job.lake.clock.now())) is not None:
+            LOG.info("stream %s: erasure %s is done", job.stream.name, one.id)
+            current = landed.state.erasures.of(one.id)
+            assert current is not None
+            return Erased(current, removed)
+    raise Transient(f"erase records of {job.stream.name}: expected no other publish in one of {_ATTEMPTS} attempts")
+
+
+def require(job: Job, order: Order) -> None:
+    """Raise ConfigurationError for an order that cannot be carried out."""
+    require_column(job.lake.load(job.stream.table).schema(), order.column, job.stream.name)
+    if "erasure" not in job.lake.load(job.stream.hours_table).schema().column_names:
+        raise ConfigurationError(
+            f"ledger {job.stream.hours_table}: expected a column erasure, found none; run `anabranch apply "
+            f"{job.stream.name}`"
+        )
+    if not order.values or len(order.values) > MOST_VALUES:
+        raise ConfigurationError(
+            f"--values: expected 1 to {MOST_VALUES:,} values, one a line, found {len(order.values):,}"
+        )
+    if job.environment.erasure is None:
+        raise ConfigurationError(
+            "erasure.key: expected a secret of 16 characters or more in conf/anabranch.yaml, found none: the ledger "
+            "has erased values as hashes by this key"
+        )
+
+
+def find(job: Job, order: Order) -> Found:
+    """What `erase` would remove now; nothing is changed. Raises as `erase`."""
+    require(job, order)
+    state = load_state(job.lake, job.stream.table)
+    one = Erasure("", order.column, _now(job), _now(job), state.timeline.since, *_ends(job, state))
+    hours, paths, rows = set[str](), set[str](), 0
+    values = Values.of(order.column, order.values)
+    for part in _parts(state.table):
+        there = {b: files_by_hour(state.table, b, part) for b in BRANCHES}
+        found = _find_rows(state, one, values, there)
+        hours |= {h for files in there.values() for h, of_hour in files.items() if found.keys() & of_hour.keys()}
+        paths |= found.keys()
+        main = {path for of_hour in there["main"].values() for path in of_hour}
+        rows += sum(sum(counts.values()) for path, counts in found.items() if path in main)
+    letters = job.lake.load(job.stream.dead_letters_table)
+    of_letters = _find_letters(letters, one, order.values)
+    dead = {(hour, place) for hour, places in of_letters.by_hour.items() for place in places}
+    return Found(tuple(sorted(hours | of_letters.by_hour.keys())), len(paths) + len(of_letters.paths), rows, len(dead))
+
+
+def forget(job: Job, publisher: Publisher, now: datetime) -> int:
+    """Remove from the branches erasures that are over (`plan_forget`); returns how many. Raises Transient."""
+    state = load_state(job.lake, job.stream.table)
+    if not any(one.done is not None and one.until <= now for one in state.erasures.all):
+        return 0
+    topic = job.kafka.describe(job.stream.topic, state.position)
+    starts = job.kafka.log_starts(topic) if topic is not None and topic.id == state.position.topic_id else {}
+
+    def decide() -> Decision[int]:
+        state = load_state(job.lake, job.stream.table)
+        publish = erasure.plan_forget(state, starts, new_id(), now)
+        return Decision(state, publish, len(state.erasures.all))
+
+    published = publisher.run(decide, f"forget erasures of {job.stream.name}")
+    return published.result - len(published.state.erasures.all)
+
+
+def _now(job: Job) -> datetime:
+    return job.lake.clock.now()
+
+
+def _ends(job: Job, state: State) -> tuple[str, dict[int, int]]:
+    """The id of the position's log and its ends; of a log that is gone, the position."""
+    topic = job.kafka.describe(job.stream.topic, state.position)
+    if topic is None or topic.id != state.position.topic_id:
+        return state.position.topic_id, dict(state.position.offsets)
+    ends = job.kafka.stable_ends(topic, state.position.offsets)
+    return topic.id, {p: max(e, state.position.offsets.get(p, 0)) for p, e in ends.items()}
+
+
+def _request(job: Job, publisher: Publisher, order: Order) -> Erasure:
+    """The erasure of an order, recorded in the ledger and on each branch."""
+    stream = job.stream
+    key = next(iter(keys_of(job.environment).values()))
+    hashes = key.hashes(order.column, order.values)
+    id = key.id_of(order.column, hashes, 0)
+    known = load_state(job.lake, stream.table).erasures.of(id)
+    if known is not None:
+        LOG.info("stream %s: erasure %s of %s goes on", stream.name, id, known.at.isoformat())
+        return known
+    act = act_now("erase", order.why)
+
+    def decide() -> Decision[Erasure]:
+        state = load_state(job.lake, stream.table)
+        now = _now(job)
+        one = Erasure(id, order.column, now, now + order.until, state.timeline.since, *_ends(job, state))
+        said = {"id": id, "column": order.column, "key": key.id, "until": one.until.isoformat(), "hashes": list(hashes)}
+        row = ledger.decision(
+            hour_of(now), "erasing", 0, None, now, f"{id}-{hour_of(now)}", reason=order.why, act=act, erasure=said
+        )
+        job.ledger.record([row])
+        reach(Step.ERASE_REQUESTED)
+        return Decision(state, erasure.plan_request(state, one, new_id()), one)
+
+    published = publisher.run(decide, f"erase records of {stream.name}")
+    one = published.state.erasures.of(id)
+    assert one is not None
+    reach(Step.ERASE_RECORDED)
+    LOG.info("stream %s: erasure %s recorded column=%s values=%d", stream.name, id, one.column, len(hashes))
+    return one
+
+
+def _parts(table: Table) -> Iterator[list[str]]:
+    """The hours that any branch has files of, some at once, oldest first."""
+    hours = sorted({hour for branch in BRANCHES for hour in content_by_hour(table, branch)})
+    for begin in range(0, len(hours), _HOURS_AT_ONCE):
+        yield hours[begin : begin + _HOURS_AT_ONCE]
+
+
+def covered_of(state: State, one: Erasure, hour: str, topic_id: str | None = None) -> Ranges:
+    """The offsets of an hour that the erasure is of, by the log that the hour is of."""
+    cut = state.cuts.get(hour)
+    log = topic_id or (cut.topic_id if cut is not None else _log_of(state, hour))
+    partitions = {*one.ends, *state.position.offsets}
+    return one.covered(hour, log, dict.fromkeys(partitions, (0, _EVERYTHING)))
+
+
+def _log_of(state: State, hour: str) -> str:
+    """The log of an hour that is not remembered one by one."""
+    adopted = next((a for a in state.timeline.adoptions if hour <= a.hour), None)
+    return adopted.topic_id if adopted is not None else state.position.topic_id
+
+
+def _find_rows(
+    state: State, one: Erasure, values: Values, there: Mapping[str, erasure.Files]
+) -> dict[str, dict[int, int]]:  # fmt: skip
+    table, files = state.table, list(_by_path(there).values())
+    return find_rows(table, files, values, lambda f: covered_of(state, one, hour_of_file(table, f)))
+
+
+def _erase_rows(job: Job, publisher: Publisher, one: Erasure, values: Values) -> Found:
+    removed = Found()
+    for part in _parts(job.lake.load(job.stream.table)):
+        for _ in range(_ATTEMPTS):
+            state = load_state(job.lake, job.stream.table)
+            there = {b: files_by_hour(state.table, b, part) for b in BRANCHES}
+            found = _find_rows(state, one, values, there)
+            if not found:
+                break
+            some = dict(sorted(found.items())[:_FILES_A_COMMIT])
+            done = _rewrite_rows(job, publisher, one, values, some, _by_path(there))
+            removed = Found(
+                tuple(sorted({*removed.hours, *done.hours})), removed.files + done.files, removed.rows + done.rows
+            )
+        else:
+            raise Transient(
+                f"erase records of {job.stream.name}: expected the files of hours {part[0]} to {part[-1]} to stay "
+                f"in one of {_ATTEMPTS} attempts, found others each time; run the command again"
+            )
+    return removed
+
+
+def _rewrite_rows(
+    job: Job,
+    publisher: Publisher,
+    one: Erasure,
+    values: Values,
+    found: Mapping[str, Mapping[int, int]],
+    files: Mapping[str, DataFile],
+) -> Found:
+    """Replace the files of `found` on every branch in one commit; nothing where one of them left all of them meanwhile.
+    `files`: by path, files of the table."""
+    lake, stream = job.lake, job.stream
+    began, state = _now(job), load_state(lake, stream.table)
+    hours = {hour_of_file(state.table, files[path]) for path in found}
+    written: dict[str, DataFile | None] = {}
+
+    def decide() -> Decision[Found] | Again:
+        state = load_state(lake, stream.table)
+        if merge.needs_merge(state):
+            merge.merge(lake, stream)
+            return Again.AGAIN
+        there = {b: files_by_hour(state.table, b, hours) for b in BRANCHES}
+        rows = _rows_erased(state, there, found)
+        current = state.erasures.of(one.id)
+        assert current is not None
+        decisions = _decisions(job, state, current, rows, {}, found.keys(), there)
+        now = _now(job)
+        publish = erasure.plan_rewrite(state, current, written, there, decisions, new_id(), began, now)
+        reach(Step.ERASE_DECIDED)
+        counted = sum(sum(counts.values()) for counts in rows.values())
+        return Decision(state, publish, Found(tuple(sorted(hours)), len(written), counted))
+
+    for path in sorted(found):
+        keep = partial(_kept, state, one, values, files[path])
+        written[path] = rewrite_kept(state.table, files[path], keep)
+    reach(Step.ERASE_WRITTEN)
+    published = publisher.run(decide, f"erase records of {stream.name}")
+    if published.landed is None:
+        delete_quietly(state.table, [f.file_path for f in written.values() if f is not None])
+        return Found()
+    reach(Step.ERASE_PUBLISHED)
+    publisher.record_decisions(published.state)
+    done = published.result
+    LOG.info(
+        "stream %s: erased rows erasure=%s rows=%d files=%d hours=%d first=%s", stream.name, one.id, done.rows,
+        done.files, len(done.hours), done.hours[0],
+    )  # fmt: skip
+    return done
+
+
+def _by_path(there: Mapping[str, erasure.Files]) -> dict[str, DataFile]:
+    """The files of all branches, by path."""
+    return {path: f for files in there.values() for of_hour in files.values() for path, f in of_hour.items()}
+
+
+def _kept(state: State, one: Erasure, values: Values, data_file: DataFile, batch: pa.RecordBatch) -> pa.BooleanArray:
+    name = column_of(batch.schema, state.table.schema(), values.column)
+    if name is None:
+        return pa.repeat(True, len(batch))
+    covered = covered_of(state, one, hour_of_file(state.table, data_file))
+    return pc.invert(pc.fill_null(mask_of(batch, name, values, covered), False))
+
+
+def _rows_erased(
+    state: State, there: Mapping[str, erasure.Files], found: Mapping[str, Mapping[int, int]]
+) -> dict[str, dict[int, int]]:
+    """By hour, how many rows its account loses, by partition: those of the layer whose account it is."""
+    rows: dict[str, dict[int, int]] = {}
+    for hour in {h for files in there.values() for h in files}:
+        own = there["batch" if state.is_accepted(hour) else "speed"].get(hour, {})
+        counts = Counter[int]()
+        for path in own:
+            counts.update(found.get(path, {}))
+        rows[hour] = dict(counts)
+    return rows
+
+
+def _decisions(
+    job: Job,
+    state: State,
+    one: Erasure,
+    rows: Mapping[str, Mapping[int, int]],
+    dead: Mapping[str, Collection[Place]],
+    paths: Collection[str],
+    there: Mapping[str, erasure.Files],
+    accepted: Mapping[str, Collection[Place]] | None = None,
+) -> list[LedgerRow]:
+    """The ledger's rows of the part of an erasure in some hours."""
+    now, decided = _now(job), list[LedgerRow]()
+    history = job.ledger.history({*rows, *dead})
+    for hour in sorted({*rows, *dead}):
+        of_hour = {path for files in there.values() for path in files.get(hour, {})}.intersection(paths)
+        if not (of_hour or dead.get(hour)):
+            continue
+        row = ledger.newest(ledger.with_waiting(state, hour, history)).get(hour)
+        before = row if row is not None and state.is_accepted(hour) else None
+        places = dead.get(hour, ())
+        # The account of an accepted hour is that of the batch layer.
+        of_dead = dict(Counter(p for p, o in places if (p, o) in (accepted or {}).get(hour, ())))
+        counts = rows.get(hour, {})
+        decided.append(
+            ledger.decision(
+                hour, "erased", before.revision if before is not None else 0, None, now,
+                account=erasure.plan_account(before, counts, of_dead),
+                erasure=erasure.erased_of_hour(one, counts, places, of_hour),
+            )
+        )  # fmt: skip
+    return decided
+
+
+# Dead letters
+
+
+@dataclass(frozen=True)
+class _Letters:
+    """Dead letters with erased values: by the path of their file, by hour, and by hour those of the batch layer."""
+
+    paths: Mapping[str, set[Place]]
+    by_hour: Mapping[str, set[Place]]
+    accepted: Mapping[str, set[Place]]
+    files: Mapping[str, DataFile]
+    files_by_hour: erasure.Files
+
+
+def _find_letters(table: Table, one: Erasure, values: Collection[str]) -> _Letters:
+    there = {branch: files_by_hour(table, branch) for branch in BRANCHES}
+    files = _by_path(there)
+
+    def covered(data_file: DataFile, topic_id: str) -> Ranges:
+        return one.covered(hour_of_file(table, data_file), topic_id, dict.fromkeys(one.ends, (0, _EVERYTHING)))
+
+    found = find_letters(table, list(files.values()), values, covered)
+    by_hour: dict[str, set[Place]] = {}
+    files_by: dict[str, dict[str, DataFile]] = {}
+    accepted: dict[str, set[Place]] = {}
+    for path, places in found.items():
+        hour = hour_of_file(table, files[path])
+        by_hour.setdefault(hour, set()).update(places)
+        files_by.setdefault(hour, {})[path] = files[path]
+        if path in there["batch"].get(hour, {}):
+            accepted.setdefault(hour, set()).update(places)
+    return _Letters(found, by_hour, accepted, files, files_by)
+
+
+def _erase_letters(job: Job, publisher: Publisher, one: Erasure, values: Collection[str]) -> int:
+    """Remove the dead letters that have the values from every branch; returns how many left."""
+    lake, stream = job.lake, job.stream
+    table = lake.load(stream.dead_letters_table)
+    found = _find_letters(table, one, values)
+    if not found.paths:
+        return 0
+    _record_places(job, publisher, one, found)
+    began = _now(job)
+    hours = set(found.by_hour)
+    written = {
+        path: rewrite_kept(table, found.files[path], partial(_kept_letters, places))
+        for path, places in sorted(found.paths.items())
+    }
+    reach(Step.ERASE_LETTERS_WRITTEN)
+
+    def plan(current: Table) -> Commit | None:
+        state = load_state(lake, stream.table)
+        there = {b: files_by_hour(current, b, hours) for b in BRANCHES}
+        return erasure.plan_letters(current, state, written, there, new_id(), began, _now(job))
+
+    landed = lake.commit_until_landed(stream.dead_letters_table, f"erase dead letters of {stream.name}", plan)
+    if landed is None:
+        delete_quietly(table, [f.file_path for f in written.values() if f is not None])
+    else:
+        reach(Step.ERASE_LETTERS_PUBLISHED)
+    dead = sum(len(places) for places in found.by_hour.values())
+    LOG.info("stream %s: erased dead letters erasure=%s count=%d hours=%d", stream.name, one.id, dead, len(hours))
+    return dead
+
+
+def _kept_letters(places: Collection[Place], batch: pa.RecordBatch) -> pa.BooleanArray:
+    at = zip(batch["kafka_partition"].to_pylist(), batch["kafka_offset"].to_pylist(), strict=True)
+    return pa.array([place not in places for place in at], pa.bool_())
+
+
+def _record_places(job: Job, publisher: Publisher, one: Erasure, found: _Letters) -> None:
+    """Record the places of dead letters on each branch and in the ledger, before they leave their table."""
+
+    def decide() -> Decision[None] | Again:
+        state = load_state(job.lake, job.stream.table)
+        if merge.needs_merge(state):
+            merge.merge(job.lake, job.stream)
+            return Again.AGAIN
+        history = job.ledger.history(set(found.by_hour))
+        new: dict[str, Sequence[Place]] = {}
+        for hour, places in found.by_hour.items():
+            known = erasure.places_of(ledger.with_waiting(state, hour, history)).get(hour, set())
+            if unplaced := sorted(places - known):
+                new[hour] = unplaced
+        if not new:
+            return Decision(state, None, None)
+        current = state.erasures.of(one.id)
+        assert current is not None
+        decisions = _decisions(
+            job, state, current, {}, new, found.paths.keys(), {"main": found.files_by_hour}, found.accepted
+        )
+        reach(Step.ERASE_PLACES_DECIDED)
+        return Decision(state, erasure.plan_places(state, current, decisions, new_id()), None)
+
+    published = publisher.run(decide, f"erase dead letters of {job.stream.name}")
+    if published.landed is not None:
+        reach(Step.ERASE_PLACES_PUBLISHED)
+        publisher.record_decisions(published.state)

@@ -1,0 +1,195 @@
+"""Find erased values: rows by the values of a column, dead letters by a search of their bytes.
+
+Files whose bounds exclude every value are not opened. Of the others one column is read, with the rows' places.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.conversions import from_bytes
+from pyiceberg.types import IntegerType, LongType, PrimitiveType, StringType
+
+from anabranch.common.errors import ConfigurationError
+from anabranch.iceberg.rewriting import opened, read_batches
+from anabranch.offsets.position import Ranges
+
+if TYPE_CHECKING:
+    from pyiceberg.manifest import DataFile
+    from pyiceberg.schema import Schema
+    from pyiceberg.table import Table
+
+_AT_ONCE = 8
+_PLACES = ("kafka_partition", "kafka_offset")
+_FIELD_ID = b"PARQUET:field_id"
+_WORD = frozenset(b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_")
+_APART = b"\0\0\n\0\0"
+
+Place = tuple[int, int]
+"""Partition and offset."""
+
+
+@dataclass(frozen=True)
+class Values:
+    """The values of a column to look for, as texts, or a test of one where only hashes are known."""
+
+    column: str
+    texts: frozenset[str]
+    matches: Callable[[str], bool]
+
+    @staticmethod
+    def of(column: str, texts: Collection[str]) -> Values:
+        known = frozenset(texts)
+        return Values(column, known, known.__contains__)
+
+
+def require_column(schema: Schema, name: str, stream: str) -> None:
+    """Raise ConfigurationError for a column that the table lacks, or whose values are no texts or whole numbers."""
+    found = next((field for field in schema.fields if field.name == name), None)
+    if found is None or not isinstance(found.field_type, StringType | IntegerType | LongType):
+        fitting = [f.name for f in schema.fields if isinstance(f.field_type, StringType | IntegerType | LongType)]
+        raise ConfigurationError(
+            f"stream {stream}: --by {name}: expected a column of type STRING, INT or BIGINT, found "
+            f"{'no such column' if found is None else found.field_type}; columns: {', '.join(fitting)}"
+        )
+
+
+def may_hold(schema: Schema, data_file: DataFile, values: Values) -> bool:
+    """Whether the bounds of a file leave room for one of the values; True where it has no bounds. Pure."""
+    found = schema.find_field(values.column)
+    assert isinstance(found.field_type, PrimitiveType)
+    lower = (data_file.lower_bounds or {}).get(found.field_id)
+    upper = (data_file.upper_bounds or {}).get(found.field_id)
+    if lower is None or upper is None or not values.texts:
+        return True
+    least, most = (from_bytes(found.field_type, bound) for bound in (lower, upper))
+    if isinstance(found.field_type, StringType):
+        ordered: list[Any] = sorted(values.texts)
+    else:
+        ordered = sorted(number for text in values.texts if (number := _number(text)) is not None)
+    at = bisect_left(ordered, least)
+    return at < len(ordered) and ordered[at] <= most
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.lstrip("-").isdecimal() else None
+
+
+def find_rows(
+    table: Table, files: Sequence[DataFile], values: Values, covered: Callable[[DataFile], Ranges]
+) -> dict[str, dict[int, int]]:  # fmt: skip
+    """By the path of each file with erased rows, how many it has, by partition. `covered`: the offsets of a file that
+    the erasure is of. Raises Transient."""
+    schema = table.schema()
+    candidates = [f for f in files if may_hold(schema, f, values)]
+
+    def count(data_file: DataFile) -> dict[int, int]:
+        counts = Counter[int]()
+        with opened(table, data_file) as parquet:
+            name = column_of(parquet.schema_arrow, schema, values.column)
+            if name is None:
+                return {}
+            for batch in parquet.iter_batches(columns=[name, *_PLACES], use_threads=False):
+                mask = mask_of(batch, name, values, covered(data_file))
+                counts.update(batch["kafka_partition"].filter(mask).to_pylist())
+        return dict(counts)
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        found = zip(candidates, pool.map(count, candidates), strict=True)
+        return {f.file_path: counts for f, counts in found if counts}
+
+
+def column_of(file_schema: pa.Schema, schema: Schema, name: str) -> str | None:
+    """What a file calls a column, by its id; None for a file that was written before the column existed."""
+    id = str(schema.find_field(name).field_id).encode()
+    return next((f.name for f in file_schema if (f.metadata or {}).get(_FIELD_ID) == id), None)
+
+
+def mask_of(batch: pa.RecordBatch, name: str, values: Values, covered: Ranges) -> pa.BooleanArray:
+    """Which rows of a batch are erased."""
+    texts = batch[name].cast(pa.string())
+    if values.texts:
+        wanted = pa.array(sorted(values.texts), pa.string())
+    else:
+        distinct = texts.unique().drop_null().to_pylist()
+        wanted = pa.array([text for text in distinct if values.matches(text)], pa.string())
+    return pc.and_(pc.is_in(texts, wanted), inside(batch, covered))
+
+
+def inside(batch: pa.RecordBatch, covered: Ranges) -> pa.BooleanArray:
+    """Which rows are at offsets of the ranges."""
+    partitions, offsets = batch["kafka_partition"], batch["kafka_offset"]
+    mask = pa.repeat(False, len(batch))
+    for p in partitions.unique().to_pylist():
+        if p in covered:
+            start, end = covered[p]
+            of_range = pc.and_(pc.greater_equal(offsets, start), pc.less(offsets, end))
+            mask = pc.or_(mask, pc.and_(pc.equal(partitions, p), of_range))
+    return mask
+
+
+def find_letters(
+    table: Table, files: Sequence[DataFile], values: Collection[str], covered: Callable[[DataFile, str], Ranges]
+) -> dict[str, set[Place]]:  # fmt: skip
+    """By the path of each file with dead letters that have one of the values in key, value or headers, their places.
+    `covered`: the offsets of a file, in a log, that the erasure is of. Raises Transient."""
+    words = [form for value in sorted(values) for form in forms_of(value)]
+
+    def find(data_file: DataFile) -> set[Place]:
+        found = set[Place]()
+        for batch in read_batches(table, (data_file,)):
+            rows = batch.select(["topic_id", *_PLACES, "key", "value", "headers"]).to_pylist()
+            hits = find_words([_bytes_of(row) for row in rows], words)
+            for row in (rows[i] for i in hits):
+                start, end = covered(data_file, row["topic_id"]).get(row["kafka_partition"], (0, 0))
+                if start <= row["kafka_offset"] < end:
+                    found.add((row["kafka_partition"], row["kafka_offset"]))
+        return found
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        places = zip(files, pool.map(find, files), strict=True)
+        return {f.file_path: found for f, found in places if found}
+
+
+def _bytes_of(row: Mapping[str, Any]) -> bytes:
+    headers = (part for h in row["headers"] or () for part in (str(h["key"]).encode(), h["value"]))
+    return _APART.join(part for part in (row["key"], row["value"], *headers) if part is not None)
+
+
+def forms_of(value: str) -> Iterator[bytes]:
+    """How a payload may have a value: as UTF-8, and as JSON escapes it."""
+    yield from dict.fromkeys(
+        (value.encode(), json.dumps(value)[1:-1].encode(), json.dumps(value, ensure_ascii=False)[1:-1].encode())
+    )
+
+
+def find_words(payloads: Sequence[bytes], words: Iterable[bytes]) -> set[int]:
+    """The numbers of the payloads that have one of the words, with neither a letter, a digit nor an underscore next to
+    it. Pure."""
+    blob = _APART.join(payloads)
+    starts, at = [], 0
+    for payload in payloads:
+        starts.append(at)
+        at += len(payload) + len(_APART)
+    return {_payload_at(starts, found) for word in words for found in _found(blob, word)}
+
+
+def _payload_at(starts: Sequence[int], at: int) -> int:
+    return bisect_left(starts, at + 1) - 1
+
+
+def _found(blob: bytes, word: bytes) -> Iterator[int]:
+    at = blob.find(word) if word else -1
+    while at >= 0:
+        end = at + len(word)
+        if (at == 0 or blob[at - 1] not in _WORD) and (end == len(blob) or blob[end] not in _WORD):
+            yield at
+        at = blob.find(word, at + 1)

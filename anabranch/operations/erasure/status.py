@@ -1,0 +1,211 @@
+"""What became of erasures: what each removed, what still has erased records and until when, and a scan that checks it.
+
+A status of an erasure that is done, and of which nothing is left, is its certificate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from anabranch.common.errors import ConfigurationError
+from anabranch.common.remote_errors import lake_errors
+from anabranch.iceberg.hour_files import files_by_hour
+from anabranch.iceberg.manifests import hour_of_file
+from anabranch.iceberg.snapshots import BRANCHES
+from anabranch.job import Job
+from anabranch.offsets.hours import hour_of, shift
+from anabranch.operations.erasure.run import covered_of
+from anabranch.operations.erasure.search import Values, find_rows
+from anabranch.operations.retention import FilesByManifest, Holder, holders_of, is_versioned
+from anabranch.protocol.acts import Act
+from anabranch.protocol.erased import Erasure
+from anabranch.protocol.erasure import is_read
+from anabranch.protocol.erasure_filter import keys_of, load_requests
+from anabranch.protocol.ledger_row import LedgerRow
+from anabranch.protocol.state import State, load_state
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+_AT_ONCE = 16
+_READ = ("quality", "diff", "unknown", "partitions", "sources", "run", "cut")
+
+
+@dataclass(frozen=True)
+class ErasureStatus:
+    """An erasure: who asked for it, what it removed, and what is left of it.
+
+    `files`: how many of the replaced files storage still has; `holders`: what refers to them. `gone_at`: when the last
+    of these ends; None where one has no end, or nothing is left. `left`: in words, what is left and why; empty once
+    nothing is. `scanned`: how many rows a scan of every branch found; None without a scan.
+    """
+
+    id: str
+    column: str
+    requested: datetime
+    by: Act | None
+    values: int
+    until: datetime
+    done: datetime | None
+    rows: int
+    dead_letters: int
+    hours: Sequence[str]
+    replaced: int
+    files: int
+    holders: Sequence[Holder]
+    gone_at: datetime | None
+    left: Sequence[str]
+    scanned: int | None = None
+
+    @property
+    def is_certificate(self) -> bool:
+        """Whether nothing is left."""
+        return self.done is not None and not self.left
+
+
+def read_statuses(job: Job, now: datetime, scan: bool = False) -> list[ErasureStatus]:
+    """The status of each erasure that the branches record, oldest first. `scan`: look for its values in the rows of
+    every branch again, by their hashes. Raises ConfigurationError without a key that a scan needs, Transient."""
+    state = load_state(job.lake, job.stream.table)
+    if not state.erasures.all:
+        return []
+    history = job.ledger.history(None, _READ)
+    requests = {r.erasure["id"]: r for r in _requests(job, state) if r.erasure is not None}
+    versioned = is_versioned(job)
+    statuses = [
+        _status(job, state, one, history, requests.get(one.id), now, versioned, scan) for one in state.erasures.all
+    ]
+    return sorted(statuses, key=lambda status: status.requested)
+
+
+def _requests(job: Job, state: State) -> list[LedgerRow]:
+    return job.ledger.requests({hour_of(one.at) for one in state.erasures.all})
+
+
+def _status(
+    job: Job,
+    state: State,
+    one: Erasure,
+    history: Sequence[LedgerRow],
+    request: LedgerRow | None,
+    now: datetime,
+    versioned: bool | None,
+    scan: bool,
+) -> ErasureStatus:
+    rows = [row for row in history if row.erasure is not None and row.erasure.get("id") == one.id]
+    parts = [row.erasure for row in rows if row.erasure is not None]
+    replaced = {str(path) for part in parts for path in part["files"]}
+    hours = sorted({row.hour for row in rows})
+    letters = job.lake.load(job.stream.dead_letters_table)
+    there = _stored(state.table, replaced)
+    holders = [holder for table in (state.table, letters) for holder in _holders(table, there, hours, one.changed, now)]
+    ends = [holder.until for holder in holders]
+    gone_at = max((end for end in ends if end is not None), default=None) if None not in ends else None
+    scanned = _scan(job, state, one) if scan else None
+    return ErasureStatus(
+        id=one.id, column=one.column, requested=one.at, by=request.act if request is not None else None,
+        values=len(request.erasure["hashes"]) if request is not None and request.erasure is not None else 0,
+        until=one.until, done=one.done, rows=sum(part["rows"] for part in parts),
+        dead_letters=sum(part["dead"] for part in parts), hours=hours, replaced=len(replaced), files=len(there),
+        holders=holders, gone_at=gone_at, left=list(_left(state, one, there, holders, now, versioned, scanned)),
+        scanned=scanned,
+    )  # fmt: skip
+
+
+def _stored(table: Table, paths: Collection[str]) -> set[str]:
+    """The files that storage has."""
+
+    def exists(path: str) -> bool:
+        return table.io.new_input(path).exists()
+
+    ordered = sorted(paths)
+    with lake_errors(f"look for replaced files of {'.'.join(table.name())}"), ThreadPoolExecutor(_AT_ONCE) as pool:
+        return {path for path, is_there in zip(ordered, pool.map(exists, ordered), strict=True) if is_there}
+
+
+def _holders(
+    table: Table, paths: Collection[str], hours: Sequence[str], removed_at: datetime | None, now: datetime
+) -> list[Holder]:
+    if not paths or not hours:
+        return []
+    wanted, bound = set(hours), shift(max(hours), 1)
+    files = FilesByManifest(table, wanted.__contains__)
+    of_snapshot = {
+        s.snapshot_id: {path: size for path, size in files.of(s, bound).items() if path in paths}
+        for s in table.snapshots()
+    }
+    return list(holders_of(table, of_snapshot, removed_at, now))
+
+
+def _left(
+    state: State,
+    one: Erasure,
+    there: Collection[str],
+    holders: Sequence[Holder],
+    now: datetime,
+    versioned: bool | None,
+    scanned: int | None,
+) -> list[str]:
+    left = []
+    if one.done is None and not is_read(state, one):
+        left.append("records from before the request are yet to be read; then run the command again")
+    elif one.done is None:
+        left.append("branches were not searched to the end: run the command again")
+    if scanned:
+        left.append(f"a scan found {scanned} rows: run the command again")
+    if there:
+        held = ", ".join(f"{h.name}{f' until {h.until:%F %H:%M} UTC' if h.until else ''}" for h in holders)
+        why = f"referred to by {held}" if held else "`anabranch maintain` deletes them once they are old enough"
+        left.append(f"{len(there)} replaced files are stored; {why}")
+        late = [h for h in holders if h.until is None or h.until > one.until]
+        if late:
+            left.append(f"{', '.join(h.name for h in late)} end after the deadline {one.until:%F %H:%M} UTC")
+    if versioned and there:
+        left.append("the bucket keeps deleted files as versions, for as long as its lifecycle rules say")
+    if left and now > one.until:
+        left.append(f"the deadline {one.until:%F %H:%M} UTC has passed")
+    return left
+
+
+def _scan(job: Job, state: State, one: Erasure) -> int:
+    """How many rows of any branch have one of the values."""
+    request = load_requests(job.ledger, [one])[one.id]
+    key = keys_of(job.environment).get(request.key)
+    if key is None:
+        raise ConfigurationError(
+            f"erasure.key: expected the key {request.key} of erasure {one.id}, found another; add the former key to "
+            "`erasure.former_keys` in conf/anabranch.yaml"
+        )
+    values = Values(one.column, frozenset(), lambda text: key.hash(one.column, text) in request.hashes)
+    by_branch = (files_by_hour(state.table, branch) for branch in BRANCHES)
+    files = {path: f for of_branch in by_branch for of_hour in of_branch.values() for path, f in of_hour.items()}
+    found = find_rows(
+        state.table, list(files.values()), values, lambda f: covered_of(state, one, hour_of_file(state.table, f))
+    )
+    return sum(sum(counts.values()) for counts in found.values())
+
+
+def status_lines(status: ErasureStatus) -> list[str]:
+    """The status in words."""
+    asked = f" by {status.by.user}@{status.by.host}: {status.by.why}" if status.by is not None else ""
+    lines = [
+        f"erasure {status.id} of {status.values} values of {status.column}, requested "
+        f"{status.requested:%F %T} UTC{asked}",
+        f"  removed {status.rows} rows and {status.dead_letters} dead letters of {len(status.hours)} hours, "
+        f"replaced {status.replaced} files",
+    ]
+    if status.scanned is not None:
+        lines.append(f"  a scan of every branch found {status.scanned} rows")
+    lines += [f"  left: {reason}" for reason in status.left]
+    if status.is_certificate:
+        lines.append(f"  nothing is left; done {status.done:%F %T} UTC")
+    return lines
+
+
+def view(statuses: Sequence[ErasureStatus]) -> list[Mapping[str, object]]:
+    """The statuses as JSON has them."""
+    return [vars(status) | {"certificate": status.is_certificate} for status in statuses]

@@ -1,0 +1,122 @@
+"""The filter by which a layer leaves erased records out: the hashes of the erasures that cover its offsets, and the
+places of erased dead letters of its hours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from anabranch.common.errors import ConfigurationError, Terminal
+from anabranch.config import Environment
+from anabranch.offsets.hours import hour_of
+from anabranch.offsets.position import Ranges
+from anabranch.protocol.erased import Erasure
+from anabranch.protocol.erasure import places_of
+from anabranch.protocol.keyed_hashes import Key
+from anabranch.protocol.ledger import Ledger, with_waiting
+from anabranch.protocol.state import State
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the ledger has of an erasure: its column, the keyed hashes of its values, and the id of their key."""
+
+    column: str
+    key: str
+    hashes: frozenset[str]
+
+
+@dataclass(frozen=True)
+class HashedValues:
+    """The erased values of a column, and the offsets whose records they erase."""
+
+    column: str
+    key: Key
+    hashes: frozenset[str]
+    ranges: Ranges
+
+    def matches(self, value: str) -> bool:
+        """Whether records with a value, as text, are erased."""
+        return self.key.hash(self.column, value) in self.hashes
+
+
+@dataclass(frozen=True)
+class HourFilter:
+    """The records that are left out of an hour: those with values, and those at places."""
+
+    hour: str
+    values: tuple[HashedValues, ...]
+    places: frozenset[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class ErasureFilter:
+    """The records that are left out of some hours."""
+
+    hours: tuple[HourFilter, ...]
+
+
+def load_filter(
+    environment: Environment, ledger: Ledger, state: State, topic_id: str, by_hour: Mapping[str, Ranges]
+) -> ErasureFilter | None:
+    """The filter of some offsets by hour, of one log; None where no erasure is of them. The filter is that of the marks
+    that `state` gives. Raises ConfigurationError without the key of an erasure, Terminal where the ledger lacks its
+    hashes, Transient."""
+    covering = {h: state.erasures.covering(h, topic_id, ranges) for h, ranges in by_hour.items()}
+    wanted = {one.id: one for erasures in covering.values() for one in erasures}
+    if not wanted:
+        return None
+    keys, requests = keys_of(environment), load_requests(ledger, list(wanted.values()))
+    history = ledger.history([h for h, erasures in covering.items() if erasures])
+
+    def values(one: Erasure, hour: str) -> HashedValues:
+        request = requests[one.id]
+        if (key := keys.get(request.key)) is None:
+            raise ConfigurationError(
+                f"erasure.key: expected the key {request.key} of erasure {one.id}, found {', '.join(keys) or 'none'}; "
+                "add the former key to `erasure.former_keys` in conf/anabranch.yaml: without it, erased records would "
+                "come back"
+            )
+        return HashedValues(one.column, key, request.hashes, one.covered(hour, topic_id, by_hour[hour]))
+
+    return ErasureFilter(
+        tuple(
+            HourFilter(
+                hour,
+                tuple(values(one, hour) for one in erasures),
+                frozenset(places_of(with_waiting(state, hour, history)).get(hour, ())),
+            )
+            for hour, erasures in covering.items()
+            if erasures
+        )
+    )
+
+
+def keys_of(environment: Environment) -> dict[str, Key]:
+    """The keys of the configuration, by their ids; the current one first."""
+    if environment.erasure is None:
+        return {}
+    secrets = (environment.erasure.key, *environment.erasure.former_keys)
+    keys = (Key(secret.get_secret_value().encode()) for secret in secrets)
+    return {key.id: key for key in keys}
+
+
+_REQUESTS: dict[tuple[str, str], Request] = {}
+
+
+def load_requests(ledger: Ledger, erasures: Sequence[Erasure]) -> dict[str, Request]:
+    """The requests of some erasures, by id. Each is read once in a process: it never changes. Raises Terminal for one
+    that the ledger lacks, Transient."""
+    missing = [one for one in erasures if (ledger.name, one.id) not in _REQUESTS]
+    if missing:
+        rows = ledger.requests({hour_of(one.at) for one in missing})
+        found = {row.erasure["id"]: row.erasure for row in rows if row.erasure is not None}
+        for one in missing:
+            if one.id not in found:
+                raise Terminal(
+                    f"ledger {ledger.name}: expected the request of erasure {one.id} of {one.at:%F %T} UTC, found "
+                    "none; roll the ledger back to a snapshot that has it: without it, erased records would come back"
+                )
+            said = found[one.id]
+            _REQUESTS[ledger.name, one.id] = Request(said["column"], said["key"], frozenset(said["hashes"]))
+    return {one.id: _REQUESTS[ledger.name, one.id] for one in erasures}

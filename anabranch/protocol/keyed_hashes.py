@@ -1,0 +1,42 @@
+"""Keyed hashes of the values that are erased, by secrets of the configuration.
+
+A hash is an HMAC-SHA256 of column and value, cut to 128 bits: without the key, values cannot be tried against it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Key:
+    """A secret key. Its id says nothing of it."""
+
+    secret: bytes
+
+    @property
+    def id(self) -> str:
+        """What the ledger names it by."""
+        return hmac.new(self.secret, b"id of a key of erasures", hashlib.sha256).hexdigest()[:_BYTES]
+
+    def hash(self, column: str, value: str) -> str:
+        """The hash of a value of a column."""
+        message = f"{column}\0{value}".encode()
+        return hmac.new(self.secret, message, hashlib.sha256).digest()[:_BYTES].hex()
+
+    def hashes(self, column: str, values: Iterable[str]) -> tuple[str, ...]:
+        """The hashes of some values, each once, in an order that does not depend on theirs."""
+        return tuple(sorted({self.hash(column, value) for value in values}))
+
+    def id_of(self, column: str, hashes: Iterable[str], begun: int) -> str:
+        """The id of the erasure of these values; `begun`: how many erasures of them came before."""
+        message = "\0".join((column, str(begun), *hashes)).encode()
+        return hmac.new(self.secret, message, hashlib.sha256).hexdigest()[:_BYTES]
+
+    def __repr__(self) -> str:
+        return f"Key({self.id})"

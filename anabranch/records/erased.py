@@ -1,0 +1,50 @@
+"""Leave erased records out while a layer stages: by the keyed hash of a column, or by the place of a dead letter.
+
+The driver hashes the distinct values of the column, so that no key reaches a plan or an executor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import reduce
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
+
+from anabranch.offsets.partition_sql import inside
+from anabranch.protocol.erasure_filter import ErasureFilter, HourFilter
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+AT = ("kafka_partition", "kafka_offset")
+_AT = "kafka_partition INT, kafka_offset BIGINT"
+
+
+def find_erased(decoded: DataFrame, erased: ErasureFilter) -> DataFrame:
+    """The places, partition and offset, of the records that an hour's or a micro-batch's filter leaves out; each once.
+
+    `decoded` has the columns of `records.decode`, of the hours that the filter is of. It is read for each erasure.
+    """
+    found = [frame for one in erased.hours for frame in _of_hour(decoded.where(F.col("ingest_hour") == one.hour), one)]
+    places = [place for one in erased.hours for place in sorted(one.places)]
+    if places:
+        at = decoded.sparkSession.createDataFrame(places, _AT)
+        found.append(decoded.select(*AT).join(F.broadcast(at), [*AT], "left_semi"))
+    return reduce(lambda one, other: one.unionByName(other), found, decoded.select(*AT).limit(0)).distinct()
+
+
+def without(frame: DataFrame, erased: DataFrame) -> DataFrame:
+    """The records of a frame at other places than those of `erased`."""
+    return frame.join(erased, [*AT], "left_anti")
+
+
+def _of_hour(records: DataFrame, one: HourFilter) -> Iterator[DataFrame]:
+    for hashed in one.values:
+        inside_it = records.where(inside(hashed.ranges))
+        text = F.col(f"`{hashed.column}`").cast("string")
+        values = inside_it.select(text.alias("value")).where("value IS NOT NULL").distinct().toArrow()["value"]
+        matching = [value for value in values.to_pylist() if hashed.matches(value)]
+        if matching:
+            wanted = inside_it.sparkSession.createDataFrame([(value,) for value in matching], "_erased STRING")
+            yield inside_it.join(F.broadcast(wanted), text == F.col("_erased"), "left_semi").select(*AT)
