@@ -69,16 +69,17 @@ def apply(
     if output == "text":
         _list_new(environment, families.read_members, selected)
     planned: dict[str, Stream] = {}
+    registered: dict[str, list[str]] = {}
     for name, found in selected.items():
         with failures.of(name):
-            plan = _plan(environment, shared.get(name, found), renamed_from)
+            registered[name], plan = _plan(environment, shared.get(name, found), register, renamed_from)
             planned[name] = plan.stream
-            for change in plan.changes if output == "text" else ():
+            for change in (*registered[name], *plan.changes) if output == "text" else ():
                 click.echo(f"{name}: {change}")
     for name, stream in planned.items():
         with failures.of(name):
             changes = _apply(environment, stream, register, rolled_back, renamed_from)
-            done[name] = changes
+            done[name] = [*registered.get(name, ()), *changes]
             if output == "text":
                 for change in changes or ["nothing to change"]:
                     click.echo(f"{name}: {change}")
@@ -104,14 +105,18 @@ def _list_new(environment: Environment, members: Members, selected: Selected) ->
         click.echo(f"family {family}: topic {stream.topic}: stream {stream.name}, table {stream.table}")
 
 
-def _plan(environment: Environment, found: Stream | ConfigurationError, renamed_from: str | None) -> Planned:
-    """The stream with its columns, and what its subject changes."""
+def _plan(
+    environment: Environment, found: Stream | ConfigurationError, register: bool, renamed_from: str | None
+) -> tuple[list[str], Planned]:
+    """The tables that were registered first, in words; the stream with its columns, and what its subject changes."""
     from anabranch.iceberg.owner import open_lake
-    from anabranch.subjects.resolve import plan_table
+    from anabranch.subjects.resolve import plan_table, register_table
 
     if isinstance(found, ConfigurationError):
         raise found
-    return plan_table(environment, found, open_lake(environment, found, renamed_from))
+    lake = open_lake(environment, found, renamed_from)
+    registered = register_table(environment, found, lake) if register else []
+    return registered, plan_table(environment, found, lake)
 
 
 def _apply(

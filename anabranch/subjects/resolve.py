@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from anabranch.common.errors import NotYet
 from anabranch.config import Environment, Stream
+from anabranch.iceberg.register import register
 from anabranch.iceberg.schema_evolution import plan_evolution
 from anabranch.kafka.schema_registry import SubjectVersion, open_registry
 from anabranch.protocol.apply import rows_columns
@@ -39,6 +40,17 @@ def with_columns_of(stream: Stream, table: Table) -> Stream:
     """A stream whose columns are those of its subject, with the columns of this state of its table; any other stream as
     it is. Raises ConfigurationError for columns that contradict the file."""
     return stream if stream.subject_schema is None else stream.with_columns(table_columns(table.schema()))
+
+
+def register_table(environment: Environment, stream: Stream, lake: Lake) -> list[str]:
+    """Register the table of a stream with `schema: registry` that storage holds and the catalog has lost: its subject's
+    version is planned over the table's columns. Returns the changes, in words; none for any other stream.
+
+    Raises ConfigurationError when no metadata file is usable, Transient.
+    """
+    if not stream.lacks_columns:
+        return []
+    return register(environment, lake, stream.table, rows_columns(stream).schema)
 
 
 def plan_table(environment: Environment, stream: Stream, lake: Lake) -> Planned:

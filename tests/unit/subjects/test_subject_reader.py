@@ -20,6 +20,7 @@ from anabranch.iceberg.lake import Lake
 from anabranch.job import FollowedJob, Job, StreamFolder, open_job
 from anabranch.subjects import follow
 from anabranch.subjects.follow import SubjectReader
+from anabranch.subjects.resolve import plan_table, register_table
 
 ID, N = {"name": "id", "type": "string"}, {"name": "n", "type": "long"}
 COLOUR = {"name": "colour", "type": ["null", "string"]}
@@ -57,6 +58,24 @@ def reader_of(lake: StreamLake, registry: Answering) -> SubjectReader:
 
 def names(stream: Stream) -> list[str]:
     return [column.name for column in stream.columns]
+
+
+def test_a_lost_table_is_registered_before_its_subject_is_planned(
+    lake: StreamLake, registry: Answering, tmp_path: Path
+) -> None:
+    settings = config.Registry.model_validate({"url": registry.url})
+    file, environment = file_of(lake), lake.environment.model_copy(update={"registry": settings})
+    # A version without a column that the table has.
+    answer(registry, 1, ID, COLOUR)
+    (tmp_path / "catalog.db").unlink()
+    lost = lake.again()
+    [change] = register_table(environment, file, lost)
+    assert change.startswith(f"registered table {file.table} by ")
+    planned = plan_table(environment, file, lost)
+    assert names(planned.stream) == ["id", "n", "colour"]
+    assert planned.changes == (f"subject events-value version 1: new column colour of {file.table}, string",)
+    assert register_table(environment, file, lost) == []
+    assert register_table(environment, lake.stream, lost) == []
 
 
 def test_a_table_takes_a_version_up_once_and_is_not_read_again(
