@@ -57,8 +57,7 @@ def left(one: World) -> list[Any]:
 
 def kept(one: World) -> list[tuple[int, int, str]]:
     """Every good record that Kafka acknowledged, but those of the player."""
-    values = [(r, json.loads(r.value or b"{}")) for r in one.sent if r.value and r.value.startswith(b"{")]
-    good = [(r, v) for r, v in values if "event_id" in v]
+    good = [(r, json.loads(r.value)) for r in one.sent if r.value and r.value.endswith(b"}")]
     return sorted((r.partition, r.offset, v["event_id"]) for r, v in good if v.get("player") != GONE)
 
 
