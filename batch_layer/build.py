@@ -47,14 +47,14 @@ from batch_layer.balance import (
     plus,
 )
 from batch_layer.cached import cached, released_at_the_end
-from batch_layer.decoders import AT, Decoding, decoders_of
-from batch_layer.duplicates import SENT, bloom_filter_settings, find_duplicates, leave_out, names_event
-from batch_layer.offset_counts import ReadCounts, count, count_read, missing_offsets, split_missing
+from batch_layer.decoders import AT, Decoding
+from batch_layer.duplicates import Duplicates, bloom_filter_settings, find_duplicates, names_event
+from batch_layer.offset_counts import ReadCounts, count, missing_offsets, split_missing
 from batch_layer.passes import Passes
 from batch_layer.quality.gate import run_suite
 from batch_layer.quality.row_counts import RowCountBaseline
-from batch_layer.sizes import shuffle_partitions, write_tasks
-from batch_layer.sources import SOURCES, HourReader, HourRecords
+from batch_layer.sizes import SMALL, in_one_task, shuffle_partitions, write_tasks
+from batch_layer.sources import HourReader, HourRecords
 from batch_layer.unknown_fields import count_unknown
 from serving_layer.layer_diff import kinds
 from serving_layer.layer_diff.kinds import Difference
@@ -98,7 +98,7 @@ class _Frames:
 
     read: HourRecords
     counts: ReadCounts
-    duplicates: DataFrame
+    duplicates: Duplicates
     erased: DataFrame | None = None
 
     @property
@@ -162,7 +162,7 @@ class HourBuilder:
         with self.passes.of(hour), released_at_the_end():
             frames = self._frames(hour, cut, state, together, decoding)
             batch = self._at(state.heads["batch"]).where(F.col("ingest_hour") == hour).select(*AT)
-            kept = leave_out(frames.read.good(self._stream, AT), frames.duplicates)
+            kept = frames.duplicates.leave_out(frames.read.good(self._stream, AT))
             if kept.exceptAll(batch).isEmpty() and batch.exceptAll(kept).isEmpty():
                 return None
             built = self._checked(frames, self._stage(frames, hour, cut, before, state), state)
@@ -190,22 +190,23 @@ class HourBuilder:
         left_out = load_filter(self._job.environment, self._job.ledger, state, cut.topic_id, {hour: cut.ranges})
         read = self._reader.read(hour, cut, state, decoding if left_out is None else Decoding.SPARK)
         self.passes.begin("count what was read")
-        counts = count_read(read.places, cut.ranges, SOURCES)
+        counts = read.counts(cut.ranges)
         if has_missing(cut.ranges, counts.held):
             self.passes.begin("look for what Kafka did not give")
             filled = self._reader.fill(read, hour, cut, state)
             if filled.decoded is not read.decoded:
-                counts = count_read(filled.places, cut.ranges, SOURCES)
+                counts = filled.counts(cut.ranges)
             read = filled
         erased = None
         if left_out is not None:
             self.passes.begin("leave out erased records")
             erased = cached(find_erased(read.decoded, left_out))
             read = replace(read, decoded=cached(without(read.decoded, erased)))
-            counts = replace(count_read(read.places, cut.ranges, SOURCES), held=counts.held)
+            counts = replace(read.counts(cut.ranges), held=counts.held)
         self.passes.begin("find duplicates")
-        named = read.good(self._stream, [*AT, *self._stream.key])
-        duplicates = find_duplicates(named, self._stream.key, self._served(hour, state, together))
+        named = in_one_task(read.good(self._stream, [*AT, *self._stream.key]), cut.offsets)
+        is_small = cut.offsets <= SMALL
+        duplicates = find_duplicates(named, self._stream.key, self._served(hour, state, together), is_small)
         return _Frames(read, counts, duplicates, erased)
 
     def _served(self, hour: str, state: State, together: RebuiltHours) -> DataFrame | None:
@@ -241,7 +242,7 @@ class HourBuilder:
         }
         staged = self._stage_by_workers(frames, order, files, state) if is_unmoved else None
         if staged is None:
-            kept = leave_out(frames.read.good(stream), frames.duplicates)
+            kept = frames.duplicates.leave_out(frames.read.good(stream))
             kept = fit_to_table(kept, self._catalog, state.table, rows_columns(stream))
             rows = kept.coalesce(files) if is_unmoved else kept.repartitionByRange(files, *order)
             of_rows = write | {"output-sort-order-id": str(sort_order_id(state.table, sort))}
@@ -263,10 +264,8 @@ class HourBuilder:
         if certain is None or stream.files.sort or has_own_layout(table):
             return None
         target = target_of(table) if has_columns(table, rows_columns(stream).schema) else None
-        if target is None:
-            return None
-        dropped = frames.duplicates.limit(SENT + 1).toArrow()
-        if len(dropped) > SENT:
+        dropped = frames.duplicates.few
+        if target is None or dropped is None:
             return None
         others = records.good(frames.read.decoded, stream) if frames.counts.good > certain.count else None
         spec = WriteSpec(target, tuple(order), dropped_places(dropped))
@@ -280,7 +279,8 @@ class HourBuilder:
             return None
 
     def _checked(self, frames: _Frames, built: Built, state: State) -> Built:
-        rows = read_staged(self._spark, self._catalog, self._stream.table, built.rows)
+        offsets = built.cut.offsets
+        rows = in_one_task(read_staged(self._spark, self._catalog, self._stream.table, built.rows), offsets)
         self.passes.begin("count what was staged")
         balance = self._balance(frames, rows, built, state)
         problems = [f"the balance does not close: {p}" for p in balance.problems()]
@@ -288,16 +288,15 @@ class HourBuilder:
         reach(Step.BATCH_BALANCED)
         decoders = None
         if (certain := frames.read.certain) is not None:
-            self.passes.begin("compare the decoders")
-            compared = self._reader.differing(certain)
-            problems += compared.problems(certain.compared_count)
-            decoders = decoders_of(certain, compared)
+            problems += certain.problems
+            decoders = certain.decoders
         self.passes.begin("compare with the speed layer")
         speed = self._at(state.heads["speed"]).where(F.col("ingest_hour") == built.hour)
         speed = speed if frames.erased is None else without(speed, frames.erased)
         unread = coverage.unread_ranges(state, built.hour, built.cut)
         files = files_of(state.table, "speed", built.hour)
-        differing = kinds.compare(*to_common_schema(speed, rows, state.table, files), frames.duplicates, unread)
+        layers = to_common_schema(speed, rows, state.table, files)
+        differing = kinds.compare(*layers, frames.duplicates.places, unread, is_small=offsets <= SMALL)
         self.passes.begin("judge the quality")
         quality = run_suite(rows, self._stream.expectations, self._known(built.hour, balance, differing, state))
         objections += [f"quality: {failed.message}" for failed in quality.failed]
@@ -343,8 +342,8 @@ class HourBuilder:
         dead = Counted()
         if built.dead is not None:
             letters = read_staged(self._spark, self._catalog, self._stream.dead_letters_table, built.dead)
-            dead = count(letters, cut.ranges)
-        duplicate = count(frames.duplicates, cut.ranges).distinct
+            dead = count(in_one_task(letters, cut.offsets), cut.ranges)
+        duplicate = frames.duplicates.offsets(cut.ranges)
         unheld = self._unheld(frames, built, duplicate, state)
         erased = plus(self._erased(frames, cut), unheld.erased)
         return Balance(cut, good, dead, plus(duplicate, unheld.duplicate), unheld.gaps, unheld.present_at, erased)

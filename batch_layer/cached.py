@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 _OF_THREAD = threading.local()
 
 
-def cached(frame: DataFrame, level: StorageLevel = StorageLevel.DISK_ONLY) -> DataFrame:
+def cached(frame: DataFrame, level: StorageLevel = StorageLevel.DISK_ONLY, *, is_lazy: bool = False) -> DataFrame:
     """The same records, computed now and cached: by default on disk, so that an hour of any size needs no more memory.
+    `is_lazy`: computed and cached by the first action instead, whatever part of them it reads.
 
     Within `released_at_the_end` of this thread, cached until its end.
     """
-    checkpoint = frame.localCheckpoint(storageLevel=level)
+    checkpoint = frame.localCheckpoint(eager=not is_lazy, storageLevel=level)
     # Spark itself frees them only after Java's garbage collection.
     kept: list[Any] = getattr(_OF_THREAD, "kept", [])
     kept.append(checkpoint._jdf.queryExecution().analyzed().rdd())

@@ -12,21 +12,30 @@ filter of the hour's hashes excludes are not shuffled.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING
 
+import numpy as np
+import pyarrow as pa
 from pyspark import StorageLevel
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
+from anabranch.records.packed_files import dropped_places
 from batch_layer.cached import cached
 from batch_layer.decoders import AT
+from batch_layer.offset_counts import count
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
+    from anabranch.offsets.position import Offsets, Ranges
+
 SENT = 500_000
 """Up to this many rows are broadcast instead of shuffled: some tens of megabytes."""
+
+_NONE = pa.schema([("kafka_partition", pa.int32()), ("kafka_offset", pa.int64())]).empty_table()
 
 
 def drop_duplicates(rows: DataFrame, key: Sequence[str], served: DataFrame | None) -> DataFrame:
@@ -43,8 +52,38 @@ def drop_duplicates(rows: DataFrame, key: Sequence[str], served: DataFrame | Non
     return kept.join(known, _same(kept, known, key), "left_anti")
 
 
-def find_duplicates(rows: DataFrame, key: Sequence[str], served: DataFrame | None) -> DataFrame:
-    """Partition and offset of the rows that `drop_duplicates` drops. Computed once and cached."""
+@dataclass(frozen=True)
+class Duplicates:
+    """Partition and offset of the rows that `drop_duplicates` drops. `few`: all of them, if they are at most SENT; then
+    `places` reads these, and else what executors have cached."""
+
+    places: DataFrame
+    few: pa.Table | None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no row is dropped."""
+        return self.few is not None and not len(self.few)
+
+    def leave_out(self, rows: DataFrame) -> DataFrame:
+        """The rows without these."""
+        if self.is_empty:
+            return rows
+        return rows.join(_sent(self.places, self.few), AT, "left_anti")
+
+    def offsets(self, ranges: Ranges) -> Offsets:
+        """By partition, the number of distinct offsets inside the ranges."""
+        if self.few is None:
+            return count(self.places, ranges).distinct
+        offsets = {p: np.unique(of.to_numpy()) for p, of in dropped_places(self.few).items() if p in ranges}
+        counts = {p: int(np.diff(np.searchsorted(of, ranges[p]))[0]) for p, of in offsets.items()}
+        return {p: n for p, n in sorted(counts.items()) if n}
+
+
+def find_duplicates(
+    rows: DataFrame, key: Sequence[str], served: DataFrame | None, is_small: bool = False
+) -> Duplicates:
+    """The rows that `drop_duplicates` drops. Computed once. `is_small`: of few rows, which one task reads."""
     # Equal values of an old and a wider type have different hashes.
     kinds = (rows if served is None else rows.select(*key).union(served.select(*key))).schema
     hashed = _hash([F.col(f"`{c}`").cast(kinds[c].dataType) for c in key]).alias("_hash")
@@ -52,21 +91,32 @@ def find_duplicates(rows: DataFrame, key: Sequence[str], served: DataFrame | Non
     several = named.groupBy("_hash").count().where("count > 1").select("_hash")
     known = None
     if served is not None:
-        candidates = hash_candidates(served.where(names_event(key)).select(*key, hashed), named)
-        found = cached(candidates, StorageLevel.MEMORY_AND_DISK)
-        several, known = several.union(found.select("_hash")).distinct(), found.select(*key)
-    several = cached(several, StorageLevel.MEMORY_AND_DISK)
-    if several.isEmpty():
-        return rows.select(*AT).limit(0)
-    suspects = _matching(named, several, "left_semi", "_hash")
+        candidates = hash_candidates(served.where(names_event(key)).select(*key, hashed), named, is_small)
+        found = cached(candidates, StorageLevel.MEMORY_AND_DISK, is_lazy=True)
+        several, known = several.union(found.select("_hash")), found.select(*key)
+        several = (several.coalesce(1) if is_small else several).distinct()
+    several, few = _computed(several)
+    if few is not None and not len(few):
+        # Spark plans nothing for these.
+        return Duplicates(rows.select(*AT).limit(0), _NONE)
+    suspects = cached(named.join(_sent(several, few), "_hash", "left_semi"), is_lazy=True)
     kept = drop_duplicates(suspects.drop("_hash"), key, known)
-    dropped = suspects.select(*AT).join(kept.select(*AT), AT, "left_anti")
-    return cached(dropped, StorageLevel.MEMORY_AND_DISK)
+    return Duplicates(*_computed(suspects.select(*AT).join(kept.select(*AT), AT, "left_anti")))
 
 
-def leave_out(rows: DataFrame, duplicates: DataFrame) -> DataFrame:
-    """The rows without those found by `find_duplicates`."""
-    return rows if duplicates.isEmpty() else _matching(rows, duplicates, "left_anti", *AT)
+def _computed(rows: DataFrame) -> tuple[DataFrame, pa.Table | None]:
+    """The same rows, computed once; and in the driver's memory, if they are at most SENT."""
+    kept = cached(rows, StorageLevel.MEMORY_AND_DISK, is_lazy=True)
+    few = kept.limit(SENT + 1).toArrow()
+    if len(few) > SENT:
+        return kept, None
+    # PySpark makes no frame of an empty table.
+    return rows.sparkSession.createDataFrame(few, rows.schema) if len(few) else rows.limit(0), few
+
+
+def _sent(rows: DataFrame, few: pa.Table | None) -> DataFrame:
+    """Rows to join with, broadcast if they are few: none of the other rows is shuffled."""
+    return F.broadcast(rows) if few is not None else rows
 
 
 def bloom_filter_settings(records: int) -> dict[str, str]:
@@ -86,16 +136,13 @@ def bloom_filter_settings(records: int) -> dict[str, str]:
     return {f"spark.sql.optimizer.runtime.bloomFilter.{name}": value for name, value in settings.items()}
 
 
-def hash_candidates(known: DataFrame, named: DataFrame) -> DataFrame:
-    """The rows of the look-back whose hash is one of the hour's hashes."""
+def hash_candidates(known: DataFrame, named: DataFrame, is_small: bool = False) -> DataFrame:
+    """The rows of the look-back whose hash is one of the hour's hashes. `is_small`: these are few, and broadcast."""
+    if is_small:
+        return known.join(F.broadcast(named.select("_hash")), "_hash", "left_semi")
     # True for every offset: Spark builds a Bloom filter only from a filtered side.
     chosen = named.where("kafka_offset >= 0").select("_hash")
     return known.join(chosen, "_hash", "left_semi")
-
-
-def _matching(rows: DataFrame, few: DataFrame, how: str, *on: str) -> DataFrame:
-    """A join with `few` rows, broadcast if few enough: none of `rows` is shuffled."""
-    return rows.join(F.broadcast(few) if few.count() <= SENT else few, list(on), how)
 
 
 def _hash(key: Sequence[Column]) -> Column:

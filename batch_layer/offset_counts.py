@@ -6,7 +6,7 @@ exactly. At most a sixtieth of the rows is shuffled, since neighbours are read t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -49,10 +49,10 @@ class ReadCounts:
     """Counts of what was read: distinct offsets inside the cut by partition; good, dead, and all by source; and records
     with unknown fields."""
 
-    held: Offsets
-    good: int
-    dead: int
-    sources: dict[str, int]
+    held: Offsets = field(default_factory=dict)
+    good: int = 0
+    dead: int = 0
+    sources: dict[str, int] = field(default_factory=dict)
     drifting: int = 0
 
 

@@ -1,4 +1,4 @@
-"""How an hour's work is divided: shuffle partitions and files follow its size, not the machine. Pure."""
+"""How an hour's work is divided: tasks, shuffle partitions and files follow its size, not the machine. Pure."""
 
 from __future__ import annotations
 
@@ -8,12 +8,22 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
+    from pyspark.sql import DataFrame
+
+SMALL = 50_000
+"""An hour of at most so many offsets is small: once read, one task does each step of it."""
 
 # From this size on, a file gets a task of its own, while cores are free.
 _SMALL_FILE_BYTES = 16 * 2**20
 # Bytes of a row, while no file of the hour exists.
 _ROW_BYTES = 128
 _RECORDS_PER_SHUFFLE = 250_000
+
+
+def in_one_task(rows: DataFrame, offsets: int) -> DataFrame:
+    """Rows of an hour of so many offsets. One task reads those of a small hour: Spark then shuffles none, and compiles
+    and runs fewer stages."""
+    return rows.coalesce(1) if offsets <= SMALL else rows
 
 
 def shuffle_partitions(offsets: int, at_once: int) -> int:

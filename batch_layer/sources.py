@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -30,12 +30,14 @@ from anabranch.protocol import dead_letters
 from anabranch.protocol.state import State, check_log_end
 from anabranch.protocol.topic_change import gone_from_kafka
 from anabranch.records.formats import open_format
-from anabranch.records.packed import PackSpec, pack_spec, packed
+from anabranch.records.packed import RECORD, PackSpec, pack_spec, packed, with_compared
 from anabranch.spark.settings import runs_here
 from anabranch.spark.workers import can_use_workers, is_of_workers
+from batch_layer.balance import plus
 from batch_layer.cached import cached
-from batch_layer.decoders import AT, SMALL, CertainRecords, Compared, Decoding, compare_decoders, read_certain
-from batch_layer.offset_counts import DRIFTS, within_log
+from batch_layer.decoders import AT, CertainRecords, Decoding, read_certain
+from batch_layer.offset_counts import DRIFTS, ReadCounts, count_read, within_log
+from batch_layer.sizes import SMALL, in_one_task
 from batch_layer.unknown_fields import MOST_BYTES, SAMPLES
 
 if TYPE_CHECKING:
@@ -45,19 +47,22 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 SOURCES = KAFKA, ACCEPTED, DEAD_LETTERS, SPEED = ("kafka", "accepted", "dead_letters", "speed")
 
 
 @dataclass(frozen=True)
 class HourRecords:
     """An hour's records. `decoded`: those that Spark decoded, in the columns of `records.decode`, and `source`.
-    `certain`: those that workers decoded, if any. `in_kafka`: the part of the cut in Kafka's log. `accepted`: once
-    filled, the accepted revision's offsets, if any."""
+    `certain`: those that workers decoded, if any; unless `has_decoded`, there are no others. `in_kafka`: the part of
+    the cut in Kafka's log. `accepted`: once filled, the accepted revision's offsets, if any."""
 
     decoded: DataFrame
     in_kafka: Ranges
     accepted: DataFrame | None = None
     certain: CertainRecords | None = None
+    has_decoded: bool = True
 
     @property
     def places(self) -> DataFrame:
@@ -82,8 +87,24 @@ class HourRecords:
         """The good records, in the columns of the table, or in some of them."""
         rows = records.good(self.decoded, stream)
         names = list(columns or rows.columns)
-        rows = rows.select(*names)
-        return rows if self.certain is None else rows.unionByName(self.certain.rows(names))
+        if self.certain is None:
+            return rows.select(*names)
+        certain = self.certain.rows(names)
+        return rows.select(*names).unionByName(certain) if self.has_decoded else certain
+
+    def counts(self, ranges: Ranges) -> ReadCounts:
+        """Count the records. Tasks of workers have counted theirs."""
+        certain = self.certain
+        if certain is None or not certain.reports.is_each_once(ranges):
+            return count_read(self.places, ranges, SOURCES)
+        others = count_read(self.decoded, ranges, SOURCES) if self.has_decoded else ReadCounts()
+        sources = others.sources | {KAFKA: others.sources.get(KAFKA, 0) + certain.count}
+        return replace(
+            others,
+            held=plus(others.held, certain.reports.rows),
+            good=others.good + certain.count,
+            sources={source: number for source, number in sorted(sources.items()) if number},
+        )
 
 
 class HourReader:
@@ -115,16 +136,18 @@ class HourReader:
             return cached(self._decode(raw, KAFKA, one_in))
 
         certain = self._certain(hour, ranges, spec) if spec is not None else None
+        has_decoded = certain is None or certain.left_count > 0
         if certain is not None:
             # Without records, Spark plans nothing.
-            decoded = decode(certain.left) if certain.left_count else self._decode(certain.left, KAFKA).limit(0)
+            decoded = decode(certain.left) if has_decoded else self._decode(certain.left, KAFKA).limit(0)
         elif ranges:
             decoded = self._of_kafka(hour, ranges, decode)
         else:
             decoded = decode(no_records(self._spark).withColumn("ingest_hour", F.lit(hour)))
         # Ask again: retention may have deleted records during the read.
         ranges = {} if gone else self._held(hour, cut)
-        return HourRecords(decoded, ranges, certain=certain)
+        decoded = in_one_task(decoded, cut.offsets)
+        return HourRecords(decoded, ranges, certain=certain, has_decoded=has_decoded)
 
     def _held(self, hour: str, cut: Cut) -> Ranges:
         """The part of the cut that Kafka's log still has. Raises PositionError as `read` does."""
@@ -133,12 +156,8 @@ class HourReader:
         check_log_end(end, kafka.stable_ends(topic, end.offsets), topic.name, f"the end of hour {hour}")
         return within_log(cut.ranges, kafka.log_starts(topic))
 
-    def differing(self, certain: CertainRecords) -> Compared:
-        """Compare what workers decoded of the compared blocks with what Spark decodes."""
-        return compare_decoders(certain, self._decode(certain.compared, KAFKA), self._stream)
-
-    def _of_kafka(self, hour: str, ranges: Ranges, use: Callable[[DataFrame], DataFrame]) -> DataFrame:
-        def with_hour(raw: DataFrame) -> DataFrame:
+    def _of_kafka(self, hour: str, ranges: Ranges, use: Callable[[DataFrame], T]) -> T:
+        def with_hour(raw: DataFrame) -> T:
             return use(raw.withColumn("ingest_hour", F.lit(hour)))
 
         kafka, topic = self._job.environment.kafka, self._stream.topic
@@ -162,8 +181,20 @@ class HourReader:
 
     def _certain(self, hour: str, ranges: Ranges, spec: PackSpec) -> CertainRecords | None:
         """The hour's records as workers decode them; None if workers failed on a cluster."""
+
+        def decode(raw: DataFrame) -> CertainRecords:
+            both = records.decode(
+                with_compared(raw, spec),
+                self._stream,
+                self._format,
+                with_errors=False,
+                with_unknown=True,
+                beside=[RECORD],
+            )
+            return read_certain(cached(packed(both, spec), is_lazy=True), self._stream, size(ranges))
+
         try:
-            certain = read_certain(self._of_kafka(hour, ranges, lambda raw: cached(packed(raw, spec))), self._stream)
+            certain = self._of_kafka(hour, ranges, decode)
         except Exception as error:
             if not self.should_leave_to_spark(error):
                 raise
@@ -199,7 +230,9 @@ class HourReader:
         if found.isEmpty():
             return replace(read, accepted=offsets)
         filled = reduce(DataFrame.unionByName, ranked).join(found, [*AT, "_rank"], "left_semi").drop("_rank")
-        return replace(read, decoded=cached(read.decoded.unionByName(filled)), accepted=offsets)
+        every = read.decoded.unionByName(filled) if read.has_decoded else filled
+        every = in_one_task(cached(every), cut.offsets)
+        return replace(read, decoded=every, accepted=offsets, has_decoded=True)
 
     def require_topic(self, cut: Cut) -> Topic:
         """The topic of the cut. Raises PositionError for another one, or none."""

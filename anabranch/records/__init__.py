@@ -97,7 +97,12 @@ def trim(frame: DataFrame, ranges: Ranges) -> DataFrame:
 
 
 def decode(
-    frame: DataFrame, stream: Stream, form: Format, with_errors: bool = True, with_unknown: bool = False
+    frame: DataFrame,
+    stream: Stream,
+    form: Format,
+    with_errors: bool = True,
+    with_unknown: bool = False,
+    beside: Sequence[str] = (),
 ) -> DataFrame:
     """Read Kafka's `value` as the stream's columns, by its format, and judge it.
 
@@ -105,9 +110,10 @@ def decode(
     types), `kafka_partition`, `kafka_offset`, `kafka_timestamp`, `ingest_hour`, `event_date`, then `is_dead`, and where
     it is true `error_code` and `error_text`, then `kafka_key`, `kafka_value` and `kafka_headers` as they came. Where
     `is_dead`, the stream's columns hold whatever could be read. Not `with_errors`, nothing comes behind `is_dead`, and
-    Spark has less to plan. `with_unknown`, `unknown_fields` comes last, the names of a value's fields that the
-    stream has no column for: empty or null where there are none, and for all if the stream ignores them. A format
-    with a schema registry looks at the frame's schema ids first, and raises as `Format.read` says.
+    Spark has less to plan. `with_unknown`, `unknown_fields` comes next, the names of a value's fields that the
+    stream has no column for: empty or null where there are none, and for all if the stream ignores them. `beside`:
+    columns of the frame that come behind all others, unchanged. A format with a schema registry looks at the frame's
+    schema ids first, and raises as `Format.read` says.
     """
     types = types_of(stream)
     fields = {c.name: types[c.name] for c in stream.columns if not c.rescues}
@@ -124,6 +130,7 @@ def decode(
         f"{headers} AS kafka_headers",
         "value",
         "unix_micros(try_cast(concat(ingest_hour, ':00:00Z') AS TIMESTAMP)) AS _hour_start",
+        *beside,
     )
     reading = form.read(records, fields)
     read, unknown = reading.frame, reading.unknown if stream.unknown != "ignore" else None
@@ -150,6 +157,7 @@ def decode(
         "is_dead",
         *errors,
         *((f"{unknown or _NO_NAMES} AS {UNKNOWN}",) if with_unknown else ()),
+        *beside,
     )
 
 

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from budget import budget
+from pyiceberg.manifest import DataFile
+from pyiceberg.table import Table
 from pyspark.sql import DataFrame
-from world import World, event, past_hour, spread
+from world import BATCH, DECODERS, World, event, past_hour, spread
 
 from anabranch.iceberg.staging import stage
 from anabranch.offsets.hours import start_of
+from anabranch.records.packed_files import WriteSpec, write_files
 from batch_layer import build as building
 
 Make = Callable[..., World]
@@ -29,14 +34,25 @@ def one_row_more(rows: DataFrame) -> DataFrame:
     return rows.unionByName(rows.limit(1)).coalesce(1).sortWithinPartitions("event_date")
 
 
+def one_file_less(write: Callable[[pa.Array], list[DataFile]]) -> list[DataFile]:
+    """Workers' file of one row."""
+    return sorted(write(pa.array([], pa.int64())), key=lambda file: file.record_count)[1:]
+
+
+def one_file_more(write: Callable[[pa.Array], list[DataFile]]) -> list[DataFile]:
+    """Workers' files, and one with one of their rows."""
+    return [*write(pa.array([], pa.int64())), *write(pa.array(range(1, 11), pa.int64()))]
+
+
 ONE_LESS = "partition 0: expected 11 offsets in [0, 11), found 10: 10 good, 0 dead, 0 duplicate, 0 in gaps"
 ONE_MORE = "rows: expected each offset once, found 1 more"
 
 
+@pytest.mark.parametrize("decoder", DECODERS)
 def test_a_staged_hour_that_lacks_a_file_or_has_a_row_more_is_refused_and_cannot_be_overruled(
-    world: Make, monkeypatch: pytest.MonkeyPatch
+    world: Make, monkeypatch: pytest.MonkeyPatch, decoder: str
 ) -> None:
-    one, hour = world(), past_hour(1)
+    one, hour = world(batch=BATCH | {"decoder": decoder}), past_hour(1)
     one.topic(1)
     late = start_of(hour) - timedelta(days=2)
     one.send([*spread(hour, 10, "e", partitions=1), (0, start_of(hour) + timedelta(minutes=59), event("late", late))])
@@ -44,23 +60,31 @@ def test_a_staged_hour_that_lacks_a_file_or_has_a_row_more_is_refused_and_cannot
     one.speed()
     served = one.rows()
 
-    def refused_with(tamper: Callable[[DataFrame], DataFrame], accept: bool) -> str | None:
-        """Tamper with the rows before they are staged, and return the reason of the refusal."""
+    def refused_with(tamper: Callable[[Any], Any], accept: bool) -> str | None:
+        """Tamper with what is staged, and return the reason of the refusal."""
 
         def tampered(rows: DataFrame, *arguments: Any) -> Any:
             rows.createOrReplaceTempView("staged_rows")
             return stage(tamper(rows), *arguments)
 
+        def tampered_files(
+            pieces: DataFrame, others: DataFrame | None, tasks: int, spec: WriteSpec, table: Table
+        ) -> Any:
+            return tamper(
+                lambda dropped: write_files(pieces, others, tasks, replace(spec, dropped={0: dropped}), table)
+            )
+
         with monkeypatch.context() as broken:
-            broken.setattr(building, "stage", tampered)
+            broken.setattr(building, *(("stage", tampered) if decoder == "spark" else ("write_files", tampered_files)))
             [result] = one.batch(hour, accept=accept, why="never mind" if accept else None)
         assert result.decision == "refused"
         assert one.rows() == served
         return result.reason
 
-    assert refused_with(one_day_less, accept=False) == f"the balance does not close: {ONE_LESS}"
-    assert refused_with(one_day_less, accept=True) == f"the balance does not close: {ONE_LESS}"
-    assert refused_with(one_row_more, accept=True) == f"the balance does not close: {ONE_MORE}"
+    less, more = (one_day_less, one_row_more) if decoder == "spark" else (one_file_less, one_file_more)
+    assert refused_with(less, accept=False) == f"the balance does not close: {ONE_LESS}"
+    assert refused_with(less, accept=True) == f"the balance does not close: {ONE_LESS}"
+    assert refused_with(more, accept=True) == f"the balance does not close: {ONE_MORE}"
     [result] = one.batch(hour)
     assert result.decision == "accepted"
     assert one.contents() == one.acknowledged()

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from world import World, event, past_hour, spread
+from world import BATCH, World, event, past_hour, spread
 
 from anabranch import records
 from anabranch.offsets.hours import start_of
 from anabranch.protocol.ledger_row import Decoders
-from anabranch.records import packed
+from anabranch.records import packed, packed_files
+from anabranch.records.packed import BLOCK
 from batch_layer import sources
 from batch_layer.decoders import CertainRecords
 from batch_layer.rebuild import Rebuilder, RebuildRequest, Result
@@ -25,7 +27,7 @@ Make = Callable[..., World]
 Batches = Iterable[pa.RecordBatch]
 
 
-BATCH = {"grace": "0 seconds", "lookback_hours": 1, "decoder": "workers"}
+WORKERS = BATCH | {"decoder": "workers"}
 
 
 def _decoders(one: World, hour: str) -> list[Decoders | None]:
@@ -54,13 +56,13 @@ def _sent(one: World, hour: str) -> int:
 def test_an_hour_of_both_decoders_is_the_hour_that_spark_alone_decodes(
     world: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, hour = world(batch=BATCH | {"decoder": "spark"}), past_hour(1)
+    one, hour = world(batch=WORKERS | {"decoder": "spark"}), past_hour(1)
     one.topic()
     odd = _sent(one, hour)
     one.apply()
     [by_spark] = one.batch()
     rows, dead = _contents(one)
-    one.configure(batch=BATCH)
+    one.configure(batch=WORKERS)
     one.reopen()
 
     [by_both] = one.batch(hour, restate=True, why="workers")
@@ -79,7 +81,7 @@ def test_an_hour_of_both_decoders_is_the_hour_that_spark_alone_decodes(
 
     # Of a large one some blocks are, or none; with --audit, all.
     monkeypatch.setattr(sources, "SMALL", 0)
-    one.configure(batch=BATCH | {"compare_one_in": 2**31})
+    one.configure(batch=WORKERS | {"compare_one_in": 2**31})
     one.reopen()
     one.batch(hour, restate=True, why="sampled")
     request = RebuildRequest(restate=True, why="audited", audit=True)
@@ -110,40 +112,32 @@ def _change_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     made = packed._pack_task
 
     def task(spec: packed.PackSpec) -> packed.Task:
-        run = made(spec)
+        run, column = made(spec), packed.RECORD
 
         def changed(batches: Batches) -> Batches:
             for batch in batches:
+                record = pa.RecordBatch.from_struct_array(batch.column(column))
                 values = [
                     v.replace(b'"level": 35', b'"level": 36') if (p, o) == (1, 17) else v
                     for v, p, o in zip(
-                        *(batch.column(n).to_pylist() for n in ("value", "partition", "offset")), strict=True
+                        *(record.column(n).to_pylist() for n in ("value", "partition", "offset")), strict=True
                     )
                 ]
-                places = batch.schema.names.index("value")
-                yield from run([batch.set_column(places, "value", pa.array(values, pa.binary()))])
+                place = record.schema.names.index("value")
+                record = record.set_column(place, "value", pa.array(values, pa.binary()))
+                place = batch.schema.names.index(column)
+                yield from run([batch.set_column(place, column, record.to_struct_array())])
 
         return changed
 
     monkeypatch.setattr(packed, "_pack_task", task)
-    compared: Callable[[CertainRecords], DataFrame] = vars(CertainRecords)["compared"].fget
-
-    def as_sent(self: CertainRecords) -> DataFrame:
-        # Spark gets the bytes that Kafka has.
-        value = F.expr(
-            "IF(partition = 1 AND offset = 17, CAST(replace(CAST(value AS STRING), '\"level\": 36', '\"level\": 35') "
-            "AS BINARY), value)"
-        )
-        return compared(self).withColumn("value", value)
-
-    monkeypatch.setattr(CertainRecords, "compared", property(as_sent))
 
 
 @pytest.mark.parametrize("change", [_change_spark, _change_workers], ids=["spark", "workers"])
 def test_a_record_that_the_decoders_read_differently_refuses_its_hour_and_spark_decodes_it_next(
     world: Make, monkeypatch: pytest.MonkeyPatch, change: Callable[[pytest.MonkeyPatch], None]
 ) -> None:
-    one, hour = world(batch=BATCH), past_hour(1)
+    one, hour = world(batch=WORKERS), past_hour(1)
     one.topic()
     one.send(spread(hour, 60, "a"))
     one.apply()
@@ -168,24 +162,57 @@ def test_a_record_that_the_decoders_read_differently_refuses_its_hour_and_spark_
     assert _decoders(one, hour)[1:] == [None]
 
 
-def test_what_is_left_or_lost_between_the_decoders_refuses_the_hour(
+def test_a_row_that_is_lost_between_decoder_and_file_refuses_the_hour(
     world: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A piece that workers lose is missing in the account, whatever the decoders agree on."""
-    one, hour = world(batch=BATCH), past_hour(1)
+    """A row that workers lose is missing in the account, whatever the decoders agree on."""
+    one, hour = world(batch=WORKERS), past_hour(1)
     one.topic()
     one.send(spread(hour, 60, "a"))
     one.apply()
-    rows = CertainRecords.rows
+    write = packed_files._write_task
 
-    def without_one(self: CertainRecords, columns: Any) -> DataFrame:
-        return rows(self, columns).where("NOT (kafka_partition = 1 AND kafka_offset = 17)")
+    def losing(spec: packed_files.WriteSpec) -> packed.Task:
+        # As an unknown duplicate.
+        return write(replace(spec, dropped={1: pa.array([17])}))
 
-    monkeypatch.setattr(CertainRecords, "rows", without_one)
+    monkeypatch.setattr(packed_files, "_write_task", losing)
+
+    result: Result = one.batch()[0]
+
+    assert (result.decision, one.rows()) == ("refused", [])
+    assert result.reason is not None
+    assert "the balance does not close: partition 1: expected 30 offsets in [0, 30), found 29: 29 good" in result.reason
+
+
+def test_a_record_that_is_lost_on_the_way_to_spark_refuses_the_hour(
+    world: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, hour = world(batch=WORKERS), past_hour(1)
+    one.topic()
+    one.send([*spread(hour, 60, "a"), (1, start_of(hour), b"{"), (1, start_of(hour), b"{{")])
+    one.apply()
+    left = vars(CertainRecords)["left"].fget
+    lost = property(lambda self: left(self).where("offset <> 30"))
+    monkeypatch.setattr(CertainRecords, "left", lost)
 
     result: Result = one.batch()[0]
 
     assert result.decision == "refused"
     assert result.reason is not None
-    assert "the balance does not close" in result.reason and "from offset 17 on" in result.reason
-    assert "partition 1, offset 17: event_id, " in result.reason and "verdict;" in result.reason
+    assert "the balance does not close" in result.reason and "from offset 30 on" in result.reason
+
+
+def test_blocks_are_chosen_by_the_hours_name_and_one_in_so_many(spark: SparkSession) -> None:
+    """And whatever the order in which records are read."""
+    hours = [f"2026-11-21T{h:02}" for h in range(6)]
+    offsets = spark.range(0, 1_000 * BLOCK, BLOCK // 2).selectExpr("0 AS partition", "id AS offset")
+    chosen = {}
+    for hour in hours:
+        of_hour = offsets.where(packed.is_compared(hour, 50)).collect()
+        chosen[hour] = {row["offset"] // BLOCK for row in of_hour}
+        # Both halves of each block.
+        assert len(of_hour) == 2 * len(chosen[hour])
+    assert all(5 <= len(blocks) <= 45 for blocks in chosen.values())
+    assert len({frozenset(blocks) for blocks in chosen.values()}) == 6
+    assert offsets.where(packed.is_compared(hours[0], 1)).count() == 2_000

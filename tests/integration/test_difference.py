@@ -62,7 +62,11 @@ def test_every_kind_is_counted_wherever_among_the_offsets_it_is(spark: SparkSess
     speed += [speed[200], speed[200]]
     assert all(counted[kind] > 1 for kind in ("missing", "unread", "extra", "changed", "duplicate")), counted
     ours, theirs = (spark.createDataFrame(rows, f"{at}, v STRING") for rows in (speed, batch))
-    diff = compare(ours, theirs, spark.createDataFrame(removed, at), {1: (2_000, 2_200)})
+    diff, small = (
+        compare(ours, theirs, spark.createDataFrame(removed, at), {1: (2_000, 2_200)}, is_small=is_small)
+        for is_small in (False, True)
+    )
+    assert small == diff
     assert diff.speed_rows == len(speed)
     assert (diff.missing, diff.unread) == (counted["missing"] + counted["unread"], counted["unread"])
     assert (diff.extra, diff.changed, diff.duplicate) == (

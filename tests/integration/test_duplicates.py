@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from batch_layer import duplicates
-from batch_layer.duplicates import bloom_filter_settings, drop_duplicates, find_duplicates, hash_candidates, leave_out
+from batch_layer.duplicates import bloom_filter_settings, drop_duplicates, find_duplicates, hash_candidates
 
 SCHEMA = "id STRING, part INT, kafka_partition INT, kafka_offset BIGINT, payload STRING"
 Rows = list[tuple[str | None, int | None, int, int, str]]
@@ -26,12 +27,15 @@ def places(rows: DataFrame) -> list[tuple[int, int]]:
     return sorted((r.kafka_partition, r.kafka_offset) for r in rows.collect())
 
 
-def kept(rows: DataFrame, key: list[str], served: DataFrame | None) -> list[tuple[int, int]]:
+def kept(rows: DataFrame, key: list[str], served: DataFrame | None, is_small: bool = False) -> list[tuple[int, int]]:
     """What the rule keeps; and what is found by hashes first is the rest."""
     by_rule = places(drop_duplicates(rows, key, served))
-    found = find_duplicates(rows, key, served)
-    assert sorted([*by_rule, *places(found)]) == places(rows)
-    assert places(leave_out(rows, found)) == by_rule
+    found = find_duplicates(rows, key, served, is_small)
+    assert sorted([*by_rule, *places(found.places)]) == places(rows)
+    assert places(found.leave_out(rows)) == by_rule
+    by_partition = Counter(p for p, _ in places(found.places))
+    assert found.offsets(dict.fromkeys(range(8), (0, 100))) == by_partition
+    assert found.offsets({0: (2, 5)}).get(0, 0) == sum(p == 0 and 2 <= o < 5 for p, o in places(found.places))
     return by_rule
 
 
@@ -123,7 +127,7 @@ def test_same_result_whatever_the_partitioning_the_hashes_and_how_many_repeat(
     expected = sorted((p, o) for key, (o, p) in first.items() if key not in known)
     rng.shuffle(rows)
     served = frame(spark, [(key, None, 0, 0, "") for key in known], slices)
-    assert kept(frame(spark, rows, slices), ["id"], served) == expected
+    assert kept(frame(spark, rows, slices), ["id"], served, is_small=sent > 0) == expected
 
 
 def test_only_hashes_are_shuffled_where_nothing_repeats(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,8 +137,8 @@ def test_only_hashes_are_shuffled_where_nothing_repeats(spark: SparkSession, mon
     monkeypatch.setattr(duplicates, "drop_duplicates", repeated)
     rows = frame(spark, [(f"e{i}", None, 0, i, "") for i in range(50)], 3)
     found = find_duplicates(rows, ["id"], frame(spark, [("f", None, 0, 0, "")]))
-    assert places(found) == []
-    assert places(leave_out(rows, found)) == places(rows)
+    assert found.is_empty and places(found.places) == []
+    assert places(found.leave_out(rows)) == places(rows)
 
 
 def test_keys_that_a_bloom_filter_excludes_are_not_shuffled(spark: SparkSession, tmp_path: Path) -> None:

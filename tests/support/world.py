@@ -41,6 +41,12 @@ def add_catalog(spark: SparkSession, environment: config.Environment) -> None:
 SCHEMA = "event_id STRING NOT NULL, player STRING, event_time TIMESTAMP NOT NULL, level INT, amount DOUBLE"
 
 
+BATCH: dict[str, Any] = {"grace": "0 seconds", "lookback_hours": 1}
+
+DECODERS = ("workers", "spark")
+"""The values of `batch.decoder`."""
+
+
 @dataclass
 class Record:
     """One record that Kafka acknowledged."""
@@ -69,7 +75,7 @@ class World:
             "key": "event_id",
             "event_time": {"column": "event_time", "past": "30 days", "future": "1 hour"},
             "speed": {"trigger": "1 second", "max_offsets_per_trigger": 1000},
-            "batch": {"grace": "0 seconds", "lookback_hours": 1},
+            "batch": BATCH,
         }
         self.configure(**stream)
         self.job: Job = open_job(self.name, str(folder))

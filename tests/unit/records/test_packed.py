@@ -1,51 +1,96 @@
-"""Pieces of records that workers decode: each is a row or left, and those of compared blocks are there twice."""
+"""Pieces of records that workers decode: each is a row or left, and rows of compared blocks equal Spark's."""
 
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Iterable
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterable
+from datetime import UTC, date, datetime
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
+from anabranch.common.errors import Unexpected
 from anabranch.config.columns import Column
 from anabranch.records import packed
-from anabranch.records.packed import BLOCK, COMPARED, LEFT, ROWS, PackSpec, is_compared, tables
+from anabranch.records.fast_json import CertainRows, Read
+from anabranch.records.packed import LEFT, RECORD, REPORT, ROWS, PackSpec, Reports, tables
 
 HOUR = "2026-11-21T03"
 AT = datetime(2026, 11, 21, 3, 10, tzinfo=UTC)
+_HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+
+Values = list[bytes | None]
+Change = Callable[[dict[str, Any]], None]
 
 
-def _spec(one_in: int, takes_unknown: bool = False) -> PackSpec:
-    columns = (Column(name="id", type="string", nullable=False), Column(name="level", type="int", nullable=True))
-    return PackSpec(columns, None, takes_unknown, ("kafka_partition", "kafka_offset", "id"), HOUR, one_in)
+def _spec(takes_unknown: bool = False) -> PackSpec:
+    columns = (
+        Column(name="id", type="string", nullable=False),
+        Column(name="level", type="int", nullable=True),
+        Column(name="share", type="double", nullable=True),
+    )
+    return PackSpec(columns, None, takes_unknown, ("kafka_partition", "kafka_offset", "id"), HOUR, 1)
 
 
-def _batch(values: list[bytes | None], first: int = 0) -> pa.RecordBatch:
+def _of_spark(value: bytes | None, offset: int) -> dict[str, Any]:
+    """What Spark decodes of a record."""
+    row: dict[str, Any] = {"id": None, "level": None, "share": None, "is_dead": True, "unknown_fields": None}
+    try:
+        read = json.loads(value or b"")
+    except ValueError:
+        read = None
+    if isinstance(read, dict) and isinstance(read.get("id"), str) and read["id"].isascii():
+        row |= {name: read.get(name) for name in ("id", "level", "share")}
+        row |= {"is_dead": False, "unknown_fields": [n for n in read if n not in ("id", "level", "share")]}
+    return row | {
+        "kafka_partition": 3, "kafka_offset": offset, "kafka_timestamp": AT, "ingest_hour": HOUR,
+        "event_date": date(2026, 11, 21),
+    }  # fmt: skip
+
+
+def _batch(
+    values: Values, first: int = 0, is_compared: bool = True, change: Change = lambda row: None
+) -> pa.RecordBatch:
+    offsets = range(first, first + len(values))
     n = len(values)
-    headers = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-    return pa.record_batch(
+    record = pa.record_batch(
         {
             "key": pa.array([b"k"] * n, pa.binary()), "value": pa.array(values, pa.binary()),
-            "partition": pa.array([3] * n, pa.int32()), "offset": pa.array(range(first, first + n), pa.int64()),
+            "partition": pa.array([3] * n, pa.int32()), "offset": pa.array(offsets, pa.int64()),
             "timestamp": pa.array([AT] * n, pa.timestamp("us", "UTC")), "ingest_hour": pa.array([HOUR] * n),
-            "headers": pa.array([[{"key": "h", "value": b"v"}]] * n, headers),
+            "headers": pa.array([[{"key": "h", "value": b"v"}]] * n, _HEADERS),
+            "is_compared": pa.array([is_compared] * n),
         }
     )  # fmt: skip
+    decoded = [_of_spark(value if is_compared else None, o) for value, o in zip(values, offsets, strict=True)]
+    for row in decoded:
+        change(row)
+    kinds = pa.schema(
+        [
+            ("id", pa.string()), ("level", pa.int32()), ("share", pa.float64()), ("kafka_partition", pa.int32()),
+            ("kafka_offset", pa.int64()), ("kafka_timestamp", pa.timestamp("us", "Etc/UTC")),
+            ("ingest_hour", pa.string()), ("event_date", pa.date32()), ("is_dead", pa.bool_()),
+            ("unknown_fields", pa.list_(pa.string())),
+        ]
+    )  # fmt: skip
+    of_spark = pa.RecordBatch.from_pylist(decoded, schema=kinds)
+    return of_spark.append_column(RECORD, record.to_struct_array())
 
 
-def _run(spec: PackSpec, batches: Iterable[pa.RecordBatch]) -> dict[str, list[pa.Table]]:
-    found: dict[str, list[pa.Table]] = {ROWS: [], LEFT: [], COMPARED: [], "keys": []}
+def _run(spec: PackSpec, batches: Iterable[pa.RecordBatch]) -> tuple[dict[str, list[pa.Table]], Reports]:
+    found: dict[str, list[pa.Table]] = {ROWS: [], LEFT: [], "keys": []}
+    reports = []
     for piece in packed._pack_task(spec)(batches):
-        [kind], [records] = piece["kind"].to_pylist(), piece["records"].to_pylist()
-        [table] = tables([piece.select(["data"])])
-        assert len(table) == records
-        found[kind].append(table)
+        [kind] = piece["kind"].to_pylist()
+        if kind == REPORT:
+            reports += piece["data"].to_pylist()
+            continue
+        found[kind] += tables([piece.select(["data"])])
         if kind == ROWS:
             found["keys"] += tables([piece.select(["keys"])])
-    return found
+    return found, Reports.of(reports)
 
 
 def _values(kind: list[pa.Table], column: str) -> list[object]:
@@ -53,11 +98,11 @@ def _values(kind: list[pa.Table], column: str) -> list[object]:
 
 
 def test_each_record_is_a_row_or_left_as_kafka_holds_it() -> None:
-    values: list[bytes | None] = [json.dumps({"id": f"a{i}", "level": i}).encode() for i in range(200)]
+    values: Values = [json.dumps({"id": f"a{i}", "level": i}).encode() for i in range(200)]
     odd: dict[int, bytes | None] = {10: b"[", 60: None, 110: b'{"id":"\\ud83d"}', 160: b'{"id":1}'}
     for place, value in odd.items():
         values[place] = value
-    found = _run(_spec(10**9), [_batch(values)])
+    found, report = _run(_spec(), [_batch(values)])
     certain = [i for i in range(200) if i not in odd]
     assert _values(found[ROWS], "kafka_offset") == _values(found[ROWS], "level") == certain
     assert _values(found["keys"], "id") == [f"a{i}" for i in certain]
@@ -65,43 +110,104 @@ def test_each_record_is_a_row_or_left_as_kafka_holds_it() -> None:
     assert _values(found[LEFT], "offset") == list(odd)
     assert _values(found[LEFT], "value") == list(odd.values())
     assert _values(found[LEFT], "headers") == [[{"key": "h", "value": b"v"}]] * 4
-    assert found[COMPARED] == []
+    assert found[LEFT][0].column_names[:2] == ["key", "value"]
+    assert report == Reports({3: 196}, {3: 4}, [(3, 0, 199)], compared=196)
 
 
 def test_unknown_fields_are_certain_only_where_the_stream_ignores_them() -> None:
-    values: list[bytes | None] = [b'{"id":"a"}'] * 100
+    values: Values = [b'{"id":"a"}'] * 100
     values[50] = b'{"id":"b","other":1}'
-    batch = _batch(values)
     # The first batch teaches the field.
-    assert "b" in _values(_run(_spec(1, takes_unknown=True), [batch, batch])[ROWS], "id")
-    found = _run(_spec(1), [batch, batch])
+    batches = [_batch(values), _batch(values, 100)]
+    ignored, report = _run(_spec(takes_unknown=True), batches)
+    assert "b" in _values(ignored[ROWS], "id")
+    assert report.compared == report.rows[3] > 150
+    assert report.differing == 0
+    found, _ = _run(_spec(), batches)
     assert 50 in _values(found[LEFT], "offset")
     assert set(_values(found[ROWS], "id")) == {"a"}
 
 
 def test_large_batches_become_pieces_of_about_a_megabyte() -> None:
-    values = [json.dumps({"id": "x" * 900, "level": i}).encode() for i in range(6_000)]
-    found = _run(_spec(1), [_batch(values)])
+    values: Values = [json.dumps({"id": "x" * 900, "level": i}).encode() for i in range(6_000)]
+    found, report = _run(_spec(), [_batch(values)])
     assert len(found[ROWS]) > 3
     assert max(table.nbytes for table in found[ROWS]) < 2 * 2**20
     assert _values(found[ROWS], "level") == list(range(6_000))
-    assert _values(found[COMPARED], "offset") == list(range(6_000))
+    assert report.compared == 6_000
 
 
-@pytest.mark.parametrize("one_in", [1, 2, 5])
-def test_compared_are_the_certain_records_of_the_chosen_blocks_however_they_are_batched(one_in: int) -> None:
-    values: list[bytes | None] = [b'{"id":"a"}'] * (20 * BLOCK)
-    values[5] = values[BLOCK + 1] = b"{"
-    chosen = {b for b in range(20) if is_compared(HOUR, 3, b, one_in)}
-    expected = [o for o in range(len(values)) if o // BLOCK in chosen and values[o] != b"{"]
-    assert expected
-    for size in (700, len(values)):
-        parts = [_batch(values[i : i + size], i) for i in range(0, len(values), size)]
-        assert _values(_run(_spec(one_in), parts)[COMPARED], "offset") == expected
+def _put(name: str, value: object) -> Change:
+    def change(row: dict[str, Any]) -> None:
+        if row["kafka_offset"] == 17:
+            row[name] = value
+
+    return change
 
 
-def test_another_hour_compares_other_blocks_and_one_in_so_many() -> None:
-    chosen = Counter(h for h in range(24) for b in range(1_000) if is_compared(f"2026-11-21T{h:02}", 0, b, 50))
-    assert all(5 <= n <= 45 for n in chosen.values()) and len(chosen) == 24
-    of_hour = [{b for b in range(1_000) if is_compared(h, 0, b, 50)} for h in ("2026-11-21T03", "2026-11-21T04")]
-    assert of_hour[0] != of_hour[1]
+@pytest.mark.parametrize(
+    ("change", "column"),
+    [
+        (_put("level", 36), "level"), (_put("level", None), "level"), (_put("share", -0.0), "share"),
+        (_put("share", 5e-324), "share"), (_put("id", "A17"), "id"), (_put("event_date", None), "event_date"),
+        (_put("kafka_timestamp", AT.replace(microsecond=1)), "kafka_timestamp"),
+        (_put("kafka_offset", 16), "kafka_offset"),
+        (_put("is_dead", True), "verdict"), (_put("unknown_fields", ["x"]), "verdict"),
+    ],
+)  # fmt: skip
+def test_a_record_that_spark_decodes_otherwise_is_reported_by_place_and_column(change: Change, column: str) -> None:
+    values: Values = [json.dumps({"id": f"a{i}", "level": i, "share": 0.0}).encode() for i in range(40)]
+    values[3] = b"{"
+    _, same = _run(_spec(), [_batch(values)])
+    assert (same.compared, same.differing, same.sample) == (39, 0, [])
+    _, report = _run(_spec(), [_batch(values[:10]), _batch(values[10:], 10, change=change)])
+    assert (report.compared, report.differing) == (39, 1)
+    assert report.sample == [{"partition": 3, "offset": 17, "columns": [column]}]
+    # Nothing is compared in other blocks.
+    _, other = _run(_spec(), [_batch(values, is_compared=False, change=change)])
+    assert (other.compared, other.differing) == (0, 0)
+
+
+def test_many_that_differ_are_counted_and_the_first_of_each_task_reported() -> None:
+    values: Values = [b'{"id":"a","level":1}'] * 30
+
+    def change(row: dict[str, Any]) -> None:
+        row["level"] = 2
+
+    _, report = _run(_spec(), [_batch(values[:3], change=change), _batch(values[3:], 3, change=change)])
+    assert (report.compared, report.differing) == (30, 30)
+    assert [s["offset"] for s in report.sample] == [0, 1, 2, 3, 4]
+
+
+def test_a_reader_that_gives_other_rows_than_it_takes_fails_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = CertainRows.read
+
+    def repeated(self: CertainRows, batch: pa.RecordBatch) -> Read:
+        found = read(self, batch)
+        return Read(found.rows.take([0, 0, *range(2, len(found.rows))]), found.left)
+
+    monkeypatch.setattr(CertainRows, "read", repeated)
+    with pytest.raises(Unexpected, match="expected a row for each of 5 records that are not left, found 5 rows, or"):
+        _run(_spec(), [_batch([b'{"id":"a"}'] * 5)])
+
+
+@pytest.mark.parametrize(
+    ("runs", "is_it"),
+    [
+        ([(0, 5, 9), (1, 0, 0), (0, 10, 19)], True),
+        ([(0, 5, 9), (0, 9, 19)], False),
+        ([(0, 4, 9)], False),
+        ([(0, 5, 20)], False),
+        ([(2, 0, 0)], False),
+        ([], True),
+    ],
+)
+def test_offsets_are_each_there_once_if_runs_are_apart_and_inside(runs: list[Any], is_it: bool) -> None:
+    assert Reports(runs=runs).is_each_once({0: (5, 20), 1: (0, 1)}) is is_it
+
+
+def test_runs_end_where_offsets_do_not_ascend_or_the_partition_changes() -> None:
+    report = Reports()
+    report.add_places(np.array([0, 0, 0, 1, 1]), np.array([3, 5, 9, 2, 3]))
+    report.add_places(np.array([1, 1, 1]), np.array([4, 4, 6]))
+    assert report.runs == [(0, 3, 9), (1, 2, 4), (1, 4, 6)]
