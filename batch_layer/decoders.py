@@ -18,6 +18,7 @@ from batch_layer.sizes import in_one_task
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
 
     from anabranch.config import Stream
 
@@ -42,12 +43,14 @@ class Decoding(Enum):
 
 @dataclass(frozen=True)
 class CertainRecords:
-    """An hour's records as workers decoded them (`anabranch.records.packed`), and what their tasks reported."""
+    """An hour's records as workers decoded them (`anabranch.records.packed`), and what their tasks reported.
+    `left_columns`: of records that workers left, if Spark has decoded them."""
 
     pieces: DataFrame
     types: dict[str, str]
     keys: frozenset[str]
     reports: Reports
+    left_columns: StructType | None = None
 
     @cached_property
     def count(self) -> int:
@@ -67,8 +70,8 @@ class CertainRecords:
 
     @property
     def left(self) -> DataFrame:
-        """The records that workers left, as Kafka holds them."""
-        return unpacked(self.pieces, LEFT, RAW)
+        """The records that workers left: in `left_columns`, else as Kafka holds them."""
+        return unpacked(self.pieces, LEFT, self.left_columns or RAW)
 
     @property
     def decoders(self) -> Decoders:
@@ -95,10 +98,11 @@ class CertainRecords:
         return tuple(sorted(self.reports.sample, key=lambda s: (s["partition"], s["offset"]))[:SAMPLE])
 
 
-def read_certain(pieces: DataFrame, stream: Stream, offsets: int) -> CertainRecords:
+def read_certain(pieces: DataFrame, stream: Stream, offsets: int, left_columns: StructType | None) -> CertainRecords:
     """The records of pieces of an hour of so many offsets, with the reports of their tasks: runs these if they have not
     run yet."""
     reports = pieces.where(f"kind = '{REPORT}'").select("data").collect()
     types = {column.name: column.type for column in stream.columns} | _KAFKA_TYPES
     keys = frozenset((*AT, *stream.key))
-    return CertainRecords(in_one_task(pieces, offsets), types, keys, Reports.of(bytes(row["data"]) for row in reports))
+    read = Reports.of(bytes(row["data"]) for row in reports)
+    return CertainRecords(in_one_task(pieces, offsets), types, keys, read, left_columns)

@@ -29,7 +29,7 @@ from anabranch.offsets.position import Position, Ranges, Topic, size
 from anabranch.protocol import dead_letters
 from anabranch.protocol.state import State, check_log_end
 from anabranch.protocol.topic_change import gone_from_kafka
-from anabranch.records.formats import open_format
+from anabranch.records.formats import Format, open_format
 from anabranch.records.packed import RECORD, PackSpec, pack_spec, packed, with_compared
 from anabranch.spark.settings import runs_here
 from anabranch.spark.workers import can_use_workers, is_of_workers
@@ -117,6 +117,10 @@ class HourReader:
         self._format = open_format(job.environment, job.stream)
         self._left_most = False
 
+    @property
+    def _reading(self) -> tuple[Stream, Format]:
+        return self._stream, self._format
+
     def use(self, spark: SparkSession) -> None:
         """Go on with another session of the same Spark."""
         self._spark = spark
@@ -138,8 +142,14 @@ class HourReader:
         certain = self._certain(hour, ranges, spec) if spec is not None else None
         has_decoded = certain is None or certain.left_count > 0
         if certain is not None:
+            left = (
+                certain.left
+                if certain.left_columns
+                else records.decode(certain.left, *self._reading, with_unknown=True)
+            )
+            decoded = self._of_source(left, KAFKA, one_in)
             # Without records, Spark plans nothing.
-            decoded = decode(certain.left) if has_decoded else self._decode(certain.left, KAFKA).limit(0)
+            decoded = cached(decoded, is_lazy=True) if has_decoded else decoded.limit(0)
         elif ranges:
             decoded = self._of_kafka(hour, ranges, decode)
         else:
@@ -183,15 +193,14 @@ class HourReader:
         """The hour's records as workers decode them; None if workers failed on a cluster."""
 
         def decode(raw: DataFrame) -> CertainRecords:
+            # Errors are those of records that are left.
+            with_errors, beside = spec.compares_all, [RECORD]
             both = records.decode(
-                with_compared(raw, spec),
-                self._stream,
-                self._format,
-                with_errors=False,
-                with_unknown=True,
-                beside=[RECORD],
+                with_compared(raw, spec), *self._reading, with_errors, with_unknown=True, beside=beside
             )
-            return read_certain(cached(packed(both, spec), is_lazy=True), self._stream, size(ranges))
+            left_columns = both.drop(RECORD).schema if spec.compares_all else None
+            pieces = cached(packed(both, spec), is_lazy=True)
+            return read_certain(pieces, self._stream, size(ranges), left_columns)
 
         try:
             certain = self._of_kafka(hour, ranges, decode)
@@ -279,7 +288,11 @@ class HourReader:
         )
 
     def _decode(self, raw: DataFrame, source: str, one_in: int = 1) -> DataFrame:
-        decoded = records.decode(raw, self._stream, self._format, with_unknown=True).withColumn("source", F.lit(source))
+        return self._of_source(records.decode(raw, *self._reading, with_unknown=True), source, one_in)
+
+    def _of_source(self, decoded: DataFrame, source: str, one_in: int = 1) -> DataFrame:
+        """Decoded records with their source, and without bytes that nothing needs."""
+        decoded = decoded.withColumn("source", F.lit(source))
         # Drop a good record's bytes, except samples of records with unknown fields. Sample by a hash: transaction
         # markers may take every other offset.
         kept = {name: F.when(F.col("is_dead"), F.col(name)) for name in records.BYTES}

@@ -3,7 +3,7 @@
 A row of the frame (`PACKED`) is of one kind:
 
 - `ROWS`: certain rows (`anabranch.records.fast_json`) in the columns of the stream's table;
-- `LEFT`: records as Kafka holds them that workers left to Spark;
+- `LEFT`: records that workers left to Spark: as Kafka holds them, or as Spark decoded them, if it decodes all records;
 - `REPORT`: what a task read and compared, as JSON (`Reports`).
 
 Rows and records are in pieces of about a megabyte. Spark stores and moves them without converting their rows;
@@ -30,6 +30,7 @@ from anabranch.records.fast_json import CertainRows, can_read
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
 
     from anabranch.config import EventTime, Stream
     from anabranch.config.columns import Column
@@ -74,6 +75,11 @@ class PackSpec:
     keys: tuple[str, ...]
     hour: str
     one_in: int
+
+    @property
+    def compares_all(self) -> bool:
+        """Whether all records are compared, so that Spark decodes all of them."""
+        return self.one_in == 1
 
 
 @dataclass
@@ -156,16 +162,16 @@ def is_compared(hour: str, one_in: int) -> str:
 
 def packed(decoded: DataFrame, spec: PackSpec) -> DataFrame:
     """Records decoded by workers, as pieces. `decoded`: what `anabranch.records.decode` makes of `with_compared`, with
-    names of unknown fields and `RECORD` as the last columns. Lazy."""
+    names of unknown fields and `RECORD`, and with errors if all records are compared. Lazy."""
     return decoded.mapInArrow(_pack_task(spec), PACKED)
 
 
 def unpacked(
-    pieces: DataFrame, kind: str, ddl: str, columns: Sequence[str] | None = None, data: str = "data"
+    pieces: DataFrame, kind: str, schema: StructType | str, columns: Sequence[str] | None = None, data: str = "data"
 ) -> DataFrame:
-    """The rows of the pieces of a kind, in the `columns` of `ddl`; all by default. `data`: `keys` reads the columns
+    """The rows of the pieces of a kind, in the `columns` of `schema`; all by default. `data`: `keys` reads the columns
     that are kept apart. Lazy."""
-    return pieces.where(f"kind = '{kind}'").select(data).mapInArrow(_unpack_task(columns), ddl)
+    return pieces.where(f"kind = '{kind}'").select(data).mapInArrow(_unpack_task(columns), schema)
 
 
 def _pack_task(spec: PackSpec) -> Task:
@@ -185,7 +191,8 @@ def _pack_task(spec: PackSpec) -> Task:
             _count(report.left, places[0][~is_certain])
             _compare(read.rows, batch, is_certain, record.column("is_compared"), spec, report)
             yield from _pieces(ROWS, read.rows, spec.keys)
-            yield from _pieces(LEFT, pa.table(record.select(_RAW).take(read.left)))
+            left = batch.drop_columns([RECORD]) if spec.compares_all else record.select(_RAW)
+            yield from _pieces(LEFT, pa.table(left.take(read.left)))
         yield _piece(REPORT, report.as_bytes())
 
     return run

@@ -193,7 +193,7 @@ def test_a_record_that_is_lost_on_the_way_to_spark_refuses_the_hour(
     one.send([*spread(hour, 60, "a"), (1, start_of(hour), b"{"), (1, start_of(hour), b"{{")])
     one.apply()
     left = vars(CertainRecords)["left"].fget
-    lost = property(lambda self: left(self).where("offset <> 30"))
+    lost = property(lambda self: left(self).where("kafka_offset <> 30"))
     monkeypatch.setattr(CertainRecords, "left", lost)
 
     result: Result = one.batch()[0]

@@ -25,13 +25,13 @@ Values = list[bytes | None]
 Change = Callable[[dict[str, Any]], None]
 
 
-def _spec(takes_unknown: bool = False) -> PackSpec:
+def _spec(takes_unknown: bool = False, one_in: int = 2) -> PackSpec:
     columns = (
         Column(name="id", type="string", nullable=False),
         Column(name="level", type="int", nullable=True),
         Column(name="share", type="double", nullable=True),
     )
-    return PackSpec(columns, None, takes_unknown, ("kafka_partition", "kafka_offset", "id"), HOUR, 1)
+    return PackSpec(columns, None, takes_unknown, ("kafka_partition", "kafka_offset", "id"), HOUR, one_in)
 
 
 def _of_spark(value: bytes | None, offset: int) -> dict[str, Any]:
@@ -112,6 +112,15 @@ def test_each_record_is_a_row_or_left_as_kafka_holds_it() -> None:
     assert _values(found[LEFT], "headers") == [[{"key": "h", "value": b"v"}]] * 4
     assert found[LEFT][0].column_names[:2] == ["key", "value"]
     assert report == Reports({3: 196}, {3: 4}, [(3, 0, 199)], compared=196)
+
+
+def test_records_that_are_left_come_as_spark_decoded_them_if_it_decodes_all() -> None:
+    values: Values = [b'{"id":"a"}', b"{", b'{"id":"b"}']
+    found, report = _run(_spec(one_in=1), [_batch(values)])
+    [left] = found[LEFT]
+    assert RECORD not in left.column_names
+    assert left.select(["kafka_offset", "is_dead"]).to_pylist() == [{"kafka_offset": 1, "is_dead": True}]
+    assert report == Reports({3: 2}, {3: 1}, [(3, 0, 2)], compared=2)
 
 
 def test_unknown_fields_are_certain_only_where_the_stream_ignores_them() -> None:
