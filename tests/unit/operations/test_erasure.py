@@ -176,8 +176,8 @@ def test_an_erasure_that_is_killed_is_continued_by_the_same_command(people: Peop
     assert people.letters("speed") == [b"annabel"]
     row = people.account(FIRST)
     assert (row.good, row.erased) == (2, 2)
-    erased = [r for r in people.lake.ledger.history() if r.decision == "erased"]
-    assert sum(r.erasure["rows"] for r in erased) == 4 and sum(r.erasure["dead"] for r in erased) == 2
+    erased = [r.erasure or {} for r in people.lake.ledger.history() if r.decision == "erased"]
+    assert sum(e["rows"] for e in erased) == 4 and sum(e["dead"] for e in erased) == 2
 
 
 def test_the_status_names_what_still_has_erased_records(people: People) -> None:
