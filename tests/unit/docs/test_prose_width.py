@@ -10,7 +10,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = sorted(
     [
-        *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "tests/README.md", "benchmarks/RESULTS.md")),
+        *(
+            ROOT / n
+            for n in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "tests/README.md", "benchmarks/RESULTS.md")
+        ),
         ROOT / "anabranch" / "starter_files" / "README.md",
         *ROOT.glob("docs/**/*.md"),
     ]
