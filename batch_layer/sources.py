@@ -49,12 +49,15 @@ LOG = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+# Where a record was read from: no column of a stream can have this name.
+_SOURCE = "read-from"
+
 SOURCES = KAFKA, ACCEPTED, DEAD_LETTERS, SPEED = ("kafka", "accepted", "dead_letters", "speed")
 
 
 @dataclass(frozen=True)
 class HourRecords:
-    """An hour's records. `decoded`: those that Spark decoded, in the columns of `records.decode`, and `source`.
+    """An hour's records. `decoded`: those that Spark decoded, in the columns of `records.decode`, and their source.
     `certain`: those that workers decoded, if any; unless `has_decoded`, there are no others. `in_kafka`: the part of
     the cut in Kafka's log. `accepted`: once filled, the accepted revision's offsets, if any."""
 
@@ -67,16 +70,20 @@ class HourRecords:
     @property
     def places(self) -> DataFrame:
         """`AT`, `source` and verdict of all records, with the names of unknown fields."""
-        names = [*AT, "source", "is_dead", "error_code", records.UNKNOWN]
-        decoded = self.decoded.select(*names)
+        decoded = self._decoded_places
         if self.certain is None:
             return decoded
         kinds = {field.name: field.dataType.simpleString() for field in decoded.schema.fields}
         constant = {"source": f"'{KAFKA}'", "is_dead": "false"}
         certain = self.certain.rows(AT).selectExpr(
-            *AT, *(f"{constant.get(n, f'CAST(NULL AS {kinds[n]})')} AS {n}" for n in names if n not in AT)
+            *AT, *(f"{constant.get(n, f'CAST(NULL AS {kinds[n]})')} AS {n}" for n in decoded.columns if n not in AT)
         )
         return decoded.unionByName(certain)
+
+    @property
+    def _decoded_places(self) -> DataFrame:
+        source = F.col(f"`{_SOURCE}`").alias("source")
+        return self.decoded.select(*AT, source, "is_dead", "error_code", records.UNKNOWN)
 
     @property
     def partitions(self) -> int:
@@ -97,7 +104,7 @@ class HourRecords:
         certain = self.certain
         if certain is None or not certain.reports.is_each_once(ranges):
             return count_read(self.places, ranges, SOURCES)
-        others = count_read(self.decoded, ranges, SOURCES) if self.has_decoded else ReadCounts()
+        others = count_read(self._decoded_places, ranges, SOURCES) if self.has_decoded else ReadCounts()
         sources = others.sources | {KAFKA: others.sources.get(KAFKA, 0) + certain.count}
         return replace(
             others,
@@ -292,7 +299,7 @@ class HourReader:
 
     def _of_source(self, decoded: DataFrame, source: str, one_in: int = 1) -> DataFrame:
         """Decoded records with their source, and without bytes that nothing needs."""
-        decoded = decoded.withColumn("source", F.lit(source))
+        decoded = decoded.withColumn(_SOURCE, F.lit(source))
         # Drop a good record's bytes, except samples of records with unknown fields. Sample by a hash: transaction
         # markers may take every other offset.
         kept = {name: F.when(F.col("is_dead"), F.col(name)) for name in records.BYTES}
@@ -303,4 +310,4 @@ class HourReader:
 
     def _as_decoded(self, rows: DataFrame, source: str) -> DataFrame:
         """Rows of the table in the columns of `records.decode`. They were checked when they were accepted."""
-        return records.as_decoded(rows, self._stream).withColumn("source", F.lit(source))
+        return records.as_decoded(rows, self._stream).withColumn(_SOURCE, F.lit(source))

@@ -38,6 +38,7 @@ from anabranch.config.loading import (
 from anabranch.config.selection import Selected, broken, loaded, select_streams
 from anabranch.config.stream import (
     RESERVED_COLUMNS,
+    TAKEN_COLUMNS,
     Airflow,
     Batch,
     EventTime,
@@ -55,6 +56,7 @@ from anabranch.config.stream import (
 __all__ = [
     "RESERVED_COLUMNS",
     "S3",
+    "TAKEN_COLUMNS",
     "UNREADABLE",
     "Airflow",
     "Batch",

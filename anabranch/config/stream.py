@@ -43,6 +43,13 @@ _BLOOM_TYPES = ("string", "int", "bigint", "decimal", "date", "timestamp", "bina
 
 RESERVED_COLUMNS = ("kafka_partition", "kafka_offset", "kafka_timestamp", "ingest_hour", "event_date")
 
+TAKEN_COLUMNS = (
+    *RESERVED_COLUMNS,
+    *("kafka_key", "kafka_value", "kafka_headers", "is_dead", "error_code", "error_text", "unknown_fields"),
+    *("_hash", "_rank", "_record"),
+)
+"""Names that no column of a stream can have: the reserved ones, and those that jobs give to what they compute."""
+
 
 def _declared_columns(value: object) -> object:
     return parse_columns(value) if isinstance(value, str) else value
@@ -362,8 +369,8 @@ class Stream(Frozen):
 
     def _check_columns(self) -> None:
         by_name = {column.name: column for column in self.columns}
-        if taken := [name for name in by_name if name.lower() in RESERVED_COLUMNS]:
-            raise ValueError(f"schema: expected names other than {', '.join(RESERVED_COLUMNS)}, found {taken[0]}")
+        if taken := [name for name in by_name if name.lower() in TAKEN_COLUMNS]:
+            raise ValueError(f"schema: expected names other than {', '.join(TAKEN_COLUMNS)}, found {taken[0]}")
         if self.unknown in ("rescue", "refuse") and not self.format.names_fields:
             raise ValueError(
                 f"unknown: expected count or ignore with format {self.format.type}, whose values name no fields, "

@@ -23,7 +23,7 @@ from pyiceberg.types import (
 )
 
 from anabranch.common.errors import Refused
-from anabranch.config import RESERVED_COLUMNS, Stream
+from anabranch.config import RESERVED_COLUMNS, TAKEN_COLUMNS, Stream
 from anabranch.config.columns import MOST_DIGITS, RESCUED, Column
 from anabranch.iceberg.schema_evolution import type_words
 from anabranch.kafka.schema_registry import SubjectVersion
@@ -101,7 +101,7 @@ def column_type(kind: IcebergType) -> str:
 
 
 def _taken_names(stream: Stream) -> Sequence[str]:
-    return (*RESERVED_COLUMNS, RESCUED.name) if stream.unknown == "rescue" else RESERVED_COLUMNS
+    return (*TAKEN_COLUMNS, RESCUED.name) if stream.unknown == "rescue" else TAKEN_COLUMNS
 
 
 def _fields(stream: Stream, version: SubjectVersion, given: Mapping[str, str | None]) -> Iterable[tuple[str, str]]:

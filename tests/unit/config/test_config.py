@@ -284,7 +284,11 @@ def test_a_mistake_in_a_stream_names_file_key_expected_and_found(
 
 
 @pytest.mark.parametrize(
-    "column", ["kafka_partition", "kafka_offset", "kafka_timestamp", "ingest_hour", "event_date", "Ingest_Hour"]
+    "column",
+    [
+        *("kafka_partition", "kafka_offset", "kafka_timestamp", "ingest_hour", "event_date", "Ingest_Hour"),
+        *("kafka_value", "is_dead", "Error_Code", "unknown_fields"),
+    ],
 )
 def test_our_own_columns_are_reserved_whatever_their_case(conf: Path, column: str) -> None:
     with pytest.raises(ConfigurationError, match=f"expected names other than kafka_partition, .*, found {column}"):

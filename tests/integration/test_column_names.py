@@ -1,0 +1,23 @@
+"""Columns of a stream whose names are also words of the batch layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from world import SCHEMA, World, event, past_hour
+
+from anabranch.offsets.hours import start_of
+
+
+def test_a_column_named_source_keeps_its_values_in_both_layers(world: Callable[..., World]) -> None:
+    one, at = world(schema=f"{SCHEMA}, source STRING"), start_of(past_hour(1))
+    one.topic()
+    one.send([(0, at, event("first", at, source="web")), (1, at, event("second", at)), (1, at, b"{broken")])
+    one.apply()
+    one.speed()
+    by_speed = sorted((r["event_id"], r["source"]) for r in one.rows())
+    assert by_speed == [("first", "web"), ("second", None)]
+    assert [r.decision for r in one.batch()] == ["accepted"]
+    assert sorted((r["event_id"], r["source"]) for r in one.rows()) == by_speed
+    [accepted] = [row for row in one.job.ledger.history() if row.decision == "accepted"]
+    assert accepted.sources == {"kafka": 3}
