@@ -124,7 +124,9 @@ def erase(job: Job, publisher: Publisher, order: Order) -> Erased:
             current = landed.state.erasures.of(one.id)
             assert current is not None
             return Erased(current, removed)
-    raise Transient(f"erase records of {job.stream.name}: expected no other publish in one of {_ATTEMPTS} attempts")
+    raise Transient(
+        f"erase records of {job.stream.name}: expected no other publish in one of {_ATTEMPTS} attempts; run it again"
+    )
 
 
 def require(job: Job, order: Order) -> None:
