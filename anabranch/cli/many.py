@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from anabranch.cli.options import explain
 from anabranch.common.errors import AnabranchError
 from anabranch.common.logs import fields
 
@@ -81,32 +80,29 @@ def load_table(job: Job, note: Note) -> None:
 
 def run(
     many: Many, ready: Callable[[Job, Note], object], work: Callable[[Job], T]
-) -> Iterator[tuple[str, T | AnabranchError]]:
-    """Do the work of each stream, `_WORKING_AT_ONCE` side by side. Yields in the streams' order what each returns, or
-    the error that it ended with.
+) -> Iterator[tuple[str, Callable[[], T]]]:
+    """Do the work of each stream, `_WORKING_AT_ONCE` side by side. Yields in the streams' order each name, and a call
+    that waits for its result and returns it, or raises its error.
 
-    Of many streams, those that do not answer to `ready` within `ANSWER_SECONDS` have that error, and no work. One that
-    falls silent later ends with its client's own error.
+    Of many streams, those that do not answer to `ready` within `ANSWER_SECONDS` raise that error, and do no work. One
+    that falls silent later ends with its client's own error.
     """
     from anabranch.common import deadline
 
     names, slots = list(many.selected), threading.Semaphore(_WORKING_AT_ONCE)
-    known = ask(many, lambda job, note: (ready(job, note), None)) if len(names) > 1 else dict.fromkeys(names)
+    known = ask(many, ready) if len(names) > 1 else {}
     unready = {name: answer for name, answer in known.items() if isinstance(answer, AnabranchError)}
 
-    def run_one(name: str) -> T | AnabranchError:
-        try:
-            if name in unready:
-                raise unready[name]
-            with slots, fields(stream=name), opened(many, name) as job:
-                return work(job)
-        except Exception as error:
-            return error if isinstance(error, AnabranchError) else explain(error)
+    def run_one(name: str) -> T:
+        if name in unready:
+            raise unready[name]
+        with slots, fields(stream=name), opened(many, name) as job:
+            return work(job)
 
     # Their threads end with the process, so that Ctrl-C waits for none of them.
     working = {name: deadline.start(f"stream-{name}", partial(run_one, name)) for name in names}
     for name, future in working.items():
-        yield name, future.result()
+        yield name, future.result
 
 
 @contextmanager

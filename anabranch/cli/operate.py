@@ -10,7 +10,7 @@ import click
 
 from anabranch.cli import many
 from anabranch.cli.options import Failures, one_stream, open_stream, options, selection, stream_argument
-from anabranch.common.errors import AnabranchError, ConfigurationError
+from anabranch.common.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from typing import TextIO
@@ -68,18 +68,17 @@ def apply(
     failures, done = Failures(), {}
     if output == "text":
         _list_new(environment, families.read_members, selected)
-    planned: dict[str, Stream] = {}
-    registered: dict[str, list[str]] = {}
+    planned: dict[str, tuple[list[str], Stream]] = {}
     for name, found in selected.items():
         with failures.of(name):
-            registered[name], plan = _plan(environment, shared.get(name, found), register, renamed_from)
-            planned[name] = plan.stream
-            for change in (*registered[name], *plan.changes) if output == "text" else ():
+            registered, plan = _plan(environment, shared.get(name, found), register, renamed_from)
+            planned[name] = registered, plan.stream
+            for change in (*registered, *plan.changes) if output == "text" else ():
                 click.echo(f"{name}: {change}")
-    for name, stream in planned.items():
+    for name, (registered, stream) in planned.items():
         with failures.of(name):
             changes = _apply(environment, stream, register, rolled_back, renamed_from)
-            done[name] = [*registered.get(name, ()), *changes]
+            done[name] = [*registered, *changes]
             if output == "text":
                 for change in changes or ["nothing to change"]:
                     click.echo(f"{name}: {change}")
@@ -331,14 +330,12 @@ def maintain(
     is_many = one_stream(streams, group, every) is None
     selected = many.select(streams, group, every, conf)
     failures, views = Failures(), []
-    for name, answer in many.run(selected, many.load_table, lambda job: _maintain(job, dry_run)):
-        if isinstance(answer, AnabranchError):
-            failures.add(name, answer)
-            continue
-        done, known = answer
-        if output == "text":
-            _print_maintained(name, done, known, dry_run)
-        views.append(done | (known.as_dict() if known is not None else {}))
+    for name, result in many.run(selected, many.load_table, lambda job: _maintain(job, dry_run)):
+        with failures.of(name):
+            done, known = result()
+            if output == "text":
+                _print_maintained(name, done, known, dry_run)
+            views.append(done | (known.as_dict() if known is not None else {}))
     if output == "json":
         errors = [{"stream": name, "error": str(error)} for name, error in failures.errors.items()]
         print_json([*views, *errors] if is_many else (views or errors)[0])

@@ -58,12 +58,8 @@ class Failures:
         try:
             yield
         except Exception as error:
-            self.add(stream, error if isinstance(error, AnabranchError) else explain(error))
-
-    def add(self, stream: str, error: AnabranchError) -> None:
-        """Print and keep the error that a stream's part of the command ended with."""
-        self.errors[stream] = error
-        click.echo(f"anabranch: {stream}: {error}", err=True)
+            explained = self.errors[stream] = error if isinstance(error, AnabranchError) else explain(error)
+            click.echo(f"anabranch: {stream}: {explained}", err=True)
 
     def end(self) -> None:
         """End the command with the exit code of the first stream that failed, if one did."""

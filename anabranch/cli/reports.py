@@ -72,13 +72,11 @@ def audit(
             job.kafka.describe(job.stream.topic)
 
     failures, reports = Failures(), []
-    for name, answer in many.run(selected, ready, lambda job: run_audit(job, hours, with_kafka=not no_kafka)):
-        if isinstance(answer, AnabranchError):
-            failures.add(name, answer)
-            continue
-        reports.append(answer)
-        if output == "text" or not is_many:
-            print_audit(answer, output)
+    for name, result in many.run(selected, ready, lambda job: run_audit(job, hours, with_kafka=not no_kafka)):
+        with failures.of(name):
+            reports.append(result())
+            if output == "text" or not is_many:
+                print_audit(reports[-1], output)
     if output == "json" and is_many:
         errors = [{"stream": name, "error": str(error)} for name, error in failures.errors.items()]
         print_json([*(report.as_dict() for report in reports), *errors])
