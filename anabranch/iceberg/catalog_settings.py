@@ -80,15 +80,14 @@ def spark_properties(catalog: Catalog, region: str) -> dict[str, str]:
     return {"type": "glue", "client.region": region}
 
 
-def with_patience(uri: str, seconds: int | None = None) -> str:
-    """An SQLAlchemy URI with the client's time-outs, by default `PATIENCE_SECONDS`; its own take precedence. Pure."""
-    patience = seconds if seconds is not None else PATIENCE_SECONDS
+def with_patience(uri: str, seconds: int = PATIENCE_SECONDS) -> str:
+    """An SQLAlchemy URI with the client's time-outs; its own take precedence. Pure."""
     kind = uri.split(":", 1)[0].split("+")[0]
     wanted = {
-        "sqlite": {"timeout": patience},
+        "sqlite": {"timeout": seconds},
         "postgresql": {
             "connect_timeout": 5, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3,
-            "tcp_user_timeout": 3000 * patience,
+            "tcp_user_timeout": 3000 * seconds,
         },
     }.get(kind, {})  # fmt: skip
     given = uri.partition("?")[2]

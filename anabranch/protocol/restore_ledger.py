@@ -63,8 +63,8 @@ def restore_ledger(lake: Lake, stream: Stream) -> int:
     state = load_state(lake, stream.table)
     if state.timeline.open == state.timeline.first:
         return 0
-    Ledger(lake, stream.hours_table).record_waiting(state)
     of_stream = Ledger(lake, stream.hours_table)
+    of_stream.record_waiting(state)
     known, first = of_stream.known_hours(), of_stream.first_hour()
     if not missing_hours(state, known, first):
         return 0

@@ -183,16 +183,17 @@ def plan_expire_letters(
     return Commit(id, heads(table), changes, expire=expire)
 
 
-def plan_ledger_start(state: State, letter_hours: Iterable[str], keep: timedelta | None, now: datetime) -> str | None:
+def plan_ledger_start(state: State, letter_hours: Iterable[str], keep: timedelta, now: datetime) -> str | None:
     """The first hour of the ledger once all quarters of a year have left that ended `keep` ago and that have neither
     rows, nor dead letters (of `letter_hours`), nor the request of an erasure left; None for no quarter. Pure."""
-    if keep is None or state.expired.first_kept(state.timeline.first) <= state.timeline.first:
+    first_kept = state.expired.first_kept(state.timeline.first)
+    if first_kept <= state.timeline.first:
         return None
     # The next process writes decisions that wait on a branch again, if the ledger lacks their rows.
     waiting = (row.hour for row in state.decisions)
     requests = (hour_of(erasure.at) for erasure in state.erasures.all)
     kept = (*letter_hours, *waiting, *requests)
-    oldest = min([hour_of(now - keep), state.expired.first_kept(state.timeline.first), *kept])
+    oldest = min([hour_of(now - keep), first_kept, *kept])
     start = first_hour_of(bucket_of(oldest))
     return start if start > state.timeline.first else None
 

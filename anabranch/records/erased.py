@@ -13,12 +13,12 @@ from pyspark.sql import functions as F
 
 from anabranch.offsets.partition_sql import inside
 from anabranch.protocol.erasure_filter import ErasureFilter, HourFilter
+from anabranch.records.packed import PLACE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-AT = ("kafka_partition", "kafka_offset")
-_AT = "kafka_partition INT, kafka_offset BIGINT"
+_PLACE_TYPES = "kafka_partition INT, kafka_offset BIGINT"
 
 
 def find_erased(decoded: DataFrame, erased: ErasureFilter) -> DataFrame:
@@ -29,14 +29,14 @@ def find_erased(decoded: DataFrame, erased: ErasureFilter) -> DataFrame:
     found = [frame for one in erased.hours for frame in _of_hour(decoded.where(F.col("ingest_hour") == one.hour), one)]
     places = [place for one in erased.hours for place in sorted(one.places)]
     if places:
-        at = decoded.sparkSession.createDataFrame(places, _AT)
-        found.append(decoded.select(*AT).join(F.broadcast(at), [*AT], "left_semi"))
-    return reduce(lambda one, other: one.unionByName(other), found, decoded.select(*AT).limit(0)).distinct()
+        at = decoded.sparkSession.createDataFrame(places, _PLACE_TYPES)
+        found.append(decoded.select(*PLACE).join(F.broadcast(at), [*PLACE], "left_semi"))
+    return reduce(lambda one, other: one.unionByName(other), found, decoded.select(*PLACE).limit(0)).distinct()
 
 
 def without(frame: DataFrame, erased: DataFrame) -> DataFrame:
     """The records of a frame at other places than those of `erased`."""
-    return frame.join(erased, [*AT], "left_anti")
+    return frame.join(erased, [*PLACE], "left_anti")
 
 
 def _of_hour(records: DataFrame, one: HourFilter) -> Iterator[DataFrame]:
@@ -47,4 +47,4 @@ def _of_hour(records: DataFrame, one: HourFilter) -> Iterator[DataFrame]:
         matching = [value for value in values.to_pylist() if hashed.matches(value)]
         if matching:
             wanted = inside_it.sparkSession.createDataFrame([(value,) for value in matching], "_erased STRING")
-            yield inside_it.join(F.broadcast(wanted), text == F.col("_erased"), "left_semi").select(*AT)
+            yield inside_it.join(F.broadcast(wanted), text == F.col("_erased"), "left_semi").select(*PLACE)
