@@ -34,6 +34,12 @@ if TYPE_CHECKING:
 Files = Mapping[str, Mapping[str, "DataFile"]]
 """By path, within an hour: the files of a branch."""
 
+
+def by_path(there: Mapping[str, Files]) -> dict[str, DataFile]:
+    """The files of all branches, by path. Pure."""
+    return {path: f for files in there.values() for of_hour in files.values() for path, f in of_hour.items()}
+
+
 Rewritten = Mapping[str, "DataFile | None"]
 """By the path of a file with erased records, the file that has the others; None where it has no others."""
 
@@ -59,16 +65,10 @@ def plan_rewrite(
     rebuild, or when the new files may be orphans by now: `began` is when writing them began, `now` a time after
     `state` was loaded. A file that only some branches have is replaced there.
     """
-    own = {b: {path: f for files in there[b].values() for path, f in files.items()} for b in BRANCHES}
-    if abs(now - began) > NAMED_WITHIN or not set(rewritten) <= {path for files in own.values() for path in files}:
+    if not _can_replace(rewritten, there, began, now):
         return None
-    publish = _recorded(state, replace(erasure, changed=now), id)
-    changes = tuple(
-        replace(change, remove=removed, add=tuple(new for f in removed if (new := rewritten[f.file_path]) is not None))
-        for change in publish.changes
-        for removed in [tuple(f for path, f in own[change.branch].items() if path in rewritten)]
-    )
-    return replace(publish, changes=changes, decisions=tuple(decisions))
+    changes = _replacing(rewritten, there, _said(state, replace(erasure, changed=now)))
+    return Publish(id, changes, state.timeline, decisions=tuple(decisions))
 
 
 def plan_places(state: State, erasure: Erasure, decisions: Iterable[LedgerRow], id: str) -> Publish:
@@ -86,16 +86,27 @@ def plan_letters(
     now: datetime,
 ) -> Commit | None:  # fmt: skip
     """The commit of the dead letters' table that replaces each file of `rewritten`, as `plan_rewrite`. Pure."""
-    own = {b: {path: f for files in there[b].values() for path, f in files.items()} for b in BRANCHES}
-    if abs(now - began) > NAMED_WITHIN or not set(rewritten) <= {path for files in own.values() for path in files}:
+    if not _can_replace(rewritten, there, began, now):
         return None
+    waiting = frozenset(str(item["id"]) for item in state.dead_letters)
+    expire = plan_expiry(table, id, now, waiting=waiting)
+    return Commit(id, heads(table), _replacing(rewritten, there), expire=expire)
+
+
+def _can_replace(rewritten: Rewritten, there: Mapping[str, Files], began: datetime, now: datetime) -> bool:
+    return abs(now - began) <= NAMED_WITHIN and set(rewritten) <= set(by_path(there))
+
+
+def _replacing(
+    rewritten: Rewritten, there: Mapping[str, Files], properties: Mapping[str, str] | None = None
+) -> tuple[Change, ...]:
+    """The changes by which each branch gets the new files in place of those that it has."""
     changes = []
     for branch in BRANCHES:
-        removed = tuple(f for path, f in own[branch].items() if path in rewritten)
+        removed = tuple(f for path, f in by_path({branch: there[branch]}).items() if path in rewritten)
         added = tuple(new for f in removed if (new := rewritten[f.file_path]) is not None)
-        changes.append(Change(branch, added, removed))
-    waiting = frozenset(str(item["id"]) for item in state.dead_letters)
-    return Commit(id, heads(table), tuple(changes), expire=plan_expiry(table, id, now, waiting=waiting))
+        changes.append(Change(branch, added, removed, properties=properties or {}))
+    return tuple(changes)
 
 
 def plan_done(state: State, erasure: Erasure, id: str, now: datetime) -> Publish:
@@ -186,5 +197,9 @@ def marks_of(state: State, hour: str, cut: Cut) -> frozenset[str]:
 
 
 def _recorded(state: State, erasure: Erasure, id: str) -> Publish:
-    said = {ERASURES: state.erasures.plus(erasure).to_json()}
+    said = _said(state, erasure)
     return Publish(id, tuple(Change(branch, properties=said) for branch in BRANCHES), state.timeline)
+
+
+def _said(state: State, erasure: Erasure) -> dict[str, str]:
+    return {ERASURES: state.erasures.plus(erasure).to_json()}

@@ -33,9 +33,9 @@ class Key:
         """The hashes of some values, each once, in an order that does not depend on theirs."""
         return tuple(sorted({self.hash(column, value) for value in values}))
 
-    def id_of(self, column: str, hashes: Iterable[str], begun: int) -> str:
-        """The id of the erasure of these values; `begun`: how many erasures of them came before."""
-        message = "\0".join((column, str(begun), *hashes)).encode()
+    def id_of(self, column: str, hashes: Iterable[str]) -> str:
+        """The id of the erasure of these values."""
+        message = "\0".join((column, *hashes)).encode()
         return hmac.new(self.secret, message, hashlib.sha256).hexdigest()[:_BYTES]
 
     def __repr__(self) -> str:

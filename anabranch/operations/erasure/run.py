@@ -44,6 +44,7 @@ from anabranch.protocol.state import State, load_state
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
+    from pyiceberg.schema import Schema
     from pyiceberg.table import Table
 
     from anabranch.iceberg.commits import Commit
@@ -157,7 +158,7 @@ def find(job: Job, order: Order) -> Found:
     values = Values.of(order.column, order.values)
     for part in _parts(state.table):
         there = {b: files_by_hour(state.table, b, part) for b in BRANCHES}
-        found = _find_rows(state, one, values, there)
+        found = rows_found(state, one, values, there)
         hours |= {h for files in there.values() for h, of_hour in files.items() if found.keys() & of_hour.keys()}
         paths |= found.keys()
         main = {path for of_hour in there["main"].values() for path in of_hour}
@@ -165,7 +166,9 @@ def find(job: Job, order: Order) -> Found:
     letters = job.lake.load(job.stream.dead_letters_table)
     of_letters = _find_letters(letters, one, order.values)
     dead = {(hour, place) for hour, places in of_letters.by_hour.items() for place in places}
-    return Found(tuple(sorted(hours | of_letters.by_hour.keys())), len(paths) + len(of_letters.paths), rows, len(dead))
+    return Found(
+        tuple(sorted(hours | of_letters.by_hour.keys())), len(paths) + len(of_letters.by_path), rows, len(dead)
+    )
 
 
 def forget(job: Job, publisher: Publisher, now: datetime) -> int:
@@ -203,7 +206,7 @@ def _request(job: Job, publisher: Publisher, order: Order) -> Erasure:
     stream = job.stream
     key = next(iter(keys_of(job.environment).values()))
     hashes = key.hashes(order.column, order.values)
-    id = key.id_of(order.column, hashes, 0)
+    id = key.id_of(order.column, hashes)
     known = load_state(job.lake, stream.table).erasures.of(id)
     if known is not None:
         LOG.info("stream %s: erasure %s of %s goes on", stream.name, id, known.at.isoformat())
@@ -237,10 +240,10 @@ def _parts(table: Table) -> Iterator[list[str]]:
         yield hours[begin : begin + _HOURS_AT_ONCE]
 
 
-def covered_of(state: State, one: Erasure, hour: str, topic_id: str | None = None) -> Ranges:
+def _covered_of(state: State, one: Erasure, hour: str) -> Ranges:
     """The offsets of an hour that the erasure is of, by the log that the hour is of."""
     cut = state.cuts.get(hour)
-    log = topic_id or (cut.topic_id if cut is not None else _log_of(state, hour))
+    log = cut.topic_id if cut is not None else _log_of(state, hour)
     partitions = {*one.ends, *state.position.offsets}
     return one.covered(hour, log, dict.fromkeys(partitions, (0, _EVERYTHING)))
 
@@ -251,11 +254,12 @@ def _log_of(state: State, hour: str) -> str:
     return adopted.topic_id if adopted is not None else state.position.topic_id
 
 
-def _find_rows(
+def rows_found(
     state: State, one: Erasure, values: Values, there: Mapping[str, erasure.Files]
 ) -> dict[str, dict[int, int]]:  # fmt: skip
-    table, files = state.table, list(_by_path(there).values())
-    return find_rows(table, files, values, lambda f: covered_of(state, one, hour_of_file(table, f)))
+    """By the path of each of the files that has rows of the erasure, how many, by partition. Raises Transient."""
+    table, files = state.table, list(erasure.by_path(there).values())
+    return find_rows(table, files, values, lambda f: _covered_of(state, one, hour_of_file(table, f)))
 
 
 def _erase_rows(job: Job, publisher: Publisher, one: Erasure, values: Values) -> Found:
@@ -264,11 +268,11 @@ def _erase_rows(job: Job, publisher: Publisher, one: Erasure, values: Values) ->
         for _ in range(_ATTEMPTS):
             state = load_state(job.lake, job.stream.table)
             there = {b: files_by_hour(state.table, b, part) for b in BRANCHES}
-            found = _find_rows(state, one, values, there)
+            found = rows_found(state, one, values, there)
             if not found:
                 break
             some = dict(sorted(found.items())[:_FILES_A_COMMIT])
-            done = _rewrite_rows(job, publisher, one, values, some, _by_path(there))
+            done = _rewrite_rows(job, publisher, one, values, some, state, erasure.by_path(there))
             removed = Found(
                 tuple(sorted({*removed.hours, *done.hours})), removed.files + done.files, removed.rows + done.rows
             )
@@ -286,13 +290,16 @@ def _rewrite_rows(
     one: Erasure,
     values: Values,
     found: Mapping[str, Mapping[int, int]],
+    state: State,
     files: Mapping[str, DataFile],
 ) -> Found:
     """Replace the files of `found` on every branch in one commit; nothing where one of them left all of them meanwhile.
-    `files`: by path, files of the table."""
+    `files`: by path, files of the table in a `state`."""
     lake, stream = job.lake, job.stream
-    began, state = _now(job), load_state(lake, stream.table)
-    hours = {hour_of_file(state.table, files[path]) for path in found}
+    began, schema = _now(job), state.table.schema()
+    paths: dict[str, set[str]] = {}
+    for path in found:
+        paths.setdefault(hour_of_file(state.table, files[path]), set()).add(path)
     written: dict[str, DataFile | None] = {}
 
     def decide() -> Decision[Found] | Again:
@@ -300,20 +307,20 @@ def _rewrite_rows(
         if merge.needs_merge(state):
             merge.merge(lake, stream)
             return Again.AGAIN
-        there = {b: files_by_hour(state.table, b, hours) for b in BRANCHES}
+        there = {b: files_by_hour(state.table, b, paths) for b in BRANCHES}
         rows = _rows_erased(state, there, found)
         current = state.erasures.of(one.id)
         assert current is not None
-        decisions = _decisions(job, state, current, rows, {}, found.keys(), there)
+        decisions = _decisions(job, state, current, rows, {}, paths)
         now = _now(job)
         publish = erasure.plan_rewrite(state, current, written, there, decisions, new_id(), began, now)
         reach(Step.ERASE_DECIDED)
         counted = sum(sum(counts.values()) for counts in rows.values())
-        return Decision(state, publish, Found(tuple(sorted(hours)), len(written), counted))
+        return Decision(state, publish, Found(tuple(sorted(paths)), len(written), counted))
 
     for path in sorted(found):
-        keep = partial(_kept, state, one, values, files[path])
-        written[path] = rewrite_kept(state.table, files[path], keep)
+        covered = _covered_of(state, one, hour_of_file(state.table, files[path]))
+        written[path] = rewrite_kept(state.table, files[path], partial(_kept, schema, values, covered))
     reach(Step.ERASE_WRITTEN)
     published = publisher.run(decide, f"erase records of {stream.name}")
     if published.landed is None:
@@ -329,16 +336,10 @@ def _rewrite_rows(
     return done
 
 
-def _by_path(there: Mapping[str, erasure.Files]) -> dict[str, DataFile]:
-    """The files of all branches, by path."""
-    return {path: f for files in there.values() for of_hour in files.values() for path, f in of_hour.items()}
-
-
-def _kept(state: State, one: Erasure, values: Values, data_file: DataFile, batch: pa.RecordBatch) -> pa.BooleanArray:
-    name = column_of(batch.schema, state.table.schema(), values.column)
+def _kept(schema: Schema, values: Values, covered: Ranges, batch: pa.RecordBatch) -> pa.BooleanArray:
+    name = column_of(batch.schema, schema, values.column)
     if name is None:
         return pa.repeat(True, len(batch))
-    covered = covered_of(state, one, hour_of_file(state.table, data_file))
     return pc.invert(pc.fill_null(mask_of(batch, name, values, covered), False))
 
 
@@ -362,17 +363,13 @@ def _decisions(
     one: Erasure,
     rows: Mapping[str, Mapping[int, int]],
     dead: Mapping[str, Collection[Place]],
-    paths: Collection[str],
-    there: Mapping[str, erasure.Files],
+    paths: Mapping[str, Collection[str]],
     accepted: Mapping[str, Collection[Place]] | None = None,
 ) -> list[LedgerRow]:
-    """The ledger's rows of the part of an erasure in some hours."""
+    """The ledger's rows of the part of an erasure in some hours; `paths`: by hour, the files that are replaced."""
     now, decided = _now(job), list[LedgerRow]()
     history = job.ledger.history({*rows, *dead})
     for hour in sorted({*rows, *dead}):
-        of_hour = {path for files in there.values() for path in files.get(hour, {})}.intersection(paths)
-        if not (of_hour or dead.get(hour)):
-            continue
         row = ledger.newest(ledger.with_waiting(state, hour, history)).get(hour)
         before = row if row is not None and state.is_accepted(hour) else None
         places = dead.get(hour, ())
@@ -383,7 +380,7 @@ def _decisions(
             ledger.decision(
                 hour, "erased", before.revision if before is not None else 0, None, now,
                 account=erasure.plan_account(before, counts, of_dead),
-                erasure=erasure.erased_of_hour(one, counts, places, of_hour),
+                erasure=erasure.erased_of_hour(one, counts, places, paths.get(hour, ())),
             )
         )  # fmt: skip
     return decided
@@ -394,33 +391,34 @@ def _decisions(
 
 @dataclass(frozen=True)
 class _Letters:
-    """Dead letters with erased values: by the path of their file, by hour, and by hour those of the batch layer."""
+    """Dead letters with erased values: by the path of their file, by hour, and by hour those of the batch layer. Their
+    files: `files` by path, `paths` by hour."""
 
-    paths: Mapping[str, set[Place]]
+    by_path: Mapping[str, set[Place]]
     by_hour: Mapping[str, set[Place]]
     accepted: Mapping[str, set[Place]]
     files: Mapping[str, DataFile]
-    files_by_hour: erasure.Files
+    paths: Mapping[str, set[str]]
 
 
 def _find_letters(table: Table, one: Erasure, values: Collection[str]) -> _Letters:
     there = {branch: files_by_hour(table, branch) for branch in BRANCHES}
-    files = _by_path(there)
+    files = erasure.by_path(there)
 
     def covered(data_file: DataFile, topic_id: str) -> Ranges:
         return one.covered(hour_of_file(table, data_file), topic_id, dict.fromkeys(one.ends, (0, _EVERYTHING)))
 
     found = find_letters(table, list(files.values()), values, covered)
     by_hour: dict[str, set[Place]] = {}
-    files_by: dict[str, dict[str, DataFile]] = {}
+    paths: dict[str, set[str]] = {}
     accepted: dict[str, set[Place]] = {}
     for path, places in found.items():
         hour = hour_of_file(table, files[path])
         by_hour.setdefault(hour, set()).update(places)
-        files_by.setdefault(hour, {})[path] = files[path]
+        paths.setdefault(hour, set()).add(path)
         if path in there["batch"].get(hour, {}):
             accepted.setdefault(hour, set()).update(places)
-    return _Letters(found, by_hour, accepted, files, files_by)
+    return _Letters(found, by_hour, accepted, files, paths)
 
 
 def _erase_letters(job: Job, publisher: Publisher, one: Erasure, values: Collection[str]) -> int:
@@ -428,14 +426,14 @@ def _erase_letters(job: Job, publisher: Publisher, one: Erasure, values: Collect
     lake, stream = job.lake, job.stream
     table = lake.load(stream.dead_letters_table)
     found = _find_letters(table, one, values)
-    if not found.paths:
+    if not found.by_path:
         return 0
     _record_places(job, publisher, one, found)
     began = _now(job)
     hours = set(found.by_hour)
     written = {
         path: rewrite_kept(table, found.files[path], partial(_kept_letters, places))
-        for path, places in sorted(found.paths.items())
+        for path, places in sorted(found.by_path.items())
     }
     reach(Step.ERASE_LETTERS_WRITTEN)
 
@@ -477,9 +475,7 @@ def _record_places(job: Job, publisher: Publisher, one: Erasure, found: _Letters
             return Decision(state, None, None)
         current = state.erasures.of(one.id)
         assert current is not None
-        decisions = _decisions(
-            job, state, current, {}, new, found.paths.keys(), {"main": found.files_by_hour}, found.accepted
-        )
+        decisions = _decisions(job, state, current, {}, new, found.paths, found.accepted)
         reach(Step.ERASE_PLACES_DECIDED)
         return Decision(state, erasure.plan_places(state, current, decisions, new_id()), None)
 

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -50,6 +51,21 @@ class Values:
         known = frozenset(texts)
         return Values(column, known, known.__contains__)
 
+    @cached_property
+    def array(self) -> pa.StringArray:
+        """The texts as an array."""
+        return pa.array(self.ordered, pa.string())
+
+    @cached_property
+    def ordered(self) -> list[str]:
+        """The texts, in their order."""
+        return sorted(self.texts)
+
+    @cached_property
+    def numbers(self) -> list[int]:
+        """The whole numbers among the texts, in their order."""
+        return sorted(int(text) for text in self.texts if text.lstrip("-").isdecimal())
+
 
 def require_column(schema: Schema, name: str, stream: str) -> None:
     """Raise ConfigurationError for a column that the table lacks, or whose values are no texts or whole numbers."""
@@ -71,16 +87,9 @@ def may_hold(schema: Schema, data_file: DataFile, values: Values) -> bool:
     if lower is None or upper is None or not values.texts:
         return True
     least, most = (from_bytes(found.field_type, bound) for bound in (lower, upper))
-    if isinstance(found.field_type, StringType):
-        ordered: list[Any] = sorted(values.texts)
-    else:
-        ordered = sorted(number for text in values.texts if (number := _number(text)) is not None)
+    ordered: list[Any] = values.ordered if isinstance(found.field_type, StringType) else values.numbers
     at = bisect_left(ordered, least)
     return at < len(ordered) and ordered[at] <= most
-
-
-def _number(text: str) -> int | None:
-    return int(text) if text.lstrip("-").isdecimal() else None
 
 
 def find_rows(
@@ -116,9 +125,8 @@ def column_of(file_schema: pa.Schema, schema: Schema, name: str) -> str | None:
 def mask_of(batch: pa.RecordBatch, name: str, values: Values, covered: Ranges) -> pa.BooleanArray:
     """Which rows of a batch are erased."""
     texts = batch[name].cast(pa.string())
-    if values.texts:
-        wanted = pa.array(sorted(values.texts), pa.string())
-    else:
+    wanted = values.array
+    if not values.texts:
         distinct = texts.unique().drop_null().to_pylist()
         wanted = pa.array([text for text in distinct if values.matches(text)], pa.string())
     return pc.and_(pc.is_in(texts, wanted), inside(batch, covered))

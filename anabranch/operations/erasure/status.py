@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING
 from anabranch.common.errors import ConfigurationError
 from anabranch.common.remote_errors import lake_errors
 from anabranch.iceberg.hour_files import files_by_hour
-from anabranch.iceberg.manifests import hour_of_file
 from anabranch.iceberg.snapshots import BRANCHES
 from anabranch.job import Job
 from anabranch.offsets.hours import hour_of, shift
-from anabranch.operations.erasure.run import covered_of
-from anabranch.operations.erasure.search import Values, find_rows
+from anabranch.operations.erasure.run import rows_found
+from anabranch.operations.erasure.search import Values
 from anabranch.operations.retention import FilesByManifest, Holder, holders_of, is_versioned
 from anabranch.protocol.acts import Act
 from anabranch.protocol.erased import Erasure
@@ -181,11 +180,7 @@ def _scan(job: Job, state: State, one: Erasure) -> int:
             "`erasure.former_keys` in conf/anabranch.yaml"
         )
     values = Values(one.column, frozenset(), lambda text: key.hash(one.column, text) in request.hashes)
-    by_branch = (files_by_hour(state.table, branch) for branch in BRANCHES)
-    files = {path: f for of_branch in by_branch for of_hour in of_branch.values() for path, f in of_hour.items()}
-    found = find_rows(
-        state.table, list(files.values()), values, lambda f: covered_of(state, one, hour_of_file(state.table, f))
-    )
+    found = rows_found(state, one, values, {branch: files_by_hour(state.table, branch) for branch in BRANCHES})
     return sum(sum(counts.values()) for counts in found.values())
 
 
