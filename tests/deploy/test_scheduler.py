@@ -195,14 +195,16 @@ def test_a_groups_hour_is_rebuilt_once_and_each_stream_fails_and_is_cleared_alon
             assert [result.decision for result in stream.batch(before)] == ["accepted"]
         airflow.clear(dag, "accepted", hour)
         wait_for(airflow, lambda: len(counted(airflow)) == 2, "the consumer to read both hours")
-        assert airflow.partition_events(asset) == [before, hour]
+        # Airflow keeps a task's partition keys as a set: two of one task have no order.
+        assert sorted(airflow.partition_events(asset)) == [before, hour]
         rows = {before: {one.name: 4, refused.name: 4}, hour: {one.name: 24, refused.name: 24}}
         assert dict(counted(airflow)) == rows
         # A restated hour: its event once more.
         airflow.clear_mapped(dag, "stream", hour, one.name)
         wait_for(airflow, lambda: len(counted(airflow)) == 3, "the consumer to read the restated hour")
         assert one.state.accepted[hour].revision == 2
-        assert airflow.partition_events(asset) == [before, hour, hour]
+        *both, last = airflow.partition_events(asset)
+        assert (sorted(both), last) == ([before, hour], hour)
         assert counted(airflow)[-1] == (hour, rows[hour])
     for stream in (one, refused):
         assert [row for row in stream.contents() if not row[2].startswith("before")] == [
