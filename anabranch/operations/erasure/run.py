@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING
@@ -80,6 +80,11 @@ class Found:
     rows: int = 0
     dead: int = 0
 
+    def plus(self, other: Found) -> Found:
+        """Both together; they share no file and no dead letter."""
+        hours = tuple(sorted({*self.hours, *other.hours}))
+        return Found(hours, self.files + other.files, self.rows + other.rows, self.dead + other.dead)
+
 
 @dataclass(frozen=True)
 class Erased:
@@ -105,7 +110,7 @@ def erase(job: Job, publisher: Publisher, order: Order) -> Erased:
         state = load_state(job.lake, job.stream.table)
         publisher.finish(state)
         dead = _erase_letters(job, publisher, one, order.values)
-        removed = replace(removed, dead=removed.dead + dead)
+        removed = removed.plus(Found(dead=dead))
         current = state.erasures.of(one.id)
         assert current is not None
         if dead:
@@ -268,14 +273,13 @@ def _erase_rows(job: Job, publisher: Publisher, one: Erasure, values: Values) ->
         for _ in range(_ATTEMPTS):
             state = load_state(job.lake, job.stream.table)
             there = {b: files_by_hour(state.table, b, part) for b in BRANCHES}
-            found = rows_found(state, one, values, there)
+            found = sorted(rows_found(state, one, values, there).items())
             if not found:
                 break
-            some = dict(sorted(found.items())[:_FILES_A_COMMIT])
-            done = _rewrite_rows(job, publisher, one, values, some, state, erasure.by_path(there))
-            removed = Found(
-                tuple(sorted({*removed.hours, *done.hours})), removed.files + done.files, removed.rows + done.rows
-            )
+            files = erasure.by_path(there)
+            for begin in range(0, len(found), _FILES_A_COMMIT):
+                some = dict(found[begin : begin + _FILES_A_COMMIT])
+                removed = removed.plus(_rewrite_rows(job, publisher, one, values, some, state, files))
         else:
             raise Transient(
                 f"erase records of {job.stream.name}: expected the files of hours {part[0]} to {part[-1]} to stay "

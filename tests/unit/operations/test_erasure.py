@@ -160,6 +160,14 @@ def test_erased_records_leave_every_branch_and_the_account_closes(people: People
     assert (again.erasure.id, again.removed) == (done.erasure.id, run.Found())
 
 
+def test_an_hour_may_have_more_files_than_commits_are_tried(people: People, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "_FILES_A_COMMIT", 1)
+    monkeypatch.setattr(run, "_ATTEMPTS", 2)
+    done = people.erase()
+    assert (done.removed.rows, done.removed.files) == (4, 3)
+    assert "anna" not in {name for branch in ("speed", "batch", "main") for name in people.names(branch)}
+
+
 STEPS = [step for step in Step if step.label.startswith("erase.")]
 QUICK = (Step.ERASE_PUBLISHED, Step.ERASE_PLACES_PUBLISHED)
 
