@@ -447,7 +447,7 @@ class MicroBatches:
         return replace(staged, seconds=time.monotonic() - began)
 
     def _stage_all(self, frame: DataFrame, plan: Plan, decided: ResolvedState) -> StagedBatch:
-        stream, catalog, topic_id = self._stream, self._environment.catalog.name, decided.position.topic_id
+        stream, topic_id = self._stream, decided.position.topic_id
         # Most micro-batches need no trim: changing bounds in the query plan would recompile it each time.
         frame = records.trim(frame, plan.todo) if plan.trimmed else frame
         # One file for each task, so at most one for each core, whatever the number of partitions.
@@ -463,13 +463,7 @@ class MicroBatches:
         # search for dead letters.
         counts = Observation()
         counted = frame.observe(counts, F.count(F.lit(1)).alias("records"))
-        good = records.good(self._decode(counted, plan, with_errors=False), stream)
-        good = fit_to_table(good, catalog, decided.state.table, rows_columns(stream))
-        write = plan_write(stream.most_event_dates, len(plan.by_hour))
-        with self._staging:
-            rows = stage(good, self._lake, catalog, stream.table, new_id(), write)
-        note(attempt=rows.wap_id)
-        reach(Step.SPEED_ROWS_STAGED)
+        rows = self._stage_rows(records.good(self._decode(counted, plan, with_errors=False), stream), plan, decided)
         seen: dict[str, Any] = counts.get
         dead = None
         if seen["records"] > rows.rows:
@@ -481,26 +475,31 @@ class MicroBatches:
         self, frame: DataFrame, plan: Plan, decided: ResolvedState, left_out: ErasureFilter
     ) -> StagedBatch:
         """Stage the records that no erasure is of."""
-        stream, catalog, topic_id = self._stream, self._environment.catalog.name, decided.position.topic_id
+        topic_id = decided.position.topic_id
         marks = erasure_marks(decided.state, topic_id, plan.by_hour)
-        decoded = self._decode(frame, plan, with_errors=True).cache()
+        left = decoded = self._decode(frame, plan, with_errors=True).cache()
         try:
             left = without(decoded, find_erased(decoded, left_out)).cache()
-            good = fit_to_table(records.good(left, stream), catalog, decided.state.table, rows_columns(stream))
-            with self._staging:
-                rows = stage(
-                    good, self._lake, catalog, stream.table, new_id(),
-                    plan_write(stream.most_event_dates, len(plan.by_hour)),
-                )  # fmt: skip
-            note(attempt=rows.wap_id)
-            reach(Step.SPEED_ROWS_STAGED)
-            dead = self._stage_dead(left, plan, topic_id) if left.where("is_dead").limit(1).count() else None
-            LOG.info("stream %s: left out erased records count=%d", stream.name, decoded.count() - left.count())
-            left.unpersist()
+            rows = self._stage_rows(records.good(left, self._stream), plan, decided)
+            count = left.count()
+            dead = self._stage_dead(left, plan, topic_id) if count > rows.rows else None
+            LOG.info("stream %s: left out erased records count=%d", self._stream.name, decoded.count() - count)
         finally:
+            left.unpersist()
             decoded.unpersist()
         reach(Step.SPEED_STAGED)
         return StagedBatch(topic_id, plan.by_hour, rows, dead, erasures=marks)
+
+    def _stage_rows(self, good: DataFrame, plan: Plan, decided: ResolvedState) -> Staged:
+        """Stage good records by Spark's writer, in the columns of the decision's table."""
+        stream, catalog = self._stream, self._environment.catalog.name
+        fitted = fit_to_table(good, catalog, decided.state.table, rows_columns(stream))
+        write = plan_write(stream.most_event_dates, len(plan.by_hour))
+        with self._staging:
+            rows = stage(fitted, self._lake, catalog, stream.table, new_id(), write)
+        note(attempt=rows.wap_id)
+        reach(Step.SPEED_ROWS_STAGED)
+        return rows
 
     def _stage_certain(self, frame: DataFrame, plan: Plan, decided: ResolvedState) -> StagedBatch | None:
         """Stage certain records without Spark's reader and writer, and the few others with Spark's reader.
