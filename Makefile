@@ -48,7 +48,7 @@ docs: $(READY) ## write the generated pages: commands, configuration, fail point
 	@$(BIN)/python -m anabranch.cli.reference
 	@$(BIN)/python tests/support/suite_map.py
 
-bench: $(READY) ## run a benchmark: WHAT=sinks (default), batch, freshness, metadata, …; ARGS='…'; WHAT=list names all
+bench: $(READY) ## run a benchmark: WHAT=sinks (default), batch, freshness, …; MASTER=standalone; ARGS='…'; WHAT=list names all
 	@$(if $(BENCH.$(WHAT)),,$(error WHAT=$(WHAT): expected one of $(BENCHMARKS)))
 	@$(BENCH.$(WHAT))
 
@@ -134,7 +134,7 @@ class-list: $(READY) #: conf/jvm/classes.gz, after a change of ivy.xml or pyspar
 WHAT ?= sinks
 BENCHMARKS := sinks many many-hours smoke batch lookback cluster threads driver freshness sizing metadata commits planning loads start archive page decode
 # Against the file sinks of Spark, Iceberg and Delta: most of an hour; fewer with ARGS='--shape json_440 --rounds 1'.
-BENCH.sinks = PYTHONPATH=benchmarks:tests/support $(BIN)/python benchmarks/bench.py $(ARGS)
+BENCH.sinks = PYTHONPATH=benchmarks:tests/support $(BIN)/python benchmarks/bench.py $(if $(MASTER),--master '$(MASTER)') $(ARGS)
 # Many streams in one speed process: STREAMS=50 RATE=200 MINUTES=10.
 BENCH.many = PYTHONPATH=benchmarks $(BIN)/python benchmarks/many.py --minutes $(or $(MINUTES),10) --streams $(or $(STREAMS),50) --rate $(or $(RATE),200) $(ARGS)
 # An hour of many small streams in one batch process: STREAMS=50 RECORDS=2000.

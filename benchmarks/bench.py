@@ -3,6 +3,9 @@
 Every way writes the same topic from its beginning to its end, in turn, several rounds, on a real Kafka, local files or
 a real S3 server. The results are medians, and ratios within a round: machines differ, and other programs come and go.
 `benchmarks/recorded.json` has the ratios of benchmarks/RESULTS.md; the smoke test compares with them.
+
+`MASTER=standalone`: on a standalone cluster of two workers of one core, which runs for as long. `MASTER=spark://…`: on
+another one, whose executors' CPU seconds are not counted.
 """
 
 from __future__ import annotations
@@ -10,16 +13,17 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import statistics
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import peer
 from registry import running_registry
-from runs import OURS, Run, median, run, spread
+from runs import OURS, Run, Watch, median, run, spread
 from shapes import SHAPES, Registered, Shape, fill
 
 from anabranch.common.output import print_table
@@ -68,6 +72,21 @@ def registered(plan: Plan, folder: Path) -> Iterator[Plan]:
     with running_registry(folder / "registry") as registry:
         id = registry.register(f"{plan.shape.name}-value", plan.shape.avro)
         yield dataclasses.replace(plan, shape=dataclasses.replace(plan.shape, registered=Registered(registry.url, id)))
+
+
+@contextmanager
+def standalone() -> Iterator[None]:
+    """A standalone cluster of two workers of one core, which all ways use."""
+    from cluster import running_cluster
+
+    with running_cluster() as cluster:
+        os.environ[peer.MASTER] = cluster.master
+        Watch.workers = [process.pid for name, process in cluster.processes.items() if name != "master"]
+        try:
+            yield
+        finally:
+            Watch.workers = []
+            del os.environ[peer.MASTER]
 
 
 def compare(plan: Plan, services: Services) -> Results:
@@ -133,13 +152,13 @@ def chart(all_results: list[tuple[Plan, Results]], file: Path) -> None:
     figure.savefig(file, metadata={"Date": None})
 
 
-def recorded(all_results: list[tuple[Plan, Results]]) -> dict[str, float]:
-    """The ratios of ours to each other way, by shape, size of a micro-batch and way."""
+def recorded(all_results: list[tuple[Plan, Results]], master: str) -> dict[str, float]:
+    """The ratios of ours to each other way, by shape, size of a micro-batch and way, and by a master that is named."""
     medians = {}
     for plan, results in all_results:
         for ours in (way for way in results if way in OURS):
             for other in (way for way in results if way not in OURS and way.endswith("_s3") == ours.endswith("_s3")):
-                name = f"{plan.shape.name} {plan.limit} {ours} {other}"
+                name = f"{plan.shape.name} {plan.limit} {ours} {other} {master}".rstrip()
                 medians[name] = round(statistics.median(ratios(results, ours, other)), 3)
     return medians
 
@@ -153,19 +172,8 @@ def losses(now: dict[str, float], before: dict[str, float]) -> list[str]:
     ]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="The product against other ways to write the same topic.")
-    parser.add_argument("--smoke", action="store_true", help="compare with the recorded ratios, in three minutes")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument(
-        "--ways", type=lambda text: tuple(text.split(",")), help="only these, such as file_sink,anabranch"
-    )
-    parser.add_argument("--shape", choices=list(SHAPES), help="only this one")
-    parser.add_argument("--out", type=Path, help="a folder for bench.md, bench.json and bench.svg")
-    parser.add_argument("--record", action="store_true", help="write the ratios to benchmarks/recorded.json")
-    options = parser.parse_args()
-    plans = smoke() if options.smoke else full(options.rounds, options.ways)
-    plans = [plan for plan in plans if options.shape in (None, plan.shape.name)]
+def measure(plans: list[Plan]) -> tuple[list[tuple[Plan, Results]], list[str]]:
+    """The results of each plan, and its table in Markdown."""
     every: list[tuple[Plan, Results]] = []
     text = []
     with tempfile.TemporaryDirectory(prefix="anabranch-bench-") as name:
@@ -180,7 +188,28 @@ def main() -> int:
             title = f"{plan.shape.name}: {plan.records:,} records of {size:.0f} bytes, {plan.limit:,} a micro-batch"
             print_table(head, rows, title)
             text.append(f"{title}, {plan.rounds} rounds\n\n{markdown(head, rows)}\n")
-    now = recorded(every)
+    return every, text
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="The product against other ways to write the same topic.")
+    parser.add_argument("--smoke", action="store_true", help="compare with the recorded ratios, in three minutes")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--ways", type=lambda text: tuple(text.split(",")), help="only these, such as file_sink,anabranch"
+    )
+    parser.add_argument("--shape", choices=list(SHAPES), help="only this one")
+    parser.add_argument("--out", type=Path, help="a folder for bench.md, bench.json and bench.svg")
+    parser.add_argument("--record", action="store_true", help="write the ratios to benchmarks/recorded.json")
+    parser.add_argument("--master", default="", help="`standalone`, or the address of Spark's master")
+    options = parser.parse_args()
+    plans = smoke() if options.smoke else full(options.rounds, options.ways)
+    plans = [plan for plan in plans if options.shape in (None, plan.shape.name)]
+    if options.master not in ("", "standalone"):
+        os.environ[peer.MASTER] = options.master
+    with standalone() if options.master == "standalone" else nullcontext():
+        every, text = measure(plans)
+    now = recorded(every, options.master)
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
         (options.out / "bench.md").write_text("\n".join(text))

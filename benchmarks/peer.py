@@ -15,6 +15,7 @@ partitions, Zstandard, the same heap and collector as the product.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -30,17 +31,28 @@ WAYS = ("noop", "file_sink", "iceberg", "append", "delta")
 DELTA = "io.delta:delta-spark_4.1_2.13:4.1.0"
 BUCKET = "anabranch"
 """The one of all that is written to S3."""
+MASTER = "ANABRANCH_SPARK_MASTER"
+"""The environment variable that names Spark's master for every way; `local[2]` without it."""
 _KEYS = ("anabranch", "anabranch-local")
+
+
+def spark_master() -> tuple[str, dict[str, str]]:
+    """The master, and what Spark's configuration needs for two executors of one core there."""
+    master = os.environ.get(MASTER, "local[2]")
+    executors = {"spark.cores.max": "2", "spark.executor.cores": "1", "spark.executor.memory": "1g"}
+    return master, {} if master.startswith("local") else executors
 
 
 def session(way: str, folder: Path, s3: str | None) -> SparkSession:
     log4j = f"-Dlog4j2.configurationFile=file:{jvm_folder() / 'log4j2-spark.properties'}"
+    master, conf = spark_master()
+    jars = [str(jar) for jar in ensure_jars().spark]
     builder: Any = (
-        SparkSession.builder.master("local[2]")
+        SparkSession.builder.master(master)
         .appName(way)
         .config("spark.driver.memory", "2g")
         .config("spark.driver.extraJavaOptions", f"{log4j} -XX:+UseParallelGC -Djava.io.tmpdir={folder}")
-        .config("spark.driver.extraClassPath", ":".join(str(jar) for jar in ensure_jars().spark))
+        .config("spark.driver.extraClassPath", ":".join(jars))
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.local.dir", str(folder))
@@ -49,6 +61,10 @@ def session(way: str, folder: Path, s3: str | None) -> SparkSession:
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.streaming.numRecentProgressUpdates", "1000")
     )
+    if conf:
+        conf["spark.jars"] = ",".join(jars)
+    for key, value in conf.items():
+        builder = builder.config(key, value)
     if way in ("iceberg", "append"):
         lake = {
             "": "org.apache.iceberg.spark.SparkCatalog", ".type": "jdbc", ".uri": f"jdbc:sqlite:{folder}/catalog.db",

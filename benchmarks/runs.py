@@ -16,10 +16,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import ClassVar
 
 import psutil
 import yaml
-from peer import BUCKET
+from peer import BUCKET, spark_master
 from shapes import Shape
 
 from anabranch.config import S3
@@ -59,7 +60,10 @@ class Run:
 
 
 class Watch:
-    """Looks at a process and its descendants until it ends."""
+    """Looks at a process and its descendants until it ends, and at those of a cluster's workers."""
+
+    workers: ClassVar[list[int]] = []
+    """PIDs of the workers of a Spark cluster on this machine; their executors are of the run."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.samples: list[Sample] = []
@@ -75,7 +79,8 @@ class Watch:
         root = psutil.Process(self._process.pid)
         while self._process.poll() is None:
             try:
-                family = [root, *root.children(recursive=True)]
+                parents = [root, *(psutil.Process(pid) for pid in self.workers)]
+                family = [root, *(child for parent in parents for child in parent.children(recursive=True))]
             except psutil.NoSuchProcess:
                 return
             for process in family:
@@ -158,6 +163,7 @@ def configure(folder: Path, shape: Shape, services: Services, on_s3: bool, speed
     needs."""
     conf = folder / "conf"
     (conf / "streams").mkdir(parents=True)
+    master, conf_of_spark = spark_master()
     warehouse = f"s3://{BUCKET}/{folder.name}" if on_s3 else f"file://{folder}/warehouse"
     environment = {
         "kafka": {"bootstrap_servers": services.bootstrap_servers},
@@ -165,7 +171,7 @@ def configure(folder: Path, shape: Shape, services: Services, on_s3: bool, speed
         "s3": {
             "endpoint": services.s3_endpoint, "access_key": services.access_key, "secret_key": services.secret_key,
         },
-        "spark": {"master": "local[2]", "conf": {"spark.driver.memory": "2g"}},
+        "spark": {"master": master, "conf": {"spark.driver.memory": "2g", **conf_of_spark}},
     }  # fmt: skip
     stream = {
         "topic": shape.name, "table": "bench.events", "format": "avro" if shape.avro else "json",
