@@ -127,12 +127,13 @@ def complete(stream: str, event_time: str, conf: str | None, output: str) -> Non
     Prints the ingest hours that can contain events of it, and those that are not accepted yet, by the bounds of
     `event_time:` in the stream's file. The exit code is 1 while the day is not complete.
     """
+    from anabranch.cli.render.completeness import print_completeness
     from anabranch.protocol import completeness
     from anabranch.protocol.state import load_state
 
     job = open_stream(stream, conf)
     view = completeness.completeness(job.stream, load_state(job.lake, job.stream.table), event_time)
-    completeness.print_completeness(view, output)
+    print_completeness(view, output)
     if not view.complete:
         sys.exit(1)
 
@@ -200,10 +201,11 @@ def diff(stream: str, hour: str, samples: int, conf: str | None, output: str) ->
 
     Prints counts, and rows side by side. The exit code is 1 when a difference has no explanation.
     """
+    from anabranch.cli.render.difference import print_difference
     from anabranch.operations.reports import diff
 
     view = diff.difference(open_stream(stream, conf), hour, samples)
-    diff.print_difference(view, output)
+    print_difference(view, output)
     if view.unexplained:
         sys.exit(1)
 
@@ -218,6 +220,7 @@ def drift(stream: str, conf: str | None, output: str) -> None:
     records with each field, samples, a guessed type, the stream's new `schema:`, and the commands to run: `apply`, and
     the restatement of each hour that Kafka still has.
     """
+    from anabranch.cli.render.drift import print_drift
     from anabranch.operations.reports import drift
 
     job = open_stream(stream, conf)
@@ -225,7 +228,7 @@ def drift(stream: str, conf: str | None, output: str) -> None:
         view = drift.drift(job)
     finally:
         job.kafka.close()
-    drift.print_drift(view, output)
+    print_drift(view, output)
 
 
 @click.command()
@@ -239,9 +242,10 @@ def duplicates(stream: str, hour: str, limit: int, conf: str | None, output: str
     Prints each with the row that it repeats. Found in the speed layer's rows, which keep duplicates; says how many of
     the counted duplicates could be found.
     """
+    from anabranch.cli.render.difference import print_duplicates
     from anabranch.operations.reports import diff
 
-    diff.print_duplicates(diff.duplicates(open_stream(stream, conf), hour, limit), output)
+    print_duplicates(diff.duplicates(open_stream(stream, conf), hour, limit), output)
 
 
 @click.command("dead-letters")
@@ -266,6 +270,7 @@ def dead_letters(
     were widened (`anabranch apply`), rebuilds the accepted hours with dead letters that decode now, from Kafka, else
     from the table.
     """
+    from anabranch.cli.render.dead_letters import print_letters
     from anabranch.operations.reports import dead_letters
 
     if why and not replay:
@@ -277,7 +282,7 @@ def dead_letters(
         reason = [f"--why={why}"] if why else []
         submit_job("batch_layer", stream, conf, output, ["--replay", *only, *reason])
 
-    dead_letters.print_letters(dead_letters.letters(open_stream(stream, conf), hours, samples), output)
+    print_letters(dead_letters.letters(open_stream(stream, conf), hours, samples), output)
 
 
 @click.command()
@@ -300,8 +305,8 @@ def doctor(
     there is an error; warnings leave the exit code 0.
     """
     from anabranch import config
+    from anabranch.cli.render.doctor import print_report
     from anabranch.operations.doctor import examine
-    from anabranch.operations.doctor.printing import print_report
 
     if not streams:
         config.require_different_tables(conf)
@@ -378,9 +383,10 @@ def explain(stream: str, hour: str, conf: str | None, output: str) -> None:
     """
     from datetime import UTC, datetime
 
-    from anabranch.operations.reports import explain, explain_text
+    from anabranch.cli.render.explanation import print_explanation
+    from anabranch.operations.reports import explain
 
-    explain_text.print_explanation(explain.explain(open_stream(stream, conf), hour, datetime.now(UTC)), output)
+    print_explanation(explain.explain(open_stream(stream, conf), hour, datetime.now(UTC)), output)
 
 
 @click.command("data-docs")
@@ -454,6 +460,8 @@ def hours(
     Up to the open hour, by the ledger's newest row. Several streams are asked side by side; one that does not answer
     within 6 seconds is named, and the exit code is 75.
     """
+    from anabranch.cli.render.history import print_history
+    from anabranch.cli.render.status import print_hours, print_hours_of
     from anabranch.offsets.hours import start_of
     from anabranch.operations.reports import history as decisions
     from anabranch.operations.reports import status as views
@@ -465,7 +473,7 @@ def hours(
         codes = []
 
         def show_hours(found: dict[str, list[views.HourSummary] | AnabranchError]) -> None:
-            views.print_hours_of(found, output)
+            print_hours_of(found, output)
             codes.append(many.report_errors(selected, found))
 
         watched(
@@ -480,14 +488,14 @@ def hours(
     [stream] = streams
     job = open_stream(stream, conf)
     if history is None:
-        watched(watch, interval, lambda: views.hours(job), lambda view: views.print_hours(view, output))
+        watched(watch, interval, lambda: views.hours(job), lambda view: print_hours(view, output))
     else:
         one = history or None
         watched(
             watch,
             interval,
             lambda: decisions.history(job, one),
-            lambda view: decisions.print_history(stream, one, view, output),
+            lambda view: print_history(stream, one, view, output),
         )
 
 
@@ -502,6 +510,8 @@ def history(stream: str, hour: str | None, acts: bool, conf: str | None, output:
     A decision is as in `anabranch hours --history`. An act is a restatement, an acceptance in spite of the rules, a
     replay, an adoption, a chosen layer, or a redelivery. User and host are what the operating system reports.
     """
+    from anabranch.cli.render.acts import print_acts
+    from anabranch.cli.render.history import print_history
     from anabranch.offsets.hours import start_of
     from anabranch.operations.reports import acts as act_reports
     from anabranch.operations.reports import history as reports
@@ -510,9 +520,9 @@ def history(stream: str, hour: str | None, acts: bool, conf: str | None, output:
         start_of(hour)
     job = open_stream(stream, conf)
     if acts:
-        act_reports.print_acts(stream, act_reports.acts(job, hour), output)
+        print_acts(stream, act_reports.acts(job, hour), output)
     else:
-        reports.print_history(stream, hour, reports.history(job, hour), output)
+        print_history(stream, hour, reports.history(job, hour), output)
 
 
 @click.command()
@@ -536,6 +546,7 @@ def status(
     has waited and the position has not moved for that long. Several streams are asked side by side, a line for each;
     one that does not answer within 6 seconds is named, and the exit code is 75.
     """
+    from anabranch.cli.render.status import print_status, print_statuses
     from anabranch.config.durations import parse_duration
     from anabranch.operations.reports import status as views
 
@@ -548,7 +559,7 @@ def status(
         codes = []
 
         def show(found: dict[str, views.StreamStatus | AnabranchError]) -> None:
-            views.print_statuses(found, output)
+            print_statuses(found, output)
             wrong = any(isinstance(v, views.StreamStatus) and (v.unexplained or v.late) for v in found.values())
             codes.append(many.report_errors(selected, found) or int(wrong))
 
@@ -561,9 +572,7 @@ def status(
         sys.exit(codes[-1] if codes and not watch else 0)
     job = open_stream(streams[0], conf)
     try:
-        view = watched(
-            watch, interval, lambda: views.status(job, patience), lambda view: views.print_status(view, output)
-        )
+        view = watched(watch, interval, lambda: views.status(job, patience), lambda view: print_status(view, output))
     finally:
         job.kafka.close()
     if view is not None and (view.unexplained or view.late):
@@ -582,6 +591,7 @@ def list_streams(streams: tuple[str, ...], group: str | None, every: bool, conf:
     The exit code is 1 when one is broken or unknown, or when Kafka does not list the topics.
     """
     from anabranch import config
+    from anabranch.cli.render.streams import print_streams
     from anabranch.common.deadline import Reading
     from anabranch.common.errors import AnabranchError
     from anabranch.common.logs import configure_logging
@@ -598,7 +608,7 @@ def list_streams(streams: tuple[str, ...], group: str | None, every: bool, conf:
     groups = {name: config.group_in_file(name, conf) for name in config.broken(selected)}
     known = str(tables) if isinstance(tables, AnabranchError) else tables
     views = report.summarize(selected, groups, config.shared_tables(conf), known, families.read_members)
-    report.print_streams(views, output)
+    print_streams(views, output)
     for error in families.unanswered:
         click.echo(f"anabranch: {error}", err=True)
     if families.unanswered or any(view.state in ("broken", "unknown") for view in views):
@@ -655,12 +665,13 @@ def query(
     from contextlib import ExitStack, redirect_stdout
     from pathlib import Path
 
+    from anabranch.cli.render.opened import print_opened
+    from anabranch.cli.render.provenance import print_provenance
     from anabranch.common.logs import configure_logging
     from anabranch.common.output import write_result
-    from serving_layer.query.opened import opened, print_opened
+    from serving_layer.query.opened import opened
     from serving_layer.query.reading import QueryProgress, counting
     from serving_layer.reader import open_reader
-    from serving_layer.reader.provenance import print_provenance
     from serving_layer.reader.selection import Revision, Selection
 
     if (revision is None) != (hour is None):

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from anabranch.common.errors import ConfigurationError
-from anabranch.common.output import print_json, print_table
 from anabranch.config import EventTime, Stream
 from anabranch.offsets.hours import end_of, hour_of, hours_between, shift, start_of
 from anabranch.protocol.state import State
@@ -116,19 +115,3 @@ def completeness(stream: Stream, state: State, text: str) -> EventTimeCompletene
         open=max(first, timeline.open) if is_open else None,
         complete_at=end_of(last) if last is not None else None,
     )
-
-
-def print_completeness(view: EventTimeCompleteness, output: str) -> None:
-    if output == "json":
-        print_json(view)
-        return
-    rows: list[tuple[str, object]] = [
-        ("events of", view.event_time),
-        ("can be in the hours", f"{view.first} to {view.last or 'no bound: the stream has no event_time.past'}"),
-        ("accepted", view.accepted),
-        ("sealed, not accepted", ", ".join(view.waiting) or "none"),
-        ("not sealed yet", f"from {view.open} on" if view.open is not None else "none"),
-        ("the last one ends", view.complete_at),
-        ("complete", "yes" if view.complete else "no"),
-    ]
-    print_table((view.stream, ""), rows)

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from anabranch.common.output import print_table
 from serving_layer.query.datasets import Scan, TableFiles
 
 if TYPE_CHECKING:
@@ -54,13 +53,3 @@ def _opened(planned: TableFiles, scan: Scan, everything: Sequence[DataFile]) -> 
         sum(file.file_size_in_bytes for file in everything),
         sum(size for file in scan.files for id, size in (file.column_sizes or {}).items() if id in ids),
     )
-
-
-def print_opened(found: Iterable[Opened]) -> None:
-    """To standard output."""
-    columns = ("table", "files", "of files", "bytes", "of bytes", "bytes of columns", "columns", "condition")
-    rows = [
-        (o.table, o.files, o.all_files, o.bytes, o.all_bytes, o.column_bytes, " ".join(o.columns), o.condition)
-        for o in found
-    ]
-    print_table(columns, rows)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from typing import TYPE_CHECKING
 
-from anabranch.common.output import print_table
 from anabranch.config import Stream
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.manifests import hour_of_file
@@ -181,23 +180,3 @@ def date_completeness(stream: Stream, seen: Shown, day: date) -> tuple[bool, str
     if gone:
         return False, f"{len(gone)} hours that may contain it have expired (keep.rows), the last is {gone[-1]}"
     return True, None
-
-
-def print_provenance(found: Sequence[Provenance]) -> None:
-    """Print to standard output."""
-    if not found:
-        print("no rows of a stream were read")
-    for one in found:
-        print(f"{one.table} as of {one.as_of.isoformat()} (snapshot {one.snapshot_id})")
-        print_table(
-            ("ingest hour", "layer", "revision", "complete", "files", "rows", "note"),
-            [(h.hour, h.layer, h.revision, _yes(h.complete), h.files, h.rows, h.note) for h in one.hours],
-        )
-        print_table(
-            ("event date", "hours", "complete", "files", "rows", "note"),
-            [(d.event_date, d.hours, _yes(d.complete), d.files, d.rows, d.note) for d in one.event_dates],
-        )
-
-
-def _yes(value: bool) -> str:
-    return "yes" if value else "no"

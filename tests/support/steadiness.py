@@ -42,6 +42,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     reports = runtestprotocol(item, nextitem=nextitem, log=False)
     if any(report.failed for report in reports) and this_hour() != began:
         print(f"{item.nodeid}: failed, and the hour {began} ended meanwhile: run once more", file=sys.stderr)
+        print("\n".join(report.longreprtext for report in reports if report.failed), file=sys.stderr)
         # Module fixtures may hold the hour that has ended; those of the session hold none.
         item.session._setupstate.teardown_exact(item.session)  # type: ignore[arg-type]
         item._initrequest()  # type: ignore[attr-defined]

@@ -1,12 +1,11 @@
-"""Operators' acts as text and JSON: who did what to which hours, when, on which host, why, and what followed."""
+"""Operators' acts: who did what to which hours, when, on which host, why, and what followed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from anabranch.common.output import print_json, print_table
 from anabranch.job import Job
 from anabranch.protocol.acts import Act, ActName
 from anabranch.protocol.ledger_row import LedgerRow
@@ -31,17 +30,6 @@ def acts(job: Job, hour: str | None = None) -> list[ActRecord]:
     return [act for act in act_records(job.ledger.acts()) if hour is None or hour in act.hours]
 
 
-def print_acts(stream: str, acts: Sequence[ActRecord], output: str) -> None:
-    if output == "json":
-        print_json(acts)
-        return
-    if not acts:
-        print(f"{stream}: the ledger has no operator's act yet")
-        return
-    columns = ("at", "act", "user", "host", "hours", "led to", "why")
-    print_table(columns, [_act_cells(act) for act in acts])
-
-
 def hours_words(act: ActRecord) -> str:
     """The hours of an act: one, or the first and the last with their number. Pure."""
     first, last = act.hours[0], act.hours[-1]
@@ -51,10 +39,6 @@ def hours_words(act: ActRecord) -> str:
 def outcome_words(act: ActRecord) -> str:
     """What followed from an act. Pure."""
     return ", ".join(f"{count} {decision}" for decision, count in act.decisions.items())
-
-
-def _act_cells(act: ActRecord) -> list[object]:
-    return [f"{act.at:%F %T}", act.act, act.user, act.host, hours_words(act), outcome_words(act), act.why]
 
 
 def act_records(rows: Iterable[LedgerRow]) -> list[ActRecord]:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 
 from anabranch.common.errors import Transient
-from anabranch.common.output import print_json, print_table, text
 from anabranch.job import Job
 from anabranch.offsets.hours import hours_between, shift
 from serving_layer.query.datasets import connected, dataset, is_reading_failure
@@ -18,7 +17,6 @@ from serving_layer.query.datasets import connected, dataset, is_reading_failure
 if TYPE_CHECKING:
     from pyiceberg.table import Table
 
-_LINE = 160  # maximum characters of a key or value in a line of text
 _KEPT = 2000  # and in JSON
 
 
@@ -130,34 +128,3 @@ def shown(data: bytes | None, longest: int) -> str | None:
     # A character has at most four bytes, so a cut one is after the last that is shown.
     line = data[: 4 * longest + 4].decode("utf-8", errors="backslashreplace")
     return line if len(line) <= longest else line[:longest] + "…"
-
-
-def print_letters(view: DeadLetters, output: str) -> None:
-    if output == "json":
-        print_json(view)
-        return
-    if not view.reasons:
-        print(f"{view.stream}: no dead letters{_of(view.hours)}")
-        return
-    print_table(
-        ("reason", "dead letters", "first hour", "last hour"),
-        [(r.reason, r.count, r.first_hour, r.last_hour) for r in view.reasons],
-    )
-    for reason in view.reasons:
-        for letter in reason.samples:
-            _print_letter(reason.reason, letter)
-    print(f"\n{view.stream}: {view.dead} dead letters{_of(view.hours)}")
-
-
-def _print_letter(reason: str, letter: Letter) -> None:
-    at = f", stamped {text(letter.timestamp)}" if letter.timestamp is not None else ""
-    place = f"hour {letter.hour}, partition {letter.partition}, offset {letter.offset}{at}"
-    print(f"\n{reason}: {place}: {text(letter.text)}")
-    for name, data in (("key", letter.key), ("value", letter.value)):
-        line = "null" if data is None else text(data)
-        size = f" ({letter.value_bytes} bytes)" if name == "value" and letter.value_bytes is not None else ""
-        print(f"  {name}: {line if len(line) <= _LINE else line[:_LINE] + '…'}{size}")
-
-
-def _of(hours: tuple[str, str] | None) -> str:
-    return f" of the hours {hours[0]} to {hours[1]}" if hours else ""

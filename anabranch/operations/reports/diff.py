@@ -6,24 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from anabranch.common.errors import Refused
-from anabranch.common.output import plain, print_json, print_table, text
 from anabranch.job import Job
 from anabranch.offsets.hours import Cut
-from anabranch.operations.reports.status import unexplained_words
 from anabranch.protocol import coverage, ledger
 from anabranch.protocol.ledger_row import Diff, HourAccount, LedgerRow
 from anabranch.protocol.state import State, load_state
 from serving_layer.layer_diff.duckdb import Repeated, Sample, open_comparison
 from serving_layer.layer_diff.kinds import Difference, unexplained_counts
-
-_LONGEST = 100  # maximum characters of a row in a line of text
-_WORDS = {
-    "changed": "different content",
-    "extra": "in speed, not in batch",
-    "missing": "in batch, not in speed",
-    "unread": "in batch, not read by speed",
-    "duplicate": "in speed, removed by batch",
-}
 
 
 @dataclass(frozen=True)
@@ -96,38 +85,6 @@ def difference_view(
     )
 
 
-def print_difference(view: HourDifference, output: str) -> None:
-    if output == "json":
-        print_json(view)
-        return
-    counts = view.diff.as_dict()
-    print(f"{view.stream}: hour {view.hour}: {view.speed_rows} rows in speed, {view.batch_rows} in batch")
-    print_table(
-        ("rows", ""),
-        [(counts[k] - (counts["unread"] if k == "missing" else 0), f"{k}: {_WORDS[k]}") for k in _WORDS],
-    )
-    if view.uncovered:
-        print(f"{view.uncovered}; rows missing for that reason are no fault")
-    for sample in view.samples:
-        _print_sample(sample)
-    if view.when_accepted is not None and view.when_accepted != view.diff:
-        print("at acceptance: " + ", ".join(f"{n} {k}" for k, n in view.when_accepted.as_dict().items()))
-    if view.unexplained:
-        print(f"nothing explains {unexplained_words(view.unexplained)}")
-    else:
-        print("all differences are explained")
-
-
-def _print_sample(sample: Sample) -> None:
-    speed, batch = sample.speed, sample.batch
-    print(f"\n{sample.kind} ({_WORDS[sample.kind]}): partition {sample.partition}, offset {sample.offset}")
-    if speed is not None and batch is not None:
-        print_table(("column", "speed", "batch"), [(c, _shown(speed[c]), _shown(batch[c])) for c in sample.columns])
-    else:
-        row = {k: v for k, v in (speed or batch or {}).items() if v is not None and not k.startswith("kafka_")}
-        print("  " + ", ".join(f"{k} {_shown(v)}" for k, v in row.items()))
-
-
 def duplicates(job: Job, hour: str, limit: int) -> HourDuplicates:
     """The first `limit` records of an accepted hour that the batch layer removed, and the row that
     each repeats. Raises Refused for an hour that is not accepted, Transient when the lake is
@@ -171,23 +128,6 @@ def speed_rows_reason(state: State, hour: str) -> str | None:
     return coverage.uncovered_reason(state, "speed", hour)
 
 
-def print_duplicates(view: HourDuplicates, output: str) -> None:
-    if output == "json":
-        print_json(view)
-        return
-    if view.duplicates:
-        names = list(view.duplicates[0].key)
-        print_table(
-            ("partition", "offset", *names, "repeats hour", "partition", "offset"),
-            [(d.partition, d.offset, *map(_shown, d.key.values()), *vars(d.repeats).values()) for d in view.duplicates],
-        )
-    counted = "an unknown number of" if view.counted is None else view.counted
-    more = f", the first {view.listed} listed (--limit)" if view.listed < view.found else ""
-    print(f"{view.stream}: hour {view.hour}: {counted} duplicates counted, {view.found} found{more}")
-    if view.untold:
-        print(view.untold)
-
-
 def _accepted_row(job: Job, state: State, hour: str) -> LedgerRow | None:
     """The ledger's newest row of an hour that the batch layer has accepted. Raises Refused for any
     other hour."""
@@ -198,8 +138,3 @@ def _accepted_row(job: Job, state: State, hour: str) -> LedgerRow | None:
             f"`anabranch explain {job.stream.name} {hour}` explains it"
         )
     return rows.get(hour)
-
-
-def _shown(value: object) -> str:
-    line = text(plain(value))
-    return line if len(line) <= _LONGEST else line[:_LONGEST] + "…"

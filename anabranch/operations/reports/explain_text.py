@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 
-from anabranch.common.output import plain, print_json, text
+from anabranch.common.output import text
 from anabranch.operations.reports.explain import BranchRows, HourFacts, Refusal
 from anabranch.operations.reports.status import unexplained_words
 from anabranch.protocol.decisions import DecisionFacts, changed_words
@@ -234,16 +234,3 @@ def _many(n: int, noun: str) -> str:
 
 def _time(when: datetime) -> str:
     return f"{when:%F %T} UTC"
-
-
-def print_explanation(facts: HourFacts, output: str) -> None:
-    sentences = explain_sentences(facts)
-    if output == "json":
-        print_json(plain(facts) | {"sentences": [f"{subject}: {text}" for subject, text in sentences]})
-        return
-    print(_aligned(sentences))
-
-
-def _aligned(sentences: Sequence[tuple[str, str]]) -> str:
-    width = max(len(subject) for subject, _ in sentences)
-    return "\n".join(f"{subject:<{width}}  {text}" for subject, text in sentences)

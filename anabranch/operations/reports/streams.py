@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from anabranch import config
-from anabranch.common.output import print_json, print_table
 
 StreamState = Literal["ready", "new", "gone", "broken", "unknown"]
 
@@ -71,12 +70,3 @@ def _summary(
     else:
         state = "ready" if found.table in tables else "new"
     return StreamSummary(name, family, found.group, found.topic, found.table, state, error)
-
-
-def print_streams(views: Sequence[StreamSummary], output: str) -> None:
-    """Print the streams: a table, or a list of objects."""
-    if output == "json":
-        print_json(views)
-        return
-    rows = [(v.stream, v.family, v.group, v.topic, v.table, v.state, v.error) for v in views]
-    print_table(("stream", "family", "group", "topic", "table", "state", "error"), rows)

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from anabranch.cli.render.drift import print_drift
 from anabranch.config import Stream, SubjectSchema, load_stream
 from anabranch.config.guessed_types import combine, guess
 from anabranch.offsets.hours import Cut
-from anabranch.operations.reports.drift import drift_of, print_drift
+from anabranch.operations.reports.drift import drift_of
 from anabranch.protocol import ledger
 from anabranch.protocol.ledger_row import HourAccount, LedgerRow, UnknownField, UnknownFields
 from anabranch.protocol.sample_shapes import shape_of

@@ -13,6 +13,7 @@ from lakes import StreamLake, stage
 from proofs import HOUR, NEXT, job, new_proof
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 
+from anabranch.cli.render.dead_letters import print_letters
 from anabranch.iceberg.commits import Change, Commit, Outcome
 from anabranch.iceberg.snapshots import heads
 from anabranch.operations.reports import dead_letters
@@ -82,18 +83,18 @@ def test_hours_choose_and_none_is_said(one: StreamLake, capsys: pytest.CaptureFi
     bury(one, {"kafka_offset": 1, "value": b"{"}, {"kafka_offset": 2, "value": b"[", "ingest_hour": NEXT})
     view = dead_letters.letters(job(one), (NEXT, NEXT), 3)
     assert [s.offset for r in view.reasons for s in r.samples] == [2]
-    dead_letters.print_letters(dead_letters.letters(job(one), ("2026-11-22T00", "2026-11-22T05"), 3), "text")
+    print_letters(dead_letters.letters(job(one), ("2026-11-22T00", "2026-11-22T05"), 3), "text")
     assert "no dead letters of the hours 2026-11-22T00 to 2026-11-22T05" in capsys.readouterr().out
 
 
 def test_a_value_of_any_size_is_one_line_of_text(one: StreamLake, capsys: pytest.CaptureFixture[str]) -> None:
     bury(one, {"kafka_offset": 1, "value": b"\x1b[31m\n" + b"x" * 1_000_000})
     view = dead_letters.letters(job(one), None, 3)
-    dead_letters.print_letters(view, "text")
+    print_letters(view, "text")
     output = capsys.readouterr().out
     assert r"  value: \x1b[31m\nxxx" in output
     assert "… (1000006 bytes)" in output
     assert max(map(len, output.splitlines())) < 250
     assert "\x1b" not in output
-    dead_letters.print_letters(view, "json")
+    print_letters(view, "json")
     assert len(json.loads(capsys.readouterr().out)["reasons"][0]["samples"][0]["value"]) == 2001

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -29,7 +30,7 @@ from anabranch.operations.erasure import run
 from anabranch.operations.erasure.search import find_words, forms_of
 from anabranch.operations.erasure.status import read_statuses, status_lines
 from anabranch.protocol import ledger
-from anabranch.protocol.dead_letters import waiting_speed
+from anabranch.protocol.dead_letters import waiting_batch, waiting_speed
 from anabranch.protocol.erased import Erasure, Erasures
 from anabranch.protocol.erasure_filter import load_filter
 from anabranch.protocol.ledger_row import Account, HourAccount
@@ -41,20 +42,22 @@ CUT = Cut("t", {0: (0, 8)})
 NOW = datetime(2026, 11, 21, 5, tzinfo=UTC)
 ORDER = run.Order("id", frozenset({"anna"}), "case 4711")
 NAMES = ("anna", "bert", "anna", "carl")
+Letters = Sequence[tuple[str, int, bytes]]
+LETTERS: Letters = ((FIRST, 4, b'{"id": "anna", '), (FIRST, 5, b"annabel"), (FIRST, 6, b"x anna y"))
 
 
 class People:
     """A stream of people: an hour that both layers have, the next one that only the speed layer has, and dead
     letters."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, of_batch: Letters = ()) -> None:
         timeline = Timeline(FIRST, NEXT, {0: 8}, sealed={FIRST: CUT})
         self.lake = new_lake(folder, timeline=timeline)
         lake = self.lake
-        dead = self._dead([(FIRST, 4, b'{"id": "anna", '), (FIRST, 5, b"annabel"), (FIRST, 6, b"x anna y")])
+        dead = self._dead(LETTERS, "speed")
         self._speed([(FIRST, o) for o in range(4)], 8, dead)
         self._speed([(NEXT, 8 + o) for o in range(4)], 12, None)
-        self._accept()
+        self._accept(of_batch)
         Publisher(lake.lake, lake.stream).recover()
 
     def _rows(self, rows: list[tuple[str, int]]) -> Any:
@@ -68,13 +71,13 @@ class People:
         ]  # fmt: skip
         return stage(self.lake.lake, self.lake.name, pa.Table.from_pylist(values, schema=schema))
 
-    def _dead(self, letters: list[tuple[str, int, bytes]]) -> Any:
+    def _dead(self, letters: Letters, layer: str) -> Any:
         name = self.lake.stream.dead_letters_table
         schema = schema_to_pyarrow(self.lake.lake.load(name).schema())
         values = [
             {
                 "topic_id": "t", "kafka_partition": 0, "kafka_offset": o, "ingest_hour": hour, "value": value,
-                "error_code": "malformed_json", "layer": "speed",
+                "error_code": "malformed_json", "layer": layer,
             }
             for hour, o, value in letters
         ]  # fmt: skip
@@ -85,15 +88,17 @@ class People:
         letters = {"dead_letters": (waiting_speed(dead, NOW),)} if dead is not None else {}
         assert self.lake.publish(self.lake.speed(staged, {0: end}, **letters)) is Outcome.LANDED
 
-    def _accept(self) -> None:
-        staged, state = self._rows([(FIRST, o) for o in range(4)]), self.lake.state()
+    def _accept(self, letters: Letters) -> None:
+        staged, dead = self._rows([(FIRST, o) for o in range(4)]), self._dead(letters, "batch") if letters else None
         state = self.lake.state()
+        waiting = state.dead_letters if dead is None else (*state.dead_letters, waiting_batch(dead, FIRST, 1, NOW))
         partitions = {0: Account(8, 4, 3, 0, {"control": 1})}
         account = HourAccount(offsets=8, good=4, dead=3, duplicate=0, gap=1, gaps={"control": 1}, partitions=partitions)
         row = ledger.decision(FIRST, "accepted", 1, CUT, NOW, served="batch", account=account)
         accepted = self.lake.accept(
-            staged, FIRST, Accepted(1, CUT), state, decisions=(row,), timeline=replace(state.timeline, sealed={})
-        )
+            staged, FIRST, Accepted(1, CUT), state, decisions=(row,), timeline=replace(state.timeline, sealed={}),
+            dead_letters=waiting,
+        )  # fmt: skip
         assert self.lake.publish(accepted, state) is Outcome.LANDED
 
     @property
@@ -158,6 +163,16 @@ def test_erased_records_leave_every_branch_and_the_account_closes(people: People
     # Twice is once.
     again = people.erase()
     assert (again.erasure.id, again.removed) == (done.erasure.id, run.Found())
+
+
+def test_dead_letters_of_an_accepted_hour_leave_its_account(tmp_path: Path) -> None:
+    people = People(tmp_path, LETTERS)
+    people.erase()
+    for branch in ("speed", "batch", "main"):
+        assert people.letters(branch) == [b"annabel"]
+    row = people.account(FIRST)
+    assert (row.good, row.dead, row.erased) == (2, 1, 4)
+    assert [(p.good, p.dead, p.erased, p.total) for p in row.partitions.values()] == [(2, 1, 4, 8)]
 
 
 def test_an_hour_may_have_more_files_than_commits_are_tried(people: People, monkeypatch: pytest.MonkeyPatch) -> None:

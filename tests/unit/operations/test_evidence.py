@@ -16,6 +16,7 @@ from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids
 from pyiceberg.schema import assign_fresh_schema_ids
 from pyiceberg.types import LongType, StringType
 
+from anabranch.cli.render.difference import print_difference, print_duplicates
 from anabranch.common.errors import Refused
 from anabranch.iceberg.commits import Change, Outcome
 from anabranch.iceberg.hour_files import files_of
@@ -167,14 +168,14 @@ def test_the_text_shows_the_differences(one: StreamLake, capsys: pytest.CaptureF
     accept_before(one)
     read(one, [event(0, 4, n=1), event(0, 5, id="0-4")], {0: 10})
     accept(one, NEXT, CUT, [event(0, 4, n=2)], duplicate=1)
-    diff.print_difference(diff.difference(job(one), NEXT, 5), "text")
+    print_difference(diff.difference(job(one), NEXT, 5), "text")
     output = capsys.readouterr().out
     assert "2 rows in speed, 1 in batch" in output
     assert "n       1      2" in output
     assert "nothing explains 1 changed" in output
-    diff.print_duplicates(diff.duplicates(job(one), NEXT, 5), "text")
+    print_duplicates(diff.duplicates(job(one), NEXT, 5), "text")
     assert "1 duplicates counted, 1 found" in capsys.readouterr().out
-    diff.print_difference(diff.difference(job(one), NEXT, 5), "json")
+    print_difference(diff.difference(job(one), NEXT, 5), "json")
     assert json.loads(capsys.readouterr().out)["samples"][0]["columns"] == ["n"]
 
 

@@ -12,10 +12,11 @@ import pytest
 from lakes import StreamLake, decide, new_state, new_stream
 from proofs import BEFORE, CUT, HOUR, NEXT, NOW, accept, event, job, new_proof, read, record, spoil, stage_rows
 
+from anabranch.cli.render.explanation import print_explanation
 from anabranch.offsets.hours import Adoption, Cut, Timeline, shift
 from anabranch.operations.reports import explain
 from anabranch.operations.reports.explain import HourFacts, classify_hour, hour_facts, served_since
-from anabranch.operations.reports.explain_text import explain_sentences, print_explanation
+from anabranch.operations.reports.explain_text import explain_sentences
 from anabranch.protocol import ledger, override
 from anabranch.protocol.ledger_row import Kind, Layer, LedgerRow
 from anabranch.protocol.publisher import Publisher

@@ -11,6 +11,7 @@ from lakes import StreamLake, decide
 from proofs import CUT, HOUR, NEXT, NOW, event, job, new_proof, read, record, stage_rows
 from queries import run_query
 
+from anabranch.cli.render.history import print_history
 from anabranch.common.errors import ConfigurationError
 from anabranch.iceberg.commits import Outcome
 from anabranch.iceberg.time_travel import find_snapshot
@@ -120,12 +121,12 @@ def test_changes_in_words() -> None:
 def test_the_text_shows_the_command(one: StreamLake, capsys: pytest.CaptureFixture[str]) -> None:
     rebuild(one, 1, [event(0, 4, n=1)])
     rebuild(one, 2, [event(0, 4, n=2)])
-    history.print_history("events", NEXT, history.history(job(one), NEXT), "text")
+    print_history("events", NEXT, history.history(job(one), NEXT), "text")
     output = capsys.readouterr().out
     assert f"hour {NEXT}, revision 1: can be read: by its tag until " in output
     assert f"--as-of {NEXT}-r1\n" in output
     assert "no count changed" in output
-    history.print_history("events", HOUR, history.history(job(one), HOUR), "text")
+    print_history("events", HOUR, history.history(job(one), HOUR), "text")
     assert f"no decision about hour {HOUR} yet" in capsys.readouterr().out
 
 

@@ -17,6 +17,7 @@ from lakes import StreamLake, new_environment, new_lake, new_state
 
 from anabranch.cli import main
 from anabranch.cli.many import Many
+from anabranch.cli.render.maintenance import print_maintenance
 from anabranch.common.errors import Refused, Transient
 from anabranch.common.fail_points import Step
 from anabranch.iceberg import expiry, ledger_files
@@ -29,7 +30,7 @@ from anabranch.job import Job
 from anabranch.offsets.hours import Cut, Timeline, hour_of, shift
 from anabranch.operations import maintenance
 from anabranch.operations.maintenance import Maintained, plan_drop
-from anabranch.operations.reports.maintenance import last_run_words, print_maintenance, read_maintenance
+from anabranch.operations.reports.maintenance import last_run_words, read_maintenance
 from anabranch.protocol import apply, ledger
 from anabranch.protocol.coverage import uncovered_reason
 from anabranch.protocol.dead_letters import roll_forward, waiting_speed

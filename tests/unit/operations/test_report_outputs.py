@@ -21,10 +21,14 @@ from proofs import HOUR, NEXT, job, new_proof
 from report_hours import LATER, a_full_hour, an_old_hour, kafka, nothing_yet
 
 from anabranch.cli.render.audit import print_audit
+from anabranch.cli.render.dead_letters import print_letters
+from anabranch.cli.render.difference import print_difference, print_duplicates
+from anabranch.cli.render.explanation import print_explanation
+from anabranch.cli.render.history import print_history
+from anabranch.cli.render.status import print_hours, print_status
 from anabranch.job import Job
 from anabranch.operations.audit import audit
 from anabranch.operations.reports import dead_letters, diff, explain, history, metrics, status
-from anabranch.operations.reports.explain_text import print_explanation
 from anabranch.protocol.state import load_state
 
 GOLDEN = Path(__file__).with_name("report_outputs.txt")
@@ -39,19 +43,19 @@ def still() -> Iterator[None]:
 
 def printed(job: Job) -> Iterator[tuple[str, Any, Callable[[Any, str], None]]]:
     """Every view, and what prints it."""
-    yield "hours", status.hours(job), status.print_hours
-    yield "status", status.status(job, timedelta(seconds=1)), status.print_status
+    yield "hours", status.hours(job), print_hours
+    yield "status", status.status(job, timedelta(seconds=1)), print_status
     for hour in (None, NEXT):
-        yield f"history {hour}", history.history(job, hour), partial(history.print_history, "events", hour)
+        yield f"history {hour}", history.history(job, hour), partial(print_history, "events", hour)
     for hour in ("2026-11-20T23", HOUR, NEXT, "2026-11-21T02", "2026-11-21T09"):
         yield f"explain {hour}", explain.explain(job, hour, LATER), print_explanation
     for hours in (None, (HOUR, HOUR)):
-        yield f"dead letters {hours}", dead_letters.letters(job, hours, 3), dead_letters.print_letters
+        yield f"dead letters {hours}", dead_letters.letters(job, hours, 3), print_letters
     yield "audit", audit(job, None, with_kafka=False), print_audit
     accepted = load_state(job.lake, job.stream.table).is_accepted
     for hour in filter(accepted, (HOUR, NEXT)):
-        yield f"diff {hour}", diff.difference(job, hour, 2), diff.print_difference
-        yield f"duplicates {hour}", diff.duplicates(job, hour, 9), diff.print_duplicates
+        yield f"diff {hour}", diff.difference(job, hour, 2), print_difference
+        yield f"duplicates {hour}", diff.duplicates(job, hour, 9), print_duplicates
 
 
 def metrics_text(job: Job) -> str:

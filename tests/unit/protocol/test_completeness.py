@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lakes import new_state, new_stream
 
+from anabranch.cli.render.completeness import print_completeness
 from anabranch.common.errors import ConfigurationError
 from anabranch.config import EventTime
 from anabranch.config.columns import parse_columns
 from anabranch.offsets.hours import Cut, Timeline, hours_between, shift, start_of
-from anabranch.protocol.completeness import completeness, parse_event_time, plan_hours, print_completeness
+from anabranch.protocol.completeness import completeness, parse_event_time, plan_hours
 from anabranch.protocol.state import State
 
 DAY = "2026-11-20"

@@ -1,0 +1,28 @@
+"""Print where the rows of a query come from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from anabranch.common.output import print_table
+from serving_layer.reader.provenance import Provenance
+
+
+def print_provenance(found: Sequence[Provenance]) -> None:
+    """Print to standard output."""
+    if not found:
+        print("no rows of a stream were read")
+    for one in found:
+        print(f"{one.table} as of {one.as_of.isoformat()} (snapshot {one.snapshot_id})")
+        print_table(
+            ("ingest hour", "layer", "revision", "complete", "files", "rows", "note"),
+            [(h.hour, h.layer, h.revision, _yes(h.complete), h.files, h.rows, h.note) for h in one.hours],
+        )
+        print_table(
+            ("event date", "hours", "complete", "files", "rows", "note"),
+            [(d.event_date, d.hours, _yes(d.complete), d.files, d.rows, d.note) for d in one.event_dates],
+        )
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
