@@ -50,9 +50,9 @@ class Terminal:
         """Return once the text is shown, behind what was waited for before. `interrupting`: with what a terminal does
         of Ctrl-C after a second in which nothing is shown, and again after ten: readline sleeps on when it comes just
         before it waits, and a second one while the shell still answers the first would end it."""
-        deadline, silence = time.monotonic() + 60, 1
+        deadline, silence = time.monotonic() + 240, 1
         while text not in self.shown:
-            assert time.monotonic() < deadline, f"expected {text!r} within a minute, found {self.shown!r}"
+            assert time.monotonic() < deadline, f"expected {text!r} within four minutes, found {self.shown!r}"
             if select.select([self._descriptor], [], [], silence)[0]:
                 self.shown += os.read(self._descriptor, 65_536).decode(errors="replace")
             elif interrupting:
