@@ -38,6 +38,7 @@ from anabranch.protocol import coverage, dead_letters, ledger, merge
 from anabranch.protocol.acts import Act
 from anabranch.protocol.apply import require_columns
 from anabranch.protocol.erasure import marks_of
+from anabranch.protocol.imported import require_of_kafka
 from anabranch.protocol.ledger_row import HourAccount, Layer, RunFacts
 from anabranch.protocol.measured import PUBLISH, STAGE, Meter
 from anabranch.protocol.publish import Again, Decision, Landed, Publish, new_id
@@ -215,6 +216,7 @@ class Rebuilder:
         before = accepted.revision if accepted is not None else 0
         if state.is_accepted(hour) and not order.restate:
             return Result(hour, "unchanged", before, "already accepted; --restate publishes a new revision")
+        require_of_kafka(state, hour)
         self._require_kept(state, hour, before)
         cut = accepted.cut if accepted is not None else state.cuts[hour]
         if cut.offsets == 0:

@@ -42,7 +42,7 @@ SECTIONS = {
         "data-docs",
     ),
     "Read the data": ("query", "views", "changes"),
-    "Operate": ("adopt", "serve-hour", "hold", "erase", "merge", "webhook", "lineage"),
+    "Operate": ("adopt", "serve-hour", "hold", "erase", "import", "merge", "webhook", "lineage"),
 }
 """The commands as `--help` groups them, in the order in which they are needed."""
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from anabranch.config import Environment, Members, Selected, Stream
     from anabranch.job import Job
+    from anabranch.operations.importing.run import Plan
     from anabranch.operations.reports.maintenance import Maintenance
     from anabranch.protocol.topic_change import Adopted
     from anabranch.subjects.resolve import Planned
@@ -280,6 +281,89 @@ def hold(stream: str, hours: str, release: bool, why: str, conf: str | None, out
         return
     for line in span_words(held.holds) or ["no hours are kept beyond their time"]:
         click.echo(f"{stream}: {line}")
+
+
+@click.command("import")
+@stream_argument()
+@click.option("--files", metavar="FOLDER", required=True, help="A folder of Parquet files, s3://… or a local path.")
+@click.option("--hours", metavar="A..B", required=True, help="The hours to import; A.. is up to the stream's first.")
+@click.option("--time", metavar="COLUMN", help="The column with the time at which a row was received.")
+@click.option("--why", metavar="TEXT", help="The reason, for the ledger.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be imported.")
+@options
+def import_(
+    stream: str,
+    files: str,
+    hours: str,
+    time: str | None,
+    why: str | None,
+    dry_run: bool,
+    conf: str | None,
+    output: str,
+) -> None:
+    """Import hours before the stream's first from files.
+
+    Each hour is accepted with an account of its own: source rows in place of offsets. The hours up to the stream's
+    first are imported, newest first, some in a commit; the live position is not touched. A row's hour follows from
+    --time, by default kafka_timestamp, timestamp or the stream's event time. Rows that repeat a row by the stream's key
+    are left out. The same command continues an import that was interrupted, and changes nothing once it is done.
+    """
+    from anabranch.common.output import print_json
+    from anabranch.operations.importing import run
+    from anabranch.operations.notifications import webhook
+    from anabranch.protocol.publisher import Publisher
+
+    first, last = _hours_to_import(hours)
+    job = open_stream(stream, conf)
+    order = run.Order(files, first, last, time, why)
+    if dry_run:
+        planned = run.plan(job, order)
+        if output == "json":
+            print_json({"stream": stream, "dry_run": True, **_import_view(planned)})
+            return
+        click.echo(
+            f"{stream}: would import {planned.rows} rows of {planned.files} files into {len(planned.hours)} hours"
+        )
+        _print_left_out(stream, planned)
+        return
+    done = run.run(job, Publisher(job.lake, job.stream), order)
+    webhook.notify(job)
+    if output == "json":
+        counts = {"good": done.good, "duplicate": done.duplicate, "erased": done.erased}
+        print_json(
+            {"stream": stream, "imported": list(done.hours), "rows": done.rows, **counts, **_import_view(done.plan)}
+        )
+        return
+    click.echo(
+        f"{stream}: imported {done.good} of {done.rows} rows into {len(done.hours)} hours; left out {done.duplicate} "
+        f"that repeat another by {', '.join(job.stream.key)}, and {done.erased} that were erased"
+    )
+    _print_left_out(stream, done.plan)
+
+
+def _hours_to_import(text: str) -> tuple[str, str | None]:
+    from anabranch.offsets.hours import span_of, start_of
+
+    if text.endswith(".."):
+        start_of(text[:-2])
+        return text[:-2], None
+    return span_of(text)
+
+
+def _import_view(plan: Plan) -> dict[str, Any]:
+    left = {"before": plan.before, "of_kafkas_hours": plan.after}
+    return {"files": plan.files, "hours": dict(sorted(plan.hours.items())), "known": list(plan.known), "left_out": left}
+
+
+def _print_left_out(stream: str, plan: Plan) -> None:
+    if plan.known:
+        click.echo(
+            f"{stream}: {len(plan.known)} hours with rows are imported already: {plan.known[0]} to {plan.known[-1]}"
+        )
+    if plan.before:
+        click.echo(f"{stream}: {plan.before} rows are of earlier hours, which are not imported")
+    if plan.after:
+        click.echo(f"{stream}: {plan.after} rows are of hours that have Kafka's records, and are not imported")
 
 
 @click.command()

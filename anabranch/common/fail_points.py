@@ -79,6 +79,11 @@ class Step(Enum):
     ERASE_LETTERS_WRITTEN = "erase.letters-written", "files without the dead letters are written, no commit names them"
     ERASE_LETTERS_PUBLISHED = "erase.letters-published", "the dead letters have left every branch"
     ERASE_FOUND_NOTHING = "erase.found-nothing", "nothing is left on any branch, none records that it is done"
+    # Import.
+    IMPORT_WRITTEN = "import.written", "some hours' files are written and read back, no commit names them"
+    IMPORT_DECIDED = "import.decided", "these hours are compared with the table as it is, nothing is published"
+    IMPORT_PUBLISHED = "import.published", "they are accepted, the ledger does not know it"
+    IMPORT_RECORDED = "import.recorded", "the ledger knows them, earlier hours are not imported"
     # Maintenance.
     EXPIRE_DECIDED = "expire.decided", "the hours that expire are chosen, nothing is published"
     EXPIRE_PUBLISHED = "expire.published", "their rows have left every branch, the ledger does not know it"

@@ -156,6 +156,10 @@ class Adoption:
         return Adoption(data["hour"], data["topic_id"], from_keys(data["begins"]), ended, read_ms, begins_ms, replaced)
 
 
+IMPORTED = "import"
+"""The topic id of hours that were imported, which Kafka never had: they are of a log of their own."""
+
+
 @dataclass(frozen=True)
 class Timeline:
     """The decisions about the hours.
@@ -180,6 +184,17 @@ class Timeline:
     def since(self) -> str:
         """The first hour whose offsets are of the log that the position belongs to; others cannot be compared."""
         return shift(self.adoptions[-1].hour, 1) if self.adoptions else self.first
+
+    @property
+    def imported_through(self) -> str:
+        """The last imported hour; an empty text where none was imported. All hours of Kafka come later."""
+        first = self.adoptions[0] if self.adoptions else None
+        return first.hour if first is not None and first.topic_id == IMPORTED else ""
+
+    @property
+    def first_of_kafka(self) -> str:
+        """The first hour that has records of Kafka."""
+        return shift(self.imported_through, 1) if self.imported_through else self.first
 
     def left_at(self, topic_id: str) -> Adoption | None:
         """The adoption that left the log of a topic id, where its end is remembered: the stream goes on from there."""

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-ActName = Literal["restate", "accept", "replay", "serve-hour", "adopt", "redeliver", "hold", "release", "erase"]
+ActName = Literal[
+    "restate", "accept", "replay", "serve-hour", "adopt", "redeliver", "hold", "release", "erase", "import"
+]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,8 @@ def uncovered_reason(state: State, layer: Layer, hour: str) -> str | None:
     """
     if layer == "batch":
         return None if state.is_accepted(hour) else "the batch layer has not accepted it"
+    if hour <= state.timeline.imported_through:
+        return "it was imported: the speed layer has never read it"
     if state.timeline.is_skipped(hour):
         return "the speed layer skipped it, wholly or in part"
     cut = state.cuts.get(hour) if hour >= state.timeline.since else None

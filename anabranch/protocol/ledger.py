@@ -85,10 +85,11 @@ LEDGER_SCHEMA = Schema(
     NestedField(26, "act", StringType(), doc="JSON {name, user, host, at, why}: the operator's act"),
     NestedField(27, "erased", LongType(), doc="offsets whose records were erased"),
     NestedField(28, "erasure", StringType(), doc="JSON: a request with keyed hashes, or what it removed of an hour"),
+    NestedField(29, "imported", StringType(), doc="JSON {source, files, rows, checksum}: of an imported hour"),
 )
 
-_JSON = ("cut", "gaps", "diff", "quality", "partitions", "sources", "run", "unknown", "act", "erasure")
-BULKY = ("partitions", "sources", "quality", "diff", "cut", "run", "unknown", "erasure")
+_JSON = ("cut", "gaps", "diff", "quality", "partitions", "sources", "run", "unknown", "act", "erasure", "imported")
+BULKY = ("partitions", "sources", "quality", "diff", "cut", "run", "unknown", "erasure", "imported")
 """The long columns, for readers that need none of them."""
 
 ACT_COLUMNS = (

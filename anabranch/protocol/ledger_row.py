@@ -192,7 +192,8 @@ class UnknownFields:
 @dataclass(frozen=True, kw_only=True)
 class HourAccount:
     """The counts of an hour, the sources of its records, the results of its checks, and the run that produced them.
-    `erased` is None for an hour of which nothing was erased."""
+    `erased` is None for an hour of which nothing was erased, `imported` for one whose records are of Kafka; of an
+    imported hour it has where its rows came from, and their checksum (`anabranch.protocol.imported`)."""
 
     offsets: int | None = None
     good: int | None = None
@@ -208,6 +209,7 @@ class HourAccount:
     quality: QualityResult | None = None
     run: RunFacts | None = None
     unknown: UnknownFields | None = None
+    imported: Mapping[str, Any] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON has it."""

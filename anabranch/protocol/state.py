@@ -41,6 +41,7 @@ MERGED = "anabranch.merged"
 KEPT = "anabranch.kept"
 TURN = "anabranch.turn"
 LOST = "anabranch.lost"
+IMPORTED_FROM = "anabranch.imported-from"
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,7 @@ def read_state(table: Table) -> State:
     newest = max(
         properties, key=lambda b: (TIMELINE in properties[b], (p.sequence_number or 0) if (p := publishes[b]) else 0)
     )
-    timeline = Timeline.from_json(properties[newest][TIMELINE])
+    timeline = _with_imported(Timeline.from_json(properties[newest][TIMELINE]), properties["batch"])
     accepted, waiting = read_accepted(properties)
     expired = Expired.of_branches(properties.values())
     waiting = {hour: cut for hour, cut in waiting.items() if hour not in expired}
@@ -179,6 +180,14 @@ def read_state(table: Table) -> State:
         holds=Holds.of_branches(properties.values()),
         erasures=Erasures.of_branches(properties.values()),
     )
+
+
+def _with_imported(timeline: Timeline, batch: Mapping[str, str]) -> Timeline:
+    """The timeline whose first hour is the first that the batch branch has: one that was set back behind an import does
+    not have the imported hours, and no rebuild brings them back."""
+    if not timeline.imported_through:
+        return timeline
+    return replace(timeline, first=batch.get(IMPORTED_FROM, timeline.first_of_kafka))
 
 
 def state_of(table: Table, snapshot_id: int) -> State:

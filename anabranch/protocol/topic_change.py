@@ -162,6 +162,8 @@ def gone_from_kafka(timeline: Timeline, topic_id: str, hour: str, cut: Cut) -> s
 
 
 def _gone(adoption: Adoption) -> str:
+    if adoption.topic_id == hours.IMPORTED:
+        return "Kafka never had it: it was imported (`anabranch import`)"
     return (
         f"Kafka no longer has it: the log of topic id {adoption.topic_id} ended with hour {adoption.hour} "
         "(`anabranch adopt`)"

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import account
 import eraser
+import importer
 from actors import Actor, Publisher, Step, decide
 from layers import Speed, lookback
 from small_world import Lake, Violation, World, ledger_row, millis
@@ -107,6 +108,8 @@ def check_version(lake: Lake) -> None:
     for branch in BRANCHES:
         if twice := [row for row, count in Counter(lake.rows(branch)).items() if count > 1]:
             raise Violation(f"{branch} has {twice} more than once: {lake.files(branch)}")
+    if wrong := importer.check(lake):
+        raise Violation("; ".join(wrong))
     if lake.accounts:
         return  # `check_account` says more
     main = {(f.hour, *row[:2]) for f in lake.files("main") for row in f.rows}
@@ -199,6 +202,8 @@ def check_step(before: World, after: World) -> None:
             check_promises(before.lake, after.lake)
     if after.lake is not before.lake and after.restored == before.restored:
         old, new = before.lake.state, after.lake.state
+        if old.timeline.first < new.timeline.first or old.timeline.first_of_kafka != new.timeline.first_of_kafka:
+            raise Violation(f"the table began with {old.timeline.first}, and begins with {new.timeline.first}")
         same_log = old.timeline.adoptions == new.timeline.adoptions
         if same_log and any(new.position.offsets.get(p, 0) < o for p, o in old.position.offsets.items()):
             raise Violation(f"the position moved back from {old.position.offsets} to {new.position.offsets}")

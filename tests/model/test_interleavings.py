@@ -13,6 +13,7 @@ import pytest
 from actors import Actor, Adopter, Expiry, Maintenance, Merger, Network, Nights, Operator, Retention
 from eraser import Eraser
 from exploration import explore, settle
+from importer import Importer
 from layers import Batch, RollUp, Speed
 from settings import (
     ADOPTED,
@@ -687,6 +688,40 @@ SETTINGS = {
         ),
         before=(broker(*DEAD_AND_GOOD, RECORD, ("tick", 60)), Speed("before"), Batch("accepts")),
         world={"accounts": True},
+    ),
+    "hours imported beside both layers": Setting(
+        (broker(RECORD, ("tick", 60)), Speed("speed"), Batch("batch"), Importer("importer")),
+        ("importer publishes", "importer is refused", "batch is refused", "speed is refused"),
+        before=(broker(*ONE_HOUR), Speed("before")),
+    ),
+    "hours imported while the stream's first is restated, and a kill": Setting(
+        (Batch("batch", restates=1), Importer("importer")),
+        ("importer is killed at accept", "importer is killed at check", "importer is refused", "batch is refused"),
+        before=(broker(*TWO_HOURS), Speed("before"), Batch("accepts")),
+        world={"crashes": 1},
+    ),
+    "two imports of the same hours": Setting(
+        (Importer("importer"), Importer("rival")),
+        ("importer gives its files up", "rival gives its files up", "importer is refused"),
+        before=(broker(*ONE_HOUR), Speed("before")),
+        world={"crashes": 1},
+    ),
+    "an import that lands late, or never": Setting(
+        (broker(RECORD), Speed("speed"), Importer("importer"), Network("network")),
+        ("network brings importer", "importer moves a head in its way", "importer finds that it had landed"),
+        before=(broker(*ONE_HOUR), Speed("before")),
+        world={"late": True, "answers_to_lose": 1},
+    ),
+    "files to import that nothing refers to, of a process that sleeps": Setting(
+        (Importer("importer", most=1), Nights(runs=2), Maintenance("maintenance", later=timedelta(0))),
+        ("maintenance removes ['importer-", "importer gives its files up", "importer publishes"),
+        before=(broker(RECORD), Speed("before")),
+        world={"orphans": True},
+    ),
+    "imported hours, and the speed layer's branch is set back": Setting(
+        (broker(("restore",), RECORD), Speed("speed"), Merger("merger"), Importer("importer", most=1)),
+        ("sees speed set back", "importer publishes", "importer is refused"),
+        before=(broker(*TWO_HOURS), Speed("before"), Batch("accepts")),
     ),
     "an hour that is rebuilt while records of it are erased": Setting(
         (Batch("batch", restates=1), Eraser("eraser")),

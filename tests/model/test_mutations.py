@@ -12,6 +12,7 @@ import pytest
 from actors import NIGHT, NOW, Actor, Adopter, Expiry, Maintenance, Network, Nights, Operator, Publisher, Retention
 from eraser import Eraser
 from exploration import explore, forget, settle
+from importer import Importer
 from layers import Batch, RollUp, Speed
 from pyiceberg.table import Table
 from settings import (
@@ -44,6 +45,7 @@ from anabranch.protocol import (
     coverage,
     dead_letters,
     erasure,
+    imported,
     ledger,
     merge,
     publish,
@@ -638,6 +640,21 @@ MUTANTS = [
     mutant(
         speed_plan, "erasure_marks", always(frozenset()), Speed("speed"), Eraser("eraser"), finds="are back",
         name="what a micro-batch is staged by, of an erasure", before=(broker(PERSONAL),), accounts=True,
+    ),
+    mutant(
+        imported, "NAMED_WITHIN", lambda real: timedelta.max, Importer("importer", most=1), Nights(runs=2),
+        Maintenance("maintenance", later=timedelta(0)), finds="which storage does not have",
+        name="the age of files to import", before=(broker(RECORD), Speed("before")), orphans=True,
+    ),
+    mutant(
+        imported, "hours_between", lambda real: lambda first, last: [first], Importer("importer"), Importer("rival"),
+        finds="the table began with", name="that an import ends where the table begins",
+        before=(broker(*ONE_HOUR), Speed("before")),
+    ),
+    mutant(
+        imported, "SETTLED", lambda real: "elsewhere", Importer("importer", most=1), Batch("batch"),
+        finds="not accepted", name="that imported hours are before those which batch has yet to accept",
+        before=(broker(*ONE_HOUR), Speed("before")),
     ),
     mutant(
         erasure, "marks_of", always(frozenset()), Batch("batch"), Eraser("eraser"), finds="are back",

@@ -11,7 +11,7 @@ from anabranch.common.progress import Progress
 from anabranch.iceberg.hour_files import files_by_hour
 from anabranch.iceberg.ledger_files import Span
 from anabranch.job import Job
-from anabranch.offsets.hours import Cut, shift
+from anabranch.offsets.hours import IMPORTED, Cut, shift
 from anabranch.offsets.position import Offsets, Ranges, Topic, clip
 from anabranch.operations.audit.checks import (
     Audited,
@@ -147,6 +147,8 @@ def _audit(job: Job, lake: _Lake, hour: str, topic: Topic | None, with_kafka: bo
 
 def kafka_unavailable_reason(state: State, hour: str, cut: Cut, topic: Topic | None) -> str | None:
     """Why Kafka cannot be read for the hour, or None. Pure."""
+    if cut.topic_id == IMPORTED:
+        return "the hour was imported"
     if topic is None:
         return "the topic does not exist"
     if topic.id != cut.topic_id and cut.offsets:

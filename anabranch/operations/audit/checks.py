@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from anabranch.kafka.batches import ABORTED, CONTROL, PRESENT
-from anabranch.offsets.hours import Cut, Timeline, shift
+from anabranch.offsets.hours import IMPORTED, Cut, Timeline, shift
 from anabranch.operations.audit.count import GONE, Recount
 from anabranch.protocol.ledger_row import HourAccount, Layer, LedgerRow
 
@@ -241,7 +241,7 @@ def check_adjacent_cuts(cuts: Mapping[str, Cut], timeline: Timeline) -> list[Dis
     disagreements = []
     for hour, cut in sorted(cuts.items()):
         before = cuts.get(shift(hour, -1))
-        if before is None or shift(hour, -1) in adopted or before.topic_id != cut.topic_id:
+        if before is None or cut.topic_id == IMPORTED or shift(hour, -1) in adopted or before.topic_id != cut.topic_id:
             continue
         for p, (start, _) in sorted(cut.ranges.items()):
             if p in before.ranges and before.ranges[p][1] != start:

@@ -37,6 +37,7 @@ from anabranch.protocol import erasure, ledger, merge
 from anabranch.protocol.acts import act_now
 from anabranch.protocol.erased import Erasure
 from anabranch.protocol.erasure_filter import keys_of
+from anabranch.protocol.imported import PARTITION
 from anabranch.protocol.ledger_row import LedgerRow
 from anabranch.protocol.publish import Again, Decision, new_id
 from anabranch.protocol.publisher import Publisher
@@ -249,7 +250,7 @@ def _covered_of(state: State, one: Erasure, hour: str) -> Ranges:
     """The offsets of an hour that the erasure is of, by the log that the hour is of."""
     cut = state.cuts.get(hour)
     log = cut.topic_id if cut is not None else _log_of(state, hour)
-    partitions = {*one.ends, *state.position.offsets}
+    partitions = {*one.ends, *state.position.offsets, PARTITION}
     return one.covered(hour, log, dict.fromkeys(partitions, (0, _EVERYTHING)))
 
 

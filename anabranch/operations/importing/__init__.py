@@ -1,0 +1,1 @@
+"""Import: hours whose rows come from files of another system (`anabranch import`)."""

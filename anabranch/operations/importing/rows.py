@@ -1,0 +1,198 @@
+"""Rows of imported hours: which of them are duplicates or erased, their checksum, and their files, read back."""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.typedef import Record
+
+from anabranch.common.errors import Terminal
+from anabranch.common.remote_errors import lake_errors
+from anabranch.iceberg.parquet_writer import PARTITION as PARTITION_FIELDS
+from anabranch.iceberg.parquet_writer import codec_of, data_file_from, open_writer
+from anabranch.iceberg.rewriting import is_same, read_batches
+from anabranch.iceberg.snapshot_writer import delete_quietly
+from anabranch.operations.importing.sources import HOUR, TIME, from_number
+from anabranch.protocol.imported import PARTITION
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from pyiceberg.manifest import DataFile
+    from pyiceberg.table import Table
+
+_ROW_GROUP = 1_000_000
+_EPOCH_DAYS = np.datetime64(0, "D")
+
+
+def ordinals(hours: NDArray[Any]) -> NDArray[Any]:
+    """The number of each row within its hour; rows of an hour follow each other."""
+    starts = np.flatnonzero(np.diff(hours, prepend=hours[:1] - 1)) if len(hours) else np.zeros(0, np.int64)
+    counts = np.diff(starts, append=len(hours))
+    return np.arange(len(hours), dtype=np.int64) - np.repeat(starts, counts)
+
+
+def find_duplicates(rows: pa.Table, key: Iterable[str], lookback: int, later: pa.Table) -> NDArray[Any]:
+    """Which of `rows`, ordered by hour, repeat a row: an earlier one of their hour or of the `lookback` hours before
+    it, or one of `later` in their hour or the `lookback` hours after it, which the table has. As a mask.
+
+    Null parts of a key equal each other. A row whose key is null in every part repeats nothing. `later` has the key and
+    `HOUR`.
+    """
+    names = list(key)
+    ours = rows.select([*names, HOUR]).append_column("_at", pa.array(np.arange(len(rows)), pa.int64()))
+    theirs = later.select([*names, HOUR]).append_column("_at", pa.nulls(len(later), pa.int64()))
+    columns = ", ".join(_quoted(name) for name in names)
+    is_key = " OR ".join(f"{_quoted(name)} IS NOT NULL" for name in names)
+    with duckdb.connect() as connection:
+        connection.execute("SET memory_limit = '2GB'")
+        connection.register("ours", ours)
+        connection.register("theirs", theirs)
+        found = connection.sql(
+            f"""
+            SELECT _at FROM (
+                SELECT _at,
+                    lag({HOUR}) OVER (PARTITION BY {columns}, _at IS NULL ORDER BY {HOUR}, _at) AS before,
+                    min(CASE WHEN _at IS NULL THEN {HOUR} END) OVER (
+                        PARTITION BY {columns} ORDER BY {HOUR} RANGE BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING
+                    ) AS after,
+                    {HOUR}
+                FROM (SELECT * FROM ours UNION ALL SELECT * FROM theirs)
+                WHERE {is_key}
+            )
+            WHERE _at IS NOT NULL AND (before >= {HOUR} - {lookback} OR after <= {HOUR} + {lookback})
+            """
+        ).fetchnumpy()["_at"]
+    mask = np.zeros(len(rows), bool)
+    mask[np.asarray(found, np.int64)] = True
+    return mask
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def checksum(rows: pa.Table) -> str:
+    """A checksum of rows in their order, of the values alone: 128 bits of SHA-256, as hexadecimal digits."""
+    digest = hashlib.sha256()
+    for name, column in zip(rows.column_names, rows.columns, strict=True):
+        digest.update(f"{name} {len(column)} ".encode())
+        _add(digest, pa.concat_arrays(column.chunks) if column.num_chunks else pa.nulls(0, column.type))
+    return digest.hexdigest()[:32]
+
+
+def _add(digest: Any, values: pa.Array) -> None:
+    kind, t = values.type, pa.types
+    digest.update(np.packbits(values.is_valid().to_numpy(zero_copy_only=False)).tobytes())
+    if t.is_struct(kind):
+        for field in range(kind.num_fields):
+            _add(digest, pc.struct_field(values, [field]))
+        return
+    present = values.drop_null()
+    if t.is_map(kind):
+        digest.update(repr(present.to_pylist()).encode())
+    elif t.is_list(kind) or t.is_large_list(kind):
+        digest.update(pc.list_value_length(present).cast(pa.int64()).to_numpy().tobytes())
+        _add(digest, pc.list_flatten(present))
+    elif t.is_boolean(kind):
+        digest.update(present.cast(pa.uint8()).to_numpy().tobytes())
+    elif t.is_decimal(kind):
+        _add(digest, present.cast(pa.string()))
+    elif t.is_temporal(kind):
+        digest.update(present.view(pa.int32() if kind.bit_width == 32 else pa.int64()).to_numpy().tobytes())
+    elif t.is_integer(kind) or t.is_floating(kind):
+        digest.update(present.to_numpy().tobytes())
+    else:
+        binary = present.cast(pa.large_binary())
+        digest.update(pc.binary_length(binary).cast(pa.int64()).to_numpy().tobytes())
+        digest.update(b"".join(binary.to_pylist()))
+
+
+@dataclass(frozen=True)
+class TableRows:
+    """Makes rows of a table from rows of a source. `received`: the source's time is that at which Kafka received a
+    record. `event_time`: the column of the event's own time."""
+
+    table: Table
+    received: bool
+    event_time: str | None
+
+    def made(self, rows: pa.Table, numbers: NDArray[Any]) -> pa.Table:
+        """Rows of the source as rows of the table; `numbers` has each one's number within its hour."""
+        hours, times = rows[HOUR].to_numpy(), rows[TIME]
+        by_number = {int(n): from_number(int(n)) for n in np.unique(hours)}
+        ingest = pa.array([by_number[int(n)] for n in hours], pa.large_string())
+        at = times if self.event_time is None else pc.coalesce(rows[self.event_time], times)
+        columns = {
+            **{name: rows[name] for name in rows.column_names if name not in (HOUR, TIME)},
+            "kafka_partition": pa.array(np.full(len(rows), PARTITION, np.int32)),
+            "kafka_offset": pa.array(numbers),
+            "kafka_timestamp": times if self.received else pa.nulls(len(rows), times.type),
+            "ingest_hour": ingest,
+            "event_date": pc.cast(pc.floor_temporal(at, unit="day"), pa.date32()),
+        }
+        schema = schema_to_pyarrow(self.table.schema())
+        return pa.table([columns[name] for name in schema.names], schema=schema)
+
+    def write(self, rows: pa.Table) -> list[DataFile]:
+        """Write rows of the table to a file for each hour and date, and read each back. Raises Terminal when the rows
+        read back are others; no file is left then. Raises Transient."""
+        written: list[DataFile] = []
+        try:
+            for day, hour, some in _partitions(rows):
+                written.append(self._write(day, hour, some))
+        except BaseException:
+            delete_quietly(self.table, [f.file_path for f in written])
+            raise
+        return written
+
+    def _write(self, day: int, hour: str, rows: pa.Table) -> DataFile:
+        table = self.table
+        folder = table.metadata.properties.get("write.data.path", f"{table.metadata.location}/data").rstrip("/")
+        date = str(_EPOCH_DAYS + day)
+        path = f"{folder}/event_date={date}/ingest_hour={hour}/imported-{uuid.uuid4().hex}.parquet"
+        partition = Record(*(day if name == "event_date" else hour for name in PARTITION_FIELDS))
+        try:
+            with lake_errors(f"write {path}"):
+                with (
+                    table.io.new_output(path).create() as sink,
+                    open_writer(sink, rows.schema, compression=codec_of(table)) as writer,
+                ):
+                    writer.write_table(rows, row_group_size=_ROW_GROUP)
+                with table.io.new_input(path).open() as source:
+                    footer = pq.read_metadata(source)
+                size = len(table.io.new_input(path))
+                made = data_file_from(table, path, size, footer, partition, table.metadata.default_spec_id)
+                if not is_same(read_batches(table, (made,)), iter(rows.to_batches())):
+                    raise Terminal(
+                        f"import hour {hour}: expected to read the {len(rows)} rows that were written to {path}, found "
+                        "others; the file was deleted, nothing was published; report this"
+                    )
+        except BaseException:
+            delete_quietly(table, [path])
+            raise
+        return made
+
+
+def _partitions(rows: pa.Table) -> Iterator[tuple[int, str, pa.Table]]:
+    """The rows of each hour and date, in days since 1970."""
+    days = rows["event_date"].cast(pa.int32())
+    pairs = pa.table({"hour": rows["ingest_hour"], "day": days}).group_by(["hour", "day"]).aggregate([])
+    for pair in sorted(pairs.to_pylist(), key=lambda p: (p["hour"], p["day"])):
+        mask = pc.and_(pc.equal(rows["ingest_hour"], pair["hour"]), pc.equal(days, pair["day"]))
+        yield pair["day"], pair["hour"], rows.filter(mask)
+
+
+def counts_by_hour(hours: NDArray[Any]) -> dict[int, int]:
+    """How many rows each hour has."""
+    numbers, counts = np.unique(hours, return_counts=True)
+    return dict(zip(numbers.tolist(), counts.tolist(), strict=True))

@@ -1,0 +1,97 @@
+"""An import of hours before the stream's first, beside everybody else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, ClassVar
+
+from actors import NOW, Publisher, Step
+from settings import H0
+from small_world import File, Lake, World
+from values import replace
+
+from anabranch.offsets.hours import hours_between, shift
+from anabranch.protocol import imported, merge
+
+PARTITION = imported.PARTITION
+
+
+def source(hour: str) -> tuple[tuple[int, int, int], ...]:
+    """The row that an hour has in the files to import."""
+    return ((PARTITION, 0, -len(hours_between(hour, H0))),)
+
+
+@dataclass(frozen=True)
+class Importer(Publisher):
+    """Imports the `most` hours before the stream's first, one in a publish, newest first. It begins once the stream
+    has."""
+
+    at: str = "idle"
+    most: int = 2
+    began: timedelta = timedelta(0)
+    written: tuple[File, ...] = ()
+    nesting: ClassVar[tuple[str, ...]] = ("idle",)
+
+    def kept(self) -> dict[str, Any]:
+        return {"most": self.most}
+
+    def idle(self, world: World) -> Iterator[Step]:
+        state = world.lake.state
+        hour = shift(state.timeline.first, -1)
+        if hour < shift(H0, -self.most) or not any(state.position.offsets.values()):
+            return
+        path = f"{world.new_id(self.name)}/{hour[-3:]}"
+        file = File(path, hour, source(hour), written=world.age)
+        begun = replace(self, at="check", began=world.age, written=(file,))
+        yield f"writes {hour}", world.write((file,)), begun
+
+    def check(self, world: World) -> Iterator[Step]:
+        if merge.needs_merge(world.lake.state):
+            yield "has to merge", world, replace(self, at="merge", back="check")
+            return
+        loaded = replace(self, lake=world.lake)
+        if loaded.planned(world) is None:
+            yield "gives its files up", world, self.landed()
+        else:
+            yield "decides to import", world, replace(loaded, at="accept")
+
+    def accept(self, world: World) -> Iterator[Step]:
+        publish = self.planned(world)
+        if publish is None:
+            yield "gives its files up", world, self.landed()
+        else:
+            yield from self.publish(world, self.confirming(publish))
+
+    def planned(self, world: World) -> Any:
+        assert self.lake is not None
+        hours: Any = [
+            imported.ImportedHour(f.hour, (f,), imported.account_of(1, 0, 0, {}))  # type: ignore[arg-type]
+            for f in self.written
+        ]
+        state, now = self.lake.state, NOW + world.age
+        return imported.plan_import(state, hours, {0: 0}, self.id, NOW + self.began, now, "")
+
+    def landed(self) -> Publisher:
+        return replace(self, at="idle", lake=None, began=timedelta(0), written=())
+
+    def followed_by(self, then: Publisher) -> Publisher:
+        return then
+
+    def refused(self) -> Publisher:
+        return replace(self, at="check", lake=None)
+
+
+def check(lake: Lake) -> list[str]:
+    """The faults of imported hours in a version of the table."""
+    timeline = lake.state.timeline
+    found = []
+    for hour in hours_between(timeline.first, timeline.first_of_kafka):
+        for branch in ("batch", "main"):
+            rows = tuple(row for f in lake.files_of(branch, hour) for row in f.rows)
+            if rows != source(hour):
+                found.append(f"{hour} is imported, {branch} has {rows} of it")
+        if not lake.state.is_accepted(hour):
+            found.append(f"{hour} is imported, and not accepted")
+    return found
