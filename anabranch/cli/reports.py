@@ -92,12 +92,12 @@ def audit(
 @click.option("--every", metavar="DURATION", default="5 seconds", show_default=True, help="Interval of --follow.")
 @options
 def changes(stream: str, since: str | None, follow: bool, every: str, conf: str | None, output: str) -> None:
-    """List hours completed or restated, in order.
+    """List hours completed, restated or with erased rows, in order.
 
-    For consumers that follow the table. Prints one line for each change (one object with --output json): hour,
-    revision, layer, snapshot, rows, added and removed files, and a token to continue from. SINCE is such a token; or an
-    hour to start from; or a snapshot of main, by id or tag, that the consumer has copied. An hour's rows replace all
-    rows that the consumer has of it.
+    For consumers that follow the table. Prints one line for each change (one object with --output json): hour, kind,
+    revision, layer, snapshot, rows, added and removed files, erasures, and a token to continue from. SINCE is such a
+    token; or an hour to start from; or a snapshot of main, by id or tag, that the consumer has copied. An hour's rows
+    replace all rows that the consumer has of it.
     """
     from contextlib import suppress
 

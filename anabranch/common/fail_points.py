@@ -94,8 +94,13 @@ class Step(Enum):
     EXPIRE_RECORDED = "expire.recorded", "the ledger says that they have expired"
     MAINTAIN_DROPPED = "maintain.dropped", "old hours have left the speed branch, their dead letters have not"
     MAINTAIN_EXPIRED = "maintain.expired", "snapshots of all tables are expired, no file is looked for"
+    MAINTAIN_ENDED = "maintain.ended", "tags and snapshots with erased records are gone, their files are not"
     MAINTAIN_LISTED = "maintain.listed", "the orphans are known, none is deleted"
     MAINTAIN_DELETED = "maintain.deleted", "the orphans are deleted"
+    MAINTAIN_VERSIONS_DELETED = (
+        "maintain.versions-deleted",
+        "versions of files with erased records are deleted, the erasure is recorded",
+    )
     # Egress.
     EGRESS_BEGUN = "egress.begun", "an hour's folder has no _SUCCESS any more, nothing is written"
     EGRESS_WRITTEN = "egress.written", "the hour's files are written, the manifest does not name them"

@@ -26,16 +26,20 @@ def plan_expiry(
     *,
     waiting: Collection[str] = (),
     gone_before: datetime | None = None,
+    ended: Collection[int] = (),
+    dropped: Collection[str] = (),
 ) -> tuple[int, ...]:
     """The snapshots that the next commit removes: staged ones that are published or abandoned, and
     all but the newest. A snapshot staged under an id of `waiting` is never abandoned: a publish
     refers to it. Heads, their ancestors down to the newest publish, tags, and the parents of
     waiting staged snapshots stay. Files are never deleted here. `gone_before`: snapshots from before
-    it have rows that no branch is to keep, so they stay for SNAPSHOTS_OF_EXPIRED alone.
+    it have rows that no branch is to keep, so they stay for SNAPSHOTS_OF_EXPIRED alone. Snapshots of `ended` do not
+    stay. Tags of `dropped` leave with the same commit, so they keep nothing.
     """
     snapshots = table.snapshots()
     published = {s.summary.get(PUBLISH_ID) for s in snapshots if s.summary is not None} | {publishing}
-    kept = {ref.snapshot_id for name, ref in table.metadata.refs.items() if not name.startswith(STAGED)}
+    refs = {name: ref for name, ref in table.metadata.refs.items() if name not in dropped}
+    kept = {ref.snapshot_id for name, ref in refs.items() if not name.startswith(STAGED)}
     kept |= {s.snapshot_id for b in BRANCHES for s in ancestors_to_last_publish(table, b)}
     day_ago = now.timestamp() * 1000 - 86_400_000
     removed, line = [], []
@@ -51,7 +55,11 @@ def plan_expiry(
     old = 0.0
     if gone_before is not None:
         old = min(gone_before, now - SNAPSHOTS_OF_EXPIRED).timestamp() * 1000
-    removed += [s.snapshot_id for number, s in enumerate(line) if number >= keep or s.timestamp_ms < old]
+    removed += [
+        s.snapshot_id
+        for number, s in enumerate(line)
+        if number >= keep or s.timestamp_ms < old or s.snapshot_id in ended
+    ]
     return tuple(id for id in removed if id not in kept)
 
 

@@ -16,24 +16,32 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
 _METADATA = r"metadata/[^/]+\.(metadata\.json|avro|stats|puffin|anabranch)"
-_FOLDERS = ("data", "metadata")
 
 
 def list_table(environment: Environment, table: Table, listed: Callable[[], None] = lambda: None) -> list[Stored]:
     """The files that this table's writers may have written, by their names and folders, so files of
     another table in or beside this one's folder are excluded. Calls `listed` for each file. Raises
     Transient."""
-    location = table.location().rstrip("/")
-    parts = ["".join(f"{re.escape(f.name)}=[^/]*/" for f in spec.fields) for spec in table.specs().values()]
-    pattern = re.compile("|".join([_METADATA, *(rf"data/{part}[^/]+\.parquet" for part in parts)]))
-    below = len(same_file(location)) + 1
-    stored = (f for folder in _FOLDERS for f in list_files(environment, f"{location}/{folder}"))
-    found = []
+    stored = (f for folder in folders_of(table) for f in list_files(environment, folder))
+    is_own, found = own_files(table), []
     for file in stored:
         listed()
-        if pattern.fullmatch(same_file(file.path)[below:]):
+        if is_own(file.path):
             found.append(file)
     return found
+
+
+def folders_of(table: Table) -> tuple[str, ...]:
+    """The folders with the files of a table. Pure."""
+    return tuple(f"{table.location().rstrip('/')}/{folder}" for folder in ("data", "metadata"))
+
+
+def own_files(table: Table) -> Callable[[str], bool]:
+    """Whether a path may be one that this table's writers wrote. Pure."""
+    parts = ["".join(f"{re.escape(f.name)}=[^/]*/" for f in spec.fields) for spec in table.specs().values()]
+    pattern = re.compile("|".join([_METADATA, *(rf"data/{part}[^/]+\.parquet" for part in parts)]))
+    below = len(same_file(table.location().rstrip("/"))) + 1
+    return lambda path: pattern.fullmatch(same_file(path)[below:]) is not None
 
 
 def references(table: Table) -> Iterator[str]:

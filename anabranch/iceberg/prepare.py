@@ -79,10 +79,10 @@ def prepare(table: Table, commit: Commit, now: datetime) -> Prepared:
         updates.append(set_ref(staged_ref(wap_id), snapshot_id, SnapshotRefType.BRANCH))
     dropped = {staged_ref(wap_id) for wap_id in commit.staged} | {*staged_refs(table, commit.expire)}
     updates += [RemoveSnapshotRefUpdate(ref_name=name) for name in sorted(dropped)]
+    updates += [RemoveSnapshotRefUpdate(ref_name=name) for name in commit.drop_tags]
     if commit.expire:
         updates.append(RemoveSnapshotsUpdate(snapshot_ids=list(commit.expire)))
     updates += [set_ref(t.name, t.snapshot_id, SnapshotRefType.TAG, t.max_age_ms) for t in commit.tags]
-    updates += [RemoveSnapshotRefUpdate(ref_name=name) for name in commit.drop_tags]
     return Prepared(tuple(updates), tuple(writer.written))
 
 

@@ -44,6 +44,16 @@ class Upload:
 
 
 @dataclass(frozen=True)
+class Version:
+    """A version of an object that was replaced or deleted since."""
+
+    key: str
+    id: str
+    written: datetime
+    size: int
+
+
+@dataclass(frozen=True)
 class LifecycleRule:
     """An enabled rule of a bucket's lifecycle, as far as it concerns files in use. `is_narrowed`:
     it applies only to tagged objects, or to some sizes. `deletes_after`: a number of days, or a
@@ -191,18 +201,21 @@ class ObjectStore:
     def delete_objects(self, bucket: str, keys: Sequence[str]) -> None:
         """Delete objects, a thousand a request. Raises Terminal (rights) or Transient, with some of them deleted: all
         that can be, unless S3 does not answer."""
+        self._delete(bucket, [{"Key": key} for key in keys], "objects", "s3:DeleteObject")
+
+    def _delete(self, bucket: str, named: Sequence[dict[str, str]], what: str, right: str) -> None:
         left: list[str] = []
-        for i in range(0, len(keys), _DELETED_AT_ONCE):
-            some = [{"Key": key} for key in keys[i : i + _DELETED_AT_ONCE]]
+        for i in range(0, len(named), _DELETED_AT_ONCE):
+            some = named[i : i + _DELETED_AT_ONCE]
             try:
                 answer = self._client.delete_objects(Bucket=bucket, Delete={"Objects": some, "Quiet": True})
             except (ClientError, BotoCoreError) as error:
-                raise self._failed(f"delete {len(some)} objects of bucket {bucket}", error) from error
+                raise self._failed(f"delete {len(some)} {what} of bucket {bucket}", error) from error
             left += [f"{e['Key']}: {e.get('Code')} {e.get('Message')}" for e in answer.get("Errors", ())]
         if left:
             raise Transient(
-                f"delete {len(keys)} objects of bucket {bucket}: expected all to go, found {len(left)} left, first "
-                f"{left[0]}; check the policy (s3:DeleteObject), then run it again"
+                f"delete {len(named)} {what} of bucket {bucket}: expected all to go, found {len(left)} left, first "
+                f"{left[0]}; check the policy ({right}), then run it again"
             )
 
     def has_bucket(self, bucket: str) -> bool:
@@ -219,10 +232,45 @@ class ObjectStore:
         """Whether the bucket keeps versions of deleted and replaced objects. Raises
         ConfigurationError or Transient, also for a server without versioning; so do the other
         methods for a bucket's settings."""
+        return self._versioning(bucket) == "Enabled"
+
+    def had_versions(self, bucket: str) -> bool:
+        """Whether the bucket keeps versions, or has kept some."""
+        return self._versioning(bucket) is not None
+
+    def _versioning(self, bucket: str) -> str | None:
         try:
-            return bool(self._client.get_bucket_versioning(Bucket=bucket).get("Status") == "Enabled")
+            status = self._client.get_bucket_versioning(Bucket=bucket).get("Status")
         except (ClientError, BotoCoreError) as error:
             raise self._failed(f"ask for the versioning of bucket {bucket}", error) from error
+        return str(status) if status else None
+
+    def former_versions(self, bucket: str, prefix: str) -> Iterator[Version]:
+        """The versions of objects whose keys begin with `prefix`, without those that are current. Raises Terminal
+        (rights) or Transient."""
+        try:
+            for page in self._client.get_paginator("list_object_versions").paginate(Bucket=bucket, Prefix=prefix):
+                for entry in page.get("Versions", ()):
+                    if not entry["IsLatest"]:
+                        written = entry["LastModified"].astimezone(UTC)
+                        yield Version(entry["Key"], entry["VersionId"], written, entry["Size"])
+        except (ClientError, BotoCoreError) as error:
+            raise self._failed(f"list the versions of s3://{bucket}/{prefix}", error) from error
+
+    def get_version(self, bucket: str, version: Version) -> bytes:
+        """The contents of a version. Raises as `get` does."""
+        try:
+            answer = self._client.get_object(Bucket=bucket, Key=version.key, VersionId=version.id)
+            body: bytes = answer["Body"].read()
+        except (ClientError, BotoCoreError) as error:
+            raise self._failed(f"read version {version.id} of s3://{bucket}/{version.key}", error) from error
+        TALLY.count(S3_BYTES, "read", len(body))
+        return body
+
+    def delete_versions(self, bucket: str, versions: Sequence[Version]) -> None:
+        """Delete versions, for ever. Raises as `delete_objects` does."""
+        named = [{"Key": version.key, "VersionId": version.id} for version in versions]
+        self._delete(bucket, named, "versions", "s3:DeleteObjectVersion")
 
     def lifecycle(self, bucket: str) -> tuple[LifecycleRule, ...]:
         """The enabled rules of the bucket's lifecycle."""

@@ -7,7 +7,9 @@ anywhere.
 3. Do step 1 for dead letters; remove the partials of expired hours; expire snapshots of the ledger and of the partials,
    and rows of the ledger (`keep.ledger`).
 4. Delete files without a reference, after their minimum age.
-5. Delete what killed processes left in this machine's temporary folder.
+5. End erasures whose deadline has passed (`anabranch.operations.erasure.end`): before step 4 tags and former snapshots,
+   after it versions of deleted objects.
+6. Delete what killed processes left in this machine's temporary folder.
 
 A failed step does not stop the next. At its end a run records its result in the table
 (`anabranch.protocol.maintained`).
@@ -35,7 +37,8 @@ from anabranch.iceberg.ledger_files import SNAPSHOTS_KEPT, MergeStep
 from anabranch.iceberg.orphans import list_table, plan_orphans, references
 from anabranch.iceberg.snapshots import heads, total
 from anabranch.offsets.hours import Timeline, end_of
-from anabranch.operations.erasure.run import forget
+from anabranch.operations.erasure import end
+from anabranch.operations.erasure.status import finished
 from anabranch.operations.retention import LedgerExpired, RowsExpired, expire_ledger, expire_letters, expire_rows
 from anabranch.protocol import dead_letters, ledger, merge
 from anabranch.protocol.ledger import Ledger
@@ -135,8 +138,6 @@ def maintain(job: Job, now: datetime, dry_run: bool = False, publisher: Publishe
     gone_letters = steps.run(
         "expiry of dead letters", lambda: expire_letters(job, publisher, now, dry_run), RowsExpired()
     )
-    if not dry_run:
-        steps.run("erasures", lambda: forget(job, publisher, now), 0)
     letters = steps.run("dead letters", lambda: _maintain_dead_letters(job, now, dry_run), 0)
     expired_by_table, merged = {stream.table: expired, stream.dead_letters_table: letters}, dict[str, int]()
     for name in stream.plain_tables:
@@ -148,9 +149,14 @@ def maintain(job: Job, now: datetime, dry_run: bool = False, publisher: Publishe
     )
     for name in map(stream.partials_table, stream.views):
         expired_by_table[name] = steps.run("views", partial(_expire_partials, job, name, now, dry_run), 0)
+    if not dry_run:
+        steps.run("erasures", lambda: end.end_snapshots(job, now), 0)
     reach(Step.MAINTAIN_EXPIRED)
     found = steps.run("orphans", lambda: _delete_orphans(job, now, dry_run), _Unreferenced())
     reach(Step.MAINTAIN_DELETED)
+    if not dry_run:
+        steps.run("versions", lambda: end.end_versions(job, now), 0)
+        steps.run("erasures", lambda: end.forget(job, publisher, finished(job, now), now), 0)
     left_behind = steps.run("folders", lambda: Size(*clear_abandoned(now, dry_run)), Size())
     folders = {TEMPORARY: MaintainedFolder(left_behind)}
     done = Maintained(
@@ -209,7 +215,8 @@ class _Steps:
 
 
 def _delete_orphans(job: Job, now: datetime, dry_run: bool) -> _Unreferenced:
-    before = now - job.stream.maintain.orphans_after
+    state = load_state(job.lake, job.stream.table)
+    before = end.orphans_before(state, now - job.stream.maintain.orphans_after, now)
     found = _unreferenced(job, before)
     orphans = found.of_age
     names = {name for name, files in orphans.items() if files}

@@ -114,12 +114,15 @@ def plan_done(state: State, erasure: Erasure, id: str, now: datetime) -> Publish
     return _recorded(state, replace(erasure, changed=now, done=now), id)
 
 
-def plan_forget(state: State, log_starts: Offsets, id: str, now: datetime) -> Publish | None:
-    """The publish after which the branches no longer record erasures that are done, whose deadline has passed, and of
-    whose records Kafka, with `log_starts`, has none any more; None where there is none. Pure."""
+def plan_forget(
+    state: State, log_starts: Offsets, finished: Collection[str], id: str, now: datetime
+) -> Publish | None:  # fmt: skip
+    """The publish after which the branches no longer record erasures that are done, whose deadline has passed, of which
+    nothing is left (`finished`), and of whose records Kafka, with `log_starts`, has none any more; None where there is
+    none. Pure."""
 
     def is_over(one: Erasure) -> bool:
-        if one.done is None or now < one.until:
+        if one.done is None or now < one.until or one.id not in finished:
             return False
         is_gone = all(log_starts.get(p, 0) >= end for p, end in one.ends.items())
         return one.topic_id != state.position.topic_id or is_gone

@@ -1,5 +1,5 @@
-"""The changes of a stream: each hour that was completed or restated, for consumers that follow
-`main`.
+"""The changes of a stream: each hour that was completed or restated, or of which rows were erased,
+for consumers that follow `main`.
 
 from serving_layer.changes import changes
 
@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from anabranch.common.errors import ConfigurationError, Transient
 from anabranch.iceberg.hour_files import files_at
@@ -32,6 +32,7 @@ from anabranch.protocol.ledger_row import Layer, LedgerRow
 from anabranch.protocol.state import State, load_state
 from serving_layer.changes.plan import (
     Given,
+    erasures_of,
     newest_of_each,
     plan_given,
     replaced,
@@ -52,6 +53,7 @@ __all__ = ["HourChange", "changes", "follow", "poll", "start_from"]
 
 # Read this many hours in one load of the table; all of them are of that load's snapshot.
 _AT_ONCE = 240
+_UNREAD = tuple(column for column in ledger.BULKY if column != "erasure")
 _HOUR = re.compile(r"\d{4}-\d\d-\d\dT\d\d")
 EVERY = timedelta(seconds=5)
 
@@ -60,11 +62,15 @@ EVERY = timedelta(seconds=5)
 class HourChange:
     """An hour as `main` serves it in `snapshot`. Its rows replace all rows that the consumer has of it.
 
+    `kind`: `completed` for an hour that the consumer has not got before; `erased` when rows that it was given may have
+    been erased, by the `erasures` with these ids; else `replaced`.
+
     `replaces`: the revision that the consumer got before, or None. `removed`: that revision's files that `main` no
     longer serves; None if its snapshots have expired. `token`: to be stored with the hour's rows; continues after it.
     """
 
     hour: str
+    kind: Literal["completed", "replaced", "erased"]
     revision: int
     served: Layer
     snapshot: int
@@ -72,12 +78,14 @@ class HourChange:
     replaces: int | None
     added: tuple[str, ...]
     removed: tuple[str, ...] | None
+    erasures: tuple[str, ...]
     token: str
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON form."""
-        values = {k: v for k, v in vars(self).items() if k not in ("added", "removed", "token")}
-        return values | {"files": {"added": self.added, "removed": self.removed}, "token": self.token}
+        values = {k: v for k, v in vars(self).items() if k not in ("added", "removed", "erasures", "token")}
+        files = {"added": self.added, "removed": self.removed}
+        return values | {"files": files, "erasures": self.erasures, "token": self.token}
 
 
 def changes(
@@ -115,7 +123,7 @@ def start_from(job: Job, since: str | None) -> Token:
     table = job.lake.load(job.stream.table)
     snapshot = table.metadata.snapshot_by_id(snapshot_as_of(job.lake, job.stream, table, since))
     assert snapshot is not None
-    rows = job.ledger.history(without=ledger.BULKY)
+    rows = job.ledger.history(without=_UNREAD)
     return token_at(stream, rows, datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC))
 
 
@@ -138,8 +146,8 @@ def poll(job: Job, token: Token) -> Iterator[HourChange]:
     if new is None:
         LOG.warning("stream %s: the ledger of the token was recreated; delivering all its hours again", job.stream.name)
         token = replace(token, cursor=None, ahead={})
-        new = job.ledger.history(without=ledger.BULKY)
-    ids = {row.decision_id for row in new}
+        new = job.ledger.history(without=_UNREAD)
+    ids, erased = {row.decision_id for row in new}, erasures_of(new)
     todo = newest_of_each(new, token.first)
     while True:
         state = load_state(job.lake, job.stream.table)
@@ -148,7 +156,7 @@ def poll(job: Job, token: Token) -> Iterator[HourChange]:
             LOG.info("stream %s: waiting for main to be merged", job.stream.name)
             return
         # Step 2: select what is complete and was not given yet.
-        given = plan_given(state, token, todo, ids | _recorded(job, state, token), _AT_ONCE)
+        given = plan_given(state, token, todo, ids | _recorded(job, state, token), _AT_ONCE, erased)
         # Step 3: read their files, and the files that they replace.
         for change in _changes(job, state, token, given, ids):
             yield change
@@ -162,7 +170,7 @@ def pending_hours(job: Job, token: Token) -> set[str]:
     """The hours that may have a change behind a token. Raises Transient."""
     new = _rows_behind(job, token)
     if new is None:
-        new = job.ledger.history(without=ledger.BULKY)
+        new = job.ledger.history(without=_UNREAD)
     waiting = waiting_changes(load_state(job.lake, job.stream.table), token.first)
     return {row.hour for row in (*newest_of_each(new, token.first), *waiting)}
 
@@ -170,7 +178,7 @@ def pending_hours(job: Job, token: Token) -> set[str]:
 def _rows_behind(job: Job, token: Token) -> list[LedgerRow] | None:
     name, cursor = job.stream.hours_table, token.cursor
     of_stream = Ledger(job.lake, name)
-    rows = of_stream.history_since(cursor.sequence if cursor is not None else 0, ledger.BULKY)
+    rows = of_stream.history_since(cursor.sequence if cursor is not None else 0, _UNREAD)
     new = rows_after(rows, cursor)
     if new is None and cursor is not None and cursor.sequence <= of_stream.removed_through():
         return rows  # Its row has left with its quarter (`keep.ledger`); some of its commit may be given again.
@@ -180,7 +188,7 @@ def _rows_behind(job: Job, token: Token) -> list[LedgerRow] | None:
 def _recorded(job: Job, state: State, token: Token) -> set[str]:
     """The decision ids in the ledger, for hours with decisions waiting on a branch."""
     hours = {row.hour for row in waiting_changes(state, token.first)}
-    rows = job.ledger.history(hours, ledger.BULKY)
+    rows = job.ledger.history(hours, _UNREAD)
     return {row.decision_id for row in rows}
 
 
@@ -190,7 +198,7 @@ def _changes(job: Job, state: State, token: Token, given: Sequence[Given], new: 
     hours = {g.hour for g in given}
     before: dict[str, tuple[Content, LedgerRow | None]] = {}
     if token.cursor is not None or token.ahead:
-        rows = job.ledger.history(hours, ledger.BULKY)
+        rows = job.ledger.history(hours, _UNREAD)
         before = replaced(token, rows, new)
     main = head(state.table, "main")
     files = files_at(state.table, main, hours)
@@ -198,8 +206,10 @@ def _changes(job: Job, state: State, token: Token, given: Sequence[Given], new: 
     for g in given:
         now, was = files.get(g.hour, {}), before.get(g.hour)
         then = {} if was is None else old.get(g.hour)
+        erasures = g.erasures if was is not None else ()
         yield HourChange(
             hour=g.hour,
+            kind="erased" if erasures else "replaced" if was is not None else "completed",
             revision=g.content.revision,
             served=g.content.layer,
             snapshot=main.snapshot_id,
@@ -207,6 +217,7 @@ def _changes(job: Job, state: State, token: Token, given: Sequence[Given], new: 
             replaces=was[0].revision if was is not None else None,
             added=tuple(sorted(now.keys() - (then or {}).keys())),
             removed=tuple(sorted(then.keys() - now.keys())) if then is not None else None,
+            erasures=erasures,
             token=g.token.encode(),
         )
 
@@ -216,7 +227,8 @@ def _old_files(table: Table, before: dict[str, tuple[Content, LedgerRow | None]]
     hours_of: dict[int, list[str]] = {}
     for hour, (content, row) in before.items():
         tag = table.metadata.refs.get(f"{hour}-r{content.revision}")
-        tagged = tag.snapshot_id if tag is not None and content.layer == "batch" else None
+        is_tagged = tag is not None and content.layer == "batch" and not content.erased
+        tagged = tag.snapshot_id if tag is not None and is_tagged else None
         id = next((i for i in (row.snapshot_id if row is not None else None, tagged) if _is_kept(table, i)), None)
         if id is not None:
             hours_of.setdefault(id, []).append(hour)

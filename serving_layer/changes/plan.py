@@ -6,14 +6,14 @@ which is never older than the row. A decision whose row is not written yet is gi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
 from anabranch.iceberg.clock import MAX_CLOCK_SKEW
 from anabranch.protocol.ledger_row import LedgerRow
 from anabranch.protocol.state import State
-from serving_layer.changes.token import Content, Cursor, Token
+from serving_layer.changes.token import Content, Cursor, Token, digest_of
 
 # Largest clock error. A decision is stamped after its load, by a clock that is wrong by at most this; a commit before
 # that load was stamped by another such clock.
@@ -22,11 +22,13 @@ _DOUBT = 4 * MAX_CLOCK_SKEW
 
 @dataclass(frozen=True)
 class Given:
-    """An hour to give: its content, and the token once it is consumed."""
+    """An hour to give: its content, the token once it is consumed, and the ids of the erasures in it that are behind
+    the token before."""
 
     hour: str
     content: Content
     token: Token
+    erasures: tuple[str, ...] = ()
 
 
 def rows_after(rows: Sequence[LedgerRow], cursor: Cursor | None) -> list[LedgerRow] | None:
@@ -46,8 +48,21 @@ def newest_of_each(rows: Iterable[LedgerRow], first: str) -> list[LedgerRow]:
 
 
 def is_change(row: LedgerRow) -> bool:
-    """Whether a decision may change what `main` serves of a complete hour."""
-    return row.decision in ("accepted", "served")
+    """Whether a decision may change what `main` serves of a complete hour. An erasure of dead letters does not."""
+    return is_erasure(row) or row.decision in ("accepted", "served")
+
+
+def is_erasure(row: LedgerRow) -> bool:
+    """Whether a decision is an erasure of rows."""
+    return row.decision == "erased" and not (row.erasure or {}).get("dead")
+
+
+def erasures_of(rows: Iterable[LedgerRow]) -> dict[str, list[LedgerRow]]:
+    """By hour, the erasures of rows among decisions, in their order."""
+    found: dict[str, list[LedgerRow]] = {}
+    for row in filter(is_erasure, rows):
+        found.setdefault(row.hour, []).append(row)
+    return found
 
 
 def waiting_changes(state: State, first: str) -> list[LedgerRow]:
@@ -63,29 +78,40 @@ def content_of(state: State, hour: str, row: LedgerRow) -> Content:
 
 
 def plan_given(
-    state: State, token: Token, rows: Sequence[LedgerRow], recorded: Collection[str], at_most: int
+    state: State,
+    token: Token,
+    rows: Sequence[LedgerRow],
+    recorded: Collection[str],
+    at_most: int,
+    erased: Mapping[str, Sequence[LedgerRow]],
 ) -> list[Given]:
     """The changes for the first `at_most` of `rows` (newest of their hours, behind the token's
     cursor), and, behind the last row, for decisions that wait in `state` and that the ledger (ids
     `recorded`) lacks. An hour that is not accepted is not complete: its change follows with its
     acceptance. An hour that was already given ahead of its row, with the same content, is not given
-    again. Nor is one that has expired: consumers keep what they have of it.
+    again. Nor is one that has expired: consumers keep what they have of it. `erased`: the erasures
+    behind the token's cursor that the ledger has, by hour.
     """
-    waiting = {row.hour: row for row in waiting_changes(state, token.first) if row.decision_id not in recorded}
+    unrecorded = [row for row in waiting_changes(state, token.first) if row.decision_id not in recorded]
+    waiting, erasing = {row.hour: row for row in unrecorded}, erasures_of(unrecorded)
     pending = {row.hour for row in rows}
     ahead = {h: content for h, content in token.ahead.items() if h in waiting or h in pending}
     given: list[Given] = []
 
     def give(row: LedgerRow, cursor: Cursor | None) -> None:
         hour, was_given = row.hour, ahead.get(row.hour)
+        erasures = [*erased.get(hour, ()), *erasing.get(hour, ())]
         content = content_of(state, hour, row)
+        if erasures:
+            content = replace(content, erased=digest_of(erasures[-1]))
         if hour not in waiting:
             ahead.pop(hour, None)
-        if not state.is_accepted(hour) or state.is_expired(hour) or was_given == content:
+        if not state.is_accepted(hour) or state.is_expired(hour) or _covers(was_given, content):
             return
         if hour in waiting:
             ahead[hour] = content
-        given.append(Given(hour, content, replace(token, cursor=cursor, ahead=dict(ahead))))
+        ids = tuple(sorted({str((e.erasure or {}).get("id")) for e in erasures}))
+        given.append(Given(hour, content, replace(token, cursor=cursor, ahead=dict(ahead)), ids))
 
     for row in rows[:at_most]:
         give(row, Cursor.at(row))
@@ -94,6 +120,12 @@ def plan_given(
         for row in sorted(waiting.values(), key=lambda r: r.hour):
             give(row, cursor)
     return given
+
+
+def _covers(given: Content | None, content: Content) -> bool:
+    """Whether a consumer has a content by what it was given. Without an erasure in what is new, one that was given
+    before counts."""
+    return given is not None and content in (given, replace(given, erased=""))
 
 
 def token_at(stream: str, rows: Sequence[LedgerRow], snapshot_at: datetime) -> Token:
@@ -113,9 +145,19 @@ def replaced(
     """By hour, the content that a consumer with this token got last, and the ledger's row of that
     content if there is one. `rows`: all rows of these hours; rows with ids in `new` are behind its
     cursor."""
-    changing = [row for row in rows if is_change(row) and row.served is not None]
-    contents = {row.decision_id: Content(row.revision, row.served) for row in changing if row.served is not None}
-    given = {row.hour: contents[row.decision_id] for row in changing if row.decision_id not in new}
+    given: dict[str, Content] = {}
+    newest: dict[str, Content] = {}
+    made_of: dict[tuple[str, Content], LedgerRow] = {}
+    for row in filter(is_change, rows):
+        if is_erasure(row) and row.hour in newest:
+            content = replace(newest[row.hour], erased=digest_of(row))
+        elif row.served is not None:
+            content = Content(row.revision, row.served)
+        else:
+            continue
+        newest[row.hour] = content
+        made_of[row.hour, content] = row
+        if row.decision_id not in new:
+            given[row.hour] = content
     given |= token.ahead
-    made_of = {(row.hour, contents[row.decision_id]): row for row in changing}
     return {hour: (content, made_of.get((hour, content))) for hour, content in given.items()}

@@ -17,8 +17,9 @@ def print_change(change: HourChange, output: str) -> None:
 
 def _words(change: HourChange) -> str:
     replaced = f" instead of {change.replaces}" if change.replaces is not None else ""
+    erased = f"  erased by {', '.join(change.erasures)}" if change.erasures else ""
     left = len(change.removed) if change.removed is not None else "?"
     return (
         f"{change.hour}  revision {change.revision}{replaced}  {change.served}  {change.rows} rows  "
-        f"+{len(change.added)} -{left} files  snapshot {change.snapshot}  {change.token}"
+        f"+{len(change.added)} -{left} files{erased}  snapshot {change.snapshot}  {change.token}"
     )

@@ -16,10 +16,12 @@ PREFIX = "ab1."
 
 @dataclass(frozen=True)
 class Content:
-    """The content of an hour in `main`: a revision, from a layer."""
+    """The content of an hour in `main`: a revision, from a layer. `erased`: the digest of the newest erasure in it that
+    is known; empty for none."""
 
     revision: int
     layer: Layer
+    erased: str = ""
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,12 @@ class Cursor:
     @staticmethod
     def at(row: LedgerRow) -> Cursor:
         assert row.sequence is not None
-        return Cursor(row.sequence, hashlib.sha256(row.decision_id.encode()).hexdigest()[:12])
+        return Cursor(row.sequence, digest_of(row))
+
+
+def digest_of(row: LedgerRow) -> str:
+    """What a token has of a decision's id."""
+    return hashlib.sha256(row.decision_id.encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True)
@@ -55,6 +62,9 @@ class Token:
             data["c"] = [self.cursor.sequence, self.cursor.digest]
         if self.ahead:
             data["a"] = {hour: [content.revision, content.layer] for hour, content in sorted(self.ahead.items())}
+        # Apart from "a", whose values earlier versions of the code read as pairs.
+        if erased := {hour: content.erased for hour, content in sorted(self.ahead.items()) if content.erased}:
+            data["e"] = erased
         text = json.dumps(data, separators=(",", ":")).encode()
         return PREFIX + base64.urlsafe_b64encode(text).decode().rstrip("=")
 
@@ -65,7 +75,11 @@ class Token:
             packed = text.removeprefix(PREFIX)
             data = json.loads(base64.urlsafe_b64decode(packed + "=" * (-len(packed) % 4)))
             cursor = Cursor(int(data["c"][0]), str(data["c"][1])) if "c" in data else None
-            ahead = {str(h): Content(int(revision), layer) for h, (revision, layer) in data.get("a", {}).items()}
+            erased = data.get("e", {})
+            ahead = {
+                str(h): Content(int(revision), layer, str(erased.get(h, "")))
+                for h, (revision, layer) in data.get("a", {}).items()
+            }
             return Token(str(data["s"]), str(data.get("f", "")), cursor, ahead)
         except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
             raise ConfigurationError(

@@ -1,6 +1,6 @@
 """Egress: delivers accepted hours to other systems, as a consumer of the changes. 1. Read the
 position: the newest delivery in the stream's table of deliveries (`anabranch.protocol.deliveries`).
-2. List the changes behind it: hours that were completed or restated. 3. Deliver each hour
+2. List the changes behind it: hours that were completed or restated, or of which rows were erased. 3. Deliver each hour
 completely, in place of the target's rows of it, then record the delivery. A process that ends
 between two steps delivers that hour again, which leaves the target as after one delivery:
 docs/how-to/deliver.md for each kind of target, decision 28 for the reason. When a target shows that
@@ -98,8 +98,8 @@ def deliver(job: Job, target: Target, all_again: bool = False) -> Iterator[Deliv
             for change in feed.poll(job, token):
                 hour = open_hour(job, change)
                 if hour is None:
-                    # Its snapshot has expired while earlier hours were delivered: load the changes
-                    # again.
+                    # Its snapshot has expired, or rows were erased, while earlier hours were
+                    # delivered: load the changes again.
                     tried += 1
                     break
                 try:
@@ -123,7 +123,7 @@ def deliver(job: Job, target: Target, all_again: bool = False) -> Iterator[Deliv
                 return
     raise Transient(
         f"egress {target.name} of stream {stream.name}: expected to open an hour's snapshot once in {_TRIES} tries, "
-        "found that it had expired each time; run it again"
+        "found that it had expired, or that rows had been erased since, each time; run it again"
     )
 
 

@@ -16,8 +16,9 @@ import pyarrow as pa
 from anabranch.common.errors import Transient
 from anabranch.common.progress import Progress
 from anabranch.common.remote_errors import lake_errors
-from anabranch.iceberg.snapshots import heads
+from anabranch.iceberg.snapshots import heads, snapshot_properties
 from anabranch.protocol.deliveries import Delivery
+from anabranch.protocol.erased import Erasures
 from anabranch.protocol.ledger_row import Layer
 from serving_layer.changes import HourChange
 from serving_layer.query.datasets import TableFiles, connected, is_reading_failure, plan_files
@@ -126,12 +127,22 @@ def _source(table: Table, files: Iterable[DataFile]) -> str:
     return hashlib.sha256(f"{table.metadata.table_uuid}\n{paths}".encode()).hexdigest()[:32]
 
 
+def _is_erased_since(table: Table, snapshot_id: int) -> bool:
+    """Whether rows have left `main` by an erasure since one of its snapshots."""
+    then, now = (
+        Erasures.from_properties(snapshot_properties(table, id)).changed
+        for id in (snapshot_id, heads(table)["main"])
+    )  # fmt: skip
+    return now is not None and now != then
+
+
 def open_hour(job: Job, change: HourChange) -> Hour | None:
-    """The hour of a change; None when the snapshot that it was looked up in has expired since. Raises Transient."""
+    """The hour of a change; None when the snapshot that it was looked up in has expired since, or rows were erased
+    since. Raises Transient."""
     stream = job.stream
     table = job.lake.load(stream.table)
     snapshot = table.metadata.snapshot_by_id(change.snapshot)
-    if snapshot is None:
+    if snapshot is None or _is_erased_since(table, change.snapshot):
         return None
     planned = plan_files(stream.table, table, change.snapshot, {change.hour})
     with lake_errors(f"read the manifests of {stream.table}"):

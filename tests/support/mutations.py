@@ -81,8 +81,8 @@ MUTATIONS = (
     Mutation(
         "a snapshot that a tag names expires",
         "anabranch/iceberg/expiry.py",
-        "kept = {ref.snapshot_id for name, ref in table.metadata.refs.items() if not name.startswith(STAGED)}",
-        "kept = {ref.snapshot_id for name, ref in table.metadata.refs.items() if name in BRANCHES}",
+        "kept = {ref.snapshot_id for name, ref in refs.items() if not name.startswith(STAGED)}",
+        "kept = {ref.snapshot_id for name, ref in refs.items() if name in BRANCHES}",
         ("tests/unit/protocol/test_publish.py", "tests/unit/operations/test_maintenance.py"),
     ),
     Mutation(

@@ -5,14 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from brokers import Broker
 from lakes import FIRST, StreamLake, new_lake
 from proofs import NOW
+from pydantic import SecretStr
 
+from anabranch.config.environment import Erasure as ErasureKeys
 from anabranch.iceberg.commits import Change, Commit, Outcome
 from anabranch.iceberg.expiry import plan_expiry
+from anabranch.job import Job
 from anabranch.offsets.hours import Cut, Timeline, shift
+from anabranch.operations.erasure import run
 from anabranch.protocol import ledger
 from anabranch.protocol.publish import Publish, new_id
+from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.state import Accepted, accepted_properties
 
 HOURS = [shift(FIRST, n) for n in range(4)]
@@ -52,6 +58,14 @@ def accept(lake: StreamLake, hour: str, rows: int, record: bool = True) -> None:
     assert lake.publish(publish, state) is Outcome.LANDED
     if record:
         lake.ledger.record_waiting(lake.state())
+
+
+def erase(lake: StreamLake, *offsets: int) -> run.Erased:
+    """Erase the records at some offsets, by their ids."""
+    environment = lake.environment.model_copy(update={"erasure": ErasureKeys(key=SecretStr("a key of unit tests"))})
+    job = Job(environment, lake.stream, lake.lake, Broker(log={0: [0] * 40}).adapter)
+    order = run.Order("id", frozenset(f"0-{offset}" for offset in offsets), "case 4711")
+    return run.erase(job, Publisher(lake.lake, lake.stream), order)
 
 
 def confirm(lake: StreamLake) -> None:

@@ -38,12 +38,15 @@ DDL = "id STRING NOT NULL, n INT"
 Row = tuple[str, int, int]
 
 
-def new_environment(folder: Path, **catalog: Any) -> config.Environment:
-    """A lake in a folder; `catalog` has the catalog's settings beside its name and warehouse."""
+def new_environment(folder: Path, s3: config.S3 | None = None, **catalog: Any) -> config.Environment:
+    """A lake in a folder, or in the bucket `lake` of `s3`; `catalog` has the catalog's settings beside its name and
+    warehouse."""
     settings = catalog or {"uri": f"sqlite:///{folder}/catalog.db"}
+    warehouse = f"file://{folder}/warehouse" if s3 is None else "s3://lake/warehouse"
     return config.Environment(
         kafka=config.Kafka(bootstrap_servers="127.0.0.1:1"),
-        catalog=config.Catalog(name="lake", warehouse=f"file://{folder}/warehouse", **settings),
+        catalog=config.Catalog(name="lake", warehouse=warehouse, **settings),
+        s3=s3 or config.S3(),
     )
 
 
@@ -161,11 +164,12 @@ def new_lake(
     ddl: str = DDL,
     owner: str | None = None,
     name: str = "events",
+    s3: config.S3 | None = None,
     **catalog: Any,
 ) -> StreamLake:
     """Create a stream's tables and branches in a folder, at position 0 of every partition. `owner` is the name of
     the stream that the table belongs to."""
-    environment = new_environment(folder, **catalog)
+    environment = new_environment(folder, s3, **catalog)
     stream = new_stream(name=name, topic=name, table=f"games.{name}", schema=ddl, columns=parse_columns(ddl))
     made = StreamLake(folder, Lake(environment), stream, environment)
     position = Position("t", dict.fromkeys(range(partitions), 0))

@@ -177,23 +177,6 @@ def find(job: Job, order: Order) -> Found:
     )
 
 
-def forget(job: Job, publisher: Publisher, now: datetime) -> int:
-    """Remove from the branches erasures that are over (`plan_forget`); returns how many. Raises Transient."""
-    state = load_state(job.lake, job.stream.table)
-    if not any(one.done is not None and one.until <= now for one in state.erasures.all):
-        return 0
-    topic = job.kafka.describe(job.stream.topic, state.position)
-    starts = job.kafka.log_starts(topic) if topic is not None and topic.id == state.position.topic_id else {}
-
-    def decide() -> Decision[int]:
-        state = load_state(job.lake, job.stream.table)
-        publish = erasure.plan_forget(state, starts, new_id(), now)
-        return Decision(state, publish, len(state.erasures.all))
-
-    published = publisher.run(decide, f"forget erasures of {job.stream.name}")
-    return published.result - len(published.state.erasures.all)
-
-
 def _now(job: Job) -> datetime:
     return job.lake.clock.now()
 

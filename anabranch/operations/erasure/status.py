@@ -7,40 +7,52 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from anabranch.common.errors import ConfigurationError
+from anabranch.common.errors import AnabranchError, ConfigurationError
 from anabranch.common.remote_errors import lake_errors
 from anabranch.iceberg.hour_files import files_by_hour
 from anabranch.iceberg.snapshots import BRANCHES
 from anabranch.job import Job
-from anabranch.offsets.hours import hour_of, shift
+from anabranch.offsets.hours import hour_of
+from anabranch.operations.erasure.end import (
+    UNREAD,
+    UNREFERENCED_FOR,
+    Former,
+    former_files,
+    hours_of,
+    rewritten_before,
+    versions_of,
+    written_before,
+)
 from anabranch.operations.erasure.run import rows_found
 from anabranch.operations.erasure.search import Values
-from anabranch.operations.retention import FilesByManifest, Holder, holders_of, is_versioned
+from anabranch.operations.retention import Holder, holders_of
 from anabranch.protocol.acts import Act
 from anabranch.protocol.erased import Erasure
 from anabranch.protocol.erasure import is_read
 from anabranch.protocol.erasure_filter import keys_of, load_requests
 from anabranch.protocol.ledger_row import LedgerRow
+from anabranch.protocol.maintained import read_runs
 from anabranch.protocol.state import State, load_state
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
 
 _AT_ONCE = 16
-_READ = ("quality", "diff", "unknown", "partitions", "sources", "run", "cut")
 
 
 @dataclass(frozen=True)
 class ErasureStatus:
     """An erasure: who asked for it, what it removed, and what is left of it.
 
-    `files`: how many of the replaced files storage still has; `holders`: what refers to them. `gone_at`: when the last
-    of these ends; None where one has no end, or nothing is left. `left`: in words, what is left and why; empty once
-    nothing is. `scanned`: how many rows a scan of every branch found; None without a scan.
+    `files`: how many of the replaced files, and of others that former snapshots have of these hours, storage still has;
+    `holders`: what refers to them. `versions`: how many versions of deleted files from before the rewrite the bucket
+    has; None where they cannot be listed. `gone_at`: when the last of the holders ends; None where one has no end, or
+    nothing is left. `left`: in words, what is left and why; empty once nothing is. `scanned`: how many rows a scan of
+    every branch found; None without a scan.
     """
 
     id: str
@@ -55,6 +67,7 @@ class ErasureStatus:
     hours: Sequence[str]
     replaced: int
     files: int
+    versions: int | None
     holders: Sequence[Holder]
     gone_at: datetime | None
     left: Sequence[str]
@@ -66,18 +79,28 @@ class ErasureStatus:
         return self.done is not None and not self.left
 
 
+@dataclass(frozen=True)
+class _Versions:
+    """The versions of deleted files from before a moment, or why they cannot be listed."""
+
+    count: int | None
+    reason: str = ""
+
+
+def finished(job: Job, now: datetime) -> frozenset[str]:
+    """The ids of the erasures whose deadline has passed and of which nothing is left. Raises Transient."""
+    return frozenset(one.id for one in read_statuses(job, now) if one.until <= now and one.is_certificate)
+
+
 def read_statuses(job: Job, now: datetime, scan: bool = False) -> list[ErasureStatus]:
     """The status of each erasure that the branches record, oldest first. `scan`: look for its values in the rows of
     every branch again, by their hashes. Raises ConfigurationError without a key that a scan needs, Transient."""
     state = load_state(job.lake, job.stream.table)
     if not state.erasures.all:
         return []
-    history = job.ledger.history(None, _READ)
+    history = job.ledger.history(None, UNREAD)
     requests = {r.erasure["id"]: r for r in _requests(job, state) if r.erasure is not None}
-    versioned = is_versioned(job)
-    statuses = [
-        _status(job, state, one, history, requests.get(one.id), now, versioned, scan) for one in state.erasures.all
-    ]
+    statuses = [_status(job, state, one, history, requests.get(one.id), now, scan) for one in state.erasures.all]
     return sorted(statuses, key=lambda status: status.requested)
 
 
@@ -92,16 +115,19 @@ def _status(
     history: Sequence[LedgerRow],
     request: LedgerRow | None,
     now: datetime,
-    versioned: bool | None,
     scan: bool,
 ) -> ErasureStatus:
     rows = [row for row in history if row.erasure is not None and row.erasure.get("id") == one.id]
     parts = [row.erasure for row in rows if row.erasure is not None]
     replaced = {str(path) for part in parts for path in part["files"]}
-    hours = sorted({row.hour for row in rows})
-    letters = job.lake.load(job.stream.dead_letters_table)
-    there = _stored(state.table, replaced)
-    holders = [holder for table in (state.table, letters) for holder in _holders(table, there, hours, one.changed, now)]
+    hours, stream = hours_of(rows, one), job.stream
+    names = (stream.table, stream.dead_letters_table, *map(stream.partials_table, stream.views))
+    tables = {name: job.lake.load(name) for name in names}
+    former = {n: former_files(table, hours, rewritten_before(job, n, one, now)) for n, table in tables.items()}
+    wanted = {path for of_table in former.values() for files in of_table.values() for path in files}
+    there = _stored(state.table, replaced | wanted)
+    holders = [h for n, table in tables.items() for h in _holders(table, former[n], there, one, now)]
+    versions = _count_versions(job, one)
     ends = [holder.until for holder in holders]
     gone_at = max((end for end in ends if end is not None), default=None) if None not in ends else None
     scanned = _scan(job, state, one) if scan else None
@@ -110,8 +136,8 @@ def _status(
         values=len(request.erasure["hashes"]) if request is not None and request.erasure is not None else 0,
         until=one.until, done=one.done, rows=sum(part["rows"] for part in parts),
         dead_letters=sum(part["dead"] for part in parts), hours=hours, replaced=len(replaced), files=len(there),
-        holders=holders, gone_at=gone_at, left=list(_left(state, one, there, holders, now, versioned, scanned)),
-        scanned=scanned,
+        versions=versions.count, holders=holders, gone_at=gone_at,
+        left=list(_left(state, one, there, versions, holders, now, scanned)), scanned=scanned,
     )  # fmt: skip
 
 
@@ -127,26 +153,36 @@ def _stored(table: Table, paths: Collection[str]) -> set[str]:
 
 
 def _holders(
-    table: Table, paths: Collection[str], hours: Sequence[str], removed_at: datetime | None, now: datetime
-) -> list[Holder]:
-    if not paths or not hours:
-        return []
-    wanted, bound = set(hours), shift(max(hours), 1)
-    files = FilesByManifest(table, wanted.__contains__)
-    of_snapshot = {
-        s.snapshot_id: {path: size for path, size in files.of(s, bound).items() if path in paths}
-        for s in table.snapshots()
-    }
-    return list(holders_of(table, of_snapshot, removed_at, now))
+    table: Table, former: Former, paths: Collection[str], one: Erasure, now: datetime
+) -> list[Holder]:  # fmt: skip
+    """What refers to the former files that storage has. `anabranch maintain` ends it by the deadline, but for foreign
+    branches."""
+    of_snapshot = {id: {path: size for path, size in of_one.items() if path in paths} for id, of_one in former.items()}
+    found = holders_of(table, of_snapshot, one.changed, now)
+    return [replace(h, until=min(h.until or one.until, one.until)) if _ends(h) else h for h in found]
+
+
+def _ends(holder: Holder) -> bool:
+    return holder.until is not None or not holder.name.startswith("branch ")
+
+
+def _count_versions(job: Job, one: Erasure) -> _Versions:
+    before = written_before(one)
+    if before is None:
+        return _Versions(0)
+    try:
+        return _Versions(sum(1 for _ in versions_of(job, before)))
+    except AnabranchError as error:
+        return _Versions(None, str(error))
 
 
 def _left(
     state: State,
     one: Erasure,
     there: Collection[str],
+    versions: _Versions,
     holders: Sequence[Holder],
     now: datetime,
-    versioned: bool | None,
     scanned: int | None,
 ) -> list[str]:
     left = []
@@ -158,16 +194,35 @@ def _left(
         left.append(f"a scan found {scanned} rows: run the command again")
     if there:
         held = ", ".join(f"{h.name}{f' until {h.until:%F %H:%M} UTC' if h.until else ''}" for h in holders)
-        why = f"referred to by {held}" if held else "`anabranch maintain` deletes them once they are old enough"
+        days = UNREFERENCED_FOR.days
+        why = f"referred to by {held}" if held else (
+            f"`anabranch maintain` deletes them once they are as old as maintain.orphans_after, after the deadline "
+            f"{days} day old"
+        )  # fmt: skip
         left.append(f"{len(there)} replaced files are stored; {why}")
-        late = [h for h in holders if h.until is None or h.until > one.until]
-        if late:
-            left.append(f"{', '.join(h.name for h in late)} end after the deadline {one.until:%F %H:%M} UTC")
-    if versioned and there:
-        left.append("the bucket keeps deleted files as versions, for as long as its lifecycle rules say")
+        if endless := [h.name for h in holders if h.until is None]:
+            left.append(f"{', '.join(endless)}: no deadline ends a branch of another program; drop it")
+    if versions.count:
+        left.append(
+            f"{versions.count} versions of deleted files are stored; `anabranch maintain` deletes them once the "
+            f"deadline {one.until:%F %H:%M} UTC has passed (s3:DeleteObjectVersion)"
+        )
+    elif versions.count is None:
+        left.append(
+            f"versions of deleted files cannot be listed ({versions.reason}): allow s3:GetBucketVersioning and "
+            "s3:ListBucketVersions, or end versions by a lifecycle rule"
+        )
+    if versions.count and (reason := _last_failure(state.table)):
+        left.append(f"the last `anabranch maintain` could not delete versions: {reason}")
     if left and now > one.until:
         left.append(f"the deadline {one.until:%F %H:%M} UTC has passed")
     return left
+
+
+def _last_failure(table: Table) -> str | None:
+    """Why the last run of maintenance could not delete versions."""
+    runs = read_runs(table.properties)
+    return max(runs, key=lambda run: run.ended).failed.get("versions") if runs else None
 
 
 def _scan(job: Job, state: State, one: Erasure) -> int:

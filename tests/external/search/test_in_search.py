@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import requests
-from accepted_hours import HOURS, accept, four_hours
+from accepted_hours import HOURS, accept, erase, four_hours
 from killed import kill_at
 from lakes import FIRST, StreamLake, new_environment, new_stream
 from search_front import running_search_front
@@ -111,6 +111,12 @@ def test_a_process_killed_anywhere_leaves_each_accepted_record_once(
     run(lake.folder, url)
     assert found(index) == in_main(lake, FIRST, HOURS[2])
     assert len(found(index)) == 9
+    assert run(lake.folder, url) == []
+    erase(lake, 2)
+    kill_at(at, run, lake.folder, url)
+    run(lake.folder, url)
+    assert found(index) == in_main(lake, FIRST, HOURS[2])
+    assert len(found(index)) == 8
     assert run(lake.folder, url) == []
 
 

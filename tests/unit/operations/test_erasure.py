@@ -2,124 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from brokers import Broker
 from click.testing import CliRunner
 from killed import kill_at
-from lakes import FIRST, new_environment, new_lake, new_stream, stage
+from lakes import FIRST, new_environment
+from people import LETTERS, NEXT, NOW, ORDER, People, job_of
 from pydantic import SecretStr
-from pyiceberg.io.pyarrow import schema_to_pyarrow
 
 from anabranch.cli import main
 from anabranch.common.errors import ConfigurationError
 from anabranch.common.fail_points import Step
 from anabranch.config.environment import Erasure as ErasureKeys
-from anabranch.iceberg.commits import Outcome
+from anabranch.iceberg.files import local_path
 from anabranch.iceberg.lake import Lake
-from anabranch.job import Job
-from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.offsets.position import Topic
-from anabranch.operations.erasure import run
+from anabranch.operations.erasure import end, run
 from anabranch.operations.erasure.search import find_words, forms_of
 from anabranch.operations.erasure.status import read_statuses, status_lines
-from anabranch.protocol import ledger
-from anabranch.protocol.dead_letters import waiting_batch, waiting_speed
+from anabranch.operations.maintenance import maintain
 from anabranch.protocol.erased import Erasure, Erasures
 from anabranch.protocol.erasure_filter import load_filter
-from anabranch.protocol.ledger_row import Account, HourAccount
 from anabranch.protocol.publisher import Publisher
-from anabranch.protocol.state import Accepted
-
-NEXT = shift(FIRST, 1)
-CUT = Cut("t", {0: (0, 8)})
-NOW = datetime(2026, 11, 21, 5, tzinfo=UTC)
-ORDER = run.Order("id", frozenset({"anna"}), "case 4711")
-NAMES = ("anna", "bert", "anna", "carl")
-Letters = Sequence[tuple[str, int, bytes]]
-LETTERS: Letters = ((FIRST, 4, b'{"id": "anna", '), (FIRST, 5, b"annabel"), (FIRST, 6, b"x anna y"))
-
-
-class People:
-    """A stream of people: an hour that both layers have, the next one that only the speed layer has, and dead
-    letters."""
-
-    def __init__(self, folder: Path, of_batch: Letters = ()) -> None:
-        timeline = Timeline(FIRST, NEXT, {0: 8}, sealed={FIRST: CUT})
-        self.lake = new_lake(folder, timeline=timeline)
-        lake = self.lake
-        dead = self._dead(LETTERS, "speed")
-        self._speed([(FIRST, o) for o in range(4)], 8, dead)
-        self._speed([(NEXT, 8 + o) for o in range(4)], 12, None)
-        self._accept(of_batch)
-        Publisher(lake.lake, lake.stream).recover()
-
-    def _rows(self, rows: list[tuple[str, int]]) -> Any:
-        schema = schema_to_pyarrow(self.lake.table().schema())
-        values = [
-            {
-                "id": NAMES[o % 4], "n": o, "kafka_partition": 0, "kafka_offset": o, "kafka_timestamp": NOW,
-                "ingest_hour": hour, "event_date": date(2026, 11, 21),
-            }
-            for hour, o in rows
-        ]  # fmt: skip
-        return stage(self.lake.lake, self.lake.name, pa.Table.from_pylist(values, schema=schema))
-
-    def _dead(self, letters: Letters, layer: str) -> Any:
-        name = self.lake.stream.dead_letters_table
-        schema = schema_to_pyarrow(self.lake.lake.load(name).schema())
-        values = [
-            {
-                "topic_id": "t", "kafka_partition": 0, "kafka_offset": o, "ingest_hour": hour, "value": value,
-                "error_code": "malformed_json", "layer": layer,
-            }
-            for hour, o, value in letters
-        ]  # fmt: skip
-        return stage(self.lake.lake, name, pa.Table.from_pylist(values, schema=schema), protected=True)
-
-    def _speed(self, rows: list[tuple[str, int]], end: int, dead: Any) -> None:
-        staged = self._rows(rows)
-        letters = {"dead_letters": (waiting_speed(dead, NOW),)} if dead is not None else {}
-        assert self.lake.publish(self.lake.speed(staged, {0: end}, **letters)) is Outcome.LANDED
-
-    def _accept(self, letters: Letters) -> None:
-        staged, dead = self._rows([(FIRST, o) for o in range(4)]), self._dead(letters, "batch") if letters else None
-        state = self.lake.state()
-        waiting = state.dead_letters if dead is None else (*state.dead_letters, waiting_batch(dead, FIRST, 1, NOW))
-        partitions = {0: Account(8, 4, 3, 0, {"control": 1})}
-        account = HourAccount(offsets=8, good=4, dead=3, duplicate=0, gap=1, gaps={"control": 1}, partitions=partitions)
-        row = ledger.decision(FIRST, "accepted", 1, CUT, NOW, served="batch", account=account)
-        accepted = self.lake.accept(
-            staged, FIRST, Accepted(1, CUT), state, decisions=(row,), timeline=replace(state.timeline, sealed={}),
-            dead_letters=waiting,
-        )  # fmt: skip
-        assert self.lake.publish(accepted, state) is Outcome.LANDED
-
-    @property
-    def job(self) -> Job:
-        return job_of(self.lake.folder, self.lake.lake)
-
-    def erase(self, order: run.Order = ORDER) -> run.Erased:
-        return run.erase(self.job, Publisher(self.lake.lake, self.lake.stream), order)
-
-    def names(self, branch: str) -> list[str]:
-        table = self.lake.table()
-        rows = table.scan(snapshot_id=table.metadata.refs[branch].snapshot_id).to_arrow()
-        return sorted(rows["id"].to_pylist())
-
-    def letters(self, branch: str) -> list[bytes]:
-        table = self.lake.lake.load(self.lake.stream.dead_letters_table)
-        rows = table.scan(snapshot_id=table.metadata.refs[branch].snapshot_id).to_arrow()
-        return sorted(rows["value"].to_pylist())
-
-    def account(self, hour: str) -> Any:
-        return ledger.newest(self.lake.ledger.history([hour])).get(hour)
 
 
 @dataclass
@@ -132,15 +41,15 @@ class Starts(Broker):
         return dict.fromkeys(topic.partitions, self.start)
 
 
-def job_of(folder: Path, lake: Lake) -> Job:
-    keyed = new_environment(folder).model_copy(update={"erasure": ErasureKeys(key=SecretStr("a key of unit tests"))})
-    return Job(keyed, new_stream(), lake, Broker(log={0: [0] * 12}).adapter)
-
-
 def erase_in(folder: Path) -> None:
     """The command in a process of its own."""
-    job = job_of(folder, Lake(new_environment(folder)))
+    job = job_of(new_environment(folder), Lake(new_environment(folder)))
     run.erase(job, Publisher(job.lake, job.stream), ORDER)
+
+
+def maintain_later(folder: Path) -> None:
+    """Maintenance three days later, in a process of its own."""
+    maintain(job_of(new_environment(folder), Lake(new_environment(folder))), datetime.now(UTC) + timedelta(days=3))
 
 
 @pytest.fixture
@@ -219,6 +128,47 @@ def test_the_status_names_what_still_has_erased_records(people: People) -> None:
     [status] = read_statuses(people.job, datetime.now(UTC))
     assert status.is_certificate
     assert status_lines(status)[-1].strip().startswith("nothing is left; done")
+
+
+def test_at_the_deadline_tags_snapshots_and_files_end(people: People) -> None:
+    """The hazard: a tag without an end, former snapshots of the last day, and files younger than three days."""
+    table = people.lake.table()
+    table.manage_snapshots().create_tag(table.metadata.refs["main"].snapshot_id, "audit").commit()
+    people.erase(replace(ORDER, until=timedelta(days=2)))
+    [status] = read_statuses(people.job, datetime.now(UTC))
+    assert {(holder.name, holder.until) for holder in status.holders} > {("tag audit", status.until)}
+    maintain(people.job, datetime.now(UTC) + timedelta(days=1, hours=23))
+    assert "audit" in people.lake.table().metadata.refs
+    assert any(b"anna" in path.read_bytes() for path in people.lake.folder.rglob("*.parquet"))
+
+    maintain(people.job, datetime.now(UTC) + timedelta(days=2, hours=1))
+    assert "audit" not in people.lake.table().metadata.refs
+    assert not [path for path in _replaced(people) if local_path(path).exists()]
+    [status] = read_statuses(people.job, datetime.now(UTC))
+    assert (status.holders, status.files, status.left) == ([], 0, [])
+    assert status.is_certificate
+
+
+def test_a_branch_of_another_program_is_named_and_stays(people: People) -> None:
+    table = people.lake.table()
+    table.manage_snapshots().create_branch(table.metadata.refs["main"].snapshot_id, "theirs").commit()
+    people.erase(replace(ORDER, until=timedelta(0)))
+    later = datetime.now(UTC) + timedelta(days=3)
+    maintain(people.job, later)
+    [status] = read_statuses(people.job, later)
+    assert [(holder.name, holder.until) for holder in status.holders] == [("branch theirs", None)]
+    assert "branch theirs: no deadline ends a branch of another program; drop it" in status.left
+    people.lake.table().manage_snapshots().remove_branch("theirs").commit()
+    maintain(people.job, later)
+    assert read_statuses(people.job, later)[0].is_certificate
+
+
+@pytest.mark.parametrize("step", [Step.MAINTAIN_ENDED, Step.MAINTAIN_VERSIONS_DELETED], ids=lambda step: step.label)
+def test_the_end_of_an_erasure_is_continued_after_a_kill(people: People, step: Step) -> None:
+    people.erase(replace(ORDER, until=timedelta(0)))
+    kill_at(step.label, maintain_later, people.lake.folder)
+    maintain_later(people.lake.folder)
+    assert read_statuses(people.job, datetime.now(UTC))[0].is_certificate
 
 
 def _replaced(people: People) -> list[str]:
@@ -303,14 +253,17 @@ def test_a_payload_may_escape_a_value() -> None:
 
 
 @pytest.mark.parametrize(
-    ("start", "days", "is_over"), [(12, 31, True), (11, 31, False), (12, 29, False)], ids=("over", "in Kafka", "early")
+    ("start", "days", "is_finished", "is_over"),
+    [(12, 31, True, True), (11, 31, True, False), (12, 29, True, False), (12, 31, False, False)],
+    ids=("over", "in Kafka", "early", "something is left"),
 )
 def test_an_erasure_is_forgotten_once_kafka_has_none_of_its_records(
-    people: People, start: int, days: int, is_over: bool
+    people: People, start: int, days: int, is_finished: bool, is_over: bool
 ) -> None:
     one = people.erase().erasure
     job = replace(people.job, kafka=Starts(log={0: [0] * 12}, start=start).adapter)
-    forgotten = run.forget(job, Publisher(job.lake, job.stream), datetime.now(UTC) + timedelta(days=days))
+    later = datetime.now(UTC) + timedelta(days=days)
+    forgotten = end.forget(job, Publisher(job.lake, job.stream), {one.id} if is_finished else (), later)
     assert (forgotten, people.lake.state().erasures.of(one.id) is None) == (int(is_over), is_over)
 
 

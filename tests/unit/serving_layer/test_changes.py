@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from accepted_hours import HOURS, accept, confirm, cut, expire, four_hours
+from accepted_hours import HOURS, accept, confirm, cut, erase, expire, four_hours
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -46,6 +46,7 @@ class Stream:
     """What `main` serves of each hour, the ledger, and the decisions that wait for it."""
 
     served: dict[str, Content] = field(default_factory=dict)
+    erasures: dict[str, int] = field(default_factory=dict)
     rows: list[LedgerRow] = field(default_factory=list)
     waiting: list[LedgerRow] = field(default_factory=list)
     overrides: dict[str, Layer] = field(default_factory=dict)
@@ -70,6 +71,21 @@ class Stream:
         else:
             self.decisions += 1
             self.waiting.append(row(hour, "served", 0, f"d{self.decisions}", layer))
+
+    def erase(self, hour: str, of_rows: bool = True) -> None:
+        """Rows of an hour, or only dead letters."""
+        self.decisions += 1
+        revision = self.served[hour].revision if hour in self.served else 0
+        part = {"id": f"e{self.decisions}", "rows": int(of_rows), "dead": int(not of_rows)}
+        row = ledger.decision(hour, "erased", revision, None, NOW, f"d{self.decisions}", erasure=part)
+        self.waiting.append(row)
+        if of_rows:
+            self.erasures[hour] = self.erasures.get(hour, 0) + 1
+
+    @property
+    def contents(self) -> dict[str, tuple[Content, int]]:
+        """What a consumer of every complete hour has."""
+        return {hour: (content, self.erasures.get(hour, 0)) for hour, content in self.served.items()}
 
     def record(self) -> None:
         """In one append; written decisions wait until the next publish."""
@@ -96,8 +112,9 @@ class Stream:
         new = plan.rows_after(self.rows, token.cursor)
         assert new is not None
         todo, ids = plan.newest_of_each(new, token.first), {r.decision_id for r in self.rows}
+        erased = plan.erasures_of(new)
         while True:
-            for one in plan.plan_given(self.state, token, todo, ids, at_once):
+            for one in plan.plan_given(self.state, token, todo, ids, at_once, erased):
                 yield one
                 token = Token.decode(one.token.encode())
             todo = todo[at_once:]
@@ -108,6 +125,7 @@ class Stream:
 STEPS = st.one_of(
     st.tuples(st.just("accept"), st.sampled_from(HOURS)),
     st.tuples(st.just("serve"), st.sampled_from(HOURS), st.sampled_from(["speed", "batch"])),
+    st.tuples(st.just("erase"), st.sampled_from(HOURS), st.booleans()),
     st.tuples(st.just("record")),
     st.tuples(st.just("confirm")),
     st.tuples(st.just("killed after"), st.integers(0, 2)),
@@ -118,17 +136,18 @@ STEPS = st.one_of(
 @settings(deadline=None, max_examples=400)
 @given(st.lists(STEPS, max_size=30), st.integers(1, 3))
 def test_a_consumer_has_the_rows_of_main_at_the_end_of_every_poll(steps: list[Any], at_once: int) -> None:
-    """Through restatements, overrides, rows that are recorded late, and kills between any two changes."""
-    world, token, held = Stream(), Token("events"), dict[str, Content]()
+    """Through restatements, overrides, erasures, rows that are recorded late, and kills between any two changes."""
+    world, token, held = Stream(), Token("events"), dict[str, tuple[Content, int]]()
     for step, *arguments in [*steps, ("follow",)]:
         if step in ("killed after", "follow"):
             given = list(islice(world.poll(token, at_once), arguments[0] if arguments else None))
             assert len({g.hour for g in given}) == len(given), "only the newest of an hour is given"
             for one in given:
-                held[one.hour] = one.content
+                held[one.hour] = world.contents[one.hour]
+                assert replace(one.content, erased="") == world.served[one.hour]
                 token = Token.decode(one.token.encode())
             if step == "follow":
-                assert held == world.served
+                assert held == world.contents
                 assert not list(world.poll(token, at_once)), "nothing is given twice by a follower that lives"
         else:
             getattr(world, step)(*arguments)
@@ -163,6 +182,35 @@ def test_a_decision_that_waits_for_its_row_is_given_once() -> None:
     assert (two.hour, two.token.ahead) == (HOURS[1], {})
 
 
+def test_an_erasure_is_given_once_and_names_what_it_replaces() -> None:
+    """The hazard: revision and layer stay, so only the erasure's row distinguishes the contents."""
+    world, token = Stream(), Token("events")
+    world.accept(FIRST)
+    (one,) = world.poll(token, 9)
+    world.erase(FIRST)
+    world.erase(FIRST, of_rows=False)
+    for step in (None, world.record, world.confirm):
+        if step is not None:
+            step()
+        (two,) = world.poll(one.token, 9)
+        assert (two.content.revision, two.erasures) == (1, ("e2",))
+        assert not list(world.poll(two.token, 9))
+    ids = {"d2", "d3"}
+    assert plan.replaced(one.token, world.rows, ids) == {FIRST: (Content(1, "batch"), world.rows[0])}
+    assert plan.replaced(two.token, world.rows, set()) == {FIRST: (two.content, world.rows[1])}
+
+
+def test_an_erasure_of_dead_letters_is_no_change() -> None:
+    world, token = Stream(), Token("events")
+    world.accept(FIRST)
+    world.record()
+    (one,) = world.poll(token, 9)
+    world.erase(FIRST, of_rows=False)
+    for step in (lambda: None, world.record, world.confirm):
+        step()
+        assert not list(world.poll(one.token, 9))
+
+
 def test_hours_before_the_first_one_wanted_are_never_given() -> None:
     world = Stream()
     for hour in HOURS[:3]:
@@ -188,7 +236,7 @@ def test_a_snapshots_token_begins_before_whatever_it_may_lack() -> None:
 
 
 def test_a_token_is_short_printable_and_of_one_stream() -> None:
-    token = Token("events", FIRST, Cursor(7, "0123456789ab"), {FIRST: Content(2, "speed")})
+    token = Token("events", FIRST, Cursor(7, "0123456789ab"), {FIRST: Content(2, "speed", "ba9876543210")})
     text = token.encode()
     assert Token.decode(text) == token
     assert text.isascii()
@@ -214,20 +262,24 @@ def in_main(lake: StreamLake) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_follower_of_real_tables_equals_them_at_the_end_of_every_poll(lake: StreamLake, seed: int) -> None:
-    """Restated, given away and back, expired, recorded late; killed after any change, and started from its token."""
+    """Restated, erased, given away and back, expired, recorded late; killed after any change, and started from its
+    token."""
     dice, job = random.Random(seed), job_of(lake)
     held: dict[str, list[str]] = {}
     token: str | None = None
     replays = 0
     for _ in range(14):
         hour = dice.choice(HOURS)
-        step = dice.choice(["accept", "accept", "late", "serve", "confirm", "expire"])
+        step = dice.choice(["accept", "accept", "late", "serve", "confirm", "expire", "erase", "erase"])
         if step in ("accept", "late"):
             accept(lake, hour, dice.randint(1, 9), record=step == "accept")
         elif step == "serve":
             override.serve_hour(Publisher(lake.lake, lake.stream), hour, dice.choice(["speed", "auto"]), "a test")
         elif step == "confirm":
             confirm(lake)
+        elif step == "erase":
+            # A row of each content of the hour, which may have been erased before.
+            erase(lake, cut(hour).ranges[0][0] + dice.randint(0, 3))
         else:
             expire(lake)
         killed_after = dice.choice([None, None, 0, 1])
@@ -261,7 +313,10 @@ def test_the_content_of_a_change(lake: StreamLake, capsys: pytest.CaptureFixture
     assert (second.revision, second.rows, second.replaces, second.removed) == (3, 5, 1, first.added)
     print_change(second, "json")
     printed = json.loads(capsys.readouterr().out)
-    assert list(printed) == ["hour", "revision", "served", "snapshot", "rows", "replaces", "files", "token"]
+    assert list(printed) == [
+        "hour", "kind", "revision", "served", "snapshot", "rows", "replaces", "files", "erasures", "token",
+    ]  # fmt: skip
+    assert (first.kind, second.kind, printed["kind"], printed["erasures"]) == ("completed", "replaced", "replaced", [])
     assert printed["files"] == {"added": list(second.added), "removed": list(first.added)}
     print_change(second, "text")
     assert "revision 3 instead of 1  batch  5 rows  +1 -1 files" in capsys.readouterr().out
@@ -275,6 +330,32 @@ def test_the_content_of_a_change(lake: StreamLake, capsys: pytest.CaptureFixture
     override.serve_hour(Publisher(lake.lake, lake.stream), FIRST, "speed", "a test")
     (fourth,) = feed.poll(job, feed.start_from(job, third.token))
     assert (fourth.served, fourth.revision, fourth.rows, fourth.removed) == ("speed", 4, 10, third.added)
+
+
+def test_the_content_of_an_erasure(lake: StreamLake, capsys: pytest.CaptureFixture[str]) -> None:
+    """After a token from before an erasure, the hours that it was given come again; none with an erased row."""
+    job = job_of(lake)
+    accept(lake, FIRST, 3)
+    accept(lake, HOURS[1], 3)
+    before = list(feed.poll(job, feed.start_from(job, None)))
+    done = erase(lake, 1)
+    (one,) = feed.poll(job, feed.start_from(job, before[-1].token))
+    assert (one.hour, one.kind, one.revision, one.replaces, one.rows) == (FIRST, "erased", 1, 1, 2)
+    assert (one.erasures, one.removed) == ((done.erasure.id,), before[0].added)
+    # Of two erasures between two polls both are named; the files are relative to what was given.
+    accept(lake, HOURS[2], 3)
+    more = {erase(lake, 2).erasure.id, erase(lake, 0, 20).erasure.id}
+    two, three = feed.poll(job, feed.start_from(job, one.token))
+    assert (two.hour, two.kind, set(two.erasures), two.rows, two.removed) == (FIRST, "erased", more, 0, one.added)
+    assert (three.hour, three.kind, three.erasures, three.rows) == (HOURS[2], "completed", (), 2)
+    print_change(two, "text")
+    assert f"+0 -1 files  erased by {', '.join(two.erasures)}  snapshot" in capsys.readouterr().out
+    # An hour that is not complete is given without them once it is.
+    erase(lake, 31)
+    assert not list(feed.poll(job, feed.start_from(job, three.token)))
+    accept(lake, HOURS[3], 2)
+    (four,) = feed.poll(job, feed.start_from(job, three.token))
+    assert (four.hour, four.kind) == (HOURS[3], "completed")
 
 
 def test_a_recreated_ledger_gives_every_hour_again(lake: StreamLake, caplog: pytest.LogCaptureFixture) -> None:

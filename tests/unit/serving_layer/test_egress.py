@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from accepted_hours import HOURS, accept, expire, four_hours
+from accepted_hours import HOURS, accept, erase, expire, four_hours
 from killed import kill_at
 from lakes import FIRST, StreamLake, new_environment, new_stream
 
@@ -108,7 +108,8 @@ def globbed(folder: Path, hour: str) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("step", FOLDER_STEPS, ids=lambda step: step.label)
 def test_a_process_killed_anywhere_leaves_each_accepted_record_once(lake: StreamLake, step: Step) -> None:
-    """Killed with the first content of an hour, and with a restated one, which a reader never sees mixed."""
+    """Killed with the first content of an hour, with a restated one, and after an erasure in it; a reader never sees
+    two of them mixed."""
     accept(lake, FIRST, 7)
     first = in_main(lake, FIRST)
     kill_at(step.label, run, lake.folder) if step is not Step.EGRESS_BEGUN else None
@@ -131,6 +132,15 @@ def test_a_process_killed_anywhere_leaves_each_accepted_record_once(lake: Stream
     run(lake.folder)
     assert globbed(lake.folder, FIRST) == second
     assert globbed(lake.folder, HOURS[2]) == in_main(lake, HOURS[2])
+    assert run(lake.folder) == []
+
+    erase(lake, 2)
+    third = in_main(lake, FIRST)
+    assert third == [row for row in second if row != (0, 2)]
+    kill_at(step.label, run, lake.folder)
+    check(lake.folder, {FIRST: [second, third]})
+    run(lake.folder)
+    assert globbed(lake.folder, FIRST) == third
     assert run(lake.folder) == []
 
 
@@ -174,6 +184,19 @@ def test_hours_whose_snapshot_expires_before_their_turn_are_planned_again(
             expire(lake)
         delivered.append(delivery.hour)
     assert delivered == HOURS
+
+
+def test_no_file_has_a_row_that_was_erased_before_its_hours_turn(lake: StreamLake) -> None:
+    """The hazard: the snapshot of the changes has the row, and stays for a day."""
+    for hour in HOURS[:3]:
+        accept(lake, hour, 3)
+    job, delivered = job_of(lake.folder), list[tuple[str, int]]()
+    for delivery in room.deliver(job, job.stream.egress[0]):
+        if not delivered:
+            erase(lake, 1, 11, 21)
+        delivered.append((delivery.hour, delivery.rows))
+    assert delivered == [(FIRST, 3), (FIRST, 2), (HOURS[1], 2), (HOURS[2], 2)]
+    assert all(globbed(lake.folder, hour) == in_main(lake, hour) for hour in HOURS[:3])
 
 
 def test_a_second_process_at_one_local_root_is_refused(lake: StreamLake) -> None:

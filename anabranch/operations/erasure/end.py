@@ -1,0 +1,202 @@
+"""End erasures whose deadline has passed, as part of `anabranch maintain`: what still has erased records leaves.
+
+1. Tags and former snapshots that have files of the erased hours, from before the rewrite, leave each table.
+2. Files that nothing refers to are deleted once they are a day old (`anabranch.operations.maintenance`).
+3. Versions of deleted objects from before the rewrite are deleted, if the bucket keeps them.
+4. An erasure of which nothing is left leaves the branches, once Kafka has none of its records.
+
+A foreign branch is never dropped: the status names it. Each step may be repeated.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING
+
+from pyiceberg.table.refs import SnapshotRefType
+
+from anabranch.common.fail_points import Step, reach
+from anabranch.iceberg.clock import MAX_CLOCK_SKEW
+from anabranch.iceberg.commits import Commit
+from anabranch.iceberg.expiry import plan_expiry
+from anabranch.iceberg.files import same_file
+from anabranch.iceberg.orphans import folders_of, own_files
+from anabranch.iceberg.s3 import Version, bucket_and_key, bucket_of, open_store
+from anabranch.iceberg.snapshots import PUBLISHED, STAGED, heads, made_at
+from anabranch.iceberg.staging import WITHIN
+from anabranch.offsets.hours import shift
+from anabranch.operations.retention import FilesByManifest
+from anabranch.protocol import erasure
+from anabranch.protocol.erased import Erasure
+from anabranch.protocol.ledger_row import LedgerRow
+from anabranch.protocol.publish import Decision, new_id
+from anabranch.protocol.state import State, load_state
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+    from anabranch.job import Job
+    from anabranch.protocol.publisher import Publisher
+
+LOG = logging.getLogger(__name__)
+
+UNREFERENCED_FOR = timedelta(days=1)
+"""How long files stay that nothing refers to, once a deadline has passed: the least of `maintain.orphans_after`."""
+
+UNREAD = ("quality", "diff", "unknown", "partitions", "sources", "run", "cut")
+"""The columns of the ledger that no part of an erasure is in."""
+
+Former = Mapping[int, Mapping[str, int]]
+"""By snapshot, its files of erased hours that no branch has any more, with their sizes."""
+
+
+def written_before(one: Erasure) -> datetime | None:
+    """The moment after which nothing is written that has its records, by a process that decided before the newest
+    rewrite; None where nothing was rewritten."""
+    return one.changed + WITHIN if one.changed is not None else None
+
+
+def ending(state: State, now: datetime) -> list[Erasure]:
+    """The erasures that are done and whose deadline has passed. Pure."""
+    return [one for one in state.erasures.all if one.done is not None and one.until <= now]
+
+
+def hours_of(history: Iterable[LedgerRow], one: Erasure) -> list[str]:
+    """The hours that an erasure removed records of, oldest first. Pure."""
+    return sorted({row.hour for row in history if row.erasure is not None and row.erasure.get("id") == one.id})
+
+
+def former_files(table: Table, hours: Collection[str], before: datetime | None) -> Former:
+    """What the snapshots from before a moment have of the hours, beside the branches; nothing for None. Raises
+    Transient."""
+    nothing: dict[int, dict[str, int]] = {s.snapshot_id: {} for s in table.snapshots()}
+    if not hours or before is None:
+        return nothing
+    files, bound = FilesByManifest(table, set(hours).__contains__), shift(max(hours), 1)
+    at_heads = {id: files.of(head, bound) for id in heads(table).values() if (head := table.snapshot_by_id(id))}
+    live = {path for of_one in at_heads.values() for path in of_one}
+    old = (s for s in table.snapshots() if s.snapshot_id not in at_heads and made_at(s) <= before)
+    return nothing | {s.snapshot_id: {p: n for p, n in files.of(s, bound).items() if p not in live} for s in old}
+
+
+def rewritten_before(job: Job, name: str, one: Erasure, now: datetime) -> datetime | None:
+    """The moment before which the snapshots of a table may have its records. Partials are computed again later."""
+    if one.changed is None or name not in (job.stream.table, job.stream.dead_letters_table):
+        return now if one.changed is not None else None
+    return one.changed + MAX_CLOCK_SKEW
+
+
+def plan_end(table: Table, former: Former, waiting: Collection[str], id: str, now: datetime) -> Commit | None:
+    """The commit that drops the tags and expires the snapshots that have `former` files; None where there are none.
+    Pure."""
+    has_some = {snapshot for snapshot, files in former.items() if files}
+    tags = tuple(
+        name
+        for name, ref in sorted(table.metadata.refs.items())
+        if ref.snapshot_ref_type == SnapshotRefType.TAG
+        and not name.startswith((PUBLISHED, STAGED))
+        and ref.snapshot_id in has_some
+    )
+    expire = plan_expiry(table, None, now, waiting=waiting, ended=has_some, dropped=tags)
+    if not tags and not has_some & set(expire):
+        return None
+    return Commit(id, heads(table), (), expire=expire, drop_tags=tags)
+
+
+def end_snapshots(job: Job, now: datetime) -> int:
+    """Drop the tags and expire the snapshots that have records of erasures whose deadline has passed; returns how many
+    of both. Idempotent. Raises Transient."""
+    lake, stream, ended = job.lake, job.stream, 0
+    state = load_state(lake, stream.table)
+    if not (erasures := ending(state, now)):
+        return 0
+    history = job.ledger.history(None, UNREAD)
+    for one in erasures:
+        hours = hours_of(history, one)
+        for name in (stream.table, stream.dead_letters_table, *map(stream.partials_table, stream.views)):
+            plan = partial(_plan_table, job, hours, rewritten_before(job, name, one, now), now)
+            while (landed := lake.commit_until_landed(name, f"end erasure {one.id} in {name}", plan)) is not None:
+                ended += len(landed.expire) + len(landed.drop_tags)
+                LOG.info(
+                    "stream %s: ended erasure=%s table=%s snapshots=%d tags=%s", stream.name, one.id, name,
+                    len(landed.expire), ",".join(landed.drop_tags) or "none",
+                )  # fmt: skip
+    reach(Step.MAINTAIN_ENDED)
+    return ended
+
+
+def _plan_table(
+    job: Job, hours: Sequence[str], before: datetime | None, now: datetime, table: Table
+) -> Commit | None:  # fmt: skip
+    state = load_state(job.lake, job.stream.table)
+    waiting = frozenset(str(item["id"]) for item in state.dead_letters)
+    return plan_end(table, former_files(table, hours, before), waiting, new_id(), now)
+
+
+def orphans_before(state: State, before: datetime, now: datetime) -> datetime:
+    """The moment before which files that nothing refers to were written, for maintenance to delete them. `before`: that
+    of maintenance without erasures. Pure."""
+    written = [at for one in ending(state, now) if (at := written_before(one)) is not None]
+    return max([before, *(min(at, now - UNREFERENCED_FOR) for at in written)])
+
+
+def versions_of(job: Job, before: datetime) -> Iterator[tuple[str, Version]]:
+    """The versions of deleted and replaced files of the stream's tables that were written before a moment, each with
+    its bucket; none where the bucket has kept none. Raises Terminal without the right to list them, Transient."""
+    bucket = bucket_of(job.environment.catalog.warehouse)
+    if bucket is None or not open_store(job.environment.s3).had_versions(bucket):
+        return
+    store = open_store(job.environment.s3)
+    for name in tables_of(job):
+        table = job.lake.load(name)
+        is_own = own_files(table)
+        for folder in folders_of(table):
+            place = bucket_and_key(f"s3://{same_file(folder)}/")
+            assert place is not None
+            for version in store.former_versions(*place):
+                if version.written < before and is_own(f"s3://{place[0]}/{version.key}"):
+                    yield place[0], version
+
+
+def tables_of(job: Job) -> tuple[str, ...]:
+    """All tables with files of the stream."""
+    stream = job.stream
+    return (stream.table, stream.dead_letters_table, *stream.plain_tables, *map(stream.partials_table, stream.views))
+
+
+def end_versions(job: Job, now: datetime) -> int:
+    """Delete the versions of deleted files from before the rewrites of erasures whose deadline has passed; returns how
+    many. Raises Terminal without the right, Transient."""
+    state = load_state(job.lake, job.stream.table)
+    written = [at for one in ending(state, now) if (at := written_before(one)) is not None]
+    if not written:
+        return 0
+    by_bucket: dict[str, list[Version]] = {}
+    for bucket, version in versions_of(job, max(written)):
+        by_bucket.setdefault(bucket, []).append(version)
+    for bucket, versions in by_bucket.items():
+        open_store(job.environment.s3).delete_versions(bucket, versions)
+        LOG.info("stream %s: deleted versions of files bucket=%s count=%d", job.stream.name, bucket, len(versions))
+    reach(Step.MAINTAIN_VERSIONS_DELETED)
+    return sum(map(len, by_bucket.values()))
+
+
+def forget(job: Job, publisher: Publisher, finished: Collection[str], now: datetime) -> int:
+    """Remove from the branches the erasures of `finished`, of which nothing is left, once Kafka has none of their
+    records; returns how many. Raises Transient."""
+    state = load_state(job.lake, job.stream.table)
+    if not any(one.id in finished for one in ending(state, now)):
+        return 0
+    topic = job.kafka.describe(job.stream.topic, state.position)
+    starts = job.kafka.log_starts(topic) if topic is not None and topic.id == state.position.topic_id else {}
+
+    def decide() -> Decision[int]:
+        state = load_state(job.lake, job.stream.table)
+        publish = erasure.plan_forget(state, starts, finished, new_id(), now)
+        return Decision(state, publish, len(state.erasures.all))
+
+    published = publisher.run(decide, f"forget erasures of {job.stream.name}")
+    return published.result - len(published.state.erasures.all)

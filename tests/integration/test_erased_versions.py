@@ -1,0 +1,124 @@
+"""The end of an erasure in a bucket that keeps versions: those of files with erased records are deleted once the
+deadline has passed, and the status names a missing right."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from aws import Aws, running_aws
+from people import ORDER, People
+from pydantic import SecretStr
+
+from anabranch import config
+from anabranch.common.errors import AnabranchError
+from anabranch.job import Job
+from anabranch.operations.erasure import end
+from anabranch.operations.erasure.status import read_statuses
+from anabranch.operations.maintenance import maintain
+
+POLICIES = Path(__file__).resolve().parents[2] / "deploy" / "s3"
+# AWS judges a look at a bucket as s3:ListBucket, moto by a name of its own.
+NAMES = {"BUCKET": "lake", '"s3:ListBucket"': '["s3:ListBucket", "s3:HeadBucket"]'}
+ALL = json.dumps({"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "s3:*", "Resource": "*"}]})
+
+
+def policy(*without: str) -> str:
+    """That of `anabranch maintain`, without some of its statements."""
+    text = reduce(lambda text, name: text.replace(name, NAMES[name]), NAMES, (POLICIES / "maintain.json").read_text())
+    read = json.loads(text)
+    return json.dumps(read | {"Statement": [one for one in read["Statement"] if one["Sid"] not in without]})
+
+
+def settings(aws: Aws, keys: tuple[str, str]) -> config.S3:
+    return config.S3(endpoint=aws.url, access_key=SecretStr(keys[0]), secret_key=SecretStr(keys[1]))
+
+
+def versions_with(aws: Any, name: str) -> list[str]:
+    """The keys of all Parquet files of the bucket that have a person, whichever version."""
+    found = []
+    for page in aws.get_paginator("list_object_versions").paginate(Bucket="lake"):
+        for one in page.get("Versions", ()):
+            if one["Key"].endswith(".parquet") and "/events/data" in one["Key"]:
+                body = aws.get_object(Bucket="lake", Key=one["Key"], VersionId=one["VersionId"])["Body"].read()
+                if name in pq.read_table(pa.BufferReader(body))["id"].to_pylist():
+                    found.append(one["Key"])
+    return found
+
+
+def versions(aws: Any) -> set[tuple[str, str]]:
+    """All versions that are not current, by key and id."""
+    pages = aws.get_paginator("list_object_versions").paginate(Bucket="lake")
+    return {(v["Key"], v["VersionId"]) for page in pages for v in page.get("Versions", ()) if not v["IsLatest"]}
+
+
+def objects(aws: Any) -> list[str]:
+    return [
+        one["Key"] for page in aws.get_paginator("list_objects_v2").paginate(Bucket="lake") for one in page["Contents"]
+    ]
+
+
+def run_into_versions(job: Job, later: datetime, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Maintenance that ends before it deletes versions."""
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(end, "end_versions", interrupted)
+        maintain(job, later)
+
+
+def test_versions_of_files_with_erased_records_end_at_the_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running_aws(tmp_path) as aws:
+        root = aws.client("s3")
+        root.create_bucket(Bucket="lake")
+        root.put_bucket_versioning(Bucket="lake", VersioningConfiguration={"Status": "Enabled"})
+        everything = aws.user("everything", ALL)
+        # Moto judges the deletion of several versions by s3:DeleteObject.
+        without = aws.user("without", policy("Delete", "DeleteVersions"))
+        blind = aws.user("blind", policy("FindVersions"))
+        aws.enforce()
+        people = People(tmp_path, s3=settings(aws, everything))
+        people.erase(replace(ORDER, until=timedelta(days=2)))
+        people.erase(replace(ORDER, values=frozenset({"carl"}), until=timedelta(days=20)))
+        later = datetime.now(UTC) + timedelta(days=3)
+        s3 = aws.client("s3", everything)
+        assert versions_with(s3, "anna") != []
+
+        def job_with(keys: tuple[str, str]) -> Job:
+            return replace(
+                people.job, environment=people.job.environment.model_copy(update={"s3": settings(aws, keys)})
+            )
+
+        # The hazard: the files are deleted, and the versions stay.
+        run_into_versions(job_with(everything), later, monkeypatch)
+        assert not [key for key in objects(s3) if "/events/data" in key and key in versions_with(s3, "anna")]
+        assert versions_with(s3, "anna") != []
+        with pytest.raises(AnabranchError, match=r"AccessDenied|s3:DeleteObject"):
+            maintain(job_with(without), later)
+        status = next(one for one in read_statuses(job_with(without), later) if one.until < later)
+        assert status.versions
+        assert any("versions of deleted files are stored" in line for line in status.left)
+        assert any("the last `anabranch maintain` could not delete versions:" in line for line in status.left)
+        status = next(one for one in read_statuses(job_with(blind), later) if one.until < later)
+        assert status.versions is None
+        assert any("allow s3:GetBucketVersioning and s3:ListBucketVersions" in line for line in status.left)
+
+        before = versions(s3)
+        assert before
+        maintain(job_with(everything), later)
+        assert versions_with(s3, "anna") == []
+        # But for what the run itself has replaced since.
+        assert not before & versions(s3)
+        assert all(key.endswith(".metadata.json") for key, _ in versions(s3))
+        assert people.names("main") == ["bert", "bert"]

@@ -1,0 +1,118 @@
+"""A stream of people in a real lake, to erase some of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from brokers import Broker
+from lakes import FIRST, new_lake, new_stream, stage
+from pydantic import SecretStr
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+
+from anabranch import config
+from anabranch.config.environment import Erasure as ErasureKeys
+from anabranch.iceberg.commits import Outcome
+from anabranch.iceberg.lake import Lake
+from anabranch.job import Job
+from anabranch.offsets.hours import Cut, Timeline, shift
+from anabranch.operations.erasure import run
+from anabranch.protocol import ledger
+from anabranch.protocol.dead_letters import waiting_batch, waiting_speed
+from anabranch.protocol.ledger_row import Account, HourAccount
+from anabranch.protocol.publisher import Publisher
+from anabranch.protocol.state import Accepted
+
+NEXT = shift(FIRST, 1)
+CUT = Cut("t", {0: (0, 8)})
+NOW = datetime(2026, 11, 21, 5, tzinfo=UTC)
+ORDER = run.Order("id", frozenset({"anna"}), "case 4711")
+NAMES = ("anna", "bert", "anna", "carl")
+Letters = Sequence[tuple[str, int, bytes]]
+LETTERS: Letters = ((FIRST, 4, b'{"id": "anna", '), (FIRST, 5, b"annabel"), (FIRST, 6, b"x anna y"))
+
+
+class People:
+    """A stream of people: an hour that both layers have, the next one that only the speed layer has, and dead
+    letters."""
+
+    def __init__(self, folder: Path, of_batch: Letters = (), s3: config.S3 | None = None) -> None:
+        timeline = Timeline(FIRST, NEXT, {0: 8}, sealed={FIRST: CUT})
+        self.lake = new_lake(folder, timeline=timeline, s3=s3)
+        lake = self.lake
+        dead = self._dead(LETTERS, "speed")
+        self._speed([(FIRST, o) for o in range(4)], 8, dead)
+        self._speed([(NEXT, 8 + o) for o in range(4)], 12, None)
+        self._accept(of_batch)
+        Publisher(lake.lake, lake.stream).recover()
+
+    def _rows(self, rows: list[tuple[str, int]]) -> Any:
+        schema = schema_to_pyarrow(self.lake.table().schema())
+        values = [
+            {
+                "id": NAMES[o % 4], "n": o, "kafka_partition": 0, "kafka_offset": o, "kafka_timestamp": NOW,
+                "ingest_hour": hour, "event_date": date(2026, 11, 21),
+            }
+            for hour, o in rows
+        ]  # fmt: skip
+        return stage(self.lake.lake, self.lake.name, pa.Table.from_pylist(values, schema=schema))
+
+    def _dead(self, letters: Letters, layer: str) -> Any:
+        name = self.lake.stream.dead_letters_table
+        schema = schema_to_pyarrow(self.lake.lake.load(name).schema())
+        values = [
+            {
+                "topic_id": "t", "kafka_partition": 0, "kafka_offset": o, "ingest_hour": hour, "value": value,
+                "error_code": "malformed_json", "layer": layer,
+            }
+            for hour, o, value in letters
+        ]  # fmt: skip
+        return stage(self.lake.lake, name, pa.Table.from_pylist(values, schema=schema), protected=True)
+
+    def _speed(self, rows: list[tuple[str, int]], end: int, dead: Any) -> None:
+        staged = self._rows(rows)
+        letters = {"dead_letters": (waiting_speed(dead, NOW),)} if dead is not None else {}
+        assert self.lake.publish(self.lake.speed(staged, {0: end}, **letters)) is Outcome.LANDED
+
+    def _accept(self, letters: Letters) -> None:
+        staged, dead = self._rows([(FIRST, o) for o in range(4)]), self._dead(letters, "batch") if letters else None
+        state = self.lake.state()
+        waiting = state.dead_letters if dead is None else (*state.dead_letters, waiting_batch(dead, FIRST, 1, NOW))
+        partitions = {0: Account(8, 4, 3, 0, {"control": 1})}
+        account = HourAccount(offsets=8, good=4, dead=3, duplicate=0, gap=1, gaps={"control": 1}, partitions=partitions)
+        row = ledger.decision(FIRST, "accepted", 1, CUT, NOW, served="batch", account=account)
+        accepted = self.lake.accept(
+            staged, FIRST, Accepted(1, CUT), state, decisions=(row,), timeline=replace(state.timeline, sealed={}),
+            dead_letters=waiting,
+        )  # fmt: skip
+        assert self.lake.publish(accepted, state) is Outcome.LANDED
+
+    @property
+    def job(self) -> Job:
+        return job_of(self.lake.environment, self.lake.lake)
+
+    def erase(self, order: run.Order = ORDER) -> run.Erased:
+        return run.erase(self.job, Publisher(self.lake.lake, self.lake.stream), order)
+
+    def names(self, branch: str) -> list[str]:
+        table = self.lake.table()
+        rows = table.scan(snapshot_id=table.metadata.refs[branch].snapshot_id).to_arrow()
+        return sorted(rows["id"].to_pylist())
+
+    def letters(self, branch: str) -> list[bytes]:
+        table = self.lake.lake.load(self.lake.stream.dead_letters_table)
+        rows = table.scan(snapshot_id=table.metadata.refs[branch].snapshot_id).to_arrow()
+        return sorted(rows["value"].to_pylist())
+
+    def account(self, hour: str) -> Any:
+        return ledger.newest(self.lake.ledger.history([hour])).get(hour)
+
+
+def job_of(environment: config.Environment, lake: Lake) -> Job:
+    """A job with the key of erasures, and a log of twelve records."""
+    keyed = environment.model_copy(update={"erasure": ErasureKeys(key=SecretStr("a key of unit tests"))})
+    return Job(keyed, new_stream(), lake, Broker(log={0: [0] * 12}).adapter)
