@@ -507,6 +507,7 @@ def merge(stream: str, dry_run: bool, conf: str | None, output: str) -> None:
 @click.option("--dry-run", is_flag=True, help="Only show what would be erased.")
 @click.option("--status", is_flag=True, help="Show each erasure, and what is left of it.")
 @click.option("--verify", is_flag=True, help="With --status, scan every branch for the values again.")
+@click.option("--scan", is_flag=True, help="Only look for the values in every byte of the stream's tables.")
 @options
 def erase(
     stream: str,
@@ -517,6 +518,7 @@ def erase(
     dry_run: bool,
     status: bool,
     verify: bool,
+    scan: bool,
     conf: str | None,
     output: str,
 ) -> None:
@@ -525,7 +527,8 @@ def erase(
     Removes rows and dead letters from every branch, and keeps both layers from bringing one back; the account of each
     hour has the class `erased`. An erasure is of the records that Kafka has accepted when it is requested. The same
     command continues it, and changes nothing once it is done. Needs `erasure.key` in conf/anabranch.yaml. With
-    --status, exit code 1 while something is left.
+    --status, exit code 1 while something is left. --scan reads every object of the stream's tables, versions included;
+    exit code 1 if one has a value.
     """
     from anabranch.common.output import print_json
     from anabranch.config.durations import parse_duration
@@ -535,9 +538,12 @@ def erase(
     if status:
         _erasure_status(stream, verify, conf, output)
         return
-    if column is None or file is None or why is None:
+    if column is None or file is None or (why is None and not scan):
         raise click.UsageError("expected --by COLUMN, --values FILE and --why TEXT; or --status")
     values = frozenset(line.rstrip("\r\n") for line in file if line.strip())
+    if scan or why is None:
+        _erasure_scan(stream, column, values, conf, output)
+        return
     try:
         order = run.Order(column, values, why, parse_duration(until))
     except ValueError as error:
@@ -564,6 +570,26 @@ def erase(
         f"{len(removed.hours)} hours"
     )
     click.echo(f"{stream}: {done.left or f'done on every branch; `anabranch erase {stream} --status` shows the rest'}")
+
+
+def _erasure_scan(stream: str, column: str, values: frozenset[str], conf: str | None, output: str) -> None:
+    from anabranch.common.output import print_json
+    from anabranch.operations.erasure.scan import scan
+    from anabranch.operations.erasure.search import Values
+
+    done = scan(open_stream(stream, conf), Values.of(column, values))
+    if output == "json":
+        print_json({"stream": stream, **vars(done)})
+    else:
+        for hit in done.hits:
+            click.echo(f"{stream}: {hit.where}: {hit.path}{f' version {hit.version}' if hit.version else ''}")
+        found = f"{len(done.hits)} places with one" if done.hits else "none"
+        click.echo(
+            f"{stream}: read {done.objects} objects and {done.versions} versions, {done.bytes} bytes: found {found} of "
+            f"{len(values)} values"
+        )
+    if done.hits:
+        sys.exit(1)
 
 
 def _erasure_status(stream: str, verify: bool, conf: str | None, output: str) -> None:

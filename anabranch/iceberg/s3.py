@@ -232,17 +232,23 @@ class ObjectStore:
         """Whether the bucket keeps versions of deleted and replaced objects. Raises
         ConfigurationError or Transient, also for a server without versioning; so do the other
         methods for a bucket's settings."""
-        return self._versioning(bucket) == "Enabled"
-
-    def had_versions(self, bucket: str) -> bool:
-        """Whether the bucket keeps versions, or has kept some."""
-        return self._versioning(bucket) is not None
-
-    def _versioning(self, bucket: str) -> str | None:
         try:
-            status = self._client.get_bucket_versioning(Bucket=bucket).get("Status")
+            return self._versioning(bucket) == "Enabled"
         except (ClientError, BotoCoreError) as error:
             raise self._failed(f"ask for the versioning of bucket {bucket}", error) from error
+
+    def had_versions(self, bucket: str) -> bool:
+        """Whether the bucket keeps versions, or has kept some; False for a server without versioning. Raises
+        ConfigurationError (rights) or Transient."""
+        try:
+            return self._versioning(bucket) is not None
+        except (ClientError, BotoCoreError) as error:
+            if _status(error) in (405, 501):
+                return False
+            raise self._failed(f"ask for the versioning of bucket {bucket}", error) from error
+
+    def _versioning(self, bucket: str) -> str | None:
+        status = self._client.get_bucket_versioning(Bucket=bucket).get("Status")
         return str(status) if status else None
 
     def former_versions(self, bucket: str, prefix: str) -> Iterator[Version]:
