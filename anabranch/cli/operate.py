@@ -285,9 +285,16 @@ def hold(stream: str, hours: str, release: bool, why: str, conf: str | None, out
 
 @click.command("import")
 @stream_argument()
-@click.option("--files", metavar="FOLDER", required=True, help="A folder of Parquet files, s3://… or a local path.")
+@click.option("--files", metavar="FOLDER", required=True, help="Parquet files or an Iceberg table, s3://… or local.")
 @click.option("--hours", metavar="A..B", required=True, help="The hours to import; A.. is up to the stream's first.")
 @click.option("--time", metavar="COLUMN", help="The column with the time at which a row was received.")
+@click.option(
+    "--seam",
+    type=click.Choice(["offsets", "key"]),
+    default="offsets",
+    show_default=True,
+    help="How to find rows that Kafka has; offsets where the files have them.",
+)
 @click.option("--why", metavar="TEXT", help="The reason, for the ledger.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be imported.")
 @options
@@ -296,6 +303,7 @@ def import_(
     files: str,
     hours: str,
     time: str | None,
+    seam: Literal["offsets", "key"],
     why: str | None,
     dry_run: bool,
     conf: str | None,
@@ -315,7 +323,7 @@ def import_(
 
     first, last = _hours_to_import(hours)
     job = open_stream(stream, conf)
-    order = run.Order(files, first, last, time, why)
+    order = run.Order(files, first, last, time, seam == "key", why)
     if dry_run:
         planned = run.plan(job, order)
         if output == "json":
@@ -352,10 +360,18 @@ def _hours_to_import(text: str) -> tuple[str, str | None]:
 
 def _import_view(plan: Plan) -> dict[str, Any]:
     left = {"before": plan.before, "of_kafkas_hours": plan.after}
-    return {"files": plan.files, "hours": dict(sorted(plan.hours.items())), "known": list(plan.known), "left_out": left}
+    return {
+        "files": plan.files,
+        "hours": dict(sorted(plan.hours.items())),
+        "known": list(plan.known),
+        "left_out": left,
+        "notes": list(plan.notes),
+    }
 
 
 def _print_left_out(stream: str, plan: Plan) -> None:
+    for note in plan.notes:
+        click.echo(f"{stream}: {note}")
     if plan.known:
         click.echo(
             f"{stream}: {len(plan.known)} hours with rows are imported already: {plan.known[0]} to {plan.known[-1]}"

@@ -22,7 +22,7 @@ from anabranch.iceberg.parquet_writer import PARTITION as PARTITION_FIELDS
 from anabranch.iceberg.parquet_writer import codec_of, data_file_from, open_writer
 from anabranch.iceberg.rewriting import is_same, read_batches
 from anabranch.iceberg.snapshot_writer import delete_quietly
-from anabranch.operations.importing.sources import HOUR, TIME, from_number
+from anabranch.operations.importing.sources import HOUR, PLACE, TIME, from_number
 from anabranch.protocol.imported import PARTITION
 
 if TYPE_CHECKING:
@@ -71,6 +71,27 @@ def find_duplicates(rows: pa.Table, key: Iterable[str], lookback: int, later: pa
             )
             WHERE _at IS NOT NULL AND (before >= {HOUR} - {lookback} OR after <= {HOUR} + {lookback})
             """
+        ).fetchnumpy()["_at"]
+    mask = np.zeros(len(rows), bool)
+    mask[np.asarray(found, np.int64)] = True
+    return mask
+
+
+def find_known(rows: pa.Table, key: Iterable[str], known: pa.Table) -> NDArray[Any]:
+    """Which of `rows` have a key that `known` has, as a mask. Null parts of a key equal each other; a key that is null
+    in every part is none."""
+    names = list(key)
+    ours = rows.select(names).append_column("_at", pa.array(np.arange(len(rows)), pa.int64()))
+    theirs = known.select(names)
+    columns = ", ".join(_quoted(name) for name in names)
+    equal = " AND ".join(f"o.{_quoted(name)} IS NOT DISTINCT FROM t.{_quoted(name)}" for name in names)
+    is_key = " OR ".join(f"o.{_quoted(name)} IS NOT NULL" for name in names)
+    with duckdb.connect() as connection:
+        connection.execute("SET memory_limit = '2GB'")
+        connection.register("ours", ours)
+        connection.register("theirs", theirs)
+        found = connection.sql(
+            f"SELECT o._at FROM ours o SEMI JOIN (SELECT DISTINCT {columns} FROM theirs) t ON {equal} WHERE {is_key}"
         ).fetchnumpy()["_at"]
     mask = np.zeros(len(rows), bool)
     mask[np.asarray(found, np.int64)] = True
@@ -133,7 +154,7 @@ class TableRows:
         ingest = pa.array([by_number[int(n)] for n in hours], pa.large_string())
         at = times if self.event_time is None else pc.coalesce(rows[self.event_time], times)
         columns = {
-            **{name: rows[name] for name in rows.column_names if name not in (HOUR, TIME)},
+            **{name: rows[name] for name in rows.column_names if name not in (HOUR, TIME, *PLACE)},
             "kafka_partition": pa.array(np.full(len(rows), PARTITION, np.int32)),
             "kafka_offset": pa.array(numbers),
             "kafka_timestamp": times if self.received else pa.nulls(len(rows), times.type),

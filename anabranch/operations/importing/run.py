@@ -22,11 +22,22 @@ from anabranch.iceberg.hour_files import files_by_hour
 from anabranch.iceberg.snapshot_writer import delete_quietly
 from anabranch.iceberg.snapshots import head
 from anabranch.job import Job
-from anabranch.offsets.hours import shift
-from anabranch.operations.importing.rows import TableRows, checksum, counts_by_hour, find_duplicates, ordinals
+from anabranch.offsets.hours import IMPORTED, hour_of, shift, start_of
+from anabranch.operations.importing.rows import (
+    TableRows,
+    checksum,
+    counts_by_hour,
+    find_duplicates,
+    find_known,
+    ordinals,
+)
 from anabranch.operations.importing.sources import (
     HOUR,
+    KAFKAS,
+    PLACE,
     Counted,
+    Seam,
+    Source,
     SourceReader,
     from_number,
     list_source,
@@ -49,6 +60,7 @@ from anabranch.protocol.imported import (
 from anabranch.protocol.publish import Again, Decision, new_id
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.state import State, load_state
+from anabranch.protocol.watermarks import Watermarks
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -67,12 +79,14 @@ _RECEIVED = ("kafka_timestamp", "timestamp")
 @dataclass(frozen=True)
 class Order:
     """What an operator wants imported: the files of a folder, into hours from `first` to `last` (None: up to the one
-    before the stream's first). `time`: the column that a row's hour follows from."""
+    before the stream's first). `time`: the column that a row's hour follows from. `by_key`: Kafka's places in the
+    files do not count."""
 
     source: str
     first: str
     last: str | None = None
     time: str | None = None
+    by_key: bool = False
     why: str | None = None
 
 
@@ -80,7 +94,7 @@ class Order:
 class Plan:
     """What an import has to do: hours and their source rows, newest first. `before` and `after`: the rows of the source
     that are of hours before the first of them, and of hours that have Kafka's records. `known`: hours that are imported
-    already."""
+    already. `notes`: facts about the source and the seam, in words."""
 
     source: str
     files: int
@@ -88,6 +102,7 @@ class Plan:
     before: int
     after: int
     known: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -152,7 +167,8 @@ class _Import:
         self._stream, self._lake = job.stream, job.lake
         self._location = location_of(order.source)
         self._act: Act = act_now("import", order.why)
-        table = self._lake.load(self._stream.table)
+        state = load_state(self._lake, self._stream.table)
+        table = state.table
         require_columns(table, self._stream)
         columns = [column.name for column in self._stream.columns]
         physical = schema_to_pyarrow(table.schema(), include_field_ids=False)
@@ -162,28 +178,45 @@ class _Import:
             pa.schema([physical.field(name) for name in columns]),
             order.time,
             event_time.column if event_time is not None else None,
+            None if order.by_key else self._seam(state),
         )
+        self._late: pa.Table | None = None
+        self._source = Source(())
         self._counted: list[Counted] | None = None
 
     def counted(self) -> list[Counted]:
         """The files with their rows by hour. They are listed and counted once."""
         if self._counted is None:
-            files = list_source(self._job.environment, self._location)
+            self._source = list_source(self._job.environment, self._reader.io, self._location)
             self._counted = []
-            with Progress(LOG, f"count rows of {self._order.source}", "files", len(files)) as progress:
-                for file in files:
+            files = len(self._source.files)
+            with Progress(LOG, f"count rows of {self._order.source}", "files", files) as progress:
+                for file in self._source.files:
                     self._counted.append(self._reader.count(file))
                     progress.step()
         return self._counted
+
+    def _seam(self, state: State) -> Seam | None:
+        """None for a stream that left the log it began in: places in the files may be of any of its logs."""
+        logs = [adoption.topic_id for adoption in state.timeline.adoptions]
+        if [topic_id for topic_id in logs if topic_id != IMPORTED]:
+            return None
+        return Seam(begins_of(state, self._job.ledger), to_number(state.timeline.first_of_kafka) - 1)
 
     def plan(self, state: State) -> Plan:
         order = self._order
         todo = plan_hours(state, order.first, order.last, self._stream.keep.rows, self._lake.clock.now())
         files = self.counted()
+        self._require_log(state)
         total = Counter[int]()
         for counted in files:
             total.update(counted.rows)
         begin, end = to_number(order.first), to_number(state.timeline.first_of_kafka)
+        after = {hour: n for hour, n in total.items() if end <= hour < KAFKAS}
+        if after and self._last_of_files(state) in todo:
+            self._late = self._find_late(state, after)
+            total[end - 1] += len(self._late)
+        late = len(self._late) if self._late is not None else 0
         known = {from_number(n): rows for n, rows in total.items() if to_number(state.timeline.first) <= n < end}
         self._require_same(known)
         return Plan(
@@ -191,15 +224,86 @@ class _Import:
             len(files),
             {hour: total.get(to_number(hour), 0) for hour in todo},
             sum(n for hour, n in total.items() if hour < begin),
-            sum(n for hour, n in total.items() if hour >= end),
+            sum(n for hour, n in total.items() if hour >= end) - late,
             tuple(sorted(known)),
+            (*self._source.notes, *self._words_of_seam(late)),
         )
+
+    def _words_of_seam(self, late: int) -> list[str]:
+        """How rows that Kafka has are distinguished."""
+        exact = sum(1 for counted in self.counted() if counted.ends is not None)
+        words = []
+        if exact:
+            words.append(f"the seam to Kafka is exact in {exact} files, which have Kafka's partitions and offsets")
+        if others := len(self.counted()) - exact:
+            words.append(
+                f"the seam to Kafka is by {', '.join(self._stream.key)} in {others} files; {late} of their rows are of "
+                "hours of Kafka's and not in the table"
+            )
+        return words
+
+    def _require_log(self, state: State) -> None:
+        """Refuse files whose places are of another log than the stream's. Raises Refused, Transient."""
+        early = next((c for c in self.counted() if c.early), None)
+        ends = dict[int, int]()
+        for counted in self.counted():
+            ends |= {p: max(e, ends.get(p, 0)) for p, e in (counted.ends or {}).items()}
+        unread = {p: e for p, e in ends.items() if e > state.position.offsets.get(p, 0)}
+        found = None
+        if early is not None:
+            found = f"{early.early} rows of {early.file.name} that are older than hour {state.timeline.first_of_kafka}"
+        elif unread:
+            topic = self._job.kafka.describe(self._stream.topic, state.position)
+            log = self._job.kafka.stable_ends(topic) if topic is not None else {}
+            found = next((f"offset {e - 1} of partition {p}" for p, e in unread.items() if e > log.get(p, 0)), None)
+        if found is not None:
+            raise Refused(
+                f"import {self._order.source}: expected places in the log that the stream reads, found {found}: the "
+                "files are of another topic, or of a log before it was recreated; --seam key does without their places"
+            )
+
+    def _find_late(self, state: State, hours: Mapping[int, int]) -> pa.Table:
+        """The rows of hours of Kafka's that are not in the table, by the stream's key: records that Kafka had deleted
+        before the stream began. They are imported into the hour before. Raises Transient while the table lacks what
+        Kafka had by then."""
+        now = start_of(hour_of(self._lake.clock.now()))
+        until = min(start_of(shift(from_number(max(hours)), 1)), now)
+        fresh = Watermarks.from_properties(state.branch_properties["main"]).fresh_through
+        if fresh is None or fresh < until:
+            raise Transient(
+                f"import {self._order.source}: expected a table that has Kafka's records up to {until:%F %T} UTC, "
+                f"since rows of the files that it lacks are to be imported, found it fresh through {fresh}; run it "
+                "again later"
+            )
+        parts = [self._reader.empty()]
+        for number in sorted(hours):
+            rows = self._reader.read(self.counted(), number, number)
+            is_known = find_known(rows, self._stream.key, self._keys(state, self._hours_around(state, number)))
+            parts.append(rows.filter(pa.array(~is_known)))
+        late = pa.concat_tables(parts)
+        last = to_number(state.timeline.first_of_kafka) - 1
+        return late.drop_columns([HOUR]).append_column(HOUR, pa.array([last] * len(late), pa.int64()))
+
+    def _hours_around(self, state: State, number: int) -> list[str]:
+        """The hours of Kafka's that may have a row whose time is of an hour: all, if the time is not Kafka's."""
+        first = to_number(state.timeline.first_of_kafka)
+        last = max(to_number(state.timeline.open), to_number(hour_of(self._lake.clock.now())))
+        if self._is_received():
+            first, last = max(first, number - 1), min(last, number + 1 + self._stream.batch.lookback_hours)
+        return [from_number(n) for n in range(first, last + 1)]
+
+    def _is_received(self) -> bool:
+        """Whether the source's times are those at which Kafka received records."""
+        if not self.counted():
+            return False
+        file = self.counted()[0].file
+        return self._reader.time_of(file, self._reader.names_of(file)) in _RECEIVED
 
     def _require_same(self, known: Mapping[str, int]) -> None:
         rows = ledger.newest(self._job.ledger.history(known, ("partitions", "quality", "diff", "unknown")))
         for hour, number in sorted(known.items()):
             imported = rows[hour].imported if hour in rows else None
-            if imported is not None and imported["rows"] != number:
+            if imported is not None and imported["rows"] - imported.get("late", 0) != number:
                 raise Refused(
                     f"import {self._order.source}: hour {hour}: expected the {imported['rows']} rows that it was "
                     f"imported with from {imported['source']}, found {number}; the hour stays as it is: remove the "
@@ -232,11 +336,15 @@ class _Import:
         lookback = self._stream.batch.lookback_hours
         behind = max(first - lookback, to_number(self._order.first))
         read = self._reader.read(self.counted(), behind, last)
+        late = self._late if self._late is not None and hours[-1] == self._last_of_files(state) else None
+        if late is not None:
+            read = pa.concat_tables([read, late])
         repeated = find_duplicates(read, self._stream.key, lookback, self._later(state, hours[-1]))
+        repeated |= find_duplicates(read, PLACE, 0, self._reader.empty())
         own = read[HOUR].to_numpy() >= first
         rows, repeated = read.filter(pa.array(own)), repeated[own]
         numbers = rows[HOUR].to_numpy()
-        self._require_counted(hours, counts_by_hour(numbers))
+        self._require_counted(hours, counts_by_hour(numbers), last, len(late) if late is not None else 0)
         erased = self._erased(state, rows)
         repeated &= ~erased
         good = ~(repeated | erased)
@@ -247,17 +355,23 @@ class _Import:
         for hour in hours:
             of_hour = numbers == to_number(hour)
             said = self._said(hour, rows.filter(pa.array(of_hour)))
+            if late is not None and to_number(hour) == last:
+                said["late"] = len(late)
             account = account_of(int(of_hour.sum()), int(repeated[of_hour].sum()), int(erased[of_hour].sum()), said)
             own_files = tuple(f for f in files if f.partition[1] == hour)
             assert sum(f.record_count for f in own_files) == account.good
             imported.append(ImportedHour(hour, own_files, account))
         return _Written(new_id(), began, tuple(imported), self._basis(state, imported))
 
-    def _require_counted(self, hours: Sequence[str], found: Mapping[int, int]) -> None:
-        """Raise Transient where a file has other rows than those that were counted."""
+    def _last_of_files(self, state: State) -> str:
+        return shift(state.timeline.first_of_kafka, -1)
+
+    def _require_counted(self, hours: Sequence[str], found: Mapping[int, int], last: int, late: int) -> None:
+        """Raise Transient where a file has other rows than those that were counted. `late`: the rows that come to the
+        hour `last` beside its own."""
         for hour in hours:
             number = to_number(hour)
-            counted = sum(c.rows.get(number, 0) for c in self.counted())
+            counted = sum(c.rows.get(number, 0) for c in self.counted()) + (late if number == last else 0)
             if found.get(number, 0) != counted:
                 raise Transient(
                     f"import {self._order.source}: hour {hour}: expected the {counted} rows that were counted before, "
@@ -267,20 +381,22 @@ class _Import:
     def _said(self, hour: str, rows: pa.Table) -> dict[str, Any]:
         """What the ledger records of an hour's source rows."""
         files = sum(1 for c in self.counted() if to_number(hour) in c.rows)
-        sum_ = checksum(rows.drop_columns([HOUR]))
+        sum_ = checksum(rows.drop_columns([HOUR, *PLACE]))
         return {"source": self._location, "files": files, "rows": len(rows), "checksum": sum_}
 
     def _maker(self, state: State) -> TableRows:
-        file, event_time = self.counted()[0].file, self._stream.event_time
-        time = self._reader.time_of(file, self._reader.names_of(file))
-        return TableRows(state.table, time in _RECEIVED, event_time.column if event_time is not None else None)
+        event_time = self._stream.event_time
+        return TableRows(state.table, self._is_received(), event_time.column if event_time is not None else None)
 
     def _later(self, state: State, last: str) -> pa.Table:
         """The keys of the hours behind `last` that look for duplicates in it, as `main` has them."""
-        hours = [shift(last, by + 1) for by in range(self._stream.batch.lookback_hours)]
+        return self._keys(state, [shift(last, by + 1) for by in range(self._stream.batch.lookback_hours)])
+
+    def _keys(self, state: State, hours: Sequence[str]) -> pa.Table:
+        """The keys that `main` has of some hours, with `HOUR`."""
         names = list(self._stream.key)
         if not hours:
-            return pa.schema([*(self._reader.schema.field(n) for n in names), pa.field(HOUR, pa.int64())]).empty_table()
+            return self._reader.empty().select([*names, HOUR])
         wanted = ", ".join(f"'{hour}'" for hour in hours)
         with lake_errors(f"read rows of {self._stream.table}"):
             rows = state.table.scan(

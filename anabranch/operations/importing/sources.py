@@ -19,6 +19,8 @@ from anabranch.common.errors import Refused
 from anabranch.common.remote_errors import lake_errors
 from anabranch.iceberg.files import list_files, same_file
 from anabranch.offsets.hours import hour_of, start_of
+from anabranch.operations.importing import file_sink
+from anabranch.operations.importing.iceberg_source import IcebergPart, find_metadata, open_parts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,35 +30,66 @@ if TYPE_CHECKING:
 
 HOUR = "_import_hour"
 TIME = "_import_time"
-"""Of rows that were read: the hour, in hours since 1970, and the time that it follows from."""
+PLACE = ("_import_partition", "_import_offset")
+"""Of rows that were read: the hour that they are imported into, in hours since 1970, the time that it follows from, and
+the partition and offset that Kafka gave the record, null where the files do not have them."""
+
+KAFKAS = 2**40
+"""The hour of rows that the stream reads from Kafka, by their offsets."""
 
 _MICROS = 3_600_000_000
 _BATCH_ROWS = 65_536
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 _TIMES = ("kafka_timestamp", "timestamp")
+_PLACES = (("kafka_partition", "kafka_offset"), ("partition", "offset"))
 _INSTANT = pa.timestamp("us", "UTC")
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file, its name within the source, and the values of columns that its folders name (`date=2026-11-21`)."""
+    """A file, its name within the source, and the values of columns that its folders name (`date=2026-11-21`). `part`:
+    of an Iceberg table, which knows how to read it."""
 
     path: str
     name: str
     size: int
+    part: IcebergPart | None = None
 
     @property
     def of_folders(self) -> dict[str, str | None]:
+        if self.part is not None:
+            return {}
         parts = [part.partition("=") for part in self.name.split("/")[:-1] if "=" in part]
         return {unquote(name): None if value == _NO_VALUE else unquote(value) for name, _, value in parts}
 
 
 @dataclass(frozen=True)
 class Counted:
-    """A file and its number of rows by hour, in hours since 1970."""
+    """A file and its number of rows by hour, in hours since 1970. If it has Kafka's places: `ends` has the offset
+    behind its last record, by partition, and `early` is the number of rows that Kafka has although they are older than
+    the hour before the stream's first."""
 
     file: SourceFile
     rows: Mapping[int, int]
+    ends: Mapping[int, int] | None = None
+    early: int = 0
+
+
+@dataclass(frozen=True)
+class Seam:
+    """Where the stream begins in Kafka: the offsets by partition, and the hour before its first. Rows of files without
+    Kafka's places keep the hour of their time."""
+
+    begins: Mapping[int, int]
+    last: int
+
+    def hours(self, times: NDArray[np.int64], places: pa.Table) -> NDArray[np.int64]:
+        """The hour of each row; KAFKAS for those at offsets that the stream reads."""
+        partitions, offsets = (places[name].to_numpy() for name in PLACE)
+        is_read = np.ones(len(times), bool)
+        for partition, begin in self.begins.items():
+            is_read &= (partitions != partition) | (offsets >= begin)
+        return np.where(is_read, KAFKAS, np.minimum(times, self.last))
 
 
 def to_number(hour: str) -> int:
@@ -75,23 +108,72 @@ def location_of(text: str) -> str:
     return f"file://{Path(text).absolute()}"
 
 
-def list_source(environment: Environment, location: str) -> list[SourceFile]:
-    """The Parquet files under a folder, ordered by name. Files and folders whose names begin with `_` or `.` are left
-    out, as Spark does. Raises Refused for other files and for none, Transient."""
+@dataclass(frozen=True)
+class Source:
+    """The files to import, in their order, and what is to be said of them."""
+
+    files: tuple[SourceFile, ...]
+    notes: tuple[str, ...] = ()
+
+
+def list_source(environment: Environment, io: FileIO, location: str) -> Source:
+    """The files of an Iceberg table's current snapshot, or the Parquet files under a folder that count.
+
+    In the folder of Spark's file sink these are the files that its log lists, in the order of their micro-batches; else
+    all, by name, but for files and folders whose names begin with `_` or `.`, as in Spark. Raises Refused for other
+    files, for none, and for a log that is damaged or lists a file that is not there; Transient.
+    """
+    if location.endswith(".metadata.json"):
+        return _of_iceberg(io, location)
     root = same_file(location).rstrip("/") + "/"
-    found = []
-    for stored in list_files(environment, location):
-        name = same_file(stored.path).removeprefix(root)
-        if any(part.startswith(("_", ".")) for part in name.split("/")):
-            continue
-        if not name.endswith(".parquet"):
-            raise Refused(
-                f"import {location}: expected Parquet files, found {name}; name a folder of Parquet files alone"
-            )
-        found.append(SourceFile(stored.path, name, stored.size))
-    if not found:
+    stored = {same_file(one.path).removeprefix(root): one for one in list_files(environment, location)}
+    if (metadata := find_metadata(stored, location)) is not None:
+        return _of_iceberg(io, stored[metadata].path)
+    if any(name.startswith("_delta_log/") for name in stored):
+        raise Refused(
+            f"import {location}: expected Parquet files or an Iceberg table, found a Delta table, whose log decides "
+            "which files count; write its rows as Parquet files to another folder and import that"
+        )
+    names = sorted(name for name in stored if not any(p.startswith(("_", ".")) for p in name.split("/")))
+    logs = {n.partition("/")[2]: n for n in stored if n.startswith(f"{file_sink.FOLDER}/")}
+    notes: list[str] = []
+    if logs:
+        where = f"{location}/{file_sink.FOLDER}"
+        log = file_sink.read_log(logs, lambda name: _read_text(io, stored[logs[name]].path), where)
+        known = file_sink.match(log, {name: stored[name].size for name in names}, root, where)
+        left = len(names) - len(known)
+        notes = list(_words_of_sink(log, len(known), left))
+        names = known
+    elif any(map(file_sink.is_written_by_spark, names)):
+        notes = [
+            f"the folder has no {file_sink.FOLDER}: files of micro-batches or jobs that were killed count too; their "
+            "rows are left out where they repeat others by the stream's key"
+        ]
+    if other := next((name for name in names if not name.endswith(".parquet")), None):
+        raise Refused(f"import {location}: expected Parquet files, found {other}; name a folder of Parquet files alone")
+    if not names:
         raise Refused(f"import {location}: expected Parquet files, found none; check the folder's name")
-    return sorted(found, key=lambda f: f.name)
+    return Source(tuple(SourceFile(stored[n].path, n, stored[n].size) for n in names), tuple(notes))
+
+
+def _of_iceberg(io: FileIO, metadata: str) -> Source:
+    snapshot, parts = open_parts(io, metadata)
+    files = (SourceFile(p.task.file.file_path, p.task.file.file_path, p.task.file.file_size_in_bytes, p) for p in parts)
+    return Source(tuple(files), (f"Iceberg table {metadata}, snapshot {snapshot}",))
+
+
+def _words_of_sink(log: file_sink.SinkLog, files: int, left: int) -> Iterator[str]:
+    yield (
+        f"the log of Spark's file sink decides which files count: {files} of micro-batches up to {log.through}; {left} "
+        "others are left out"
+    )
+    if log.cut_short is not None:
+        yield f"its last file {log.cut_short} is not whole, so that micro-batch does not count"
+
+
+def _read_text(io: FileIO, path: str) -> str:
+    with lake_errors(f"read {path}"), io.new_input(path).open() as source:
+        return source.read().decode("utf-8", "replace")
 
 
 @dataclass(frozen=True)
@@ -99,29 +181,40 @@ class SourceReader:
     """Reads files as the columns of a table: `schema` has the stream's columns with the table's types.
 
     `time`: the column from which a row's hour follows; None for the first that there is of `kafka_timestamp`,
-    `timestamp` and the stream's event time, `event_time`. A time without a time zone is UTC.
+    `timestamp` and the stream's event time, `event_time`. A time without a time zone is UTC. `seam`: None where Kafka's
+    places do not count.
     """
 
     io: FileIO
     schema: pa.Schema
     time: str | None = None
     event_time: str | None = None
+    seam: Seam | None = None
 
     def count(self, file: SourceFile) -> Counted:
         """The rows of a file by hour. Raises Refused for a file whose columns do not fit the table's, and for a row
         without a time; Transient."""
-        rows = Counter[int]()
+        rows, ends, early = Counter[int](), dict[int, int](), 0
         with lake_errors(f"read {file.path}"):
             parquet = self._open(file)
             self._require_columns(file, parquet.schema_arrow)
-            for times in self._batches(file, parquet, ()):
-                hours, numbers = np.unique(_hours(times[TIME]), return_counts=True)
+            for batch in self._batches(file, parquet, ()):
+                found = batch[HOUR].to_numpy()
+                hours, numbers = np.unique(found, return_counts=True)
                 rows.update(dict(zip(hours.tolist(), numbers.tolist(), strict=True)))
-        return Counted(file, rows)
+                if self.seam is None or batch[PLACE[0]].null_count:
+                    continue
+                early += int(((found == KAFKAS) & (_hours(batch[TIME]) < self.seam.last)).sum())
+                partitions, offsets = (batch[name].to_numpy() for name in PLACE)
+                for partition in np.unique(partitions).tolist():
+                    end = int(offsets[partitions == partition].max()) + 1
+                    ends[partition] = max(end, ends.get(partition, 0))
+            has_places = self._place_of(parquet.schema_arrow.names) is not None
+        return Counted(file, rows, ends if has_places else None, early)
 
     def read(self, files: Sequence[Counted], first: int, last: int) -> pa.Table:
         """The rows of hours from `first` to `last`, in hours since 1970, by hour, then in the order of the files and
-        of their rows; with `HOUR` and `TIME`. Raises as `count`."""
+        of their rows; with `HOUR`, `TIME` and `PLACE`. Raises as `count`."""
         parts = []
         for counted in files:
             if not any(first <= hour <= last for hour in counted.rows):
@@ -129,14 +222,24 @@ class SourceReader:
             with lake_errors(f"read {counted.file.path}"):
                 parquet = self._open(counted.file)
                 for batch in self._batches(counted.file, parquet, self.schema.names):
-                    hours = pa.array(_hours(batch[TIME]), pa.int64())
-                    inside = pc.and_(pc.greater_equal(hours, first), pc.less_equal(hours, last))
-                    parts.append(batch.append_column(HOUR, hours).filter(inside))
+                    inside = pc.and_(pc.greater_equal(batch[HOUR], first), pc.less_equal(batch[HOUR], last))
+                    parts.append(batch.filter(inside))
         if not parts:
-            empty = [*self.schema, pa.field(TIME, _INSTANT), pa.field(HOUR, pa.int64())]
-            return pa.schema(empty).empty_table()
+            return self.empty()
         rows = pa.concat_tables(parts).combine_chunks()
         return rows.take(pa.array(np.argsort(rows[HOUR].to_numpy(), kind="stable")))
+
+    def empty(self) -> pa.Table:
+        """No rows, of the columns of `read`."""
+        places = (pa.field(name, pa.int64()) for name in PLACE)
+        own = (pa.field(TIME, _INSTANT), *places, pa.field(HOUR, pa.int64()))
+        return pa.schema([*(field.with_nullable(True) for field in self.schema), *own]).empty_table()
+
+    def _place_of(self, names: Sequence[str]) -> tuple[str, str] | None:
+        """The columns of a file with Kafka's partition and offset, if they are to count."""
+        if self.seam is None:
+            return None
+        return next((p for p in _PLACES if {*p} <= {*names} and not {*p} & {*self.schema.names}), None)
 
     def time_of(self, file: SourceFile, names: Sequence[str]) -> str:
         """The column of a file that the hours follow from. Raises Refused."""
@@ -155,7 +258,9 @@ class SourceReader:
         with lake_errors(f"read {file.path}"):
             return list(self._open(file).schema_arrow.names)
 
-    def _open(self, file: SourceFile) -> pq.ParquetFile:
+    def _open(self, file: SourceFile) -> pq.ParquetFile | IcebergPart:
+        if file.part is not None:
+            return file.part
         try:
             return pq.ParquetFile(self.io.new_input(file.path).open())
         except pa.ArrowInvalid as error:
@@ -173,15 +278,34 @@ class SourceReader:
             elif field.name not in values and not field.nullable:
                 raise _mismatch(file, field, "found no such column")
 
-    def _batches(self, file: SourceFile, parquet: pq.ParquetFile, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """The rows with `columns`, as the table has them, and `TIME`."""
+    def _batches(
+        self, file: SourceFile, parquet: pq.ParquetFile | IcebergPart, columns: Sequence[str]
+    ) -> Iterator[pa.Table]:
+        """The rows with `columns`, as the table has them, `TIME`, `PLACE` and `HOUR`."""
         there = parquet.schema_arrow.names
-        time = self.time_of(file, there)
-        wanted = dict.fromkeys([*(c for c in columns if c in there), time])
+        time, place = self.time_of(file, there), self._place_of(there)
+        wanted = dict.fromkeys([*(c for c in columns if c in there), time, *(place or ())])
         for batch in parquet.iter_batches(batch_size=_BATCH_ROWS, columns=list(wanted)):
             times = self._times(file, time, batch[time])
             rows = {name: self._column(file, batch, name) for name in columns}
-            yield pa.table({**rows, TIME: times})
+            found = pa.table({**rows, TIME: times, **self._places(file, batch, place)})
+            hours = _hours(found[TIME])
+            if self.seam is not None and place is not None:
+                hours = self.seam.hours(hours, found)
+            yield found.append_column(HOUR, pa.array(hours, pa.int64()))
+
+    def _places(
+        self, file: SourceFile, batch: pa.RecordBatch, place: tuple[str, str] | None
+    ) -> dict[str, pa.Array]:  # fmt: skip
+        if place is None:
+            return {name: pa.nulls(batch.num_rows, pa.int64()) for name in PLACE}
+        for name in place:
+            if not pa.types.is_integer(batch[name].type) or batch[name].null_count:
+                raise Refused(
+                    f"import {file.path}: column {name}: expected the place of each record in Kafka, found "
+                    f"{batch[name].type} with {batch[name].null_count} null; --seam key does without"
+                )
+        return {own: batch[name].cast(pa.int64()) for own, name in zip(PLACE, place, strict=True)}
 
     def _column(self, file: SourceFile, batch: pa.RecordBatch, name: str) -> pa.Array:
         field = self.schema.field(name)

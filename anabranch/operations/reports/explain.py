@@ -146,6 +146,7 @@ def hour_facts(
     uncovered = speed_rows_reason(state, hour) if state.is_sealed(hour) else None
     gone = gone_from_kafka(state.timeline, state.position.topic_id, hour, cut) if cut is not None else None
     served = state.served_by(hour)
+    is_final = cut is not None and (cut.offsets == 0 or cut.topic_id == hour_words.IMPORTED)
     name = classify_hour(state, hour, bool(refusals), now)
     return HourFacts(
         stream=stream.name,
@@ -184,7 +185,7 @@ def hour_facts(
         gone=gone,
         revisions=[d for d in history_rows(stream.table, rows, tags) if d.decision == "accepted"],
         query=_query(stream, hour) if name not in (*_UNKNOWN, "expired") else None,
-        rebuild=plan_rebuild(stream.name, hour, name, gone, cut is not None and cut.offsets == 0),
+        rebuild=plan_rebuild(stream.name, hour, name, gone, is_final),
     )
 
 
@@ -221,12 +222,12 @@ def served_since(rows: Sequence[LedgerRow], served: str) -> datetime | None:
     return since if layer == served else None
 
 
-def plan_rebuild(stream: str, hour: str, name: str, gone: str | None, empty: bool) -> str | None:
-    """The command that rebuilds the hour, or None. Pure."""
+def plan_rebuild(stream: str, hour: str, name: str, gone: str | None, is_final: bool) -> str | None:
+    """The command that rebuilds the hour, or None. `is_final`: it has no records, or was imported. Pure."""
     if (
         (gone is not None and name != "accepted")
         or name in (*_UNKNOWN, "open", "expired")
-        or (empty and name == "accepted")
+        or (is_final and name == "accepted")
     ):
         return None
     return f"anabranch batch {stream} --hour {hour}" + (" --restate" if name == "accepted" else "")

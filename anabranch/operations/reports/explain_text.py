@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from anabranch.common.output import text
+from anabranch.offsets.hours import IMPORTED
 from anabranch.operations.reports.explain import BranchRows, HourFacts, Refusal
 from anabranch.operations.reports.status import unexplained_words
 from anabranch.protocol.decisions import DecisionFacts, changed_words
@@ -59,6 +60,8 @@ def _seal_from(facts: HourFacts) -> str:
 
 
 def _sealed(facts: HourFacts) -> str:
+    if facts.topic_id == IMPORTED:
+        return f"without a seal: it was imported, with {facts.offsets} source rows as its offsets"
     at = f"at {_time(facts.sealed_at)}" if facts.sealed_at is not None else "at a time that is not in the ledger"
     reason = f" ({facts.sealed_reason})" if facts.sealed_reason else ""
     if facts.cut is None:
@@ -108,6 +111,7 @@ _FROM = {
     "accepted": "the rows that were accepted",
     "dead_letters": "the dead letters' bytes",
     "speed": "the speed layer",
+    "import": "files (`anabranch import`)",
 }
 
 

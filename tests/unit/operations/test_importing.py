@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlparse
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,7 +20,7 @@ from lakes import FIRST, StreamLake, new_environment, new_lake, new_stream
 from pydantic import SecretStr
 
 from anabranch.cli import main
-from anabranch.common.errors import Refused
+from anabranch.common.errors import Refused, Transient
 from anabranch.common.fail_points import Step
 from anabranch.config.environment import Erasure as ErasureKeys
 from anabranch.iceberg.commits import Change, Outcome
@@ -27,13 +28,14 @@ from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.prepare import set_ref
 from anabranch.iceberg.snapshots import heads
 from anabranch.job import Job
-from anabranch.offsets.hours import Cut, Timeline, hours_between, shift, start_of
+from anabranch.offsets.hours import Adoption, Cut, Timeline, hours_between, shift, start_of
 from anabranch.operations.audit import audit
 from anabranch.operations.erasure import run as erasing
 from anabranch.operations.importing import run
 from anabranch.operations.importing.rows import checksum, find_duplicates, ordinals
 from anabranch.operations.importing.sources import HOUR, may_become, to_number
 from anabranch.operations.reports.explain import explain
+from anabranch.operations.reports.explain_text import explain_sentences
 from anabranch.operations.retention import expire_rows
 from anabranch.protocol import ledger
 from anabranch.protocol.imported import require_of_kafka
@@ -41,6 +43,8 @@ from anabranch.protocol.override import serve_hour
 from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.watermarks import complete_through
+from serving_layer.changes import poll
+from serving_layer.changes.token import Token
 
 LAST = shift(FIRST, -1)
 OLDEST = shift(FIRST, -3)
@@ -64,7 +68,7 @@ def stream_that_reads(folder: Path) -> StreamLake:
     """A stream whose first hour is FIRST, of which it has read two records."""
     lake = new_lake(folder)
     staged = lake.stage([(FIRST, 0, 0), (FIRST, 0, 1)])
-    assert lake.publish(lake.speed(staged, {0: 2})) is Outcome.LANDED
+    assert lake.publish(lake.speed(staged, {0: 2}, read_until=NOW)) is Outcome.LANDED
     return lake
 
 
@@ -83,8 +87,8 @@ def lake(tmp_path: Path) -> StreamLake:
     """With three hours to import: two rows, a row that repeats one of these and one of its own, and nothing."""
     lake = stream_that_reads(tmp_path)
     write(tmp_path / "source/a.parquet", [("a", 1, OLDEST, 5), ("b", 2, OLDEST, 6), ("c", 3, shift(OLDEST, 1), 0)])
-    write(tmp_path / "source/part/b.parquet", [("b", 4, shift(OLDEST, 1), 1), ("late", 9, FIRST, 0)])
-    write(tmp_path / "source/_spark_metadata/0.parquet", [("no", 0, OLDEST, 0)])
+    write(tmp_path / "source/part/b.parquet", [("b", 4, shift(OLDEST, 1), 1), ("0-1", 9, FIRST, 0)])
+    write(tmp_path / "source/_temporary/0.parquet", [("no", 0, OLDEST, 0)])
     return lake
 
 
@@ -153,6 +157,20 @@ def test_every_reader_of_the_ledger_takes_an_imported_hour_as_an_accepted_one(la
     facts = explain(job, OLDEST, NOW)
     assert (facts.state, facts.counts.good, facts.topic_id) == ("accepted", 2, "import")
     assert facts.gone is not None and "imported" in facts.gone
+    assert facts.rebuild is None
+    said = " ".join(text for pair in explain_sentences(facts) for text in pair)
+    assert "it was imported, with 2 source rows as its offsets" in said
+    assert "2 read from files (`anabranch import`)" in said
+
+
+def test_consumers_of_changes_get_imported_hours(lake: StreamLake) -> None:
+    job = job_of(lake.folder)
+    assert list(poll(job, Token("events"))) == []
+    import_in(lake.folder)
+    changes = list(poll(job, Token("events")))
+    assert [(change.hour, change.revision, change.rows) for change in changes] == [
+        (OLDEST, 1, 2), (shift(OLDEST, 1), 1, 1), (LAST, 1, 0),
+    ]  # fmt: skip
 
 
 def test_an_imported_hour_is_neither_built_again_nor_given_to_the_speed_layer(lake: StreamLake) -> None:
@@ -200,6 +218,120 @@ def test_rows_that_the_first_hours_of_kafka_have_are_left_out(lake: StreamLake) 
     done = import_in(lake.folder)
     assert (done.good, done.duplicate) == (4, 2)
     assert ids(lake, "main")[LAST] == ["d"]
+
+
+def with_places(path: Path, rows: Sequence[tuple[str, str, int, int]]) -> None:
+    """A Parquet file of rows: id, hour, partition and offset."""
+    write(path, [(id, 0, hour, 0) for id, hour, *_ in rows])
+    places = {"partition": pa.array([p for *_, p, _ in rows], pa.int32()), "offset": [o for *_, o in rows]}
+    written = pq.read_table(path)
+    for name, values in places.items():
+        written = written.append_column(name, [values])
+    pq.write_table(written, path)
+
+
+def test_files_with_partitions_and_offsets_meet_kafka_exactly(tmp_path: Path) -> None:
+    lake = new_lake(tmp_path, timeline=Timeline(FIRST, FIRST, {0: 5}))
+    staged = lake.stage([(FIRST, 0, 5), (FIRST, 0, 6)])
+    assert lake.publish(lake.speed(staged, {0: 7}, read_until=NOW)) is Outcome.LANDED
+    # Of the hour in which the stream begins two records were gone; a micro-batch was written twice; a key is null.
+    places = [("a", OLDEST, 0, 1), ("b", LAST, 0, 2), ("c", FIRST, 0, 3), ("d", FIRST, 0, 4), ("e", FIRST, 0, 5)]
+    with_places(tmp_path / "source/a.parquet", places)
+    with_places(tmp_path / "source/b.parquet", places[1:4])
+    job = job_of(tmp_path)
+    job = replace(job, kafka=Broker(log={0: [0] * 7}).adapter)
+    done = run.run(job, Publisher(job.lake, job.stream), run.Order(f"{tmp_path}/source", OLDEST))
+    assert ids(lake, "main") == {OLDEST: ["a"], LAST: ["b", "c", "d"], FIRST: ["0-5", "0-6"]}
+    assert (done.good, done.duplicate, done.plan.after) == (4, 3, 1)
+    assert done.plan.notes == ("the seam to Kafka is exact in 2 files, which have Kafka's partitions and offsets",)
+
+
+def test_places_do_not_count_in_a_stream_that_adopted_another_log(tmp_path: Path) -> None:
+    adopted = Adoption(LAST, "another", {0: 5})
+    lake = new_lake(tmp_path, timeline=Timeline(FIRST, FIRST, {0: 5}, adoptions=(adopted,)))
+    staged = lake.stage([(FIRST, 0, 5)])
+    assert lake.publish(lake.speed(staged, {0: 6}, read_until=NOW)) is Outcome.LANDED
+    with_places(tmp_path / "source/a.parquet", [("a", OLDEST, 0, 99)])
+    assert "by id in 1 files" in import_in(tmp_path).plan.notes[-1]
+    assert [a.topic_id for a in lake.state().timeline.adoptions] == ["import", "another"]
+
+
+@pytest.mark.parametrize(
+    ("place", "found"),
+    [((FIRST, 9), "offset 9 of partition 0"), ((OLDEST, 1), f"1 rows of c.parquet that are older than hour {FIRST}")],
+)
+def test_places_of_another_log_are_refused(lake: StreamLake, place: tuple[str, int], found: str) -> None:
+    hour, offset = place
+    with_places(lake.folder / "source/c.parquet", [("e", hour, 0, offset)])
+    with pytest.raises(Refused, match=f"expected places in the log that the stream reads, found {found}"):
+        import_in(lake.folder)
+
+
+def test_rows_that_kafka_had_deleted_are_found_by_the_key(lake: StreamLake) -> None:
+    write(
+        lake.folder / "source/c.parquet",
+        [("late", 9, FIRST, 1), ("0-0", 9, FIRST, 1), ("later", 9, shift(FIRST, 1), 1)],
+    )
+    done = import_in(lake.folder)
+    assert ids(lake, "main")[LAST] == ["late", "later"]
+    assert (done.good, done.plan.after) == (5, 2)
+    assert "2 of their rows are of hours of Kafka's and not in the table" in done.plan.notes[-1]
+    # Now the table has them; the same command changes nothing.
+    assert import_in(lake.folder).hours == ()
+
+
+def test_rows_are_not_judged_by_the_key_before_the_table_has_them(tmp_path: Path) -> None:
+    lake = new_lake(tmp_path)
+    assert lake.publish(lake.speed(lake.stage([(FIRST, 0, 0)]), {0: 1})) is Outcome.LANDED
+    write(tmp_path / "source/c.parquet", [("late", 9, FIRST, 1)])
+    with pytest.raises(Transient, match="expected a table that has Kafka's records up to"):
+        import_in(tmp_path)
+
+
+def test_the_log_of_a_file_sink_decides_which_files_count(lake: StreamLake) -> None:
+    source = lake.folder / "source"
+    entry = {"path": f"file://{source}/a.parquet", "size": (source / "a.parquet").stat().st_size, "action": "add"}
+    (source / "_spark_metadata").mkdir()
+    (source / "_spark_metadata/0").write_text(f"v1\n{json.dumps(entry)}")
+    (source / "_spark_metadata/1").write_text("v1\n{")
+    done = import_in(lake.folder)
+    assert ids(lake, "main") == IMPORTED | {FIRST: ["0-0", "0-1"]}
+    assert done.plan.notes[:2] == (
+        "the log of Spark's file sink decides which files count: 1 of micro-batches up to 0; 1 others are left out",
+        "its last file 1 is not whole, so that micro-batch does not count",
+    )
+
+
+def test_another_iceberg_table_is_imported_by_its_location(lake: StreamLake) -> None:
+    catalog = lake.lake.catalog
+    catalog.create_namespace("old")
+    rows = pq.read_table(lake.folder / "source/a.parquet").rename_columns(["former", "n", "timestamp"])
+    table = catalog.create_table("old.events", rows.schema)
+    table.append(rows)
+    table.append(rows.slice(0, 1))
+    # Files that a later snapshot has replaced, and rows that it has deleted, do not count.
+    table.delete("former = 'b'")
+    table.overwrite(rows.slice(0, 1), "former = 'a'")
+    with table.update_schema() as update:
+        update.rename_column("former", "id")
+    job = job_of(lake.folder)
+    done = run.run(job, Publisher(job.lake, job.stream), run.Order(table.location(), OLDEST))
+    assert ids(lake, "main") == {OLDEST: ["a"], shift(OLDEST, 1): ["c"], FIRST: ["0-0", "0-1"]}
+    assert done.plan.notes[0].endswith(f"snapshot {table.refresh().current_snapshot().snapshot_id}")
+    metadata = table.metadata_location
+    again = run.run(job, Publisher(job.lake, job.stream), run.Order(metadata, OLDEST))
+    assert again.hours == () and again.plan.known == (OLDEST, shift(OLDEST, 1))
+    copy = Path(urlparse(metadata).path)
+    copy.with_name(copy.name.replace(copy.name.split("-", 1)[1], "other.metadata.json")).write_bytes(copy.read_bytes())
+    with pytest.raises(Refused, match=r"expected one newest metadata file, found .* and .*other\.metadata\.json"):
+        run.plan(job, run.Order(table.location(), OLDEST))
+
+
+def test_a_delta_table_is_refused(lake: StreamLake) -> None:
+    (lake.folder / "source/_delta_log").mkdir()
+    (lake.folder / "source/_delta_log/00000000000000000000.json").write_text("{}")
+    with pytest.raises(Refused, match="found a Delta table, whose log decides which files count"):
+        import_in(lake.folder)
 
 
 def test_a_dry_run_changes_nothing(lake: StreamLake) -> None:

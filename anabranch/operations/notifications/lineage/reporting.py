@@ -61,7 +61,8 @@ def run_events(subject: Subject, row: LedgerRow) -> tuple[HourRun, tuple[RunEven
 
 
 def _runs(rows: list[LedgerRow]) -> list[LedgerRow]:
-    return [row for row in rows if row.decision in ("accepted", "refused")]
+    # Lineage is of what jobs read from Kafka.
+    return [row for row in rows if row.decision in ("accepted", "refused") and row.imported is None]
 
 
 class LineageReporter:

@@ -1,0 +1,122 @@
+"""The log of Spark's file sink, `_spark_metadata`: which files of a folder count.
+
+A micro-batch counts once its file in the log is whole: `N`, or `N.compact`, which has the entries of all micro-batches
+before it too. Files of micro-batches that were killed are in the folder and in no log file. Spark's reader follows the
+same rules (org.apache.spark.sql.execution.streaming.FileStreamSinkLog).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+from anabranch.common.errors import Refused
+
+FOLDER = "_spark_metadata"
+_BATCH = re.compile(r"(\d+)(\.compact)?")
+_DATA_FILE = re.compile(r"part-\d{5}-[0-9a-f-]{36}[-.]c\d{3}\..*")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file that the log lists: its path as Spark wrote it, decoded, and its size."""
+
+    path: str
+    size: int
+    is_deleted: bool = False
+
+
+@dataclass(frozen=True)
+class SinkLog:
+    """The files that count, in the order of their micro-batches; `through`: the last micro-batch. `cut_short`: the last
+    log file, if it is not whole; its micro-batch does not count."""
+
+    entries: tuple[Entry, ...]
+    through: int
+    cut_short: str | None = None
+
+
+def is_written_by_spark(name: str) -> bool:
+    """Whether a file's name is one that Spark's writers give."""
+    return _DATA_FILE.fullmatch(name.rpartition("/")[2]) is not None
+
+
+def read_log(names: Iterable[str], read: Callable[[str], str], where: str) -> SinkLog:
+    """The log of a sink, of the files `names` in its folder. Other files, such as `.12.….tmp`, are those of writers
+    that were killed.
+
+    Raises Refused, naming the log file, for one that is missing or damaged in the midst of the log.
+    """
+    plain, compact = set[int](), set[int]()
+    for name in names:
+        if (match := _BATCH.fullmatch(name)) is not None:
+            (compact if match[2] else plain).add(int(match[1]))
+    if not plain | compact:
+        return SinkLog((), -1)
+    last, cut_short = max(plain | compact), None
+    if _parsed(read(_name(last, compact))) is None:
+        cut_short, last = _name(last, compact), last - 1
+        plain, compact = {n for n in plain if n <= last}, {n for n in compact if n <= last}
+    begin = max(compact, default=0)
+    found: list[Entry] = []
+    for number in range(begin, last + 1):
+        if number not in plain | compact:
+            raise Refused(
+                f"{where}: expected log files {begin} to {last}, found no {number}; restore it, or move {FOLDER} away "
+                "to import every file of the folder, where rows that repeat by the stream's key are left out"
+            )
+        of_batch = _parsed(read(_name(number, compact)))
+        if of_batch is None:
+            raise Refused(
+                f"{where}/{_name(number, compact)}: expected a line v1 and lines of JSON, found other lines; restore "
+                f"it, or move {FOLDER} away to import every file of the folder"
+            )
+        found += of_batch
+    deleted = {one.path for one in found if one.is_deleted}
+    kept = [one for one in found if one.path not in deleted]
+    return SinkLog(tuple(dict.fromkeys(kept)), last, cut_short)
+
+
+def _name(number: int, compact: set[int]) -> str:
+    return f"{number}.compact" if number in compact else str(number)
+
+
+def _parsed(text: str) -> list[Entry] | None:
+    """The entries of a log file; None for one that is not whole."""
+    version, *lines = text.split("\n")
+    if version != "v1":
+        return None
+    try:
+        values = [json.loads(line) for line in lines if line]
+        return [Entry(unquote(v["path"]), int(v["size"]), v.get("action") == "delete") for v in values]
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def match(log: SinkLog, sizes: dict[str, int], root: str, where: str) -> list[str]:
+    """The names, within the folder `root`, of the files that count; `sizes` has all of its files by name. A folder that
+    was copied has other paths than those in the log: its files are found by the ends of their paths.
+
+    Raises Refused for a file that is missing, or of another size.
+    """
+    by_last = dict[str, list[str]]()
+    for known in sizes:
+        by_last.setdefault(known.rpartition("/")[2], []).append(known)
+    found = []
+    name: str | None
+    for entry in log.entries:
+        path = entry.path.partition(":")[2].lstrip("/") if ":" in entry.path else entry.path.lstrip("/")
+        candidates = by_last.get(path.rpartition("/")[2], ())
+        own = path.removeprefix(root)
+        name = own if own in sizes else next((c for c in candidates if path.endswith(f"/{c}")), None)
+        if name is None or sizes[name] != entry.size:
+            there = "none" if name is None else f"one of {sizes[name]} bytes"
+            raise Refused(
+                f"{where}: expected the file {entry.path} of {entry.size} bytes, which the log lists, found {there}; "
+                "restore it: its rows would be missing"
+            )
+        found.append(name)
+    return found

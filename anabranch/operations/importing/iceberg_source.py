@@ -1,0 +1,68 @@
+"""Another Iceberg table as the source of an import, by its location: its newest metadata, read without a catalog."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.io.pyarrow import ArrowScan, schema_to_pyarrow
+from pyiceberg.table import FileScanTask, StaticTable
+
+from anabranch.common.errors import Refused
+from anabranch.common.remote_errors import lake_errors
+
+if TYPE_CHECKING:
+    from pyiceberg.io import FileIO
+    from pyiceberg.table import Table
+
+_METADATA = re.compile(r"metadata/v?(\d+)(?:-[^/]*)?\.(?:gz\.)?metadata\.json")
+
+
+def find_metadata(names: Iterable[str], location: str) -> str | None:
+    """The name of the newest metadata file in the folder of a table, of its files; None for another folder. Raises
+    Refused where two are the newest: one of them was never committed."""
+    versions = [(int(match[1]), name) for name in names if (match := _METADATA.fullmatch(name)) is not None]
+    newest = max((version for version, _ in versions), default=None)
+    found = sorted(name for version, name in versions if version == newest)
+    if len(found) > 1:
+        raise Refused(
+            f"import {location}: expected one newest metadata file, found {' and '.join(found)}: one of them was never "
+            "committed; name the one that the catalog has: --files …/NAME.metadata.json"
+        )
+    return found[0] if found else None
+
+
+@dataclass(frozen=True)
+class IcebergPart:
+    """One data file of a table, read as the table's columns are now, without rows that its delete files name."""
+
+    table: Table
+    task: FileScanTask
+
+    @property
+    def schema_arrow(self) -> pa.Schema:
+        return schema_to_pyarrow(self.table.schema(), include_field_ids=False)
+
+    def iter_batches(self, batch_size: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """The rows with some columns. Raises Transient."""
+        with lake_errors(f"read {self.task.file.file_path}"):
+            projected = self.table.schema().select(*columns)
+            scan = ArrowScan(self.table.metadata, self.table.io, projected, AlwaysTrue())
+            for batch in scan.to_record_batches([self.task]):
+                yield from (batch.slice(begin, batch_size) for begin in range(0, batch.num_rows, batch_size))
+
+
+def open_parts(io: FileIO, metadata: str) -> tuple[int, list[IcebergPart]]:
+    """The current snapshot of a table and its data files, by their paths. Raises Refused for a table without a
+    snapshot, Transient."""
+    with lake_errors(f"read {metadata}"):
+        table = StaticTable.from_metadata(metadata, dict(io.properties))
+        snapshot = table.current_snapshot()
+        if snapshot is None:
+            raise Refused(f"import {metadata}: expected a table with rows, found one without a snapshot")
+        tasks = sorted(table.scan().plan_files(), key=lambda task: task.file.file_path)
+    return snapshot.snapshot_id, [IcebergPart(table, task) for task in tasks]
