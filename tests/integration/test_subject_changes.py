@@ -203,6 +203,31 @@ def test_a_batch_job_takes_up_the_subject_and_what_its_table_has_meanwhile(
     assert rows(one, table, "colour", "size") == [("a", "red", None), ("b", "blue", 7)]
 
 
+def test_a_table_that_the_catalog_lost_comes_back_with_its_columns_and_takes_up_the_subject(topic: Topic) -> None:
+    one, stream = topic.one, topic.one.job.stream
+    topic.register(LEVEL, COLOUR)
+    call(one, "apply", one.name)
+    one.reopen()
+    topic.send("a", level=1, colour={"string": "red"})
+    one.speed()
+    # The subject's next version lacks a column that the table has.
+    topic.register({"name": "level", "type": "long"}, SIZE)
+    for name in (stream.table, stream.dead_letters_table, *stream.plain_tables):
+        one.lake.catalog.drop_table(name)
+    assert f"`anabranch apply {one.name} --register`" in call(one, "apply", one.name, expect=2)
+    printed = call(one, "apply", one.name, "--register").splitlines()
+    assert printed[0].startswith(f"{one.name}: registered table {stream.table} by ")
+    source = f"{one.name}: subject {topic.name}-value version 3"
+    assert printed[1:3] == [
+        f"{source}: column level of {stream.table} becomes bigint",
+        f"{source}: new column size of {stream.table}, int",
+    ]
+    one.reopen()
+    topic.send("b", level=2**40, size={"int": 3})
+    one.speed()
+    assert rows(one, stream.table, "level", "colour", "size") == [("a", 1, "red", None), ("b", 2**40, None, 3)]
+
+
 def test_a_table_is_read_again_only_where_its_subject_has_another_version(topic: Topic) -> None:
     one, file, nothing = topic.one, topic.one.job.stream.without_columns(), cast(Lake, None)
     reader = SubjectReader(one.job.environment)
