@@ -92,7 +92,7 @@ def audit(
 @click.option("--every", metavar="DURATION", default="5 seconds", show_default=True, help="Interval of --follow.")
 @options
 def changes(stream: str, since: str | None, follow: bool, every: str, conf: str | None, output: str) -> None:
-    """List hours completed, restated or with erased rows, in order.
+    """List completed, restated and erased hours in order.
 
     For consumers that follow the table. Prints one line for each change (one object with --output json): hour, kind,
     revision, layer, snapshot, rows, added and removed files, erasures, and a token to continue from. SINCE is such a

@@ -72,12 +72,12 @@ def plan_hours(
     if end >= of_kafka:
         raise Refused(
             f"import: expected hours before {of_kafka}, where the stream begins in Kafka, found {end}; "
-            f"--hours {first}.. takes all of them"
+            f"use --hours {first}.. for all before it"
         )
     if end < shift(known, -1):
         raise Refused(
             f"import: expected hours up to {shift(known, -1)}, the one before the table's first, found {end}: the "
-            f"hours between would count as complete without an account; --hours {first}.. takes them too"
+            f"hours between would count as complete without an account; use --hours {first}.. to take them too"
         )
     if state.expired.before:
         raise Refused(

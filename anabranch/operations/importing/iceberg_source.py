@@ -63,6 +63,8 @@ def open_parts(io: FileIO, metadata: str) -> tuple[int, list[IcebergPart]]:
         table = StaticTable.from_metadata(metadata, dict(io.properties))
         snapshot = table.current_snapshot()
         if snapshot is None:
-            raise Refused(f"import {metadata}: expected a table with rows, found one without a snapshot")
+            raise Refused(
+                f"import {metadata}: expected a table with rows, found one without a snapshot; check its location"
+            )
         tasks = sorted(table.scan().plan_files(), key=lambda task: task.file.file_path)
     return snapshot.snapshot_id, [IcebergPart(table, task) for task in tasks]

@@ -259,7 +259,7 @@ class _Import:
         if found is not None:
             raise Refused(
                 f"import {self._order.source}: expected places in the log that the stream reads, found {found}: the "
-                "files are of another topic, or of a log before it was recreated; --seam key does without their places"
+                "files are of another topic, or of a log before it was recreated; use --seam key"
             )
 
     def _find_late(self, state: State, hours: Mapping[int, int]) -> pa.Table:

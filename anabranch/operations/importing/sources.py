@@ -303,7 +303,7 @@ class SourceReader:
             if not pa.types.is_integer(batch[name].type) or batch[name].null_count:
                 raise Refused(
                     f"import {file.path}: column {name}: expected the place of each record in Kafka, found "
-                    f"{batch[name].type} with {batch[name].null_count} null; --seam key does without"
+                    f"{batch[name].type} with {batch[name].null_count} null; use --seam key"
                 )
         return {own: batch[name].cast(pa.int64()) for own, name in zip(PLACE, place, strict=True)}
 

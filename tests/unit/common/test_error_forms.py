@@ -16,7 +16,7 @@ _OURS = {name for name, kind in vars(errors).items() if isinstance(kind, type) a
 _WHAT_TO_DO = re.compile(
     r"\bagain\b|\brestarting\b|`[a-z]|[;:,(] *(?:to |then |only )?[^;:]*?"
     r"\b(?:run|set|check|put|leave|create|name|choose|install|report|stop|roll|go back|read|record|look|let|compare|"
-    r"keep)\b"
+    r"keep|restore|move|remove|write|correct|use)\b"
 )
 _PASSING = {name for name in _OURS if issubclass(getattr(errors, name), errors.Transient)}
 # Said by what it is made of.
