@@ -220,7 +220,7 @@ def test_rows_that_the_first_hours_of_kafka_have_are_left_out(lake: StreamLake) 
     assert ids(lake, "main")[LAST] == ["d"]
 
 
-def with_places(path: Path, rows: Sequence[tuple[str, str, int, int]]) -> None:
+def with_places(path: Path, rows: Sequence[tuple[str | None, str, int, int]]) -> None:
     """A Parquet file of rows: id, hour, partition and offset."""
     write(path, [(id, 0, hour, 0) for id, hour, *_ in rows])
     places = {"partition": pa.array([p for *_, p, _ in rows], pa.int32()), "offset": [o for *_, o in rows]}
@@ -233,7 +233,8 @@ def with_places(path: Path, rows: Sequence[tuple[str, str, int, int]]) -> None:
 def test_files_with_partitions_and_offsets_meet_kafka_exactly(tmp_path: Path) -> None:
     lake = new_lake(tmp_path, timeline=Timeline(FIRST, FIRST, {0: 5}))
     staged = lake.stage([(FIRST, 0, 5), (FIRST, 0, 6)])
-    assert lake.publish(lake.speed(staged, {0: 7}, read_until=NOW)) is Outcome.LANDED
+    # Nothing has to be fresh: offsets decide.
+    assert lake.publish(lake.speed(staged, {0: 7})) is Outcome.LANDED
     # Of the hour in which the stream begins two records were gone; a micro-batch was written twice; a key is null.
     places = [("a", OLDEST, 0, 1), ("b", LAST, 0, 2), ("c", FIRST, 0, 3), ("d", FIRST, 0, 4), ("e", FIRST, 0, 5)]
     with_places(tmp_path / "source/a.parquet", places)
@@ -244,6 +245,16 @@ def test_files_with_partitions_and_offsets_meet_kafka_exactly(tmp_path: Path) ->
     assert ids(lake, "main") == {OLDEST: ["a"], LAST: ["b", "c", "d"], FIRST: ["0-5", "0-6"]}
     assert (done.good, done.duplicate, done.plan.after) == (4, 3, 1)
     assert done.plan.notes == ("the seam to Kafka is exact in 2 files, which have Kafka's partitions and offsets",)
+
+
+def test_records_without_a_key_are_imported_once_by_their_places(tmp_path: Path) -> None:
+    lake = new_lake(tmp_path, timeline=Timeline(FIRST, FIRST, {0: 5}), ddl="id STRING, n INT")
+    assert lake.publish(lake.speed(lake.stage([(FIRST, 0, 5)]), {0: 6}, read_until=NOW)) is Outcome.LANDED
+    for name in ("a", "b"):
+        with_places(tmp_path / f"source/{name}.parquet", [(None, LAST, 0, 1), (None, LAST, 0, 2)])
+    job = replace(job_of(tmp_path), stream=lake.stream)
+    done = run.run(job, Publisher(job.lake, job.stream), run.Order(f"{tmp_path}/source", LAST))
+    assert (done.good, done.duplicate) == (2, 2)
 
 
 def test_places_do_not_count_in_a_stream_that_adopted_another_log(tmp_path: Path) -> None:
