@@ -19,7 +19,9 @@ from anabranch.common.output import plain
 from anabranch.iceberg.s3 import ObjectStore, open_store
 from anabranch.kafka.client import create_topic
 from anabranch.offsets.hours import start_of
+from anabranch.operations.erasure.run import Order, erase
 from anabranch.protocol.deliveries import Delivery
+from anabranch.protocol.publisher import Publisher
 from serving_layer import egress as room
 
 Make = Callable[..., World]
@@ -171,6 +173,51 @@ def test_an_hour_between_kills_is_once_at_the_other_end(world: Make) -> None:
     assert len(sent(one, topic)) == 20, "no record twice, also for a reader of all"
     assert newest_values(one, topic) == expected_values(one, hour)
     assert recorded(one, "feed") == recorded(one, "export") == [hour]
+    assert deliver(one) == []
+
+
+def test_erased_records_leave_the_targets_between_kills(world: Make) -> None:
+    one, topic = exporting(world)
+    one.tell(erasure={"key": "a key of the tests, and of no other"})
+    hour = past_hour(1)
+    one.send(spread(hour, 20, "e"))
+    one.apply()
+    one.batch(hour)
+    described = one.kafka.describe(one.name)
+    assert described is not None
+
+    def erase_player(name: str) -> set[bytes]:
+        """Erase a player's records; returns the keys of those."""
+        rows = [row for row in one.rows() if row["player"] == name]
+        order = Order("player", frozenset({name}), "case 4711")
+        assert erase(one.job, Publisher(one.lake, one.job.stream), order).removed.rows == len(rows) == 3
+        return {f"{described.id}:{r['kafka_partition']}:{r['kafka_offset']}".encode() for r in rows}
+
+    # Erased in the middle of a delivery: the topic has some of the records by then.
+    run_into(one, f"{Step.EGRESS_SENT.label}:2", "egress", one.name, "--target", "feed")
+    gone = erase_player("p3")
+    assert gone & {key for key, value in sent(one, topic) if value is not None}
+    run_into(one, Step.EGRESS_NAMED.label, "egress", one.name, "--target", "export")
+    assert len(deliver(one)) == 2
+    assert newest_values(one, topic) == expected_values(one, hour)
+    assert exported(one, hour) == in_main(one, hour)
+
+    # And after it: every place of the hour is sent once more, with null for those of both players.
+    gone |= erase_player("p5")
+    before = len(sent(one, topic))
+    run_into(one, Step.EGRESS_NAMED.label, "egress", one.name, "--target", "export")
+    run_into(one, f"{Step.EGRESS_SENT.label}:2", "egress", one.name, "--target", "feed")
+    run_into(one, Step.EGRESS_COMMITTED.label, "egress", one.name, "--target", "feed")
+    assert sent(one, topic)[before:] != []
+    assert [(d.target, d.hour, d.revision, d.rows) for d in deliver(one)] == [
+        ("export", hour, 1, 14), ("feed", hour, 1, 14),
+    ]  # fmt: skip
+    again = sent(one, topic)[before:]
+    assert len(again) == len(dict(again)) == 20, "no record twice, also for a reader of all"
+    assert {key for key, value in again if value is None} == gone
+    assert newest_values(one, topic) == expected_values(one, hour)
+    assert exported(one, hour) == in_main(one, hour)
+    assert recorded(one, "feed") == recorded(one, "export") == [hour, hour]
     assert deliver(one) == []
 
 

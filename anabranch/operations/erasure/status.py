@@ -21,6 +21,7 @@ from anabranch.operations.erasure.end import (
     UNREAD,
     UNREFERENCED_FOR,
     Former,
+    ending,
     former_files,
     hours_of,
     rewritten_before,
@@ -89,7 +90,9 @@ class _Versions:
 
 def finished(job: Job, now: datetime) -> frozenset[str]:
     """The ids of the erasures whose deadline has passed and of which nothing is left. Raises Transient."""
-    return frozenset(one.id for one in read_statuses(job, now) if one.until <= now and one.is_certificate)
+    ids = frozenset(one.id for one in ending(load_state(job.lake, job.stream.table), now))
+    # Reading a status takes many requests.
+    return frozenset(one.id for one in read_statuses(job, now) if one.id in ids and one.is_certificate) if ids else ids
 
 
 def read_statuses(job: Job, now: datetime, scan: bool = False) -> list[ErasureStatus]:
