@@ -122,6 +122,7 @@ class HourReader:
         self._stream = job.stream
         self._catalog = job.environment.catalog.name
         self._format = open_format(job.environment, job.stream)
+        self._secret = job.environment.masking_secret
         self._left_most = False
 
     @property
@@ -295,7 +296,8 @@ class HourReader:
         )
 
     def _decode(self, raw: DataFrame, source: str, one_in: int = 1) -> DataFrame:
-        return self._of_source(records.decode(raw, *self._reading, with_unknown=True), source, one_in)
+        decoded = records.decode(raw, *self._reading, with_unknown=True, secret=self._secret)
+        return self._of_source(decoded, source, one_in)
 
     def _of_source(self, decoded: DataFrame, source: str, one_in: int = 1) -> DataFrame:
         """Decoded records with their source, and without bytes that nothing needs."""

@@ -77,9 +77,10 @@ class Certain:
 
 
 def task_spec(stream: Stream, table: Table, columns: Schema) -> TaskSpec | None:
-    """How tasks read the stream's records; None where Spark must: another format, other types, or a table whose
-    columns differ from `columns`, the stream's."""
-    if stream.format.type != "json" or not can_read(stream.columns) or not has_columns(table, columns):
+    """How tasks read the stream's records; None where Spark must: another format, other types, selected columns, or a
+    table whose columns differ from `columns`, the stream's."""
+    is_read = stream.format.type == "json" and stream.select is None and can_read(stream.columns)
+    if not is_read or not has_columns(table, columns):
         return None
     target = target_of(table)
     if target is None:

@@ -63,7 +63,7 @@ A [family of topics](../how-to/many-streams.md#families-of-topics) has these key
 
 _ONE_OR_MANY = ("key", "views.NAME.group", "schema.exclude")
 
-_OURS = frozenset({"name", "columns", "subject_schema"})
+_OURS = frozenset({"name", "columns", "subject_schema", "fields"})
 """Fields of a stream that no file has."""
 
 

@@ -214,6 +214,12 @@ class Erasure(Frozen):
     former_keys: tuple[Annotated[SecretStr, Field(min_length=16)], ...] = ()
 
 
+class Masking(Frozen):
+    """The secret of columns that are hashed (`select` of a stream's file)."""
+
+    secret: SecretStr | None = Field(default=None, min_length=16)
+
+
 class Environment(Frozen):
     """`conf/anabranch.yaml`: everything that differs between a laptop and production."""
 
@@ -227,3 +233,9 @@ class Environment(Frozen):
     webhook: Webhook | None = None
     lineage: Lineage = Lineage()
     erasure: Erasure | None = None
+    masking: Masking = Masking()
+
+    @property
+    def masking_secret(self) -> bytes | None:
+        """The secret of columns that are hashed, if there is one."""
+        return self.masking.secret.get_secret_value().encode() if self.masking.secret is not None else None

@@ -18,7 +18,7 @@ from anabranch.config.loading import (
     build_stream,
     family_names,
     read_stream_file,
-    require_registry,
+    require_services,
     resolve_folder,
     validated,
 )
@@ -171,7 +171,7 @@ def load_family(name: str, folder: str | Path | None = None) -> Family:
     stream = keys.name or f"{name}_{keys.table.rpartition('.')[2]}"
     _check_templates(path, keys)
     sample = _build(file, _SAMPLE, _SAMPLE, f"{_SAMPLE}.{_SAMPLE}")
-    require_registry(sample, folder)
+    require_services(sample, folder)
     return Family(name, keys.topics, keys.table, stream, sample.group, file)
 
 

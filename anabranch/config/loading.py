@@ -22,6 +22,7 @@ from anabranch.config.columns import RESCUED, parse_columns
 from anabranch.config.environment import Environment
 from anabranch.config.mistakes import REFERENCE, explain_mistakes, explain_yaml
 from anabranch.config.secrets import secrets_of
+from anabranch.config.select import parse_select
 from anabranch.config.stream import Stream, SubjectSchema
 
 LOG = logging.getLogger(__name__)
@@ -166,12 +167,18 @@ def load_stream(name: str, folder: str | Path | None = None) -> Stream:
         raise ConfigurationError(f"stream {name!r}: expected the file {path}, found none (known streams: {known})")
     file = read_stream_file(path, folder / DEFAULTS)
     stream = build_stream(file, {"name": name})
-    require_registry(stream, folder)
+    require_services(stream, folder)
     return stream
 
 
-def require_registry(stream: Stream, folder: Path) -> None:
-    """That the environment names a schema registry, for a format that needs one. Raises ConfigurationError."""
+def require_services(stream: Stream, folder: Path) -> None:
+    """That the environment names a schema registry, for a format that needs one, and has the secret of columns that are
+    hashed. Raises ConfigurationError."""
+    if stream.masks and load_environment(folder).masking.secret is None:
+        raise ConfigurationError(
+            f"{folder / 'anabranch.yaml'}: masking.secret: expected the secret of the columns that "
+            f"stream {stream.name} hashes (select), found none"
+        )
     if stream.format.needs_registry and load_environment(folder).registry is None:
         raise ConfigurationError(
             f"{folder / 'anabranch.yaml'}: registry: expected the url of a schema registry, which format "
@@ -235,18 +242,30 @@ def build_stream(file: StreamFile, given: Mapping[str, Any], values: Mapping[str
     try:
         # Without a schema its key may be misspelt, which is reported with all other mistakes.
         columns = parse_columns(data["schema"]) if "schema" in data else ()
+        if "select" in data:
+            data["fields"] = columns
         if data.get("unknown") == "rescue":
             if taken := [c.name for c in columns if c.name.lower() == RESCUED.name]:
                 raise ValueError(f"expected names other than {RESCUED.name} with unknown: rescue, found {taken[0]}")
             columns = (*columns, RESCUED)
     except ValueError as error:
         raise ConfigurationError(f"{file.source(['schema'])}: schema: {error}") from None
+    if "select" in data:
+        try:
+            data["select"] = parse_select(data["select"], data["fields"])
+        except ValueError as error:
+            raise ConfigurationError(f"{file.source(['select'])}: select: {error}") from None
+        columns = (*(s.column for s in data["select"]), *(c for c in columns if c.rescues))
     data["columns"] = columns
     return _validated_stream(file, data)
 
 
 def _build_without_columns(file: StreamFile, data: dict[str, Any]) -> Stream:
     """The stream of a file with `schema: registry`, whose columns are read from its table later."""
+    if "select" in data:
+        raise ConfigurationError(
+            f"{file.source(['select'])}: select: expected columns in schema, found registry; name the fields in schema"
+        )
     said = data["schema"] if isinstance(data["schema"], Mapping) else {}
     source, raw = file.source(["schema"]), merge(file.defaults, file.own)["schema"]
     try:

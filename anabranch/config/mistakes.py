@@ -48,7 +48,7 @@ _FORMS = {
     "name": "expected a name of letters, digits and underscores",
 }
 # Fields that no file has.
-_OURS = frozenset({"columns", "subject_schema"})
+_OURS = frozenset({"columns", "subject_schema", "fields"})
 
 
 def is_secret(key: str) -> bool:

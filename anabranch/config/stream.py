@@ -28,6 +28,7 @@ from anabranch.config.environment import Webhook
 from anabranch.config.format_settings import FormatSettings, check_columns, parse_format
 from anabranch.config.keep import Keep, parse_keep
 from anabranch.config.mistakes import unknown_key
+from anabranch.config.select import Selected
 from anabranch.config.views import (
     PARTIALS,
     Aggregate,
@@ -241,7 +242,8 @@ class Stream(Frozen):
     """One Kafka topic, its schema, its rules and its tables: one file under `conf/streams/`.
 
     `unknown`: the treatment of fields that the schema does not have. The batch layer counts them, unless they are
-    ignored; both layers keep them in a column of their own, or refuse the records that have any. With
+    ignored; both layers keep them in a column of their own, or refuse the records that have any. With `select`,
+    `fields` are the columns of the schema and `columns` those that are made of them. With
     `subject_schema`, `columns` are those of the stream's table, and empty until they are read (`with_columns`).
     """
 
@@ -253,6 +255,8 @@ class Stream(Frozen):
     ddl: str = Field(alias="schema")
     columns: tuple[Column, ...]
     subject_schema: SubjectSchema | None = None
+    select: tuple[Selected, ...] | None = None
+    fields: tuple[Column, ...] = ()
     key: Annotated[tuple[Name, ...], BeforeValidator(one_or_many), Field(min_length=1)]
     event_time: EventTime | None = None
     start: Literal["earliest", "latest"] = "earliest"
@@ -330,6 +334,16 @@ class Stream(Frozen):
         return (bounds.past + bounds.future + timedelta(hours=1)) // timedelta(days=1) + 2
 
     @property
+    def record_columns(self) -> tuple[Column, ...]:
+        """The fields of a record that are read."""
+        return self.fields if self.select is not None else tuple(c for c in self.columns if not c.rescues)
+
+    @property
+    def masks(self) -> bool:
+        """Whether a column is hashed with the secret of the configuration."""
+        return any(selected.masks for selected in self.select or ())
+
+    @property
     def lacks_columns(self) -> bool:
         """Whether the columns have to be read from the table first."""
         return self.subject_schema is not None and not self.columns
@@ -376,7 +390,7 @@ class Stream(Frozen):
                 f"unknown: expected count or ignore with format {self.format.type}, whose values name no fields, "
                 f"found {self.unknown}"
             )
-        check_columns(self.format, self.columns)
+        check_columns(self.format, self.columns if self.select is None else self.fields)
         for name in self.key:
             if name not in by_name or by_name[name].rescues:
                 raise ValueError(f"key: expected a column of the schema, found {name!r}")
@@ -393,6 +407,9 @@ class Stream(Frozen):
                 raise ValueError(
                     f"event_time.column: expected a TIMESTAMP column of the schema, found {self.event_time.column!r}"
                 )
+            as_it_is = {s.name for s in self.select or () if s.kind == "field" and s.fields == (s.name,)}
+            if self.select is not None and column.name not in as_it_is:
+                raise ValueError(f"select: expected {column.name}, the event time, as it is, found another column")
         self._check_physical_design(by_name)
         self._check_keep()
 

@@ -11,18 +11,20 @@ a row gets a verdict and a sentence.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType
 
 from anabranch.config import Stream
+from anabranch.config.columns import Column
 from anabranch.offsets.hours import HourRange
 from anabranch.offsets.partition_sql import MAX_OFFSET, arrays, inside, texts
 from anabranch.offsets.position import Ranges
 from anabranch.records.checks import Check, error, in_the_calendar, judge, opaque, utc_date
 from anabranch.records.formats import Format
+from anabranch.records.selected import project
 
 ERROR_TEXT_LENGTH = 300
 _KAFKA_COLUMNS = ("kafka_partition", "kafka_offset", "kafka_timestamp", "ingest_hour")
@@ -103,8 +105,9 @@ def decode(
     with_errors: bool = True,
     with_unknown: bool = False,
     beside: Sequence[str] = (),
+    secret: bytes | None = None,
 ) -> DataFrame:
-    """Read Kafka's `value` as the stream's columns, by its format, and judge it.
+    """Read Kafka's `value` as the stream's columns, by its format and by what it selects of that, and judge it.
 
     `frame` has the columns of Spark's Kafka source and `ingest_hour`. The result has the stream's columns (exact
     types), `kafka_partition`, `kafka_offset`, `kafka_timestamp`, `ingest_hour`, `event_date`, then `is_dead`, and where
@@ -112,11 +115,10 @@ def decode(
     `is_dead`, the stream's columns hold whatever could be read. Not `with_errors`, nothing comes behind `is_dead`, and
     Spark has less to plan. `with_unknown`, `unknown_fields` comes next, the names of a value's fields that the
     stream has no column for: empty or null where there are none, and for all if the stream ignores them. `beside`:
-    columns of the frame that come behind all others, unchanged. A format with a schema registry looks at the frame's
-    schema ids first, and raises as `Format.read` says.
+    columns of the frame that come behind all others, unchanged. `secret`: of the columns that are hashed. A format with
+    a schema registry looks at the frame's schema ids first, and raises as `Format.read` says.
     """
-    types = types_of(stream)
-    fields = {c.name: types[c.name] for c in stream.columns if not c.rescues}
+    fields = types_of(stream.record_columns)
     headers = "headers" if "headers" in frame.columns else f"CAST(NULL AS {_HEADERS})"
     records = frame.selectExpr(
         "CAST(partition AS INT) AS kafka_partition",
@@ -128,6 +130,7 @@ def decode(
         "key AS kafka_key",
         "value AS kafka_value",
         f"{headers} AS kafka_headers",
+        *((f"'{stream.topic}' AS kafka_topic",) if stream.select is not None else ()),
         "value",
         "unix_micros(try_cast(concat(ingest_hour, ':00:00Z') AS TIMESTAMP)) AS _hour_start",
         *beside,
@@ -150,8 +153,7 @@ def decode(
     event_time = "coalesce(kafka_timestamp, timestamp_micros(_hour_start))"
     if stream.event_time is not None:
         event_time = f"coalesce(`_row_{stream.event_time.column}`, kafka_timestamp, timestamp_micros(_hour_start))"
-    return judged.selectExpr(
-        *(f"`_row_{name}` AS `{name}`" for name in types),
+    rest = (
         *_KAFKA_COLUMNS,
         f"{utc_date(event_time)} AS event_date",
         "is_dead",
@@ -159,6 +161,10 @@ def decode(
         *((f"{unknown or _NO_NAMES} AS {UNKNOWN}",) if with_unknown else ()),
         *beside,
     )
+    if stream.select is not None:
+        rescues = (f"`_row_{c.name}` AS `{c.name}`" for c in stream.columns if c.rescues)
+        return project(judged, stream, secret, (*rescues, *rest))
+    return judged.selectExpr(*(f"`_row_{c.name}` AS `{c.name}`" for c in stream.columns), *rest)
 
 
 def _refusal(stream: Stream) -> Iterator[Check]:
@@ -167,9 +173,9 @@ def _refusal(stream: Stream) -> Iterator[Check]:
         yield Check("size(_unknown) > 0", error(REFUSED_FIELD, found))
 
 
-def types_of(stream: Stream) -> dict[str, DataType]:
-    """The types of the stream's columns, by name."""
-    return {c.name: DataType.fromDDL(c.type) for c in stream.columns}
+def types_of(columns: Iterable[Column]) -> dict[str, DataType]:
+    """The types of columns, by name."""
+    return {c.name: DataType.fromDDL(c.type) for c in columns}
 
 
 def as_decoded(rows: DataFrame, stream: Stream) -> DataFrame:

@@ -98,7 +98,7 @@ def judge(stream: Stream, checks: Sequence[Check], shown: Callable[[str], str], 
                 f"`_row_{c.name}` IS NULL",
                 error("missing_required", f"'{c.name}: expected {c.type} NOT NULL, found null or no such field'"),
             )
-            for c in stream.columns
+            for c in stream.record_columns
             if not c.nullable
         ),
         *(_judge_event_time(stream.event_time, shown) if stream.event_time is not None else ()),

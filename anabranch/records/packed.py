@@ -133,12 +133,13 @@ class Reports:
 
 
 def pack_spec(stream: Stream, hour: str, one_in: int) -> PackSpec | None:
-    """How workers read the hour's records; None where Spark must: another format, or other types.
+    """How workers read the hour's records; None where Spark must: another format, other types, or
+    selected columns.
 
     Records with fields that the schema does not have are certain only if the stream ignores such fields: Spark counts
     them.
     """
-    if stream.format.type != "json" or not can_read(stream.columns):
+    if stream.format.type != "json" or stream.select is not None or not can_read(stream.columns):
         return None
     keys = (*PLACE, *stream.key)
     return PackSpec(stream.columns, stream.event_time, stream.unknown == "ignore", keys, hour, one_in)

@@ -155,7 +155,7 @@ def test_every_value_is_read_as_without_shortcuts(spark: SparkSession, ddl: str,
     assert not list(_differences(spark, values, stream))
     if ddl == FLAT:
         # Enough of each way through the decoder, or nothing was compared.
-        reading = JsonFormat().read(_frame(spark, values), records.types_of(stream)).frame
+        reading = JsonFormat().read(_frame(spark, values), records.types_of(stream.columns)).frame
         counts = reading.selectExpr(
             "count_if(_plain AND _names IS NULL) AS ordinary", "count_if(_plain AND _names IS NOT NULL) AS listed",
             "count_if(NOT _plain) AS marked", "count_if(NOT _intact) AS broken",

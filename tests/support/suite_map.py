@@ -111,7 +111,7 @@ def features() -> list[str]:
     stream = [field.alias or name for name, field in config.Stream.model_fields.items()]
     found = [
         *commands(main, "anabranch"),
-        *(f"stream `{key}`" for key in stream if key not in ("name", "columns", "subject_schema")),
+        *(f"stream `{key}`" for key in stream if key not in ("name", "columns", "subject_schema", "fields")),
         *(f"environment `{key}`" for key in config.Environment.model_fields),
         *(f"format `{one}`" for one in get_args(FormatType)),
         *(f"`{dag.name}`" for dag in sorted((ROOT / "dags").glob("*.py"))),

@@ -102,7 +102,7 @@ def _merged(stream: Stream, rows: Sequence[LedgerRow]) -> list[DriftedField]:
 
 
 def _field(name: str, of_hours: Sequence[tuple[str, UnknownField]], stream: Stream) -> DriftedField:
-    columns = [column.name for column in stream.columns if not column.rescues]
+    columns = [column.name for column in stream.record_columns]
     ours = {*RESERVED_COLUMNS, *(column.name for column in stream.columns if column.rescues)}
     samples = dict.fromkeys(field.sample for _, field in of_hours if field.sample is not None)
     hours = [hour for hour, _ in of_hours]

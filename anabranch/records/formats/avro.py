@@ -38,7 +38,7 @@ class AvroFormat:
 
     def __init__(self, stream: Stream, registry: Registry, cache_schema_ids: bool = False) -> None:
         self._wire = Wire(registry, "AVRO", stream.format.subject, cache_schema_ids)
-        self._required = [column.name for column in stream.columns if not column.nullable]
+        self._required = [column.name for column in stream.record_columns if not column.nullable]
         self._projections: dict[int, Projection | Incompatible] = {}
 
     def read(self, records: DataFrame, types: Mapping[str, DataType]) -> Reading:

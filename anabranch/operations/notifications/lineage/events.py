@@ -251,17 +251,21 @@ def _fields(fields: tuple[NestedField, ...]) -> list[schema_dataset.SchemaDatase
 
 
 def _column_lineage(subject: Subject, schema: Schema) -> column_lineage_dataset.ColumnLineageDatasetFacet:
-    """Each column comes from the record's field of the same name; the event date comes from the
-    event time."""
-    stream, of = subject.stream, {column.name: column.name for column in subject.stream.columns}
+    """Each column comes from the record's field of the same name, or from those that the stream's file selects; the
+    event date comes from the event time."""
+    stream = subject.stream
+    of: dict[str, tuple[str, ...]] = {column.name: (column.name,) for column in stream.columns}
+    of |= {selected.name: selected.fields for selected in stream.select or ()}
+    as_they_are = {*of} - {selected.name for selected in stream.select or () if selected.kind != "field"}
+    masked = {selected.name for selected in stream.select or () if selected.kind in ("hash", "truncate")}
     if stream.event_time is not None:
-        of["event_date"] = stream.event_time.column
+        of["event_date"] = (stream.event_time.column,)
     lineage = {}
-    for name in (field.name for field in schema.fields if field.name in of):
-        is_same = of[name] == name
-        how = column_lineage_dataset.Transformation("DIRECT", "IDENTITY" if is_same else "TRANSFORMATION", "", False)
-        source = column_lineage_dataset.InputField(*subject.topic, of[name], [how])
-        lineage[name] = column_lineage_dataset.Fields([source])
+    for name in (field.name for field in schema.fields if of.get(field.name)):
+        kind = "IDENTITY" if name in as_they_are else "TRANSFORMATION"
+        how = column_lineage_dataset.Transformation("DIRECT", kind, "", name in masked)
+        sources = [column_lineage_dataset.InputField(*subject.topic, field, [how]) for field in of[name]]
+        lineage[name] = column_lineage_dataset.Fields(sources)
     return column_lineage_dataset.ColumnLineageDatasetFacet(lineage)
 
 
