@@ -17,7 +17,7 @@ _MOST_DIGITS = re.compile(r"-?\d{1,2}")
 
 
 def unsafe(expression: Any) -> str | None:
-    """What is expected in its place, if the expression, of Catalyst, is not safe; else None."""
+    """The form that is expected, if the expression, of Catalyst, is not safe; else None."""
     return next((found for node, parent in _nodes(expression) if (found := _refusal(node, parent))), None)
 
 
