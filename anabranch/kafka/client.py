@@ -11,6 +11,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -522,14 +523,21 @@ class KafkaAdapter:
         )
 
     def group_metadata(self, group: str, topic: str) -> str | None:
-        """The metadata that a group committed with the offset of a topic's first partition; None for none."""
-        place = TopicPartition(topic, 0)
-        doing, right = f"read offsets of group {group}", f"--operation Describe --group {group}"
-        groups = self._coordinated(
-            lambda: self._ask(doing, lambda admin: admin.list_group_offsets({group: [place]}), right)
-        )
-        found = groups[group].get(place)
-        return found.metadata or None if found is not None and found.offset >= 0 else None
+        """The metadata that a group committed with the offset of a topic's first partition; None for none.
+
+        Waits for the end of transactions that commit offsets of the group (KIP-447): without that, an answer may lack a
+        transaction whose sender was told that it is committed. Raises MissingRight, Transient.
+        """
+        doing, began = f"read offsets of group {group}", time.monotonic()
+        try:
+            consumer = connect(
+                KafkaConsumer, **_consumer_settings(self._kafka), group_id=group, isolation_level="read_committed"
+            )
+            with closing(consumer):
+                found = consumer.committed(TopicPartition(topic, 0), metadata=True, timeout_ms=_REQUEST_MS)
+        except errors.KafkaError as error:
+            raise explained(self._kafka, doing, error, began, f"--operation Describe --group {group}") from error
+        return found.metadata or None if found is not None else None
 
     def _coordinated(self, question: Callable[[], T]) -> T:
         """An answer of a group's coordinator: brokers that have just started do not have it at once."""

@@ -24,7 +24,7 @@ from anabranch.iceberg import state_properties
 from anabranch.iceberg.clock import MAX_CLOCK_SKEW
 from anabranch.iceberg.expiry import plan_expiry
 from anabranch.iceberg.snapshots import BRANCHES, WAP_ID
-from anabranch.offsets.hours import hour_of, hours_between, shift, start_of
+from anabranch.offsets.hours import hour_of, hours_between, is_untouched, shift, start_of
 from anabranch.protocol.merge import needs_merge
 from anabranch.protocol.watermarks import Watermarks
 from batch_layer.plan import plan_recheck
@@ -202,7 +202,10 @@ def check_step(before: World, after: World) -> None:
             check_promises(before.lake, after.lake)
     if after.lake is not before.lake and after.restored == before.restored:
         old, new = before.lake.state, after.lake.state
-        if old.timeline.first < new.timeline.first or old.timeline.first_of_kafka != new.timeline.first_of_kafka:
+        earlier = new.timeline.first <= old.timeline.first
+        same_start = old.timeline.first_of_kafka == new.timeline.first_of_kafka
+        # The first publish begins the table at the hour of the oldest record that waits.
+        if not earlier or not (same_start or is_untouched(old.timeline, old.position)):
             raise Violation(f"the table began with {old.timeline.first}, and begins with {new.timeline.first}")
         same_log = old.timeline.adoptions == new.timeline.adoptions
         if same_log and any(new.position.offsets.get(p, 0) < o for p, o in old.position.offsets.items()):

@@ -445,11 +445,12 @@ def test_a_run_records_its_steps_and_a_dry_run_none(lake: StreamLake) -> None:
         "speed hours",
         "expiry of rows",
         "expiry of dead letters",
-        "erasures",
         "dead letters",
         "ledger",
         "expiry of the ledger",
+        "erasures",
         "orphans",
+        "versions",
         "folders",
     ]
     again = maintain(lake)
