@@ -525,8 +525,8 @@ class KafkaAdapter:
     def group_metadata(self, group: str, topic: str) -> str | None:
         """The metadata that a group committed with the offset of a topic's first partition; None for none.
 
-        Waits until transactions that commit offsets of the group are complete (KIP-447): a commit returns before, and an
-        answer without the wait may lack it. Raises MissingRight, Transient.
+        Waits until transactions that commit offsets of the group are complete (KIP-447): a commit returns before,
+        and an answer without the wait may lack it. Raises MissingRight, Transient.
         """
         doing, began = f"read offsets of group {group}", time.monotonic()
         try:
