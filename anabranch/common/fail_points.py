@@ -78,6 +78,7 @@ class Step(Enum):
     ERASE_PLACES_PUBLISHED = "erase.places-published", "the branches have the places, the ledger does not"
     ERASE_LETTERS_WRITTEN = "erase.letters-written", "files without the dead letters are written, no commit names them"
     ERASE_LETTERS_PUBLISHED = "erase.letters-published", "the dead letters have left every branch"
+    ERASE_PARTIALS_CLEARED = "erase.partials-cleared", "views have no partials of erased rows"
     ERASE_FOUND_NOTHING = "erase.found-nothing", "nothing is left on any branch, none records that it is done"
     # Import.
     IMPORT_WRITTEN = "import.written", "some hours' files are written and read back, no commit names them"

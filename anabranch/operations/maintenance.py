@@ -150,6 +150,7 @@ def maintain(job: Job, now: datetime, dry_run: bool = False, publisher: Publishe
     for name in map(stream.partials_table, stream.views):
         expired_by_table[name] = steps.run("views", partial(_expire_partials, job, name, now, dry_run), 0)
     if not dry_run:
+        steps.run("erasures", lambda: end.clear_partials(job), 0)
         steps.run("erasures", lambda: end.end_snapshots(job, now), 0)
     reach(Step.MAINTAIN_EXPIRED)
     found = steps.run("orphans", lambda: _delete_orphans(job, now, dry_run), _Unreferenced())

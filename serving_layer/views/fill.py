@@ -28,10 +28,11 @@ from anabranch.iceberg.expiry import plan_expiry
 from anabranch.iceberg.hour_files import files_by_hour
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.snapshots import heads
+from anabranch.protocol.partials import PROVENANCE_COLUMNS, digest_of
 from anabranch.protocol.publish import new_id
 from anabranch.protocol.state import State, load_state
 from serving_layer.query.datasets import connected, is_reading_failure, plan_files, quoted
-from serving_layer.views.hours import PROVENANCE_COLUMNS, PartialHours, digest_of, partial_hours
+from serving_layer.views.hours import PartialHours, partial_hours
 from serving_layer.views.read import functions_of
 from serving_layer.views.sql import DUCKDB, HOUR, RECORDS, partials_sql
 

@@ -11,7 +11,6 @@ whatever the order of commits and whichever process is killed.
 
 from __future__ import annotations
 
-import hashlib
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -22,23 +21,12 @@ from anabranch.iceberg.hour_files import files_by_hour
 from anabranch.iceberg.lake import Lake
 from anabranch.offsets.hours import hours_between
 from anabranch.protocol.ledger import Acceptance, Ledger
+from anabranch.protocol.partials import digest_of, filled_hours
 from anabranch.protocol.state import State
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
     from pyiceberg.table import Table
-
-PROVENANCE_COLUMNS = ("decision", "files", "definition")
-"""The columns that record from what partials were computed: one value in each file, found in its bounds."""
-
-
-@dataclass(frozen=True)
-class Filled:
-    """The inputs of an hour's partials."""
-
-    decision: str
-    files: str
-    definition: str
 
 
 @dataclass(frozen=True)
@@ -53,29 +41,6 @@ class PartialHours:
     taken: Mapping[str, Collection[DataFile]]
     lacking: tuple[str, ...]
     decisions: Mapping[str, str]
-
-
-def digest_of(files: Iterable[str]) -> str:
-    """A digest of the names of an hour's files, which are unique in any location."""
-    names = sorted(path.rpartition("/")[2] for path in files)
-    return hashlib.sha256("\n".join(names).encode()).hexdigest()[:32]
-
-
-def filled_hours(table: Table, files_of: Mapping[str, Mapping[str, DataFile]]) -> dict[str, Filled]:
-    """The inputs of each hour's partials, by their files' bounds. Pure."""
-    ids = {name: table.schema().find_field(name).field_id for name in PROVENANCE_COLUMNS}
-    filled = {}
-    for hour, files in files_of.items():
-        values = {tuple(_only_value(file, ids[name]) for name in PROVENANCE_COLUMNS) for file in files.values()}
-        if len(values) == 1 and None not in (only := values.pop()):
-            filled[hour] = Filled(*map(str, only))
-    return filled
-
-
-def _only_value(file: DataFile, id: int) -> str | None:
-    """The only value of a text column in a file; None if its bounds differ or are missing."""
-    least, most = (bounds.get(id) if bounds else None for bounds in (file.lower_bounds, file.upper_bounds))
-    return least.decode() if least is not None and least == most else None
 
 
 def serves_accepted(state: State, hour: str) -> bool:

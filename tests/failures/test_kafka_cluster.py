@@ -25,6 +25,8 @@ PAST, BEFORE = 1, 2  # hours ago
 
 NO_LEADER = re.compile("it has no leader: no replica that has all records is there")
 
+LOST_END = "Kafka lost published records: {'0': [100, 150]}"
+
 Make = Callable[..., World]
 
 
@@ -205,6 +207,44 @@ def test_without_a_clean_leader_a_partition_waits_and_no_record_is_lost(
     cluster.await_in_sync(one.name, 2)
     feed.send(20, "later", datetime.now(UTC))
     assert_exact_through_both_layers(one, feed)
+
+
+@pytest.mark.timeout(1500)
+def test_after_an_unclean_election_both_jobs_stop_and_adopt_continues_with_every_row_once(
+    on_cluster: Make, cluster: KafkaCluster
+) -> None:
+    """`unclean.leader.election.enable`: a follower that lacks 50 published records leads, and new records get their
+    offsets."""
+    hour = past_hour(PAST)
+    configs = {"min.insync.replicas": "1", "unclean.leader.election.enable": "true"}
+    one = on_cluster(1, configs, replicas=(1, 2), batch={"grace": "0 seconds"})
+    feed = Feed(cluster, one.name, partitions=1)
+    feed.send(100, "kept", middle_of(PAST))
+    cluster.stop(2)
+    cluster.await_in_sync(one.name, 1)
+    feed.send(50, "lost", middle_of(PAST))
+    with started(one, "speed", one.name) as speed:
+        progress(one, feed, speed)
+        cluster.kill(1)
+        cluster.start(2)
+        wait_for(lambda: cluster.leaders(one.name) == [2], "node 2 to be elected", 400, 0.3)
+        assert speed.wait(400) == 1 and LOST_END in speed.log, speed.log[-3000:]
+    with started(one, "batch", one.name) as batch:
+        assert batch.wait(400) == 1 and LOST_END in batch.log, batch.log[-3000:]
+    cluster.start(1)
+    cluster.await_in_sync(one.name, 2)
+    call(one, "adopt", one.name)
+    # The sequence numbers of the first producer's records are lost too.
+    later = Feed(cluster, one.name, partitions=1)
+    later.send(20, "later", datetime.now(UTC))
+    feed.add(later)
+    one.speed()
+    assert_exact(one, feed)
+    # Kafka's records at these offsets are others, so the hour stays with the speed layer.
+    [refused] = [result for result in one.batch() if result.hour == hour]
+    assert refused.decision == "refused" and str(refused.reason).startswith("Kafka no longer has it"), refused
+    assert_exact(one, feed)
+    call(one, "audit", one.name)
 
 
 def publish(one: World, feed: Feed) -> None:

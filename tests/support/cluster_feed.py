@@ -128,6 +128,6 @@ def assert_exact_through_both_layers(one: World, feed: Feed) -> None:
     one.speed()
     assert_exact(one, feed)
     results = one.batch()
-    assert results and {(r.decision, r.reason) for r in results} == {("accepted", None)}
+    assert results and {(r.decision, r.reason) for r in results} == {("accepted", None)}, results
     assert_exact(one, feed)
     call(one, "audit", one.name)

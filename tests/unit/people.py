@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 from brokers import Broker
-from lakes import FIRST, new_lake, new_stream, stage
+from lakes import DDL, FIRST, new_lake, new_stream, stage
 from pydantic import SecretStr
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 
@@ -40,9 +40,9 @@ class People:
     """A stream of people: an hour that both layers have, the next one that only the speed layer has, and dead
     letters."""
 
-    def __init__(self, folder: Path, of_batch: Letters = (), s3: config.S3 | None = None) -> None:
+    def __init__(self, folder: Path, of_batch: Letters = (), s3: config.S3 | None = None, ddl: str = DDL) -> None:
         timeline = Timeline(FIRST, NEXT, {0: 8}, sealed={FIRST: CUT})
-        self.lake = new_lake(folder, timeline=timeline, s3=s3)
+        self.lake = new_lake(folder, timeline=timeline, s3=s3, ddl=ddl)
         lake = self.lake
         dead = self._dead(LETTERS, "speed")
         self._speed([(FIRST, o) for o in range(4)], 8, dead)
@@ -54,7 +54,7 @@ class People:
         schema = schema_to_pyarrow(self.lake.table().schema())
         values = [
             {
-                "id": NAMES[o % 4], "n": o, "kafka_partition": 0, "kafka_offset": o, "kafka_timestamp": NOW,
+                "id": NAMES[o % 4], "n": o, "kafka_partition": 0, "kafka_offset": o, "kafka_timestamp": NOW, "at": NOW,
                 "ingest_hour": hour, "event_date": date(2026, 11, 21),
             }
             for hour, o in rows

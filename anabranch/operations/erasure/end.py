@@ -1,9 +1,10 @@
 """End erasures whose deadline has passed, as part of `anabranch maintain`: what still has erased records leaves.
 
-1. Tags and former snapshots that have files of the erased hours, from before the rewrite, leave each table.
-2. Files that nothing refers to are deleted once they are a day old (`anabranch.operations.maintenance`).
-3. Versions of deleted objects from before the rewrite are deleted, if the bucket keeps them.
-4. An erasure of which nothing is left leaves the branches, once Kafka has none of its records.
+1. Partials of views leave that were computed from rows of before the rewrite, whatever the deadline.
+2. Tags and former snapshots that have files of the erased hours, from before the rewrite, leave each table.
+3. Files that nothing refers to are deleted once they are a day old (`anabranch.operations.maintenance`).
+4. Versions of deleted objects from before the rewrite are deleted, if the bucket keeps them.
+5. An erasure of which nothing is left leaves the branches, once Kafka has none of its records.
 
 A foreign branch is never dropped: the status names it. Each step may be repeated.
 """
@@ -20,7 +21,7 @@ from pyiceberg.table.refs import SnapshotRefType
 
 from anabranch.common.fail_points import Step, reach
 from anabranch.iceberg.clock import MAX_CLOCK_SKEW
-from anabranch.iceberg.commits import Commit
+from anabranch.iceberg.commits import Change, Commit
 from anabranch.iceberg.expiry import plan_expiry
 from anabranch.iceberg.files import same_file
 from anabranch.iceberg.orphans import folders_of, own_files
@@ -32,6 +33,7 @@ from anabranch.operations.retention import FilesByManifest
 from anabranch.protocol import erasure
 from anabranch.protocol.erased import Erasure
 from anabranch.protocol.ledger_row import LedgerRow
+from anabranch.protocol.partials import stale_hours
 from anabranch.protocol.publish import Decision, new_id
 from anabranch.protocol.state import State, load_state
 
@@ -104,6 +106,29 @@ def plan_end(table: Table, former: Former, waiting: Collection[str], id: str, no
     if not tags and not has_some & set(expire):
         return None
     return Commit(id, heads(table), (), expire=expire, drop_tags=tags)
+
+
+def clear_partials(job: Job) -> int:
+    """Remove the partials of erased hours that were computed from other rows than `main` has now; returns the number of
+    hours. Readers compute such an hour from its rows until it is filled again. Idempotent. Raises Transient."""
+    lake, stream, cleared = job.lake, job.stream, 0
+    if not stream.views or not (erasures := load_state(lake, stream.table).erasures.all):
+        return 0
+    history = job.ledger.history(None, UNREAD)
+    hours = sorted({hour for one in erasures for hour in hours_of(history, one)})
+
+    def plan(partials: Table) -> Commit | None:
+        if not (stale := stale_hours(partials, lake.load(stream.table), hours)):
+            return None
+        id = new_id()
+        return Commit(id, heads(partials), (Change("main", clear=tuple(stale)),))
+
+    for name in map(stream.partials_table, stream.views):
+        while (landed := lake.commit_until_landed(name, f"clear partials of erased rows in {name}", plan)) is not None:
+            gone = [hour for change in landed.changes for hour in change.clear]
+            cleared += len(gone)
+            LOG.info("stream %s: cleared partials of erased rows table=%s hours=%d", stream.name, name, len(gone))
+    return cleared
 
 
 def end_snapshots(job: Job, now: datetime) -> int:

@@ -24,6 +24,7 @@ from anabranch.iceberg.snapshots import BRANCHES
 from anabranch.job import Job
 from anabranch.offsets.hours import hour_of
 from anabranch.offsets.position import Ranges
+from anabranch.operations.erasure.end import clear_partials
 from anabranch.operations.erasure.search import (
     Place,
     Values,
@@ -116,6 +117,8 @@ def erase(job: Job, publisher: Publisher, order: Order) -> Erased:
         assert current is not None
         if dead:
             continue
+        clear_partials(job)
+        reach(Step.ERASE_PARTIALS_CLEARED)
         if current.done is not None:
             return Erased(current, removed)
         if not erasure.is_read(state, current):

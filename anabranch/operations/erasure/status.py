@@ -37,6 +37,7 @@ from anabranch.protocol.erasure import is_read
 from anabranch.protocol.erasure_filter import keys_of, load_requests
 from anabranch.protocol.ledger_row import LedgerRow
 from anabranch.protocol.maintained import read_runs
+from anabranch.protocol.partials import stale_hours
 from anabranch.protocol.state import State, load_state
 
 if TYPE_CHECKING:
@@ -131,6 +132,7 @@ def _status(
     there = _stored(state.table, replaced | wanted)
     holders = [h for n, table in tables.items() for h in _holders(table, former[n], there, one, now)]
     versions = _count_versions(job, one)
+    stale = {view.name: stale_hours(tables[stream.partials_table(view)], state.table, hours) for view in stream.views}
     ends = [holder.until for holder in holders]
     gone_at = max((end for end in ends if end is not None), default=None) if None not in ends else None
     scanned = _scan(job, state, one) if scan else None
@@ -140,7 +142,7 @@ def _status(
         until=one.until, done=one.done, rows=sum(part["rows"] for part in parts),
         dead_letters=sum(part["dead"] for part in parts), hours=hours, replaced=len(replaced), files=len(there),
         versions=versions.count, holders=holders, gone_at=gone_at,
-        left=list(_left(state, one, there, versions, holders, now, scanned)), scanned=scanned,
+        left=list(_left(state, one, there, versions, holders, stale, now, scanned)), scanned=scanned,
     )  # fmt: skip
 
 
@@ -185,6 +187,7 @@ def _left(
     there: Collection[str],
     versions: _Versions,
     holders: Sequence[Holder],
+    stale: Mapping[str, Sequence[str]],
     now: datetime,
     scanned: int | None,
 ) -> list[str]:
@@ -195,6 +198,12 @@ def _left(
         left.append("branches were not searched to the end: run the command again")
     if scanned:
         left.append(f"a scan found {scanned} rows: run the command again")
+    left += [
+        f"view {name} has partials of {len(hours)} hours that were computed from former rows, {hours[0]} is the first; "
+        "`anabranch maintain` removes them"
+        for name, hours in stale.items()
+        if hours
+    ]
     if there:
         held = ", ".join(f"{h.name}{f' until {h.until:%F %H:%M} UTC' if h.until else ''}" for h in holders)
         days = UNREFERENCED_FOR.days

@@ -50,6 +50,7 @@ from anabranch.protocol.completeness import plan_hours, plan_open_spans
 from anabranch.protocol.ledger import Acceptance
 from anabranch.protocol.ledger_row import HourAccount
 from anabranch.protocol.merge import merge
+from anabranch.protocol.partials import digest_of
 from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.state import POSITION, TIMELINE, Accepted, State
@@ -58,7 +59,7 @@ from serving_layer.reader import Reader
 from serving_layer.reader.selection import Selection
 from serving_layer.views import fill as filling
 from serving_layer.views.fill import compute, fill
-from serving_layer.views.hours import digest_of, partial_hours, plan_known
+from serving_layer.views.hours import partial_hours, plan_known
 from serving_layer.views.sketches import estimate, sketch
 
 FIRST = "2026-11-21T00"
