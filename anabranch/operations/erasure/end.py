@@ -1,6 +1,6 @@
 """End erasures whose deadline has passed, as part of `anabranch maintain`: what still has erased records leaves.
 
-1. Partials of views leave that were computed from rows of before the rewrite, whatever the deadline.
+1. Partials of views leave that were computed from former rows, whatever the deadline.
 2. Tags and former snapshots that have files of the erased hours, from before the rewrite, leave each table.
 3. Files that nothing refers to are deleted once they are a day old (`anabranch.operations.maintenance`).
 4. Versions of deleted objects from before the rewrite are deleted, if the bucket keeps them.
