@@ -101,9 +101,9 @@ def changes(stream: str, since: str | None, follow: bool, every: str, conf: str 
     """
     from contextlib import suppress
 
+    from anabranch.cli.render.changes import print_change
     from anabranch.config.durations import parse_duration
     from serving_layer import changes as feed
-    from serving_layer.changes.printing import print_change
 
     try:
         pause = parse_duration(every)

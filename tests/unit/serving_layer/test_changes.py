@@ -22,6 +22,7 @@ from proofs import NOW
 from proofs import job as job_of
 
 from anabranch.cli import main
+from anabranch.cli.render.changes import print_change
 from anabranch.common.errors import ConfigurationError
 from anabranch.iceberg import admin
 from anabranch.iceberg.hour_files import files_of
@@ -33,7 +34,6 @@ from anabranch.protocol.restore_ledger import restore_ledger
 from anabranch.protocol.state import Accepted, State
 from serving_layer import changes as feed
 from serving_layer.changes import plan
-from serving_layer.changes.printing import print_change
 from serving_layer.changes.token import Content, Cursor, Token
 
 
