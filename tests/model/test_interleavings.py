@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 from actors import Actor, Adopter, Expiry, Maintenance, Merger, Network, Nights, Operator, Retention
+from budget import budget
 from eraser import Eraser
-from exploration import explore, settle
+from exploration import explore, settle, walk
 from importer import Importer
 from layers import Batch, RollUp, Speed
 from settings import (
@@ -830,20 +831,37 @@ SETTINGS |= {
 }
 
 
-# Those that take longest; each hazard is also in a smaller setting.
+# Those that take longest: `make test` walks them at random, `make test-full` explores them whole.
 LARGE = (
+    "a backlog of hours, cut one at a time",
+    "a batch job with dead letters that is killed anywhere",
+    "a topic that loses its end while another one is named, or while it is adopted again",
+    "an answer lost, and a process killed, staged as a snapshot",
+    "an hour from whose middle records vanish after they were served, restated",
+    "an hour refused, then fixed",
     "an hour that is rebuilt while dead letters of it are erased",
-    "an hour that is rebuilt while records of it are erased, and a kill",
     "an hour that is rebuilt while dead letters of it are erased, and a kill",
-    "records of an hour that is not accepted are erased, then Kafka deletes them",
-    "records of an accepted hour are erased, then Kafka deletes them, and it is rebuilt",
+    "an hour that is rebuilt while records of it are erased, and a kill",
+    "another topic named for a moment, and put right",
+    "another topic that has records, named and corrected by two operators",
+    "expiry and orphan removal around both layers",
+    "expiry and orphan removal around both layers, staged as a snapshot",
+    "expiry and orphan removal around what the speed layer stages, staged as a snapshot",
     "files that nothing refers to and dead letters, of a process that sleeps",
+    "files that nothing refers to, a publish that lands late, and a process that sleeps",
+    "files that nothing refers to, of a process that sleeps, is killed, or has a task tried again",
     "files that nothing refers to, of an hour that is accepted while a process sleeps",
     "files that nothing refers to, of two speed layers that sleep",
-    "an answer lost, and a process killed, staged as a snapshot",
-    "expiry and orphan removal around both layers, staged as a snapshot",
+    "files that nothing refers to, staged ahead by a process that sleeps",
+    "hours imported beside both layers",
+    "hours without records, accepted by the commit that seals them or after it",
     "micro-batches staged ahead while what is old is expired and removed, staged as a snapshot",
+    "records of an accepted hour are erased, then Kafka deletes them, and it is rebuilt",
+    "records of an hour that is not accepted are erased, then Kafka deletes them",
+    "two batch runs of two hours, out of order",
+    "unreferenced files of a publish that landed and whose answer is a refusal",
 )
+WALKS = budget(100, 300)
 
 
 @pytest.mark.parametrize(
@@ -856,3 +874,15 @@ def test_every_interleaving_keeps_main_exact(name: str) -> None:
     print(f"{name}: {explored.moments} moments, {explored.rests} of rest, at most {explored.longest} steps")
     for what in setting.sees:
         assert explored.saw(what), f"expected {what!r} to happen, found only {sorted(explored.steps)}"
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_random_walks_of_a_large_setting_keep_main_exact(name: str) -> None:
+    setting = SETTINGS[name]
+    world = settle(new_world(**setting.world), *setting.before)
+    seen = set[str]()
+    for seed in range(1, WALKS + 1):
+        seen.update(walk(world, setting.actors, seed))
+    happened = [what for what in setting.sees if any(what in step for step in seen)]
+    print(f"{name}: {WALKS} walks, {len(happened)} of {len(setting.sees)}: {happened}")
+    assert happened, f"expected one of {setting.sees} to happen, found only {sorted(seen)}"
