@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import json
+import re
+import shutil
+import sqlite3
+import tempfile
+import uuid
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
@@ -12,6 +19,7 @@ from urllib.parse import urlparse
 
 import pyarrow as pa
 from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.schema import Schema
 from pyiceberg.table import Table, Transaction
 from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.table.update import AddSnapshotUpdate, AssertTableUUID
@@ -34,6 +42,7 @@ from anabranch.protocol.state import POSITION, TIMELINE, Accepted, State, accept
 
 FIRST = "2026-11-21T00"
 DDL = "id STRING NOT NULL, n INT"
+_TIME = re.compile(r'("(?:timestamp|last-updated)-ms": ?)\d+')
 # (ingest hour, partition, offset)
 Row = tuple[str, int, int]
 
@@ -169,22 +178,83 @@ def new_lake(
 ) -> StreamLake:
     """Create a stream's tables and branches in a folder, at position 0 of every partition. `owner` is the name of
     the stream that the table belongs to."""
-    environment = new_environment(folder, s3, **catalog)
     stream = new_stream(name=name, topic=name, table=f"games.{name}", schema=ddl, columns=parse_columns(ddl))
-    made = StreamLake(folder, Lake(environment), stream, environment)
     position = Position("t", dict.fromkeys(range(partitions), 0))
     first = timeline or Timeline(FIRST, FIRST, dict(position.offsets))
-    for table, schema, by, properties in (
-        (stream.table, apply.rows_schema(stream), ("event_date", "ingest_hour"), {TIMELINE: first.to_json()}),
-        (stream.dead_letters_table, apply.dead_letters_schema(), ("ingest_hour",), {}),
-        (stream.hours_table, apply.LEDGER_SCHEMA, (), {}),
-    ):
-        mark = Owner(owner or stream.name, stream.topic, "cluster").to_json()
-        marked = {OWNER: mark} if table == stream.table else {}
-        admin.create(made.lake, table, schema, by, admin.TABLE_PROPERTIES | marked)
-        if table != stream.hours_table:
-            admin.add_branches(made.lake, table, properties | ({POSITION: position.to_json()} if properties else {}))
+    says = {TIMELINE: first.to_json(), POSITION: position.to_json()}
+    owned = {OWNER: Owner(owner or name, name, "cluster").to_json()}
+    tables = (
+        NewTable(stream.table, apply.rows_schema(stream), ("event_date", "ingest_hour"), owned, says),
+        NewTable(stream.dead_letters_table, apply.dead_letters_schema(), ("ingest_hour",), branches={}),
+        NewTable(stream.hours_table, apply.LEDGER_SCHEMA),
+    )
+    if s3 is None and not catalog:
+        return copied_lake(folder, stream, tables)
+    environment = new_environment(folder, s3, **catalog)
+    made = StreamLake(folder, Lake(environment), stream, environment)
+    _create(made.lake, tables)
     return made
+
+
+@dataclass(frozen=True)
+class NewTable:
+    """A table, and the properties of its branches, if it has any."""
+
+    name: str
+    schema: Schema
+    partitioned_by: tuple[str, ...] = ()
+    properties: dict[str, str] = field(default_factory=dict)
+    branches: dict[str, str] | None = None
+
+
+def _create(lake: Lake, tables: Iterable[NewTable]) -> None:
+    for table in tables:
+        properties = admin.TABLE_PROPERTIES | table.properties
+        admin.create(lake, table.name, table.schema, table.partitioned_by, properties)
+        if table.branches is not None:
+            admin.add_branches(lake, table.name, table.branches)
+
+
+def copied_lake(folder: Path, stream: config.Stream, tables: tuple[NewTable, ...]) -> StreamLake:
+    """A stream's tables in a folder, on SQLite and files. Those that are the same but for the folder are created once
+    and copied from then on, in a tenth of the time."""
+    environment = new_environment(folder)
+    made = StreamLake(folder, Lake(environment), stream, environment)
+    if folder.joinpath("catalog.db").exists():
+        _create(made.lake, tables)
+    else:
+        _copy(_created(tables), folder)
+    return made
+
+
+_CREATED: dict[str, Path] = {}
+
+
+def _created(tables: tuple[NewTable, ...]) -> Path:
+    """The folder of a lake with such tables, which is there as long as this process."""
+    key = repr(tables)
+    if key not in _CREATED:
+        folder = Path(tempfile.mkdtemp(prefix="anabranch-lake-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        _create(Lake(new_environment(folder)), tables)
+        _CREATED[key] = folder
+    return _CREATED[key]
+
+
+def _copy(lake: Path, folder: Path) -> None:
+    """Copy a lake of SQLite and files to another folder, as if it was created there now: with its own ids and times."""
+    shutil.copytree(lake, folder, dirs_exist_ok=True, copy_function=shutil.copyfile)
+    with closing(sqlite3.connect(folder / "catalog.db")) as catalog, catalog:
+        catalog.execute("PRAGMA synchronous = OFF")
+        for place in ("metadata_location", "previous_metadata_location"):
+            catalog.execute(f"UPDATE iceberg_tables SET {place} = replace({place}, ?, ?)", (str(lake), str(folder)))
+    ids: dict[str, str] = {}
+    now = int(datetime.now(UTC).timestamp() * 1000)
+    for file in folder.glob("warehouse/**/*.metadata.json"):
+        text = file.read_text(encoding="utf-8")
+        own = json.loads(text)["table-uuid"]
+        text = text.replace(str(lake), str(folder)).replace(own, ids.setdefault(own, str(uuid.uuid4())))
+        file.write_text(_TIME.sub(rf"\g<1>{now}", text), encoding="utf-8")
 
 
 def decide(

@@ -7,10 +7,6 @@ does that gave up waiting for a catalog behind it. What it requires is compared 
 from __future__ import annotations
 
 import logging
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,15 +16,17 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from lakes import FIRST, StreamLake, new_lake
+from killed import kill_at
+from lakes import FIRST, StreamLake, new_environment, new_lake, new_stream
 from pyiceberg.exceptions import CommitFailedException
 
 from anabranch.common.errors import AnabranchError, ConfigurationError, MissingRight, Transient
-from anabranch.common.fail_points import FAIL_AT, Step
+from anabranch.common.fail_points import Step
 from anabranch.iceberg import admin, commit_status, expiry, snapshots
 from anabranch.iceberg import lake as lake_module
 from anabranch.iceberg.commits import Change, Commit, Outcome
-from anabranch.iceberg.snapshots import BRANCHES, has_landed, heads
+from anabranch.iceberg.lake import Lake
+from anabranch.iceberg.snapshots import BRANCHES, find_staged, has_landed, heads
 from anabranch.offsets.hours import Cut, Timeline, hour_of, shift
 from anabranch.offsets.position import Position, Topic
 from anabranch.protocol import ledger
@@ -409,33 +407,16 @@ def test_branches_that_are_made_late_begin_once(tmp_path: Path, looks: int | Non
     assert read_state(one.table()).position.offsets == {0: 0}
 
 
-_PUBLISHES = """
-import sys
-from pathlib import Path
-from lakes import StreamLake, new_environment, new_stream
-from anabranch.iceberg.lake import Lake
-from anabranch.iceberg.snapshots import find_staged
-folder = Path(sys.argv[1])
-environment = new_environment(folder)
-one = StreamLake(folder, Lake(environment), new_stream(), environment)
-print(one.publish(one.speed(find_staged(one.table(), "mine"), {0: 3})).value)
-"""
+def _publish(folder: Path) -> None:
+    environment = new_environment(folder)
+    one = StreamLake(folder, Lake(environment), new_stream(), environment)
+    one.publish(one.speed(find_staged(one.table(), "mine"), {0: 3}))
 
 
 @pytest.mark.parametrize("step", [Step.COMMIT_DOUBTED, Step.COMMIT_FENCED])
 def test_a_process_that_dies_before_the_answer_needs_no_repair(lake: StreamLake, step: Step) -> None:
     staged, before = lake.stage(ROWS, "mine"), lake.state()
-    path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
-    environment = os.environ | {FAIL_AT: f"commit.request-lost,{step.label}", "PYTHONPATH": path}
-    died = subprocess.run(
-        [sys.executable, "-c", _PUBLISHES, str(lake.folder)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert (died.returncode, died.stdout) == (-signal.SIGKILL, ""), died.stderr
-    assert f"fail point {step.label}" in died.stderr
+    kill_at(f"{Step.COMMIT_REQUEST_LOST.label},{step.label}", _publish, lake.folder)
     assert (lake.state().heads != before.heads) == (step is Step.COMMIT_FENCED)
     assert lake.rows("main") == []
     assert lake.publish(lake.speed(staged, {0: 3})) is Outcome.LANDED

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -13,14 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lakes import StreamLake, decide, new_lake
+from killed import kill_at
+from lakes import StreamLake, decide, new_environment, new_lake
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.table import Table, Transaction
 from pyiceberg.table.snapshots import Operation
 
 from anabranch.common.errors import Transient
-from anabranch.common.fail_points import FAIL_AT
 from anabranch.iceberg import ledger_files
+from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.ledger_files import File, MergeStep, Span, plan_fold, plan_merge, tiered
 from anabranch.iceberg.snapshots import PUBLISH_ID
 from anabranch.offsets.hours import Cut, shift
@@ -302,18 +299,14 @@ def test_a_merge_whose_answer_is_lost_changes_nothing(many: StreamLake, lands: b
     assert history(many) == before
 
 
+def _merge(folder: Path, table: str) -> None:
+    Lake(new_environment(folder)).merge_files(table)
+
+
 @pytest.mark.parametrize(("step", "number"), [("ledger.merge-prepared", 17), ("ledger.merged", 1)])
 def test_a_merge_that_is_killed_changes_no_row(many: StreamLake, step: str, number: int) -> None:
     before = history(many)
-    script = f"""
-from pathlib import Path
-from lakes import new_environment
-from anabranch.iceberg.lake import Lake
-Lake(new_environment(Path({str(many.folder)!r}))).merge_files({many.stream.hours_table!r})
-"""
-    environment = os.environ | {FAIL_AT: step, "PYTHONPATH": str(Path(__file__).parents[1])}
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    kill_at(step, _merge, many.folder, many.stream.hours_table)
     assert len(files(many)) == number
     assert history(many) == before
     merge_all(many)

@@ -159,7 +159,7 @@ def test_however_many_hours_wait_to_be_sealed_a_snapshot_stays_small(
     assert state.position == Position(TOPIC, offsets_at(1, partitions))
 
 
-@pytest.mark.parametrize(("hours", "partitions"), [(744, 12), (744, 100)])
+@pytest.mark.parametrize(("hours", "partitions"), [(744, 12), pytest.param(744, 100, marks=pytest.mark.full)])
 def test_hours_that_are_sealed_and_wait_leave_a_snapshot_small(tmp_path: Path, hours: int, partitions: int) -> None:
     lake = new_lake(tmp_path, partitions=partitions, timeline=Timeline(FIRST, FIRST, {0: 0}))
     cuts = cuts_of(hours, partitions)
@@ -226,7 +226,7 @@ def test_old_losses_of_hours_that_are_accepted_are_left_to_the_ledger() -> None:
     assert kept == [e["hours"] for e in entries[1:]], "only that of the accepted hour is left out"
 
 
-@pytest.mark.parametrize(("partitions", "most"), [(12, 600_000), (100, 1_100_000)])
+@pytest.mark.parametrize(("partitions", "most"), [(12, 600_000), pytest.param(100, 1_100_000, marks=pytest.mark.full)])
 def test_in_health_the_metadata_stays_small(tmp_path: Path, partitions: int, most: int) -> None:
     """48 hours remembered, a tag of `main` for each hour of a week, as many snapshots as a publish keeps, and the batch
     layer's dead letters and decisions of the last hour waiting. Each snapshot adds the same, so few are made."""

@@ -150,7 +150,7 @@ def test_a_long_history_is_cut_into_all_its_hours(days: int) -> None:
 
 
 def test_a_commit_decides_a_bounded_number_of_hours_and_the_next_continues() -> None:
-    kafka = Kafka({p: a_record_a_minute(timedelta(days=60), HOUR) for p in range(300)})
+    kafka = Kafka(dict.fromkeys(range(300), a_record_a_minute(timedelta(days=60), HOUR)))
     state = begun()
     offsets = sealing.ask(kafka, "events", state, NOW, timedelta(0))
     decided = sealing.resolve_state(state, offsets)
@@ -197,7 +197,7 @@ def with_outliers(gaps: list[int], outliers: list[Outlier]) -> tuple[list[int], 
     return log, where
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=budget(50, 150), deadline=None)
 @given(LOGS, st.integers(1, 3))
 def test_outliers_on_both_sides_move_no_other_record(parts: tuple[list[int], list[Outlier]], partitions: int) -> None:
     log, where = with_outliers(*parts)
@@ -215,7 +215,7 @@ def expected_of(stamps: list[int]) -> dict[tuple[int, int], str]:
     return {(0, o): hour_of(datetime.fromtimestamp(ts / 1000, UTC)) for o, ts in usable.items()}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=budget(40, 100), deadline=None)
 @given(st.lists(st.lists(FAR | st.integers(millis(NOW) - 10**9, millis(NOW) + 10**7), max_size=60), max_size=3))
 def test_any_log_is_cut_in_order_and_whole(logs: list[list[int]]) -> None:
     kafka = Kafka(dict(enumerate(logs)))

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
-import signal
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -14,11 +11,11 @@ from typing import Any
 
 import pytest
 from brokers import Broker
+from killed import kill_at
 from lakes import StreamLake, new_environment, new_lake, new_stream
 
-from anabranch.common import fail_points
 from anabranch.common.errors import ConfigurationError, PositionError, Refused
-from anabranch.common.fail_points import FAIL_AT, Step
+from anabranch.common.fail_points import Step
 from anabranch.iceberg import admin
 from anabranch.iceberg.commits import Outcome
 from anabranch.iceberg.lake import Lake
@@ -303,19 +300,14 @@ def test_an_operator_chooses_where_a_topic_begins(lake: StreamLake, start: str, 
     assert run(lake, broker, start) is None, "the same command again changes nothing"
 
 
-def _die(folder: Path, at: str) -> None:
-    os.environ[FAIL_AT] = at
-    fail_points._armed.cache_clear()
+def _adopt(folder: Path) -> None:
     environment = new_environment(folder)
     adopt(Publisher(Lake(environment), new_stream()), Broker(id=NEW).adapter)
 
 
 @pytest.mark.parametrize("step", [Step.ADOPT_DECIDED, Step.ADOPT_PUBLISHED])
 def test_an_adoption_that_is_killed_is_done_once_by_the_next_one(lake: StreamLake, step: Step) -> None:
-    process = multiprocessing.get_context("forkserver").Process(target=_die, args=(lake.folder, step.label))
-    process.start()
-    process.join(300)
-    assert process.exitcode == -signal.SIGKILL
+    kill_at(step.label, _adopt, lake.folder)
     landed = step is Step.ADOPT_PUBLISHED
     assert (lake.state().position.topic_id == NEW) is landed
     assert lake.ledger.history() == [], "the hazard did not happen"

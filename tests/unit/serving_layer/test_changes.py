@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from accepted_hours import HOURS, accept, confirm, cut, erase, expire, four_hours
+from budget import budget
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -133,7 +134,7 @@ STEPS = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=budget(150, 400))
 @given(st.lists(STEPS, max_size=30), st.integers(1, 3))
 def test_a_consumer_has_the_rows_of_main_at_the_end_of_every_poll(steps: list[Any], at_once: int) -> None:
     """Through restatements, overrides, erasures, rows that are recorded late, and kills between any two changes."""

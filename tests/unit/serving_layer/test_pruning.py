@@ -13,6 +13,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 import pytest
+from budget import budget
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyiceberg.catalog.sql import SqlCatalog
@@ -175,7 +176,7 @@ _CONDITIONS = st.recursive(
 )
 
 
-@settings(max_examples=120, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=budget(40, 120), deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(where=_CONDITIONS)
 def test_a_condition_has_the_answer_of_all_rows(beside: Beside, where: str) -> None:
     try:

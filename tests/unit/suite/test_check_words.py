@@ -62,5 +62,7 @@ def test_a_path_without_a_file_is_a_finding(words: ModuleType, tmp_path: Path) -
     assert [f.found for f in words.check(["moved.md"], tmp_path)] == ["none"]
 
 
+# What `make lint` checks.
+@pytest.mark.full
 def test_the_clean_packages_and_pages_are_clean(words: ModuleType) -> None:
     assert words.check(words.CLEAN) == []
