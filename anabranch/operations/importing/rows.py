@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,6 +23,7 @@ from anabranch.iceberg.rewriting import is_same, read_batches
 from anabranch.iceberg.snapshot_writer import delete_quietly
 from anabranch.operations.importing.sources import HOUR, PLACE, TIME, from_number
 from anabranch.protocol.imported import PARTITION
+from serving_layer.query.datasets import connected, quoted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
 _ROW_GROUP = 1_000_000
+_MEMORY = "2GB"
+_AT = "_import_at"
 _EPOCH_DAYS = np.datetime64(0, "D")
 
 
@@ -49,57 +51,56 @@ def find_duplicates(rows: pa.Table, key: Iterable[str], lookback: int, later: pa
     `HOUR`.
     """
     names = list(key)
-    ours = rows.select([*names, HOUR]).append_column("_at", pa.array(np.arange(len(rows)), pa.int64()))
-    theirs = later.select([*names, HOUR]).append_column("_at", pa.nulls(len(later), pa.int64()))
-    columns = ", ".join(_quoted(name) for name in names)
-    is_key = " OR ".join(f"{_quoted(name)} IS NOT NULL" for name in names)
-    with duckdb.connect() as connection:
-        connection.execute("SET memory_limit = '2GB'")
-        connection.register("ours", ours)
-        connection.register("theirs", theirs)
-        found = connection.sql(
-            f"""
-            SELECT _at FROM (
-                SELECT _at,
-                    lag({HOUR}) OVER (PARTITION BY {columns}, _at IS NULL ORDER BY {HOUR}, _at) AS before,
-                    min(CASE WHEN _at IS NULL THEN {HOUR} END) OVER (
-                        PARTITION BY {columns} ORDER BY {HOUR} RANGE BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING
-                    ) AS after,
-                    {HOUR}
-                FROM (SELECT * FROM ours UNION ALL SELECT * FROM theirs)
-                WHERE {is_key}
-            )
-            WHERE _at IS NOT NULL AND (before >= {HOUR} - {lookback} OR after <= {HOUR} + {lookback})
-            """
-        ).fetchnumpy()["_at"]
-    mask = np.zeros(len(rows), bool)
-    mask[np.asarray(found, np.int64)] = True
-    return mask
+    columns = ", ".join(map(quoted, names))
+    return _mask(
+        rows.select([*names, HOUR]),
+        later.select([*names, HOUR]).append_column(_AT, pa.nulls(len(later), pa.int64())),
+        f"""
+        SELECT {_AT} FROM (
+            SELECT {_AT},
+                lag({HOUR}) OVER (PARTITION BY {columns}, {_AT} IS NULL ORDER BY {HOUR}, {_AT}) AS before,
+                min(CASE WHEN {_AT} IS NULL THEN {HOUR} END) OVER (
+                    PARTITION BY {columns} ORDER BY {HOUR} RANGE BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING
+                ) AS after,
+                {HOUR}
+            FROM (SELECT * FROM ours UNION ALL SELECT * FROM theirs)
+            WHERE {_is_key(names)}
+        )
+        WHERE {_AT} IS NOT NULL AND (before >= {HOUR} - {lookback} OR after <= {HOUR} + {lookback})
+        """,
+    )
 
 
 def find_known(rows: pa.Table, key: Iterable[str], known: pa.Table) -> NDArray[Any]:
     """Which of `rows` have a key that `known` has, as a mask. Null parts of a key equal each other; a key that is null
     in every part is none."""
     names = list(key)
-    ours = rows.select(names).append_column("_at", pa.array(np.arange(len(rows)), pa.int64()))
-    theirs = known.select(names)
-    columns = ", ".join(_quoted(name) for name in names)
-    equal = " AND ".join(f"o.{_quoted(name)} IS NOT DISTINCT FROM t.{_quoted(name)}" for name in names)
-    is_key = " OR ".join(f"o.{_quoted(name)} IS NOT NULL" for name in names)
-    with duckdb.connect() as connection:
-        connection.execute("SET memory_limit = '2GB'")
-        connection.register("ours", ours)
+    columns = ", ".join(map(quoted, names))
+    equal = " AND ".join(f"ours.{quoted(name)} IS NOT DISTINCT FROM t.{quoted(name)}" for name in names)
+    return _mask(
+        rows.select(names),
+        known.select(names),
+        f"""
+        SELECT {_AT} FROM (SELECT * FROM ours WHERE {_is_key(names)}) ours
+        SEMI JOIN (SELECT DISTINCT {columns} FROM theirs) t ON {equal}
+        """,
+    )
+
+
+def _is_key(names: Iterable[str]) -> str:
+    return " OR ".join(f"{quoted(name)} IS NOT NULL" for name in names)
+
+
+def _mask(ours: pa.Table, theirs: pa.Table, query: str) -> NDArray[Any]:
+    """Which of `ours` a query of `ours` and `theirs` returns, as a mask; it returns their numbers, the column `_AT`."""
+    numbered = ours.append_column(_AT, pa.array(np.arange(len(ours)), pa.int64()))
+    with connected(_MEMORY) as connection:
+        connection.register("ours", numbered)
         connection.register("theirs", theirs)
-        found = connection.sql(
-            f"SELECT o._at FROM ours o SEMI JOIN (SELECT DISTINCT {columns} FROM theirs) t ON {equal} WHERE {is_key}"
-        ).fetchnumpy()["_at"]
-    mask = np.zeros(len(rows), bool)
+        found = connection.sql(query).fetchnumpy()[_AT]
+    mask = np.zeros(len(ours), bool)
     mask[np.asarray(found, np.int64)] = True
     return mask
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
 
 
 def checksum(rows: pa.Table) -> str:
