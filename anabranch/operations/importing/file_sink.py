@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 from urllib.parse import unquote
 
 from anabranch.common.errors import Refused
@@ -50,38 +51,36 @@ def read_log(names: Iterable[str], read: Callable[[str], str], where: str) -> Si
 
     Raises Refused, naming the log file, for one that is missing or damaged in the midst of the log.
     """
-    plain, compact = set[int](), set[int]()
-    for name in names:
-        if (match := _BATCH.fullmatch(name)) is not None:
-            (compact if match[2] else plain).add(int(match[1]))
-    if not plain | compact:
+    # Of a number with both files, the compact one counts: its name sorts behind the other's.
+    log = {int(found[1]): name for name in sorted(names) if (found := _BATCH.fullmatch(name)) is not None}
+    if not log:
         return SinkLog((), -1)
-    last, cut_short = max(plain | compact), None
-    if _parsed(read(_name(last, compact))) is None:
-        cut_short, last = _name(last, compact), last - 1
-        plain, compact = {n for n in plain if n <= last}, {n for n in compact if n <= last}
-    begin = max(compact, default=0)
-    found: list[Entry] = []
+
+    @cache
+    def entries_of(number: int) -> list[Entry] | None:
+        return _parsed(read(log[number]))
+
+    last, cut_short = max(log), None
+    if entries_of(last) is None:
+        cut_short, last = log.pop(last), last - 1
+    begin = max((number for number, name in log.items() if name.endswith(".compact")), default=0)
+    entries: list[Entry] = []
     for number in range(begin, last + 1):
-        if number not in plain | compact:
+        if number not in log:
             raise Refused(
                 f"{where}: expected log files {begin} to {last}, found no {number}; restore it, or move {FOLDER} away "
                 "to import every file of the folder, where rows that repeat by the stream's key are left out"
             )
-        of_batch = _parsed(read(_name(number, compact)))
+        of_batch = entries_of(number)
         if of_batch is None:
             raise Refused(
-                f"{where}/{_name(number, compact)}: expected a line v1 and lines of JSON, found other lines; restore "
+                f"{where}/{log[number]}: expected a line v1 and lines of JSON, found other lines; restore "
                 f"it, or move {FOLDER} away to import every file of the folder"
             )
-        found += of_batch
-    deleted = {one.path for one in found if one.is_deleted}
-    kept = [one for one in found if one.path not in deleted]
+        entries += of_batch
+    deleted = {one.path for one in entries if one.is_deleted}
+    kept = [one for one in entries if one.path not in deleted]
     return SinkLog(tuple(dict.fromkeys(kept)), last, cut_short)
-
-
-def _name(number: int, compact: set[int]) -> str:
-    return f"{number}.compact" if number in compact else str(number)
 
 
 def _parsed(text: str) -> list[Entry] | None:
