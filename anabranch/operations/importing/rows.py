@@ -151,8 +151,8 @@ class TableRows:
     def made(self, rows: pa.Table, numbers: NDArray[Any]) -> pa.Table:
         """Rows of the source as rows of the table; `numbers` has each one's number within its hour."""
         hours, times = rows[HOUR].to_numpy(), rows[TIME]
-        by_number = {int(n): from_number(int(n)) for n in np.unique(hours)}
-        ingest = pa.array([by_number[int(n)] for n in hours], pa.large_string())
+        distinct, index = np.unique(hours, return_inverse=True)
+        ingest = pa.array([from_number(n) for n in distinct.tolist()], pa.large_string()).take(pa.array(index))
         at = times if self.event_time is None else pc.coalesce(rows[self.event_time], times)
         columns = {
             **{name: rows[name] for name in rows.column_names if name not in (HOUR, TIME, *PLACE)},
@@ -212,9 +212,3 @@ def _partitions(rows: pa.Table) -> Iterator[tuple[int, str, pa.Table]]:
     for pair in sorted(pairs.to_pylist(), key=lambda p: (p["hour"], p["day"])):
         mask = pc.and_(pc.equal(rows["ingest_hour"], pair["hour"]), pc.equal(days, pair["day"]))
         yield pair["day"], pair["hour"], rows.filter(mask)
-
-
-def counts_by_hour(hours: NDArray[Any]) -> dict[int, int]:
-    """How many rows each hour has."""
-    numbers, counts = np.unique(hours, return_counts=True)
-    return dict(zip(numbers.tolist(), counts.tolist(), strict=True))

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,11 +23,10 @@ from anabranch.iceberg.hour_files import files_by_hour
 from anabranch.iceberg.snapshot_writer import delete_quietly
 from anabranch.iceberg.snapshots import head
 from anabranch.job import Job
-from anabranch.offsets.hours import IMPORTED, hour_of, shift, start_of
+from anabranch.offsets.hours import IMPORTED, hour_of, hours_between, shift, start_of
 from anabranch.operations.importing.rows import (
     TableRows,
     checksum,
-    counts_by_hour,
     find_duplicates,
     find_known,
     ordinals,
@@ -35,10 +35,12 @@ from anabranch.operations.importing.sources import (
     HOUR,
     KAFKAS,
     PLACE,
+    RECEIVED,
     Counted,
     Seam,
     Source,
     SourceReader,
+    counts_by_hour,
     from_number,
     list_source,
     location_of,
@@ -73,7 +75,6 @@ LOG = logging.getLogger(__name__)
 _HOURS_A_COMMIT = 48
 _ROWS_A_COMMIT = 2_000_000
 _ATTEMPTS = 20
-_RECEIVED = ("kafka_timestamp", "timestamp")
 
 
 @dataclass(frozen=True)
@@ -173,28 +174,29 @@ class _Import:
         columns = [column.name for column in self._stream.columns]
         physical = schema_to_pyarrow(table.schema(), include_field_ids=False)
         event_time = self._stream.event_time
+        self._event_time = event_time.column if event_time is not None else None
         self._reader = SourceReader(
             table.io,
             pa.schema([physical.field(name) for name in columns]),
             order.time,
-            event_time.column if event_time is not None else None,
+            self._event_time,
             None if order.by_key else self._seam(state),
         )
         self._late: pa.Table | None = None
-        self._source = Source(())
-        self._counted: list[Counted] | None = None
 
-    def counted(self) -> list[Counted]:
-        """The files with their rows by hour. They are listed and counted once."""
-        if self._counted is None:
-            self._source = list_source(self._job.environment, self._reader.io, self._location)
-            self._counted = []
-            files = len(self._source.files)
-            with Progress(LOG, f"count rows of {self._order.source}", "files", files) as progress:
-                for file in self._source.files:
-                    self._counted.append(self._reader.count(file))
-                    progress.step()
-        return self._counted
+    @cached_property
+    def _source(self) -> Source:
+        return list_source(self._job.environment, self._reader.io, self._location)
+
+    @cached_property
+    def _counted(self) -> list[Counted]:
+        """The files with their rows by hour."""
+        counted = []
+        with Progress(LOG, f"count rows of {self._order.source}", "files", len(self._source.files)) as progress:
+            for file in self._source.files:
+                counted.append(self._reader.count(file))
+                progress.step()
+        return counted
 
     def _seam(self, state: State) -> Seam | None:
         """None for a stream that left the log it began in: places in the files may be of any of its logs."""
@@ -206,7 +208,7 @@ class _Import:
     def plan(self, state: State) -> Plan:
         order = self._order
         todo = plan_hours(state, order.first, order.last, self._stream.keep.rows, self._lake.clock.now())
-        files = self.counted()
+        files = self._counted
         self._require_log(state)
         total = Counter[int]()
         for counted in files:
@@ -231,11 +233,11 @@ class _Import:
 
     def _words_of_seam(self, late: int) -> list[str]:
         """How rows that Kafka has are distinguished."""
-        exact = sum(1 for counted in self.counted() if counted.ends is not None)
+        exact = sum(1 for counted in self._counted if counted.ends is not None)
         words = []
         if exact:
             words.append(f"the seam to Kafka is exact in {exact} files, which have Kafka's partitions and offsets")
-        if others := len(self.counted()) - exact:
+        if others := len(self._counted) - exact:
             words.append(
                 f"the seam to Kafka is by {', '.join(self._stream.key)} in {others} files; {late} of their rows are of "
                 "hours of Kafka's and not in the table"
@@ -244,9 +246,9 @@ class _Import:
 
     def _require_log(self, state: State) -> None:
         """Refuse files whose places are of another log than the stream's. Raises Refused, Transient."""
-        early = next((c for c in self.counted() if c.early), None)
+        early = next((c for c in self._counted if c.early), None)
         ends = dict[int, int]()
-        for counted in self.counted():
+        for counted in self._counted:
             ends |= {p: max(e, ends.get(p, 0)) for p, e in (counted.ends or {}).items()}
         unread = {p: e for p, e in ends.items() if e > state.position.offsets.get(p, 0)}
         found = None
@@ -276,9 +278,12 @@ class _Import:
                 "again later"
             )
         parts = [self._reader.empty()]
+        around, known = list[str](), self._keys(state, ())
         for number in sorted(hours):
-            rows = self._reader.read(self.counted(), number, number)
-            is_known = find_known(rows, self._stream.key, self._keys(state, self._hours_around(state, number)))
+            rows = self._reader.read(self._counted, number, number)
+            if (wanted := self._hours_around(state, number)) != around:
+                around, known = wanted, self._keys(state, wanted)
+            is_known = find_known(rows, self._stream.key, known)
             parts.append(rows.filter(pa.array(~is_known)))
         late = pa.concat_tables(parts)
         last = to_number(state.timeline.first_of_kafka) - 1
@@ -288,16 +293,17 @@ class _Import:
         """The hours of Kafka's that may have a row whose time is of an hour: all, if the time is not Kafka's."""
         first = to_number(state.timeline.first_of_kafka)
         last = max(to_number(state.timeline.open), to_number(hour_of(self._lake.clock.now())))
-        if self._is_received():
+        if self._is_received:
             first, last = max(first, number - 1), min(last, number + 1 + self._stream.batch.lookback_hours)
         return [from_number(n) for n in range(first, last + 1)]
 
+    @cached_property
     def _is_received(self) -> bool:
         """Whether the source's times are those at which Kafka received records."""
-        if not self.counted():
+        if not self._counted:
             return False
-        file = self.counted()[0].file
-        return self._reader.time_of(file, self._reader.names_of(file)) in _RECEIVED
+        file = self._counted[0].file
+        return self._reader.time_of(file, self._reader.names_of(file)) in RECEIVED
 
     def _require_same(self, known: Mapping[str, int]) -> None:
         rows = ledger.newest(self._job.ledger.history(known, ("partitions", "quality", "diff", "unknown")))
@@ -320,7 +326,7 @@ class _Import:
                 hours = [h for h in todo.hours if h < state.timeline.first]
                 if not hours:
                     return done
-                written = self._write(state, _some(hours, todo.hours))
+                written = self._write(state, _some(hours, todo.hours), todo.hours)
                 if self._publish(publisher, written):
                     done = done.plus(written.hours)
                     progress.step(len(written.hours))
@@ -329,27 +335,28 @@ class _Import:
             "attempts; run the command again: it goes on where it was left"
         )
 
-    def _write(self, state: State, hours: Sequence[str]) -> _Written:
-        """Write the files of `hours`, which follow each other, and prove them."""
+    def _write(self, state: State, hours: Sequence[str], planned: Mapping[str, int]) -> _Written:
+        """Write the files of `hours`, which follow each other, and prove them. `planned`: their source rows."""
         began = self._lake.clock.now()
         first, last = to_number(hours[0]), to_number(hours[-1])
         lookback = self._stream.batch.lookback_hours
-        behind = max(first - lookback, to_number(self._order.first))
-        read = self._reader.read(self.counted(), behind, last)
+        earliest = max(first - lookback, to_number(self._order.first))
+        read = self._reader.read(self._counted, earliest, last)
         late = self._late if self._late is not None and hours[-1] == self._last_of_files(state) else None
         if late is not None:
             read = pa.concat_tables([read, late])
-        repeated = find_duplicates(read, self._stream.key, lookback, self._later(state, hours[-1]))
+        later = self._keys(state, self._hours_after(hours[-1]))
+        repeated = find_duplicates(read, self._stream.key, lookback, later)
         repeated |= find_duplicates(read, PLACE, 0, self._reader.empty())
         own = read[HOUR].to_numpy() >= first
         rows, repeated = read.filter(pa.array(own)), repeated[own]
         numbers = rows[HOUR].to_numpy()
-        self._require_counted(hours, counts_by_hour(numbers), last, len(late) if late is not None else 0)
+        self._require_counted(hours, counts_by_hour(numbers), planned)
         erased = self._erased(state, rows)
         repeated &= ~erased
         good = ~(repeated | erased)
-        made = self._maker(state).made(rows.filter(pa.array(good)), ordinals(numbers)[good])
-        files = self._maker(state).write(made)
+        of_table = TableRows(state.table, self._is_received, self._event_time)
+        files = of_table.write(of_table.made(rows.filter(pa.array(good)), ordinals(numbers)[good]))
         reach(Step.IMPORT_WRITTEN)
         imported = []
         for hour in hours:
@@ -366,31 +373,25 @@ class _Import:
     def _last_of_files(self, state: State) -> str:
         return shift(state.timeline.first_of_kafka, -1)
 
-    def _require_counted(self, hours: Sequence[str], found: Mapping[int, int], last: int, late: int) -> None:
-        """Raise Transient where a file has other rows than those that were counted. `late`: the rows that come to the
-        hour `last` beside its own."""
+    def _require_counted(self, hours: Sequence[str], found: Mapping[int, int], planned: Mapping[str, int]) -> None:
+        """Raise Transient where a file has other rows than those that were counted."""
         for hour in hours:
-            number = to_number(hour)
-            counted = sum(c.rows.get(number, 0) for c in self.counted()) + (late if number == last else 0)
-            if found.get(number, 0) != counted:
+            number = found.get(to_number(hour), 0)
+            if number != planned[hour]:
                 raise Transient(
-                    f"import {self._order.source}: hour {hour}: expected the {counted} rows that were counted before, "
-                    f"found {found.get(number, 0)}: its files changed meanwhile; run it again"
+                    f"import {self._order.source}: hour {hour}: expected the {planned[hour]} rows that were counted "
+                    f"before, found {number}: its files changed meanwhile; run it again"
                 )
 
     def _said(self, hour: str, rows: pa.Table) -> dict[str, Any]:
         """What the ledger records of an hour's source rows."""
-        files = sum(1 for c in self.counted() if to_number(hour) in c.rows)
+        files = sum(1 for c in self._counted if to_number(hour) in c.rows)
         sum_ = checksum(rows.drop_columns([HOUR, *PLACE]))
         return {"source": self._location, "files": files, "rows": len(rows), "checksum": sum_}
 
-    def _maker(self, state: State) -> TableRows:
-        event_time = self._stream.event_time
-        return TableRows(state.table, self._is_received(), event_time.column if event_time is not None else None)
-
-    def _later(self, state: State, last: str) -> pa.Table:
-        """The keys of the hours behind `last` that look for duplicates in it, as `main` has them."""
-        return self._keys(state, [shift(last, by + 1) for by in range(self._stream.batch.lookback_hours)])
+    def _hours_after(self, hour: str) -> list[str]:
+        """The later hours that look back for duplicates into an hour."""
+        return hours_between(shift(hour, 1), shift(hour, 1 + self._stream.batch.lookback_hours))
 
     def _keys(self, state: State, hours: Sequence[str]) -> pa.Table:
         """The keys that `main` has of some hours, with `HOUR`."""
@@ -426,8 +427,7 @@ class _Import:
         """What written hours rest on: the erasures that are of them, and of the hours that they were compared with
         those that the batch layer has accepted, by their files."""
         last = max(one.hour for one in imported)
-        later = [shift(last, by + 1) for by in range(self._stream.batch.lookback_hours)]
-        accepted = [h for h in later if state.is_accepted(h)]
+        accepted = [h for h in self._hours_after(last) if state.is_accepted(h)]
         files = files_by_hour(state.table, "batch", accepted) if accepted else {}
         marks = {mark for one in imported for mark in marks_of(state, one.hour, one.cut)}
         return frozenset({*marks, *(f"{h} {p}" for h, of_hour in files.items() for p in of_hour)})

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import numpy as np
@@ -37,10 +37,12 @@ the partition and offset that Kafka gave the record, null where the files do not
 KAFKAS = 2**40
 """The hour of rows that the stream reads from Kafka, by their offsets."""
 
+RECEIVED = ("kafka_timestamp", "timestamp")
+"""Columns of a source with the time at which Kafka received a record."""
+
 _MICROS = 3_600_000_000
 _BATCH_ROWS = 65_536
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
-_TIMES = ("kafka_timestamp", "timestamp")
 _PLACES = (("kafka_partition", "kafka_offset"), ("partition", "offset"))
 _INSTANT = pa.timestamp("us", "UTC")
 
@@ -99,6 +101,12 @@ def to_number(hour: str) -> int:
 
 def from_number(number: int) -> str:
     return hour_of(datetime.fromtimestamp(number * 3600, UTC))
+
+
+def counts_by_hour(hours: NDArray[Any]) -> dict[int, int]:
+    """How many rows each hour has."""
+    numbers, counts = np.unique(hours, return_counts=True)
+    return dict(zip(numbers.tolist(), counts.tolist(), strict=True))
 
 
 def location_of(text: str) -> str:
@@ -200,8 +208,7 @@ class SourceReader:
             self._require_columns(file, parquet.schema_arrow)
             for batch in self._batches(file, parquet, ()):
                 found = batch[HOUR].to_numpy()
-                hours, numbers = np.unique(found, return_counts=True)
-                rows.update(dict(zip(hours.tolist(), numbers.tolist(), strict=True)))
+                rows.update(counts_by_hour(found))
                 if self.seam is None or batch[PLACE[0]].null_count:
                     continue
                 early += int(((found == KAFKAS) & (_hours(batch[TIME]) < self.seam.last)).sum())
@@ -243,7 +250,7 @@ class SourceReader:
 
     def time_of(self, file: SourceFile, names: Sequence[str]) -> str:
         """The column of a file that the hours follow from. Raises Refused."""
-        wanted = (self.time,) if self.time is not None else (*_TIMES, self.event_time)
+        wanted = (self.time,) if self.time is not None else (*RECEIVED, self.event_time)
         found = next((name for name in wanted if name in names), None)
         if found is None:
             tried = " or ".join(name for name in wanted if name)
