@@ -51,7 +51,7 @@ _SIMPLE = re.compile(r"(string|int|bigint|float|double|boolean|date|timestamp|bi
 
 
 @dataclass(frozen=True)
-class Selected:
+class SelectedColumn:
     """A column of the table. `sql`: Spark SQL over the fields of a record as `_row_<field>` and what Kafka has of it,
     times of an expression as `_at_<field>`, null outside the calendar; of a `hash`, the bytes to hash. `fields`: those
     that it reads. `masks`: it is hashed with the secret of the configuration. `is_checked`: its type is that of an
@@ -80,7 +80,7 @@ class _Expression:
     fields: tuple[str, ...]
 
 
-def parse_select(value: object, fields: Sequence[Column]) -> tuple[Selected, ...]:
+def parse_select(value: object, fields: Sequence[Column]) -> tuple[SelectedColumn, ...]:
     """The columns of a table by a file's `select`, of records with these `fields`. Raises ValueError with the column,
     what was expected and what was found."""
     if not isinstance(value, list) or not value:
@@ -110,12 +110,12 @@ def _named(item: object) -> tuple[str, Any]:
     return str(name), source
 
 
-def _parse(name: str, source: object, fields: Mapping[str, Column]) -> Selected:
+def _parse(name: str, source: object, fields: Mapping[str, Column]) -> SelectedColumn:
     if isinstance(source, str):
         if source not in fields:
             raise ValueError(f"expected a field of the schema, found {source!r}; an expression is {{sql: …, type: …}}")
         field = fields[source]
-        return Selected(name, "field", f"`_row_{source}`", (source,), field.type, field.nullable)
+        return SelectedColumn(name, "field", f"`_row_{source}`", (source,), field.type, field.nullable)
     if not isinstance(source, dict):
         raise ValueError(f"expected a field's name or a mapping, found {source!r}")
     kinds = [kind for kind in ("sql", "hash", "truncate", "kafka", "header") if kind in source]
@@ -138,10 +138,10 @@ def _parse(name: str, source: object, fields: Mapping[str, Column]) -> Selected:
         raise ValueError(f"header: expected the name of a header, without quotes and backslashes, found {header!r}")
     value = f"element_at(filter(kafka_headers, h -> h.key = '{header}'), -1).value"
     last = f"IF(exists(kafka_headers, h -> h.key = '{header}'), {value}, NULL)"
-    return Selected(name, "header", as_text(last), (), "string", True)
+    return SelectedColumn(name, "header", as_text(last), (), "string", True)
 
 
-def _parse_sql(name: str, source: Mapping[str, Any], fields: Mapping[str, Column]) -> Selected:
+def _parse_sql(name: str, source: Mapping[str, Any], fields: Mapping[str, Column]) -> SelectedColumn:
     expression = parse_expression(source["sql"], fields)
     kind = source.get("type")
     try:
@@ -150,19 +150,19 @@ def _parse_sql(name: str, source: Mapping[str, Any], fields: Mapping[str, Column
         raise ValueError(f"type: {error}") from None
     if not _SIMPLE.fullmatch(column.type) or not column.nullable:
         raise ValueError(f"type: expected a type without fields, elements and NOT NULL, found {kind!r}")
-    return Selected(name, "sql", f"({expression.sql})", expression.fields, column.type, True, is_checked=True)
+    return SelectedColumn(name, "sql", f"({expression.sql})", expression.fields, column.type, True, is_checked=True)
 
 
-def _parse_hash(name: str, text: object, fields: Mapping[str, Column]) -> Selected:
+def _parse_hash(name: str, text: object, fields: Mapping[str, Column]) -> SelectedColumn:
     expression = parse_expression(text, fields)
     field = fields.get(text) if isinstance(text, str) else None
     if field is not None and field.type not in ("string", "binary", "int", "bigint", "date", "boolean"):
         raise ValueError(f"hash: expected a STRING, BINARY, INT, BIGINT, DATE or BOOLEAN, found {field.type.upper()}")
     as_bytes = f"CAST(CAST(({expression.sql}) AS STRING) AS BINARY)"
-    return Selected(name, "hash", as_bytes, expression.fields, "string", True)
+    return SelectedColumn(name, "hash", as_bytes, expression.fields, "string", True)
 
 
-def _parse_truncate(name: str, source: Mapping[str, Any], fields: Mapping[str, Column]) -> Selected:
+def _parse_truncate(name: str, source: Mapping[str, Any], fields: Mapping[str, Column]) -> SelectedColumn:
     text, to = source["truncate"], source.get("to")
     expression = parse_expression(text, fields)
     field = fields.get(text) if isinstance(text, str) else None
@@ -172,25 +172,25 @@ def _parse_truncate(name: str, source: Mapping[str, Any], fields: Mapping[str, C
         if not 0 < to < 2**31:
             raise ValueError(f"to: expected a number of characters, found {to!r}")
         sql = f"substring(CAST(({expression.sql}) AS STRING), 1, {to})"
-        return Selected(name, "truncate", as_text(sql), expression.fields, "string", True)
+        return SelectedColumn(name, "truncate", as_text(sql), expression.fields, "string", True)
     if field is None or field.type != "timestamp" or to not in _UNITS:
         raise ValueError(
             f"to: expected a number of characters, or for a TIMESTAMP of the schema one of {', '.join(_UNITS)}, found "
             f"{to!r}"
         )
     sql = f"date_trunc('{to}', {expression.sql})"
-    return Selected(name, "truncate", sql, expression.fields, "timestamp", True)
+    return SelectedColumn(name, "truncate", sql, expression.fields, "timestamp", True)
 
 
-def _parse_kafka(name: str, source: Mapping[str, Any]) -> Selected:
+def _parse_kafka(name: str, source: Mapping[str, Any]) -> SelectedColumn:
     what, kind = source["kafka"], source.get("type")
     if what not in KAFKA:
         raise ValueError(f"kafka: expected one of {', '.join(KAFKA)}, found {what!r}")
     if kind is not None and (what != "key" or str(kind).lower() not in ("string", "binary")):
         raise ValueError(f"type: expected none, or STRING or BINARY of the key, found {kind!r}")
     if what == "key" and str(kind).lower() == "string":
-        return Selected(name, "kafka", as_text("kafka_key"), (), "string", True)
-    return Selected(name, "kafka", f"kafka_{what}", (), KAFKA[what], True)
+        return SelectedColumn(name, "kafka", as_text("kafka_key"), (), "string", True)
+    return SelectedColumn(name, "kafka", f"kafka_{what}", (), KAFKA[what], True)
 
 
 def as_text(sql: str) -> str:

@@ -28,7 +28,7 @@ from anabranch.config.environment import Webhook
 from anabranch.config.format_settings import FormatSettings, check_columns, parse_format
 from anabranch.config.keep import Keep, parse_keep
 from anabranch.config.mistakes import unknown_key
-from anabranch.config.select import Selected
+from anabranch.config.select import SelectedColumn
 from anabranch.config.views import (
     PARTIALS,
     Aggregate,
@@ -255,7 +255,7 @@ class Stream(Frozen):
     ddl: str = Field(alias="schema")
     columns: tuple[Column, ...]
     subject_schema: SubjectSchema | None = None
-    select: tuple[Selected, ...] | None = None
+    select: tuple[SelectedColumn, ...] | None = None
     fields: tuple[Column, ...] = ()
     key: Annotated[tuple[Name, ...], BeforeValidator(one_or_many), Field(min_length=1)]
     event_time: EventTime | None = None

@@ -17,7 +17,7 @@ from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql.types import DataType
 
 from anabranch.common.errors import ConfigurationError
-from anabranch.config.select import KAFKA, Selected, as_text, is_time
+from anabranch.config.select import KAFKA, SelectedColumn, as_text, is_time
 from anabranch.records.checks import in_the_calendar
 from anabranch.records.safe_sql import unsafe
 
@@ -88,7 +88,7 @@ def check_selected(spark: SparkSession, stream: Stream) -> None:
     _checked.add(key)
 
 
-def _check(empty: DataFrame, stream: Stream, one: Selected) -> None:
+def _check(empty: DataFrame, stream: Stream, one: SelectedColumn) -> None:
     where = f"streams/{stream.name}.yaml: select.{one.name}"
     try:
         made = empty.selectExpr(f"{one.sql} AS made")
@@ -122,7 +122,7 @@ def _settled(spark: SparkSession) -> Iterator[None]:
                 spark.conf.set(key, before[key])
 
 
-def _sql(one: Selected) -> str:
+def _sql(one: SelectedColumn) -> str:
     if one.masks:
         # HMAC-SHA-256 (RFC 2104), as 64 hexadecimal digits; null of null.
         inner = f"unhex(sha2(concat({_KEYS}.inner, {one.sql}), 256))"
@@ -130,7 +130,7 @@ def _sql(one: Selected) -> str:
     return _bounded(one) if one.is_checked else one.sql
 
 
-def _bounded(one: Selected) -> str:
+def _bounded(one: SelectedColumn) -> str:
     """An expression's value, null where other programs could not read it."""
     sql = one.sql
     if one.type == "string":
