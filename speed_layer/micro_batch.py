@@ -592,8 +592,8 @@ class MicroBatches:
             return stage(letters, self._lake, catalog, stream.dead_letters_table, new_id(), write, protected=True)
 
     def _decode(self, frame: DataFrame, plan: Plan, with_errors: bool) -> DataFrame:
-        hours, secret = records.assign_hours(frame, plan.hours), self._environment.masking_secret
-        return records.decode(hours, self._stream, self._format, with_errors, secret=secret)
+        assigned, secret = records.assign_hours(frame, plan.hours), self._environment.masking_secret
+        return records.decode(assigned, self._stream, self._format, with_errors, secret=secret)
 
     def _finish_publish(self, publish: Publish, staged: StagedBatch, ended: Landed | Merged) -> None:
         """The steps after a publish, or after the merge that follows it. If lost in a crash, the next publish repeats

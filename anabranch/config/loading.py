@@ -174,12 +174,15 @@ def load_stream(name: str, folder: str | Path | None = None) -> Stream:
 def require_services(stream: Stream, folder: Path) -> None:
     """That the environment names a schema registry, for a format that needs one, and has the secret of columns that are
     hashed. Raises ConfigurationError."""
-    if stream.masks and load_environment(folder).masking.secret is None:
+    if not (stream.masks or stream.format.needs_registry):
+        return
+    environment = load_environment(folder)
+    if stream.masks and environment.masking_secret is None:
         raise ConfigurationError(
             f"{folder / 'anabranch.yaml'}: masking.secret: expected the secret of the columns that "
             f"stream {stream.name} hashes (select), found none"
         )
-    if stream.format.needs_registry and load_environment(folder).registry is None:
+    if stream.format.needs_registry and environment.registry is None:
         raise ConfigurationError(
             f"{folder / 'anabranch.yaml'}: registry: expected the url of a schema registry, which format "
             f"{stream.format.type} of stream {stream.name} needs, found none"
@@ -241,21 +244,20 @@ def build_stream(file: StreamFile, given: Mapping[str, Any], values: Mapping[str
         return _build_without_columns(file, data)
     try:
         # Without a schema its key may be misspelt, which is reported with all other mistakes.
-        columns = parse_columns(data["schema"]) if "schema" in data else ()
-        if "select" in data:
-            data["fields"] = columns
+        fields = columns = parse_columns(data["schema"]) if "schema" in data else ()
         if data.get("unknown") == "rescue":
-            if taken := [c.name for c in columns if c.name.lower() == RESCUED.name]:
+            if taken := [c.name for c in fields if c.name.lower() == RESCUED.name]:
                 raise ValueError(f"expected names other than {RESCUED.name} with unknown: rescue, found {taken[0]}")
-            columns = (*columns, RESCUED)
+            columns = (*fields, RESCUED)
     except ValueError as error:
         raise ConfigurationError(f"{file.source(['schema'])}: schema: {error}") from None
     if "select" in data:
         try:
-            data["select"] = parse_select(data["select"], data["fields"])
+            selected = parse_select(data["select"], fields)
         except ValueError as error:
             raise ConfigurationError(f"{file.source(['select'])}: select: {error}") from None
-        columns = (*(s.column for s in data["select"]), *(c for c in columns if c.rescues))
+        data |= {"select": selected, "fields": fields}
+        columns = (*(s.column for s in selected), *(c for c in columns if c.rescues))
     data["columns"] = columns
     return _validated_stream(file, data)
 

@@ -133,12 +133,8 @@ def _parse(name: str, source: object, fields: Mapping[str, Column]) -> SelectedC
             return _parse_truncate(name, source, fields)
         case "kafka":
             return _parse_kafka(name, source)
-    header = source["header"]
-    if not isinstance(header, str) or not header or "'" in header or "\\" in header or "${" in header:
-        raise ValueError(f"header: expected the name of a header, without quotes and backslashes, found {header!r}")
-    value = f"element_at(filter(kafka_headers, h -> h.key = '{header}'), -1).value"
-    last = f"IF(exists(kafka_headers, h -> h.key = '{header}'), {value}, NULL)"
-    return SelectedColumn(name, "header", as_text(last), (), "string", True)
+        case _:
+            return _parse_header(name, source["header"])
 
 
 def _parse_sql(name: str, source: Mapping[str, Any], fields: Mapping[str, Column]) -> SelectedColumn:
@@ -191,6 +187,14 @@ def _parse_kafka(name: str, source: Mapping[str, Any]) -> SelectedColumn:
     if what == "key" and str(kind).lower() == "string":
         return SelectedColumn(name, "kafka", as_text("kafka_key"), (), "string", True)
     return SelectedColumn(name, "kafka", f"kafka_{what}", (), KAFKA[what], True)
+
+
+def _parse_header(name: str, header: object) -> SelectedColumn:
+    if not isinstance(header, str) or not header or "'" in header or "\\" in header or "${" in header:
+        raise ValueError(f"header: expected the name of a header, without quotes and backslashes, found {header!r}")
+    value = f"element_at(filter(kafka_headers, h -> h.key = '{header}'), -1).value"
+    last = f"IF(exists(kafka_headers, h -> h.key = '{header}'), {value}, NULL)"
+    return SelectedColumn(name, "header", as_text(last), (), "string", True)
 
 
 def as_text(sql: str) -> str:

@@ -29,9 +29,7 @@ if TYPE_CHECKING:
 _BLOCK = 64  # bytes, of SHA-256
 _KEYS = "_mask"
 _SETTINGS = {"spark.sql.ansi.enabled": "false", "spark.sql.session.timeZone": "UTC"}
-_ALONE = threading.Lock()
-
-
+_SETTINGS_LOCK = threading.Lock()
 # SQL types of what Kafka has of a record, by column of a decoded record.
 _OF_KAFKA = {f"kafka_{name}": kind for name, kind in KAFKA.items()} | {
     "kafka_partition": "int", "kafka_offset": "bigint", "kafka_timestamp": "timestamp",
@@ -45,7 +43,7 @@ def project(judged: DataFrame, stream: Stream, secret: bytes | None, others: Seq
     spark = judged.sparkSession
     check_selected(spark, stream)
     columns = [f"{_sql(one)} AS `{one.name}`" for one in stream.select or ()]
-    with _settled(spark):
+    with _analysis_settings(spark):
         judged = judged.selectExpr("*", *_times(stream))
         if stream.masks:
             judged = judged.select("*", _keys(spark, stream, secret))
@@ -78,7 +76,7 @@ def check_selected(spark: SparkSession, stream: Stream) -> None:
     key = (stream.name, stream.select, stream.record_columns)
     if key in _checked:
         return
-    with _settled(spark):
+    with _analysis_settings(spark):
         fields = (f"CAST(NULL AS {c.type}) AS `_row_{c.name}`" for c in stream.record_columns)
         empty = spark.range(0).selectExpr(*fields, *(f"CAST(NULL AS {k}) AS {n}" for n, k in _OF_KAFKA.items()))
         # A column of its own, so that an expression refers to it.
@@ -108,9 +106,9 @@ def _check(empty: DataFrame, stream: Stream, one: SelectedColumn) -> None:
 
 
 @contextmanager
-def _settled(spark: SparkSession) -> Iterator[None]:
+def _analysis_settings(spark: SparkSession) -> Iterator[None]:
     """Inside, expressions are analyzed with ANSI mode off and in UTC."""
-    with _ALONE:
+    with _SETTINGS_LOCK:
         before = {key: str(spark.conf.get(key)) for key in _SETTINGS}
         changed = {key: value for key, value in _SETTINGS.items() if before[key] != value}
         for key, value in changed.items():
