@@ -17,6 +17,7 @@ from pydantic.fields import FieldInfo
 from anabranch.config import Environment, FamilyKeys, Stream, SubjectSchema
 from anabranch.config.egress import FolderTarget, SearchTarget, TopicTarget
 from anabranch.config.format_settings import FormatSettings
+from anabranch.config.mistakes import OURS
 
 HEAD = """\
 # Configuration keys
@@ -62,9 +63,6 @@ A [family of topics](../how-to/many-streams.md#families-of-topics) has these key
 `name`, and any other key of a stream."""
 
 _ONE_OR_MANY = ("key", "views.NAME.group", "schema.exclude")
-
-_OURS = frozenset({"name", "columns", "subject_schema", "fields"})
-"""Fields of a stream that no file has."""
 
 
 def documented_keys() -> tuple[dict[str, KeyDocumentation], ...]:
@@ -132,7 +130,7 @@ def environment_keys() -> Iterator[Key]:
 def stream_keys() -> Iterator[Key]:
     """Every key of a stream's file."""
     for name, info in Stream.model_fields.items():
-        if name in _OURS:
+        if name == "name" or name in OURS:
             continue
         key = info.alias or name
         if key == "format":

@@ -47,8 +47,8 @@ _FORMS = {
     "index": "expected an index's name of lower-case letters, digits, '.', '_' and '-'",
     "name": "expected a name of letters, digits and underscores",
 }
-# Fields that no file has.
-_OURS = frozenset({"columns", "subject_schema", "fields"})
+OURS = frozenset({"columns", "subject_schema", "fields"})
+"""Fields of a stream that no file has, beside its name."""
 
 
 def is_secret(key: str) -> bool:
@@ -165,8 +165,8 @@ def _known(model: type[BaseModel], loc: Sequence[Any]) -> list[str]:
         ]
         models = inner or models
     names = {field.alias or name for one in models for name, field in one.model_fields.items()}
-    is_stream = models == [model] and model.model_fields.keys() >= _OURS
-    return sorted(names - _OURS - {"name"} if is_stream else names)
+    is_stream = models == [model] and model.model_fields.keys() >= OURS
+    return sorted(names - OURS - {"name"} if is_stream else names)
 
 
 def _models(field: Any) -> Iterator[type[BaseModel]]:
