@@ -4,8 +4,8 @@ Every way writes the same topic from its beginning to its end, in turn, several 
 a real S3 server. The results are medians, and ratios within a round: machines differ, and other programs come and go.
 `benchmarks/recorded.json` has the ratios of benchmarks/RESULTS.md; the smoke test compares with them.
 
-`MASTER=standalone`: on a standalone cluster of two workers of one core, which runs for as long. `MASTER=spark://…`: on
-another one, whose executors' CPU seconds are not counted.
+`--master standalone` starts a Spark cluster of two workers of one core for the run. `--master spark://…` uses a cluster
+that runs already; the CPU seconds of its executors are not counted.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ def main() -> int:
     parser.add_argument("--shape", choices=list(SHAPES), help="only this one")
     parser.add_argument("--out", type=Path, help="a folder for bench.md, bench.json and bench.svg")
     parser.add_argument("--record", action="store_true", help="write the ratios to benchmarks/recorded.json")
-    parser.add_argument("--master", default="", help="`standalone`, or the address of Spark's master")
+    parser.add_argument("--master", default="", help="`standalone`, or a Spark master such as spark://host:7077")
     options = parser.parse_args()
     plans = smoke() if options.smoke else full(options.rounds, options.ways)
     plans = [plan for plan in plans if options.shape in (None, plan.shape.name)]

@@ -459,8 +459,8 @@ def _maintain(job: Job, dry_run: bool) -> tuple[dict[str, Any], Maintenance | No
 
 
 def _print_maintained(stream: str, done: dict[str, Any], known: Maintenance | None, dry_run: bool) -> None:
+    from anabranch.cli.render.expiry import print_expiry, print_ledger_expiry
     from anabranch.cli.render.maintenance import print_maintenance
-    from anabranch.operations.reports.expiry import print_expiry, print_ledger_expiry
 
     would = "would be " if dry_run else ""
     hours = ", ".join(done["speed_hours"]) or "none"

@@ -8,8 +8,6 @@ from anabranch.operations.reports.status import unexplained_words
 from serving_layer.layer_diff.duckdb import Sample
 
 _LONGEST = 100  # maximum characters of a row in a line of text
-
-
 _WORDS = {
     "changed": "different content",
     "extra": "in speed, not in batch",

@@ -1,4 +1,4 @@
-"""Print a report as text in 80 columns, or as JSON."""
+"""Print the findings of `anabranch doctor`, as text in 80 columns or as JSON."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from serving_layer.query.datasets import connected, dataset, is_reading_failure
 if TYPE_CHECKING:
     from pyiceberg.table import Table
 
-_KEPT = 2000  # and in JSON
+_KEPT = 2000  # maximum characters of a key or value
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from lakes import StreamLake, new_environment, new_lake, new_state, new_stream
 from named_files import named_file
 from pydantic import ValidationError
 
+from anabranch.cli.render.expiry import promise_lines
 from anabranch.common.errors import Refused
 from anabranch.common.fail_points import Step
 from anabranch.iceberg import admin
@@ -34,7 +35,6 @@ from anabranch.offsets.position import Position
 from anabranch.operations import maintenance, retention
 from anabranch.operations.audit import audit
 from anabranch.operations.maintenance import Maintained
-from anabranch.operations.reports.expiry import promise_lines
 from anabranch.operations.reports.explain import explain
 from anabranch.operations.retention import Holder, LedgerExpired, Promise
 from anabranch.protocol import deliveries, ledger

@@ -1,4 +1,4 @@
-"""The expiry of rows in words: the hours that leave, what that frees and when, and what keeps hours longer."""
+"""Print the expiry of rows: the hours that leave, what that frees and when, and what keeps hours longer."""
 
 from __future__ import annotations
 
