@@ -25,6 +25,8 @@ from anabranch import config
 from anabranch.cli import lineage as command
 from anabranch.common.errors import AnabranchError, ConfigurationError, NoAnswer, Refused, Transient, Unexpected
 from anabranch.config import Catalog, Kafka
+from anabranch.config.columns import parse_columns
+from anabranch.config.select import parse_select
 from anabranch.iceberg.lake import Lake
 from anabranch.job import Job
 from anabranch.kafka.client import KafkaAdapter
@@ -155,6 +157,24 @@ def test_an_accepted_hour_is_a_run_that_official_schemas_allow(lake: StreamLake,
         "expect_column_values_to_not_be_null": (False, "warn", "n"),
     }
     assert checked["expect_column_values_to_not_be_null"]["actual"] == "2 of 8 rows otherwise"
+
+
+def test_selected_columns_are_made_of_the_fields_of_the_topic(lake: StreamLake, receiver: LineageReceiver) -> None:
+    fields = parse_columns("id STRING NOT NULL, level INT, points INT, rest STRING")
+    select = parse_select(["id", {"n": {"sql": "level + points", "type": "INT"}}], fields)
+    job = job_of(lake, receiver.url)
+    stream = lake.stream.model_copy(update={"select": select, "fields": fields})
+    with report_lineage(replace(job, stream=stream)) as reporter:
+        record(lake, accepted(HOURS[0]))
+        reporter.report()
+    assert receiver.problems == []
+    topic, table = (receiver.events[-1][kind][0]["facets"] for kind in ("inputs", "outputs"))
+    assert [f["name"] for f in topic["schema"]["fields"]] == [column.name for column in fields]
+    assert {
+        name: [(f["field"], f["transformations"][0]["subtype"]) for f in of["inputFields"]]
+        for name, of in table["columnLineage"]["fields"].items()
+        if name in ("id", "n")
+    } == {"id": [("id", "IDENTITY")], "n": [("level", "TRANSFORMATION"), ("points", "TRANSFORMATION")]}
 
 
 def test_a_repeated_event_is_the_same_run_and_a_restatement_another(

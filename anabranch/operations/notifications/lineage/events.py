@@ -145,7 +145,7 @@ def _dataset(kind: Any, name: Name, facets: dict[str, Any], **more: Any) -> Any:
 def _topic_facets(subject: Subject) -> dict[str, Any]:
     fields = [
         schema_dataset.SchemaDatasetFacetFields(column.name, column.type, ordinal_position=i)
-        for i, column in enumerate(subject.stream.columns, 1)
+        for i, column in enumerate(subject.stream.record_columns, 1)
     ]
     return {
         "schema": schema_dataset.SchemaDatasetFacet(fields),
@@ -254,7 +254,7 @@ def _column_lineage(subject: Subject, schema: Schema) -> column_lineage_dataset.
     """Each column comes from the record's field of the same name, or from those that the stream's file selects; the
     event date comes from the event time."""
     stream = subject.stream
-    of: dict[str, tuple[str, ...]] = {column.name: (column.name,) for column in stream.columns}
+    of: dict[str, tuple[str, ...]] = {c.name: (c.name,) for c in stream.columns if not c.rescues}
     of |= {selected.name: selected.fields for selected in stream.select or ()}
     as_they_are = {*of} - {selected.name for selected in stream.select or () if selected.kind != "field"}
     masked = {selected.name for selected in stream.select or () if selected.kind in ("hash", "truncate")}
