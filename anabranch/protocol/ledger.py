@@ -92,6 +92,9 @@ _JSON = ("cut", "gaps", "diff", "quality", "partitions", "sources", "run", "unkn
 BULKY = ("partitions", "sources", "quality", "diff", "cut", "run", "unknown", "erasure", "imported")
 """The long columns, for readers that need none of them."""
 
+BULKY_BUT_ERASURES = tuple(name for name in BULKY if name != "erasure")
+"""The long columns that readers of erasures do not need."""
+
 ACT_COLUMNS = (
     "sequence", "decision_id", "hour", "decision", "revision", "served", "reason", "code_version", "recorded_at", "act",
 )  # fmt: skip

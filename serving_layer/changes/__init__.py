@@ -53,7 +53,6 @@ __all__ = ["HourChange", "changes", "follow", "poll", "start_from"]
 
 # Read this many hours in one load of the table; all of them are of that load's snapshot.
 _AT_ONCE = 240
-_UNREAD = tuple(column for column in ledger.BULKY if column != "erasure")
 _HOUR = re.compile(r"\d{4}-\d\d-\d\dT\d\d")
 EVERY = timedelta(seconds=5)
 
@@ -123,7 +122,7 @@ def start_from(job: Job, since: str | None) -> Token:
     table = job.lake.load(job.stream.table)
     snapshot = table.metadata.snapshot_by_id(snapshot_as_of(job.lake, job.stream, table, since))
     assert snapshot is not None
-    rows = job.ledger.history(without=_UNREAD)
+    rows = job.ledger.history(without=ledger.BULKY_BUT_ERASURES)
     return token_at(stream, rows, datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC))
 
 
@@ -146,7 +145,7 @@ def poll(job: Job, token: Token) -> Iterator[HourChange]:
     if new is None:
         LOG.warning("stream %s: the ledger of the token was recreated; delivering all its hours again", job.stream.name)
         token = replace(token, cursor=None, ahead={})
-        new = job.ledger.history(without=_UNREAD)
+        new = job.ledger.history(without=ledger.BULKY_BUT_ERASURES)
     ids, erased = {row.decision_id for row in new}, erasures_of(new)
     todo = newest_of_each(new, token.first)
     while True:
@@ -170,7 +169,7 @@ def pending_hours(job: Job, token: Token) -> set[str]:
     """The hours that may have a change behind a token. Raises Transient."""
     new = _rows_behind(job, token)
     if new is None:
-        new = job.ledger.history(without=_UNREAD)
+        new = job.ledger.history(without=ledger.BULKY_BUT_ERASURES)
     waiting = waiting_changes(load_state(job.lake, job.stream.table), token.first)
     return {row.hour for row in (*newest_of_each(new, token.first), *waiting)}
 
@@ -178,7 +177,7 @@ def pending_hours(job: Job, token: Token) -> set[str]:
 def _rows_behind(job: Job, token: Token) -> list[LedgerRow] | None:
     name, cursor = job.stream.hours_table, token.cursor
     of_stream = Ledger(job.lake, name)
-    rows = of_stream.history_since(cursor.sequence if cursor is not None else 0, _UNREAD)
+    rows = of_stream.history_since(cursor.sequence if cursor is not None else 0, ledger.BULKY_BUT_ERASURES)
     new = rows_after(rows, cursor)
     if new is None and cursor is not None and cursor.sequence <= of_stream.removed_through():
         return rows  # Its row has left with its quarter (`keep.ledger`); some of its commit may be given again.
@@ -188,7 +187,7 @@ def _rows_behind(job: Job, token: Token) -> list[LedgerRow] | None:
 def _recorded(job: Job, state: State, token: Token) -> set[str]:
     """The decision ids in the ledger, for hours with decisions waiting on a branch."""
     hours = {row.hour for row in waiting_changes(state, token.first)}
-    rows = job.ledger.history(hours, _UNREAD)
+    rows = job.ledger.history(hours, ledger.BULKY_BUT_ERASURES)
     return {row.decision_id for row in rows}
 
 
@@ -198,7 +197,7 @@ def _changes(job: Job, state: State, token: Token, given: Sequence[Given], new: 
     hours = {g.hour for g in given}
     before: dict[str, tuple[Content, LedgerRow | None]] = {}
     if token.cursor is not None or token.ahead:
-        rows = job.ledger.history(hours, _UNREAD)
+        rows = job.ledger.history(hours, ledger.BULKY_BUT_ERASURES)
         before = replaced(token, rows, new)
     main = head(state.table, "main")
     files = files_at(state.table, main, hours)

@@ -30,7 +30,7 @@ from anabranch.iceberg.snapshots import PUBLISHED, STAGED, heads, made_at
 from anabranch.iceberg.staging import WITHIN
 from anabranch.offsets.hours import shift
 from anabranch.operations.retention import FilesByManifest
-from anabranch.protocol import erasure
+from anabranch.protocol import erasure, ledger
 from anabranch.protocol.erased import Erasure
 from anabranch.protocol.ledger_row import LedgerRow
 from anabranch.protocol.partials import stale_hours
@@ -47,9 +47,6 @@ LOG = logging.getLogger(__name__)
 
 UNREFERENCED_FOR = timedelta(days=1)
 """How long files stay that nothing refers to, once a deadline has passed: the least of `maintain.orphans_after`."""
-
-UNREAD = ("quality", "diff", "unknown", "partitions", "sources", "run", "cut")
-"""The columns of the ledger that no part of an erasure is in."""
 
 Former = Mapping[int, Mapping[str, int]]
 """By snapshot, its files of erased hours that no branch has any more, with their sizes."""
@@ -114,7 +111,7 @@ def clear_partials(job: Job) -> int:
     lake, stream, cleared = job.lake, job.stream, 0
     if not stream.views or not (erasures := load_state(lake, stream.table).erasures.all):
         return 0
-    history = job.ledger.history(None, UNREAD)
+    history = job.ledger.history(None, ledger.BULKY_BUT_ERASURES)
     hours = sorted({hour for one in erasures for hour in hours_of(history, one)})
 
     def plan(partials: Table) -> Commit | None:
@@ -138,7 +135,7 @@ def end_snapshots(job: Job, now: datetime) -> int:
     state = load_state(lake, stream.table)
     if not (erasures := ending(state, now)):
         return 0
-    history = job.ledger.history(None, UNREAD)
+    history = job.ledger.history(None, ledger.BULKY_BUT_ERASURES)
     for one in erasures:
         hours = hours_of(history, one)
         for name in (stream.table, stream.dead_letters_table, *map(stream.partials_table, stream.views)):

@@ -18,7 +18,6 @@ from anabranch.iceberg.snapshots import BRANCHES
 from anabranch.job import Job
 from anabranch.offsets.hours import hour_of
 from anabranch.operations.erasure.end import (
-    UNREAD,
     UNREFERENCED_FOR,
     Former,
     ending,
@@ -31,6 +30,7 @@ from anabranch.operations.erasure.end import (
 from anabranch.operations.erasure.run import rows_found
 from anabranch.operations.erasure.search import Values
 from anabranch.operations.retention import Holder, holders_of
+from anabranch.protocol import ledger
 from anabranch.protocol.acts import Act
 from anabranch.protocol.erased import Erasure
 from anabranch.protocol.erasure import is_read
@@ -102,7 +102,7 @@ def read_statuses(job: Job, now: datetime, scan: bool = False) -> list[ErasureSt
     state = load_state(job.lake, job.stream.table)
     if not state.erasures.all:
         return []
-    history = job.ledger.history(None, UNREAD)
+    history = job.ledger.history(None, ledger.BULKY_BUT_ERASURES)
     requests = {r.erasure["id"]: r for r in _requests(job, state) if r.erasure is not None}
     statuses = [_status(job, state, one, history, requests.get(one.id), now, scan) for one in state.erasures.all]
     return sorted(statuses, key=lambda status: status.requested)
