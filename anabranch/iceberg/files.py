@@ -13,7 +13,7 @@ from stat import S_ISREG
 
 from anabranch.common.errors import Transient
 from anabranch.config import Environment
-from anabranch.iceberg.s3 import bucket_and_key, open_store
+from anabranch.iceberg.s3 import Version, bucket_and_key, open_store
 
 LOG = logging.getLogger(__name__)
 
@@ -51,6 +51,16 @@ def list_files(environment: Environment, folder: str) -> Iterator[Stored]:
             yield Stored(f"s3://{bucket}/{key}", size, modified)
         return
     yield from _below(folder, local_path(folder))
+
+
+def list_versions(environment: Environment, folder: str) -> Iterator[Version]:
+    """The versions of deleted and replaced files under `folder`; none where the bucket has kept none, or storage keeps
+    none. Raises Terminal without the right to list them, Transient."""
+    if (on_s3 := bucket_and_key(folder.rstrip("/") + "/")) is None:
+        return
+    store = open_store(environment.s3)
+    if store.had_versions(on_s3[0]):
+        yield from store.former_versions(*on_s3)
 
 
 def _below(folder: str, path: Path) -> Iterator[Stored]:

@@ -47,10 +47,15 @@ class Upload:
 class Version:
     """A version of an object that was replaced or deleted since."""
 
+    bucket: str
     key: str
     id: str
     written: datetime
-    size: int
+
+    @property
+    def path(self) -> str:
+        """The object's path."""
+        return f"s3://{self.bucket}/{self.key}"
 
 
 @dataclass(frozen=True)
@@ -259,17 +264,17 @@ class ObjectStore:
                 for entry in page.get("Versions", ()):
                     if not entry["IsLatest"]:
                         written = entry["LastModified"].astimezone(UTC)
-                        yield Version(entry["Key"], entry["VersionId"], written, entry["Size"])
+                        yield Version(bucket, entry["Key"], entry["VersionId"], written)
         except (ClientError, BotoCoreError) as error:
             raise self._failed(f"list the versions of s3://{bucket}/{prefix}", error) from error
 
-    def get_version(self, bucket: str, version: Version) -> bytes:
+    def get_version(self, version: Version) -> bytes:
         """The contents of a version. Raises as `get` does."""
         try:
-            answer = self._client.get_object(Bucket=bucket, Key=version.key, VersionId=version.id)
+            answer = self._client.get_object(Bucket=version.bucket, Key=version.key, VersionId=version.id)
             body: bytes = answer["Body"].read()
         except (ClientError, BotoCoreError) as error:
-            raise self._failed(f"read version {version.id} of s3://{bucket}/{version.key}", error) from error
+            raise self._failed(f"read version {version.id} of {version.path}", error) from error
         TALLY.count(S3_BYTES, "read", len(body))
         return body
 

@@ -23,9 +23,9 @@ from anabranch.common.fail_points import Step, reach
 from anabranch.iceberg.clock import MAX_CLOCK_SKEW
 from anabranch.iceberg.commits import Change, Commit
 from anabranch.iceberg.expiry import plan_expiry
-from anabranch.iceberg.files import same_file
+from anabranch.iceberg.files import list_versions
 from anabranch.iceberg.orphans import folders_of, own_files
-from anabranch.iceberg.s3 import Version, bucket_and_key, bucket_of, open_store
+from anabranch.iceberg.s3 import Version, open_store
 from anabranch.iceberg.snapshots import PUBLISHED, STAGED, heads, made_at
 from anabranch.iceberg.staging import WITHIN
 from anabranch.offsets.hours import shift
@@ -83,9 +83,10 @@ def former_files(table: Table, hours: Collection[str], before: datetime | None) 
 
 def rewritten_before(job: Job, name: str, one: Erasure, now: datetime) -> datetime | None:
     """The moment before which the snapshots of a table may have its records. Partials are computed again later."""
-    if one.changed is None or name not in (job.stream.table, job.stream.dead_letters_table):
-        return now if one.changed is not None else None
-    return one.changed + MAX_CLOCK_SKEW
+    if one.changed is None:
+        return None
+    is_of_records = name in (job.stream.table, job.stream.dead_letters_table)
+    return one.changed + MAX_CLOCK_SKEW if is_of_records else now
 
 
 def plan_end(table: Table, former: Former, waiting: Collection[str], id: str, now: datetime) -> Commit | None:
@@ -165,22 +166,14 @@ def orphans_before(state: State, before: datetime, now: datetime) -> datetime:
     return max([before, *(min(at, now - UNREFERENCED_FOR) for at in written)])
 
 
-def versions_of(job: Job, before: datetime) -> Iterator[tuple[str, Version]]:
-    """The versions of deleted and replaced files of the stream's tables that were written before a moment, each with
-    its bucket; none where the bucket has kept none. Raises Terminal without the right to list them, Transient."""
-    bucket = bucket_of(job.environment.catalog.warehouse)
-    if bucket is None or not open_store(job.environment.s3).had_versions(bucket):
-        return
-    store = open_store(job.environment.s3)
+def versions_of(job: Job, before: datetime) -> Iterator[Version]:
+    """The versions of deleted and replaced files of the stream's tables that were written before a moment; none where
+    the bucket has kept none. Raises Terminal without the right to list them, Transient."""
     for name in tables_of(job):
         table = job.lake.load(name)
         is_own = own_files(table)
-        for folder in folders_of(table):
-            place = bucket_and_key(f"s3://{same_file(folder)}/")
-            assert place is not None
-            for version in store.former_versions(*place):
-                if version.written < before and is_own(f"s3://{place[0]}/{version.key}"):
-                    yield place[0], version
+        versions = (version for folder in folders_of(table) for version in list_versions(job.environment, folder))
+        yield from (version for version in versions if version.written < before and is_own(version.path))
 
 
 def tables_of(job: Job) -> tuple[str, ...]:
@@ -197,8 +190,8 @@ def end_versions(job: Job, now: datetime) -> int:
     if not written:
         return 0
     by_bucket: dict[str, list[Version]] = {}
-    for bucket, version in versions_of(job, max(written)):
-        by_bucket.setdefault(bucket, []).append(version)
+    for version in versions_of(job, max(written)):
+        by_bucket.setdefault(version.bucket, []).append(version)
     for bucket, versions in by_bucket.items():
         open_store(job.environment.s3).delete_versions(bucket, versions)
         LOG.info("stream %s: deleted versions of files bucket=%s count=%d", job.stream.name, bucket, len(versions))

@@ -38,9 +38,9 @@ from anabranch.common.errors import Terminal
 from anabranch.common.progress import Progress
 from anabranch.common.remote_errors import lake_errors
 from anabranch.iceberg import side_files
-from anabranch.iceberg.files import list_files, same_file
+from anabranch.iceberg.files import list_files, list_versions
 from anabranch.iceberg.orphans import folders_of
-from anabranch.iceberg.s3 import Version, bucket_and_key, bucket_of, open_store
+from anabranch.iceberg.s3 import Version, open_store
 from anabranch.iceberg.state_properties import unpack
 from anabranch.operations.erasure.end import tables_of
 from anabranch.operations.erasure.search import Values, column_of, find_words, forms_of, require_column
@@ -110,14 +110,7 @@ def scan(job: Job, values: Values) -> Scan:
 def _objects(job: Job, table: Table) -> Iterator[_Object]:
     for folder in folders_of(table):
         yield from (_Object(stored.path) for stored in list_files(job.environment, folder))
-    bucket = bucket_of(job.environment.catalog.warehouse)
-    if bucket is None or not open_store(job.environment.s3).had_versions(bucket):
-        return
-    for folder in folders_of(table):
-        place = bucket_and_key(f"s3://{same_file(folder)}/")
-        assert place is not None
-        for version in open_store(job.environment.s3).former_versions(*place):
-            yield _Object(f"s3://{place[0]}/{version.key}", version)
+        yield from (_Object(version.path, version) for version in list_versions(job.environment, folder))
 
 
 def _look_at(job: Job, table: Table, look: Look, one: _Object) -> tuple[int, list[str]]:
@@ -127,9 +120,8 @@ def _look_at(job: Job, table: Table, look: Look, one: _Object) -> tuple[int, lis
 
 def _read(job: Job, table: Table, one: _Object) -> bytes | None:
     """The content; None for a file that was deleted since it was listed."""
-    place = bucket_and_key(one.path)
-    if one.version is not None and place is not None:
-        return open_store(job.environment.s3).get_version(place[0], one.version)
+    if one.version is not None:
+        return open_store(job.environment.s3).get_version(one.version)
     with lake_errors(f"read {one.path}"):
         try:
             with table.io.new_input(one.path).open() as source:
