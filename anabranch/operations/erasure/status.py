@@ -91,25 +91,28 @@ class _Versions:
 
 def finished(job: Job, now: datetime) -> frozenset[str]:
     """The ids of the erasures whose deadline has passed and of which nothing is left. Raises Transient."""
-    ids = frozenset(one.id for one in ending(load_state(job.lake, job.stream.table), now))
-    # Reading a status takes many requests.
-    return frozenset(one.id for one in read_statuses(job, now) if one.id in ids and one.is_certificate) if ids else ids
+    state = load_state(job.lake, job.stream.table)
+    return frozenset(one.id for one in _statuses(job, state, ending(state, now), now) if one.is_certificate)
 
 
 def read_statuses(job: Job, now: datetime, scan: bool = False) -> list[ErasureStatus]:
     """The status of each erasure that the branches record, oldest first. `scan`: look for its values in the rows of
     every branch again, by their hashes. Raises ConfigurationError without a key that a scan needs, Transient."""
     state = load_state(job.lake, job.stream.table)
-    if not state.erasures.all:
-        return []
-    history = job.ledger.history(None, ledger.BULKY_BUT_ERASURES)
-    requests = {r.erasure["id"]: r for r in _requests(job, state) if r.erasure is not None}
-    statuses = [_status(job, state, one, history, requests.get(one.id), now, scan) for one in state.erasures.all]
+    statuses = _statuses(job, state, state.erasures.all, now, scan)
     return sorted(statuses, key=lambda status: status.requested)
 
 
-def _requests(job: Job, state: State) -> list[LedgerRow]:
-    return job.ledger.requests({hour_of(one.at) for one in state.erasures.all})
+def _statuses(
+    job: Job, state: State, erasures: Sequence[Erasure], now: datetime, scan: bool = False
+) -> list[ErasureStatus]:  # fmt: skip
+    """The status of each of some erasures, with many requests for each."""
+    if not erasures:
+        return []
+    history = job.ledger.history(None, ledger.BULKY_BUT_ERASURES)
+    asked = job.ledger.requests({hour_of(one.at) for one in erasures})
+    requests = {row.erasure["id"]: row for row in asked if row.erasure is not None}
+    return [_status(job, state, one, history, requests.get(one.id), now, scan) for one in erasures]
 
 
 def _status(
@@ -129,6 +132,7 @@ def _status(
     tables = {name: job.lake.load(name) for name in names}
     former = {n: former_files(table, hours, rewritten_before(job, n, one, now)) for n, table in tables.items()}
     wanted = {path for of_table in former.values() for files in of_table.values() for path in files}
+    # Before versions are counted: a file that is deleted meanwhile is one of them.
     there = _stored(state.table, replaced | wanted)
     holders = [h for n, table in tables.items() for h in _holders(table, former[n], there, one, now)]
     versions = _count_versions(job, one)
