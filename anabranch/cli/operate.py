@@ -555,11 +555,14 @@ def erase(
         _erasure_status(stream, verify, conf, output)
         return
     if column is None or file is None or (why is None and not scan):
-        raise click.UsageError("expected --by COLUMN, --values FILE and --why TEXT; or --status")
+        raise click.UsageError(
+            "expected --by COLUMN, --values FILE and --why TEXT; without --why, --scan; or --status alone"
+        )
     values = frozenset(line.rstrip("\r\n") for line in file if line.strip())
-    if scan or why is None:
+    if scan:
         _erasure_scan(stream, column, values, conf, output)
         return
+    assert why is not None
     try:
         order = run.Order(column, values, why, parse_duration(until))
     except ValueError as error:
