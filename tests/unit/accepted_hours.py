@@ -5,15 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from brokers import Broker
 from lakes import FIRST, StreamLake, new_lake
+from people import job_of
 from proofs import NOW
-from pydantic import SecretStr
 
-from anabranch.config.environment import Erasure as ErasureKeys
 from anabranch.iceberg.commits import Change, Commit, Outcome
 from anabranch.iceberg.expiry import plan_expiry
-from anabranch.job import Job
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.operations.erasure import run
 from anabranch.protocol import ledger
@@ -62,8 +59,7 @@ def accept(lake: StreamLake, hour: str, rows: int, record: bool = True) -> None:
 
 def erase(lake: StreamLake, *offsets: int) -> run.Erased:
     """Erase the records at some offsets, by their ids."""
-    environment = lake.environment.model_copy(update={"erasure": ErasureKeys(key=SecretStr("a key of unit tests"))})
-    job = Job(environment, lake.stream, lake.lake, Broker(log={0: [0] * 40}).adapter)
+    job = job_of(lake.environment, lake.lake, records=40)
     order = run.Order("id", frozenset(f"0-{offset}" for offset in offsets), "case 4711")
     return run.erase(job, Publisher(lake.lake, lake.stream), order)
 

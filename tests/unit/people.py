@@ -112,7 +112,7 @@ class People:
         return ledger.newest(self.lake.ledger.history([hour])).get(hour)
 
 
-def job_of(environment: config.Environment, lake: Lake) -> Job:
-    """A job with the key of erasures, and a log of twelve records."""
+def job_of(environment: config.Environment, lake: Lake, records: int = 12) -> Job:
+    """A job with the key of erasures, and a log of so many records."""
     keyed = environment.model_copy(update={"erasure": ErasureKeys(key=SecretStr("a key of unit tests"))})
-    return Job(keyed, new_stream(), lake, Broker(log={0: [0] * 12}).adapter)
+    return Job(keyed, new_stream(), lake, Broker(log={0: [0] * records}).adapter)
