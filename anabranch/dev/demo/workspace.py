@@ -36,7 +36,7 @@ from anabranch.job import Job, open_job
 from anabranch.spark.jars import jvm_folder
 
 _CLI = "anabranch.cli"
-_COMMAND_SECONDS = 600.0
+_COMMAND_SECONDS = 1800.0
 _END_SECONDS = 60.0
 _EVENT = re.compile(r"\d\d:\d\d:\d\d (INFO|WARNING|ERROR) ")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

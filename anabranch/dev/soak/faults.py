@@ -40,7 +40,7 @@ _Fault = tuple[Callable[[], None], Layer | None]
 
 # How long a fault waits for the layer that it breaks to have published something.
 _PATIENCE = 120.0
-_COMMAND_SECONDS = 600.0
+_COMMAND_SECONDS = 1800.0
 _SPEED_STEPS = [s for s in Step if s.label.startswith(("speed.", "commit.", "rollup."))]
 _BATCH_STEPS = [s for s in Step if s.label.startswith(("batch.", "commit.", "ledger.", "seal."))]
 # Seconds that a clock is ahead: tolerated ones, and ones that have to stop a process that would
