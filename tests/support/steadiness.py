@@ -39,7 +39,8 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
         return None
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     began = this_hour()
-    reports = runtestprotocol(item, nextitem=nextitem, log=False)
+    # After the last test pytest ends the fixtures of the session, unless something of it is still to come.
+    reports = runtestprotocol(item, nextitem=nextitem or item.session, log=False)  # type: ignore[arg-type]
     if any(report.failed for report in reports) and this_hour() != began:
         print(f"{item.nodeid}: failed, and the hour {began} ended meanwhile: run once more", file=sys.stderr)
         print("\n".join(report.longreprtext for report in reports if report.failed), file=sys.stderr)
