@@ -112,6 +112,7 @@ def test_an_hour_rebuilt_some_times_has_the_same_rows(world: Make) -> None:
     assert len(one.dead()) == 1
 
 
+@pytest.mark.full
 def test_an_hour_gives_back_the_disk_that_it_took(world: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     one, hours = world(), [past_hour(3), past_hour(2)]
     one.topic(1)

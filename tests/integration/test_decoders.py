@@ -133,7 +133,9 @@ def _change_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed, "_pack_task", task)
 
 
-@pytest.mark.parametrize("change", [_change_spark, _change_workers], ids=["spark", "workers"])
+@pytest.mark.parametrize(
+    "change", [pytest.param(_change_spark, marks=pytest.mark.full), _change_workers], ids=["spark", "workers"]
+)
 def test_a_record_that_the_decoders_read_differently_refuses_its_hour_and_spark_decodes_it_next(
     world: Make, monkeypatch: pytest.MonkeyPatch, change: Callable[[pytest.MonkeyPatch], None]
 ) -> None:

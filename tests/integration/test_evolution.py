@@ -141,6 +141,7 @@ def test_a_speed_job_that_runs_while_apply_evolves_its_table_stops_and_loses_not
     assert levels == {("before", None, None), ("after", BIG, "red")}
 
 
+@pytest.mark.full
 def test_an_hour_built_while_apply_evolves_its_table_is_not_published_without_the_new_column(world: Make) -> None:
     one = world()
     one.topic(1)

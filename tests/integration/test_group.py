@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 
 import psutil
+import pytest
 from pyspark.sql import SparkSession
 from registry import SchemaRegistry
 from running import running_beside
@@ -112,6 +113,7 @@ def test_a_group_that_stops_at_the_present_end_has_published_all_formats(
     _exact(avro)
 
 
+@pytest.mark.full
 def test_records_that_workers_leave_are_read_by_a_consumer_that_is_kept(
     world: Callable[..., World], spark: SparkSession
 ) -> None:

@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 
+import pytest
 from world import World, past_hour, spread
 
 from anabranch.common.counters import S3_REQUESTS, TALLY
@@ -23,6 +24,7 @@ def requests() -> Counter[str]:
     return Counter({label: n for (name, label), n in TALLY.totals().items() if name == S3_REQUESTS})
 
 
+@pytest.mark.full
 def test_an_hour_without_records_is_accepted_by_few_requests(world: Callable[..., World]) -> None:
     one = world(batch={"grace": f"{IDLE + 1} hours", "lookback_hours": 1})
     one.topic()

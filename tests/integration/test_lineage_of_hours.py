@@ -19,6 +19,7 @@ def receiver() -> Iterator[LineageReceiver]:
         yield one
 
 
+@pytest.mark.full
 def test_rebuilt_hours_are_sent_with_their_balance_and_refused_ones_as_failed(
     world: Callable[..., World], receiver: LineageReceiver
 ) -> None:

@@ -29,7 +29,7 @@ PARTITIONS = st.integers(0, 5)
 RANGES = st.dictionaries(PARTITIONS, st.tuples(st.integers(0, 12), st.integers(0, 12)), max_size=4)
 # How far each hour goes beyond the one before it, by partition; a partition may come later.
 STEPS = st.lists(st.dictionaries(PARTITIONS, st.integers(0, 4), max_size=4), max_size=9)
-FEW = settings(max_examples=budget(6, 25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FEW = settings(max_examples=budget(4, 25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 PLACES = [(p, o) for p in range(7) for o in range(14)]
 

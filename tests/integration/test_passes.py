@@ -51,6 +51,7 @@ def test_the_tasks_of_the_stage_that_runs_are_counted(spark: SparkSession, tmp_p
     assert reported[1].endswith("so far")
 
 
+@pytest.mark.full
 def test_each_pass_over_an_hour_names_its_spark_jobs(
     world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -101,6 +101,7 @@ def test_a_look_up_opens_fewer_files_of_the_same_rows(world: Make, tmp_path: Pat
     assert by_spark.where("event_id = 'e-17'").count() == 1 and by_spark.where("event_id = 'e-x'").count() == 0
 
 
+@pytest.mark.full
 def test_the_speed_layer_writes_to_a_designed_table_and_claims_no_order(world: Make) -> None:
     """The hazard: Spark's writer sorts by the table's order, and says so of files that the speed layer wrote."""
     hour = past_hour(1)

@@ -10,7 +10,7 @@ from waiting import wait_for
 from world import World
 
 
-@pytest.mark.parametrize("within", ["1 hour", "3 seconds"])
+@pytest.mark.parametrize("within", ["1 hour", pytest.param("3 seconds", marks=pytest.mark.full)])
 def test_a_publish_waits_for_enough_offsets_or_for_the_time_that_a_record_may_wait(
     world: Callable[..., World], within: str
 ) -> None:

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from click.testing import CliRunner
 from query_page import asked_world, run_python, sections_of_page
 from world import World
@@ -15,6 +16,7 @@ from anabranch.cli import main
 from anabranch.common.output import plain
 
 
+@pytest.mark.full
 def test_every_engine_gives_the_pages_answers(world: Callable[..., World]) -> None:
     one, day = asked_world(world)
     sections = sections_of_page(one, day)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 from world import World, past_hour, spread
 
 from anabranch.common.output import plain
@@ -24,6 +25,7 @@ def at_most(level: int) -> dict[str, object]:
     return {"type": "expect_column_max_to_be_between", "kwargs": {"column": "level", "max_value": level}}
 
 
+@pytest.mark.full
 def test_a_refused_hour_is_rebuilt_by_itself_only_once_something_has_changed(world: Callable[..., World]) -> None:
     one, hour = world(), past_hour(1)
     one.topic(1)

@@ -83,6 +83,7 @@ def stream(world: Make, registry: SchemaRegistry) -> Iterator[Stream]:
     made.arm.close()
 
 
+@pytest.mark.full
 def test_later_micro_batches_reuse_the_list_of_schema_ids(stream: Stream) -> None:
     known = stream.new()
     jobs = []

@@ -42,6 +42,7 @@ def by_pyiceberg(one: World) -> list[str]:
     return sorted(repr(row) for row in one.rows())
 
 
+@pytest.mark.full
 def test_many_micro_batches_leave_few_files_that_the_batch_layer_accepts(world: Make) -> None:
     one = world(speed={"trigger": "1 second", "max_offsets_per_trigger": 4})
     one.topic()

@@ -131,6 +131,7 @@ def test_a_running_speed_job_takes_up_a_new_field_and_refuses_what_the_table_can
     assert accepted == [("a", 1, None), ("b", 2, "red")]
 
 
+@pytest.mark.full
 def test_a_new_topic_and_a_new_field_of_its_subject_appear_in_a_running_group(
     world: Make, registry: SchemaRegistry, spark: SparkSession
 ) -> None:
@@ -175,6 +176,7 @@ def test_a_new_topic_and_a_new_field_of_its_subject_appear_in_a_running_group(
     assert [row[0] for row in rows(one, a)] == ["a", "b", "d"]
 
 
+@pytest.mark.full
 def test_a_batch_job_takes_up_the_subject_and_what_its_table_has_meanwhile(
     topic: Topic, registry: SchemaRegistry
 ) -> None:

@@ -28,7 +28,7 @@ STREAMS = {
 }
 
 
-@pytest.mark.parametrize("name", STREAMS)
+@pytest.mark.parametrize("name", ["json", pytest.param("json, decimals in arrays", marks=pytest.mark.full), "csv"])
 def test_the_worst_of_a_megabyte_is_judged(spark: SparkSession, name: str, environment: dict[str, Any]) -> None:
     form, ddl, build = STREAMS[name]
     cases = build()

@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from kafka import TopicPartition
 from pyspark.sql import SparkSession
@@ -43,8 +44,8 @@ SCHEMA = "event_id STRING NOT NULL, player STRING, event_time TIMESTAMP NOT NULL
 
 BATCH: dict[str, Any] = {"grace": "0 seconds", "lookback_hours": 1}
 
-DECODERS = ("workers", "spark")
-"""The values of `batch.decoder`."""
+DECODERS = ("workers", pytest.param("spark", marks=pytest.mark.full))
+"""The values of `batch.decoder`, as parameters: by default workers decode."""
 
 
 @dataclass
