@@ -17,8 +17,9 @@ from anabranch.spark import workers
 from anabranch.spark.jars import ensure_jars, jvm_folder
 from anabranch.spark.settings import AVRO_OPTIONS, session_settings
 
-# In a JVM that lives for a minute the second compiler costs more than it gives.
-SHORT_LIVED = "-XX:TieredStopAtLevel=1"
+# In a JVM that lives for a minute the second compiler costs more than it gives. The first one alone would have 48 MB
+# for its code, which Spark fills within a few tests, and evicted code is compiled again, over and over.
+SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
 
 
 @contextmanager
@@ -33,7 +34,8 @@ def running_spark(environment: Mapping[str, Any], folder: Path) -> Iterator[Spar
     before = os.environ.get("SPARK_LOCAL_IP")
     os.environ |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
     builder = SparkSession.builder.master("local[2,4]").appName("tests")
-    options = f"{log4j} {SHORT_LIVED} {AVRO_OPTIONS} -Daws.requestChecksumCalculation=WHEN_REQUIRED"
+    # The tests' heap is small, and other processes need the cores that other collectors would take.
+    options = f"{log4j} {SHORT_LIVED} -XX:+UseSerialGC {AVRO_OPTIONS} -Daws.requestChecksumCalculation=WHEN_REQUIRED"
     launch = {
         "spark.driver.extraClassPath": ":".join(str(jar) for jar in ensure_jars().spark),
         "spark.driver.extraJavaOptions": options,
