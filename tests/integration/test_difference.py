@@ -6,12 +6,11 @@ import random
 from collections import Counter
 from typing import Any
 
-import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from anabranch.records.reshape import to_schema
-from serving_layer.layer_diff.kinds import compare
+from serving_layer.layer_diff.kinds import SAMPLE, compare
 
 SCHEMA = (
     "kafka_partition INT, kafka_offset BIGINT, a INT, b INT, tags ARRAY<STRING>, scores MAP<STRING, DOUBLE>, "
@@ -77,22 +76,30 @@ def test_every_kind_is_counted_wherever_among_the_offsets_it_is(spark: SparkSess
     assert [s["offset"] for s in diff.sample[:2]] == [0, 1]
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ((1, None, None, None, None), (None, 1, None, None, None)),
-        ((1, 2, ["a"], None, None), (1, 2, ["b"], None, None)),
-        ((1, 2, [None], None, None), (1, 2, [], None, None)),
-        ((1, 2, None, {"k": 1.0}, None), (1, 2, None, {"k": 2.0}, None)),
-        ((1, 2, None, {"k": None}, None), (1, 2, None, {}, None)),
-        ((1, 2, None, None, (1, {"k": 1})), (1, 2, None, None, (None, {"k": 1}))),
-        ((1, 2, None, None, (None, None)), (1, 2, None, None, None)),
-    ],
-)
-def test_other_content_is_seen_in_every_type(spark: SparkSession, one: tuple[Any, ...], other: tuple[Any, ...]) -> None:
+CHANGES: list[tuple[tuple[Any, ...], tuple[Any, ...]]] = [
+    ((1, None, None, None, None), (None, 1, None, None, None)),
+    ((1, 2, ["a"], None, None), (1, 2, ["b"], None, None)),
+    ((1, 2, [None], None, None), (1, 2, [], None, None)),
+    ((1, 2, None, {"k": 1.0}, None), (1, 2, None, {"k": 2.0}, None)),
+    ((1, 2, None, {"k": None}, None), (1, 2, None, {}, None)),
+    ((1, 2, None, None, (1, {"k": 1})), (1, 2, None, None, (None, {"k": 1}))),
+    ((1, 2, None, None, (None, None)), (1, 2, None, None, None)),
+]
+
+
+def test_other_content_is_seen_in_every_type(spark: SparkSession) -> None:
     no_rows = spark.createDataFrame([], "kafka_partition INT, kafka_offset BIGINT")
-    assert compare(rows(spark, (0, 1, *one)), rows(spark, (0, 1, *one)), no_rows, {}).changed == 0
-    assert compare(rows(spark, (0, 1, *one)), rows(spark, (0, 1, *other)), no_rows, {}).changed == 1
+    # Far apart: no block of offsets has two changes.
+    at = {10_000 * i: change for i, change in enumerate(CHANGES)}
+
+    def frame(which: int) -> DataFrame:
+        return rows(spark, *((0, offset, *change[which]) for offset, change in at.items()))
+
+    for which in (0, 1):
+        assert compare(frame(which), frame(which), no_rows, {}).changed == 0
+    diff = compare(frame(0), frame(1), no_rows, {})
+    assert (diff.missing, diff.extra, diff.changed) == (0, 0, len(CHANGES))
+    assert [(s["kind"], s["offset"]) for s in diff.sample] == [("changed", offset) for offset in [*at][:SAMPLE]]
 
 
 def test_rows_of_an_earlier_schema_differ_by_value_and_not_by_type(spark: SparkSession) -> None:

@@ -132,7 +132,10 @@ def test_an_hour_that_the_speed_layer_does_not_cover_is_not_compared_with_it(wor
     ]
 
 
-def test_data_docs_of_an_hour_without_a_verdict_are_an_error(three_days: World) -> None:
-    done = CliRunner().invoke(main, ["data-docs", three_days.name, "--to", "x", "--conf", str(three_days.folder)])
+def test_data_docs_of_an_hour_without_a_verdict_are_an_error(world: Make) -> None:
+    one = world()
+    one.topic(1)
+    one.apply()
+    done = CliRunner().invoke(main, ["data-docs", one.name, "--to", "x", "--conf", str(one.folder)])
     assert done.exit_code == 1
     assert "expected a decision of the quality gate in the ledger, found none" in done.output

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
-import boto3
 import pyarrow as pa
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
@@ -28,9 +28,10 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 from queries import run_query
+from shared_services import BUCKET
 
 from anabranch.common.errors import ConfigurationError, Terminal, Transient
-from anabranch.dev import services
+from anabranch.dev.services import ACCESS_KEY, SECRET_KEY
 from serving_layer.query import open_query
 from serving_layer.query.reading import QueryProgress
 
@@ -266,23 +267,19 @@ def test_every_way_of_reading_is_welcome(catalog: SqlCatalog, sql: str) -> None:
     assert run_query(sql, {NAME: table}).num_rows > 0
 
 
-def test_the_s3_server_is_read_with_the_tables_own_credentials(tmp_path: Path) -> None:
-    with services.running(tmp_path / "home") as running:
-        boto3.client(
-            "s3",
-            endpoint_url=running.s3_endpoint,
-            region_name="us-east-1",
-            aws_access_key_id=running.access_key,
-            aws_secret_access_key=running.secret_key,
-        ).create_bucket(Bucket="anabranch")
-        keys = {"s3.access-key-id": running.access_key, "s3.secret-access-key": running.secret_key}
-        place = {"s3.endpoint": running.s3_endpoint, "s3.region": "us-east-1"}
-        catalog = _catalog(tmp_path, "s3://anabranch/warehouse", **keys, **place)
-        table = _table(catalog)
-        _append(table, range(4))
-        sql = f"SELECT event_date, sum(level) s FROM {NAME} WHERE ingest_hour > '2026-11-21' GROUP BY ALL ORDER BY ALL"
-        assert run_query(sql, {NAME: table}).to_pylist() == [
-            {"event_date": date(2026, 11, 20), "s": 20},
-            {"event_date": date(2026, 11, 21), "s": 40},
-        ]
-        catalog.close()
+def test_the_s3_server_is_read_with_the_tables_own_credentials(
+    services: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    keys = {"s3.access-key-id": ACCESS_KEY, "s3.secret-access-key": SECRET_KEY}
+    place = {"s3.endpoint": services.s3, "s3.region": "us-east-1"}
+    catalog = _catalog(tmp_path, f"s3://{BUCKET}/{tmp_path.name}/warehouse", **keys, **place)
+    table = _table(catalog)
+    _append(table, range(4))
+    sql = f"SELECT event_date, sum(level) s FROM {NAME} WHERE ingest_hour > '2026-11-21' GROUP BY ALL ORDER BY ALL"
+    assert run_query(sql, {NAME: table}).to_pylist() == [
+        {"event_date": date(2026, 11, 20), "s": 20},
+        {"event_date": date(2026, 11, 21), "s": 40},
+    ]
+    catalog.close()
