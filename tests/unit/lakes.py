@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import atexit
 import json
 import re
 import shutil
 import sqlite3
-import tempfile
 import uuid
 from collections.abc import Iterable
 from contextlib import closing
@@ -25,6 +23,7 @@ from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.table.update import AddSnapshotUpdate, AssertTableUUID
 
 from anabranch import config
+from anabranch.common.temporary import process_folder
 from anabranch.config.columns import parse_columns
 from anabranch.iceberg import admin
 from anabranch.iceberg.commits import Change, Outcome
@@ -234,8 +233,8 @@ def _created(tables: tuple[NewTable, ...]) -> Path:
     """The folder of a lake with such tables, which is there as long as this process."""
     key = repr(tables)
     if key not in _CREATED:
-        folder = Path(tempfile.mkdtemp(prefix="anabranch-lake-"))
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        folder = process_folder("lakes") / str(len(_CREATED))
+        folder.mkdir()
         _create(Lake(new_environment(folder)), tables)
         _CREATED[key] = folder
     return _CREATED[key]
