@@ -285,7 +285,9 @@ def hold(stream: str, hours: str, release: bool, why: str, conf: str | None, out
 
 @click.command("import")
 @stream_argument()
-@click.option("--files", metavar="FOLDER", required=True, help="Parquet files or an Iceberg table, s3://… or local.")
+@click.option(
+    "--files", metavar="FOLDER", required=True, help="Parquet, JSON lines or an Iceberg table; s3://… or local."
+)
 @click.option("--hours", metavar="A..B", required=True, help="The hours to import; A.. is up to the stream's first.")
 @click.option("--time", metavar="COLUMN", help="The column with the time at which a row was received.")
 @click.option(

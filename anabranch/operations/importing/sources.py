@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote
 
 import numpy as np
@@ -21,6 +21,7 @@ from anabranch.iceberg.files import list_files, same_file
 from anabranch.offsets.hours import hour_of, start_of
 from anabranch.operations.importing import file_sink
 from anabranch.operations.importing.iceberg_source import IcebergPart, find_metadata, open_parts
+from anabranch.operations.importing.json_lines import JsonLines, is_json_lines
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -125,7 +126,7 @@ class Source:
 
 
 def list_source(environment: Environment, io: FileIO, location: str) -> Source:
-    """The files of an Iceberg table's current snapshot, or the Parquet files under a folder that count.
+    """The files of an Iceberg table's current snapshot, or the files under a folder that count: Parquet, JSON lines.
 
     In the folder of Spark's file sink these are the files that its log lists, in the order of their micro-batches; else
     all, by name, but for files and folders whose names begin with `_` or `.`, as in Spark. Raises Refused for other
@@ -139,8 +140,8 @@ def list_source(environment: Environment, io: FileIO, location: str) -> Source:
         return _of_iceberg(io, stored[metadata].path)
     if any(name.startswith("_delta_log/") for name in stored):
         raise Refused(
-            f"import {location}: expected Parquet files or an Iceberg table, found a Delta table, whose log decides "
-            "which files count; write its rows as Parquet files to another folder and import that"
+            f"import {location}: expected files of Parquet or JSON lines, or an Iceberg table, found a Delta table, "
+            "whose log decides which files count; write its rows as Parquet files to another folder and import that"
         )
     names = sorted(name for name in stored if not any(p.startswith(("_", ".")) for p in name.split("/")))
     logs = {n.partition("/")[2]: n for n in stored if n.startswith(f"{file_sink.FOLDER}/")}
@@ -157,10 +158,11 @@ def list_source(environment: Environment, io: FileIO, location: str) -> Source:
             f"the folder has no {file_sink.FOLDER}: files of micro-batches or jobs that were killed count too; their "
             "rows are left out where they repeat others by the stream's key"
         ]
-    if other := next((name for name in names if not name.endswith(".parquet")), None):
-        raise Refused(f"import {location}: expected Parquet files, found {other}; name a folder of Parquet files alone")
+    wanted = "files of Parquet (.parquet) or JSON lines (.json, .jsonl, .ndjson, each also with .gz)"
+    if other := next((name for name in names if not name.endswith(".parquet") and not is_json_lines(name)), None):
+        raise Refused(f"import {location}: expected {wanted}, found {other}; name a folder of these alone")
     if not names:
-        raise Refused(f"import {location}: expected Parquet files, found none; check the folder's name")
+        raise Refused(f"import {location}: expected {wanted}, found none; check the folder's name")
     return Source(tuple(SourceFile(stored[n].path, n, stored[n].size) for n in names), tuple(notes))
 
 
@@ -184,6 +186,15 @@ def _read_text(io: FileIO, path: str) -> str:
         return source.read().decode("utf-8", "replace")
 
 
+class _Opened(Protocol):
+    """A file that is read, of any form."""
+
+    @property
+    def schema_arrow(self) -> pa.Schema: ...
+
+    def iter_batches(self, batch_size: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]: ...
+
+
 @dataclass(frozen=True)
 class SourceReader:
     """Reads files as the columns of a table: `schema` has the stream's columns with the table's types.
@@ -204,9 +215,9 @@ class SourceReader:
         without a time; Transient."""
         rows, ends, early = Counter[int](), dict[int, int](), 0
         with lake_errors(f"read {file.path}"):
-            parquet = self._open(file)
-            self._require_columns(file, parquet.schema_arrow)
-            for batch in self._batches(file, parquet, ()):
+            opened = self._open(file)
+            self._require_columns(file, opened.schema_arrow)
+            for batch in self._batches(file, opened, ()):
                 found = batch[HOUR].to_numpy()
                 rows.update(counts_by_hour(found))
                 if self.seam is None or batch[PLACE[0]].null_count:
@@ -216,7 +227,7 @@ class SourceReader:
                 for partition in np.unique(partitions).tolist():
                     end = int(offsets[partitions == partition].max()) + 1
                     ends[partition] = max(end, ends.get(partition, 0))
-            has_places = self._place_of(parquet.schema_arrow.names) is not None
+            has_places = self._place_of(opened.schema_arrow.names) is not None
         return Counted(file, rows, ends if has_places else None, early)
 
     def read(self, files: Sequence[Counted], first: int, last: int) -> pa.Table:
@@ -227,8 +238,8 @@ class SourceReader:
             if not any(first <= hour <= last for hour in counted.rows):
                 continue
             with lake_errors(f"read {counted.file.path}"):
-                parquet = self._open(counted.file)
-                for batch in self._batches(counted.file, parquet, self.schema.names):
+                opened = self._open(counted.file)
+                for batch in self._batches(counted.file, opened, self.schema.names):
                     inside = pc.and_(pc.greater_equal(batch[HOUR], first), pc.less_equal(batch[HOUR], last))
                     parts.append(batch.filter(inside))
         if not parts:
@@ -265,15 +276,18 @@ class SourceReader:
         with lake_errors(f"read {file.path}"):
             return list(self._open(file).schema_arrow.names)
 
-    def _open(self, file: SourceFile) -> pq.ParquetFile | IcebergPart:
+    def _open(self, file: SourceFile) -> _Opened:
         if file.part is not None:
             return file.part
+        if is_json_lines(file.name):
+            return JsonLines(self.io, file.path, self.schema, file.of_folders)
         try:
-            return pq.ParquetFile(self.io.new_input(file.path).open())
+            parquet: _Opened = pq.ParquetFile(self.io.new_input(file.path).open())
         except pa.ArrowInvalid as error:
             raise Refused(
                 f"import {file.path}: expected a whole Parquet file, found {error}; remove it, or write it again"
             ) from error
+        return parquet
 
     def _require_columns(self, file: SourceFile, there: pa.Schema) -> None:
         values, names = file.of_folders, set(there.names)
@@ -285,14 +299,12 @@ class SourceReader:
             elif field.name not in values and not field.nullable:
                 raise _mismatch(file, field, "found no such column")
 
-    def _batches(
-        self, file: SourceFile, parquet: pq.ParquetFile | IcebergPart, columns: Sequence[str]
-    ) -> Iterator[pa.Table]:
+    def _batches(self, file: SourceFile, opened: _Opened, columns: Sequence[str]) -> Iterator[pa.Table]:
         """The rows with `columns`, as the table has them, `TIME`, `PLACE` and `HOUR`."""
-        there = parquet.schema_arrow.names
+        there = opened.schema_arrow.names
         time, place = self.time_of(file, there), self._place_of(there)
         wanted = dict.fromkeys([*(c for c in columns if c in there), time, *(place or ())])
-        for batch in parquet.iter_batches(batch_size=_BATCH_ROWS, columns=list(wanted)):
+        for batch in opened.iter_batches(batch_size=_BATCH_ROWS, columns=list(wanted)):
             times = self._times(file, time, batch[time])
             rows = {name: self._column(file, batch, name) for name in columns}
             found = pa.table({**rows, TIME: times, **self._places(file, batch, place)})

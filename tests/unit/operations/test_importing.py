@@ -64,6 +64,13 @@ def write(path: Path, rows: Sequence[tuple[str | None, int, str, int]], **types:
     pq.write_table(pa.table(columns), path)
 
 
+def to_json_lines(path: Path) -> None:
+    """Replace a Parquet file by one of JSON lines with the same rows."""
+    rows = pq.read_table(path).to_pylist()
+    path.with_suffix(".json").write_text("\n".join(json.dumps(row, default=datetime.isoformat) for row in rows))
+    path.unlink()
+
+
 def stream_that_reads(folder: Path) -> StreamLake:
     """A stream whose first hour is FIRST, of which it has read two records."""
     lake = new_lake(folder)
@@ -230,7 +237,8 @@ def with_places(path: Path, rows: Sequence[tuple[str | None, str, int, int]]) ->
     pq.write_table(written, path)
 
 
-def test_files_with_partitions_and_offsets_meet_kafka_exactly(tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["parquet", "json"])
+def test_files_with_partitions_and_offsets_meet_kafka_exactly(tmp_path: Path, form: str) -> None:
     lake = new_lake(tmp_path, timeline=Timeline(FIRST, FIRST, {0: 5}))
     staged = lake.stage([(FIRST, 0, 5), (FIRST, 0, 6)])
     # Nothing has to be fresh: offsets decide.
@@ -239,6 +247,8 @@ def test_files_with_partitions_and_offsets_meet_kafka_exactly(tmp_path: Path) ->
     places = [("a", OLDEST, 0, 1), ("b", LAST, 0, 2), ("c", FIRST, 0, 3), ("d", FIRST, 0, 4), ("e", FIRST, 0, 5)]
     with_places(tmp_path / "source/a.parquet", places)
     with_places(tmp_path / "source/b.parquet", places[1:4])
+    if form == "json":
+        to_json_lines(tmp_path / "source/b.parquet")
     job = job_of(tmp_path)
     job = replace(job, kafka=Broker(log={0: [0] * 7}).adapter)
     done = run.run(job, Publisher(job.lake, job.stream), run.Order(f"{tmp_path}/source", OLDEST))
@@ -311,6 +321,36 @@ def test_the_log_of_a_file_sink_decides_which_files_count(lake: StreamLake) -> N
         "the log of Spark's file sink decides which files count: 1 of micro-batches up to 0; 1 others are left out",
         "its last file 1 is not whole, so that micro-batch does not count",
     )
+
+
+def test_json_lines_are_imported_as_parquet_files_are(lake: StreamLake) -> None:
+    to_json_lines(lake.folder / "source/part/b.parquet")
+    done = import_in(lake.folder)
+    assert ids(lake, "main") == IMPORTED | {FIRST: ["0-0", "0-1"]}
+    assert (done.rows, done.good, done.duplicate, done.plan.after) == (4, 3, 1, 1)
+
+
+def test_values_of_folders_count_beside_json_lines(lake: StreamLake) -> None:
+    line = {"id": "d", "timestamp": f"{LAST}:30:00Z"}
+    (lake.folder / "source/n=7").mkdir()
+    (lake.folder / "source/n=7/a.json").write_text(json.dumps(line))
+    import_in(lake.folder)
+    [row] = lake.table().scan(row_filter="id = 'd'").to_arrow().to_pylist()
+    assert (row["n"], row["ingest_hour"]) == (7, LAST)
+
+
+def test_a_line_of_json_that_does_not_fit_is_named(lake: StreamLake) -> None:
+    good, bad = ({"id": "d", "n": n, "timestamp": f"{LAST}:30:00Z"} for n in (1, "1"))
+    (lake.folder / "source/c.json").write_text(f"{json.dumps(good)}\n{json.dumps(bad)}\n")
+    with pytest.raises(Refused, match=r"source/c\.json: line 2: expected an object of JSON"):
+        import_in(lake.folder)
+    (lake.folder / "source/c.json").write_text(json.dumps({"id": "d", "n": 1}))
+    with pytest.raises(Refused, match=r"source/c\.json: expected a column kafka_timestamp or timestamp"):
+        import_in(lake.folder)
+    (lake.folder / "source/c.json").rename(lake.folder / "source/c.csv")
+    with pytest.raises(Refused, match=r"expected files of Parquet \(\.parquet\) or JSON lines .*, found c\.csv"):
+        import_in(lake.folder)
+    assert set(ids(lake, "main")) == {FIRST}
 
 
 def test_another_iceberg_table_is_imported_by_its_location(lake: StreamLake) -> None:
