@@ -7,18 +7,30 @@ are compared follows from the hour's name, so each attempt compares the same one
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from anabranch.common.errors import Unexpected
 from anabranch.protocol.ledger_row import Decoders
-from anabranch.records.packed import LEFT, RAW, REPORT, ROWS, SAMPLE, Reports, unpacked
+from anabranch.records.packed import (
+    COMPARED,
+    LEFT,
+    RAW,
+    REPORT,
+    ROW,
+    ROWS,
+    SAMPLE,
+    PackSpec,
+    Reports,
+    compared,
+    unpacked,
+)
 from batch_layer.sizes import in_one_task
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-    from pyspark.sql.types import StructType
 
     from anabranch.config import Stream
 
@@ -43,14 +55,12 @@ class Decoding(Enum):
 
 @dataclass(frozen=True)
 class CertainRecords:
-    """An hour's records as workers decoded them (`anabranch.records.packed`), and what their tasks reported.
-    `left_columns`: of records that workers left, if Spark has decoded them."""
+    """An hour's records as workers decoded them (`anabranch.records.packed`), and what their tasks reported."""
 
     pieces: DataFrame
     types: dict[str, str]
     keys: frozenset[str]
     reports: Reports
-    left_columns: StructType | None = None
 
     @cached_property
     def count(self) -> int:
@@ -66,12 +76,31 @@ class CertainRecords:
         """Some columns of the certain rows."""
         data = "keys" if self.keys.issuperset(columns) else "data"
         ddl = ", ".join(f"`{name}` {self.types[name]}" for name in columns)
-        return unpacked(self.pieces, ROWS, ddl, columns, data)
+        return unpacked(self.pieces, [ROWS], ddl, columns, data)
 
     @property
-    def left(self) -> DataFrame:
-        """The records that workers left: in `left_columns`, else as Kafka holds them."""
-        return unpacked(self.pieces, LEFT, self.left_columns or RAW)
+    def for_spark(self) -> DataFrame:
+        """The records that workers left, and those to compare, as Kafka holds them; the latter with their `ROW`."""
+        row = ", ".join(f"`{name}`: {kind}" for name, kind in self.types.items())
+        return unpacked(self.pieces, [LEFT, COMPARED], f"{RAW}, {ROW} STRUCT<{row}>")
+
+    @property
+    def has_records_for_spark(self) -> bool:
+        """Whether there are any such records."""
+        return self.left_count + self.reports.compared > 0
+
+    def compare(self, decoded: DataFrame, spec: PackSpec) -> CertainRecords:
+        """The same, with the result of the comparison. `decoded`: what Spark decodes of `for_spark`. Raises Unexpected
+        if records are missing in it."""
+        if not (expected := self.reports.compared):
+            return self
+        found = Reports.of(bytes(row["data"]) for row in compared(decoded, spec).collect())
+        if found.compared != expected:
+            raise Unexpected(
+                f"compare the decoders: expected {expected} records, found {found.compared}; nothing is published, "
+                "report this"
+            )
+        return replace(self, reports=replace(self.reports, differing=found.differing, sample=found.sample))
 
     @property
     def decoders(self) -> Decoders:
@@ -98,11 +127,11 @@ class CertainRecords:
         return tuple(sorted(self.reports.sample, key=lambda s: (s["partition"], s["offset"]))[:SAMPLE])
 
 
-def read_certain(pieces: DataFrame, stream: Stream, offsets: int, left_columns: StructType | None) -> CertainRecords:
+def read_certain(pieces: DataFrame, stream: Stream, offsets: int) -> CertainRecords:
     """The records of pieces of an hour of so many offsets, with the reports of their tasks: runs these if they have not
     run yet."""
     reports = pieces.where(f"kind = '{REPORT}'").select("data").collect()
     types = {column.name: column.type for column in stream.columns} | _KAFKA_TYPES
     keys = frozenset((*AT, *stream.key))
     read = Reports.of(bytes(row["data"]) for row in reports)
-    return CertainRecords(in_one_task(pieces, offsets), types, keys, read, left_columns)
+    return CertainRecords(in_one_task(pieces, offsets), types, keys, read)

@@ -30,7 +30,7 @@ from anabranch.protocol import dead_letters
 from anabranch.protocol.state import State, check_log_end
 from anabranch.protocol.topic_change import gone_from_kafka
 from anabranch.records.formats import Format, open_format
-from anabranch.records.packed import RECORD, PackSpec, pack_spec, packed, with_compared
+from anabranch.records.packed import ROW, PackSpec, pack_spec, packed
 from anabranch.spark.settings import runs_here
 from anabranch.spark.workers import can_use_workers, is_of_workers
 from batch_layer.balance import plus
@@ -147,17 +147,12 @@ class HourReader:
         def decode(raw: DataFrame) -> DataFrame:
             return cached(self._decode(raw, KAFKA, one_in))
 
-        certain = self._certain(hour, ranges, spec) if spec is not None else None
+        by_workers = self._by_workers(hour, ranges, spec, one_in) if spec is not None else None
+        certain = by_workers[0] if by_workers is not None else None
         has_decoded = certain is None or certain.left_count > 0
-        if certain is not None:
-            left = (
-                certain.left
-                if certain.left_columns
-                else records.decode(certain.left, *self._reading, with_unknown=True)
-            )
-            decoded = self._of_source(left, KAFKA, one_in)
+        if by_workers is not None:
             # Without records, Spark plans nothing.
-            decoded = cached(decoded, is_lazy=True) if has_decoded else decoded.limit(0)
+            decoded = by_workers[1] if has_decoded else by_workers[1].limit(0)
         elif ranges:
             decoded = self._of_kafka(hour, ranges, decode)
         else:
@@ -197,21 +192,22 @@ class HourReader:
         spec = pack_spec(self._stream, hour, 1 if all_of_it else batch.compare_one_in)
         return spec if spec is not None and can_use_workers(self._spark) else None
 
-    def _certain(self, hour: str, ranges: Ranges, spec: PackSpec) -> CertainRecords | None:
-        """The hour's records as workers decode them; None if workers failed on a cluster."""
+    def _by_workers(
+        self, hour: str, ranges: Ranges, spec: PackSpec, one_in: int
+    ) -> tuple[CertainRecords, DataFrame] | None:
+        """The hour's records as workers decode them, and as Spark those that they left; None if workers failed on a
+        cluster."""
 
-        def decode(raw: DataFrame) -> CertainRecords:
-            # Errors are those of records that are left.
-            with_errors, beside = spec.compares_all, [RECORD]
-            both = records.decode(
-                with_compared(raw, spec), *self._reading, with_errors, with_unknown=True, beside=beside
-            )
-            left_columns = both.drop(RECORD).schema if spec.compares_all else None
-            pieces = cached(packed(both, spec), is_lazy=True)
-            return read_certain(pieces, self._stream, size(ranges), left_columns)
+        def read(raw: DataFrame) -> CertainRecords:
+            return read_certain(cached(packed(raw, spec), is_lazy=True), self._stream, size(ranges))
 
         try:
-            certain = self._of_kafka(hour, ranges, decode)
+            certain = self._of_kafka(hour, ranges, read)
+            decoded = records.decode(certain.for_spark, *self._reading, with_unknown=True, beside=[ROW])
+            decoded = self._of_source(decoded, KAFKA, one_in)
+            if certain.has_records_for_spark:
+                decoded = cached(decoded, is_lazy=True)
+                certain = certain.compare(decoded, spec)
         except Exception as error:
             if not self.should_leave_to_spark(error):
                 raise
@@ -222,7 +218,7 @@ class HourReader:
                 self._stream.name, hour, certain.left_count, certain.left_count + certain.count,
             )  # fmt: skip
             self._left_most = True
-        return certain
+        return certain, decoded.where(f"{ROW} IS NULL").drop(ROW)
 
     def fill(self, read: HourRecords, hour: str, cut: Cut, state: State) -> HourRecords:
         """Add every other record of the cut that the table has, from the first source that has it.

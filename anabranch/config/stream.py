@@ -47,7 +47,7 @@ RESERVED_COLUMNS = ("kafka_partition", "kafka_offset", "kafka_timestamp", "inges
 TAKEN_COLUMNS = (
     *RESERVED_COLUMNS,
     *("kafka_key", "kafka_value", "kafka_headers", "is_dead", "error_code", "error_text", "unknown_fields"),
-    *("_hash", "_rank", "_record"),
+    *("_hash", "_rank", "_row"),
 )
 """Names that no column of a stream can have: the reserved ones, and those that jobs give to what they compute."""
 

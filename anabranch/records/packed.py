@@ -3,18 +3,21 @@
 A row of the frame (`PACKED`) is of one kind:
 
 - `ROWS`: certain rows (`anabranch.records.fast_json`) in the columns of the stream's table;
-- `LEFT`: records that workers left to Spark: as Kafka holds them, or as Spark decoded them, if it decodes all records;
-- `REPORT`: what a task read and compared, as JSON (`Reports`).
+- `LEFT`: records that workers left to Spark, as Kafka holds them;
+- `COMPARED`: certain records of compared blocks, as Kafka holds them, each with its row (`ROW`);
+- `REPORT`: what a task read, as JSON (`Reports`).
 
 Rows and records are in pieces of about a megabyte. Spark stores and moves them without converting their rows;
 `unpacked` converts the columns that are asked for.
 
-Of the records of compared blocks, Spark hands its own decoding to the worker, which compares the two.
+Spark decodes records that were left and those of compared blocks. Of the latter, workers compare what it decodes with
+the rows (`compared`).
 """
 
 from __future__ import annotations
 
 import json
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -30,7 +33,6 @@ from anabranch.records.fast_json import CertainRows, can_read
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-    from pyspark.sql.types import StructType
 
     from anabranch.config import EventTime, Stream
     from anabranch.config.columns import Column
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
 Batches = Iterable[pa.RecordBatch]
 Task = Callable[[Batches], Batches]
 
-ROWS, LEFT, REPORT = "rows", "left", "report"
+ROWS, LEFT, COMPARED, REPORT = "rows", "left", "compared", "report"
 PACKED = "kind STRING, data BINARY, keys BINARY"
 RAW = (
     "key BINARY, value BINARY, partition INT, offset BIGINT, timestamp TIMESTAMP, ingest_hour STRING, "
@@ -56,10 +58,17 @@ BLOCK = 1_024
 SAMPLE = 5
 """Of so many differing records, the first, the columns are reported."""
 
-RECORD = "_record"
-"""The column of a task's input with the columns of `RAW`, and `is_compared`; Spark's decoding is beside it."""
+ROW = "_row"
+"""The column beside those of `RAW` with the row of a compared record; null for a record that was left."""
 
+# Spark adds up the bytes of all columns with every record, which takes several times as long for an array as for all
+# others: headers are text here. Most records have none.
+_INPUT = (
+    "key", "value", "partition", "offset", "timestamp",
+    "CAST(to_json(transform(headers, h -> struct(hex(h.key) AS key, hex(h.value) AS value))) AS BINARY) AS headers",
+)  # fmt: skip
 _RAW = ("key", "value", "partition", "offset", "timestamp", "ingest_hour", "headers")
+_HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 _PIECE_BYTES = 2**20
 _SCHEMA = pa.schema([("kind", pa.string()), ("data", pa.binary()), ("keys", pa.binary())])
 
@@ -76,16 +85,11 @@ class PackSpec:
     hour: str
     one_in: int
 
-    @property
-    def compares_all(self) -> bool:
-        """Whether all records are compared, so that Spark decodes all of them."""
-        return self.one_in == 1
-
 
 @dataclass
 class Reports:
     """What tasks read: `rows` and `left` by partition, and runs of ascending offsets `(partition, first, last)`. Of the
-    rows, `compared` were compared with what Spark decodes; `differing` differ, and `sample` has places and columns of
+    rows, `compared` are compared with what Spark decodes; `differing` differ, and `sample` has places and columns of
     some, the first of each task."""
 
     rows: Counter[int] = field(default_factory=Counter)
@@ -145,34 +149,37 @@ def pack_spec(stream: Stream, hour: str, one_in: int) -> PackSpec | None:
     return PackSpec(stream.columns, stream.event_time, stream.unknown == "ignore", keys, hour, one_in)
 
 
-def with_compared(raw: DataFrame, spec: PackSpec) -> DataFrame:
-    """Records in the columns `RAW`, and the column `RECORD`. `value` is null in blocks that are not compared, so that
-    Spark does not decode it. Lazy."""
-    record = f"struct({', '.join(_RAW)}, {is_compared(spec.hour, spec.one_in)} AS is_compared) AS {RECORD}"
-    return raw.selectExpr(*_RAW, record).selectExpr(
-        *(f"IF({RECORD}.is_compared, value, NULL) AS value" if name == "value" else name for name in (*_RAW, RECORD))
-    )
+def is_compared(hour: str, partitions: np.ndarray, offsets: np.ndarray, one_in: int) -> np.ndarray:
+    """Whether the blocks of records are compared: a choice by the hour's name, the same in each attempt. Pure."""
+    if not len(offsets):
+        return np.zeros(0, bool)
+    blocks = offsets // BLOCK
+    begins = np.flatnonzero(np.r_[True, (np.diff(partitions) != 0) | (np.diff(blocks) != 0)])
+    places = zip(partitions[begins].tolist(), blocks[begins].tolist(), strict=True)
+    is_chosen = [zlib.crc32(f"{hour} {p} {block}".encode()) % one_in == 0 for p, block in places]
+    return np.repeat(is_chosen, np.diff(np.r_[begins, len(offsets)]))
 
 
-def is_compared(hour: str, one_in: int) -> str:
-    """SQL for whether a record's block is compared: a choice by the hour's name, the same in each attempt. Pure."""
-    if one_in == 1:
-        return "true"
-    return f"crc32(CAST(concat_ws(' ', '{hour}', partition, offset div {BLOCK}) AS BINARY)) % {one_in} = 0"
+def packed(records: DataFrame, spec: PackSpec) -> DataFrame:
+    """The hour's records, in the columns of Spark's Kafka source, decoded by workers, as pieces. Lazy."""
+    return records.selectExpr(*_INPUT).mapInArrow(_pack_task(spec), PACKED)
 
 
-def packed(decoded: DataFrame, spec: PackSpec) -> DataFrame:
-    """Records decoded by workers, as pieces. `decoded`: what `anabranch.records.decode` makes of `with_compared`, with
-    names of unknown fields and `RECORD`, and with errors if all records are compared. Lazy."""
-    return decoded.mapInArrow(_pack_task(spec), PACKED)
+def compared(decoded: DataFrame, spec: PackSpec) -> DataFrame:
+    """Compare rows of workers (`ROW`) with what Spark decoded beside them, with names of unknown fields. A report of
+    each task, as JSON in the column `data`. Lazy."""
+    names = decoded.select(f"{ROW}.*").columns
+    columns = (f"`{name}`" for name in (*names, "is_dead", UNKNOWN, ROW))
+    return decoded.where(f"{ROW} IS NOT NULL").selectExpr(*columns).mapInArrow(_compare_task(spec), "data BINARY")
 
 
 def unpacked(
-    pieces: DataFrame, kind: str, schema: StructType | str, columns: Sequence[str] | None = None, data: str = "data"
+    pieces: DataFrame, kinds: Sequence[str], ddl: str, columns: Sequence[str] | None = None, data: str = "data"
 ) -> DataFrame:
-    """The rows of the pieces of a kind, in the `columns` of `schema`; all by default. `data`: `keys` reads the columns
+    """The rows of the pieces of some kinds, in the `columns` of `ddl`; all by default. `data`: `keys` reads the columns
     that are kept apart. Lazy."""
-    return pieces.where(f"kind = '{kind}'").select(data).mapInArrow(_unpack_task(columns), schema)
+    of_kinds = pieces.where(f"kind IN ({', '.join(map(repr, kinds))})")
+    return of_kinds.select(data).mapInArrow(_unpack_task(columns), ddl)
 
 
 def _pack_task(spec: PackSpec) -> Task:
@@ -181,19 +188,22 @@ def _pack_task(spec: PackSpec) -> Task:
         for batch in batches:
             if not len(batch):
                 continue
-            record = pa.RecordBatch.from_struct_array(batch.column(RECORD))
-            read = rows.read(record.select(["value", "partition", "offset", "timestamp", "ingest_hour"]))
+            records = batch.append_column("ingest_hour", pa.repeat(spec.hour, len(batch)))
+            read = rows.read(records.select(["value", "partition", "offset", "timestamp", "ingest_hour"]))
             is_certain = np.ones(len(batch), bool)
             is_certain[read.left.to_numpy()] = False
-            places = [record.column(name).to_numpy() for name in ("partition", "offset")]
-            _require_rows(read.rows, *(of[is_certain] for of in places))
-            report.add_places(*places)
-            _count(report.rows, places[0][is_certain])
-            _count(report.left, places[0][~is_certain])
-            _compare(read.rows, batch, is_certain, record.column("is_compared"), spec, report)
+            partitions, offsets = (records.column(name).to_numpy() for name in ("partition", "offset"))
+            _require_rows(read.rows, partitions[is_certain], offsets[is_certain])
+            report.add_places(partitions, offsets)
+            _count(report.rows, partitions[is_certain])
+            _count(report.left, partitions[~is_certain])
+            chosen = np.flatnonzero(is_certain & is_compared(spec.hour, partitions, offsets, spec.one_in))
+            report.compared += len(chosen)
             yield from _pieces(ROWS, read.rows, spec.keys)
-            left = batch.drop_columns([RECORD]) if spec.compares_all else record.select(_RAW)
-            yield from _pieces(LEFT, pa.table(left.take(read.left)))
+            without_rows = pa.nulls(len(read.left), pa.struct(read.rows.schema))
+            yield from _pieces(LEFT, _as_read(records, read.left, without_rows))
+            its_rows = read.rows.take(np.cumsum(is_certain)[chosen] - 1)
+            yield from _pieces(COMPARED, _as_read(records, pa.array(chosen), its_rows.to_struct_array()))
         yield _piece(REPORT, report.as_bytes())
 
     return run
@@ -214,27 +224,45 @@ def _count(counts: Counter[int], partitions: np.ndarray) -> None:
         counts[int(p)] += int(n)
 
 
-def _compare(
-    rows: pa.Table,
-    decoded: pa.RecordBatch,
-    is_certain: np.ndarray,
-    is_compared: pa.Array,
-    spec: PackSpec,
-    report: Reports,
-) -> None:
-    """Compare rows, which are those of the certain records, with what Spark decoded of all records."""
-    chosen = np.flatnonzero(is_certain & np.asarray(is_compared))
-    if not len(chosen):
-        return
-    ours, of_spark = rows.take(np.cumsum(is_certain)[chosen] - 1), decoded.take(pa.array(chosen))
-    differs = {name: _differs(ours.column(name), of_spark.column(name)) for name in rows.column_names}
+def _as_read(records: pa.RecordBatch, places: pa.Array, rows: pa.Array | pa.ChunkedArray) -> pa.Table:
+    """The records at some places, in the columns of `RAW`, each with its row, if any."""
+    some = pa.table(records.take(places))
+    headers = pa.array(map(_headers, some.column("headers").to_pylist()), _HEADERS)
+    some = some.set_column(some.column_names.index("headers"), "headers", headers)
+    return some.select(_RAW).append_column(ROW, rows)
+
+
+def _headers(text: bytes | None) -> list[dict[str, Any]] | None:
+    """A record's headers, from the text of `_INPUT`."""
+    if text is None:
+        return None
+    # A null value is null or absent, as Spark is set (`spark.sql.jsonGenerator.ignoreNullFields`).
+    found = ((bytes.fromhex(header["key"]).decode(), header.get("value")) for header in json.loads(text))
+    return [{"key": key, "value": bytes.fromhex(value) if value is not None else None} for key, value in found]
+
+
+def _compare_task(spec: PackSpec) -> Task:
+    def run(batches: Batches) -> Batches:
+        report = Reports()
+        for batch in batches:
+            if len(batch):
+                rows = pa.RecordBatch.from_struct_array(batch.column(ROW))
+                _compare(rows, batch, spec, report)
+        yield pa.RecordBatch.from_pydict({"data": pa.array([report.as_bytes()], pa.binary())})
+
+    return run
+
+
+def _compare(ours: pa.RecordBatch, of_spark: pa.RecordBatch, spec: PackSpec, report: Reports) -> None:
+    """Compare rows of workers with what Spark decoded of the same records, in the same order."""
+    differs = {name: _differs(ours.column(name), of_spark.column(name)) for name in ours.schema.names}
     verdict = of_spark.column("is_dead")
     if not spec.takes_unknown:
         unknown = pc.fill_null(pc.list_value_length(of_spark.column(UNKNOWN)), 0)
         verdict = pc.or_(verdict, pc.greater(unknown, 0))
     differs["verdict"] = np.asarray(verdict)
     places = np.flatnonzero(np.logical_or.reduce(list(differs.values())))
-    report.compared += len(chosen)
+    report.compared += len(ours)
     report.differing += len(places)
     for i in places[: SAMPLE - len(report.sample)]:
         partition, offset = (ours.column(name)[int(i)].as_py() for name in PLACE)
@@ -242,10 +270,10 @@ def _compare(
         report.sample.append({"partition": partition, "offset": offset, "columns": columns})
 
 
-def _differs(one: pa.ChunkedArray, other: pa.Array) -> np.ndarray:
+def _differs(values: pa.Array, other: pa.Array) -> np.ndarray:
     """Where values differ. Doubles are compared by their bits, by which 0.0 and -0.0 differ."""
-    values, others = one.combine_chunks(), other.cast(one.type)
-    if pa.types.is_floating(one.type):
+    others = other.cast(values.type)
+    if pa.types.is_floating(values.type):
         values, others = values.view(pa.int64()), others.view(pa.int64())
     is_same = pc.fill_null(pc.equal(values, others), False)
     both_null = pc.and_(values.is_null(), others.is_null())

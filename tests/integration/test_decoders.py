@@ -10,15 +10,17 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from world import BATCH, World, event, past_hour, spread
 
 from anabranch import records
+from anabranch.common.errors import Unexpected
+from anabranch.kafka.client import new_producer
 from anabranch.offsets.hours import start_of
 from anabranch.protocol.ledger_row import Decoders
 from anabranch.records import packed, packed_files
-from anabranch.records.packed import BLOCK
+from anabranch.records.fast_json import CertainRows, Read
 from batch_layer import sources
 from batch_layer.decoders import CertainRecords
 from batch_layer.rebuild import Rebuilder, RebuildRequest, Result
@@ -28,6 +30,7 @@ Batches = Iterable[pa.RecordBatch]
 
 
 WORKERS = BATCH | {"decoder": "workers"}
+HEADERS = [("trace", b"\x00\xff"), ("ü", b"")]
 
 
 def _decoders(one: World, hour: str) -> list[Decoders | None]:
@@ -50,7 +53,13 @@ def _sent(one: World, hour: str) -> int:
     one.send([(i % 2, at, value) for i, value in enumerate(odd)])
     one.send([(0, at, event("a-1", at))])
     one.send(spread(hour, 400, "b"))
-    return len(odd)
+    producer = new_producer(one.job.environment.kafka)
+    try:
+        stamp = int(at.timestamp() * 1000)
+        producer.send(one.name, b"{{", partition=0, timestamp_ms=stamp, headers=HEADERS).get(30)
+    finally:
+        producer.close()
+    return len(odd) + 1
 
 
 def test_an_hour_of_both_decoders_is_the_hour_that_spark_alone_decodes(
@@ -69,7 +78,8 @@ def test_an_hour_of_both_decoders_is_the_hour_that_spark_alone_decodes(
 
     assert [r.decision for r in (by_spark, by_both)] == ["accepted"] * 2
     counts = [(r.account.good, r.account.dead, r.account.duplicate, r.account.gap) for r in (by_spark, by_both)]
-    assert counts == [(802, 3, 1, 0)] * 2
+    assert counts == [(802, 4, 1, 0)] * 2
+    assert [[(h["key"], h["value"]) for h in d["headers"]] for d in one.dead("batch") if d["headers"]] == [HEADERS]
     assert _contents(one) == (rows, dead)
     assert by_both.account.unknown == by_spark.account.unknown
     of_spark, of_both = _decoders(one, hour)
@@ -109,26 +119,26 @@ def _change_spark(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _change_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers read one level one higher."""
+    read = CertainRows.read
+
+    def changed(self: CertainRows, batch: pa.RecordBatch) -> Read:
+        places = zip(*(batch.column(n).to_pylist() for n in ("value", "partition", "offset")), strict=True)
+        values = [v.replace(b'"level": 35', b'"level": 36') if (p, o) == (1, 17) else v for v, p, o in places]
+        place = batch.schema.names.index("value")
+        return read(self, batch.set_column(place, "value", pa.array(values, pa.binary())))
+
     made = packed._pack_task
 
     def task(spec: packed.PackSpec) -> packed.Task:
-        run, column = made(spec), packed.RECORD
+        run = made(spec)
 
-        def changed(batches: Batches) -> Batches:
-            for batch in batches:
-                record = pa.RecordBatch.from_struct_array(batch.column(column))
-                values = [
-                    v.replace(b'"level": 35', b'"level": 36') if (p, o) == (1, 17) else v
-                    for v, p, o in zip(
-                        *(record.column(n).to_pylist() for n in ("value", "partition", "offset")), strict=True
-                    )
-                ]
-                place = record.schema.names.index("value")
-                record = record.set_column(place, "value", pa.array(values, pa.binary()))
-                place = batch.schema.names.index(column)
-                yield from run([batch.set_column(place, column, record.to_struct_array())])
+        def with_change(batches: Batches) -> Batches:
+            # Workers are processes of their own.
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(CertainRows, "read", changed)
+                yield from run(batches)
 
-        return changed
+        return with_change
 
     monkeypatch.setattr(packed, "_pack_task", task)
 
@@ -194,9 +204,9 @@ def test_a_record_that_is_lost_on_the_way_to_spark_refuses_the_hour(
     one.topic()
     one.send([*spread(hour, 60, "a"), (1, start_of(hour), b"{"), (1, start_of(hour), b"{{")])
     one.apply()
-    left = vars(CertainRecords)["left"].fget
-    lost = property(lambda self: left(self).where("kafka_offset <> 30"))
-    monkeypatch.setattr(CertainRecords, "left", lost)
+    for_spark = vars(CertainRecords)["for_spark"].fget
+    lost = property(lambda self: for_spark(self).where("partition <> 1 OR offset <> 30"))
+    monkeypatch.setattr(CertainRecords, "for_spark", lost)
 
     result: Result = one.batch()[0]
 
@@ -205,16 +215,18 @@ def test_a_record_that_is_lost_on_the_way_to_spark_refuses_the_hour(
     assert "the balance does not close" in result.reason and "from offset 30 on" in result.reason
 
 
-def test_blocks_are_chosen_by_the_hours_name_and_one_in_so_many(spark: SparkSession) -> None:
-    """And whatever the order in which records are read."""
-    hours = [f"2026-11-21T{h:02}" for h in range(6)]
-    offsets = spark.range(0, 1_000 * BLOCK, BLOCK // 2).selectExpr("0 AS partition", "id AS offset")
-    chosen = {}
-    for hour in hours:
-        of_hour = offsets.where(packed.is_compared(hour, 50)).collect()
-        chosen[hour] = {row["offset"] // BLOCK for row in of_hour}
-        # Both halves of each block.
-        assert len(of_hour) == 2 * len(chosen[hour])
-    assert all(5 <= len(blocks) <= 45 for blocks in chosen.values())
-    assert len({frozenset(blocks) for blocks in chosen.values()}) == 6
-    assert offsets.where(packed.is_compared(hours[0], 1)).count() == 2_000
+def test_a_record_that_is_lost_on_the_way_to_the_comparison_ends_the_rebuild(
+    world: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, hour = world(batch=WORKERS), past_hour(1)
+    one.topic()
+    one.send(spread(hour, 60, "a"))
+    one.apply()
+    for_spark = vars(CertainRecords)["for_spark"].fget
+    lost = property(lambda self: for_spark(self).where("partition <> 1 OR offset <> 17"))
+    monkeypatch.setattr(CertainRecords, "for_spark", lost)
+
+    with pytest.raises(Unexpected, match="compare the decoders: expected 60 records, found 59"):
+        one.batch()
+
+    assert one.rows() == []

@@ -15,17 +15,18 @@ from anabranch.common.errors import Unexpected
 from anabranch.config.columns import Column
 from anabranch.records import packed
 from anabranch.records.fast_json import CertainRows, Read
-from anabranch.records.packed import LEFT, RECORD, REPORT, ROWS, PackSpec, Reports, tables
+from anabranch.records.packed import BLOCK, COMPARED, LEFT, REPORT, ROW, ROWS, PackSpec, Reports, is_compared, tables
 
 HOUR = "2026-11-21T03"
 AT = datetime(2026, 11, 21, 3, 10, tzinfo=UTC)
-_HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+# As Spark writes the headers {h: v, h: null} for workers.
+HEADERS = b'[{"key":"68","value":"76"},{"key":"68"}]'
 
 Values = list[bytes | None]
 Change = Callable[[dict[str, Any]], None]
 
 
-def _spec(takes_unknown: bool = False, one_in: int = 2) -> PackSpec:
+def _spec(takes_unknown: bool = False, one_in: int = 1) -> PackSpec:
     columns = (
         Column(name="id", type="string", nullable=False),
         Column(name="level", type="int", nullable=True),
@@ -50,37 +51,43 @@ def _of_spark(value: bytes | None, offset: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _batch(
-    values: Values, first: int = 0, is_compared: bool = True, change: Change = lambda row: None
-) -> pa.RecordBatch:
-    offsets = range(first, first + len(values))
+def _batch(values: Values, first: int = 0) -> pa.RecordBatch:
     n = len(values)
-    record = pa.record_batch(
+    return pa.record_batch(
         {
             "key": pa.array([b"k"] * n, pa.binary()), "value": pa.array(values, pa.binary()),
-            "partition": pa.array([3] * n, pa.int32()), "offset": pa.array(offsets, pa.int64()),
-            "timestamp": pa.array([AT] * n, pa.timestamp("us", "UTC")), "ingest_hour": pa.array([HOUR] * n),
-            "headers": pa.array([[{"key": "h", "value": b"v"}]] * n, _HEADERS),
-            "is_compared": pa.array([is_compared] * n),
+            "partition": pa.array([3] * n, pa.int32()), "offset": pa.array(range(first, first + n), pa.int64()),
+            "timestamp": pa.array([AT] * n, pa.timestamp("us", "UTC")), "headers": pa.array([HEADERS] * n, pa.binary()),
         }
     )  # fmt: skip
-    decoded = [_of_spark(value if is_compared else None, o) for value, o in zip(values, offsets, strict=True)]
-    for row in decoded:
-        change(row)
-    kinds = pa.schema(
-        [
-            ("id", pa.string()), ("level", pa.int32()), ("share", pa.float64()), ("kafka_partition", pa.int32()),
-            ("kafka_offset", pa.int64()), ("kafka_timestamp", pa.timestamp("us", "Etc/UTC")),
-            ("ingest_hour", pa.string()), ("event_date", pa.date32()), ("is_dead", pa.bool_()),
-            ("unknown_fields", pa.list_(pa.string())),
-        ]
-    )  # fmt: skip
-    of_spark = pa.RecordBatch.from_pylist(decoded, schema=kinds)
-    return of_spark.append_column(RECORD, record.to_struct_array())
+
+
+_KINDS = pa.schema(
+    [
+        ("id", pa.string()), ("level", pa.int32()), ("share", pa.float64()), ("kafka_partition", pa.int32()),
+        ("kafka_offset", pa.int64()), ("kafka_timestamp", pa.timestamp("us", "Etc/UTC")),
+        ("ingest_hour", pa.string()), ("event_date", pa.date32()), ("is_dead", pa.bool_()),
+        ("unknown_fields", pa.list_(pa.string())),
+    ]
+)  # fmt: skip
+
+
+def _compared(spec: PackSpec, found: dict[str, list[pa.Table]], change: Change = lambda row: None) -> Reports:
+    """Compare what workers decoded with what Spark decodes of the same records, changed."""
+    batches = []
+    for records in found[COMPARED]:
+        places = zip(records["value"].to_pylist(), records["offset"].to_pylist(), strict=True)
+        decoded = [_of_spark(value, offset) for value, offset in places]
+        for row in decoded:
+            change(row)
+        of_spark = pa.RecordBatch.from_pylist(decoded, schema=_KINDS)
+        batches.append(of_spark.append_column(ROW, records.column(ROW).combine_chunks()))
+    [report] = packed._compare_task(spec)(batches)
+    return Reports.of(report["data"].to_pylist())
 
 
 def _run(spec: PackSpec, batches: Iterable[pa.RecordBatch]) -> tuple[dict[str, list[pa.Table]], Reports]:
-    found: dict[str, list[pa.Table]] = {ROWS: [], LEFT: [], "keys": []}
+    found: dict[str, list[pa.Table]] = {ROWS: [], LEFT: [], COMPARED: [], "keys": []}
     reports = []
     for piece in packed._pack_task(spec)(batches):
         [kind] = piece["kind"].to_pylist()
@@ -109,18 +116,55 @@ def test_each_record_is_a_row_or_left_as_kafka_holds_it() -> None:
     assert found["keys"][0].column_names == ["kafka_partition", "kafka_offset", "id"]
     assert _values(found[LEFT], "offset") == list(odd)
     assert _values(found[LEFT], "value") == list(odd.values())
-    assert _values(found[LEFT], "headers") == [[{"key": "h", "value": b"v"}]] * 4
-    assert found[LEFT][0].column_names[:2] == ["key", "value"]
+    assert _values(found[LEFT], "headers") == [[{"key": "h", "value": b"v"}, {"key": "h", "value": None}]] * 4
+    assert _values(found[LEFT], ROW) == [None] * 4
+    assert _values(found[COMPARED], "value") == [values[i] for i in certain]
+    rows = pa.concat_tables(found[COMPARED])[ROW].combine_chunks()
+    assert rows.field("level").to_pylist() == certain
+    for kind in (LEFT, COMPARED):
+        names = ["key", "value", "partition", "offset", "timestamp", "ingest_hour", "headers", ROW]
+        assert found[kind][0].column_names == names
     assert report == Reports({3: 196}, {3: 4}, [(3, 0, 199)], compared=196)
 
 
-def test_records_that_are_left_come_as_spark_decoded_them_if_it_decodes_all() -> None:
-    values: Values = [b'{"id":"a"}', b"{", b'{"id":"b"}']
-    found, report = _run(_spec(one_in=1), [_batch(values)])
-    [left] = found[LEFT]
-    assert RECORD not in left.column_names
-    assert left.select(["kafka_offset", "is_dead"]).to_pylist() == [{"kafka_offset": 1, "is_dead": True}]
-    assert report == Reports({3: 2}, {3: 1}, [(3, 0, 2)], compared=2)
+def test_records_without_headers_have_none() -> None:
+    values: Values = [b"{"] * 3
+    texts = [None, b"[]", b'[{"key":"C3BC","value":null},{"key":"","value":""}]']
+    batch = _batch(values).set_column(5, "headers", pa.array(texts, pa.binary()))
+    found, _ = _run(_spec(), [batch])
+    some = [{"key": "ü", "value": None}, {"key": "", "value": b""}]
+    assert _values(found[LEFT], "headers") == [None, [], some]
+
+
+def test_blocks_are_chosen_by_the_hours_name_and_one_in_so_many() -> None:
+    """And whatever the order in which records are read."""
+    hours = [f"2026-11-21T{h:02}" for h in range(6)]
+    offsets = np.arange(0, 1_000 * BLOCK, BLOCK // 2)
+    partitions = np.zeros(len(offsets), np.int32)
+    chosen = {}
+    for hour in hours:
+        of_hour = offsets[is_compared(hour, partitions, offsets, 50)]
+        chosen[hour] = {int(offset) // BLOCK for offset in of_hour}
+        # Both halves of each block.
+        assert len(of_hour) == 2 * len(chosen[hour])
+        backwards = is_compared(hour, partitions, offsets[::-1], 50)
+        assert {int(offset) // BLOCK for offset in offsets[::-1][backwards]} == chosen[hour]
+    assert all(5 <= len(blocks) <= 45 for blocks in chosen.values())
+    assert len({frozenset(blocks) for blocks in chosen.values()}) == 6
+    assert is_compared(hours[0], partitions, offsets, 1).all()
+    assert not is_compared(hours[0], partitions[:0], offsets[:0], 50).size
+
+
+def test_records_of_compared_blocks_are_kept_with_their_rows() -> None:
+    values: Values = [json.dumps({"id": f"a{i}"}).encode() for i in range(20 * BLOCK)]
+    spec = _spec(one_in=4)
+    found, report = _run(spec, [_batch(values[at : at + 10_000], at) for at in range(0, len(values), 10_000)])
+    offsets = np.arange(len(values))
+    expected = offsets[is_compared(HOUR, np.full(len(values), 3), offsets, 4)].tolist()
+    assert 0 < len(expected) < len(values)
+    assert _values(found[COMPARED], "offset") == expected
+    assert report.compared == len(expected)
+    assert _compared(spec, found) == Reports(compared=len(expected))
 
 
 def test_unknown_fields_are_certain_only_where_the_stream_ignores_them() -> None:
@@ -131,7 +175,7 @@ def test_unknown_fields_are_certain_only_where_the_stream_ignores_them() -> None
     ignored, report = _run(_spec(takes_unknown=True), batches)
     assert "b" in _values(ignored[ROWS], "id")
     assert report.compared == report.rows[3] > 150
-    assert report.differing == 0
+    assert _compared(_spec(takes_unknown=True), ignored) == Reports(compared=report.compared)
     found, _ = _run(_spec(), batches)
     assert 50 in _values(found[LEFT], "offset")
     assert set(_values(found[ROWS], "id")) == {"a"}
@@ -167,14 +211,11 @@ def _put(name: str, value: object) -> Change:
 def test_a_record_that_spark_decodes_otherwise_is_reported_by_place_and_column(change: Change, column: str) -> None:
     values: Values = [json.dumps({"id": f"a{i}", "level": i, "share": 0.0}).encode() for i in range(40)]
     values[3] = b"{"
-    _, same = _run(_spec(), [_batch(values)])
-    assert (same.compared, same.differing, same.sample) == (39, 0, [])
-    _, report = _run(_spec(), [_batch(values[:10]), _batch(values[10:], 10, change=change)])
+    found, _ = _run(_spec(), [_batch(values[:10]), _batch(values[10:], 10)])
+    assert _compared(_spec(), found) == Reports(compared=39)
+    report = _compared(_spec(), found, change)
     assert (report.compared, report.differing) == (39, 1)
     assert report.sample == [{"partition": 3, "offset": 17, "columns": [column]}]
-    # Nothing is compared in other blocks.
-    _, other = _run(_spec(), [_batch(values, is_compared=False, change=change)])
-    assert (other.compared, other.differing) == (0, 0)
 
 
 def test_many_that_differ_are_counted_and_the_first_of_each_task_reported() -> None:
@@ -183,7 +224,8 @@ def test_many_that_differ_are_counted_and_the_first_of_each_task_reported() -> N
     def change(row: dict[str, Any]) -> None:
         row["level"] = 2
 
-    _, report = _run(_spec(), [_batch(values[:3], change=change), _batch(values[3:], 3, change=change)])
+    found, _ = _run(_spec(), [_batch(values[:3]), _batch(values[3:], 3)])
+    report = _compared(_spec(), found, change)
     assert (report.compared, report.differing) == (30, 30)
     assert [s["offset"] for s in report.sample] == [0, 1, 2, 3, 4]
 
