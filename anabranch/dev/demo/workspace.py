@@ -165,8 +165,12 @@ class Workspace:
         self._started: list[Running] = []
         self._changes: dict[str, dict[str, Any]] = {}
         self._write_configuration(streams)
-        # In a JVM that lives for a minute the second compiler costs more than it gives: a third of all CPU.
-        java = f"{os.environ.get('JDK_JAVA_OPTIONS', '')} -Djava.io.tmpdir={self.temporary} -XX:TieredStopAtLevel=1"
+        # In a JVM that lives for a minute the second compiler costs more than it gives: a third of all CPU. The first one
+        # alone would have 48 MB for its code, and what Spark evicts from it is compiled again.
+        java = (
+            f"{os.environ.get('JDK_JAVA_OPTIONS', '')} -Djava.io.tmpdir={self.temporary} -XX:TieredStopAtLevel=1 "
+            "-XX:ReservedCodeCacheSize=240m"
+        )
         self._environment = dict(os.environ) | {
             "ANABRANCH_CONF": str(self.conf),
             "TMPDIR": str(self.temporary),
