@@ -165,8 +165,8 @@ class Workspace:
         self._started: list[Running] = []
         self._changes: dict[str, dict[str, Any]] = {}
         self._write_configuration(streams)
-        # In a JVM that lives for a minute the second compiler costs more than it gives: a third of all CPU. The first one
-        # alone would have 48 MB for its code, and what Spark evicts from it is compiled again.
+        # In a JVM that lives for a minute the second compiler costs more than it gives: a third of all CPU. The first
+        # alone would have 48 MB for its code, and what the JVM evicts of it is compiled again.
         java = (
             f"{os.environ.get('JDK_JAVA_OPTIONS', '')} -Djava.io.tmpdir={self.temporary} -XX:TieredStopAtLevel=1 "
             "-XX:ReservedCodeCacheSize=240m"
