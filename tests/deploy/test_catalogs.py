@@ -189,7 +189,7 @@ def _in_common_words(one: World, hours: dict[str, str], audit: Any) -> Report:
     assert topic is not None
     own = {**hours, one.name: "STREAM", topic.id: "TOPIC"}
     decisions = one.job.ledger.history()
-    unlike = ("decision_id", "recorded_at", "began", "snapshot_id", "sequence")
+    unlike = ("decision_id", "recorded_at", "began", "at", "bytes", "snapshot_id", "sequence")
     contents = {
         "branches": sorted(name for name in state.table.metadata.refs if not name.startswith("main-")),
         "rows": {
