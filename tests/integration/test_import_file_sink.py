@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import file_sink_query
+import pytest
 from pyspark.sql import SparkSession
-from world import World, past_hour, spread
+from world import SCHEMA, World, past_hour, spread
 
 from anabranch.iceberg.s3 import open_store
 from anabranch.offsets.hours import shift
@@ -20,8 +21,8 @@ from anabranch.protocol.publisher import Publisher
 Make = Callable[..., World]
 
 
-def import_from(one: World, location: str, hour: str) -> run.Imported:
-    return run.run(one.job, Publisher(one.lake, one.job.stream), run.Order(location, hour))
+def import_from(one: World, location: str, hour: str, **order: Any) -> run.Imported:
+    return run.run(one.job, Publisher(one.lake, one.job.stream), run.Order(location, hour, **order))
 
 
 def upload(one: World, folder: Path) -> str:
@@ -46,6 +47,7 @@ def assert_exact(one: World) -> None:
     assert audit(one.job, None, with_kafka=True).agrees
 
 
+@pytest.mark.full
 def test_the_folder_of_a_file_sink_is_imported_and_the_stream_goes_on(
     world: Make, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -81,3 +83,30 @@ def test_the_folder_of_a_file_sink_is_imported_and_the_stream_goes_on(
     assert values_of(imported) == values_of(row for row in by_spark if row["offset"] < begins[row["partition"]])
     assert_exact(one)
     assert import_from(one, location, old).hours == ()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("seam", "form"), [("offsets", "parquet"), ("key", "json")])
+def test_a_folder_whose_log_is_gone_is_imported_once(
+    world: Make, spark: SparkSession, tmp_path: Path, seam: str, form: str
+) -> None:
+    one, folder, old = world(), tmp_path / "sink", past_hour(4)
+    one.topic()
+    for number in range(3):
+        one.send(spread(shift(old, number), 40, f"h{number}"))
+    servers = one.job.environment.kafka.bootstrap_servers
+    records = spark.read.format("kafka").option("kafka.bootstrap.servers", servers).option("subscribe", one.name)
+    value = f"from_json(CAST(value AS STRING), '{SCHEMA.replace(' NOT NULL', '')}') AS v"
+    rows = records.load().selectExpr(value, "partition", "offset", "timestamp")
+    rows = rows.select("v.*", "partition", "offset", "timestamp")
+    rows.coalesce(1).write.format(form).save(str(folder))
+    # A micro-batch that was written twice, since its job was killed.
+    rows.where("offset BETWEEN 5 AND 30").coalesce(1).write.format(form).mode("append").save(str(folder))
+    one.delete_records({0: 50, 1: 45})
+    one.apply()
+    one.speed()
+    one.batch()
+    done = import_from(one, str(folder), old, by_key=seam == "key")
+    assert "the folder has no _spark_metadata" in done.plan.notes[0]
+    assert (done.good, done.duplicate) == (95, 52)
+    assert_exact(one)
