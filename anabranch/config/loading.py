@@ -20,7 +20,7 @@ from anabranch.config import strict_yaml
 from anabranch.config.base import NAME
 from anabranch.config.columns import RESCUED, parse_columns
 from anabranch.config.environment import Environment
-from anabranch.config.mistakes import OURS, REFERENCE, explain_mistakes, explain_yaml, unknown_key
+from anabranch.config.mistakes import OURS, REFERENCE, explain_mistakes, explain_yaml
 from anabranch.config.secrets import secrets_of
 from anabranch.config.select import parse_select
 from anabranch.config.stream import Stream, SubjectSchema
@@ -241,7 +241,7 @@ def build_stream(file: StreamFile, given: Mapping[str, Any], values: Mapping[str
     """The stream of a file, or of `values` in its place, with values that no file has. Raises ConfigurationError."""
     data = {**(file.values if values is None else values), **given}
     for key in sorted(OURS & data.keys()):
-        raise ConfigurationError(f"{file.source([key])}: {unknown_key(key, (), key)}")
+        raise ConfigurationError(f"{file.source([key])}: {key}: expected no such key, found it; remove it")
     if data.get("schema") == FROM_REGISTRY or isinstance(data.get("schema"), Mapping):
         return _build_without_columns(file, data)
     try:

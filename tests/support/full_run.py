@@ -130,9 +130,10 @@ def collect(files: Sequence[str]) -> dict[str, list[str]]:
     for file in files:
         by_packages[tuple(packages(suite_of(file)))].append(file)
     for some in by_packages.values():
+        # Options of the run itself may change the form of the list.
         listed = subprocess.run(
             command(suite_of(some[0]), "--collect-only", "-q", "-p", "no:cacheprovider", "--no-header", *some),
-            cwd=ROOT, capture_output=True, text=True,
+            cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTEST_ADDOPTS": ""},
         )  # fmt: skip
         if listed.returncode != 0:
             raise SystemExit(f"{', '.join(some)}: expected tests, found\n{listed.stdout}{listed.stderr}")

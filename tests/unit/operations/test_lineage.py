@@ -256,7 +256,7 @@ def test_a_receiver_that_refuses_fails_no_hour_and_gets_the_events_later(
     receiver.recover()
     done = send(lake, receiver.url, "--since", HOURS[2])
     assert done.exit_code == 0
-    assert [line.split()[0] for line in done.output.splitlines()] == HOURS[2:]
+    assert [line.split()[0] for line in done.stdout.splitlines()] == HOURS[2:]
     assert {h["Authorization"] for h in receiver.headers} == {"Bearer s3cret"}
     assert send(lake, receiver.url).exit_code == 0
     assert list(receiver.runs().values()) == [["START", "COMPLETE"] * 2] * 2 + [["START", "COMPLETE"]]
@@ -335,7 +335,7 @@ def test_printed_events_are_those_that_would_be_sent(lake: StreamLake, receiver:
     with report_lineage(job_of(lake, receiver.url)):
         accept(lake, HOURS[0], 8)
     done = send(lake, "", "--print")
-    printed = [json.loads(line) for line in done.output.splitlines()]
+    printed = [json.loads(line) for line in done.stdout.splitlines()]
     assert printed == receiver.events
     assert [problems(event) for event in printed] == [[], []]
 
@@ -386,7 +386,7 @@ def test_an_event_that_violates_the_schemas_is_reported(
     lake: StreamLake, spoil: Callable[[dict[str, Any]], None]
 ) -> None:
     record(lake, accepted(HOURS[0]))
-    event = json.loads(send(lake, "", "--print").output.splitlines()[1])
+    event = json.loads(send(lake, "", "--print").stdout.splitlines()[1])
     assert problems(event) == []
     spoil(event)
     assert problems(event) != []
