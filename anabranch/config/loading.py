@@ -240,8 +240,8 @@ def _depth(values: Any, key: Sequence[Any]) -> int:
 def build_stream(file: StreamFile, given: Mapping[str, Any], values: Mapping[str, Any] | None = None) -> Stream:
     """The stream of a file, or of `values` in its place, with values that no file has. Raises ConfigurationError."""
     data = {**(file.values if values is None else values), **given}
-    for key in sorted(OURS & data.keys()):
-        raise ConfigurationError(f"{file.source([key])}: {key}: expected no such key, found it; remove it")
+    if ours := sorted(OURS & data.keys()):
+        raise ConfigurationError(f"{file.source(ours[:1])}: {ours[0]}: expected no such key, found it; remove it")
     if data.get("schema") == FROM_REGISTRY or isinstance(data.get("schema"), Mapping):
         return _build_without_columns(file, data)
     try:

@@ -197,6 +197,13 @@ def test_a_row_that_is_lost_between_decoder_and_file_refuses_the_hour(
     assert "the balance does not close: partition 1: expected 30 offsets in [0, 30), found 29: 29 good" in result.reason
 
 
+def _lose(monkeypatch: pytest.MonkeyPatch, offset: int) -> None:
+    """Lose a record of partition 1 on its way to Spark."""
+    for_spark = vars(CertainRecords)["for_spark"].fget
+    lost = property(lambda self: for_spark(self).where(f"partition <> 1 OR offset <> {offset}"))
+    monkeypatch.setattr(CertainRecords, "for_spark", lost)
+
+
 def test_a_record_that_is_lost_on_the_way_to_spark_refuses_the_hour(
     world: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,9 +211,7 @@ def test_a_record_that_is_lost_on_the_way_to_spark_refuses_the_hour(
     one.topic()
     one.send([*spread(hour, 60, "a"), (1, start_of(hour), b"{"), (1, start_of(hour), b"{{")])
     one.apply()
-    for_spark = vars(CertainRecords)["for_spark"].fget
-    lost = property(lambda self: for_spark(self).where("partition <> 1 OR offset <> 30"))
-    monkeypatch.setattr(CertainRecords, "for_spark", lost)
+    _lose(monkeypatch, 30)
 
     result: Result = one.batch()[0]
 
@@ -222,9 +227,7 @@ def test_a_record_that_is_lost_on_the_way_to_the_comparison_ends_the_rebuild(
     one.topic()
     one.send(spread(hour, 60, "a"))
     one.apply()
-    for_spark = vars(CertainRecords)["for_spark"].fget
-    lost = property(lambda self: for_spark(self).where("partition <> 1 OR offset <> 17"))
-    monkeypatch.setattr(CertainRecords, "for_spark", lost)
+    _lose(monkeypatch, 17)
 
     with pytest.raises(Unexpected, match="compare the decoders: expected 60 records, found 59"):
         one.batch()

@@ -118,8 +118,7 @@ def clear_partials(job: Job) -> int:
     def plan(partials: Table) -> Commit | None:
         if not (stale := stale_hours(partials, lake.load(stream.table), hours)):
             return None
-        id = new_id()
-        return Commit(id, heads(partials), (Change("main", clear=tuple(stale)),))
+        return Commit(new_id(), heads(partials), (Change("main", clear=tuple(stale)),))
 
     for name in map(stream.partials_table, stream.views):
         while (landed := lake.commit_until_landed(name, f"clear partials of erased rows in {name}", plan)) is not None:

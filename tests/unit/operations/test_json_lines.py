@@ -88,12 +88,27 @@ def test_an_object_of_two_lines_is_named(tmp_path: Path) -> None:
         read(tmp_path / "a.json", GOOD + b'\n{"id":\n"a"}')
 
 
-def test_a_compressed_file_that_is_cut_short_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "a.json.gz"
-    read(path, GOOD)
-    path.write_bytes(path.read_bytes()[:-9])
+@pytest.mark.parametrize("line", [b"[1]", b"3", b'{"id"'])
+def test_a_first_line_that_is_no_object_is_named(tmp_path: Path, line: bytes) -> None:
+    with pytest.raises(Refused, match=r"a\.json: line 2: expected an object of JSON"):
+        read(tmp_path / "a.json", b"\n" + line)
+
+
+def test_a_batch_has_as_many_lines_as_are_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(b"\n".join([GOOD] * 5))
     lines = JsonLines(PyArrowFileIO(), f"file://{path}", SCHEMA)
-    with pytest.raises(Refused, match=r"a\.json\.gz: .*a file of gzip that is not whole"):
+    assert [len(batch) for batch in lines.iter_batches(2, ["id"])] == [2, 2, 1]
+
+
+@pytest.mark.parametrize(("damage", "line"), [("cut short", 2), ("another checksum", 2), ("not gzip", 1)])
+def test_a_compressed_file_that_is_damaged_is_refused(tmp_path: Path, damage: str, line: int) -> None:
+    path = tmp_path / "a.json.gz"
+    whole = gzip.compress(GOOD + b"\n")
+    damaged = {"cut short": whole[:-9], "another checksum": whole[:-8] + bytes(8), "not gzip": GOOD}
+    path.write_bytes(damaged[damage])
+    lines = JsonLines(PyArrowFileIO(), f"file://{path}", SCHEMA)
+    with pytest.raises(Refused, match=rf"a\.json\.gz: line {line}: .*a file of gzip that is not whole"):
         list(lines.iter_batches(2, ["id"]))
 
 

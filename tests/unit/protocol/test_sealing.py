@@ -14,6 +14,7 @@ from lakes import StreamLake, new_lake, new_state
 from anabranch.cli import main
 from anabranch.common.errors import NotYet, PositionError
 from anabranch.common.fail_points import Step
+from anabranch.iceberg.clock import Clock
 from anabranch.job import Job
 from anabranch.offsets.hour_ends import Window
 from anabranch.offsets.hours import Cut, Timeline, hour_of, shift, start_of
@@ -118,15 +119,17 @@ def test_a_long_backlog_is_sealed_in_commits_of_bounded_size_and_written_down_be
 
 
 def _closed_hours(folder: Path, first: str) -> tuple[StreamLake, Rebuilder]:
-    """A stream with four ended hours, of which the second has a record."""
+    """A stream with four ended hours, of which the second has a record. Its clock is in the middle of the next hour."""
     lake = new_lake(folder, timeline=Timeline(first, first, {0: 0}))
+    ahead = start_of(shift(first, 4)) + timedelta(minutes=30) - datetime.now(UTC)
+    lake.lake.__dict__["clock"] = Clock(None, lambda: datetime.now(UTC) + ahead)
     second = int((start_of(first) + timedelta(minutes=90)).timestamp() * 1000)
     job = Job(lake.environment, lake.stream, lake.lake, Broker(log={0: [second]}).adapter)
     return lake, Rebuilder(job, None)  # type: ignore[arg-type]
 
 
 def test_hours_without_records_are_accepted_by_the_commit_that_seals_them(tmp_path: Path) -> None:
-    first = hour_of(datetime.now(UTC) - timedelta(hours=4))
+    first = hour_of(datetime.now(UTC) - timedelta(hours=3))
     hours = [shift(first, i) for i in range(4)]
     empty = [hours[0], *hours[2:]]
     apart, rebuilder = _closed_hours(tmp_path / "apart", first)
@@ -154,7 +157,7 @@ def test_hours_without_records_are_accepted_by_the_commit_that_seals_them(tmp_pa
 
 
 def test_a_job_for_named_hours_accepts_of_those_that_it_seals_these_alone(tmp_path: Path) -> None:
-    first = hour_of(datetime.now(UTC) - timedelta(hours=4))
+    first = hour_of(datetime.now(UTC) - timedelta(hours=3))
     lake, rebuilder = _closed_hours(tmp_path, first)
     rebuilder.seal([shift(first, 1), shift(first, 2)])
     assert list(lake.state().accepted) == [shift(first, 2)]
