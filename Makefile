@@ -23,6 +23,7 @@ demo: $(READY) ## both layers through kills, to an exact end; VERBOSE=1; MASTER=
 	@$(BIN)/python -m anabranch.dev.demo $(if $(VERBOSE),--verbose) --master '$(MASTER)' --catalog '$(CATALOG)'
 
 test: $(READY) ## what CI runs: unit tests, the model, integration tests on real services; RECORD=FILE records durations
+	@$(BIN)/python -m compileall -q -j 0 anabranch speed_layer batch_layer serving_layer tests/support
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 -m 'not full' $(if $(RECORD),--record $(RECORD)) tests/unit tests/model tests/integration
 
 test-full: $(READY) ## every test, in fourteen shards; SHARD=3/8: one of eight; ONLY=deploy: some files
@@ -135,10 +136,10 @@ WHAT ?= sinks
 BENCHMARKS := sinks many many-hours smoke batch lookback cluster threads driver freshness sizing metadata commits planning loads start archive page decode
 # Against the file sinks of Spark, Iceberg and Delta: most of an hour; fewer with ARGS='--shape json_440 --rounds 1'.
 BENCH.sinks = PYTHONPATH=benchmarks:tests/support $(BIN)/python benchmarks/bench.py $(if $(MASTER),--master '$(MASTER)') $(ARGS)
-# Many streams in one speed process: STREAMS=50 RATE=200 MINUTES=10.
-BENCH.many = PYTHONPATH=benchmarks $(BIN)/python benchmarks/many.py --minutes $(or $(MINUTES),10) --streams $(or $(STREAMS),50) --rate $(or $(RATE),200) $(ARGS)
+# Many streams in one speed process: STREAMS=50 RATE=200 MINUTES=10; ARGS='--avro --disturb'.
+BENCH.many = PYTHONPATH=benchmarks:tests/support $(BIN)/python benchmarks/many.py --minutes $(or $(MINUTES),10) --streams $(or $(STREAMS),50) --rate $(or $(RATE),200) $(ARGS)
 # An hour of many small streams in one batch process: STREAMS=50 RECORDS=2000.
-BENCH.many-hours = PYTHONPATH=benchmarks $(BIN)/python benchmarks/many_hours.py --streams $(or $(STREAMS),50) --records $(or $(RECORDS),2000) $(ARGS)
+BENCH.many-hours = PYTHONPATH=benchmarks:tests/support $(BIN)/python benchmarks/many_hours.py --streams $(or $(STREAMS),50) --records $(or $(RECORDS),2000) $(ARGS)
 # Three minutes of the sinks: has a ratio lost more than 15 per cent?
 BENCH.smoke = PYTHONPATH=benchmarks:tests/support $(BIN)/python benchmarks/bench.py --smoke
 # An hour's rebuild against reading and parsing it; ARGS='--records 1000000 --rounds 1', or '--decoders' for both decoders.

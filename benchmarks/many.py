@@ -1,9 +1,13 @@
 """Many streams in one speed process: `make bench WHAT=many STREAMS=50 RATE=200 MINUTES=10`.
 
+`--avro` makes every other topic one of Avro with a schema registry. `--disturb` has the catalog in PostgreSQL, and
+after half the time one topic recreated, one stream's file broken, and one table's row of the catalog locked, until the
+producer ends; the others are compared with themselves before that.
+
 Each stream has a topic of two partitions and a table of its own on the S3 server; producer, speed layer, Kafka and S3
 share this machine. Seconds from a record's acknowledgement by Kafka to the log line of the publish that made it
-readable, CPU seconds of the speed process by minute, its memory. At the end each table holds exactly the acknowledged
-offsets, or it raises.
+readable, CPU seconds of the speed process by minute, its memory. At the end each table, but for that of a recreated
+topic, holds exactly the acknowledged offsets, or it raises.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -19,6 +24,8 @@ import threading
 import time
 from array import array
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from multiprocessing.connection import Connection
@@ -26,11 +33,16 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+import psycopg2
 import yaml
+from children_cpu import children_cpu
 from freshness import Sent, delays
+from kafka import KafkaAdminClient
 from peer import BUCKET
+from postgres import DATABASE, PASSWORD, USER, running_postgres
+from registry import running_registry
 from runs import log_events
-from shapes import SHAPES, Shape, acknowledged_at
+from shapes import SHAPES, Registered, Shape, acknowledged_at
 
 from anabranch import config
 from anabranch.common.output import print_table
@@ -40,6 +52,7 @@ from anabranch.job import open_job
 from anabranch.kafka.client import KafkaAdapter, create_topic
 from anabranch.protocol import apply
 
+COMMANDS = (("status",), ("hours",), ("metrics",), ("audit",), ("maintain", "--dry-run"), ("doctor",))
 _PARTITIONS = 2
 _START_SECONDS, _DRAIN_SECONDS = 300.0, 180.0
 
@@ -53,29 +66,66 @@ class Sample:
     memory: float
 
 
-def topic_of(stream: str) -> Shape:
+@dataclass(frozen=True)
+class Plan:
+    """The streams, the records a second of each, the seconds of a run, and `speed.publish.within`."""
+
+    streams: list[str]
+    rate: int
+    seconds: float
+    within: int
+    avro: Registered | None = None
+    disturb: bool = False
+
+    @property
+    def disturbed(self) -> list[str]:
+        """The streams of the recreated topic, the broken file and the locked table."""
+        return self.streams[:3] if self.disturb else []
+
+    @property
+    def exact(self) -> list[str]:
+        """The streams whose tables hold every acknowledged record at the end: all but that of a recreated topic."""
+        return [name for name in self.streams if name not in self.disturbed[:1]]
+
+
+def topic_of(stream: str, avro: Registered | None = None) -> Shape:
+    """The records of a stream: JSON, or Avro of every other one."""
+    if avro is not None and int(stream[-1]) % 2:
+        return replace(SHAPES["avro"], name=stream, registered=avro)
     return replace(SHAPES["json_440"], name=stream)
 
 
-def configure(folder: Path, services: Services, streams: list[str], within: int) -> dict[str, str]:
-    """Write a configuration with a group of streams; returns what a command's environment needs."""
+def configure(
+    folder: Path,
+    services: Services,
+    streams: list[str],
+    within: int,
+    avro: Registered | None = None,
+    catalog: str | None = None,
+) -> dict[str, str]:
+    """Write a configuration with a group of streams; returns what a command's environment needs. The catalog is a
+    SQLite file without a URI."""
     conf = folder / "conf"
     (conf / "streams").mkdir(parents=True)
     environment = {
         "kafka": {"bootstrap_servers": services.bootstrap_servers},
         "catalog": {
-            "name": "lake", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"s3://{BUCKET}/{folder.name}",
+            "name": "lake", "uri": catalog or f"sqlite:///{folder}/catalog.db",
+            "warehouse": f"s3://{BUCKET}/{folder.name}",
         },
         "s3": {
             "endpoint": services.s3_endpoint, "access_key": services.access_key, "secret_key": services.secret_key,
         },
         "spark": {"master": "local[2]", "conf": {"spark.driver.memory": "1500m"}},
     }  # fmt: skip
+    if avro is not None:
+        environment["registry"] = {"url": avro.url}
     (conf / "anabranch.yaml").write_text(yaml.safe_dump(environment))
     for name in streams:
+        shape = topic_of(name, avro)
         stream = {
-            "group": "small", "topic": name, "table": f"many.{name}", "format": "json",
-            "schema": topic_of(name).schema, "key": "event_id",
+            "group": "small", "topic": name, "table": f"many.{name}", "format": "avro" if shape.avro else "json",
+            "schema": shape.schema, "key": "event_id",
             "event_time": {"column": "event_time", "past": "30 days", "future": "1 hour"},
             "speed": {"trigger": "1 second", "publish": {"records": 50_000, "within": f"{within} seconds"}},
         }  # fmt: skip
@@ -92,12 +142,13 @@ def make(conf: str, services: Services, streams: list[str]) -> None:
             apply.apply(job.environment, job.stream, job.lake, kafka)
 
 
-def produce(broker: str, streams: list[str], rate: int, seconds: float, into: Connection) -> None:
+def produce(broker: str, plan: Plan, into: Connection) -> None:
     """In a process of its own: send to each topic for so long, then hand over what was acknowledged, by topic."""
     stop = threading.Event()
-    threading.Timer(seconds, stop.set).start()
-    acks = {name: (array("i"), array("q"), array("d")) for name in streams}
-    for topic, partition, offset, at in acknowledged_at(broker, [topic_of(s) for s in streams], rate, stop):
+    threading.Timer(plan.seconds, stop.set).start()
+    acks = {name: (array("i"), array("q"), array("d")) for name in plan.streams}
+    shapes = [topic_of(name, plan.avro) for name in plan.streams]
+    for topic, partition, offset, at in acknowledged_at(broker, shapes, plan.rate, stop, plan.disturbed[:1]):
         partitions, offsets, moments = acks[topic]
         partitions.append(partition)
         offsets.append(offset)
@@ -150,13 +201,31 @@ def check_rows(conf: str, sent: dict[str, Sent]) -> None:
             raise RuntimeError(f"{name}: expected {len(expected)} offsets, found {len(held)} rows, or other ones")
 
 
-def measure(services: Services, folder: Path, number: int, rate: int, minutes: float, within: int) -> None:
-    streams = [f"app_{i:03}" for i in range(number)]
-    environment = os.environ | configure(folder, services, streams, within)
+@contextmanager
+def disturbed(plan: Plan, conf: Path, services: Services, catalog: str) -> Iterator[None]:
+    """For the length of a `with`: a topic recreated, a stream's file broken, a table's row of the catalog locked."""
+    recreated, broken, locked = plan.disturbed
+    kafka = config.Kafka(bootstrap_servers=services.bootstrap_servers)
+    with closing(KafkaAdminClient(bootstrap_servers=services.bootstrap_servers)) as admin:
+        admin.delete_topics([recreated])
+    poll(lambda: create_topic(kafka, recreated, _PARTITIONS) or None, f"topic {recreated} to be recreated", 60.0)
+    file = conf / "streams" / f"{broken}.yaml"
+    whole = file.read_text()
+    file.write_text(whole.replace("schema:", "schema: ["))
+    try:
+        with closing(psycopg2.connect(catalog.replace("+psycopg2", ""))) as connection, connection.cursor() as cursor:
+            cursor.execute("SELECT 1 FROM iceberg_tables WHERE table_name = %s FOR UPDATE", (locked,))
+            yield
+    finally:
+        file.write_text(whole)
+
+
+def measure(services: Services, folder: Path, plan: Plan, catalog: str | None) -> None:
+    environment = os.environ | configure(folder, services, plan.streams, plan.within, plan.avro, catalog)
     conf = str(folder / "conf")
     began = time.monotonic()
-    make(conf, services, streams)
-    print(f"{number} topics and tables: {time.monotonic() - began:.0f} s", flush=True)
+    make(conf, services, plan.streams)
+    print(f"{len(plan.streams)} topics and tables: {time.monotonic() - began:.0f} s", flush=True)
     samples: list[Sample] = []
     stop = threading.Event()
     log_file = folder / "speed.log"
@@ -168,13 +237,16 @@ def measure(services: Services, folder: Path, number: int, rate: int, minutes: f
         try:
             spawned = multiprocessing.get_context("spawn")
             here, there = spawned.Pipe()
-            sender = spawned.Process(
-                target=produce, args=(services.bootstrap_servers, streams, rate, minutes * 60, there), daemon=True
-            )
+            sender = spawned.Process(target=produce, args=(services.bootstrap_servers, plan, there), daemon=True)
             sender.start()
             there.close()
-            sent: dict[str, Sent] = here.recv()
+            with ExitStack() as stack:
+                if catalog is not None and not here.poll(plan.seconds / 2):
+                    stack.enter_context(disturbed(plan, folder / "conf", services, catalog))
+                    print(f"disturbed: {', '.join(plan.disturbed)}", flush=True)
+                sent: dict[str, Sent] = here.recv()
             sender.join(60)
+            sent = {name: sent[name] for name in plan.exact}
 
             def all_published() -> bool | None:
                 seen = seen_in(log_file.read_text())
@@ -188,13 +260,39 @@ def measure(services: Services, folder: Path, number: int, rate: int, minutes: f
             watcher.join(10)
             if os.environ.get("KEEP"):
                 Path(os.environ["KEEP"]).write_text(log_file.read_text())
-    if code != 0:
-        raise RuntimeError(f"expected the speed process to end with 0, found {code}: {log_file.read_text()[-3000:]}")
+    # A stream that is set aside is an exit code of its own.
+    if (code == 0) == plan.disturb:
+        raise RuntimeError(f"the speed process ended with {code}: {log_file.read_text()[-3000:]}")
     check_rows(conf, sent)
-    report(sent, seen_in(log_file.read_text()), samples)
+    time_commands(environment)
+    others = {name: mine for name, mine in sent.items() if name not in plan.disturbed}
+    report(others, seen_in(log_file.read_text()), samples, plan)
 
 
-def report(sent: dict[str, Sent], seen: dict[str, dict[int, list[tuple[int, float]]]], samples: list[Sample]) -> None:
+def time_commands(environment: dict[str, str]) -> None:
+    """Print what commands over the group take, three times each: the median of their seconds and of their CPU."""
+    rows = []
+    for command in COMMANDS:
+        taken = []
+        for _ in range(3):
+            began, cpu = time.monotonic(), children_cpu()
+            done = subprocess.run(
+                [sys.executable, "-m", "anabranch.cli", *command, "--group", "small"], env=environment, check=False,
+                capture_output=True, text=True, timeout=300,
+            )  # fmt: skip
+            taken.append((time.monotonic() - began, children_cpu() - cpu, done.returncode))
+        seconds, cpus, codes = zip(*taken, strict=True)
+        median = (f"{statistics.median(of):.2f}" for of in (seconds, cpus))
+        rows.append((" ".join(command), *median, ", ".join(map(str, sorted(set(codes))))))
+    print_table(("command of the group", "s", "CPU s", "exit codes"), rows)
+
+
+def report(
+    sent: dict[str, Sent],
+    seen: dict[str, dict[int, list[tuple[int, float]]]],
+    samples: list[Sample],
+    plan: Plan,
+) -> None:
     each = {name: delays(mine, seen[name]) for name, mine in sent.items()}
     at, waited = (np.concatenate([pair[i] for pair in each.values()]) for i in (0, 1))
     start = at.min()
@@ -213,6 +311,12 @@ def report(sent: dict[str, Sent], seen: dict[str, dict[int, list[tuple[int, floa
     if steady:
         worst = max(steady, key=lambda name: steady[name])
         print(json.dumps({"worst stream": worst, "its p99 s, behind the first minute": round(steady[worst], 2)}))
+    if plan.disturb:
+        warm, half = start + min(60.0, plan.seconds / 4), start + plan.seconds / 2
+        before, beside = (np.percentile(waited[of], 99) for of in ((at >= warm) & (at < half), at >= half))
+        print(
+            json.dumps({"p99 s before": round(before, 2), "beside": round(beside, 2), "x": round(beside / before, 2)})
+        )
 
 
 def main() -> None:
@@ -221,12 +325,24 @@ def main() -> None:
     parser.add_argument("--rate", type=int, default=200, help="records a second of each stream")
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--within", type=int, default=5, help="speed.publish.within, in seconds")
+    parser.add_argument("--avro", action="store_true", help="every other topic has Avro with a registry")
+    parser.add_argument("--disturb", action="store_true", help="disturb three streams for the second half")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="anabranch-many-") as name:
-        folder = Path(name)
-        (folder / "run").mkdir()
-        with running(folder / "services") as services:
-            measure(services, folder / "run", options.streams, options.rate, options.minutes, options.within)
+    streams = [f"app_{i:03}" for i in range(options.streams)]
+    plan = Plan(streams, options.rate, options.minutes * 60, options.within, disturb=options.disturb)
+    with tempfile.TemporaryDirectory(prefix="anabranch-many-") as name, ExitStack() as stack:
+        folder, catalog = Path(name), None
+        for part in ("run", "registry"):
+            (folder / part).mkdir()
+        if options.avro:
+            registry = stack.enter_context(running_registry(folder / "registry"))
+            id = registry.register("app-value", SHAPES["avro"].avro)
+            plan = replace(plan, avro=Registered(registry.url, id))
+        if options.disturb:
+            port = stack.enter_context(running_postgres()).port
+            catalog = f"postgresql+psycopg2://{USER}:{PASSWORD}@127.0.0.1:{port}/{DATABASE}"
+        services = stack.enter_context(running(folder / "services"))
+        measure(services, folder / "run", plan, catalog)
 
 
 if __name__ == "__main__":
