@@ -24,6 +24,7 @@ from anabranch.config.mistakes import OURS, REFERENCE, explain_mistakes, explain
 from anabranch.config.secrets import secrets_of
 from anabranch.config.select import parse_select
 from anabranch.config.stream import Stream, SubjectSchema
+from anabranch.config.views import PARTIALS
 
 LOG = logging.getLogger(__name__)
 
@@ -111,30 +112,44 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 
 def require_different_tables(folder: str | Path | None = None) -> None:
-    """That no two files of the configuration folder name one table. What else is wrong with a file is not looked at:
-    loading it raises. Raises ConfigurationError."""
+    """That no two files of the configuration folder have a table in common. What else is wrong with a file is not
+    looked at: loading it raises. Raises ConfigurationError."""
     for error in shared_tables(folder).values():
         raise error
 
 
 def shared_tables(folder: str | Path | None = None) -> dict[str, ConfigurationError]:
-    """By stream: an error for each file whose table the file of a stream before it names too. Files that cannot be read
-    are left out."""
+    """By stream: an error for each file of which the file of a stream before it has a table too, its ledger and those
+    of views among them. Files that cannot be read are left out."""
     streams = resolve_folder(folder) / "streams"
     files: dict[str, Path] = {}
     shared = {}
     for name in stream_names(folder):
         path = streams / f"{name}.yaml"
         try:
-            table = _read(path).get("table")
+            tables = _tables_of(_read(path))
         except ConfigurationError:
             continue
-        if isinstance(table, str) and (other := files.setdefault(table.casefold(), path)) != path:
-            shared[name] = ConfigurationError(
-                f"{path}: table: expected a table of its own, found {table}, which {other} names too: a table belongs "
-                "to one stream; give one of them another name, or delete the file that was renamed"
-            )
+        for table, has in tables.items():
+            if (other := files.setdefault(table.casefold(), path)) != path and name not in shared:
+                shared[name] = ConfigurationError(
+                    f"{path}: {has}: expected a table of its own, found {table}, which {other} names too: a table "
+                    "belongs to one stream; give one of them another name, or delete the file that was renamed"
+                )
     return shared
+
+
+def _tables_of(written: Mapping[str, Any]) -> dict[str, str]:
+    """The names under which a file's stream has tables, and readers its views; and the key of each. As the properties
+    of Stream have them."""
+    table, views = written.get("table"), written.get("views")
+    if not isinstance(table, str):
+        return {}
+    suffixes = ("", "_dead_letters", "_hours", *(("_egress",) if written.get("egress") else ()))
+    tables = {f"{table}{suffix}": "table" for suffix in suffixes}
+    for view in views if isinstance(views, Mapping) else ():
+        tables |= dict.fromkeys((f"{table}_{view}", f"{table}_{view}{PARTIALS}"), f"views.{view}")
+    return tables
 
 
 def group_in_file(name: str, folder: str | Path | None = None) -> str | None:

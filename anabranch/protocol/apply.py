@@ -34,7 +34,7 @@ from anabranch.config.views import WINDOW_START, group_column
 from anabranch.iceberg import admin, s3
 from anabranch.iceberg import register as registration
 from anabranch.iceberg.commits import Change, Commit, Outcome
-from anabranch.iceberg.owner import OWNER, Owner, read_owner
+from anabranch.iceberg.owner import OWNER, AnotherStreamsTable, Owner, read_owner
 from anabranch.iceberg.physical_design import PhysicalDesign, lay_out
 from anabranch.iceberg.schema_evolution import Columns, evolve, plan_evolution
 from anabranch.iceberg.snapshots import BRANCHES, branch_properties, heads, is_unguarded
@@ -175,8 +175,11 @@ def apply(
     or hide data, ConfigurationError for tables that the catalog lost and for a table of another
     stream, before anything is changed.
     """
+    changes: list[str] = []
     # Tables to register first can only be loaded afterwards.
-    changes = _take_over(stream, lake, kafka) if not register and lake.exists(stream.table) else []
+    if not register:
+        _require_own(stream, lake)
+        changes += _take_over(stream, lake, kafka) if lake.exists(stream.table) else []
     bucket = s3.bucket_of(environment.catalog.warehouse)
     if bucket is not None and s3.open_store(environment.s3).ensure_bucket(bucket):
         changes.append(f"created bucket {bucket}")
@@ -195,6 +198,7 @@ def apply(
     if register:
         for name, columns, _ in wanted:
             changes += registration.register(environment, lake, name, columns.schema)
+        _require_own(stream, lake)
         changes += _take_over(stream, lake, kafka) if lake.exists(stream.table) else []
     missing = {name for name, _, _ in wanted if not lake.exists(name)}
     for name, columns, _ in wanted:
@@ -259,6 +263,28 @@ def guard_state(lake: Lake, stream: Stream) -> list[str]:
         if is_unguarded(table) and lake.commit(table, commit) is Outcome.LANDED:
             guarded.append(name)
     return [f"protected the state of {name} against other programs' maintenance" for name in guarded]
+
+
+def _require_own(stream: Stream, lake: Lake) -> None:
+    """That a stream's table has rows, and none of its other tables is a stream's. Raises AnotherStreamsTable."""
+    file = f"streams/{stream.name}.yaml"
+    others = (stream.dead_letters_table, *stream.plain_tables, *map(stream.partials_table, stream.views))
+    for name in filter(lake.exists, others):
+        if (owner := read_owner(lake.load(name))) is not None:
+            raise AnotherStreamsTable(
+                f"{file}: table {name}: expected a table of its own beside {stream.table}, found the table of stream "
+                f"{owner.stream} (streams/{owner.stream}.yaml); nothing was changed. Give `table:` or the view of one "
+                "of the two files another name"
+            )
+    if not lake.exists(stream.table):
+        return
+    found = lake.load(stream.table).schema().column_names
+    if missing := [name for name, _ in _FROM_KAFKA if name not in found]:
+        raise AnotherStreamsTable(
+            f"{file}: table {stream.table}: expected a stream's rows, found no column {missing[0]}, as in another "
+            f"stream's dead letters, ledger or partial results; nothing was changed. Give `table:` of {file} another "
+            "name"
+        )
 
 
 def _take_over(stream: Stream, lake: Lake, kafka: KafkaAdapter) -> list[str]:

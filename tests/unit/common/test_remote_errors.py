@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import os
 
 import pytest
 
@@ -108,6 +110,13 @@ def test_a_full_disk_is_retried_and_the_message_has_a_remedy(said: str) -> None:
     failure = explain("publish a micro-batch", RuntimeError(trace))
     assert type(failure) is Transient
     assert "; make room: `anabranch doctor` names the folder" in str(failure)
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS])
+def test_a_path_that_this_user_may_not_write_is_not_tried_again(number: int) -> None:
+    error = explain("write the answer", OSError(number, os.strerror(number), "/root/x.csv"))
+    assert type(error) is ConfigurationError
+    assert "/root/x.csv" in str(error) and "choose another path, or let user" in str(error)
 
 
 def test_a_records_words_about_a_disk_are_no_full_disk() -> None:

@@ -485,6 +485,7 @@ SECRET = "hunter2/hunter2@x"
         ENVIRONMENT + 's3: {secret_key: "hunter2 \\hunter2"}',
         ENVIRONMENT + "s3: {secret_key: hunter2, secret_key: hunter2}",
         ENVIRONMENT + 's3: "${PASSWORD}"',
+        ENVIRONMENT + "s3: hunter2",
         ENVIRONMENT + 's3: {secretkey: "${PASSWORD}"}',
         ENVIRONMENT + "s3: {endpoint: 'http://u:${PASSWORD}@h:1'}",
         ENVIRONMENT + "secret: {key: hunter2}",
@@ -510,6 +511,29 @@ def test_no_mistake_repeats_a_secret(conf: Path, monkeypatch: pytest.MonkeyPatch
     for part in ("hunter2", "ter2@"):
         assert part not in str(error.value) and part not in said.split("\nanabranch.errors")[-1]
     assert "input_value" not in said and "During handling" not in said
+
+
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        ({"key": '"${PASSWORD}"'}, "found '${PASSWORD}'"),
+        ({"files": '{sort: ["${PASSWORD}", "${PASSWORD}"]}'}, "files.sort: expected each column once, found list"),
+        (
+            {"egress": "[{name: a, type: folder, root: &r 's3://bkt/${PASSWORD}'}, {name: b, type: folder, root: *r}]"},
+            "found 's3://bkt/${PASSWORD}' twice",
+        ),
+    ],
+    ids=["key", "list", "egress"],
+)
+def test_no_mistake_of_a_stream_repeats_the_value_of_a_variable(
+    conf: Path, monkeypatch: pytest.MonkeyPatch, values: dict[str, str], found: str
+) -> None:
+    """What compares several keys knows only their values."""
+    monkeypatch.setenv("PASSWORD", "hunter2")
+    with pytest.raises(ConfigurationError) as error:
+        stream(conf, **values)
+    assert "ter2" not in str(error.value)
+    assert found in str(error.value)
 
 
 def test_secrets_in_messages_of_libraries_are_hidden(

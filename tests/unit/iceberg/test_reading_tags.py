@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from lakes import StreamLake, new_lake
@@ -13,7 +14,12 @@ from anabranch.iceberg.commits import Change, Commit, Outcome
 from anabranch.iceberg.expiry import expired_tags, plan_expiry
 from anabranch.iceberg.reading_tags import held_snapshots
 from anabranch.iceberg.snapshots import READING, heads
+from anabranch.job import Job
+from anabranch.kafka.client import KafkaAdapter
+from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.protocol.publish import new_id
+from anabranch.protocol.state import State
+from batch_layer.rebuild import Rebuilder, RebuildRequest, Result
 
 HOUR = "2026-11-21T00"
 
@@ -59,6 +65,24 @@ def test_the_heads_that_a_rebuild_reads_are_not_expired_while_it_runs(tmp_path: 
     assert not reading(one)
     publish_and_expire(one, 6)
     assert not read <= snapshots(one)
+
+
+def test_a_rebuild_holds_the_heads_that_it_started_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sealed = {HOUR: Cut("t", {0: (0, 9)})}
+    one = new_lake(tmp_path, timeline=Timeline(HOUR, shift(HOUR, 1), {0: 9}, sealed=sealed))
+    publish_and_expire(one, 0)
+
+    def build(self: Rebuilder, state: State, hour: str, cut: Cut, before: int, order: RebuildRequest) -> Result:
+        """In the place of the passes over an hour, which need Spark."""
+        for offset in range(1, 4):
+            publish_and_expire(one, offset)
+        assert set(state.heads.values()) <= snapshots(one)
+        return Result(hour, "unchanged", before)
+
+    monkeypatch.setattr(Rebuilder, "_rebuild", build)
+    job = Job(one.environment, one.stream, one.lake, KafkaAdapter(one.environment.kafka))
+    assert Rebuilder(job, cast(Any, None)).rebuild(HOUR) == Result(HOUR, "unchanged", 0)
+    assert not reading(one)
 
 
 def test_a_publish_that_was_decided_before_a_hold_lands_after_it(tmp_path: Path) -> None:

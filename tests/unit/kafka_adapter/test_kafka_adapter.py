@@ -6,6 +6,7 @@ import logging
 import socket
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib import metadata
@@ -16,7 +17,14 @@ from kafka import codec, errors
 from packaging.requirements import Requirement
 
 from anabranch import config
-from anabranch.common.errors import AnabranchError, CodecMissing, ConfigurationError, MissingRight, Transient
+from anabranch.common.errors import (
+    AnabranchError,
+    CodecMissing,
+    ConfigurationError,
+    MissingRight,
+    NoTopicIds,
+    Transient,
+)
 from anabranch.kafka import client, security
 from anabranch.kafka.kafka_python_fixes import IO_THREAD
 
@@ -236,6 +244,17 @@ def test_an_unknown_codec_ends_the_job() -> None:
     explained = client.explained(UNREACHABLE, "read topic t", error, time.monotonic())
     assert type(explained) is CodecMissing
     assert "upgrade Anabranch" in str(explained)
+
+
+@pytest.mark.parametrize("given", [bytes(16), uuid.UUID(int=0), str(uuid.UUID(int=0)), None, ""])
+def test_a_topic_without_an_id_is_refused(given: object) -> None:
+    """The hazard: zeros, which brokers without ids are read to give, are one id of all topics."""
+    with pytest.raises(
+        NoTopicIds, match=r"topic t: expected an id from the brokers \(KIP-516\), found none"
+    ) as refused:
+        client._topic_id("t", given)
+    assert refused.value.exit_code == 2
+    assert client._topic_id("t", uuid.UUID(int=1)) == client._topic_id("t", uuid.UUID(int=1).bytes) == 21 * "A" + "Q"
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from anabranch.common.errors import (
     NoTopicIds,
     Transient,
 )
+from anabranch.config import Slo
 from anabranch.iceberg.s3 import LifecycleRule, Upload
 from anabranch.kafka.client import TopicSettings
 from anabranch.offsets.hours import Cut, Timeline
@@ -180,6 +181,21 @@ def test_a_missing_topic_is_created_with_the_installed_tool(servers: str, comman
 )
 def test_an_unreachable_service_is_distinguished_from_one_that_refuses(made: Finding, check: Check) -> None:
     assert (made.check, made.severity) == (check, Severity.ERROR)
+
+
+def test_a_missing_right_is_granted_by_its_own_command() -> None:
+    """And not by one that grants what the user has already."""
+    command = "kafka-acls.sh --add --allow-principal User:NAME --operation DescribeConfigs --topic events"
+    assert kafka.failed(BROKERS, STREAM, MissingRight("denied", command)).remedy == command
+
+
+def test_a_speed_layer_that_is_later_than_promised_is_an_error() -> None:
+    promised = new_stream(slo=Slo(fresh=timedelta(seconds=10)))
+    late = streams.StreamFacts(replace(STATUS, late="2,900 offsets wait"), {})
+    [finding] = streams.findings(promised, late)
+    assert (finding.check, finding.severity) == (Check.LATE, Severity.ERROR)
+    assert finding.expected == "a speed layer without lag within 0:00:10"
+    assert finding.remedy == "anabranch speed events"
 
 
 def test_reads_of_a_lake_after_apply(tmp_path: Path) -> None:

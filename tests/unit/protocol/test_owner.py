@@ -12,6 +12,7 @@ from lakes import StreamLake, new_environment, new_lake, new_stream
 from anabranch import config
 from anabranch.common.errors import ConfigurationError
 from anabranch.config import Stream
+from anabranch.config.columns import parse_columns
 from anabranch.iceberg import admin
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.owner import OWNER, AnotherStreamsTable, Owner, open_lake, read_owner
@@ -55,6 +56,52 @@ def test_apply_writes_the_stream_into_its_table_and_refuses_another_ones_file(tm
     assert refused.value.exit_code == 2
     assert lake.load(MINE.table).metadata_location == before.metadata_location
     assert apply(tmp_path, MINE, Broker()) == []
+
+
+def locations(folder: Path) -> dict[str, str]:
+    """The metadata of every table, which each change replaces."""
+    lake = Lake(new_environment(folder))
+    names = [f"games.{name}" for (_, name) in lake.catalog.list_tables("games")]
+    return {name: lake.load(name).metadata_location for name in names}
+
+
+def with_view(stream: Stream) -> Stream:
+    columns = parse_columns("id STRING NOT NULL, at TIMESTAMP, n INT")
+    view = {"daily": {"window": "1 hour", "aggregates": {"n": "count"}}}
+    return new_stream(
+        name=stream.name,
+        topic=stream.topic,
+        table=stream.table,
+        columns=columns,
+        event_time={"column": "at"},
+        views=view,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "column"),
+    [("events_hours", "kafka_partition"), ("events_dead_letters", "event_date"), ("events_daily_partials", "kafka_")],
+)
+def test_a_table_beside_another_streams_is_no_streams_table(tmp_path: Path, name: str, column: str) -> None:
+    """The hazard: `apply` wrote the stream into it as its owner, and asked to put the missing columns back."""
+    apply(tmp_path, with_view(MINE), Broker())
+    before = locations(tmp_path)
+    taken = new_stream(name="refunds", topic="refunds", table=f"games.{name}")
+    with pytest.raises(
+        AnotherStreamsTable, match=rf"games\.{name}: expected a stream's rows, found no column {column}"
+    ):
+        apply(tmp_path, taken, Broker(id="r"))
+    assert locations(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", ["events_hours", "events_dead_letters", "events_daily_partials"])
+def test_the_table_of_a_stream_is_no_table_beside_another_streams(tmp_path: Path, name: str) -> None:
+    """The hazard: `apply` added a view's columns to it."""
+    apply(tmp_path, new_stream(name="refunds", topic="refunds", table=f"games.{name}"), Broker(id="r"))
+    before = locations(tmp_path)
+    with pytest.raises(AnotherStreamsTable, match=rf"games\.{name}: .* found the table of stream refunds"):
+        apply(tmp_path, with_view(MINE), Broker())
+    assert locations(tmp_path) == before
 
 
 def test_opening_the_table_of_another_stream_is_refused(tmp_path: Path) -> None:
@@ -139,6 +186,37 @@ def test_two_files_that_name_one_table_are_found_when_all_are_loaded(tmp_path: P
     assert f"which {folder / 'orders.yaml'} names too" in str(refused.value)
     (folder / "pings.yaml").write_text("table: web.other\n")
     config.require_different_tables(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "found"),
+    [
+        ("{table: web.a}", "{table: web.a_hours}", "table: expected a table of its own, found web.a_hours,"),
+        (
+            "{table: web.a_dead_letters}",
+            "{table: web.a}",
+            "table: expected a table of its own, found web.a_dead_letters,",
+        ),
+        ("{table: web.a, egress: [{}]}", "{table: Web.A_Egress}", "found Web.A_Egress,"),
+        (
+            "{table: web.a, views: {b_c: {}}}",
+            "{table: web.a_b, views: {c: {}}}",
+            "views.c: expected a table of its own",
+        ),
+        ("{table: web.a, views: {b: {}}}", "{table: web.a_b}", "table: expected a table of its own, found web.a_b,"),
+        ("{table: web.a}", "{table: web.a_egress}", None),
+        ("{table: web.a, views: [b]}", "{table: 7}", None),
+    ],
+)
+def test_two_files_with_one_table_beside_theirs_are_found_too(
+    tmp_path: Path, first: str, second: str, found: str | None
+) -> None:
+    (tmp_path / "streams").mkdir()
+    (tmp_path / "streams" / "one.yaml").write_text(first)
+    (tmp_path / "streams" / "two.yaml").write_text(second)
+    shared = config.shared_tables(tmp_path)
+    assert list(shared) == (["two"] if found is not None else [])
+    assert found is None or found in str(shared["two"])
 
 
 def test_an_owner_is_written_and_read() -> None:
