@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import duckdb
@@ -13,6 +14,7 @@ import pytest
 from pyiceberg.manifest import DataFile
 from world import World, event, past_hour
 
+from anabranch.iceberg.bloom_filters import groups_that_may_hold
 from anabranch.iceberg.hour_files import files_of
 from anabranch.offsets.hours import start_of
 from serving_layer.query import open_query
@@ -97,6 +99,11 @@ def test_a_look_up_opens_fewer_files_of_the_same_rows(world: Make, tmp_path: Pat
     for event_id, most in (("e-17", 1), ("nothing", 0)):
         probe = f"SELECT bloom_filter_excludes FROM parquet_bloom_probe({names}, 'event_id', '{event_id}')"
         assert sum(not excludes for (excludes,) in duckdb.sql(probe).fetchall()) == most, event_id
+        ours = [
+            groups_that_may_hold(partial(path.open, "rb"), pq.read_metadata(path), "event_id", [event_id])
+            for path in paths
+        ]
+        assert sum(map(len, ours)) == most, event_id
     by_spark = designed.spark.table(f"lake.{designed.job.stream.table}")
     assert by_spark.where("event_id = 'e-17'").count() == 1 and by_spark.where("event_id = 'e-x'").count() == 0
 

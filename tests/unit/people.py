@@ -17,6 +17,7 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 from anabranch import config
 from anabranch.config.environment import Erasure as ErasureKeys
 from anabranch.iceberg.commits import Outcome
+from anabranch.iceberg.files import local_path
 from anabranch.iceberg.lake import Lake
 from anabranch.job import Job
 from anabranch.offsets.hours import Cut, Timeline, shift
@@ -102,6 +103,12 @@ class People:
         table = self.lake.table()
         rows = table.scan(snapshot_id=table.metadata.refs[branch].snapshot_id).to_arrow()
         return sorted(rows["id"].to_pylist())
+
+    def files(self, branch: str) -> list[Path]:
+        """The data files of a branch's rows."""
+        table = self.lake.table()
+        tasks = table.scan(snapshot_id=table.metadata.refs[branch].snapshot_id).plan_files()
+        return [local_path(task.file.file_path) for task in tasks]
 
     def letters(self, branch: str) -> list[bytes]:
         table = self.lake.lake.load(self.lake.stream.dead_letters_table)

@@ -1,6 +1,7 @@
 """Find erased values: rows by the values of a column, dead letters by a search of their bytes.
 
-Files whose bounds exclude every value are not opened. Of the others one column is read, with the rows' places.
+Files whose bounds exclude every value are not opened. Of the others one column is read, with the rows' places, of the
+row groups whose Bloom filters do not exclude every value.
 """
 
 from __future__ import annotations
@@ -20,10 +21,13 @@ from pyiceberg.conversions import from_bytes
 from pyiceberg.types import IntegerType, LongType, PrimitiveType, StringType
 
 from anabranch.common.errors import ConfigurationError
+from anabranch.common.remote_errors import lake_errors
+from anabranch.iceberg.bloom_filters import groups_that_may_hold
 from anabranch.iceberg.rewriting import opened, read_batches
 from anabranch.offsets.position import Ranges
 
 if TYPE_CHECKING:
+    import pyarrow.parquet as pq
     from pyiceberg.manifest import DataFile
     from pyiceberg.schema import Schema
     from pyiceberg.table import Table
@@ -106,7 +110,8 @@ def find_rows(
             name = column_of(parquet.schema_arrow, schema, values.column)
             if name is None:
                 return {}
-            for batch in parquet.iter_batches(columns=[name, *_PLACES], use_threads=False):
+            groups = _groups(table, data_file, parquet.metadata, name, values)
+            for batch in parquet.iter_batches(row_groups=groups, columns=[name, *_PLACES], use_threads=False):
                 mask = mask_of(batch, name, values, covered(data_file))
                 counts.update(batch["kafka_partition"].filter(mask).to_pylist())
         return dict(counts)
@@ -114,6 +119,20 @@ def find_rows(
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         found = zip(candidates, pool.map(count, candidates), strict=True)
         return {f.file_path: counts for f, counts in found if counts}
+
+
+def _groups(
+    table: Table, data_file: DataFile, metadata: pq.FileMetaData, name: str, values: Values
+) -> list[int]:  # fmt: skip
+    """The row groups of a file that may hold a value: all of them where only hashes are known. Raises Transient."""
+    if not values.texts:
+        return list(range(metadata.num_row_groups))
+    is_text = isinstance(table.schema().find_field(values.column).field_type, StringType)
+    with lake_errors(f"read {data_file.file_path}"):
+        return groups_that_may_hold(
+            lambda: table.io.new_input(data_file.file_path).open(), metadata, name,
+            values.ordered if is_text else values.numbers,
+        )  # fmt: skip
 
 
 def column_of(file_schema: pa.Schema, schema: Schema, name: str) -> str | None:

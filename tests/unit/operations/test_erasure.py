@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from brokers import Broker
 from click.testing import CliRunner
@@ -82,6 +83,18 @@ def test_dead_letters_of_an_accepted_hour_leave_its_account(tmp_path: Path) -> N
     row = people.account(FIRST)
     assert (row.good, row.dead, row.erased) == (2, 1, 4)
     assert [(p.good, p.dead, p.erased, p.total) for p in row.partitions.values()] == [(2, 1, 4, 8)]
+
+
+@pytest.mark.parametrize(("column", "value", "rows"), [("id", "anna", 4), ("n", "9", 1), ("id", "anne", 0)])
+def test_row_groups_are_chosen_by_bloom_filters(people: People, column: str, value: str, rows: int) -> None:
+    for file in people.files("main"):
+        content = pq.read_table(file, partitioning=None)
+        filters = {name: {"ndv": 10, "fpp": 0.01} for name in ("id", "n")}
+        # A row group for each record: the hazard is one that has the value and is left out.
+        pq.write_table(content, file, row_group_size=1, bloom_filter_options=filters)
+    done = people.erase(run.Order(column, frozenset({value}), "case 4711"))
+    assert done.removed.rows == rows
+    assert len(people.names("main")) == 8 - rows
 
 
 def test_an_hour_may_have_more_files_than_commits_are_tried(people: People, monkeypatch: pytest.MonkeyPatch) -> None:
