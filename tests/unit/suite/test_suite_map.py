@@ -56,7 +56,7 @@ def test_each_folder_of_tests_has_its_own_target_and_each_test_is_run_by_one_of_
         assert not marked or folder in suite_map.QUICK_FOLDERS, (
             f"{file}: {FULL} runs all of {folder}: no mark is needed"
         )
-    recipe = re.search(r"^test: .*\n(.*)", makefile, re.MULTILINE)
+    recipe = re.search(r"^test: .*\n(?:\t.*\n)*?(\t.* -m pytest .*)", makefile, re.MULTILINE)
     assert recipe is not None and "-m 'not full'" in recipe[1]
     assert re.findall(r"tests/(\w+)", recipe[1]) == list(suite_map.QUICK_FOLDERS)
 
