@@ -18,6 +18,8 @@ from anabranch.kafka.transactions import Outgoing, TransactionalProducer
 from anabranch.protocol import deliveries
 from anabranch.protocol.deliveries import Delivery
 from anabranch.protocol.publish import new_id
+from serving_layer.changes import has_change
+from serving_layer.changes.token import Token
 from serving_layer.egress.hour import Hour
 from serving_layer.egress.places import cut_of, rows_of
 from serving_layer.egress.records import At, Position, chunks, places, value_of
@@ -39,16 +41,32 @@ class Topic:
     position: Position
 
     def last(self) -> Delivery | None:
-        """The newest delivery by Kafka, or by the table once Kafka has forgotten it. Records in the
-        table a delivery whose row a crash prevented. Raises Transient, Terminal for a table of
-        deliveries that is not there."""
+        """The newest delivery by Kafka, or by the table once Kafka has forgotten it; None when the
+        topic has a part of an hour that a lost commit had changed, so that every hour is delivered
+        again. Records in the table a delivery whose row a crash prevented. Raises Transient,
+        Terminal for a table of deliveries that is not there."""
         lake, name = self.job.lake, self.job.stream.egress_table
         recorded = deliveries.newest(lake, name, self.target.name, self.position.place)
         if (done := self.position.done) is None:
             self.position = replace(self.position, done=recorded)
         elif recorded is None or recorded.delivery_id != done.delivery_id:
             deliveries.record(lake, name, done)
-        return self.position.done
+        return self.position.done if not self._has_lost_part() else None
+
+    def _has_lost_part(self) -> bool:
+        """Whether the table was restored to a time before the change of the hour of which a part was
+        sent. Then the last delivery may be from an earlier time too, and nothing is behind it."""
+        done, at = self.position.done, self.position.at
+        if done is None or at is None or has_change(self.job, Token.decode(done.token), at.hour):
+            return False
+        LOG.warning(
+            "egress %s of stream %s: the topic has a part of hour %s that the table has not changed, so the table was "
+            "restored to an earlier time; delivering every hour again",
+            self.target.name,
+            self.job.stream.name,
+            at.hour,
+        )
+        return True
 
     def deliver(self, hour: Hour, token: str, all_again: bool) -> Delivery:
         """Send the hour's records that were not sent of this content. A restored table shows by

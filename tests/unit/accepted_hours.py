@@ -9,6 +9,7 @@ from lakes import FIRST, StreamLake, new_lake
 from people import job_of
 from proofs import NOW
 
+from anabranch import config
 from anabranch.iceberg.commits import Change, Commit, Outcome
 from anabranch.iceberg.expiry import plan_expiry
 from anabranch.offsets.hours import Cut, Timeline, shift
@@ -26,10 +27,10 @@ def cut(hour: str) -> Cut:
     return Cut("t", {0: (10 * n, 10 * n + 10)})
 
 
-def four_hours(folder: Path) -> StreamLake:
-    """Four sealed hours, of which the speed layer has ten offsets each."""
+def four_hours(folder: Path, s3: config.S3 | None = None) -> StreamLake:
+    """Four sealed hours, of which the speed layer has ten offsets each; in the bucket `lake` of `s3`."""
     timeline = Timeline(FIRST, shift(HOURS[-1], 1), {0: 40}, sealed={h: cut(h) for h in HOURS})
-    one = new_lake(folder, timeline=timeline)
+    one = new_lake(folder, timeline=timeline, s3=s3)
     rows = [(h, 0, o) for h in HOURS for o in range(*cut(h).ranges[0])]
     assert one.publish(one.speed(one.stage(rows), {0: 40})) is Outcome.LANDED
     return one

@@ -25,7 +25,7 @@ class Backup:
     def take(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir(parents=True)
-        _copy_catalog(self._catalog, self._folder / "catalog.db")
+        copy_catalog(self._catalog, self._folder / "catalog.db")
         # With the extended attributes, in which the S3 server keeps what it knows of an object.
         shutil.copytree(self._bucket, self._folder / "bucket")
 
@@ -41,10 +41,10 @@ class Backup:
                 there.mkdir(exist_ok=True)
             elif not there.exists() or not filecmp.cmp(path, there, shallow=False):
                 shutil.copy2(path, there)
-        _copy_catalog(self._folder / "catalog.db", self._catalog)
+        copy_catalog(self._folder / "catalog.db", self._catalog)
 
 
-def _copy_catalog(source: Path, target: Path) -> None:
+def copy_catalog(source: Path, target: Path) -> None:
     """By SQLite itself, so that a process with the target open reads it completely."""
     with closing(sqlite3.connect(source, timeout=60)) as one, closing(sqlite3.connect(target, timeout=60)) as other:
         one.backup(other)

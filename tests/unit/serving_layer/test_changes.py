@@ -389,6 +389,27 @@ def test_a_token_of_a_lost_ledger_gives_every_hour_again(lake: StreamLake, tmp_p
         confirm(restored)
 
 
+def test_a_change_is_behind_a_token_until_it_is_consumed(lake: StreamLake) -> None:
+    job, hour = job_of(lake), HOURS[1]
+    token = Token(job.stream.name)
+    for recorded in (True, False):
+        assert not feed.has_change(job, token, hour)
+        accept(lake, hour, 9, record=recorded)
+        assert feed.has_change(job, token, hour)
+        assert not feed.has_change(job, token, HOURS[2])
+        [change] = feed.poll(job, token)
+        token = Token.decode(change.token)
+    # Given before its row was written: the row is behind the token, and the hour is not given again.
+    assert feed.has_change(job, token, hour)
+    assert list(feed.poll(job, token)) == []
+    # A decision that the ledger has waits on the branches until the next publish; that is no change.
+    lake.ledger.record_waiting(lake.state())
+    accept(lake, hour, 8)
+    [change] = feed.poll(job, token)
+    assert lake.state().decisions
+    assert not feed.has_change(job, Token.decode(change.token), hour)
+
+
 def test_nothing_is_given_while_main_is_not_merged(lake: StreamLake) -> None:
     job = job_of(lake)
     accept(lake, FIRST, 2)
