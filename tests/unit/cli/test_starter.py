@@ -29,6 +29,7 @@ def test_without_a_folder_the_current_one_is_filled(tmp_path: Path, monkeypatch:
     assert (tmp_path / "conf" / "anabranch.yaml").is_file()
     assert (tmp_path / "README.md").read_bytes() == README.read_bytes()
     assert "edit: conf/streams/game_events.yaml is one topic" in said
+    assert "edit: conf/anabranch.yaml has the addresses of Kafka, S3 and the catalog" in said
     assert "next: anabranch dev up, anabranch apply" in said
     again = CliRunner().invoke(main, ["init"])
     assert (again.exit_code, "expected none of its files" in again.output) == (2, True)

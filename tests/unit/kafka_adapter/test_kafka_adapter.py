@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kafka import codec, errors
@@ -46,16 +47,30 @@ def test_an_unreachable_broker_is_a_transient_error_with_its_cause(monkeypatch: 
     assert not logging.getLogger("kafka").propagate
 
 
+def count_connections(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Grows by each client that the adapter opens from now on."""
+    opened: list[str] = []
+    connect = client.connect
+
+    def connect_and_count(kind: Any, **settings: Any) -> Any:
+        opened.append(kind.__name__)
+        return connect(kind, **settings)
+
+    monkeypatch.setattr(client, "connect", connect_and_count)
+    return opened
+
+
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "no-such-host.invalid:9092"])
 def test_a_wrong_address_of_the_brokers_is_reported_within_seconds(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert client._BOOTSTRAP_MS <= 5_000
     monkeypatch.setattr(client, "_BOOTSTRAP_MS", 1_000)
-    began = time.monotonic()
+    tried, began = count_connections(monkeypatch), time.monotonic()
     with pytest.raises(Transient, match="`anabranch doctor` examines it"):
         client.KafkaAdapter(config.Kafka(bootstrap_servers=address)).describe("t")
     assert time.monotonic() - began < 9
+    assert len(tried) == 1, "an address without a broker is not waited for twice"
 
 
 def test_brokers_that_are_slow_get_twice_the_time(monkeypatch: pytest.MonkeyPatch) -> None:

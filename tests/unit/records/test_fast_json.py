@@ -240,6 +240,8 @@ ODD_VALUES = {
     "a day with its time": b'{"id":"a","day":"2026-11-21T03:10:00Z"}',
     "a zone that leads out of the year 1": b'{"id":"a","at":"0001-01-01T00:30:00+01:00"}',
     "a zone that leads out of the year 9999": b'{"id":"a","at":"9999-12-31T23:30:00-01:00"}',
+    "a name that is longer than Spark reads": b'{"id":"a","%s":1}' % (b"k" * 50_001),
+    "a name of as many bytes": b'{"id":"a","%s":1}' % ("é" * 25_001).encode(),
 }  # fmt: skip
 
 
