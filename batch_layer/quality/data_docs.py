@@ -305,23 +305,18 @@ def _loads(expectation: Expectation) -> bool:
 
 
 def _failed_result(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """The observed values, in Great Expectations' result format."""
+    """The observations, in Great Expectations' result format."""
     observed, count, elements = entry["observed"], entry["unexpected_count"], entry.get("element_count")
     if count is None or not elements:
         return {"observed_value": observed}
-    result = {
+    return {
         "element_count": elements,
         "unexpected_count": count,
         "unexpected_percent": 100 * count / elements,
-        "partial_unexpected_list": observed or [],
+        # Its pages show a list of values, so put the rows' positions there.
+        "partial_unexpected_list": [_row(row) for row in entry.get("rows") or ()],
     }
-    if rows := entry.get("rows"):
-        # Its pages show only the values, each once, so put a row's position next to its value.
-        result["partial_unexpected_list"] = [_row(row) for row in rows]
-    return result
 
 
 def _row(row: Mapping[str, Any]) -> str:
-    values = row["values"]
-    label = ", ".join(f"{k} {v}" for k, v in values.items()) if len(values) > 1 else next(iter(values.values()), "row")
-    return f"{label} (partition {row['partition']}, offset {row['offset']})"
+    return f"partition {row['partition']}, offset {row['offset']}"

@@ -1,7 +1,7 @@
 """The quality gate: the Great Expectations suite that an hour must pass before it is published.
 
-`batch_layer.quality.suite` defines the suite's file. Each expectation gets a verdict. A failed one keeps its values and
-a few rows, so that an operator finds them in Kafka and in the table.
+`batch_layer.quality.suite` defines the suite's file. Each expectation gets a verdict. A failed one names a few rows by
+their positions, so that an operator finds them in Kafka and in the table; it keeps no value of a row.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def run_suite(frame: DataFrame, path: Path | None, known: RowCountBaseline | Non
 
     `known`: the baseline for expectations on the row count. Each expectation gets a verdict; one that raised has
     failed. Without rows, expectations on each row pass, and those on columns or aggregates are evaluated as usual (an
-    aggregate of no rows meets no bound). Only failed expectations are read a second time, for their values. Raises
+    aggregate of no rows meets no bound). Only failed expectations are read a second time, for their rows. Raises
     ConfigurationError as `load_suite`, Refused when Great Expectations omits an expectation, Transient when the rows
     could not be read.
     """
@@ -128,9 +128,9 @@ def _bounded(expectation: Expectation, bounds: Bounds | None) -> Expectation:
 
 
 def _observed(frame: DataFrame, name: str, expectations: Mapping[int, Expectation]) -> dict[int, Mapping[str, Any]]:
-    """The unexpected values, with rows for the types where Great Expectations can name them."""
+    """Counts and statistics, with rows for the types where Great Expectations can name them."""
     results = _evaluate(frame, name, expectations, _ROWS)
-    # Some types cannot name rows: evaluate these again for their values alone.
+    # Some types cannot name rows: evaluate these again without them.
     again = {i: expectations[i] for i, result in results.items() if _exception(result)}
     results |= _evaluate(frame, name, again, _VALUES)
     return {i: result.result for i, result in results.items()}

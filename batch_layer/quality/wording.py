@@ -1,29 +1,40 @@
-"""How the quality gate describes an expectation that failed: for messages, and for the ledger. Pure."""
+"""How the quality gate describes an expectation that failed: for messages, and for the ledger. Pure.
+
+Neither has a value of a row: the ledger outlives rows that are erased or expire. Positions lead to the values.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from batch_layer.quality.suite import Expectation
 
-SAMPLE = 5  # values and rows kept of a failed expectation
-_LONGEST = 200  # characters of a value or of an exception in a message or in the ledger
+SAMPLE = 5  # rows named of a failed expectation
+_LONGEST = 200  # characters of an argument or of an exception in a message or in the ledger
 _MOST = 20  # items of a list in the ledger
 POSITION = ("kafka_partition", "kafka_offset")
 
 Rows = tuple[Mapping[str, Any], ...]
+
+# Expectations whose observed value is computed from all rows. That of others, such as a maximum, is a value of a row.
+_STATISTICS = re.compile(
+    "expect_table_|expect_column_(mean|sum|stdev|unique_value_count|proportion_of|kl_divergence)|unexpected_rows_"
+)
+# Exceptions quote values, which may have quotes themselves or be cut short.
+_QUOTED = re.compile("'.*['…]", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class FailedExpectation:
     """An expectation that the rows did not meet, or that could not be evaluated.
 
-    `observed`: an aggregate's value, or up to SAMPLE unexpected values. `unexpected_count`: of `element_count` rows.
-    Each is None if Great Expectations gives none. `rows`: up to SAMPLE unexpected rows, with position and values.
-    `message`: one sentence for an operator. `raised`: why it could not be evaluated.
+    `observed`: a count or another statistic. `unexpected_count`: of `element_count` rows. Each is None if Great
+    Expectations gives none. `rows`: the positions of up to SAMPLE unexpected rows. `message`: one sentence for an
+    operator. `raised`: why it could not be evaluated.
     """
 
     type: str
@@ -54,14 +65,10 @@ def describe_failure(
 ) -> FailedExpectation:
     """Describe an unmet expectation for an operator. `why`: where its bounds come from. Pure."""
     kwargs = expectation.kwargs
-    count, sample = result.get("unexpected_count"), list(result.get("partial_unexpected_list") or [])
-    observed = result.get("observed_value", sample or None)
-    rows = _rows(result)
-    if rows:
-        # Values and rows come from two reads and may differ, so show the first row's own value.
-        values = rows[0]["values"]
-        sample = [next(iter(values.values())) if len(values) == 1 else values or None]
-    outcome = _outcome(result, raised, sample, rows, observed)
+    count, rows = result.get("unexpected_count"), _rows(result)
+    observed = result.get("observed_value") if _STATISTICS.match(expectation.type) else None
+    raised = _QUOTED.sub("'…'", raised) if raised is not None else None
+    outcome = _outcome(result, raised, rows, observed)
     columns = (
         kwargs.get("column_list")
         or kwargs.get("column_set")
@@ -75,32 +82,25 @@ def describe_failure(
     )
 
 
-def _outcome(result: Mapping[str, Any], raised: str | None, sample: Sequence[Any], rows: Rows, observed: Any) -> str:
+def _outcome(result: Mapping[str, Any], raised: str | None, rows: Rows, observed: Any) -> str:
     """The outcome instead of the expected one."""
     count = result.get("unexpected_count")
     if raised:
         return f"could not be evaluated: {raised}"
     if count is not None and "element_count" in result:
-        such_as = f", such as {shorten(_words(sample[0]))}" if sample and sample[0] is not None else ""
-        at = f" (partition {rows[0]['partition']}, offset {rows[0]['offset']})" if rows else ""
-        return f"found {count} of {result['element_count']} rows otherwise{such_as}{at}"
+        at = f" (the first: partition {rows[0]['partition']}, offset {rows[0]['offset']})" if rows else ""
+        return f"found {count} of {result['element_count']} rows otherwise{at}"
     if observed is not None:
         return f"found {shorten(_words(observed))}"
     if count is not None:
         return f"found {count} otherwise"
-    return "found no value" if "observed_value" in result else "found otherwise"
+    return "found no value" if result.get("observed_value", "") is None else "found otherwise"
 
 
 def _rows(result: Mapping[str, Any]) -> Rows:
-    """The unexpected rows in Great Expectations' result: position, and values of the columns concerned."""
-    return tuple(
-        {
-            "partition": row[POSITION[0]],
-            "offset": row[POSITION[1]],
-            "values": {k: v for k, v in row.items() if k not in POSITION},
-        }
-        for row in list(result.get("partial_unexpected_index_list") or [])[:SAMPLE]
-    )
+    """The positions of the unexpected rows in Great Expectations' result."""
+    rows = list(result.get("partial_unexpected_index_list") or [])[:SAMPLE]
+    return tuple({"partition": row[POSITION[0]], "offset": row[POSITION[1]]} for row in rows)
 
 
 def _expected(expectation: Expectation) -> str:

@@ -70,7 +70,7 @@ def words(page: Path) -> str:
     return re.sub(r"\s+", " ", unescape(text))
 
 
-def test_a_page_shows_each_verdict_with_values_and_rows(tmp_path: Path) -> None:
+def test_a_page_shows_each_verdict_with_rows(tmp_path: Path) -> None:
     rows = [row("2026-11-21T03", quality=verdict()), row("2026-11-21T04", "accepted", {**verdict(), "passed": True})]
     build("game_events", "games.game_events", rows, tmp_path)
     index = (tmp_path / "index.html").read_text(encoding="utf-8")
@@ -86,8 +86,8 @@ def test_a_page_shows_each_verdict_with_values_and_rows(tmp_path: Path) -> None:
         "Unsuccessful Expectations 4",
         "values must be greater than or equal to 0 and less than or equal to 10000",
         "2 unexpected values found. 2% of 100 total rows.",
-        "-5.0 (partition 1, offset 7) -6.0 (partition 1, offset 8)",
-        "a 3, b x (partition 1, offset 9)",
+        "partition 1, offset 7 partition 1, offset 8",
+        "partition 1, offset 9",
         "Must have greater than or equal to 90 and less than or equal to 110 rows.",
         "Unclosed group",
         "1000 in all",
@@ -164,14 +164,14 @@ def test_markup_in_data_is_text_in_every_page(tmp_path: Path) -> None:
     for plain_page, evil_page in zip(sites["plain"], sites["evil"], strict=True):
         assert evil_page.elements == plain_page.elements
     said = " ".join(page.text for page in sites["evil"])
-    for number in (1, 2, 6, 8, 14):
+    for number in (6, 8, 14):
         assert f"{number} <script>alert({number})</script> <img src=x onerror=alert({number})>" in said
     assert "&lt;" not in said.replace("&lt;i&gt;", "")
     assert not [p for p in tmp_path.rglob("*") if not p.resolve().is_relative_to(tmp_path)]
 
 
 def test_a_verdict_that_cannot_be_rendered_is_no_missing_page(tmp_path: Path) -> None:
-    broken = verdict() | {"failed": [verdict()["failed"][0] | {"rows": [{"partition": 1, "offset": 2, "values": {}}]}]}
+    broken = verdict() | {"failed": [verdict()["failed"][0] | {"rows": [{"partition": 1, "offset": 2}]}]}
     broken["failed"][0]["kwargs"] = {"column": ["no", "name"]}
     with pytest.raises(Terminal, match="expected 1 pages, found that 0 could be rendered"):
         build("game_events", "games.game_events", [row("2026-11-21T03", quality=broken)], tmp_path)
