@@ -22,10 +22,10 @@ _DELETED_AT_ONCE = 1000
 
 
 def bucket_and_key(path: str) -> tuple[str, str] | None:
-    """The bucket and the key of an `s3://` path; None for a path elsewhere."""
+    """The bucket and the key of a path on S3, as Hadoop spells it (`s3a://`) too; None for a path elsewhere."""
     scheme, _, rest = path.partition("://")
     bucket, _, key = rest.partition("/")
-    return (bucket, key) if scheme == "s3" else None
+    return (bucket, key) if scheme in ("s3", "s3a") else None
 
 
 def bucket_of(warehouse: str) -> str | None:

@@ -25,6 +25,7 @@ from anabranch.iceberg import lake as lakes_module
 from anabranch.iceberg.commits import Change, Outcome, Tag
 from anabranch.iceberg.files import Stored, same_file
 from anabranch.iceberg.orphans import plan_orphans, references
+from anabranch.iceberg.s3 import bucket_and_key
 from anabranch.iceberg.snapshots import Staged, find_staged
 from anabranch.job import Job
 from anabranch.offsets.hours import Cut, Timeline, hour_of, shift
@@ -287,6 +288,12 @@ def test_a_path_is_the_same_however_a_writer_spells_it() -> None:
     assert same_file("s3a://b/a") == same_file("s3://b/a") == "b/a"
     assert same_file("s3://b/hour=2026:03/a") == "b/hour=2026:03/a"
     assert same_file("/w/a:b") == "w/a:b"
+
+
+def test_files_of_a_table_are_on_s3_however_a_writer_spells_it() -> None:
+    # Files and versions of a path that is not on S3 are looked for on the disk.
+    assert bucket_and_key("s3a://b/a/data/") == bucket_and_key("s3://b/a/data/") == ("b", "a/data/")
+    assert bucket_and_key("file:///s3a/a") is None and bucket_and_key("s3n://b/a") is None
 
 
 # Old hours of the speed layer
