@@ -166,22 +166,14 @@ def poll(job: Job, token: Token) -> Iterator[HourChange]:
 
 
 def pending_hours(job: Job, token: Token) -> set[str]:
-    """The hours that may have a change behind a token. Raises Transient."""
+    """The hours that may have a change behind a token, whether or not the ledger has its row yet. Raises Transient."""
+    state = load_state(job.lake, job.stream.table)
+    recorded = _recorded(job, state, token)
+    waiting = [row for row in waiting_changes(state, token.first) if row.decision_id not in recorded]
     new = _rows_behind(job, token)
     if new is None:
         new = job.ledger.history(without=ledger.BULKY_BUT_ERASURES)
-    waiting = waiting_changes(load_state(job.lake, job.stream.table), token.first)
     return {row.hour for row in (*newest_of_each(new, token.first), *waiting)}
-
-
-def has_change(job: Job, token: Token, hour: str) -> bool:
-    """Whether the table has changed an hour behind a token, whether or not the ledger has the row yet. Raises
-    Transient."""
-    state = load_state(job.lake, job.stream.table)
-    known = {row.decision_id for row in job.ledger.history({hour}, ledger.BULKY_BUT_ERASURES)}
-    waiting = [row for row in waiting_changes(state, token.first) if row.decision_id not in known]
-    rows = newest_of_each(_rows_behind(job, token) or (), token.first)
-    return any(row.hour == hour for row in (*rows, *waiting))
 
 
 def _rows_behind(job: Job, token: Token) -> list[LedgerRow] | None:

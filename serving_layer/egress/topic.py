@@ -18,7 +18,7 @@ from anabranch.kafka.transactions import Outgoing, TransactionalProducer
 from anabranch.protocol import deliveries
 from anabranch.protocol.deliveries import Delivery
 from anabranch.protocol.publish import new_id
-from serving_layer.changes import has_change
+from serving_layer.changes import pending_hours
 from serving_layer.changes.token import Token
 from serving_layer.egress.hour import Hour
 from serving_layer.egress.places import cut_of, rows_of
@@ -57,7 +57,7 @@ class Topic:
         """Whether the table was restored to a time before the change of the hour of which a part was
         sent. Then the last delivery may be from an earlier time too, and nothing is behind it."""
         done, at = self.position.done, self.position.at
-        if done is None or at is None or has_change(self.job, Token.decode(done.token), at.hour):
+        if done is None or at is None or at.hour in pending_hours(self.job, Token.decode(done.token)):
             return False
         LOG.warning(
             "egress %s of stream %s: the topic has a part of hour %s that the table has not changed, so the table was "
