@@ -35,6 +35,7 @@ from anabranch.protocol.state import State
 from anabranch.records.erased import find_erased, without
 from anabranch.records.packed_files import WriteSpec, dropped_places, write_files
 from anabranch.records.reshape import fit_to_table
+from batch_layer.archive import write_archive
 from batch_layer.balance import (
     EXPLAINED,
     Balance,
@@ -150,6 +151,9 @@ class HourBuilder:
             # Step 1: read and decode.
             frames = self._frames(hour, cut, state, {}, decoding)
             reach(Step.BATCH_DECODED)
+            if frames.read.to_archive is not None:
+                self.passes.begin("write the archive")
+                write_archive(self._job, self._spark, frames.read.to_archive, hour, cut, state)
             # Passes 2 to 5: stage and check.
             built = self._checked(frames, self._stage(frames, hour, cut, before, state), state)
         return replace(built, seconds=time.monotonic() - began)
@@ -201,7 +205,12 @@ class HourBuilder:
         if left_out is not None:
             self.passes.begin("leave out erased records")
             erased = cached(find_erased(read.decoded, left_out))
-            read = replace(read, decoded=cached(without(read.decoded, erased)))
+            whole = read.to_archive
+            read = replace(
+                read,
+                decoded=cached(without(read.decoded, erased)),
+                to_archive=without(whole, erased) if whole is not None else None,
+            )
             counts = replace(read.counts(cut.ranges), held=counts.held)
         self.passes.begin("find duplicates")
         named = in_one_task(read.good(self._stream, [*AT, *self._stream.key]), cut.offsets)

@@ -31,8 +31,10 @@ from anabranch.protocol.state import State, check_log_end
 from anabranch.protocol.topic_change import gone_from_kafka
 from anabranch.records.formats import Format, open_format
 from anabranch.records.packed import ROW, PackSpec, pack_spec, packed
+from anabranch.records.reshape import to_schema
 from anabranch.spark.settings import runs_here
 from anabranch.spark.workers import can_use_workers, is_of_workers
+from batch_layer.archive import read_archive
 from batch_layer.balance import plus
 from batch_layer.cached import cached
 from batch_layer.decoders import AT, CertainRecords, Decoding, read_certain
@@ -52,20 +54,22 @@ T = TypeVar("T")
 # Where a record was read from: no column of a stream can have this name.
 _SOURCE = "read-from"
 
-SOURCES = KAFKA, ACCEPTED, DEAD_LETTERS, SPEED = ("kafka", "accepted", "dead_letters", "speed")
+SOURCES = KAFKA, ARCHIVE, ACCEPTED, DEAD_LETTERS, SPEED = ("kafka", "archive", "accepted", "dead_letters", "speed")
 
 
 @dataclass(frozen=True)
 class HourRecords:
     """An hour's records. `decoded`: those that Spark decoded, in the columns of `records.decode`, and their source.
     `certain`: those that workers decoded, if any; unless `has_decoded`, there are no others. `in_kafka`: the part of
-    the cut in Kafka's log. `accepted`: once filled, the accepted revision's offsets, if any."""
+    the cut in Kafka's log. `accepted`: once filled, the accepted revision's offsets, if any. `to_archive`: what Kafka
+    gave, with all bytes, if the stream has an archive."""
 
     decoded: DataFrame
     in_kafka: Ranges
     accepted: DataFrame | None = None
     certain: CertainRecords | None = None
     has_decoded: bool = True
+    to_archive: DataFrame | None = None
 
     @property
     def places(self) -> DataFrame:
@@ -144,8 +148,14 @@ class HourReader:
         ranges: Ranges = {} if gone else self._held(hour, cut)
         spec = self._pack_spec(hour, cut, decoding) if ranges else None
 
+        to_archive: DataFrame | None = None
+
         def decode(raw: DataFrame) -> DataFrame:
-            return cached(self._decode(raw, KAFKA, one_in))
+            if self._stream.archive is None:
+                return cached(self._decode(raw, KAFKA, one_in))
+            nonlocal to_archive
+            to_archive = cached(self._decoded(raw))
+            return self._of_source(to_archive, KAFKA, one_in)
 
         by_workers = self._by_workers(hour, ranges, spec, one_in) if spec is not None else None
         certain = by_workers[0] if by_workers is not None else None
@@ -160,7 +170,7 @@ class HourReader:
         # Ask again: retention may have deleted records during the read.
         ranges = {} if gone else self._held(hour, cut)
         decoded = in_one_task(decoded, cut.offsets)
-        return HourRecords(decoded, ranges, certain=certain, has_decoded=has_decoded)
+        return HourRecords(decoded, ranges, certain=certain, has_decoded=has_decoded, to_archive=to_archive)
 
     def _held(self, hour: str, cut: Cut) -> Ranges:
         """The part of the cut that Kafka's log still has. Raises PositionError as `read` does."""
@@ -188,6 +198,8 @@ class HourReader:
         batch = self._stream.batch
         if batch.decoder == "spark" or decoding is Decoding.SPARK or self._left_most:
             return None
+        if self._stream.archive is not None:
+            return None  # workers pass on no bytes
         all_of_it = decoding is Decoding.AUDITED or cut.offsets <= SMALL
         spec = pack_spec(self._stream, hour, 1 if all_of_it else batch.compare_one_in)
         return spec if spec is not None and can_use_workers(self._spark) else None
@@ -221,7 +233,7 @@ class HourReader:
         return certain, decoded.where(f"{ROW} IS NULL").drop(ROW)
 
     def fill(self, read: HourRecords, hour: str, cut: Cut, state: State) -> HourRecords:
-        """Add every other record of the cut that the table has, from the first source that has it.
+        """Add every other record of the cut that the archive or the table has, from the first source that has it.
 
         An offset that Kafka does not give is no gap if the table has its record.
         """
@@ -231,6 +243,9 @@ class HourReader:
         batch = (state.heads["batch"], letters["batch"])
         accepted = self._of_branch(batch, hour, (ACCEPTED, DEAD_LETTERS)) if state.is_accepted(hour) else []
         stored = [*accepted, *self._of_branch((state.heads["speed"], letters["speed"]), hour, (SPEED, SPEED))]
+        if self._stream.archive is not None:
+            # Bytes first: rows lack fields that the schema got since.
+            stored.insert(0, self._decode(read_archive(self._job, self._spark, hour, cut), ARCHIVE))
         if hour in state.retained_hours:
             # Rows of the speed layer that only `main` still has.
             stored += self._of_branch((state.heads["main"], letters["main"]), hour, (SPEED, SPEED))
@@ -272,7 +287,9 @@ class HourReader:
 
     def _of_branch(self, snapshots: tuple[int, int], hour: str, sources: tuple[str, str]) -> list[DataFrame]:
         """Rows, then dead letters, of an hour in a branch's snapshots of the two tables."""
-        rows = read_snapshot(self._spark, self._catalog, self._stream.table, snapshots[0])
+        # A snapshot from before a column was added is read without it.
+        columns = self._spark.table(f"{self._catalog}.{self._stream.table}").schema
+        rows = to_schema(read_snapshot(self._spark, self._catalog, self._stream.table, snapshots[0]), columns)
         return [
             self._as_decoded(rows.where(F.col("ingest_hour") == hour), sources[0]),
             self._decode(self._bytes(snapshots[1]).where(F.col("ingest_hour") == hour), sources[1]),
@@ -292,8 +309,10 @@ class HourReader:
         )
 
     def _decode(self, raw: DataFrame, source: str, one_in: int = 1) -> DataFrame:
-        decoded = records.decode(raw, *self._reading, with_unknown=True, secret=self._secret)
-        return self._of_source(decoded, source, one_in)
+        return self._of_source(self._decoded(raw), source, one_in)
+
+    def _decoded(self, raw: DataFrame) -> DataFrame:
+        return records.decode(raw, *self._reading, with_unknown=True, secret=self._secret)
 
     def _of_source(self, decoded: DataFrame, source: str, one_in: int = 1) -> DataFrame:
         """Decoded records with their source, and without bytes that nothing needs."""

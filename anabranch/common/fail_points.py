@@ -58,6 +58,8 @@ class Step(Enum):
     BATCH_PUBLISHED = "batch.published", "the hour is published, the ledger does not know it"
     BATCH_RECORDED = "batch.recorded", "the ledger knows the hour, its dead letters are not published"
     BATCH_DEAD_LETTERS = "batch.dead-letters", "its dead letters are published too"
+    ARCHIVE_STAGED = "archive.staged", "an hour's records are staged in the archive, which does not have them"
+    ARCHIVE_PUBLISHED = "archive.published", "the archive has the hour's records, its rows are not staged"
     # Filling the views, behind the batch job's work.
     VIEW_COMPUTED = "view.computed", "the partials of some hours are computed, nothing is written"
     VIEW_WRITTEN = "view.written", "their files are written, the view's table does not name them"
@@ -79,6 +81,11 @@ class Step(Enum):
     ERASE_LETTERS_WRITTEN = "erase.letters-written", "files without the dead letters are written, no commit names them"
     ERASE_LETTERS_PUBLISHED = "erase.letters-published", "the dead letters have left every branch"
     ERASE_PARTIALS_CLEARED = "erase.partials-cleared", "views have no partials of erased rows"
+    ERASE_ARCHIVE_WRITTEN = (
+        "erase.archive-written",
+        "files of the archive without the records are written",
+    )
+    ERASE_ARCHIVE_PUBLISHED = "erase.archive-published", "the archive has none of the records, the branches have them"
     ERASE_FOUND_NOTHING = "erase.found-nothing", "nothing is left on any branch, none records that it is done"
     # Import.
     IMPORT_WRITTEN = "import.written", "some hours' files are written and read back, no commit names them"

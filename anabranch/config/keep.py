@@ -32,6 +32,13 @@ class Keep(Frozen):
     docs: KeptFor = timedelta(days=30)
 
 
+class Archive(Frozen):
+    """The archive of a stream's records as Kafka gave them: how long, from the end of their ingest hour; None: for
+    ever."""
+
+    raw: KeptFor
+
+
 def parse_keep(value: object) -> object:
     """A duration alone is that of rows and dead letters."""
     return {"rows": value, "dead_letters": value} if isinstance(value, str) else value

@@ -26,7 +26,7 @@ from anabranch.config.columns import RESCUED, Column, columns_ddl, parse_columns
 from anabranch.config.egress import Target, check_targets
 from anabranch.config.environment import Webhook
 from anabranch.config.format_settings import FormatSettings, check_columns, parse_format
-from anabranch.config.keep import Keep, parse_keep
+from anabranch.config.keep import Archive, Keep, parse_keep
 from anabranch.config.mistakes import unknown_key
 from anabranch.config.select import SelectedColumn
 from anabranch.config.views import (
@@ -266,6 +266,7 @@ class Stream(Frozen):
     files: Files = Files()
     maintain: Maintain = Maintain()
     keep: Annotated[Keep, BeforeValidator(parse_keep)] = Keep()
+    archive: Archive | None = None
     airflow: Airflow = Airflow()
     slo: Slo = Slo()
     egress: Annotated[tuple[Target, ...], AfterValidator(check_targets)] = ()
@@ -280,6 +281,17 @@ class Stream(Frozen):
     @property
     def hours_table(self) -> str:
         return f"{self.table}_hours"
+
+    @property
+    def archive_table(self) -> str:
+        return f"{self.table}_archive"
+
+    @property
+    def branched_tables(self) -> tuple[str, ...]:
+        """The tables beside that of the rows whose branches commits require: dead letters, views' partials, and the
+        archive, if the stream has one."""
+        archive = (self.archive_table,) if self.archive is not None else ()
+        return (self.dead_letters_table, *map(self.partials_table, self.views), *archive)
 
     def view_table(self, view: View) -> str:
         """The name by which a view is read."""
@@ -320,7 +332,7 @@ class Stream(Frozen):
     def tables(self) -> tuple[str, ...]:
         """Every table of the stream, and every name that a view is read by."""
         views = [name for view in self.views for name in (self.view_table(view), self.partials_table(view))]
-        return (self.table, self.dead_letters_table, self.hours_table, self.egress_table, *views)
+        return (self.table, self.dead_letters_table, self.hours_table, self.egress_table, self.archive_table, *views)
 
     @property
     def most_event_dates(self) -> int | None:

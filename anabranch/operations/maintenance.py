@@ -40,7 +40,7 @@ from anabranch.offsets.hours import Timeline, end_of
 from anabranch.operations.erasure import end
 from anabranch.operations.erasure.status import finished
 from anabranch.operations.retention import LedgerExpired, RowsExpired, expire_ledger, expire_letters, expire_rows
-from anabranch.protocol import dead_letters, ledger, merge
+from anabranch.protocol import archive, dead_letters, ledger, merge
 from anabranch.protocol.ledger import Ledger
 from anabranch.protocol.maintained import MaintainedFolder, MaintainedTable, MaintenanceRun, Size, record_run
 from anabranch.protocol.publish import Again, Decision, Publish, new_id, run
@@ -149,6 +149,8 @@ def maintain(job: Job, now: datetime, dry_run: bool = False, publisher: Publishe
     )
     for name in map(stream.partials_table, stream.views):
         expired_by_table[name] = steps.run("views", partial(_expire_partials, job, name, now, dry_run), 0)
+    if stream.archive is not None:
+        expired_by_table[stream.archive_table] = steps.run("archive", lambda: _expire_archive(job, now, dry_run), 0)
     if not dry_run:
         steps.run("erasures", lambda: end.clear_partials(job), 0)
         steps.run("erasures", lambda: end.end_snapshots(job, now), 0)
@@ -339,6 +341,29 @@ def _expire_partials(job: Job, name: str, now: datetime, dry_run: bool) -> int:
     return expired
 
 
+def _expire_archive(job: Job, now: datetime, dry_run: bool) -> int:
+    """Remove hours from the archive that were kept long enough, or that have expired, some in a commit, and expire
+    snapshots; returns their number."""
+    lake, stream = job.lake, job.stream
+    name, kept = stream.archive_table, stream.archive
+    assert kept is not None
+
+    def plan(table: Table) -> Commit | None:
+        state = load_state(lake, stream.table)
+        due = archive.plan_due(state, content_by_hour(table, "main"), kept.raw, now)[:_HOURS_A_COMMIT]
+        return archive.plan_remove(table, due, new_id(), now)
+
+    if dry_run:
+        commit = plan(lake.load(name))
+        return len(commit.expire) if commit is not None else 0
+    expired = 0
+    while (landed := lake.commit_until_landed(name, f"maintain {name}", plan)) is not None:
+        expired += len(landed.expire)
+        if hours := landed.changes[0].clear:
+            LOG.info("stream %s: expired archive hours=%d last=%s", stream.name, len(hours), hours[-1])
+    return expired
+
+
 def _expire_plain(job: Job, name: str, dry_run: bool) -> tuple[int, int]:
     """Merge the ledger's files and expire its snapshots, in steps. Returns the numbers of expired
     snapshots and of files saved. That table has no staged snapshots, so no publisher waits.
@@ -378,7 +403,7 @@ def _move_heads(job: Job, names: Collection[str]) -> None:
 
     if stream.table in names:
         run(lake, stream.table, decide, f"maintain {stream.name}", take_turns=True)
-    # The dead letters, and views' partials.
+    # The dead letters, views' partials, and the archive.
     for name in sorted(set(names) - {stream.table, *stream.plain_tables}):
         lake.commit_until_landed(name, f"maintain {name}", lambda t: Commit(new_id(), heads(t), (Change("speed"),)))
     for name in stream.plain_tables:
@@ -387,8 +412,7 @@ def _move_heads(job: Job, names: Collection[str]) -> None:
 
 
 def _unreferenced(job: Job, before: datetime) -> _Unreferenced:
-    lake, stream = job.lake, job.stream
-    names = (stream.table, stream.dead_letters_table, *stream.plain_tables, *map(stream.partials_table, stream.views))
+    lake, stream, names = job.lake, job.stream, end.tables_of(job)
     # List files first: files published from here on are either referenced or not in the list.
     with Progress(LOG, f"list the files of {stream.name}", "files") as progress:
         listed = {name: list_table(job.environment, lake.load(name), progress.step) for name in names}

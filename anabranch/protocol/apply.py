@@ -142,6 +142,12 @@ def dead_letters_schema() -> Schema:
     )
 
 
+def archive_schema() -> Schema:
+    """The columns of dead letters that a record has from Kafka."""
+    own = ("error_code", "error_text", "layer")
+    return Schema(*(field for field in dead_letters_schema().fields if field.name not in own))
+
+
 def partials_schema(stream: Stream, view: View) -> Schema:
     """An ingest hour's part of each window and group of a view, and the inputs: the acceptance of
     the hour, a digest of its files, and a digest of the view's definition."""
@@ -192,6 +198,7 @@ def apply(
             for v in stream.views
         ),
         *(((stream.egress_table, Columns(DELIVERIES_SCHEMA, _OURS), ()),) if stream.egress else ()),
+        *(((stream.archive_table, Columns(archive_schema(), _OURS), ("ingest_hour",)),) if stream.archive else ()),
     )
     # Their contents can be computed again.
     derived = {*stream.plain_tables, *map(stream.partials_table, stream.views)}
@@ -224,7 +231,7 @@ def apply(
     changes += [f"created branch {b} of {stream.table}" for b in made]
     if "main" in made and first:
         changes.append(f"recorded the beginning: {first[POSITION]}")
-    for name in (stream.dead_letters_table, *map(stream.partials_table, stream.views)):
+    for name in stream.branched_tables:
         changes += [f"created branch {b} of {name}" for b in admin.add_branches(lake, name, {})]
     changes += guard_state(lake, stream)
     if rows := restore_ledger(lake, stream):
@@ -236,7 +243,7 @@ def apply(
 
 def is_created(lake: Lake, stream: Stream) -> bool:
     """Whether a stream has all tables and branches that `apply` creates. Raises Terminal, Transient."""
-    branched = (stream.table, stream.dead_letters_table, *map(stream.partials_table, stream.views))
+    branched = (stream.table, *stream.branched_tables)
     if not all(map(lake.exists, (*branched, *stream.plain_tables))):
         return False
     return all(set(BRANCHES) <= lake.load(name).metadata.refs.keys() for name in branched)
@@ -256,7 +263,7 @@ def guard_state(lake: Lake, stream: Stream) -> list[str]:
 
     published = run(lake, stream.table, decide, f"apply {stream.name}", take_turns=True)
     guarded = [stream.table] if published.landed is not None else []
-    for name in (stream.dead_letters_table, *map(stream.partials_table, stream.views)):
+    for name in stream.branched_tables:
         table = lake.load(name)
         commit = Commit(new_id(), heads(table), tuple(map(Change, BRANCHES)))
         # After a refusal, the publish that was first moves the state, or the next publish does.

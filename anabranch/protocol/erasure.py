@@ -76,6 +76,13 @@ def plan_places(state: State, erasure: Erasure, decisions: Iterable[LedgerRow], 
     return replace(_recorded(state, replace(erasure, places=erasure.places + 1), id), decisions=tuple(decisions))
 
 
+def plan_archived(
+    state: State, erasure: Erasure, decisions: Iterable[LedgerRow], id: str, now: datetime
+) -> Publish:  # fmt: skip
+    """The publish whose `decisions` record which files of the archive are about to be replaced. Pure."""
+    return replace(_recorded(state, replace(erasure, changed=now), id), decisions=tuple(decisions))
+
+
 def plan_letters(
     table: Table,
     state: State,
@@ -115,14 +122,25 @@ def plan_done(state: State, erasure: Erasure, id: str, now: datetime) -> Publish
 
 
 def plan_forget(
-    state: State, log_starts: Offsets, finished: Collection[str], id: str, now: datetime
-) -> Publish | None:  # fmt: skip
+    state: State,
+    log_starts: Offsets,
+    finished: Collection[str],
+    id: str,
+    now: datetime,
+    archived: Collection[str] = (),
+) -> Publish | None:
     """The publish after which the branches no longer record erasures that are done, whose deadline has passed, of which
-    nothing is left (`finished`), and of whose records Kafka, with `log_starts`, has none any more; None where there is
-    none. Pure."""
+    nothing is left (`finished`), and that no layer can read a record of: none that Kafka has, with `log_starts`, and
+    none of the hours that are `archived`; None where there is none. Pure."""
+
+    def may_be_archived(one: Erasure, hour: str) -> bool:
+        cut = state.cuts.get(hour)
+        return cut is None or bool(one.covered(hour, cut.topic_id, cut.ranges))
 
     def is_over(one: Erasure) -> bool:
         if one.done is None or now < one.until or one.id not in finished:
+            return False
+        if any(may_be_archived(one, hour) for hour in archived):
             return False
         is_gone = all(log_starts.get(p, 0) >= end for p, end in one.ends.items())
         return one.topic_id != state.position.topic_id or is_gone

@@ -77,6 +77,6 @@ def open_reader(conf: str | Path | None = None) -> Reader:
     by_table = {
         name: s
         for s in (with_table_columns(stream, lake) for stream in streams)
-        for name in (s.table, s.dead_letters_table, *s.plain_tables, *map(s.partials_table, s.views))
+        for name in (s.table, *s.branched_tables, *s.plain_tables)
     }
     return Reader(lake, by_table)

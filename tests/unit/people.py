@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -16,15 +16,18 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 
 from anabranch import config
 from anabranch.config.environment import Erasure as ErasureKeys
-from anabranch.iceberg.commits import Outcome
+from anabranch.iceberg import admin
+from anabranch.iceberg.commits import Change, Commit, Outcome
 from anabranch.iceberg.files import local_path
 from anabranch.iceberg.lake import Lake
+from anabranch.iceberg.snapshots import heads
 from anabranch.job import Job
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.operations.erasure import run
-from anabranch.protocol import ledger
+from anabranch.protocol import apply, ledger
 from anabranch.protocol.dead_letters import waiting_batch, waiting_speed
 from anabranch.protocol.ledger_row import Account, HourAccount
+from anabranch.protocol.publish import new_id
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.state import Accepted
 
@@ -33,15 +36,26 @@ CUT = Cut("t", {0: (0, 8)})
 NOW = datetime(2026, 11, 21, 5, tzinfo=UTC)
 ORDER = run.Order("id", frozenset({"anna"}), "case 4711")
 NAMES = ("anna", "bert", "anna", "carl")
+ARCHIVED = {
+    0: b'{"id": "anna"}', 1: b'{"id": "bert"}', 2: b'{"id": "a\\u006ena"}', 3: b'{"id": "carl"}',
+    4: b'{"id": "anna", ', 5: b"annabel", 6: b"x anna y", 7: b'{"id": "anna", "again": true}',
+}  # fmt: skip
 Letters = Sequence[tuple[str, int, bytes]]
 LETTERS: Letters = ((FIRST, 4, b'{"id": "anna", '), (FIRST, 5, b"annabel"), (FIRST, 6, b"x anna y"))
 
 
 class People:
     """A stream of people: an hour that both layers have, the next one that only the speed layer has, and dead
-    letters."""
+    letters; with an archive of the first hour or without one."""
 
-    def __init__(self, folder: Path, of_batch: Letters = (), s3: config.S3 | None = None, ddl: str = DDL) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        of_batch: Letters = (),
+        s3: config.S3 | None = None,
+        ddl: str = DDL,
+        archive: bool = False,
+    ) -> None:
         timeline = Timeline(FIRST, NEXT, {0: 8}, sealed={FIRST: CUT})
         self.lake = new_lake(folder, timeline=timeline, s3=s3, ddl=ddl)
         lake = self.lake
@@ -49,6 +63,8 @@ class People:
         self._speed([(FIRST, o) for o in range(4)], 8, dead)
         self._speed([(NEXT, 8 + o) for o in range(4)], 12, None)
         self._accept(of_batch)
+        if archive:
+            self._archive()
         Publisher(lake.lake, lake.stream).recover()
 
     def _rows(self, rows: list[tuple[str, int]]) -> Any:
@@ -91,6 +107,32 @@ class People:
             dead_letters=waiting,
         )  # fmt: skip
         assert self.lake.publish(accepted, state) is Outcome.LANDED
+
+    def _archive(self) -> None:
+        """The archive of the hour, in two files: a row's name is escaped in its record, and a duplicate has no row."""
+        lake, name = self.lake.lake, self.lake.stream.archive_table
+        admin.create(lake, name, apply.archive_schema(), ("ingest_hour",), admin.TABLE_PROPERTIES)
+        admin.add_branches(lake, name, {})
+        self.archive(range(4), ARCHIVED)
+        self.archive(range(4, 8), ARCHIVED)
+
+    def archive(self, offsets: Iterable[int], values: Mapping[int, bytes]) -> None:
+        """A commit of records of the hour."""
+        lake, name = self.lake.lake, self.lake.stream.archive_table
+        records = [
+            {"topic_id": "t", "kafka_partition": 0, "kafka_offset": o, "ingest_hour": FIRST, "value": values[o]}
+            for o in offsets
+        ]
+        schema = schema_to_pyarrow(lake.load(name).schema())
+        staged = stage(lake, name, pa.Table.from_pylist(records, schema=schema))
+        commit = Commit(new_id(), heads(lake.load(name)), (Change("main", staged.files),))
+        assert lake.commit(lake.load(name), commit) is Outcome.LANDED
+
+    @property
+    def archived(self) -> dict[int, bytes]:
+        table = self.lake.lake.load(self.lake.stream.archive_table)
+        rows = table.scan(snapshot_id=table.metadata.refs["main"].snapshot_id).to_arrow().to_pylist()
+        return {row["kafka_offset"]: row["value"] for row in rows}
 
     @property
     def job(self) -> Job:

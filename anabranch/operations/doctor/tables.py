@@ -51,7 +51,8 @@ class TableFacts:
 def read(environment: Environment, stream: Stream) -> TableFacts:
     """Raises MetadataGone, ConfigurationError, Transient."""
     lake = open_lake(environment, stream)
-    names = (stream.table, stream.dead_letters_table, *stream.plain_tables)
+    archive = (stream.archive_table,) if stream.archive is not None else ()
+    names = (stream.table, stream.dead_letters_table, *archive, *stream.plain_tables)
     missing = tuple(name for name in names if not lake.exists(name))
     tables = {name: lake.load(name) for name in names if name not in missing}
     # The format version is a field of the metadata, not a property.

@@ -4,7 +4,8 @@
 2. Tags and former snapshots that have files of the erased hours, from before the rewrite, leave each table.
 3. Files that nothing refers to are deleted once they are a day old (`anabranch.operations.maintenance`).
 4. Versions of deleted objects from before the rewrite are deleted, if the bucket keeps them.
-5. An erasure of which nothing is left leaves the branches, once Kafka has none of its records.
+5. An erasure of which nothing is left leaves the branches, once Kafka has none of its records, and the archive no hour
+   with them.
 
 A foreign branch is never dropped: the status names it. Each step may be repeated.
 """
@@ -24,6 +25,7 @@ from anabranch.iceberg.clock import MAX_CLOCK_SKEW
 from anabranch.iceberg.commits import Change, Commit
 from anabranch.iceberg.expiry import plan_expiry
 from anabranch.iceberg.files import list_versions
+from anabranch.iceberg.hour_files import content_by_hour
 from anabranch.iceberg.orphans import folders_of, own_files
 from anabranch.iceberg.s3 import Version, open_store
 from anabranch.iceberg.snapshots import PUBLISHED, STAGED, heads, made_at
@@ -82,7 +84,8 @@ def former_files(table: Table, hours: Collection[str], before: datetime | None) 
 
 
 def rewritten_before(job: Job, name: str, one: Erasure, now: datetime) -> datetime | None:
-    """The moment before which the snapshots of a table may have its records. Partials are computed again later."""
+    """The moment before which the snapshots of a table may have its records. Partials are computed again later,
+    and the archive is rewritten by commits of its own."""
     if one.changed is None:
         return None
     is_of_records = name in (job.stream.table, job.stream.dead_letters_table)
@@ -138,7 +141,7 @@ def end_snapshots(job: Job, now: datetime) -> int:
     history = job.ledger.history(None, ledger.BULKY_BUT_ERASURES)
     for one in erasures:
         hours = hours_of(history, one)
-        for name in (stream.table, stream.dead_letters_table, *map(stream.partials_table, stream.views)):
+        for name in erased_tables(job):
             plan = partial(_plan_table, job, hours, rewritten_before(job, name, one, now), now)
             while (landed := lake.commit_until_landed(name, f"end erasure {one.id} in {name}", plan)) is not None:
                 ended += len(landed.expire) + len(landed.drop_tags)
@@ -177,8 +180,15 @@ def versions_of(job: Job, before: datetime) -> Iterator[Version]:
 
 def tables_of(job: Job) -> tuple[str, ...]:
     """All tables with files of the stream."""
+    return (*erased_tables(job), *job.stream.plain_tables)
+
+
+def erased_tables(job: Job) -> tuple[str, ...]:
+    """All tables that may have erased records; an archive also if the stream's file has none any more. Raises
+    Transient."""
     stream = job.stream
-    return (stream.table, stream.dead_letters_table, *stream.plain_tables, *map(stream.partials_table, stream.views))
+    is_left = stream.archive is None and job.lake.exists(stream.archive_table)
+    return (stream.table, *stream.branched_tables, *((stream.archive_table,) if is_left else ()))
 
 
 def end_versions(job: Job, now: datetime) -> int:
@@ -200,16 +210,20 @@ def end_versions(job: Job, now: datetime) -> int:
 
 def forget(job: Job, publisher: Publisher, finished: Collection[str], now: datetime) -> int:
     """Remove from the branches the erasures of `finished`, of which nothing is left, once Kafka has none of their
-    records; returns how many. Raises Transient."""
+    records, and the archive no hour with them; returns how many. Raises Transient."""
     state = load_state(job.lake, job.stream.table)
     if not any(one.id in finished for one in ending(state, now)):
         return 0
     topic = job.kafka.describe(job.stream.topic, state.position)
     starts = job.kafka.log_starts(topic) if topic is not None and topic.id == state.position.topic_id else {}
 
+    archive = job.stream.archive_table
+    archived = content_by_hour(job.lake.load(archive), "main") if job.lake.exists(archive) else ()
+
     def decide() -> Decision[int]:
         state = load_state(job.lake, job.stream.table)
-        publish = erasure.plan_forget(state, starts, finished, new_id(), now)
+        known = job.ledger.remembering(state, archived)
+        publish = erasure.plan_forget(known, starts, finished, new_id(), now, archived)
         return Decision(state, publish, len(state.erasures.all))
 
     published = publisher.run(decide, f"forget erasures of {job.stream.name}")

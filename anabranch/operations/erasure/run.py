@@ -30,11 +30,13 @@ from anabranch.operations.erasure.search import (
     Values,
     column_of,
     find_letters,
+    find_places,
     find_rows,
     mask_of,
+    places_in,
     require_column,
 )
-from anabranch.protocol import erasure, ledger, merge
+from anabranch.protocol import archive, erasure, ledger, merge
 from anabranch.protocol.acts import act_now
 from anabranch.protocol.erased import Erasure
 from anabranch.protocol.erasure_filter import keys_of
@@ -107,15 +109,18 @@ def erase(job: Job, publisher: Publisher, order: Order) -> Erased:
     publisher.recover()
     one = _request(job, publisher, order)
     values = Values.of(order.column, order.values)
+    # While the rows still show which archived records are theirs.
+    _erase_archived(job, publisher, one, values)
     removed = _erase_rows(job, publisher, one, values)
     for _ in range(_ATTEMPTS):
         state = load_state(job.lake, job.stream.table)
         publisher.finish(state)
+        archived = _erase_archived(job, publisher, one, values)
         dead = _erase_letters(job, publisher, one, order.values)
         removed = removed.plus(Found(dead=dead))
         current = state.erasures.of(one.id)
         assert current is not None
-        if dead:
+        if dead or archived:
             continue
         clear_partials(job)
         reach(Step.ERASE_PARTIALS_CLEARED)
@@ -441,6 +446,119 @@ def _erase_letters(job: Job, publisher: Publisher, one: Erasure, values: Collect
     dead = sum(len(places) for places in found.by_hour.values())
     LOG.info("stream %s: erased dead letters erasure=%s count=%d hours=%d", stream.name, one.id, dead, len(hours))
     return dead
+
+
+# The archive
+
+
+def _erase_archived(job: Job, publisher: Publisher, one: Erasure, values: Values) -> int:
+    """Remove archived records that have the values as words, and those of rows that have them; returns how many left.
+
+    Moves the head of the archive once every file was searched: records that were read before the erasure was recorded
+    are archived no more. Idempotent. Raises Transient.
+    """
+    lake, name = job.lake, job.stream.archive_table
+    if not lake.exists(name):
+        return 0
+    searched, count = set[str](), 0
+    for _ in range(_ATTEMPTS):
+        table = lake.load(name)
+        files = {path: f for path, f in _archive_files(table).items() if path not in searched}
+        found = sorted(_archived_places(job, table, list(files.values()), one, values).items())
+        searched |= files.keys() - dict(found).keys()
+        for begin in range(0, len(found), _FILES_A_COMMIT):
+            some = dict(found[begin : begin + _FILES_A_COMMIT])
+            _record_archived(job, publisher, one, table, {path: files[path] for path in some})
+            written = _rewrite_archived(job, table, files, some)
+            if written is not None:
+                searched |= written
+                count += sum(map(len, some.values()))
+
+        def plan(current: Table, searched: Collection[str] = frozenset(searched)) -> Commit | None:
+            return archive.plan_searched(current, _archive_files(current), searched, new_id(), _now(job))
+
+        if lake.commit_until_landed(name, f"erase archived records of {job.stream.name}", plan) is not None:
+            break
+    else:
+        raise Transient(
+            f"erase archived records of {job.stream.name}: expected no new file in one of {_ATTEMPTS} attempts, found "
+            "some each time; run the command again"
+        )
+    if count:
+        LOG.info("stream %s: erased archived records erasure=%s count=%d", job.stream.name, one.id, count)
+    return count
+
+
+def _archive_files(table: Table) -> dict[str, DataFile]:
+    return {path: f for of_hour in files_by_hour(table, "main").values() for path, f in of_hour.items()}
+
+
+def _rewrite_archived(
+    job: Job, table: Table, files: Mapping[str, DataFile], found: Mapping[str, Collection[Place]]
+) -> set[str] | None:
+    """Replace files of the archive by those without the places of `found`; returns the new paths, None if a file left
+    meanwhile."""
+    name, began = job.stream.archive_table, _now(job)
+    written = {path: rewrite_kept(table, files[path], partial(_kept_letters, found[path])) for path in found}
+    reach(Step.ERASE_ARCHIVE_WRITTEN)
+
+    def plan(current: Table) -> Commit | None:
+        return archive.plan_erase(current, _archive_files(current), written, new_id(), began, _now(job))
+
+    new = {f.file_path for f in written.values() if f is not None}
+    if job.lake.commit_until_landed(name, f"erase archived records of {job.stream.name}", plan) is None:
+        delete_quietly(table, list(new))
+        return None
+    reach(Step.ERASE_ARCHIVE_PUBLISHED)
+    return new
+
+
+def _archived_places(
+    job: Job, table: Table, files: Sequence[DataFile], one: Erasure, values: Values
+) -> dict[str, set[Place]]:  # fmt: skip
+    """By the path of a file of the archive, the places of records to erase."""
+    state = load_state(job.lake, job.stream.table)
+
+    def covered(data_file: DataFile, topic_id: str) -> Ranges:
+        return one.covered(hour_of_file(table, data_file), topic_id, dict.fromkeys(one.ends, (0, _EVERYTHING)))
+
+    found = find_letters(table, files, values.texts, covered)
+    hours = {hour_of_file(table, f) for f in files}
+    rows = {path: f for b in BRANCHES for of in files_by_hour(state.table, b, hours).values() for path, f in of.items()}
+    by_hour: dict[str, set[Place]] = {}
+    of_rows = find_places(
+        state.table, list(rows.values()), values, lambda f: _covered_of(state, one, hour_of_file(state.table, f))
+    )
+    for path, places in of_rows.items():
+        by_hour.setdefault(hour_of_file(state.table, rows[path]), set()).update(places)
+    for f in files:
+        if of_hour := by_hour.get(hour_of_file(table, f)):
+            here = of_hour & places_in(table, f)
+            if here:
+                found.setdefault(f.file_path, set()).update(here)
+    return found
+
+
+def _record_archived(
+    job: Job, publisher: Publisher, one: Erasure, table: Table, files: Mapping[str, DataFile]
+) -> None:  # fmt: skip
+    """Record in the ledger which files of the archive are about to be replaced."""
+    paths: dict[str, set[str]] = {}
+    for path, f in files.items():
+        paths.setdefault(hour_of_file(table, f), set()).add(path)
+
+    def decide() -> Decision[None] | Again:
+        state = load_state(job.lake, job.stream.table)
+        if merge.needs_merge(state):
+            merge.merge(job.lake, job.stream)
+            return Again.AGAIN
+        current = state.erasures.of(one.id)
+        assert current is not None
+        decisions = _decisions(job, state, current, {hour: {} for hour in paths}, {}, paths)
+        return Decision(state, erasure.plan_archived(state, current, decisions, new_id(), _now(job)), None)
+
+    published = publisher.run(decide, f"erase archived records of {job.stream.name}")
+    publisher.record_decisions(published.state)
 
 
 def _kept_letters(places: Collection[Place], batch: pa.RecordBatch) -> pa.BooleanArray:

@@ -101,24 +101,41 @@ def find_rows(
 ) -> dict[str, dict[int, int]]:  # fmt: skip
     """By the path of each file with erased rows, how many it has, by partition. `covered`: the offsets of a file that
     the erasure is of. Raises Transient."""
+    found = find_places(table, files, values, covered)
+    return {path: dict(Counter(partition for partition, _ in places)) for path, places in found.items()}
+
+
+def find_places(
+    table: Table, files: Sequence[DataFile], values: Values, covered: Callable[[DataFile], Ranges]
+) -> dict[str, list[Place]]:  # fmt: skip
+    """By the path of each file with erased rows, their places. `covered` as `find_rows`. Raises Transient."""
     schema = table.schema()
     candidates = [f for f in files if may_hold(schema, f, values)]
 
-    def count(data_file: DataFile) -> dict[int, int]:
-        counts = Counter[int]()
+    def find(data_file: DataFile) -> list[Place]:
+        places: list[Place] = []
         with opened(table, data_file) as parquet:
             name = column_of(parquet.schema_arrow, schema, values.column)
             if name is None:
-                return {}
+                return []
             groups = _groups(table, data_file, parquet.metadata, name, values)
             for batch in parquet.iter_batches(row_groups=groups, columns=[name, *_PLACES], use_threads=False):
-                mask = mask_of(batch, name, values, covered(data_file))
-                counts.update(batch["kafka_partition"].filter(mask).to_pylist())
-        return dict(counts)
+                places += _places(batch.filter(mask_of(batch, name, values, covered(data_file))))
+        return places
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        found = zip(candidates, pool.map(count, candidates), strict=True)
-        return {f.file_path: counts for f, counts in found if counts}
+        found = zip(candidates, pool.map(find, candidates), strict=True)
+        return {f.file_path: places for f, places in found if places}
+
+
+def places_in(table: Table, data_file: DataFile) -> set[Place]:
+    """The places of a file's records. Raises Transient."""
+    with opened(table, data_file) as parquet:
+        return {place for batch in parquet.iter_batches(columns=_PLACES, use_threads=False) for place in _places(batch)}
+
+
+def _places(batch: pa.RecordBatch) -> list[Place]:
+    return list(zip(*(batch[name].to_pylist() for name in _PLACES), strict=True))
 
 
 def _groups(

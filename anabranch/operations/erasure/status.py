@@ -21,6 +21,7 @@ from anabranch.operations.erasure.end import (
     UNREFERENCED_FOR,
     Former,
     ending,
+    erased_tables,
     former_files,
     hours_of,
     rewritten_before,
@@ -127,16 +128,16 @@ def _status(
     rows = [row for row in history if row.erasure is not None and row.erasure.get("id") == one.id]
     parts = [row.erasure for row in rows if row.erasure is not None]
     replaced = {str(path) for part in parts for path in part["files"]}
-    hours, stream = hours_of(rows, one), job.stream
-    names = (stream.table, stream.dead_letters_table, *map(stream.partials_table, stream.views))
-    tables = {name: job.lake.load(name) for name in names}
+    hours = hours_of(rows, one)
+    tables = {name: job.lake.load(name) for name in erased_tables(job)}
     former = {n: former_files(table, hours, rewritten_before(job, n, one, now)) for n, table in tables.items()}
     wanted = {path for of_table in former.values() for files in of_table.values() for path in files}
     # Before versions are counted: a file that is deleted meanwhile is one of them.
     there = _stored(state.table, replaced | wanted)
     holders = [h for n, table in tables.items() for h in _holders(table, former[n], there, one, now)]
     versions = _count_versions(job, one)
-    stale = {view.name: stale_hours(tables[stream.partials_table(view)], state.table, hours) for view in stream.views}
+    views = {view.name: tables[job.stream.partials_table(view)] for view in job.stream.views}
+    stale = {view: stale_hours(partials, state.table, hours) for view, partials in views.items()}
     ends = [holder.until for holder in holders]
     gone_at = max((end for end in ends if end is not None), default=None) if None not in ends else None
     scanned = _scan(job, state, one) if scan else None

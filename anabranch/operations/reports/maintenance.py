@@ -95,7 +95,7 @@ def read_maintenance(job: Job, now: datetime) -> Maintenance:
     waiting = {str(item["id"]): str(item["at"]) for item in state.dead_letters}
     tables, unread = {stream.table: _of_branches(state.table, now)}, {}
     oldest = None
-    for name in (stream.dead_letters_table, *stream.plain_tables, *map(stream.partials_table, stream.views)):
+    for name in (*stream.branched_tables, *stream.plain_tables):
         try:
             table = lake.load(name)
             if name in stream.plain_tables:

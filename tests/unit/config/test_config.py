@@ -263,7 +263,7 @@ def test_nothing_changes_after_the_start(conf: Path) -> None:
         ({"topik": "x"}, "topik", "unknown key 'topik', did you mean 'topic'?"),
         ({"shema": "id INT", "schema": ""}, "shema", "unknown key 'shema', did you mean 'schema'?"),
         ({"speed": "{tigger: 2 seconds}"}, "speed.tigger", "unknown key 'tigger', did you mean 'trigger'?"),
-        ({"colour": "x"}, "colour", "unknown key 'colour', expected one of airflow, batch, egress, event_time, "),
+        ({"colour": "x"}, "colour", "unknown key 'colour', expected one of airflow, archive, batch, egress, "),
         ({"table": "orders"}, "table", "expected namespace.table, such as shop.orders, of letters"),
         ({"schema": "id STRING, total DECIMAL(50,2)"}, "schema", "column total: expected DECIMAL of at most 38 digits"),
         ({"schema": "id STRING, total DOUBEL"}, "schema", "column total: unknown type 'DOUBEL', did you mean D"),

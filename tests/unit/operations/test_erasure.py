@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,10 @@ from brokers import Broker
 from click.testing import CliRunner
 from killed import kill_at
 from lakes import FIRST, new_environment
-from people import LETTERS, NEXT, NOW, ORDER, People, job_of
+from people import ARCHIVED, LETTERS, NEXT, NOW, ORDER, People, job_of
 from pydantic import SecretStr
+from pyiceberg.manifest import DataFile
+from pyiceberg.table import Table
 
 from anabranch.cli import main
 from anabranch.common.errors import ConfigurationError
@@ -22,14 +26,18 @@ from anabranch.common.fail_points import Step
 from anabranch.config.environment import Erasure as ErasureKeys
 from anabranch.iceberg.files import local_path
 from anabranch.iceberg.lake import Lake
+from anabranch.job import Job
+from anabranch.offsets.hours import Cut, shift
 from anabranch.offsets.position import Topic
 from anabranch.operations.erasure import end, run
 from anabranch.operations.erasure.search import find_words, forms_of
 from anabranch.operations.erasure.status import read_statuses, status_lines
 from anabranch.operations.maintenance import maintain
+from anabranch.protocol import erasure
 from anabranch.protocol.erased import Erasure, Erasures
 from anabranch.protocol.erasure_filter import load_filter
 from anabranch.protocol.publisher import Publisher
+from anabranch.protocol.state import Accepted
 
 
 @dataclass
@@ -56,6 +64,58 @@ def maintain_later(folder: Path) -> None:
 @pytest.fixture
 def people(tmp_path: Path) -> People:
     return People(tmp_path)
+
+
+ERASED = {value for o, value in ARCHIVED.items() if o not in (1, 3, 5)}
+
+
+def stored_bytes(folder: Path) -> set[bytes]:
+    """Every value of bytes in any Parquet file, whether a snapshot refers to it or not."""
+    found = set[bytes]()
+    for path in folder.rglob("*.parquet"):
+        table = pq.ParquetFile(path).read()
+        for name in table.column_names:
+            found |= {value for value in table[name].to_pylist() if isinstance(value, bytes)}
+    return found
+
+
+@pytest.mark.parametrize("at_once", [1, 32])
+def test_erased_records_leave_the_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+    monkeypatch.setattr(run, "_FILES_A_COMMIT", at_once)
+    people = People(tmp_path, archive=True)
+    assert people.archived == ARCHIVED
+    done = people.erase(replace(ORDER, until=timedelta(0)))
+    assert (done.left, done.removed.rows, done.removed.dead) == (None, 4, 2)
+    assert people.archived == {o: ARCHIVED[o] for o in (1, 3, 5)}
+    # Its replaced files are named until storage has them no more.
+    [status] = read_statuses(people.job, datetime.now(UTC))
+    before = [path for path in _replaced(people) if "events_archive" in path]
+    assert len(set(before)) == 2 and not status.is_certificate
+    assert people.erase().removed == run.Found()
+    # The hazard: storage has the bytes. At the deadline, no file has them.
+    assert stored_bytes(tmp_path) >= ERASED
+    maintain_later(tmp_path)
+    left = stored_bytes(tmp_path)
+    assert not left & ERASED and left >= {ARCHIVED[o] for o in (1, 3, 5)}
+    assert read_statuses(people.job, datetime.now(UTC))[0].is_certificate
+
+
+def test_files_that_are_archived_while_others_are_searched_are_searched_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    people, search, searched = People(tmp_path, archive=True), run._archived_places, list[int]()
+
+    def meanwhile(job: Job, table: Table, files: Sequence[DataFile], *of: Any) -> Any:
+        found = search(job, table, files, *of)
+        searched.append(len(files))
+        if len(searched) == 1:
+            people.archive([8, 9], {8: b'{"id": "anna", "late": 1}', 9: b'{"id": "bert", "late": 1}'})
+        return found
+
+    monkeypatch.setattr(run, "_archived_places", meanwhile)
+    people.erase()
+    assert searched[:2] == [2, 1]
+    assert people.archived == {o: ARCHIVED[o] for o in (1, 3, 5)} | {9: b'{"id": "bert", "late": 1}'}
 
 
 def test_erased_records_leave_every_branch_and_the_account_closes(people: People) -> None:
@@ -106,16 +166,22 @@ def test_an_hour_may_have_more_files_than_commits_are_tried(people: People, monk
 
 
 STEPS = [step for step in Step if step.label.startswith("erase.")]
-QUICK = (Step.ERASE_PUBLISHED, Step.ERASE_PLACES_PUBLISHED)
+QUICK = (Step.ERASE_ARCHIVE_PUBLISHED, Step.ERASE_PUBLISHED, Step.ERASE_PLACES_PUBLISHED)
 
 
 @pytest.mark.parametrize(
     "step",
     [pytest.param(step, marks=() if step in QUICK else pytest.mark.full, id=step.label) for step in STEPS],
 )
-def test_an_erasure_that_is_killed_is_continued_by_the_same_command(people: People, step: Step) -> None:
+def test_an_erasure_that_is_killed_is_continued_by_the_same_command(people: People, step: Step, tmp_path: Path) -> None:
+    if "archive" in step.label:
+        folder = tmp_path / "with-archive"
+        folder.mkdir()
+        people = People(folder, archive=True)
     kill_at(step.label, erase_in, people.lake.folder)
     done = people.erase()
+    if "archive" in step.label:
+        assert people.archived == {o: ARCHIVED[o] for o in (1, 3, 5)}
     assert done.erasure.done is not None
     assert people.names("main") == ["bert", "bert", "carl", "carl"]
     assert people.letters("speed") == [b"annabel"]
@@ -278,6 +344,20 @@ def test_an_erasure_is_forgotten_once_kafka_has_none_of_its_records(
     later = datetime.now(UTC) + timedelta(days=days)
     forgotten = end.forget(job, Publisher(job.lake, job.stream), {one.id} if is_finished else (), later)
     assert (forgotten, people.lake.state().erasures.of(one.id) is None) == (int(is_over), is_over)
+
+
+@pytest.mark.parametrize(("hour", "is_over"), [(FIRST, False), (NEXT, True)], ids=("before", "after"))
+def test_an_erasure_is_remembered_while_the_archive_has_hours_of_it(
+    people: People, hour: str, is_over: bool
+) -> None:  # fmt: skip
+    """A record whose bytes show no value would be a row again, from the archive."""
+    state, one = people.lake.state(), people.erase().erasure
+    state = replace(people.lake.state(), accepted=state.accepted | {NEXT: Accepted(1, Cut("t", {0: (12, 20)}))})
+    plan = partial(erasure.plan_forget, state, {0: 12}, {one.id}, "id", NOW + timedelta(days=400))
+    assert plan() is not None
+    assert (plan([hour]) is not None) == is_over
+    # Of an hour that nothing is known of, it may have any.
+    assert plan([shift(NEXT, 1)]) is None
 
 
 ONE = Erasure("e", "id", NOW, NOW + timedelta(days=30), NEXT, "t", {0: 10})

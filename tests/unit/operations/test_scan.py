@@ -39,8 +39,13 @@ def found(people: People) -> dict[str, set[str]]:
     return places
 
 
-def test_a_scan_finds_a_value_until_the_deadline_ends_it(people: People) -> None:
-    everywhere = {"events": {"column id", "bounds"}, "events_dead_letters": {"column value"}}
+def test_a_scan_finds_a_value_until_the_deadline_ends_it(tmp_path: Path) -> None:
+    people = People(tmp_path, archive=True)
+    everywhere = {
+        "events": {"column id", "bounds"},
+        "events_dead_letters": {"column value"},
+        "events_archive": {"column value"},
+    }
     assert found(people) == everywhere
     people.erase(replace(ORDER, until=timedelta(days=2)))
     # No branch has one any more. The hazard: files and manifests of former snapshots do.

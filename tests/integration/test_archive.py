@@ -1,0 +1,195 @@
+"""The archive: what Kafka gave, once, from which hours are rebuilt when Kafka has them no more."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from world import SCHEMA, World, event, past_hour
+
+from anabranch.iceberg.hour_files import files_by_hour
+from anabranch.iceberg.orphans import list_table
+from anabranch.offsets.hours import start_of
+from anabranch.operations.audit import audit
+from anabranch.operations.erasure.end import tables_of
+from anabranch.operations.erasure.run import Order, erase
+from anabranch.operations.maintenance import maintain
+from anabranch.protocol import ledger
+from anabranch.protocol.holding import hold
+from anabranch.protocol.ledger_row import LedgerRow
+from anabranch.protocol.publisher import Publisher
+
+Make = Callable[..., World]
+ARCHIVE: dict[str, Any] = {"raw": "30 days"}
+BRANCHES = ("speed", "batch", "main")
+
+
+def archived(one: World) -> list[tuple[int, int, bytes | None, bytes | None]]:
+    """The content of the archive."""
+    table = one.lake.load(one.job.stream.archive_table)
+    rows = table.scan(snapshot_id=table.metadata.refs["main"].snapshot_id).to_arrow().to_pylist()
+    return sorted(
+        ((r["kafka_partition"], r["kafka_offset"], r["key"], r["value"]) for r in rows), key=lambda at: at[:2]
+    )
+
+
+def sent(one: World, *hours: str) -> list[tuple[int, int, bytes | None, bytes | None]]:
+    """What Kafka acknowledged of some hours."""
+    ids = tuple(f'{{"event_id": "{hour}'.encode() for hour in hours)
+    of = [r for r in one.sent if r.value is not None and r.value.startswith(ids)]
+    return sorted(((r.partition, r.offset, b"k", r.value) for r in of), key=lambda at: at[:2])
+
+
+def send_hour(one: World, hour: str) -> None:
+    """Eight good records with a field beside the schema, a duplicate, and one that is dead."""
+    at = start_of(hour)
+    good = [
+        (n % 2, at + timedelta(minutes=n), event(f"{hour}-{n}", at, player=f"p{n % 3}", score=n, level=n))
+        for n in range(8)
+    ]
+    broken = b'{"event_id": "' + hour.encode() + b'-broken", "player": "p1", '
+    one.send([*good, good[0], (1, at + timedelta(minutes=20), broken)])
+
+
+def gone_from_kafka(one: World) -> None:
+    topic = one.kafka.describe(one.name)
+    assert topic is not None
+    one.delete_records(one.kafka.stable_ends(topic))
+
+
+def newest(one: World, hour: str) -> LedgerRow:
+    """The newest decision of an hour, whose account closes."""
+    row = ledger.newest(one.job.ledger.history([hour]))[hour]
+    assert row.offsets == (row.good or 0) + (row.dead or 0) + (row.duplicate or 0) + (row.gap or 0) + (row.erased or 0)
+    assert row.partitions is not None and all(p.total == p.offsets for p in row.partitions.values())
+    return row
+
+
+def counts(row: LedgerRow) -> tuple[int | None, ...]:
+    return row.good, row.dead, row.duplicate, row.gap
+
+
+@pytest.mark.full
+def test_an_hour_is_rebuilt_from_its_bytes_when_kafka_has_it_no_more(world: Make) -> None:
+    first, second = past_hour(2), past_hour(1)
+    one = world(archive=ARCHIVE)
+    one.expect({"type": "expect_column_values_to_be_between", "kwargs": {"column": "level", "max_value": 3}})
+    one.topic()
+    send_hour(one, first)
+    send_hour(one, second)
+    one.apply()
+    # Refused hours are archived too.
+    assert {r.hour: r.decision for r in one.batch()} == {first: "refused", second: "refused"}
+    assert archived(one) == sent(one, first, second)
+    one.configure(expectations=None)
+    one.reopen()
+    assert one.batch(first)[0].decision == "accepted"
+    before = newest(one, first)
+    assert (before.sources, counts(before)) == ({"kafka": 10}, (8, 1, 1, 0))
+    # Read again, and not archived again.
+    assert one.batch(first, restate=True)[0].decision == "accepted"
+    assert archived(one) == sent(one, first, second)
+
+    one.configure(schema=f"{SCHEMA}, score INT")
+    one.reopen()
+    one.apply()
+    gone_from_kafka(one)
+    # The hazard: rows lack the field, and Kafka has no record of either hour.
+    assert {r.get("score") for r in one.rows()} == {None}
+    assert [r.decision for r in one.batch(first, restate=True)] == ["accepted"]
+    assert [r.decision for r in one.batch(second)] == ["accepted"]
+    for hour in (first, second):
+        row = newest(one, hour)
+        assert (row.sources, counts(row)) == ({"archive": 10}, (8, 1, 1, 0))
+    assert sorted(r["score"] for r in one.rows()) == sorted([*range(8)] * 2)
+    assert Counter(d["ingest_hour"] for d in one.dead()) == {first: 1, second: 1}
+    assert [d for a in audit(one.job, None, True).hours for d in a.disagreements] == []
+    assert archived(one) == sent(one, first, second)
+
+
+def test_hours_leave_the_archive_unless_held(world: Make) -> None:
+    old, held, kept = past_hour(60), past_hour(55), past_hour(1)
+    one = world(archive={"raw": "2 days"})
+    one.topic()
+    for hour in (old, held, kept):
+        send_hour(one, hour)
+    one.apply()
+    one.batch()
+    assert archived(one) == sent(one, old, held, kept)
+    publisher = Publisher(one.lake, one.job.stream)
+    hold(publisher, held, held, "case 1")
+    done = maintain(one.job, datetime.now(UTC), False)
+    assert one.job.stream.archive_table in done.expired
+    assert archived(one) == sent(one, held, kept)
+    # Nothing of the rows or the account goes with it.
+    assert len(one.rows()) == 24 and counts(newest(one, old)) == (8, 1, 1, 0)
+
+
+def stored_rows(one: World) -> str:
+    """Every row of every Parquet file of the stream, whether a snapshot refers to it or not."""
+    found = []
+    for table in map(one.lake.load, tables_of(one.job)):
+        for stored in list_table(one.job.environment, table, lambda n=1: None):
+            if stored.path.endswith(".parquet"):
+                with table.io.new_input(stored.path).open() as file:
+                    found += map(repr, pq.read_table(pa.BufferReader(file.read())).to_pylist())
+    return "\n".join(found)
+
+
+ESCAPED = r"\u00701"
+ERASED = re.compile(r"\bp1\b|u00701")
+
+
+@pytest.mark.full
+def test_erased_records_leave_the_archive_and_come_back_by_nothing(world: Make) -> None:
+    hour = past_hour(1)
+    one = world(archive=ARCHIVE)
+    one.tell(erasure={"key": "a key of the tests, and of no other"})
+    one.topic()
+    send_hour(one, hour)
+    # A column has the value, its bytes have it not: the row shows which record it is of. And a duplicate.
+    late = start_of(hour) + timedelta(minutes=50)
+    escaped = event(f"{hour}-escaped", start_of(hour), player="p1").replace(b'"p1"', f'"{ESCAPED}"'.encode())
+    again = next(r.value for r in one.sent if r.value is not None and b'"p1"' in r.value)
+    one.send([(0, late, escaped), (0, late, again)])
+    one.apply()
+    one.speed()
+    assert [r.decision for r in one.batch()] == ["accepted"]
+
+    def left() -> list[Any]:
+        rows = [(b, r["event_id"]) for b in BRANCHES for r in one.rows(b) if r["player"] == "p1"]
+        return rows + [v for *_, v in archived(one) if v is not None and ERASED.search(v.decode())]
+
+    # The hazard: on each branch and in the archive, there with a dead letter, and escaped.
+    assert len(left()) == 5 + 4 + 4 + 6 and ESCAPED.encode() in b"".join(v or b"" for *_, v in archived(one))
+    order = Order("player", frozenset({"p1"}), "case 4711", timedelta(0))
+    done = erase(one.job, Publisher(one.lake, one.job.stream), order)
+    assert (done.left, left()) == (None, [])
+    rebuilt = 5, 0, 0, 7
+    # Kafka still has them, then only the archive has the others.
+    for source in ("kafka", "archive"):
+        assert [r.decision for r in one.batch(hour, restate=True)] == ["accepted"]
+        sources = newest(one, hour).sources
+        assert left() == [] and sources is not None and source in sources
+        row = newest(one, hour)
+        # A duplicate of an erased record is counted as erased.
+        assert (row.good, row.dead, row.gap, (row.duplicate or 0) + (row.erased or 0)) == rebuilt
+        if source == "kafka":
+            gone_from_kafka(one)
+    # The files that had them are named until storage has none of them.
+    table = one.lake.load(one.job.stream.archive_table)
+    now_there = {path for of in files_by_hour(table, "main").values() for path in of}
+    files = {f for row in one.job.ledger.history([hour]) if row.erasure for f in row.erasure.get("files", ())}
+    assert {f for f in files if "_archive" in f} and not now_there & files
+    # The hazard: storage has the bytes. After the deadline no file of any table has them.
+    assert ERASED.search(stored_rows(one))
+    maintain(one.job, datetime.now(UTC) + timedelta(days=3), False)
+    assert ERASED.search(stored_rows(one)) is None and archived(one)
+    # The archive has the hour: what its bytes do not show stays erased.
+    assert one.state.erasures.all
