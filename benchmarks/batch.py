@@ -29,7 +29,7 @@ from typing import Any
 import yaml
 from peer import session
 from pyspark.sql import functions as F
-from runs import Watch, configure, log_events, run_command
+from runs import Watch, configure, end_by_signals, log_events, run_command
 from shapes import SHAPES, fill_hour
 
 from anabranch.common.output import print_table
@@ -240,6 +240,7 @@ def row(records: int, rebuilt: list[Cost], floors: list[Cost]) -> tuple[str, ...
 
 
 def main() -> None:
+    end_by_signals()
     parser = argparse.ArgumentParser(description="What it takes to rebuild an hour.")
     parser.add_argument(
         "--records", type=lambda text: [int(n) for n in text.split(",")], default=[1_000_000, 3_000_000]

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import peer
 from registry import running_registry
-from runs import OURS, Run, Watch, median, run, spread
+from runs import OURS, Run, Watch, end_by_signals, median, run, spread
 from shapes import SHAPES, Registered, Shape, fill
 
 from anabranch.common.output import print_table
@@ -192,6 +192,7 @@ def measure(plans: list[Plan]) -> tuple[list[tuple[Plan, Results]], list[str]]:
 
 
 def main() -> int:
+    end_by_signals()
     parser = argparse.ArgumentParser(description="The product against other ways to write the same topic.")
     parser.add_argument("--smoke", action="store_true", help="compare with the recorded ratios, in three minutes")
     parser.add_argument("--rounds", type=int, default=3)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-from runs import configure
+from runs import configure, end_by_signals
 from shapes import SHAPES, fill
 
 from anabranch.dev.services import running
@@ -76,6 +76,7 @@ def watch(command: list[str], environment: dict[str, str], folder: Path, step: i
 
 
 def main() -> None:
+    end_by_signals()
     parser = argparse.ArgumentParser(description="Whether the speed layer's memory stays level.")
     parser.add_argument("--micro-batches", type=int, default=20_000)
     parser.add_argument("--s3", action="store_true", help="the table on the S3 server, not in a folder")

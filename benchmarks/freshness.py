@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
-from runs import configure
+from runs import configure, end_by_signals
 from shapes import SHAPES, create, steady
 from sqlalchemy import Engine, create_engine, text
 
@@ -164,6 +164,7 @@ def measure(services: Services, folder: Path, rate: int, minutes: float) -> list
 
 
 def main() -> None:
+    end_by_signals()
     parser = argparse.ArgumentParser(description="How fresh the table is under a steady producer.")
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--rate", type=int, default=10_000, help="records a second")

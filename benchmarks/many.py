@@ -41,7 +41,7 @@ from kafka import KafkaAdminClient
 from peer import BUCKET
 from postgres import DATABASE, PASSWORD, USER, running_postgres
 from registry import running_registry
-from runs import log_events
+from runs import end_by_signals, log_events
 from shapes import SHAPES, Registered, Shape, acknowledged_at
 
 from anabranch import config
@@ -320,6 +320,7 @@ def report(
 
 
 def main() -> None:
+    end_by_signals()
     parser = argparse.ArgumentParser(description="Many streams in one speed process.")
     parser.add_argument("--streams", type=int, default=50)
     parser.add_argument("--rate", type=int, default=200, help="records a second of each stream")

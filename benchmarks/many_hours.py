@@ -16,7 +16,7 @@ from pathlib import Path
 
 import yaml
 from many import configure, make
-from runs import Watch, log_events, run_command
+from runs import Watch, end_by_signals, log_events, run_command
 from shapes import SHAPES, fill_hour
 
 from anabranch.common.output import print_table
@@ -53,6 +53,7 @@ def check(conf: str, streams: list[str], hour: str, records: int) -> None:
 
 
 def main() -> None:
+    end_by_signals()
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--streams", type=int, default=50)
     parser.add_argument("--records", type=int, default=2_000, help="of each stream; a multiple of 5,000 has dead ones")

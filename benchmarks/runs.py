@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -30,6 +31,11 @@ from anabranch.iceberg.s3 import open_store
 OURS = ("anabranch", "anabranch_s3")
 _PUBLISHED = re.compile(r"published (\d+) offsets as")
 _EVERY = 0.1
+
+
+def end_by_signals() -> None:
+    """SIGTERM ends a benchmark as Ctrl-C does, and its services with it."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 @dataclass(frozen=True)

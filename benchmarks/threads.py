@@ -76,6 +76,7 @@ class ThreadWatch(runs.Watch):
 
 
 def main() -> None:
+    runs.end_by_signals()
     parser = argparse.ArgumentParser(description="Whose CPU a record takes, by thread.")
     parser.add_argument("--records", type=int, default=4_000_000)
     parser.add_argument("--shape", choices=list(SHAPES), default="json_440")
