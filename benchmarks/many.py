@@ -307,6 +307,8 @@ def report(
         memory = max((s.memory for s in inside), default=0.0)
         table.append((str(number + 1), f"{len(some):,}", *percentiles, f"{cpu / spans:.2f}", f"{memory:,.0f}"))
     print_table(("minute", "records", "p50 s", "p95 s", "p99 s", "most s", "cores", "MB"), table)
+    publishes = sum(len({at for ends in of.values() for _, at in ends}) for of in seen.values())
+    print(json.dumps({"publishes a second": round(publishes / plan.seconds, 1)}))
     steady = {name: np.percentile(w[(a - start) >= 60], 99) for name, (a, w) in each.items() if (a - start >= 60).any()}
     if steady:
         worst = max(steady, key=lambda name: steady[name])
