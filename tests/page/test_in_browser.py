@@ -227,7 +227,7 @@ def test_the_page_is_complete_without_javascript(chrome: Browser, address: str) 
     page.goto("/streams/orders")
     assert page.locator(".calendar td a").count() == 20 * 24 + 16
     page.goto("/")
-    expect(page.get_by_text("without JavaScript, load it again")).to_be_visible()
+    expect(page.get_by_text("without JavaScript, reload it")).to_be_visible()
     context.close()
 
 
