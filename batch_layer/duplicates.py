@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark import StorageLevel
 from pyspark.sql import Window
 from pyspark.sql import functions as F
@@ -80,28 +81,56 @@ class Duplicates:
         return {p: n for p, n in sorted(counts.items()) if n}
 
 
-def find_duplicates(
-    rows: DataFrame, key: Sequence[str], served: DataFrame | None, is_small: bool = False
-) -> Duplicates:
-    """The rows that `drop_duplicates` drops. Computed once. `is_small`: of few rows, which one task reads."""
-    # Equal values of an old and a wider type have different hashes.
-    kinds = (rows if served is None else rows.select(*key).union(served.select(*key))).schema
-    hashed = _hash([F.col(f"`{c}`").cast(kinds[c].dataType) for c in key]).alias("_hash")
+def find_duplicates(rows: DataFrame, key: Sequence[str], served: DataFrame | None) -> Duplicates:
+    """The rows that `drop_duplicates` drops. Computed once."""
+    hashed = key_hash(rows, key, served)
     named = rows.where(names_event(key)).select(*key, *AT, hashed)
     several = named.groupBy("_hash").count().where("count > 1").select("_hash")
     known = None
     if served is not None:
-        candidates = hash_candidates(served.where(names_event(key)).select(*key, hashed), named, is_small)
+        candidates = hash_candidates(served.where(names_event(key)).select(*key, hashed), named)
         found = cached(candidates, StorageLevel.MEMORY_AND_DISK, is_lazy=True)
         several, known = several.union(found.select("_hash")), found.select(*key)
-        several = (several.coalesce(1) if is_small else several).distinct()
-    several, few = _computed(several)
+    several, few = _computed(several.distinct())
     if few is not None and not len(few):
         # Spark plans nothing for these.
         return Duplicates(rows.select(*AT).limit(0), _NONE)
     suspects = cached(named.join(_sent(several, few), "_hash", "left_semi"), is_lazy=True)
     kept = drop_duplicates(suspects.drop("_hash"), key, known)
     return Duplicates(*_computed(suspects.select(*AT).join(kept.select(*AT), AT, "left_anti")))
+
+
+def find_few_duplicates(read: pa.Table, rows: DataFrame, key: Sequence[str], served: DataFrame | None) -> Duplicates:
+    """The same of few rows, of which the driver has the places and hashes: `HourRecords.read_few`. So Spark reads
+    what the look-back has of their hashes, and applies the rule to candidates, if there are any."""
+    hashed = key_hash(rows, key, served)
+    named = read.filter(read.column("hash").is_valid()).select([*AT, "hash"])
+    hashes, numbers = np.unique(named.column("hash").to_numpy(), return_counts=True)
+    several, known = hashes[numbers > 1], None
+    if served is not None and len(hashes):
+        candidates = served.where(names_event(key)).select(*key, hashed)
+        found = cached(_with_hashes(candidates, hashes), StorageLevel.MEMORY_AND_DISK, is_lazy=True)
+        others = np.unique(found.select("_hash").toArrow().column("_hash").to_numpy())
+        if len(others):
+            several, known = np.union1d(several, others), found.select(*key)
+    if not len(several):
+        return _of_places(rows, _NONE)
+    suspects = _with_hashes(rows.where(names_event(key)).select(*key, *AT, hashed), several)
+    kept = drop_duplicates(suspects.drop("_hash"), key, known).select(*AT).toArrow()
+    suspected = named.filter(pc.is_in(named.column("hash"), pa.array(several))).select(AT)
+    return _of_places(rows, suspected.join(kept, AT, join_type="left anti").cast(_NONE.schema))
+
+
+def _with_hashes(rows: DataFrame, hashes: np.ndarray) -> DataFrame:
+    """The rows with one of these hashes, which are sent to the rows."""
+    sent = rows.sparkSession.createDataFrame(pa.table({"_hash": hashes}))
+    return rows.join(F.broadcast(sent), "_hash", "left_semi")
+
+
+def _of_places(rows: DataFrame, few: pa.Table) -> Duplicates:
+    """Duplicates at few places of `rows`. PySpark makes no frame of an empty table."""
+    places = rows.select(*AT)
+    return Duplicates(places.sparkSession.createDataFrame(few, places.schema) if len(few) else places.limit(0), few)
 
 
 def _computed(rows: DataFrame) -> tuple[DataFrame, pa.Table | None]:
@@ -136,13 +165,18 @@ def bloom_filter_settings(records: int) -> dict[str, str]:
     return {f"spark.sql.optimizer.runtime.bloomFilter.{name}": value for name, value in settings.items()}
 
 
-def hash_candidates(known: DataFrame, named: DataFrame, is_small: bool = False) -> DataFrame:
-    """The rows of the look-back whose hash is one of the hour's hashes. `is_small`: these are few, and broadcast."""
-    if is_small:
-        return known.join(F.broadcast(named.select("_hash")), "_hash", "left_semi")
+def hash_candidates(known: DataFrame, named: DataFrame) -> DataFrame:
+    """The rows of the look-back whose hash is one of the hour's hashes."""
     # True for every offset: Spark builds a Bloom filter only from a filtered side.
     chosen = named.where("kafka_offset >= 0").select("_hash")
     return known.join(chosen, "_hash", "left_semi")
+
+
+def key_hash(rows: DataFrame, key: Sequence[str], served: DataFrame | None) -> Column:
+    """The hash of a row's key, `_hash`, by which equal keys of an old and a wider type are equal: by their common
+    type."""
+    kinds = (rows if served is None else rows.select(*key).union(served.select(*key))).schema
+    return _hash([F.col(f"`{c}`").cast(kinds[c].dataType) for c in key]).alias("_hash")
 
 
 def _hash(key: Sequence[Column]) -> Column:

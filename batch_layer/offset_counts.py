@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from anabranch.kafka.batches import Missing
@@ -44,6 +46,19 @@ def count(rows: DataFrame, ranges: Ranges) -> Counted:
     )
 
 
+def count_few(places: pa.Table, ranges: Ranges) -> Counted:
+    """As `count`, of few rows in the driver's memory."""
+    partitions, offsets = (places.column(name).to_numpy() for name in ("kafka_partition", "kafka_offset"))
+    distinct, rows = {}, 0
+    for p, (start, end) in ranges.items():
+        of = offsets[partitions == p]
+        of = of[(start <= of) & (of < end)]
+        rows += len(of)
+        if len(of):
+            distinct[p] = len(np.unique(of))
+    return Counted(distinct, len(places), len(places) - rows)
+
+
 @dataclass(frozen=True)
 class ReadCounts:
     """Counts of what was read: distinct offsets inside the cut by partition; good, dead, and all by source; and records
@@ -69,6 +84,23 @@ def count_read(decoded: DataFrame, ranges: Ranges, sources: Sequence[str]) -> Re
         dead=sum(row["dead"] for row in counts),
         sources={source: number for source, number in by_source.items() if number},
         drifting=sum(row["drifting"] for row in counts),
+    )
+
+
+def count_few_read(places: pa.Table, ranges: Ranges) -> ReadCounts:
+    """As `count_read`, of few records in the driver's memory: their places, `source`, verdict and whether each
+    `drifts`."""
+    good, dead, drifting = (
+        pc.sum(of).as_py() or 0
+        for of in (pc.invert(places.column("is_dead")), places.column("is_dead"), places.column("drifts"))
+    )
+    sources = {row["values"]: row["counts"] for row in pc.value_counts(places.column("source")).to_pylist()}
+    return ReadCounts(
+        held=count_few(places, ranges).distinct,
+        good=good,
+        dead=dead,
+        sources=dict(sorted(sources.items())),
+        drifting=drifting,
     )
 
 

@@ -38,11 +38,13 @@ from batch_layer.archive import read_archive
 from batch_layer.balance import plus
 from batch_layer.cached import cached
 from batch_layer.decoders import AT, CertainRecords, Decoding, read_certain
+from batch_layer.duplicates import key_hash, names_event
 from batch_layer.offset_counts import DRIFTS, ReadCounts, count_read, within_log
 from batch_layer.sizes import SMALL, in_one_task
 from batch_layer.unknown_fields import MOST_BYTES, SAMPLES
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import SparkSession
 
     from anabranch.config import Stream
@@ -102,6 +104,23 @@ class HourRecords:
             return rows.select(*names)
         certain = self.certain.rows(names)
         return rows.select(*names).unionByName(certain) if self.has_decoded else certain
+
+    def read_few(self, stream: Stream, served: DataFrame | None) -> pa.Table:
+        """Of each of few records, read by one task into the driver's memory: its place, `source`, verdict, whether it
+        `drifts`, and of a good one whose key names an event the key's `hash` (`duplicates.key_hash`)."""
+        hashed, is_named = key_hash(self.decoded, stream.key, served), names_event(stream.key)
+        source = F.col(f"`{_SOURCE}`")
+        facts = self.decoded.select(
+            *AT, source.alias("source"), "is_dead", F.expr(f"coalesce({DRIFTS}, false)").alias("drifts"),
+            F.when(~F.col("is_dead") & is_named, hashed).alias("hash"),
+        )  # fmt: skip
+        if self.certain is not None:
+            certain = self.certain.rows([*AT, *stream.key]).select(
+                *AT, F.lit(KAFKA).alias("source"), F.lit(False).alias("is_dead"), F.lit(False).alias("drifts"),
+                F.when(is_named, hashed).alias("hash"),
+            )  # fmt: skip
+            facts = facts.unionByName(certain) if self.has_decoded else certain
+        return facts.coalesce(1).toArrow()
 
     def counts(self, ranges: Ranges) -> ReadCounts:
         """Count the records. Tasks of workers have counted theirs."""

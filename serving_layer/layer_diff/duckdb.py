@@ -23,7 +23,7 @@ from anabranch.offsets.hours import shift
 from anabranch.offsets.partition_sql import within
 from anabranch.offsets.position import Ranges
 from serving_layer.layer_diff.columns import held_fields, once_floats
-from serving_layer.layer_diff.kinds import KIND, Difference, to_difference
+from serving_layer.layer_diff.kinds import KIND, SAMPLE, SHOWN, Difference, to_difference
 from serving_layer.query.datasets import connected, is_reading_failure, plan_files, quoted
 from serving_layer.query.reading import QueryProgress
 
@@ -151,23 +151,9 @@ class Comparison:
             return
         self._find_removed()
         self._has_judged = True
-        # A table, not a condition: that would take seconds to plan for thousands of partitions.
-        bounds = [{"partition": p, "first": s, "behind": e} for p, (s, e) in unread.items()]
-        schema = pa.schema({"partition": pa.int32(), "first": pa.int64(), "behind": pa.int64()})
-        self._connection.register("ranges", pa.Table.from_pylist(bounds, schema))
-        self._run(f"""
-            CREATE TEMP TABLE judged AS
-            SELECT kafka_partition, kafka_offset, kind FROM (
-                SELECT kafka_partition, kafka_offset, {KIND} AS kind FROM (
-                    SELECT kafka_partition, kafka_offset, speed, batch, removed,
-                        {within("kafka_offset", "first", "behind")} AS unread
-                    FROM (SELECT {", ".join(_AT)}, {self._content} AS speed FROM speed)
-                    FULL JOIN (SELECT {", ".join(_AT)}, {self._content} AS batch FROM batch) USING ({", ".join(_AT)})
-                    LEFT JOIN (SELECT {", ".join(_AT)}, true AS removed FROM removed) USING ({", ".join(_AT)})
-                    LEFT JOIN ranges ON ranges.partition = kafka_partition
-                )
-            ) WHERE kind <> 'same'
-        """)
+        self._connection.register("ranges", _table_of(unread))
+        content = (f"SELECT {', '.join(_AT)}, {self._content} AS hash FROM {layer}" for layer in ("speed", "batch"))
+        self._run(f"CREATE TEMP TABLE judged AS SELECT * FROM ({_judge(*content)}) WHERE kind <> 'same'")
 
     def _rows(self, layer: str, places: Sequence[tuple[int, int]]) -> dict[tuple[int, int], dict[str, Any]]:
         if not places:
@@ -187,6 +173,43 @@ class Comparison:
     def _run(self, sql: str) -> None:
         with _reading():
             self._connection.execute(sql)
+
+
+def compare_hashes(speed: pa.Table, batch: pa.Table, removed: pa.Table, unread: Ranges) -> Difference:
+    """The difference of the layers' rows of one hour, given their places and the `hash` of their contents. `removed`:
+    the places of what the batch layer dropped as duplicates. `unread`: the offsets that the speed layer's rows do not
+    account for. Pure."""
+    tables = {"speed": speed, "batch": batch, "removed": removed, "ranges": _table_of(unread)}
+    with connected() as connection:
+        for name, table in tables.items():
+            connection.register(name, table)
+        connection.execute(f"CREATE TEMP TABLE judged AS {_judge('FROM speed', 'FROM batch')}")
+        counts = dict(connection.execute("SELECT kind, count(*) FROM judged GROUP BY kind").fetchall())
+        shown = connection.execute(
+            f"SELECT kind, {', '.join(_AT)} FROM judged WHERE kind IN {SHOWN} ORDER BY ALL LIMIT {SAMPLE}"
+        ).fetchall()
+    return to_difference(counts, [{"kind": kind, "partition": p, "offset": o} for kind, p, o in shown])
+
+
+def _judge(speed: str, batch: str) -> str:
+    """SQL for the place and the kind of each row, from the layers' places with a `hash`, and from the tables `removed`
+    and `ranges` of a connection."""
+    at = ", ".join(_AT)
+    return f"""
+        SELECT {at}, {KIND} AS kind FROM (
+            SELECT {at}, speed, batch, removed, {within("kafka_offset", "first", "behind")} AS unread
+            FROM (SELECT {at}, hash AS speed FROM ({speed}))
+            FULL JOIN (SELECT {at}, hash AS batch FROM ({batch})) USING ({at})
+            LEFT JOIN (SELECT {at}, true AS removed FROM removed) USING ({at})
+            LEFT JOIN ranges ON ranges.partition = kafka_partition
+        )
+    """
+
+
+def _table_of(ranges: Ranges) -> pa.Table:
+    """Ranges as a table, not as a condition: that would take seconds to plan for thousands of partitions."""
+    bounds = [{"partition": p, "first": s, "behind": e} for p, (s, e) in ranges.items()]
+    return pa.Table.from_pylist(bounds, pa.schema({"partition": pa.int32(), "first": pa.int64(), "behind": pa.int64()}))
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from anabranch.offsets.position import Ranges
 from anabranch.protocol.ledger_row import Diff
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import Column, DataFrame, Row
     from pyspark.sql.types import StructField
 
@@ -91,25 +92,20 @@ def unexplained_counts(diff: Diff | None, gaps: Mapping[str, int] | None, covere
     return {kind: n for kind, n in left.items() if n > 0}
 
 
-def compare(
-    speed: DataFrame, batch: DataFrame, duplicates: DataFrame, unread: Ranges, *, is_small: bool = False
-) -> Difference:
+def compare(speed: DataFrame, batch: DataFrame, duplicates: DataFrame, unread: Ranges) -> Difference:
     """Compare the rows of one hour in Spark. All frames have `kafka_partition` and `kafka_offset`,
     the first two the whole rows. `unread`: the offsets that the speed layer's rows do not account
     for (`anabranch.protocol.coverage`).
 
     Digests of blocks of offsets are compared first, and of blocks that differ the rows: one pass, without a shuffle of
-    rows, where the layers agree. `is_small`: of few rows, which one task reads.
+    rows, where the layers agree.
     """
     import pyarrow as pa
     from pyspark.sql import functions as F
 
-    content = [field for field in batch.schema.fields if field.name not in _PLACE]
-    left, right = (rows.select(*_PLACE, _hash(content).alias("hash")) for rows in (speed, batch))
-    if is_small:
-        left, right = left.coalesce(1), right.coalesce(1)
+    left, right = _hashed(speed, batch)
     removed = duplicates.select(*_PLACE, F.lit(True).alias("removed"))
-    equal = _equal_blocks(left, right, removed, is_small)
+    equal = _equal_blocks(left, right, removed)
     counts = Counter({"same": equal["same"] or 0, "duplicate": equal["duplicates"] or 0})
     if not equal["others"]:
         return to_difference(counts, [])
@@ -132,7 +128,28 @@ def compare(
     return to_difference(counts, sample)
 
 
-def _equal_blocks(speed: DataFrame, batch: DataFrame, removed: DataFrame, is_small: bool) -> Row:
+def read_hashes(speed: DataFrame, batch: DataFrame) -> tuple[pa.Table, pa.Table]:
+    """The places of few rows of both layers, each with a hash of its content: read by one task into the driver's
+    memory, for `serving_layer.layer_diff.duckdb.compare_hashes`."""
+    import pyarrow.compute as pc
+    from pyspark.sql import functions as F
+
+    left, right = _hashed(speed, batch)
+    every = left.withColumn("is_batch", F.lit(False)).unionAll(right.withColumn("is_batch", F.lit(True)))
+    read = every.coalesce(1).toArrow()
+    is_batch = read.column("is_batch")
+    hashes = read.select([*_PLACE, "hash"])
+    return hashes.filter(pc.invert(is_batch)), hashes.filter(is_batch)
+
+
+def _hashed(speed: DataFrame, batch: DataFrame) -> tuple[DataFrame, DataFrame]:
+    """The places of both layers' rows, each with a `hash` of its content."""
+    content = [field for field in batch.schema.fields if field.name not in _PLACE]
+    hash = _hash(content).alias("hash")
+    return speed.select(*_PLACE, hash), batch.select(*_PLACE, hash)
+
+
+def _equal_blocks(speed: DataFrame, batch: DataFrame, removed: DataFrame) -> Row:
     """Of the blocks in which both have the same rows, removed ones aside: the number of rows that are the `same`, and
     of `duplicates`. And the `others`, by partition and block."""
     from pyspark.sql import functions as F
@@ -141,7 +158,6 @@ def _equal_blocks(speed: DataFrame, batch: DataFrame, removed: DataFrame, is_sma
     digest = F.xxhash64(*_PLACE, "hash").alias("digest")
     marked = speed.join(removed, _PLACE, "left").withColumn("sign", F.expr("IF(removed, 0, 1)"))
     every = marked.select(*_PLACE, digest, "sign").unionAll(batch.select(*_PLACE, digest, F.lit(-1)))
-    every = every.coalesce(1) if is_small else every
     blocks = every.groupBy("kafka_partition", F.shiftright("kafka_offset", _BLOCK_BITS).alias("block")).agg(
         F.count_if(F.expr("sign = -1")).alias("batch_rows"),
         F.count_if(F.expr("sign = 0")).alias("removed_rows"),

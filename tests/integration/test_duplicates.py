@@ -13,7 +13,17 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from batch_layer import duplicates
-from batch_layer.duplicates import bloom_filter_settings, drop_duplicates, find_duplicates, hash_candidates
+from batch_layer.decoders import AT
+from batch_layer.duplicates import (
+    Duplicates,
+    bloom_filter_settings,
+    drop_duplicates,
+    find_duplicates,
+    find_few_duplicates,
+    hash_candidates,
+    key_hash,
+    names_event,
+)
 
 SCHEMA = "id STRING, part INT, kafka_partition INT, kafka_offset BIGINT, payload STRING"
 Rows = list[tuple[str | None, int | None, int, int, str]]
@@ -27,15 +37,22 @@ def places(rows: DataFrame) -> list[tuple[int, int]]:
     return sorted((r.kafka_partition, r.kafka_offset) for r in rows.collect())
 
 
-def kept(rows: DataFrame, key: list[str], served: DataFrame | None, is_small: bool = False) -> list[tuple[int, int]]:
+def find_few(rows: DataFrame, key: list[str], served: DataFrame | None) -> Duplicates:
+    """Duplicates by the hashes in the driver's memory."""
+    hashed = F.when(names_event(key), key_hash(rows, key, served)).alias("hash")
+    return find_few_duplicates(rows.select(*AT, hashed).toArrow(), rows, key, served)
+
+
+def kept(rows: DataFrame, key: list[str], served: DataFrame | None) -> list[tuple[int, int]]:
     """What the rule keeps; and what is found by hashes first is the rest."""
     by_rule = places(drop_duplicates(rows, key, served))
-    found = find_duplicates(rows, key, served, is_small)
-    repeated = places(found.places)
-    assert sorted([*by_rule, *repeated]) == places(rows)
-    assert places(found.leave_out(rows)) == by_rule
-    assert found.offsets(dict.fromkeys(range(8), (0, 100))) == Counter(p for p, _ in repeated)
-    assert found.offsets({0: (2, 5)}).get(0, 0) == sum(p == 0 and 2 <= o < 5 for p, o in repeated)
+    for find in (find_duplicates, find_few):
+        found = find(rows, key, served)
+        repeated = places(found.places)
+        assert sorted([*by_rule, *repeated]) == places(rows)
+        assert places(found.leave_out(rows)) == by_rule
+        assert found.offsets(dict.fromkeys(range(8), (0, 100))) == Counter(p for p, _ in repeated)
+        assert found.offsets({0: (2, 5)}).get(0, 0) == sum(p == 0 and 2 <= o < 5 for p, o in repeated)
     return by_rule
 
 
@@ -132,7 +149,7 @@ def test_same_result_whatever_the_partitioning_the_hashes_and_how_many_repeat(
     expected = sorted((p, o) for key, (o, p) in first.items() if key not in known)
     rng.shuffle(rows)
     served = frame(spark, [(key, None, 0, 0, "") for key in known], slices)
-    assert kept(frame(spark, rows, slices), ["id"], served, is_small=sent > 0) == expected
+    assert kept(frame(spark, rows, slices), ["id"], served) == expected
 
 
 def test_only_hashes_are_shuffled_where_nothing_repeats(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,9 +158,10 @@ def test_only_hashes_are_shuffled_where_nothing_repeats(spark: SparkSession, mon
 
     monkeypatch.setattr(duplicates, "drop_duplicates", repeated)
     rows = frame(spark, [(f"e{i}", None, 0, i, "") for i in range(50)], 3)
-    found = find_duplicates(rows, ["id"], frame(spark, [("f", None, 0, 0, "")]))
-    assert found.is_empty and places(found.places) == []
-    assert places(found.leave_out(rows)) == places(rows)
+    for find in (find_duplicates, find_few):
+        found = find(rows, ["id"], frame(spark, [("f", None, 0, 0, "")]))
+        assert found.is_empty and places(found.places) == []
+        assert places(found.leave_out(rows)) == places(rows)
 
 
 def test_keys_that_a_bloom_filter_excludes_are_not_shuffled(spark: SparkSession, tmp_path: Path) -> None:

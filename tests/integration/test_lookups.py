@@ -18,7 +18,7 @@ from anabranch.offsets.partition_sql import inside
 from anabranch.offsets.position import Ranges, size
 from anabranch.records import REFUSED_FIELD, UNKNOWN, assign_hours, trim
 from batch_layer.balance import Counted
-from batch_layer.offset_counts import ReadCounts, count, count_read, missing_offsets
+from batch_layer.offset_counts import DRIFTS, ReadCounts, count, count_few, count_few_read, count_read, missing_offsets
 from serving_layer.layer_diff.kinds import compare
 from speed_layer.plan import assign
 
@@ -97,10 +97,13 @@ def test_offsets_are_counted_once_and_rows_with_repetitions(
 
     there = {(p, o) for p, o, *_ in records if is_inside(p, o)}
     distinct = dict(Counter(p for p, _ in there))
+    assert count_few(rows.toArrow(), wide) == counted
     assert counted == Counted(distinct, len(records), sum(not is_inside(p, o) for p, o, *_ in records))
     dead = sum(error_code is not None for *_, error_code, _ in records)
     sources = dict(Counter(source for _, _, source, _, _ in records))
     drifting = sum(bool(unknown) and error_code in (None, REFUSED_FIELD) for *_, error_code, unknown in records)
+    drifts = rows.withColumn("drifts", F.expr(f"coalesce({DRIFTS}, false)"))
+    assert count_few_read(drifts.toArrow(), wide) == read
     assert read == ReadCounts(distinct, len(records) - dead, dead, sources, drifting)
 
 

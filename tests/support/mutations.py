@@ -88,8 +88,8 @@ MUTATIONS = (
     Mutation(
         "duplicates are looked for in the hour alone",
         "batch_layer/build.py",
-        "find_duplicates(named, self._stream.key, self._served(hour, state, together), is_small)",
-        "find_duplicates(named, self._stream.key, None, is_small)",
+        "served = self._served(hour, state, together)",
+        "served = None",
         ("tests/integration/test_two_arms.py::test_duplicates_malformed_and_late_records_are_accounted_for",),
     ),
     Mutation(
