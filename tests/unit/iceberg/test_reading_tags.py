@@ -10,6 +10,8 @@ import pytest
 from lakes import StreamLake, new_lake
 
 from anabranch.common.errors import Transient
+from anabranch.common.fail_points import Step
+from anabranch.iceberg import lake
 from anabranch.iceberg.commits import Change, Commit, Outcome
 from anabranch.iceberg.expiry import expired_tags, plan_expiry
 from anabranch.iceberg.reading_tags import held_snapshots
@@ -27,11 +29,11 @@ HOUR = "2026-11-21T00"
 def publish_and_expire(one: StreamLake, offset: int) -> None:
     """As the speed layer beside a rebuild does, from a catalog of its own, with a hundred snapshots kept made two."""
     assert one.publish(one.speed(one.stage([(HOUR, 0, offset)]), {0: offset + 1})) is Outcome.LANDED
-    lake = one.again()
-    table = lake.load(one.name)
+    other = one.again()
+    table = other.load(one.name)
     expire = plan_expiry(table, None, datetime.now(UTC), keep=2)
     commit = Commit(new_id(), heads(table), (Change("speed"), Change("main")), expire=expire)
-    assert lake.commit(table, commit) is Outcome.LANDED
+    assert other.commit(table, commit) is Outcome.LANDED
 
 
 def snapshots(one: StreamLake) -> set[int]:
@@ -104,3 +106,17 @@ def test_tags_of_a_killed_rebuild_are_dropped_at_their_age(tmp_path: Path) -> No
     assert set(expired_tags(one.table(), datetime.fromtimestamp(now + 86_400, UTC))) == set(reading(one)) != set()
     held.__exit__(None, None, None)
     assert not reading(one)
+
+
+def test_no_fail_point_of_a_publish_is_one_of_a_rebuilds_tags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hazard: tests that kill the batch layer at its publish kill it at its tags, and find what they expect."""
+    one, reached = new_lake(tmp_path), list[Step]()
+    publish_and_expire(one, 0)
+    monkeypatch.setattr(lake, "reach", reached.append)
+    with held_snapshots(one.lake, one.name, set(one.state().heads.values())):
+        assert reading(one)
+    assert reached == []
+    publish_and_expire(one, 1)
+    assert reached[:4] == [
+        Step.COMMIT_PREPARED, Step.COMMIT_REQUEST_LOST, Step.COMMIT_ANSWER_LOST, Step.COMMIT_LANDED,
+    ]  # fmt: skip
