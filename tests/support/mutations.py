@@ -46,8 +46,8 @@ MUTATIONS = (
     Mutation(
         "a commit requires no head",
         "anabranch/iceberg/lake.py",
-        "for ref, id in commit.heads.items()),\n        )\n        reach(",
-        "for ref, id in ()),\n        )\n        reach(",
+        "for ref, id in commit.heads.items()),\n        )\n        # Tags",
+        "for ref, id in ()),\n        )\n        # Tags",
         ("tests/unit/protocol/test_publish.py",),
     ),
     Mutation(
