@@ -40,21 +40,18 @@ def groups_that_may_hold(
     A filter has no false negatives: a row group that holds a value is always among them. So is one without a filter,
     or with one of a kind that the format does not know yet. The file is opened only if it has filters.
     """
-    chunks = [metadata.row_group(group).column(_index(metadata, column)) for group in range(metadata.num_row_groups)]
+    at = next(i for i in range(len(metadata.schema)) if metadata.schema.column(i).path == column)
+    chunks = [metadata.row_group(group).column(at) for group in range(metadata.num_row_groups)]
     if not any(chunk.bloom_filter_offset for chunk in chunks):
         return list(range(len(chunks)))
+    hashes = _hashes(values, metadata.schema.column(at).physical_type)
     with open_file() as source:
         kept = []
         for group, chunk in enumerate(chunks):
             found = _bitset(source, chunk.bloom_filter_offset) if chunk.bloom_filter_offset else None
-            if found is None or _holds_any(found, _hashes(values, chunk.physical_type)):
+            if found is None or _holds_any(found, hashes):
                 kept.append(group)
     return kept
-
-
-def _index(metadata: pq.FileMetaData, column: str) -> int:
-    paths = (metadata.schema.column(i).path for i in range(len(metadata.schema)))
-    return next(i for i, path in enumerate(paths) if path == column)
 
 
 def _bitset(source: InputStream, offset: int) -> npt.NDArray[np.uint32] | None:
