@@ -145,8 +145,8 @@ def _tables_of(written: Mapping[str, Any]) -> dict[str, str]:
     table, views = written.get("table"), written.get("views")
     if not isinstance(table, str):
         return {}
-    suffixes = ("", "_dead_letters", "_hours", *(("_egress",) if written.get("egress") else ()))
-    tables = {f"{table}{suffix}": "table" for suffix in suffixes}
+    asked = [key for key in ("egress", "archive") if written.get(key)]
+    tables = {f"{table}{suffix}": "table" for suffix in ("", "_dead_letters", "_hours", *(f"_{key}" for key in asked))}
     for view in views if isinstance(views, Mapping) else ():
         tables |= dict.fromkeys((f"{table}_{view}", f"{table}_{view}{PARTIALS}"), f"views.{view}")
     return tables

@@ -275,8 +275,7 @@ def guard_state(lake: Lake, stream: Stream) -> list[str]:
 def _require_own(stream: Stream, lake: Lake) -> None:
     """That a stream's table has rows, and none of its other tables is a stream's. Raises AnotherStreamsTable."""
     file = f"streams/{stream.name}.yaml"
-    others = (stream.dead_letters_table, *stream.plain_tables, *map(stream.partials_table, stream.views))
-    for name in filter(lake.exists, others):
+    for name in filter(lake.exists, (*stream.branched_tables, *stream.plain_tables)):
         if (owner := read_owner(lake.load(name))) is not None:
             raise AnotherStreamsTable(
                 f"{file}: table {name}: expected a table of its own beside {stream.table}, found the table of stream "
@@ -289,8 +288,8 @@ def _require_own(stream: Stream, lake: Lake) -> None:
     if missing := [name for name, _ in _FROM_KAFKA if name not in found]:
         raise AnotherStreamsTable(
             f"{file}: table {stream.table}: expected a stream's rows, found no column {missing[0]}, as in another "
-            f"stream's dead letters, ledger or partial results; nothing was changed. Give `table:` of {file} another "
-            "name"
+            "stream's dead letters, ledger, partial results or archive; nothing was changed. Give `table:` of "
+            f"{file} another name"
         )
 
 

@@ -65,7 +65,7 @@ def locations(folder: Path) -> dict[str, str]:
     return {name: lake.load(name).metadata_location for name in names}
 
 
-def with_view(stream: Stream) -> Stream:
+def with_all_tables(stream: Stream) -> Stream:
     columns = parse_columns("id STRING NOT NULL, at TIMESTAMP, n INT")
     view = {"daily": {"window": "1 hour", "aggregates": {"n": "count"}}}
     return new_stream(
@@ -75,16 +75,22 @@ def with_view(stream: Stream) -> Stream:
         columns=columns,
         event_time={"column": "at"},
         views=view,
+        archive={"raw": "30 days"},
     )
 
 
 @pytest.mark.parametrize(
     ("name", "column"),
-    [("events_hours", "kafka_partition"), ("events_dead_letters", "event_date"), ("events_daily_partials", "kafka_")],
+    [
+        ("events_hours", "kafka_partition"),
+        ("events_dead_letters", "event_date"),
+        ("events_daily_partials", "kafka_"),
+        ("events_archive", "event_date"),
+    ],
 )
 def test_a_table_beside_another_streams_is_no_streams_table(tmp_path: Path, name: str, column: str) -> None:
     """The hazard: `apply` wrote the stream into it as its owner, and asked to put the missing columns back."""
-    apply(tmp_path, with_view(MINE), Broker())
+    apply(tmp_path, with_all_tables(MINE), Broker())
     before = locations(tmp_path)
     taken = new_stream(name="refunds", topic="refunds", table=f"games.{name}")
     with pytest.raises(
@@ -94,13 +100,13 @@ def test_a_table_beside_another_streams_is_no_streams_table(tmp_path: Path, name
     assert locations(tmp_path) == before
 
 
-@pytest.mark.parametrize("name", ["events_hours", "events_dead_letters", "events_daily_partials"])
+@pytest.mark.parametrize("name", ["events_hours", "events_dead_letters", "events_daily_partials", "events_archive"])
 def test_the_table_of_a_stream_is_no_table_beside_another_streams(tmp_path: Path, name: str) -> None:
     """The hazard: `apply` added a view's columns to it."""
     apply(tmp_path, new_stream(name="refunds", topic="refunds", table=f"games.{name}"), Broker(id="r"))
     before = locations(tmp_path)
     with pytest.raises(AnotherStreamsTable, match=rf"games\.{name}: .* found the table of stream refunds"):
-        apply(tmp_path, with_view(MINE), Broker())
+        apply(tmp_path, with_all_tables(MINE), Broker())
     assert locations(tmp_path) == before
 
 
@@ -204,6 +210,8 @@ def test_two_files_that_name_one_table_are_found_when_all_are_loaded(tmp_path: P
             "views.c: expected a table of its own",
         ),
         ("{table: web.a, views: {b: {}}}", "{table: web.a_b}", "table: expected a table of its own, found web.a_b,"),
+        ("{table: web.a, archive: {raw: 1 day}}", "{table: web.a_archive}", "found web.a_archive,"),
+        ("{table: web.a}", "{table: web.a_archive}", None),
         ("{table: web.a}", "{table: web.a_egress}", None),
         ("{table: web.a, views: [b]}", "{table: 7}", None),
     ],
