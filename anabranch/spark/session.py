@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 
 from anabranch.common.errors import AnabranchError, ConfigurationError, JvmGone, Transient, Unexplained
 from anabranch.common.remote_errors import explain, one_line
+from anabranch.common.signals import in_own_thread
 from anabranch.config import Environment
 from anabranch.spark.settings import runs_here, session_settings
 
@@ -138,7 +139,8 @@ def stop_on_signal(spark: SparkSession, stop: Callable[[], None], signals: Itera
 
     gateway: Any = spark.sparkContext._gateway
     ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]
-    handler = _Handler(stop)
+    request = in_own_thread(stop)
+    handler = _Handler(request)
     for number in signals:
-        signal.signal(number, lambda *_: stop())
+        signal.signal(number, lambda *_: request())
         gateway.jvm.sun.misc.Signal.handle(gateway.jvm.sun.misc.Signal(number.name.removeprefix("SIG")), handler)

@@ -22,6 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from anabranch import config
 from anabranch.common.errors import ConfigurationError, Transient
+from anabranch.common.signals import in_own_thread
 from anabranch.dev.producers.events import KINDS, Ack, Record, Sent, expected, generate, generate_live, sha256
 from anabranch.kafka.client import create_topic, new_producer
 
@@ -295,12 +296,13 @@ def _stopped_by_signals() -> Iterator[tuple[threading.Event, list[int]]]:
     """An event that Ctrl-C or SIGTERM sets, and the signals that did; a second Ctrl-C interrupts at once."""
     stop = threading.Event()
     received: list[int] = []
+    request_stop = in_own_thread(stop.set)
 
     def handle(signum: int, frame: FrameType | None) -> None:
         if received and signum == signal.SIGINT:
             raise KeyboardInterrupt
         received.append(signum)
-        stop.set()
+        request_stop()
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
