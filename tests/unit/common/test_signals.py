@@ -18,14 +18,19 @@ def handlers() -> Iterator[None]:
     signal.signal(signal.SIGUSR1, before)
 
 
-def test_a_signal_while_its_event_s_lock_is_held_sets_the_event_and_does_not_wait() -> None:
-    event = threading.Event()
-    request = in_own_thread(event.set)
+def test_a_signal_while_the_main_thread_holds_the_lock_that_its_call_needs_does_not_wait() -> None:
+    lock, called = threading.Lock(), threading.Event()
+
+    def call() -> None:
+        with lock:  # as Event.set and logging have one
+            called.set()
+
+    request = in_own_thread(call)
     signal.signal(signal.SIGUSR1, lambda *_: request())
-    with event._cond:  # as `wait` holds it for a moment
+    with lock:
         signal.raise_signal(signal.SIGUSR1)
-        assert not event.is_set()
-    assert event.wait(30)
+        assert not called.is_set()
+    assert called.wait(30)
 
 
 def test_each_signal_calls() -> None:
