@@ -24,8 +24,8 @@ Rows = tuple[Mapping[str, Any], ...]
 _STATISTICS = re.compile(
     "expect_table_|expect_column_(mean|sum|stdev|unique_value_count|proportion_of|kl_divergence)|unexpected_rows_"
 )
-# Exceptions quote values, which may have quotes themselves or be cut short.
-_QUOTED = re.compile("'.*['…]", re.DOTALL)
+# Exceptions have values in quotes, which may have quotes themselves or be cut short, and numbers without quotes.
+_VALUES = re.compile(r"""'.*['…]|".*["…]|(?<!\w)[-+]?\d(?:[\w.,:+-]*\w)?""", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def describe_failure(
     kwargs = expectation.kwargs
     count, rows = result.get("unexpected_count"), _rows(result)
     observed = result.get("observed_value") if _STATISTICS.match(expectation.type) else None
-    raised = _QUOTED.sub("'…'", raised) if raised is not None else None
+    raised = _VALUES.sub("'…'", raised) if raised is not None else None
     outcome = _outcome(result, raised, rows, observed)
     columns = (
         kwargs.get("column_list")

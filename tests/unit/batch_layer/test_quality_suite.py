@@ -259,6 +259,19 @@ def test_a_failed_expectation_has_no_value_of_a_row(type_: str, result: dict[str
         assert raised is None or str(failed.raised).startswith(invalid.format("…'"))
 
 
+@pytest.mark.parametrize(
+    ("raised", "recorded"),
+    [
+        ('[CAST_OVERFLOW] The value 4711L of the type "BIGINT" is', "[CAST_OVERFLOW] The value '…' of the type '…' is"),
+        ("[RANGE] -4711.25 is no Decimal(4, 2)", "[RANGE] '…' is no Decimal('…', '…')"),
+        ('NumberFormatException: For input string: "p-4711"', "NumberFormatException: For input string: '…'"),
+        ("[UNRESOLVED] A column `level_2` cannot be resolved", "[UNRESOLVED] A column `level_2` cannot be resolved"),
+    ],
+)
+def test_an_exception_is_recorded_without_values(raised: str, recorded: str) -> None:
+    assert describe_failure(Expectation("expect_any", {"column": "player"}), {}, raised).raised == recorded
+
+
 def previous(*counts: int) -> RowCountBaseline:
     return RowCountBaseline(previous=lambda days: counts[:days])
 
