@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from anabranch.common.errors import Refused
-from anabranch.iceberg.commits import Change
-from anabranch.iceberg.snapshots import BRANCHES
+from anabranch.iceberg.commits import Change, Commit
+from anabranch.iceberg.snapshots import BRANCHES, heads
 from anabranch.offsets.hours import hours_between, shift
 from anabranch.protocol import ledger
 from anabranch.protocol.acts import Act, act_now
@@ -59,7 +59,8 @@ def plan_held(state: State, holds: Holds, first: str, last: str, act: Act, id: s
 
 def hold(publisher: Publisher, first: str, last: str, why: str, release: bool = False) -> Held:
     """Keep the hours `first` to `last`, both included, however long the stream's file keeps hours; or end that.
-    Raises Refused, Transient."""
+    Raises Refused, Transient. Idempotent: once it returns, nothing that was decided before removes data of these hours.
+    """
     lake, stream = publisher.lake, publisher.stream
     act = act_now("release" if release else "hold", why)
 
@@ -72,7 +73,20 @@ def hold(publisher: Publisher, first: str, last: str, why: str, release: bool = 
         return Decision(state, publish, Held(holds.holds, True))
 
     published = publisher.run(decide, f"{act.name} hours of {stream.name}")
+    if not release:
+        _move_other_heads(publisher)
     if published.landed is not None:
         publisher.record_decisions(published.state)
         LOG.info("stream %s: %s hours first=%s last=%s reason=%s", stream.name, act.name, first, last, why)
     return published.result
+
+
+def _move_other_heads(publisher: Publisher) -> None:
+    """Dead letters and archived records expire in commits of their own tables. This refuses those that were decided
+    before."""
+    lake, stream = publisher.lake, publisher.stream
+    for name in (stream.dead_letters_table, stream.archive_table):
+        if lake.exists(name):
+            lake.commit_until_landed(
+                name, f"keep hours of {stream.name}", lambda table: Commit(new_id(), heads(table), (Change("speed"),))
+            )

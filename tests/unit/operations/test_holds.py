@@ -9,19 +9,23 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from lakes import new_lake
 from test_retention import FIRST, LATER, H, Past, accepted_state, due_hours, set_back
 
 from anabranch.cli import main
 from anabranch.common.errors import ConfigurationError, Refused
+from anabranch.iceberg import admin
+from anabranch.iceberg.commits import Outcome
 from anabranch.iceberg.snapshots import BRANCHES
 from anabranch.operations.reports.acts import act_records
+from anabranch.protocol import apply, archive
 from anabranch.protocol.acts import Act
 from anabranch.protocol.expired import Expired
 from anabranch.protocol.holding import hold, plan_hold
 from anabranch.protocol.holds import HOLDS, Hold, Holds, parse_hours, span_words
 from anabranch.protocol.publish import to_commit
 from anabranch.protocol.publisher import Publisher
-from anabranch.protocol.retention import plan_due, plan_expire
+from anabranch.protocol.retention import plan_due, plan_expire, plan_expire_letters
 
 AT = datetime(2026, 11, 21, tzinfo=UTC)
 ACT = Act("hold", "ada", "host", AT, "case 7")
@@ -115,6 +119,21 @@ def test_an_expiry_that_was_decided_before_a_hold_does_not_land(tmp_path: Path) 
     hold(Publisher(past.lake.lake, past.lake.stream), past.hours[1], past.hours[1], "case 7")
     assert past.lake.lake.land(state.table, to_commit(state, publish, now)) is None
     assert all(past.hours[1] in past.hours_of(b) for b in BRANCHES if b != "speed")
+
+
+def test_dead_letters_and_archived_records_that_were_to_expire_before_a_hold_stay(tmp_path: Path) -> None:
+    lake = new_lake(tmp_path)
+    name, letters = lake.stream.archive_table, lake.stream.dead_letters_table
+    admin.create(lake.lake, name, apply.archive_schema(), ("ingest_hour",), admin.TABLE_PROPERTIES)
+    admin.add_branches(lake.lake, name, {})
+    state, now = lake.state(), datetime.now(UTC)
+    of_letters, of_archive = lake.lake.load(letters), lake.lake.load(name)
+    commit = plan_expire_letters(of_letters, state, [FIRST], {FIRST}, "letters", now, 240)
+    other = archive.plan_remove(of_archive, (FIRST,), "archive", now)
+    assert commit is not None and other is not None
+    hold(Publisher(lake.lake, lake.stream), FIRST, FIRST, "case 7")
+    assert lake.lake.commit(of_letters, commit) is Outcome.REFUSED
+    assert lake.lake.commit(of_archive, other) is Outcome.REFUSED
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
