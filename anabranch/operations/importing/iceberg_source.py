@@ -58,13 +58,18 @@ class IcebergPart:
 
 def open_parts(io: FileIO, metadata: str) -> tuple[int, list[IcebergPart]]:
     """The current snapshot of a table and its data files, by their paths. Raises Refused for a table without a
-    snapshot, Transient."""
+    snapshot, or with equality deletes, which PyIceberg does not read; Transient."""
     with lake_errors(f"read {metadata}"):
         table = StaticTable.from_metadata(metadata, dict(io.properties))
         snapshot = table.current_snapshot()
         if snapshot is None:
             raise Refused(
                 f"import {metadata}: expected a table with rows, found one without a snapshot; check its location"
+            )
+        if (snapshot.summary or {}).get("total-equality-deletes", "0") != "0":
+            raise Refused(
+                f"import {metadata}: expected a table without equality deletes, found some, as Flink writes them; "
+                "compact the table (Spark's rewrite_data_files with delete-file-threshold 1), then import it"
             )
         tasks = sorted(table.scan().plan_files(), key=lambda task: task.file.file_path)
     return snapshot.snapshot_id, [IcebergPart(table, task) for task in tasks]

@@ -268,8 +268,7 @@ class _Import:
         """The rows of hours of Kafka's that are not in the table, by the stream's key: records that Kafka had deleted
         before the stream began. They are imported into the hour before. Raises Transient while the table lacks what
         Kafka had by then."""
-        now = start_of(hour_of(self._lake.clock.now()))
-        until = min(start_of(shift(from_number(max(hours)), 1)), now)
+        until = start_of(from_number(min(max(hours) + 1, to_number(hour_of(self._lake.clock.now())))))
         fresh = Watermarks.from_properties(state.branch_properties["main"]).fresh_through
         if fresh is None or fresh < until:
             raise Transient(
@@ -346,14 +345,15 @@ class _Import:
         if late is not None:
             read = pa.concat_tables([read, late])
         later = self._keys(state, self._hours_after(hours[-1]))
-        repeated = find_duplicates(read, self._stream.key, lookback, later)
-        repeated |= find_duplicates(read, PLACE, 0, self._reader.empty())
+        # As in the batch layer, an erased row makes no other row a duplicate.
+        erased = self._erased(state, read)
+        left, repeated = read.filter(pa.array(~erased)), np.zeros(len(read), bool)
+        repeated[~erased] = find_duplicates(left, self._stream.key, lookback, later)
+        repeated[~erased] |= find_duplicates(left, PLACE, 0, self._reader.empty())
         own = read[HOUR].to_numpy() >= first
-        rows, repeated = read.filter(pa.array(own)), repeated[own]
+        rows, repeated, erased = read.filter(pa.array(own)), repeated[own], erased[own]
         numbers = rows[HOUR].to_numpy()
         self._require_counted(hours, counts_by_hour(numbers), planned)
-        erased = self._erased(state, rows)
-        repeated &= ~erased
         good = ~(repeated | erased)
         of_table = TableRows(state.table, self._is_received, self._event_time)
         files = of_table.write(of_table.made(rows.filter(pa.array(good)), ordinals(numbers)[good]))

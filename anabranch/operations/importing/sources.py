@@ -45,6 +45,8 @@ _MICROS = 3_600_000_000
 _BATCH_ROWS = 65_536
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 _PLACES = (("kafka_partition", "kafka_offset"), ("partition", "offset"))
+# The years 1 to 9999, in microseconds since 1970.
+_CALENDAR = (-62_135_596_800_000_000, 253_402_300_800_000_000)
 _INSTANT = pa.timestamp("us", "UTC")
 
 
@@ -350,7 +352,14 @@ class SourceReader:
                 f"import {file.path}: column {name}: expected the time of each row, from which its hour follows, found "
                 f"null in {found.null_count} rows or more; name another column by --time"
             )
-        return pc.cast(found, _INSTANT, safe=False)
+        times = pc.cast(found, _INSTANT, safe=False)
+        span = pc.min_max(times.cast(pa.int64())).as_py()
+        if times and not (_CALENDAR[0] <= span["min"] and span["max"] < _CALENDAR[1]):
+            raise Refused(
+                f"import {file.path}: column {name}: expected times of the years 1 to 9999, found others: their unit "
+                "may be another than the file says; name another column by --time, or write the file again"
+            )
+        return times
 
 
 def may_become(kind: pa.DataType, wanted: pa.DataType) -> bool:

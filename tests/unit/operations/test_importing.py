@@ -378,6 +378,19 @@ def test_another_iceberg_table_is_imported_by_its_location(lake: StreamLake) -> 
         run.plan(job, run.Order(table.location(), OLDEST))
 
 
+def test_an_iceberg_table_with_equality_deletes_is_refused(lake: StreamLake) -> None:
+    table = lake.table()
+    metadata = json.loads(Path(urlparse(table.metadata_location).path).read_text())
+    for snapshot in metadata["snapshots"]:
+        snapshot["summary"]["total-equality-deletes"] = "2"
+    main_head = metadata["refs"]["main"]["snapshot-id"]
+    path = lake.folder / "other/metadata/v1.metadata.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(metadata | {"current-snapshot-id": main_head}))
+    with pytest.raises(Refused, match="expected a table without equality deletes, found some, as Flink writes them"):
+        run.plan(job_of(lake.folder), run.Order(f"{lake.folder}/other", OLDEST))
+
+
 def test_a_delta_table_is_refused(lake: StreamLake) -> None:
     (lake.folder / "source/_delta_log").mkdir()
     (lake.folder / "source/_delta_log/00000000000000000000.json").write_text("{}")
@@ -506,6 +519,39 @@ def test_erased_persons_are_left_out_and_imported_ones_are_erased(lake: StreamLa
         (2, 1, 0, 1), (2, 0, 1, 1),
     ]  # fmt: skip
     assert audit(job, None, with_kafka=False).agrees
+
+
+def test_a_row_that_repeats_an_erased_one_is_imported(lake: StreamLake) -> None:
+    """The first of two rows with a key is erased by another column: the second repeats nothing, as in a rebuild."""
+    write(lake.folder / "source/c.parquet", [("d", 5, OLDEST, 7), ("d", 6, OLDEST, 8), ("d", 7, shift(OLDEST, 1), 2)])
+    job = job_of(lake.folder)
+    keys = ErasureKeys(key=SecretStr("a secret of a test"))
+    job = replace(job, environment=job.environment.model_copy(update={"erasure": keys}))
+    publisher = Publisher(job.lake, job.stream)
+    erasing.erase(job, publisher, erasing.Order("n", frozenset({"5"}), "case 1"))
+    done = run.run(job, publisher, run.Order(f"{lake.folder}/source", OLDEST))
+    assert (done.good, done.duplicate, done.erased) == (4, 2, 1)
+    assert ids(lake, "main")[OLDEST] == ["a", "b", "d"]
+
+
+def test_times_outside_of_the_calendar_are_refused(lake: StreamLake) -> None:
+    """Microseconds that were written as milliseconds are years from 50000 on."""
+    path = lake.folder / "source/c.parquet"
+    write(path, [("d", 5, FIRST, 7)])
+    for years in (52_000, -2):
+        time = pa.array([(years - 1970) * 31_556_952_000_000], pa.timestamp("us", "UTC"))
+        pq.write_table(pq.read_table(path).set_column(2, "timestamp", time), path)
+        with pytest.raises(Refused, match=r"c\.parquet: column timestamp: expected times of the years 1 to 9999"):
+            import_in(lake.folder)
+
+
+def test_a_time_to_come_is_no_error(lake: StreamLake) -> None:
+    path = lake.folder / "source/c.parquet"
+    write(path, [("d", 5, FIRST, 7)])
+    last = pa.array([datetime(9999, 12, 31, 23, 59, tzinfo=UTC)], pa.timestamp("us", "UTC"))
+    pq.write_table(pq.read_table(path).set_column(2, "timestamp", last), path)
+    with pytest.raises(Transient, match="expected a table that has Kafka's records up to"):
+        import_in(lake.folder)
 
 
 def test_imported_hours_expire_as_all_hours(lake: StreamLake) -> None:
