@@ -518,7 +518,7 @@ def merge(stream: str, dry_run: bool, conf: str | None, output: str) -> None:
 @stream_argument()
 @click.option("--by", "column", metavar="COLUMN", help="The column whose values are erased.")
 @click.option(
-    "--values", "file", type=click.File("r", encoding="utf-8"), help="A file of values, one a line; - is stdin."
+    "--values", "file", type=click.File("r", encoding="utf-8-sig"), help="A file of values, one a line; - is stdin."
 )
 @click.option("--why", metavar="TEXT", help="The reason, for the ledger.")
 @click.option("--until", metavar="DURATION", default="30 days", show_default=True, help="When nothing may be left.")
@@ -560,7 +560,10 @@ def erase(
         raise click.UsageError(
             "expected --by COLUMN, --values FILE and --why TEXT; without --why, --scan; or --status alone"
         )
-    values = frozenset(line.rstrip("\r\n") for line in file if line.strip())
+    try:
+        values = frozenset(line.rstrip("\r\n") for line in file if line.strip())
+    except UnicodeDecodeError as error:
+        raise click.BadParameter(f"expected a file in UTF-8, found {error.reason}", param_hint="--values") from None
     if scan:
         _erasure_scan(stream, column, values, conf, output)
         return

@@ -305,11 +305,17 @@ class KafkaAdapter:
         A leader that was replaced and does not know it yet answers with an earlier end. So an end below `reached` is
         accepted only when brokers repeat it for some seconds.
         """
+        return self._ends(topic, reached, _READ_COMMITTED)
 
+    def accepted_ends(self, topic: Topic, reached: Mapping[int, int] | None = None) -> dict[int, int]:
+        """The end of each partition's log: all records that Kafka has accepted are before it, those of open
+        transactions too. `reached` as in `stable_ends`."""
+        return self._ends(topic, reached, IsolationLevel.READ_UNCOMMITTED)
+
+    def _ends(self, topic: Topic, reached: Mapping[int, int] | None, isolation: Any) -> dict[int, int]:
         def ends() -> dict[int, int]:
-            return {
-                p: s.offset for p, s in self._offsets(topic, dict.fromkeys(topic.partitions, OffsetSpec.LATEST)).items()
-            }
+            latest = self._offsets(topic, dict.fromkeys(topic.partitions, OffsetSpec.LATEST), isolation)
+            return {p: stamped.offset for p, stamped in latest.items()}
 
         known = reached or {}
         return self._believed(ends, lambda offsets: any(offsets.get(p, o) < o for p, o in known.items()))
@@ -646,13 +652,15 @@ class KafkaAdapter:
                 return True
         raise Transient(f"create topic {topic}: expected to see it within 30 s, found it missing; try again")
 
-    def _offsets(self, topic: Topic, wanted: Mapping[int, Any]) -> dict[int, Stamped]:
+    def _offsets(
+        self, topic: Topic, wanted: Mapping[int, Any], isolation: Any = _READ_COMMITTED
+    ) -> dict[int, Stamped]:  # fmt: skip
         """By partition, the answer for its kafka-python OffsetSpec, or for its time in milliseconds."""
         specs = {TopicPartition(topic.name, p): spec for p, spec in wanted.items()}
         try:
             offsets = self._ask(
                 f"list offsets of topic {topic.name}",
-                lambda admin: admin.list_partition_offsets(specs, isolation_level=_READ_COMMITTED),
+                lambda admin: admin.list_partition_offsets(specs, isolation_level=isolation),
                 f"--operation Describe --topic {topic.name}",
             )
         except Transient as error:

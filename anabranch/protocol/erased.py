@@ -15,6 +15,7 @@ from typing import Any
 from anabranch.offsets.position import Offsets, Ranges, clip, from_keys, to_keys
 
 ERASURES = "anabranch.erasures"
+_EVERYTHING = 2**62
 _NEVER = datetime.min.replace(tzinfo=UTC)
 
 
@@ -44,9 +45,14 @@ class Erasure:
 
     def covered(self, hour: str, topic_id: str, ranges: Ranges) -> Ranges:
         """The part of an hour's `ranges` in a log that the erasure is of."""
+        return clip(ranges, {p: self.offsets(hour, topic_id, p) for p in ranges})
+
+    def offsets(self, hour: str, topic_id: str, partition: int) -> tuple[int, int]:
+        """The offsets of a partition that the erasure is of, in an hour of a log. A log that was left may have had
+        partitions that the position's does not have."""
         if hour < self.since:
-            return {p: (s, e) for p, (s, e) in ranges.items() if s < e}
-        return clip(ranges, {p: (0, e) for p, e in self.ends.items()}) if topic_id == self.topic_id else {}
+            return 0, _EVERYTHING
+        return 0, self.ends.get(partition, 0) if topic_id == self.topic_id else 0
 
     def as_dict(self) -> dict[str, Any]:
         times = {name: t.isoformat() for name in ("at", "until", "changed", "done") if (t := getattr(self, name))}

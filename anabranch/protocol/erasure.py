@@ -40,6 +40,10 @@ def by_path(there: Mapping[str, Files]) -> dict[str, DataFile]:
     return {path: f for files in there.values() for of_hour in files.values() for path, f in of_hour.items()}
 
 
+UNSERVED = "unserved"
+"""What marks a row of the ledger that records files which no branch of the rows has: `main` has the same rows as
+before."""
+
 Rewritten = Mapping[str, "DataFile | None"]
 """By the path of a file with erased records, the file that has the others; None where it has no others."""
 
@@ -76,11 +80,13 @@ def plan_places(state: State, erasure: Erasure, decisions: Iterable[LedgerRow], 
     return replace(_recorded(state, replace(erasure, places=erasure.places + 1), id), decisions=tuple(decisions))
 
 
-def plan_archived(
+def plan_unserved(
     state: State, erasure: Erasure, decisions: Iterable[LedgerRow], id: str, now: datetime
 ) -> Publish:  # fmt: skip
-    """The publish whose `decisions` record which files of the archive are about to be replaced. Pure."""
-    return replace(_recorded(state, replace(erasure, changed=now), id), decisions=tuple(decisions))
+    """The publish whose `decisions` record files that no branch of the rows has: files of the archive that are about to
+    be replaced, and files that former snapshots alone have. Pure."""
+    unserved = (replace(row, erasure={**(row.erasure or {}), UNSERVED: True}) for row in decisions)
+    return replace(_recorded(state, replace(erasure, changed=now), id), decisions=tuple(unserved))
 
 
 def plan_letters(
@@ -143,7 +149,7 @@ def plan_forget(
         if any(may_be_archived(one, hour) for hour in archived):
             return False
         is_gone = all(log_starts.get(p, 0) >= end for p, end in one.ends.items())
-        return one.topic_id != state.position.topic_id or is_gone
+        return _is_left(state, one) or is_gone
 
     kept = Erasures(tuple(one for one in state.erasures.all if not is_over(one)))
     if kept == state.erasures:
@@ -154,7 +160,7 @@ def plan_forget(
 
 def is_read(state: State, erasure: Erasure) -> bool:
     """Whether the table has every record that an erasure is of, as far as it will ever have it. Pure."""
-    if state.position.topic_id != erasure.topic_id:
+    if _is_left(state, erasure):
         return True
     read = dict(state.position.offsets)
     for hour in sorted(h for h in state.cuts if h >= state.timeline.since):
@@ -162,6 +168,11 @@ def is_read(state: State, erasure: Erasure) -> bool:
             break
         read |= {p: max(e, read.get(p, 0)) for p, e in state.cuts[hour].ends.items()}
     return all(read.get(p, 0) >= end for p, end in erasure.ends.items())
+
+
+def _is_left(state: State, erasure: Erasure) -> bool:
+    """Whether the log that an erasure is of was left. A stream that has read nothing has not begun with its log."""
+    return state.position.topic_id not in ("", erasure.topic_id)
 
 
 def plan_account(
@@ -210,6 +221,14 @@ def erased_of_hour(
         "partitions": {str(p): n for p, n in sorted(counts.items())},
         "places": sorted([p, o] for p, o in places), "files": sorted(files),
     }  # fmt: skip
+
+
+def log_of(state: State, hour: str) -> str:
+    """The topic id of the log that an hour is of. Pure."""
+    if (cut := state.cuts.get(hour)) is not None:
+        return cut.topic_id
+    left = next((adoption for adoption in state.timeline.adoptions if hour <= adoption.hour), None)
+    return left.topic_id if left is not None else state.position.topic_id
 
 
 def marks_of(state: State, hour: str, cut: Cut) -> frozenset[str]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from anabranch.iceberg.clock import MAX_CLOCK_SKEW
+from anabranch.protocol.erasure import UNSERVED
 from anabranch.protocol.ledger_row import LedgerRow
 from anabranch.protocol.state import State
 from serving_layer.changes.token import Content, Cursor, Token, digest_of
@@ -48,13 +49,15 @@ def newest_of_each(rows: Iterable[LedgerRow], first: str) -> list[LedgerRow]:
 
 
 def is_change(row: LedgerRow) -> bool:
-    """Whether a decision may change what `main` serves of a complete hour. An erasure of dead letters does not."""
+    """Whether a decision may change what `main` serves of a complete hour. An erasure of dead letters, or of archived
+    records, does not."""
     return is_erasure(row) or row.decision in ("accepted", "served")
 
 
 def is_erasure(row: LedgerRow) -> bool:
     """Whether a decision is an erasure of rows."""
-    return row.decision == "erased" and not (row.erasure or {}).get("dead")
+    of = row.erasure or {}
+    return row.decision == "erased" and not of.get("dead") and not of.get(UNSERVED)
 
 
 def erasures_of(rows: Iterable[LedgerRow]) -> dict[str, list[LedgerRow]]:

@@ -13,11 +13,13 @@ from anabranch.offsets.position import Position, Stamped, Topic
 
 @dataclass
 class Broker:
-    """`log` holds the records' timestamps (milliseconds) by partition. `id` None: no such topic."""
+    """`log` holds the records' timestamps (milliseconds) by partition. `id` None: no such topic. `undecided`: records
+    of open transactions behind them, in each partition."""
 
     id: str | None = "t"
     log: dict[int, list[int]] = field(default_factory=lambda: {0: []})
     after_describe: list[Callable[[], None]] = field(default_factory=list)
+    undecided: int = 0
 
     @property
     def adapter(self) -> KafkaAdapter:
@@ -40,6 +42,9 @@ class Broker:
 
     def stable_ends(self, topic: Topic, reached: dict[int, int] | None = None) -> dict[int, int]:
         return {p: len(self.log[p]) for p in topic.partitions}
+
+    def accepted_ends(self, topic: Topic, reached: dict[int, int] | None = None) -> dict[int, int]:
+        return {p: len(self.log[p]) + self.undecided for p in topic.partitions}
 
     def first_from(self, topic: Topic, when: datetime) -> dict[int, Stamped | None]:
         millis = int(when.timestamp() * 1000)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING
@@ -23,9 +23,10 @@ from anabranch.iceberg.snapshot_writer import delete_quietly
 from anabranch.iceberg.snapshots import BRANCHES
 from anabranch.job import Job
 from anabranch.offsets.hours import hour_of
-from anabranch.offsets.position import Ranges
-from anabranch.operations.erasure.end import clear_partials
+from anabranch.operations.erasure.end import clear_partials, hours_of
+from anabranch.operations.erasure.former import find_former
 from anabranch.operations.erasure.search import (
+    Covered,
     Place,
     Values,
     column_of,
@@ -35,16 +36,16 @@ from anabranch.operations.erasure.search import (
     mask_of,
     places_in,
     require_column,
+    require_values,
 )
 from anabranch.protocol import archive, erasure, ledger, merge
 from anabranch.protocol.acts import act_now
 from anabranch.protocol.erased import Erasure
 from anabranch.protocol.erasure_filter import keys_of
-from anabranch.protocol.imported import PARTITION
 from anabranch.protocol.ledger_row import LedgerRow
 from anabranch.protocol.publish import Again, Decision, new_id
 from anabranch.protocol.publisher import Publisher
-from anabranch.protocol.state import State, load_state
+from anabranch.protocol.state import State, check_topic, load_state
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
@@ -62,7 +63,6 @@ _HOURS_AT_ONCE = 240
 # Files that one commit replaces, so that they are written well within the age by which it has to land.
 _FILES_A_COMMIT = 32
 _ATTEMPTS = 20
-_EVERYTHING = 2**62
 
 
 @dataclass(frozen=True)
@@ -111,17 +111,20 @@ def erase(job: Job, publisher: Publisher, order: Order) -> Erased:
     values = Values.of(order.column, order.values)
     # While the rows still show which archived records are theirs.
     _erase_archived(job, publisher, one, values)
-    removed = _erase_rows(job, publisher, one, values)
+    removed, letters = _erase_rows(job, publisher, one, values), set[tuple[str, Place]]()
     for _ in range(_ATTEMPTS):
         state = load_state(job.lake, job.stream.table)
         publisher.finish(state)
         archived = _erase_archived(job, publisher, one, values)
-        dead = _erase_letters(job, publisher, one, order.values)
-        removed = removed.plus(Found(dead=dead))
+        if (gone := _erase_letters(job, publisher, one, order.values)) is not None:
+            letters |= gone
+            removed = replace(removed, dead=len(letters))
         current = state.erasures.of(one.id)
         assert current is not None
-        if dead or archived:
+        if gone is not None or archived:
             continue
+        if current.done is None:
+            _record_former(job, publisher, one, values)
         clear_partials(job)
         reach(Step.ERASE_PARTIALS_CLEARED)
         if current.done is not None:
@@ -156,6 +159,7 @@ def require(job: Job, order: Order) -> None:
         raise ConfigurationError(
             f"--values: expected 1 to {MOST_VALUES:,} values, one a line, found {len(order.values):,}"
         )
+    require_values(job.lake.load(job.stream.table).schema(), Values.of(order.column, order.values))
     if job.environment.erasure is None:
         raise ConfigurationError(
             "erasure.key: expected a secret of 16 characters or more in conf/anabranch.yaml, found none: the ledger "
@@ -190,11 +194,14 @@ def _now(job: Job) -> datetime:
 
 
 def _ends(job: Job, state: State) -> tuple[str, dict[int, int]]:
-    """The id of the position's log and its ends; of a log that is gone, the position."""
+    """The id of the position's log and its ends; of a log that is gone, the position. Raises PositionError for a topic
+    that was made again and not adopted: its records were accepted before the request too."""
     topic = job.kafka.describe(job.stream.topic, state.position)
-    if topic is None or topic.id != state.position.topic_id:
+    if topic is None:
         return state.position.topic_id, dict(state.position.offsets)
-    ends = job.kafka.stable_ends(topic, state.position.offsets)
+    check_topic(state.position, topic, job.stream.topic)
+    # Records of open transactions were accepted too.
+    ends = job.kafka.accepted_ends(topic, state.position.offsets)
     return topic.id, {p: max(e, state.position.offsets.get(p, 0)) for p, e in ends.items()}
 
 
@@ -237,18 +244,9 @@ def _parts(table: Table) -> Iterator[list[str]]:
         yield hours[begin : begin + _HOURS_AT_ONCE]
 
 
-def _covered_of(state: State, one: Erasure, hour: str) -> Ranges:
+def _covered_of(state: State, one: Erasure, hour: str) -> Covered:
     """The offsets of an hour that the erasure is of, by the log that the hour is of."""
-    cut = state.cuts.get(hour)
-    log = cut.topic_id if cut is not None else _log_of(state, hour)
-    partitions = {*one.ends, *state.position.offsets, PARTITION}
-    return one.covered(hour, log, dict.fromkeys(partitions, (0, _EVERYTHING)))
-
-
-def _log_of(state: State, hour: str) -> str:
-    """The log of an hour that is not remembered one by one."""
-    adopted = next((a for a in state.timeline.adoptions if hour <= a.hour), None)
-    return adopted.topic_id if adopted is not None else state.position.topic_id
+    return partial(one.offsets, hour, erasure.log_of(state, hour))
 
 
 def rows_found(
@@ -332,7 +330,7 @@ def _rewrite_rows(
     return done
 
 
-def _kept(schema: Schema, values: Values, covered: Ranges, batch: pa.RecordBatch) -> pa.BooleanArray:
+def _kept(schema: Schema, values: Values, covered: Covered, batch: pa.RecordBatch) -> pa.BooleanArray:
     name = column_of(batch.schema, schema, values.column)
     if name is None:
         return pa.repeat(True, len(batch))
@@ -401,8 +399,8 @@ def _find_letters(table: Table, one: Erasure, values: Collection[str]) -> _Lette
     there = {branch: files_by_hour(table, branch) for branch in BRANCHES}
     files = erasure.by_path(there)
 
-    def covered(data_file: DataFile, topic_id: str) -> Ranges:
-        return one.covered(hour_of_file(table, data_file), topic_id, dict.fromkeys(one.ends, (0, _EVERYTHING)))
+    def covered(data_file: DataFile, topic_id: str) -> Covered:
+        return partial(one.offsets, hour_of_file(table, data_file), topic_id)
 
     found = find_letters(table, list(files.values()), values, covered)
     by_hour: dict[str, set[Place]] = {}
@@ -417,35 +415,45 @@ def _find_letters(table: Table, one: Erasure, values: Collection[str]) -> _Lette
     return _Letters(found, by_hour, accepted, files, paths)
 
 
-def _erase_letters(job: Job, publisher: Publisher, one: Erasure, values: Collection[str]) -> int:
-    """Remove the dead letters that have the values from every branch; returns how many left."""
-    lake, stream = job.lake, job.stream
-    table = lake.load(stream.dead_letters_table)
+def _erase_letters(
+    job: Job, publisher: Publisher, one: Erasure, values: Collection[str]
+) -> set[tuple[str, Place]] | None:  # fmt: skip
+    """Remove the dead letters that have the values from every branch, some files in a commit; returns those that left,
+    by hour and place, None where there were none."""
+    table = job.lake.load(job.stream.dead_letters_table)
     found = _find_letters(table, one, values)
     if not found.by_path:
-        return 0
+        return None
     _record_places(job, publisher, one, found)
-    began = _now(job)
-    hours = set(found.by_hour)
+    paths, gone = sorted(found.by_path), set[tuple[str, Place]]()
+    for begin in range(0, len(paths), _FILES_A_COMMIT):
+        gone |= _rewrite_letters(job, table, found, paths[begin : begin + _FILES_A_COMMIT])
+    hours = len({hour for hour, _ in gone})
+    LOG.info("stream %s: erased dead letters erasure=%s count=%d hours=%d", job.stream.name, one.id, len(gone), hours)
+    return gone
+
+
+def _rewrite_letters(job: Job, table: Table, found: _Letters, paths: Sequence[str]) -> set[tuple[str, Place]]:
+    """Replace some files of dead letters on every branch in one commit; returns what left, nothing where a file left
+    meanwhile."""
+    lake, stream, began = job.lake, job.stream, _now(job)
+    hour_of_path = {path: hour_of_file(table, found.files[path]) for path in paths}
     written = {
-        path: rewrite_kept(table, found.files[path], partial(_kept_letters, places))
-        for path, places in sorted(found.by_path.items())
+        path: rewrite_kept(table, found.files[path], partial(_kept_letters, found.by_path[path])) for path in paths
     }
     reach(Step.ERASE_LETTERS_WRITTEN)
 
     def plan(current: Table) -> Commit | None:
         state = load_state(lake, stream.table)
-        there = {b: files_by_hour(current, b, hours) for b in BRANCHES}
+        there = {b: files_by_hour(current, b, set(hour_of_path.values())) for b in BRANCHES}
         return erasure.plan_letters(current, state, written, there, new_id(), began, _now(job))
 
     landed = lake.commit_until_landed(stream.dead_letters_table, f"erase dead letters of {stream.name}", plan)
     if landed is None:
         delete_quietly(table, [f.file_path for f in written.values() if f is not None])
-    else:
-        reach(Step.ERASE_LETTERS_PUBLISHED)
-    dead = sum(len(places) for places in found.by_hour.values())
-    LOG.info("stream %s: erased dead letters erasure=%s count=%d hours=%d", stream.name, one.id, dead, len(hours))
-    return dead
+        return set()
+    reach(Step.ERASE_LETTERS_PUBLISHED)
+    return {(hour_of_path[path], place) for path in paths for place in found.by_path[path]}
 
 
 # The archive
@@ -519,8 +527,8 @@ def _archived_places(
     """By the path of a file of the archive, the places of records to erase."""
     state = load_state(job.lake, job.stream.table)
 
-    def covered(data_file: DataFile, topic_id: str) -> Ranges:
-        return one.covered(hour_of_file(table, data_file), topic_id, dict.fromkeys(one.ends, (0, _EVERYTHING)))
+    def covered(data_file: DataFile, topic_id: str) -> Covered:
+        return partial(one.offsets, hour_of_file(table, data_file), topic_id)
 
     found = find_letters(table, files, values.texts, covered)
     hours = {hour_of_file(table, f) for f in files}
@@ -546,6 +554,25 @@ def _record_archived(
     paths: dict[str, set[str]] = {}
     for path, f in files.items():
         paths.setdefault(hour_of_file(table, f), set()).add(path)
+    _record_unserved(job, publisher, one, paths)
+
+
+def _record_former(job: Job, publisher: Publisher, one: Erasure, values: Values) -> None:
+    """Record in the ledger the hours of which only former snapshots have such records, so that the status names their
+    files and the deadline ends them. Idempotent."""
+    state = load_state(job.lake, job.stream.table)
+    history = [*job.ledger.history(None, ledger.BULKY_BUT_ERASURES), *state.decisions]
+    found = find_former(job, state, one, values, hours_of(history, one))
+    if found:
+        _record_unserved(job, publisher, one, found)
+        LOG.info("stream %s: former snapshots alone have erased records erasure=%s hours=%d files=%d", job.stream.name,
+                 one.id, len(found), sum(map(len, found.values())))  # fmt: skip
+
+
+def _record_unserved(
+    job: Job, publisher: Publisher, one: Erasure, paths: Mapping[str, Collection[str]]
+) -> None:  # fmt: skip
+    """Record in the ledger, by hour, files with erased records that no branch of the rows has."""
 
     def decide() -> Decision[None] | Again:
         state = load_state(job.lake, job.stream.table)
@@ -555,9 +582,9 @@ def _record_archived(
         current = state.erasures.of(one.id)
         assert current is not None
         decisions = _decisions(job, state, current, {hour: {} for hour in paths}, {}, paths)
-        return Decision(state, erasure.plan_archived(state, current, decisions, new_id(), _now(job)), None)
+        return Decision(state, erasure.plan_unserved(state, current, decisions, new_id(), _now(job)), None)
 
-    published = publisher.run(decide, f"erase archived records of {job.stream.name}")
+    published = publisher.run(decide, f"erase records of {job.stream.name}")
     publisher.record_decisions(published.state)
 
 

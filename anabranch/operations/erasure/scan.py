@@ -43,7 +43,7 @@ from anabranch.iceberg.orphans import folders_of
 from anabranch.iceberg.s3 import Version, open_store
 from anabranch.iceberg.state_properties import unpack
 from anabranch.operations.erasure.end import tables_of
-from anabranch.operations.erasure.search import Values, column_of, find_words, forms_of, require_column
+from anabranch.operations.erasure.search import Values, column_of, find_words, require_column, require_values
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
@@ -93,6 +93,7 @@ def scan(job: Job, values: Values) -> Scan:
     objects, versions, size, hits = 0, 0, 0, list[Hit]()
     schema = job.lake.load(job.stream.table).schema()
     require_column(schema, values.column, job.stream.name)
+    require_values(schema, values)
     for name in tables_of(job):
         table = job.lake.load(name)
         look = Look(schema, values, is_rows=name == job.stream.table)
@@ -156,7 +157,7 @@ class Look:
         self._field = schema.find_field(values.column)
         is_text = isinstance(self._field.field_type, StringType)
         # Whole numbers are everywhere.
-        self._words = [form for value in values.ordered for form in forms_of(value)] if is_text else []
+        self._words = [value.encode() for value in values.ordered] if is_text else []
 
     def into(self, path: str, content: bytes) -> list[str]:
         """Where a file has one of the values. Raises Terminal for a file that cannot be read."""

@@ -6,7 +6,7 @@ row groups whose Bloom filters do not exclude every value.
 
 from __future__ import annotations
 
-import json
+import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -24,7 +24,6 @@ from anabranch.common.errors import ConfigurationError
 from anabranch.common.remote_errors import lake_errors
 from anabranch.iceberg.bloom_filters import groups_that_may_hold
 from anabranch.iceberg.rewriting import opened, read_batches
-from anabranch.offsets.position import Ranges
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
@@ -37,9 +36,17 @@ _PLACES = ("kafka_partition", "kafka_offset")
 _FIELD_ID = b"PARQUET:field_id"
 _WORD = frozenset(b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_")
 _APART = b"\0\0\n\0\0"
+_NUMBER = re.compile("0|-?[1-9][0-9]*", re.ASCII)
+# JSON within JSON is escaped again.
+_MOST_ESCAPES = 3
+_ESCAPES = re.compile(rb"((?:\\u[0-9a-fA-F]{4})+)|\\(.)", re.DOTALL)
+_CONTROLS = {b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t"}
 
 Place = tuple[int, int]
 """Partition and offset."""
+
+Covered = Callable[[int], tuple[int, int]]
+"""By partition, the offsets that an erasure is of: from the first to, not including, the second."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +74,8 @@ class Values:
 
     @cached_property
     def numbers(self) -> list[int]:
-        """The whole numbers among the texts, in their order."""
-        return sorted(int(text) for text in self.texts if text.lstrip("-").isdecimal())
+        """The texts of a column of whole numbers, in the order of the numbers."""
+        return sorted(map(int, self.texts))
 
 
 def require_column(schema: Schema, name: str, stream: str) -> None:
@@ -79,6 +86,17 @@ def require_column(schema: Schema, name: str, stream: str) -> None:
         raise ConfigurationError(
             f"stream {stream}: --by {name}: expected a column of type STRING, INT or BIGINT, found "
             f"{'no such column' if found is None else found.field_type}; columns: {', '.join(fitting)}"
+        )
+
+
+def require_values(schema: Schema, values: Values) -> None:
+    """Raise ConfigurationError for values that a column of whole numbers never has as text: no row would match."""
+    if isinstance(schema.find_field(values.column).field_type, StringType):
+        return
+    if other := [text for text in values.ordered if _NUMBER.fullmatch(text) is None]:
+        raise ConfigurationError(
+            f"--values: expected whole numbers without leading zeros, such as 4711, for column {values.column}, found "
+            f"{other[0]!r}{f' and {len(other) - 1} others' if other[1:] else ''}"
         )
 
 
@@ -97,7 +115,7 @@ def may_hold(schema: Schema, data_file: DataFile, values: Values) -> bool:
 
 
 def find_rows(
-    table: Table, files: Sequence[DataFile], values: Values, covered: Callable[[DataFile], Ranges]
+    table: Table, files: Sequence[DataFile], values: Values, covered: Callable[[DataFile], Covered]
 ) -> dict[str, dict[int, int]]:  # fmt: skip
     """By the path of each file with erased rows, how many it has, by partition. `covered`: the offsets of a file that
     the erasure is of. Raises Transient."""
@@ -106,7 +124,7 @@ def find_rows(
 
 
 def find_places(
-    table: Table, files: Sequence[DataFile], values: Values, covered: Callable[[DataFile], Ranges]
+    table: Table, files: Sequence[DataFile], values: Values, covered: Callable[[DataFile], Covered]
 ) -> dict[str, list[Place]]:  # fmt: skip
     """By the path of each file with erased rows, their places. `covered` as `find_rows`. Raises Transient."""
     schema = table.schema()
@@ -158,7 +176,7 @@ def column_of(file_schema: pa.Schema, schema: Schema, name: str) -> str | None:
     return next((f.name for f in file_schema if (f.metadata or {}).get(_FIELD_ID) == id), None)
 
 
-def mask_of(batch: pa.RecordBatch, name: str, values: Values, covered: Ranges) -> pa.BooleanArray:
+def mask_of(batch: pa.RecordBatch, name: str, values: Values, covered: Covered) -> pa.BooleanArray:
     """Which rows of a batch are erased."""
     texts = batch[name].cast(pa.string())
     wanted = values.array
@@ -168,24 +186,23 @@ def mask_of(batch: pa.RecordBatch, name: str, values: Values, covered: Ranges) -
     return pc.and_(pc.is_in(texts, wanted), inside(batch, covered))
 
 
-def inside(batch: pa.RecordBatch, covered: Ranges) -> pa.BooleanArray:
-    """Which rows are at offsets of the ranges."""
+def inside(batch: pa.RecordBatch, covered: Covered) -> pa.BooleanArray:
+    """Which rows are at offsets that an erasure is of."""
     partitions, offsets = batch["kafka_partition"], batch["kafka_offset"]
     mask = pa.repeat(False, len(batch))
     for p in partitions.unique().to_pylist():
-        if p in covered:
-            start, end = covered[p]
-            of_range = pc.and_(pc.greater_equal(offsets, start), pc.less(offsets, end))
-            mask = pc.or_(mask, pc.and_(pc.equal(partitions, p), of_range))
+        start, end = covered(p)
+        of_range = pc.and_(pc.greater_equal(offsets, start), pc.less(offsets, end))
+        mask = pc.or_(mask, pc.and_(pc.equal(partitions, p), of_range))
     return mask
 
 
 def find_letters(
-    table: Table, files: Sequence[DataFile], values: Collection[str], covered: Callable[[DataFile, str], Ranges]
+    table: Table, files: Sequence[DataFile], values: Collection[str], covered: Callable[[DataFile, str], Covered]
 ) -> dict[str, set[Place]]:  # fmt: skip
     """By the path of each file with dead letters that have one of the values in key, value or headers, their places.
     `covered`: the offsets of a file, in a log, that the erasure is of. Raises Transient."""
-    words = [form for value in sorted(values) for form in forms_of(value)]
+    words = [value.encode() for value in sorted(values)]
 
     def find(data_file: DataFile) -> set[Place]:
         found = set[Place]()
@@ -193,7 +210,7 @@ def find_letters(
             rows = batch.select(["topic_id", *_PLACES, "key", "value", "headers"]).to_pylist()
             hits = find_words([_bytes_of(row) for row in rows], words)
             for row in (rows[i] for i in hits):
-                start, end = covered(data_file, row["topic_id"]).get(row["kafka_partition"], (0, 0))
+                start, end = covered(data_file, row["topic_id"])(row["kafka_partition"])
                 if start <= row["kafka_offset"] < end:
                     found.add((row["kafka_partition"], row["kafka_offset"]))
         return found
@@ -208,19 +225,30 @@ def _bytes_of(row: Mapping[str, Any]) -> bytes:
     return _APART.join(part for part in (row["key"], row["value"], *headers) if part is not None)
 
 
-def forms_of(value: str) -> Iterator[bytes]:
-    """How a payload may have a value: as UTF-8, and as JSON escapes it."""
-    yield from dict.fromkeys(
-        (value.encode(), json.dumps(value)[1:-1].encode(), json.dumps(value, ensure_ascii=False)[1:-1].encode())
-    )
+def spellings(payload: bytes) -> Iterator[bytes]:
+    """A payload, and the same without JSON's escapes, whichever of them its writer uses (RFC 8259, section 7)."""
+    yield payload
+    for _ in range(_MOST_ESCAPES):
+        if b"\\" not in payload:
+            return
+        payload = _ESCAPES.sub(_unescaped, payload)
+        yield payload
+
+
+def _unescaped(found: re.Match[bytes]) -> bytes:
+    units, short = found.groups()
+    if units is None:
+        return _CONTROLS.get(short, short)
+    return bytes.fromhex(units.replace(b"\\u", b"").decode()).decode("utf-16-be", "replace").encode()
 
 
 def find_words(payloads: Sequence[bytes], words: Iterable[bytes]) -> set[int]:
     """The numbers of the payloads that have one of the words, with neither a letter, a digit nor an underscore next to
-    it. Pure."""
-    blob = _APART.join(payloads)
+    it; escapes of JSON count as their characters. Pure."""
+    spelled = [_APART.join(spellings(payload)) for payload in payloads]
+    blob = _APART.join(spelled)
     starts, at = [], 0
-    for payload in payloads:
+    for payload in spelled:
         starts.append(at)
         at += len(payload) + len(_APART)
     return {_payload_at(starts, found) for word in words for found in _found(blob, word)}

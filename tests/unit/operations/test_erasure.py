@@ -9,35 +9,44 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from brokers import Broker
 from click.testing import CliRunner
 from killed import kill_at
-from lakes import FIRST, new_environment
-from people import ARCHIVED, LETTERS, NEXT, NOW, ORDER, People, job_of
+from lakes import FIRST, new_environment, new_lake, new_state, stage
+from people import ARCHIVED, LETTERS, NAMES, NEXT, NOW, ORDER, People, job_of
 from pydantic import SecretStr
+from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 
 from anabranch.cli import main
-from anabranch.common.errors import ConfigurationError
+from anabranch.common.errors import ConfigurationError, PositionError
 from anabranch.common.fail_points import Step
 from anabranch.config.environment import Erasure as ErasureKeys
+from anabranch.iceberg.commits import Outcome
 from anabranch.iceberg.files import local_path
 from anabranch.iceberg.lake import Lake
 from anabranch.job import Job
-from anabranch.offsets.hours import Cut, shift
-from anabranch.offsets.position import Topic
+from anabranch.offsets.hours import Adoption, Cut, Timeline, shift
+from anabranch.offsets.position import Position, Topic
 from anabranch.operations.erasure import end, run
-from anabranch.operations.erasure.search import find_words, forms_of
+from anabranch.operations.erasure.scan import scan
+from anabranch.operations.erasure.search import Values, find_words
 from anabranch.operations.erasure.status import read_statuses, status_lines
 from anabranch.operations.maintenance import maintain
 from anabranch.protocol import erasure
+from anabranch.protocol.dead_letters import waiting_speed
 from anabranch.protocol.erased import Erasure, Erasures
 from anabranch.protocol.erasure_filter import load_filter
+from anabranch.protocol.publish import new_id
 from anabranch.protocol.publisher import Publisher
+from anabranch.protocol.retention import plan_expire
 from anabranch.protocol.state import Accepted
+from serving_layer.changes import poll
+from serving_layer.changes.token import Token
 
 
 @dataclass
@@ -266,6 +275,93 @@ def test_what_an_order_needs(people: People) -> None:
     assert people.lake.state().erasures == Erasures()
 
 
+def test_values_of_whole_numbers_are_those_that_the_column_has(people: People) -> None:
+    for value in ("--5", "007", "+7", "7.0", " 7", "x", "-0", "٣"):
+        with pytest.raises(ConfigurationError, match="expected whole numbers without leading zeros, such as 4711"):
+            people.erase(run.Order("n", frozenset({"8", value}), "case 4711"))
+    with pytest.raises(ConfigurationError, match=r"for column n, found 'x' and 1 others"):
+        scan(people.job, Values.of("n", {"x", "y", "8"}))
+    assert people.lake.state().erasures == Erasures()
+    assert people.erase(run.Order("n", frozenset({"8", "-8", "0"}), "case 4711")).removed.rows == 2
+
+
+def test_a_topic_that_was_made_again_is_adopted_first(people: People) -> None:
+    """Its records were accepted before the request, and no erasure would be of them."""
+    job = replace(people.job, kafka=Broker("u", log={0: [0]}).adapter)
+    with pytest.raises(PositionError, match="anabranch adopt"):
+        run.erase(job, Publisher(job.lake, job.stream), ORDER)
+    assert people.lake.state().erasures == Erasures()
+    gone = replace(people.job, kafka=Broker(None).adapter)
+    assert run.erase(gone, Publisher(job.lake, job.stream), ORDER).erasure.ends == {0: 12}
+
+
+def test_records_of_open_transactions_were_accepted_before_the_request(people: People) -> None:
+    job = replace(people.job, kafka=Broker(log={0: [0] * 12}, undecided=3).adapter)
+    done = run.erase(job, Publisher(job.lake, job.stream), ORDER)
+    assert done.erasure.ends == {0: 15}
+    assert done.erasure.done is None and "are yet to be read" in (done.left or "")
+
+
+def test_an_erasure_of_a_stream_that_has_read_nothing_is_of_what_kafka_has() -> None:
+    waiting = new_state(Timeline(FIRST, FIRST, {}), position=Position("", {}), erasures=Erasures((ONE,)))
+    assert not erasure.is_read(waiting, ONE)
+    over = replace(ONE, done=NOW)
+    later = NOW + timedelta(days=31)
+    assert erasure.plan_forget(replace(waiting, erasures=Erasures((over,))), {0: 9}, {"e"}, "id", later) is None
+    assert erasure.is_read(replace(waiting, position=Position("t", {0: 10})), ONE)
+    assert erasure.is_read(replace(waiting, position=Position("u", {})), ONE)
+
+
+def test_dead_letters_of_many_files_leave_in_several_commits_and_count_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "_FILES_A_COMMIT", 1)
+    people, plan, planned = People(tmp_path, LETTERS), erasure.plan_letters, list[int]()
+
+    def left_meanwhile(table: Table, state: Any, rewritten: Any, *of: Any) -> Any:
+        planned.append(len(rewritten))
+        return plan(table, state, rewritten, *of) if len(planned) > 1 else None
+
+    monkeypatch.setattr(erasure, "plan_letters", left_meanwhile)
+    assert people.erase().removed.dead == 2
+    assert planned == [1, 1, 1]
+    assert all(people.letters(branch) == [b"annabel"] for branch in ("speed", "batch", "main"))
+
+
+def test_archived_records_alone_are_no_change(tmp_path: Path) -> None:
+    people = People(tmp_path, archive=True)
+    [change] = poll(people.job, Token("events"))
+    done = people.erase(replace(ORDER, values=frozenset({"again"})))
+    assert 7 not in people.archived and done.removed == run.Found()
+    assert not list(poll(people.job, Token.decode(change.token)))
+
+
+def test_files_that_former_snapshots_alone_have_end_with_the_erasure(people: People) -> None:
+    """The hazard: the hour has expired, and a tag without an end has it."""
+    table, state = people.lake.table(), people.lake.state()
+    table.manage_snapshots().create_tag(table.metadata.refs["main"].snapshot_id, "audit").commit()
+    state = people.lake.state()
+    expired = plan_expire(state, [FIRST], (), {FIRST: 1}, "kept for 1 days", new_id(), datetime.now(UTC))
+    assert people.lake.publish(expired, state) is Outcome.LANDED
+    assert people.names("main") == sorted(NAMES)
+    # Only the expired hour had the value.
+    done = people.erase(run.Order("n", frozenset({"0"}), "case 4711", timedelta(days=2)))
+    assert done.removed == run.Found() and done.erasure.done is not None
+    [status] = read_statuses(people.job, datetime.now(UTC))
+    assert (status.hours, status.is_certificate) == ([FIRST], False)
+    assert "tag audit" in {holder.name for holder in status.holders}
+    assert people.account(FIRST).decision == "expired"
+    later = datetime.now(UTC) + timedelta(days=2, hours=1)
+    maintain(people.job, later)
+    assert "audit" not in people.lake.table().metadata.refs
+    assert scan(people.job, Values.of("n", {"0"})).hits == ()
+    assert read_statuses(people.job, later)[0].is_certificate
+    # Twice is once.
+    heads = people.lake.state().heads
+    assert people.erase(run.Order("n", frozenset({"0"}), "case 4711")).removed == run.Found()
+    assert people.lake.state().heads == heads
+
+
 def test_a_dry_run_counts_and_changes_nothing(people: People) -> None:
     heads = people.lake.state().heads
     found = run.find(people.job, ORDER)
@@ -277,7 +373,8 @@ def test_a_dry_run_counts_and_changes_nothing(people: People) -> None:
 def test_the_command(people: People, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("anabranch.cli.operate.open_stream", lambda *_: people.job)
     values = tmp_path / "values.txt"
-    values.write_text("anna\n\n")
+    # As an editor of Windows writes it.
+    values.write_bytes(b"\xef\xbb\xbfanna\r\n\r\n")
     given = ["erase", "events", "--by", "id", "--values", str(values), "--why", "case 4711"]
     call = CliRunner().invoke
     assert "would erase 4 rows and 2 dead letters of 2 hours" in call(main, [*given, "--dry-run"]).output
@@ -285,6 +382,10 @@ def test_the_command(people: People, monkeypatch: pytest.MonkeyPatch, tmp_path: 
     status = call(main, ["erase", "events", "--status", "--verify"], catch_exceptions=False)
     assert (status.exit_code, "a scan of every branch found 0 rows" in status.output) == (1, True)
     assert call(main, ["erase", "events"]).exit_code == 2
+    values.write_text("anna\n", encoding="utf-16")
+    refused = call(main, given)
+    assert (refused.exit_code, "expected a file in UTF-8" in refused.output) == (2, True)
+    assert "removed 0 rows" in call(main, [*given[:5], "-", *given[6:]], input=b"\xef\xbb\xbfanna\n").output
 
 
 def test_a_layer_leaves_out_values_and_places(people: People) -> None:
@@ -324,11 +425,21 @@ def test_a_key_that_is_missing(people: People) -> None:
     ],
 )  # fmt: skip
 def test_a_payload_has_a_value_as_a_whole_word(payload: bytes, is_found: bool) -> None:
-    assert find_words([b"other", payload, b"last"], forms_of("anna")) == ({1} if is_found else set())
+    assert find_words([b"other", payload, b"last"], [b"anna"]) == ({1} if is_found else set())
 
 
-def test_a_payload_may_escape_a_value() -> None:
-    assert find_words([b'{"id": "\\u00e9va"}', "éva".encode(), b"eva"], forms_of("éva")) == {0, 1}
+@pytest.mark.parametrize(
+    ("payload", "value"),
+    [
+        (b'{"id": "\\u00e9va"}', "éva"), (b'{"id": "\\u00E9va"}', "éva"), (b'{"id": "a\\/b"}', "a/b"),
+        (b'{"id": "x\\u003d1"}', "x=1"), (b'{"id": "\\ud83d\\ude00"}', "\U0001f600"), (b'{"id": "a\\"b"}', 'a"b'),
+        (b'{"id": "a\\\\u0062"}', "a\\u0062"), (b'{"of": "{\\"id\\": \\"\\\\u00e9va\\"}"}', "éva"), (b"\nanna", "anna"),
+        (b'{"id": "line\\nanna"}', "anna"), (b"a\\b", "a\\b"), (b"anna \\", "anna"), (b"\\udc00 anna", "anna"),
+    ],
+)  # fmt: skip
+def test_a_payload_may_escape_a_value(payload: bytes, value: str) -> None:
+    """Whichever escapes a writer of JSON uses: PHP those of slashes, .NET upper case, Gson those of HTML."""
+    assert find_words([b"eva", payload, b"\\"], [value.encode()]) == {1}
 
 
 @pytest.mark.parametrize(
@@ -376,6 +487,25 @@ def test_an_erasure_is_of_the_records_before_its_request(
     hour: str, topic_id: str, ranges: Any, covered: Any
 ) -> None:  # fmt: skip
     assert ONE.covered(hour, topic_id, ranges) == covered
+
+
+def test_an_erasure_is_of_every_partition_of_a_log_that_was_left(tmp_path: Path) -> None:
+    """The hazard: the topic was made again with fewer partitions, and adopted."""
+    left = Adoption(FIRST, "old", {0: 0})
+    lake = new_lake(tmp_path, timeline=Timeline(FIRST, NEXT, {0: 0}, adoptions=(left,)))
+    schema = schema_to_pyarrow(lake.lake.load(lake.stream.dead_letters_table).schema())
+    letter = {
+        "topic_id": "old", "kafka_partition": 7, "kafka_offset": 1, "ingest_hour": FIRST, "value": b"7-0 and more",
+        "error_code": "malformed_json", "layer": "speed",
+    }  # fmt: skip
+    dead = stage(lake.lake, lake.stream.dead_letters_table, pa.Table.from_pylist([letter], schema=schema), None, True)
+    staged = lake.stage([(FIRST, 7, 0), (FIRST, 0, 0)])
+    publish = lake.speed(staged, {0: 0}, dead_letters=(waiting_speed(dead, NOW),))
+    assert lake.publish(publish) is Outcome.LANDED
+    job = job_of(lake.environment, lake.lake, records=0)
+    done = run.erase(job, Publisher(job.lake, job.stream), run.Order("id", frozenset({"7-0"}), "case 4711"))
+    assert (done.removed.rows, done.removed.dead, done.left) == (1, 1, None)
+    assert lake.rows("main") == [(FIRST, 0, 0)] and not lake.dead("speed")
 
 
 def test_the_furthest_state_of_an_erasure_counts() -> None:
