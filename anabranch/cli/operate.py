@@ -523,6 +523,7 @@ def merge(stream: str, dry_run: bool, conf: str | None, output: str) -> None:
 @click.option("--why", metavar="TEXT", help="The reason, for the ledger.")
 @click.option("--until", metavar="DURATION", default="30 days", show_default=True, help="When nothing may be left.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be erased.")
+@click.option("--again", is_flag=True, help="Also erase what arrived since the same request was done.")
 @click.option("--status", is_flag=True, help="Show each erasure, and what is left of it.")
 @click.option("--verify", is_flag=True, help="With --status, scan every branch for the values again.")
 @click.option("--scan", is_flag=True, help="Only look for the values in every byte of the stream's tables.")
@@ -534,6 +535,7 @@ def erase(
     why: str | None,
     until: str,
     dry_run: bool,
+    again: bool,
     status: bool,
     verify: bool,
     scan: bool,
@@ -544,9 +546,9 @@ def erase(
 
     Removes rows and dead letters from every branch, and keeps both layers from bringing one back; the account of each
     hour has the class `erased`. An erasure is of the records that Kafka has accepted when it is requested. The same
-    command continues it, and changes nothing once it is done. Needs `erasure.key` in conf/anabranch.yaml. With
-    --status, exit code 1 while something is left. --scan reads every object of the stream's tables, versions included;
-    exit code 1 if one has a value.
+    command continues it, and changes nothing once it is done; --again makes the next request. Needs `erasure.key` in
+    conf/anabranch.yaml. With --status, exit code 1 while something is left. --scan reads every object of the stream's
+    tables, versions included; exit code 1 if one has a value.
     """
     from anabranch.common.output import print_json
     from anabranch.config.durations import parse_duration
@@ -569,7 +571,7 @@ def erase(
         return
     assert why is not None
     try:
-        order = run.Order(column, values, why, parse_duration(until))
+        order = run.Order(column, values, why, parse_duration(until), again)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--until") from None
     job = open_stream(stream, conf)
@@ -594,6 +596,8 @@ def erase(
         f"{len(removed.hours)} hours"
     )
     click.echo(f"{stream}: {done.left or f'done on every branch; `anabranch erase {stream} --status` shows the rest'}")
+    if done.was_done:
+        click.echo(f"{stream}: it is of records before {done.erasure.at:%F %T} UTC; --again erases those since")
 
 
 def _erasure_scan(stream: str, column: str, values: frozenset[str], conf: str | None, output: str) -> None:

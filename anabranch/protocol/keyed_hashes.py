@@ -33,9 +33,9 @@ class Key:
         """The hashes of some values, each once, in an order that does not depend on theirs."""
         return tuple(sorted({self.hash(column, value) for value in values}))
 
-    def id_of(self, column: str, hashes: Iterable[str]) -> str:
-        """The id of the erasure of these values."""
-        message = "\0".join((column, *hashes)).encode()
+    def id_of(self, column: str, hashes: Iterable[str], number: int = 0) -> str:
+        """The id of the erasure of these values; `number`: of those that were requested again, counted from 1."""
+        message = "\0".join((column, *hashes, *([str(number)] if number else []))).encode()
         return hmac.new(self.secret, message, hashlib.sha256).hexdigest()[:_BYTES]
 
     def __repr__(self) -> str:

@@ -40,8 +40,9 @@ from anabranch.operations.erasure.search import (
 )
 from anabranch.protocol import archive, erasure, ledger, merge
 from anabranch.protocol.acts import act_now
-from anabranch.protocol.erased import Erasure
+from anabranch.protocol.erased import Erasure, Erasures
 from anabranch.protocol.erasure_filter import keys_of
+from anabranch.protocol.keyed_hashes import Key
 from anabranch.protocol.ledger_row import LedgerRow
 from anabranch.protocol.publish import Again, Decision, new_id
 from anabranch.protocol.publisher import Publisher
@@ -67,12 +68,14 @@ _ATTEMPTS = 20
 
 @dataclass(frozen=True)
 class Order:
-    """What an operator wants erased: values of a column, and by when nothing is to be left."""
+    """What an operator wants erased: values of a column, and by when nothing is to be left. `again`: also records that
+    arrived since the request of the same values that is done."""
 
     column: str
     values: frozenset[str]
     why: str
     until: timedelta = timedelta(days=30)
+    again: bool = False
 
 
 @dataclass(frozen=True)
@@ -92,11 +95,12 @@ class Found:
 
 @dataclass(frozen=True)
 class Erased:
-    """An erasure, what this run removed, and why it is not done, if so."""
+    """An erasure, what this run removed, and why it is not done, if so. `was_done`: before this run."""
 
     erasure: Erasure
     removed: Found
     left: str | None = None
+    was_done: bool = False
 
 
 def erase(job: Job, publisher: Publisher, order: Order) -> Erased:
@@ -128,7 +132,7 @@ def erase(job: Job, publisher: Publisher, order: Order) -> Erased:
         clear_partials(job)
         reach(Step.ERASE_PARTIALS_CLEARED)
         if current.done is not None:
-            return Erased(current, removed)
+            return Erased(current, removed, was_done=True)
         if not erasure.is_read(state, current):
             return Erased(
                 current, removed,
@@ -208,13 +212,12 @@ def _ends(job: Job, state: State) -> tuple[str, dict[int, int]]:
 def _request(job: Job, publisher: Publisher, order: Order) -> Erasure:
     """The erasure of an order, recorded in the ledger and on each branch."""
     stream = job.stream
-    key = next(iter(keys_of(job.environment).values()))
-    hashes = key.hashes(order.column, order.values)
-    id = key.id_of(order.column, hashes)
-    known = load_state(job.lake, stream.table).erasures.of(id)
-    if known is not None:
-        LOG.info("stream %s: erasure %s of %s goes on", stream.name, id, known.at.isoformat())
+    keys = list(keys_of(job.environment).values())
+    known, id = _last_request(load_state(job.lake, stream.table).erasures, keys, order)
+    if known is not None and (known.done is None or not order.again):
+        LOG.info("stream %s: erasure %s of %s goes on", stream.name, known.id, known.at.isoformat())
         return known
+    key, hashes = keys[0], keys[0].hashes(order.column, order.values)
     act = act_now("erase", order.why)
 
     def decide() -> Decision[Erasure]:
@@ -235,6 +238,19 @@ def _request(job: Job, publisher: Publisher, order: Order) -> Erasure:
     reach(Step.ERASE_RECORDED)
     LOG.info("stream %s: erasure %s recorded column=%s values=%d", stream.name, id, one.column, len(hashes))
     return one
+
+
+def _last_request(erasures: Erasures, keys: Sequence[Key], order: Order) -> tuple[Erasure | None, str]:
+    """The newest request of an order's values that the branches record, and the id of the next one, by the first key.
+    One that is not done comes first, also by another key. Pure."""
+    found, ids = list[Erasure](), list[str]()
+    for key in keys:
+        hashes, known, number = key.hashes(order.column, order.values), None, 0
+        while (one := erasures.of(id := key.id_of(order.column, hashes, number))) is not None:
+            known, number = one, number + 1
+        found += [known] if known is not None and (known.done is None or key is keys[0]) else []
+        ids.append(id)
+    return min(found, key=lambda one: one.done is not None, default=None), ids[0]
 
 
 def _parts(table: Table) -> Iterator[list[str]]:

@@ -66,7 +66,8 @@ def open_parts(io: FileIO, metadata: str) -> tuple[int, list[IcebergPart]]:
             raise Refused(
                 f"import {metadata}: expected a table with rows, found one without a snapshot; check its location"
             )
-        if (snapshot.summary or {}).get("total-equality-deletes", "0") != "0":
+        summary = snapshot.summary
+        if summary is not None and summary.get("total-equality-deletes") not in (None, "0"):
             raise Refused(
                 f"import {metadata}: expected a table without equality deletes, found some, as Flink writes them; "
                 "compact the table (Spark's rewrite_data_files with delete-file-threshold 1), then import it"

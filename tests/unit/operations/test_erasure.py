@@ -285,6 +285,34 @@ def test_values_of_whole_numbers_are_those_that_the_column_has(people: People) -
     assert people.erase(run.Order("n", frozenset({"8", "-8", "0"}), "case 4711")).removed.rows == 2
 
 
+def test_records_that_arrived_since_are_erased_by_a_request_again(people: People) -> None:
+    first = people.erase()
+    people._speed([(NEXT, 12 + o) for o in range(4)], 16, None)
+    job = job_of(people.lake.environment, people.lake.lake, records=16)
+    publisher, again = Publisher(job.lake, job.stream), replace(ORDER, again=True)
+    same = run.erase(job, publisher, ORDER)
+    assert (same.erasure.id, same.was_done, people.names("main").count("anna")) == (first.erasure.id, True, 2)
+    second = run.erase(job, publisher, again)
+    assert (second.removed.rows, second.was_done, people.names("main").count("anna")) == (2, False, 0)
+    assert second.erasure.id != first.erasure.id
+    # From now on the newer request is the one that goes on.
+    assert run.erase(job, publisher, ORDER).erasure.id == second.erasure.id
+    assert {status.id for status in read_statuses(job, datetime.now(UTC))} == {first.erasure.id, second.erasure.id}
+
+
+def test_an_erasure_that_is_not_done_goes_on_under_a_new_key(people: People) -> None:
+    behind = replace(people.job, kafka=Broker(log={0: [0] * 13}).adapter)
+    first = run.erase(behind, Publisher(behind.lake, behind.stream), ORDER)
+    assert first.erasure.done is None and people.job.environment.erasure is not None
+    keys = ErasureKeys(key=SecretStr("another key of tests"), former_keys=(people.job.environment.erasure.key,))
+    job = replace(behind, environment=behind.environment.model_copy(update={"erasure": keys}))
+    people._speed([(NEXT, 12)], 13, None)
+    done = run.erase(job, Publisher(job.lake, job.stream), ORDER)
+    assert (done.erasure.id, done.erasure.done is not None) == (first.erasure.id, True)
+    # Once it is done, the same values under the new key are a new erasure.
+    assert run.erase(job, Publisher(job.lake, job.stream), ORDER).erasure.id != first.erasure.id
+
+
 def test_a_topic_that_was_made_again_is_adopted_first(people: People) -> None:
     """Its records were accepted before the request, and no erasure would be of them."""
     job = replace(people.job, kafka=Broker("u", log={0: [0]}).adapter)
@@ -385,7 +413,8 @@ def test_the_command(people: People, monkeypatch: pytest.MonkeyPatch, tmp_path: 
     values.write_text("anna\n", encoding="utf-16")
     refused = call(main, given)
     assert (refused.exit_code, "expected a file in UTF-8" in refused.output) == (2, True)
-    assert "removed 0 rows" in call(main, [*given[:5], "-", *given[6:]], input=b"\xef\xbb\xbfanna\n").output
+    said = call(main, [*given[:5], "-", *given[6:]], input=b"\xef\xbb\xbfanna\n").output
+    assert "removed 0 rows" in said and "--again erases those since" in said
 
 
 def test_a_layer_leaves_out_values_and_places(people: People) -> None:
