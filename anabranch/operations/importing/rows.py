@@ -21,7 +21,7 @@ from anabranch.iceberg.parquet_writer import PARTITION as PARTITION_FIELDS
 from anabranch.iceberg.parquet_writer import codec_of, data_file_from, open_writer
 from anabranch.iceberg.rewriting import is_same, read_batches
 from anabranch.iceberg.snapshot_writer import delete_quietly
-from anabranch.operations.importing.sources import HOUR, PLACE, TIME, from_number
+from anabranch.operations.importing.sources import HOUR, OF_KAFKA, PLACE, TIME, from_number
 from anabranch.protocol.imported import PARTITION
 from serving_layer.query.datasets import connected, quoted
 
@@ -141,11 +141,9 @@ def _add(digest: Any, values: pa.Array) -> None:
 
 @dataclass(frozen=True)
 class TableRows:
-    """Makes rows of a table from rows of a source. `received`: the source's time is that at which Kafka received a
-    record. `event_time`: the column of the event's own time."""
+    """Makes rows of a table from rows of a source. `event_time`: the column of the event's own time."""
 
     table: Table
-    received: bool
     event_time: str | None
 
     def made(self, rows: pa.Table, numbers: NDArray[Any]) -> pa.Table:
@@ -155,10 +153,10 @@ class TableRows:
         ingest = pa.array([from_number(n) for n in distinct.tolist()], pa.large_string()).take(pa.array(index))
         at = times if self.event_time is None else pc.coalesce(rows[self.event_time], times)
         columns = {
-            **{name: rows[name] for name in rows.column_names if name not in (HOUR, TIME, *PLACE)},
+            **{name: rows[name] for name in rows.column_names if name not in (HOUR, TIME, OF_KAFKA, *PLACE)},
             "kafka_partition": pa.array(np.full(len(rows), PARTITION, np.int32)),
             "kafka_offset": pa.array(numbers),
-            "kafka_timestamp": times if self.received else pa.nulls(len(rows), times.type),
+            "kafka_timestamp": pc.if_else(rows[OF_KAFKA], times, None),
             "ingest_hour": ingest,
             "event_date": pc.cast(pc.floor_temporal(at, unit="day"), pa.date32()),
         }

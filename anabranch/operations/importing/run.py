@@ -34,8 +34,8 @@ from anabranch.operations.importing.rows import (
 from anabranch.operations.importing.sources import (
     HOUR,
     KAFKAS,
+    OF_KAFKA,
     PLACE,
-    RECEIVED,
     Counted,
     Seam,
     Source,
@@ -289,20 +289,12 @@ class _Import:
         return late.drop_columns([HOUR]).append_column(HOUR, pa.array([last] * len(late), pa.int64()))
 
     def _hours_around(self, state: State, number: int) -> list[str]:
-        """The hours of Kafka's that may have a row whose time is of an hour: all, if the time is not Kafka's."""
+        """The hours of Kafka's that may have a row whose time is of an hour: all, if a file's times are not Kafka's."""
         first = to_number(state.timeline.first_of_kafka)
         last = max(to_number(state.timeline.open), to_number(hour_of(self._lake.clock.now())))
-        if self._is_received:
+        if all(counted.of_kafka for counted in self._counted):
             first, last = max(first, number - 1), min(last, number + 1 + self._stream.batch.lookback_hours)
         return [from_number(n) for n in range(first, last + 1)]
-
-    @cached_property
-    def _is_received(self) -> bool:
-        """Whether the source's times are those at which Kafka received records."""
-        if not self._counted:
-            return False
-        file = self._counted[0].file
-        return self._reader.time_of(file, self._reader.names_of(file)) in RECEIVED
 
     def _require_same(self, known: Mapping[str, int]) -> None:
         rows = ledger.newest(self._job.ledger.history(known, ("partitions", "quality", "diff", "unknown")))
@@ -355,7 +347,7 @@ class _Import:
         numbers = rows[HOUR].to_numpy()
         self._require_counted(hours, counts_by_hour(numbers), planned)
         good = ~(repeated | erased)
-        of_table = TableRows(state.table, self._is_received, self._event_time)
+        of_table = TableRows(state.table, self._event_time)
         files = of_table.write(of_table.made(rows.filter(pa.array(good)), ordinals(numbers)[good]))
         reach(Step.IMPORT_WRITTEN)
         imported = []
@@ -386,7 +378,7 @@ class _Import:
     def _said(self, hour: str, rows: pa.Table) -> dict[str, Any]:
         """What the ledger records of an hour's source rows."""
         files = sum(1 for c in self._counted if to_number(hour) in c.rows)
-        sum_ = checksum(rows.drop_columns([HOUR, *PLACE]))
+        sum_ = checksum(rows.drop_columns([HOUR, OF_KAFKA, *PLACE]))
         return {"source": self._location, "files": files, "rows": len(rows), "checksum": sum_}
 
     def _hours_after(self, hour: str) -> list[str]:

@@ -35,6 +35,9 @@ PLACE = ("_import_partition", "_import_offset")
 """Of rows that were read: the hour that they are imported into, in hours since 1970, the time that it follows from, and
 the partition and offset that Kafka gave the record, null where the files do not have them."""
 
+OF_KAFKA = "_import_of_kafka"
+"""Whether a row's time is that at which Kafka received the record."""
+
 KAFKAS = 2**40
 """The hour of rows that the stream reads from Kafka, by their offsets."""
 
@@ -72,12 +75,13 @@ class SourceFile:
 class Counted:
     """A file and its number of rows by hour, in hours since 1970. If it has Kafka's places: `ends` has the offset
     behind its last record, by partition, and `early` is the number of rows that Kafka has although they are older than
-    the hour before the stream's first."""
+    the hour before the stream's first. `of_kafka`: as the column OF_KAFKA."""
 
     file: SourceFile
     rows: Mapping[int, int]
     ends: Mapping[int, int] | None = None
     early: int = 0
+    of_kafka: bool = False
 
 
 @dataclass(frozen=True)
@@ -229,12 +233,13 @@ class SourceReader:
                 for partition in np.unique(partitions).tolist():
                     end = int(offsets[partitions == partition].max()) + 1
                     ends[partition] = max(end, ends.get(partition, 0))
-            has_places = self._place_of(opened.schema_arrow.names) is not None
-        return Counted(file, rows, ends if has_places else None, early)
+            names = opened.schema_arrow.names
+            has_places, of_kafka = self._place_of(names) is not None, self.time_of(file, names) in RECEIVED
+        return Counted(file, rows, ends if has_places else None, early, of_kafka)
 
     def read(self, files: Sequence[Counted], first: int, last: int) -> pa.Table:
         """The rows of hours from `first` to `last`, in hours since 1970, by hour, then in the order of the files and
-        of their rows; with `HOUR`, `TIME` and `PLACE`. Raises as `count`."""
+        of their rows; with `HOUR`, `TIME`, `OF_KAFKA` and `PLACE`. Raises as `count`."""
         parts = []
         for counted in files:
             if not any(first <= hour <= last for hour in counted.rows):
@@ -252,7 +257,7 @@ class SourceReader:
     def empty(self) -> pa.Table:
         """No rows, of the columns of `read`."""
         places = (pa.field(name, pa.int64()) for name in PLACE)
-        own = (pa.field(TIME, _INSTANT), *places, pa.field(HOUR, pa.int64()))
+        own = (pa.field(TIME, _INSTANT), pa.field(OF_KAFKA, pa.bool_()), *places, pa.field(HOUR, pa.int64()))
         return pa.schema([*(field.with_nullable(True) for field in self.schema), *own]).empty_table()
 
     def _place_of(self, names: Sequence[str]) -> tuple[str, str] | None:
@@ -272,11 +277,6 @@ class SourceReader:
                 f"{', '.join(names)}; name the column by --time"
             )
         return found
-
-    def names_of(self, file: SourceFile) -> list[str]:
-        """The columns of a file. Raises Refused, Transient."""
-        with lake_errors(f"read {file.path}"):
-            return list(self._open(file).schema_arrow.names)
 
     def _open(self, file: SourceFile) -> _Opened:
         if file.part is not None:
@@ -302,14 +302,15 @@ class SourceReader:
                 raise _mismatch(file, field, "found no such column")
 
     def _batches(self, file: SourceFile, opened: _Opened, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """The rows with `columns`, as the table has them, `TIME`, `PLACE` and `HOUR`."""
+        """The rows with `columns`, as the table has them, `TIME`, `OF_KAFKA`, `PLACE` and `HOUR`."""
         there = opened.schema_arrow.names
         time, place = self.time_of(file, there), self._place_of(there)
         wanted = dict.fromkeys([*(c for c in columns if c in there), time, *(place or ())])
         for batch in opened.iter_batches(batch_size=_BATCH_ROWS, columns=list(wanted)):
             times = self._times(file, time, batch[time])
             rows = {name: self._column(file, batch, name) for name in columns}
-            found = pa.table({**rows, TIME: times, **self._places(file, batch, place)})
+            of_kafka = pa.repeat(time in RECEIVED, batch.num_rows)
+            found = pa.table({**rows, TIME: times, OF_KAFKA: of_kafka, **self._places(file, batch, place)})
             hours = _hours(found[TIME])
             if self.seam is not None and place is not None:
                 hours = self.seam.hours(hours, found)

@@ -16,12 +16,13 @@ import pytest
 from brokers import Broker
 from click.testing import CliRunner
 from killed import kill_at
-from lakes import FIRST, StreamLake, new_environment, new_lake, new_stream
+from lakes import DDL, FIRST, StreamLake, new_environment, new_lake, new_stream
 from pydantic import SecretStr
 
 from anabranch.cli import main
 from anabranch.common.errors import Refused, Transient
 from anabranch.common.fail_points import Step
+from anabranch.config.columns import parse_columns
 from anabranch.config.environment import Erasure as ErasureKeys
 from anabranch.iceberg.commits import Change, Outcome
 from anabranch.iceberg.lake import Lake
@@ -235,6 +236,26 @@ def with_places(path: Path, rows: Sequence[tuple[str | None, str, int, int]]) ->
     for name, values in places.items():
         written = written.append_column(name, [values])
     pq.write_table(written, path)
+
+
+def test_times_of_one_file_may_be_kafkas_and_those_of_another_not(tmp_path: Path) -> None:
+    """The hazard: Kafka received a row hours after its own time, and has it in that hour."""
+    ddl = f"{DDL}, own TIMESTAMP"
+    lake = new_lake(tmp_path, ddl=ddl)
+    staged = lake.stage([(FIRST, 0, 0), (shift(FIRST, 6), 0, 9)])
+    assert lake.publish(lake.speed(staged, {0: 10}, read_until=NOW)) is Outcome.LANDED
+    write(tmp_path / "source/a.parquet", [("a", 1, OLDEST, 5)])
+    path = tmp_path / "source/b.parquet"
+    write(path, [("0-9", 9, FIRST, 1), ("b", 2, OLDEST, 6)])
+    pq.write_table(pq.read_table(path).rename_columns(["id", "n", "own"]), path)
+    stream = new_stream(
+        schema=ddl, columns=parse_columns(ddl), event_time={"column": "own"}, batch={"lookback_hours": 1}
+    )
+    job = replace(job_of(tmp_path), stream=stream)
+    done = run.run(job, Publisher(job.lake, job.stream), run.Order(f"{tmp_path}/source", OLDEST))
+    assert (done.good, ids(lake, "main").get(LAST)) == (2, None)
+    times = lake.table().scan(row_filter=f"ingest_hour = '{OLDEST}'").to_arrow().to_pylist()
+    assert {row["id"]: row["kafka_timestamp"] is not None for row in times} == {"a": True, "b": False}
 
 
 @pytest.mark.parametrize("form", ["parquet", "json"])
