@@ -70,17 +70,28 @@ def hours_of(history: Iterable[LedgerRow], one: Erasure) -> list[str]:
     return sorted({row.hour for row in history if row.erasure is not None and row.erasure.get("id") == one.id})
 
 
-def former_files(table: Table, hours: Collection[str], before: datetime | None) -> Former:
-    """What the snapshots from before a moment have of the hours, beside the branches; nothing for None. Raises
-    Transient."""
+def replaced_files(history: Iterable[LedgerRow], one: Erasure) -> set[str]:
+    """The paths of the files that had records of an erasure. Pure."""
+    parts = (row.erasure for row in history if row.erasure is not None and row.erasure.get("id") == one.id)
+    return {str(path) for part in parts for path in part["files"]}
+
+
+def former_files(
+    table: Table, hours: Collection[str], before: datetime | None, replaced: Collection[str]
+) -> Former:  # fmt: skip
+    """What the snapshots from before a moment have of the hours, beside the branches; nothing for None. Of later ones,
+    as those of a branch of another program, the files that are `replaced`. Raises Transient."""
     nothing: dict[int, dict[str, int]] = {s.snapshot_id: {} for s in table.snapshots()}
     if not hours or before is None:
         return nothing
     files, bound = FilesByManifest(table, set(hours).__contains__), shift(max(hours), 1)
     at_heads = {id: files.of(head, bound) for id in heads(table).values() if (head := table.snapshot_by_id(id))}
     live = {path for of_one in at_heads.values() for path in of_one}
-    old = (s for s in table.snapshots() if s.snapshot_id not in at_heads and made_at(s) <= before)
-    return nothing | {s.snapshot_id: {p: n for p, n in files.of(s, bound).items() if p not in live} for s in old}
+    former = dict(nothing)
+    for s in (s for s in table.snapshots() if s.snapshot_id not in at_heads):
+        is_old, of_hours = made_at(s) <= before, files.of(s, bound)
+        former[s.snapshot_id] = {p: n for p, n in of_hours.items() if p not in live and (is_old or p in replaced)}
+    return former
 
 
 def rewritten_before(job: Job, name: str, one: Erasure, now: datetime) -> datetime | None:
@@ -140,9 +151,9 @@ def end_snapshots(job: Job, now: datetime) -> int:
         return 0
     history = job.ledger.history(None, ledger.BULKY_BUT_ERASURES)
     for one in erasures:
-        hours = hours_of(history, one)
+        hours, replaced = hours_of(history, one), replaced_files(history, one)
         for name in erased_tables(job):
-            plan = partial(_plan_table, job, hours, rewritten_before(job, name, one, now), now)
+            plan = partial(_plan_table, job, hours, rewritten_before(job, name, one, now), replaced, now)
             while (landed := lake.commit_until_landed(name, f"end erasure {one.id} in {name}", plan)) is not None:
                 ended += len(landed.expire) + len(landed.drop_tags)
                 LOG.info(
@@ -154,11 +165,11 @@ def end_snapshots(job: Job, now: datetime) -> int:
 
 
 def _plan_table(
-    job: Job, hours: Sequence[str], before: datetime | None, now: datetime, table: Table
+    job: Job, hours: Sequence[str], before: datetime | None, replaced: Collection[str], now: datetime, table: Table
 ) -> Commit | None:  # fmt: skip
     state = load_state(job.lake, job.stream.table)
     waiting = frozenset(str(item["id"]) for item in state.dead_letters)
-    return plan_end(table, former_files(table, hours, before), waiting, new_id(), now)
+    return plan_end(table, former_files(table, hours, before, replaced), waiting, new_id(), now)
 
 
 def orphans_before(state: State, before: datetime, now: datetime) -> datetime:

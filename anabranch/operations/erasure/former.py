@@ -45,14 +45,14 @@ def find_former(job: Job, state: State, one: Erasure, values: Values, known: Col
         if not lake.exists(name):
             continue
         table = lake.load(name)
-        files = {f.file_path: f for f in former_files(table, known)}
+        files = {f.file_path: f for f in list_former(table, known)}
         search = of_rows if name == stream.table else of_bytes
         for path in search(table, list(files.values())):
             found.setdefault(hour_of_file(table, files[path]), set()).add(path)
     return found
 
 
-def former_files(table: Table, known: Collection[str]) -> list[DataFile]:
+def list_former(table: Table, known: Collection[str]) -> list[DataFile]:
     """The files that snapshots have and no branch, but for those of the `known` hours. Raises Transient."""
     with lake_errors(f"read the manifests of {'.'.join(table.name())}"):
         current = {

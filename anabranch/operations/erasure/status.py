@@ -24,6 +24,7 @@ from anabranch.operations.erasure.end import (
     erased_tables,
     former_files,
     hours_of,
+    replaced_files,
     rewritten_before,
     versions_of,
     written_before,
@@ -127,10 +128,12 @@ def _status(
 ) -> ErasureStatus:
     rows = [row for row in history if row.erasure is not None and row.erasure.get("id") == one.id]
     parts = [row.erasure for row in rows if row.erasure is not None]
-    replaced = {str(path) for part in parts for path in part["files"]}
+    replaced = replaced_files(rows, one)
     hours = hours_of(rows, one)
     tables = {name: job.lake.load(name) for name in erased_tables(job)}
-    former = {n: former_files(table, hours, rewritten_before(job, n, one, now)) for n, table in tables.items()}
+    former = {
+        n: former_files(table, hours, rewritten_before(job, n, one, now), replaced) for n, table in tables.items()
+    }
     wanted = {path for of_table in former.values() for files in of_table.values() for path in files}
     # Before versions are counted: a file that is deleted meanwhile is one of them.
     there = _stored(state.table, replaced | wanted)

@@ -20,7 +20,7 @@ from people import ARCHIVED, LETTERS, NAMES, NEXT, NOW, ORDER, People, job_of
 from pydantic import SecretStr
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.manifest import DataFile
-from pyiceberg.table import Table
+from pyiceberg.table import Table, Transaction
 
 from anabranch.cli import main
 from anabranch.common.errors import ConfigurationError, PositionError
@@ -249,6 +249,26 @@ def test_a_branch_of_another_program_is_named_and_stays(people: People) -> None:
     people.lake.table().manage_snapshots().remove_branch("theirs").commit()
     maintain(people.job, later)
     assert read_statuses(people.job, later)[0].is_certificate
+
+
+def test_a_branch_that_another_program_moved_since_is_named(
+    people: People, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    monkeypatch.setattr(end, "MAX_CLOCK_SKEW", timedelta(0))
+    table = people.lake.table()
+    table.manage_snapshots().create_branch(table.metadata.refs["main"].snapshot_id, "theirs").commit()
+    people.erase(replace(ORDER, until=timedelta(0)))
+    table, before = people.lake.table(), people.lake.state().erasures.changed
+    transaction = Transaction(table)
+    transaction.update_snapshot(branch="theirs").fast_append().commit()
+    people.lake.lake.catalog.commit_table(table, tuple(transaction._requirements), tuple(transaction._updates))
+    moved = people.lake.table().metadata.refs["theirs"].snapshot_id
+    made = people.lake.table().snapshot_by_id(moved)
+    assert made is not None and before is not None and made.timestamp_ms > before.timestamp() * 1000
+    later = datetime.now(UTC) + timedelta(days=3)
+    maintain(people.job, later)
+    [status] = read_statuses(people.job, later)
+    assert [(holder.name, holder.until) for holder in status.holders] == [("branch theirs", None)]
 
 
 @pytest.mark.parametrize("step", [Step.MAINTAIN_ENDED, Step.MAINTAIN_VERSIONS_DELETED], ids=lambda step: step.label)
