@@ -77,6 +77,23 @@ def test_the_adapter_reads_header_names_of_any_bytes(kafka: config.Kafka) -> Non
     ]
 
 
+def test_records_of_an_open_transaction_are_accepted_before_they_are_decided(kafka: config.Kafka) -> None:
+    topic = f"t{uuid.uuid4().hex[:12]}"
+    create_topic(kafka, topic, 1)
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": topic})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(topic, b"{}")
+    assert producer.flush(30) == 0
+    with KafkaAdapter(kafka) as adapter:
+        described = adapter.describe(topic)
+        assert described is not None
+        assert (adapter.stable_ends(described), adapter.accepted_ends(described)) == ({0: 0}, {0: 1})
+        producer.abort_transaction(30)
+        # The record, and the marker of its end.
+        assert (adapter.stable_ends(described), adapter.accepted_ends(described)) == ({0: 2}, {0: 2})
+
+
 def test_brokers_without_topic_ids_are_refused(kafka: config.Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
     """A recreated topic could not be distinguished from the deleted one. The client acts as with brokers before 2.8."""
     topic = f"t{uuid.uuid4().hex[:12]}"
