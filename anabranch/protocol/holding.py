@@ -9,7 +9,7 @@ from datetime import datetime
 from anabranch.common.errors import Refused
 from anabranch.iceberg.commits import Change, Commit
 from anabranch.iceberg.snapshots import BRANCHES, heads
-from anabranch.offsets.hours import hours_between, shift
+from anabranch.offsets.hours import hours_between
 from anabranch.protocol import ledger
 from anabranch.protocol.acts import Act, act_now
 from anabranch.protocol.holds import HOLDS, Hold, Holds, new_hold
@@ -36,7 +36,10 @@ def plan_hold(state: State, first: str, last: str, act: Act, release: bool) -> H
     if release:
         is_held = any(hold.first <= last and first <= hold.last for hold in before.holds)
         return before.without(first, last, act.at) if is_held else None
-    gone = next((h for h in hours_between(first, shift(last, 1)) if state.is_expired(h)), None)
+    # A hold may be of centuries to come.
+    until = min(last, state.expired.before)
+    gone = next((h for h in hours_between(first, until) if state.is_expired(h)), None) if until else None
+    gone = gone or (last if state.is_expired(last) else None)
     if gone is not None:
         raise Refused(
             f"hours {first}..{last}: expected hours whose rows are kept, found that {gone} has expired; name the hours "

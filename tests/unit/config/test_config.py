@@ -334,6 +334,7 @@ def test_a_variable_that_is_unset_and_has_no_default_is_named(conf: Path, monkey
     [
         ("1 second", timedelta(seconds=1)), ("2 seconds", timedelta(seconds=2)), ("5 minutes", timedelta(minutes=5)),
         ("1 hour", timedelta(hours=1)), ("30 days", timedelta(days=30)), (" 2weeks ", timedelta(weeks=2)),
+        ("1000 years", timedelta(days=365_000)),
     ],
 )  # fmt: skip
 def test_durations(text: str, expected: timedelta) -> None:
@@ -343,6 +344,12 @@ def test_durations(text: str, expected: timedelta) -> None:
 @pytest.mark.parametrize("value", ["", "2", 2, "2 s", "-1 hours", "1.5 hours", "1 month", None])
 def test_invalid_durations(value: object) -> None:
     with pytest.raises(ValueError, match="expected a duration"):
+        parse_duration(value)
+
+
+@pytest.mark.parametrize("value", ["1001 years", "365001 days", "9999999999999999 weeks"])
+def test_durations_that_no_calendar_has(value: str) -> None:
+    with pytest.raises(ValueError, match=f"expected 1000 years at most, found {value}"):
         parse_duration(value)
 
 

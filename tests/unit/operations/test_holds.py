@@ -53,6 +53,18 @@ def test_a_release_leaves_what_lies_on_either_side() -> None:
     assert span_words(left.holds)[0] == f"{H[1]}..{H[2]}: kept by ada@host since 2026-11-21 00:00:00 UTC: case 7"
 
 
+def test_a_hold_may_be_without_an_end() -> None:
+    state = accepted_state(expired=Expired(H[3], ((H[1], H[1]),)))
+    held = plan_hold(state, H[3], "9999-12-31T23", ACT, release=False)
+    assert held is not None and held.of("2300-01-01T00") is not None
+    for first, gone in ((H[1], H[2]), (H[2], H[2])):
+        with pytest.raises(Refused, match=f"expected hours whose rows are kept, found that {gone} has expired"):
+            plan_hold(state, first, "9999-12-31T23", ACT, release=False)
+    with pytest.raises(Refused, match=f"found that {H[2]} has expired"):
+        plan_hold(state, H[1], H[2], ACT, release=False)
+    assert plan_hold(state, H[1], H[1], ACT, release=False) is not None
+
+
 def test_the_newest_record_of_any_branch_counts() -> None:
     held = Holds((one(H[1], H[1]),), AT)
     released = held.without(H[1], H[1], AT + timedelta(hours=1))
