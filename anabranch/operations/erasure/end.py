@@ -24,15 +24,16 @@ from anabranch.common.fail_points import Step, reach
 from anabranch.iceberg.clock import MAX_CLOCK_SKEW
 from anabranch.iceberg.commits import Change, Commit
 from anabranch.iceberg.expiry import plan_expiry
-from anabranch.iceberg.files import list_versions
+from anabranch.iceberg.files import list_versions, same_file
 from anabranch.iceberg.hour_files import content_by_hour
-from anabranch.iceberg.orphans import folders_of, own_files
+from anabranch.iceberg.orphans import folders_of, list_table, own_files, references
 from anabranch.iceberg.s3 import Version, open_store
 from anabranch.iceberg.snapshots import PUBLISHED, STAGED, heads, made_at
 from anabranch.iceberg.staging import WITHIN
 from anabranch.offsets.hours import shift
 from anabranch.operations.retention import FilesByManifest
 from anabranch.protocol import erasure, ledger
+from anabranch.protocol.dead_letters import named_files
 from anabranch.protocol.erased import Erasure
 from anabranch.protocol.ledger_row import LedgerRow
 from anabranch.protocol.partials import stale_hours
@@ -177,6 +178,17 @@ def orphans_before(state: State, before: datetime, now: datetime) -> datetime:
     of maintenance without erasures. Pure."""
     written = [at for one in ending(state, now) if (at := written_before(one)) is not None]
     return max([before, *(min(at, now - UNREFERENCED_FOR) for at in written)])
+
+
+def list_unreferenced(job: Job) -> list[datetime]:
+    """When each data file was written that nothing refers to, of the tables that may have erased records. Raises
+    Transient."""
+    tables = [job.lake.load(name) for name in erased_tables(job)]
+    # Files first: those that are published from here on are either referenced or not in the list.
+    listed = [file for table in tables for file in list_table(job.environment, table) if file.path.endswith(".parquet")]
+    referenced = {same_file(path) for table in tables for path in references(job.lake.load(".".join(table.name())))}
+    referenced |= set(map(same_file, named_files(load_state(job.lake, job.stream.table))))
+    return [file.modified for file in listed if same_file(file.path) not in referenced]
 
 
 def versions_of(job: Job, before: datetime) -> Iterator[Version]:

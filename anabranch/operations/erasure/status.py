@@ -5,10 +5,11 @@ A status of an erasure that is done, and of which nothing is left, is its certif
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from anabranch.common.errors import AnabranchError, ConfigurationError
@@ -24,6 +25,7 @@ from anabranch.operations.erasure.end import (
     erased_tables,
     former_files,
     hours_of,
+    list_unreferenced,
     replaced_files,
     rewritten_before,
     versions_of,
@@ -46,6 +48,10 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
 _AT_ONCE = 16
+_ORPHANS = (
+    "`anabranch maintain` deletes them once they are as old as maintain.orphans_after, after the deadline "
+    f"{UNREFERENCED_FOR.days} day old"
+)
 
 
 @dataclass(frozen=True)
@@ -114,7 +120,25 @@ def _statuses(
     history = job.ledger.history(None, ledger.BULKY_BUT_ERASURES)
     asked = job.ledger.requests({hour_of(one.at) for one in erasures})
     requests = {row.erasure["id"]: row for row in asked if row.erasure is not None}
-    return [_status(job, state, one, history, requests.get(one.id), now, scan) for one in erasures]
+    unreferenced = cache(partial(list_unreferenced, job))
+    return [
+        _with_unreferenced(_status(job, state, one, history, requests.get(one.id), now, scan), one, unreferenced)
+        for one in erasures
+    ]
+
+
+def _with_unreferenced(
+    status: ErasureStatus, one: Erasure, unreferenced: Callable[[], list[datetime]]
+) -> ErasureStatus:  # fmt: skip
+    """The status with files that nothing refers to: those of compactions and of attempts that were never published may
+    have such records. Asked once nothing else is left."""
+    before = written_before(one)
+    if not status.is_certificate or before is None:
+        return status
+    if not (count := sum(written < before for written in unreferenced())):
+        return status
+    why = f"{count} files from before {before:%F %H:%M} UTC that nothing refers to are stored; {_ORPHANS}"
+    return replace(status, left=[why])
 
 
 def _status(
@@ -214,11 +238,7 @@ def _left(
     ]
     if there:
         held = ", ".join(f"{h.name}{f' until {h.until:%F %H:%M} UTC' if h.until else ''}" for h in holders)
-        days = UNREFERENCED_FOR.days
-        why = f"referred to by {held}" if held else (
-            f"`anabranch maintain` deletes them once they are as old as maintain.orphans_after, after the deadline "
-            f"{days} day old"
-        )  # fmt: skip
+        why = f"referred to by {held}" if held else _ORPHANS
         left.append(f"{len(there)} replaced files are stored; {why}")
         if endless := [h.name for h in holders if h.until is None]:
             left.append(f"{', '.join(endless)}: no deadline ends a branch of another program; drop it")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -382,6 +383,23 @@ def test_archived_records_alone_are_no_change(tmp_path: Path) -> None:
     done = people.erase(replace(ORDER, values=frozenset({"again"})))
     assert 7 not in people.archived and done.removed == run.Found()
     assert not list(poll(people.job, Token.decode(change.token)))
+
+
+def test_files_that_nothing_refers_to_withhold_the_certificate(people: People) -> None:
+    """The hazard: replaced files are old, so they leave at once, before a younger file with the same rows."""
+    source = people.files("main")[0]
+    for path in people.lake.folder.rglob("*.parquet"):
+        os.utime(path, ((datetime.now(UTC) - timedelta(days=10)).timestamp(),) * 2)
+    source.with_name("compacted-before.parquet").write_bytes(source.read_bytes())
+    people.erase()
+    later = datetime.now(UTC) + timedelta(days=1, hours=1)
+    maintain(people.job, later)
+    assert not [path for path in _replaced(people) if local_path(path).exists()]
+    [status] = read_statuses(people.job, later)
+    [left] = status.left
+    assert left.startswith("1 files from before ") and "that nothing refers to are stored; `anabranch maintain`" in left
+    maintain(people.job, later + timedelta(days=3))
+    assert read_statuses(people.job, later)[0].is_certificate
 
 
 def test_files_that_former_snapshots_alone_have_end_with_the_erasure(people: People) -> None:
