@@ -29,6 +29,12 @@ _JAVA = re.compile(r"^[a-z]\w*(\.\w+)+(: |$)")
 # The end of a Python worker's traceback, in what Spark throws for it.
 _WORKER = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(\S.*)$", re.MULTILINE)
 
+# A certificate of S3 that is not trusted, as botocore, the AWS SDKs for C++ and for Java say it.
+_UNTRUSTED_S3 = (
+    "SSL validation failed for", "curlCode: 60,", "curlCode: 77,", "Unable to execute HTTP request: PKIX",
+    "Unable to execute HTTP request: (certificate_unknown) PKIX",
+)  # fmt: skip
+
 # By what they concern: the words of S3's error codes (as botocore and the AWS SDKs for Java and C++ spell them), of
 # Kafka's and PostgreSQL's. S3 answers a HEAD without a body, so wrong keys and missing rights look alike there.
 _DENIED = {
@@ -39,6 +45,7 @@ _DENIED = {
     "catalog.properties: token or credential, and what they may do": (
         "UnauthorizedError", "ForbiddenError", "OAuthError", "NotAuthorizedException", "ForbiddenException",
     ),
+    "s3.ca, for Spark the trust store of Java too (docs/how-to/deploy/services.md)": _UNTRUSTED_S3,
     "s3.access_key and s3.secret_key, and what the bucket's policy allows them": (
         "AccessDenied", "ACCESS_DENIED", "Access Denied", "InvalidAccessKeyId", "INVALID_ACCESS_KEY_ID",
         "SignatureDoesNotMatch", "SIGNATURE_DOES_NOT_MATCH", "INVALID_SIGNATURE", "error occurred (403)",
@@ -61,6 +68,9 @@ _DENIED = {
 
 # S3 refuses a signature of another time as it refuses a wrong one.
 _SKEWED = ("RequestTimeTooSkewed", "REQUEST_TIME_TOO_SKEWED")
+
+# S3's temporary keys, as botocore, the AWS SDKs for C++ and for Java say it.
+_EXPIRED_KEYS = re.compile(r"\(ExpiredToken\)|ExceptionName: ExpiredToken\b|token has expired\. \(Service: S3\b")
 
 # Of Java a file that cannot be opened for it is one that is not found. At the end of a line, as the system says it: not
 # in the words of a record.
@@ -264,6 +274,9 @@ def _explained(doing: str, text: str, reason: str, meaning: Meaning) -> Anabranc
     failed = f"{doing}: {reason}"
     if any(word in text for word in _SKEWED):
         return Transient(f"{failed}; set this machine's clock (NTP)")
+    if _EXPIRED_KEYS.search(text):
+        remedy = "renew the temporary keys of S3; those of environment variables by another start"
+        return Transient(f"{failed}; {remedy} (transient, tried again)")
     if _READ_ONLY.search(text):
         return ConfigurationError(f"{failed}; choose another path, or let {_user()} write there")
     if meaning is Meaning.PASSES and _DISK_FULL.search(text):
@@ -291,6 +304,11 @@ def asked_service(error: BaseException) -> str:
 def is_denied(text: str) -> bool:
     """Whether an error's text speaks of keys, passwords or rights that are wrong. Pure."""
     return any(word in text for words in _DENIED.values() for word in words)
+
+
+def is_untrusted_s3(text: str) -> bool:
+    """Whether an error's text speaks of a certificate of S3 that is not trusted. Pure."""
+    return any(word in text for word in _UNTRUSTED_S3)
 
 
 def is_away(text: str) -> bool:

@@ -96,12 +96,14 @@ def _s3_endpoint(value: str) -> str:
 
 
 class S3(Frozen):
-    """The object store. Without keys the standard AWS chain decides; without an endpoint it is AWS itself."""
+    """The object store. Without keys the standard AWS chain decides; without an endpoint it is AWS itself. `ca` as of
+    `search`, for Python; Java has a trust store."""
 
     endpoint: Annotated[str, AfterValidator(_s3_endpoint)] | None = None
     region: str = "us-east-1"
     access_key: SecretStr | None = None
     secret_key: SecretStr | None = None
+    ca: str | None = Field(default=None, min_length=1)
 
 
 class Spark(Frozen):

@@ -49,6 +49,9 @@ def catalog_properties(environment: Environment) -> dict[str, str]:
         properties |= {"client.region": s3.region}
     if s3.endpoint:
         properties |= {"s3.endpoint": s3.endpoint, "s3.force-virtual-addressing": "false"}
+    if s3.ca:
+        # PyIceberg has none: `LakeFileIO` hands it to PyArrow.
+        properties |= {"s3.ca": s3.ca}
     if s3.access_key and s3.secret_key:
         properties |= {
             "s3.access-key-id": s3.access_key.get_secret_value(),

@@ -18,12 +18,12 @@ from typing import Any
 
 from pyarrow.fs import FileSystem, S3FileSystem
 from pyiceberg.io import S3_RETRY_STRATEGY_IMPL, FileIO, InputFile, InputStream, OutputFile, OutputStream
-from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
+from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO, _import_retry_strategy
 
 from anabranch import config
 from anabranch.common.counters import S3_BYTES, S3_REQUESTS, TALLY
 from anabranch.common.errors import AnabranchError, NoAnswer
-from anabranch.iceberg.s3 import ObjectStore, bucket_and_key, is_open, open_store
+from anabranch.iceberg.s3 import ObjectStore, bucket_and_key, is_open, open_store, shared_files
 
 LOG = logging.getLogger(__name__)
 
@@ -166,7 +166,7 @@ class LakeFileIO(PyArrowFileIO):
         if not scheme.startswith("s3"):
             return self._initialize_fs(scheme, netloc)
         # A forked process must not use its parent's connections.
-        return _open_s3(os.getpid(), netloc, tuple(sorted(self.properties.items())))
+        return _open_s3(os.getpid(), netloc, tuple(sorted(self.properties.items())), shared_files())
 
     def new_input(self, location: str) -> PyArrowFile:
         return self.whole(location) if location.endswith((".avro", ".json")) else super().new_input(location)
@@ -223,6 +223,7 @@ _STORE = {
     "region": "region",
     "access_key": "access-key-id",
     "secret_key": "secret-access-key",
+    "ca": "ca",
 }
 # Properties of S3 that only PyArrow gets: keys that a catalog hands out, a role, a proxy.
 _NOT_OURS = {
@@ -236,12 +237,18 @@ _NOT_OURS = {
 
 
 @lru_cache(maxsize=16)
-def _open_s3(process: int, netloc: str | None, properties: tuple[tuple[str, str], ...]) -> FileSystem:
+def _open_s3(
+    process: int, netloc: str | None, properties: tuple[tuple[str, str], ...], keys: tuple[tuple[int, int], ...]
+) -> FileSystem:
     io = PyArrowFileIO(dict(properties))
     opened = io._initialize_fs("s3", netloc)
-    if not isinstance(opened, S3FileSystem) or S3_RETRY_STRATEGY_IMPL in io.properties:
+    if not isinstance(opened, S3FileSystem):
         return opened
-    # PyIceberg has no property for it: opening a file reads its first part, so a file of one part
-    # is one request.
+    # PyIceberg has no properties for these. The first: opening a file reads its first part, so a file of one part is
+    # one request.
+    more: dict[str, Any] = {"allow_delayed_open": True, "tls_ca_file_path": io.properties.get("s3.ca")}
+    # PyArrow's options are without its own.
+    if (name := io.properties.get(S3_RETRY_STRATEGY_IMPL)) and (strategy := _import_retry_strategy(name)):
+        more["retry_strategy"] = strategy
     rebuild, (options,) = opened.__reduce__()
-    return rebuild(options | {"allow_delayed_open": True})
+    return rebuild(options | more)

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import (
+    PyArrowFileIO,
     compute_statistics_plan,
     data_file_statistics_from_parquet_metadata,
     parquet_path_to_id_mapping,
@@ -44,6 +45,9 @@ if TYPE_CHECKING:
 
 PARTITION = ("event_date", "ingest_hour")
 
+# The properties that PyArrow's file systems take.
+_OF_FILES = ("s3.", "client.")
+
 # The bytes of buffered rows before each file gets a row group.
 _WAITING_BYTES = 64 * 2**20
 _EPOCH = date(1970, 1, 1)
@@ -55,7 +59,7 @@ _ARROW: dict[type[IcebergType], pa.DataType] = {
 
 @dataclass(frozen=True)
 class Target:
-    """The settings of a task that writes rows of a table: location, physical schema, compression.
+    """The settings of a task that writes rows of a table: file access, location, physical schema, compression.
     Picklable."""
 
     io: FileIO
@@ -83,7 +87,18 @@ def target_of(table: Table) -> Target | None:
         metadata = {"PARQUET:field_id": str(column.field_id)}
         fields.append(pa.field(column.name, kind, nullable=not column.required, metadata=metadata))
     folder = properties.get("write.data.path", f"{table.metadata.location}/data").rstrip("/")
-    return Target(table.io, folder, pa.schema(fields), codec_of(table))
+    return Target(_file_access(table), folder, pa.schema(fields), codec_of(table))
+
+
+def _file_access(table: Table) -> FileIO:
+    """The table's file access without what only the catalog needs: its address, password and token. Temporary keys that
+    the catalog hands out are new: the table may have been loaded hours ago."""
+    io = table.io
+    if "s3.session-token" in io.properties:
+        io = table.catalog.load_table(table.name()).io
+    if not isinstance(io, PyArrowFileIO):
+        return io
+    return type(io)({key: value for key, value in io.properties.items() if key.startswith(_OF_FILES)})
 
 
 def has_columns(table: Table, columns: Schema) -> bool:

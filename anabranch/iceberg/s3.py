@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError, ConnectTimeoutError, ReadTimeoutError
@@ -19,6 +20,9 @@ from anabranch.common.remote_errors import explain
 
 # S3's own limit for one request.
 _DELETED_AT_ONCE = 1000
+
+# AWS's shared files with keys, by the variable that names another one.
+_SHARED_FILES = {"AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials", "AWS_CONFIG_FILE": "~/.aws/config"}
 
 
 def bucket_and_key(path: str) -> tuple[str, str] | None:
@@ -75,10 +79,27 @@ class LifecycleRule:
 
 
 def open_store(s3: config.S3) -> ObjectStore:
-    """The object store, over connections that the process shares; a new client takes a tenth of a
-    second."""
+    """The object store, over connections that the process shares; a new client takes a tenth of a second. Keys of AWS's
+    shared files are read again once these change."""
     # A forked process must not use its parent's connections.
-    return _opened(os.getpid(), s3)
+    return _opened(os.getpid(), s3, shared_files())
+
+
+def shared_files() -> tuple[tuple[int, int], ...]:
+    """Which versions of AWS's shared files with keys this machine has now.
+
+    Clients of boto3 and PyArrow keep the keys that they read first. Who keeps a client opens another one for other
+    versions, so that renewed keys are used at once.
+    """
+    return tuple(_version(os.environ.get(name) or default) for name, default in _SHARED_FILES.items())
+
+
+def _version(file: str) -> tuple[int, int]:
+    try:
+        found = Path(file).expanduser().stat()
+    except (OSError, RuntimeError):
+        return 0, 0
+    return found.st_mtime_ns, found.st_ino
 
 
 def is_open() -> bool:
@@ -87,7 +108,7 @@ def is_open() -> bool:
 
 
 @lru_cache(maxsize=16)
-def _opened(process: int, s3: config.S3) -> ObjectStore:
+def _opened(process: int, s3: config.S3, keys: tuple[tuple[int, int], ...]) -> ObjectStore:
     return ObjectStore(s3)
 
 
@@ -103,12 +124,14 @@ class ObjectStore:
         from botocore.config import Config
 
         self._s3 = s3
-        self._client: Any = boto3.client(
+        # Not boto3's session of the process, which keeps the keys that it read first.
+        self._client: Any = boto3.session.Session().client(
             "s3",
             endpoint_url=s3.endpoint,
             region_name=s3.region,
             aws_access_key_id=s3.access_key.get_secret_value() if s3.access_key else None,
             aws_secret_access_key=s3.secret_key.get_secret_value() if s3.secret_key else None,
+            verify=s3.ca,
             config=Config(
                 # The caller retries and logs it: a command should fail within seconds.
                 connect_timeout=3,

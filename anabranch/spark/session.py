@@ -20,7 +20,7 @@ from anabranch.common.errors import AnabranchError, ConfigurationError, JvmGone,
 from anabranch.common.remote_errors import explain, one_line
 from anabranch.common.signals import in_own_thread
 from anabranch.config import Environment
-from anabranch.spark.settings import runs_here, session_settings
+from anabranch.spark.settings import exposed_keys, runs_here, session_settings
 
 LOG = logging.getLogger(__name__)
 
@@ -52,6 +52,12 @@ def open_session(environment: Environment, name: str, settings: Mapping[str, str
         # An unreachable master causes many errors, and nothing has begun that could be in doubt.
         raise (Transient(str(explained)) if isinstance(explained, Unexplained) else explained) from error
     spark.sparkContext.setLogLevel("ERROR")
+    if not runs_here(master) and (exposed := exposed_keys(master, dict(spark.sparkContext.getConf().getAll()))):
+        LOG.warning(
+            "executors: secrets reach them unencrypted: set spark.authenticate and spark.network.crypto.enabled, or "
+            "replace the keys by a role of the executors; docs/how-to/deploy/jobs.md keys=%s",
+            ",".join(exposed),
+        )
     jvm: Any = spark.sparkContext._jvm
     # Servers that are not AWS do not all know the SDK's newer checksums.
     jvm.java.lang.System.setProperty("aws.requestChecksumCalculation", "WHEN_REQUIRED")

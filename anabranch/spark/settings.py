@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from anabranch.config import Environment
 from anabranch.iceberg.catalog_settings import given_properties, spark_properties
@@ -24,6 +25,20 @@ REDACTED = re.compile("(?i)secret|password|token|access[.-]?key|credential|autho
 def runs_here(master: str | None) -> bool:
     """Whether tasks run on the driver's machine, with its Python: no code of ours is on other machines."""
     return master is not None and master.startswith("local") and not master.startswith("local-cluster")
+
+
+_ENCRYPTED = ("spark.network.crypto.enabled", "spark.ssl.rpc.enabled", "spark.authenticate.enableSaslEncryption")
+
+
+def exposed_keys(master: str, conf: Mapping[str, str]) -> tuple[str, ...]:
+    """The secrets of catalogs, S3's keys among them, that executors get over a connection that Spark's settings do not
+    encrypt. Pure.
+
+    Spark sends all of its settings to each executor, and those of `spark.sql` with each task, whatever code runs there.
+    """
+    if runs_here(master) or any(conf.get(key, "").lower() == "true" for key in _ENCRYPTED):
+        return ()
+    return tuple(sorted(key for key in conf if key.startswith("spark.sql.catalog.") and REDACTED.search(key)))
 
 
 def session_settings(environment: Environment) -> dict[str, str]:

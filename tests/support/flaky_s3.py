@@ -1,4 +1,5 @@
-"""An S3 front that fails as real object stores do: 500, 503 SlowDown, no answer, an answer lost. Seeded.
+"""An S3 front that fails as real object stores do: 500, 503 SlowDown, no answer, an answer lost. Seeded. And one that
+refuses temporary keys which have expired.
 
 A reverse proxy that changes nothing of what it forwards, the Host header included, so that signatures hold.
 """
@@ -23,6 +24,7 @@ _ERROR = '<?xml version="1.0" encoding="UTF-8"?><Error><Code>{code}</Code><Messa
 _ERRORS = {
     "500": _ERROR.format(code="InternalError", text="We encountered an internal error. Please try again."),
     "503": _ERROR.format(code="SlowDown", text="Please reduce your request rate."),
+    "400": _ERROR.format(code="ExpiredToken", text="The provided token has expired."),
 }
 _SILENCE_SECONDS = 15.0  # longer than any client of ours waits for an answer
 
@@ -30,7 +32,8 @@ _SILENCE_SECONDS = 15.0  # longer than any client of ours waits for an answer
 @dataclass
 class FlakyS3:
     """The front's port, and what it does to each request: faults by their probability. `counts` says what it did,
-    `methods` what it was asked, `kinds` the same by method and kind of file (`parquet`, `metadata.json`).
+    `methods` what it was asked, `kinds` the same by method and kind of file (`parquet`, `metadata.json`), `tokens` by
+    session token and client (`Boto3`, `aws-sdk-cpp`, `aws-sdk-java`). Tokens in `expired` are refused.
 
     Only keys that end in `ending` are concerned.
     """
@@ -43,6 +46,8 @@ class FlakyS3:
     counts: Counter[str] = field(default_factory=Counter)
     methods: Counter[str] = field(default_factory=Counter)
     kinds: Counter[tuple[str, str]] = field(default_factory=Counter)
+    tokens: Counter[tuple[str, str]] = field(default_factory=Counter)
+    expired: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._chance = random.Random(self.seed)
@@ -80,6 +85,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.front.methods[self.command] += 1
         name = self.path.partition("?")[0].rpartition("/")[2]
         self.front.kinds[self.command, name.partition(".")[2]] += 1
+        token = self.headers.get("x-amz-security-token", "")
+        self.front.tokens[token, self.headers.get("User-Agent", "").partition("/")[0]] += 1
+        if token in self.front.expired:
+            self.front.counts["expired"] += 1
+            self._answer(400, [("Content-Type", "application/xml")], _ERRORS["400"].encode())
+            return
         fault = self.front.draw(self.path)
         if fault == "silence":
             self.front.ended.wait(_SILENCE_SECONDS)

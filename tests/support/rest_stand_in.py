@@ -28,7 +28,8 @@ from anabranch.dev.services.processes import HOST
 
 @dataclass
 class Rest:
-    """A running server. The next `hold` commits are answered with 504 and kept back until `release`."""
+    """A running server. The next `hold` commits are answered with 504 and kept back until `release`. `config` goes to
+    who loads a table, such as keys to its files."""
 
     tables: SqlCatalog
     port: int = 0
@@ -36,6 +37,7 @@ class Rest:
     held: list[tuple[str, bytes]] = field(default_factory=list)
     landed: int = 0
     refused: int = 0
+    config: dict[str, str] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     @property
@@ -74,10 +76,10 @@ class Rest:
                     partition_spec=PartitionSpec.model_validate(request["partition-spec"]),
                     properties=request.get("properties") or {},
                 )
-                return 200, _loaded(made)
+                return 200, self._loaded(made)
             case "GET", ["namespaces", namespace, "tables", name]:
                 try:
-                    return 200, _loaded(self.tables.load_table(f"{namespace}.{name}"))
+                    return 200, self._loaded(self.tables.load_table(f"{namespace}.{name}"))
                 except NoSuchTableError as error:
                     return 404, _error(404, "NoSuchTableException", error)
             case "POST", ["namespaces", namespace, "tables", name]:
@@ -87,6 +89,10 @@ class Rest:
                     return 504, _error(504, "GatewayTimeout", "its client has timed out")
                 return self._commit(f"{namespace}.{name}", body)
         return 404, _error(404, "NotFoundException", f"{method} {'/'.join(path)}")
+
+    def _loaded(self, table: Table) -> dict[str, Any]:
+        metadata = json.loads(table.metadata.model_dump_json(by_alias=True, exclude_none=True))
+        return {"metadata-location": table.metadata_location, "metadata": metadata, "config": self.config}
 
     def _commit(self, name: str, body: bytes) -> tuple[int, Any]:
         request = CommitTableRequest.model_validate_json(body)
@@ -108,11 +114,6 @@ def _lenient(table: Table, update: TableUpdate) -> TableUpdate:
         return update
     there = [id for id in update.snapshot_ids if table.metadata.snapshot_by_id(id) is not None]
     return RemoveSnapshotsUpdate(snapshot_ids=there)  # type: ignore[call-arg]
-
-
-def _loaded(table: Table) -> dict[str, Any]:
-    metadata = json.loads(table.metadata.model_dump_json(by_alias=True, exclude_none=True))
-    return {"metadata-location": table.metadata_location, "metadata": metadata, "config": {}}
 
 
 def _error(code: int, kind: str, error: object) -> dict[str, Any]:

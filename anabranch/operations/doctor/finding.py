@@ -25,6 +25,7 @@ class Check(StrEnum):
     JARS_DIFFER = "local.jars-differ"
     PYTHON = "local.python"
     PACKED = "local.packed"
+    UNENCRYPTED = "local.unencrypted"
     DISK = "local.disk"
     KAFKA_AWAY = "kafka.away"
     KAFKA_RIGHTS = "kafka.rights"

@@ -19,7 +19,7 @@ from anabranch.operations.doctor.finding import Check, Finding, error, warning
 from anabranch.spark import jars
 from anabranch.spark.executor_python import difference, installed, packed_archive, packed_versions
 from anabranch.spark.java import OLDEST, require_java
-from anabranch.spark.settings import runs_here
+from anabranch.spark.settings import exposed_keys, runs_here, session_settings
 
 _NAMED = 3  # jars that a finding names
 # Below the first, the next checkpoint may fail; below the second, the next shuffle.
@@ -30,8 +30,9 @@ _FULL, _NEARLY_FULL = 64 << 20, 512 << 20
 class LocalFacts:
     """`no_java` is why Java cannot be run. `worker_python` is the version of the workers' Python
     (PYSPARK_PYTHON), or why it cannot be run; None if workers use this Python. `packed` is how the
-    archive of packages for executors differs from this installation, with its file. `temporary` is the
-    folder with the least free space (`free` bytes) of those that jobs on this machine write to."""
+    archive of packages for executors differs from this installation, with its file. `exposed` are the settings with
+    secrets that executors get unencrypted. `temporary` is the folder with the least free space (`free` bytes) of those
+    that jobs on this machine write to."""
 
     no_java: str | None
     folder: str
@@ -39,6 +40,7 @@ class LocalFacts:
     jars: tuple[str, ...]
     worker_python: str | None
     packed: tuple[str, str] | None
+    exposed: tuple[str, ...]
     temporary: str
     free: int
 
@@ -53,7 +55,15 @@ def read(environment: Environment) -> LocalFacts:
     free, temporary = _least_room(environment)
     worker_python = _worker_python(environment)
     return LocalFacts(
-        no_java, str(folder), not folder.exists(), tuple(wrong), worker_python, _packed(environment), temporary, free
+        no_java=no_java,
+        folder=str(folder),
+        is_empty=not folder.exists(),
+        jars=tuple(wrong),
+        worker_python=worker_python,
+        packed=_packed(environment),
+        exposed=_exposed(environment),
+        temporary=temporary,
+        free=free,
     )
 
 
@@ -86,6 +96,14 @@ def _packed(environment: Environment) -> tuple[str, str] | None:
     return (differs, str(file)) if differs is not None else None
 
 
+def _exposed(environment: Environment) -> tuple[str, ...]:
+    try:
+        return exposed_keys(environment.spark.master, session_settings(environment))
+    except ConfigurationError:
+        # The catalog's address, of which the catalog's reader speaks.
+        return ()
+
+
 def findings(facts: LocalFacts) -> list[Finding]:
     """Pure."""
     made = []
@@ -116,6 +134,11 @@ def findings(facts: LocalFacts) -> list[Finding]:
         expected = f"in {file} the packages of this installation; Spark reads all records, more slowly"
         remedy = f"anabranch pack --to {quote(str(Path(file).parent))}"
         made.append(warning(Check.PACKED, "this machine", expected, differs, remedy))
+    if facts.exposed:
+        expected = "an encrypted connection to executors, which get secrets of the configuration"
+        remedy = "spark.authenticate: true and spark.network.crypto.enabled: true in spark.conf of anabranch.yaml"
+        found = f"none by spark.conf, for {', '.join(facts.exposed)}"
+        made.append(warning(Check.UNENCRYPTED, "this machine", expected, found, remedy))
     if facts.free < _NEARLY_FULL:
         weighs = error if facts.free < _FULL else warning
         expected = f"{_NEARLY_FULL >> 20} MB or more for checkpoints and shuffles in {facts.temporary}"

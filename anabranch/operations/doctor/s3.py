@@ -12,6 +12,7 @@ from shlex import quote
 from typing import TypeVar
 
 from anabranch.common.errors import AnabranchError, ConfigurationError, Terminal, Transient, Unexplained
+from anabranch.common.remote_errors import is_untrusted_s3
 from anabranch.config import Environment
 from anabranch.iceberg.clock import MAX_CLOCK_SKEW, is_apart
 from anabranch.iceberg.s3 import LifecycleRule, Upload, bucket_and_key, open_store
@@ -137,6 +138,9 @@ def _asked(unasked: list[tuple[Check, str]], check: Check, ask: Callable[[], T])
 def failed(environment: Environment, where: Place, failure: AnabranchError) -> Finding:
     """The finding of a failed request. Pure."""
     subject = f"s3://{where.bucket}/{where.prefix}"
+    if is_untrusted_s3(str(failure)):
+        remedy = "s3.ca in anabranch.yaml: a file with the certificate of the server's authority"
+        return error(Check.S3_AWAY, subject, "a certificate of the object store that is trusted", str(failure), remedy)
     if isinstance(failure, ConfigurationError):
         remedy = "s3.access_key and s3.secret_key in anabranch.yaml, and a policy such as deploy/s3/jobs.json"
         return error(Check.S3_RIGHTS, subject, "permission to read the bucket", str(failure), remedy)

@@ -85,6 +85,50 @@ def test_a_signature_refused_for_its_time_is_no_wrong_key() -> None:
     assert str(failure).endswith("; set this machine's clock (NTP)")
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "An error occurred (ExpiredToken) when calling the DeleteObjects operation: The provided token has expired.",
+        "When uploading object with key 'a' in bucket 'b': AWS Error UNKNOWN (HTTP status 400) during PutObject "
+        "operation: Unable to parse ExceptionName: ExpiredToken Message: The provided token has expired.",
+        "software.amazon.awssdk.services.s3.model.S3Exception: The provided token has expired. (Service: S3, Status "
+        "Code: 400, Request ID: 4442587FB7D0A2F9)",
+    ],
+    ids=["botocore", "pyarrow", "java"],
+)
+def test_keys_that_have_expired_may_be_renewed(said: str) -> None:
+    failure = explain("delete 2 objects", RuntimeError(said))
+    assert type(failure) is Transient
+    assert "; renew the temporary keys of S3" in str(failure)
+
+
+def test_a_records_words_about_a_token_are_no_expired_keys() -> None:
+    trace = "An error occurred.\n: org.apache.Some: cannot cast to INT: 'The provided token has expired.'\n"
+    assert type(explain("decode", RuntimeError(trace))) is Unexplained
+    # Glue's client keeps the keys that it read first, so another try finds the same.
+    said = "An error occurred (ExpiredTokenException) when calling the GetTable operation: The security token is old"
+    assert type(explain("load table t", RuntimeError(said))) is Unexplained
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "SSL validation failed for https://s3.example.com/b [SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed",
+        "When reading information for key 'a' in bucket 'b': AWS Error NETWORK_CONNECTION during HeadObject operation: "
+        "curlCode: 60, SSL peer certificate or SSH remote key was not OK",
+        "AWS Error NETWORK_CONNECTION during HeadObject operation: curlCode: 77, Problem with the SSL CA cert (path? "
+        "access rights?); Details: error adding trust anchors from file: /etc/ca.pem",
+        "software.amazon.awssdk.core.exception.SdkClientException: Unable to execute HTTP request: PKIX path building "
+        "failed: unable to find valid certification path to requested target",
+    ],
+    ids=["botocore", "pyarrow", "no file", "java"],
+)
+def test_a_certificate_of_s3_that_is_not_trusted_needs_an_operator(said: str) -> None:
+    failure = explain("read s3://b/a", OSError(said))
+    assert type(failure) is ConfigurationError
+    assert "; check s3.ca, for Spark the trust store of Java too" in str(failure)
+
+
 def test_an_error_of_ours_stays_itself() -> None:
     refused = Refused("no")
     assert explain("load table t", refused) is refused

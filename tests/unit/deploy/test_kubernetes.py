@@ -16,7 +16,7 @@ import yaml
 
 from anabranch.cli import main
 from anabranch.config import load_environment
-from anabranch.spark.settings import session_settings
+from anabranch.spark.settings import exposed_keys, session_settings
 from anabranch.spark.submit import submit_command
 
 FOLDER = Path(__file__).resolve().parents[3] / "deploy" / "kubernetes"
@@ -169,6 +169,7 @@ def test_the_configuration_makes_a_driver_in_its_pod(tmp_path: Path, monkeypatch
     assert "SPARK_LOCAL_IP" not in process
     # The password is in the environment, and nowhere on a command line.
     assert not [word for word in command if "password" in word]
+    assert exposed_keys(environment.spark.master, session_settings(environment)) == ()
     # Driver and executors speak Java's serialisation to each other: the same version, or none.
     image = settings["spark.kubernetes.container.image"]
     assert image.partition(":")[2].partition("-")[0] == importlib.metadata.version("pyspark")

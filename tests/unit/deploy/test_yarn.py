@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 
 from anabranch.config import load_environment
-from anabranch.spark.settings import AVRO_LIMITS
+from anabranch.spark.settings import AVRO_LIMITS, exposed_keys, session_settings
 from anabranch.spark.submit import submit_command
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -18,7 +18,9 @@ def test_client_mode_is_the_shipped_configuration_with_the_section_for_yarn(tmp_
     section = yaml.safe_load((ROOT / "deploy" / "yarn" / "spark.yaml").read_text("utf-8"))
     assert list(section) == ["spark"]
     (tmp_path / "anabranch.yaml").write_text(yaml.safe_dump(shipped | section))
-    command, process = submit_command(load_environment(tmp_path), "batch_layer", ["--stream", "s"])
+    environment = load_environment(tmp_path)
+    assert exposed_keys(environment.spark.master, session_settings(environment)) == ()
+    command, process = submit_command(environment, "batch_layer", ["--stream", "s"])
     assert command[command.index("--master") + 1] == "yarn"
     assert "kafka-clients" in command[command.index("--jars") + 1]
     settings = dict(command[i + 1].split("=", 1) for i, word in enumerate(command) if word == "--conf")
@@ -33,6 +35,7 @@ def test_cluster_mode_gives_the_driver_the_settings_of_client_mode() -> None:
     section = yaml.safe_load((ROOT / "deploy" / "yarn" / "spark.yaml").read_text("utf-8"))
     same = ("spark.yarn.archive", "spark.yarn.queue", "spark.executor.instances", "spark.executor.cores")
     assert [settings[key] for key in same] == [str(section["spark"]["conf"][key]) for key in same]
+    assert exposed_keys("yarn", settings | {"spark.sql.catalog.lake.jdbc.password": "p"}) == ()
     assert (settings["spark.master"], settings["spark.submit.deployMode"]) == ("yarn", "cluster")
     assert all(f"-D{key}={value}" in settings["spark.driver.extraJavaOptions"] for key, value in AVRO_LIMITS.items())
     # Both archives are unpacked under the names that the command and the driver's Python use.

@@ -91,6 +91,18 @@ def test_both_clients_of_a_rest_catalog_have_the_same_settings() -> None:
     assert spark["rest.client.socket-timeout-ms"] == "30000"
 
 
+def test_pyicebergs_file_access_gets_the_certificates_to_trust() -> None:
+    def properties(**s3: str) -> dict[str, str]:
+        settings = {
+            "kafka": {"bootstrap_servers": "127.0.0.1:9092"},
+            "catalog": {"name": "lake", "type": "rest", "uri": "http://h", "warehouse": "s3://b/w"},
+        }
+        return catalog_properties(config.Environment.model_validate(settings | {"s3": s3}))
+
+    assert "s3.ca" not in properties()
+    assert properties(ca="/etc/ca.pem")["s3.ca"] == "/etc/ca.pem"
+
+
 def test_a_rest_server_with_named_warehouses_gets_the_name() -> None:
     given = environment(type="rest", uri="http://c", properties={"warehouse": "games"})
     assert catalog_properties(given)["warehouse"] == in_spark(given)["warehouse"] == "games"

@@ -20,10 +20,12 @@ from pyiceberg.manifest import DataFile, FileFormat
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.table import Table, Transaction
 from pyiceberg.transforms import BucketTransform, DayTransform, VoidTransform
+from rest_stand_in import running_rest
 
 from anabranch.config.columns import parse_columns
 from anabranch.iceberg import admin, parquet_writer
 from anabranch.iceberg.commits import Change, Outcome
+from anabranch.iceberg.file_io import LakeFileIO
 from anabranch.iceberg.parquet_writer import FileWriter, Output, data_file_of, target_of
 from anabranch.iceberg.snapshots import heads
 from anabranch.iceberg.staging import MOST_OPEN_FILES, Written
@@ -243,6 +245,28 @@ def test_a_target_can_be_sent_to_another_process(tmp_path: Path) -> None:
     [output] = pickle.loads(pickle.dumps(writer.close()))
     publish(lake, (data_file_of(lake.table(), output),))
     assert lake.rows("main") == [(FIRST, 0, 0)]
+
+
+def test_tasks_get_what_files_need_and_no_secret_of_the_catalog(tmp_path: Path) -> None:
+    lake = new_lake(tmp_path)
+    table = lake.table()
+    files = {"s3.endpoint": "https://h", "s3.secret-access-key": "k", "s3.ca": "/ca.pem", "client.region": "r"}
+    table.io = LakeFileIO(files | {"uri": "postgresql+psycopg2://u:p@h/db", "token": "t", "credential": "id:secret"})
+    target = target_of(table)
+    assert target is not None
+    assert (type(target.io), target.io.properties) == (LakeFileIO, files)
+
+
+def test_tasks_get_the_keys_that_a_catalog_hands_out_now(tmp_path: Path) -> None:
+    with running_rest(tmp_path) as rest:
+        lake = new_lake(tmp_path, type="rest", uri=rest.url)
+        rest.config = {"s3.access-key-id": "a", "s3.secret-access-key": "b", "s3.session-token": "first"}
+        # As a stream that had no records for hours has it.
+        table = lake.table()
+        assert table.io.properties["s3.session-token"] == "first"
+        rest.config |= {"s3.session-token": "second"}
+        target = target_of(table)
+        assert target is not None and target.io.properties["s3.session-token"] == "second"
 
 
 def _write_what_fits(lake: StreamLake, batches: list[pa.Table]) -> tuple[list[Output], list[list[int]]]:

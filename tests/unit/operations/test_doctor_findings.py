@@ -30,7 +30,7 @@ from anabranch.common.errors import (
     NoTopicIds,
     Transient,
 )
-from anabranch.config import Slo
+from anabranch.config import S3, Slo
 from anabranch.iceberg.s3 import LifecycleRule, Upload
 from anabranch.kafka.client import TopicSettings
 from anabranch.offsets.hours import Cut, Timeline
@@ -208,6 +208,13 @@ def test_reads_of_a_lake_after_apply(tmp_path: Path) -> None:
     assert catalog.read(made.environment).seconds < 60
 
 
+def test_a_certificate_of_s3_that_is_not_trusted_is_no_missing_right() -> None:
+    said = "look at bucket b: SSL validation failed for https://s3.example.com/b [SSL: CERTIFICATE_VERIFY_FAILED]"
+    finding = s3.failed(new_environment(Path("/nowhere")), PLACE, ConfigurationError(said))
+    assert (finding.check, finding.severity) == (Check.S3_AWAY, "error")
+    assert finding.remedy.startswith("s3.ca in anabranch.yaml")
+
+
 def test_tables_that_differ() -> None:
     names = ("games.events", "games.events_dead_letters", "games.events_hours")
     assert checks(tables.findings("lake", STREAM, tables.TableFacts(missing=names))) == {Check.NOT_APPLIED: "info"}
@@ -366,6 +373,27 @@ def test_an_archive_of_other_packages_than_the_drivers(tmp_path: Path) -> None:
     file.write_bytes(b"no archive")
     [finding] = [f for f in local.findings(local.read(environment)) if f.check is Check.PACKED]
     assert finding.found.startswith("cannot be read")
+
+
+def test_keys_that_reach_executors_unencrypted(tmp_path: Path) -> None:
+    made = new_environment(tmp_path)
+    keys = S3.model_validate({"access_key": "known", "secret_key": "hidden"})
+
+    def found(master: str, s3: S3 = keys, **conf: str) -> list[Finding]:
+        spark = made.spark.model_copy(update={"master": master, "conf": made.spark.conf | conf})
+        environment = made.model_copy(
+            update={"spark": spark, "s3": s3, "catalog": made.catalog.model_copy(update={"warehouse": "s3://b/w"})}
+        )
+        return [f for f in local.findings(local.read(environment)) if f.check is Check.UNENCRYPTED]
+
+    [finding] = found("spark://host:7077")
+    assert finding.severity == "warning"
+    assert "spark.sql.catalog.lake.s3.secret-access-key" in finding.found
+    assert "hidden" not in str(finding)
+    settings = dict(re.findall(r"(spark\.[\w.]+): (true)", finding.remedy))
+    assert settings and found("spark://host:7077", **settings) == []
+    assert found("k8s://https://host:6443", S3()) == []
+    assert found("local[2]") == []
 
 
 @pytest.mark.parametrize(("megabytes", "severity"), [(512, None), (511, "warning"), (63, "error")])

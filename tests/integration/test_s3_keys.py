@@ -1,0 +1,87 @@
+"""Keys of S3 that are renewed while a process runs."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flaky_s3 import running_flaky_s3
+from s3_proxy import running_s3_proxy
+
+from anabranch.common.errors import AnabranchError, Transient
+from anabranch.common.remote_errors import explain
+from anabranch.config import S3, Environment
+from anabranch.dev.services import ACCESS_KEY, SECRET_KEY
+from anabranch.dev.services.processes import HOST
+from anabranch.iceberg.catalog_settings import catalog_properties
+from anabranch.iceberg.file_io import LakeFileIO
+from anabranch.iceberg.s3 import open_store
+
+PLACE = "s3://tests/one.parquet"
+
+
+def _files(s3: S3) -> LakeFileIO:
+    """File access as tables have it; a copy, as Python workers get."""
+    settings: dict[str, Any] = {
+        "kafka": {"bootstrap_servers": f"{HOST}:9"},
+        "catalog": {"name": "lake", "uri": "sqlite:///nowhere.db", "warehouse": "s3://tests/warehouse"},
+    }
+    made = LakeFileIO(catalog_properties(Environment.model_validate(settings).model_copy(update={"s3": s3})))
+    copied: LakeFileIO = pickle.loads(pickle.dumps(made))
+    return copied
+
+
+def _write(s3: S3) -> None:
+    with _files(s3).new_output(PLACE).create() as stream:
+        stream.write(b"abcde")
+
+
+def _read(s3: S3) -> None:
+    with _files(s3).new_input(PLACE).open() as stream:
+        assert stream.read() == b"abcde"
+
+
+def _ask(s3: S3) -> None:
+    assert [key for key, _, _ in open_store(s3).list_objects("tests", "one")] == ["one.parquet"]
+
+
+REQUESTS = (_write, _read, _ask)
+
+
+def _failure(request: Callable[[S3], None], s3: S3) -> AnabranchError:
+    with pytest.raises((OSError, AnabranchError)) as raised:
+        request(s3)
+    return explain("use S3", raised.value)
+
+
+def test_keys_that_were_renewed_are_used_at_the_next_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = tmp_path / "credentials"
+
+    def renew(token: str) -> None:
+        """As the programs do that keep temporary keys in the file."""
+        new = tmp_path / "new"
+        keys = f"aws_access_key_id={ACCESS_KEY}\naws_secret_access_key={SECRET_KEY}\naws_session_token={token}\n"
+        new.write_text(f"[default]\n{keys}")
+        new.replace(shared)
+
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(shared))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    renew("first")
+    with running_s3_proxy(tmp_path) as port, running_flaky_s3(port, seed=1) as front:
+        s3 = S3(endpoint=f"http://{HOST}:{front.port}")
+        open_store(s3).ensure_bucket("tests")
+        for request in REQUESTS:
+            request(s3)
+        front.expired.add("first")
+        for request in REQUESTS:
+            assert type(_failure(request, s3)) is Transient
+        assert "; renew the temporary keys of S3" in str(_failure(_write, s3))
+        assert "; renew the temporary keys of S3" in str(_failure(_ask, s3))
+        renew("second")
+        for request in REQUESTS:
+            request(s3)
+        assert {client for token, client in front.tokens if token == "second"} == {"Boto3", "aws-sdk-cpp"}
