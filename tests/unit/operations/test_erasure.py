@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -386,20 +385,16 @@ def test_archived_records_alone_are_no_change(tmp_path: Path) -> None:
 
 
 def test_files_that_nothing_refers_to_withhold_the_certificate(people: People) -> None:
-    """The hazard: replaced files are old, so they leave at once, before a younger file with the same rows."""
+    """The hazard: a compaction replaced the only file with the values, and its snapshots have expired."""
     source = people.files("main")[0]
-    for path in people.lake.folder.rglob("*.parquet"):
-        os.utime(path, ((datetime.now(UTC) - timedelta(days=10)).timestamp(),) * 2)
     source.with_name("compacted-before.parquet").write_bytes(source.read_bytes())
-    people.erase()
-    later = datetime.now(UTC) + timedelta(days=1, hours=1)
-    maintain(people.job, later)
-    assert not [path for path in _replaced(people) if local_path(path).exists()]
-    [status] = read_statuses(people.job, later)
+    assert people.erase(replace(ORDER, values=frozenset({"nobody"}))).removed == run.Found()
+    [status] = read_statuses(people.job, datetime.now(UTC))
     [left] = status.left
     assert left.startswith("1 files from before ") and "that nothing refers to are stored; `anabranch maintain`" in left
-    maintain(people.job, later + timedelta(days=3))
-    assert read_statuses(people.job, later)[0].is_certificate
+    maintain(people.job, datetime.now(UTC) + timedelta(days=4))
+    assert not source.with_name("compacted-before.parquet").exists()
+    assert read_statuses(people.job, datetime.now(UTC))[0].is_certificate
 
 
 def test_files_that_former_snapshots_alone_have_end_with_the_erasure(people: People) -> None:
