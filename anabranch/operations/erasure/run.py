@@ -23,7 +23,7 @@ from anabranch.iceberg.snapshot_writer import delete_quietly
 from anabranch.iceberg.snapshots import BRANCHES
 from anabranch.job import Job
 from anabranch.offsets.hours import hour_of
-from anabranch.operations.erasure.end import clear_partials, hours_of
+from anabranch.operations.erasure.end import clear_partials, hours_of, replaced_files
 from anabranch.operations.erasure.former import find_former
 from anabranch.operations.erasure.search import (
     Covered,
@@ -318,10 +318,13 @@ def _rewrite_rows(
             merge.merge(lake, stream)
             return Again.AGAIN
         there = {b: files_by_hour(state.table, b, paths) for b in BRANCHES}
-        rows = _rows_erased(state, there, found)
         current = state.erasures.of(one.id)
         assert current is not None
-        decisions = _decisions(job, state, current, rows, {}, paths)
+        # A branch that was set back has files again whose rows the accounts have lost before.
+        rows = _rows_erased(state, there, found)
+        known = _replaced_before(job, state, current, paths)
+        of_account = _rows_erased(state, there, {path: counts for path, counts in found.items() if path not in known})
+        decisions = _decisions(job, state, current, of_account, {}, paths)
         now = _now(job)
         publish = erasure.plan_rewrite(state, current, written, there, decisions, new_id(), began, now)
         reach(Step.ERASE_DECIDED)
@@ -351,6 +354,13 @@ def _kept(schema: Schema, values: Values, covered: Covered, batch: pa.RecordBatc
     if name is None:
         return pa.repeat(True, len(batch))
     return pc.invert(pc.fill_null(mask_of(batch, name, values, covered), False))
+
+
+def _replaced_before(job: Job, state: State, one: Erasure, hours: Collection[str]) -> set[str]:
+    """The files of some hours that the erasure has replaced already, and counted."""
+    history = job.ledger.history(set(hours))
+    rows = [row for hour in hours for row in ledger.with_waiting(state, hour, history)]
+    return replaced_files((row for row in rows if not (row.erasure or {}).get(erasure.UNSERVED)), one)
 
 
 def _rows_erased(

@@ -5,7 +5,7 @@ A status of an erasure that is done, and of which nothing is left, is its certif
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -34,7 +34,7 @@ from anabranch.operations.erasure.end import (
 from anabranch.operations.erasure.run import rows_found
 from anabranch.operations.erasure.search import Values
 from anabranch.operations.retention import Holder, holders_of
-from anabranch.protocol import ledger
+from anabranch.protocol import erasure, ledger
 from anabranch.protocol.acts import Act
 from anabranch.protocol.erased import Erasure
 from anabranch.protocol.erasure import is_read
@@ -159,6 +159,7 @@ def _status(
         n: former_files(table, hours, rewritten_before(job, n, one, now), replaced) for n, table in tables.items()
     }
     wanted = {path for of_table in former.values() for files in of_table.values() for path in files}
+    again = list(_brought_back(job, tables, hours, replaced))
     # Before versions are counted: a file that is deleted meanwhile is one of them.
     there = _stored(state.table, replaced | wanted)
     holders = [h for n, table in tables.items() for h in _holders(table, former[n], there, one, now)]
@@ -174,8 +175,20 @@ def _status(
         until=one.until, done=one.done, rows=sum(part["rows"] for part in parts),
         dead_letters=sum(part["dead"] for part in parts), hours=hours, replaced=len(replaced), files=len(there),
         versions=versions.count, holders=holders, gone_at=gone_at,
-        left=list(_left(state, one, there, versions, holders, stale, now, scanned)), scanned=scanned,
+        left=[*again, *_left(state, one, there, versions, holders, stale, now, scanned)], scanned=scanned,
     )  # fmt: skip
+
+
+def _brought_back(
+    job: Job, tables: Mapping[str, Table], hours: Collection[str], replaced: Collection[str]
+) -> Iterator[str]:  # fmt: skip
+    """In words, which branches have replaced files again."""
+    for name in (job.stream.table, job.stream.dead_letters_table):
+        for branch in BRANCHES:
+            there = erasure.by_path({branch: files_by_hour(tables[name], branch, hours)} if hours else {})
+            if count := len(there.keys() & set(replaced)):
+                has = f"was set back and has {count} replaced files again"
+                yield f"branch {branch} of {name} {has}: run the command again"
 
 
 def _stored(table: Table, paths: Collection[str]) -> set[str]:

@@ -29,6 +29,7 @@ from anabranch.config.environment import Erasure as ErasureKeys
 from anabranch.iceberg.commits import Outcome
 from anabranch.iceberg.files import local_path
 from anabranch.iceberg.lake import Lake
+from anabranch.iceberg.prepare import set_ref
 from anabranch.job import Job
 from anabranch.offsets.hours import Adoption, Cut, Timeline, shift
 from anabranch.offsets.position import Position, Topic
@@ -249,6 +250,21 @@ def test_a_branch_of_another_program_is_named_and_stays(people: People) -> None:
     people.lake.table().manage_snapshots().remove_branch("theirs").commit()
     maintain(people.job, later)
     assert read_statuses(people.job, later)[0].is_certificate
+
+
+def test_a_branch_that_was_set_back_is_named_and_searched_again_and_the_account_stays(people: People) -> None:
+    before = people.lake.table().metadata.refs["batch"].snapshot_id
+    people.erase()
+    account = people.account(FIRST)
+    table = people.lake.table()
+    people.lake.lake.catalog.commit_table(table, (), (set_ref("batch", before, "branch"),))
+    [status] = read_statuses(people.job, datetime.now(UTC))
+    assert status.left[0].startswith("branch batch of games.events was set back and has 1 replaced files again: run")
+    done = people.erase()
+    assert (done.removed.rows, people.names("batch").count("anna"), people.names("main").count("anna")) == (2, 0, 0)
+    row = people.account(FIRST)
+    assert (row.good, row.erased, row.partitions) == (account.good, account.erased, account.partitions)
+    assert "set back" not in read_statuses(people.job, datetime.now(UTC))[0].left[0]
 
 
 def test_a_branch_that_another_program_moved_since_is_named(
