@@ -6,7 +6,7 @@ none. So a record of an older or a newer version of the subject is read by the s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pyiceberg.schema import Schema
 from pyiceberg.types import (
@@ -45,7 +45,8 @@ def plan_columns(stream: Stream, version: SubjectVersion, have: Schema | None = 
 
     A column of the table stays, with a type at least as wide. Its type may be one that the table cannot take:
     `plan_evolution` refuses that. NOT NULL are the key's columns, and those of the file that have it. Raises Refused,
-    with the field's path, for a field that cannot be a column, and for a key column that the subject lacks.
+    with the field's path, for a field that cannot be a column or differs from one of the table by case alone, and for a
+    key column that the subject lacks.
     """
     rules = stream.subject_schema
     assert rules is not None
@@ -68,16 +69,31 @@ def plan_columns(stream: Stream, version: SubjectVersion, have: Schema | None = 
             f"{where}: key: expected a field {missing[0]}, found {', '.join(said)}; correct `key:` or the subject"
         )
     known = {column.name: column for column in table_columns(have)} if have is not None else {}
-    columns = []
-    for name in dict.fromkeys((*known, *said)):
+    try:
+        columns = tuple(_merge(stream, declared, known, said))
+    except NotAColumn as error:
+        raise Refused(
+            f"{where}: {error}, of the table and the subject; give the field its former name in the subject, or leave "
+            "it out in the stream's file (`schema: {from: registry, exclude: [NAME]}`)"
+        ) from None
+    return tuple(column for column in columns if stream.unknown != "rescue" or column.name != RESCUED.name)
+
+
+def _merge(
+    stream: Stream, declared: Mapping[str, Column], known: Mapping[str, Column], said: Mapping[str, str]
+) -> Iterator[Column]:
+    """The columns of the table, then those that the subject or the file adds. Raises NotAColumn for two names, of
+    columns or of a struct's fields, that differ by case alone: Spark takes them for one."""
+    names = list(dict.fromkeys((*known, *said)))
+    require_names("", names)
+    for name in names:
         before, column = known.get(name), declared.get(name)
         kind = column.type if column is not None else said.get(name)
         if before is not None and column is None:
-            kind = before.type if kind is None else _merged(before.type, kind)
+            kind = before.type if kind is None else _merged(name, before.type, kind)
         assert kind is not None
         is_key = name in stream.key and (before is None or not before.nullable)
-        columns.append(Column(name, kind, column.nullable if column is not None else not is_key))
-    return tuple(column for column in columns if stream.unknown != "rescue" or column.name != RESCUED.name)
+        yield Column(name, kind, column.nullable if column is not None else not is_key)
 
 
 def table_columns(schema: Schema) -> tuple[Column, ...]:
@@ -114,23 +130,27 @@ def _fields(stream: Stream, version: SubjectVersion, given: Mapping[str, str | N
     return read(version.text, given)
 
 
-def _merged(have: str, said: str) -> str:
-    """The type of a column of a table for what a subject says now: wider where the subject is, never narrower."""
+def _merged(path: str, have: str, said: str) -> str:
+    """The type of a column of a table for what a subject says now: wider where the subject is, never narrower. Raises
+    NotAColumn as `_merge`."""
     ids = [0]
-    return column_type(_wider(iceberg_type(have, ids), iceberg_type(said, ids)))
+    return column_type(_wider(path, iceberg_type(have, ids), iceberg_type(said, ids)))
 
 
-def _wider(have: IcebergType, said: IcebergType) -> IcebergType:
+def _wider(path: str, have: IcebergType, said: IcebergType) -> IcebergType:
     if isinstance(have, StructType) and isinstance(said, StructType):
         new = {f.name: f.field_type for f in said.fields}
         old = {f.name: f.field_type for f in have.fields}
-        kinds = {name: _wider(kind, new[name]) if name in new else kind for name, kind in old.items()}
+        require_names(path, list(dict.fromkeys((*old, *new))))
+        kinds = {name: _wider(f"{path}.{name}", kind, new[name]) if name in new else kind for name, kind in old.items()}
         kinds |= {name: kind for name, kind in new.items() if name not in old}
         return StructType(*(NestedField(i, name, kind) for i, (name, kind) in enumerate(kinds.items(), 1)))
     if isinstance(have, ListType) and isinstance(said, ListType):
-        return ListType(1, _wider(have.element_type, said.element_type), element_required=False)
+        return ListType(1, _wider(f"{path}[]", have.element_type, said.element_type), element_required=False)
     if isinstance(have, MapType) and isinstance(said, MapType):
-        return MapType(1, have.key_type, 2, _wider(have.value_type, said.value_type), value_required=False)
+        return MapType(
+            1, have.key_type, 2, _wider(f"{path}{{}}", have.value_type, said.value_type), value_required=False
+        )
     if isinstance(have, DecimalType) and isinstance(said, DecimalType):
         digits = max(said.precision - said.scale, have.precision - have.scale)
         reads_both = said.scale <= have.scale and digits + have.scale <= MOST_DIGITS

@@ -128,6 +128,24 @@ def test_what_is_no_column_and_a_key_that_is_not_there_are_refused_with_the_subj
     assert "Rescued: expected names other" in refusal(rescues, SubjectVersion("s", 1, "JSON", json.dumps(schema)))
 
 
+def test_a_field_that_differs_from_one_of_the_table_by_case_alone_is_refused() -> None:
+    amount = refusal(stream(), version(ID, ("amount", "int")), f"{KEY}, Amount INT")
+    assert "amount: expected names that differ by more than case, found Amount and amount, of the table and" in amount
+    assert "(`schema: {from: registry, exclude: [NAME]}`)" in amount
+    inner = {"type": "record", "name": "S", "fields": [{"name": "A", "type": "int"}]}
+    for kind, have, path in (
+        (inner, "struct<a:int>", "s.A"),
+        ({"type": "array", "items": inner}, "array<struct<a:int>>", "s[].A"),
+        ({"type": "map", "values": inner}, "map<string,struct<a:int>>", "s{}.A"),
+    ):
+        said = refusal(stream(), version(ID, ("s", kind)), f"{KEY}, s {have}")
+        assert f"{path}: expected names that differ by more than case, found a and A" in said
+    # Left out of the subject, the column of the table stays.
+    assert planned(stream(exclude=("amount",)), version(ID, ("amount", "int")), f"{KEY}, Amount INT") == (
+        f"{KEY}, Amount INT"
+    )
+
+
 def test_the_columns_of_a_table_are_the_streams() -> None:
     ddl = "id STRING NOT NULL, n DECIMAL(9,2), s struct<Z:int,a:array<map<string,date>>>"
     assert columns_ddl(table_columns(table(ddl))) == ddl

@@ -136,7 +136,20 @@ def test_what_json_schema_has_and_no_column_is_refused_by_its_path(schema: Any, 
     assert message in str(refused.value)
 
 
+def test_a_small_json_schema_of_endless_types_is_refused_at_once() -> None:
+    twice = {"type": "object", "properties": {"a": {"$ref": "#/$defs/0"}, "b": {"$ref": "#/$defs/0"}}}
+    text = json.dumps(twice)
+    defs = {str(i): json.loads(text.replace("/0", f"/{i + 1}")) for i in range(60)} | {"60": {"type": "string"}}
+    with pytest.raises(NotAColumn, match="expected a schema of at most 10000 types, found more"):
+        of_json({"$ref": "#/$defs/0"}, **{"$defs": defs})
+    deep: dict[str, Any] = {"type": "string"}
+    for _ in range(200):
+        deep = {"type": "array", "items": deep}
+    with pytest.raises(NotAColumn, match="expected at most 100 levels, found more"):
+        of_json(deep)
+
+
 def test_a_json_schema_of_no_object_is_refused() -> None:
-    for text in ('{"type": "string"}', "{}", "[]", "no"):
+    for text in ('{"type": "string"}', "{}", "[]", "no", "[" * 100_000):
         with pytest.raises(NotAColumn):
             json_schema_fields(text)
