@@ -36,7 +36,8 @@ class FamilyStreams:
     """The streams of a configuration folder's families, as files and topics are by now.
 
     A topic that appears becomes a member within `POLL_S`. A member stays while its family's file matches its topic. A
-    Kafka or catalog that does not answer changes nothing: the error is logged, and `unanswered` has it.
+    Kafka or catalog that does not answer changes nothing: the error is logged, and `unanswered` has it. Nor does a
+    family's file that is wrong for the moment: its members are those of the file as it was.
     """
 
     def __init__(self, environment: Environment, conf: str | Path | None = None, every: float = POLL_S) -> None:
@@ -49,6 +50,7 @@ class FamilyStreams:
         self._topics: frozenset[str] | None = None
         self._known: dict[str, str] = {}
         self._read_at: object = None
+        self._families: dict[str, Family] = {}
         self._members: Members = {}
         self.unanswered: list[AnabranchError] = []
         self.broken: Mapping[str, ConfigurationError] = {}
@@ -105,8 +107,10 @@ class FamilyStreams:
         if not unanswered and read_at == self._read_at:
             return True
         read = config.load_families(self._conf)
-        families = [family for family in read.values() if isinstance(family, Family)]
         self.broken = {n: error for n, error in read.items() if isinstance(error, ConfigurationError)}
+        kept = {name: family for name, family in self._families.items() if name in self.broken}
+        self._families = kept | {name: family for name, family in read.items() if isinstance(family, Family)}
+        families = [self._families[name] for name in read if name in self._families]
         streams = config.loaded(config.select_streams(self._conf, own)) if own else []
         found = config.expand(families, self._topics or (), streams, self._known)
         try:

@@ -136,6 +136,7 @@ class StreamFolder:
         )
         self._read: dict[str, tuple[object, Stream | ConfigurationError, Lake | None]] = {}
         self._jobs: dict[str, Job] = {}
+        self._groups: dict[str, str | None] = {}
         if group is not None:
             config.select_streams(conf, group=group)
         if not self._named:
@@ -169,7 +170,10 @@ class StreamFolder:
         self._jobs = {name: job for name, job in found.items() if isinstance(job, Job)}
         if not self._named:
             found |= self._families.broken
-        return {name: one for name, one in found.items() if self._is_chosen(name, one, members.get(name))}
+        if self._group is None:
+            return found
+        self._groups = {name: self._group_of(name, one, members.get(name)) for name, one in found.items()}
+        return {name: one for name, one in found.items() if self._groups[name] in (self._group, config.UNREADABLE)}
 
     def _job(self, stream: Stream, lake: Lake, creates: bool) -> Job:
         known = self._jobs.get(stream.name)
@@ -177,13 +181,12 @@ class StreamFolder:
             return known
         return Job(self._environment, stream, lake, KafkaAdapter(self._environment.kafka), creates)
 
-    def _is_chosen(self, name: str, found: Job | AnabranchError, member: Member | None) -> bool:
-        if self._group is None:
-            return True
+    def _group_of(self, name: str, found: Job | AnabranchError, member: Member | None) -> str | None:
+        """A stream's group; of one whose file cannot be read now, the group that it had, or UNREADABLE."""
         if isinstance(found, Job):
-            return found.stream.group == self._group
+            return found.stream.group
         group = member.group if member is not None else config.group_in_file(name, self._conf)
-        return group == self._group
+        return self._groups.get(name, group) if group == config.UNREADABLE else group
 
     def _current(self, name: str, member: Member | None) -> tuple[object, Stream | ConfigurationError, Lake | None]:
         """A stamp of the stream's file, the stream by its file, and its catalog."""

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from lakes import DDL, new_lake
+from waiting import wait_for
 
 import anabranch
 from anabranch import config, family_streams
@@ -44,6 +45,20 @@ def test_members_are_those_with_tables_while_kafka_does_not_answer(conf: Path) -
     }
     [error] = families.unanswered
     assert "list the topics of families" in str(error)
+
+
+def test_members_stay_while_their_familys_file_is_wrong(conf: Path) -> None:
+    families = FamilyStreams(config.load_environment(conf), conf, every=0.0)
+    before = families.members()
+    file = conf / "streams" / "app.yaml"
+    right = file.read_text()
+    file.write_text(right.replace("key: id", "key: missing"))
+    wait_for(lambda: families.members() is not before and list(families.broken) == ["app"], "the mistake to be read")
+    assert {name: member.topic for name, member in families.members().items()} == {"app_orders": "app_orders"}
+    file.write_text(right.replace("app_(.*)", "other_(.*)"))
+    wait_for(lambda: not families.members(), "the file that matches no topic to be read")
+    assert families.broken == {}
+    families.close()
 
 
 def test_a_selection_that_may_lack_streams_is_refused_or_reported(conf: Path) -> None:
