@@ -118,6 +118,8 @@ class Member:
         """When its last micro-batch began, by the monotonic clock."""
         self.asked_again = False
         """Whether a new decision has not made its next micro-batch one for workers."""
+        self.reads_alone = False
+        """Whether its own read of its topic has failed, or had records at which the read of all fails."""
         self.failure: AnabranchError | None = None
         """Why it is set aside; None while it runs, starts or retries."""
         self._spark = session_of(spark, job.environment)
@@ -176,6 +178,10 @@ class Member:
         """How workers stage `ranges`. For a ready stream."""
         return self._batches.prepare(self._spark, ranges)
 
+    def needs_decision(self, ranges: Ranges) -> bool:
+        """As `MicroBatches.needs_decision`. For a ready stream."""
+        return self._batches.needs_decision(ranges)
+
     def leave_to_spark(self, failure: Exception) -> None:
         """As `MicroBatches.leave_to_spark`. For a ready stream."""
         self._batches.leave_to_spark(failure)
@@ -229,17 +235,21 @@ class Member:
                 self._batches.finish()
 
     def _drop_work(self) -> None:
-        """Drop the work from before a restart; a request to stop stays."""
+        """Drop the work from before a restart; a request to stop stays, also one that comes meanwhile."""
         while not self._stop.is_set() and not self._inbox.empty():
             self._inbox.get_nowait()
+        if self._stop.is_set():
+            self._inbox.put(None)
 
     def _do(self, work: Work) -> None:
         if work.error is not None:
             raise work.error
         with self._turns.turn():
             if work.only_decide:
-                self._continue_from(self._batches.decide(work.ranges))
+                # Its records have waited since before.
+                self._continue_from(self._batches.decide(work.ranges), self.waiting)
                 return
+            self.reads_alone = work.prepared is None
             if work.prepared is not None and work.certain is not None:
                 published = self._batches.publish_prepared(
                     lambda: self.read(work.ranges),
@@ -254,10 +264,11 @@ class Member:
                     lambda: self.read(work.ranges), work.ranges, read_until=work.read_until
                 )
             self._count(published)
+            self.reads_alone = self._batches.has_read_around
             self._continue_from(self.position | {p: end for p, (_, end) in work.ranges.items()})
 
-    def _continue_from(self, position: Offsets) -> None:
-        self.position, self.waiting, self.failure = position, None, None
+    def _continue_from(self, position: Offsets, waiting: Waiting | None = None) -> None:
+        self.position, self.waiting, self.failure = position, waiting, None
         self._ready.set()
 
     def _count(self, published: int) -> None:
@@ -371,6 +382,11 @@ class GroupJob:
         except Transient as error:
             LOG.warning("group: topics not read: %s", error)
             return False
+        except AnabranchError as error:
+            # An operator has to act, such as for credentials that the brokers refuse: of each stream.
+            for one in ready.values():
+                one.hand(Work({}, error=error))
+            return False
         due: dict[str, Waiting] = {}
         for name, one in ready.items():
             if (waiting := self._waiting(one, ends[one.job.stream.topic], now)) is not None:
@@ -405,26 +421,36 @@ class GroupJob:
             self._described_at = now
 
     def _publish(self, due: Mapping[str, Waiting], asked: float) -> None:
-        """Stage the due micro-batches that workers can read, by one job, and hand each stream its work."""
+        """Stage the due micro-batches that workers can read, by one job, and hand each stream its work.
+
+        Of two streams of one topic, the one that has waited longer. A stream with `reads_alone` reads its topic itself:
+        it would fail the read of all, or delay it, each time.
+        """
         prepared: dict[str, Prepared] = {}
-        first = set(unique_topics({name: self._members[name].job.stream.topic for name in due}))
+        in_turn = sorted(due, key=lambda name: self._members[name].last or float("-inf"))
+        first = set(unique_topics({name: self._members[name].job.stream.topic for name in in_turn}))
         for name, waiting in due.items():
             one = self._members[name]
             if name not in first:
                 continue
             one.last = asked
+            alone = Work(waiting.ranges, read_until=self._read_until(one, waiting, asked))
+            if one.reads_alone:
+                one.hand(alone)
+                continue
             try:
                 made = one.prepare(waiting.ranges)
-            except AnabranchError as error:
+                is_decided = made is not None or one.asked_again or not one.needs_decision(waiting.ranges)
+            except Exception as error:
                 one.hand(Work(waiting.ranges, error=error))
                 continue
+            one.asked_again = not is_decided
             if made is not None:
-                prepared[name], one.asked_again = made, False
-            elif one.asked_again:
-                one.asked_again = False
-                one.hand(Work(waiting.ranges, read_until=self._read_until(one, waiting, asked)))
+                prepared[name] = made
+            elif is_decided:
+                one.hand(alone)
             else:
-                one.asked_again, one.last = True, None
+                one.last = None
                 one.hand(Work(waiting.ranges, only_decide=True))
         if prepared:
             self._stage(prepared, due, asked)

@@ -128,6 +128,8 @@ class MicroBatches:
         self._publishing: Future[int] | None = None
         self._without_workers = 0
         self._lacks_commit_right = False
+        self.has_read_around = False
+        """Whether the last publish had records at which Spark's reader throws."""
         # A Spark session has one staging id at a time.
         self._staging = threading.Lock()
 
@@ -213,6 +215,7 @@ class MicroBatches:
         when the table's schema changed meanwhile.
         """
         published, whole = 0, False
+        self.has_read_around = False
         while not whole:
             with fields(offsets=ranges_to_keys(ranges)):
                 part, whole = self._publish_next(frame, ranges, staged, began or time.monotonic(), read_until)
@@ -238,18 +241,25 @@ class MicroBatches:
     def prepare(self, spark: SparkSession, ranges: Ranges) -> Prepared | None:
         """How workers stage `ranges` by the last decision, without asking Kafka or the lake.
 
-        None if a new decision is needed first (`decide`), or Spark has to read them (`publish`).
+        None if a new decision is needed first (`needs_decision`), or Spark has to read them (`publish`).
         """
-        if (decided := self._decided) is None:
+        decided, plan = self._decided, self._plan_ahead(ranges)
+        if decided is None or plan is None:
             return None
-        plan = plan_ahead(decided, ranges, self._lake.clock.now())
         # Spark leaves erased records out.
-        is_whole = plan is not None and not erasure_marks(decided.state, decided.position.topic_id, plan.by_hour)
+        is_whole = not erasure_marks(decided.state, decided.position.topic_id, plan.by_hour)
         spec = self._spec(spark, decided) if is_whole else None
-        if plan is None or spec is None:
+        if spec is None:
             return None
         reach(Step.SPEED_DECIDED)
         return Prepared(decided, plan, spec, new_id(), self._lake.clock.now())
+
+    def needs_decision(self, ranges: Ranges) -> bool:
+        """Whether nothing is known of `ranges` by the last decision: an hour has ended since, or a partition is new."""
+        return self._plan_ahead(ranges) is None
+
+    def _plan_ahead(self, ranges: Ranges) -> Plan | None:
+        return plan_ahead(self._decided, ranges, self._lake.clock.now()) if self._decided is not None else None
 
     def publish_prepared(
         self,
@@ -419,6 +429,7 @@ class MicroBatches:
         except (PySparkException, Py4JError) as error:
             if not is_unreadable(error):
                 raise
+            self.has_read_around = True
             session, topic = frame().sparkSession, self._stream.topic
             around = read_around(session, self._environment.kafka, self._kafka, topic, plan.todo)
             return self._stage(around, plan, decided)

@@ -323,8 +323,9 @@ class KafkaAdapter:
     def stable_ends_of(self, topics: Mapping[str, Iterable[int]]) -> dict[str, Offsets | AnabranchError]:
         """The last stable offset of each partition of several topics, by one request to each broker.
 
-        A topic that the brokers have no answer for, such as one that was deleted, has its own error. An end may be that
-        of a leader that was just replaced: see `stable_ends`. Raises Transient when the brokers do not answer at all.
+        A topic that the brokers have no answer for, such as one that was deleted or that this client may not describe,
+        has its own error. An end may be that of a leader that was just replaced: see `stable_ends`. Raises Transient
+        when the brokers do not answer at all, ConfigurationError for credentials that they refuse.
         """
         specs = {TopicPartition(topic, p): OffsetSpec.LATEST for topic, of in topics.items() for p in of}
         if not specs:
@@ -336,9 +337,10 @@ class KafkaAdapter:
                 lambda admin: admin.list_partition_offsets(specs, isolation_level=_READ_COMMITTED),
                 "--operation Describe --topic TOPIC",
             )
-        except AnabranchError:
+        except AnabranchError as error:
             # One partition without an answer fails the whole request.
-            if len(topics) == 1 or time.monotonic() - began > _ONE_BY_ONE_WITHIN_S:
+            is_late = time.monotonic() - began > _ONE_BY_ONE_WITHIN_S
+            if not isinstance(error, MissingRight) and (len(topics) == 1 or is_late):
                 raise
             return {topic: self._stable_ends_or_error(topic, of) for topic, of in topics.items()}
         ends: dict[str, Offsets | AnabranchError] = {topic: {} for topic in topics}

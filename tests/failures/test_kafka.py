@@ -22,7 +22,6 @@ from anabranch.common.errors import PositionError
 from anabranch.common.output import plain
 from anabranch.iceberg import state_properties
 from anabranch.iceberg.commits import Change, Outcome
-from anabranch.kafka.client import new_producer
 from anabranch.kafka.source import read_ranges
 from anabranch.offsets.hours import Timeline, at_once, end_of, start_of
 from anabranch.offsets.position import Position
@@ -352,18 +351,6 @@ def test_a_record_stamped_years_ahead_hides_no_hour(world: Make, speed_is_alive:
     }
 
 
-def send_stamped(one: World, records: list[tuple[int, int, str]]) -> None:
-    """Good events by partition, Kafka's timestamp in milliseconds, and name: each in a batch of its own."""
-    now = datetime.now(UTC)
-    producer = new_producer(one.job.environment.kafka)
-    try:
-        for partition, millis, name in records:
-            future = producer.send(one.name, event(name, now), b"k", [], partition, millis)
-            one.sent.append(Record(partition, future.get(timeout=30).offset, event(name, now)))
-    finally:
-        producer.close()
-
-
 ODD_STAMPS = {
     "micros": 1_790_000_000_000_000,
     "nanos": 1_790_000_000_000_000_000,
@@ -383,7 +370,7 @@ def test_any_timestamp_that_a_broker_accepts_is_served_by_both_layers(world: Mak
     one = world(batch={"grace": "0 seconds", "lookback_hours": 1, "allow_gaps": ["control", "aborted"]})
     one.topic(2, **ANY_TIME, **FOR_EVER)
     one.send(spread(past_hour(1), 20, "before"))
-    send_stamped(one, [(i % 2, stamp, name) for i, (name, stamp) in enumerate(ODD_STAMPS.items())])
+    one.send_stamped([(i % 2, stamp, name) for i, (name, stamp) in enumerate(ODD_STAMPS.items())])
     with pytest.raises((PySparkException, Py4JError), match="long overflow"):
         read_ranges(one.spark, one.job.environment.kafka, one.name, {0: (10, 15), 1: (10, 14)}).collect()
     one.send(spread(past_hour(1), 20, "after"))

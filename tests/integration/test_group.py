@@ -80,6 +80,32 @@ def test_a_group_publishes_each_stream_and_sets_aside_the_one_that_fails(
     _exact(third)
 
 
+def test_a_topic_at_which_sparks_reader_throws_fails_the_read_of_all_streams_once(
+    world: Callable[..., World], spark: SparkSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    odd, plain = world(), world()
+    odd.topic(1, **{"message.timestamp.after.max.ms": str(2**63 - 1), "retention.ms": "-1"})
+    plain.topic()
+    for one in (odd, plain):
+        one.apply()
+        one.send_now(4, "a", partitions=1)
+    now = int(datetime.now(UTC).timestamp() * 1000)
+    with _running(spark, _jobs(odd, plain)) as group:
+        wait_for(lambda: odd.published == 4 and plain.published == 4, "the first records to be published")
+        # Two of a producer that stamps in nanoseconds; the third of one that does not.
+        for i, millis in enumerate((now * 1_000_000, now * 1_000_000 + 1, now)):
+            odd.send_stamped([(0, millis, f"b-{i}")])
+            wait_for(lambda end=5 + i: odd.published == end, "the record to be published")  # type: ignore[misc]
+        assert caplog.text.count("one read of 1 topics failed, reading each alone") == 1
+        plain.send_now(4, "b")
+        odd.send_now(4, "b", partitions=1)
+        wait_for(lambda: odd.published == 11 and plain.published == 8, "the last records to be published")
+        assert group.failures == {}
+    assert caplog.text.count("reading each alone") == 1
+    _exact(odd)
+    _exact(plain)
+
+
 def test_a_group_that_stops_at_the_present_end_has_published_all_formats(
     world: Callable[..., World], spark: SparkSession, registry: SchemaRegistry
 ) -> None:

@@ -141,6 +141,17 @@ class World:
         now = datetime.now(UTC)
         self.send([(i % partitions, now, event(f"{prefix}-{i}", now)) for i in range(count)])
 
+    def send_stamped(self, records: list[tuple[int, int, str]]) -> None:
+        """Send good events by partition, Kafka's timestamp in milliseconds, and name: each in a batch of its own."""
+        now = datetime.now(UTC)
+        producer = new_producer(self.job.environment.kafka)
+        try:
+            for partition, millis, name in records:
+                future = producer.send(self.name, event(name, now), b"k", [], partition, millis)
+                self.sent.append(Record(partition, future.get(timeout=30).offset, event(name, now)))
+        finally:
+            producer.close()
+
     @property
     def published(self) -> int:
         """How many offsets the speed layer has published, as the table says."""

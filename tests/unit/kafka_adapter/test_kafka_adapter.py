@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from kafka import codec, errors
+from kafka.structs import OffsetAndTimestamp
 from packaging.requirements import Requirement
 
 from anabranch import config
@@ -285,3 +286,27 @@ def test_a_topic_without_an_id_is_refused(given: object) -> None:
 )
 def test_a_look_fetches_as_much_as_its_records_need(now: int, sizes: list[int], count: int, planned: int) -> None:
     assert client.plan_fetch_bytes(now, sizes, count) == planned
+
+
+class Admin:
+    """An admin connection for a user that may not describe topic `secret`: one partition fails the whole request."""
+
+    def list_partition_offsets(self, specs: Any, **_: Any) -> Any:
+        if any(partition.topic == "secret" for partition in specs):
+            raise errors.TopicAuthorizationFailedError("secret")
+        return {partition: OffsetAndTimestamp(7, -1, -1) for partition in specs}
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("within", [5.0, -1.0], ids=["at once", "late"])
+def test_a_topic_that_may_not_be_described_takes_no_ends_from_others(
+    within: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "_ONE_BY_ONE_WITHIN_S", within)
+    monkeypatch.setattr(client, "connect", lambda *_, **__: Admin())
+    adapter = client.KafkaAdapter(UNREACHABLE)
+    found = adapter.stable_ends_of({"open": [0, 1], "secret": [0]})
+    assert found["open"] == {0: 7, 1: 7} and isinstance(found["secret"], MissingRight)
+    assert "--operation Describe --topic secret" in str(adapter.stable_ends_of({"secret": [0]})["secret"])

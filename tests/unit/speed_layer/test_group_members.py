@@ -1,0 +1,219 @@
+"""What a group hands to its streams, with real tables and without Spark: a stream that fails, stops or waits."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from brokers import Broker
+from lakes import StreamLake, new_lake
+from pyspark.sql import SparkSession
+from waiting import wait_for
+
+from anabranch.common.errors import AnabranchError, ConfigurationError, MissingRight, Transient
+from anabranch.config import PublishWhen, Speed
+from anabranch.config.format_settings import FormatSettings
+from anabranch.job import Job
+from anabranch.offsets.hours import Timeline, hour_of
+from anabranch.offsets.position import Ranges
+from speed_layer.group import GroupJob, Member, Work, _Turns
+from speed_layer.group_plan import Waiting
+
+
+class Session:
+    """The settings of a Spark session, and no Spark."""
+
+    def __init__(self) -> None:
+        self.conf = self
+        self.sparkContext = self
+        self.master = "local[2]"
+
+    def newSession(self) -> Session:
+        return self
+
+    def set(self, key: str, value: str) -> None:
+        pass
+
+
+SPARK = cast(SparkSession, Session())
+WITHIN = Speed(publish=PublishWhen(records=50, within=timedelta(seconds=30)))
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> StreamLake:
+    hour = hour_of(datetime.now(UTC))
+    return new_lake(tmp_path, timeline=Timeline(hour, hour, {0: 0}))
+
+
+@pytest.fixture
+def members() -> Iterator[list[Member]]:
+    """Members to stop at the end."""
+    made: list[Member] = []
+    yield made
+    for one in made:
+        one.stop()
+    for one in made:
+        if one._thread.ident is not None:
+            one.join(60)
+
+
+Make = Callable[..., Member]
+
+
+@pytest.fixture
+def member(lake: StreamLake, members: list[Member]) -> Make:
+    """A stream of the group; `is_started` with its thread, which has started from the table."""
+
+    def make(is_started: bool = True, **values: Any) -> Member:
+        stream = lake.stream.model_copy(update=values)
+        now = int(datetime.now(UTC).timestamp() * 1000)
+        job = Job(lake.environment, stream, lake.again(), Broker(log={0: [now] * 9}).adapter)
+        one = Member(job, SPARK, _Turns(8, 1.0), available_now=False)
+        if is_started:
+            members.append(one)
+            one.start()
+            wait_for(lambda: one.is_ready, "the stream to start")
+        else:
+            one._continue_from(one._batches.decide({0: (0, 0)}))
+        return one
+
+    return make
+
+
+def group_of(**members: Member) -> GroupJob:
+    job = next(iter(members.values())).job
+    group = GroupJob(SPARK, job.environment.kafka, dict)
+    group._members = dict(members)
+    return group
+
+
+def handed(one: Member) -> Work:
+    """The work that waits for a stream whose thread is not started."""
+    work = one._inbox.get_nowait()
+    assert work is not None and one._inbox.empty()
+    return work
+
+
+RANGES: Ranges = {0: (0, 5)}
+
+
+def test_records_have_waited_since_before_a_new_decision(member: Make) -> None:
+    one = member(speed=WITHIN)
+    one.waiting = Waiting(RANGES, 17.0, True)
+    one.hand(Work(RANGES, only_decide=True))
+    wait_for(lambda: one.is_ready, "the decision")
+    assert one.waiting == Waiting(RANGES, 17.0, True)
+
+
+def test_a_new_decision_is_made_only_where_the_last_one_does_not_reach(member: Make) -> None:
+    # Workers do not read this format.
+    one = member(is_started=False, format=FormatSettings(type="csv"))
+    group = group_of(events=one)
+    group._publish({"events": Waiting(RANGES, 1.0, True)}, 2.0)
+    work = handed(one)
+    assert (work.ranges, work.only_decide, work.prepared) == (RANGES, False, None)
+    decided = one._batches._decided
+    assert decided is not None
+    one._batches._decided = dataclasses.replace(decided, now=decided.now - timedelta(hours=1))
+    group._publish({"events": Waiting(RANGES, 1.0, True)}, 9.0)
+    assert handed(one).only_decide and one.last is None
+    # Decided again, and an hour has ended again: it is not asked a third time.
+    group._publish({"events": Waiting(RANGES, 1.0, True)}, 10.0)
+    assert not handed(one).only_decide
+
+
+def test_a_stream_whose_own_read_failed_reads_alone_until_it_has_published(
+    member: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, staged = member(), list[str]()
+    group = group_of(events=one)
+    monkeypatch.setattr(group, "_stage", lambda prepared, due, asked: staged.extend(prepared))
+    group._publish({"events": Waiting(RANGES, 1.0, True)}, 2.0)
+    assert staged == ["events"]
+
+    def fail(*_: object, **__: object) -> int:
+        raise Transient("fetch a topic: expected records, found none")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(one._batches, "publish", fail)
+        one.hand(Work(RANGES))
+        wait_for(lambda: one.reads_alone and one.is_ready, "the stream to start again")
+    published = list[Ranges]()
+
+    def publish(read: object, ranges: Ranges, **_: object) -> int:
+        published.append(ranges)
+        return 5
+
+    monkeypatch.setattr(one._batches, "publish", publish)
+    group._publish({"events": Waiting(RANGES, 1.0, True)}, 9.0)
+    wait_for(lambda: one.is_ready, "its own read to be published")
+    assert (staged, published, one.reads_alone) == (["events"], [RANGES], False)
+    group._publish({"events": Waiting({0: (5, 6)}, 1.0, True)}, 20.0)
+    assert staged == ["events", "events"]
+
+
+def test_an_error_of_one_streams_plan_is_its_own(member: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other, staged = member(is_started=False), member(is_started=False, topic="other"), list[str]()
+    monkeypatch.setattr(one._batches, "prepare", lambda *_: [][0])
+    group = group_of(one=one, other=other)
+    monkeypatch.setattr(group, "_stage", lambda prepared, due, asked: staged.extend(prepared))
+    group._publish(dict.fromkeys(("one", "other"), Waiting(RANGES, 1.0, True)), 2.0)
+    assert isinstance(handed(one).error, IndexError)
+    assert staged == ["other"]
+
+
+def test_of_two_streams_of_one_topic_the_one_that_waited_longer_is_first(
+    member: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, staged = member(is_started=False), member(is_started=False), list[str]()
+    first.last, second.last = 5.0, 1.0
+    group = group_of(first=first, second=second)
+    monkeypatch.setattr(group, "_stage", lambda prepared, due, asked: staged.extend(prepared))
+    waiting = Waiting(RANGES, 1.0, True)
+    for now in (6.0, 7.0):
+        group._publish({"first": waiting, "second": waiting}, now)
+    assert staged == ["second", "first"]
+
+
+class Refusing:
+    """Kafka for a user that may not describe a topic, or whose password is wrong."""
+
+    def __init__(self, error: AnabranchError) -> None:
+        self._error = error
+
+    def stable_ends_of(self, topics: object) -> object:
+        raise self._error
+
+
+@pytest.mark.parametrize("error", [MissingRight("describe topic events"), ConfigurationError("user or password")])
+def test_what_the_brokers_refuse_sets_streams_aside_and_ends_no_process(member: Make, error: AnabranchError) -> None:
+    one = member()
+    group = group_of(events=one)
+    group._kafka = cast(Any, Refusing(error))
+    assert not group._publish_due()
+    wait_for(lambda: "events" in group.failures, "the stream to be set aside")
+    assert group.failures == {"events": error}
+
+
+def test_a_stop_that_comes_while_old_work_is_dropped_ends_the_stream(member: Make) -> None:
+    one = member()
+    inbox = one._inbox
+
+    class StoppedMeanwhile:
+        """The inbox, and a stop between the two questions of the loop that empties it."""
+
+        def empty(self) -> bool:
+            if not one._stop.is_set():
+                one.stop()
+            return inbox.empty()
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(inbox, name)
+
+    one._inbox = cast(Any, StoppedMeanwhile())
+    inbox.put(Work(RANGES, error=Transient("the table moved")))
+    wait_for(lambda: one.has_ended, "the stream to end", 30)
