@@ -15,7 +15,7 @@ from pathlib import Path
 
 from anabranch import config
 from anabranch.common.deadline import Reading
-from anabranch.common.errors import AnabranchError, ConfigurationError
+from anabranch.common.errors import AnabranchError, ConfigurationError, Terminal, Unexplained
 from anabranch.config import Environment, Family, Member, Members, Selected, Stream
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.owner import read_owner
@@ -113,19 +113,22 @@ class FamilyStreams:
         families = [self._families[name] for name in read if name in self._families]
         streams = config.loaded(config.select_streams(self._conf, own)) if own else []
         found = config.expand(families, self._topics or (), streams, self._known)
+        unread: Members = {}
         try:
             tables = {table for stream in (*streams, *_streams(found)) for table in stream.tables}
-            self._known = read_known(self._lake, families, tables) | self._known
+            known, unread = read_known(self._lake, families, tables)
+            self._known = known | self._known
         except AnabranchError as error:
             unanswered.append(error)
         members = config.expand(families, self._topics or (), streams, self._known)
         if self._topics is None:
             # It is unknown whether a topic is gone.
             members = {name: replace(member, is_gone=False) for name, member in members.items()}
+        members = {**members, **unread}
         self._report(members, unanswered)
         self._known |= {stream.name: stream.topic for stream in _streams(members)}
         self._members, self.unanswered = members, unanswered
-        self._read_at = None if unanswered else read_at
+        self._read_at = None if unanswered or unread else read_at
         return True
 
     def _list_topics(self) -> frozenset[str] | AnabranchError:
@@ -141,7 +144,8 @@ class FamilyStreams:
         for error in unanswered:
             LOG.warning("families: unanswered error=%s", error)
         for name, member in members.items():
-            if self._members.get(name) == member:
+            before = self._members.get(name)
+            if before == member or (before is not None and str(before.found) == str(member.found)):
                 continue
             family, topic = member.family, member.topic
             if isinstance(member.found, ConfigurationError):
@@ -154,19 +158,27 @@ class FamilyStreams:
                 LOG.info("family %s: new stream topic=%s stream=%s table=%s", family, topic, name, member.found.table)
 
 
-def read_known(lake: Lake, families: Iterable[Family], tables: Collection[str]) -> dict[str, str]:
-    """By stream: the topic of each member that has a table in the catalog, other than these tables. Raises Terminal,
-    Transient."""
-    known = {}
+def read_known(lake: Lake, families: Iterable[Family], tables: Collection[str]) -> tuple[dict[str, str], Members]:
+    """By stream: the topic of each member that has a table in the catalog, other than these tables; and by table, a
+    member with the error of each that may be one and cannot be read. Raises Terminal, Transient when the catalog or the
+    store does not answer."""
+    known: dict[str, str] = {}
+    unread: dict[str, Member] = {}
     for family in families:
         names = lake.table_names(family.namespace)
         for name in sorted(names - set(tables)):
             if not family.may_have(name) or _is_beside(name, names):
                 continue
-            owner = read_owner(lake.load(name))
+            try:
+                table = lake.find(name)
+            except (Terminal, Unexplained) as error:
+                said = f"{family.file.path}: table {name} may be of a stream of this family: {error}"
+                unread[name] = Member(family.name, family.group, "", ConfigurationError(said))
+                continue
+            owner = read_owner(table) if table is not None else None
             if owner is not None and family.matches(owner.topic) and family.stream_name(owner.topic) == owner.stream:
                 known[owner.stream] = owner.topic
-    return known
+    return known, unread
 
 
 def _is_beside(table: str, names: Collection[str]) -> bool:
@@ -175,15 +187,17 @@ def _is_beside(table: str, names: Collection[str]) -> bool:
 
 
 def members_with_tables(environment: Environment, conf: str | Path | None = None) -> Members:
-    """By name: each member that has a table, by the catalog alone, for programs that do not need the topics. Raises
-    Terminal, Transient."""
+    """By name: each member that has a table, by the catalog alone, for programs that do not need the topics; and by
+    table, each that may have a member and cannot be read. Raises Terminal, Transient."""
     families = [family for family in config.load_families(conf).values() if isinstance(family, Family)]
     if not families:
         return {}
     own = config.stream_names(conf)
     streams = config.loaded(config.select_streams(conf, own)) if own else []
-    known = read_known(Lake(environment), families, {table for stream in streams for table in stream.tables})
-    return config.expand(families, known.values(), streams, known)
+    known, unread = read_known(Lake(environment), families, {table for stream in streams for table in stream.tables})
+    for member in unread.values():
+        LOG.warning("family %s: %s", member.family, member.found)
+    return {**config.expand(families, known.values(), streams, known), **unread}
 
 
 def streams_with_tables(environment: Environment, conf: str | Path | None = None) -> dict[str, Stream]:

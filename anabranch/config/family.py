@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated
 
@@ -47,6 +48,16 @@ def _pattern(value: str) -> str:
     return value
 
 
+@lru_cache(maxsize=20_000)
+def _matches(pattern: str, topic: str) -> bool:
+    """Whether a pattern matches a whole topic: by RE2, whose time is bounded. Python's `re` takes hours for some
+    patterns and topics that do not match, and stops all threads meanwhile."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    return bool(pc.match_substring_regex(pa.array([topic]), _whole(pattern))[0].as_py())
+
+
 def _whole(pattern: str) -> str:
     return f"^(?:{pattern})$"
 
@@ -82,7 +93,9 @@ class Family:
 
     def matches(self, topic: str) -> bool:
         """Whether the family has a stream for a topic."""
-        return self._groups(topic) is not None
+        if topic.startswith(_INTERNAL) or (self.topics.exclude and _matches(self.topics.exclude, topic)):
+            return False
+        return _matches(self.topics.pattern, topic)
 
     def stream_name(self, topic: str) -> str:
         """The name of a topic's stream, which may not be a legal one."""
@@ -119,13 +132,8 @@ class Family:
             )
         return _build(self.file, name, topic, table)
 
-    def _groups(self, topic: str) -> re.Match[str] | None:
-        if topic.startswith(_INTERNAL) or (self.topics.exclude and re.fullmatch(self.topics.exclude, topic)):
-            return None
-        return re.fullmatch(self.topics.pattern, topic)
-
     def _fill(self, template: str, topic: str) -> str:
-        found = self._groups(topic)
+        found = re.fullmatch(self.topics.pattern, topic)
         assert found is not None
         return _GROUP.sub(lambda group: _legal(found[_key(group[1])] or ""), template)
 
@@ -207,6 +215,7 @@ def expand(
     `streams`: the streams with files of their own, whose topics are no family's. `known`: by name, the topic of each
     member that there was before. It comes first where two topics would have one table, and stays when its topic is
     gone. What cannot be a stream is a member with an error: a topic of two families, a table or a name of two streams.
+    One without a name of its own has that of its family with the topic, `app: app-x.y`.
     """
     families, present, known = list(families), set(topics), known or {}
     taken = {table.casefold(): s.name for s in streams for table in s.tables}
@@ -224,7 +233,8 @@ def expand(
                 taken |= dict.fromkeys(map(str.casefold, member.found.tables), name)
             is_gone = topic not in present
             creates = family.topics.create
-            members.setdefault(name, Member(family.name, family.group, topic, member.found, is_gone, creates))
+            place = name if name not in members else f"{family.name}: {topic}"
+            members[place] = Member(family.name, family.group, topic, member.found, is_gone, creates)
     return {name: member for name, member in members.items() if member.family}
 
 

@@ -111,14 +111,16 @@ class Lake:
         """The current table. Raises Terminal when it does not exist, MetadataGone when its metadata
         file is missing, ConfigurationError for wrong keys or rights, Transient when the lake does
         not answer."""
-        table = self._find(name)
+        table = self.find(name)
         if table is None:
             raise Terminal(f"table {name}: expected it to exist, found none; run `anabranch apply`")
         if self._require is not None:
             self._require(name, table)
         return table
 
-    def _find(self, name: str) -> Table | None:
+    def find(self, name: str) -> Table | None:
+        """The current table, of any owner; None where the catalog has no Iceberg table of that name. Raises
+        like `load`."""
         gone = None
         while True:
             try:
@@ -150,7 +152,7 @@ class Lake:
 
     def exists(self, name: str) -> bool:
         """Whether the catalog has a table. Raises like `load`."""
-        return self._find(name) is not None
+        return self.find(name) is not None
 
     def table_names(self, namespace: str) -> set[str]:
         """The tables of a namespace, as `namespace.table`; none where there is no such namespace. Raises Transient when

@@ -82,6 +82,29 @@ def test_a_batch_job_of_many_has_the_members_with_tables(conf: Path) -> None:
         open_jobs(str(conf), ["app_new"], None, False)
 
 
+def test_a_table_that_cannot_be_read_keeps_no_other_stream_from_its_jobs(
+    conf: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = new_lake(conf, name="app_broken")
+    location = broken.table().metadata_location
+    Path(location.removeprefix("file://")).unlink()
+    _, jobs, errors = open_jobs(str(conf), None, None, True)
+    assert [job.stream.name for job in jobs] == ["app_orders"]
+    assert list(errors) == ["games.app_broken"]
+    said = str(errors["games.app_broken"])
+    assert said.startswith(f"{conf}/streams/app.yaml: table games.app_broken may be of a stream of this family: ")
+    assert "expected the metadata file that the catalog names" in said
+    assert anabranch.open("app_orders", conf=conf).arrow().num_rows == 0
+    assert "table games.app_broken may be of a stream" in caplog.text
+    families = FamilyStreams(config.load_environment(conf), conf)
+    members = families.members()
+    families.close()
+    assert {name: isinstance(member.found, config.Stream) for name, member in members.items()} == {
+        "app_orders": True,
+        "games.app_broken": False,
+    }
+
+
 def test_readers_find_the_tables_of_families_without_kafka(conf: Path) -> None:
     reader = open_reader(conf)
     assert reader.streams["games.app_orders"].name == "app_orders"

@@ -121,8 +121,28 @@ def test_the_second_of_two_topics_with_one_name_is_refused(
     members = expand(
         [family(conf)], topics, (), {f"{t.replace('-', '_').replace('.', '_')}": t for t in known.values()}
     )
-    [(name, member)] = members.items()
-    assert (name, member.topic) == ("app_a_b", next(t for t in topics if t != refused))
+    other = next(t for t in topics if t != refused)
+    assert summary(members) == {
+        "app_a_b": (other, "raw.a_b"),
+        f"app: {refused}": f"{refused}: {conf}/streams/app.yaml: topic {refused}: expected a stream name of its own, "
+        f"found app_a_b, which topic {other} has; change `name:`, or leave one topic out with `topics.exclude`",
+    }
+
+
+def test_a_topic_whose_stream_would_have_the_name_of_a_file_is_refused(conf: Path) -> None:
+    write(conf, "app_x", topics=None, topic="other", table="raw.other")
+    members = expand([family(conf)], ["app-x", "app-y"], [load_stream("app_x", conf)])
+    assert sorted(members) == ["app: app-x", "app_y"]
+    assert "expected a stream name of its own, found app_x, which topic other has" in summary(members)["app: app-x"]
+
+
+def test_a_pattern_that_python_matches_in_ages_is_matched_at_once(conf: Path) -> None:
+    """The hazard: `re` would try each of 2**60 ways to part the name, and stop all threads meanwhile."""
+    write(conf, "app", topics={"pattern": "(.*)", "exclude": r"(\w+\.?)+-dlq"}, name="{1}")
+    topics = ["a" * 60, "a.b-dlq"]
+    assert list(expand([family(conf)], topics)) == ["a" * 60]
+    write(conf, "app", topics={"pattern": r"((\w+\.?)+)-v1"}, name="{1}")
+    assert list(expand([family(conf)], ["a" * 60, "a.b-v1"])) == ["a_b"]
 
 
 def test_tables_must_differ_from_those_beside_another_streams_table(conf: Path) -> None:
