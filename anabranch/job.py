@@ -13,7 +13,7 @@ from anabranch import config, family_streams
 from anabranch.common.errors import AnabranchError, ConfigurationError
 from anabranch.common.logs import configure_logging
 from anabranch.common.remote_errors import classify_unexpected
-from anabranch.config import Member, Stream
+from anabranch.config import Member, Members, Stream
 from anabranch.family_streams import FamilyStreams
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.owner import open_lake
@@ -114,8 +114,10 @@ class StreamFolder:
     and of families as Kafka's topics are.
 
     Streams with `schema: registry` have the columns of their tables, which with `takes_up` follow their subjects. The
-    environment is the one of the start. Raises ConfigurationError, at the start alone, for a file that is wrong
-    (unless `strict` is false), and for a group without streams. A topic of a family that cannot be a stream is logged.
+    environment is the one of the start. Of two files with one table, the stream that runs already, else the first one
+    by name, keeps it, and the other has the error. Raises ConfigurationError, at the start alone, for a file that is
+    wrong (unless `strict` is false), and for a group without streams. A topic of a family that cannot be a stream is
+    logged.
     """
 
     def __init__(
@@ -137,9 +139,10 @@ class StreamFolder:
         self._read: dict[str, tuple[object, Stream | ConfigurationError, Lake | None]] = {}
         self._jobs: dict[str, Job] = {}
         self._groups: dict[str, str | None] = {}
+        self._shared: dict[str, ConfigurationError] = {}
         if group is not None:
             config.select_streams(conf, group=group)
-        if not self._named:
+        if strict and not self._named:
             config.require_different_tables(conf)
         found, members = self.jobs(), self._families.read_members
         for name, one in found.items():
@@ -157,8 +160,9 @@ class StreamFolder:
         members = {} if has_own_files else self._families.members()
         names = self._named or (*config.stream_names(self._conf), *members)
         self._read = {name: self._current(name, members.get(name)) for name in names}
+        self._shared = self._find_shared(members)
         files = {n: (s, lake) for n, (_, s, lake) in self._read.items() if isinstance(s, Stream) and lake is not None}
-        streams = self._columns.follow(files)
+        streams = {**self._columns.follow(files), **self._shared}
         found: dict[str, Job | AnabranchError] = {}
         for name, (_, own, lake) in self._read.items():
             one = streams.get(name, own)
@@ -174,6 +178,14 @@ class StreamFolder:
             return found
         self._groups = {name: self._group_of(name, one, members.get(name)) for name, one in found.items()}
         return {name: one for name, one in found.items() if self._groups[name] in (self._group, config.UNREADABLE)}
+
+    def _find_shared(self, members: Members) -> dict[str, ConfigurationError]:
+        """By stream: an error for each whose file names a table of another one's."""
+        own = [s for name, (_, s, _) in self._read.items() if name not in members and isinstance(s, Stream)]
+        shared = config.shared_tables_of(sorted(own, key=lambda s: s.name not in self._jobs), self._conf)
+        for name in shared.keys() - self._shared.keys():
+            LOG.warning("stream %s: file ignored: %s", name, shared[name])
+        return shared
 
     def _job(self, stream: Stream, lake: Lake, creates: bool) -> Job:
         known = self._jobs.get(stream.name)

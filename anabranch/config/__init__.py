@@ -32,6 +32,7 @@ from anabranch.config.loading import (
     require_different_tables,
     resolve_folder,
     shared_tables,
+    shared_tables_of,
     stream_file_stamp,
     stream_names,
 )
@@ -101,6 +102,7 @@ __all__ = [
     "resolve_folder",
     "select_streams",
     "shared_tables",
+    "shared_tables_of",
     "stream_file_stamp",
     "stream_names",
 ]

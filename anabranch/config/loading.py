@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -132,11 +132,29 @@ def shared_tables(folder: str | Path | None = None) -> dict[str, ConfigurationEr
             continue
         for table, has in tables.items():
             if (other := files.setdefault(table.casefold(), path)) != path and name not in shared:
-                shared[name] = ConfigurationError(
-                    f"{path}: {has}: expected a table of its own, found {table}, which {other} names too: a table "
-                    "belongs to one stream; give one of them another name, or delete the file that was renamed"
-                )
+                shared[name] = _shared(path, has, table, other)
     return shared
+
+
+def shared_tables_of(streams: Iterable[Stream], folder: str | Path | None = None) -> dict[str, ConfigurationError]:
+    """As `shared_tables`, of streams that were read from files, the first of which keeps a table of several."""
+    owners: dict[str, str] = {}
+    shared: dict[str, ConfigurationError] = {}
+    files = resolve_folder(folder) / "streams"
+    for stream in streams:
+        views = [stream.view_table(view) for view in stream.views]
+        for table in (stream.table, *stream.branched_tables, *stream.plain_tables, *views):
+            if (other := owners.setdefault(table.casefold(), stream.name)) != stream.name:
+                path = files / f"{stream.name}.yaml"
+                shared.setdefault(stream.name, _shared(path, "table", table, files / f"{other}.yaml"))
+    return shared
+
+
+def _shared(path: Path, key: str, table: str, other: Path) -> ConfigurationError:
+    return ConfigurationError(
+        f"{path}: {key}: expected a table of its own, found {table}, which {other} names too: a table "
+        "belongs to one stream; give one of them another name, or delete the file that was renamed"
+    )
 
 
 def _tables_of(written: Mapping[str, Any]) -> dict[str, str]:

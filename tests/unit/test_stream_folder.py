@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.common.errors import AnabranchError
+from anabranch.common.errors import AnabranchError, ConfigurationError
 from anabranch.job import Job, StreamFolder
 
 
@@ -52,3 +52,19 @@ def test_defaults_that_are_no_yaml_for_a_moment_take_no_stream_from_its_group(co
     assert kinds(StreamFolder(str(conf), group="small", strict=False).jobs()) == {"a": "error", "b": "error"}
     (conf / "defaults.yaml").write_text("group: small")
     assert kinds(folder.jobs()) == {"a": "job", "b": "job"}
+
+
+def test_of_two_files_with_one_table_the_second_is_an_error_and_the_others_run(conf: Path) -> None:
+    write(conf, "d", group="large", table="games.C_hours")
+    folder = StreamFolder(str(conf), strict=False)
+    assert kinds(folder.jobs()) == {"a": "job", "b": "job", "c": "job", "d": "error"}
+    found = folder.jobs()
+    assert "found games.C_hours, which" in str(found["d"]) and f"{conf}/streams/c.yaml names too" in str(found["d"])
+    assert folder.jobs()["c"] is found["c"]
+    # One that is added later takes no table from a stream that runs.
+    write(conf, "a_first", table="games.b")
+    assert kinds(folder.jobs()) == {"a": "job", "a_first": "error", "b": "job", "c": "job", "d": "error"}
+    (conf / "streams" / "c.yaml").unlink()
+    assert kinds(folder.jobs()) == {"a": "job", "a_first": "error", "b": "job", "d": "job"}
+    with pytest.raises(ConfigurationError, match=r"expected a table of its own, found games\.b"):
+        StreamFolder(str(conf))
