@@ -11,10 +11,12 @@ from airflow.providers.standard.sensors.date_time import DateTimeSensorAsync
 from airflow.sdk import DAG, CronDataIntervalTimetable
 from anabranch_operators import (
     AnabranchOperator,
+    FamilyOperator,
     GroupHourOperator,
     GroupRebuildOperator,
     StreamOfGroupOperator,
     default_args,
+    families,
     groups,
     hour_params,
     longest_grace,
@@ -31,7 +33,8 @@ Each hour of the streams with `group: {group}`, in UTC, as soon as it has ended:
 - **stream**, mapped, one for each stream: fails as the stream's rebuild did, with the reason in its log and in its XCom
   `refused`; else it merges and verifies the hour, and notifies the consumers of the stream's assets. After a transient
   failure it rebuilds its stream by itself.
-- **egress__STREAM__TARGET** delivers to a target of a stream's file all accepted hours that it lacks.
+- **egress__STREAM__TARGET** delivers to a target of a stream's file all accepted hours that it lacks; of a family's
+  file, those of each of its streams.
 - **accepted** fails the run when a stream failed; else it tags the hour on each table (`group-{group}-HOUR`), and
   notifies the consumers of the asset `anabranch_group_hours__{group}`. Skipped while an earlier hour of a stream waits.
 
@@ -71,14 +74,20 @@ def group_dag(group: str, members: list[str]) -> DAG:
             >> each
             >> GroupHourOperator(task_id="accepted", group=group, trigger_rule="none_failed_min_one_success")
         )
-        for stream in members:
-            for target in targets(stream):
-                each >> AnabranchOperator(
-                    task_id=f"egress__{stream}__{target}",
-                    arguments=["egress", stream, "--target", target],
-                    trigger_rule="all_done",
-                )
+        for member in members:
+            for target in targets(member):
+                each >> _egress(member, target)
     return dag
+
+
+def _egress(member: str, target: str) -> AnabranchOperator:
+    """The deliveries of a stream, or of each stream of a family."""
+    task_id = f"egress__{member}__{target}"
+    if member in families():
+        arguments = ["egress", "STREAM", "--target", target]
+        return FamilyOperator(task_id=task_id, family=member, arguments=arguments, trigger_rule="all_done")
+    arguments = ["egress", member, "--target", target]
+    return AnabranchOperator(task_id=task_id, arguments=arguments, trigger_rule="all_done")
 
 
 for _group, _members in groups().items():

@@ -54,6 +54,11 @@ def streams() -> list[str]:
     return [name for name in _files() if "topics" not in _document(name)]
 
 
+def families() -> list[str]:
+    """The files of families of topics, sorted."""
+    return [name for name in _files() if "topics" in _document(name)]
+
+
 @cache
 def _files() -> list[str]:
     """The files of streams, and of families of topics (`topics` in place of `topic`)."""
@@ -241,18 +246,49 @@ class AnabranchOperator(BaseOperator):
                 self.log.info("%s", last[-1])
         _require_success(command, self._process.returncode, last)
 
-    def ask(self, arguments: Sequence[str]) -> Any:
-        """The JSON output of a command that only reads."""
+    def ask(self, arguments: Sequence[str], codes: Sequence[int] = (0,)) -> Any:
+        """The JSON output of a command that only reads, where it ends with one of these exit codes."""
         command = _command([*arguments, "--output", "json"])
         with _started(command, subprocess.PIPE) as self._process:
             printed, logged = self._process.communicate()
-        _require_success(command, self._process.returncode, logged.splitlines()[-LAST_LINES:])
+        if self._process.returncode not in codes:
+            _require_success(command, self._process.returncode, logged.splitlines()[-LAST_LINES:])
         return json.loads(printed)
 
     def on_kill(self) -> None:
         if self._process is not None and self._process.poll() is None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGTERM)
+
+
+class FamilyOperator(AnabranchOperator):
+    """Runs one command for each stream of a family of topics that has its tables; the argument `STREAM` is its name.
+
+    The error of one stream does not stop the others. The task fails as the first one with an error did, and is tried
+    again where one error is transient.
+    """
+
+    def __init__(self, *, family: str, arguments: Sequence[str], **kwargs: Any) -> None:
+        super().__init__(arguments=arguments, **kwargs)
+        self.family = family
+
+    def execute(self, context: Any) -> None:
+        failed: list[AirflowException] = []
+        for stream in self._streams():
+            try:
+                self.run_command([stream if argument == "STREAM" else argument for argument in self.arguments])
+            except AirflowException as error:
+                failed.append(error)
+        if failed:
+            raise next((one for one in failed if not isinstance(one, AirflowFailException)), failed[0])
+
+    def _streams(self) -> list[str]:
+        # It refuses where another stream's file is wrong, or Kafka does not list new topics.
+        listed = self.ask(["streams", "--all"], codes=(0, REFUSED))
+        rows = [row for row in listed if row["family"] == self.family]
+        if unknown := next((row["error"] for row in rows if row["state"] == "unknown"), None):
+            raise AirflowException(f"family {self.family}: expected its streams, found: {unknown}")
+        return [row["stream"] for row in rows if row["state"] in ("ready", "gone")]
 
 
 def _command(arguments: Sequence[str]) -> list[str]:

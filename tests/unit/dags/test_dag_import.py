@@ -156,6 +156,24 @@ def hour_of_group(through, code=0, tagged=(), **streams):
     said = {asset.name: [event.extra, event.keys] for asset, event in events.items()}
     return [done, ran(), said]
 
+# What the task of a family runs, where the listing and the commands end with these exit codes: its error, the commands.
+def family(state="ready", listed=0, code=0):
+    said = {"family": "app", "error": "the catalog did not answer"}
+    rows = [said | {"stream": "app_gone", "state": "gone"}, said | {"stream": "app_x", "state": state}]
+    rows += [said | {"stream": "app: app-x.y", "state": "broken"}, said | {"stream": "app_new", "state": "new"}]
+    rows += [said | {"family": None, "stream": "other", "state": "ready"}]
+    Path(up_file + ".streams").write_text(json.dumps(rows))
+    command(
+        f"echo $* >> {up_file}.ran; case $1,$2 in streams,*) cat {up_file}.streams; exit {listed};;"
+        f" maintain,app_gone) exit {code};; maintain,app_x) exit {1 if code else 0};; esac"
+    )
+    operator = anabranch_operators.FamilyOperator(task_id="t", family="app", arguments=["maintain", "STREAM"])
+    try:
+        operator.execute({})
+    except Exception as error:
+        return [failure(error), ran()]
+    return ["", ran()]
+
 ROW = {"hour": HOUR, "state": "accepted", "revision": 1, "reason": None}
 DONE, REFUSED = outcome(hours=[ROW]), outcome(exit_code=1, hours=[ROW | {"state": "refused", "reason": "too few"}])
 AWAY = outcome(exit_code=75, error="Kafka did not answer")
@@ -198,6 +216,9 @@ print("RESULT" + json.dumps({
         "restated in an open day": stream_of_group(
             outcome(hours=[ROW | {"revision": 2}]), states=["accepted"] * 23 + ["waiting"]
         ),
+    },
+    "family": {
+        "done": family(), "away": family(listed=1, code=75), "unknown": family(state="unknown", listed=1)
     },
     "instance": [instance.stream, [asset.name for asset in instance.outlets]],
     "rebuilds": {
@@ -258,7 +279,7 @@ egress: [{name: export, type: folder}, {name: feed}, {name: "not; a name"}, 7]
 _DEFAULTS = "batch: {grace: 7 minutes, lookback_hours: 3}\n"
 _GROUP = {
     "orders": "group: small\nbatch: {lookback_hours: 2}\negress: [{name: export, type: folder}]\n",
-    "app": 'group: small\ntopics: {pattern: "app-(.*)"}\n',
+    "app": 'group: small\ntopics: {pattern: "app-(.*)"}\negress: [{name: feed, type: topic}]\n',
     "refunds": 'group: small\nairflow: {owner: shop, start: "2026-11-21T05"}\n',
 }
 
@@ -282,7 +303,7 @@ def parsed(tmp_path_factory: pytest.TempPathFactory) -> Any:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.rpartition("RESULT")[2])
-    assert {dag_id.partition("__")[2] for dag_id in result["dags"]} - {"", "small"} == set(stream_names(conf))
+    assert {dag_id.partition("__")[2] for dag_id in result["dags"]} - {"", "small", "app"} == set(stream_names(conf))
     return result
 
 
@@ -291,7 +312,12 @@ def test_each_stream_file_has_its_dags(parsed: Any) -> None:
         f"anabranch_{kind}__{stream}"
         for kind in ("hourly", "maintenance", "speed_watch")
         for stream in ("flights", "game_events", "orders", "refunds")
-    } | {"anabranch_hourly_group__small", "anabranch_example_consumer", "anabranch_example_daily"}
+    } | {
+        "anabranch_hourly_group__small",
+        "anabranch_maintenance__app",
+        "anabranch_example_consumer",
+        "anabranch_example_daily",
+    }
     for dag in parsed["dags"].values():
         assert (dag["max_active_runs"] == 1 or "example" in dag["tags"]) and not dag["past"]
         assert dag["doc"]
@@ -420,15 +446,17 @@ def test_a_group_has_a_dag_with_one_rebuild_and_a_mapped_task_for_each_stream(pa
     assert dag["downstream"] == {
         "grace": ["rebuild"],
         "rebuild": ["stream"],
-        "stream": ["accepted", "egress__orders__export"],
+        "stream": ["accepted", "egress__app__feed", "egress__orders__export"],
         "accepted": [],
+        "egress__app__feed": [],
         "egress__orders__export": [],
     }
     hour = "{{ params.hour or data_interval_start.strftime('%Y-%m-%dT%H') }}"
     assert dag["arguments"]["rebuild"] == ["batch", "--group", "small", "--hour", hour]
     assert dag["arguments"]["accepted"] == ["complete-through", "--group", "small", "--tag"]
     assert dag["outlets"] == ["anabranch://group-hours/small"]
-    rules = {"accepted": "none_failed_min_one_success", "egress__orders__export": "all_done"}
+    egress = ["egress__app__feed", "egress__orders__export"]
+    rules = {"accepted": "none_failed_min_one_success"} | dict.fromkeys(egress, "all_done")
     assert dag["rules"] == dict.fromkeys(dag["downstream"], "all_success") | rules
     assert (dag["timetable"], dag["catchup"], dag["start"]) == (
         "CronDataIntervalTimetable", True, "2026-11-21T05:00:00+00:00",
@@ -438,6 +466,21 @@ def test_a_group_has_a_dag_with_one_rebuild_and_a_mapped_task_for_each_stream(pa
     assert dag["params"] == ["hour", "restate", "why"]
     # Its streams' own DAGs are for runs by hand.
     assert {parsed["dags"][f"anabranch_hourly__{name}"]["schedule"] for name in ("orders", "refunds")} == {None}
+
+
+def test_what_is_done_for_a_family_is_done_for_each_of_its_streams(parsed: Any) -> None:
+    group, maintenance = (parsed["dags"][f"anabranch_{name}"] for name in ("hourly_group__small", "maintenance__app"))
+    assert group["arguments"]["egress__app__feed"] == ["egress", "STREAM", "--target", "feed"]
+    assert maintenance["arguments"] == {"maintain": ["maintain", "STREAM"]}
+    listing, each = "streams --all --output json", ["maintain app_gone", "maintain app_x"]
+    assert parsed["family"]["done"] == ["", [listing, *each]]
+    # It is listed with exit code 1 where a stream's file is wrong; an error of one stream does not stop the others.
+    [kinds, message], commands = parsed["family"]["away"]
+    assert (kinds[0], commands) == ("AirflowException", [listing, *each])
+    assert "maintain app_gone: expected exit code 0, found 75" in message
+    [kinds, message], commands = parsed["family"]["unknown"]
+    assert (kinds[0], commands) == ("AirflowException", [listing])
+    assert message == "family app: expected its streams, found: the catalog did not answer"
 
 
 def test_the_last_task_of_a_groups_run_tags_the_hour_and_notifies_consumers(parsed: Any) -> None:
