@@ -128,7 +128,8 @@ class Member:
         self._ready = threading.Event()
         self._busy_since = time.monotonic()
         self._inbox: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
-        self._published = 0
+        self.progress = 0
+        """Grows with each publish, and while nothing waits: an idle stream that fails begins to count its tries."""
         self._reader = _new_reader()
         self._tally = Tally()
         self._batches = MicroBatches(job.environment, job.stream, job.lake, job.kafka, self._stop, self._tally)
@@ -205,7 +206,7 @@ class Member:
         aside)."""
         retry = Retry(self.job.stream.speed.retry_for, "speed.retry_for", self._stop)
         try:
-            retry.call(f"stream {self.name}", self._try, lambda: self._published)
+            retry.call(f"stream {self.name}", self._try, lambda: self.progress)
         except AnabranchError as error:
             if self._stop.is_set() and isinstance(error, Transient):
                 return True
@@ -272,7 +273,7 @@ class Member:
         self._ready.set()
 
     def _count(self, published: int) -> None:
-        self._published += published
+        self.progress += published
 
 
 class GroupJob:
@@ -405,6 +406,7 @@ class GroupJob:
             one.hand(Work({p: (o, o) for p, o in one.position.items()}, only_decide=True))
             return None
         one.waiting = plan_waiting(one.position, ends, stream.speed.max_offsets_per_trigger, one.waiting, now)
+        one.progress += one.waiting is None
         if self._available_now:
             one.target = one.target or ends
             if all(one.position.get(p, 0) >= end for p, end in one.target.items()):

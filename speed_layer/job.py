@@ -92,7 +92,7 @@ class SpeedJob:
         # A micro-batch takes this lock, so the query stops only between two.
         self._running = threading.Lock()
         self._failure: Exception | None = None
-        self._published = 0
+        self._published = self._idle = 0
 
     def stop(self) -> None:
         """Stop after the current micro-batch."""
@@ -103,12 +103,12 @@ class SpeedJob:
     def run(self) -> None:
         """Start from the table, and restart after transient failures for up to `speed.retry_for`.
 
-        A publish resets the retries. Raises terminal errors, and Transient when the time is over. Returns when a
-        stop is requested.
+        A publish resets the retries, and so does an idle trigger. Raises terminal errors, and Transient when the time
+        is over. Returns when a stop is requested.
         """
         retry = Retry(self._job.stream.speed.retry_for, "speed.retry_for", self._stop)
         try:
-            retry.call(f"stream {self._job.stream.name}", self._try, lambda: self._published)
+            retry.call(f"stream {self._job.stream.name}", self._try, lambda: self._published + self._idle)
         except Transient:
             if not self._stop.is_set():
                 raise
@@ -196,7 +196,8 @@ class SpeedJob:
                 now, status = clock.elapsed(), query.status
                 if not self._available_now and not status["isTriggerActive"]:
                     asked["after"] = now
-                if _is_idle(status) and not self._batches.is_publishing:
+                if _is_idle(status) and not (self._batches.is_publishing or self._batches.has_failed):
+                    self._idle += 1
                     self._note_progress()
             if query.isActive:
                 with self._running:

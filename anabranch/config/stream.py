@@ -87,8 +87,8 @@ class PublishWhen(Frozen):
 class Speed(Frozen):
     """How the speed layer runs. `lost_offsets`: what to do when retention has overtaken the position.
 
-    `retry_for`: how long a transient error is tried again while nothing is published; None is for ever. `roll_up`:
-    whether the small files of an hour are put together while it runs.
+    `retry_for`: how long a transient error is tried again while records wait and none is published; None is for ever.
+    `roll_up`: whether the small files of an hour are put together while it runs.
     """
 
     trigger: Duration = timedelta(seconds=2)

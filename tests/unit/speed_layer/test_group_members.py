@@ -19,7 +19,7 @@ from anabranch.config import PublishWhen, Speed
 from anabranch.config.format_settings import FormatSettings
 from anabranch.job import Job
 from anabranch.offsets.hours import Timeline, hour_of
-from anabranch.offsets.position import Ranges
+from anabranch.offsets.position import Ranges, Topic
 from speed_layer.group import GroupJob, Member, Work, _Turns
 from speed_layer.group_plan import Waiting
 
@@ -177,6 +177,28 @@ def test_of_two_streams_of_one_topic_the_one_that_waited_longer_is_first(
     for now in (6.0, 7.0):
         group._publish({"first": waiting, "second": waiting}, now)
     assert staged == ["second", "first"]
+
+
+class Ends:
+    """Kafka, whose topics end here."""
+
+    def __init__(self, end: int) -> None:
+        self._end = end
+
+    def stable_ends_of(self, topics: dict[str, Any]) -> dict[str, Any]:
+        return {topic: {0: self._end} for topic in topics}
+
+    def describe_all(self, names: list[str]) -> dict[str, Topic]:
+        return {name: Topic(name, "t", (0,)) for name in names}
+
+
+def test_an_idle_stream_makes_progress_and_one_whose_records_wait_does_not(member: Make) -> None:
+    one = member(is_started=False, speed=WITHIN)
+    group = group_of(events=one)
+    for end, progress in ((0, 1), (5, 1), (5, 1), (0, 2)):
+        group._kafka = cast(Any, Ends(end))
+        one.waiting = None
+        assert group._publish_due() and one.progress == progress
 
 
 class Refusing:
