@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from anabranch.common.counters import Tally, counting
@@ -122,18 +122,19 @@ class Member:
         """Whether its own read of its topic has failed, or had records at which the read of all fails."""
         self.failure: AnabranchError | None = None
         """Why it is set aside; None while it runs, starts or retries."""
+        self._tried: AnabranchError | None = None
+        self._moved = time.monotonic()
         self._spark = session_of(spark, job.environment)
         self._turns, self._available_now = turns, available_now
         self._stop = threading.Event()
         self._ready = threading.Event()
-        self._busy_since = time.monotonic()
         self._inbox: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self.progress = 0
         """Grows with each publish, and while nothing waits: an idle stream that fails begins to count its tries."""
         self._reader = _new_reader()
         self._tally = Tally()
         self._batches = MicroBatches(job.environment, job.stream, job.lake, job.kafka, self._stop, self._tally)
-        self._start = StreamStart(job, self._spark, self._batches, self._stop, self._count)
+        self._start = StreamStart(job, self._spark, self._batches, self._stop, self.note_progress)
         self._thread = threading.Thread(target=self._run, name=f"stream-{self.name}", daemon=True)
 
     def start(self) -> None:
@@ -144,10 +145,22 @@ class Member:
         """Whether its thread waits for work."""
         return self._ready.is_set()
 
+    def note_progress(self, number: int = 1) -> None:
+        """Offsets were published, or nothing waits."""
+        self.progress += number
+        if number:
+            self._moved = time.monotonic()
+
     @property
-    def busy_seconds(self) -> float:
-        """For how long it has been at its current step; 0 for a ready stream."""
-        return 0.0 if self.is_ready else time.monotonic() - self._busy_since
+    def stall(self) -> str | None:
+        """Why it is late, if records wait longer than it may take to publish them."""
+        speed = self.job.stream.speed
+        within = speed.publish.within if speed.publish is not None else timedelta(0)
+        limit = (PATIENCE + 2 * speed.trigger + within).total_seconds()
+        if (quiet := time.monotonic() - self._moved) <= limit:
+            return None
+        why = f"its last error: {self._tried}" if self._tried is not None else "its current step has not ended"
+        return f"expected a publish within {limit:.0f} s, found none for {quiet:.0f} s; {why}"
 
     @property
     def has_ended(self) -> bool:
@@ -155,17 +168,13 @@ class Member:
 
     def hand(self, work: Work) -> None:
         """Give a ready stream its next work."""
-        self._set_busy()
+        self._ready.clear()
         self._inbox.put(work)
 
     def finish(self) -> None:
         """Let a ready stream end after it has compacted what is due."""
-        self._set_busy()
-        self._inbox.put(None)
-
-    def _set_busy(self) -> None:
-        self._busy_since = time.monotonic()
         self._ready.clear()
+        self._inbox.put(None)
 
     def stop(self) -> None:
         """Stop after the current publish; `has_ended` is true then."""
@@ -206,7 +215,7 @@ class Member:
         aside)."""
         retry = Retry(self.job.stream.speed.retry_for, "speed.retry_for", self._stop)
         try:
-            retry.call(f"stream {self.name}", self._try, lambda: self.progress)
+            retry.call(f"stream {self.name}", self._try_noting_errors, lambda: self.progress)
         except AnabranchError as error:
             if self._stop.is_set() and isinstance(error, Transient):
                 return True
@@ -221,8 +230,15 @@ class Member:
             return self._available_now
         return True
 
+    def _try_noting_errors(self) -> None:
+        try:
+            self._try()
+        except AnabranchError as error:
+            self._tried = error
+            raise
+
     def _try(self) -> None:
-        self._set_busy()
+        self._ready.clear()
         # The topic may be another one since: see GroupJob.
         self._reader = _new_reader()
         with explained(self._spark, f"run stream {self.name}"):
@@ -264,16 +280,14 @@ class Member:
                 published = self._batches.publish(
                     lambda: self.read(work.ranges), work.ranges, read_until=work.read_until
                 )
-            self._count(published)
+            self._tried = None
+            self.note_progress(published)
             self.reads_alone = self._batches.has_read_around
             self._continue_from(self.position | {p: end for p, (_, end) in work.ranges.items()})
 
     def _continue_from(self, position: Offsets, waiting: Waiting | None = None) -> None:
         self.position, self.waiting, self.failure = position, waiting, None
         self._ready.set()
-
-    def _count(self, published: int) -> None:
-        self.progress += published
 
 
 class GroupJob:
@@ -319,14 +333,11 @@ class GroupJob:
 
     @property
     def set_aside(self) -> dict[str, str]:
-        """By stream, why it makes no progress: its failure, or a step that takes long."""
-        limit = PATIENCE.total_seconds()
-        slow = {
-            name: f"expected a step to end within {limit:.0f} s, found one that has not"
-            for name, one in self._members.items()
-            if one.busy_seconds > limit
-        }
-        return slow | {name: str(error) for name, error in self.failures.items()}
+        """By stream, why it makes no progress: its failure, or that it publishes nothing though records wait, also
+        while it ends for a changed file."""
+        stalls = {name: one.stall for name, one in (self._leaving | self._members).items()}
+        stalled = {name: stall for name, stall in stalls.items() if stall is not None}
+        return stalled | {name: str(error) for name, error in self.failures.items()}
 
     def run(self) -> None:
         """Run until a stop. Raises JvmGone; other errors are of one stream, and in `failures`."""
@@ -406,7 +417,8 @@ class GroupJob:
             one.hand(Work({p: (o, o) for p, o in one.position.items()}, only_decide=True))
             return None
         one.waiting = plan_waiting(one.position, ends, stream.speed.max_offsets_per_trigger, one.waiting, now)
-        one.progress += one.waiting is None
+        if one.waiting is None:
+            one.note_progress()
         if self._available_now:
             one.target = one.target or ends
             if all(one.position.get(p, 0) >= end for p, end in one.target.items()):

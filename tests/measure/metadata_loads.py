@@ -57,13 +57,13 @@ class Meter:
 
     @contextmanager
     def counted(self) -> Iterator[Loads]:
-        loads, find, before = Loads(), Lake._find, self._front.kinds["GET", "metadata.json"]
+        loads, find, before = Loads(), Lake.find, self._front.kinds["GET", "metadata.json"]
 
         def counting(lake: Lake, name: str) -> Any:
             loads.tables[self._names[name]] += 1
             return find(lake, name)
 
-        with patch.object(Lake, "_find", counting):
+        with patch.object(Lake, "find", counting):
             yield loads
         loads.gets = self._front.kinds["GET", "metadata.json"] - before
 

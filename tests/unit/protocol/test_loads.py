@@ -33,13 +33,13 @@ def lake(tmp_path: Path) -> StreamLake:
 @contextmanager
 def counted() -> Iterator[Counter[str]]:
     """The loads of each table."""
-    loads, find = Counter[str](), Lake._find
+    loads, find = Counter[str](), Lake.find
 
     def counting(lake: Lake, name: str) -> Any:
         loads[name] += 1
         return find(lake, name)
 
-    with patch.object(Lake, "_find", counting):
+    with patch.object(Lake, "find", counting):
         yield loads
 
 

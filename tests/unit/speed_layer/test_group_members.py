@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 from waiting import wait_for
 
 from anabranch.common.errors import AnabranchError, ConfigurationError, MissingRight, Transient
+from anabranch.common.health import PATIENCE
 from anabranch.config import PublishWhen, Speed
 from anabranch.config.format_settings import FormatSettings
 from anabranch.job import Job
@@ -199,6 +200,31 @@ def test_an_idle_stream_makes_progress_and_one_whose_records_wait_does_not(membe
         group._kafka = cast(Any, Ends(end))
         one.waiting = None
         assert group._publish_due() and one.progress == progress
+
+
+def test_a_stream_that_only_retries_and_one_that_does_not_end_are_named_as_set_aside(
+    member: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    retrying, leaving, waiting = member(), member(is_started=False), member(is_started=False, speed=WITHIN)
+
+    def fail(*_: object, **__: object) -> int:
+        raise Transient("load table games.events: no answer")
+
+    monkeypatch.setattr(retrying._batches, "publish", fail)
+    retrying.hand(Work(RANGES))
+    wait_for(lambda: retrying._tried is not None and retrying.is_ready, "a try that fails, and another start")
+    group = group_of(retrying=retrying, waiting=waiting)
+    group._leaving = {"leaving": leaving}
+    assert group.set_aside == {}
+    # What `publish.within` allows is no stall.
+    for one in (retrying, leaving, waiting):
+        one._moved -= PATIENCE.total_seconds() + 10
+    said = group.set_aside
+    assert sorted(said) == ["leaving", "retrying"] and group.failures == {}
+    assert said["retrying"].endswith("its last error: load table games.events: no answer")
+    assert said["leaving"].endswith("its current step has not ended")
+    retrying.note_progress()
+    assert list(group.set_aside) == ["leaving"]
 
 
 class Refusing:
