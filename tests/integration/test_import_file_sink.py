@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import uuid
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -83,6 +86,44 @@ def test_the_folder_of_a_file_sink_is_imported_and_the_stream_goes_on(
     assert values_of(imported) == values_of(row for row in by_spark if row["offset"] < begins[row["partition"]])
     assert_exact(one)
     assert import_from(one, location, old).hours == ()
+
+
+@pytest.mark.full
+def test_the_folder_of_a_file_sink_that_was_killed_twice_is_imported(
+    world: Make, spark: SparkSession, tmp_path: Path
+) -> None:
+    one, folder, old = world(), tmp_path / "sink", past_hour(25)
+    one.topic()
+    for number in range(24):
+        one.send(spread(shift(old, number), 20, f"h{number}"))
+    support = str(Path(file_sink_query.__file__).parent)
+    servers = str(one.job.environment.kafka.bootstrap_servers)
+    command = [sys.executable, file_sink_query.__file__, str(folder), one.name, servers]
+    environment = os.environ | {"PYTHONPATH": support, "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
+
+    def write(*killed_at: str) -> int:
+        with (tmp_path / "query.log").open("ab") as log:
+            return subprocess.run([*command, *killed_at], env=environment, stdout=log, stderr=log).returncode
+
+    # The hazard: a query that is killed twice within a micro-batch, once a file of it is there.
+    for number, event_id in enumerate(("h3-1", "h15-1"), 1):
+        assert write(event_id) != 0
+        assert len(file_sink_query.unlisted_files(folder)) == number, (tmp_path / "query.log").read_text()
+    assert write() == 0, (tmp_path / "query.log").read_text()
+    assert len(file_sink_query.unlisted_files(folder)) == 2
+    assert any(path.name.endswith(".compact") for path in (folder / "_spark_metadata").iterdir())
+    by_spark = spark.read.parquet(str(folder)).collect()
+    assert len(by_spark) == 480
+    begins = {0: 233, 1: 236}
+    one.delete_records(begins)
+    one.apply()
+    one.speed()
+    done = import_from(one, str(folder), old)
+    assert (done.good, done.duplicate, done.plan.after) == (469, 0, 11)
+    imported = (row for row in one.rows() if row["kafka_partition"] == -1)
+    assert values_of(imported) == values_of(row for row in by_spark if row["offset"] < begins[row["partition"]])
+    assert_exact(one)
+    assert import_from(one, str(folder), old).hours == ()
 
 
 @pytest.mark.full

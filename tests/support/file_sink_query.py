@@ -1,12 +1,25 @@
-"""A streaming query of Spark's file sink."""
+"""A streaming query of Spark's file sink: in a session that runs, or in a process of its own that is killed within a
+micro-batch.
+
+`python file_sink_query.py FOLDER TOPIC SERVERS [EVENT_ID]` writes what the topic has. With an event's id its JVM is
+killed (SIGKILL) by the task that reads this event, once another task of the micro-batch has written its file.
+"""
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 from pathlib import Path
+from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
+from sessions import SHORT_LIVED
+from waiting import wait_for
 from world import SCHEMA
+
+from anabranch.spark.jars import ensure_jars
 
 LOG = {
     "spark.sql.streaming.fileSink.log.compactInterval": "3",
@@ -16,13 +29,50 @@ LOG = {
 """Every third micro-batch compacts the log; a later one deletes the log files before it."""
 
 
-def write(spark: SparkSession, folder: Path, topic: str, servers: str) -> None:
+def write(spark: SparkSession, folder: Path, topic: str, servers: str, killer: Column | None = None) -> None:
     """Write the records that a topic has, 40 in a micro-batch: the fields of their values, and their partitions,
-    offsets and times."""
+    offsets and times. `killer`: a column in place of `event_id`."""
     read = spark.readStream.format("kafka").option("kafka.bootstrap.servers", servers).option("subscribe", topic)
     records = read.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", "40").load()
     value = F.from_json(F.col("value").cast("string"), SCHEMA.replace(" NOT NULL", ""))
     rows = records.select(value.alias("v"), "partition", "offset", "timestamp")
     rows = rows.select("v.*", "partition", "offset", "timestamp")
+    if killer is not None:
+        rows = rows.withColumn("event_id", killer)
     query = rows.writeStream.format("parquet").option("checkpointLocation", f"{folder}-checkpoint")
     query.trigger(availableNow=True).start(str(folder)).awaitTermination()
+
+
+def unlisted_files(folder: Path) -> set[str]:
+    """The names of whole Parquet files that no log file lists: those of micro-batches that did not end."""
+    log = [path.read_text() for path in (folder / "_spark_metadata").glob("[0-9]*")]
+    whole = (path for path in folder.glob("part-*.parquet") if path.read_bytes()[4:].endswith(b"PAR1"))
+    return {path.name for path in whole if not any(path.name in text for text in log)}
+
+
+def _killer(spark: SparkSession, folder: Path, event_id: str) -> Column:
+    jvm: Any = spark._jvm
+    process = int(jvm.java.lang.ProcessHandle.current().pid())
+    before = unlisted_files(folder)
+
+    def kill(found: str) -> str:
+        if found == event_id:
+            wait_for(lambda: unlisted_files(folder) > before, "a file of the other task")
+            os.kill(process, signal.SIGKILL)
+        return found
+
+    return F.udf(kill)("event_id")
+
+
+def main(folder: Path, topic: str, servers: str, event_id: str | None = None) -> None:
+    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    builder = builder.config("spark.driver.extraClassPath", ":".join(map(str, ensure_jars().spark)))
+    for key, value in (LOG | {"spark.driver.extraJavaOptions": SHORT_LIVED}).items():
+        builder = builder.config(key, value)
+    spark = builder.config("spark.sql.session.timeZone", "UTC").getOrCreate()
+    write(spark, folder, topic, servers, _killer(spark, folder, event_id) if event_id is not None else None)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *sys.argv[2:])
