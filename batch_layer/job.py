@@ -15,9 +15,9 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if __name__ == "__main__":
     # Exit code 1 means refused, and Python ends with 1 on a failed import.
@@ -29,7 +29,6 @@ if __name__ == "__main__":
 
 from anabranch.common.errors import combined_exit_code
 from anabranch.common.logs import of_process
-from anabranch.common.output import print_json, print_table
 from anabranch.job import main, open_job, open_jobs, parser
 from anabranch.offsets.hours import hours_between, shift, span_of
 from anabranch.operations.notifications.lineage.parents import parse_run
@@ -37,8 +36,9 @@ from anabranch.protocol.acts import act_now
 from anabranch.spark.session import close_session, open_session, stop_on_signal
 from anabranch.spark.workers import SETTINGS
 from batch_layer.many_streams import SHARED, Outcome, run_stream, run_streams
-from batch_layer.rebuild import RebuildRequest, Result
+from batch_layer.rebuild import RebuildRequest
 from batch_layer.stream_run import StreamRun
+from batch_layer.summary import exit_code, exit_code_of, print_outcome, print_outcomes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -71,62 +71,6 @@ def _stopped_by_signal(spark: SparkSession, name: str) -> Iterator[threading.Eve
     finally:
         ended.set()
         stop.set()
-
-
-def exit_code(results: Sequence[Result], hours: Collection[str] | None) -> int:
-    """1 when an hour was refused. Hours restated beside the named ones do not count. Pure."""
-    return 1 if any(r.refused for r in results if hours is None or r.hour in hours) else 0
-
-
-def _code(outcome: Outcome, hours: Collection[str] | None) -> int:
-    return outcome.error.exit_code if outcome.error is not None else exit_code(outcome.results, hours)
-
-
-def _view(outcome: Outcome) -> dict[str, Any]:
-    rows = [
-        {"hour": r.hour, "state": r.decision, "revision": r.revision, "reason": r.reason}
-        | r.account.as_dict()
-        | ({"served": r.served} if r.served is not None else {})
-        for r in outcome.results
-    ]
-    return {"stream": outcome.stream, "hours": rows}
-
-
-def _print(outcome: Outcome, output: str, nothing: str) -> None:
-    if output == "json":
-        print_json(_view(outcome))
-    elif outcome.results:
-        print_table(("hour", *_COLUMNS), [(r.hour, *_cells(r)) for r in outcome.results])
-    else:
-        print(f"{outcome.stream}: no hour {nothing}")
-
-
-def _print_many(outcomes: Sequence[Outcome], hours: Collection[str] | None, output: str, nothing: str) -> None:
-    """Each stream's hours and its error, if any."""
-    ordered = sorted(outcomes, key=lambda outcome: outcome.stream)
-    if output == "json":
-        views = [
-            _view(o) | {"exit_code": _code(o, hours), "error": str(o.error) if o.error is not None else None}
-            for o in ordered
-        ]
-        print_json({"streams": views})
-        return
-    rows: list[tuple[object, ...]] = []
-    for outcome in ordered:
-        rows += [(outcome.stream, r.hour, *_cells(r)) for r in outcome.results]
-        if outcome.error is not None:
-            rows.append((outcome.stream, "", "failed", *("" for _ in _COLUMNS[1:-1]), str(outcome.error)))
-        elif not outcome.results:
-            rows.append((outcome.stream, "", f"no hour {nothing}", *("" for _ in _COLUMNS[1:])))
-    print_table(("stream", "hour", *_COLUMNS), rows)
-
-
-_COUNTS = ("good", "dead", "duplicate", "gap")
-_COLUMNS = ("state", "revision", *_COUNTS, "reason")
-
-
-def _cells(result: Result) -> tuple[object, ...]:
-    return (result.decision, result.revision, *(getattr(result.account, name) for name in _COUNTS), result.reason)
 
 
 def _parse_hours(text: str) -> frozenset[str]:
@@ -174,7 +118,7 @@ def run(arguments: Sequence[str]) -> int:
             outcome = run_stream(job, spark, work, stop, parents)
         if outcome.error is not None:
             raise outcome.error
-        _print(outcome, parsed.output, nothing)
+        print_outcome(outcome, parsed.output, nothing)
         return exit_code(outcome.results, hours)
     of_process(layer="batch")
     environment, jobs, broken = open_jobs(parsed.conf, parsed.stream, parsed.group, parsed.all)
@@ -184,8 +128,8 @@ def run(arguments: Sequence[str]) -> int:
     if jobs:
         with _spark(environment, f"{len(jobs)} streams", SETTINGS | SHARED) as (spark, stop):
             outcomes += run_streams(jobs, spark, work, stop, parents, parsed.at_once)
-    _print_many(outcomes, hours, parsed.output, nothing)
-    return combined_exit_code(_code(outcome, hours) for outcome in outcomes)
+    print_outcomes(outcomes, hours, parsed.output, nothing)
+    return combined_exit_code(exit_code_of(outcome, hours) for outcome in outcomes)
 
 
 @contextmanager

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from typing import TYPE_CHECKING, Any
 
 import click
 
 from anabranch.cli.options import open_stream, options, stream_argument
-
-if TYPE_CHECKING:
-    from anabranch.protocol.deliveries import Delivery
-    from serving_layer.egress import Failed
 
 
 @click.command()
@@ -28,6 +22,7 @@ def egress(stream: str, target: str | None, redeliver: bool, why: str | None, co
     json) for each delivered hour. The next run delivers hours accepted or restated since, and continues after an
     interruption. A failed target does not block the others; the exit code is then that of the first failure.
     """
+    from anabranch.cli.render.deliveries import print_delivery
     from serving_layer import egress as room
 
     if why and not redeliver:
@@ -44,25 +39,10 @@ def egress(stream: str, target: str | None, redeliver: bool, why: str | None, co
                 failed.append(one)
             else:
                 delivered += 1
-            _print(one, output)
+            print_delivery(one, output)
         if output == "text" and not (delivered or failed):
             click.echo(f"{stream}: nothing to deliver")
     finally:
         job.kafka.close()
     if failed:
         sys.exit(failed[0].error.exit_code)
-
-
-def _print(one: Delivery | Failed, output: str) -> None:
-    from anabranch.common.output import plain
-    from anabranch.protocol.deliveries import Delivery
-
-    if not isinstance(one, Delivery):
-        line: dict[str, Any] = {"target": one.target, "failed": str(one.error)}
-        words = f"{one.target}  failed: {one.error}"
-    else:
-        line = {key: plain(value) for key, value in vars(one).items()}
-        words = f"{one.target}  {one.hour}  revision {one.revision}  {one.served}  {one.rows} rows"
-        words += f"  {one.files} files" if one.files else ""
-    click.echo(json.dumps(line) if output == "json" else words)
-    sys.stdout.flush()

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 
     from anabranch.config import Environment, Members, Selected, Stream
     from anabranch.job import Job
-    from anabranch.operations.importing.run import Plan
     from anabranch.operations.reports.maintenance import Maintenance
-    from anabranch.protocol.topic_change import Adopted
     from anabranch.subjects.resolve import Planned
 
 
@@ -156,7 +154,7 @@ def adopt(stream: str, begin: str | None, why: str | None, conf: str | None, out
     that the configuration names now. All rows stay served. A topic id that was read before continues at its last
     position. A new topic with records needs --from; without it nothing changes, and the exit code is 1.
     """
-    from anabranch.common.output import print_json
+    from anabranch.cli.render.adoption import print_adopted
     from anabranch.operations.notifications import webhook
     from anabranch.protocol import topic_change
     from anabranch.protocol.publisher import Publisher
@@ -171,48 +169,7 @@ def adopt(stream: str, begin: str | None, why: str | None, conf: str | None, out
         webhook.notify(job)
     finally:
         job.kafka.close()
-    if output == "json":
-        print_json(_adopted_view(stream, adopted))
-    elif adopted is None:
-        click.echo(f"{stream}: nothing to adopt: the position belongs to topic {job.stream.topic}")
-    else:
-        _print_adopted(stream, adopted)
-
-
-def _adopted_view(stream: str, adopted: Adopted | None) -> dict[str, Any]:
-    from anabranch.offsets.position import ranges_to_keys, to_keys
-
-    if adopted is None:
-        return {"stream": stream, "adopted": False}
-    return {
-        "stream": stream,
-        "adopted": True,
-        "former_topic_id": adopted.former_id,
-        "topic_id": adopted.position.topic_id,
-        "sealed": list(adopted.sealed),
-        "open_hour": adopted.timeline.open,
-        "position": to_keys(adopted.position.offsets),
-        "lost": {hour: ranges_to_keys(part) for hour, part in adopted.lost.items()},
-    }
-
-
-def _print_adopted(stream: str, adopted: Adopted) -> None:
-    from anabranch.offsets.position import size, to_keys
-
-    position = ", ".join(f"{p}: {o}" for p, o in to_keys(adopted.position.offsets).items())
-    again = "the same topic" if adopted.former_id == adopted.position.topic_id else f"in place of {adopted.former_id}"
-    click.echo(f"{stream}: adopted topic id {adopted.position.topic_id} ({again})")
-    click.echo(f"{stream}: sealed {', '.join(adopted.sealed)} at the published position; all rows stay served")
-    for hour, part in adopted.lost.items():
-        click.echo(f"{stream}: hour {hour}: {size(part)} offsets were never read")
-    if again == "the same topic":
-        click.echo(f"{stream}: records after the end of its log are lost")
-    else:
-        click.echo(
-            f"{stream}: records of {adopted.former_id} after its position are not read; `anabranch adopt` continues "
-            "there when the configuration names that topic again"
-        )
-    click.echo(f"{stream}: continues with hour {adopted.timeline.open} from position {position}")
+    print_adopted(stream, job.stream.topic, adopted, output)
 
 
 @click.command("serve-hour")
@@ -318,7 +275,7 @@ def import_(
     --time, by default kafka_timestamp, timestamp or the stream's event time. Rows that repeat a row by the stream's key
     are left out. The same command continues an import that was interrupted, and changes nothing once it is done.
     """
-    from anabranch.common.output import print_json
+    from anabranch.cli.render.imports import print_imported, print_planned
     from anabranch.operations.importing import run
     from anabranch.operations.notifications import webhook
     from anabranch.protocol.publisher import Publisher
@@ -327,28 +284,11 @@ def import_(
     job = open_stream(stream, conf)
     order = run.Order(files, first, last, time, seam == "key", why)
     if dry_run:
-        planned = run.plan(job, order)
-        if output == "json":
-            print_json({"stream": stream, "dry_run": True, **_import_view(planned)})
-            return
-        click.echo(
-            f"{stream}: would import {planned.rows} rows of {planned.files} files into {len(planned.hours)} hours"
-        )
-        _print_left_out(stream, planned)
+        print_planned(stream, run.plan(job, order), output)
         return
     done = run.run(job, Publisher(job.lake, job.stream), order)
     webhook.notify(job)
-    if output == "json":
-        counts = {"good": done.good, "duplicate": done.duplicate, "erased": done.erased}
-        print_json(
-            {"stream": stream, "imported": list(done.hours), "rows": done.rows, **counts, **_import_view(done.plan)}
-        )
-        return
-    click.echo(
-        f"{stream}: imported {done.good} of {done.rows} rows into {len(done.hours)} hours; left out {done.duplicate} "
-        f"that repeat another by {', '.join(job.stream.key)}, and {done.erased} that were erased"
-    )
-    _print_left_out(stream, done.plan)
+    print_imported(stream, done, job.stream.key, output)
 
 
 def _hours_to_import(text: str) -> tuple[str, str | None]:
@@ -358,30 +298,6 @@ def _hours_to_import(text: str) -> tuple[str, str | None]:
         start_of(text[:-2])
         return text[:-2], None
     return span_of(text)
-
-
-def _import_view(plan: Plan) -> dict[str, Any]:
-    left = {"before": plan.before, "of_kafkas_hours": plan.after}
-    return {
-        "files": plan.files,
-        "hours": dict(sorted(plan.hours.items())),
-        "known": list(plan.known),
-        "left_out": left,
-        "notes": list(plan.notes),
-    }
-
-
-def _print_left_out(stream: str, plan: Plan) -> None:
-    for note in plan.notes:
-        click.echo(f"{stream}: {note}")
-    if plan.known:
-        click.echo(
-            f"{stream}: {len(plan.known)} hours with rows are imported already: {plan.known[0]} to {plan.known[-1]}"
-        )
-    if plan.before:
-        click.echo(f"{stream}: {plan.before} rows are of earlier hours, which are not imported")
-    if plan.after:
-        click.echo(f"{stream}: {plan.after} rows are of hours that have Kafka's records, and are not imported")
 
 
 @click.command()
@@ -427,6 +343,7 @@ def maintain(
     that too. Eight streams at a time; an error of one does not stop the others, and one that does not answer within 6
     seconds is left out by name.
     """
+    from anabranch.cli.render.maintenance import print_maintained
     from anabranch.common.output import print_json
 
     is_many = one_stream(streams, group, every) is None
@@ -436,7 +353,7 @@ def maintain(
         with failures.of(name):
             done, known = result()
             if output == "text":
-                _print_maintained(name, done, known, dry_run)
+                print_maintained(name, done, known, dry_run)
             views.append(done | (known.as_dict() if known is not None else {}))
     if output == "json":
         errors = [{"stream": name, "error": str(error)} for name, error in failures.errors.items()]
@@ -460,27 +377,6 @@ def _maintain(job: Job, dry_run: bool) -> tuple[dict[str, Any], Maintenance | No
     return maintenance.view(job.stream.name, done, dry_run), known
 
 
-def _print_maintained(stream: str, done: dict[str, Any], known: Maintenance | None, dry_run: bool) -> None:
-    from anabranch.cli.render.expiry import print_expiry, print_ledger_expiry
-    from anabranch.cli.render.maintenance import print_maintenance
-
-    would = "would be " if dry_run else ""
-    hours = ", ".join(done["speed_hours"]) or "none"
-    click.echo(f"{stream}: speed rows {would}dropped of hours: {hours}")
-    print_expiry(stream, "rows", done["rows"], dry_run)
-    print_expiry(stream, "dead letters", done["letters"], dry_run)
-    print_ledger_expiry(stream, done["ledger"], dry_run)
-    for table, orphans in done["orphans"].items():
-        click.echo(
-            f"{stream}: {table}: {done['expired'][table]} snapshots {would}expired, "
-            f"{orphans['files']} orphan files {would}deleted, {orphans['bytes']} bytes"
-        )
-    for folder, did in done["folders"].items():
-        click.echo(f"{stream}: {folder}: {did.gone.files} files {would}deleted, {did.gone.bytes} bytes")
-    if known is not None:
-        print_maintenance(known)
-
-
 @click.command()
 @stream_argument()
 @click.option("--dry-run", is_flag=True, help="Only show what would change.")
@@ -490,27 +386,13 @@ def merge(stream: str, dry_run: bool, conf: str | None, output: str) -> None:
 
     Adds and removes files by reference; copies none.
     """
-    from anabranch.common.output import print_json
+    from anabranch.cli.render.merged import print_merged
     from anabranch.protocol import merge
 
     job = open_stream(stream, conf)
     merged = merge.merge(job.lake, job.stream, dry_run=dry_run, everything=True)
-    swaps, overrides = merged.swaps, merged.state.overrides
-    rows = [
-        {"hour": s.hour, "served": s.layer, "added": len(s.add), "removed": len(s.remove), "reason": s.refused}
-        for s in swaps
-    ]
-    if output == "json":
-        print_json({"stream": stream, "dry_run": dry_run, "swaps": rows, "overrides": overrides})
-    else:
-        for row in rows:
-            outcome = row["reason"] or f"served by {row['served']}: {row['added']} files in, {row['removed']} out"
-            click.echo(f"{stream}: {row['hour']} {outcome}")
-        if not rows:
-            click.echo(f"{stream}: nothing to merge")
-        for hour, layer in sorted(overrides.items()):
-            click.echo(f"{stream}: {hour} is served by {layer} by choice (`anabranch serve-hour`)")
-    if any(s.refused for s in swaps):
+    print_merged(stream, merged, dry_run, output)
+    if any(swap.refused for swap in merged.swaps):
         sys.exit(1)
 
 
@@ -550,7 +432,7 @@ def erase(
     conf/anabranch.yaml. With --status, exit code 1 while something is left. --scan reads every object of the stream's
     tables, versions included; exit code 1 if one has a value.
     """
-    from anabranch.common.output import print_json
+    from anabranch.cli.render.erasures import print_erased, print_found
     from anabranch.config.durations import parse_duration
     from anabranch.operations.erasure import run
     from anabranch.protocol.publisher import Publisher
@@ -576,46 +458,18 @@ def erase(
         raise click.BadParameter(str(error), param_hint="--until") from None
     job = open_stream(stream, conf)
     if dry_run:
-        found = run.find(job, order)
-        if output == "json":
-            print_json({"stream": stream, "dry_run": True, "found": found})
-            return
-        click.echo(
-            f"{stream}: would erase {found.rows} rows and {found.dead} dead letters of {len(found.hours)} hours, and "
-            f"replace {found.files} files"
-        )
+        print_found(stream, run.find(job, order), output)
         return
-    done = run.erase(job, Publisher(job.lake, job.stream), order)
-    if output == "json":
-        one = done.erasure.as_dict()
-        print_json({"stream": stream, "erasure": one, "removed": done.removed, "left": done.left})
-        return
-    removed = done.removed
-    click.echo(
-        f"{stream}: erasure {done.erasure.id}: removed {removed.rows} rows and {removed.dead} dead letters of "
-        f"{len(removed.hours)} hours"
-    )
-    click.echo(f"{stream}: {done.left or f'done on every branch; `anabranch erase {stream} --status` shows the rest'}")
-    if done.was_done:
-        click.echo(f"{stream}: it is of records before {done.erasure.at:%F %T} UTC; --again erases those since")
+    print_erased(stream, run.erase(job, Publisher(job.lake, job.stream), order), output)
 
 
 def _erasure_scan(stream: str, column: str, values: frozenset[str], conf: str | None, output: str) -> None:
-    from anabranch.common.output import print_json
+    from anabranch.cli.render.erasures import print_scan
     from anabranch.operations.erasure.scan import scan
     from anabranch.operations.erasure.search import Values
 
     done = scan(open_stream(stream, conf), Values.of(column, values))
-    if output == "json":
-        print_json({"stream": stream, **vars(done)})
-    else:
-        for hit in done.hits:
-            click.echo(f"{stream}: {hit.where}: {hit.path}{f' version {hit.version}' if hit.version else ''}")
-        found = f"{len(done.hits)} places with one" if done.hits else "none"
-        click.echo(
-            f"{stream}: read {done.objects} objects and {done.versions} versions, {done.bytes} bytes: found {found} of "
-            f"{len(values)} values"
-        )
+    print_scan(stream, done, len(values), output)
     if done.hits:
         sys.exit(1)
 
@@ -623,14 +477,10 @@ def _erasure_scan(stream: str, column: str, values: frozenset[str], conf: str | 
 def _erasure_status(stream: str, verify: bool, conf: str | None, output: str) -> None:
     from datetime import UTC, datetime
 
-    from anabranch.common.output import print_json
-    from anabranch.operations.erasure.status import read_statuses, status_lines, view
+    from anabranch.cli.render.erasures import print_erasures
+    from anabranch.operations.erasure.status import read_statuses
 
     statuses = read_statuses(open_stream(stream, conf), datetime.now(UTC), verify)
-    if output == "json":
-        print_json({"stream": stream, "erasures": view(statuses)})
-    else:
-        for line in [line for one in statuses for line in status_lines(one)] or ["no erasure"]:
-            click.echo(f"{stream}: {line}")
+    print_erasures(stream, statuses, output)
     if any(not one.is_certificate for one in statuses):
         sys.exit(1)

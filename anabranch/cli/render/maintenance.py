@@ -2,8 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from anabranch.cli.render.expiry import print_expiry, print_ledger_expiry
 from anabranch.common.output import print_table
 from anabranch.operations.reports.maintenance import COLUMNS, Maintenance, last_run_words
+
+
+def print_maintained(stream: str, done: dict[str, Any], known: Maintenance | None, dry_run: bool) -> None:
+    """Print what a run deleted, or would delete, and what else is known of the stream's maintenance."""
+    would = "would be " if dry_run else ""
+    hours = ", ".join(done["speed_hours"]) or "none"
+    print(f"{stream}: speed rows {would}dropped of hours: {hours}")
+    print_expiry(stream, "rows", done["rows"], dry_run)
+    print_expiry(stream, "dead letters", done["letters"], dry_run)
+    print_ledger_expiry(stream, done["ledger"], dry_run)
+    for table, orphans in done["orphans"].items():
+        print(
+            f"{stream}: {table}: {done['expired'][table]} snapshots {would}expired, "
+            f"{orphans['files']} orphan files {would}deleted, {orphans['bytes']} bytes"
+        )
+    for folder, did in done["folders"].items():
+        print(f"{stream}: {folder}: {did.gone.files} files {would}deleted, {did.gone.bytes} bytes")
+    if known is not None:
+        print_maintenance(known)
 
 
 def print_maintenance(view: Maintenance) -> None:

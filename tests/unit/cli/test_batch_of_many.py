@@ -14,9 +14,9 @@ from click.testing import CliRunner, Result
 from anabranch.cli import main
 from anabranch.common.errors import ConfigurationError, PositionError, Transient, Unexpected, combined_exit_code
 from anabranch.protocol.ledger_row import HourAccount
-from batch_layer import job
 from batch_layer.many_streams import Outcome
 from batch_layer.rebuild import Result as HourResult
+from batch_layer.summary import print_outcomes
 
 HOUR = "2026-11-21T03"
 
@@ -126,7 +126,7 @@ CODES = {"good": 0, "refused": 1, "beside": 0, "away": 75, "recreated": 1, "brok
 
 
 def test_the_output_names_each_streams_hours_error_and_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
-    job._print_many(OUTCOMES, {HOUR}, "json", "to rebuild")
+    print_outcomes(OUTCOMES, {HOUR}, "json", "to rebuild")
     views: dict[str, Any] = {view["stream"]: view for view in json.loads(capsys.readouterr().out)["streams"]}
     assert {name: view["exit_code"] for name, view in views.items()} == CODES
     assert [(h["hour"], h["state"], h["reason"]) for h in views["refused"]["hours"]] == [
@@ -138,7 +138,7 @@ def test_the_output_names_each_streams_hours_error_and_exit_code(capsys: pytest.
         "broken": "no such key",
         "bug": "a bug",
     }
-    job._print_many(OUTCOMES, {HOUR}, "text", "to rebuild")
+    print_outcomes(OUTCOMES, {HOUR}, "text", "to rebuild")
     text = capsys.readouterr().out
     for words in ("too few rows", "Kafka did not answer", "no hour to rebuild"):
         assert words in text
