@@ -153,7 +153,8 @@ def test_every_service_works_and_kills_and_new_containers_lose_and_repeat_nothin
     require_exact(project, sent)
     # Each ends within its time, and the volumes have it all.
     project.compose("stop", seconds=300)
-    assert [states for states in project.states().values() if any(code == 137 for _, code in states)] == []
+    killed = {name: states for name, states in project.states().items() if any(c == 137 for _, c in states)}
+    assert killed == {}, "expected each to end before its stop_grace_period"
     project.compose("down", seconds=300)
     start(project)
     until(lambda: not unhealthy(project), "every service to be healthy after down and up", 600)
