@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from anabranch.common.errors import AnabranchError, ConfigurationError, JvmGone, Transient, Unexplained
 from anabranch.common.remote_errors import explain, one_line
 from anabranch.common.signals import in_own_thread
-from anabranch.config import Environment
+from anabranch.config import S3, Environment
 from anabranch.spark.settings import exposed_keys, runs_here, session_settings
 
 LOG = logging.getLogger(__name__)
@@ -70,6 +70,11 @@ def open_session(environment: Environment, name: str, settings: Mapping[str, str
             "spark: expected the Iceberg and Kafka jars on Spark's class path, found none; run the job by `anabranch`, "
             "or let spark-submit find them: anabranch jars --spark-submit"
         ) from None
+    try:
+        require_trust(spark, environment.s3)
+    except ConfigurationError:
+        spark.stop()
+        raise
     return spark
 
 
@@ -112,6 +117,28 @@ def close_session(spark: SparkSession) -> None:
         spark.stop()
     except Exception:
         LOG.debug("stopping Spark failed", exc_info=True)
+
+
+def require_trust(spark: SparkSession, s3: S3) -> None:
+    """Raise ConfigurationError if Java does not trust a server that Python trusts by `s3.ca`: the first file that Java
+    writes may come hours later. A server that does not answer passes."""
+    if s3.ca is None or not (s3.endpoint or "").startswith("https://"):
+        return
+    jvm: Any = spark.sparkContext._jvm
+    try:
+        connection = jvm.java.net.URL(s3.endpoint).openConnection()
+        connection.setConnectTimeout(3000)
+        connection.setReadTimeout(3000)
+        connection.connect()
+    except Exception as error:
+        LOG.debug("Java asked %s", s3.endpoint, exc_info=True)
+        if "PKIX" in str(error):
+            raise ConfigurationError(
+                f"s3.endpoint {s3.endpoint}: expected Java to trust its certificate, as Python does by s3.ca, found "
+                f"{one_line(error)}; add the authority to Java's trust store (docs/how-to/deploy/services.md)"
+            ) from error
+    else:
+        connection.disconnect()
 
 
 @contextmanager

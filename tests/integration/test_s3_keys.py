@@ -1,4 +1,4 @@
-"""Keys of S3 that are renewed while a process runs."""
+"""Keys of S3 that are renewed while a process runs, and a server whose certificate is of a private authority."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from typing import Any
 
 import pytest
 from flaky_s3 import running_flaky_s3
-from s3_proxy import running_s3_proxy
+from pyspark.sql import SparkSession
+from s3_proxy import new_authority, running_s3_proxy
 
-from anabranch.common.errors import AnabranchError, Transient
+from anabranch.common.errors import AnabranchError, ConfigurationError, Transient
 from anabranch.common.remote_errors import explain
 from anabranch.config import S3, Environment
 from anabranch.dev.services import ACCESS_KEY, SECRET_KEY
 from anabranch.dev.services.processes import HOST
 from anabranch.iceberg.catalog_settings import catalog_properties
 from anabranch.iceberg.file_io import LakeFileIO
-from anabranch.iceberg.s3 import open_store
+from anabranch.iceberg.s3 import ObjectStore, open_store
+from anabranch.spark.session import require_trust
 
 PLACE = "s3://tests/one.parquet"
 
@@ -85,3 +87,24 @@ def test_keys_that_were_renewed_are_used_at_the_next_request(tmp_path: Path, mon
         for request in REQUESTS:
             request(s3)
         assert {client for token, client in front.tokens if token == "second"} == {"Boto3", "aws-sdk-cpp"}
+
+
+def test_a_private_authority_is_trusted_by_its_file(tmp_path: Path, spark: SparkSession) -> None:
+    authority = new_authority(tmp_path)
+    with running_s3_proxy(tmp_path, authority) as port:
+        keys = {"endpoint": f"https://{HOST}:{port}", "access_key": ACCESS_KEY, "secret_key": SECRET_KEY}
+        trusted = S3.model_validate(keys | {"ca": str(authority.file)})
+        ObjectStore(trusted).ensure_bucket("tests")
+        for request in REQUESTS:
+            request(trusted)
+        for others in ({}, {"ca": str(tmp_path / "none.pem")}):
+            for request in (_write, _ask):
+                failure = _failure(request, S3.model_validate(keys | others))
+                assert type(failure) is ConfigurationError
+                assert "; check s3.ca" in str(failure)
+        # Java has another list, which this session's has not got it from.
+        with pytest.raises(ConfigurationError, match="expected Java to trust its certificate") as raised:
+            require_trust(spark, trusted)
+        assert "unable to find valid certification path" in str(raised.value)
+    # A server that is down is no reason to end.
+    require_trust(spark, trusted)
