@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,13 +67,13 @@ def describe_failure(
     kwargs = expectation.kwargs
     count, rows = result.get("unexpected_count"), _rows(result)
     observed = result.get("observed_value") if _STATISTICS.match(expectation.type) else None
-    raised = _VALUES.sub("'…'", raised) if raised is not None else None
-    outcome = _outcome(result, raised, rows, observed)
     columns = (
         kwargs.get("column_list")
         or kwargs.get("column_set")
         or [kwargs[k] for k in ("column", "column_A", "column_B") if k in kwargs]
     )
+    raised = _without_values(raised, columns) if raised is not None else None
+    outcome = _outcome(result, raised, rows, observed)
     subject = f"({', '.join(str(c) for c in columns)})" if columns else ""
     message = f"{expectation.type}{subject}: expected {_expected(expectation)}, {outcome}{f' ({why})' if why else ''}"
     elements = result.get("element_count")
@@ -95,6 +95,12 @@ def _outcome(result: Mapping[str, Any], raised: str | None, rows: Rows, observed
     if count is not None:
         return f"found {count} otherwise"
     return "found no value" if result.get("observed_value", "") is None else "found otherwise"
+
+
+def _without_values(raised: str, columns: Iterable[object]) -> str:
+    """An exception's text without what may be a value of a row: numbers, and quoted texts but for a column's name."""
+    named = {f"{quote}{column}{quote}" for column in columns for quote in "'\""}
+    return _VALUES.sub(lambda found: found[0] if found[0] in named else "'…'", raised)
 
 
 def _rows(result: Mapping[str, Any]) -> Rows:

@@ -265,6 +265,8 @@ def test_a_failed_expectation_has_no_value_of_a_row(type_: str, result: dict[str
         ('[CAST_OVERFLOW] The value 4711L of the type "BIGINT" is', "[CAST_OVERFLOW] The value '…' of the type '…' is"),
         ("[RANGE] -4711.25 is no Decimal(4, 2)", "[RANGE] '…' is no Decimal('…', '…')"),
         ('NumberFormatException: For input string: "p-4711"', "NumberFormatException: For input string: '…'"),
+        ('Error: The column "player" in BatchData does not', 'Error: The column "player" in BatchData does not'),
+        ('Error: The column "4711" in BatchData does not', "Error: The column '…' in BatchData does not"),
         ("[UNRESOLVED] A column `level_2` cannot be resolved", "[UNRESOLVED] A column `level_2` cannot be resolved"),
     ],
 )
