@@ -164,7 +164,8 @@ def test_markup_in_data_is_text_in_every_page(tmp_path: Path) -> None:
     for plain_page, evil_page in zip(sites["plain"], sites["evil"], strict=True):
         assert evil_page.elements == plain_page.elements
     said = " ".join(page.text for page in sites["evil"])
-    for number in (6, 8, 14):
+    # An exception has no numbers.
+    for number in (6, 8, "'…'"):
         assert f"{number} <script>alert({number})</script> <img src=x onerror=alert({number})>" in said
     assert "&lt;" not in said.replace("&lt;i&gt;", "")
     assert not [p for p in tmp_path.rglob("*") if not p.resolve().is_relative_to(tmp_path)]
