@@ -70,7 +70,7 @@ def open_parts(io: FileIO, metadata: str) -> tuple[int, list[IcebergPart]]:
         if summary is not None and summary.get("total-equality-deletes") not in (None, "0"):
             raise Refused(
                 f"import {metadata}: expected a table without equality deletes, found some, as Flink writes them; "
-                "compact the table (Spark's rewrite_data_files with delete-file-threshold 1), then import it"
+                "run Spark's rewrite_data_files with delete-file-threshold 1 on it, then import it"
             )
         tasks = sorted(table.scan().plan_files(), key=lambda task: task.file.file_path)
     return snapshot.snapshot_id, [IcebergPart(table, task) for task in tasks]
