@@ -8,16 +8,13 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+from stored_rows import stored_rows
 from world import SCHEMA, World, event, past_hour
 
 from anabranch.iceberg.hour_files import files_by_hour
-from anabranch.iceberg.orphans import list_table
 from anabranch.offsets.hours import start_of
 from anabranch.operations.audit import audit
-from anabranch.operations.erasure.end import tables_of
 from anabranch.operations.erasure.run import Order, erase
 from anabranch.operations.maintenance import maintain
 from anabranch.protocol import ledger
@@ -129,17 +126,6 @@ def test_hours_leave_the_archive_unless_held(world: Make) -> None:
     assert archived(one) == sent(one, held, kept)
     # Nothing of the rows or the account goes with it.
     assert len(one.rows()) == 24 and counts(newest(one, old)) == (8, 1, 1, 0)
-
-
-def stored_rows(one: World) -> str:
-    """Every row of every Parquet file of the stream, whether a snapshot refers to it or not."""
-    found = []
-    for table in map(one.lake.load, tables_of(one.job)):
-        for stored in list_table(one.job.environment, table, lambda n=1: None):
-            if stored.path.endswith(".parquet"):
-                with table.io.new_input(stored.path).open() as file:
-                    found += map(repr, pq.read_table(pa.BufferReader(file.read())).to_pylist())
-    return "\n".join(found)
 
 
 ESCAPED = r"\u00701"

@@ -524,10 +524,15 @@ def test_the_timeline_of_an_import_is_read_back() -> None:
     assert Publish(new_id(), (Change("main"),), timeline).decisions == ()
 
 
-def test_erased_persons_are_left_out_and_imported_ones_are_erased(lake: StreamLake) -> None:
+def erasing_job(lake: StreamLake) -> Job:
+    """A job with a key of erasures."""
     job = job_of(lake.folder)
     keys = ErasureKeys(key=SecretStr("a secret of a test"))
-    job = replace(job, environment=job.environment.model_copy(update={"erasure": keys}))
+    return replace(job, environment=job.environment.model_copy(update={"erasure": keys}))
+
+
+def test_erased_persons_are_left_out_and_imported_ones_are_erased(lake: StreamLake) -> None:
+    job = erasing_job(lake)
     publisher = Publisher(job.lake, job.stream)
     erasing.erase(job, publisher, erasing.Order("id", frozenset({"a"}), "case 1"))
     done = run.run(job, publisher, run.Order(f"{lake.folder}/source", OLDEST))
@@ -545,9 +550,7 @@ def test_erased_persons_are_left_out_and_imported_ones_are_erased(lake: StreamLa
 def test_a_row_that_repeats_an_erased_one_is_imported(lake: StreamLake) -> None:
     """The first of two rows with a key is erased by another column: the second repeats nothing, as in a rebuild."""
     write(lake.folder / "source/c.parquet", [("d", 5, OLDEST, 7), ("d", 6, OLDEST, 8), ("d", 7, shift(OLDEST, 1), 2)])
-    job = job_of(lake.folder)
-    keys = ErasureKeys(key=SecretStr("a secret of a test"))
-    job = replace(job, environment=job.environment.model_copy(update={"erasure": keys}))
+    job = erasing_job(lake)
     publisher = Publisher(job.lake, job.stream)
     erasing.erase(job, publisher, erasing.Order("n", frozenset({"5"}), "case 1"))
     done = run.run(job, publisher, run.Order(f"{lake.folder}/source", OLDEST))
