@@ -165,6 +165,9 @@ _SERVICES = (
     ("catalog", ("commit ", "load table ")),
 )
 
+SERVICES = (*dict.fromkeys(service for service, _ in _SERVICES), "other")
+"""What `asked_service` answers."""
+
 # A line of a Java stack trace: it names what was running, not what went wrong.
 _FRAME = re.compile(r"^\s+(?:at |\.\.\. \d+ more).*$", re.MULTILINE)
 
@@ -295,7 +298,7 @@ def _explained(doing: str, text: str, reason: str, meaning: Meaning) -> Anabranc
 
 
 def asked_service(error: BaseException) -> str:
-    """Which service an error speaks of: kafka, s3, catalog or registry; other for none of them. Pure."""
+    """Which of SERVICES an error speaks of; other for none. Pure."""
     links = _chain(error)
     text = _FRAME.sub("", "\n".join([full_text(error), *(name for link in links for name in _names(link))]))
     return next((service for service, words in _SERVICES if any(word in text for word in words)), "other")

@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 from anabranch.common.counters import COMMITS, CPU, REFUSED, RETRIES, S3_BYTES, S3_REQUESTS
 from anabranch.common.errors import AnabranchError
 from anabranch.common.output import text as text_of
+from anabranch.common.remote_errors import SERVICES
 from anabranch.config import Slo
 from anabranch.job import Job, group_of, groups_of
 from anabranch.offsets.hours import end_of, start_of
@@ -287,12 +288,18 @@ _DURATIONS = {
     PUBLISH: "Time from staged rows to their commit, including the publish queue and refused commits.",
     COMMIT: "Time of a publish's commit, without the last publish of a job that ended.",
 }
-_COUNTS = {
-    RETRIES: ("service", "Retried failures of jobs, by the service that failed."),
-    REFUSED: (None, "Publishes that were planned again because another commit landed first."),
-    COMMITS: (None, "Commits of jobs to the stream's tables."),
-    S3_BYTES: ("direction", "Bytes that jobs read from S3 and wrote to it, without reads of Spark's JVM."),
-    S3_REQUESTS: ("operation", "S3 requests of the jobs' Python, without those of Spark's JVM."),
+# Each with its label and the values that are known: they begin at 0, since PromQL's increase() does not see a counter's
+# first value.
+_COUNTS: dict[str, tuple[str | None, tuple[str, ...], str]] = {
+    RETRIES: ("service", SERVICES, "Retried failures of jobs, by the service that failed."),
+    REFUSED: (None, ("",), "Publishes that were planned again because another commit landed first."),
+    COMMITS: (None, ("",), "Commits of jobs to the stream's tables."),
+    S3_BYTES: (
+        "direction",
+        ("read", "written"),
+        "Bytes that jobs read from S3 and wrote to it, without reads of Spark's JVM.",
+    ),
+    S3_REQUESTS: ("operation", (), "S3 requests of the jobs' Python, without those of Spark's JVM."),
 }
 
 
@@ -424,13 +431,11 @@ def _measured_metrics(measured: Mapping[str, Mapping[Layer, Measured]]) -> Itera
             if (durations := m.durations.get(key)) is not None:
                 histogram.add_metric((stream, layer), _buckets(durations), durations.sum)
         yield histogram
-    for key, (label, text) in _COUNTS.items():
+    for key, (label, known, text) in _COUNTS.items():
         labels = ("stream", "layer") if label is None else ("stream", "layer", label)
         counter = CounterMetricFamily(f"anabranch_{key}", text, labels=labels)
         for stream, layer, m in by_layer:
-            counts = {value: n for (of, value), n in m.counts.items() if of == key} or (
-                {"": 0} if label is None else {}
-            )
+            counts = dict.fromkeys(known, 0) | {value: n for (of, value), n in m.counts.items() if of == key}
             for value, n in counts.items():
                 counter.add_metric((stream, layer) if label is None else (stream, layer, value), n)
         yield counter

@@ -23,6 +23,7 @@ from prometheus_client.registry import Collector
 from anabranch import config
 from anabranch.common.counters import COMMITS, CPU, REFUSED, RETRIES, S3_BYTES, S3_REQUESTS
 from anabranch.common.errors import ConfigurationError
+from anabranch.common.remote_errors import SERVICES
 from anabranch.config import Slo
 from anabranch.job import StreamFolder
 from anabranch.kafka.client import KafkaAdapter
@@ -160,10 +161,12 @@ def test_prometheus_reads_every_stream_and_an_unreachable_one_is_down() -> None:
         ("running_hour_bytes", "events"): 1000,
         ("hour_dead_letters", "2026-11-21T02", "malformed", "events"): 3,
         ("hour_dead_letters", "2026-11-21T02", "missing_required", "events"): 1,
+        **{("retries_total", layer, name, "events"): 0 for layer in ("speed", "batch") for name in SERVICES},
         ("retries_total", "speed", "kafka", "events"): 2,
         ("refused_publishes_total", "speed", "events"): 0, ("refused_publishes_total", "batch", "events"): 1,
         ("s3_requests_total", "speed", "GetObject", "events"): 7,
-        ("s3_bytes_total", "written", "speed", "events"): 4096,
+        ("s3_bytes_total", "read", "speed", "events"): 0, ("s3_bytes_total", "written", "speed", "events"): 4096,
+        ("s3_bytes_total", "read", "batch", "events"): 0, ("s3_bytes_total", "written", "batch", "events"): 0,
         ("commits_total", "speed", "events"): 12, ("commits_total", "batch", "events"): 0,
         ("cpu_seconds_total", "speed", "events"): 1.5,
         ("maintained_timestamp_seconds", "events"): AT.timestamp(),
