@@ -69,8 +69,11 @@ _DENIED = {
 # S3 refuses a signature of another time as it refuses a wrong one.
 _SKEWED = ("RequestTimeTooSkewed", "REQUEST_TIME_TOO_SKEWED")
 
-# S3's temporary keys, as botocore, the AWS SDKs for C++ and for Java say it.
-_EXPIRED_KEYS = re.compile(r"\(ExpiredToken\)|ExceptionName: ExpiredToken\b|token has expired\. \(Service: S3\b")
+# Temporary keys, by service, as botocore and the AWS SDKs for C++ and for Java say it.
+_EXPIRED_KEYS = {
+    "S3": re.compile(r"\(ExpiredToken\)|ExceptionName: ExpiredToken\b|token has expired\. \(Service: S3\b"),
+    "Glue": re.compile(r"\(ExpiredTokenException\)|token .* is expired \(Service: Glue\b"),
+}
 
 # Of Java a file that cannot be opened for it is one that is not found. At the end of a line, as the system says it: not
 # in the words of a record.
@@ -277,9 +280,10 @@ def _explained(doing: str, text: str, reason: str, meaning: Meaning) -> Anabranc
     failed = f"{doing}: {reason}"
     if any(word in text for word in _SKEWED):
         return Transient(f"{failed}; set this machine's clock (NTP)")
-    if _EXPIRED_KEYS.search(text):
-        remedy = "renew the temporary keys of S3; those of environment variables by another start"
-        return Transient(f"{failed}; {remedy} (transient, tried again)")
+    for service, said in _EXPIRED_KEYS.items():
+        if said.search(text):
+            remedy = f"renew the temporary keys of {service}; those of environment variables by another start"
+            return Transient(f"{failed}; {remedy} (transient, tried again)")
     if _READ_ONLY.search(text):
         return ConfigurationError(f"{failed}; choose another path, or let {_user()} write there")
     if meaning is Meaning.PASSES and _DISK_FULL.search(text):

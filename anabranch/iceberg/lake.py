@@ -46,6 +46,7 @@ from anabranch.iceberg.commits import Commit, Outcome
 from anabranch.iceberg.foreign import check_foreign_commits
 from anabranch.iceberg.ledger_files import MergeStep
 from anabranch.iceberg.prepare import prepare, prepare_stage
+from anabranch.iceberg.s3 import shared_files
 from anabranch.iceberg.snapshot_writer import delete_quietly
 from anabranch.iceberg.snapshots import Staged, find_staged, has_landed
 
@@ -88,11 +89,20 @@ class Lake:
         self.environment = environment
         self._require = require
         self._shared = shared
+        self._opened: tuple[tuple[tuple[int, int], ...], Catalog] | None = None
 
-    @cached_property
+    @property
     def catalog(self) -> Catalog:
+        """PyIceberg's catalog. Of Glue another one once AWS's shared files have changed: its client keeps the keys that
+        it read first. Raises as `load` does."""
         if self._shared is not None:
             return self._shared.catalog
+        keys = shared_files() if self.environment.catalog.type == "glue" else ()
+        if self._opened is None or self._opened[0] != keys:
+            self._opened = keys, self._open()
+        return self._opened[1]
+
+    def _open(self) -> Catalog:
         catalog = self.environment.catalog
         try:
             opened = load_catalog(catalog.name, **catalog_properties(self.environment))

@@ -29,6 +29,7 @@ class Glue:
     `lose`: how many answers to updates that have landed become an internal error, after which AWS's clients ask again.
     `hold`: how many updates are kept back until `release`, each answered by an internal error; `landed` counts those
     that landed then.
+    `expired`: session tokens that are refused, as Glue refuses those of expired keys.
     `before`: called when an update has arrived and before its version is compared; it may let another be first.
     """
 
@@ -40,6 +41,7 @@ class Glue:
     hold: int = 0
     held: list[dict[str, Any]] = field(default_factory=list)
     landed: int = 0
+    expired: set[str] = field(default_factory=set)
     before: Callable[[], None] = lambda: None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -48,6 +50,8 @@ class Glue:
         return f"http://{HOST}:{self.port}"
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        if environ.get("HTTP_X_AMZ_SECURITY_TOKEN") in self.expired:
+            return _error(start_response, 400, "ExpiredTokenException")
         if environ.get("HTTP_X_AMZ_TARGET") != "AWSGlue.UpdateTable":
             return self.app(environ, start_response)  # type: ignore[no-any-return]
         body = environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]))

@@ -11,6 +11,7 @@ import pytest
 from glue import Glue, running_glue
 from lakes import FIRST, StreamLake, new_lake
 
+from anabranch.common.errors import Transient
 from anabranch.iceberg import admin
 from anabranch.iceberg.commits import Change, Outcome
 from anabranch.iceberg.register import register
@@ -101,3 +102,31 @@ def test_properties_that_only_the_metadata_needs_are_not_copied_into_glue(lake: 
     assert not [k for k in parameters if k.startswith((STATE, "anabranch.turn"))]
     assert parameters["write.wap.enabled"] == "true"
     assert lake.state().timeline == timeline
+
+
+def test_keys_that_were_renewed_are_used_at_the_next_request(
+    glue: Glue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = tmp_path / "credentials"
+
+    def renew(token: str) -> None:
+        """As the programs do that keep temporary keys in the file."""
+        new = tmp_path / "new"
+        new.write_text(f"[default]\naws_access_key_id=a\naws_secret_access_key=b\naws_session_token={token}\n")
+        new.replace(shared)
+
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(shared))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    renew("first")
+    lake = new_lake(tmp_path, type="glue", properties={"glue.endpoint": glue.url})
+    staged = lake.stage([(FIRST, 0, 0)])
+    state = lake.state()
+    glue.expired.add("first")
+    with pytest.raises(Transient, match="; renew the temporary keys of Glue; "):
+        lake.state()
+    renew("second")
+    assert lake.publish(lake.speed(staged, {0: 1}, state), state) is Outcome.LANDED
+    assert lake.rows("main") == [(FIRST, 0, 0)]
+    # What keeps our properties out of Glue's record is not lost with the first client.
+    assert not [k for k in glue.updates[-1]["TableInput"]["Parameters"] if k.startswith((STATE, "anabranch.turn"))]
