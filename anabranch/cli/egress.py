@@ -10,7 +10,7 @@ from anabranch.cli.options import open_stream, options, stream_argument
 
 
 @click.command()
-@stream_argument()
+@stream_argument
 @click.option("--target", metavar="NAME", help="Deliver to this target only.")
 @click.option("--redeliver", is_flag=True, help="Deliver every accepted hour again, as after a restore.")
 @click.option("--why", metavar="TEXT", help="Reason for --redeliver, for the ledger.")
@@ -22,6 +22,7 @@ def egress(stream: str, target: str | None, redeliver: bool, why: str | None, co
     json) for each delivered hour. The next run delivers hours accepted or restated since, and continues after an
     interruption. A failed target does not block the others; the exit code is then that of the first failure.
     """
+    from anabranch.cli.render import print_text
     from anabranch.cli.render.deliveries import print_delivery
     from serving_layer import egress as room
 
@@ -40,8 +41,8 @@ def egress(stream: str, target: str | None, redeliver: bool, why: str | None, co
             else:
                 delivered += 1
             print_delivery(one, output)
-        if output == "text" and not (delivered or failed):
-            click.echo(f"{stream}: nothing to deliver")
+        if not (delivered or failed):
+            print_text(f"{stream}: nothing to deliver", output)
     finally:
         job.kafka.close()
     if failed:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from anabranch.cli.options import master_option, one_stream, open_stream, options, selection
+from anabranch.cli.options import Selection, master_option, open_stream, options, selection
 
 if TYPE_CHECKING:
     from anabranch.job import Job
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 @master_option
 @options
 def speed(
-    streams: tuple[str, ...],
-    group: str | None,
-    every: bool,
+    chosen: Selection,
     available_now: bool,
     health: str | None,
     master: str | None,
@@ -39,13 +37,13 @@ def speed(
     """
     from anabranch.spark.submit import submit_job, submit_streams
 
-    one = one_stream(streams, group, every)
+    one = chosen.one()
     flags = ["--available-now"] if available_now else []
     flags += ["--health", health] if health else []
     if one is not None:
         submit_job("speed_layer", one, conf, output, flags, master)
     else:
-        submit_streams("speed_layer", streams, group, conf, output, flags, master)
+        submit_streams("speed_layer", chosen.streams, chosen.group, conf, output, flags, master)
 
 
 @click.command()
@@ -60,20 +58,18 @@ def health(file: Path, within: float | None, liveness: bool, output: str) -> Non
     nothing to read within five minutes and two triggers, and restarted less than twice in 15 minutes. The exit code is
     1 for an unhealthy job. A job of many streams is healthy while some are set aside; the output names them.
     """
-    import json
     import time
 
+    from anabranch.cli.render import print_event
     from anabranch.common.health import find_fault, is_running, read_record
 
     record = read_record(file)
     fault = find_fault(record, is_running(file), time.time(), within, liveness)
     set_aside = dict(record.set_aside) if record is not None else {}
-    if output == "json":
-        click.echo(json.dumps({"healthy": fault is None, "fault": fault, "set_aside": set_aside}))
-    else:
-        click.echo("healthy: the job makes progress" if fault is None else f"unhealthy: {fault}")
-        for name, reason in sorted(set_aside.items()):
-            click.echo(f"stream {name} is set aside: {reason}")
+    lines = ["healthy: the job makes progress" if fault is None else f"unhealthy: {fault}"]
+    lines += [f"stream {name} is set aside: {reason}" for name, reason in sorted(set_aside.items())]
+    view = {"healthy": fault is None, "fault": fault, "set_aside": set_aside}
+    print_event(view, "\n".join(lines), output)
     sys.exit(0 if fault is None else 1)
 
 
@@ -105,9 +101,7 @@ def health(file: Path, within: float | None, liveness: bool, output: str) -> Non
 @master_option
 @options
 def batch(
-    streams: tuple[str, ...],
-    group: str | None,
-    every: bool,
+    chosen: Selection,
     hour: str | None,
     restate: bool,
     accept: bool,
@@ -133,7 +127,7 @@ def batch(
     from anabranch.operations.notifications.lineage.parents import parse_run
     from anabranch.spark.submit import submit_job, submit_streams
 
-    one = one_stream(streams, group, every)
+    one = chosen.one()
     span = span_of(hour) if hour is not None else None
     for flag, given in (("--restate", restate), ("--accept", accept), ("--why", why)):
         if given and hour is None:
@@ -148,7 +142,7 @@ def batch(
         if one is not None:
             _seal(one, span, conf, output)
         else:
-            _seal_many(streams, group, every, span, conf, output)
+            _seal_many(chosen, span, conf, output)
         return
     flags = [flag for flag, given in (("--restate", restate), ("--accept", accept), ("--audit", audit)) if given]
     options = [*(["--hour", hour] if hour else []), *flags, *([f"--why={why}"] if why else [])]
@@ -161,7 +155,7 @@ def batch(
                 raise click.UsageError(f"{name}: {error}") from None
             options.append(f"{name}={run}")
     if one is None:
-        submit_streams("batch_layer", streams, group, conf, output, options, master)
+        submit_streams("batch_layer", chosen.streams, chosen.group, conf, output, options, master)
     else:
         if span is not None:
             _require_ended(one, span, conf)
@@ -177,19 +171,14 @@ def _require_ended(stream: str, span: tuple[str, str], conf: str | None) -> None
 
 
 def _seal(stream: str, span: tuple[str, str] | None, conf: str | None, output: str) -> None:
-    from anabranch.common.output import print_json
+    from anabranch.cli.render import print_result
 
     sealed = _sealed_hours(open_stream(stream, conf), span)
-    if output == "json":
-        print_json({"stream": stream, "sealed": list(sealed)})
-    else:
-        click.echo(_said(stream, sealed))
+    print_result({"stream": stream, "sealed": sealed}, [_sealed_words(stream, sealed)], output)
 
 
 def _seal_many(
-    streams: tuple[str, ...],
-    group: str | None,
-    every: bool,
+    chosen: Selection,
     span: tuple[str, str] | None,
     conf: str | None,
     output: str,
@@ -197,9 +186,9 @@ def _seal_many(
     """Seal the streams' hours, several streams side by side; what one ends with changes nothing for the others."""
     from concurrent.futures import ThreadPoolExecutor
 
+    from anabranch.cli.render import print_result
     from anabranch.common.errors import AnabranchError, combined_exit_code
     from anabranch.common.logs import configure_logging
-    from anabranch.common.output import print_json
     from anabranch.common.remote_errors import classify_unexpected
     from anabranch.job import open_jobs
 
@@ -213,20 +202,18 @@ def _seal_many(
         except Exception as error:
             return classify_unexpected(f"stream {job.stream.name}: seal", error)
 
-    _, jobs, broken = open_jobs(conf, streams, group, every)
+    _, jobs, broken = open_jobs(conf, chosen.streams, chosen.group, chosen.every)
     with ThreadPoolExecutor(_SEALED_AT_ONCE) as threads:
         ended: dict[str, tuple[str, ...] | AnabranchError] = dict(broken)
         ended |= dict(zip((job.stream.name for job in jobs), threads.map(seal, jobs), strict=True))
     codes = {name: found.exit_code if isinstance(found, AnabranchError) else 0 for name, found in ended.items()}
-    views = []
+    views, lines = [], []
     for name, found in sorted(ended.items()):
         hours = () if isinstance(found, AnabranchError) else found
         error = str(found) if isinstance(found, AnabranchError) else None
         views.append({"stream": name, "sealed": list(hours), "exit_code": codes[name], "error": error})
-        if output == "text":
-            click.echo(_said(name, hours) if error is None else f"{name}: failed: {error}")
-    if output == "json":
-        print_json({"streams": views})
+        lines.append(_sealed_words(name, hours) if error is None else f"{name}: failed: {error}")
+    print_result({"streams": views}, lines, output)
     sys.exit(combined_exit_code(codes.values()))
 
 
@@ -250,7 +237,7 @@ def _sealed_hours(job: Job, span: tuple[str, str] | None, of_many: bool = False)
     return sealed.hours
 
 
-def _said(stream: str, sealed: tuple[str, ...]) -> str:
+def _sealed_words(stream: str, sealed: tuple[str, ...]) -> str:
     return f"{stream}: sealed {', '.join(sealed) or 'nothing: no other hour has ended'}"
 
 
@@ -295,13 +282,9 @@ def pack(folder: Path, output: str) -> None:
     Prints the archive and the settings of `spark.conf` that use it. Executors need this machine's platform and minor
     version of Python. Run it again after each upgrade.
     """
-    from anabranch.common.output import print_json
+    from anabranch.cli.render import print_result
     from speed_layer.pack import pack
 
     packed = pack(folder)
-    if output == "json":
-        print_json({"file": str(packed.file), "conf": packed.conf})
-        return
-    click.echo("spark:\n  conf:")
-    for name, value in packed.conf.items():
-        click.echo(f"    {name}: {value}")
+    settings = [f"    {name}: {value}" for name, value in packed.conf.items()]
+    print_result(packed, ["spark:", "  conf:", *settings], output)

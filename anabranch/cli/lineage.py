@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import sys
-
 import click
 
-from anabranch.cli.options import open_stream, options, stream_argument
+from anabranch.cli.options import HOUR, open_stream, options, stream_argument
 
 
 @click.command()
-@stream_argument()
-@click.option("--since", metavar="HOUR", help="Of this hour (UTC) and all after it; default: of all.")
+@stream_argument
+@click.option("--since", type=HOUR, help="Of this hour (UTC) and all after it; default: of all.")
 @click.option("--print", "as_events", is_flag=True, help="Print the events, one a line, without sending.")
 @options
 def lineage(stream: str, since: str | None, as_events: bool, conf: str | None, output: str) -> None:
@@ -22,12 +19,10 @@ def lineage(stream: str, since: str | None, as_events: bool, conf: str | None, o
 
     The batch job sends events as it goes; this command sends what was missed. An event sent again is of the same run.
     """
+    from anabranch.cli.render import print_event, print_text
     from anabranch.common.errors import ConfigurationError
-    from anabranch.offsets import hours
     from anabranch.operations.notifications.lineage import reporting
 
-    if since is not None:
-        hours.start_of(since)
     job = open_stream(stream, conf)
     settings = job.environment.lineage
     if not (settings.url or as_events):
@@ -48,12 +43,9 @@ def lineage(stream: str, since: str | None, as_events: bool, conf: str | None, o
         if receiver is not None:
             receiver.send(events)
             state = {"hour": row.hour, "revision": row.revision, "decision": row.decision, "run": run.id}
-            words = f"{row.hour}  revision {row.revision}  {row.decision}  run {run.id}"
-            lines = [json.dumps(state) if output == "json" else words]
+            print_event(state, f"{row.hour}  revision {row.revision}  {row.decision}  run {run.id}", output)
         else:
-            lines = [Serde.to_json(event) for event in events]
-        for line in lines:
-            click.echo(line)
-        sys.stdout.flush()
-    if not sent and output == "text" and not as_events:
-        click.echo(f"{stream}: nothing to send: no hour was accepted or refused{' since' if since else ''}")
+            for event in events:
+                print_event(None, Serde.to_json(event), "text")
+    if not sent and not as_events:
+        print_text(f"{stream}: nothing to send: no hour was accepted or refused{' since' if since else ''}", output)

@@ -16,6 +16,7 @@ from anabranch.common.errors import AnabranchError
 from anabranch.common.logs import fields
 
 if TYPE_CHECKING:
+    from anabranch.cli.options import Selection
     from anabranch.common.deadline import Note
     from anabranch.config import Environment, Selected, Stream
     from anabranch.job import Job
@@ -41,7 +42,7 @@ class Many:
     seconds: float
 
 
-def select(streams: tuple[str, ...], group: str | None, every: bool, conf: str | None) -> Many:
+def select(chosen: Selection, conf: str | None) -> Many:
     """Read the configuration of the selected streams, and log to standard error. Raises ConfigurationError."""
     from anabranch import config
     from anabranch.common.logs import configure_logging
@@ -51,7 +52,7 @@ def select(streams: tuple[str, ...], group: str | None, every: bool, conf: str |
     began = time.monotonic()
     environment = config.load_environment(conf)
     unanswered: list[AnabranchError] = []
-    selected = select_streams(environment, conf, streams, group, every, unanswered)
+    selected = select_streams(environment, conf, chosen.streams, chosen.group, chosen.every, unanswered)
     return Many(environment, selected, tuple(unanswered), time.monotonic() - began)
 
 

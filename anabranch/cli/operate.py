@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from anabranch.cli import many
-from anabranch.cli.options import Failures, one_stream, open_stream, options, selection, stream_argument
+from anabranch.cli.options import DURATION, HOUR, Failures, Selection, open_stream, options, selection, stream_argument
 from anabranch.common.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from datetime import timedelta
     from typing import TextIO
 
     from anabranch.config import Environment, Members, Selected, Stream
@@ -28,9 +28,7 @@ if TYPE_CHECKING:
 @click.option("--renamed-from", metavar="OLD", help="Take over the table of OLD, the stream's former name.")
 @options
 def apply(
-    streams: tuple[str, ...],
-    group: str | None,
-    every: bool,
+    chosen: Selection,
     register: bool,
     rolled_back: bool,
     renamed_from: str | None,
@@ -48,10 +46,11 @@ def apply(
     --renamed-from gives the table to the new name.
     """
     from anabranch import config
+    from anabranch.cli.render.operate import print_applied, print_changes
     from anabranch.common.logs import configure_logging
-    from anabranch.common.output import print_json
     from anabranch.family_streams import FamilyStreams
 
+    streams, chosen = chosen.streams, chosen.or_every()
     if rolled_back and len(streams) != 1:
         raise ConfigurationError(f"--rolled-back: expected one STREAM, whose file was put back; found {len(streams)}")
     if renamed_from and len(streams) != 1:
@@ -59,7 +58,7 @@ def apply(
     configure_logging()
     environment = config.load_environment(conf)
     families = FamilyStreams(environment, conf)
-    selected = families.select(streams, group, every or not (streams or group))
+    selected = families.select(streams, chosen.group, chosen.every)
     for error in families.unanswered:
         raise error
     families.close()
@@ -72,35 +71,30 @@ def apply(
         with failures.of(name):
             registered, plan = _plan(environment, shared.get(name, found), register, renamed_from)
             planned[name] = registered, plan.stream
-            for change in (*registered, *plan.changes) if output == "text" else ():
-                click.echo(f"{name}: {change}")
+            if output == "text":
+                print_changes(name, (*registered, *plan.changes))
     for name, (registered, stream) in planned.items():
         with failures.of(name):
             changes = _apply(environment, stream, register, rolled_back, renamed_from)
             done[name] = [*registered, *changes]
             if output == "text":
-                for change in changes or ["nothing to change"]:
-                    click.echo(f"{name}: {change}")
+                print_changes(name, changes or ["nothing to change"])
     if output == "json":
-        errors = {name: str(error) for name, error in failures.errors.items()}
-        print_json([{"stream": n, "changes": done.get(n, []), "error": errors.get(n)} for n in selected])
+        print_applied(selected, done, failures.errors)
     failures.end()
 
 
 def _list_new(environment: Environment, members: Members, selected: Selected) -> None:
     """List the tables of families that do not exist yet, before they are created."""
     from anabranch import config
+    from anabranch.cli.render.operate import print_new_streams
     from anabranch.iceberg.lake import Lake
 
     streams = [stream for stream in config.loaded(selected) if stream.name in members]
     lake = Lake(environment)
     tables = set().union(*map(lake.table_names, {stream.table.partition(".")[0] for stream in streams}))
     new = [stream for stream in streams if stream.table not in tables]
-    if new:
-        click.echo(f"families: {len(new)} new of {len(streams)} streams")
-    for stream in new:
-        family = members[stream.name].family
-        click.echo(f"family {family}: topic {stream.topic}: stream {stream.name}, table {stream.table}")
+    print_new_streams(new, members, len(streams))
 
 
 def _plan(
@@ -138,7 +132,7 @@ def _apply(
 
 
 @click.command()
-@stream_argument()
+@stream_argument
 @click.option(
     "--from",
     "begin",
@@ -173,8 +167,8 @@ def adopt(stream: str, begin: str | None, why: str | None, conf: str | None, out
 
 
 @click.command("serve-hour")
-@stream_argument()
-@click.argument("hour")
+@stream_argument
+@click.argument("hour", type=HOUR)
 @click.option(
     "--layer",
     type=click.Choice(["speed", "batch", "auto"]),
@@ -191,28 +185,21 @@ def serve_hour(
     The hour must be sealed. The choice overrides the rule until it is removed. Refused, with exit code 1 and without a
     change, when that layer's rows do not cover the hour's cut.
     """
-    from anabranch.common.output import print_json
-    from anabranch.offsets import hours
+    from anabranch.cli.render.operate import print_served
     from anabranch.operations.notifications import webhook
     from anabranch.protocol import override
     from anabranch.protocol.publisher import Publisher
 
-    hours.start_of(hour)
     job = open_stream(stream, conf)
     publisher = Publisher(job.lake, job.stream)
     publisher.recover()
     served = override.serve_hour(publisher, hour, layer, why)
     webhook.notify(job)
-    if output == "json":
-        view = {"hour": hour, "served": served.layer, "override": served.override, "changed": served.changed}
-        print_json({"stream": stream, **view})
-        return
-    chosen = "by choice" if served.override else "by the rule"
-    click.echo(f"{stream}: {hour} is {'now ' if served.changed else ''}served by {served.layer}, {chosen}")
+    print_served(stream, hour, served, output)
 
 
 @click.command()
-@stream_argument()
+@stream_argument
 @click.argument("hours")
 @click.option("--release", is_flag=True, help="Let the hours expire again.")
 @click.option("--why", metavar="TEXT", required=True, help="The reason, for the ledger.")
@@ -223,25 +210,20 @@ def hold(stream: str, hours: str, release: bool, why: str, conf: str | None, out
     HOURS is an hour, hours A..B (both included), or a day such as 2026-11-21 (UTC). Their rows do not expire until
     --release. Hours to come can be held; refused, with exit code 1, for an hour that has expired.
     """
-    from anabranch.common.output import print_json
+    from anabranch.cli.render.operate import print_held
     from anabranch.protocol import holding
-    from anabranch.protocol.holds import parse_hours, span_words
+    from anabranch.protocol.holds import parse_hours
     from anabranch.protocol.publisher import Publisher
 
     first, last = parse_hours(hours)
     job = open_stream(stream, conf)
     publisher = Publisher(job.lake, job.stream)
     publisher.recover()
-    held = holding.hold(publisher, first, last, why, release)
-    if output == "json":
-        print_json({"stream": stream, "changed": held.changed, "holds": held.holds})
-        return
-    for line in span_words(held.holds) or ["no hours are kept beyond their time"]:
-        click.echo(f"{stream}: {line}")
+    print_held(stream, holding.hold(publisher, first, last, why, release), output)
 
 
 @click.command("import")
-@stream_argument()
+@stream_argument
 @click.option(
     "--files", metavar="FOLDER", required=True, help="Parquet, JSON lines or an Iceberg table; s3://… or local."
 )
@@ -312,28 +294,16 @@ def init(folder: str, output: str) -> None:
     from pathlib import Path
 
     from anabranch.cli import starter
-    from anabranch.common.output import print_json
+    from anabranch.cli.render.starter import print_written
 
-    written = starter.write(Path(folder))
-    if output == "json":
-        print_json({"folder": folder, "files": [str(file) for file in written]})
-        return
-    for file in written:
-        click.echo(f"wrote {file}")
-    stream = Path(folder) / "conf/streams/game_events.yaml"
-    click.echo(f"edit: {stream} is one topic, its table and schema: copy it for a topic of your own")
-    click.echo(f"edit: {Path(folder) / 'conf/anabranch.yaml'} has the addresses of Kafka, S3 and the catalog")
-    there = "" if Path(folder).resolve() == Path.cwd() else f"cd {shlex.quote(folder)}, "
-    click.echo(f"next: {there}anabranch dev up, anabranch apply (README.md has every step)")
+    print_written(folder, starter.write(Path(folder)), output)
 
 
 @click.command()
 @selection
 @click.option("--dry-run", is_flag=True, help="Only show what would be deleted.")
 @options
-def maintain(
-    streams: tuple[str, ...], group: str | None, every: bool, dry_run: bool, conf: str | None, output: str
-) -> None:
+def maintain(chosen: Selection, dry_run: bool, conf: str | None, output: str) -> None:
     """Delete old speed rows, snapshots and orphan files.
 
     Deletes no row of main, but for hours that were kept as long as the stream's `keep.rows` says. The stream sets the
@@ -346,8 +316,8 @@ def maintain(
     from anabranch.cli.render.maintenance import print_maintained
     from anabranch.common.output import print_json
 
-    is_many = one_stream(streams, group, every) is None
-    selected = many.select(streams, group, every, conf)
+    is_many = chosen.one() is None
+    selected = many.select(chosen, conf)
     failures, views = Failures(), []
     for name, result in many.run(selected, many.load_table, lambda job: _maintain(job, dry_run)):
         with failures.of(name):
@@ -378,7 +348,7 @@ def _maintain(job: Job, dry_run: bool) -> tuple[dict[str, Any], Maintenance | No
 
 
 @click.command()
-@stream_argument()
+@stream_argument
 @click.option("--dry-run", is_flag=True, help="Only show what would change.")
 @options
 def merge(stream: str, dry_run: bool, conf: str | None, output: str) -> None:
@@ -397,13 +367,13 @@ def merge(stream: str, dry_run: bool, conf: str | None, output: str) -> None:
 
 
 @click.command()
-@stream_argument()
+@stream_argument
 @click.option("--by", "column", metavar="COLUMN", help="The column whose values are erased.")
 @click.option(
     "--values", "file", type=click.File("r", encoding="utf-8-sig"), help="A file of values, one a line; - is stdin."
 )
 @click.option("--why", metavar="TEXT", help="The reason, for the ledger.")
-@click.option("--until", metavar="DURATION", default="30 days", show_default=True, help="When nothing may be left.")
+@click.option("--until", type=DURATION, default="30 days", show_default=True, help="When nothing may be left.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be erased.")
 @click.option("--again", is_flag=True, help="Also erase what arrived since the same request was done.")
 @click.option("--status", is_flag=True, help="Show each erasure, and what is left of it.")
@@ -415,7 +385,7 @@ def erase(
     column: str | None,
     file: TextIO | None,
     why: str | None,
-    until: str,
+    until: timedelta,
     dry_run: bool,
     again: bool,
     status: bool,
@@ -433,7 +403,6 @@ def erase(
     tables, versions included; exit code 1 if one has a value.
     """
     from anabranch.cli.render.erasures import print_erased, print_found
-    from anabranch.config.durations import parse_duration
     from anabranch.operations.erasure import run
     from anabranch.protocol.publisher import Publisher
 
@@ -452,10 +421,7 @@ def erase(
         _erasure_scan(stream, column, values, conf, output)
         return
     assert why is not None
-    try:
-        order = run.Order(column, values, why, parse_duration(until), again)
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--until") from None
+    order = run.Order(column, values, why, until, again)
     job = open_stream(stream, conf)
     if dry_run:
         print_found(stream, run.find(job, order), output)

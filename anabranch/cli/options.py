@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from functools import wraps
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,7 +15,38 @@ from anabranch.common.errors import AnabranchError, Unexpected
 from anabranch.common.redaction import redact
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     from anabranch.job import Job
+
+
+def duration(text: str) -> timedelta:
+    """An option's duration, written as in the configuration: `5 minutes`."""
+    from anabranch.config.durations import parse_duration
+
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def hour(text: str) -> str:
+    """An hour such as `2026-11-21T03`. Raises ConfigurationError for anything else."""
+    from anabranch.offsets import hours
+
+    hours.start_of(text)
+    return text
+
+
+def hours(text: str) -> tuple[str, str]:
+    """The first and the last hour of `A..B`, or of one hour. Raises ConfigurationError for anything else."""
+    from anabranch.offsets.hours import span_of
+
+    return span_of(text)
+
+
+DURATION, HOUR, HOURS = duration, hour, hours
+"""Types of options and arguments; help shows the function's name."""
 
 
 def _streams(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -23,27 +56,43 @@ def _streams(context: click.Context, parameter: click.Parameter, incomplete: str
     return [name for name in stream_names(context.params.get("conf")) if name.startswith(incomplete)]
 
 
-def stream_argument(required: bool = True) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """STREAM, with shell completion."""
-    return click.argument("stream", required=required, shell_complete=_streams)
+stream_argument = click.argument("stream", shell_complete=_streams)
+"""STREAM, with shell completion."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The streams that a command is given: names, a group, or every stream."""
+
+    streams: tuple[str, ...]
+    group: str | None
+    every: bool
+
+    def one(self) -> str | None:
+        """The stream, where just one is named. Raises UsageError for anything but one way to select."""
+        if [bool(self.streams), self.group is not None, self.every].count(True) != 1:
+            raise click.UsageError("expected STREAM, or --group NAME, or --all; give one of them")
+        return self.streams[0] if len(self.streams) == 1 else None
+
+    def or_every(self) -> Selection:
+        """Every stream, where nothing is named."""
+        return replace(self, every=self.every or not (self.streams or self.group))
 
 
 def selection(command: Callable[..., None]) -> Callable[..., None]:
-    """STREAM…, `--group` and `--all`; `select` gives the streams that they name."""
+    """STREAM…, `--group` and `--all`, which the command takes as its first argument, a `Selection`."""
+
+    @wraps(command)
+    def with_selection(streams: tuple[str, ...], group: str | None, every: bool, **values: Any) -> None:
+        command(Selection(streams, group, every), **values)
+
     for decorate in (
         click.option("--all", "every", is_flag=True, help="Every stream of the configuration folder."),
         click.option("--group", metavar="NAME", help="Every stream whose file has `group: NAME`."),
         click.argument("streams", nargs=-1, metavar="[STREAM]...", shell_complete=_streams),
     ):
-        command = decorate(command)
-    return command
-
-
-def one_stream(streams: tuple[str, ...], group: str | None, every: bool) -> str | None:
-    """The stream, where the selection names just one. Raises UsageError for anything but one way to select."""
-    if [bool(streams), group is not None, every].count(True) != 1:
-        raise click.UsageError("expected STREAM, or --group NAME, or --all; give one of them")
-    return streams[0] if len(streams) == 1 else None
+        with_selection = decorate(with_selection)
+    return with_selection
 
 
 class Failures:

@@ -8,33 +8,31 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from anabranch.cli import many
-from anabranch.cli.options import Failures, one_stream, open_stream, options, selection, stream_argument
+from anabranch.cli.options import (
+    DURATION,
+    HOUR,
+    HOURS,
+    Failures,
+    Selection,
+    open_stream,
+    options,
+    selection,
+    stream_argument,
+)
 from anabranch.cli.watching import watch_options, watched
 from anabranch.common.errors import AnabranchError
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     from anabranch.common.deadline import Note
     from anabranch.job import Job
 
 
-def _hour(context: click.Context, parameter: click.Parameter, value: str) -> str:
-    from anabranch.offsets import hours
-
-    hours.start_of(value)
-    return value
-
-
-def _hours(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, str] | None:
-    """`A..B`, both included, or one hour."""
-    from anabranch.offsets.hours import span_of
-
-    return span_of(value) if value is not None else None
-
-
 _SHOWN_ROWS = 200
 _CATALOG_SECONDS = 5.0
-hour_argument = click.argument("hour", callback=_hour)
-hours_option = click.option("--hours", metavar="A..B", callback=_hours, help="From hour A to hour B, or one hour.")
+hour_argument = click.argument("hour", type=HOUR)
+hours_option = click.option("--hours", metavar="A..B", type=HOURS, help="From hour A to hour B, or one hour.")
 
 
 @click.command()
@@ -43,9 +41,7 @@ hours_option = click.option("--hours", metavar="A..B", callback=_hours, help="Fr
 @click.option("--no-kafka", is_flag=True, help="Skip Kafka, which takes a minute for a million records.")
 @options
 def audit(
-    streams: tuple[str, ...],
-    group: str | None,
-    every: bool,
+    chosen: Selection,
     hours: tuple[str, str] | None,
     no_kafka: bool,
     conf: str | None,
@@ -62,8 +58,8 @@ def audit(
     from anabranch.operations.audit import audit as run_audit
     from anabranch.operations.reports.status import KAFKA
 
-    is_many = one_stream(streams, group, every) is None
-    selected = many.select(streams, group, every, conf)
+    is_many = chosen.one() is None
+    selected = many.select(chosen, conf)
 
     def ready(job: Job, note: Note) -> None:
         many.load_table(job, note)
@@ -86,12 +82,12 @@ def audit(
 
 
 @click.command()
-@stream_argument()
+@stream_argument
 @click.option("--since", metavar="HOUR|SNAPSHOT|TOKEN", help="Where to continue; default: from the beginning.")
 @click.option("--follow", is_flag=True, help="Keep waiting for changes until stopped.")
-@click.option("--every", metavar="DURATION", default="5 seconds", show_default=True, help="Interval of --follow.")
+@click.option("--every", type=DURATION, default="5 seconds", show_default=True, help="Interval of --follow.")
 @options
-def changes(stream: str, since: str | None, follow: bool, every: str, conf: str | None, output: str) -> None:
+def changes(stream: str, since: str | None, follow: bool, every: timedelta, conf: str | None, output: str) -> None:
     """List completed, restated and erased hours in order.
 
     For consumers that follow the table. Prints one line for each change (one object with --output json): hour, kind,
@@ -102,23 +98,18 @@ def changes(stream: str, since: str | None, follow: bool, every: str, conf: str 
     from contextlib import suppress
 
     from anabranch.cli.render.changes import print_change
-    from anabranch.config.durations import parse_duration
     from serving_layer import changes as feed
 
-    try:
-        pause = parse_duration(every)
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--every") from error
     job = open_stream(stream, conf)
     token = feed.start_from(job, since)
     # A follower ends by an interrupt.
     with suppress(KeyboardInterrupt):
-        for change in feed.follow(job, token, pause) if follow else feed.poll(job, token):
+        for change in feed.follow(job, token, every) if follow else feed.poll(job, token):
             print_change(change, output)
 
 
 @click.command()
-@stream_argument()
+@stream_argument
 @click.option("--event-time", required=True, metavar="DAY|HOUR", help="Such as 2026-11-20, or 2026-11-20T13 (UTC).")
 @options
 def complete(stream: str, event_time: str, conf: str | None, output: str) -> None:
@@ -142,9 +133,7 @@ def complete(stream: str, event_time: str, conf: str | None, output: str) -> Non
 @selection
 @click.option("--tag", is_flag=True, help="Tag the group's complete hours on each table; needs --group.")
 @options
-def complete_through(
-    streams: tuple[str, ...], group: str | None, every: bool, tag: bool, conf: str | None, output: str
-) -> None:
+def complete_through(chosen: Selection, tag: bool, conf: str | None, output: str) -> None:
     """Show the last hour that several streams have complete.
 
     An hour is complete in a stream when it and all earlier hours are accepted. Hours are cut by Kafka's time, so the
@@ -155,7 +144,7 @@ def complete_through(
     and other engines. Run it after each hour's batch jobs; a tag that is there stays. `maintain.group_hours` of the
     stream's file is how long tags are kept.
     """
-    from anabranch.common.output import print_json, print_table
+    from anabranch.cli.render.completeness import print_complete_through
     from anabranch.operations.reports.status import LAKE
     from anabranch.protocol import group_hours, watermarks
     from anabranch.protocol.state import load_state
@@ -168,31 +157,24 @@ def complete_through(
         members[job.stream.name] = group_hours.Member(job.lake, job.stream, state)
         return watermarks.complete_through(state)
 
-    one_stream(streams, group, every)
+    chosen.one()
+    group = chosen.group
     if tag and group is None:
         raise click.UsageError("--tag: expected --group NAME, whose hours are tagged")
-    selected = many.select(streams, group, every, conf)
+    selected = many.select(chosen, conf)
     found = many.ask(selected, read)
-    hours = {name: hour for name, hour in found.items() if not isinstance(hour, AnabranchError)}
+    hours = [hour for hour in found.values() if not isinstance(hour, AnabranchError)]
     is_whole = len(hours) == len(found) and not selected.unanswered
-    common = watermarks.complete_through_all(list(hours.values())) if is_whole else None
+    common = watermarks.complete_through_all(hours) if is_whole else None
     tagged = group_hours.tag_hours(group, common, members.values()) if tag and group and common else []
-    if output == "json":
-        errors = {name: str(error) for name, error in found.items() if isinstance(error, AnabranchError)}
-        view = {"complete_through": common, "streams": hours, "errors": errors}
-        print_json(view | ({"tagged": tagged} if tag else {}))
-    else:
-        print_table(("stream", "complete through"), [(name, hour or "none") for name, hour in hours.items()])
-        click.echo(f"complete through: {common or ('none' if is_whole else 'not known')}")
-        if tag:
-            click.echo(f"tagged: {', '.join(tagged) or 'no new hour'}")
+    print_complete_through(common, found, tagged if tag else None, is_whole, output)
     code = many.report_errors(selected, found)
     if code or common is None:
         sys.exit(code or 1)
 
 
 @click.command()
-@stream_argument()
+@stream_argument
 @hour_argument
 @click.option("--samples", type=click.IntRange(0), default=5, show_default=True, help="Rows to show for each kind.")
 @options
@@ -211,7 +193,7 @@ def diff(stream: str, hour: str, samples: int, conf: str | None, output: str) ->
 
 
 @click.command()
-@stream_argument()
+@stream_argument
 @options
 def drift(stream: str, conf: str | None, output: str) -> None:
     """List the records' fields that the schema lacks.
@@ -232,7 +214,7 @@ def drift(stream: str, conf: str | None, output: str) -> None:
 
 
 @click.command()
-@stream_argument()
+@stream_argument
 @hour_argument
 @click.option("--limit", type=click.IntRange(0), default=100, show_default=True, help="Number of duplicates to list.")
 @options
@@ -249,7 +231,7 @@ def duplicates(stream: str, hour: str, limit: int, conf: str | None, output: str
 
 
 @click.command("dead-letters")
-@stream_argument()
+@stream_argument
 @hours_option
 @click.option("--samples", type=click.IntRange(0), default=3, show_default=True, help="Samples for each reason.")
 @click.option("--replay", is_flag=True, help="Rebuild accepted hours with dead letters that decode now.")
@@ -294,9 +276,7 @@ def dead_letters(
     help="Longest time for one check; the others continue.  [default: 6.5 for services, 40 for other checks]",
 )
 @options
-def doctor(
-    streams: tuple[str, ...], group: str | None, every: bool, limit: float | None, conf: str | None, output: str
-) -> None:
+def doctor(chosen: Selection, limit: float | None, conf: str | None, output: str) -> None:
     """Examine the installation; name what to run or set.
 
     Checks Java, jars, Kafka, S3, catalog, tables and streams; each finding has its remedy. Run it first, and when
@@ -308,9 +288,9 @@ def doctor(
     from anabranch.cli.render.doctor import print_report
     from anabranch.operations.doctor import examine
 
-    if not streams:
+    if not chosen.streams:
         config.require_different_tables(conf)
-    selected = many.select(streams, group, every or not (streams or group), conf)
+    selected = many.select(chosen.or_every(), conf)
     found = config.loaded(selected.selected)
     if not found:
         for error in config.broken(selected.selected).values():
@@ -327,9 +307,7 @@ def doctor(
 @click.option("--listen", metavar="PORT", type=click.IntRange(1, 65535), help="Serve /metrics at this port.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
 @click.option("--conf", metavar="DIR", help="Configuration folder (ANABRANCH_CONF, else conf).")
-def metrics(
-    streams: tuple[str, ...], group: str | None, every: bool, listen: int | None, host: str, conf: str | None
-) -> None:
+def metrics(chosen: Selection, listen: int | None, host: str, conf: str | None) -> None:
     """Print or serve metrics for Prometheus.
 
     Without STREAM and --group: all streams. Follows stream files that are added, changed or removed, and topics of
@@ -345,9 +323,9 @@ def metrics(
     from anabranch.operations.reports.metrics import Streams
 
     configure_logging()
-    if streams or group is not None or every:
-        one_stream(streams, group, every)
-    collector = Streams(found=StreamFolder(conf, streams, group).jobs)
+    if chosen != Selection((), None, False):
+        chosen.one()
+    collector = Streams(found=StreamFolder(conf, chosen.streams, chosen.group).jobs)
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector)
     try:
@@ -372,7 +350,7 @@ def metrics(
 
 
 @click.command()
-@stream_argument()
+@stream_argument
 @hour_argument
 @options
 def explain(stream: str, hour: str, conf: str | None, output: str) -> None:
@@ -390,14 +368,12 @@ def explain(stream: str, hour: str, conf: str | None, output: str) -> None:
 
 
 @click.command("data-docs")
-@stream_argument()
-@click.argument("hour", required=False)
+@stream_argument
+@click.argument("hour", type=HOUR, required=False)
 @click.option("--to", metavar="DIR|S3URL", required=True, help="Folder or s3://bucket/prefix to write to.")
-@click.option(
-    "--keep", metavar="DURATION", help="Delete pages of earlier runs after it; default: the stream's `keep.docs`."
-)
+@click.option("--keep", type=DURATION, help="Delete pages of earlier runs after it; default: the stream's `keep.docs`.")
 @options
-def data_docs(stream: str, hour: str | None, to: str, keep: str | None, conf: str | None, output: str) -> None:
+def data_docs(stream: str, hour: str | None, to: str, keep: timedelta | None, conf: str | None, output: str) -> None:
     """Build Great Expectations' Data Docs of hours.
 
     Shows the quality gate's decisions on HOUR, or on the newest 48 hours. Reads the ledger alone: no rows, no Spark.
@@ -406,19 +382,11 @@ def data_docs(stream: str, hour: str | None, to: str, keep: str | None, conf: st
     """
     from datetime import UTC, datetime
 
+    from anabranch.cli.render import print_result
     from anabranch.common.errors import Refused
-    from anabranch.common.output import print_json
-    from anabranch.config.durations import parse_duration
-    from anabranch.offsets import hours
     from anabranch.protocol.state import load_state
     from batch_layer.quality import data_docs as docs
 
-    try:
-        age = parse_duration(keep) if keep is not None else None
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--keep") from error
-    if hour:
-        hours.start_of(hour)
     job = open_stream(stream, conf)
     timeline = load_state(job.lake, job.stream.table).timeline
     rows = docs.find_pages(job.lake, job.stream.hours_table, timeline, hour)
@@ -427,11 +395,9 @@ def data_docs(stream: str, hour: str | None, to: str, keep: str | None, conf: st
             f"{hour or stream}: expected a decision of the quality gate in the ledger, found none; name an "
             "`expectations:` file in the stream's file, and run `anabranch batch`"
         )
-    index = docs.publish(job.environment, job.stream, rows, to, datetime.now(UTC), age or job.stream.keep.docs)
-    if output == "json":
-        print_json({"stream": stream, "index": index, "hours": sorted({row.hour for row in rows})})
-    else:
-        click.echo(f"{stream}: {len(rows)} pages: {index}")
+    index = docs.publish(job.environment, job.stream, rows, to, datetime.now(UTC), keep or job.stream.keep.docs)
+    view = {"stream": stream, "index": index, "hours": sorted({row.hour for row in rows})}
+    print_result(view, [f"{stream}: {len(rows)} pages: {index}"], output)
 
 
 @click.command()
@@ -446,12 +412,10 @@ def data_docs(stream: str, hour: str | None, to: str, keep: str | None, conf: st
 @watch_options
 @options
 def hours(
-    streams: tuple[str, ...],
-    group: str | None,
-    every: bool,
+    chosen: Selection,
     history: str | None,
     watch: bool,
-    interval: float,
+    interval: timedelta,
     conf: str | None,
     output: str,
 ) -> None:
@@ -466,10 +430,10 @@ def hours(
     from anabranch.operations.reports import history as decisions
     from anabranch.operations.reports import status as views
 
-    if one_stream(streams, group, every) is None:
+    if chosen.one() is None:
         if history is not None:
             raise click.UsageError("--history: expected one STREAM")
-        selected = many.select(streams, group, every, conf)
+        selected = many.select(chosen, conf)
         codes = []
 
         def show_hours(found: dict[str, list[views.HourSummary] | AnabranchError]) -> None:
@@ -485,7 +449,7 @@ def hours(
         sys.exit(codes[-1] if codes and not watch else 0)
     if history:
         start_of(history)
-    [stream] = streams
+    [stream] = chosen.streams
     job = open_stream(stream, conf)
     if history is None:
         watched(watch, interval, lambda: views.hours(job), lambda view: print_hours(view, output))
@@ -500,8 +464,8 @@ def hours(
 
 
 @click.command()
-@stream_argument()
-@click.option("--hour", metavar="HOUR", help="Only this hour.")
+@stream_argument
+@click.option("--hour", type=HOUR, help="Only this hour.")
 @click.option("--acts", is_flag=True, help="Operators' acts: who, when, on which host, why, and what followed.")
 @options
 def history(stream: str, hour: str | None, acts: bool, conf: str | None, output: str) -> None:
@@ -512,12 +476,9 @@ def history(stream: str, hour: str | None, acts: bool, conf: str | None, output:
     """
     from anabranch.cli.render.acts import print_acts
     from anabranch.cli.render.history import print_history
-    from anabranch.offsets.hours import start_of
     from anabranch.operations.reports import acts as act_reports
     from anabranch.operations.reports import history as reports
 
-    if hour is not None:
-        start_of(hour)
     job = open_stream(stream, conf)
     if acts:
         print_acts(stream, act_reports.acts(job, hour), output)
@@ -527,16 +488,14 @@ def history(stream: str, hour: str | None, acts: bool, conf: str | None, output:
 
 @click.command()
 @selection
-@click.option("--late-after", metavar="DURATION", help="Longest time without progress, such as '10 minutes'.")
+@click.option("--late-after", type=DURATION, help="Longest time without progress, such as '10 minutes'.")
 @watch_options
 @options
 def status(
-    streams: tuple[str, ...],
-    group: str | None,
-    every: bool,
-    late_after: str | None,
+    chosen: Selection,
+    late_after: timedelta | None,
     watch: bool,
-    interval: float,
+    interval: timedelta,
     conf: str | None,
     output: str,
 ) -> None:
@@ -547,15 +506,10 @@ def status(
     one that does not answer within 6 seconds is named, and the exit code is 75.
     """
     from anabranch.cli.render.status import print_status, print_statuses
-    from anabranch.config.durations import parse_duration
     from anabranch.operations.reports import status as views
 
-    try:
-        patience = parse_duration(late_after) if late_after is not None else None
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--late-after") from error
-    if one_stream(streams, group, every) is None:
-        selected = many.select(streams, group, every, conf)
+    if chosen.one() is None:
+        selected = many.select(chosen, conf)
         codes = []
 
         def show(found: dict[str, views.StreamStatus | AnabranchError]) -> None:
@@ -566,13 +520,13 @@ def status(
         watched(
             watch,
             interval,
-            lambda: many.ask(selected, lambda job, note: views.status(job, patience, note)),
+            lambda: many.ask(selected, lambda job, note: views.status(job, late_after, note)),
             show,
         )
         sys.exit(codes[-1] if codes and not watch else 0)
-    job = open_stream(streams[0], conf)
+    job = open_stream(chosen.streams[0], conf)
     try:
-        view = watched(watch, interval, lambda: views.status(job, patience), lambda view: print_status(view, output))
+        view = watched(watch, interval, lambda: views.status(job, late_after), lambda view: print_status(view, output))
     finally:
         job.kafka.close()
     if view is not None and (view.unexplained or view.late):
@@ -582,7 +536,7 @@ def status(
 @click.command("streams")
 @selection
 @options
-def list_streams(streams: tuple[str, ...], group: str | None, every: bool, conf: str | None, output: str) -> None:
+def list_streams(chosen: Selection, conf: str | None, output: str) -> None:
     """List streams: family, group, topic, table and state.
 
     Without STREAM and --group: every stream, those of families included. `ready`: the stream has its
@@ -600,9 +554,10 @@ def list_streams(streams: tuple[str, ...], group: str | None, every: bool, conf:
     from anabranch.operations.reports import streams as report
 
     configure_logging()
+    chosen = chosen.or_every()
     environment = config.load_environment(conf)
     families = FamilyStreams(environment, conf)
-    selected = families.select(streams, group, every or not (streams or group))
+    selected = families.select(chosen.streams, chosen.group, chosen.every)
     lake, namespaces = Lake(environment), report.namespaces_of(selected)
     tables = Reading("catalog", lambda: set().union(*map(lake.table_names, namespaces)), _CATALOG_SECONDS).facts()
     groups = {name: config.group_in_file(name, conf) for name in config.broken(selected)}
@@ -711,7 +666,7 @@ def query(
 
 
 @click.command()
-@stream_argument()
+@stream_argument
 @click.option("--fill", is_flag=True, help="First compute the missing hours.")
 @options
 def views(stream: str, fill: bool, conf: str | None, output: str) -> None:
@@ -720,16 +675,11 @@ def views(stream: str, fill: bool, conf: str | None, output: str) -> None:
     Prints how many accepted hours are read from partials, and which are computed from their rows. The result of a view
     is the same. The batch layer computes partials after it accepted hours; --fill does so at once.
     """
-    from anabranch.common.output import print_json, print_table
+    from anabranch.cli.render.views import print_views
     from serving_layer.views import fill as filling
 
     job = open_stream(stream, conf)
     if fill:
         for view in job.stream.views:
             filling.fill(job.lake, job.stream, view)
-    found = filling.fill_status(job.lake, job.stream)
-    if output == "json":
-        print_json({"stream": stream, "views": found})
-    else:
-        rows = [(v.view, v.table, v.filled, len(v.lacking), ", ".join(v.lacking[:3])) for v in found]
-        print_table(("view", "table", "hours filled", "hours missing", "first missing"), rows)
+    print_views(stream, filling.fill_status(job.lake, job.stream), output)

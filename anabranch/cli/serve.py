@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+from anabranch.cli.options import DURATION
+
+if TYPE_CHECKING:
+    from datetime import timedelta
 
 
 @click.command()
@@ -18,15 +24,13 @@ import click
 )
 @click.option("--behind-proxy", is_flag=True, help="A proxy in front speaks TLS and asks who it is.")
 @click.option("--allow-host", multiple=True, metavar="NAME", help="A name that the page is reached by. [repeatable]")
-@click.option("--refresh", default="10 seconds", show_default=True, metavar="DURATION", help="How often to ask.")
-@click.option(
-    "--deadline", default="30 seconds", show_default=True, metavar="DURATION", help="When an answer is overdue."
-)
+@click.option("--refresh", type=DURATION, default="10 seconds", show_default=True, help="How often to ask.")
+@click.option("--deadline", type=DURATION, default="30 seconds", show_default=True, help="When an answer is overdue.")
 @click.option(
     "--late-after",
+    type=DURATION,
     default="10 minutes",
     show_default=True,
-    metavar="DURATION",
     help="How long the position may stand still while offsets wait.",
 )
 @click.option("--conf", metavar="DIR", help="Configuration folder (ANABRANCH_CONF, else conf).")
@@ -37,9 +41,9 @@ def serve(
     token_file: Path | None,
     behind_proxy: bool,
     allow_host: tuple[str, ...],
-    refresh: str,
-    deadline: str,
-    late_after: str,
+    refresh: timedelta,
+    deadline: timedelta,
+    late_after: timedelta,
     conf: str | None,
 ) -> None:
     """Serve the status page.
@@ -50,7 +54,6 @@ def serve(
     """
     from anabranch.common.errors import ConfigurationError
     from anabranch.common.logs import configure_logging
-    from anabranch.config.durations import parse_duration
     from anabranch.job import Job, StreamFolder
 
     try:
@@ -62,14 +65,10 @@ def serve(
             f"serve: expected Starlette, uvicorn and Jinja2, found no {error.name}; run `pip install 'anabranch[page]'`"
         ) from error
 
-    try:
-        settings = Settings(parse_duration(refresh), parse_duration(deadline), parse_duration(late_after))
-    except ValueError as error:
-        raise ConfigurationError(f"--refresh, --deadline, --late-after: {error}") from error
     access = access_of(host, allow_host, token_file, behind_proxy)
     configure_logging()
     folder = StreamFolder(conf, streams)
     jobs = [job for job in folder.jobs().values() if isinstance(job, Job)]
     with listen(host, port) as socket:
         click.echo(f"serving http://{f'[{host}]' if ':' in host else host}:{port}/", err=True)
-        run(Page(jobs, access, settings, found=folder.jobs).app(), socket)
+        run(Page(jobs, access, Settings(refresh, deadline, late_after), found=folder.jobs).app(), socket)

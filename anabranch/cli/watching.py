@@ -6,36 +6,28 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import click
 
-
-def _seconds(context: click.Context, parameter: click.Parameter, value: str) -> float:
-    from anabranch.config.durations import parse_duration
-
-    try:
-        return max(0.1, parse_duration(value).total_seconds())
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from error
+from anabranch.cli.options import DURATION
 
 
 def watch_options(command: Callable[..., None]) -> Callable[..., None]:
-    """`--watch`, and `--every` in seconds."""
+    """`--watch`, and `--every`."""
     often = click.option(
         "--every",
         "interval",
-        metavar="DURATION",
         default="5 seconds",
         show_default=True,
-        callback=_seconds,
+        type=DURATION,
         help="How often --watch looks.",
     )
     return click.option("--watch", is_flag=True, help="Again and again, until stopped.")(often(command))
 
 
-def watched(watch: bool, every: float, read: Callable[[], Any], show: Callable[[Any], None]) -> Any:
+def watched(watch: bool, every: timedelta, read: Callable[[], Any], show: Callable[[Any], None]) -> Any:
     """Read and show once and return the value, or repeat at an interval until interrupted.
 
     On a terminal each report replaces the previous one, once it has been read. An unreachable service is reported in
@@ -43,6 +35,7 @@ def watched(watch: bool, every: float, read: Callable[[], Any], show: Callable[[
     """
     from anabranch.common.errors import Transient
 
+    pause = max(0.1, every.total_seconds())
     if not watch:
         value = read()
         show(value)
@@ -57,10 +50,10 @@ def watched(watch: bool, every: float, read: Callable[[], Any], show: Callable[[
             if sys.stdout.isatty():
                 click.clear()
                 at = datetime.now(UTC).isoformat(sep=" ", timespec="seconds").removesuffix("+00:00")
-                click.echo(f"{at} UTC, again every {every:g} s; Ctrl-C ends", err=True)
+                click.echo(f"{at} UTC, again every {pause:g} s; Ctrl-C ends", err=True)
             if failure is None:
                 show(value)
             else:
                 click.echo(failure, err=True)
-            time.sleep(every)
+            time.sleep(pause)
     return None

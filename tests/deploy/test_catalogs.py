@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from click.testing import CliRunner
+from commands import call
 from world import World, add_catalog, event, past_hour, spread
 
-from anabranch.cli import main
 from anabranch.common.errors import MetadataGone
 from anabranch.iceberg import admin
 from anabranch.iceberg.commits import Change, Outcome
@@ -103,13 +102,6 @@ def story(
     return run_once
 
 
-def run(one: World, *arguments: str, expect: int = 0) -> str:
-    """A command as a user runs it; what it prints, or complains of."""
-    done = CliRunner().invoke(main, [*arguments, "--conf", str(one.folder)])
-    assert done.exit_code == expect, f"{arguments}: {done.exit_code}\n{done.output}\n{done.exception!r}"
-    return str(done.output if expect else done.stdout)
-
-
 def run_story(one: World) -> Report:
     """Two hours from Kafka to proven rows, a restatement, an override, a stale publisher, maintenance, an audit; and
     the tables lost and registered."""
@@ -130,7 +122,7 @@ def run_story(one: World) -> Report:
     # Step 3: a restatement, and an hour that is served by choice.
     assert [(r.decision, r.revision) for r in one.batch(first, restate=True)] == [("accepted", 2)]
     chosen = ("serve-hour", one.name, second, "--why", "the story", "--layer")
-    assert "now served by speed, by choice" in run(one, *chosen, "speed")
+    assert "now served by speed, by choice" in call(one, *chosen, "speed")
     # Step 4: a publisher whose heads have moved is refused, whichever connection it asks through.
     stale = one.state
     one.send_now(4, "later")
@@ -142,17 +134,17 @@ def run_story(one: World) -> Report:
     assert one.state.heads == heads
     # Step 5: maintenance, as it is due a week later; then the override is lifted.
     maintenance.maintain(one.job, datetime.now(UTC) + timedelta(days=7))
-    assert "served by batch, by the rule" in run(one, *chosen, "auto")
+    assert "served by batch, by the rule" in call(one, *chosen, "auto")
     # Step 6: the served rows, by a separate engine and by Spark; and the hours proven again.
     good += [(r.partition, r.offset, json.loads(r.value or b"")["event_id"]) for r in one.sent[-4:]]
     assert one.contents() == sorted(good)
     name = one.job.stream.table
     sql = f"SELECT event_id FROM {name} ORDER BY kafka_partition, kafka_offset"
-    answer = [r["event_id"] for r in json.loads(run(one, "query", sql, "--output", "json"))]
+    answer = [r["event_id"] for r in json.loads(call(one, "query", sql, "--output", "json"))]
     by_spark = one.spark.sql(sql.replace(name, f"{one.job.environment.catalog.name}.{name}")).collect()
     assert answer == [r["event_id"] for r in by_spark] == [e for _, _, e in sorted(good)]
     assert [(d["error_code"], bytes(d["value"])) for d in one.dead()] == [("malformed_json", b"{")]
-    audit = json.loads(run(one, "audit", one.name, "--hours", f"{first}..{second}", "--output", "json"))
+    audit = json.loads(call(one, "audit", one.name, "--hours", f"{first}..{second}", "--output", "json"))
     # Step 7
     _lose_and_register(one)
     assert one.contents() == sorted(good)
@@ -166,14 +158,14 @@ def _lose_and_register(one: World) -> None:
     before = [one.lake.load(name).metadata for name in tables]
     for name in tables:
         admin.forget(one.lake, name)
-    assert f"`anabranch apply {one.name} --register`" in run(one, "apply", one.name, expect=2)
-    assert run(one, "apply", one.name, "--register").count("registered table") == 3
+    assert f"`anabranch apply {one.name} --register`" in call(one, "apply", one.name, expect=2)
+    assert call(one, "apply", one.name, "--register").count("registered table") == 3
     assert [one.lake.load(name).metadata for name in tables] == before
     newest = one.lake.load(stream.table)
     delete_files(one.job.environment, [newest.metadata_location])
     with pytest.raises(MetadataGone, match=re.escape(newest.metadata_location.rpartition("/")[2])):
         one.lake.load(stream.table)
-    assert newest.metadata.metadata_log[-1].metadata_file in run(one, "apply", one.name, "--register")
+    assert newest.metadata.metadata_log[-1].metadata_file in call(one, "apply", one.name, "--register")
     assert one.lake.load(stream.table).metadata_location == newest.metadata.metadata_log[-1].metadata_file
 
 

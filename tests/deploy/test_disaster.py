@@ -18,10 +18,9 @@ from urllib.parse import urlparse
 
 import boto3
 import pytest
-from click.testing import CliRunner
+from commands import call
 from world import World, add_catalog, closed_at_the_end, past_hour, spread
 
-from anabranch.cli import main
 from anabranch.common.errors import MetadataGone, Terminal
 from anabranch.iceberg.orphans import references
 from anabranch.protocol import ledger
@@ -57,13 +56,6 @@ def begin_again(one: World) -> None:
     one.spark = one.spark.newSession()
     one.reopen()
     add_catalog(one.spark, one.job.environment)
-
-
-def run(one: World, *arguments: str, expect: int = 0) -> str:
-    """A command as a user runs it; what it prints, and what it complains of."""
-    done = CliRunner().invoke(main, [*arguments, "--conf", str(one.folder)])
-    assert done.exit_code == expect, f"{arguments}: {done.exit_code}\n{done.output}\n{done.exception!r}"
-    return str(done.output if expect else done.stdout)
 
 
 def live(one: World) -> None:
@@ -107,8 +99,8 @@ def end(one: World) -> None:
     assert {past_hour(ago): newest[past_hour(ago)].decision for ago in (4, 3, 2, 1)} == {
         past_hour(ago): "accepted" for ago in (4, 3, 2, 1)
     }
-    run(one, "audit", one.name, "--hours", f"{past_hour(4)}..{past_hour(1)}")
-    assert run(one, "apply", one.name) == f"{one.name}: nothing to change\n"
+    call(one, "audit", one.name, "--hours", f"{past_hour(4)}..{past_hour(1)}")
+    assert call(one, "apply", one.name) == f"{one.name}: nothing to change\n"
 
 
 def names(one: World) -> tuple[str, str, str]:
@@ -166,12 +158,12 @@ def test_a_lost_catalog_is_not_recreated_and_is_restored_by_one_command(
     # The hazard: the catalog has no tables, and Kafka's log would be read from its beginning.
     with pytest.raises(Terminal, match="expected it to exist, found none; run `anabranch apply`"):
         one.speed()
-    output = run(one, "apply", one.name, expect=2)
+    output = call(one, "apply", one.name, expect=2)
     assert f"{one.name} --register`" in output and ".metadata.json" in output
     with pytest.raises(Terminal, match="expected it to exist"):
         one.speed()
 
-    output = run(one, "apply", one.name, "--register")
+    output = call(one, "apply", one.name, "--register")
 
     assert output.count("registered table") == 3
     assert [one.lake.load(name).metadata for name in names(one)] == before
@@ -210,9 +202,9 @@ def test_a_bucket_restored_beneath_a_newer_catalog_is_reported_and_registered(ma
     begin_again(one)
     with pytest.raises(MetadataGone, match=r"expected the metadata file that the catalog names.*--register"):
         one.speed()
-    output = run(one, "apply", one.name, expect=2)
+    output = call(one, "apply", one.name, expect=2)
     assert named.rpartition("/")[2] in output
-    assert f"registered table {one.job.stream.table}" in run(one, "apply", one.name, "--register")
+    assert f"registered table {one.job.stream.table}" in call(one, "apply", one.name, "--register")
     assert one.state.position == position
     end(one)
 
@@ -245,7 +237,7 @@ def test_a_warehouse_that_moves_to_another_bucket(make: Make, tmp_path: Path) ->
     place = {"uri": f"sqlite:///{tmp_path}/moved.db", "warehouse": f"s3://{new}/warehouse"}
     one.tell(catalog=one.told["catalog"] | place)
     begin_again(one)
-    assert run(one, "apply", one.name, "--register").count("registered table") == 3
+    assert call(one, "apply", one.name, "--register").count("registered table") == 3
     for name, was in before.items():
         now = one.lake.load(name)
         assert not [path for path in references(now) if old.name + "/" in path]

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from click.testing import CliRunner
+from commands import call
 from world import World, event, past_hour, spread
 
-from anabranch.cli import main
 from anabranch.common.errors import PositionError
 from anabranch.common.output import plain
 from anabranch.iceberg.commits import Change, Outcome
@@ -24,13 +23,6 @@ from anabranch.protocol import merge
 from anabranch.protocol.publish import Publish, new_id, to_commit
 
 Make = Callable[..., World]
-
-
-def run(one: World, *arguments: str, expect: int = 0) -> str:
-    """A command as a user runs it."""
-    done = CliRunner().invoke(main, [*arguments, "--conf", str(one.folder)])
-    assert done.exit_code == expect, f"{arguments}: {done.exit_code}\n{done.output}\n{done.exception!r}"
-    return str(done.output if expect else done.stdout)
 
 
 def recreate(one: World, partitions: int = 2) -> None:
@@ -83,13 +75,13 @@ def test_a_recreated_topic_is_adopted_and_every_record_of_both_is_there_once(two
         one.batch()
     assert ids(one) == before
 
-    asked = run(one, "adopt", one.name, expect=1)
+    asked = call(one, "adopt", one.name, expect=1)
     assert "with 9 records, the oldest of" in asked and "nothing was changed" in asked
-    adopted = json.loads(run(one, "adopt", one.name, "--from", "earliest", "--output", "json"))
+    adopted = json.loads(call(one, "adopt", one.name, "--from", "earliest", "--output", "json"))
 
     assert (adopted["adopted"], adopted["sealed"], adopted["lost"]) == (True, [past_hour(0)], {})
     assert adopted["position"] == {"0": 0, "1": 0, "2": 0}
-    assert "nothing to adopt" in run(one, "adopt", one.name)
+    assert "nothing to adopt" in call(one, "adopt", one.name)
     one.speed()
     assert ids(one) == sorted([*before, *(f"new-{i}" for i in range(9))])
     # No hour mixes two topics: the new records are of the next one.
@@ -116,10 +108,10 @@ def test_a_wrong_topic_is_adopted_and_left_again_without_duplicates(running_hour
     one.reopen()
     with pytest.raises(PositionError, match="name the wrong topic or cluster"):
         one.speed()
-    assert json.loads(run(one, "adopt", one.name, "--output", "json"))["adopted"]
+    assert json.loads(call(one, "adopt", one.name, "--output", "json"))["adopted"]
     one.configure(topic=right)
     one.reopen()
-    assert json.loads(run(one, "adopt", one.name, "--output", "json"))["adopted"]
+    assert json.loads(call(one, "adopt", one.name, "--output", "json"))["adopted"]
     now = datetime.now(UTC)
     one.send([(0, now, event("after", now))])
     one.speed()
@@ -130,7 +122,7 @@ def test_a_wrong_topic_is_adopted_and_left_again_without_duplicates(running_hour
 def test_a_topic_that_does_not_exist_is_not_adopted(running_hour: World) -> None:
     one = running_hour
     one.delete_topic()
-    assert "expected it to exist, found none" in run(one, "adopt", one.name, expect=1)
+    assert "expected it to exist, found none" in call(one, "adopt", one.name, expect=1)
 
 
 def test_an_hour_is_given_to_the_speed_layer_and_back(two_hours: World) -> None:
@@ -139,7 +131,7 @@ def test_an_hour_is_given_to_the_speed_layer_and_back(two_hours: World) -> None:
     chosen = ("serve-hour", one.name, hour, "--why", "the rule is wrong", "--layer")
     before = one.contents()
     assert plain(views.hours(one.job))[0]["served"] == "batch"
-    assert "now served by speed, by choice" in run(one, *chosen, "speed")
+    assert "now served by speed, by choice" in call(one, *chosen, "speed")
     assert one.contents() == before
     first = plain(views.hours(one.job))[0]
     assert (first["served"], "the rule is wrong" in first["reason"]) == ("speed", True)
@@ -151,10 +143,10 @@ def test_an_hour_is_given_to_the_speed_layer_and_back(two_hours: World) -> None:
     one.send([(0, now, event("later", now))])
     one.speed()
     assert {f.file_path for f in files_of(one.state.table, "main", hour)} == speed
-    assert "served by batch, by the rule" in run(one, *chosen, "auto")
+    assert "served by batch, by the rule" in call(one, *chosen, "auto")
     assert not {f.file_path for f in files_of(one.state.table, "main", hour)} & speed
     assert one.contents() == one.acknowledged()
-    assert "has not accepted it" in run(
+    assert "has not accepted it" in call(
         one, "serve-hour", one.name, past_hour(1), "--why", "w", "--layer", "batch", expect=1
     )
 
@@ -165,10 +157,10 @@ def test_an_hour_that_the_speed_layer_never_read_is_not_given_to_it(world: Make)
     one.send(spread(past_hour(1), 10, "h1"))
     one.apply()
     assert [r.decision for r in one.batch()] == ["accepted"]
-    output = run(one, "serve-hour", one.name, past_hour(1), "--why", "w", "--layer", "speed", expect=1)
+    output = call(one, "serve-hour", one.name, past_hour(1), "--why", "w", "--layer", "speed", expect=1)
     assert "the speed layer has not read it to its end" in output
     one.speed()
-    output = run(one, "serve-hour", one.name, past_hour(1), "--why", "w", "--layer", "speed", expect=1)
+    output = call(one, "serve-hour", one.name, past_hour(1), "--why", "w", "--layer", "speed", expect=1)
     assert "the speed layer skipped it" in output
     assert one.contents() == one.acknowledged()
 
@@ -182,7 +174,7 @@ def test_dropped_branches_and_ledger_are_recreated_and_hours_stay_accepted(two_h
         table = one.lake.load(one.job.stream.table)
     one.lake.catalog.drop_table(one.job.stream.hours_table)
 
-    output = run(one, "apply", one.name)
+    output = call(one, "apply", one.name)
 
     assert "created branch batch" in output
     assert "created branch speed" in output
@@ -216,7 +208,7 @@ def test_maintenance_while_a_publisher_is_paused_loses_no_file(two_hours: World)
     state = one.state
     publish = Publish(paused.wap_id, (Change("speed", paused.files), Change("main", paused.files)), state.timeline)
     before = one.contents()
-    assert run(one, "maintain", one.name).count(", 0 orphan files") == 3, "a file of a moment ago is no orphan"
+    assert call(one, "maintain", one.name).count(", 0 orphan files") == 3, "a file of a moment ago is no orphan"
 
     later = now + timedelta(days=5)
     done = maintenance.maintain(job, later)

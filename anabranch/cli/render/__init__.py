@@ -1,1 +1,28 @@
 """Print reports, as text or JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+from anabranch.common.output import plain, print_json
+
+
+def print_result(value: object, lines: Iterable[str], output: str) -> None:
+    """Print a result to standard output: a JSON document, or lines of text."""
+    if output == "json":
+        print_json(value)
+        return
+    for line in lines:
+        print(line)
+
+
+def print_text(line: str, output: str) -> None:
+    """Print a line that only people need."""
+    if output == "text":
+        print(line)
+
+
+def print_event(value: object, words: str, output: str) -> None:
+    """Print one of many results on a line of its own, at once: a JSON object, or words."""
+    print(json.dumps(plain(value)) if output == "json" else words, flush=True)

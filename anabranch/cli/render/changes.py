@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import sys
-
-from anabranch.common.output import plain
+from anabranch.cli.render import print_event
 from serving_layer.changes import HourChange
 
 
 def print_change(change: HourChange, output: str) -> None:
     """Print a change as one line to standard output, and flush."""
-    sys.stdout.write((json.dumps(plain(change)) if output == "json" else _words(change)) + "\n")
-    sys.stdout.flush()
+    print_event(change, _words(change), output)
 
 
 def _words(change: HourChange) -> str:

@@ -1,7 +1,10 @@
-"""Print the completeness of a stream by event time."""
+"""Print how far streams are complete."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
+from anabranch.common.errors import AnabranchError
 from anabranch.common.output import print_json, print_table
 from anabranch.protocol.completeness import EventTimeCompleteness
 
@@ -20,3 +23,24 @@ def print_completeness(view: EventTimeCompleteness, output: str) -> None:
         ("complete", "yes" if view.complete else "no"),
     ]
     print_table((view.stream, ""), rows)
+
+
+def print_complete_through(
+    common: str | None,
+    found: Mapping[str, str | AnabranchError | None],
+    tagged: Sequence[str] | None,
+    is_known: bool,
+    output: str,
+) -> None:
+    """Print the last complete hour of each stream, and the last that they have in `common`. `tagged`: the hours that
+    were tagged, None if that was not asked for."""
+    hours = {name: hour for name, hour in found.items() if not isinstance(hour, AnabranchError)}
+    if output == "json":
+        errors = {name: str(error) for name, error in found.items() if isinstance(error, AnabranchError)}
+        view = {"complete_through": common, "streams": hours, "errors": errors}
+        print_json(view | ({"tagged": tagged} if tagged is not None else {}))
+        return
+    print_table(("stream", "complete through"), [(name, hour or "none") for name, hour in hours.items()])
+    print(f"complete through: {common or ('none' if is_known else 'not known')}")
+    if tagged is not None:
+        print(f"tagged: {', '.join(tagged) or 'no new hour'}")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-from anabranch.common.output import plain
+from anabranch.cli.render import print_event
 from anabranch.protocol.deliveries import Delivery
 from serving_layer.egress import Failed
 
@@ -13,10 +12,10 @@ from serving_layer.egress import Failed
 def print_delivery(one: Delivery | Failed, output: str) -> None:
     """Print a delivery, or the failure of a target, as soon as it is known."""
     if isinstance(one, Delivery):
-        line: dict[str, Any] = {key: plain(value) for key, value in vars(one).items()}
+        line: dict[str, Any] = vars(one)
         words = f"{one.target}  {one.hour}  revision {one.revision}  {one.served}  {one.rows} rows"
         words += f"  {one.files} files" if one.files else ""
     else:
         line = {"target": one.target, "failed": str(one.error)}
         words = f"{one.target}  failed: {one.error}"
-    print(json.dumps(line) if output == "json" else words, flush=True)
+    print_event(line, words, output)

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from anabranch.common.output import print_json
+from anabranch.cli.render import print_result
 from anabranch.operations.importing.run import Imported, Plan
 
 
 def print_planned(stream: str, plan: Plan, output: str) -> None:
-    if output == "json":
-        print_json({"stream": stream, "dry_run": True, **_view(plan)})
-        return
-    print(f"{stream}: would import {plan.rows} rows of {plan.files} files into {len(plan.hours)} hours")
-    _print_left_out(stream, plan)
+    first = f"would import {plan.rows} rows of {plan.files} files into {len(plan.hours)} hours"
+    lines = [f"{stream}: {line}" for line in (first, *_left_out(plan))]
+    print_result({"stream": stream, "dry_run": True, **_view(plan)}, lines, output)
 
 
 def print_imported(stream: str, done: Imported, key: Sequence[str], output: str) -> None:
     """`key`: the stream's key, by which rows that repeat another were left out."""
-    if output == "json":
-        counts = {"good": done.good, "duplicate": done.duplicate, "erased": done.erased}
-        print_json({"stream": stream, "imported": list(done.hours), "rows": done.rows, **counts, **_view(done.plan)})
-        return
-    print(
-        f"{stream}: imported {done.good} of {done.rows} rows into {len(done.hours)} hours; left out {done.duplicate} "
-        f"that repeat another by {', '.join(key)}, and {done.erased} that were erased"
+    counts = {"good": done.good, "duplicate": done.duplicate, "erased": done.erased}
+    view = {"stream": stream, "imported": done.hours, "rows": done.rows, **counts, **_view(done.plan)}
+    first = (
+        f"imported {done.good} of {done.rows} rows into {len(done.hours)} hours; left out {done.duplicate} that repeat "
+        f"another by {', '.join(key)}, and {done.erased} that were erased"
     )
-    _print_left_out(stream, done.plan)
+    print_result(view, [f"{stream}: {line}" for line in (first, *_left_out(done.plan))], output)
 
 
 def _view(plan: Plan) -> dict[str, Any]:
@@ -41,12 +37,11 @@ def _view(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _print_left_out(stream: str, plan: Plan) -> None:
-    for note in plan.notes:
-        print(f"{stream}: {note}")
+def _left_out(plan: Plan) -> Iterator[str]:
+    yield from plan.notes
     if plan.known:
-        print(f"{stream}: {len(plan.known)} hours with rows are imported already: {plan.known[0]} to {plan.known[-1]}")
+        yield f"{len(plan.known)} hours with rows are imported already: {plan.known[0]} to {plan.known[-1]}"
     if plan.before:
-        print(f"{stream}: {plan.before} rows are of earlier hours, which are not imported")
+        yield f"{plan.before} rows are of earlier hours, which are not imported"
     if plan.after:
-        print(f"{stream}: {plan.after} rows are of hours that have Kafka's records, and are not imported")
+        yield f"{plan.after} rows are of hours that have Kafka's records, and are not imported"

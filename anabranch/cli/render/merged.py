@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from anabranch.common.output import print_json
+from anabranch.cli.render import print_result
 from anabranch.protocol.merge import Merged
 
 
@@ -12,13 +12,12 @@ def print_merged(stream: str, merged: Merged, dry_run: bool, output: str) -> Non
         {"hour": s.hour, "served": s.layer, "added": len(s.add), "removed": len(s.remove), "reason": s.refused}
         for s in merged.swaps
     ]
-    if output == "json":
-        print_json({"stream": stream, "dry_run": dry_run, "swaps": rows, "overrides": overrides})
-        return
+    lines = []
     for row in rows:
         outcome = row["reason"] or f"served by {row['served']}: {row['added']} files in, {row['removed']} out"
-        print(f"{stream}: {row['hour']} {outcome}")
-    if not rows:
-        print(f"{stream}: nothing to merge")
+        lines.append(f"{row['hour']} {outcome}")
+    lines = lines or ["nothing to merge"]
     for hour, layer in sorted(overrides.items()):
-        print(f"{stream}: {hour} is served by {layer} by choice (`anabranch serve-hour`)")
+        lines.append(f"{hour} is served by {layer} by choice (`anabranch serve-hour`)")
+    view = {"stream": stream, "dry_run": dry_run, "swaps": rows, "overrides": overrides}
+    print_result(view, [f"{stream}: {line}" for line in lines], output)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
+from datetime import timedelta
 
 import pytest
 
 from anabranch.cli.watching import watched
 from anabranch.common.errors import ConfigurationError, Transient
+
+OFTEN = timedelta(0)
 
 
 class Service:
@@ -25,7 +28,7 @@ class Service:
 
 def test_once_without_it() -> None:
     service = Service("a", "b")
-    assert watched(False, 0, service, print) == "a"
+    assert watched(False, OFTEN, service, print) == "a"
     assert service.left == ["b"]
 
 
@@ -33,7 +36,7 @@ def test_it_shows_each_answer_and_what_does_not_answer_until_it_is_interrupted(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     service = Service("a", Transient("Kafka is down"), "b", KeyboardInterrupt(), "never")
-    assert watched(True, 0, service, print) is None
+    assert watched(True, OFTEN, service, print) is None
     said = capsys.readouterr()
     assert (said.out, said.err) == ("a\nb\n", "Kafka is down\n")
 
@@ -42,12 +45,12 @@ def test_on_a_terminal_each_takes_the_place_of_the_one_before(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    watched(True, 0, Service("a", "b", KeyboardInterrupt()), print)
+    watched(True, OFTEN, Service("a", "b", KeyboardInterrupt()), print)
     said = capsys.readouterr()
     assert said.out == "\x1b[2J\x1b[1;1Ha\n\x1b[2J\x1b[1;1Hb\n"
-    assert said.err.count("again every 0 s; Ctrl-C ends") == 2
+    assert said.err.count("again every 0.1 s; Ctrl-C ends") == 2
 
 
 def test_a_permanent_error_ends_the_reading() -> None:
     with pytest.raises(ConfigurationError, match="no such stream"):
-        watched(True, 0, Service("a", ConfigurationError("no such stream")), print)
+        watched(True, OFTEN, Service("a", ConfigurationError("no such stream")), print)
