@@ -25,6 +25,7 @@ from anabranch.common.remote_errors import explain, lake_errors
 from anabranch.iceberg.catalog_settings import catalog_properties
 from anabranch.iceberg.lake import Lake, delete_old_metadata
 from anabranch.iceberg.prepare import set_ref
+from anabranch.iceberg.private_api import requirements_of, updates_of
 from anabranch.iceberg.snapshots import BRANCHES, PUBLISH_ID, PUBLISHED, STAGING
 from anabranch.iceberg.state_properties import plan_summary
 
@@ -135,12 +136,12 @@ def change_table(lake: Lake, name: str, what: str, write: Callable[[Table, Trans
         table = lake.load(name)
         tx = Transaction(table)
         write(table, tx)
-        if not tx._updates:
+        if not (updates := updates_of(tx)):
             return
         lake.clock.now(table.metadata.last_updated_ms)
-        requirements = (AssertTableUUID(uuid=table.metadata.table_uuid), *tx._requirements)
+        requirements = (AssertTableUUID(uuid=table.metadata.table_uuid), *requirements_of(tx))
         try:
-            landed = lake.catalog.commit_table(table, requirements, tuple(tx._updates))
+            landed = lake.catalog.commit_table(table, requirements, updates)
             delete_old_metadata(table, landed)
             return
         except CommitFailedException as error:
@@ -165,7 +166,7 @@ def add_branches(lake: Lake, name: str, properties: Mapping[str, str]) -> list[s
             tx.set_properties(needed)
             tx.update_snapshot(snapshot_properties=first).fast_append().commit()
     head = tx.table_metadata.refs["main"].snapshot_id
-    updates = list(tx._updates)
+    updates = list(updates_of(tx))
     requirements: list[TableRequirement] = [AssertTableUUID(uuid=table.metadata.table_uuid)]
     for branch in made:
         # PyIceberg cannot look up another branch in a table without a snapshot; the absence of main

@@ -18,11 +18,12 @@ from typing import Any
 
 from pyarrow.fs import FileSystem, S3FileSystem
 from pyiceberg.io import S3_RETRY_STRATEGY_IMPL, FileIO, InputFile, InputStream, OutputFile, OutputStream
-from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO, _import_retry_strategy
+from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
 
 from anabranch import config
 from anabranch.common.counters import S3_BYTES, S3_REQUESTS, TALLY
 from anabranch.common.errors import AnabranchError, NoAnswer
+from anabranch.iceberg.private_api import open_file_system, retry_strategy
 from anabranch.iceberg.s3 import ObjectStore, bucket_and_key, is_open, open_store, shared_files
 
 LOG = logging.getLogger(__name__)
@@ -164,7 +165,7 @@ class LakeFileIO(PyArrowFileIO):
 
     def _shared_fs(self, scheme: str, netloc: str | None) -> FileSystem:
         if not scheme.startswith("s3"):
-            return self._initialize_fs(scheme, netloc)
+            return open_file_system(self, scheme, netloc)
         # A forked process must not use its parent's connections.
         return _open_s3(os.getpid(), netloc, tuple(sorted(self.properties.items())), shared_files())
 
@@ -241,14 +242,14 @@ def _open_s3(
     process: int, netloc: str | None, properties: tuple[tuple[str, str], ...], keys: tuple[tuple[int, int], ...]
 ) -> FileSystem:
     io = PyArrowFileIO(dict(properties))
-    opened = io._initialize_fs("s3", netloc)
+    opened = open_file_system(io, "s3", netloc)
     if not isinstance(opened, S3FileSystem):
         return opened
     # PyIceberg has no properties for these. The first: opening a file reads its first part, so a file of one part is
     # one request.
     more: dict[str, Any] = {"allow_delayed_open": True, "tls_ca_file_path": io.properties.get("s3.ca")}
     # PyArrow's options are without its own.
-    if (name := io.properties.get(S3_RETRY_STRATEGY_IMPL)) and (strategy := _import_retry_strategy(name)):
+    if (name := io.properties.get(S3_RETRY_STRATEGY_IMPL)) and (strategy := retry_strategy(name)):
         more["retry_strategy"] = strategy
     rebuild, (options,) = opened.__reduce__()
     return rebuild(options | more)

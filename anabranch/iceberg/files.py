@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -14,8 +13,6 @@ from stat import S_ISREG
 from anabranch.common.errors import Transient
 from anabranch.config import Environment
 from anabranch.iceberg.s3 import Version, bucket_and_key, open_store
-
-LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,13 @@ become orphans. A ledger that is kept for a limited time loses whole quarters, b
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import pyarrow as pa
@@ -23,14 +25,16 @@ import pyarrow.compute as pc
 from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.expressions.parser import parse
 from pyiceberg.io.pyarrow import ArrowScan
-from pyiceberg.manifest import DataFile, ManifestEntry, ManifestEntryStatus, ManifestFile
-from pyiceberg.table import FileScanTask, Transaction
+from pyiceberg.manifest import DataFile, ManifestEntry, ManifestFile
+from pyiceberg.table import FileScanTask
+from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.table.snapshots import Operation, Summary
-from pyiceberg.table.update import RemoveSnapshotsUpdate, SetPropertiesUpdate
-from pyiceberg.table.update.snapshot import _FastAppendFiles
+from pyiceberg.table.update import AddSnapshotUpdate, RemoveSnapshotsUpdate, SetPropertiesUpdate
 
 from anabranch.iceberg.arrow_files import write_files
 from anabranch.iceberg.expiry import plan_plain_expiry
+from anabranch.iceberg.manifest_writer import ManifestWriter, counts_of
+from anabranch.iceberg.prepare import set_ref
 from anabranch.iceberg.snapshots import PUBLISH_ID
 
 if TYPE_CHECKING:
@@ -310,75 +314,42 @@ def _commit(
     added: Sequence[DataFile],
     operation: Operation | None = None,
 ) -> tuple[TableUpdate, ...]:
-    tx = Transaction(table)
-    replace = bool(removed or not added)
-    producer = _Producer(
-        operation or (Operation.OVERWRITE if replace else Operation.APPEND),
-        tx,
-        table.io,
-        snapshot_properties=properties,
-        branch="main",
-    )
-    for data_file in added:
-        producer.append_data_file(data_file)
-    for data_file in removed:
-        producer.delete_data_file(data_file)
-    producer.commit()
-    return tuple(tx._updates)
+    """The updates of a commit that removes and adds files, and writes the entries of small manifests into one."""
+    parent = table.current_snapshot()
+    there = {m.manifest_path: m for m in parent.manifests(table.io)} if parent is not None else {}
+    entries = _entries(table, there.values()) if removed else {}
+    gone = {f.file_path for f in removed}
+    touched = [p for p, listed in entries.items() if any(e.data_file.file_path in gone for e in listed)]
+    fold = plan_fold(_counts(there.values()), touched)
+    entries |= _entries(table, (there[path] for path in fold if path not in entries))
+    kept = [e for path in fold for e in entries[path] if e.data_file.file_path not in gone]
+    writer = ManifestWriter(table, max(time.time_ns() // 1_000_000, table.metadata.last_updated_ms + 1))
+    writer.begin_snapshot()
+    manifests = [writer.write_manifest(table.metadata.default_spec_id, (), added)] if added else []
+    of_spec = attrgetter("data_file.spec_id")
+    manifests += [writer.write_manifest(spec, some) for spec, some in groupby(sorted(kept, key=of_spec), of_spec)]
+    folded = set(fold)
+    manifests += [m for path, m in there.items() if path not in folded]
+    # But for an append and an expiry, rows are unchanged: incremental readers skip such a snapshot.
+    replaces = Operation.REPLACE if removed or not added else Operation.APPEND
+    summary = Summary(operation or replaces, **_summary(parent, removed, added), **properties)
+    snapshot = writer.write_snapshot(parent, manifests, summary)
+    return AddSnapshotUpdate(snapshot=snapshot), set_ref("main", snapshot.snapshot_id, SnapshotRefType.BRANCH)
 
 
-class _Producer(_FastAppendFiles):
-    """A snapshot without the deleted files, and with the entries of its small manifests in one."""
-
-    def _existing_manifests(self) -> list[ManifestFile]:
-        manifests = {m.manifest_path: m for m in super()._existing_manifests()}
-        entries = self._read_entries(manifests.values()) if self._deleted_data_files else {}
-        gone = {f.file_path for f in self._deleted_data_files}
-        touched = [p for p, listed in entries.items() if any(e.data_file.file_path in gone for e in listed)]
-        fold = plan_fold(_counts(manifests.values()), touched)
-        if not fold:
-            return list(manifests.values())
-        entries |= self._read_entries(manifests[path] for path in fold if path not in entries)
-        kept = [e for path in fold for e in entries[path] if e.data_file.file_path not in gone]
-        written: list[ManifestFile] = []
-        for spec_id, of_spec in groupby(sorted(kept, key=lambda e: e.data_file.spec_id), lambda e: e.data_file.spec_id):
-            with self.new_manifest_writer(self.spec(spec_id)) as writer:
-                for entry in of_spec:
-                    writer.add_entry(_with_status(entry, ManifestEntryStatus.EXISTING, entry.snapshot_id))
-            written.append(writer.to_manifest_file())
-        return written + [m for path, m in manifests.items() if path not in set(fold)]
-
-    def _deleted_entries(self) -> list[ManifestEntry]:
-        gone = {f.file_path for f in self._deleted_data_files}
-        if not gone:
-            return []
-        return [
-            _with_status(entry, ManifestEntryStatus.DELETED, self._snapshot_id)
-            for listed in self._read_entries(super()._existing_manifests()).values()
-            for entry in listed
-            if entry.data_file.file_path in gone
-        ]
-
-    def _read_entries(self, manifests: Iterable[ManifestFile]) -> dict[str, list[ManifestEntry]]:
-        return {m.manifest_path: m.fetch_manifest_entry(self._io) for m in manifests}
-
-    def _summary(self, snapshot_properties: Mapping[str, str] = {}) -> Summary:
-        summary = super()._summary(dict(snapshot_properties))
-        if self._operation in (Operation.APPEND, Operation.DELETE):
-            return summary
-        # Rows are unchanged: incremental readers skip such a snapshot. The library counts
-        # otherwise.
-        return Summary(Operation.REPLACE, **summary.additional_properties)
+def _entries(table: Table, manifests: Iterable[ManifestFile]) -> dict[str, list[ManifestEntry]]:
+    return {m.manifest_path: m.fetch_manifest_entry(table.io) for m in manifests}
 
 
-def _with_status(entry: ManifestEntry, status: ManifestEntryStatus, snapshot_id: int | None) -> ManifestEntry:
-    return ManifestEntry.from_args(
-        status=status,
-        snapshot_id=snapshot_id,
-        sequence_number=entry.sequence_number,
-        file_sequence_number=entry.file_sequence_number,
-        data_file=entry.data_file,
-    )
+def _summary(parent: Snapshot | None, removed: Sequence[DataFile], added: Sequence[DataFile]) -> dict[str, str]:
+    """The counts of a snapshot, and the totals with it."""
+    rows = sum(f.record_count for f in removed)
+    changes = {
+        "total-data-files": len(added) - len(removed),
+        "total-records": sum(f.record_count for f in added) - rows,
+    }
+    totals = {name: str((_number(parent, name) if parent is not None else 0) + by) for name, by in changes.items()}
+    return counts_of(added, len(removed), rows) | totals
 
 
 def _counts(manifests: Iterable[ManifestFile]) -> dict[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -15,7 +16,7 @@ from botocore.exceptions import BotoCoreError, ClientError, ConnectTimeoutError,
 
 from anabranch import config
 from anabranch.common.counters import S3_BYTES, S3_REQUESTS, TALLY
-from anabranch.common.errors import AnabranchError, NoAnswer, Transient
+from anabranch.common.errors import NoAnswer, Transient
 from anabranch.common.remote_errors import explain
 
 # S3's own limit for one request.
@@ -148,83 +149,70 @@ class ObjectStore:
     def ensure_bucket(self, bucket: str) -> bool:
         """Create the bucket if it is missing; True if it was created. Raises ConfigurationError (keys, rights)
         or Transient."""
-        try:
-            self._client.head_bucket(Bucket=bucket)
+        if self.has_bucket(bucket):
             return False
-        except ClientError as error:
-            if error.response["ResponseMetadata"]["HTTPStatusCode"] != 404:
-                raise self._failed(f"look at bucket {bucket}", error) from error
-        except BotoCoreError as error:
-            raise self._failed(f"look at bucket {bucket}", error) from error
         placed = {} if self._s3.region == "us-east-1" else {"LocationConstraint": self._s3.region}
-        try:
+        with self._errors(f"create bucket {bucket}"):
             self._client.create_bucket(Bucket=bucket, **({"CreateBucketConfiguration": placed} if placed else {}))
-        except (ClientError, BotoCoreError) as error:
-            raise self._failed(f"create bucket {bucket}", error) from error
         return True
 
     def clock(self, bucket: str) -> datetime:
         """The object store's time (to the second). Raises ConfigurationError or Transient."""
-        try:
-            answer = self._client.head_bucket(Bucket=bucket)
-        except (ClientError, BotoCoreError) as error:
-            # A request with a wrong clock is refused, and the refusal contains the time.
-            answer = error.response if isinstance(error, ClientError) else {}
-            if "date" not in answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}):
-                raise self._failed(f"read the time from bucket {bucket}", error) from error
+        with self._errors(f"read the time from bucket {bucket}"):
+            try:
+                answer = self._client.head_bucket(Bucket=bucket)
+            except ClientError as error:
+                # A request with a wrong clock is refused, and the refusal contains the time.
+                answer = error.response
+                if "date" not in answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}):
+                    raise
         return parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"]).astimezone(UTC)
 
     def list_objects(self, bucket: str, prefix: str) -> Iterator[tuple[str, int, datetime]]:
         """Key, size and time of every object whose key begins with `prefix`. Raises Terminal (rights) or Transient."""
-        try:
+        with self._errors(f"list s3://{bucket}/{prefix}"):
             for page in self._client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
                 for entry in page.get("Contents", ()):
                     yield entry["Key"], entry["Size"], entry["LastModified"].astimezone(UTC)
-        except (ClientError, BotoCoreError) as error:
-            raise self._failed(f"list s3://{bucket}/{prefix}", error) from error
 
     def get(self, bucket: str, key: str) -> bytes:
         """The contents of an object. Raises ConfigurationError (keys, rights), Transient, Terminal
         (no such object)."""
-        try:
+        with self._errors(f"read s3://{bucket}/{key}"):
             body: bytes = self._client.get_object(Bucket=bucket, Key=key)["Body"].read()
-        except (ClientError, BotoCoreError) as error:
-            raise self._failed(f"read s3://{bucket}/{key}", error) from error
         TALLY.count(S3_BYTES, "read", len(body))
         return body
 
     def put(self, bucket: str, key: str, body: bytes, content_type: str) -> None:
         """Write one object. Raises ConfigurationError (keys, rights, no such bucket) or Transient."""
-        try:
+        with self._errors(f"write s3://{bucket}/{key}"):
             self._client.put_object(Bucket=bucket, Key=key, Body=body, ContentType=content_type)
-        except (ClientError, BotoCoreError) as error:
-            raise self._failed(f"write s3://{bucket}/{key}", error) from error
 
     def find(self, bucket: str, key: str) -> tuple[bytes, str] | None:
         """One object with its entity tag; None where there is none. Raises as `get` does."""
-        try:
-            answer = self._client.get_object(Bucket=bucket, Key=key)
-            return answer["Body"].read(), answer["ETag"]
-        except (ClientError, BotoCoreError) as error:
-            if isinstance(error, ClientError) and error.response["Error"]["Code"] in ("NoSuchKey", "404"):
-                return None
-            raise self._failed(f"read s3://{bucket}/{key}", error) from error
+        with self._errors(f"read s3://{bucket}/{key}"):
+            try:
+                answer = self._client.get_object(Bucket=bucket, Key=key)
+                return answer["Body"].read(), answer["ETag"]
+            except ClientError as error:
+                if _code(error) not in ("NoSuchKey", "404"):
+                    raise
+        return None
 
     def put_if(self, bucket: str, key: str, body: bytes, content_type: str, tag: str | None) -> bool:
         """Replace the object with this entity tag, or create it for None; False when another is
         there by then. Raises as `put` does. Source: Amazon S3's conditional writes; a store without
         them writes in any case."""
         condition = {"IfMatch": tag} if tag is not None else {"IfNoneMatch": "*"}
-        try:
-            self._client.put_object(Bucket=bucket, Key=key, Body=body, ContentType=content_type, **condition)
-        except (ClientError, BotoCoreError) as error:
-            # 404: the object to replace is gone; 409: another write of it is in progress.
-            if isinstance(error, ClientError) and error.response["ResponseMetadata"]["HTTPStatusCode"] in (409, 412):
-                return False
-            if isinstance(error, ClientError) and error.response["Error"]["Code"] == "NoSuchKey":
-                return False
-            raise self._failed(f"write s3://{bucket}/{key}", error) from error
-        return True
+        with self._errors(f"write s3://{bucket}/{key}"):
+            try:
+                self._client.put_object(Bucket=bucket, Key=key, Body=body, ContentType=content_type, **condition)
+                return True
+            except ClientError as error:
+                # 404: the object to replace is gone; 409: another write of it is in progress.
+                if _status(error) not in (409, 412) and _code(error) != "NoSuchKey":
+                    raise
+        return False
 
     def delete_objects(self, bucket: str, keys: Sequence[str]) -> None:
         """Delete objects, a thousand a request. Raises Terminal (rights) or Transient, with some of them deleted: all
@@ -235,10 +223,8 @@ class ObjectStore:
         left: list[str] = []
         for i in range(0, len(named), _DELETED_AT_ONCE):
             some = named[i : i + _DELETED_AT_ONCE]
-            try:
+            with self._errors(f"delete {len(some)} {what} of bucket {bucket}"):
                 answer = self._client.delete_objects(Bucket=bucket, Delete={"Objects": some, "Quiet": True})
-            except (ClientError, BotoCoreError) as error:
-                raise self._failed(f"delete {len(some)} {what} of bucket {bucket}", error) from error
             left += [f"{e['Key']}: {e.get('Code')} {e.get('Message')}" for e in answer.get("Errors", ())]
         if left:
             raise Transient(
@@ -248,32 +234,32 @@ class ObjectStore:
 
     def has_bucket(self, bucket: str) -> bool:
         """Whether the bucket is there. Raises ConfigurationError (keys, rights) or Transient."""
-        try:
-            self._client.head_bucket(Bucket=bucket)
-        except (ClientError, BotoCoreError) as error:
-            if _status(error) == 404:
-                return False
-            raise self._failed(f"look at bucket {bucket}", error) from error
-        return True
+        with self._errors(f"look at bucket {bucket}"):
+            try:
+                self._client.head_bucket(Bucket=bucket)
+                return True
+            except ClientError as error:
+                if _status(error) != 404:
+                    raise
+        return False
 
     def is_versioned(self, bucket: str) -> bool:
         """Whether the bucket keeps versions of deleted and replaced objects. Raises
         ConfigurationError or Transient, also for a server without versioning; so do the other
         methods for a bucket's settings."""
-        try:
+        with self._errors(f"ask for the versioning of bucket {bucket}"):
             return self._versioning(bucket) == "Enabled"
-        except (ClientError, BotoCoreError) as error:
-            raise self._failed(f"ask for the versioning of bucket {bucket}", error) from error
 
     def had_versions(self, bucket: str) -> bool:
         """Whether the bucket keeps versions, or has kept some; False for a server without versioning. Raises
         ConfigurationError (rights) or Transient."""
-        try:
-            return self._versioning(bucket) is not None
-        except (ClientError, BotoCoreError) as error:
-            if _status(error) in (405, 501):
-                return False
-            raise self._failed(f"ask for the versioning of bucket {bucket}", error) from error
+        with self._errors(f"ask for the versioning of bucket {bucket}"):
+            try:
+                return self._versioning(bucket) is not None
+            except ClientError as error:
+                if _status(error) not in (405, 501):
+                    raise
+        return False
 
     def _versioning(self, bucket: str) -> str | None:
         status = self._client.get_bucket_versioning(Bucket=bucket).get("Status")
@@ -282,22 +268,18 @@ class ObjectStore:
     def former_versions(self, bucket: str, prefix: str) -> Iterator[Version]:
         """The versions of objects whose keys begin with `prefix`, without those that are current. Raises Terminal
         (rights) or Transient."""
-        try:
+        with self._errors(f"list the versions of s3://{bucket}/{prefix}"):
             for page in self._client.get_paginator("list_object_versions").paginate(Bucket=bucket, Prefix=prefix):
                 for entry in page.get("Versions", ()):
                     if not entry["IsLatest"]:
                         written = entry["LastModified"].astimezone(UTC)
                         yield Version(bucket, entry["Key"], entry["VersionId"], written)
-        except (ClientError, BotoCoreError) as error:
-            raise self._failed(f"list the versions of s3://{bucket}/{prefix}", error) from error
 
     def get_version(self, version: Version) -> bytes:
         """The contents of a version. Raises as `get` does."""
-        try:
+        with self._errors(f"read version {version.id} of {version.path}"):
             answer = self._client.get_object(Bucket=version.bucket, Key=version.key, VersionId=version.id)
             body: bytes = answer["Body"].read()
-        except (ClientError, BotoCoreError) as error:
-            raise self._failed(f"read version {version.id} of {version.path}", error) from error
         TALLY.count(S3_BYTES, "read", len(body))
         return body
 
@@ -308,23 +290,25 @@ class ObjectStore:
 
     def lifecycle(self, bucket: str) -> tuple[LifecycleRule, ...]:
         """The enabled rules of the bucket's lifecycle."""
-        try:
-            rules = self._client.get_bucket_lifecycle_configuration(Bucket=bucket).get("Rules", ())
-        except (ClientError, BotoCoreError) as error:
-            if _code(error) == "NoSuchLifecycleConfiguration":
+        with self._errors(f"ask for the lifecycle of bucket {bucket}"):
+            try:
+                rules = self._client.get_bucket_lifecycle_configuration(Bucket=bucket).get("Rules", ())
+            except ClientError as error:
+                if _code(error) != "NoSuchLifecycleConfiguration":
+                    raise
                 return ()
-            raise self._failed(f"ask for the lifecycle of bucket {bucket}", error) from error
         return tuple(_rule(rule) for rule in rules if rule.get("Status") == "Enabled")
 
     def lock(self, bucket: str) -> str | None:
         """The mode and the duration of the bucket's object lock (`GOVERNANCE 30 days`); None
         without one."""
-        try:
-            lock = self._client.get_object_lock_configuration(Bucket=bucket).get("ObjectLockConfiguration", {})
-        except (ClientError, BotoCoreError) as error:
-            if _code(error) == "ObjectLockConfigurationNotFoundError":
+        with self._errors(f"ask for the object lock of bucket {bucket}"):
+            try:
+                lock = self._client.get_object_lock_configuration(Bucket=bucket).get("ObjectLockConfiguration", {})
+            except ClientError as error:
+                if _code(error) != "ObjectLockConfigurationNotFoundError":
+                    raise
                 return None
-            raise self._failed(f"ask for the object lock of bucket {bucket}", error) from error
         kept = lock.get("Rule", {}).get("DefaultRetention")
         if not kept:
             return None
@@ -334,20 +318,23 @@ class ObjectStore:
 
     def uploads(self, bucket: str, prefix: str) -> tuple[Upload, ...]:
         """The incomplete uploads under `prefix`."""
-        try:
+        with self._errors(f"list the unfinished uploads of s3://{bucket}/{prefix}"):
             pages = self._client.get_paginator("list_multipart_uploads").paginate(Bucket=bucket, Prefix=prefix)
             return tuple(
                 Upload(entry["Key"], entry["UploadId"], entry["Initiated"].astimezone(UTC))
                 for page in pages
                 for entry in page.get("Uploads", ())
             )
-        except (ClientError, BotoCoreError) as error:
-            raise self._failed(f"list the unfinished uploads of s3://{bucket}/{prefix}", error) from error
 
-    def _failed(self, doing: str, error: Exception) -> AnabranchError:
-        explained = explain(f"{doing} at {self._s3.endpoint or f'AWS {self._s3.region}'}", error)
-        is_silent = isinstance(error, (ConnectTimeoutError, ReadTimeoutError))
-        return NoAnswer(str(explained)) if is_silent else explained
+    @contextmanager
+    def _errors(self, doing: str) -> Iterator[None]:
+        """Turn the client's errors into errors of ours."""
+        try:
+            yield
+        except (ClientError, BotoCoreError) as error:
+            explained = explain(f"{doing} at {self._s3.endpoint or f'AWS {self._s3.region}'}", error)
+            is_silent = isinstance(error, (ConnectTimeoutError, ReadTimeoutError))
+            raise (NoAnswer(str(explained)) if is_silent else explained) from error
 
 
 def _count_request(event_name: str, **_: Any) -> None:
@@ -355,12 +342,12 @@ def _count_request(event_name: str, **_: Any) -> None:
     TALLY.count(S3_REQUESTS, event_name.rpartition(".")[2])
 
 
-def _code(error: Exception) -> str:
-    return str(error.response["Error"].get("Code")) if isinstance(error, ClientError) else ""
+def _code(error: ClientError) -> str:
+    return str(error.response["Error"].get("Code"))
 
 
-def _status(error: Exception) -> int:
-    return int(error.response["ResponseMetadata"]["HTTPStatusCode"]) if isinstance(error, ClientError) else 0
+def _status(error: ClientError) -> int:
+    return int(error.response["ResponseMetadata"]["HTTPStatusCode"])
 
 
 def _rule(rule: Any) -> LifecycleRule:

@@ -10,23 +10,15 @@ what is written (decision 14).
 from __future__ import annotations
 
 import logging
-import uuid
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pyiceberg.manifest import (
-    DataFile,
-    ManifestEntry,
-    ManifestEntryStatus,
-    ManifestFile,
-    write_manifest,
-    write_manifest_list,
-)
-from pyiceberg.table import TableProperties
+from pyiceberg.manifest import DataFile, ManifestEntry, ManifestFile
 from pyiceberg.table.snapshots import Operation, Snapshot, Summary
 
+from anabranch.iceberg.manifest_writer import ManifestWriter, counts_of
 from anabranch.iceberg.manifests import (
     HourManifest,
     Slot,
@@ -44,12 +36,6 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 
-_MANIFEST_FIELDS = (
-    "manifest_path", "manifest_length", "partition_spec_id", "content", "sequence_number", "min_sequence_number",
-    "added_snapshot_id", "added_files_count", "existing_files_count", "deleted_files_count", "added_rows_count",
-    "existing_rows_count", "deleted_rows_count", "partitions", "key_metadata",
-)  # fmt: skip
-
 
 @dataclass
 class _Content:
@@ -61,30 +47,19 @@ class _Content:
     removed_rows: int = 0
 
 
-class SnapshotWriter:
-    """Writes the snapshots of one commit, with one timestamp. `written`: the paths of all files
-    written so far."""
+class SnapshotWriter(ManifestWriter):
+    """Writes the snapshots of one commit, with one timestamp."""
 
     def __init__(self, table: Table, timestamp_ms: int) -> None:
-        self._table, self._timestamp_ms = table, timestamp_ms
-        self._commit = uuid.uuid4()
-        self._provider = table.location_provider()
-        properties = table.metadata.properties
-        self._codec: Any = properties.get(
-            TableProperties.WRITE_AVRO_COMPRESSION, TableProperties.WRITE_AVRO_COMPRESSION_DEFAULT
-        )
-        self._sequence = table.metadata.next_sequence_number() - 1
-        self._snapshot_id = 0
+        super().__init__(table, timestamp_ms)
         # Manifests written for one branch, by their contents: another branch may need the same.
         self._made: dict[tuple[object, ...], HourManifest | None] = {}
-        self.written: list[str] = []
 
     def write(self, change: Change, properties: Mapping[str, str]) -> Snapshot:
         """The next snapshot of a branch, over its head in the loaded table. Raises OSError, and
         ValueError when a file to remove is missing."""
-        metadata = self._table.metadata
         parent = self._head(change.branch)
-        self._snapshot_id, self._sequence = metadata.new_snapshot_id(), self._sequence + 1
+        self.begin_snapshot()
         content = self._without(_Content(*list_manifests(self._table, parent)), change)
         for hour, origin in change.copy.items():
             content.manifests += self._of_hour(origin, hour)
@@ -95,15 +70,7 @@ class SnapshotWriter:
         elif change.remove or change.clear or change.copy:
             operation = Operation.OVERWRITE
         summary = Summary(operation, **_counts(change, content), **properties)
-        return Snapshot(
-            snapshot_id=self._snapshot_id,
-            parent_snapshot_id=parent.snapshot_id,
-            sequence_number=self._sequence,
-            timestamp_ms=self._timestamp_ms,
-            manifest_list=self._write_list(parent.snapshot_id, content),
-            summary=summary,
-            schema_id=metadata.current_schema_id,
-        )
+        return self.write_snapshot(parent, [*(m.manifest for m in content.manifests), *content.others], summary)
 
     def _head(self, branch: str) -> Snapshot:
         metadata = self._table.metadata
@@ -209,52 +176,10 @@ class SnapshotWriter:
         """A manifest of kept entries and new files; reuses one that was written for another branch
         of this commit. None without entries."""
         if key not in self._made:
-            self._made[key] = self._write_manifest(spec_id, kept, fresh) if kept or fresh else None
+            self._made[key] = (
+                with_hours(self._table, self.write_manifest(spec_id, kept, fresh)) if kept or fresh else None
+            )
         return self._made[key]
-
-    def _write_manifest(self, spec_id: int, kept: Sequence[ManifestEntry], fresh: Sequence[DataFile]) -> HourManifest:
-        metadata, path = self._table.metadata, self._new_path(f"{self._commit}-m{len(self.written)}.avro")
-        writer = write_manifest(
-            format_version=metadata.format_version,
-            spec=metadata.specs()[spec_id],
-            schema=metadata.schema(),
-            output_file=self._table.io.new_output(path),
-            snapshot_id=self._snapshot_id,
-            avro_compression=self._codec,
-        )
-        with writer:
-            for data_file in fresh:
-                writer.add(ManifestEntry.from_args(status=ManifestEntryStatus.ADDED, data_file=data_file))
-            for entry in kept:
-                writer.existing(entry)
-        return with_hours(self._table, _numbered(writer.to_manifest_file(), self._sequence))
-
-    def _write_list(self, parent_id: int, content: _Content) -> str:
-        path = self._new_path(f"snap-{self._snapshot_id}-0-{self._commit}.avro")
-        with write_manifest_list(
-            format_version=self._table.metadata.format_version,
-            output_file=self._table.io.new_output(path),
-            snapshot_id=self._snapshot_id,
-            parent_snapshot_id=parent_id,
-            sequence_number=self._sequence,
-            avro_compression=self._codec,
-        ) as writer:
-            writer.add_manifests([*(m.manifest for m in content.manifests), *content.others])
-        return path
-
-    def _new_path(self, name: str) -> str:
-        path = str(self._provider.new_metadata_location(name))
-        self.written.append(path)
-        return path
-
-
-def _numbered(manifest: ManifestFile, sequence: int) -> ManifestFile:
-    """The manifest with the sequence number of the snapshot that adds it. The writer of a manifest list would give it
-    that of its own snapshot, but the list of another branch, with a later number, may name this manifest too."""
-    values = {field: getattr(manifest, field) for field in _MANIFEST_FIELDS}
-    least = manifest.min_sequence_number
-    values |= {"sequence_number": sequence, "min_sequence_number": least if least >= 0 else sequence}
-    return ManifestFile.from_args(**values)
 
 
 def delete_quietly(table: Table, paths: Iterable[str]) -> None:
@@ -269,13 +194,6 @@ def delete_quietly(table: Table, paths: Iterable[str]) -> None:
 def _counts(change: Change, content: _Content) -> dict[str, str]:
     """The summary's counts and totals over the new manifests. The sizes of removed files are
     unknown without reading them, so the summary has none."""
-    counts = {
-        "added-data-files": len(change.add),
-        "added-records": sum(f.record_count for f in change.add),
-        "added-files-size": sum(f.file_size_in_bytes for f in change.add),
-        "deleted-data-files": content.removed_files,
-        "deleted-records": content.removed_rows,
-    }
     totals = {
         "total-data-files": sum(m.files for m in content.manifests),
         "total-records": sum(m.rows for m in content.manifests),
@@ -283,4 +201,4 @@ def _counts(change: Change, content: _Content) -> dict[str, str]:
         "total-position-deletes": 0,
         "total-equality-deletes": 0,
     }
-    return {k: str(v) for k, v in counts.items() if v} | {k: str(v) for k, v in totals.items()}
+    return counts_of(change.add, content.removed_files, content.removed_rows) | {k: str(v) for k, v in totals.items()}
