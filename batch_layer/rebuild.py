@@ -457,33 +457,37 @@ class Rebuilder:
         # All steps are done, so the next request for this hour is another restatement.
         del self._begun[hour]
         for b in built:
-            LOG.info(
-                "stream %s: accepted hour=%s revision=%d rows=%d dead_letters=%d duplicates=%d gaps=%d",
-                stream.name,
-                b.hour,
-                b.before + 1,
-                b.account.good,
-                b.account.dead,
-                b.account.duplicate,
-                b.account.gap,
-            )
-            if filled := {name: n for name, n in (b.account.sources or {}).items() if n and name != KAFKA}:
-                LOG.warning(
-                    "stream %s: records missing in Kafka, filled from the table hour=%s count=%d sources=%s",
-                    stream.name,
-                    b.hour,
-                    sum(filled.values()),
-                    ",".join(f"{name}:{n}" for name, n in filled.items()),
-                )
-            if missing := self._unread_by(b, unread):
-                LOG.warning(
-                    "stream %s: speed layer has not read all of the look-back, duplicates are rechecked later "
-                    "hour=%s unread=%s",
-                    stream.name,
-                    b.hour,
-                    ",".join(missing),
-                )
+            self._log_accepted(b, unread)
         return result
+
+    def _log_accepted(self, b: Built, unread: frozenset[str]) -> None:
+        name = self._stream.name
+        LOG.info(
+            "stream %s: accepted hour=%s revision=%d rows=%d dead_letters=%d duplicates=%d gaps=%d",
+            name,
+            b.hour,
+            b.before + 1,
+            b.account.good,
+            b.account.dead,
+            b.account.duplicate,
+            b.account.gap,
+        )
+        if filled := {name: n for name, n in (b.account.sources or {}).items() if n and name != KAFKA}:
+            LOG.warning(
+                "stream %s: records missing in Kafka, filled from the table hour=%s count=%d sources=%s",
+                name,
+                b.hour,
+                sum(filled.values()),
+                ",".join(f"{name}:{n}" for name, n in filled.items()),
+            )
+        if missing := self._unread_by(b, unread):
+            LOG.warning(
+                "stream %s: speed layer has not read all of the look-back, duplicates are rechecked later "
+                "hour=%s unread=%s",
+                name,
+                b.hour,
+                ",".join(missing),
+            )
 
     def _unread_by(self, built: Built, unread: frozenset[str]) -> tuple[str, ...]:
         return tuple(h for h in self._hours.lookback(built.hour) if h in unread)

@@ -80,7 +80,7 @@ class _Plain(logging.Formatter):
         return redact(super().format(record))
 
 
-def configure_logging(level: int = logging.INFO, as_json: bool = False) -> None:
+def configure_logging(as_json: bool = False) -> None:
     """Log our own events to standard error, and of everybody else only warnings. Safe to call again."""
     handler = logging.StreamHandler(_standard_error())
     handler.setFormatter(_Json() if as_json or os.environ.get("ANABRANCH_LOG") == "json" else _Plain())
@@ -89,7 +89,7 @@ def configure_logging(level: int = logging.INFO, as_json: bool = False) -> None:
     root.setLevel(logging.WARNING)
     # A job that spark-submit runs logs as __main__.
     for name in ("__main__", "anabranch", "speed_layer", "batch_layer", "serving_layer"):
-        logging.getLogger(name).setLevel(level)
+        logging.getLogger(name).setLevel(logging.INFO)
 
 
 def readable_handler() -> logging.StreamHandler[TextIO] | None:

@@ -271,9 +271,9 @@ def classify_unexpected(doing: str, error: BaseException) -> AnabranchError:
     return Unexpected(str(explained)) if isinstance(explained, Unexplained) else explained
 
 
-def explain_text(doing: str, text: str, reason: str | None = None) -> AnabranchError:
-    """The same for an error that is only text. `reason` is the part of it for the message."""
-    return _explained(doing, text, reason or cause_line(text), classify_text(text))
+def explain_text(doing: str, text: str) -> AnabranchError:
+    """The same for an error that is only text."""
+    return _explained(doing, text, cause_line(text), classify_text(text))
 
 
 def _explained(doing: str, text: str, reason: str, meaning: Meaning) -> AnabranchError:

@@ -97,12 +97,6 @@ def size(ranges: Ranges) -> int:
     return sum(max(0, e - s) for s, e in ranges.values())
 
 
-def without(ranges: Ranges, ends: Ranges) -> Ranges:
-    """The part of `ranges` before `ends`, which reach to the same end or are not there at all."""
-    before = {p: (s, ends[p][0] if p in ends else e) for p, (s, e) in ranges.items()}
-    return {p: (s, e) for p, (s, e) in before.items() if s < e}
-
-
 def clip(ranges: Ranges, within: Ranges) -> Ranges:
     """The part of `ranges` inside `within`; partitions left with nothing drop out."""
     clipped = {}

@@ -23,6 +23,7 @@ from pyiceberg.types import IntegerType, LongType, NestedField, StringType, Time
 
 from anabranch import __version__
 from anabranch.common.errors import Refused, Transient
+from anabranch.common.json_values import from_json
 from anabranch.common.remote_errors import lake_errors
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.ledger_files import FIRST_HOUR, PerFile, Span, has_many, read, read_since, removed_through
@@ -370,7 +371,7 @@ def _all_hours(rows: pa.Table) -> frozenset[str]:
 
 def _remarkable(rows: pa.Table) -> frozenset[str]:
     # Most rows have one of few values.
-    diffs = {text for text in rows["diff"].unique().to_pylist() if text and _differs(Diff.from_dict(json.loads(text)))}
+    diffs = {text for text in rows["diff"].unique().to_pylist() if text and _differs(from_json(Diff, json.loads(text)))}
     gaps = {text for text in rows["gaps"].unique().to_pylist() if text and json.loads(text).get("retention")}
     columns = (rows[name].to_pylist() for name in ("hour", "diff", "gaps"))
     return frozenset(hour for hour, diff, gap in zip(*columns, strict=True) if diff in diffs or gap in gaps)

@@ -9,8 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime
-from typing import Any, Literal
+from functools import partial
+from typing import Annotated, Any, Literal
 
+from pydantic import BeforeValidator
+
+from anabranch.common.json_values import from_json
 from anabranch.offsets.hours import Cut
 from anabranch.offsets.position import ranges_to_keys
 from anabranch.protocol.acts import Act
@@ -66,14 +70,6 @@ class Diff:
     def as_dict(self) -> dict[str, Any]:
         return _present_fields(self)
 
-    @staticmethod
-    def from_dict(data: Mapping[str, Any]) -> Diff:
-        sample = data.get("sample")
-        return Diff(
-            data["missing"], data["extra"], data["changed"], data.get("duplicate"), data.get("unread"),
-            tuple(sample) if sample is not None else None,
-        )  # fmt: skip
-
 
 @dataclass(frozen=True, slots=True)
 class QualityResult:
@@ -90,16 +86,6 @@ class QualityResult:
     def as_dict(self) -> dict[str, Any]:
         return _present_fields(self)
 
-    @staticmethod
-    def from_dict(data: Mapping[str, Any]) -> QualityResult:
-        def entries(name: str) -> Entries | None:
-            return tuple(data[name]) if data.get(name) is not None else None
-
-        return QualityResult(
-            data["passed"], entries("failed") or (), entries("warnings"), data.get("evaluated"), data.get("suite"),
-            entries("met"), entries("not_applicable"),
-        )  # fmt: skip
-
 
 @dataclass(frozen=True, slots=True)
 class Decoders:
@@ -114,13 +100,6 @@ class Decoders:
 
     def as_dict(self) -> dict[str, Any]:
         return _present_fields(self)
-
-    @staticmethod
-    def from_dict(data: Mapping[str, Any]) -> Decoders:
-        differing = data.get("differing")
-        return Decoders(
-            data["workers"], data["spark"], data["compared"], tuple(differing) if differing is not None else None
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,13 +120,10 @@ class RunFacts:
         decoders = {"decoders": self.decoders.as_dict()} if self.decoders is not None else {}
         return _present_fields(self) | {"began": self.began.isoformat()} | decoders
 
-    @staticmethod
-    def from_dict(data: Mapping[str, Any]) -> RunFacts:
-        return RunFacts(
-            datetime.fromisoformat(data["began"]), data.get("spark"), data.get("files"), data.get("bytes"),
-            data.get("parent"), data.get("root"),
-            Decoders.from_dict(data["decoders"]) if data.get("decoders") is not None else None,
-        )  # fmt: skip
+
+def _shape(sample: Any) -> Any:
+    """Earlier versions stored the values themselves."""
+    return shape_of(sample) if sample is not None else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,15 +136,8 @@ class UnknownField:
     records: int
     first: tuple[int, int]
     last: tuple[int, int]
-    sample: str | None = None
+    sample: Annotated[str | None, BeforeValidator(_shape)] = None
     type: str | None = None
-
-    @staticmethod
-    def from_dict(data: Mapping[str, Any]) -> UnknownField:
-        (p, first), (q, last) = data["first"], data["last"]
-        # Earlier versions stored the values themselves.
-        sample = shape_of(data["sample"]) if data.get("sample") is not None else None
-        return UnknownField(data["name"], data["records"], (p, first), (q, last), sample, data.get("type"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,11 +151,6 @@ class UnknownFields:
 
     def as_dict(self) -> dict[str, Any]:
         return {"records": self.records, "fields": [_present_fields(f) for f in self.fields], "others": self.others}
-
-    @staticmethod
-    def from_dict(data: Mapping[str, Any]) -> UnknownFields:
-        fields_ = tuple(UnknownField.from_dict(f) for f in data.get("fields", ()))
-        return UnknownFields(data["records"], fields_, data.get("others", 0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,12 +268,6 @@ def cut_from(topic_id: str | None, ranges: Mapping[str, Any]) -> Cut:
     return Cut.from_dict({"topic_id": topic_id or "", "ranges": ranges})
 
 
-def accounts_from(data: Mapping[str, Mapping[str, Any]]) -> dict[int, Account]:
-    """The partitions' accounts, from JSON."""
-    names = [f.name for f in fields(Account)]
-    return {int(p): Account(**{n: account[n] for n in names if n in account}) for p, account in data.items()}
-
-
 def _cut_columns(cut: Cut | None) -> dict[str, Any]:
     return {"topic_id": cut.topic_id, "cut": ranges_to_keys(cut.ranges)} if cut is not None else {}
 
@@ -323,11 +281,11 @@ def _account_values(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 PARSED: dict[str, Callable[[Any], Any]] = {
-    "partitions": accounts_from,
-    "diff": Diff.from_dict,
-    "quality": QualityResult.from_dict,
-    "run": RunFacts.from_dict,
-    "unknown": UnknownFields.from_dict,
+    "partitions": partial(from_json, dict[int, Account]),
+    "diff": partial(from_json, Diff),
+    "quality": partial(from_json, QualityResult),
+    "run": partial(from_json, RunFacts),
+    "unknown": partial(from_json, UnknownFields),
     "act": Act.from_dict,
 }
 """Of the columns that hold JSON, those that are more than what JSON gives."""

@@ -12,8 +12,9 @@ import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from anabranch.common.json_values import from_json
 from anabranch.iceberg.commits import Commit
 from anabranch.iceberg.lake import Lake
 
@@ -98,28 +99,6 @@ class MaintenanceRun:
         values |= {"began": self.began.isoformat(), "ended": self.ended.isoformat()}
         return json.dumps(values, separators=(",", ":"))
 
-    @staticmethod
-    def from_json(text: str) -> MaintenanceRun:
-        values = json.loads(text)
-        return MaintenanceRun(
-            began=datetime.fromisoformat(values["began"]),
-            ended=datetime.fromisoformat(values["ended"]),
-            speed_hours=values["speed_hours"],
-            tables={name: _table(of_table) for name, of_table in values["tables"].items()},
-            seconds=values["seconds"],
-            failed=values["failed"],
-            folders={
-                name: MaintainedFolder(Size(**of_folder["gone"]))
-                for name, of_folder in values.get("folders", {}).items()
-            },
-            expired_hours=values.get("expired_hours", 0),
-        )
-
-
-def _table(values: Mapping[str, Any]) -> MaintainedTable:
-    sizes = {name: Size(**values[name]) for name in ("orphans", "spared")}
-    return MaintainedTable(values["expired"], values["merged"], **sizes)
-
 
 def read_runs(properties: Mapping[str, str]) -> tuple[MaintenanceRun, ...]:
     """The runs recorded in a table's properties, newest first. Pure."""
@@ -162,7 +141,7 @@ def _by_key(properties: Mapping[str, str]) -> list[tuple[str, MaintenanceRun]]:
     for key, text in properties.items():
         if key.startswith(_PREFIX):
             try:
-                runs.append((key, MaintenanceRun.from_json(text)))
+                runs.append((key, from_json(MaintenanceRun, json.loads(text))))
             except (ValueError, KeyError, TypeError, AttributeError):
                 continue
     return sorted(runs, key=lambda pair: pair[1].ended, reverse=True)

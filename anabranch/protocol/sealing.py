@@ -322,13 +322,13 @@ def seal(
     return Sealed(sealed, published.state)
 
 
-def require_ended(stream: Stream, lake: Lake, named: Iterable[str], now: datetime | None = None) -> None:
+def require_ended(stream: Stream, lake: Lake, named: Iterable[str]) -> None:
     """Require that the `named` hours have ended. Needs no Kafka and changes nothing.
 
     The table is loaded only for an hour that has not ended by the clock: `anabranch adopt` may have
     sealed it early. Raises NotYet.
     """
-    now = now or datetime.now(UTC)
+    now = datetime.now(UTC)
     running = [hour for hour in sorted(named) if _sealable_from(stream, hour) > now]
     if not running:
         return

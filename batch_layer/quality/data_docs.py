@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from anabranch import config
 from anabranch.common.errors import ConfigurationError, Terminal
+from anabranch.common.json_values import from_json
 from anabranch.common.temporary import temporary_folder
 from anabranch.iceberg.ledger_files import Span
 from anabranch.iceberg.s3 import ObjectStore, bucket_and_key
@@ -218,7 +219,7 @@ def build(stream: str, table: str, rows: Sequence[LedgerRow], folder: Path) -> N
 
 
 def _without_html(quality: QualityResult) -> QualityResult:
-    changed = QualityResult.from_dict(_private(quality.as_dict()))
+    changed = from_json(QualityResult, _private(quality.as_dict()))
     # The suite's name is a file's name too.
     return replace(changed, suite=_NO_FILE_NAME.sub("_", changed.suite) if changed.suite is not None else None)
 

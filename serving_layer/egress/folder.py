@@ -11,7 +11,6 @@ and no others.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -46,8 +45,6 @@ from serving_layer.egress.storage import Storage, opened
 
 if TYPE_CHECKING:
     from anabranch.job import Job
-
-LOG = logging.getLogger(__name__)
 
 
 def folder_of(root: str, hour: str) -> str:

@@ -8,9 +8,10 @@ which is written, listed, read and deleted.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from anabranch.common.deadline import Reading, T, wait_for_all
@@ -82,40 +83,20 @@ def examine(environment: Environment, chosen: Sequence[Stream], limit: float | N
     readings = [_read(environment, stream) for stream in chosen]
     _wait(here, store, of_catalog, of_airflow, readings, limit)
 
-    examined = []
-    machine = here.facts()
-    local_ = [_unread("this machine", machine)] if isinstance(machine, AnabranchError) else local.findings(machine)
-    examined.append(Examined(here.name, here.seconds, local_))
+    examined = [_judge(here, local.findings, lambda _: None)]
     if store is not None and where is not None:
-        in_store = store.facts()
-        of_store = (
-            [_timed_out(in_store, store) or s3.failed(environment, where, in_store)]
-            if isinstance(in_store, AnabranchError)
-            else s3.findings(where, names, in_store)
-        )
-        examined.append(Examined(store.name, store.seconds, of_store))
+        examined.append(_judge(store, partial(s3.findings, where, names), partial(s3.failed, environment, where)))
     else:
         examined.append(Examined("s3", 0.0, [_not_examined("s3", "a warehouse in S3", environment.catalog.warehouse)]))
-    in_catalog = of_catalog.facts()
-    of_lake = (
-        [_timed_out(in_catalog, of_catalog) or catalog.failed(environment.catalog, in_catalog)]
-        if isinstance(in_catalog, AnabranchError)
-        else catalog.findings(environment.catalog, in_catalog)
-    )
-    examined.append(Examined(of_catalog.name, of_catalog.seconds, of_lake))
+    lake = environment.catalog
+    examined.append(_judge(of_catalog, partial(catalog.findings, lake), partial(catalog.failed, lake)))
     following = []
     for reading in readings:
         parts, then = _examine_stream(environment, reading)
         examined += parts
         following.append(then)
     if of_airflow is not None:
-        in_airflow = of_airflow.facts()
-        of_dags = (
-            [_timed_out(in_airflow, of_airflow) or airflow.failed(str(in_airflow))]
-            if isinstance(in_airflow, AnabranchError)
-            else airflow.findings(names, in_airflow)
-        )
-        examined.append(Examined(of_airflow.name, of_airflow.seconds, of_dags))
+        examined.append(_judge(of_airflow, partial(airflow.findings, names), lambda why: airflow.failed(str(why))))
     found = [finding for one in examined for finding in one.findings]
     errors = [finding for finding in found if finding.severity is Severity.ERROR]
     return Report(not errors, errors[0].remedy if errors else following[0], examined)
@@ -170,42 +151,38 @@ def _read(environment: Environment, stream: Stream) -> _Readings:
 
 def _examine_stream(environment: Environment, of: _Readings) -> tuple[list[Examined], str]:
     """The findings about one stream, and the next command for it."""
-    stream = of.stream
-    in_kafka, in_tables, status = of.kafka.facts(), of.tables.facts(), of.status.facts()
+    stream, settings = of.stream, environment.kafka
+    in_tables, status = of.tables.facts(), of.status.facts()
     unread = in_tables.unread if not isinstance(in_tables, AnabranchError) else None
-    of_kafka = (
-        [_timed_out(in_kafka, of.kafka) or kafka.failed(environment.kafka, stream, in_kafka)]
-        if isinstance(in_kafka, AnabranchError)
-        else kafka.findings(environment.kafka, stream, in_kafka, unread, datetime.now(UTC))
-    )
-    if isinstance(in_tables, AnabranchError):
-        of_tables = [
-            _timed_out(in_tables, of.tables) or tables.failed(stream, in_tables) or _unread(of.tables.name, in_tables)
-        ]
-    else:
-        of_tables = tables.findings(environment.catalog.name, stream, in_tables)
+    in_kafka = partial(kafka.findings, settings, stream, unread=unread, now=datetime.now(UTC))
+    in_catalog = partial(tables.findings, environment.catalog.name, stream)
     examined = [
-        Examined(of.kafka.name, of.kafka.seconds, of_kafka),
-        Examined(of.tables.name, of.tables.seconds, of_tables),
+        _judge(of.kafka, in_kafka, partial(kafka.failed, settings, stream)),
+        _judge(of.tables, in_catalog, partial(tables.failed, stream)),
     ]
     if isinstance(status, AnabranchError):
-        of_stream = [
-            _not_examined(stream.name, "tables and Kafka without errors, to report the stream's state", str(status))
-        ]
+        needed = "tables and Kafka without errors, to report the stream's state"
+        of_stream = [_not_examined(stream.name, needed, str(status))]
     else:
         of_stream = streams.findings(stream, status)
     examined.append(Examined(of.status.name, of.status.seconds, of_stream))
     if of.registry is not None:
-        answer = of.registry.facts()
-        of_registry = (
-            [_timed_out(answer, of.registry) or registry.failed(stream, answer)]
-            if isinstance(answer, AnabranchError)
-            else registry.findings(stream, answer)
-        )
-        examined.append(Examined(of.registry.name, of.registry.seconds, of_registry))
+        examined.append(_judge(of.registry, partial(registry.findings, stream), partial(registry.failed, stream)))
     is_applied = not isinstance(in_tables, AnabranchError) and not in_tables.missing
     known = status if is_applied and not isinstance(status, AnabranchError) else None
     return examined, streams.next_command(stream, known)
+
+
+def _judge(
+    reading: Reading[T], findings: Callable[[T], list[Finding]], failed: Callable[[AnabranchError], Finding | None]
+) -> Examined:
+    """The findings of what a reader found, or of why it found nothing."""
+    facts = reading.facts()
+    if isinstance(facts, AnabranchError):
+        found = [_timed_out(facts, reading) or failed(facts) or _unread(reading.name, facts)]
+    else:
+        found = findings(facts)
+    return Examined(reading.name, reading.seconds, found)
 
 
 def _timed_out(failure: AnabranchError, reading: Reading[T]) -> Finding | None:

@@ -189,10 +189,6 @@ def hour_facts(
     )
 
 
-def _rows(files: Mapping[str, int]) -> BranchRows:
-    return BranchRows(sum(files.values()), len(files))
-
-
 _UNKNOWN = ("before the first", "not begun")
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import accumulate
+from typing import TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -36,6 +37,8 @@ from anabranch.protocol.watermarks import complete_through_all
 
 ANSWER_WITHIN = timedelta(seconds=6)
 """Below the scrape timeout of 25 s in `deploy/prometheus/prometheus.yml`."""
+
+T = TypeVar("T")
 
 NAMES = 20
 """Maximum number of unknown fields with a metric of their own."""
@@ -160,126 +163,61 @@ def _read(job: Job, content: ContentReader) -> Known:
 
 def metrics_of(answers: Mapping[str, Answer], now: datetime) -> Iterator[Metric]:
     """The metrics of the streams. Pure."""
-    up: dict[str, Values] = {name: {(): answer.is_up} for name, answer in answers.items()}
-    yield _gauge("up", "Whether the stream's table and topic answered in time.", (), up)
-    asked = {name: at.timestamp() for name, answer in answers.items() if (at := answer.reading.as_of) is not None}
+    yield _gauge("up", "Whether the stream's table and topic answered in time.", answers, lambda a: a.is_up)
     text = "Time of the newest reading of the stream that succeeded."
-    yield _gauge("answered_timestamp_seconds", text, (), {name: {(): at} for name, at in asked.items()})
-    for key, text in (
-        ("fresh", "Promised time until main has a record that Kafka acknowledged: slo.fresh."),
-        ("complete", "Promised time from an hour's end until it and all earlier hours are accepted: slo.complete."),
-    ):
-        promised = {name: getattr(answer.slo, key) for name, answer in answers.items()}
-        promises: dict[str, Values] = {
-            name: {(): span.total_seconds()} for name, span in promised.items() if span is not None
-        }
-        yield _gauge(f"slo_{key}_seconds", text, (), promises)
+    yield _gauge("answered_timestamp_seconds", text, answers, lambda a: _timestamp(a.reading.as_of))
+    text = "Promised time until main has a record that Kafka acknowledged: slo.fresh."
+    yield _gauge("slo_fresh_seconds", text, answers, lambda a: _seconds(a.slo.fresh))
+    text = "Promised time from an hour's end until it and all earlier hours are accepted: slo.complete."
+    yield _gauge("slo_complete_seconds", text, answers, lambda a: _seconds(a.slo.complete))
     yield from _group_metrics(answers, now)
     read = {name: answer.reading.value for name, answer in answers.items() if answer.is_up}
-    maintained = {name: known.maintenance for name, known in read.items() if known is not None}
-    contents = {name: known.content for name, known in read.items() if known is not None}
-    known = {name: known.status for name, known in read.items() if known is not None}
-    gauges: tuple[tuple[str, str, tuple[str, ...], Callable[[StreamStatus], Values]], ...] = (
-        (
-            "position_offsets",
-            "The next offset that the speed layer will publish.",
-            ("partition",),
-            lambda v: _by_partition(v.position),
-        ),
-        (
-            "lag_offsets",
-            "Offsets that the speed layer has not published.",
-            ("partition",),
-            lambda v: _by_partition(v.lag.partitions),
-        ),
-        ("last_publish_timestamp_seconds", "Time of the last publish to a branch.", ("branch",), _publishes),
-        (
-            "position_age_seconds",
-            "Time since the speed layer's position moved last.",
-            (),
-            lambda v: {(): (now - v.position_since).total_seconds()},
-        ),
-        (
-            "freshness_seconds",
-            "Age of the oldest acknowledged record that main lacks; 0 when it lacks none.",
-            (),
-            lambda v: {(): status.freshness_seconds(v, now)},
-        ),
-        (
-            "completeness_seconds",
-            "Time since the end of the oldest hour that is not complete; 0 before its end.",
-            (),
-            lambda v: {(): status.completeness_seconds(v, now)},
-        ),
-        (
-            "acceptance_seconds",
-            "Time from the end of the newest accepted hour until its first acceptance.",
-            (),
-            _acceptance,
-        ),
-        ("hours_to_seal", "Hours that have ended and are not sealed.", (), lambda v: {(): len(v.to_seal)}),
-        ("hours_waiting", "Hours that are sealed and not accepted.", (), lambda v: {(): len(v.backlog)}),
-        ("hours_refused", "Sealed hours that were refused and are not accepted.", (), lambda v: {(): len(v.refused)}),
-        (
-            "restatements_refused",
-            "Accepted hours whose newest restatement was refused.",
-            (),
-            lambda v: {(): len(v.refused_restatements)},
-        ),
-        (
-            "hours_served",
-            "Sealed hours that the table lists individually, by serving layer.",
-            ("layer",),
-            _served,
-        ),
-        ("expired_hours", "Hours whose rows have expired.", (), lambda v: {(): v.expired_hours}),
-        (
-            "overdue_hours",
-            "Hours that are kept a day or more beyond keep.rows, without those that an operator keeps.",
-            (),
-            lambda v: {(): v.overdue.hours if v.overdue is not None else 0},
-        ),
-        ("holds", "Spans of hours that operators keep beyond their time.", (), lambda v: {(): len(v.holds)}),
-        (
-            "topic_recreated",
-            "Whether the topic was deleted and recreated.",
-            (),
-            lambda v: {(): v.topic_recreated},
-        ),
-        (
-            "retention_seconds",
-            "Retention time of the topic; absent when unlimited.",
-            (),
-            lambda v: {(): v.retention.total_seconds()} if v.retention is not None else {},
-        ),
-        ("dead_letters", "Dead letters in main.", (), lambda v: {(): v.dead_letters}),
-        ("lost_offsets", "Offsets that retention deleted unread.", (), lambda v: {(): sum(v.lost.values())}),
-        (
-            "difference_unexplained_rows",
-            "Rows with an unexplained difference between the layers.",
-            ("kind",),
-            _unexplained,
-        ),
-        (
-            "unknown_records",
-            "Records of the newest accepted hour with fields that the schema does not know.",
-            (),
-            lambda v: {(): v.unknown.records} if v.unknown is not None else {},
-        ),
-        (
-            "unknown_fields",
-            f"Records of the newest accepted hour with this unknown field; the {NAMES} most frequent names.",
-            ("name",),
-            lambda v: (
-                {(text_of(f.name),): f.records for f in v.unknown.fields[:NAMES]} if v.unknown is not None else {}
-            ),
-        ),
+    known = {name: one for name, one in read.items() if one is not None}
+    yield from _status_metrics({name: one.status for name, one in known.items()}, now)
+    yield from _content_metrics({name: one.content for name, one in known.items()})
+    yield from _maintenance_metrics({name: one.maintenance for name, one in known.items()}, now)
+    yield from _measured_metrics({name: one.content.measured for name, one in known.items()})
+
+
+def _status_metrics(views: Mapping[str, StreamStatus], now: datetime) -> Iterator[Metric]:
+    def of(name: str, text: str, values: Callable[[StreamStatus], Values | float | None], *labels: str) -> Metric:
+        return _gauge(name, text, views, values, *labels)
+
+    text = "The next offset that the speed layer will publish."
+    yield of("position_offsets", text, lambda v: _by_partition(v.position), "partition")
+    text = "Offsets that the speed layer has not published."
+    yield of("lag_offsets", text, lambda v: _by_partition(v.lag.partitions), "partition")
+    yield of("last_publish_timestamp_seconds", "Time of the last publish to a branch.", _publishes, "branch")
+    text = "Time since the speed layer's position moved last."
+    yield of("position_age_seconds", text, lambda v: _seconds(now - v.position_since))
+    text = "Age of the oldest acknowledged record that main lacks; 0 when it lacks none."
+    yield of("freshness_seconds", text, lambda v: status.freshness_seconds(v, now))
+    text = "Time since the end of the oldest hour that is not complete; 0 before its end."
+    yield of("completeness_seconds", text, lambda v: status.completeness_seconds(v, now))
+    text = "Time from the end of the newest accepted hour until its first acceptance."
+    yield of("acceptance_seconds", text, _acceptance)
+    yield of("hours_to_seal", "Hours that have ended and are not sealed.", lambda v: len(v.to_seal))
+    yield of("hours_waiting", "Hours that are sealed and not accepted.", lambda v: len(v.backlog))
+    yield of("hours_refused", "Sealed hours that were refused and are not accepted.", lambda v: len(v.refused))
+    text = "Accepted hours whose newest restatement was refused."
+    yield of("restatements_refused", text, lambda v: len(v.refused_restatements))
+    yield of("hours_served", "Sealed hours that the table lists individually, by serving layer.", _served, "layer")
+    yield of("expired_hours", "Hours whose rows have expired.", lambda v: v.expired_hours)
+    text = "Hours that are kept a day or more beyond keep.rows, without those that an operator keeps."
+    yield of("overdue_hours", text, lambda v: v.overdue.hours if v.overdue is not None else 0)
+    yield of("holds", "Spans of hours that operators keep beyond their time.", lambda v: len(v.holds))
+    yield of("topic_recreated", "Whether the topic was deleted and recreated.", lambda v: v.topic_recreated)
+    yield of(
+        "retention_seconds", "Retention time of the topic; absent when unlimited.", lambda v: _seconds(v.retention)
     )
-    for name, text, labels, values in gauges:
-        yield _gauge(name, text, labels, {stream: values(view) for stream, view in known.items()})
-    yield from _content_metrics(contents)
-    yield from _maintenance_metrics(maintained, now)
-    yield from _measured_metrics({name: content.measured for name, content in contents.items()})
+    yield of("dead_letters", "Dead letters in main.", lambda v: v.dead_letters)
+    yield of("lost_offsets", "Offsets that retention deleted unread.", lambda v: sum(v.lost.values()))
+    text = "Rows with an unexplained difference between the layers."
+    yield of("difference_unexplained_rows", text, _unexplained, "kind")
+    text = "Records of the newest accepted hour with fields that the schema does not know."
+    yield of("unknown_records", text, lambda v: v.unknown.records if v.unknown is not None else None)
+    text = f"Records of the newest accepted hour with this unknown field; the {NAMES} most frequent names."
+    yield of("unknown_fields", text, _unknown_fields, "name")
 
 
 _DURATIONS = {
@@ -307,17 +245,14 @@ _CPU_TEXT = "CPU time of jobs of one stream on their own machine, without execut
 
 
 def _content_metrics(contents: Mapping[str, Content]) -> Iterator[Metric]:
-    rows: dict[str, Values] = {name: {(k,): n for k, n in c.rows.items()} for name, c in contents.items()}
-    yield _gauge("rows", "Rows in main, by the layer that wrote them.", ("layer",), rows)
-    for key, text in (("rows", "Rows"), ("files", "Files"), ("bytes", "Bytes of the files")):
-        running: dict[str, Values] = {name: {(): getattr(c.running, key)} for name, c in contents.items()}
-        yield _gauge(f"running_hour_{key}", f"{text} in main of the hour that receives records.", (), running)
-    reasons: dict[str, Values] = {
-        name: {(hour, reason): n for hour, of_hour in c.dead_letters.items() for reason, n in of_hour.items()}
-        for name, c in contents.items()
-    }
+    text = "Rows in main, by the layer that wrote them."
+    yield _gauge("rows", text, contents, lambda c: {(layer,): n for layer, n in c.rows.items()}, "layer")
+    text = "in main of the hour that receives records."
+    yield _gauge("running_hour_rows", f"Rows {text}", contents, lambda c: c.running.rows)
+    yield _gauge("running_hour_files", f"Files {text}", contents, lambda c: c.running.files)
+    yield _gauge("running_hour_bytes", f"Bytes of the files {text}", contents, lambda c: c.running.bytes)
     text = f"Dead letters in main of the {NEWEST_HOURS} newest hours, by reason."
-    yield _gauge("hour_dead_letters", text, ("hour", "reason"), reasons)
+    yield _gauge("hour_dead_letters", text, contents, _dead_letters, "hour", "reason")
 
 
 _OF_TABLES: tuple[tuple[str, str, Callable[[TableGrowth], int]], ...] = (
@@ -339,16 +274,8 @@ _OF_LAST_RUN: tuple[tuple[str, str, Callable[[MaintainedTable], int]], ...] = (
 )
 
 _OF_FOLDERS: tuple[tuple[str, str, Callable[[MaintainedFolder], int]], ...] = (
-    (
-        "deleted_files",
-        "Files of killed processes that the last run deleted from temporary folders.",
-        lambda f: f.gone.files,
-    ),
-    (
-        "deleted_bytes",
-        "Bytes of files of killed processes that the last run deleted from temporary folders.",
-        lambda f: f.gone.bytes,
-    ),
+    ("deleted_files", "Files", lambda f: f.gone.files),
+    ("deleted_bytes", "Bytes of files", lambda f: f.gone.bytes),
 )
 
 
@@ -377,49 +304,34 @@ def _group_metrics(answers: Mapping[str, Answer], now: datetime) -> Iterator[Met
 
 def _maintenance_metrics(maintained: Mapping[str, Maintenance], now: datetime) -> Iterator[Metric]:
     last = {name: m.last for name, m in maintained.items() if m.last is not None}
+    text = "Time of the last maintenance run that completed all steps."
     complete = {name: m.complete for name, m in maintained.items() if m.complete is not None}
-    at: dict[str, Values] = {name: {(): run.ended.timestamp()} for name, run in complete.items()}
-    yield _gauge("maintained_timestamp_seconds", "Time of the last maintenance run that completed all steps.", (), at)
-    failed: dict[str, Values] = {name: {(): not run.is_complete} for name, run in last.items()}
-    yield _gauge("maintenance_failed", "Whether a step of the last run failed.", (), failed)
-    seconds: dict[str, Values] = {name: {(s,): n for s, n in run.seconds.items()} for name, run in last.items()}
-    yield _gauge("maintenance_seconds", "Duration of the last run, by step.", ("step",), seconds)
-    hours: dict[str, Values] = {name: {(): run.speed_hours} for name, run in last.items()}
-    yield _gauge("maintenance_dropped_hours", "Hours that the last run dropped from the speed branch.", (), hours)
+    yield _gauge("maintained_timestamp_seconds", text, complete, lambda run: _timestamp(run.ended))
+    text = "Whether a step of the last run failed."
+    yield _gauge("maintenance_failed", text, last, lambda run: not run.is_complete)
+    text = "Duration of the last run, by step."
+    yield _gauge("maintenance_seconds", text, last, lambda run: {(s,): n for s, n in run.seconds.items()}, "step")
+    text = "Hours that the last run dropped from the speed branch."
+    yield _gauge("maintenance_dropped_hours", text, last, lambda run: run.speed_hours)
+    tables = {name: run.tables for name, run in last.items()}
     for key, text, of_run in _OF_LAST_RUN:
-        done: dict[str, Values] = {
-            name: {(table,): of_run(t) for table, t in run.tables.items()} for name, run in last.items()
-        }
-        yield _gauge(f"maintenance_{key}", text, ("table",), done)
-    for key, text, of_folder in _OF_FOLDERS:
-        deleted: dict[str, Values] = {
-            name: {(folder,): of_folder(f) for folder, f in run.folders.items()} for name, run in last.items()
-        }
-        yield _gauge(f"folder_{key}", text, ("folder",), deleted)
+        yield _gauge(f"maintenance_{key}", text, tables, partial(_by_name, of_run), "table")
+    folders = {name: run.folders for name, run in last.items()}
+    for key, what, of_folder in _OF_FOLDERS:
+        text = f"{what} of killed processes that the last run deleted from temporary folders."
+        yield _gauge(f"folder_{key}", text, folders, partial(_by_name, of_folder), "folder")
+    grown = {name: m.tables for name, m in maintained.items()}
     for key, text, of_table in _OF_TABLES:
-        grown: dict[str, Values] = {
-            name: {(table,): of_table(t) for table, t in m.tables.items()} for name, m in maintained.items()
-        }
-        yield _gauge(f"table_{key}", text, ("table",), grown)
-    known: dict[str, Values] = {
-        name: {(t,): t in m.unread for t in (*m.tables, *m.unread)} for name, m in maintained.items()
-    }
-    yield _gauge("table_unread", "Whether the table could not be read, such as before `apply`.", ("table",), known)
-    files: dict[str, Values] = {name: {(h,): n for h, n in m.speed_files.items()} for name, m in maintained.items()}
+        yield _gauge(f"table_{key}", text, grown, partial(_by_name, of_table), "table")
+    text = "Whether the table could not be read, such as before `apply`."
+    yield _gauge("table_unread", text, maintained, _unread, "table")
     text = f"Speed files in main by hour, for the {HOURS_SHOWN} hours with the most."
-    yield _gauge("hour_speed_files", text, ("hour",), files)
-    oldest: dict[str, Values] = {
-        name: {(): (now - start_of(m.oldest_dead_letter)).total_seconds()}
-        for name, m in maintained.items()
-        if m.oldest_dead_letter is not None
-    }
-    yield _gauge("oldest_dead_letter_age_seconds", "Time since the first hour with dead letters began.", (), oldest)
-    waits: dict[str, Values] = {
-        name: {(): (now - m.letters_wait_since).total_seconds() if m.letters_wait_since is not None else 0}
-        for name, m in maintained.items()
-    }
+    yield _gauge("hour_speed_files", text, maintained, lambda m: {(h,): n for h, n in m.speed_files.items()}, "hour")
+    text = "Time since the first hour with dead letters began."
+    oldest = {name: m.oldest_dead_letter for name, m in maintained.items() if m.oldest_dead_letter is not None}
+    yield _gauge("oldest_dead_letter_age_seconds", text, oldest, lambda hour: _seconds(now - start_of(hour)))
     text = "Time that dead letters have been pending; 0 when none are."
-    yield _gauge("dead_letters_wait_seconds", text, (), waits)
+    yield _gauge("dead_letters_wait_seconds", text, maintained, lambda m: _seconds(now - (m.letters_wait_since or now)))
 
 
 def _measured_metrics(measured: Mapping[str, Mapping[Layer, Measured]]) -> Iterator[Metric]:
@@ -452,12 +364,42 @@ def _buckets(durations: Durations) -> list[tuple[str, float]]:
     return [(str(float(bound)).replace("inf", "+Inf"), n) for bound, n in zip(BOUNDS, within, strict=True)]
 
 
-def _gauge(name: str, text: str, labels: Sequence[str], values: Mapping[str, Values]) -> Metric:
+def _gauge(
+    name: str, text: str, of: Mapping[str, T], values: Callable[[T], Values | float | None], *labels: str
+) -> Metric:
+    """A gauge of each stream: by labels, or one value, None for none."""
     gauge = GaugeMetricFamily(f"anabranch_{name}", text, labels=("stream", *labels))
-    for stream, of_stream in values.items():
-        for given, value in of_stream.items():
+    for stream, one in of.items():
+        found = values(one)
+        by_label = found if isinstance(found, Mapping) else {} if found is None else {(): found}
+        for given, value in by_label.items():
             gauge.add_metric((stream, *given), float(value))
     return gauge
+
+
+def _seconds(span: timedelta | None) -> float | None:
+    return span.total_seconds() if span is not None else None
+
+
+def _timestamp(at: datetime | None) -> float | None:
+    return at.timestamp() if at is not None else None
+
+
+def _by_name(value: Callable[[T], float], of: Mapping[str, T]) -> Values:
+    return {(name,): value(one) for name, one in of.items()}
+
+
+def _unread(maintenance: Maintenance) -> Values:
+    return {(table,): table in maintenance.unread for table in (*maintenance.tables, *maintenance.unread)}
+
+
+def _dead_letters(content: Content) -> Values:
+    return {(hour, reason): n for hour, of_hour in content.dead_letters.items() for reason, n in of_hour.items()}
+
+
+def _unknown_fields(view: StreamStatus) -> Values:
+    fields = view.unknown.fields[:NAMES] if view.unknown is not None else ()
+    return {(text_of(field.name),): field.records for field in fields}
 
 
 def _by_partition(offsets: Offsets) -> Values:
@@ -468,9 +410,9 @@ def _publishes(view: StreamStatus) -> Values:
     return {(branch,): at.timestamp() for branch, at in view.last_publish.items() if at is not None}
 
 
-def _acceptance(view: StreamStatus) -> Values:
+def _acceptance(view: StreamStatus) -> float | None:
     hour, at = view.newest_accepted, view.accepted_at
-    return {(): (at - end_of(hour)).total_seconds()} if hour is not None and at is not None else {}
+    return _seconds(at - end_of(hour)) if hour is not None and at is not None else None
 
 
 def _served(view: StreamStatus) -> Values:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from anabranch.cli.render.drift import print_drift
+from anabranch.common.json_values import from_json
 from anabranch.config import Stream, SubjectSchema, load_stream
 from anabranch.config.guessed_types import combine, guess
 from anabranch.offsets.hours import Cut
@@ -137,7 +138,7 @@ def test_a_sample_shows_the_shape_of_a_value_and_not_the_value(sample: str, shap
     assert shape_of(sample) == shape == shape_of(shape)
     reported = replace(field("token"), sample=sample)
     # Also of a ledger that was written before.
-    assert [f.sample for f in UnknownFields.from_dict(UnknownFields(1, (reported,)).as_dict()).fields] == [shape]
+    assert [f.sample for f in from_json(UnknownFields, UnknownFields(1, (reported,)).as_dict()).fields] == [shape]
 
 
 def test_a_secret_in_an_unknown_field_does_not_reach_the_ledger() -> None:

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 import pytest
 
 from anabranch import __version__
+from anabranch.common.json_values import from_json
 from anabranch.offsets.hours import Cut
 from anabranch.protocol import ledger
 from anabranch.protocol.ledger_row import Account, Decoders, Diff, HourAccount, LedgerRow, QualityResult, RunFacts
@@ -69,7 +70,7 @@ def test_how_a_decision_came_about_waits_with_it_and_is_in_the_ledger(run: RunFa
     assert LedgerRow.from_waiting(json.loads(json.dumps(row.as_waiting()))) == row
     columns = json.loads(json.dumps(row.as_columns()["run"]))
     assert columns["began"] == NOW.isoformat() and None not in columns.values()
-    assert RunFacts.from_dict(columns) == run
+    assert from_json(RunFacts, columns) == run
 
 
 def test_rows_of_an_older_and_a_newer_version_are_read() -> None:

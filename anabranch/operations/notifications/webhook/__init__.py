@@ -144,13 +144,13 @@ def webhook_of(job: Job) -> Webhook | None:
     return job.stream.webhook or job.environment.webhook
 
 
-def notify(job: Job, within: timedelta = JOBS_WAIT) -> bool:
+def notify(job: Job) -> bool:
     """Post pending messages from a job, for a bounded time; errors do not stop the job. False when
     messages stay pending."""
     if webhook_of(job) is None:
         return True
     try:
-        for posted in Notifier(job).post(within):
+        for posted in Notifier(job).post(JOBS_WAIT):
             LOG.info("stream %s: webhook accepted %s %s", job.stream.name, posted.hour, posted.event)
     except Exception as error:
         LOG.warning("%s", error)
