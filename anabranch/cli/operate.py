@@ -225,7 +225,10 @@ def hold(stream: str, hours: str, release: bool, why: str, conf: str | None, out
 @click.command("import")
 @stream_argument
 @click.option(
-    "--files", metavar="FOLDER", required=True, help="Parquet, JSON lines or an Iceberg table; s3://… or local."
+    "--files", metavar="FOLDER", required=True, help="Parquet, JSON lines, an Iceberg or Delta table; s3://… or local."
+)
+@click.option(
+    "--version", metavar="N", type=click.IntRange(0), help="The version of a Delta table; by default its newest."
 )
 @click.option("--hours", metavar="A..B", required=True, help="The hours to import; A.. is up to the stream's first.")
 @click.option("--time", metavar="COLUMN", help="The column with the time at which a row was received.")
@@ -242,6 +245,7 @@ def hold(stream: str, hours: str, release: bool, why: str, conf: str | None, out
 def import_(
     stream: str,
     files: str,
+    version: int | None,
     hours: str,
     time: str | None,
     seam: Literal["offsets", "key"],
@@ -255,7 +259,8 @@ def import_(
     Each hour is accepted with an account of its own: source rows in place of offsets. The hours up to the stream's
     first are imported, newest first, some in a commit; the live position is not touched. A row's hour follows from
     --time, by default kafka_timestamp, timestamp or the stream's event time. Rows that repeat a row by the stream's key
-    are left out. The same command continues an import that was interrupted, and changes nothing once it is done.
+    are left out. The same command continues an import that was interrupted, of a Delta table from the version that it
+    began with, and changes nothing once it is done.
     """
     from anabranch.cli.render.imports import print_imported, print_planned
     from anabranch.operations.importing import run
@@ -264,7 +269,7 @@ def import_(
 
     first, last = _hours_to_import(hours)
     job = open_stream(stream, conf)
-    order = run.Order(files, first, last, time, seam == "key", why)
+    order = run.Order(files, first, last, time, seam == "key", why, version)
     if dry_run:
         print_planned(stream, run.plan(job, order), output)
         return

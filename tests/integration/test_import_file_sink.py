@@ -6,26 +6,19 @@ import os
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import file_sink_query
 import pytest
+from imports import assert_exact, import_from, values_of
 from pyspark.sql import SparkSession
 from world import SCHEMA, World, past_hour, spread
 
 from anabranch.iceberg.s3 import open_store
 from anabranch.offsets.hours import shift
-from anabranch.operations.audit import audit
-from anabranch.operations.importing import run
-from anabranch.protocol.publisher import Publisher
 
 Make = Callable[..., World]
-
-
-def import_from(one: World, location: str, hour: str, **order: Any) -> run.Imported:
-    return run.run(one.job, Publisher(one.lake, one.job.stream), run.Order(location, hour, **order))
 
 
 def upload(one: World, folder: Path) -> str:
@@ -35,19 +28,6 @@ def upload(one: World, folder: Path) -> str:
         key = f"old/{one.name}/{path.relative_to(folder)}"
         store.put("tests", key, path.read_bytes(), "application/octet-stream")
     return f"s3://tests/old/{one.name}"
-
-
-def values_of(rows: Iterable[Any]) -> list[tuple[Any, ...]]:
-    return sorted((row["event_id"], row["player"], row["level"]) for row in rows)
-
-
-def assert_exact(one: World) -> None:
-    """The stream goes on from Kafka, and each record is in the table once, read from files or from Kafka."""
-    one.send_now(20, "now")
-    one.speed()
-    one.batch()
-    assert sorted(row["event_id"] for row in one.rows()) == sorted(event_id for _, _, event_id in one.acknowledged())
-    assert audit(one.job, None, with_kafka=True).agrees
 
 
 @pytest.mark.full

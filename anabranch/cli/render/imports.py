@@ -30,6 +30,7 @@ def _view(plan: Plan) -> dict[str, Any]:
     left = {"before": plan.before, "of_kafkas_hours": plan.after}
     return {
         "files": plan.files,
+        "version": plan.version,
         "hours": dict(sorted(plan.hours.items())),
         "known": list(plan.known),
         "left_out": left,

@@ -20,6 +20,7 @@ from anabranch.common.fail_points import Step, reach
 from anabranch.common.progress import Progress
 from anabranch.common.remote_errors import lake_errors
 from anabranch.iceberg.hour_files import files_by_hour
+from anabranch.iceberg.ledger_files import Span
 from anabranch.iceberg.snapshot_writer import delete_quietly
 from anabranch.iceberg.snapshots import head
 from anabranch.job import Job
@@ -59,6 +60,7 @@ from anabranch.protocol.imported import (
     plan_hours,
     plan_import,
 )
+from anabranch.protocol.ledger_row import LedgerRow
 from anabranch.protocol.publish import Again, Decision, new_id
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.state import State, load_state
@@ -81,7 +83,8 @@ _ATTEMPTS = 20
 class Order:
     """What an operator wants imported: the files of a folder, into hours from `first` to `last` (None: up to the one
     before the stream's first). `time`: the column that a row's hour follows from. `by_key`: Kafka's places in the
-    files do not count."""
+    files do not count. `version`: of a Delta table; None for that of hours that are imported from it already, else the
+    newest."""
 
     source: str
     first: str
@@ -89,13 +92,14 @@ class Order:
     time: str | None = None
     by_key: bool = False
     why: str | None = None
+    version: int | None = None
 
 
 @dataclass(frozen=True)
 class Plan:
     """What an import has to do: hours and their source rows, newest first. `before` and `after`: the rows of the source
     that are of hours before the first of them, and of hours that have Kafka's records. `known`: hours that are imported
-    already. `notes`: facts about the source and the seam, in words."""
+    already. `notes`: facts about the source and the seam, in words. `version`: that of a Delta table."""
 
     source: str
     files: int
@@ -104,6 +108,7 @@ class Plan:
     after: int
     known: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    version: int | None = None
 
     @property
     def rows(self) -> int:
@@ -183,10 +188,11 @@ class _Import:
             None if order.by_key else self._seam(state),
         )
         self._late: pa.Table | None = None
+        self._version: int | None = None
 
     @cached_property
     def _source(self) -> Source:
-        return list_source(self._job.environment, self._reader.io, self._location)
+        return list_source(self._job.environment, self._reader.io, self._location, self._version)
 
     @cached_property
     def _counted(self) -> list[Counted]:
@@ -208,6 +214,8 @@ class _Import:
     def plan(self, state: State) -> Plan:
         order = self._order
         todo = plan_hours(state, order.first, order.last, self._stream.keep.rows, self._lake.clock.now())
+        known_rows = self._imported_rows(state)
+        self._version = order.version if order.version is not None else self._version_before(known_rows)
         files = self._counted
         self._require_log(state)
         total = Counter[int]()
@@ -220,7 +228,7 @@ class _Import:
             total[end - 1] += len(self._late)
         late = len(self._late) if self._late is not None else 0
         known = {from_number(n): rows for n, rows in total.items() if to_number(state.timeline.first) <= n < end}
-        self._require_same(known)
+        self._require_same(known, known_rows)
         return Plan(
             order.source,
             len(files),
@@ -229,6 +237,7 @@ class _Import:
             sum(n for hour, n in total.items() if hour >= end) - late,
             tuple(sorted(known)),
             (*self._source.notes, *self._words_of_seam(late)),
+            self._source.version,
         )
 
     def _words_of_seam(self, late: int) -> list[str]:
@@ -296,8 +305,20 @@ class _Import:
             first, last = max(first, number - 1), min(last, number + 1 + self._stream.batch.lookback_hours)
         return [from_number(n) for n in range(first, last + 1)]
 
-    def _require_same(self, known: Mapping[str, int]) -> None:
-        rows = ledger.newest(self._job.ledger.history(known, ("partitions", "quality", "diff", "unknown")))
+    def _imported_rows(self, state: State) -> dict[str, LedgerRow]:
+        """The newest decisions about hours that are imported already, also those that a branch that was set back
+        lacks."""
+        span = Span(min(self._order.first, state.timeline.first), self._last_of_files(state))
+        rows = ledger.newest(self._job.ledger.history(span, ("partitions", "quality", "diff", "unknown")))
+        return {hour: row for hour, row in rows.items() if row.imported is not None}
+
+    def _version_before(self, rows: Mapping[str, LedgerRow]) -> int | None:
+        """The version of a Delta table that the earliest hour was imported from, of those from this location."""
+        of_hours = {h: row.imported for h, row in rows.items() if row.imported and "version" in row.imported}
+        versions = [of_hours[h]["version"] for h in sorted(of_hours) if of_hours[h]["source"] == self._location]
+        return int(versions[0]) if versions else None
+
+    def _require_same(self, known: Mapping[str, int], rows: Mapping[str, LedgerRow]) -> None:
         for hour, number in sorted(known.items()):
             imported = rows[hour].imported if hour in rows else None
             if imported is not None and imported["rows"] - imported.get("late", 0) != number:
@@ -379,7 +400,8 @@ class _Import:
         """What the ledger records of an hour's source rows."""
         files = sum(1 for c in self._counted if to_number(hour) in c.rows)
         sum_ = checksum(rows.drop_columns([HOUR, OF_KAFKA, *PLACE]))
-        return {"source": self._location, "files": files, "rows": len(rows), "checksum": sum_}
+        version = {} if self._source.version is None else {"version": self._source.version}
+        return {"source": self._location, **version, "files": files, "rows": len(rows), "checksum": sum_}
 
     def _hours_after(self, hour: str) -> list[str]:
         """The later hours that look back for duplicates into an hour."""

@@ -13,14 +13,15 @@ from urllib.parse import unquote
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from anabranch.common.errors import Refused
 from anabranch.common.remote_errors import lake_errors
-from anabranch.iceberg.files import list_files, same_file
+from anabranch.iceberg.files import Stored, list_files, same_file
 from anabranch.offsets.hours import hour_of, start_of
 from anabranch.operations.importing import file_sink
-from anabranch.operations.importing.iceberg_source import IcebergPart, find_metadata, open_parts
+from anabranch.operations.importing.arrow_types import may_become, open_parquet, to_type
+from anabranch.operations.importing.delta_source import LOG_FOLDER, open_version
+from anabranch.operations.importing.iceberg_source import find_metadata, open_parts
 from anabranch.operations.importing.json_lines import JsonLines, is_json_lines
 
 if TYPE_CHECKING:
@@ -53,15 +54,25 @@ _CALENDAR = (-62_135_596_800_000_000, 253_402_300_800_000_000)
 _INSTANT = pa.timestamp("us", "UTC")
 
 
+class _Opened(Protocol):
+    """A file that is read, of any form."""
+
+    @property
+    def schema_arrow(self) -> pa.Schema: ...
+
+    def iter_batches(self, batch_size: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]: ...
+
+
 @dataclass(frozen=True)
 class SourceFile:
     """A file, its name within the source, and the values of columns that its folders name (`date=2026-11-21`). `part`:
-    of an Iceberg table, which knows how to read it."""
+    of a table, which knows how to read it. `rows`: how many it has, if the table's log says so."""
 
     path: str
     name: str
     size: int
-    part: IcebergPart | None = None
+    part: _Opened | None = None
+    rows: int | None = None
 
     @property
     def of_folders(self) -> dict[str, str | None]:
@@ -125,30 +136,32 @@ def location_of(text: str) -> str:
 
 @dataclass(frozen=True)
 class Source:
-    """The files to import, in their order, and what is to be said of them."""
+    """The files to import, in their order, and what is to be said of them. `version`: that of a Delta table."""
 
     files: tuple[SourceFile, ...]
     notes: tuple[str, ...] = ()
+    version: int | None = None
 
 
-def list_source(environment: Environment, io: FileIO, location: str) -> Source:
-    """The files of an Iceberg table's current snapshot, or the files under a folder that count: Parquet, JSON lines.
+def list_source(environment: Environment, io: FileIO, location: str, version: int | None = None) -> Source:
+    """The files of an Iceberg table's current snapshot, of a Delta table's `version` (None: its newest), or the files
+    under a folder that count: Parquet, JSON lines.
 
     In the folder of Spark's file sink these are the files that its log lists, in the order of their micro-batches; else
     all, by name, but for files and folders whose names begin with `_` or `.`, as in Spark. Raises Refused for other
     files, for none, and for a log that is damaged or lists a file that is not there; Transient.
     """
     if location.endswith(".metadata.json"):
+        _require_delta(location, version)
         return _of_iceberg(io, location)
     root = same_file(location).rstrip("/") + "/"
     stored = {same_file(one.path).removeprefix(root): one for one in list_files(environment, location)}
-    if (metadata := find_metadata(stored, location)) is not None:
+    # A Delta table that is an Iceberg table too (UniForm) is read as the latter.
+    if version is None and (metadata := find_metadata(stored, location)) is not None:
         return _of_iceberg(io, stored[metadata].path)
-    if any(name.startswith("_delta_log/") for name in stored):
-        raise Refused(
-            f"import {location}: expected files of Parquet or JSON lines, or an Iceberg table, found a Delta table, "
-            "whose log decides which files count; write its rows as Parquet files to another folder and import that"
-        )
+    if any(name.startswith(f"{LOG_FOLDER}/") for name in stored):
+        return _of_delta(io, location, stored, version)
+    _require_delta(location, version)
     names = sorted(name for name in stored if not any(p.startswith(("_", ".")) for p in name.split("/")))
     logs = {n.partition("/")[2]: n for n in stored if n.startswith(f"{file_sink.FOLDER}/")}
     notes: list[str] = []
@@ -178,6 +191,20 @@ def _of_iceberg(io: FileIO, metadata: str) -> Source:
     return Source(tuple(files), (f"Iceberg table {metadata}, snapshot {snapshot}",))
 
 
+def _require_delta(location: str, version: int | None) -> None:
+    if version is not None:
+        raise Refused(
+            f"import {location}: expected a Delta table, of which --version {version} is one, found a folder without "
+            f"{LOG_FOLDER}; leave the option out, or check the folder's name"
+        )
+
+
+def _of_delta(io: FileIO, location: str, stored: Mapping[str, Stored], version: int | None) -> Source:
+    version, parts = open_version(io, location, stored, version)
+    files = (SourceFile(part.path, part.path, part.size, part, part.rows) for part in parts)
+    return Source(tuple(files), (f"Delta table {location}, version {version}",), version)
+
+
 def _words_of_sink(log: file_sink.SinkLog, files: int, left: int) -> Iterator[str]:
     yield (
         f"the log of Spark's file sink decides which files count: {files} of micro-batches up to {log.through}; {left} "
@@ -190,15 +217,6 @@ def _words_of_sink(log: file_sink.SinkLog, files: int, left: int) -> Iterator[st
 def _read_text(io: FileIO, path: str) -> str:
     with lake_errors(f"read {path}"), io.new_input(path).open() as source:
         return source.read().decode("utf-8", "replace")
-
-
-class _Opened(Protocol):
-    """A file that is read, of any form."""
-
-    @property
-    def schema_arrow(self) -> pa.Schema: ...
-
-    def iter_batches(self, batch_size: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]: ...
 
 
 @dataclass(frozen=True)
@@ -234,6 +252,11 @@ class SourceReader:
                     end = int(offsets[partitions == partition].max()) + 1
                     ends[partition] = max(end, ends.get(partition, 0))
             names = opened.schema_arrow.names
+            if file.rows is not None and rows.total() != file.rows:
+                raise Refused(
+                    f"import {file.path}: expected {file.rows} rows, as its table's log says, found {rows.total()}; "
+                    "restore the file"
+                )
             has_places, of_kafka = self._place_of(names) is not None, self.time_of(file, names) in RECEIVED
         return Counted(file, rows, ends if has_places else None, early, of_kafka)
 
@@ -283,12 +306,7 @@ class SourceReader:
             return file.part
         if is_json_lines(file.name):
             return JsonLines(self.io, file.path, self.schema, file.of_folders)
-        try:
-            parquet: _Opened = pq.ParquetFile(self.io.new_input(file.path).open())
-        except pa.ArrowInvalid as error:
-            raise Refused(
-                f"import {file.path}: expected a whole Parquet file, found {error}; remove it, or write it again"
-            ) from error
+        parquet: _Opened = open_parquet(self.io, file.path)
         return parquet
 
     def _require_columns(self, file: SourceFile, there: pa.Schema) -> None:
@@ -361,32 +379,6 @@ class SourceReader:
                 "may be another than the file says; name another column by --time, or write the file again"
             )
         return times
-
-
-def may_become(kind: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether values of a file's type can be values of a table's type without a change of their meaning. Integers may
-    be wider, where each value fits."""
-    t = pa.types
-    if t.is_dictionary(kind):
-        return may_become(kind.value_type, wanted)
-    same = (
-        t.is_integer, t.is_boolean, t.is_date, t.is_timestamp, t.is_decimal, t.is_struct, t.is_map,
-        lambda k: t.is_string(k) or t.is_large_string(k),
-        lambda k: t.is_binary(k) or t.is_large_binary(k) or t.is_fixed_size_binary(k),
-        lambda k: t.is_list(k) or t.is_large_list(k),
-    )  # fmt: skip
-    if t.is_floating(kind) and t.is_floating(wanted):
-        return bool(kind.bit_width <= wanted.bit_width)
-    if t.is_integer(kind) and t.is_decimal(wanted):
-        return True
-    return t.is_null(kind) or any(is_one(kind) and is_one(wanted) for is_one in same)
-
-
-def to_type(found: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """Values as a table's type. Raises ArrowInvalid for one that does not fit."""
-    if pa.types.is_dictionary(found.type):
-        found = found.dictionary_decode()
-    return found if found.type == wanted else pc.cast(found, wanted)
 
 
 def _hours(times: pa.ChunkedArray) -> NDArray[np.int64]:

@@ -33,8 +33,9 @@ from anabranch.offsets.hours import Adoption, Cut, Timeline, hours_between, shif
 from anabranch.operations.audit import audit
 from anabranch.operations.erasure import run as erasing
 from anabranch.operations.importing import run
+from anabranch.operations.importing.arrow_types import may_become
 from anabranch.operations.importing.rows import checksum, find_duplicates, ordinals
-from anabranch.operations.importing.sources import HOUR, may_become, to_number
+from anabranch.operations.importing.sources import HOUR, to_number
 from anabranch.operations.reports.explain import explain
 from anabranch.operations.reports.explain_text import explain_sentences
 from anabranch.operations.retention import expire_rows
@@ -410,13 +411,6 @@ def test_an_iceberg_table_with_equality_deletes_is_refused(lake: StreamLake) -> 
     path.write_text(json.dumps(metadata | {"current-snapshot-id": main_head}))
     with pytest.raises(Refused, match="expected a table without equality deletes, found some, as Flink writes them"):
         run.plan(job_of(lake.folder), run.Order(f"{lake.folder}/other", OLDEST))
-
-
-def test_a_delta_table_is_refused(lake: StreamLake) -> None:
-    (lake.folder / "source/_delta_log").mkdir()
-    (lake.folder / "source/_delta_log/00000000000000000000.json").write_text("{}")
-    with pytest.raises(Refused, match="found a Delta table, whose log decides which files count"):
-        import_in(lake.folder)
 
 
 def test_a_dry_run_changes_nothing(lake: StreamLake) -> None:

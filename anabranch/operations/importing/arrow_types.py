@@ -1,0 +1,51 @@
+"""Which types of a file's columns may become those of a table, and Parquet files of any writer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from anabranch.common.errors import Refused
+
+if TYPE_CHECKING:
+    from pyiceberg.io import FileIO
+
+
+def open_parquet(io: FileIO, path: str) -> pq.ParquetFile:
+    """A Parquet file. INT96, in which Spark writes timestamps by default, is read in microseconds: in nanoseconds years
+    behind 2262 would be others. Raises Refused for a file that is not whole."""
+    try:
+        return pq.ParquetFile(io.new_input(path).open(), coerce_int96_timestamp_unit="us")
+    except pa.ArrowInvalid as error:
+        raise Refused(
+            f"import {path}: expected a whole Parquet file, found {error}; remove it, or write it again"
+        ) from error
+
+
+def may_become(kind: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether values of a file's type can be values of a table's type without a change of their meaning. Integers may
+    be wider, where each value fits."""
+    t = pa.types
+    if t.is_dictionary(kind):
+        return may_become(kind.value_type, wanted)
+    same = (
+        t.is_integer, t.is_boolean, t.is_date, t.is_timestamp, t.is_decimal, t.is_struct, t.is_map,
+        lambda k: t.is_string(k) or t.is_large_string(k),
+        lambda k: t.is_binary(k) or t.is_large_binary(k) or t.is_fixed_size_binary(k),
+        lambda k: t.is_list(k) or t.is_large_list(k),
+    )  # fmt: skip
+    if t.is_floating(kind) and t.is_floating(wanted):
+        return bool(kind.bit_width <= wanted.bit_width)
+    if t.is_integer(kind) and t.is_decimal(wanted):
+        return True
+    return t.is_null(kind) or any(is_one(kind) and is_one(wanted) for is_one in same)
+
+
+def to_type(found: pa.Array, wanted: pa.DataType) -> pa.Array:
+    """Values as a table's type. Raises ArrowInvalid for one that does not fit."""
+    if pa.types.is_dictionary(found.type):
+        found = found.dictionary_decode()
+    return found if found.type == wanted else pc.cast(found, wanted)

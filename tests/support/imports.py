@@ -1,0 +1,29 @@
+"""What tests of an import into a stream of a real broker share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from world import World
+
+from anabranch.operations.audit import audit
+from anabranch.operations.importing import run
+from anabranch.protocol.publisher import Publisher
+
+
+def import_from(one: World, location: str, hour: str, **order: Any) -> run.Imported:
+    return run.run(one.job, Publisher(one.lake, one.job.stream), run.Order(location, hour, **order))
+
+
+def values_of(rows: Iterable[Any]) -> list[tuple[Any, ...]]:
+    return sorted((row["event_id"], row["player"], row["level"]) for row in rows)
+
+
+def assert_exact(one: World) -> None:
+    """The stream goes on from Kafka, and each record is in the table once, read from files or from Kafka."""
+    one.send_now(20, "now")
+    one.speed()
+    one.batch()
+    assert sorted(row["event_id"] for row in one.rows()) == sorted(event_id for _, _, event_id in one.acknowledged())
+    assert audit(one.job, None, with_kafka=True).agrees
