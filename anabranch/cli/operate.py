@@ -381,6 +381,7 @@ def merge(stream: str, dry_run: bool, conf: str | None, output: str) -> None:
 @click.option("--until", type=DURATION, default="30 days", show_default=True, help="When nothing may be left.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be erased.")
 @click.option("--again", is_flag=True, help="Also erase what arrived since the same request was done.")
+@click.option("--in-spite-of-hold", "in_spite", metavar="TEXT", help="Erase records of hours that are kept too; why.")
 @click.option("--status", is_flag=True, help="Show each erasure, and what is left of it.")
 @click.option("--verify", is_flag=True, help="With --status, scan every branch for the values again.")
 @click.option("--scan", is_flag=True, help="Only look for the values in every byte of the stream's tables.")
@@ -393,6 +394,7 @@ def erase(
     until: timedelta,
     dry_run: bool,
     again: bool,
+    in_spite: str | None,
     status: bool,
     verify: bool,
     scan: bool,
@@ -403,9 +405,10 @@ def erase(
 
     Removes rows and dead letters from every branch, and keeps both layers from bringing one back; the account of each
     hour has the class `erased`. An erasure is of the records that Kafka has accepted when it is requested. The same
-    command continues it, and changes nothing once it is done; --again makes the next request. Needs `erasure.key` in
-    conf/anabranch.yaml. With --status, exit code 1 while something is left. --scan reads every object of the stream's
-    tables, versions included; exit code 1 if one has a value.
+    command continues it, and changes nothing once it is done; --again makes the next request. Refused while hours that
+    are held (`anabranch hold`) have such records. Needs `erasure.key` in conf/anabranch.yaml. With --status, exit code
+    1 while something is left. --scan reads every object of the stream's tables, versions included; exit code 1 if one
+    has a value.
     """
     from anabranch.cli.render.erasures import print_erased, print_found
     from anabranch.operations.erasure import run
@@ -426,7 +429,7 @@ def erase(
         _erasure_scan(stream, column, values, conf, output)
         return
     assert why is not None
-    order = run.Order(column, values, why, until, again)
+    order = run.Order(column, values, why, until, again, in_spite)
     job = open_stream(stream, conf)
     if dry_run:
         print_found(stream, run.find(job, order), output)

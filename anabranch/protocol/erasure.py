@@ -20,7 +20,7 @@ from anabranch.iceberg.commits import Change, Commit
 from anabranch.iceberg.expiry import plan_expiry
 from anabranch.iceberg.snapshots import BRANCHES, heads
 from anabranch.iceberg.staging import NAMED_WITHIN
-from anabranch.offsets.hours import Cut
+from anabranch.offsets.hours import Cut, hour_of
 from anabranch.offsets.position import Offsets
 from anabranch.protocol.erased import ERASURES, Erasure, Erasures
 from anabranch.protocol.ledger_row import Account, HourAccount, LedgerRow
@@ -51,6 +51,23 @@ Rewritten = Mapping[str, "DataFile | None"]
 def plan_request(state: State, erasure: Erasure, id: str) -> Publish | None:
     """The publish that records an erasure on each branch; None when they have it. Pure."""
     return None if state.erasures.of(erasure.id) is not None else _recorded(state, erasure, id)
+
+
+def held_against(state: State, erasure: Erasure, hours: Collection[str], now: datetime) -> str | None:
+    """What of a request to erase is held, in words; None for nothing. Pure.
+
+    `hours`: those that have such records. Records that are yet to be read may be of any hour from the open one to that
+    of `now`.
+    """
+    holds = state.holds
+    found = ((hour, hold) for hour in sorted(hours) if (hold := holds.of(hour)) is not None)
+    if (first := next(found, None)) is not None:
+        return f"some of hour {first[0]}, {first[1].reason}"
+    if is_read(state, erasure):
+        return None
+    begin, end = state.timeline.open, max(state.timeline.open, hour_of(now))
+    unread = next((hold for hold in holds.holds if hold.first <= end and begin <= hold.last), None)
+    return f"records that are yet to be read, which may be of hours {unread.reason}" if unread is not None else None
 
 
 def plan_rewrite(

@@ -23,10 +23,12 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Held:
-    """The holds of a stream now. `changed` is False when the operator's wish was fulfilled before."""
+    """The holds of a stream now. `changed` is False when the operator's wish was fulfilled before. `erasures`: the ids
+    of those that were requested before a hold and are not done."""
 
     holds: tuple[Hold, ...]
     changed: bool
+    erasures: tuple[str, ...] = ()
 
 
 def plan_hold(state: State, first: str, last: str, act: Act, release: bool) -> Holds | None:
@@ -62,7 +64,8 @@ def plan_held(state: State, holds: Holds, first: str, last: str, act: Act, id: s
 
 def hold(publisher: Publisher, first: str, last: str, why: str, release: bool = False) -> Held:
     """Keep the hours `first` to `last`, both included, however long the stream's file keeps hours; or end that.
-    Raises Refused, Transient. Idempotent: once it returns, nothing that was decided before removes data of these hours.
+    Raises Refused, Transient. Idempotent: once it returns, nothing that was decided before removes data of these hours,
+    but for erasures that were requested before.
     """
     lake, stream = publisher.lake, publisher.stream
     act = act_now("release" if release else "hold", why)
@@ -70,10 +73,11 @@ def hold(publisher: Publisher, first: str, last: str, why: str, release: bool = 
     def decide() -> Decision[Held]:
         state = load_state(lake, stream.table)
         holds = plan_hold(state, first, last, act, release)
+        running = () if release else tuple(one.id for one in state.erasures.all if one.done is None)
         if holds is None:
-            return Decision(state, None, Held(state.holds.holds, False))
+            return Decision(state, None, Held(state.holds.holds, False, running))
         publish = plan_held(state, holds, first, last, act, new_id(), lake.clock.now())
-        return Decision(state, publish, Held(holds.holds, True))
+        return Decision(state, publish, Held(holds.holds, True, running))
 
     published = publisher.run(decide, f"{act.name} hours of {stream.name}")
     if not release:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 
 from actors import NOW, Publisher, Step, is_waiting
@@ -13,7 +13,9 @@ from small_world import File, Kafka, Lake, Row, Violation, World
 from values import replace
 
 from anabranch.iceberg.snapshots import BRANCHES
-from anabranch.protocol import dead_letters, erasure, ledger, merge
+from anabranch.offsets.hours import hour_of
+from anabranch.protocol import dead_letters, erasure, holding, ledger, merge
+from anabranch.protocol.acts import Act
 from anabranch.protocol.erased import Erasure
 from anabranch.protocol.ledger_row import LedgerRow
 from anabranch.protocol.publish import Publish
@@ -35,6 +37,75 @@ def is_erased(kafka: Kafka, state: State, hour: str, row: Row) -> bool:
     return row[2] in kafka.personal and bool(is_covered)
 
 
+def new_erasure(kafka: Kafka, state: State) -> Erasure:
+    """The request of what is to be erased, by a version of the table."""
+    ends = {p: len(records) for p, records in enumerate(kafka.log)}
+    return Erasure(ID, "id", NOW, NOW, state.timeline.since, kafka.id, ends)
+
+
+def held_hours(world: World, lake: Lake, one: Erasure) -> str | None:
+    """What of the request is held in a version of the table, as the command finds it."""
+    return erasure.held_against(lake.state, one, hours_with(world, lake, one), world.kafka.now)
+
+
+def hours_with(world: World, lake: Lake, one: Erasure) -> set[str]:
+    """The hours that have such records on a branch, of rows or of dead letters."""
+    tables = [lake] if world.letters is None else [lake, world.letters]
+    files = {f for table in tables for branch in BRANCHES for f in table.files(branch)}
+    state, hours = lake.state, set[str]()
+    for f in files:
+        topic_id = erasure.log_of(state, f.hour)
+        for p, o, number in f.rows:
+            begin, end = one.offsets(f.hour, topic_id, p)
+            if number in world.kafka.personal and begin <= o < end:
+                hours.add(f.hour)
+    return hours
+
+
+def unread_hours(world: World) -> set[str]:
+    """The hours of records with such values that no layer has read, by their timestamps."""
+    read = world.lake.state.position.offsets
+    return {
+        hour_of(datetime.fromtimestamp(record.stamp / 1000, UTC))
+        for p, records in enumerate(world.kafka.log)
+        for o, record in enumerate(records)
+        if record.number in world.kafka.personal and o >= read.get(p, 0)
+    }
+
+
+@dataclass(frozen=True)
+class Holder(Publisher):
+    """`anabranch hold`: one hour, once."""
+
+    at: str = "idle"
+    hour: str = ""
+    is_done: bool = False
+    nesting: ClassVar[tuple[str, ...]] = ("idle",)
+
+    def kept(self) -> dict[str, Any]:
+        return {"hour": self.hour}
+
+    def idle(self, world: World) -> Iterator[Step]:
+        if not self.is_done:
+            yield "decides to hold", world, replace(self, at="hold", lake=world.lake)
+
+    def hold(self, world: World) -> Iterator[Step]:
+        assert self.lake is not None
+        act = Act("hold", "ada", "host", NOW, "case 7")
+        holds = holding.plan_hold(self.lake.state, self.hour, self.hour, act, release=False)
+        if holds is None:
+            yield "finds it held", world, replace(self, at="idle", lake=None, is_done=True)
+            return
+        publish = holding.plan_held(self.lake.state, holds, self.hour, self.hour, act, self.id, NOW)
+        yield from self.publish(world, self.confirming(publish))
+
+    def landed(self) -> Publisher:
+        return replace(self, at="idle", lake=None, is_done=True)
+
+    def refused(self) -> Publisher:
+        return replace(self, at="idle", lake=None)
+
+
 @dataclass(frozen=True)
 class Eraser(Publisher):
     """`anabranch erase`, which finds personal records: rows by their hashes, dead letters by a search."""
@@ -51,7 +122,9 @@ class Eraser(Publisher):
         one = state.erasures.of(ID)
         if merge.needs_merge(state):
             yield "has to merge", world, replace(self, at="merge", back="idle")
-        elif one is None:
+        elif one is None and state.holds.holds and is_waiting(world):
+            yield "has something to finish", world, self.finishing()
+        elif one is None and held_hours(world, world.lake, new_erasure(world.kafka, state)) is None:
             yield "asks for what is to be erased", world, replace(fresh, at="request", kafka=world.kafka)
         elif one.done is None and is_waiting(world):
             yield "has something to finish", world, self.finishing()
@@ -67,10 +140,7 @@ class Eraser(Publisher):
 
     def request(self, world: World) -> Iterator[Step]:
         assert self.lake is not None and self.kafka is not None
-        state, kafka = self.lake.state, self.kafka
-        ends = {p: len(records) for p, records in enumerate(kafka.log)}
-        one = Erasure(ID, "id", NOW, NOW, state.timeline.since, kafka.id, ends)
-        publish = erasure.plan_request(state, one, self.id)
+        publish = erasure.plan_request(self.lake.state, new_erasure(self.kafka, self.lake.state), self.id)
         assert publish is not None
         yield from self.publish(world, self.confirming(publish))
 
@@ -237,7 +307,12 @@ def held(world: World, lake: Lake) -> dict[tuple[str, Row], str]:
 def check(before: World, after: World) -> None:
     """Nothing that was erased comes back. Raises Violation."""
     one = after.lake.state.erasures.of(ID)
-    if one is None or after.restored or before.lake.state.erasures.of(ID) is None:
+    if one is None or after.restored:
+        return
+    if before.lake.state.erasures.of(ID) is None:
+        hours = hours_with(before, before.lake, one) | unread_hours(before)
+        if held_ones := {hour for hour in hours if before.lake.state.holds.of(hour) is not None}:
+            raise Violation(f"an erasure was requested while {sorted(held_ones)}, which have its records, were held")
         return
     left = held(after, after.lake)
     if one.done is not None and left:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from actors import Actor, Adopter, Expiry, Maintenance, Merger, Network, Nights, Operator, Retention
 from budget import budget
-from eraser import Eraser
+from eraser import Eraser, Holder
 from exploration import explore, settle, walk
 from importer import Importer
 from layers import Batch, RollUp, Speed
@@ -800,6 +800,18 @@ SETTINGS = {
         (Operator("operator", wishes=((H0, "speed"),)), Eraser("eraser")),
         ("operator publishes", "operator is refused", "eraser is refused"),
         before=(broker(PERSONAL, RECORD, ("tick", 60)), Speed("before", at_most=2), Batch("accepts")),
+        world={"accounts": True},
+    ),
+    "an hour that is held while an erasure of its records is requested": Setting(
+        (Holder("holder", hour=H0), Eraser("eraser")),
+        ("holder publishes", "holder is refused", "eraser is refused", "eraser finds nothing left"),
+        before=(broker(PERSONAL, RECORD, ("tick", 60)), Speed("before", at_most=2), Batch("accepts")),
+        world={"accounts": True},
+    ),
+    "an hour that is held while an erasure is requested, before its records are read": Setting(
+        (Speed("speed"), Holder("holder", hour=H0), Eraser("eraser")),
+        ("holder publishes", "holder is refused", "eraser is refused", "eraser has something to finish"),
+        before=(broker(MALFORMED_PERSONAL),),
         world={"accounts": True},
     ),
     "files put together, and orphans removed before they are in place": Setting(

@@ -11,7 +11,7 @@ import layers
 import pytest
 from actors import NIGHT, NOW, Actor, Adopter, Expiry, Maintenance, Network, Nights, Operator, Publisher, Retention
 from budget import FULL
-from eraser import Eraser
+from eraser import Eraser, Holder
 from exploration import explore, forget, settle
 from importer import Importer
 from layers import Batch, RollUp, Speed
@@ -232,6 +232,13 @@ def nights(speed: Actor, runs: int = 2) -> tuple[Actor, ...]:
 
 def speeds(one: int = 1, other: int = 1) -> tuple[Actor, ...]:
     return Speed("speed", at_most=one), Speed("rival", at_most=other)
+
+
+def reading_nothing_held(real: Callable[..., Any]) -> Callable[..., Any]:
+    def held_against(state: State, erasure: Any, hours: Any, now: Any) -> str | None:
+        return real(state, erasure, hours, now) if hours else None
+
+    return held_against
 
 
 def holding_again(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -671,6 +678,14 @@ MUTANTS = [
         erasure, "is_read", always(True), Speed("speed"), Eraser("eraser"), finds="is done, and there are still",
         name="records that an erasure is of and that are yet to be read", before=(broker(MALFORMED_PERSONAL),),
         accounts=True,
+    ),
+    mutant(
+        erasure, "held_against", always(None), Holder("holder", hour=H0), Eraser("eraser"), finds="were held",
+        name="holds of the records of an erasure", before=(broker(PERSONAL), Speed("before")), accounts=True,
+    ),
+    mutant(
+        erasure, "held_against", reading_nothing_held, Speed("speed"), Holder("holder", hour=H0), Eraser("eraser"),
+        finds="were held", name="holds of records that are yet to be read", before=(broker(PERSONAL),), accounts=True,
     ),
     mutant(
         ledger, "with_waiting", without_what_waits, Batch("batch", restates=1), Eraser("eraser"), finds="erased",

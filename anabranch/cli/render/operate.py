@@ -47,5 +47,8 @@ def print_served(stream: str, hour: str, served: Served, output: str) -> None:
 
 def print_held(stream: str, held: Held, output: str) -> None:
     lines = span_words(held.holds) or ["no hours are kept beyond their time"]
-    view = {"stream": stream, "changed": held.changed, "holds": held.holds}
+    lines += [
+        f"erasure {id} was requested before and is not done: these hours lose its records" for id in held.erasures
+    ]
+    view = {"stream": stream, "changed": held.changed, "holds": held.holds, "erasures": held.erasures}
     print_result(view, [f"{stream}: {line}" for line in lines], output)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from anabranch.common.errors import ConfigurationError, Transient
+from anabranch.common.errors import ConfigurationError, Refused, Transient
 from anabranch.common.fail_points import Step, reach
 from anabranch.iceberg.hour_files import content_by_hour, files_by_hour
 from anabranch.iceberg.manifests import hour_of_file
@@ -69,23 +69,26 @@ _ATTEMPTS = 20
 @dataclass(frozen=True)
 class Order:
     """What an operator wants erased: values of a column, and by when nothing is to be left. `again`: also records that
-    arrived since the request of the same values that is done."""
+    arrived since the request of the same values that is done. `in_spite`: why records of held hours too; None: not."""
 
     column: str
     values: frozenset[str]
     why: str
     until: timedelta = timedelta(days=30)
     again: bool = False
+    in_spite: str | None = None
 
 
 @dataclass(frozen=True)
 class Found:
-    """What has the values, on any branch: files and rows in each hour, and dead letters."""
+    """What has the values, on any branch: files and rows in each hour, and dead letters. `held`: those of its hours
+    that an operator holds."""
 
     hours: tuple[str, ...] = ()
     files: int = 0
     rows: int = 0
     dead: int = 0
+    held: tuple[str, ...] = ()
 
     def plus(self, other: Found) -> Found:
         """Both together; they share no file and no dead letter."""
@@ -107,7 +110,7 @@ def erase(job: Job, publisher: Publisher, order: Order) -> Erased:
     """Remove every record that an order is of from every branch, and keep both layers from bringing one back.
 
     Idempotent: the same order is the same erasure, which goes on where it was left. Raises ConfigurationError for a
-    column or a key that does not fit, Transient.
+    column or a key that does not fit; Refused for a new request while held hours have such records; Transient.
     """
     require(job, order)
     publisher.recover()
@@ -172,25 +175,54 @@ def require(job: Job, order: Order) -> None:
 
 
 def find(job: Job, order: Order) -> Found:
-    """What `erase` would remove now; nothing is changed. Raises as `erase`."""
+    """What `erase` would remove now; nothing is changed. Raises as `erase`, but for holds."""
     require(job, order)
     state = load_state(job.lake, job.stream.table)
     one = Erasure("", order.column, _now(job), _now(job), state.timeline.since, *_ends(job, state))
+    found = _search(job, state, one, order, lambda _: True)
+    return replace(found, held=tuple(h for h in found.hours if state.holds.of(h) is not None))
+
+
+def _search(job: Job, state: State, one: Erasure, order: Order, is_wanted: Callable[[str], bool]) -> Found:
+    """What an erasure would remove of some hours."""
     hours, paths, rows = set[str](), set[str](), 0
     values = Values.of(order.column, order.values)
     for part in _parts(state.table):
-        there = {b: files_by_hour(state.table, b, part) for b in BRANCHES}
+        there = {b: files_by_hour(state.table, b, list(filter(is_wanted, part))) for b in BRANCHES}
         found = rows_found(state, one, values, there)
         hours |= {h for files in there.values() for h, of_hour in files.items() if found.keys() & of_hour.keys()}
         paths |= found.keys()
         main = {path for of_hour in there["main"].values() for path in of_hour}
         rows += sum(sum(counts.values()) for path, counts in found.items() if path in main)
-    letters = job.lake.load(job.stream.dead_letters_table)
-    of_letters = _find_letters(letters, one, order.values)
-    dead = {(hour, place) for hour, places in of_letters.by_hour.items() for place in places}
-    return Found(
-        tuple(sorted(hours | of_letters.by_hour.keys())), len(paths) + len(of_letters.by_path), rows, len(dead)
-    )
+    of_letters = _find_letters(job.lake.load(job.stream.dead_letters_table), one, order.values)
+    dead = {(h, place) for h, places in of_letters.by_hour.items() if is_wanted(h) for place in places}
+    of_dead = {path for h, some in of_letters.paths.items() if is_wanted(h) for path in some}
+    return Found(tuple(sorted(hours | {h for h, _ in dead})), len(paths) + len(of_dead), rows, len(dead))
+
+
+def _require_unheld(job: Job, publisher: Publisher, state: State, one: Erasure, order: Order) -> None:
+    """Refuse a request while hours that an operator holds have such records, or records that are yet to be read may be
+    of them. Raises Refused, Transient."""
+    if not state.holds.holds or order.in_spite is not None:
+        return
+    # Dead letters that a publish names are in their table once that is finished.
+    publisher.finish(state)
+
+    def is_held(hour: str) -> bool:
+        return state.holds.of(hour) is not None
+
+    hours = {*_search(job, state, one, order, is_held).hours}
+    if job.lake.exists(job.stream.archive_table):
+        table = job.lake.load(job.stream.archive_table)
+        files = {path: f for path, f in _archive_files(table).items() if is_held(hour_of_file(table, f))}
+        archived = _archived_places(job, table, list(files.values()), one, Values.of(order.column, order.values))
+        hours |= {hour_of_file(table, files[path]) for path in archived}
+    if (found := erasure.held_against(state, one, hours, _now(job))) is not None:
+        raise Refused(
+            f"erase records of {job.stream.name}: expected no such records in hours that are held, found {found}; "
+            f"release the hours (`anabranch hold {job.stream.name} HOURS --release --why TEXT`), or erase them in "
+            "spite of it: --in-spite-of-hold TEXT"
+        )
 
 
 def _now(job: Job) -> datetime:
@@ -218,15 +250,17 @@ def _request(job: Job, publisher: Publisher, order: Order) -> Erasure:
         LOG.info("stream %s: erasure %s of %s goes on", stream.name, known.id, known.at.isoformat())
         return known
     key, hashes = keys[0], keys[0].hashes(order.column, order.values)
-    act = act_now("erase", order.why)
+    why = order.why if order.in_spite is None else f"{order.why}; in spite of holds: {order.in_spite}"
+    act = act_now("erase", why)
 
     def decide() -> Decision[Erasure]:
         state = load_state(job.lake, stream.table)
         now = _now(job)
         one = Erasure(id, order.column, now, now + order.until, state.timeline.since, *_ends(job, state))
+        _require_unheld(job, publisher, state, one, order)
         said = {"id": id, "column": order.column, "key": key.id, "until": one.until.isoformat(), "hashes": list(hashes)}
         row = ledger.decision(
-            hour_of(now), "erasing", 0, None, now, f"{id}-{hour_of(now)}", reason=order.why, act=act, erasure=said
+            hour_of(now), "erasing", 0, None, now, f"{id}-{hour_of(now)}", reason=why, act=act, erasure=said
         )
         job.ledger.record([row])
         reach(Step.ERASE_REQUESTED)
