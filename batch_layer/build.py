@@ -200,7 +200,9 @@ class HourBuilder:
         for key, value in bloom_filter_settings(cut.offsets).items():
             self._spark.conf.set(key, value)
         self.passes.begin("read and decode")
-        left_out = load_filter(self._job.environment, self._job.ledger, state, cut.topic_id, {hour: cut.ranges})
+        left_out = load_filter(
+            self._job.environment, self._job.stream, self._job.ledger, state, cut.topic_id, {hour: cut.ranges}
+        )
         read = self._reader.read(hour, cut, state, decoding if left_out is None else Decoding.SPARK)
         served = self._served(hour, state, together)
         is_small = cut.offsets <= SMALL

@@ -465,7 +465,7 @@ class MicroBatches:
         at_once = frame.sparkSession.sparkContext.defaultParallelism
         frame = frame.coalesce(at_once) if len(plan.todo) > at_once else frame
         by_hour = plan.by_hour
-        left_out = load_filter(self._environment, self._publisher.ledger, decided.state, topic_id, by_hour)
+        left_out = load_filter(self._environment, stream, self._publisher.ledger, decided.state, topic_id, by_hour)
         if left_out is not None:
             return self._stage_without_erased(frame, plan, decided, left_out)
         if (staged := self._stage_certain(frame, plan, decided)) is not None:

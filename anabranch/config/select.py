@@ -8,9 +8,10 @@ which overflows; and nothing that depends on the present. `anabranch.records.sel
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from anabranch.config.base import NAME
@@ -55,7 +56,7 @@ class SelectedColumn:
     """A column of the table. `sql`: Spark SQL over the fields of a record as `_row_<field>` and what Kafka has of it,
     times of an expression as `_at_<field>`, null outside the calendar; of a `hash`, the bytes to hash. `fields`: those
     that it reads. `masks`: it is hashed with the secret of the configuration. `is_checked`: its type is that of an
-    expression, which Spark alone knows."""
+    expression, which Spark alone knows. `source`: what the file makes it of, as JSON."""
 
     name: str
     kind: Kind
@@ -64,6 +65,7 @@ class SelectedColumn:
     type: str
     nullable: bool
     is_checked: bool = False
+    source: str = ""
 
     @property
     def masks(self) -> bool:
@@ -92,9 +94,10 @@ def parse_select(value: object, fields: Sequence[Column]) -> tuple[SelectedColum
         if not NAME.fullmatch(name):
             raise ValueError(f"expected a column name of letters, digits and underscores, found {name!r}")
         try:
-            selected.append(_parse(name, source, by_name))
+            one = _parse(name, source, by_name)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
+        selected.append(replace(one, source=json.dumps(source, sort_keys=True)))
     names = [s.name.lower() for s in selected]
     if repeated := next((n for n in names if names.count(n) > 1), None):
         raise ValueError(f"expected each column once, found {repeated!r} twice (case does not count)")

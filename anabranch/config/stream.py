@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
@@ -354,6 +355,10 @@ class Stream(Frozen):
     def masks(self) -> bool:
         """Whether a column is hashed with the secret of the configuration."""
         return any(selected.masks for selected in self.select or ())
+
+    def source_of(self, column: str) -> str:
+        """What the file makes a column of the table of, as JSON: the name of a field, or `select`'s expression."""
+        return next((one.source for one in self.select or () if one.name == column), json.dumps(column))
 
     @property
     def lacks_columns(self) -> bool:

@@ -42,7 +42,9 @@ from anabranch.kafka.client import KafkaAdapter
 from anabranch.offsets.hours import Timeline, hour_of
 from anabranch.offsets.position import Position
 from anabranch.protocol.deliveries import DELIVERIES_SCHEMA
-from anabranch.protocol.ledger import LEDGER_SCHEMA
+from anabranch.protocol.erased import Erasures
+from anabranch.protocol.erasure_filter import require_sources
+from anabranch.protocol.ledger import LEDGER_SCHEMA, Ledger
 from anabranch.protocol.owner import take_over
 from anabranch.protocol.publish import Decision, Publish, new_id, run
 from anabranch.protocol.restore_ledger import restore_ledger
@@ -178,8 +180,8 @@ def apply(
     (`auto.offset.reset`) are never used after it. With `register`, tables that storage holds and
     the catalog has lost are registered first; with `rolled_back`, the stream's table stays ahead of
     a file that was put back to an older one. Raises Refused for a change of schema that would lose
-    or hide data, ConfigurationError for tables that the catalog lost and for a table of another
-    stream, before anything is changed.
+    or hide data, ConfigurationError for tables that the catalog lost, for a table of another stream,
+    and for another source of a column by which records are erased, before anything is changed.
     """
     changes: list[str] = []
     # Tables to register first can only be loaded afterwards.
@@ -213,6 +215,10 @@ def apply(
         # rows, and was delivered by delivering it again.
         if name in missing and name not in derived:
             registration.require_unknown(environment, lake, name, columns.schema, stream.name)
+    if not missing & {stream.table, stream.hours_table}:
+        table = lake.load(stream.table)
+        erasures = Erasures.of_branches(branch_properties(table, branch) for branch in BRANCHES)
+        require_sources(environment, stream, Ledger(lake, stream.hours_table), erasures)
     # Kafka first: the recorded beginning must not be older than the tables.
     first = _beginning(stream, kafka) if stream.table in missing else {}
     # The stream's own table first: only its columns can be refused, and then nothing has changed.

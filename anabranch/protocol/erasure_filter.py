@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from anabranch.common.errors import ConfigurationError, Terminal
-from anabranch.config import Environment
+from anabranch.config import Environment, Stream
 from anabranch.offsets.hours import hour_of
 from anabranch.offsets.position import Ranges
-from anabranch.protocol.erased import Erasure
+from anabranch.protocol.erased import Erasure, Erasures
 from anabranch.protocol.erasure import places_of
 from anabranch.protocol.keyed_hashes import Key
 from anabranch.protocol.ledger import Ledger, with_waiting
@@ -19,11 +19,13 @@ from anabranch.protocol.state import State
 
 @dataclass(frozen=True)
 class Request:
-    """What the ledger has of an erasure: its column, the keyed hashes of its values, and the id of their key."""
+    """What the ledger has of an erasure: its column, the keyed hashes of its values, and the id of their key. `source`:
+    what the column was made of, as `source_of`; None of a request of an older version."""
 
     column: str
     key: str
     hashes: frozenset[str]
+    source: str | None = None
 
 
 @dataclass(frozen=True)
@@ -57,16 +59,22 @@ class ErasureFilter:
 
 
 def load_filter(
-    environment: Environment, ledger: Ledger, state: State, topic_id: str, by_hour: Mapping[str, Ranges]
+    environment: Environment,
+    stream: Stream,
+    ledger: Ledger,
+    state: State,
+    topic_id: str,
+    by_hour: Mapping[str, Ranges],
 ) -> ErasureFilter | None:
     """The filter of some offsets by hour, of one log; None where no erasure is of them. The filter is that of the marks
-    that `state` gives. Raises ConfigurationError without the key of an erasure, Terminal where the ledger lacks its
-    hashes, Transient."""
+    that `state` gives. Raises ConfigurationError without the key of an erasure, and for a column that is made of
+    something else than at its request; Terminal where the ledger lacks its hashes, Transient."""
     covering = {h: state.erasures.covering(h, topic_id, ranges) for h, ranges in by_hour.items()}
     wanted = {one.id: one for erasures in covering.values() for one in erasures}
     if not wanted:
         return None
     keys, requests = keys_of(environment), load_requests(ledger, list(wanted.values()))
+    _require_sources(environment, stream, requests)
     history = ledger.history([h for h, erasures in covering.items() if erasures])
 
     def values(one: Erasure, hour: str) -> HashedValues:
@@ -90,6 +98,32 @@ def load_filter(
             if erasures
         )
     )
+
+
+def source_of(environment: Environment, stream: Stream, column: str) -> str:
+    """What a stream's file makes a column of, and by which secret, if it is a keyed hash: what its values follow
+    from."""
+    source, secret = stream.source_of(column), environment.masking_secret
+    is_masked = any(one.masks for one in stream.select or () if one.name == column)
+    return f"{source} by secret {Key(secret).id}" if is_masked and secret is not None else source
+
+
+def require_sources(environment: Environment, stream: Stream, ledger: Ledger, erasures: Erasures) -> None:
+    """Raise ConfigurationError where the column of an erasure is made of something else than at its request: its hashes
+    are of the former values. Raises Terminal and Transient as `load_requests`."""
+    _require_sources(environment, stream, load_requests(ledger, erasures.all))
+
+
+def _require_sources(environment: Environment, stream: Stream, requests: Mapping[str, Request]) -> None:
+    for id, request in requests.items():
+        now = source_of(environment, stream, request.column)
+        if request.source not in (None, now):
+            raise ConfigurationError(
+                f"stream {stream.name}: select: {request.column}: expected {request.source}, as when erasure {id} was "
+                f"requested, found {now}: other values have other hashes, so erased records would come back; set it "
+                f"back until `anabranch erase {stream.name} --status` no longer lists the erasure, and select what is "
+                "new under another name"
+            )
 
 
 def keys_of(environment: Environment) -> dict[str, Key]:
@@ -118,5 +152,6 @@ def load_requests(ledger: Ledger, erasures: Sequence[Erasure]) -> dict[str, Requ
                     "none; roll the ledger back to a snapshot that has it: without it, erased records would come back"
                 )
             said = found[one.id]
-            _REQUESTS[ledger.name, one.id] = Request(said["column"], said["key"], frozenset(said["hashes"]))
+            hashes = frozenset(said["hashes"])
+            _REQUESTS[ledger.name, one.id] = Request(said["column"], said["key"], hashes, said.get("source"))
     return {one.id: _REQUESTS[ledger.name, one.id] for one in erasures}

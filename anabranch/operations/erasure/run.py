@@ -41,7 +41,7 @@ from anabranch.operations.erasure.search import (
 from anabranch.protocol import archive, erasure, ledger, merge
 from anabranch.protocol.acts import act_now
 from anabranch.protocol.erased import Erasure, Erasures
-from anabranch.protocol.erasure_filter import keys_of
+from anabranch.protocol.erasure_filter import keys_of, source_of
 from anabranch.protocol.keyed_hashes import Key
 from anabranch.protocol.ledger_row import LedgerRow
 from anabranch.protocol.publish import Again, Decision, new_id
@@ -258,7 +258,10 @@ def _request(job: Job, publisher: Publisher, order: Order) -> Erasure:
         now = _now(job)
         one = Erasure(id, order.column, now, now + order.until, state.timeline.since, *_ends(job, state))
         _require_unheld(job, publisher, state, one, order)
-        said = {"id": id, "column": order.column, "key": key.id, "until": one.until.isoformat(), "hashes": list(hashes)}
+        said = {
+            "id": id, "column": order.column, "key": key.id, "until": one.until.isoformat(), "hashes": list(hashes),
+            "source": source_of(job.environment, stream, order.column),
+        }  # fmt: skip
         row = ledger.decision(
             hour_of(now), "erasing", 0, None, now, f"{id}-{hour_of(now)}", reason=why, act=act, erasure=said
         )

@@ -428,7 +428,7 @@ class _Import:
         hours = rows[HOUR].to_numpy()
         counts = counts_by_hour(hours)
         ranges = {from_number(n): cut_of(count).ranges for n, count in counts.items()}
-        found = load_filter(self._job.environment, self._job.ledger, state, cut_of(0).topic_id, ranges)
+        found = load_filter(self._job.environment, self._stream, self._job.ledger, state, cut_of(0).topic_id, ranges)
         for one in found.hours if found is not None else ():
             of_hour = np.flatnonzero(hours == to_number(one.hour))
             for hashed in one.values:

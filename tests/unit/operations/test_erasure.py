@@ -15,7 +15,7 @@ import pytest
 from brokers import Broker
 from click.testing import CliRunner
 from killed import kill_at
-from lakes import FIRST, new_environment, new_lake, new_state, stage
+from lakes import DDL, FIRST, new_environment, new_lake, new_state, stage
 from people import ARCHIVED, LETTERS, NAMES, NEXT, NOW, ORDER, People, job_of
 from pydantic import SecretStr
 from pyiceberg.io.pyarrow import schema_to_pyarrow
@@ -25,11 +25,15 @@ from pyiceberg.table import Table, Transaction
 from anabranch.cli import main
 from anabranch.common.errors import ConfigurationError, PositionError
 from anabranch.common.fail_points import Step
+from anabranch.config.columns import parse_columns
 from anabranch.config.environment import Erasure as ErasureKeys
+from anabranch.config.environment import Masking
+from anabranch.config.select import parse_select
 from anabranch.iceberg.commits import Outcome
 from anabranch.iceberg.files import local_path
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.prepare import set_ref
+from anabranch.iceberg.snapshots import heads
 from anabranch.job import Job
 from anabranch.offsets.hours import Adoption, Cut, Timeline, shift
 from anabranch.offsets.position import Position, Topic
@@ -38,7 +42,7 @@ from anabranch.operations.erasure.scan import scan
 from anabranch.operations.erasure.search import Values, find_words
 from anabranch.operations.erasure.status import read_statuses, status_lines
 from anabranch.operations.maintenance import maintain
-from anabranch.protocol import erasure
+from anabranch.protocol import apply, erasure
 from anabranch.protocol.dead_letters import waiting_speed
 from anabranch.protocol.erased import Erasure, Erasures
 from anabranch.protocol.erasure_filter import load_filter
@@ -470,7 +474,7 @@ def test_a_layer_leaves_out_values_and_places(people: People) -> None:
     people.erase()
     job, state = people.job, people.lake.state()
     ranges: Any = {FIRST: {0: (0, 8)}, NEXT: {0: (8, 20)}}
-    left_out = load_filter(job.environment, job.ledger, state, "t", ranges)
+    left_out = load_filter(job.environment, job.stream, job.ledger, state, "t", ranges)
     assert left_out is not None
     first, second = left_out.hours
     assert (first.places, second.places) == ({(0, 4), (0, 6)}, frozenset())
@@ -478,7 +482,7 @@ def test_a_layer_leaves_out_values_and_places(people: People) -> None:
         ("id", {0: (0, 8)}, True, False), ("id", {0: (8, 12)}, True, False),
     ]  # fmt: skip
     # A micro-batch of later records is staged as ever.
-    assert load_filter(job.environment, job.ledger, state, "t", {NEXT: {0: (12, 20)}}) is None
+    assert load_filter(job.environment, job.stream, job.ledger, state, "t", {NEXT: {0: (12, 20)}}) is None
     assert not state.erasures.marks(NEXT, "t", {0: (12, 20)})
 
 
@@ -488,11 +492,51 @@ def test_a_key_that_is_missing(people: People) -> None:
     ranges: Any = {FIRST: {0: (0, 8)}}
     changed = job.environment.model_copy(update={"erasure": ErasureKeys(key=key)})
     with pytest.raises(ConfigurationError, match=r"add the former key to `erasure\.former_keys`"):
-        load_filter(changed, job.ledger, state, "t", ranges)
+        load_filter(changed, job.stream, job.ledger, state, "t", ranges)
     assert job.environment.erasure is not None
     both = changed.model_copy(update={"erasure": ErasureKeys(key=key, former_keys=(job.environment.erasure.key,))})
-    left_out = load_filter(both, job.ledger, state, "t", ranges)
+    left_out = load_filter(both, job.stream, job.ledger, state, "t", ranges)
     assert left_out is not None and left_out.hours[0].values[0].matches("anna")
+
+
+def made_of(job: Job, source: object, secret: str | None = None) -> Job:
+    """The job with another source of the column `id`."""
+    fields = parse_columns(DDL)
+    stream = job.stream.model_copy(update={"select": parse_select([{"id": source}, "n"], fields)})
+    masking = Masking(secret=SecretStr(secret)) if secret is not None else Masking()
+    return replace(job, stream=stream, environment=job.environment.model_copy(update={"masking": masking}))
+
+
+def test_another_source_of_the_column_brings_no_erased_record_back(people: People) -> None:
+    people.erase()
+    job, state = people.job, people.lake.state()
+    ranges: Any = {FIRST: {0: (0, 8)}}
+
+    def load(job: Job, of: Any = ranges) -> object:
+        return load_filter(job.environment, job.stream, job.ledger, state, "t", of)
+
+    assert load(job) is not None and load(made_of(job, "id")) is not None
+    lower = made_of(job, {"sql": "lower(id)", "type": "STRING"})
+    before = heads(people.lake.table())
+    found = r'select: id: expected "id", as when erasure \w+ was requested, found {"sql": "lower\(id\)".*; set it back'
+    with pytest.raises(ConfigurationError, match=found):
+        load(lower)
+    with pytest.raises(ConfigurationError, match=found):
+        apply.apply(lower.environment, lower.stream, lower.lake, lower.kafka)
+    assert heads(people.lake.table()) == before
+    # Records that arrived since are of no erasure.
+    assert load(lower, {NEXT: {0: (12, 20)}}) is None
+
+
+def test_another_secret_of_a_hashed_column_brings_no_erased_record_back(people: People) -> None:
+    job = made_of(people.job, {"hash": "id"}, "a secret of a hashed column")
+    publisher = Publisher(job.lake, job.stream)
+    run.erase(job, publisher, replace(ORDER, values=frozenset({"0af3"})))
+    state, ranges = people.lake.state(), {FIRST: {0: (0, 8)}}
+    assert load_filter(job.environment, job.stream, job.ledger, state, "t", ranges) is not None
+    other = made_of(job, {"hash": "id"}, "another secret of the column")
+    with pytest.raises(ConfigurationError, match=r'expected {"hash": "id"} by secret \w{16}, as .*, found {"hash"'):
+        load_filter(other.environment, other.stream, other.ledger, state, "t", ranges)
 
 
 @pytest.mark.parametrize(
