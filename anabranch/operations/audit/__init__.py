@@ -24,6 +24,7 @@ from anabranch.operations.audit.checks import (
 from anabranch.operations.audit.count import Counted, OffsetCounts, count_files, explained, mark_given, recount
 from anabranch.protocol import ledger
 from anabranch.protocol.decisions import with_waiting
+from anabranch.protocol.erasure import UNSERVED
 from anabranch.protocol.ledger_row import LedgerRow
 from anabranch.protocol.retention import is_kept, letters_expired
 from anabranch.protocol.state import State, load_state
@@ -50,6 +51,7 @@ class _Lake:
     batch: _Files
     speed: _Files
     dead: _Files
+    erased: frozenset[str]
 
 
 def audit(job: Job, hours: tuple[str, str] | None, with_kafka: bool) -> AuditReport:
@@ -82,9 +84,21 @@ def _load(job: Job, hours: tuple[str, str] | None) -> _Lake:
     rows = job.ledger.history(span)
     state = load_state(job.lake, job.stream.table)
     letters = job.lake.load(job.stream.dead_letters_table)
-    newest = ledger.newest(with_waiting(rows, state.decisions))
+    rows = with_waiting(rows, state.decisions)
+    newest = ledger.newest(rows)
     main, batch, speed = (files_by_hour(state.table, b) for b in ("main", "batch", "speed"))
-    return _Lake(state, letters, newest, main, batch, speed, files_by_hour(letters, "main"))
+    return _Lake(state, letters, newest, main, batch, speed, files_by_hour(letters, "main"), _erased(rows))
+
+
+def _erased(rows: Sequence[LedgerRow]) -> frozenset[str]:
+    """The hours of which rows were erased since they were accepted, by the ledger's rows, oldest first. Pure."""
+    erased = set[str]()
+    for row in rows:
+        if row.decision == "accepted":
+            erased.discard(row.hour)
+        elif row.decision == "erased" and not (row.erasure or {}).get(UNSERVED):
+            erased.add(row.hour)
+    return frozenset(erased)
 
 
 def _is_accepted(lake: _Lake, hour: str) -> bool:
@@ -142,6 +156,7 @@ def _audit(job: Job, lake: _Lake, hour: str, topic: Topic | None, with_kafka: bo
         lookback=job.stream.batch.lookback_hours,
         kafka=reason,
         letters_expired=hour in letters_expired(lake.letters),
+        was_erased=hour in lake.erased,
     )
 
 

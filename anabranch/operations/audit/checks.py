@@ -52,7 +52,8 @@ class Audited:
     `cut` and `revision` are the table's, None and 0 if it no longer lists the hour. `row` is the ledger's newest.
     `strange`: files of `main` that its serving layer lacks. `lacking`: files of that layer that `main` lacks. `gone`:
     files missing in storage. `unrepeated`: rows that batch removed and that repeat nothing; None if not checked.
-    `kafka`: why Kafka was not read, or None. `letters_expired`: its dead letters have left the table.
+    `kafka`: why Kafka was not read, or None. `letters_expired`: its dead letters have left the table. `was_erased`: rows
+    of it were erased since it was accepted.
     """
 
     hour: str
@@ -69,6 +70,7 @@ class Audited:
     lookback: int = 1
     kafka: str | None = None
     letters_expired: bool = False
+    was_erased: bool = False
 
     @property
     def account(self) -> HourAccount:
@@ -170,7 +172,8 @@ def _check_totals(a: Audited, findings: _Findings) -> None:
     account, counted = a.account, list(a.partitions.values())
     good, duplicate = account.good, account.duplicate
     # The speed layer keeps duplicates.
-    rows = good if a.served == "batch" or good is None or duplicate is None else good + duplicate
+    is_batch = a.served == "batch" or good is None or duplicate is None
+    rows = good if is_batch else good + duplicate - _erased_duplicates(a)
     totals = (
         ("rows", rows, sum(r.rows for r in counted)),
         ("batch", good, sum(r.batch for r in counted)),
@@ -192,7 +195,7 @@ def _check_kafka(a: Audited, findings: _Findings) -> None:
     account = a.account
     given = {p: r.kafka for p, r in sorted(a.partitions.items()) if r.kafka is not None}
     nowhere = sum(k.kept_nowhere for k in given.values())
-    duplicate = account.duplicate if a.served == "batch" else 0
+    duplicate = account.duplicate if a.served == "batch" else _erased_duplicates(a)
     if duplicate is not None and a.letters_expired:
         duplicate += account.dead or 0
     if duplicate is not None:
@@ -215,6 +218,16 @@ def _check_kafka(a: Audited, findings: _Findings) -> None:
         recorded = account.gaps.get(name, 0)
         if recorded != number:
             findings.differs("Kafka", f"{recorded} offsets of class {name}, as in the ledger", f"{number} in its log")
+
+
+def _erased_duplicates(a: Audited) -> int:
+    """How many of the duplicates that the speed layer keeps were erased: an erasure takes them from its rows, and not
+    from the account, which is that of the batch layer."""
+    good, duplicate = a.account.good, a.account.duplicate
+    if a.served == "batch" or not a.was_erased or good is None or duplicate is None:
+        return 0
+    lacking = good + duplicate - sum(r.rows for r in a.partitions.values())
+    return min(max(lacking, 0), duplicate)
 
 
 def _is_off(found: int, expected: int, exact: bool) -> bool:

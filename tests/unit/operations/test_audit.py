@@ -16,9 +16,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from lakes import StreamLake, decide, new_state
+from pydantic import SecretStr
 from proofs import BEFORE, CUT, HOUR, NEXT, NOW, accept, bury, event, job, new_proof, read, record, spoil, stage_rows
 
 from anabranch.cli.render.audit import print_audit
+from anabranch.config.environment import Erasure as ErasureKeys
 from anabranch.iceberg.commits import Change, Outcome
 from anabranch.iceberg.hour_files import files_of
 from anabranch.kafka.batches import Missing, Seen
@@ -29,6 +31,7 @@ from anabranch.operations.audit import kafka_unavailable_reason, read_accepted
 from anabranch.operations.audit.checks import Audited, check_adjacent_cuts, find_disagreements
 from anabranch.operations.audit.count import Counted as OfFiles
 from anabranch.operations.audit.count import OffsetCounts, explained, mark_given, recount, spans
+from anabranch.operations.erasure import run as erasing
 from anabranch.protocol import override
 from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.publisher import Publisher
@@ -228,6 +231,20 @@ def test_an_hour_served_by_the_speed_layer_contains_its_duplicates(one: StreamLa
     assert sentences(one) == []
     spoil(one, add=[event(0, 9)])
     assert f"hour {NEXT}: rows of main: expected 4, as in the ledger, found 5 offsets" in sentences(one)
+
+
+def test_an_hour_served_by_the_speed_layer_of_which_a_duplicate_was_erased(one: StreamLake) -> None:
+    override.serve_hour(Publisher(one.lake, one.stream), NEXT, "speed", "the rule is wrong")
+    bury_speed(one)
+    keys = ErasureKeys(key=SecretStr("a key of unit tests"))
+    keyed = replace(job(one), environment=one.environment.model_copy(update={"erasure": keys}))
+    # The hazard: batch has a row of it in the hour before alone, and the speed layer its duplicate in this one.
+    done = erasing.erase(keyed, Publisher(one.lake, one.stream), erasing.Order("id", frozenset({"0-2"}), "case 1"))
+    assert (done.left, done.removed.hours, len(one.rows("main"))) == (None, (HOUR, NEXT), 6)
+    assert sentences(one) == []
+    spoil(one, remove_hour=NEXT, branch="main")
+    spoil(one, add=[event(0, 4)])
+    assert f"hour {NEXT}: rows of main: expected 3, as in the ledger, found 1 offsets" in sentences(one)
 
 
 def bury_speed(one: StreamLake) -> None:
