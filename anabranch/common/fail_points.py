@@ -80,6 +80,8 @@ class Step(Enum):
     ERASE_PLACES_PUBLISHED = "erase.places-published", "the branches have the places, the ledger does not"
     ERASE_LETTERS_WRITTEN = "erase.letters-written", "files without the dead letters are written, no commit names them"
     ERASE_LETTERS_PUBLISHED = "erase.letters-published", "the dead letters have left every branch"
+    ERASE_FORMER_FOUND = "erase.former-found", "files that former snapshots alone have are found, nothing is recorded"
+    ERASE_FORMER_RECORDED = "erase.former-recorded", "the ledger has their hours, the erasure is not done"
     ERASE_PARTIALS_CLEARED = "erase.partials-cleared", "views have no partials of erased rows"
     ERASE_ARCHIVE_WRITTEN = (
         "erase.archive-written",
@@ -87,6 +89,9 @@ class Step(Enum):
     )
     ERASE_ARCHIVE_PUBLISHED = "erase.archive-published", "the archive has none of the records, the branches have them"
     ERASE_FOUND_NOTHING = "erase.found-nothing", "nothing is left on any branch, none records that it is done"
+    # Hold.
+    HOLD_PUBLISHED = "hold.published", "each branch has the hold; what dead letters' expiry decided may still land"
+    HOLD_MOVED = "hold.moved", "no expiry that was decided before can land, the ledger does not know the hold"
     # Import.
     IMPORT_WRITTEN = "import.written", "some hours' files are written and read back, no commit names them"
     IMPORT_DECIDED = "import.decided", "these hours are compared with the table as it is, nothing is published"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from anabranch.common.errors import Refused
+from anabranch.common.fail_points import Step, reach
 from anabranch.iceberg.commits import Change, Commit
 from anabranch.iceberg.snapshots import BRANCHES, heads
 from anabranch.offsets.hours import hours_between
@@ -80,8 +81,10 @@ def hold(publisher: Publisher, first: str, last: str, why: str, release: bool = 
         return Decision(state, publish, Held(holds.holds, True, running))
 
     published = publisher.run(decide, f"{act.name} hours of {stream.name}")
+    reach(Step.HOLD_PUBLISHED)
     if not release:
         _move_other_heads(publisher)
+    reach(Step.HOLD_MOVED)
     if published.landed is not None:
         publisher.record_decisions(published.state)
         LOG.info("stream %s: %s hours first=%s last=%s reason=%s", stream.name, act.name, first, last, why)

@@ -52,8 +52,8 @@ class Audited:
     `cut` and `revision` are the table's, None and 0 if it no longer lists the hour. `row` is the ledger's newest.
     `strange`: files of `main` that its serving layer lacks. `lacking`: files of that layer that `main` lacks. `gone`:
     files missing in storage. `unrepeated`: rows that batch removed and that repeat nothing; None if not checked.
-    `kafka`: why Kafka was not read, or None. `letters_expired`: its dead letters have left the table. `was_erased`: rows
-    of it were erased since it was accepted.
+    `kafka`: why Kafka was not read, or None. `letters_expired`: its dead letters have left the table. `was_erased`:
+    rows of it were erased since it was accepted.
     """
 
     hour: str

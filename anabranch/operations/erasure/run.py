@@ -627,7 +627,9 @@ def _record_former(job: Job, publisher: Publisher, one: Erasure, values: Values)
     history = [*job.ledger.history(None, ledger.BULKY_BUT_ERASURES), *state.decisions]
     found = find_former(job, state, one, values, hours_of(history, one))
     if found:
+        reach(Step.ERASE_FORMER_FOUND)
         _record_unserved(job, publisher, one, found)
+        reach(Step.ERASE_FORMER_RECORDED)
         LOG.info("stream %s: former snapshots alone have erased records erasure=%s hours=%d files=%d", job.stream.name,
                  one.id, len(found), sum(map(len, found.values())))  # fmt: skip
 

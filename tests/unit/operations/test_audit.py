@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from lakes import StreamLake, decide, new_state
-from pydantic import SecretStr
 from proofs import BEFORE, CUT, HOUR, NEXT, NOW, accept, bury, event, job, new_proof, read, record, spoil, stage_rows
+from pydantic import SecretStr
 
 from anabranch.cli.render.audit import print_audit
 from anabranch.config.environment import Erasure as ErasureKeys

@@ -179,7 +179,8 @@ def test_an_hour_may_have_more_files_than_commits_are_tried(people: People, monk
     assert "anna" not in {name for branch in ("speed", "batch", "main") for name in people.names(branch)}
 
 
-STEPS = [step for step in Step if step.label.startswith("erase.")]
+FORMER = (Step.ERASE_FORMER_FOUND, Step.ERASE_FORMER_RECORDED)
+STEPS = [step for step in Step if step.label.startswith("erase.") and step not in FORMER]
 QUICK = (Step.ERASE_ARCHIVE_PUBLISHED, Step.ERASE_PUBLISHED, Step.ERASE_PLACES_PUBLISHED)
 
 
@@ -203,6 +204,55 @@ def test_an_erasure_that_is_killed_is_continued_by_the_same_command(people: Peop
     assert (row.good, row.erased) == (2, 2)
     erased = [r.erasure or {} for r in people.lake.ledger.history() if r.decision == "erased"]
     assert sum(e["rows"] for e in erased) == 4 and sum(e["dead"] for e in erased) == 2
+
+
+def erase_again_in(folder: Path) -> None:
+    job = job_of(new_environment(folder), Lake(new_environment(folder)), records=16)
+    run.erase(job, Publisher(job.lake, job.stream), replace(ORDER, again=True))
+
+
+AGAIN = (Step.ERASE_REQUESTED, Step.ERASE_RECORDED, Step.ERASE_PUBLISHED, Step.ERASE_FOUND_NOTHING)
+
+
+@pytest.mark.parametrize("step", [pytest.param(step, id=step.label) for step in AGAIN])
+def test_a_request_again_that_is_killed_is_continued_by_the_same_command(people: People, step: Step) -> None:
+    people.erase()
+    people._speed([(NEXT, 12 + o) for o in range(4)], 16, None)
+    kill_at(step.label, erase_again_in, people.lake.folder)
+    erase_again_in(people.lake.folder)
+    # It is the second request, not a third one.
+    done = [one.done is not None for one in people.lake.state().erasures.all]
+    assert (done, people.names("main").count("anna")) == ([True, True], 0)
+    erased = [r.erasure or {} for r in people.lake.ledger.history() if r.decision == "erased"]
+    assert sum(e["rows"] for e in erased) == 6
+
+
+def expire_with_a_tag(people: People) -> None:
+    """The first hour expires, and a tag without an end has its rows."""
+    table = people.lake.table()
+    table.manage_snapshots().create_tag(table.metadata.refs["main"].snapshot_id, "audit").commit()
+    state = people.lake.state()
+    expired = plan_expire(state, [FIRST], (), {FIRST: 1}, "kept for 1 days", new_id(), datetime.now(UTC))
+    assert people.lake.publish(expired, state) is Outcome.LANDED
+
+
+OF_FORMER = run.Order("n", frozenset({"0"}), "case 4711", timedelta(days=2))
+
+
+def erase_former_in(folder: Path) -> None:
+    job = job_of(new_environment(folder), Lake(new_environment(folder)))
+    run.erase(job, Publisher(job.lake, job.stream), OF_FORMER)
+
+
+@pytest.mark.parametrize("step", [pytest.param(step, id=step.label) for step in FORMER])
+def test_an_erasure_that_is_killed_around_files_of_former_snapshots_names_them(people: People, step: Step) -> None:
+    expire_with_a_tag(people)
+    kill_at(step.label, erase_former_in, people.lake.folder)
+    done = people.erase(OF_FORMER)
+    assert done.erasure.done is not None
+    [status] = read_statuses(people.job, datetime.now(UTC))
+    assert (status.hours, status.is_certificate) == ([FIRST], False)
+    assert len([row for row in people.lake.ledger.history() if row.decision == "erased"]) == 1
 
 
 def test_the_status_names_what_still_has_erased_records(people: People) -> None:
@@ -419,14 +469,10 @@ def test_files_that_nothing_refers_to_withhold_the_certificate(people: People) -
 
 def test_files_that_former_snapshots_alone_have_end_with_the_erasure(people: People) -> None:
     """The hazard: the hour has expired, and a tag without an end has it."""
-    table, state = people.lake.table(), people.lake.state()
-    table.manage_snapshots().create_tag(table.metadata.refs["main"].snapshot_id, "audit").commit()
-    state = people.lake.state()
-    expired = plan_expire(state, [FIRST], (), {FIRST: 1}, "kept for 1 days", new_id(), datetime.now(UTC))
-    assert people.lake.publish(expired, state) is Outcome.LANDED
+    expire_with_a_tag(people)
     assert people.names("main") == sorted(NAMES)
     # Only the expired hour had the value.
-    done = people.erase(run.Order("n", frozenset({"0"}), "case 4711", timedelta(days=2)))
+    done = people.erase(OF_FORMER)
     assert done.removed == run.Found() and done.erasure.done is not None
     [status] = read_statuses(people.job, datetime.now(UTC))
     assert (status.hours, status.is_certificate) == ([FIRST], False)

@@ -9,13 +9,16 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from lakes import new_lake
+from killed import kill_at
+from lakes import new_environment, new_lake, new_stream
 from test_retention import FIRST, LATER, H, Past, accepted_state, due_hours, set_back
 
 from anabranch.cli import main
 from anabranch.common.errors import ConfigurationError, Refused
+from anabranch.common.fail_points import Step
 from anabranch.iceberg import admin
 from anabranch.iceberg.commits import Outcome
+from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.snapshots import BRANCHES
 from anabranch.operations.reports.acts import act_records
 from anabranch.protocol import apply, archive
@@ -146,6 +149,27 @@ def test_dead_letters_and_archived_records_that_were_to_expire_before_a_hold_sta
     hold(Publisher(lake.lake, lake.stream), FIRST, FIRST, "case 7")
     assert lake.lake.commit(of_letters, commit) is Outcome.REFUSED
     assert lake.lake.commit(of_archive, other) is Outcome.REFUSED
+
+
+def hold_in(folder: Path) -> None:
+    lake = Lake(new_environment(folder))
+    hold(Publisher(lake, new_stream()), FIRST, FIRST, "case 7")
+
+
+@pytest.mark.parametrize("step", [Step.HOLD_PUBLISHED, Step.HOLD_MOVED], ids=lambda step: step.label)
+def test_a_hold_that_is_killed_is_complete_with_the_same_command(tmp_path: Path, step: Step) -> None:
+    lake = new_lake(tmp_path)
+    letters, state = lake.lake.load(lake.stream.dead_letters_table), lake.state()
+    commit = plan_expire_letters(letters, state, [FIRST], {FIRST}, "letters", datetime.now(UTC), 240)
+    assert commit is not None
+    kill_at(step.label, hold_in, tmp_path)
+    # The hazard: the branches have the hold, the ledger does not.
+    assert lake.state().holds.of(FIRST) is not None and act_records(lake.ledger.acts()) == []
+    hold_in(tmp_path)
+    assert len(lake.state().holds.holds) == 1
+    assert lake.lake.commit(letters, commit) is Outcome.REFUSED
+    Publisher(lake.lake, lake.stream).recover()
+    assert [(act.act, act.why) for act in act_records(lake.ledger.acts())] == [("hold", "case 7")]
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
