@@ -82,7 +82,7 @@ PROSE = (
 )
 """For comments, docstrings, messages and pages."""
 
-MESSAGES = (_rule(r"\b(holds?|held)\b", "contains, has"),)
+MESSAGES = (_rule(r"(?<!anabranch )(?<!-of-)\b(holds?|held)\b", "contains, has"),)
 """For messages: texts that a program prints, logs or raises."""
 
 IDENTIFIERS = (

@@ -90,8 +90,8 @@ class Step(Enum):
     ERASE_ARCHIVE_PUBLISHED = "erase.archive-published", "the archive has none of the records, the branches have them"
     ERASE_FOUND_NOTHING = "erase.found-nothing", "nothing is left on any branch, none records that it is done"
     # Hold.
-    HOLD_PUBLISHED = "hold.published", "each branch has the hold; what dead letters' expiry decided may still land"
-    HOLD_MOVED = "hold.moved", "no expiry that was decided before can land, the ledger does not know the hold"
+    HOLD_PUBLISHED = "hold.published", "each branch keeps the hours, an expiry of dead letters may still land"
+    HOLD_MOVED = "hold.moved", "no expiry that was decided before can land, the ledger does not know it"
     # Import.
     IMPORT_WRITTEN = "import.written", "some hours' files are written and read back, no commit names them"
     IMPORT_DECIDED = "import.decided", "these hours are compared with the table as it is, nothing is published"

@@ -87,14 +87,14 @@ class Holder(Publisher):
 
     def idle(self, world: World) -> Iterator[Step]:
         if not self.is_done:
-            yield "decides to hold", world, replace(self, at="hold", lake=world.lake)
+            yield "decides to keep an hour", world, replace(self, at="hold", lake=world.lake)
 
     def hold(self, world: World) -> Iterator[Step]:
         assert self.lake is not None
         act = Act("hold", "ada", "host", NOW, "case 7")
         holds = holding.plan_hold(self.lake.state, self.hour, self.hour, act, release=False)
         if holds is None:
-            yield "finds it held", world, replace(self, at="idle", lake=None, is_done=True)
+            yield "finds it kept", world, replace(self, at="idle", lake=None, is_done=True)
             return
         publish = holding.plan_held(self.lake.state, holds, self.hour, self.hour, act, self.id, NOW)
         yield from self.publish(world, self.confirming(publish))
@@ -124,8 +124,9 @@ class Eraser(Publisher):
             yield "has to merge", world, replace(self, at="merge", back="idle")
         elif one is None and state.holds.holds and is_waiting(world):
             yield "has something to finish", world, self.finishing()
-        elif one is None and held_hours(world, world.lake, new_erasure(world.kafka, state)) is None:
-            yield "asks for what is to be erased", world, replace(fresh, at="request", kafka=world.kafka)
+        elif one is None:
+            if held_hours(world, world.lake, new_erasure(world.kafka, state)) is None:
+                yield "asks for what is to be erased", world, replace(fresh, at="request", kafka=world.kafka)
         elif one.done is None and is_waiting(world):
             yield "has something to finish", world, self.finishing()
         elif one.done is None and self.has_work(world, one):
@@ -312,7 +313,7 @@ def check(before: World, after: World) -> None:
     if before.lake.state.erasures.of(ID) is None:
         hours = hours_with(before, before.lake, one) | unread_hours(before)
         if held_ones := {hour for hour in hours if before.lake.state.holds.of(hour) is not None}:
-            raise Violation(f"an erasure was requested while {sorted(held_ones)}, which have its records, were held")
+            raise Violation(f"an erasure was requested while {sorted(held_ones)}, which have its records, were kept")
         return
     left = held(after, after.lake)
     if one.done is not None and left:

@@ -802,13 +802,13 @@ SETTINGS = {
         before=(broker(PERSONAL, RECORD, ("tick", 60)), Speed("before", at_most=2), Batch("accepts")),
         world={"accounts": True},
     ),
-    "an hour that is held while an erasure of its records is requested": Setting(
+    "an hour that is kept while an erasure of its records is requested": Setting(
         (Holder("holder", hour=H0), Eraser("eraser")),
         ("holder publishes", "holder is refused", "eraser is refused", "eraser finds nothing left"),
         before=(broker(PERSONAL, RECORD, ("tick", 60)), Speed("before", at_most=2), Batch("accepts")),
         world={"accounts": True},
     ),
-    "an hour that is held while an erasure is requested, before its records are read": Setting(
+    "an hour that is kept while an erasure is requested, before its records are read": Setting(
         (Speed("speed"), Holder("holder", hour=H0), Eraser("eraser")),
         ("holder publishes", "holder is refused", "eraser is refused", "eraser has something to finish"),
         before=(broker(MALFORMED_PERSONAL),),

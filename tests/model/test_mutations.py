@@ -680,12 +680,14 @@ MUTANTS = [
         accounts=True,
     ),
     mutant(
-        erasure, "held_against", always(None), Holder("holder", hour=H0), Eraser("eraser"), finds="were held",
-        name="holds of the records of an erasure", before=(broker(PERSONAL), Speed("before")), accounts=True,
+        erasure, "held_against", always(None), Holder("holder", hour=H0), Eraser("eraser"), finds="were kept",
+        name="hours that operators keep, with records of an erasure", before=(broker(PERSONAL), Speed("before")),
+        accounts=True,
     ),
     mutant(
         erasure, "held_against", reading_nothing_held, Speed("speed"), Holder("holder", hour=H0), Eraser("eraser"),
-        finds="were held", name="holds of records that are yet to be read", before=(broker(PERSONAL),), accounts=True,
+        finds="were kept", name="hours that operators keep, with records that are yet to be read",
+        before=(broker(PERSONAL),), accounts=True,
     ),
     mutant(
         ledger, "with_waiting", without_what_waits, Batch("batch", restates=1), Eraser("eraser"), finds="erased",

@@ -11,19 +11,16 @@ from anabranch.operations.erasure.status import ErasureStatus, status_lines, vie
 
 
 def print_found(stream: str, found: Found, output: str) -> None:
-    line = (
+    lines = [
         f"{stream}: would erase {found.rows} rows and {found.dead} dead letters of {len(found.hours)} hours, and "
         f"replace {found.files} files"
-    )
-    held = (
-        [
+    ]
+    if found.held:
+        lines.append(
             f"{stream}: {len(found.held)} of these hours are kept by operators, {found.held[0]} to {found.held[-1]}: "
             "refused without --in-spite-of-hold TEXT"
-        ]
-        if found.held
-        else []
-    )
-    print_result({"stream": stream, "dry_run": True, "found": found}, [line, *held], output)
+        )
+    print_result({"stream": stream, "dry_run": True, "found": found}, lines, output)
 
 
 def print_erased(stream: str, done: Erased, output: str) -> None:

@@ -172,8 +172,9 @@ def _check_totals(a: Audited, findings: _Findings) -> None:
     account, counted = a.account, list(a.partitions.values())
     good, duplicate = account.good, account.duplicate
     # The speed layer keeps duplicates.
-    is_batch = a.served == "batch" or good is None or duplicate is None
-    rows = good if is_batch else good + duplicate - _erased_duplicates(a)
+    rows = good
+    if a.served == "speed" and good is not None and duplicate is not None:
+        rows = good + duplicate - _erased_duplicates(a)
     totals = (
         ("rows", rows, sum(r.rows for r in counted)),
         ("batch", good, sum(r.batch for r in counted)),

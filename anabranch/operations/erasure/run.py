@@ -219,9 +219,9 @@ def _require_unheld(job: Job, publisher: Publisher, state: State, one: Erasure, 
         hours |= {hour_of_file(table, files[path]) for path in archived}
     if (found := erasure.held_against(state, one, hours, _now(job))) is not None:
         raise Refused(
-            f"erase records of {job.stream.name}: expected no such records in hours that are held, found {found}; "
-            f"release the hours (`anabranch hold {job.stream.name} HOURS --release --why TEXT`), or erase them in "
-            "spite of it: --in-spite-of-hold TEXT"
+            f"erase records of {job.stream.name}: expected no such records in hours that operators keep, found "
+            f"{found}; release the hours (`anabranch hold {job.stream.name} HOURS --release --why TEXT`), or erase "
+            "them in spite of it: --in-spite-of-hold TEXT"
         )
 
 
@@ -250,7 +250,7 @@ def _request(job: Job, publisher: Publisher, order: Order) -> Erasure:
         LOG.info("stream %s: erasure %s of %s goes on", stream.name, known.id, known.at.isoformat())
         return known
     key, hashes = keys[0], keys[0].hashes(order.column, order.values)
-    why = order.why if order.in_spite is None else f"{order.why}; in spite of holds: {order.in_spite}"
+    why = order.why if order.in_spite is None else f"{order.why}; although hours are kept: {order.in_spite}"
     act = act_now("erase", why)
 
     def decide() -> Decision[Erasure]:

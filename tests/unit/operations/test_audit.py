@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from brokers import Broker
 from lakes import StreamLake, decide, new_state
 from proofs import BEFORE, CUT, HOUR, NEXT, NOW, accept, bury, event, job, new_proof, read, record, spoil, stage_rows
 from pydantic import SecretStr
@@ -237,7 +238,8 @@ def test_an_hour_served_by_the_speed_layer_of_which_a_duplicate_was_erased(one: 
     override.serve_hour(Publisher(one.lake, one.stream), NEXT, "speed", "the rule is wrong")
     bury_speed(one)
     keys = ErasureKeys(key=SecretStr("a key of unit tests"))
-    keyed = replace(job(one), environment=one.environment.model_copy(update={"erasure": keys}))
+    environment = one.environment.model_copy(update={"erasure": keys})
+    keyed = replace(job(one), environment=environment, kafka=Broker(log={0: [0] * 10, 1: []}).adapter)
     # The hazard: batch has a row of it in the hour before alone, and the speed layer its duplicate in this one.
     done = erasing.erase(keyed, Publisher(one.lake, one.stream), erasing.Order("id", frozenset({"0-2"}), "case 1"))
     assert (done.left, done.removed.hours, len(one.rows("main"))) == (None, (HOUR, NEXT), 6)
