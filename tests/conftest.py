@@ -5,6 +5,7 @@ A Kafka broker, an S3 server and one Spark session, for those tests that ask for
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from world import World
 
 pytest_plugins = ["order", "recorded", "steadiness"]
+
+# Until all tests are collected: imported modules stay.
+gc.disable()
 
 for name in ("CONF", "KAFKA", "S3", "CATALOG", "WAREHOUSE", "SPARK_MASTER"):
     name = f"ANABRANCH_{name}"
@@ -60,8 +64,20 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGTERM, _end)
 
 
+def pytest_collection_finish() -> None:
+    """Collect garbage from here on, less often than by default, and of what tests make alone: modules and tests stay.
+
+    Most of what a test makes is many small objects without a cycle, which are gone with their last reference.
+    """
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
+    gc.enable()
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
     """The controller stops what killed workers have left."""
+    # Libraries report objects that are not destroyed at the end.
+    gc.unfreeze()
     factory = getattr(config, "_tmp_path_factory", None)
     if "PYTEST_XDIST_WORKER" in os.environ or getattr(factory, "_basetemp", None) is None:
         return

@@ -38,7 +38,7 @@ from anabranch.common.fail_points import Step, reach
 from anabranch.common.logs import note
 from anabranch.common.remote_errors import explain, lake_errors, one_line
 from anabranch.config import Environment
-from anabranch.iceberg import ledger_files
+from anabranch.iceberg import ledger_files, pyiceberg_fixes
 from anabranch.iceberg.catalog_settings import catalog_properties, keep_state_out_of_glue
 from anabranch.iceberg.clock import Clock, store_clock
 from anabranch.iceberg.commit_status import CommitFate, classify_commit, plan_fence
@@ -67,6 +67,8 @@ PREPARED_WITHIN = timedelta(minutes=20)
 # The time to look for the outcome of a commit whose answer was lost.
 _LANDS_WITHIN_SECONDS = 15.0
 _PATIENCE_SECONDS = 30.0
+
+pyiceberg_fixes.share_parts()
 
 
 class _Unknown(Transient):

@@ -32,16 +32,29 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def cpu_seconds() -> float:
-    """CPU seconds of this process and its children."""
+    """CPU seconds of this process and its children.
+
+    To find children, psutil reads every process of the machine, which takes longer than most tests.
+    """
     me = psutil.Process()
     total = 0.0
-    for process in (me, *me.children(recursive=True)):
+    for process in (me, *(me.children(recursive=True) if _has_children() else ())):
         with suppress(psutil.Error):
             if process is not me and any("-Danabranch.dev=" in argument for argument in process.cmdline()):
                 continue
             times = process.cpu_times()
             total += times.user + times.system + times.children_user + times.children_system
     return total
+
+
+def _has_children() -> bool:
+    """Whether there may be children. macOS has `waitid` from Python 3.13 on."""
+    if hasattr(os, "waitid"):
+        try:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return False
+    return True
 
 
 class Recorder:
