@@ -37,7 +37,7 @@ class FamilyStreams:
 
     A topic that appears becomes a member within `POLL_S`. A member stays while its family's file matches its topic. A
     Kafka or catalog that does not answer changes nothing: the error is logged, and `unanswered` has it. Nor does a
-    family's file that is wrong for the moment: its members are those of the file as it was.
+    family's file that is wrong or empty for the moment: its members are those of the file as it was.
     """
 
     def __init__(self, environment: Environment, conf: str | Path | None = None, every: float = POLL_S) -> None:
@@ -60,7 +60,7 @@ class FamilyStreams:
         """By name: each member. The first call waits for Kafka and the catalog, `WAIT_S` at most; later ones never
         wait, and begin to read again when `every` seconds have passed."""
         with self._lock:
-            if not config.family_names(self._conf):
+            if not (config.family_names(self._conf) or self._emptied()):
                 self.broken, self.unanswered = {}, []
                 return {}
             is_first = self._began == float("-inf")
@@ -101,12 +101,13 @@ class FamilyStreams:
             unanswered.append(topics)
         else:
             self._topics = topics
-        own, names = config.stream_names(self._conf), config.family_names(self._conf)
+        emptied = self._emptied()
+        own, names = config.stream_names(self._conf), (*config.family_names(self._conf), *emptied)
         stamps = [config.stream_file_stamp(name, self._conf) for name in (*names, *own)]
         read_at = (names, own, stamps, self._topics)
         if not unanswered and read_at == self._read_at:
             return True
-        read = config.load_families(self._conf)
+        read = config.load_families(self._conf) | emptied
         self.broken = {n: error for n, error in read.items() if isinstance(error, ConfigurationError)}
         kept = {name: family for name, family in self._families.items() if name in self.broken}
         self._families = kept | {name: family for name, family in read.items() if isinstance(family, Family)}
@@ -130,6 +131,17 @@ class FamilyStreams:
         self._members, self.unanswered = members, unanswered
         self._read_at = None if unanswered or unread else read_at
         return True
+
+    def _emptied(self) -> dict[str, ConfigurationError]:
+        """By family: the error of its file, where that is still there and no family's any more, nor a stream's."""
+        own = set(config.stream_names(self._conf))
+        errors = {}
+        for name in self._families.keys() & own:
+            try:
+                config.load_stream(name, self._conf)
+            except ConfigurationError as error:
+                errors[name] = error
+        return errors
 
     def _list_topics(self) -> frozenset[str] | AnabranchError:
         """The cluster's topics. A call that hangs continues, and is not made a second time."""

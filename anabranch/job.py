@@ -55,11 +55,6 @@ class Job:
         return Ledger(self.lake, self.stream.hours_table)
 
 
-def group_of(job: Job | AnabranchError) -> str | None:
-    """The group of a stream; UNREADABLE where its file is wrong, or where its columns cannot be read."""
-    return job.stream.group if isinstance(job, Job) else config.UNREADABLE
-
-
 def groups_of(groups: Mapping[str, str | None]) -> dict[str, list[str]]:
     """By group, sorted: the names of its streams, from each stream's group. A stream whose group cannot be read counts
     for every group. Pure."""
@@ -138,7 +133,10 @@ class StreamFolder:
         )
         self._read: dict[str, tuple[object, Stream | ConfigurationError, Lake | None]] = {}
         self._jobs: dict[str, Job] = {}
-        self._groups: dict[str, str | None] = {}
+        self.groups: dict[str, str | None] = {}
+        """By stream, the group that it has by the last `jobs`: also of one whose file is wrong, UNREADABLE where the
+        file cannot be read and could not before."""
+        self._seen: set[str] = set()
         self._shared: dict[str, ConfigurationError] = {}
         if group is not None:
             config.select_streams(conf, group=group)
@@ -155,10 +153,13 @@ class StreamFolder:
 
     def jobs(self) -> dict[str, Job | AnabranchError]:
         """By stream: its job, the same one for as long as its file and its columns do not change; or what is wrong with
-        the file, or why its columns are unknown."""
+        the file, or why its columns are unknown. A stream that was here before and whose file is gone, or that no
+        family has any more, is not here."""
         has_own_files = bool(self._named) and {*self._named} <= {*config.stream_names(self._conf)}
         members = {} if has_own_files else self._families.members()
-        names = self._named or (*config.stream_names(self._conf), *members)
+        names = [name for name in self._named if not self._is_gone(name, members)] if self._named else (
+            *config.stream_names(self._conf), *members,
+        )  # fmt: skip
         self._read = {name: self._current(name, members.get(name)) for name in names}
         self._shared = self._find_shared(members)
         files = {n: (s, lake) for n, (_, s, lake) in self._read.items() if isinstance(s, Stream) and lake is not None}
@@ -172,12 +173,19 @@ class StreamFolder:
             else:
                 found[name] = one
         self._jobs = {name: job for name, job in found.items() if isinstance(job, Job)}
+        self._seen |= self._jobs.keys()
         if not self._named:
             found |= self._families.broken
+        self.groups = {name: self._group_of(name, one, members.get(name)) for name, one in found.items()}
         if self._group is None:
             return found
-        self._groups = {name: self._group_of(name, one, members.get(name)) for name, one in found.items()}
-        return {name: one for name, one in found.items() if self._groups[name] in (self._group, config.UNREADABLE)}
+        return {name: one for name, one in found.items() if self.groups[name] in (self._group, config.UNREADABLE)}
+
+    def _is_gone(self, name: str, members: Members) -> bool:
+        """Whether a named stream that there was is none any more. While Kafka or the catalog does not answer, a family
+        may have it."""
+        has_file = config.stream_file_stamp(name, self._conf) is not None
+        return name in self._seen and not has_file and name not in members and not self._families.unanswered
 
     def _find_shared(self, members: Members) -> dict[str, ConfigurationError]:
         """By stream: an error for each whose file names a table of another one's."""
@@ -198,7 +206,7 @@ class StreamFolder:
         if isinstance(found, Job):
             return found.stream.group
         group = member.group if member is not None else config.group_in_file(name, self._conf)
-        return self._groups.get(name, group) if group == config.UNREADABLE else group
+        return self.groups.get(name, group) if group == config.UNREADABLE else group
 
     def _current(self, name: str, member: Member | None) -> tuple[object, Stream | ConfigurationError, Lake | None]:
         """A stamp of the stream's file, the stream by its file, and its catalog."""

@@ -1,12 +1,13 @@
 """Stage certain records with PyArrow, without Spark's reader and writer.
 
-Spark gives each task's records to a Python worker. The worker reads them (`anabranch.records.fast_json`) and writes
-them to files (`anabranch.iceberg.parquet_writer`). It reports the files, and the records left to Spark: few or none.
+Spark gives each task's records to a Python worker. The worker reads them (`anabranch.records.fast_json`, of Avro
+`fast_avro`) and writes them to files (`anabranch.iceberg.parquet_writer`). It reports the files, and the records left
+to Spark: few or none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ from anabranch.iceberg.staging import Written
 from anabranch.kafka.source import one_record
 from anabranch.offsets.hours import HourRange, hour_of
 from anabranch.offsets.partition_sql import arrays
+from anabranch.records.fast_avro import AvroRows, Fields
 from anabranch.records.fast_json import CertainRows, can_read
 from anabranch.spark.workers import can_use_workers
 
@@ -40,7 +42,7 @@ _REMEDY = "none of it is published: start the speed layer again, and report this
 # A task reports one row for each file, and one for the records that it read and left.
 REPORT = (
     "path STRING, day INT, hour STRING, size BIGINT, footer BINARY, seen BIGINT, "
-    "left ARRAY<STRUCT<partition: INT, offset: BIGINT>>"
+    "left ARRAY<STRUCT<partition: INT, offset: BIGINT>>, unknown_ids ARRAY<BIGINT>"
 )
 _LEFT = pa.list_(pa.struct([("partition", pa.int32()), ("offset", pa.int64())]))
 REPORT_SCHEMA = pa.schema(
@@ -52,6 +54,7 @@ REPORT_SCHEMA = pa.schema(
         ("footer", pa.binary()),
         ("seen", pa.int64()),
         ("left", _LEFT),
+        ("unknown_ids", pa.list_(pa.int64())),
     ]
 )
 _Task = Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]
@@ -59,33 +62,42 @@ _Task = Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """What a task needs of the stream and its table. Picklable."""
+    """What a task needs of the stream and its table. Picklable. `schemas`: of Avro, how each schema id is read."""
 
     columns: tuple[Column, ...]
     event_time: EventTime | None
     target: Target
     takes_unknown: bool
+    schemas: Mapping[int, Fields] | None = None
 
 
 @dataclass(frozen=True)
 class Certain:
-    """The files that tasks wrote, the records they read, and by partition the offsets they left; None for too many."""
+    """The files that tasks wrote, the records they read, and by partition the offsets they left; None for too many.
+
+    `unknown_ids`: schema ids that tasks left records for because they did not know them; not all, if many."""
 
     written: Written
     seen: int
     left: dict[int, list[int]] | None
+    unknown_ids: frozenset[int] = frozenset()
 
 
-def task_spec(stream: Stream, table: Table, columns: Schema) -> TaskSpec | None:
+def task_spec(
+    stream: Stream, table: Table, columns: Schema, schemas: Mapping[int, Fields] | None = None
+) -> TaskSpec | None:
     """How tasks read the stream's records; None where Spark must: another format, other types, selected columns, or a
-    table whose columns differ from `columns`, the stream's."""
-    is_read = stream.format.type == "json" and stream.select is None and can_read(stream.columns)
-    if not is_read or not has_columns(table, columns):
+    table whose columns differ from `columns`, the stream's. `schemas`: of Avro, how each schema id is read."""
+    is_avro = stream.format.type == "avro"
+    if not (is_avro or stream.format.type == "json") or stream.select is not None or not can_read(stream.columns):
+        return None
+    if (is_avro and any(column.rescues for column in stream.columns)) or not has_columns(table, columns):
         return None
     target = target_of(table)
     if target is None:
         return None
-    return TaskSpec(stream.columns, stream.event_time, target, takes_unknown=stream.unknown != "refuse")
+    takes_unknown, known = stream.unknown != "refuse", dict(schemas or {}) if is_avro else None
+    return TaskSpec(stream.columns, stream.event_time, target, takes_unknown, known)
 
 
 def stage_certain(frame: DataFrame, spec: TaskSpec, table: Table, attempt: str, began: datetime) -> Certain:
@@ -105,8 +117,9 @@ def certain_of(reports: list[Row], table: Table, attempt: str, began: datetime) 
     Raises Unexpected when the records read are not those written or left.
     """
     seen, written = _count_seen(reports), _written(reports, table, attempt, began)
+    unknown = frozenset(id for row in reports for id in row.unknown_ids or ())
     if seen - written.rows > MOST_LEFT:
-        return Certain(written, seen, None)
+        return Certain(written, seen, None, unknown)
     left: dict[int, list[int]] = {}
     for row in reports:
         for record in row.left or ():
@@ -116,7 +129,7 @@ def certain_of(reports: list[Row], table: Table, attempt: str, began: datetime) 
             f"stage {attempt}: expected each of {seen} records written or left, found {written.rows} and {number}; "
             f"{_REMEDY}"
         )
-    return Certain(written, seen, left)
+    return Certain(written, seen, left, unknown)
 
 
 def stage_rows(rows: DataFrame, spec: TaskSpec, table: Table, attempt: str, began: datetime) -> Written:
@@ -177,10 +190,12 @@ class CertainTask:
     it left."""
 
     def __init__(self, spec: TaskSpec) -> None:
-        self._rows, self._files = (
-            CertainRows(spec.columns, spec.event_time, spec.takes_unknown),
-            FileWriter(spec.target),
+        self._rows: CertainRows | AvroRows = (
+            CertainRows(spec.columns, spec.event_time, spec.takes_unknown)
+            if spec.schemas is None
+            else AvroRows(spec.columns, spec.event_time, spec.schemas)
         )
+        self._files = FileWriter(spec.target)
         self._seen, self._left = 0, list[dict[str, int]]()
 
     def read(self, batch: pa.RecordBatch) -> None:
@@ -195,7 +210,10 @@ class CertainTask:
 
     def end(self) -> list[dict[str, object]]:
         """Close the files. Returns the rows of the task's report."""
-        return report_rows(self._files.close(), self._seen, self._left[: MOST_LEFT + 1])
+        rows = report_rows(self._files.close(), self._seen, self._left[: MOST_LEFT + 1])
+        if isinstance(self._rows, AvroRows):
+            rows[-1]["unknown_ids"] = sorted(self._rows.unknown_ids)
+        return rows
 
 
 def _certain_task(spec: TaskSpec) -> _Task:

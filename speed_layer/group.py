@@ -14,7 +14,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
@@ -242,7 +242,8 @@ class Member:
         # The topic may be another one since: see GroupJob.
         self._reader = _new_reader()
         with explained(self._spark, f"run stream {self.name}"):
-            with self._turns.turn():
+            # One that was set aside may wait for seconds until it is certain that nothing has changed.
+            with self._turns.turn() if self.failure is None else nullcontext():
                 position = self._start.run()
                 self._drop_work()
                 self._continue_from(self._batches.decide({p: (o, o) for p, o in position.items()}))
@@ -265,6 +266,11 @@ class Member:
             if work.only_decide:
                 # Its records have waited since before.
                 self._continue_from(self._batches.decide(work.ranges), self.waiting)
+                return
+            if work.certain is not None and self._batches.learn(self._spark, work.certain):
+                # Workers read the same records again, by the schemas that they did not know.
+                self.last = None
+                self._continue_from(self.position, self.waiting)
                 return
             self.reads_alone = work.prepared is None
             if work.prepared is not None and work.certain is not None:

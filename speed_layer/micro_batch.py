@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
@@ -47,7 +47,9 @@ from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.sealing import BoundaryResolver, ResolvedState
 from anabranch.protocol.state import State
 from anabranch.records.erased import find_erased, without
+from anabranch.records.fast_avro import Fields
 from anabranch.records.formats import open_format
+from anabranch.records.formats.avro import AvroFormat
 from anabranch.records.formats.wire import is_unlisted_schema_id
 from anabranch.records.reshape import fit_to_table
 from anabranch.spark.settings import runs_here
@@ -82,6 +84,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 LOG = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # After a micro-batch with too many records left by the workers, Spark alone reads this many micro-batches.
 _WITHOUT_WORKERS = 50
@@ -126,6 +130,8 @@ class MicroBatches:
         self._compaction = Compaction(lake, stream, tally)
         self._executor = ThreadPoolExecutor(1, "publisher", count_into, (tally,))
         self._publishing: Future[int] | None = None
+        # Of Avro, how workers read each schema id; empty for one that Spark reads.
+        self._schemas: dict[int, Fields] = {}
         self._without_workers = 0
         self._lacks_commit_right = False
         self.has_read_around = False
@@ -275,7 +281,7 @@ class MicroBatches:
         `frame` reads the records that they left, and all of them where the staged rows are not valid any more.
         """
         with fields(offsets=ranges_to_keys(ranges)):
-            staged = self._complete(frame(), prepared, certain)
+            staged = self._with_listed_ids(lambda: self._complete(frame(), prepared, certain))
             if staged is not None:
                 _count(staged)
                 staged = replace(staged, seconds=time.monotonic() - began)
@@ -446,16 +452,20 @@ class MicroBatches:
     def _stage(self, frame: DataFrame, plan: Plan, decided: ResolvedState) -> StagedBatch:
         """Stage a plan's rows and dead letters, for the topic and columns of the decision."""
         began = time.monotonic()
+        staged = self._with_listed_ids(lambda: self._stage_all(frame, plan, decided))
+        _count(staged)
+        return replace(staged, seconds=time.monotonic() - began)
+
+    def _with_listed_ids(self, stage: Callable[[], T]) -> T:
+        """Stage, a second time where a record has a schema id that Spark's decoder has not listed."""
         try:
-            staged = self._stage_all(frame, plan, decided)
+            return stage()
         except (PySparkException, Py4JError) as error:
             if not is_unlisted_schema_id(error):
                 raise
             LOG.info("stream %s: new schema id, reloading the list of schema ids", self._stream.name)
             self._format = open_format(self._environment, self._stream, cache_schema_ids=True)
-            staged = self._stage_all(frame, plan, decided)
-        _count(staged)
-        return replace(staged, seconds=time.monotonic() - began)
+            return stage()
 
     def _stage_all(self, frame: DataFrame, plan: Plan, decided: ResolvedState) -> StagedBatch:
         stream, topic_id = self._stream, decided.position.topic_id
@@ -524,6 +534,9 @@ class MicroBatches:
         hours = records.assign_hours(frame, plan.hours)
         try:
             certain = stage_certain(hours, spec, decided.state.table, prepared.attempt, prepared.began)
+            if self.learn(frame.sparkSession, certain):
+                # Files of the first attempt are in no snapshot.
+                return self._stage_certain(frame, plan, decided)
             return self._complete(frame, prepared, certain)
         except AnabranchError:
             raise
@@ -553,7 +566,26 @@ class MicroBatches:
         if self._without_workers:
             self._without_workers -= 1
             return None
-        return task_spec(self._stream, decided.state.table, rows_columns(self._stream).schema)
+        schemas = {id: fields for id, fields in list(self._schemas.items()) if fields}
+        if self._schemas and not schemas:
+            return None
+        return task_spec(self._stream, decided.state.table, rows_columns(self._stream).schema, schemas)
+
+    def learn(self, spark: SparkSession, certain: Certain) -> bool:
+        """Ask the registry for schemas that workers did not know. Returns whether workers can read more records now,
+        so that these are worth another attempt.
+
+        Raises Transient when the registry does not answer, ConfigurationError when it refuses.
+        """
+        if not isinstance(self._format, AvroFormat):
+            return False
+        has_learned = False
+        for schema_id in sorted(certain.unknown_ids - self._schemas.keys()):
+            fields = self._format.fields(schema_id, self._stream.record_columns, spark._jvm)
+            if fields is not None:
+                self._schemas[schema_id] = fields
+                has_learned |= bool(fields)
+        return has_learned
 
     def _complete(self, frame: DataFrame, prepared: Prepared, certain: Certain) -> StagedBatch | None:
         """The staged micro-batch, after Spark has read from `frame` the few records that workers left.

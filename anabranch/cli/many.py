@@ -56,8 +56,9 @@ def select(chosen: Selection, conf: str | None) -> Many:
     return Many(environment, selected, tuple(unanswered), time.monotonic() - began)
 
 
-def ask(many: Many, read: Callable[[Job, Note], T]) -> dict[str, T | AnabranchError]:
-    """What each stream answers to `read`, or why it does not, within `ANSWER_SECONDS`."""
+def ask(many: Many, read: Callable[[Job, Note], T], of_silence: bool = False) -> dict[str, T | AnabranchError]:
+    """What each stream answers to `read`, or why it does not, within `ANSWER_SECONDS`; with `of_silence`, of the last
+    answer of any."""
     from anabranch.common.deadline import ask_all
 
     with _connections(many.environment) as connect:
@@ -68,7 +69,7 @@ def ask(many: Many, read: Callable[[Job, Note], T]) -> dict[str, T | AnabranchEr
             return read(_job(many.environment, stream, connect()), note)
 
         asks = {name: partial(ask_one, stream) for name, stream in many.selected.items()}
-        return ask_all(asks, max(1.0, ANSWER_SECONDS - many.seconds), _AT_ONCE, "stream")
+        return ask_all(asks, max(1.0, ANSWER_SECONDS - many.seconds), _AT_ONCE, "stream", of_silence)
 
 
 def load_table(job: Job, note: Note) -> None:
@@ -85,13 +86,13 @@ def run(
     """Do the work of each stream, `_WORKING_AT_ONCE` side by side. Yields in the streams' order each name, and a call
     that waits for its result and returns it, or raises its error.
 
-    Of many streams, those that do not answer to `ready` within `ANSWER_SECONDS` raise that error, and do no work. One
-    that falls silent later ends with its client's own error.
+    Of many streams, those that do not answer to `ready` before none has for `ANSWER_SECONDS` raise that error, and do
+    no work. One that falls silent later ends with its client's own error.
     """
     from anabranch.common import deadline
 
     names, slots = list(many.selected), threading.Semaphore(_WORKING_AT_ONCE)
-    known = ask(many, ready) if len(names) > 1 else {}
+    known = ask(many, ready, of_silence=True) if len(names) > 1 else {}
     unready = {name: answer for name, answer in known.items() if isinstance(answer, AnabranchError)}
 
     def run_one(name: str) -> T:

@@ -71,4 +71,6 @@ def serve(
     jobs = [job for job in folder.jobs().values() if isinstance(job, Job)]
     with listen(host, port) as socket:
         click.echo(f"serving http://{f'[{host}]' if ':' in host else host}:{port}/", err=True)
-        run(Page(jobs, access, Settings(refresh, deadline, late_after), found=folder.jobs).app(), socket)
+        settings = Settings(refresh, deadline, late_after)
+        page = Page(jobs, access, settings, found=folder.jobs, groups=lambda: folder.groups)
+        run(page.app(), socket)

@@ -110,12 +110,13 @@ Note = Callable[[str], None]
 
 
 def ask_all(
-    asks: Mapping[str, Callable[[Note], T]], limit: float, at_once: int, doing: str = "ask"
+    asks: Mapping[str, Callable[[Note], T]], limit: float, at_once: int, doing: str = "ask", of_silence: bool = False
 ) -> dict[str, T | AnabranchError]:
     """Call all, at most `at_once` side by side, and return what each answers, in the given order: its value, its error,
     or NoAnswer for each that has not answered `limit` seconds from now. The NoAnswer names what that one waits for.
 
-    Calls run in threads that neither the caller nor the end of the process waits for.
+    With `of_silence`, `limit` seconds from the last answer of any: many get the time that they need. Calls run in
+    threads that neither the caller nor the end of the process waits for.
     """
     ended = time.monotonic() + limit
     answers: dict[str, T | AnabranchError] = {}
@@ -124,6 +125,7 @@ def ask_all(
     changed = threading.Condition()
 
     def work() -> None:
+        nonlocal ended
         while True:
             with changed:
                 name, ask = next(left, (None, None))
@@ -136,6 +138,8 @@ def ask_all(
                 answer = explain(f"{doing} {name}", error)
             with changed:
                 answers[name] = answer
+                if of_silence:
+                    ended = time.monotonic() + limit
                 changed.notify()
 
     for i in range(min(at_once, len(asks))):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -29,6 +29,8 @@ _GROUP = re.compile(r"\{([^{}]*)\}")
 _TABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\.[A-Za-z_][A-Za-z0-9_]*")
 # Topics that Kafka and its tools keep for themselves.
 _INTERNAL = "__"
+# The keys of an egress target that name where it delivers.
+_PLACES = ("root", "topic", "index")
 # The name that a family's own keys are checked with.
 _SAMPLE = "sample"
 
@@ -72,8 +74,8 @@ class Topics(Frozen):
 
 
 class FamilyKeys(Frozen):
-    """The keys that a family's file has in place of `topic`. `table` and `name` name groups of the
-    pattern: `{1}`, `{NAME}`, or `{0}`, the whole topic."""
+    """The keys that a family's file has in place of `topic`. `table`, `name` and the places of `egress` name groups of
+    the pattern: `{1}`, `{NAME}`, or `{0}`, the whole topic."""
 
     topics: Topics
     table: str
@@ -130,7 +132,7 @@ class Family:
                 f"{where}: name: expected letters, digits and underscores, no digit first, found {name}; change "
                 f"`name: {self.stream}`, or leave the topic out with `topics: {{exclude: ...}}`"
             )
-        return _build(self.file, name, topic, table)
+        return _build(self.file, name, topic, table, lambda place: self._fill(place, topic))
 
     def _fill(self, template: str, topic: str) -> str:
         found = re.fullmatch(self.topics.pattern, topic)
@@ -177,30 +179,44 @@ def load_family(name: str, folder: str | Path | None = None) -> Family:
     own = {key: file.values[key] for key in FamilyKeys.model_fields if key in file.values}
     keys = validated(file.source, FamilyKeys, own, file.own)
     stream = keys.name or f"{name}_{keys.table.rpartition('.')[2]}"
-    _check_templates(path, keys)
-    sample = _build(file, _SAMPLE, _SAMPLE, f"{_SAMPLE}.{_SAMPLE}")
+    _check_templates(file, keys)
+    sample = _build(file, _SAMPLE, _SAMPLE, f"{_SAMPLE}.{_SAMPLE}", lambda place: _GROUP.sub(_SAMPLE, place))
+    _check_places(file, keys.topics.pattern)
     require_services(sample, folder)
     return Family(name, keys.topics, keys.table, stream, sample.group, file)
 
 
-def _check_templates(path: Path, keys: FamilyKeys) -> None:
-    compiled = re.compile(keys.topics.pattern)
-    known = [*map(str, range(compiled.groups + 1)), *compiled.groupindex]
+def _check_templates(file: StreamFile, keys: FamilyKeys) -> None:
     for key, template in (("table", keys.table), ("name", keys.name or "{0}")):
-        used = _GROUP.findall(template)
-        if unknown := next((group for group in used if group not in known), None):
-            raise ConfigurationError(
-                f"{path}: {key}: expected groups of topics.pattern ({', '.join(known)}), found {{{unknown}}}"
-            )
-        if not used:
-            raise ConfigurationError(
-                f"{path}: {key}: expected a group of topics.pattern such as {{1}}, so that each topic has its own, "
-                f"found {template!r}"
-            )
+        _check_groups(file.path, key, template, keys.topics.pattern)
     if not _TABLE.fullmatch(_GROUP.sub("x", keys.table)) or "{" in keys.table.partition(".")[0]:
         raise ConfigurationError(
-            f"{path}: table: expected namespace.table with groups behind the point alone, such as raw.{{1}}, found "
-            f"{keys.table!r}"
+            f"{file.path}: table: expected namespace.table with groups behind the point alone, such as raw.{{1}}, "
+            f"found {keys.table!r}"
+        )
+
+
+def _check_places(file: StreamFile, pattern: str) -> None:
+    """That each stream has folders of its own: an hour has the same name in those of all streams. Several may deliver
+    to one topic or index."""
+    for i, target in enumerate(file.values.get("egress") or ()):
+        for key in _PLACES:
+            if key in target:
+                _check_groups(file.source(["egress"]), f"egress[{i}].{key}", target[key], pattern, key == "root")
+
+
+def _check_groups(path: Path, key: str, template: str, pattern: str, is_own: bool = True) -> None:
+    """That a template names groups of the pattern alone, and one at least if `is_own`."""
+    compiled, used = re.compile(pattern), _GROUP.findall(template)
+    known = [*map(str, range(compiled.groups + 1)), *compiled.groupindex]
+    if unknown := next((group for group in used if group not in known), None):
+        raise ConfigurationError(
+            f"{path}: {key}: expected groups of topics.pattern ({', '.join(known)}), found {{{unknown}}}"
+        )
+    if is_own and not used:
+        raise ConfigurationError(
+            f"{path}: {key}: expected a group of topics.pattern such as {{1}}, so that each topic has its own, "
+            f"found {template!r}"
         )
 
 
@@ -265,9 +281,18 @@ def _member(family: Family, topic: str, rivals: Sequence[Family], taken: Mapping
     return Member(family.name, family.group, topic, stream)
 
 
-def _build(file: StreamFile, name: str, topic: str, table: str) -> Stream:
+def _build(file: StreamFile, name: str, topic: str, table: str, fill: Callable[[str], str]) -> Stream:
     values = {key: value for key, value in file.values.items() if key not in ("topics", "name")}
+    if isinstance(targets := values.get("egress"), list):
+        values["egress"] = [_with_place(target, fill) for target in targets]
     return build_stream(file, {"name": name, "topic": topic, "table": table}, values)
+
+
+def _with_place(target: object, fill: Callable[[str], str]) -> object:
+    """A target of `egress` with the groups of its place filled."""
+    if not isinstance(target, Mapping):
+        return target
+    return {k: fill(value) if k in _PLACES and isinstance(value, str) else value for k, value in target.items()}
 
 
 def _key(group: str) -> int | str:

@@ -234,10 +234,8 @@ class KafkaAdapter:
         self.close()
 
     def close(self) -> None:
-        if self._admin is not None:
-            self._admin.close()
-            self._admin = None
-        self._drop_consumer()
+        """Close the connections. What fails is logged: it takes nothing back of what was asked for over them."""
+        self.close_quietly()
 
     def describe(self, topic: str, expected: Position | None = None) -> Topic | None:
         """The topic, or None when the brokers do not know it.
@@ -709,7 +707,7 @@ class KafkaAdapter:
                 if connection is not None:
                     connection.close()
             except Exception:
-                LOG.debug("closing a broken Kafka connection failed", exc_info=True)
+                LOG.debug("closing a Kafka connection failed", exc_info=True)
 
 
 def explained(kafka: config.Kafka, doing: str, error: BaseException, began: float, right: str = "") -> AnabranchError:

@@ -40,6 +40,8 @@ _LAST_MILLIS = (2**63 - 1) // 1000 - 366 * 86_400_000
 _PIECE = 20_000
 # How many stretches are taken out of what Spark reads, at most: each makes the plan longer.
 _STRETCHES = 32
+# For how long a read of many topics waits for one record: longer than the client takes to repeat a request.
+_JOINT_POLL_MS = 12_000
 
 
 def read_ranges(
@@ -65,7 +67,9 @@ def read_topics(spark: SparkSession, kafka: Kafka, ranges: Mapping[str, Ranges],
     Executors keep a consumer for each partition under the name `group` and use it again in the next read; without one,
     each read leaves its consumers for five minutes. Spark commits no offsets.
     """
-    return _read(spark, _options(kafka) | {"kafka.group.id": group}, ranges).load()
+    # One partition that cannot be read delays all topics for so long, then each is read alone.
+    options = _options(kafka) | {"kafka.group.id": group, "kafkaConsumer.pollTimeoutMs": str(_JOINT_POLL_MS)}
+    return _read(spark, options, ranges).load()
 
 
 def _read(spark: SparkSession, options: Mapping[str, str], ranges: Mapping[str, Ranges]) -> DataFrameReader:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -121,7 +121,7 @@ class CertainRows:
         looks = pc.and_(pc.starts_with(value, b"{"), pc.ends_with(value, b"}"))
         looks = pc.and_(looks, pc.less_equal(pc.binary_length(value), LONGEST))
         # A record without a time that can be held has its date, and its bounds, from elsewhere.
-        return pc.fill_null(pc.and_(looks, _in_the_calendar(batch.column("timestamp"))), False)
+        return pc.fill_null(pc.and_(looks, in_the_calendar(batch.column("timestamp"))), False)
 
     def _parsed(self, values: pa.Array) -> tuple[pa.Table, pa.Array]:
         """The objects of those values that can be read, and the values' places."""
@@ -129,7 +129,7 @@ class CertainRows:
         try:
             text = values.cast(pa.string())
         except pa.ArrowInvalid:
-            is_text = pa.array([_is_utf8(v.as_buffer().to_pybytes()) for v in values], pa.bool_())
+            is_text = pa.array([is_utf8(v.as_buffer().to_pybytes()) for v in values], pa.bool_())
             places = places.filter(is_text)
             text = values.filter(is_text).cast(pa.string())
         # Escapes of half a character (UTF-16's surrogates) are `decode`'s to judge. No line of JSON has a NUL.
@@ -238,23 +238,35 @@ class CertainRows:
             if not column.nullable and values.null_count:
                 certain = pc.and_(certain, values.is_valid())
             rows[column.name] = values
-        at, hours = records.column("timestamp").cast(_MICROS), records.column("ingest_hour")
-        event_time = at
-        if self._event_time is not None:
-            event_time = rows[self._event_time.column]
-            # Of a null the column says whether it may be.
-            certain = pc.and_(certain, pc.fill_null(_is_near(event_time, hours, self._event_time), True))
-            event_time = pc.coalesce(event_time, at) if event_time.null_count else event_time
-        # The days of what is not certain are never looked at.
-        days = pc.cast(pc.cast(event_time, pa.timestamp("us")), pa.date32())
-        rows |= {
-            "kafka_partition": records.column("partition").cast(pa.int32()),
-            "kafka_offset": records.column("offset").cast(pa.int64()),
-            "kafka_timestamp": at,
-            "ingest_hour": hours,
-            "event_date": days,
-        }
-        return pa.table(rows), certain
+        return with_places(rows, certain, records, self._event_time)
+
+
+def with_places(
+    rows: Mapping[str, pa.Array], certain: pa.Array, records: pa.RecordBatch, bounds: EventTime | None
+) -> tuple[pa.Table, pa.Array]:
+    """The rows with the columns that every table has, and which of those that are `certain` keep the bounds."""
+    at, hours = records.column("timestamp").cast(_MICROS), records.column("ingest_hour")
+    event_time = at
+    if bounds is not None:
+        event_time = rows[bounds.column]
+        # Of a null the column says whether it may be.
+        certain = pc.and_(certain, pc.fill_null(_is_near(event_time, hours, bounds), True))
+        event_time = pc.coalesce(event_time, at) if event_time.null_count else event_time
+    # The days of what is not certain are never looked at.
+    days = pc.cast(pc.cast(event_time, pa.timestamp("us")), pa.date32())
+    of_kafka = {
+        "kafka_partition": records.column("partition").cast(pa.int32()),
+        "kafka_offset": records.column("offset").cast(pa.int64()),
+        "kafka_timestamp": at,
+        "ingest_hour": hours,
+        "event_date": days,
+    }
+    return pa.table({**rows, **of_kafka}), certain
+
+
+def type_of(column: Column) -> pa.DataType:
+    """The type of a column that `can_read` takes."""
+    return _TYPES[column.type][1]
 
 
 def _has_numbers(table: pa.Table) -> bool:
@@ -293,12 +305,13 @@ def _moments(text: pa.Array, kind: str) -> tuple[pa.Array, pa.Array | None]:
         is_read = pc.and_(is_read, pc.fill_null(pc.invert(is_late), True))
         read = pc.if_else(is_read, text, None).cast(target)
     # A zone can lead out of the years.
-    if kind == "timestamp" and not _all(is_inside := _in_the_calendar(read)):
+    if kind == "timestamp" and not _all(is_inside := in_the_calendar(read)):
         whole, is_read = False, pc.and_(is_read, pc.fill_null(is_inside, True))
     return read, None if whole else is_read
 
 
-def _in_the_calendar(at: pa.Array) -> pa.Array:
+def in_the_calendar(at: pa.Array) -> pa.Array:
+    """Whether times lie in the years 1 to 9999."""
     since = at.cast(pa.int64())
     return pc.and_(pc.greater_equal(since, FIRST_MICROS), pc.less_equal(since, LAST_MICROS))
 
@@ -353,7 +366,8 @@ def _bytes(text: pa.Array) -> bytes:
     return _buffer(text).to_pybytes() if len(text) else b""
 
 
-def _is_utf8(value: bytes) -> bool:
+def is_utf8(value: bytes) -> bool:
+    """Whether bytes are UTF-8."""
     try:
         value.decode()
     except UnicodeDecodeError:

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 
 from anabranch.config.columns import MOST_DIGITS
 from anabranch.subjects.avro_names import Incompatible, Node, parse
-from anabranch.subjects.field import NOTHING, NotAColumn, fields_of, struct_type
+from anabranch.subjects.field import NOTHING, NotAColumn, NotReadable, fields_of, struct_type
 
 _PLAIN = {
     "boolean": "boolean", "int": "int", "long": "bigint", "float": "float", "double": "double", "string": "string",
@@ -37,9 +37,9 @@ def avro_fields(text: str, given: Mapping[str, str | None] = NOTHING) -> list[tu
     try:
         root = parse(text)
     except Incompatible as error:
-        raise NotAColumn("", "an Avro schema that can be read", str(error)) from None
+        raise NotReadable("", "an Avro schema that can be read", str(error)) from None
     if root.kind != "record":
-        raise NotAColumn("", "a record", root.describe())
+        raise NotReadable("", "a record", root.describe())
     return fields_of(root.fields, given, _type)
 
 

@@ -19,6 +19,10 @@ class NotAColumn(Exception):
         super().__init__(f"{where}expected {expected}, found {found}")
 
 
+class NotReadable(NotAColumn):
+    """A schema whose records cannot be read, whichever of its fields become columns."""
+
+
 def fields_of(
     fields: Mapping[str, T], given: Mapping[str, str | None], read: Callable[[T, str], str]
 ) -> list[tuple[str, str]]:

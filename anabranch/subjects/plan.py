@@ -29,7 +29,7 @@ from anabranch.iceberg.schema_evolution import type_words
 from anabranch.kafka.schema_registry import SubjectVersion
 from anabranch.protocol.apply import iceberg_type
 from anabranch.subjects.avro_columns import avro_fields
-from anabranch.subjects.field import NotAColumn, require_names
+from anabranch.subjects.field import NotAColumn, NotReadable, require_names
 from anabranch.subjects.json_schema_columns import json_schema_fields
 
 # What a column reads beside its own type: a subject whose field becomes narrower changes nothing.
@@ -58,6 +58,10 @@ def plan_columns(stream: Stream, version: SubjectVersion, have: Schema | None = 
         require_names("", list(said))
         if taken := next((name for name in said if name.lower() in _taken_names(stream)), None):
             raise NotAColumn(taken, f"names other than {', '.join(_taken_names(stream))}", taken)
+    except NotReadable as error:
+        raise Refused(
+            f"{where}: {error}; no record of it can be read, whichever fields are left out: change the subject"
+        ) from None
     except NotAColumn as error:
         raise Refused(
             f"{where}: {error}; change the subject, or in the stream's file give the column a type "
@@ -123,9 +127,9 @@ def _taken_names(stream: Stream) -> Sequence[str]:
 def _fields(stream: Stream, version: SubjectVersion, given: Mapping[str, str | None]) -> Iterable[tuple[str, str]]:
     expected = {"avro": "AVRO", "json_schema": "JSON"}[stream.format.type]
     if version.type != expected:
-        raise NotAColumn("", f"type {expected} with format {stream.format.type}", version.type)
+        raise NotReadable("", f"type {expected} with format {stream.format.type}", version.type)
     if version.has_references:
-        raise NotAColumn("", "a schema that stands alone", "references to other subjects")
+        raise NotReadable("", "a schema that stands alone", "references to other subjects")
     read = avro_fields if version.type == "AVRO" else json_schema_fields
     return read(version.text, given)
 

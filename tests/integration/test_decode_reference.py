@@ -1,13 +1,17 @@
-"""The shortcuts of the JSON decoder change no verdict and no value: both decoders read the same values."""
+"""The shortcuts of the JSON decoder change no verdict and no value: both decoders read the same values. And whatever
+workers read without Spark, of JSON and of Avro, Spark reads as the same row."""
 
 from __future__ import annotations
 
+import io
 import json as plain_json
 import random
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
+import fastavro
 import hostile
 import pyarrow as pa
 import pytest
@@ -15,12 +19,17 @@ from budget import budget
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from reference_json import ReferenceJsonFormat
+from registry import SchemaRegistry
+from wire import wired
 
-from anabranch import records
+from anabranch import config, records
 from anabranch.config import Stream
 from anabranch.config.columns import RESCUED, parse_columns
+from anabranch.kafka.schema_registry import Registry
+from anabranch.records.fast_avro import AvroRows, plan_fields
 from anabranch.records.fast_json import CertainRows
 from anabranch.records.formats import Format
+from anabranch.records.formats.avro import AvroFormat
 from anabranch.records.formats.json import JsonFormat
 from speed_layer.fast_staging import warm_up_decoder
 
@@ -215,22 +224,32 @@ STAMPS = (
 )
 
 
-def _certain(stream: Stream, batch: pa.RecordBatch, size: int) -> tuple[pa.Table, int]:
+Rows = CertainRows | AvroRows
+
+
+def _certain(rows: Rows, batch: pa.RecordBatch, size: int) -> tuple[pa.Table, int]:
     """The rows read without Spark, with this many records at once, and the number of records left."""
-    rows = CertainRows(stream.columns, stream.event_time, takes_unknown=stream.unknown != "refuse")
     read = [rows.read(batch.slice(start, size)) for start in range(0, len(batch), size)]
     return pa.concat_tables([r.rows for r in read]), sum(len(r.left) for r in read)
 
 
-def _require_as_spark_reads(spark: SparkSession, values: list[bytes | None], stream: Stream) -> int:
+def _require_as_spark_reads(
+    spark: SparkSession,
+    values: list[bytes | None],
+    stream: Stream,
+    form: Format | None = None,
+    new_rows: Callable[[], Rows] | None = None,
+) -> int:
     """Every row that is read without Spark is Spark's, bit by bit; returns how many there are, most at once or few."""
+    new_rows = new_rows or (lambda: CertainRows(stream.columns, stream.event_time, stream.unknown != "refuse"))
     stamps = [STAMPS[i % len(STAMPS)] for i in range(len(values))]
     rows = [
         (b"k", None if v is None else bytearray(v), 3, i, at)
         for i, (v, at) in enumerate(zip(values, stamps, strict=True))
     ]
     frame = spark.createDataFrame(rows, SOURCE).withColumn("ingest_hour", F.lit("2026-11-21T03")).coalesce(1)
-    good = records.good(records.decode(frame, stream, JsonFormat()), stream).orderBy("kafka_offset").toArrow()
+    decoded = records.decode(frame, stream, form or JsonFormat())
+    good = records.good(decoded, stream).orderBy("kafka_offset").toArrow()
     places = {offset: i for i, offset in enumerate(good["kafka_offset"].to_pylist())}
     micros = [
         None if at is None else (at - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1) for at in stamps
@@ -245,7 +264,7 @@ def _require_as_spark_reads(spark: SparkSession, values: list[bytes | None], str
     )  # fmt: skip
     most = 0
     for size in (1, 7, 200, len(values)):
-        read, left = _certain(stream, batch, size)
+        read, left = _certain(new_rows(), batch, size)
         offsets = read["kafka_offset"].to_pylist()
         assert len(offsets) + left == len(values)
         assert offsets == sorted(set(offsets))
@@ -388,3 +407,91 @@ def test_numbers_and_times_of_every_form(spark: SparkSession) -> None:
     assert _require_as_spark_reads(spark, list(values), _stream(CERTAIN)) > 60
     unbounded = _stream(CERTAIN.replace("TIMESTAMP NOT NULL", "TIMESTAMP"))
     assert _require_as_spark_reads(spark, list(values), unbounded) > 90
+
+
+AT = {"type": "long", "logicalType": "timestamp-micros"}
+# By column: what a writer's schema may have for it, as a kind and values of that kind. Without logical types, so that
+# numbers are written that they do not allow.
+_INTS, _LONGS = (0, 1, -1, 63, -65, 2**31 - 1, -(2**31)), (0, -1, 2**40, 2**63 - 1, -(2**63), 253_402_300_800_000)
+_DOUBLES = (0.0, -0.0, 1.5, 1e308, 5e-324, float("inf"), float("nan"))
+_MOMENTS = (1_795_230_600_000_000, 253_402_300_800_000_000, -62_135_596_800_000_001, 0, 2**63 - 1)
+_AVRO: dict[str, tuple[tuple[object, tuple[object, ...]], ...]] = {
+    "id": (("string", _TEXTS[:20]), ("bytes", (b"a", b"\xff", "\u00e9".encode(), b"\0"))),
+    "at": (
+        (AT, _MOMENTS), (AT | {"logicalType": "timestamp-millis"}, (1_795_230_600_000, *_LONGS)),
+        (AT | {"logicalType": "local-timestamp-nanos"}, (1_795_230_600_000_000_999, *_LONGS)),
+    ),
+    "level": (("int", _INTS),),
+    "total": (("long", _LONGS), ("int", _INTS)),
+    "amount": (
+        ("double", _DOUBLES), ("float", (*_DOUBLES[:3], 0.1, float("nan"))), ("long", (2**53 + 1, *_LONGS)),
+        ("int", _INTS),
+    ),
+    "ok": (("boolean", (True, False)),),
+    "day": (({"type": "int", "logicalType": "date"}, (0, 20_000, -719_163, 2_932_897, *_INTS)),),
+    "name": (("string", _TEXTS[:20]), ({"type": "enum", "name": "e", "symbols": ["A", "B"]}, ("A", "B"))),
+    "other": (
+        ("int", _INTS), ("string", ("", "x")), ("double", (1.0,)),
+        ({"type": "fixed", "name": "f", "size": 2}, (b"ab",)),
+    ),
+}  # fmt: skip
+
+
+def _avro_schema(dice: random.Random) -> tuple[dict[str, object], dict[str, tuple[object, ...]]]:
+    """A writer's schema, and by field the values that it may have."""
+    fields, values = [], {}
+    for name in dice.sample(list(_AVRO), len(_AVRO)):
+        kind, known = dice.choice(_AVRO[name])
+        union = dice.choice((kind, ["null", kind], [kind, "null"])) if name != "id" else kind
+        fields.append({"name": name, "type": union})
+        values[name] = (*known, None) if isinstance(union, list) else known
+    return {"type": "record", "name": "event", "fields": fields}, values
+
+
+def _plain(schema: object) -> object:
+    if isinstance(schema, dict):
+        return {key: _plain(value) for key, value in schema.items() if key != "logicalType"}
+    return [_plain(branch) for branch in schema] if isinstance(schema, list) else schema
+
+
+def _broken(dice: random.Random, payload: bytes) -> bytes:
+    """A payload with a few bytes that are others, too many, or missing."""
+    changed = bytearray(payload)
+    for _ in range(dice.randrange(1, 4)):
+        at = dice.randrange(len(changed) + 1)
+        changed[at : at + dice.randrange(2)] = dice.choice(
+            (b"", b"\0", b"\1", b"\2", b"\x7f", b"\x80", b"\x80\0", b"\xff")
+        )
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("ddl", [CERTAIN, CERTAIN_TIMES])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(s, marks=pytest.mark.full) for s in (2, 3))])
+def test_a_certain_avro_record_equals_sparks_row(
+    spark: SparkSession, registry: SchemaRegistry, ddl: str, seed: int
+) -> None:
+    dice, stream = random.Random(seed), _stream(ddl)
+    client = Registry(config.Registry(url=registry.url))
+    form = AvroFormat(stream, client)
+    schemas, values = {}, list[bytes | None]([None, b"", b"\0", b"\0\0\0\0\1"])
+    for _ in range(4):
+        schema, known = _avro_schema(dice)
+        id = registry.register(f"certain-{uuid.uuid4().hex}-value", schema)
+        fields = plan_fields(plain_json.dumps(schema), stream.columns)
+        assert fields is not None
+        assert form.fields(id, stream.columns, spark._jvm) == fields
+        schemas[id] = fields
+        written = fastavro.parse_schema(_plain(schema))
+        for number in range(VALUES // 4):
+            out = io.BytesIO()
+            # Most are ordinary, so that most of an odd value's columns are.
+            fastavro.schemaless_writer(
+                out, written, {name: dice.choice(of if dice.random() < 0.15 else of[:1]) for name, of in known.items()}
+            )
+            payload = out.getvalue()
+            values.append(wired(id, _broken(dice, payload) if number % 3 == 0 else payload))
+    taken = _require_as_spark_reads(
+        spark, values, stream, form, lambda: AvroRows(stream.columns, stream.event_time, schemas)
+    )
+    assert taken > VALUES / 5
+    assert taken < len(values) * 0.9

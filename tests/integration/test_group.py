@@ -13,8 +13,9 @@ from pyspark.sql import SparkSession
 from registry import SchemaRegistry
 from running import running_beside
 from waiting import wait_for
-from wire import encode, wired
+from wire import encode, varint, wired
 from world import World, event
+from writers import BY_PYARROW, writers
 
 from anabranch.common.errors import ConfigurationError, PositionError
 from anabranch.job import Job, open_job
@@ -137,6 +138,43 @@ def test_a_group_that_stops_at_the_present_end_has_published_all_formats(
     assert group.failures == {}
     _exact(plain)
     _exact(avro)
+
+
+def test_a_stream_of_avro_takes_up_schemas_and_leaves_odd_records_to_spark(
+    world: Callable[..., World], spark: SparkSession, registry: SchemaRegistry
+) -> None:
+    subject = f"group-{uuid.uuid4().hex}-value"
+    one = world(
+        registry.url, schema="id STRING NOT NULL", event_time=None, key="id",
+        format={"type": "avro", "subject": subject},
+    )  # fmt: skip
+    one.topic()
+    one.apply()
+
+    def send(*values: bytes) -> None:
+        one.send([(i % 2, datetime.now(UTC), value) for i, value in enumerate(values)])
+
+    def register(**more: object) -> int:
+        kinds = {"id": "string", **more}
+        fields = [{"name": name, "type": kind} for name, kind in kinds.items()]
+        return registry.register(subject, {"type": "record", "name": "event", "fields": fields})
+
+    text, ids = varint(1) + b"a", [register()]
+    send(*[wired(ids[0], text)] * 5)
+    with _running(spark, _jobs(one)) as group:
+        wait_for(lambda: one.published == 5, "the first records to be published")
+        assert writers(one) == {BY_PYARROW: 2}
+        # Spark lists the ids of what is left; the next ones have others.
+        send(b"{", wired(ids[0], text + b"x"))
+        wait_for(lambda: one.published == 7, "odd records to be published")
+        ids.append(register(more=["null", "int"]))
+        send(wired(ids[1], text + b"\0"), wired(ids[0], text))
+        wait_for(lambda: one.published == 9, "records of another schema to be published")
+        ids.append(register(tags={"type": "array", "items": "int"}))
+        send(wired(ids[2], text + b"\0"), wired(ids[0], text), wired(ids[1], text + b"\0"))
+        wait_for(lambda: one.published == 12, "records of a schema that workers do not read to be published")
+        assert group.failures == {}
+    _exact(one, dead=2)
 
 
 @pytest.mark.full

@@ -10,6 +10,7 @@ import os
 import random
 import signal
 import sys
+import uuid
 import zipimport
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,8 +26,10 @@ from flaky_s3 import running_flaky_s3
 from pyspark import TaskContext
 from pyspark.errors import PythonException
 from pyspark.sql import DataFrame, SparkSession
+from registry import SchemaRegistry
 from sessions import with_settings
 from waiting import wait_for
+from wire import varint, wired
 from world import Record, World, event, past_hour, spread
 from writers import BY_PYARROW, BY_SPARK, writers
 
@@ -290,6 +293,24 @@ def test_spark_reads_a_micro_batch_of_which_too_many_records_are_left_and_those_
     assert publish_and_look(sent(0, 10)) == (0, [BY_SPARK])
     assert publish_and_look(sent(2, 10)) == (12, [BY_PYARROW])
     assert publish_and_look(sent(0, 10)) == (10, [BY_PYARROW])
+
+
+def test_a_stream_of_avro_that_workers_cannot_read_is_left_to_spark(
+    world: Make, workers: Workers, arm: Callable[[World], MicroBatches], registry: SchemaRegistry
+) -> None:
+    subject = f"workers-{uuid.uuid4().hex}-value"
+    one = world(
+        registry.url, schema="id STRING NOT NULL", event_time=None, key="id",
+        format={"type": "avro", "subject": subject},
+    )  # fmt: skip
+    one.topic()
+    one.apply()
+    kinds = [{"name": "id", "type": "string"}, {"name": "tags", "type": {"type": "array", "items": "int"}}]
+    id, by = registry.register(subject, {"type": "record", "name": "event", "fields": kinds}), arm(one)
+    for seen in (3, 3):
+        publish(one, by, one.send([(0, datetime.now(UTC), wired(id, varint(1) + b"a\0")) for _ in range(3)]))
+        assert workers.records == seen
+    assert [row["id"] for row in one.rows()] == ["a"] * 6
 
 
 def test_records_of_more_event_dates_than_files_may_be_open_are_written_by_workers_in_turn(

@@ -61,6 +61,23 @@ def test_members_stay_while_their_familys_file_is_wrong(conf: Path) -> None:
     families.close()
 
 
+def test_members_stay_while_their_familys_file_is_empty(conf: Path) -> None:
+    families = FamilyStreams(config.load_environment(conf), conf, every=0.0)
+    assert list(families.members()) == ["app_orders"]
+    file = conf / "streams" / "app.yaml"
+    right = file.read_text()
+    for empty in ("", "# later\n", right.replace("topics:", "topic:")):
+        file.write_text(empty)
+        wait_for(lambda: families.members() and list(families.broken) == ["app"], "the empty file to be read")
+        assert "app.yaml" in str(families.broken["app"])
+        assert list(families.members()) == ["app_orders"]
+        file.write_text(right)
+        wait_for(lambda: families.members() and not families.broken, "the whole file to be read")
+    file.unlink()
+    assert families.members() == {} and families.broken == {}
+    families.close()
+
+
 def test_a_selection_that_may_lack_streams_is_refused_or_reported(conf: Path) -> None:
     environment = config.load_environment(conf)
     with pytest.raises(Transient, match="list the topics of families"):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from anabranch.common.errors import AnabranchError, ConfigurationError
+from anabranch.config import UNREADABLE
 from anabranch.job import Job, StreamFolder
 
 
@@ -42,6 +43,32 @@ def test_a_file_of_a_group_that_is_no_yaml_for_a_moment_is_an_error_and_not_gone
     assert kinds(folder.jobs()) == {"a": "error", "b": "job"}
     write(conf, "a", group="large")
     assert kinds(folder.jobs()) == {"b": "job"}
+
+
+def test_a_named_stream_whose_file_is_removed_is_gone_and_one_whose_file_is_wrong_is_not(conf: Path) -> None:
+    folder = StreamFolder(str(conf), ["a", "b"], strict=False)
+    assert kinds(folder.jobs()) == {"a": "job", "b": "job"}
+    file = conf / "streams" / "a.yaml"
+    right = file.read_text()
+    file.write_text("group: [")
+    assert kinds(folder.jobs()) == {"a": "error", "b": "job"}
+    file.unlink()
+    assert kinds(folder.jobs()) == {"b": "job"}
+    file.write_text(right)
+    assert kinds(folder.jobs()) == {"a": "job", "b": "job"}
+    # One that never was is a mistake in the command.
+    assert kinds(StreamFolder(str(conf), ["a", "none"], strict=False).jobs()) == {"a": "job", "none": "error"}
+
+
+def test_the_group_of_a_wrong_file_is_the_one_that_it_names_or_had(conf: Path) -> None:
+    folder = StreamFolder(str(conf), strict=False)
+    folder.jobs()
+    assert folder.groups == {"a": "small", "b": "small", "c": "large"}
+    write(conf, "a", key="missing")
+    (conf / "streams" / "c.yaml").write_text("group: [")
+    (conf / "streams" / "new.yaml").write_text("group: [")
+    assert kinds(folder.jobs()) == {"a": "error", "b": "job", "c": "error", "new": "error"}
+    assert folder.groups == {"a": "small", "b": "small", "c": "large", "new": UNREADABLE}
 
 
 def test_defaults_that_are_no_yaml_for_a_moment_take_no_stream_from_its_group(conf: Path) -> None:

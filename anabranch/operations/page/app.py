@@ -22,7 +22,8 @@ from starlette.types import ASGIApp
 
 from anabranch.common.errors import AnabranchError, ConfigurationError
 from anabranch.common.output import text as printable
-from anabranch.job import Job, group_of, groups_of
+from anabranch.config import UNREADABLE
+from anabranch.job import Job, groups_of
 from anabranch.offsets.hours import hour_of, shift, start_of
 from anabranch.operations.page import charts
 from anabranch.operations.page.access import COOKIE, LOGIN, Access, Guard
@@ -75,9 +76,14 @@ class _Shown:
     reader: Reader[StreamView]
 
 
+def _group(name: str, shown: _Shown, known: Mapping[str, str | None]) -> str | None:
+    return shown.job.stream.group if isinstance(shown.job, Job) else known.get(name, UNREADABLE)
+
+
 class Page:
     """The streams' readings, and the responses built from them. `found` is called periodically for
-    the current streams; without it, the streams of `jobs` are fixed."""
+    the current streams, then `groups` for the groups of those whose file is wrong; without it, the streams of `jobs`
+    are fixed."""
 
     def __init__(
         self,
@@ -86,8 +92,10 @@ class Page:
         settings: Settings,
         now: Callable[[], datetime] = utc_now,
         found: Found | None = None,
+        groups: Callable[[], Mapping[str, str | None]] = dict,
     ) -> None:
         self._access, self._settings, self._now, self._found = access, settings, now, found
+        self._groups = groups
         self._shown: Mapping[str, _Shown] = {job.stream.name: self._show(job.stream.name, job) for job in jobs}
         self._background = Background[StreamView](settings.every)
         self._records = OnDemand[HourRecord](settings.every, now=now)
@@ -161,7 +169,8 @@ class Page:
         now = self._now()
         there = self._shown
         lines = [self._line(name, shown.reader.reading, now) for name, shown in there.items()]
-        groups = group_lines(groups_of({name: group_of(shown.job) for name, shown in there.items()}), lines)
+        known = self._groups()
+        groups = group_lines(groups_of({name: _group(name, shown, known) for name, shown in there.items()}), lines)
         return self._answer(request, "streams.html", now, lines=lines, groups=groups, summary=summary_words(lines))
 
     def _line(self, name: str, reading: Reading[StreamView], now: datetime) -> StreamLine:

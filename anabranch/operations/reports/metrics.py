@@ -22,7 +22,7 @@ from anabranch.common.errors import AnabranchError
 from anabranch.common.output import text as text_of
 from anabranch.common.remote_errors import SERVICES
 from anabranch.config import Slo
-from anabranch.job import Job, group_of, groups_of
+from anabranch.job import Job, StreamFolder, groups_of
 from anabranch.offsets.hours import end_of, start_of
 from anabranch.offsets.position import Offsets
 from anabranch.operations.reports import status
@@ -67,10 +67,6 @@ class Answer:
     group: str | None = None
 
 
-Found = Callable[[], Mapping[str, Job | AnabranchError]]
-"""The current streams: each with its job, or with the error in its file."""
-
-
 @dataclass(frozen=True)
 class _Asked:
     """A stream to read. `answered` is set when the newest request was answered."""
@@ -98,20 +94,23 @@ class Streams(Collector):
     """Reads Kafka and the lake at each scrape, within a time limit. A stream that fails, times out
     or has an invalid file has `anabranch_up` 0 and the age of its newest reading, and no other
     metric. A stream that hangs uses one thread: later scrapes wait for the same answer. With
-    `found`, each scrape covers the streams that exist at its time.
+    `folder`, each scrape covers the streams that exist at its time.
     """
 
-    def __init__(self, jobs: Sequence[Job] = (), within: timedelta = ANSWER_WITHIN, found: Found | None = None) -> None:
-        self._found = found or (lambda: {job.stream.name: job for job in jobs})
+    def __init__(
+        self, jobs: Sequence[Job] = (), within: timedelta = ANSWER_WITHIN, folder: StreamFolder | None = None
+    ) -> None:
+        self._fixed, self._folder = {job.stream.name: job for job in jobs}, folder
         self._within = within.total_seconds()
         self._alone = threading.Lock()
         self._asked: dict[str, _Asked] = {}
+        self._groups: Mapping[str, str | None] = {}
 
     def collect(self) -> Iterable[Metric]:
         deadline = time.monotonic() + self._within
         with self._alone:
             self._follow()
-            streams = dict(self._asked)
+            streams, groups = dict(self._asked), dict(self._groups)
             for asked in streams.values():
                 asked.ask()
         answers = {}
@@ -119,7 +118,7 @@ class Streams(Collector):
             in_time = asked.answered.wait(max(0.0, deadline - time.monotonic()))
             reading = asked.reader.reading
             is_up = in_time and reading.failure is None
-            answers[name] = Answer(asked.slo, reading, is_up, group_of(asked.job))
+            answers[name] = Answer(asked.slo, reading, is_up, groups[name])
         return list(metrics_of(answers, utc_now()))
 
     def close(self) -> None:
@@ -129,7 +128,13 @@ class Streams(Collector):
 
     def _follow(self) -> None:
         """Update the streams; a changed file gets a new job."""
-        before, found = self._asked, self._found()
+        before = self._asked
+        found: Mapping[str, Job | AnabranchError] = self._folder.jobs() if self._folder is not None else self._fixed
+        self._groups = (
+            self._folder.groups
+            if self._folder is not None
+            else {name: job.stream.group for name, job in self._fixed.items()}
+        )
         self._asked = {
             name: old if (old := before.get(name)) is not None and old.job is job else _asked(name, job)
             for name, job in found.items()

@@ -7,14 +7,16 @@ own, by the writer's schema and a reader's that `avro_schema` makes from it and 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JJavaError
 from pyspark.sql.types import DataType, DateType, StringType, TimestampType
 
 from anabranch.common.errors import Terminal
+from anabranch.kafka.schema_registry import RegisteredSchema, Registry
 from anabranch.records.checks import Check, error, expected_found, utc
+from anabranch.records.fast_avro import Fields, plan_fields
 from anabranch.records.formats import Reading
 from anabranch.records.formats.avro_schema import Projection, project
 from anabranch.records.formats.wire import PAYLOAD, Wire, refuse
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from anabranch.config import Stream
-    from anabranch.kafka.schema_registry import RegisteredSchema, Registry
+    from anabranch.config.columns import Column
 
 CODES = ("malformed_avro", "invalid_utf8", "wrong_type", "unreadable_timestamp")
 
@@ -63,6 +65,19 @@ class AvroFormat:
         )
         checks = (*wired.checks, *refused, *_checks(types, projections))
         return Reading(rows, checks, lambda name: utc(f"`_row_{name}`"))
+
+    def fields(self, schema_id: int, columns: Sequence[Column], jvm: Any) -> Fields | None:
+        """How workers read records of a schema id; empty if Spark has to, None if the registry has no such schema yet.
+
+        Raises like `read`.
+        """
+        schema = self._wire.schema(schema_id)
+        if not isinstance(schema, RegisteredSchema):
+            return None if schema is None else ()
+        types = {column.name: DataType.fromDDL(column.type) for column in columns}
+        projection = self._projections.get(schema_id) or self._project(schema, types, jvm)
+        self._projections[schema_id] = projection
+        return (plan_fields(schema.text, columns) or ()) if isinstance(projection, Projection) else ()
 
     def _project(self, schema: RegisteredSchema, types: Mapping[str, DataType], jvm: Any) -> Projection | Incompatible:
         if schema.has_references:

@@ -62,17 +62,13 @@ class Wire:
         unknown: list[int] = []
         refused: list[Check] = []
         for schema_id in ids:
-            schema = self._registry.schema(schema_id)
-            if schema is None:
-                unknown.append(schema_id)
-            elif self._subject is not None and not self._registry.belongs(schema_id, self._subject):
-                why = f"expected a schema of subject {self._subject}, found another"
-                refused.append(refuse(schema_id, "wrong_subject", why))
-            elif schema.type != self._kind:
-                why = f"expected type {self._kind}, found {schema.type}"
-                refused.append(refuse(schema_id, "incompatible_schema", why))
-            else:
-                schemas[schema_id] = schema
+            match self.schema(schema_id):
+                case None:
+                    unknown.append(schema_id)
+                case Check() as check:
+                    refused.append(check)
+                case schema:
+                    schemas[schema_id] = schema
         if self._cache_ids and len(schemas) == len(ids):
             self._cached = ids
         null = f"'expected a value in {self._kind} wire format, found a null value'"
@@ -90,6 +86,18 @@ class Wire:
             *refused,
         ]
         return Wired(frame, schemas, tuple(checks))
+
+    def schema(self, schema_id: int) -> RegisteredSchema | Check | None:
+        """The schema of an id; the check that refuses it where it is of another subject or kind; None if the registry
+        has none. Raises like `look_up`."""
+        schema = self._registry.schema(schema_id)
+        if schema is None:
+            return None
+        if self._subject is not None and not self._registry.belongs(schema_id, self._subject):
+            return refuse(schema_id, "wrong_subject", f"expected a schema of subject {self._subject}, found another")
+        if schema.type != self._kind:
+            return refuse(schema_id, "incompatible_schema", f"expected type {self._kind}, found {schema.type}")
+        return schema
 
 
 def is_unlisted_schema_id(error: BaseException) -> bool:

@@ -75,6 +75,29 @@ def test_groups_are_numbered_and_named(conf: Path) -> None:
     assert summary(expand([family(conf)], ["shop.v2.orders"])) == {"s_orders": ("shop.v2.orders", "raw.shop_orders_v2")}
 
 
+def test_each_topic_of_a_family_is_delivered_to_a_place_of_its_own(conf: Path) -> None:
+    def target(root: str) -> dict[str, Any]:
+        return {"name": "lake", "type": "folder", "root": root}
+
+    index = {"name": "found", "type": "search", "index": "all"}
+    write(conf, "app", egress=[target("s3://bucket/out/{1}"), index | {"name": "one", "index": "x-{1}"}, index])
+    found = expand([family(conf)], ["app-orders", "app-user.events"])
+    assert [
+        [target.place for target in member.found.egress] if isinstance(member.found, Stream) else member.found
+        for member in found.values()
+    ] == [
+        ["s3://bucket/out/orders", "index:x-orders", "index:all"],
+        ["s3://bucket/out/user_events", "index:x-user_events", "index:all"],
+    ]
+    # The hours of two streams would be one folder, `date=.../hour=...`.
+    said = refusal(conf, egress=[index, target("s3://bucket/out")])
+    assert "app.yaml: egress[1].root: expected a group of topics.pattern such as {1}" in said
+    assert "egress[0].root: expected groups of topics.pattern (0, 1), found {2}" in refusal(
+        conf, egress=[target("s3://bucket/{2}")]
+    )
+    assert "egress" in refusal(conf, egress=["lake"])
+
+
 def test_topics_that_are_excluded_or_kafkas_own_are_none(conf: Path) -> None:
     write(conf, "app", topics={"pattern": "(.*)", "exclude": ".*-dlq"}, name="{1}")
     assert list(expand([family(conf)], ["orders", "orders-dlq", "__consumer_offsets"])) == ["orders"]

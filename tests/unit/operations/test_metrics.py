@@ -235,7 +235,9 @@ def test_a_silent_broker_delays_no_scrape_and_no_other_stream(black_hole: str, m
     monkeypatch.setattr(status, "status", read)
     monkeypatch.setattr(ContentReader, "read", lambda reader, now: CONTENT)
     monkeypatch.setattr(metrics, "read_maintenance", lambda job, now: MAINTENANCE)
-    jobs: Any = [SimpleNamespace(stream=SimpleNamespace(name=name, slo=Slo())) for name in ("hangs", "events")]
+    jobs: Any = [
+        SimpleNamespace(stream=SimpleNamespace(name=name, slo=Slo(), group=None)) for name in ("hangs", "events")
+    ]
     streams = Streams(jobs, within=timedelta(seconds=1))
     for _ in range(3):
         values = _values(streams)
@@ -263,7 +265,7 @@ def test_streams_files_are_taken_up_between_scrapes(tmp_path: Path, monkeypatch:
         (tmp_path / "streams" / f"{name}.yaml").write_text(json.dumps(file))
 
     write("events")
-    streams = Streams(found=StreamFolder(str(tmp_path)).jobs)
+    streams = Streams(folder=StreamFolder(str(tmp_path)))
     assert {key: value for key, value in _values(streams).items() if key[0] == "up"} == {("up", "events"): 1}
     same = streams._asked["events"]
     write("clicks", slo={"fresh": "10 seconds"})
@@ -277,6 +279,13 @@ def test_streams_files_are_taken_up_between_scrapes(tmp_path: Path, monkeypatch:
     (tmp_path / "streams" / "clicks.yaml").unlink()
     assert ("up", "clicks") not in _values(streams)
     assert streams._asked["events"] is same, "a stream whose file did not change keeps its connection"
+    # A wrong file hides the completeness of its own group.
+    write("events", group="a")
+    write("clicks", group="b")
+    assert {key[1] for key in _values(streams) if key[0] == "group_completeness_seconds"} == {"a", "b"}
+    write("clicks", group="b", slo={"fresh": "soon"})
+    assert {key[1] for key in _values(streams) if key[0] == "group_completeness_seconds"} == {"a"}
+    (tmp_path / "streams" / "clicks.yaml").unlink()
     write("events", key="missing")
     with pytest.raises(ConfigurationError, match="key: expected a column"):
         StreamFolder(str(tmp_path))

@@ -102,6 +102,22 @@ def handed(one: Member) -> Work:
 RANGES: Ranges = {0: (0, 5)}
 
 
+@pytest.mark.parametrize(("failure", "free"), [(None, 7), (ConfigurationError("topic events: gone"), 8)])
+def test_a_stream_that_was_set_aside_takes_no_turn_to_start(
+    member: Make, monkeypatch: pytest.MonkeyPatch, failure: AnabranchError | None, free: int
+) -> None:
+    one = member(is_started=False)
+    one.failure = failure
+
+    def start() -> None:
+        # Until it is certain that a topic is gone, this takes seconds.
+        raise ConfigurationError(f"free turns: {one._turns._free._value}")
+
+    monkeypatch.setattr(one._start, "run", start)
+    with pytest.raises(ConfigurationError, match=f"free turns: {free}"):
+        one._try()
+
+
 def test_records_have_waited_since_before_a_new_decision(member: Make) -> None:
     one = member(speed=WITHIN)
     one.waiting = Waiting(RANGES, 17.0, True)

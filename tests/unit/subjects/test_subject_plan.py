@@ -123,6 +123,12 @@ def test_what_is_no_column_and_a_key_that_is_not_there_are_refused_with_the_subj
     assert "ID: expected names that differ by more than case" in refusal(stream(), version(ID, ("ID", "int")))
     assert "expected a schema that stands alone" in refusal(stream(), version(ID, has_references=True))
     assert "expected type JSON with format json_schema, found AVRO" in refusal(stream(kind="json_schema"), version(ID))
+    inner = {"type": "record", "name": "Node", "fields": [{"name": "next", "type": ["null", "Node"]}]}
+    # A field that is left out has to be read over all the same.
+    for of in (stream(), stream(exclude=("odd",))):
+        recursive = refusal(of, version(ID, ("odd", inner)))
+        assert "expected no type that contains itself, found Node" in recursive
+        assert recursive.endswith("change the subject") and "exclude" not in recursive
     rescues = stream(kind="json_schema", unknown="rescue")
     schema = {"type": "object", "properties": {"id": {"type": "string"}, "Rescued": {"type": "string"}}}
     assert "Rescued: expected names other" in refusal(rescues, SubjectVersion("s", 1, "JSON", json.dumps(schema)))
