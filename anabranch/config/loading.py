@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,8 +23,6 @@ from anabranch.config.secrets import secrets_of
 from anabranch.config.select import parse_select
 from anabranch.config.stream import Stream, SubjectSchema
 from anabranch.config.views import PARTIALS
-
-LOG = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -55,21 +51,9 @@ def load_environment(folder: str | Path | None = None) -> Environment:
     path = resolve_folder(folder) / "anabranch.yaml"
     raw = _parse(path)
     data = _substitute(path, "", raw)
-    if "bounded" in data:
-        del data["bounded"]
-        _warn_of_bounded(path)
     environment = validated(lambda key: path, Environment, data, raw)
     remember(secrets_of(environment))
     return environment
-
-
-@cache
-def _warn_of_bounded(path: Path) -> None:
-    LOG.warning(
-        "%s: bounded: ignored: Anabranch no longer deletes files of other programs; rotate logs with logrotate or "
-        "systemd-tmpfiles, set lifecycle rules on S3 prefixes, and remove the key",
-        path,
-    )
 
 
 def stream_names(folder: str | Path | None = None) -> tuple[str, ...]:

@@ -473,13 +473,6 @@ def test_how_many_dates_an_hour_can_contain(conf: Path, schema: str, event_time:
     assert stream(conf, schema=schema, event_time=event_time or "").most_event_dates == dates
 
 
-def test_a_removed_key_is_ignored_and_its_replacement_named(conf: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (conf / "anabranch.yaml").write_text(ENVIRONMENT + "bounded: [{folder: /var/log/airflow, after: 30 days}]\n")
-    assert load_environment(conf) == load_environment(conf)
-    (warning,) = caplog.messages
-    assert warning.startswith(f"{conf / 'anabranch.yaml'}: bounded: ignored") and "logrotate" in warning
-
-
 SECRET = "hunter2/hunter2@x"
 
 
