@@ -5,18 +5,14 @@ Shown with the job's progress, and as the description of Spark's jobs in its UI 
 
 from __future__ import annotations
 
-import logging
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from anabranch.common.progress import Progress, repeating
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from anabranch.common.progress import Progress
-
-LOG = logging.getLogger(__name__)
 
 _UPDATE_SECONDS = 1.0
 
@@ -46,24 +42,9 @@ class Passes:
     @contextmanager
     def show_on(self, progress: Progress) -> Iterator[None]:
         """Show the current pass on `progress`, updated each second."""
-        ended = threading.Event()
-
-        def update() -> None:
-            while not ended.wait(_UPDATE_SECONDS):
-                try:
-                    progress.beside(self.text())
-                except Exception:
-                    # Spark may be stopping. A failed progress update must not end the job.
-                    LOG.debug("progress updates of the pass ended", exc_info=True)
-                    return
-
-        watch = threading.Thread(target=update, name="passes", daemon=True)
-        watch.start()
-        try:
+        # Spark may be stopping: a failed update must not end the job.
+        with repeating(lambda: progress.beside(self.text()), _UPDATE_SECONDS):
             yield
-        finally:
-            ended.set()
-            watch.join(_UPDATE_SECONDS)
 
     def text(self) -> str:
         """The pass, with the task count of the oldest running stage of several tasks; empty between hours."""

@@ -12,7 +12,8 @@ import logging
 import os
 import threading
 import time
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from types import TracebackType
@@ -23,6 +24,8 @@ from anabranch.common.logs import readable_handler
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
+
+LOG = logging.getLogger(__name__)
 
 _PATIENCE = 2.0
 _SELDOM = 60.0
@@ -140,6 +143,28 @@ class Progress:
             return False
         self._reported, self._pause = now, min(_SELDOM, 2 * self._pause)
         return True
+
+
+@contextmanager
+def repeating(update: Callable[[], None], seconds: float) -> Iterator[None]:
+    """Call `update` each so many seconds, in a thread, until the end of the `with`. An error of it ends the calls, and
+    nothing else."""
+    ended = threading.Event()
+
+    def run() -> None:
+        try:
+            while not ended.wait(seconds):
+                update()
+        except Exception:
+            LOG.debug("progress updates ended", exc_info=True)
+
+    thread = threading.Thread(target=run, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(seconds)
 
 
 def _goes_back(stream: TextIO) -> bool:

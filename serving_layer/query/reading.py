@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.dataset as ds
 
-from anabranch.common.progress import Progress
+from anabranch.common.progress import Progress, repeating
 
 LOG = logging.getLogger(__name__)
 
@@ -72,22 +71,15 @@ class QueryProgress:
     @contextmanager
     def show_progress(self, doing: str) -> Iterator[None]:
         """Show how many files were read so far, of those planned."""
-        ended = threading.Event()
+        shown = 0
 
         def update() -> None:
-            shown = 0
-            while not ended.wait(_UPDATE_SECONDS):
-                begun = list(self.followed)
-                progress.expect(sum(one.files for one in begun))
-                done = sum(one.done for one in begun)
-                progress.step(done - shown)
-                shown = done
+            nonlocal shown
+            begun = list(self.followed)
+            progress.expect(sum(one.files for one in begun))
+            done = sum(one.done for one in begun)
+            progress.step(done - shown)
+            shown = done
 
-        with Progress(LOG, doing, "files") as progress:
-            watch = threading.Thread(target=update, name="reading", daemon=True)
-            watch.start()
-            try:
-                yield
-            finally:
-                ended.set()
-                watch.join(_UPDATE_SECONDS)
+        with Progress(LOG, doing, "files") as progress, repeating(update, _UPDATE_SECONDS):
+            yield

@@ -11,9 +11,9 @@ import pytest
 from pyspark.sql import SparkSession
 from world import World, past_hour, spread
 
-from anabranch.common.progress import Progress
+from anabranch.common.progress import LOG, Progress
 from anabranch.offsets.hours import start_of
-from batch_layer.passes import LOG, Passes
+from batch_layer.passes import Passes
 
 HOUR = past_hour(1)
 

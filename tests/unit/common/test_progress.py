@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import pytest
 
 from anabranch.common.logs import configure_logging, readable_handler
-from anabranch.common.progress import HowFar, Progress
+from anabranch.common.progress import HowFar, Progress, repeating
 
 LOG = logging.getLogger("anabranch.tests.progress")
 
@@ -224,3 +224,31 @@ def test_a_log_that_is_closed_costs_the_work_nothing() -> None:
     with logging_to(closed), Progress(LOG, "audit s", "hours", 4) as progress:
         progress.step(4)
     assert "4 of 4 hours" in progress.line()
+
+
+def test_updates_repeat_until_the_end() -> None:
+    count, enough = 0, threading.Event()
+
+    def update() -> None:
+        nonlocal count
+        count += 1
+        if count == 3:
+            enough.set()
+
+    with repeating(update, 0.001):
+        assert enough.wait(10)
+    assert "progress" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_an_update_that_fails_ends_the_updates_alone() -> None:
+    count, called = 0, threading.Event()
+
+    def update() -> None:
+        nonlocal count
+        count += 1
+        called.set()
+        raise OSError("closed")
+
+    with repeating(update, 0.001):
+        assert called.wait(10)
+    assert count == 1
