@@ -21,26 +21,33 @@ from anabranch.protocol.ledger_row import LedgerRow
 from anabranch.protocol.publish import Publish
 from anabranch.protocol.state import State
 
-ID = "person"
+IDS = ("person", "person again")
+"""The first request, and the next one of the same values."""
 
 
-def erased(kafka: Kafka, state: State, files: tuple[File, ...]) -> set[Row]:
-    """The rows of some files that the erasure is of."""
-    return {row for f in files for row in f.rows if is_erased(kafka, state, f.hour, row)}
+def newest(state: State) -> Erasure | None:
+    """The request that the command goes on with."""
+    return next((one for id in reversed(IDS) if (one := state.erasures.of(id)) is not None), None)
 
 
-def is_erased(kafka: Kafka, state: State, hour: str, row: Row) -> bool:
-    """Whether the erasure is of a record in an hour."""
+def erased(kafka: Kafka, state: State, files: tuple[File, ...], only: str = "") -> set[Row]:
+    """The rows of some files that an erasure is of; `only`: of one request."""
+    return {row for f in files for row in f.rows if is_erased(kafka, state, f.hour, row, only)}
+
+
+def is_erased(kafka: Kafka, state: State, hour: str, row: Row, only: str = "") -> bool:
+    """Whether an erasure is of a record in an hour."""
     cut = state.cuts.get(hour)
     topic_id = cut.topic_id if cut is not None else state.position.topic_id
-    is_covered = state.erasures.covering(hour, topic_id, {row[0]: (row[1], row[1] + 1)})
-    return row[2] in kafka.personal and bool(is_covered)
+    covering = state.erasures.covering(hour, topic_id, {row[0]: (row[1], row[1] + 1)})
+    return row[2] in kafka.personal and any(only in ("", one.id) for one in covering)
 
 
 def new_erasure(kafka: Kafka, state: State) -> Erasure:
     """The request of what is to be erased, by a version of the table."""
     ends = {p: len(records) for p, records in enumerate(kafka.log)}
-    return Erasure(ID, "id", NOW, NOW, state.timeline.since, kafka.id, ends)
+    id = next(id for id in IDS if state.erasures.of(id) is None)
+    return Erasure(id, "id", NOW, NOW, state.timeline.since, kafka.id, ends)
 
 
 def held_hours(world: World, lake: Lake, one: Erasure) -> str | None:
@@ -108,18 +115,24 @@ class Holder(Publisher):
 
 @dataclass(frozen=True)
 class Eraser(Publisher):
-    """`anabranch erase`, which finds personal records: rows by their hashes, dead letters by a search."""
+    """`anabranch erase`, which finds personal records: rows by their hashes, dead letters by a search. `again`: with a
+    request of those that arrived since. `former`: an hour of which former snapshots alone have some."""
 
     at: str = "idle"
+    again: bool = False
+    former: str = ""
     began: timedelta = timedelta(0)
     done: tuple[tuple[File, File | None], ...] = ()
     found: tuple[tuple[str, tuple[Row, ...]], ...] = field(default=())
     nesting: ClassVar[tuple[str, ...]] = ("idle",)
 
+    def kept(self) -> dict[str, Any]:
+        return {"again": self.again, "former": self.former}
+
     def idle(self, world: World) -> Iterator[Step]:
         state = world.lake.state
         fresh = replace(self, lake=world.lake, letters=None, done=(), found=())
-        one = state.erasures.of(ID)
+        one = newest(state)
         if merge.needs_merge(state):
             yield "has to merge", world, replace(self, at="merge", back="idle")
         elif one is None and state.holds.holds and is_waiting(world):
@@ -127,6 +140,8 @@ class Eraser(Publisher):
         elif one is None:
             if held_hours(world, world.lake, new_erasure(world.kafka, state)) is None:
                 yield "asks for what is to be erased", world, replace(fresh, at="request", kafka=world.kafka)
+        elif one.done is not None and self.again and has_more(world.kafka, state):
+            yield "asks again", world, replace(fresh, at="request", kafka=world.kafka)
         elif one.done is None and is_waiting(world):
             yield "has something to finish", world, self.finishing()
         elif one.done is None and self.has_work(world, one):
@@ -173,14 +188,17 @@ class Eraser(Publisher):
                 new = tuple(f for _, f in rewritten if f is not None)
                 yield "writes dead letters", world.write(new), replace(loaded, at="swap_letters", done=rewritten)
                 return
-        one = state.erasures.of(ID)
+        one = newest(state)
         assert one is not None
         outstanding = letters is not None and any(
             dead_letters.is_due(state, item) and not dead_letters.is_done(letters.table, item)
             for item in state.dead_letters
         )
         if erasure.is_read(state, one) and not outstanding:
-            yield "finds nothing left", world, replace(self, at="finish")
+            if self.former and not is_recorded(world, state, one, self.former):
+                yield "finds files of former snapshots", world, replace(self, at="unserved")
+            else:
+                yield "finds nothing left", world, replace(self, at="finish")
         else:
             yield "waits for the layers to read", world, self.restarted()
 
@@ -208,7 +226,7 @@ class Eraser(Publisher):
 
     def decisions(self, world: World, found: Mapping[str, set[Row]], dead: bool) -> tuple[LedgerRow, ...]:
         assert self.lake is not None
-        state, one = self.lake.state, self.lake.state.erasures.of(ID)
+        state, one = self.lake.state, newest(self.lake.state)
         assert one is not None
         rows = []
         for hour, of_hour in sorted(found.items()):
@@ -228,7 +246,7 @@ class Eraser(Publisher):
     def swap_rows(self, world: World) -> Iterator[Step]:
         assert self.lake is not None
         state = self.lake.state
-        one = state.erasures.of(ID)
+        one = newest(state)
         assert one is not None
         found: dict[str, set[Row]] = {}
         for hour in {f.hour for f, _ in self.done}:
@@ -246,7 +264,7 @@ class Eraser(Publisher):
 
     def place(self, world: World) -> Iterator[Step]:
         assert self.lake is not None
-        one = self.lake.state.erasures.of(ID)
+        one = newest(self.lake.state)
         assert one is not None
         decisions = self.decisions(world, {hour: set(rows) for hour, rows in self.found}, dead=True)
         publish = erasure.plan_places(self.lake.state, one, decisions, self.id)
@@ -267,9 +285,16 @@ class Eraser(Publisher):
             after = replace(after, storage=after.storage | {f for _, f in self.done if f is not None})
             yield "erases dead letters", after, self.restarted()
 
+    def unserved(self, world: World) -> Iterator[Step]:
+        assert self.lake is not None
+        state, one = self.lake.state, newest(self.lake.state)
+        assert one is not None
+        decisions = self.decisions(world, {self.former: set()}, dead=False)
+        yield from self.publish(world, self.confirming(erasure.plan_unserved(state, one, decisions, self.id, NOW)))
+
     def finish(self, world: World) -> Iterator[Step]:
         assert self.lake is not None
-        one = self.lake.state.erasures.of(ID)
+        one = newest(self.lake.state)
         assert one is not None
         yield from self.publish(world, self.confirming(self.finishing_publish(one)))
 
@@ -284,13 +309,33 @@ class Eraser(Publisher):
         return replace(self, at="idle", lake=None, kafka=None, done=(), found=())
 
 
-def held(world: World, lake: Lake) -> dict[tuple[str, Row], str]:
-    """The records that the erasure of a version is of and that a branch has, or a publish names: each with where."""
+def has_more(kafka: Kafka, state: State) -> bool:
+    """Whether Kafka has such records that no request is of."""
+    one = newest(state)
+    return (
+        one is not None
+        and one.id != IDS[-1]
+        and any(
+            record.number in kafka.personal and o >= one.ends.get(p, 0)
+            for p, records in enumerate(kafka.log)
+            for o, record in enumerate(records)
+        )
+    )
+
+
+def is_recorded(world: World, state: State, one: Erasure, hour: str) -> bool:
+    """Whether the ledger has, or is about to have, the files of former snapshots in an hour."""
+    rows = [row.erasure for row in ledger.with_waiting(state, hour, world.recorded(hour)) if row.erasure is not None]
+    return any(said["id"] == one.id and said.get(erasure.UNSERVED) for said in rows)
+
+
+def held(world: World, lake: Lake, only: str) -> dict[tuple[str, Row], str]:
+    """The records that a request of a version is of and that a branch has, or a publish names: each with where."""
     state, where = lake.state, dict[tuple[str, Row], str]()
     tables = [lake] if world.letters is None else [lake, world.letters]
     for table in tables:
         for branch in BRANCHES:
-            for row in erased(world.kafka, state, table.files(branch)):
+            for row in erased(world.kafka, state, table.files(branch), only):
                 where["rows" if table is lake else "dead letters", row] = branch
     if world.letters is not None:
         outstanding = [
@@ -300,27 +345,30 @@ def held(world: World, lake: Lake) -> dict[tuple[str, Row], str]:
         ]
         named = {path for item in outstanding for path in item["paths"]}
         files = tuple(f for f in world.storage if f.file_path in named)
-        for row in erased(world.kafka, state, files):
+        for row in erased(world.kafka, state, files, only):
             where["dead letters", row] = "a publish"
     return where
 
 
 def check(before: World, after: World) -> None:
     """Nothing that was erased comes back. Raises Violation."""
-    one = after.lake.state.erasures.of(ID)
-    if one is None or after.restored:
-        return
-    if before.lake.state.erasures.of(ID) is None:
+    for one in after.lake.state.erasures.all:
+        if not after.restored:
+            _check_one(before, after, one)
+
+
+def _check_one(before: World, after: World, one: Erasure) -> None:
+    if before.lake.state.erasures.of(one.id) is None:
         hours = hours_with(before, before.lake, one) | unread_hours(before)
         if held_ones := {hour for hour in hours if before.lake.state.holds.of(hour) is not None}:
             raise Violation(f"an erasure was requested while {sorted(held_ones)}, which have its records, were kept")
         return
-    left = held(after, after.lake)
+    left = held(after, after.lake, one.id)
     if one.done is not None and left:
         raise Violation(f"the erasure is done, and there are still {left}")
     if before.lake is after.lake and before.letters is after.letters:
         return
-    known = {row[:2] for _, row in held(before, before.lake)}
+    known = {row[:2] for _, row in held(before, before.lake, one.id)}
     state = after.lake.state
     placed = {(hour, *place) for hour, places in erasure.places_of(_all_rows(after, state)).items() for place in places}
     back = {
@@ -339,6 +387,6 @@ def _all_rows(world: World, state: State) -> list[LedgerRow]:
 
 def check_rest(world: World) -> None:
     """At rest, every erasure is done. Raises Violation."""
-    one = world.lake.state.erasures.of(ID)
-    if one is not None and one.done is None:
-        raise Violation(f"at rest, the erasure is not done: {held(world, world.lake)} are left")
+    for one in world.lake.state.erasures.all:
+        if one.done is None:
+            raise Violation(f"at rest, the erasure is not done: {held(world, world.lake, one.id)} are left")

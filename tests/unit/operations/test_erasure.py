@@ -132,6 +132,20 @@ def test_files_that_are_archived_while_others_are_searched_are_searched_too(
     assert people.archived == {o: ARCHIVED[o] for o in (1, 3, 5)} | {9: b'{"id": "bert", "late": 1}'}
 
 
+def test_archived_places_are_those_of_words_and_of_rows_before_the_request(tmp_path: Path) -> None:
+    """Of a record that is no text, the row of its offset alone shows whose it is."""
+    people = People(tmp_path, archive=True)
+    people.archive([0, 1], {0: b"\x00", 1: b"\x01"})
+    table = people.lake.lake.load(people.lake.stream.archive_table)
+    files = list(run._archive_files(table).values())
+    assert len(files) == 3
+    before = Erasure("e", "id", NOW, NOW, people.lake.state().timeline.since, "t", {0: 7})
+    found = run._archived_places(people.job, table, files, before, Values.of("id", {"anna"}))
+    # Offset 7 came after the request; 5 has the value within a longer word.
+    assert sorted(map(sorted, found.values())) == [[(0, 0)], [(0, 0), (0, 2)], [(0, 4), (0, 6)]]
+    assert run._archived_places(people.job, table, files, before, Values.of("id", {"dora"})) == {}
+
+
 def test_erased_records_leave_every_branch_and_the_account_closes(people: People) -> None:
     assert (people.names("main").count("anna"), len(people.letters("speed"))) == (4, 3)
     done = people.erase()
