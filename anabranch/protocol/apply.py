@@ -37,7 +37,7 @@ from anabranch.iceberg.commits import Change, Commit, Outcome
 from anabranch.iceberg.owner import OWNER, AnotherStreamsTable, Owner, read_owner
 from anabranch.iceberg.physical_design import PhysicalDesign, lay_out
 from anabranch.iceberg.schema_evolution import Columns, evolve, plan_evolution
-from anabranch.iceberg.snapshots import BRANCHES, branch_properties, heads, is_unguarded
+from anabranch.iceberg.snapshots import BRANCHES, branch_properties, heads, is_unguarded, snapshot_properties
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.offsets.hours import Timeline, hour_of
 from anabranch.offsets.position import Position
@@ -217,7 +217,15 @@ def apply(
             registration.require_unknown(environment, lake, name, columns.schema, stream.name)
     if not missing & {stream.table, stream.hours_table}:
         table = lake.load(stream.table)
-        erasures = Erasures.of_branches(branch_properties(table, branch) for branch in BRANCHES)
+        # A branch that was dropped is created again below.
+        refs = table.metadata.refs
+        there = [refs[branch].snapshot_id for branch in BRANCHES if branch in refs]
+        of = (
+            [branch_properties(table, branch) for branch in BRANCHES]
+            if len(there) == len(BRANCHES)
+            else [snapshot_properties(table, head) for head in there]
+        )
+        erasures = Erasures.of_branches(of)
         require_sources(environment, stream, Ledger(lake, stream.hours_table), erasures)
     # Kafka first: the recorded beginning must not be older than the tables.
     first = _beginning(stream, kafka) if stream.table in missing else {}
