@@ -69,7 +69,6 @@ _LANDS_WITHIN_SECONDS = 15.0
 _PATIENCE_SECONDS = 30.0
 
 pyiceberg_fixes.share_parts()
-pyiceberg_fixes.share_avro_readers()
 
 
 class _Unknown(Transient):
