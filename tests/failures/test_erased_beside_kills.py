@@ -65,7 +65,7 @@ def restarted(one: World, before: Command | None, *arguments: str) -> Command:
     return Command(one, arguments, {})
 
 
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(budget(3600, 9000))
 def test_many_values_are_erased_beside_both_layers_and_kills(world: Make, tmp_path: Path) -> None:
     one = world(archive={"raw": "for ever"}, views=VIEWS)
     folder = f"exports/{one.name}"
