@@ -34,7 +34,7 @@ _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(?:(\d{10})\.(\d{10})|[0-9a-
 _ABSOLUTE = re.compile(r"([a-z][a-z0-9+.-]*):(//[^/]*)?(/.*)", re.IGNORECASE)
 _COPIED_AT_ONCE = 8
 _PARTITION = "partition."
-_TO_PARQUET = "write its rows as Parquet files to another folder and import that"
+_REMEDY = "write its rows as Parquet files to another folder and import that"
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class DeltaPart:
             if not may_become(kind, wanted):
                 raise Refused(
                     f"import {self.path}: column {name}: expected {wanted}, as the Delta table has it, found {kind}; "
-                    f"{_TO_PARQUET}"
+                    f"{_REMEDY}"
                 )
         for batch in opened.iter_batches(batch_size=batch_size, columns=stored):
             yield pa.record_batch({name: self._column(batch, name) for name in columns})
@@ -162,7 +162,7 @@ def _read_log(folder: Path, version: int, where: str) -> tuple[pa.Schema, pa.Tab
     except DeltaError as error:
         raise Refused(
             f"{where}: expected a log from which the version can be read, found {error}; name another version by "
-            f"--version, or {_TO_PARQUET}"
+            f"--version, or {_REMEDY}"
         ) from error
     if not len(actions):
         raise Refused(f"{where}: expected a version with rows, found no files; name another one by --version")
@@ -170,7 +170,7 @@ def _read_log(folder: Path, version: int, where: str) -> tuple[pa.Schema, pa.Tab
     if binary:
         # delta-rs does not decode these values.
         name = binary[0].removeprefix(_PARTITION)
-        raise Refused(f"{where}: expected no partition column of BINARY, found {name}; {_TO_PARQUET}")
+        raise Refused(f"{where}: expected no partition column of BINARY, found {name}; {_REMEDY}")
     return schema, actions.sort_by([("modification_time", "ascending"), ("path", "ascending")])
 
 
@@ -184,13 +184,13 @@ def _require_supported(table: Any, where: str) -> None:
     if unknown := sorted(features - _SUPPORTED):
         raise Refused(
             f"{where}: expected a table that readers of {', '.join(sorted(_SUPPORTED))} can read, found the feature "
-            f"{', '.join(unknown)}; {_TO_PARQUET}"
+            f"{', '.join(unknown)}; {_REMEDY}"
         )
     mode = settings.get("delta.columnMapping.mode", "none")
     if mode != "none":
         raise Refused(
             f"{where}: expected a table without column mapping, found delta.columnMapping.mode {mode}: its files have "
-            f"other names of columns; {_TO_PARQUET}"
+            f"other names of columns; {_REMEDY}"
         )
     if "deletionVectors" in features and (found := _deletion_vectors(table)):
         raise Refused(
@@ -246,7 +246,7 @@ def _path_of(path: str, where: str) -> str:
         return unquote(path)
     scheme, host, rest = match[1].lower(), match[2] or "//", unquote(match[3])
     if scheme not in ("s3", "s3a", "s3n", "file"):
-        raise Refused(f"{where}: expected files on S3 or local, found {path}; {_TO_PARQUET}")
+        raise Refused(f"{where}: expected files on S3 or local, found {path}; {_REMEDY}")
     return f"{'file' if scheme == 'file' else 's3'}:{host}{rest}"
 
 
