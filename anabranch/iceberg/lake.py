@@ -69,6 +69,7 @@ _LANDS_WITHIN_SECONDS = 15.0
 _PATIENCE_SECONDS = 30.0
 
 pyiceberg_fixes.share_parts()
+pyiceberg_fixes.share_readers()
 
 
 class _Unknown(Transient):
