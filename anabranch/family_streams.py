@@ -84,7 +84,7 @@ class FamilyStreams:
 
     def close(self) -> None:
         """Close the connection to Kafka."""
-        self._kafka.close_quietly()
+        self._kafka.close()
 
     def _end(self, reading: Reading[bool]) -> None:
         facts = reading.facts()

@@ -149,7 +149,7 @@ def _connections(environment: Environment) -> Iterator[Callable[[], KafkaAdapter
         yield connect
     finally:
         for kafka in opened:
-            kafka.close_quietly()
+            kafka.close()
 
 
 def _job(environment: Environment, stream: Stream, kafka: KafkaAdapter) -> Job:

@@ -233,10 +233,6 @@ class KafkaAdapter:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
-    def close(self) -> None:
-        """Close the connections. What fails is logged: it takes nothing back of what was asked for over them."""
-        self.close_quietly()
-
     def describe(self, topic: str, expected: Position | None = None) -> Topic | None:
         """The topic, or None when the brokers do not know it.
 
@@ -269,7 +265,7 @@ class KafkaAdapter:
         for number in attempts(repeat(_ASKED_AGAIN_AFTER_S), _BELIEVED_AFTER_S):
             if number > 1:
                 # The next connection goes to whichever broker answers first.
-                self.close_quietly()
+                self.close()
             answer = question()
             if not is_doubtful(answer):
                 break
@@ -455,7 +451,7 @@ class KafkaAdapter:
                     consumer = self._at(open_)
             consumer.assign([])
         except (errors.KafkaError, OSError) as error:
-            self.close_quietly()
+            self.close()
             raise explained(self._kafka, doing, error, began, f"--operation Read --topic {topic}") from error
 
     def _at(self, starts: Mapping[Any, int]) -> Any:
@@ -685,7 +681,7 @@ class KafkaAdapter:
             raise
         # RuntimeError: "Failed to find active controller id!"
         except (errors.KafkaError, OSError, ValueError, RuntimeError) as error:
-            self.close_quietly()
+            self.close()
             raise explained(self._kafka, doing, error, began, right) from error
 
     def _open_admin(self, began: float) -> Any:
@@ -699,8 +695,9 @@ class KafkaAdapter:
                 raise
             return connect(KafkaAdminClient, **settings, bootstrap_timeout_ms=_BOOTSTRAP_MS)
 
-    def close_quietly(self) -> None:
-        """Drop a connection in doubt; the next question opens another."""
+    def close(self) -> None:
+        """Close the connections; the next question opens others. What fails is logged: it takes nothing back of what
+        was asked for over them."""
         broken, self._admin, self._consumer = (self._admin, self._consumer), None, None
         for connection in broken:
             try:

@@ -133,7 +133,7 @@ class Page:
                 self._records.forget(name)
                 self._rows.forget(name)
                 if isinstance(old.job, Job) and old.reader.reading.asking_since is None:
-                    old.job.kafka.close_quietly()
+                    old.job.kafka.close()
         self._background.start([new.reader for name, new in self._shown.items() if before.get(name) is not new])
 
     def app(self) -> ASGIApp:

@@ -155,7 +155,7 @@ def _asked(name: str, job: Job | AnabranchError) -> _Asked:
 
 def _close(job: Job | AnabranchError) -> None:
     if isinstance(job, Job):
-        job.kafka.close_quietly()
+        job.kafka.close()
 
 
 def _refuse(error: AnabranchError) -> Known:

@@ -112,7 +112,7 @@ def test_a_doubtful_answer_is_requested_again_over_new_connections_for_five_seco
     clock: Clock, monkeypatch: pytest.MonkeyPatch, doubtful: int, attempts: int
 ) -> None:
     adapter, answers, closed = KafkaAdapter(Kafka(bootstrap_servers="127.0.0.1:1")), list[int](), list[int]()
-    monkeypatch.setattr(adapter, "close_quietly", lambda: closed.append(len(answers)))
+    monkeypatch.setattr(adapter, "close", lambda: closed.append(len(answers)))
 
     def question() -> int:
         answers.append(len(answers))

@@ -248,7 +248,7 @@ def test_a_silent_broker_delays_no_scrape_and_no_other_stream(black_hole: str, m
     assert len(asked) == 1 and asked[0].is_alive()
     asked[0].join(60)
     assert not asked[0].is_alive(), "expected the adapter to give up within a minute"
-    adapter.close_quietly()
+    adapter.close()
 
 
 def test_streams_files_are_taken_up_between_scrapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
