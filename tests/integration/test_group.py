@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 import psutil
 import pytest
 from pyspark.sql import SparkSession
-from registry import SchemaRegistry
+from registry import SchemaRegistry, new_avro_stream
 from running import running_beside
 from waiting import wait_for
 from wire import encode, varint, wired
@@ -143,13 +143,7 @@ def test_a_group_that_stops_at_the_present_end_has_published_all_formats(
 def test_a_stream_of_avro_takes_up_schemas_and_leaves_odd_records_to_spark(
     world: Callable[..., World], spark: SparkSession, registry: SchemaRegistry
 ) -> None:
-    subject = f"group-{uuid.uuid4().hex}-value"
-    one = world(
-        registry.url, schema="id STRING NOT NULL", event_time=None, key="id",
-        format={"type": "avro", "subject": subject},
-    )  # fmt: skip
-    one.topic()
-    one.apply()
+    one, subject = new_avro_stream(world, registry)
 
     def send(*values: bytes) -> None:
         one.send([(i % 2, datetime.now(UTC), value) for i, value in enumerate(values)])

@@ -11,6 +11,7 @@ import pytest
 from flaky_s3 import running_flaky_s3
 from pyspark.sql import SparkSession
 from s3_proxy import new_authority, running_s3_proxy
+from shared_keys import shared_keys
 
 from anabranch.common.errors import AnabranchError, ConfigurationError, Transient
 from anabranch.common.remote_errors import explain
@@ -60,18 +61,7 @@ def _failure(request: Callable[[S3], None], s3: S3) -> AnabranchError:
 
 
 def test_keys_that_were_renewed_are_used_at_the_next_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shared = tmp_path / "credentials"
-
-    def renew(token: str) -> None:
-        """As the programs do that keep temporary keys in the file."""
-        new = tmp_path / "new"
-        keys = f"aws_access_key_id={ACCESS_KEY}\naws_secret_access_key={SECRET_KEY}\naws_session_token={token}\n"
-        new.write_text(f"[default]\n{keys}")
-        new.replace(shared)
-
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(shared))
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.delenv(name, raising=False)
+    renew = shared_keys(tmp_path, monkeypatch, ACCESS_KEY, SECRET_KEY)
     renew("first")
     with running_s3_proxy(tmp_path) as port, running_flaky_s3(port, seed=1) as front:
         s3 = S3(endpoint=f"http://{HOST}:{front.port}")

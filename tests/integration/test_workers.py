@@ -10,7 +10,6 @@ import os
 import random
 import signal
 import sys
-import uuid
 import zipimport
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +25,7 @@ from flaky_s3 import running_flaky_s3
 from pyspark import TaskContext
 from pyspark.errors import PythonException
 from pyspark.sql import DataFrame, SparkSession
-from registry import SchemaRegistry
+from registry import SchemaRegistry, new_avro_stream
 from sessions import with_settings
 from waiting import wait_for
 from wire import varint, wired
@@ -298,13 +297,7 @@ def test_spark_reads_a_micro_batch_of_which_too_many_records_are_left_and_those_
 def test_a_stream_of_avro_that_workers_cannot_read_is_left_to_spark(
     world: Make, workers: Workers, arm: Callable[[World], MicroBatches], registry: SchemaRegistry
 ) -> None:
-    subject = f"workers-{uuid.uuid4().hex}-value"
-    one = world(
-        registry.url, schema="id STRING NOT NULL", event_time=None, key="id",
-        format={"type": "avro", "subject": subject},
-    )  # fmt: skip
-    one.topic()
-    one.apply()
+    one, subject = new_avro_stream(world, registry)
     kinds = [{"name": "id", "type": "string"}, {"name": "tags", "type": {"type": "array", "items": "int"}}]
     id, by = registry.register(subject, {"type": "record", "name": "event", "fields": kinds}), arm(one)
     for seen in (3, 3):

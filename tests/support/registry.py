@@ -8,11 +8,12 @@ import signal
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import requests
 from maven import retrieve
@@ -22,6 +23,9 @@ from anabranch.common.file_lock import locked
 from anabranch.dev.services.processes import HOST, free_port
 from anabranch.spark.jars import cache_folder
 from anabranch.spark.java import require_java
+
+if TYPE_CHECKING:
+    from world import World
 
 VERSION = "2.6.13.Final"  # later ones need Java 21
 _SHA256 = "3cda1b34aa020fb4ac4dd6a66018d757e81e437f97e20a1f92d366b70091c6ba"
@@ -101,3 +105,15 @@ def running_registry(folder: Path) -> Iterator[SchemaRegistry]:
             yield server
         finally:
             server.resume()
+
+
+def new_avro_stream(make: Callable[..., World], registry: SchemaRegistry) -> tuple[World, str]:
+    """A stream of Avro with its topic and tables, with one column `id`, and its subject without a schema."""
+    subject = f"avro-{uuid.uuid4().hex}-value"
+    one = make(
+        registry.url, schema="id STRING NOT NULL", event_time=None, key="id",
+        format={"type": "avro", "subject": subject},
+    )  # fmt: skip
+    one.topic()
+    one.apply()
+    return one, subject

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from glue import Glue, running_glue
 from lakes import FIRST, StreamLake, new_lake
+from shared_keys import shared_keys
 
 from anabranch.common.errors import Transient
 from anabranch.iceberg import admin
@@ -107,17 +108,7 @@ def test_properties_that_only_the_metadata_needs_are_not_copied_into_glue(lake: 
 def test_keys_that_were_renewed_are_used_at_the_next_request(
     glue: Glue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shared = tmp_path / "credentials"
-
-    def renew(token: str) -> None:
-        """As the programs do that keep temporary keys in the file."""
-        new = tmp_path / "new"
-        new.write_text(f"[default]\naws_access_key_id=a\naws_secret_access_key=b\naws_session_token={token}\n")
-        new.replace(shared)
-
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(shared))
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.delenv(name, raising=False)
+    renew = shared_keys(tmp_path, monkeypatch, "a", "b")
     renew("first")
     lake = new_lake(tmp_path, type="glue", properties={"glue.endpoint": glue.url})
     staged = lake.stage([(FIRST, 0, 0)])
