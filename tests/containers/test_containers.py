@@ -403,11 +403,13 @@ def require_airflow(project: Project, checkout: Path) -> None:
 
     ours = {f"anabranch_{kind}__game_events" for kind in ("hourly", "maintenance", "speed_watch")}
     until(lambda: ours <= dags(), "Airflow to read the DAGs")
+    # The next hour may begin while this waits, and Airflow needs minutes more for the hour that ended then.
+    last = past_hour(1)
 
-    def accepted() -> bool:
-        return {h["hour"]: h["state"] for h in project.printed_json("hours", "game_events")}[past_hour(1)] == "accepted"
+    def states() -> dict[str, str]:
+        return {h["hour"]: h["state"] for h in project.printed_json("hours", "game_events")}
 
-    until(accepted, "Airflow to have the last hour accepted", 900)
+    until(lambda: states()[last] == "accepted", f"Airflow to have {last} accepted", 900, lambda: str(states()))
 
 
 def require_metrics(project: Project) -> None:
