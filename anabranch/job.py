@@ -109,10 +109,10 @@ class StreamFolder:
     and of families as Kafka's topics are.
 
     Streams with `schema: registry` have the columns of their tables, which with `takes_up` follow their subjects. The
-    environment is the one of the start. Of two files with one table, the stream that runs already, else the first one
-    by name, keeps it, and the other has the error. Raises ConfigurationError, at the start alone, for a file that is
-    wrong (unless `strict` is false), and for a group without streams. A topic of a family that cannot be a stream is
-    logged.
+    environment is the one of the start, and they share one client of its catalog. Of two files with one table, the
+    stream that runs already, else the first one by name, keeps it, and the other has the error. Raises
+    ConfigurationError, at the start alone, for a file that is wrong (unless `strict` is false), and for a group without
+    streams. A topic of a family that cannot be a stream is logged.
     """
 
     def __init__(
@@ -125,6 +125,7 @@ class StreamFolder:
     ) -> None:
         self._conf, self._named, self._group = conf, tuple(names), group
         self._environment = config.load_environment(conf)
+        self._catalog = Lake(self._environment)
         self._families = FamilyStreams(self._environment, conf)
         self._columns = (
             ColumnsFollower(SubjectReader(self._environment).read)
@@ -220,7 +221,7 @@ class StreamFolder:
             LOG.warning("stream %s: file ignored: %s", name, error)
             return stamp, error, None
         LOG.info("stream %s: file loaded", name)
-        return stamp, stream, open_lake(self._environment, stream)
+        return stamp, stream, open_lake(self._environment, stream, shared=self._catalog)
 
 
 def _stream_of(member: Member) -> config.Stream:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from anabranch.cli.options import Selection
     from anabranch.common.deadline import Note
     from anabranch.config import Environment, Selected, Stream
+    from anabranch.iceberg.lake import Lake
     from anabranch.job import Job
     from anabranch.kafka.client import KafkaAdapter
 
@@ -33,10 +34,11 @@ _WORKING_AT_ONCE = 8
 
 @dataclass(frozen=True)
 class Many:
-    """The selected streams. `unanswered`: why families may have streams that are not among them; `seconds`: how long
-    the selection took."""
+    """The selected streams. `catalog`: whose connections they share; `unanswered`: why families may have streams that
+    are not among them; `seconds`: how long the selection took."""
 
     environment: Environment
+    catalog: Lake
     selected: Selected
     unanswered: tuple[AnabranchError, ...]
     seconds: float
@@ -47,13 +49,14 @@ def select(chosen: Selection, conf: str | None) -> Many:
     from anabranch import config
     from anabranch.common.logs import configure_logging
     from anabranch.family_streams import select_streams
+    from anabranch.iceberg.lake import Lake
 
     configure_logging()
     began = time.monotonic()
     environment = config.load_environment(conf)
     unanswered: list[AnabranchError] = []
     selected = select_streams(environment, conf, chosen.streams, chosen.group, chosen.every, unanswered)
-    return Many(environment, selected, tuple(unanswered), time.monotonic() - began)
+    return Many(environment, Lake(environment), selected, tuple(unanswered), time.monotonic() - began)
 
 
 def ask(many: Many, read: Callable[[Job, Note], T], of_silence: bool = False) -> dict[str, T | AnabranchError]:
@@ -66,7 +69,7 @@ def ask(many: Many, read: Callable[[Job, Note], T], of_silence: bool = False) ->
         def ask_one(stream: Stream | AnabranchError, note: Note) -> T:
             if isinstance(stream, AnabranchError):
                 raise stream
-            return read(_job(many.environment, stream, connect()), note)
+            return read(_job(many, stream, connect()), note)
 
         asks = {name: partial(ask_one, stream) for name, stream in many.selected.items()}
         return ask_all(asks, max(1.0, ANSWER_SECONDS - many.seconds), _AT_ONCE, "stream", of_silence)
@@ -117,7 +120,7 @@ def opened(many: Many, name: str) -> Iterator[Job]:
         raise stream
     kafka = KafkaAdapter(many.environment.kafka)
     try:
-        yield _job(many.environment, stream, kafka)
+        yield _job(many, stream, kafka)
     finally:
         kafka.close()
 
@@ -152,7 +155,7 @@ def _connections(environment: Environment) -> Iterator[Callable[[], KafkaAdapter
             kafka.close()
 
 
-def _job(environment: Environment, stream: Stream, kafka: KafkaAdapter) -> Job:
+def _job(many: Many, stream: Stream, kafka: KafkaAdapter) -> Job:
     from anabranch.job import Job
 
-    return Job.connect(environment, stream, kafka=kafka)
+    return Job.connect(many.environment, stream, catalog=many.catalog, kafka=kafka)

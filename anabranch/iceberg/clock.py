@@ -46,7 +46,7 @@ def should_compare(last: Compared | None, wall: datetime, elapsed: float) -> boo
 
 class Clock:
     """Returns the time, or raises Transient. `ask` reads the other clock; without one, the first
-    reading of this machine's clock is trusted, and later changes of it are not. Not thread-safe."""
+    reading of this machine's clock is trusted, and later changes of it are not. Threads may share one."""
 
     def __init__(
         self,

@@ -80,7 +80,7 @@ class Lake:
     """The catalog and its tables. Reads are always fresh: only the connection is cached between calls.
 
     `require` is called with each loaded table and its name, and raises for a table that must not be used. `shared` is
-    another lake of the same environment whose connections this one uses.
+    another lake of the same environment whose connections and clock this one uses.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Lake:
     @cached_property
     def clock(self) -> Clock:
         """The clock that stamps commits; every commit asks it."""
-        return store_clock(self.environment)
+        return self._shared.clock if self._shared is not None else store_clock(self.environment)
 
     def load(self, name: str) -> Table:
         """The current table. Raises Terminal when it does not exist, MetadataGone when its metadata

@@ -137,6 +137,8 @@ class ObjectStore:
                 # The caller retries and logs it: a command should fail within seconds.
                 connect_timeout=3,
                 read_timeout=read_timeout,
+                # The threads of a process of many streams share them; more would be opened and closed at once.
+                max_pool_connections=64,
                 retries={"max_attempts": 1, "mode": "standard"},
                 s3={"addressing_style": "path" if s3.endpoint else "auto"},
                 request_checksum_calculation="when_required",

@@ -45,6 +45,18 @@ def test_a_file_of_a_group_that_is_no_yaml_for_a_moment_is_an_error_and_not_gone
     assert kinds(folder.jobs()) == {"b": "job"}
 
 
+def test_streams_share_one_client_of_the_catalog_whatever_their_files_become(conf: Path) -> None:
+    """The hazard: a hundred streams held more connections than PostgreSQL accepts by default."""
+    folder = StreamFolder(str(conf), strict=False)
+    before = [*folder.jobs().values()]
+    write(conf, "a", group="small", format="json")
+    write(conf, "d")
+    after = [*folder.jobs().values()]
+    jobs = [job for job in (*before, *after) if isinstance(job, Job)]
+    assert len(jobs) >= 6
+    assert len({id(job.lake.catalog) for job in jobs}) == len({id(job.lake.clock) for job in jobs}) == 1
+
+
 def test_a_named_stream_whose_file_is_removed_is_gone_and_one_whose_file_is_wrong_is_not(conf: Path) -> None:
     folder = StreamFolder(str(conf), ["a", "b"], strict=False)
     assert kinds(folder.jobs()) == {"a": "job", "b": "job"}

@@ -18,6 +18,7 @@ from anabranch.common.deadline import Reading, T, wait_for_all
 from anabranch.common.errors import AnabranchError, NoAnswer
 from anabranch.common.progress import Progress
 from anabranch.config import Environment, Stream
+from anabranch.iceberg.lake import Lake
 from anabranch.operations.doctor import airflow, catalog, kafka, local, registry, s3, streams, tables
 from anabranch.operations.doctor.finding import Check, Finding, Severity, error, info
 
@@ -80,7 +81,8 @@ def examine(environment: Environment, chosen: Sequence[Stream], limit: float | N
     of_catalog = Reading("catalog", lambda: catalog.read(environment))
     store = Reading("s3", lambda: s3.read(environment, where)) if where is not None else None
     of_airflow = Reading("airflow", airflow.read) if airflow.is_here() else None
-    readings = [_read(environment, stream) for stream in chosen]
+    shared = Lake(environment)
+    readings = [_read(environment, stream, shared) for stream in chosen]
     _wait(here, store, of_catalog, of_airflow, readings, limit)
 
     examined = [_judge(here, local.findings, lambda _: None)]
@@ -134,15 +136,15 @@ def _wait(
             end(kind, _LONG_SECONDS)
 
 
-def _read(environment: Environment, stream: Stream) -> _Readings:
+def _read(environment: Environment, stream: Stream, catalog: Lake) -> _Readings:
     def named(what: str) -> str:
         return f"{what} {stream.name}"
 
     return _Readings(
         stream=stream,
         kafka=Reading(named("kafka"), lambda: kafka.read(environment, stream)),
-        tables=Reading(named("tables"), lambda: tables.read(environment, stream)),
-        status=Reading(named("stream"), lambda: streams.read(environment, stream)),
+        tables=Reading(named("tables"), lambda: tables.read(environment, stream, catalog)),
+        status=Reading(named("stream"), lambda: streams.read(environment, stream, catalog)),
         registry=Reading(named("registry"), lambda: registry.read(environment, stream))
         if stream.format.needs_registry
         else None,

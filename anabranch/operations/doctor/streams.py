@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from anabranch.config import Environment, Stream
+from anabranch.iceberg.lake import Lake
 from anabranch.job import Job
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.offsets.hours import shift
@@ -33,10 +34,10 @@ class StreamFacts:
     disagreements: Mapping[str, Sequence[str]]
 
 
-def read(environment: Environment, stream: Stream) -> StreamFacts:
+def read(environment: Environment, stream: Stream, catalog: Lake) -> StreamFacts:
     """Raises Transient when Kafka or the lake is unreachable."""
     with KafkaAdapter(environment.kafka) as kafka:
-        job = Job.connect(environment, stream, kafka=kafka)
+        job = Job.connect(environment, stream, catalog=catalog, kafka=kafka)
         view = status(job, late_after(stream, stream.airflow.speed_late_after))
         last = view.newest_accepted
         counted = audit(job, (shift(last, 1 - _AUDITED), last), with_kafka=False) if last is not None else None

@@ -9,6 +9,7 @@ from anabranch.common.errors import AnabranchError, MetadataGone, Terminal, Tran
 from anabranch.config import Environment, Stream
 from anabranch.iceberg import admin
 from anabranch.iceberg.foreign import operation_of
+from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.owner import AnotherStreamsTable, open_lake
 from anabranch.iceberg.snapshots import BRANCHES, STAGING, is_publish, made_at
 from anabranch.operations.doctor.finding import Check, Finding, error, info, warning
@@ -48,9 +49,9 @@ class TableFacts:
     unread: Unread | None = None
 
 
-def read(environment: Environment, stream: Stream) -> TableFacts:
+def read(environment: Environment, stream: Stream, catalog: Lake) -> TableFacts:
     """Raises MetadataGone, ConfigurationError, Transient."""
-    lake = open_lake(environment, stream)
+    lake = open_lake(environment, stream, shared=catalog)
     archive = (stream.archive_table,) if stream.archive is not None else ()
     names = (stream.table, stream.dead_letters_table, *archive, *stream.plain_tables)
     missing = tuple(name for name in names if not lake.exists(name))

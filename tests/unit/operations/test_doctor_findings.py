@@ -200,7 +200,7 @@ def test_a_speed_layer_that_is_later_than_promised_is_an_error() -> None:
 
 def test_reads_of_a_lake_after_apply(tmp_path: Path) -> None:
     made = new_lake(tmp_path)
-    facts = tables.read(made.environment, made.stream)
+    facts = tables.read(made.environment, made.stream, made.lake)
     assert tables.findings("lake", made.stream, facts) == []
     assert facts.unread == kafka.Unread(made.state().timeline.open, {0: 0})
     # SQLite has no lock that is held.

@@ -521,7 +521,7 @@ def test_a_table_that_is_not_there_hides_nothing_of_the_others(
 
 
 def test_the_command_prints_removed_files(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = Many(job(lake).environment, {"events": lake.stream}, (), 0.0)
+    chosen = Many(job(lake).environment, lake.lake, {"events": lake.stream}, (), 0.0)
     monkeypatch.setattr("anabranch.cli.many.select", lambda *_: chosen)
     monkeypatch.setattr("anabranch.cli.many.opened", lambda selected, name: nullcontext(job(lake)))
     orphan(lake)

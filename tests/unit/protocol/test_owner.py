@@ -118,7 +118,7 @@ def test_opening_the_table_of_another_stream_is_refused(tmp_path: Path) -> None:
         lambda: load_state(lake, OTHER.table),
         lambda: Publisher(lake, OTHER).recover(),
         lambda: adopt(Publisher(lake, OTHER), Broker(id="r").adapter),
-        lambda: examine_tables(environment, OTHER),
+        lambda: examine_tables(environment, OTHER, Lake(environment)),
     ):
         with pytest.raises(AnotherStreamsTable, match="belongs to stream events"):
             use()
@@ -128,8 +128,9 @@ def test_opening_the_table_of_another_stream_is_refused(tmp_path: Path) -> None:
 def test_the_doctor_proposes_no_command_for_anothers_table(tmp_path: Path) -> None:
     """The hazard: it proposed `adopt`, which takes the table from the other stream, and `apply`."""
     apply(tmp_path, MINE, Broker())
+    environment = new_environment(tmp_path)
     with pytest.raises(AnotherStreamsTable) as refused:
-        examine_tables(new_environment(tmp_path), OTHER)
+        examine_tables(environment, OTHER, Lake(environment))
     finding = failed(OTHER, refused.value)
     assert finding is not None
     assert (finding.check, finding.remedy) == (Check.ANOTHER_STREAMS_TABLE, "another `table:` in streams/refunds.yaml")
