@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import date
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -18,6 +19,7 @@ import pyarrow.parquet as pq
 from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import (
     PyArrowFileIO,
+    StatisticsCollector,
     compute_statistics_plan,
     data_file_statistics_from_parquet_metadata,
     parquet_path_to_id_mapping,
@@ -47,6 +49,9 @@ PARTITION = ("event_date", "ingest_hour")
 
 # The properties that PyArrow's file systems take.
 _OF_FILES = ("s3.", "client.")
+
+# The properties that say which statistics a manifest has.
+_METRICS = "write.metadata.metrics"
 
 # The bytes of buffered rows before each file gets a row group.
 _WAITING_BYTES = 64 * 2**20
@@ -218,10 +223,10 @@ def data_file_from(
     table: Table, path: str, size: int, footer: pq.FileMetaData, partition: Record, spec_id: int
 ) -> DataFile:  # fmt: skip
     """A Parquet file as a manifest entry, with the statistics of its footer."""
-    schema = pyarrow_to_schema(footer.schema.to_arrow_schema())
-    statistics = data_file_statistics_from_parquet_metadata(
-        footer, compute_statistics_plan(schema, table.metadata.properties), parquet_path_to_id_mapping(schema)
-    )
+    # The metadata of fields has their ids; that of the schema differs between writers.
+    schema = footer.schema.to_arrow_schema().remove_metadata().serialize().to_pybytes()
+    modes = tuple((k, v) for k, v in sorted(table.metadata.properties.items()) if k.startswith(_METRICS))
+    statistics = data_file_statistics_from_parquet_metadata(footer, *_statistics_plan(schema, modes))
     made = DataFile.from_args(
         content=DataFileContent.DATA,
         file_path=path,
@@ -235,6 +240,16 @@ def data_file_from(
     )
     made.spec_id = spec_id
     return made
+
+
+# Of every stream of a process: a plan takes longer than the statistics of a small file.
+@lru_cache(maxsize=1 << 10)
+def _statistics_plan(
+    schema: bytes, modes: tuple[tuple[str, str], ...]
+) -> tuple[dict[int, StatisticsCollector], dict[str, int]]:
+    """Which statistics a file of this Arrow schema gets by the table's properties, and the field ids of its columns."""
+    ours = pyarrow_to_schema(pa.ipc.read_schema(pa.py_buffer(schema)))
+    return compute_statistics_plan(ours, dict(modes)), parquet_path_to_id_mapping(ours)
 
 
 def _partitions(rows: pa.Table) -> Iterator[tuple[tuple[int, str], pa.Array | None]]:

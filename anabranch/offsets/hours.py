@@ -237,7 +237,8 @@ class Timeline:
         return _timeline_of(text)
 
 
-@lru_cache(maxsize=4)
+# Of the three branches of every stream of a process.
+@lru_cache(maxsize=1 << 10)
 def _timeline_of(text: str) -> Timeline:
     data = json.loads(text)
     return Timeline(

@@ -97,7 +97,8 @@ def _convert(kind: exp.DataType, ids: list[int]) -> IcebergType:
     return _PRIMITIVES[{"TEXT": "string", "VARCHAR": "string", "TIMESTAMPTZ": "timestamp"}.get(name, name.lower())]
 
 
-@lru_cache(maxsize=8)
+# Of every stream of a process: parsing the types takes as long as a small publish.
+@lru_cache(maxsize=1 << 12)
 def rows_schema(stream: Stream) -> Schema:
     """The stream's own columns, then where each row came from."""
     fields: list[NestedField] = []

@@ -239,7 +239,8 @@ def _accepted(properties: Mapping[str, str]) -> dict[str, Accepted]:
     return dict(_accepted_of(properties.get(ACCEPTED, "{}")))
 
 
-@lru_cache(maxsize=4)
+# Of the three branches of every stream of a process.
+@lru_cache(maxsize=1 << 10)
 def _accepted_of(text: str) -> Mapping[str, Accepted]:
     return {h: Accepted.from_dict(a) for h, a in json.loads(text).items()}
 

@@ -114,3 +114,11 @@ def test_dead_letters_keep_the_records_bytes_position_and_reason() -> None:
     required = {f.name for f in dead_letters_schema().fields if f.required}
     assert required == {"topic_id", "kafka_partition", "kafka_offset", "ingest_hour", "error_code", "layer"}
     assert {"key", "value", "headers", "kafka_timestamp"} < {f.name for f in dead_letters_schema().fields}
+
+
+def test_the_columns_of_a_hundred_streams_are_derived_once_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hazard: a cache for eight streams parsed the types of each of fifty for each publish."""
+    streams = [new_stream(name=f"app_{n}", topic=f"app-{n}", table=f"many.app_{n}") for n in range(100)]
+    first = [rows_schema(stream) for stream in streams]
+    monkeypatch.setattr("anabranch.protocol.apply.iceberg_type", None)
+    assert [rows_schema(stream) for stream in streams] == first
