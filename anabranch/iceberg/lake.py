@@ -69,7 +69,11 @@ _LANDS_WITHIN_SECONDS = 15.0
 _PATIENCE_SECONDS = 30.0
 
 pyiceberg_fixes.share_parts()
+pyiceberg_fixes.share_metadata()
+pyiceberg_fixes.read_summaries_directly()
 pyiceberg_fixes.share_readers()
+pyiceberg_fixes.share_writers()
+pyiceberg_fixes.share_file_schemas()
 
 
 class _Unknown(Transient):
@@ -77,7 +81,8 @@ class _Unknown(Transient):
 
 
 class Lake:
-    """The catalog and its tables. Reads are always fresh: only the connection is cached between calls.
+    """The catalog and its tables. Reads are always fresh: between calls only the connection is cached, and what the text
+    of a file of metadata means.
 
     `require` is called with each loaded table and its name, and raises for a table that must not be used. `shared` is
     another lake of the same environment whose connections and clock this one uses.
@@ -111,6 +116,8 @@ class Lake:
             opened = load_catalog(catalog.name, **catalog_properties(self.environment))
             if catalog.type == "glue":
                 keep_state_out_of_glue(opened)
+            elif catalog.type == "sql":
+                pyiceberg_fixes.find_rows_by_one_statement()
             return opened
         except Exception as error:
             raise explain(f"open catalog {catalog.name} ({catalog.type})", error) from error

@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyiceberg.expressions import AlwaysTrue
-from pyiceberg.expressions.parser import parse
+from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, GreaterThanOrEqual, LessThanOrEqual
 from pyiceberg.io.pyarrow import ArrowScan
 from pyiceberg.manifest import DataFile, ManifestEntry, ManifestFile
 from pyiceberg.table import FileScanTask
@@ -43,6 +42,8 @@ if TYPE_CHECKING:
     from pyiceberg.table.update import TableUpdate
 
 T = TypeVar("T")
+
+_ALL = AlwaysTrue()
 
 MERGED = "anabranch.merged"
 """In a snapshot's summary: the number of files at the last merge planning."""
@@ -197,7 +198,8 @@ def read(table: Table, hours: Span | Collection[str] | None, columns: Sequence[s
     wanted = hours if isinstance(hours, Span) else sorted(set(hours))
     span = hours if isinstance(hours, Span) else Span(wanted[0], wanted[-1])  # type: ignore[index]
     chosen = [f for f in files if _file(table, f).may_hold(wanted)]
-    rows = _read(table, chosen, columns, f"hour >= '{span.first}' AND hour <= '{span.last}'")
+    of_span = And(GreaterThanOrEqual(term="hour", value=span.first), LessThanOrEqual(term="hour", value=span.last))
+    rows = _read(table, chosen, columns, of_span)
     if isinstance(wanted, Span):
         return rows
     return rows.filter(pc.is_in(rows["hour"], pa.array(wanted, rows["hour"].type)))
@@ -381,11 +383,11 @@ def _file(table: Table, data_file: DataFile) -> File:
 
 
 def _read(
-    table: Table, files: Iterable[DataFile], columns: Sequence[str] = (), row_filter: str | None = None
+    table: Table, files: Iterable[DataFile], columns: Sequence[str] = (), row_filter: BooleanExpression = _ALL
 ) -> pa.Table:
     """The rows that match, in the files' order, with all columns or some."""
     schema = table.schema().select(*columns) if columns else table.schema()
-    scan = ArrowScan(table.metadata, table.io, schema, parse(row_filter) if row_filter else AlwaysTrue())
+    scan = ArrowScan(table.metadata, table.io, schema, row_filter)
     return scan.to_table([FileScanTask(f) for f in files])
 
 

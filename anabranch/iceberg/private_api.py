@@ -11,9 +11,10 @@ from pyiceberg.io.pyarrow import PyArrowFileIO, _dataframe_to_data_files, _impor
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow.fs import FileSystem
+    from pyiceberg.catalog.sql import SqlCatalog
     from pyiceberg.io import FileIO
     from pyiceberg.manifest import DataFile
-    from pyiceberg.table import Transaction
+    from pyiceberg.table import Table, Transaction
     from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.table.update import TableRequirement, TableUpdate
 
@@ -41,3 +42,13 @@ def open_file_system(io: PyArrowFileIO, scheme: str, netloc: str | None) -> File
 def retry_strategy(name: str) -> Any:
     """A retry strategy of PyArrow by its class's name, as `s3.retry-strategy-impl` has it; None if there is none."""
     return _import_retry_strategy(name)
+
+
+def has_types(catalog: SqlCatalog) -> bool:
+    """Whether a SQL catalog's rows say what they are: tables or views."""
+    return catalog._schema_version == "v1"
+
+
+def open_row(catalog: SqlCatalog, row: Any) -> Table:
+    """The table of a SQL catalog's row, by its metadata file. Raises as the public `load_table`."""
+    return catalog._convert_orm_to_iceberg(row)

@@ -3,26 +3,54 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from functools import lru_cache
-from typing import Any, TypeVar
+from collections.abc import Callable, Collection, Mapping
+from copy import deepcopy
+from functools import cache, lru_cache, wraps
+from threading import Lock
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import pyarrow as pa
 import pyiceberg.avro.file
+import pyiceberg.io.pyarrow
+import pyiceberg.manifest
 from pyiceberg.avro.file import AvroFileHeader
 from pyiceberg.avro.reader import Reader
-from pyiceberg.avro.resolver import resolve_reader
+from pyiceberg.avro.resolver import construct_writer, resolve_reader, resolve_writer
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.io import OutputFile
+from pyiceberg.io.pyarrow import pyarrow_to_schema
+from pyiceberg.manifest import data_file_with_partition, manifest_entry_schema_with_data_file
 from pyiceberg.partitioning import PartitionSpec
-from pyiceberg.schema import Schema
+from pyiceberg.schema import Schema, prune_columns
+from pyiceberg.serializers import ToOutputFile
+from pyiceberg.table.metadata import TableMetadata, TableMetadataCommonFields, TableMetadataUtil
+from pyiceberg.table.name_mapping import NameMapping
 from pyiceberg.table.refs import SnapshotRef
-from pyiceberg.table.snapshots import MetadataLogEntry, Snapshot, SnapshotLogEntry
+from pyiceberg.table.snapshots import MetadataLogEntry, Snapshot, SnapshotLogEntry, Summary
 from pyiceberg.table.sorting import SortOrder
-from pyiceberg.typedef import EMPTY_DICT
+from pyiceberg.typedef import EMPTY_DICT, Identifier, TableVersion
+from pyiceberg.types import StructType
 from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
+from anabranch.iceberg.private_api import has_types, open_row
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog.sql import SqlCatalog
+    from pyiceberg.table import Table
+    from sqlalchemy import Select
+
 T = TypeVar("T")
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 PARTS = (Schema, PartitionSpec, SortOrder, Snapshot, SnapshotRef, SnapshotLogEntry, MetadataLogEntry)
 """The parts of a table's metadata. PyIceberg declares them frozen, and nothing changes one in place."""
+LISTS_OF_PARTS = (
+    "schemas", "partition_specs", "sort_orders", "snapshots", "snapshot_log", "metadata_log", "refs", "properties",
+)  # fmt: skip
+"""The fields of a table's metadata that contain parts or texts alone."""
+_MOST_METADATA = 32
+_MOST_SCHEMAS = 256
 
 
 def share_parts() -> None:
@@ -33,10 +61,47 @@ def share_parts() -> None:
     """
     for part in PARTS:
         part.__deepcopy__ = _itself  # type: ignore[method-assign,assignment]
+    TableMetadataCommonFields.__deepcopy__ = _copy  # type: ignore[method-assign,assignment]
 
 
 def _itself(part: T, memo: object = None) -> T:
     return part
+
+
+def _copy(metadata: TableMetadataCommonFields, memo: dict[int, Any] | None = None) -> TableMetadataCommonFields:
+    copied = metadata.model_copy()
+    values = vars(copied)
+    for name, value in values.items():
+        if isinstance(value, (list, dict)):
+            values[name] = value.copy() if name in LISTS_OF_PARTS else deepcopy(value, memo)
+    return copied
+
+
+def share_metadata() -> None:
+    """Parse the metadata of a table once, as long as the catalog names the same file, and none that this process wrote.
+
+    The file is read each time. PyIceberg parses it for each load of a table, and once more for each commit.
+    """
+    TableMetadataUtil.parse_raw = _PARSED.of  # type: ignore[method-assign,assignment]
+    ToOutputFile.table_metadata = _write_metadata  # type: ignore[method-assign]
+
+
+def read_summaries_directly() -> None:
+    """Have the summary of a snapshot look its properties up in their dict. Pydantic finds a private attribute only
+    after it has looked for others, which takes ten times as long."""
+    Summary.__getitem__ = _property_of  # type: ignore[method-assign]
+    Summary.additional_properties = property(_properties_of)  # type: ignore[assignment,method-assign]
+
+
+def _properties_of(summary: Summary) -> dict[str, str]:
+    private = summary.__pydantic_private__
+    assert private is not None
+    properties: dict[str, str] = private["_additional_properties"]
+    return properties
+
+
+def _property_of(summary: Summary, key: str) -> Any:
+    return summary.operation if key.lower() == "operation" else _properties_of(summary).get(key)
 
 
 def share_readers() -> None:
@@ -53,16 +118,123 @@ def share_readers() -> None:
         setattr(owner, name, ours)
 
 
+def share_writers() -> None:
+    """Have the manifests and manifest lists of one Iceberg schema share its Avro schema and their writer, neither of
+    which has any state."""
+    for owner, name, ours in (
+        # A partition's type is made again for each manifest, and is small.
+        (pyiceberg.manifest, "data_file_with_partition", lru_cache(_MOST_SCHEMAS)(data_file_with_partition)),
+        (pyiceberg.manifest, "manifest_entry_schema_with_data_file", _once(manifest_entry_schema_with_data_file)),
+        (pyiceberg.avro.file, "construct_writer", _once(construct_writer)),
+        (pyiceberg.avro.file, "resolve_writer", _once(resolve_writer)),
+        (AvroSchemaConversion, "iceberg_to_avro", _iceberg_to_avro),
+    ):
+        setattr(owner, name, ours)
+
+
+def share_file_schemas() -> None:
+    """Have the Parquet files of one schema share its Iceberg schema, and the columns of it that a scan reads."""
+    for name, ours in (("pyarrow_to_schema", _pyarrow_to_schema), ("prune_columns", _prune_columns)):
+        setattr(pyiceberg.io.pyarrow, name, ours)
+
+
+def find_rows_by_one_statement() -> None:
+    """Have a SQL catalog find a table's row by a statement that is built once. PyIceberg builds it for each load of a
+    table, and the ORM makes an object of the row, which takes longer than the database."""
+    from pyiceberg.catalog.sql import SqlCatalog
+
+    SqlCatalog.load_table = _load_table  # type: ignore[method-assign,assignment]
+
+
+def _once(function: Function) -> Function:
+    """The function, called once for equal arguments; schemas are compared by identity, which is fast."""
+    # With the schemas that a key names by their ids, so that no other objects have these.
+    known: dict[object, tuple[object, Any]] = {}
+
+    @wraps(function)
+    def ours(*given: Any, **named: Any) -> Any:
+        key = (*map(_key, given), *((name, _key(value)) for name, value in named.items()))
+        if (found := known.get(key)) is None:
+            if len(known) >= _MOST_SCHEMAS:
+                known.clear()
+            found = known[key] = (given, named), function(*given, **named)
+        return found[1]
+
+    return ours  # type: ignore[return-value]
+
+
+def _key(value: object) -> object:
+    return id(value) if isinstance(value, (Schema, StructType)) else value
+
+
+class _Parsed:
+    """The metadata of the texts that were read or written last."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, TableMetadata] = {}
+        self._lock = Lock()
+
+    def of(self, text: str) -> TableMetadata:
+        found = self._known.get(text)
+        if found is None:
+            found = _parse(text)
+        self.keep(text, found)
+        return found
+
+    def keep(self, text: str, metadata: TableMetadata) -> None:
+        with self._lock:
+            # Behind all others: the first is the one to forget.
+            self._known.pop(text, None)
+            self._known[text] = metadata
+            if len(self._known) > _MOST_METADATA:
+                del self._known[next(iter(self._known))]
+
+
+_parse = TableMetadataUtil.parse_raw
+_write = ToOutputFile.table_metadata
+_PARSED = _Parsed()
+
+
+class _Noted:
+    """Metadata whose text is kept when it is written."""
+
+    text = ""
+
+    def __init__(self, metadata: TableMetadata) -> None:
+        self.metadata = metadata
+
+    def model_dump_json(self, **how: Any) -> str:
+        self.text = self.metadata.model_dump_json(**how)
+        return self.text
+
+
+def _write_metadata(metadata: TableMetadata, output_file: OutputFile, overwrite: bool = False) -> None:
+    noted: Any = _Noted(metadata)
+    _write(noted, output_file, overwrite)
+    _PARSED.keep(noted.text, metadata)
+
+
 _get_schema_once = AvroFileHeader.get_schema
-_MOST_READERS = 256
-_Key = tuple[int, int, frozenset[tuple[int, object]], frozenset[tuple[int, object]]]
-# With the schemas that a key names by their ids, so that no other objects have these.
-_readers: dict[_Key, tuple[Schema, Schema, Reader]] = {}
 
 
-@lru_cache(maxsize=_MOST_READERS)
+@lru_cache(maxsize=_MOST_SCHEMAS)
 def _schema_of(text: str) -> Schema:
     return AvroSchemaConversion().avro_to_iceberg(json.loads(text))
+
+
+def _get_schema(header: AvroFileHeader) -> Schema:
+    text = header.meta.get("avro.schema")
+    return _schema_of(text) if text is not None else _get_schema_once(header)
+
+
+@_once
+def _resolved(
+    file_schema: Schema,
+    read_schema: Schema,
+    read_types: frozenset[tuple[int, Any]],
+    read_enums: frozenset[tuple[int, Any]],
+) -> Reader:
+    return resolve_reader(file_schema, read_schema, dict(read_types), dict(read_enums))
 
 
 def _reader_of(
@@ -71,20 +243,71 @@ def _reader_of(
     read_types: Mapping[int, Any] = EMPTY_DICT,
     read_enums: Mapping[int, Any] = EMPTY_DICT,
 ) -> Reader:
-    key = (id(file_schema), id(read_schema), frozenset(read_types.items()), frozenset(read_enums.items()))
-    if (known := _readers.get(key)) is None:
-        if len(_readers) >= _MOST_READERS:
-            _readers.clear()
-        known = _readers[key] = (
-            file_schema, read_schema, resolve_reader(file_schema, read_schema, dict(read_types), dict(read_enums)),
-        )  # fmt: skip
-    return known[2]
-
-
-def _get_schema(header: AvroFileHeader) -> Schema:
-    text = header.meta.get("avro.schema")
-    return _schema_of(text) if text is not None else _get_schema_once(header)
+    return _resolved(file_schema, read_schema, frozenset(read_types.items()), frozenset(read_enums.items()))
 
 
 def _construct_reader(file_schema: Schema, read_types: Mapping[int, Any] = EMPTY_DICT) -> Reader:
     return _reader_of(file_schema, file_schema, read_types)
+
+
+_convert = AvroSchemaConversion.iceberg_to_avro
+
+
+@_once
+def _as_avro(schema: Schema, schema_name: str | None) -> Any:
+    return _convert(AvroSchemaConversion(), schema, schema_name)
+
+
+def _iceberg_to_avro(_: AvroSchemaConversion, schema: Schema, schema_name: str | None = None) -> Any:
+    return _as_avro(schema, schema_name)
+
+
+@lru_cache(maxsize=_MOST_SCHEMAS)
+def _schema_of_file(serialized: bytes, downcast: bool, format_version: TableVersion) -> Schema:
+    return pyarrow_to_schema(pa.ipc.read_schema(pa.py_buffer(serialized)), None, downcast, format_version)
+
+
+def _pyarrow_to_schema(
+    schema: pa.Schema,
+    name_mapping: NameMapping | None = None,
+    downcast_ns_timestamp_to_us: bool = False,
+    format_version: TableVersion = 2,
+) -> Schema:
+    if name_mapping is not None:
+        return pyarrow_to_schema(schema, name_mapping, downcast_ns_timestamp_to_us, format_version)
+    # Arrow's own comparison of schemas leaves the ids of fields out.
+    return _schema_of_file(schema.serialize().to_pybytes(), downcast_ns_timestamp_to_us, format_version)
+
+
+_pruned = _once(prune_columns)
+
+
+def _prune_columns(schema: Schema, selected: Collection[int], select_full_types: bool = True) -> Schema:
+    return _pruned(schema, frozenset(selected), select_full_types)  # type: ignore[arg-type]
+
+
+@cache
+def _statement(has_types: bool) -> Select[Any]:
+    from pyiceberg.catalog.sql import ICEBERG_TABLE_TYPE, IcebergTables
+    from sqlalchemy import bindparam, select
+
+    row = IcebergTables.__table__.c
+    statement = select(row.table_namespace, row.table_name, row.metadata_location).where(
+        row.catalog_name == bindparam("catalog"),
+        row.table_namespace == bindparam("namespace"),
+        row.table_name == bindparam("name"),
+    )
+    if has_types:
+        statement = statement.where((row.iceberg_type == ICEBERG_TABLE_TYPE) | row.iceberg_type.is_(None))
+    return statement
+
+
+def _load_table(catalog: SqlCatalog, identifier: str | Identifier) -> Table:
+    namespace = Catalog.namespace_to_string(Catalog.namespace_from(identifier))
+    name = Catalog.table_name_from(identifier)
+    with catalog.engine.connect() as connection:
+        statement = _statement(has_types(catalog))
+        row = connection.execute(statement, {"catalog": catalog.name, "namespace": namespace, "name": name}).first()
+    if row is None:
+        raise NoSuchTableError(f"Table does not exist: {namespace}.{name}")
+    return open_row(catalog, row)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pyiceberg.avro.file
 import pyiceberg.io.pyarrow
 import pytest
+from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.table import Transaction
 
@@ -25,6 +26,7 @@ OF_TRANSACTION = ("_updates", "_requirements")
         (pyiceberg.io.pyarrow, "_dataframe_to_data_files", ("table_metadata", "df", "io"), "the ledger and the views"),
         (pyiceberg.io.pyarrow, "_import_retry_strategy", ("impl",), "s3.retry-strategy-impl of catalog.properties"),
         (PyArrowFileIO, "_initialize_fs", ("self", "scheme", "netloc"), "every file on S3 and HDFS"),
+        (SqlCatalog, "_convert_orm_to_iceberg", ("self", "orm_table"), "every load of a table by a SQL catalog"),
     ],
 )
 def test_a_private_function_takes_what_we_give_it(
@@ -40,6 +42,13 @@ def test_a_private_function_takes_what_we_give_it(
 def test_a_transaction_has_its_updates_and_requirements(name: str) -> None:
     written = inspect.getsource(Transaction.__init__)
     assert f"self.{name} = ()" in written, f"a Transaction has no {name}: `anabranch apply` needs it (private_api.py)"
+
+
+def test_a_sql_catalog_has_the_version_of_its_schema() -> None:
+    written = inspect.getsource(SqlCatalog)
+    assert 'self._schema_version == "v1"' in written or 'self._schema_version != "v1"' in written, (
+        "a SqlCatalog has no _schema_version: every load of a table needs it (private_api.py)"
+    )
 
 
 def test_no_other_module_uses_a_private_name() -> None:
@@ -60,7 +69,7 @@ def _private_names(file: Path) -> list[str]:
     names = [name for name in ours if name.startswith("_")]
     if not ours:
         return names
-    private = (*OF_TRANSACTION, "_initialize_fs")
+    private = (*OF_TRANSACTION, "_initialize_fs", "_schema_version", "_convert_orm_to_iceberg")
     attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr in private]
     return names + [node.attr for node in attributes if not _is_of_self(node)]
 

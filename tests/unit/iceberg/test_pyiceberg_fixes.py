@@ -1,24 +1,44 @@
-"""Changes of a table's metadata copy none of its parts, and leave the metadata before them as it was; metadata of one
-schema shares a reader."""
+"""Changes of a table's metadata copy none of its parts, and leave the metadata before them as it was; what PyIceberg
+builds for each file is built once for each schema, and is what it was."""
 
 from __future__ import annotations
 
+import importlib.util
+import inspect
 import re
+import sqlite3
+from contextlib import closing, nullcontext
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlparse
 
+import pyarrow as pa
 import pyiceberg.avro.file
+import pyiceberg.io.pyarrow
+import pyiceberg.manifest
 import pytest
-from lakes import FIRST, new_lake
+from lakes import FIRST, decide, new_lake
 from pyiceberg.avro.file import AvroFileHeader
 from pyiceberg.avro.resolver import construct_reader
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.manifest import read_manifest_list
-from pyiceberg.table.update import SetPropertiesUpdate, update_table_metadata
+from pyiceberg.table import Table
+from pyiceberg.table.metadata import TableMetadataV1, TableMetadataV2, TableMetadataV3, TableMetadataWrapper
+from pyiceberg.table.name_mapping import NameMapping
+from pyiceberg.table.snapshots import Operation, Summary
+from pyiceberg.table.statistics import StatisticsFile
+from pyiceberg.table.update import SetPropertiesUpdate, SetStatisticsUpdate, update_table_metadata
+from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 from scale import ScaledStream
 
+from anabranch.common.errors import MetadataGone
 from anabranch.iceberg import pyiceberg_fixes
 from anabranch.iceberg.commits import Outcome
-from anabranch.iceberg.pyiceberg_fixes import PARTS
+from anabranch.iceberg.lake import Lake
+from anabranch.iceberg.manifest_writer import ManifestWriter
+from anabranch.iceberg.pyiceberg_fixes import LISTS_OF_PARTS, PARTS
 from anabranch.offsets.hours import Timeline
 
 
@@ -49,6 +69,89 @@ def test_an_update_shares_the_parts_of_the_metadata_and_leaves_it_unchanged(tmp_
     assert before.model_dump_json() == written
 
 
+@pytest.mark.parametrize("kind", [TableMetadataV1, TableMetadataV2, TableMetadataV3])
+def test_the_lists_of_parts_are_fields_of_metadata(kind: Any) -> None:
+    assert set(LISTS_OF_PARTS) <= set(kind.model_fields), "PyIceberg has renamed a field: change pyiceberg_fixes.py"
+    # A new field of another kind is copied deeply.
+    assert {name for name, field in kind.model_fields.items() if _is_of_parts(field.annotation)} <= set(LISTS_OF_PARTS)
+
+
+def _is_of_parts(kind: Any) -> bool:
+    return any(f"[{part.__name__}]" in str(kind) or f".{part.__name__}]" in str(kind) for part in PARTS)
+
+
+def test_what_is_no_part_is_copied(tmp_path: Path) -> None:
+    one = new_lake(tmp_path)
+    assert one.publish(one.speed(one.stage([(FIRST, 0, 0)]), {0: 1})) is Outcome.LANDED
+    [snapshot, *_] = one.table().snapshots()
+    statistics: dict[str, Any] = {
+        "snapshot-id": snapshot.snapshot_id, "statistics-path": "a", "file-size-in-bytes": 1,
+        "file-footer-size-in-bytes": 1, "blob-metadata": [],
+    }  # fmt: skip
+    update = SetStatisticsUpdate.model_validate({"action": "set-statistics", "statistics": statistics})
+    before = update_table_metadata(one.table().metadata, (update,))
+    after = update_table_metadata(before, (SetPropertiesUpdate(updates={"a": "b"}),))
+    assert after.statistics == before.statistics == [StatisticsFile.model_validate(statistics)]
+    assert after.statistics is not before.statistics
+    after.statistics[0].blob_metadata.append(None)  # type: ignore[arg-type]
+    assert before.statistics[0].blob_metadata == []
+
+
+def test_metadata_is_parsed_once_and_read_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = new_lake(tmp_path)
+    parsed, parse = [], pyiceberg_fixes._parse
+
+    def counted(text: str) -> Any:
+        parsed.append(text)
+        return parse(text)
+
+    monkeypatch.setattr(pyiceberg_fixes, "_parse", counted)
+    first, again = one.table(), one.again().load(one.name)
+    assert again.metadata is first.metadata
+    assert len(parsed) == 1
+    said = first.metadata.model_dump_json()
+    # What this process wrote is not parsed.
+    assert one.publish(one.speed(one.stage([(FIRST, 0, 0)]), {0: 1})) is Outcome.LANDED
+    table = one.table()
+    assert table.metadata is not first.metadata
+    assert first.metadata.model_dump_json() == said
+    assert len(parsed) == 1
+    file = Path(urlparse(table.metadata_location).path)
+    written = file.read_text(encoding="utf-8")
+    assert table.metadata == TableMetadataWrapper.model_validate_json(written).root
+    # A file that was replaced, as by a restore, is found out as before.
+    file.write_text(written.replace('"write.wap.enabled":"true"', '"write.wap.enabled":"false"'), encoding="utf-8")
+    assert one.table().properties["write.wap.enabled"] == "false"
+    assert len(parsed) == 2
+    file.unlink()
+    with pytest.raises(MetadataGone):
+        one.table()
+
+
+def test_the_metadata_of_the_newest_texts_is_kept() -> None:
+    parsed = pyiceberg_fixes._Parsed()
+    texts = [str(i) for i in range(pyiceberg_fixes._MOST_METADATA + 1)]
+    values = {text: object() for text in texts}
+    for text in texts[:-1]:
+        parsed.keep(text, values[text])  # type: ignore[arg-type]
+    assert parsed.of("0") is values["0"]
+    parsed.keep(texts[-1], values[texts[-1]])  # type: ignore[arg-type]
+    assert set(parsed._known) == set(texts) - {"1"}, "the one that was used longest ago is gone"
+
+
+def test_a_summary_is_read_as_before() -> None:
+    text = '{"operation": "append", "a": "1", "Operation-b": "2"}'
+    for summary in (Summary(Operation.APPEND, **{"a": "1", "Operation-b": "2"}), Summary.model_validate_json(text)):
+        assert summary.additional_properties == {"a": "1", "Operation-b": "2"}
+        assert [summary[name] for name in ("operation", "OPERATION", "a", "A", "Operation-b")] == [
+            Operation.APPEND, Operation.APPEND, "1", None, "2",
+        ]  # fmt: skip
+        assert (summary.get("a"), summary.get("b", "c")) == ("1", None)
+        summary["a"] = "3"
+        assert (summary["a"], summary.additional_properties["a"]) == ("3", "3")
+        assert summary.model_dump() == {"operation": "append", "a": "3", "Operation-b": "2"}
+
+
 def test_a_reader_of_metadata_is_made_once_for_each_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hour = "2026-11-21T03"
     scaled = ScaledStream(new_lake(tmp_path, 2, Timeline(hour, hour, {0: 0, 1: 0})), 2)
@@ -67,7 +170,7 @@ def test_a_reader_of_metadata_is_made_once_for_each_schema(tmp_path: Path, monke
         read = [of for manifest in manifests for of in (manifest, *manifest.fetch_manifest_entry(table.io))]
         return [re.sub(r"<.*? object at \w+>", "", repr(one)) for one in read]
 
-    monkeypatch.setattr(pyiceberg_fixes, "_readers", {})
+    monkeypatch.setattr(pyiceberg_fixes, "_resolved", pyiceberg_fixes._once(inspect.unwrap(pyiceberg_fixes._resolved)))
     monkeypatch.setattr(pyiceberg_fixes, "resolve_reader", counted)
     found = read()
     assert len(found) > 10
@@ -77,3 +180,107 @@ def test_a_reader_of_metadata_is_made_once_for_each_schema(tmp_path: Path, monke
     monkeypatch.setattr(pyiceberg.avro.file, "resolve_reader", resolve)
     monkeypatch.setattr(pyiceberg.avro.file, "construct_reader", construct_reader)
     assert read() == found
+
+
+def test_manifests_are_written_as_by_writers_that_are_not_shared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = new_lake(tmp_path)
+    assert one.publish(one.speed(one.stage([(FIRST, 0, 0), (FIRST, 0, 1)]), {0: 2})) is Outcome.LANDED
+    one.ledger.record([decide(FIRST, "sealed", 0, None, datetime.now(UTC))])
+    # One with partitions and one without.
+    tables = [one.table(), one.lake.load(one.stream.hours_table)]
+    assert [len(table.spec().fields) for table in tables] == [2, 0]
+    parents = [snapshot for table in tables if (snapshot := table.snapshot_by_name("main")) is not None]
+    # The bytes between blocks, else at random.
+    monkeypatch.setattr("pyiceberg.avro.file.os.urandom", bytes)
+
+    def write() -> list[bytes]:
+        written = list[bytes]()
+        for table, parent in zip(tables, parents, strict=True):
+            manifests = parent.manifests(table.io)
+            entries = [entry for manifest in manifests for entry in manifest.fetch_manifest_entry(table.io)]
+            assert entries
+            for _ in range(2):
+                writer = ManifestWriter(table, 1)
+                monkeypatch.setattr(writer, "_commit", "commit")
+                monkeypatch.setattr(writer, "_snapshot_id", 7)
+                manifest = writer.write_manifest(table.metadata.default_spec_id, entries)
+                writer.write_snapshot(parent, [manifest], Summary(Operation.APPEND))
+                written += [Path(urlparse(path).path).read_bytes() for path in writer.written]
+        return written
+
+    made = []
+    resolve = pyiceberg_fixes.resolve_writer
+
+    def counted(*of: Any, **named: Any) -> Any:
+        made.append(of)
+        return resolve(*of, **named)
+
+    monkeypatch.setattr("pyiceberg.avro.file.resolve_writer", pyiceberg_fixes._once(counted))
+    shared = write()
+    assert len(shared) == 8
+    # Of manifests with a partition, of those without, and of manifest lists.
+    assert len(made) == 3, "expected pyiceberg.avro.file to use our writers: change pyiceberg_fixes.py"
+    for owner, name in (
+        (pyiceberg.manifest, "data_file_with_partition"),
+        (pyiceberg.manifest, "manifest_entry_schema_with_data_file"),
+        (pyiceberg.avro.file, "construct_writer"),
+        (pyiceberg.avro.file, "resolve_writer"),
+    ):
+        monkeypatch.setattr(owner, name, getattr(pyiceberg_fixes, name))
+    monkeypatch.setattr(AvroSchemaConversion, "iceberg_to_avro", pyiceberg_fixes._convert)
+    assert write() == shared
+
+
+def test_files_of_one_schema_share_it_and_those_with_other_ids_do_not(tmp_path: Path) -> None:
+    def schema(first: int, second: int) -> pa.Schema:
+        ids = [{"PARQUET:field_id": str(id)} for id in (first, second)]
+        return pa.schema([pa.field("a", pa.int64(), metadata=ids[0]), pa.field("b", pa.string(), metadata=ids[1])])
+
+    shared = pyiceberg.io.pyarrow.pyarrow_to_schema(schema(1, 2))
+    assert pyiceberg.io.pyarrow.pyarrow_to_schema(schema(1, 2)) is shared
+    for first, second in ((1, 2), (2, 1), (1, 3)):
+        found = pyiceberg.io.pyarrow.pyarrow_to_schema(schema(first, second))
+        assert found == pyiceberg_fixes.pyarrow_to_schema(schema(first, second))
+        assert found.find_field("b").field_id == second
+    pruned = vars(pyiceberg.io.pyarrow)["prune_columns"]
+    assert pruned(shared, {2}, select_full_types=False) is pruned(shared, {2}, select_full_types=False)
+    for ids in ({1}, {2}, {1, 2}):
+        assert pruned(shared, ids, False) == pyiceberg_fixes.prune_columns(shared, ids, False)
+    without_ids = pa.schema([("a", pa.int64()), ("b", pa.string())])
+    mapping = NameMapping.model_validate([{"field-id": 1, "names": ["a"]}, {"field-id": 5, "names": ["b"]}])
+    for names in (mapping, None):
+        with nullcontext() if names else pytest.raises(ValueError, match="does not have field-ids"):
+            assert pyiceberg.io.pyarrow.pyarrow_to_schema(without_ids, names).find_field("b").field_id == 5
+
+
+@pytest.mark.parametrize("version", ["v0", "v1"])
+def test_a_sql_catalog_finds_the_tables_that_pyiceberg_finds(version: str, tmp_path: Path) -> None:
+    one = new_lake(tmp_path)
+    with closing(sqlite3.connect(tmp_path / "catalog.db")) as catalog, catalog:
+        if version == "v0":
+            catalog.execute("ALTER TABLE iceberg_tables DROP COLUMN iceberg_type")
+        else:
+            catalog.execute("UPDATE iceberg_tables SET iceberg_type = NULL WHERE table_name = 'events_hours'")
+            catalog.execute("UPDATE iceberg_tables SET iceberg_type = 'VIEW' WHERE table_name = 'events_dead_letters'")
+    opened = Lake(one.environment).catalog
+    assert isinstance(opened, SqlCatalog)
+    names = ("games.events", "games.events_hours", "games.events_dead_letters", "games.none", "other.events")
+
+    def find(catalog: SqlCatalog, name: str) -> Table | str:
+        try:
+            return catalog.load_table(name)
+        except NoSuchTableError as error:
+            return str(error)
+
+    found = [find(opened, name) for name in names]
+    assert sum(isinstance(one, Table) for one in found) == (3 if version == "v0" else 2)
+    assert opened.load_table(("games", "events")) == found[0]
+    assert SqlCatalog.load_table is pyiceberg_fixes._load_table
+    # A copy of PyIceberg's module, which nothing has changed.
+    spec = importlib.util.find_spec("pyiceberg.catalog.sql")
+    assert spec is not None and spec.loader is not None
+    unchanged = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(unchanged)
+    assert [find(unchanged.SqlCatalog(opened.name, **opened.properties), name) for name in names] == found
