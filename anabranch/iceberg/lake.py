@@ -81,8 +81,8 @@ class _Unknown(Transient):
 
 
 class Lake:
-    """The catalog and its tables. Reads are always fresh: between calls only the connection is cached, and what the text
-    of a file of metadata means.
+    """The catalog and its tables. Reads are always fresh: between calls only the connection is cached, and what the
+    text of a file of metadata means.
 
     `require` is called with each loaded table and its name, and raises for a table that must not be used. `shared` is
     another lake of the same environment whose connections and clock this one uses.

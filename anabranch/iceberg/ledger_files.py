@@ -287,15 +287,15 @@ class PerFile(Generic[T]):
         self._columns, self._answer = columns, answer
         self._known: dict[str, dict[str, T]] = {}
 
-    def ask(self, table: Table) -> dict[str, T]:
-        """The value of each file of the loaded table, by its path."""
+    def ask(self, table: Table, hours: Collection[str] | None = None) -> dict[str, T]:
+        """The value of each file of the loaded table, by its path; of those that may contain a row of `hours`."""
         files = _live(table)
-        before = self._known.get(table.location(), {})
-        answers = {
-            p: before[p] if p in before else self._answer(_read(table, [f], self._columns)) for p, f in files.items()
-        }
-        self._known[table.location()] = answers
-        return answers
+        known = {path: value for path, value in self._known.get(table.location(), {}).items() if path in files}
+        wanted = sorted(hours) if hours is not None else None
+        asked = [p for p, f in files.items() if wanted is None or _file(table, f).may_hold(wanted)]
+        known |= {p: self._answer(_read(table, [files[p]], self._columns)) for p in asked if p not in known}
+        self._known[table.location()] = known
+        return {path: known[path] for path in asked}
 
 
 def _newest_sequence(rows: pa.Table) -> int:

@@ -295,10 +295,10 @@ def plan_missing(wanted: Mapping[str, LedgerRow], known: Collection[str]) -> lis
 
 
 def _known(table: Table, wanted: Mapping[str, LedgerRow]) -> set[str]:
-    """The ids, of these decisions, that the ledger contains; a decision is always among the rows of its hour."""
+    """The ids, of these decisions, that the ledger contains; a decision is always among the rows of its hour. A file is
+    read once in a process."""
     with lake_errors(f"read ledger {'.'.join(table.name())}"):
-        rows = read(table, {row.hour for row in wanted.values()}, ("decision_id", "hour"))
-    return set(rows["decision_id"].to_pylist()) & set(wanted)
+        return set(wanted) & _together(_IDS.ask(table, {row.hour for row in wanted.values()}))
 
 
 def _columns(table: Table, without: Collection[str]) -> tuple[str, ...]:
@@ -364,6 +364,10 @@ def _together(answers: Mapping[str, frozenset[str]]) -> frozenset[str]:
     return frozenset[str]().union(*answers.values())
 
 
+def _ids(rows: pa.Table) -> frozenset[str]:
+    return frozenset(rows["decision_id"].to_pylist())
+
+
 def _all_hours(rows: pa.Table) -> frozenset[str]:
     decided = rows.filter(pc.invert(pc.is_in(rows["decision"], _NOTES)))
     return frozenset(decided["hour"].unique().to_pylist())
@@ -382,6 +386,7 @@ def _differs(diff: Diff) -> bool:
 
 
 _HOURS = PerFile(("hour", "decision"), _all_hours)
+_IDS = PerFile(("decision_id",), _ids)
 _REMARKABLE = PerFile(("hour", "diff", "gaps"), _remarkable)
 _DECIDED_LAST = PerFile(("hour", "decision", "recorded_at"), _decided_last)
 _ACCEPTANCES = PerFile(("hour", "decision", "revision", "decision_id"), _acceptances)
