@@ -79,10 +79,10 @@ def read_sums(file: Path) -> dict[str, str]:
     return sums
 
 
-def sums_of(folder: Path) -> dict[str, str]:
-    """The same mapping, computed from the files of a resolved folder."""
+def sums_of(folder: Path, confs: Sequence[str] = CONFS) -> dict[str, str]:
+    """The same mapping, computed from the files of a resolved folder that are of `confs`."""
     sums = {}
-    for name in sorted(_names(folder)):
+    for name in sorted(_of(dict.fromkeys(_names(folder), ""), confs)):
         with (folder / name).open("rb") as jar:
             sums[name] = hashlib.file_digest(jar, "sha256").hexdigest()
     return sums
@@ -105,7 +105,7 @@ def differences(expected: Mapping[str, str], actual: Mapping[str, str]) -> list[
 def verify(folder: Path, sums: Path, confs: Sequence[str] = CONFS) -> None:
     """Raises Terminal, naming each jar, unless `folder` has exactly those jars of `sums` that are of `confs`, byte for
     byte."""
-    wrong = differences(_of(read_sums(sums), confs), _of(sums_of(folder), confs))
+    wrong = differences(_of(read_sums(sums), confs), sums_of(folder, confs))
     if wrong:
         raise Terminal(
             f"jars in {folder}: expected those of {sums}, found others: {'; '.join(wrong)}. If ivy.xml was changed on "
@@ -141,7 +141,7 @@ def cached(cache: Path | None = None) -> tuple[Path, list[str]]:
     different. Downloads nothing and needs no Java; every jar is read, which takes a quarter of a second."""
     conf = jvm_folder()
     folder = cache_folder(cache) / "jars" / _key(conf)
-    return folder, differences(_of(read_sums(conf / "jars.sha256"), JOBS), _of(sums_of(folder), JOBS))
+    return folder, differences(_of(read_sums(conf / "jars.sha256"), JOBS), sums_of(folder, JOBS))
 
 
 def _resolve(java: Path, conf: Path, folder: Path, confs: Sequence[str], progress: Progress) -> None:
