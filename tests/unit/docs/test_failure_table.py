@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,16 @@ def rows() -> list[tuple[str, str]]:
     return [(row[0], row[2]) for row in cells]
 
 
-def functions(file: Path) -> dict[str, ast.FunctionDef]:
-    tree = ast.parse(file.read_text(encoding="utf-8"))
+@cache
+def source_of(file_name: str) -> str:
+    """The text of the one file of tests that has this name."""
+    [file] = (ROOT / "tests").glob(f"**/{file_name}")
+    return file.read_text(encoding="utf-8")
+
+
+@cache
+def functions(file_name: str) -> dict[str, ast.FunctionDef]:
+    tree = ast.parse(source_of(file_name))
     return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
 
 
@@ -36,12 +45,11 @@ def test_each_row_names_tests_that_exist_and_that_nothing_skips(failure: str, te
     assert named, f"{failure}: expected a test, found {tests!r}"
     assert "open" not in re.sub(r"`[^`]*`", "", tests).split(), f"{failure}: {tests}"
     for file_name, function in named:
-        [file] = (ROOT / "tests").glob(f"**/{file_name}")
-        source = file.read_text(encoding="utf-8")
+        source = source_of(file_name)
         of_file = [line for line in source.splitlines() if line.startswith("pytestmark") and "skip" in line]
-        assert not of_file and "pytest.skip" not in source, f"{file} may be skipped"
+        assert not of_file and "pytest.skip" not in source, f"{file_name} may be skipped"
         if function:
-            definitions = functions(file)
+            definitions = functions(file_name)
             assert function in definitions, f"{failure}: expected {function} in {file_name}, found none"
             marks = " ".join(ast.unparse(decorator) for decorator in definitions[function].decorator_list)
             assert "skip" not in marks and "xfail" not in marks, f"{file_name}::{function} is skipped"
