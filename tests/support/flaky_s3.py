@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.client
 import random
+import ssl
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -33,7 +34,7 @@ _SILENCE_SECONDS = 15.0  # longer than any client of ours waits for an answer
 class FlakyS3:
     """The front's port, and what it does to each request: faults by their probability. `counts` says what it did,
     `methods` what it was asked, `kinds` the same by method and kind of file (`parquet`, `metadata.json`), `tokens` by
-    session token and client (`Boto3`, `aws-sdk-cpp`, `aws-sdk-java`). Tokens in `expired` are refused.
+    session token and client (`Boto3`, `aws-sdk-cpp`, `s3fileio`). Tokens in `expired` are refused.
 
     Only keys that end in `ending` are concerned.
     """
@@ -155,11 +156,14 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def running_flaky_s3(upstream_port: int, seed: int) -> Iterator[FlakyS3]:
+def running_flaky_s3(upstream_port: int, seed: int, tls: ssl.SSLContext | None = None) -> Iterator[FlakyS3]:
     """A front on a free port for the length of a `with`; without faults until it is given some."""
     front = FlakyS3(upstream_port, seed)
     handler = type("Handler", (_Handler,), {"front": front})
     server = _Server((HOST, 0), handler)
+    if tls is not None:
+        # Each connection's own thread does its handshake.
+        server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     front.port = server.server_address[1]
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
     thread.start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import os
 import ssl
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -42,6 +43,20 @@ class Authority:
         secret = BestAvailableEncryption(STORE_PASSWORD.encode())
         file.write_bytes(pkcs12.serialize_key_and_certificates(b"s3", key, own, chain, secret))  # type: ignore[arg-type]
         return file
+
+    def trust(self, store: Path) -> str:
+        """Java's options for a new trust store with this authority, made as docs/how-to/deploy/services.md has it."""
+        keytool = require_java().executable.resolve().with_name("keytool")
+        command = [str(keytool), "-importcert", "-noprompt", "-alias", "s3", "-file", str(self.file)]
+        command += ["-keystore", str(store), "-storepass", STORE_PASSWORD]
+        subprocess.run(command, check=True, capture_output=True)
+        return f"-Djavax.net.ssl.trustStore={store} -Djavax.net.ssl.trustStorePassword={STORE_PASSWORD}"
+
+    def server_context(self) -> ssl.SSLContext:
+        """A server's settings, with a certificate of this machine."""
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        self.issuer.issue_cert(HOST).configure_cert(context)
+        return context
 
 
 def new_authority(folder: Path) -> Authority:
