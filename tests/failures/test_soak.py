@@ -1,4 +1,4 @@
-"""The soak of five minutes, as `make soak` runs it; and ten kills from outside under load."""
+"""The soak of five minutes, as `make soak` runs it; ten kills from outside under load; and a soak on a cluster."""
 
 from __future__ import annotations
 
@@ -8,19 +8,25 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
 
 import pytest
-from commands import ROOT, started
+from budget import budget
+from cluster import HOSTS, SparkCluster, running_cluster
+from commands import ROOT, Command, run, started
 from confluent_kafka import Message, Producer
-from world import World
+from world import BATCH, World, past_hour, spread
 
 SEED = 20261121
 KILLS = 10
 RATE = 5_000
 PARTITIONS = 4
+MINUTES = budget(2, 10)
+PATIENT = 400.0  # seconds to wait for a job on a cluster
 
 
 @pytest.mark.timeout(1500)
@@ -34,8 +40,8 @@ def test_a_soak_of_five_minutes_loses_and_repeats_nothing() -> None:
 
 
 @contextmanager
-def load(one: World) -> Iterator[dict[tuple[int, int], str]]:
-    """RATE events a second by librdkafka; gives what Kafka acknowledged: (partition, offset) -> event id."""
+def load(one: World, rate: int = RATE) -> Iterator[dict[tuple[int, int], str]]:
+    """Events by librdkafka, `rate` a second; gives what Kafka acknowledged: (partition, offset) -> event id."""
     acknowledged: dict[tuple[int, int], str] = {}
     failed: list[object] = []
     stop = threading.Event()
@@ -45,7 +51,7 @@ def load(one: World) -> Iterator[dict[tuple[int, int], str]]:
         began, number = time.monotonic(), 0
         while not stop.is_set():
             moment = datetime.now(UTC).isoformat()
-            while number < (time.monotonic() - began) * RATE:
+            while number < (time.monotonic() - began) * rate:
                 name = f"e{number}"
 
                 def on_delivery(error: object, message: Message, name: str = name) -> None:
@@ -91,9 +97,78 @@ def test_ten_kills_from_outside_under_load_lose_and_repeat_nothing(world: Callab
                 assert one.published < len(acknowledged)
                 speed.kill()
     one.speed()
+    assert_exact(one, acknowledged)
+
+
+def assert_exact(one: World, acknowledged: dict[tuple[int, int], str]) -> None:
+    """Each acknowledged record is in `main` with its event, none is lost, and none is there twice."""
     table = one.lake.load(one.job.stream.table)
     rows = table.scan(selected_fields=("kafka_partition", "kafka_offset", "event_id")).to_arrow()
-    records = list(zip(*(rows[name].to_pylist() for name in rows.column_names), strict=True))
-    assert rows.column_names == ["event_id", "kafka_partition", "kafka_offset"]
-    assert len(records) == len(acknowledged)
-    assert {(p, o): name for name, p, o in records} == acknowledged
+    names = ("kafka_partition", "kafka_offset", "event_id")
+    served = Counter(zip(*(rows[name].to_pylist() for name in names), strict=True))
+    expected = {(partition, offset, event_id) for (partition, offset), event_id in acknowledged.items()}
+    lost, twice = expected - served.keys(), [row for row, times in served.items() if times > 1]
+    print(f"{len(expected):,} records acknowledged, {len(lost)} lost, {len(twice)} twice")
+    assert not lost and not twice, f"lost {sorted(lost)[:5]}, twice {sorted(twice)[:5]}"
+    assert served.keys() == expected
+
+
+@pytest.mark.timeout(60 * MINUTES + 1200)
+def test_a_soak_on_two_workers_one_of_them_killed_every_minute_loses_and_repeats_nothing(
+    world: Callable[..., World],
+) -> None:
+    one = world(speed={"trigger": "1 second", "max_offsets_per_trigger": 40_000})
+    one.tell(spark=one.told["spark"] | {"conf": one.told["spark"]["conf"] | {"spark.cores.max": "1"}})
+    one.topic(PARTITIONS)
+    one.apply()
+    hours = [past_hour(ago) for ago in (4, 3, 2)]
+    for hour in hours:
+        one.send(spread(hour, 4_000, hour, PARTITIONS))
+    past = {(partition, offset): event_id for partition, offset, event_id in one.acknowledged()}
+    done = threading.Event()
+    with (
+        running_cluster() as cluster,
+        started(one, "speed", one.name, "--master", cluster.master) as speed,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        with load(one, 1_000) as acknowledged:
+            batch = pool.submit(rebuild, one, hours, cluster.master, done)
+            try:
+                kill_workers(one, cluster, speed)
+            finally:
+                done.set()
+            rebuilt = batch.result(PATIENT)
+        expected = past | acknowledged
+        speed.until(lambda: one.published == len(expected), "the rest to be published", PATIENT)
+        assert speed.terminate() == 0, speed.log[-4000:]
+    state = one.state
+    print(f"{MINUTES} workers killed, {rebuilt} hours rebuilt")
+    assert {state.served_by(hour) for hour in hours[:rebuilt]} == {"batch"}
+    assert sum(accepted.revision for accepted in state.accepted.values()) == rebuilt
+    assert_exact(one, expected)
+
+
+def rebuild(one: World, hours: list[str], master: str, done: threading.Event) -> int:
+    """Rebuild one of the hours after the other, each decoder in turn, until `done`; returns how many were."""
+    number = 0
+    while not done.is_set():
+        one.configure(batch=BATCH | {"decoder": ("spark", "workers")[number % 2]})
+        restate = ("--restate",) if number >= len(hours) else ()
+        run(one, "batch", one.name, "--hour", hours[number % len(hours)], *restate, "--master", master)
+        number += 1
+    return number
+
+
+def kill_workers(one: World, cluster: SparkCluster, speed: Command) -> None:
+    """Each minute kill a worker with an executor, of either layer, and start it again; records are published after."""
+    dice, began = random.Random(SEED), time.monotonic()
+    for minute in range(1, MINUTES + 1):
+        before = one.published
+        speed.until(lambda b=before: one.published > b, "records to be published", PATIENT)  # type: ignore[misc]
+        speed.until(lambda m=minute: time.monotonic() > began + 60 * m, "a minute to pass")  # type: ignore[misc]
+        speed.until(lambda: any(map(cluster.executors, HOSTS)), "an executor")
+        host = dice.choice([host for host in HOSTS if cluster.executors(host)])
+        cluster.kill_worker(host)
+        cluster.start_worker(host)
+    before = one.published
+    speed.until(lambda: one.published > before, "records to be published after the last kill", PATIENT)
