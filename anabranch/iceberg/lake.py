@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import cached_property
+from threading import Lock
 
 import pyarrow as pa
 from pyiceberg.catalog import Catalog, load_catalog
@@ -39,7 +40,7 @@ from anabranch.common.logs import note
 from anabranch.common.remote_errors import explain, lake_errors, one_line
 from anabranch.config import Environment
 from anabranch.iceberg import ledger_files, pyiceberg_fixes
-from anabranch.iceberg.catalog_settings import catalog_properties, keep_state_out_of_glue
+from anabranch.iceberg.catalog_settings import PATIENCE_SECONDS, catalog_properties, keep_state_out_of_glue
 from anabranch.iceberg.clock import Clock, store_clock
 from anabranch.iceberg.commit_status import CommitFate, classify_commit, plan_fence
 from anabranch.iceberg.commits import Commit, Outcome
@@ -56,6 +57,10 @@ LOG = logging.getLogger(__name__)
 # A REST catalog's message for a missing metadata file, with the status of a table that does not
 # exist.
 _NO_FILE = "Location does not exist"
+
+# What SQLite and PostgreSQL answer to a CREATE TABLE that another client was faster with; a catalog has two tables.
+_MADE_MEANWHILE = "already exists"
+_CATALOG_TABLES = 2
 
 # PyIceberg's messages, in a plain ValueError, when another process changed the table first.
 _OVERTAKEN = ("Cannot add snapshot with sequence number", "Snapshot with snapshot id", "to unknown snapshot")
@@ -74,6 +79,17 @@ pyiceberg_fixes.read_summaries_directly()
 pyiceberg_fixes.share_readers()
 pyiceberg_fixes.share_writers()
 pyiceberg_fixes.share_file_schemas()
+
+
+def _load_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
+    """PyIceberg's catalog. It creates the tables of a new SQL catalog, which two clients may do at once."""
+    for _ in range(_CATALOG_TABLES):
+        try:
+            return load_catalog(name, **properties)
+        except Exception as error:
+            if _MADE_MEANWHILE not in str(error):
+                raise
+    return load_catalog(name, **properties)
 
 
 class _Unknown(Transient):
@@ -98,6 +114,7 @@ class Lake:
         self._require = require
         self._shared = shared
         self._opened: tuple[tuple[tuple[int, int], ...], Catalog] | None = None
+        self._opening = Lock()
 
     @property
     def catalog(self) -> Catalog:
@@ -106,14 +123,22 @@ class Lake:
         if self._shared is not None:
             return self._shared.catalog
         keys = shared_files() if self.environment.catalog.type == "glue" else ()
-        if self._opened is None or self._opened[0] != keys:
-            self._opened = keys, self._open()
-        return self._opened[1]
+        if self._opened is not None and self._opened[0] == keys:
+            return self._opened[1]
+        # Threads that share this open it once. One that a silent server keeps waiting does not hold the others up.
+        is_alone = self._opening.acquire(timeout=PATIENCE_SECONDS)
+        try:
+            if self._opened is None or self._opened[0] != keys:
+                self._opened = keys, self._open()
+            return self._opened[1]
+        finally:
+            if is_alone:
+                self._opening.release()
 
     def _open(self) -> Catalog:
         catalog = self.environment.catalog
         try:
-            opened = load_catalog(catalog.name, **catalog_properties(self.environment))
+            opened = _load_catalog(catalog.name, catalog_properties(self.environment))
             if catalog.type == "glue":
                 keep_state_out_of_glue(opened)
             elif catalog.type == "sql":

@@ -1,0 +1,49 @@
+"""A new catalog is opened by several clients at once, as by the readers of `anabranch doctor` on a first day."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+from typing import Any
+
+import pytest
+from lakes import new_environment
+
+from anabranch.iceberg import lake as lakes_module
+from anabranch.iceberg.lake import Lake
+
+AT_ONCE = 8
+
+
+def open_at_once(lakes: list[Lake]) -> list[object]:
+    barrier = Barrier(len(lakes))
+
+    def opened(lake: Lake) -> object:
+        barrier.wait(60)
+        return lake.catalog
+
+    with ThreadPoolExecutor(len(lakes)) as pool:
+        return list(pool.map(opened, lakes))
+
+
+def test_clients_that_create_the_tables_of_one_catalog_at_once_all_open_it(tmp_path: Path) -> None:
+    """The hazard: "table iceberg_tables already exists"."""
+    for number in range(10):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        open_at_once([Lake(new_environment(folder)) for _ in range(AT_ONCE)])
+
+
+def test_streams_that_share_a_client_open_the_catalog_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, load = list[str](), lakes_module.load_catalog
+
+    def counted(name: str, **properties: Any) -> Any:
+        opened.append(name)
+        return load(name, **properties)
+
+    monkeypatch.setattr(lakes_module, "load_catalog", counted)
+    shared = Lake(new_environment(tmp_path))
+    found = open_at_once([Lake(shared.environment, shared=shared) for _ in range(AT_ONCE)])
+    assert len(opened) == 1
+    assert len({id(one) for one in found}) == 1
