@@ -24,7 +24,7 @@ demo: $(READY) ## both layers through kills, to an exact end; VERBOSE=1; MASTER=
 
 test: $(READY) ## what CI runs: unit tests, the model, integration tests on real services; RECORD=FILE records durations
 	@$(BIN)/python -m compileall -q -j 0 anabranch speed_layer batch_layer serving_layer tests/support
-	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 -m 'not full' $(if $(RECORD),--record $(RECORD)) tests/unit tests/model tests/integration
+	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 -m 'not full' $(if $(RECORD),--record $(RECORD)) tests/unit tests/model tests/integration
 
 test-full: $(READY) ## every test, in fourteen shards; SHARD=3/8: one of eight; ONLY=deploy: some files
 	@$(BIN)/python tests/support/full_run.py $(if $(SHARD),--shard $(SHARD)) $(if $(ONLY),--only '$(ONLY)') $(if $(DURATIONS),--durations $(DURATIONS))
