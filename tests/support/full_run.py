@@ -33,7 +33,7 @@ DURATIONS = ROOT / "tests" / "durations.json"
 RECORD = ROOT / ".test-full.json"
 
 TEST_FOLDERS = ("unit", "model", "integration")
-"""What `make test` runs, but for tests that are marked `full`; they run on three processes."""
+"""What `make test` runs, but for tests that are marked `full`; they run on two processes here."""
 
 SHARDS = 14
 _UNKNOWN_SECONDS = 60.0
