@@ -193,7 +193,16 @@ def _ensure_namespace(lake: Lake, name: str) -> None:
     except NamespaceAlreadyExistsError:
         LOG.debug("namespace %s exists", namespace)
     except Exception as error:
-        raise explain(f"create namespace {namespace}", error) from error
+        # Of two clients that create it at once, a SQL catalog refuses one by the uniqueness of its rows.
+        if not _has_namespace(lake, namespace):
+            raise explain(f"create namespace {namespace}", error) from error
+
+
+def _has_namespace(lake: Lake, namespace: str) -> bool:
+    try:
+        return lake.catalog.namespace_exists(namespace)
+    except Exception as error:
+        raise explain(f"look for namespace {namespace}", error) from error
 
 
 def _partitioned(schema: Schema, by: Iterable[str]) -> PartitionSpec:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from lakes import new_environment
 
+from anabranch.iceberg import admin
 from anabranch.iceberg import lake as lakes_module
 from anabranch.iceberg.lake import Lake
 
@@ -33,6 +34,26 @@ def test_clients_that_create_the_tables_of_one_catalog_at_once_all_open_it(tmp_p
         folder = tmp_path / str(number)
         folder.mkdir()
         open_at_once([Lake(new_environment(folder)) for _ in range(AT_ONCE)])
+
+
+def test_clients_that_create_one_namespace_at_once_both_have_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hazard: two streams that were applied for the first time at once, and a UNIQUE constraint failed."""
+    environment = new_environment(tmp_path)
+    one, other = Lake(environment), Lake(environment)
+    looked = one.catalog.namespace_exists
+
+    def overtaken(namespace: str) -> bool:
+        """Between the look and the insert, the other client creates it."""
+        found = looked(namespace)
+        monkeypatch.setattr(one.catalog, "namespace_exists", looked)
+        admin._ensure_namespace(other, f"{namespace}.events")
+        return found
+
+    monkeypatch.setattr(one.catalog, "namespace_exists", overtaken)
+    admin._ensure_namespace(one, "games.events")
+    assert looked("games")
 
 
 def test_streams_that_share_a_client_open_the_catalog_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
