@@ -25,6 +25,7 @@ _IVY = f"""<ivy-module version="2.0">
     <dependency org="org.apache.hadoop" name="hadoop-client-minicluster" rev="{VERSION}" transitive="false"/>
     <dependency org="javax.xml.bind" name="jaxb-api" rev="2.3.1" transitive="false"/>
     <dependency org="javax.activation" name="javax.activation-api" rev="1.2.0" transitive="false"/>
+    <dependency org="org.bouncycastle" name="bcpkix-jdk18on" rev="1.78.1"/>
   </dependencies>
 </ivy-module>
 """
@@ -33,7 +34,7 @@ _OF_SPARK = ("hadoop-client-*.jar", "slf4j-api-*.jar", "jcl-over-slf4j-*.jar", "
 
 def ensure_jars() -> Path:
     """The jars' folder, brought into the cache once: 40 MB."""
-    folder = cache_folder() / "bin" / f"hdfs-{VERSION}"
+    folder = cache_folder() / "bin" / f"hadoop-{VERSION}"
     folder.parent.mkdir(parents=True, exist_ok=True)
     with locked(folder.parent / "hdfs.lock", 1800, lambda: None):
         if not folder.exists():
@@ -43,12 +44,17 @@ def ensure_jars() -> Path:
     return folder
 
 
+def class_path() -> list[Path]:
+    """Hadoop's own jars, and what they need of Spark's folder."""
+    return [*ensure_jars().glob("*.jar"), *(j for name in _OF_SPARK for j in (spark_home() / "jars").glob(name))]
+
+
 @contextmanager
 def running_hdfs(folder: Path) -> Iterator[str]:
     """The name node's address, for a `with`."""
     url = f"http://{HOST}:{(port := free_port())}"
-    jars = [*ensure_jars().glob("*.jar"), *(j for name in _OF_SPARK for j in (spark_home() / "jars").glob(name))]
-    command = [str(require_java().executable), "-Xmx400m", "-XX:TieredStopAtLevel=1", "-cp", ":".join(map(str, jars))]
+    jars = ":".join(map(str, class_path()))
+    command = [str(require_java().executable), "-Xmx400m", "-XX:TieredStopAtLevel=1", "-cp", jars]
     command += [str(Path(__file__).with_name("Hdfs.java")), str(folder), str(port)]
 
     def answers() -> bool:
