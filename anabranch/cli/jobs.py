@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,10 +74,20 @@ def health(file: Path, within: float | None, liveness: bool, output: str) -> Non
     sys.exit(0 if fault is None else 1)
 
 
+def _at_most_one(_: click.Context, option: click.Parameter, given: Sequence[str]) -> str | None:
+    if len(given) > 1:
+        raise click.BadParameter(f"expected it once, as HOUR or A..B, found {' '.join(given)}", param=option)
+    return given[0] if given else None
+
+
 @click.command()
 @selection
 @click.option(
-    "--hour", metavar="HOUR", help="An hour such as 2026-11-21T03 (UTC), or A..B; default: all waiting hours."
+    "--hour",
+    metavar="HOUR",
+    multiple=True,
+    callback=_at_most_one,
+    help="An hour such as 2026-11-21T03 (UTC), or A..B; default: all waiting hours.",
 )
 @click.option("--restate", is_flag=True, help="Publish a new revision of accepted hours.")
 @click.option("--accept", is_flag=True, help="Publish an hour despite gaps or a failed quality gate; needs --why.")

@@ -71,7 +71,7 @@ PREPARED_WITHIN = timedelta(minutes=20)
 
 # The time to look for the outcome of a commit whose answer was lost.
 _LANDS_WITHIN_SECONDS = 15.0
-_PATIENCE_SECONDS = 30.0
+_RETRIES_WITHIN_SECONDS = 30.0
 
 pyiceberg_fixes.share_parts()
 pyiceberg_fixes.share_metadata()
@@ -339,7 +339,7 @@ class Lake:
             return None
         name = ".".join(table.name())
         last_error = "nothing"
-        for _ in attempts(doubling(0.05, 2.0), _PATIENCE_SECONDS):
+        for _ in attempts(doubling(0.05, 2.0), _RETRIES_WITHIN_SECONDS):
             try:
                 fresh = self.load(name)
                 fate = classify_commit(fresh, commit)
@@ -505,7 +505,7 @@ class Lake:
     def _look(self, name: str) -> Table:
         """Load a table, for half a minute if need be. Raises Transient."""
         last: Transient | None = None
-        for _ in attempts(doubling(0.1, 2.0), _PATIENCE_SECONDS):
+        for _ in attempts(doubling(0.1, 2.0), _RETRIES_WITHIN_SECONDS):
             try:
                 return self.load(name)
             except Transient as error:

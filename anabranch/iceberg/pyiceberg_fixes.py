@@ -8,6 +8,7 @@ from copy import deepcopy
 from functools import cache, lru_cache, wraps
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import UUID
 
 import pyarrow as pa
 import pyiceberg.avro.file
@@ -49,7 +50,7 @@ LISTS_OF_PARTS = (
     "schemas", "partition_specs", "sort_orders", "snapshots", "snapshot_log", "metadata_log", "refs", "properties",
 )  # fmt: skip
 """The fields of a table's metadata that contain parts or texts alone."""
-_MOST_METADATA = 32
+_MOST_TABLES = 1 << 10
 _MOST_SCHEMAS = 256
 
 
@@ -168,10 +169,11 @@ def _key(value: object) -> object:
 
 
 class _Parsed:
-    """The metadata of the texts that were read or written last."""
+    """The newest metadata that was read or written of each table, by its text."""
 
     def __init__(self) -> None:
         self._known: dict[str, TableMetadata] = {}
+        self._newest: dict[UUID, str] = {}
         self._lock = Lock()
 
     def of(self, text: str) -> TableMetadata:
@@ -183,11 +185,13 @@ class _Parsed:
 
     def keep(self, text: str, metadata: TableMetadata) -> None:
         with self._lock:
+            if (before := self._newest.pop(metadata.table_uuid, None)) is not None:
+                del self._known[before]
             # Behind all others: the first is the one to forget.
-            self._known.pop(text, None)
+            self._newest[metadata.table_uuid] = text
             self._known[text] = metadata
-            if len(self._known) > _MOST_METADATA:
-                del self._known[next(iter(self._known))]
+            if len(self._newest) > _MOST_TABLES:
+                del self._known[self._newest.pop(next(iter(self._newest)))]
 
 
 _parse = TableMetadataUtil.parse_raw

@@ -83,9 +83,10 @@ def test_reports_on_hours_read_each_stream(submitted: Callable[..., tuple[list[s
         (("a", "missing"), "missing"),
         (("a", "b", "--hour", HOUR, "--accept", "--why", "known"), "--accept: expected one stream"),
         (("--group", "small", "--hour", HOUR, "--accept", "--why", "known"), "--accept: expected one stream"),
+        (("a", "--hour", HOUR, "--hour", "2026-11-21T04"), f"expected it once, as HOUR or A..B, found {HOUR} 2026"),
     ],
 )
-def test_a_selection_without_streams_or_an_acceptance_of_many_is_refused(
+def test_what_names_no_work_or_that_of_too_many_is_refused(
     submitted: Callable[..., tuple[list[str], Result]], arguments: tuple[str, ...], said: str
 ) -> None:
     given, done = submitted(*arguments)

@@ -205,7 +205,7 @@ def test_an_unknown_outcome_deletes_nothing(lake: StreamLake, monkeypatch: pytes
 
 
 def test_an_unreachable_lake_leaves_the_outcome_unknown(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lake_module, "_PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(lake_module, "_RETRIES_WITHIN_SECONDS", 0.2)
     staged = lake.stage(ROWS)
     with cut_off(lake, looks=None, times=1000) as late, pytest.raises(Transient, match="nothing is deleted, try again"):
         lake.publish(lake.speed(staged, {0: 3}))

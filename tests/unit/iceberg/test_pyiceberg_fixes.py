@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
+from uuid import uuid4
 
 import pyarrow as pa
 import pyiceberg.avro.file
@@ -128,15 +129,36 @@ def test_metadata_is_parsed_once_and_read_each_time(tmp_path: Path, monkeypatch:
         one.table()
 
 
-def test_the_metadata_of_the_newest_texts_is_kept() -> None:
+def test_the_newest_metadata_of_each_table_is_kept() -> None:
     parsed = pyiceberg_fixes._Parsed()
-    texts = [str(i) for i in range(pyiceberg_fixes._MOST_METADATA + 1)]
-    values = {text: object() for text in texts}
-    for text in texts[:-1]:
-        parsed.keep(text, values[text])  # type: ignore[arg-type]
-    assert parsed.of("0") is values["0"]
-    parsed.keep(texts[-1], values[texts[-1]])  # type: ignore[arg-type]
-    assert set(parsed._known) == set(texts) - {"1"}, "the one that was used longest ago is gone"
+    tables = [TableMetadataV2(**_minimal_metadata(str(uuid4()))) for _ in range(pyiceberg_fixes._MOST_TABLES + 1)]
+    texts = [table.model_dump_json() for table in tables]
+    for text, table in zip(texts[:-1], tables, strict=False):
+        parsed.keep(text, table)
+    assert all(parsed.of(text) is table for text, table in zip(texts[:-1], tables, strict=False))
+    newer = tables[0].model_copy(update={"last_column_id": 7})
+    parsed.keep(newer.model_dump_json(), newer)
+    assert set(parsed._known) == {newer.model_dump_json(), *texts[1:-1]}, "one text of each table"
+    parsed.keep(texts[-1], tables[-1])
+    assert set(parsed._known) == {newer.model_dump_json(), *texts[2:]}, "the table that was used longest ago is gone"
+
+
+def test_the_same_text_is_kept_once() -> None:
+    parsed = pyiceberg_fixes._Parsed()
+    table = TableMetadataV2(**_minimal_metadata(str(uuid4())))
+    text = table.model_dump_json()
+    first = parsed.of(text)
+    assert first is not table
+    assert first.model_dump_json() == text
+    assert parsed.of(text) is first
+
+
+def _minimal_metadata(uuid: str) -> dict[str, Any]:
+    return {
+        "location": "s3://lake/table", "table-uuid": uuid, "last-column-id": 0, "last-partition-id": 999,
+        "schemas": [{"type": "struct", "schema-id": 0, "fields": []}], "current-schema-id": 0,
+        "partition-specs": [{"spec-id": 0, "fields": []}], "sort-orders": [{"order-id": 0, "fields": []}],
+    }  # fmt: skip
 
 
 def test_a_summary_is_read_as_before() -> None:

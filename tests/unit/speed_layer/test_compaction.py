@@ -394,7 +394,7 @@ def test_a_file_of_a_requested_commit_is_never_deleted(
             raise Transient("the lake does not answer")
 
         patch.setattr(lake.lake.catalog, "commit_table", lose)
-        patch.setattr(iceberg_lake, "_PATIENCE_SECONDS", 1.0)
+        patch.setattr(iceberg_lake, "_RETRIES_WITHIN_SECONDS", 1.0)
         if not is_found:
             patch.setattr(lake.lake, "_settle", away)
         rolling.published(0)
