@@ -129,7 +129,7 @@ def services(pytestconfig: pytest.Config) -> Iterator[Neighbours]:
 @pytest.fixture(scope="session")
 def environment(services: Neighbours, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The content of `anabranch.yaml` in every test."""
-    from sessions import SHORT_LIVED
+    from java_options import SHORT_LIVED
 
     return {
         "kafka": {"bootstrap_servers": services.kafka},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -165,12 +166,23 @@ def batch(
             except ValueError as error:
                 raise click.UsageError(f"{name}: {error}") from None
             options.append(f"{name}={run}")
+    if one is not None and span is not None:
+        _require_ended(one, span, conf)
+    java = _java_options(chosen, span, conf)
     if one is None:
-        submit_streams("batch_layer", chosen.streams, chosen.group, conf, output, options, master)
+        submit_streams("batch_layer", chosen.streams, chosen.group, conf, output, options, master, java)
     else:
-        if span is not None:
-            _require_ended(one, span, conf)
-        submit_job("batch_layer", one, conf, output, options, master)
+        submit_job("batch_layer", one, conf, output, options, master, java)
+
+
+def _java_options(chosen: Selection, span: tuple[str, str] | None, conf: str | None) -> list[str]:
+    """Options of the driver's Java by what waits for the job. A stream that does not answer is the job's to report."""
+    from anabranch.cli.many import ask, select
+    from anabranch.common.errors import AnabranchError
+    from batch_layer import compilers
+
+    shares = ask(select(chosen, conf), partial(compilers.share_of, span=span))
+    return compilers.java_options(None if isinstance(share, AnabranchError) else share for share in shares.values())
 
 
 def _require_ended(stream: str, span: tuple[str, str], conf: str | None) -> None:

@@ -125,7 +125,7 @@ class Batch(Frozen):
     lookback_hours: int = Field(default=1, ge=0, le=168)
     allow_gaps: tuple[Gap, ...] = ("control", "aborted")
     retry_for: RetryFor = timedelta(minutes=15)
-    decoder: Literal["workers", "spark"] = "spark"
+    decoder: Literal["workers", "spark"] = "workers"
     compare_one_in: int = Field(default=50, ge=1)
 
 

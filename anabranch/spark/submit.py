@@ -26,8 +26,11 @@ def job_file(layer: str) -> Path:
     return Path(spec.origin).parent / "job.py"
 
 
-def submit_command(environment: Environment, layer: str, arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """The command line and process environment that run a layer's job, its driver on this machine.
+def submit_command(
+    environment: Environment, layer: str, arguments: Sequence[str], java: Sequence[str] = ()
+) -> tuple[list[str], dict[str, str]]:
+    """The command line and process environment that run a layer's job, its driver on this machine, with these options
+    of its Java; configured ones win.
 
     On a local master the jars go on the class path as they lie, with the archive of their classes where one was made;
     a cluster is sent copies. Executors are sent nothing
@@ -53,7 +56,7 @@ def submit_command(environment: Environment, layer: str, arguments: Sequence[str
     # A Python that is configured for executors is on their machines: the driver's is the one that runs this.
     conf = {"spark.pyspark.driver.python": os.environ.get("PYSPARK_DRIVER_PYTHON", sys.executable)}
     conf |= environment.spark.conf
-    ours = " ".join([f"-Dlog4j2.configurationFile=file:{log4j}", COLLECTOR, AVRO_OPTIONS, *archive])
+    ours = " ".join([f"-Dlog4j2.configurationFile=file:{log4j}", COLLECTOR, AVRO_OPTIONS, *java, *archive])
     command += ["--driver-java-options", f"{ours} {conf.pop('spark.driver.extraJavaOptions', '')}".strip()]
     for key, value in conf.items():
         # Every process of the machine can read a command line; the job itself sets the secrets in its session.
@@ -72,13 +75,13 @@ def submit_command(environment: Environment, layer: str, arguments: Sequence[str
     return [*command, str(job_file(layer)), *arguments], process
 
 
-def submit(environment: Environment, layer: str, arguments: Sequence[str]) -> None:
+def submit(environment: Environment, layer: str, arguments: Sequence[str], java: Sequence[str] = ()) -> None:
     """Become spark-submit: signals and the exit code are the job's own. Never returns.
 
     Raises ConfigurationError without a Java: spark-submit would end with exit code 1, as a refusal does.
     """
     require_java()
-    command, process = submit_command(environment, layer, arguments)
+    command, process = submit_command(environment, layer, arguments, java)
     append_standard_error()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -97,13 +100,19 @@ def append_standard_error() -> None:
 
 
 def submit_job(
-    layer: str, stream: str, conf: str | None, output: str, extra: Sequence[str], master: str | None = None
+    layer: str,
+    stream: str,
+    conf: str | None,
+    output: str,
+    extra: Sequence[str],
+    master: str | None = None,
+    java: Sequence[str] = (),
 ) -> None:
     """Become the job of a stream's layer, once its configuration is known to be right; `master` in place of the
     configured one. The job itself finds a stream of a family. Never returns."""
     for error in broken(select_streams(conf, [stream])).values():
         raise error
-    _submit(layer, ["--stream", stream], conf, output, extra, master)
+    _submit(layer, ["--stream", stream], conf, output, extra, master, java)
 
 
 def submit_streams(
@@ -114,19 +123,26 @@ def submit_streams(
     output: str,
     extra: Sequence[str],
     master: str | None = None,
+    java: Sequence[str] = (),
 ) -> None:
     """Become the job of many streams: of `streams`, else of `group`, else of all. A stream's file that is wrong is the
     job's to report. Never returns. Raises ConfigurationError for a selection without streams."""
     select_streams(conf, streams, group, every=not streams and group is None)
     named = [option for name in streams for option in ("--stream", name)]
-    _submit(layer, named or (["--group", group] if group else ["--all"]), conf, output, extra, master)
+    _submit(layer, named or (["--group", group] if group else ["--all"]), conf, output, extra, master, java)
 
 
 def _submit(
-    layer: str, chosen: Sequence[str], conf: str | None, output: str, extra: Sequence[str], master: str | None
+    layer: str,
+    chosen: Sequence[str],
+    conf: str | None,
+    output: str,
+    extra: Sequence[str],
+    master: str | None,
+    java: Sequence[str],
 ) -> None:
     environment = load_environment(conf)
     if master is not None:
         environment = environment.model_copy(update={"spark": environment.spark.model_copy(update={"master": master})})
     folder = ["--conf", conf] if conf else []
-    submit(environment, layer, [*chosen, *folder, "--output", output, *extra])
+    submit(environment, layer, [*chosen, *folder, "--output", output, *extra], java)

@@ -19,7 +19,8 @@ from typing import Any
 from unittest.mock import patch
 
 from flaky_s3 import FlakyS3, running_flaky_s3
-from sessions import SHORT_LIVED, running_spark
+from java_options import SHORT_LIVED
+from sessions import running_spark
 from world import World, event, past_hour, spread
 
 from anabranch.cli import main as anabranch

@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from java_options import SHORT_LIVED
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
-from sessions import SHORT_LIVED
 from waiting import wait_for
 from world import SCHEMA
 

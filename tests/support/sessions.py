@@ -10,16 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from java_options import SHORT_LIVED
 from pyspark.sql import SparkSession
 
 from anabranch import config
 from anabranch.spark import workers
 from anabranch.spark.jars import ensure_jars, jvm_folder
 from anabranch.spark.settings import AVRO_OPTIONS, session_settings
-
-# In a JVM that lives for a minute the second compiler costs more than it gives. The first one alone would have 48 MB
-# for its code, which Spark fills within a few tests, and evicted code is compiled again, over and over.
-SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
 
 
 @contextmanager

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import boto3
 import psutil
+import pytest
+from java_options import SHORT_LIVED
 
 from anabranch.common.file_lock import locked
 from anabranch.dev.services import ACCESS_KEY, SECRET_KEY, Home, Services, down, up
@@ -39,7 +41,8 @@ def shared_services(folder: Path) -> Iterator[Services]:
     home, users = Home(folder), folder / "users"
     users.mkdir(parents=True, exist_ok=True)
     lock, user = folder / "users.lock", users / str(os.getpid())
-    with locked(lock, _LOCK_SECONDS):
+    with locked(lock, _LOCK_SECONDS), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JDK_JAVA_OPTIONS", SHORT_LIVED)
         if home.kafka.recorded() is None:
             kafka_port = free_port()
             services = up(home, kafka_port, free_port(kafka_port), access_key=ACCESS_KEY, secret_key=SECRET_KEY)

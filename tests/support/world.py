@@ -44,8 +44,8 @@ SCHEMA = "event_id STRING NOT NULL, player STRING, event_time TIMESTAMP NOT NULL
 
 BATCH: dict[str, Any] = {"grace": "0 seconds", "lookback_hours": 1}
 
-DECODERS = ("spark", pytest.param("workers", marks=pytest.mark.full))
-"""The values of `batch.decoder`, as parameters: by default Spark decodes."""
+DECODERS = ("workers", pytest.param("spark", marks=pytest.mark.full))
+"""The values of `batch.decoder`, as parameters: by default workers decode."""
 
 
 @dataclass

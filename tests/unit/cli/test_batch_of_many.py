@@ -12,8 +12,12 @@ import yaml
 from click.testing import CliRunner, Result
 
 from anabranch.cli import main
+from anabranch.common.deadline import Note
 from anabranch.common.errors import ConfigurationError, PositionError, Transient, Unexpected, combined_exit_code
+from anabranch.config import Environment
+from anabranch.job import Job
 from anabranch.protocol.ledger_row import HourAccount
+from batch_layer import compilers
 from batch_layer.many_streams import Outcome
 from batch_layer.rebuild import Result as HourResult
 from batch_layer.summary import print_outcomes
@@ -42,7 +46,11 @@ def conf(tmp_path: Path) -> Path:
 def submitted(conf: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[str], Result]]:
     """Runs `anabranch batch`; returns the arguments of the job, and what the command said."""
     given: list[str] = []
-    monkeypatch.setattr("anabranch.spark.submit.submit", lambda environment, layer, arguments: given.extend(arguments))
+
+    def submit(environment: Environment, layer: str, arguments: list[str], java: list[str]) -> None:
+        given.extend([*java, *arguments])
+
+    monkeypatch.setattr("anabranch.spark.submit.submit", submit)
 
     def run(*arguments: str) -> tuple[list[str], Result]:
         given.clear()
@@ -72,6 +80,31 @@ def test_reports_on_hours_read_each_stream(submitted: Callable[..., tuple[list[s
     given, _ = submitted("--all", "--hour", HOUR, "--restate", "--why", "a new schema", "--at-once", "4")
     assert given[0] == "--all"
     assert given[-6:] == ["--hour", HOUR, "--restate", "--why=a new schema", "--at-once", "4"]
+
+
+@pytest.mark.parametrize(
+    ("shares", "expected"),
+    [
+        ({"a": 0.4, "b": 0.6}, compilers.FIRST_COMPILER),
+        ({"a": 0.4, "b": 0.7}, []),
+        ({"a": 0.4, "b": Transient("the broker is unreachable")}, []),
+    ],
+)
+def test_a_job_of_few_offsets_uses_javas_first_compiler_alone(
+    submitted: Callable[..., tuple[list[str], Result]],
+    monkeypatch: pytest.MonkeyPatch,
+    shares: dict[str, float | Transient],
+    expected: list[str],
+) -> None:
+    def share_of(job: Job, note: Note, span: tuple[str, str] | None) -> float:
+        share = shares[job.stream.name]
+        if isinstance(share, Transient):
+            raise share
+        return share
+
+    monkeypatch.setattr(compilers, "share_of", share_of)
+    given, _ = submitted("--group", "small")
+    assert given[: given.index("--group")] == expected
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,14 @@ def test_a_cluster_is_sent_the_jars_and_no_code_of_ours(master: str) -> None:
     assert process.get("SPARK_LOCAL_IP") is None
 
 
+def test_configured_options_of_java_win() -> None:
+    one = environment("local[2]", spark_driver_extraJavaOptions="-XX:TieredStopAtLevel=4")
+    command, _ = submit.submit_command(one, "batch_layer", [], ["-XX:TieredStopAtLevel=1"])
+    # Java takes the last of two values.
+    levels = [o for o in after(command, "--driver-java-options")[0].split() if "TieredStopAtLevel" in o]
+    assert levels == ["-XX:TieredStopAtLevel=1", "-XX:TieredStopAtLevel=4"]
+
+
 def test_the_python_of_executors_is_not_the_drivers() -> None:
     one = environment("yarn", spark_pyspark_python="./environment/bin/python")
     conf = after(submit.submit_command(one, "speed_layer", [])[0], "--conf")

@@ -1,0 +1,75 @@
+"""How many offsets a batch job has to read at most, by which Java's compilers are chosen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from brokers import Broker
+from lakes import FIRST, StreamLake, decide, new_lake
+
+from anabranch.common.errors import Refused
+from anabranch.iceberg.commits import Change, Outcome
+from anabranch.job import Job
+from anabranch.offsets.hours import Cut, Timeline, shift
+from anabranch.protocol.publish import Publish, new_id
+from anabranch.protocol.state import SETTLED, Accepted
+from batch_layer.compilers import FIRST_COMPILER, java_options, share_of
+
+SECOND, OPEN = shift(FIRST, 1), shift(FIRST, 2)
+BY_SPARK, BY_WORKERS = 500_000, 2_000_000
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> StreamLake:
+    """Two sealed hours of 10 and 20 offsets, and 5 offsets of the open one."""
+    sealed = {FIRST: Cut("t", {0: (0, 10)}), SECOND: Cut("t", {0: (10, 30)})}
+    return new_lake(tmp_path, timeline=Timeline(FIRST, OPEN, {0: 30}, sealed=sealed))
+
+
+def share(lake: StreamLake, span: tuple[str, str] | None, records: int = 35) -> float:
+    job = Job(lake.environment, lake.stream, lake.lake, Broker(log={0: [0] * records}).adapter)
+    return share_of(job, lambda waits_for: None, span)
+
+
+@pytest.mark.parametrize(
+    ("span", "offsets"),
+    [(None, 35), ((FIRST, FIRST), 10), ((FIRST, SECOND), 30), ((SECOND, OPEN), 25), ((OPEN, OPEN), 5)],
+)
+def test_the_offsets_of_the_hours(lake: StreamLake, span: tuple[str, str] | None, offsets: int) -> None:
+    assert share(lake, span) == offsets / BY_WORKERS
+
+
+def test_a_topic_that_was_set_back_counts_no_offsets_below_zero(lake: StreamLake) -> None:
+    assert share(lake, None, records=3) == 30 / BY_WORKERS
+
+
+def test_accepted_hours_wait_no_more(lake: StreamLake) -> None:
+    timeline = replace(lake.state().timeline, sealed={SECOND: Cut("t", {0: (10, 30)})})
+    accepted = Accepted(1, Cut("t", {0: (0, 10)}))
+    staged = lake.stage([(FIRST, 0, 1)])
+    assert lake.publish(lake.accept(staged, FIRST, accepted, timeline=timeline)) is Outcome.LANDED
+    assert (share(lake, None), share(lake, (FIRST, FIRST))) == (25 / BY_WORKERS, 10 / BY_WORKERS)
+
+
+def test_an_hour_that_the_table_has_forgotten_is_as_large_as_the_ledger_has_it(tmp_path: Path) -> None:
+    lake = new_lake(tmp_path, timeline=Timeline(FIRST, SECOND, {0: 7}))
+    settled = Change("batch", properties={SETTLED: SECOND})
+    assert lake.publish(Publish(new_id(), (settled,), lake.state().timeline)) is Outcome.LANDED
+    with pytest.raises(Refused, match=f"hour {FIRST}: expected its cut in the ledger"):
+        share(lake, (FIRST, FIRST))
+    lake.ledger.record([decide(FIRST, "accepted", 1, Cut("t", {0: (0, 7)}), datetime.now(UTC))])
+    assert share(lake, (FIRST, FIRST)) == 7 / BY_WORKERS
+
+
+def test_most_offsets_are_fewer_where_spark_decodes(lake: StreamLake) -> None:
+    batch = lake.stream.batch.model_copy(update={"decoder": "spark"})
+    by_spark = replace(lake, stream=lake.stream.model_copy(update={"batch": batch}))
+    assert share(by_spark, None) == 35 / BY_SPARK
+
+
+def test_options_by_the_sum_of_the_shares() -> None:
+    assert java_options([0.5, 0.5]) == FIRST_COMPILER
+    assert java_options([0.5, 0.6]) == java_options([0.1, None]) == []
