@@ -153,7 +153,7 @@ BENCH.threads = PYTHONPATH=benchmarks $(BIN)/python benchmarks/threads.py $(ARGS
 # Memory of a speed layer that runs for long: MICRO_BATCHES=20000.
 BENCH.driver = PYTHONPATH=benchmarks $(BIN)/python benchmarks/driver.py --micro-batches $(or $(MICRO_BATCHES),20000) $(ARGS)
 # From acknowledged to readable under a steady producer: MINUTES=10 RATE=10000.
-BENCH.freshness = PYTHONPATH=benchmarks $(BIN)/python benchmarks/freshness.py --minutes $(or $(MINUTES),10) --rate $(or $(RATE),10000)
+BENCH.freshness = PYTHONPATH=benchmarks:tests/support $(BIN)/python benchmarks/freshness.py --minutes $(or $(MINUTES),10) --rate $(or $(RATE),10000) $(if $(MASTER),--master '$(MASTER)')
 # Cost of a record, a micro-batch and an hour, for the rules of docs/how-to/deploy/jobs.md.
 BENCH.sizing = PYTHONPATH=tests/support $(BIN)/python tests/measure/sizing.py
 # A publish by micro-batches and hours; draws benchmarks/metadata.svg.

@@ -13,17 +13,16 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import statistics
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 
 import peer
 from registry import running_registry
-from runs import OURS, Run, Watch, end_by_signals, median, run, spread
+from runs import OURS, Run, end_by_signals, median, on_master, run, spread
 from shapes import SHAPES, Registered, Shape, fill
 
 from anabranch.common.output import print_table
@@ -72,21 +71,6 @@ def registered(plan: Plan, folder: Path) -> Iterator[Plan]:
     with running_registry(folder / "registry") as registry:
         id = registry.register(f"{plan.shape.name}-value", plan.shape.avro)
         yield dataclasses.replace(plan, shape=dataclasses.replace(plan.shape, registered=Registered(registry.url, id)))
-
-
-@contextmanager
-def standalone() -> Iterator[None]:
-    """A standalone cluster of two workers of one core, which all ways use."""
-    from cluster import running_cluster
-
-    with running_cluster() as cluster:
-        os.environ[peer.MASTER] = cluster.master
-        Watch.workers = [process.pid for name, process in cluster.processes.items() if name != "master"]
-        try:
-            yield
-        finally:
-            Watch.workers = []
-            del os.environ[peer.MASTER]
 
 
 def compare(plan: Plan, services: Services) -> Results:
@@ -206,9 +190,7 @@ def main() -> int:
     options = parser.parse_args()
     plans = smoke() if options.smoke else full(options.rounds, options.ways)
     plans = [plan for plan in plans if options.shape in (None, plan.shape.name)]
-    if options.master not in ("", "standalone"):
-        os.environ[peer.MASTER] = options.master
-    with standalone() if options.master == "standalone" else nullcontext():
+    with on_master(options.master):
         every, text = measure(plans)
     now = recorded(every, options.master)
     if options.out is not None:

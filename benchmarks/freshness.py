@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
-from runs import configure, end_by_signals
+from runs import configure, end_by_signals, on_master
 from shapes import SHAPES, create, steady
 from sqlalchemy import Engine, create_engine, text
 
@@ -168,8 +168,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="How fresh the table is under a steady producer.")
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--rate", type=int, default=10_000, help="records a second")
+    parser.add_argument("--master", default="", help="`standalone`, or a Spark master such as spark://host:7077")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="anabranch-fresh-") as name:
+    with on_master(options.master), tempfile.TemporaryDirectory(prefix="anabranch-fresh-") as name:
         folder = Path(name)
         (folder / "run").mkdir()
         with running(folder / "services") as services:

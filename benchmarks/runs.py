@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import ClassVar
 
 import psutil
 import yaml
-from peer import BUCKET, spark_master
+from peer import BUCKET, MASTER, spark_master
 from shapes import Shape
 
 from anabranch.config import S3
@@ -162,6 +162,27 @@ def _ours(
     command = [*anabranch, "speed", "bench", "--available-now", "--output", "json"]
     log, seen = run_command(command, environment, folder, watch)
     return list(published(log)), seen
+
+
+@contextmanager
+def on_master(master: str) -> Iterator[None]:
+    """The Spark master of everything that is measured: `standalone` is a cluster of two workers of one core for the
+    length of a `with`, an empty text this machine."""
+    if master not in ("", "standalone"):
+        os.environ[MASTER] = master
+    if master != "standalone":
+        yield
+        return
+    from cluster import running_cluster
+
+    with running_cluster() as cluster:
+        os.environ[MASTER] = cluster.master
+        Watch.workers = [process.pid for name, process in cluster.processes.items() if name != "master"]
+        try:
+            yield
+        finally:
+            Watch.workers = []
+            del os.environ[MASTER]
 
 
 def configure(folder: Path, shape: Shape, services: Services, on_s3: bool, speed: dict[str, object]) -> dict[str, str]:
