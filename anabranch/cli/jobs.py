@@ -176,12 +176,16 @@ def batch(
 
 
 def _java_options(chosen: Selection, span: tuple[str, str] | None, conf: str | None) -> list[str]:
-    """Options of the driver's Java by what waits for the job. A stream that does not answer is the job's to report."""
+    """Options of the driver's Java by what waits for the job; none where a stream does not answer. What is wrong is the
+    job's to report."""
     from anabranch.cli.many import ask, select
     from anabranch.common.errors import AnabranchError
     from batch_layer import compilers
 
-    shares = ask(select(chosen, conf), partial(compilers.share_of, span=span))
+    try:
+        shares = ask(select(chosen, conf), partial(compilers.share_of, span=span))
+    except AnabranchError:
+        return []
     return compilers.java_options(None if isinstance(share, AnabranchError) else share for share in shares.values())
 
 

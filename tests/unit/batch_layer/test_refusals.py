@@ -51,7 +51,7 @@ def test_nothing_changed_is_the_same_basis() -> None:
     [
         basis(new_stream(batch={"allow_gaps": ["retention"]})),
         basis(new_stream(event_time=None, start="latest")),
-        basis(new_stream(batch={"decoder": "workers"})),
+        basis(new_stream(batch={"decoder": "spark"})),
         basis(suite=b"expectations: []"),
         basis(cut=Cut("t", {0: (10, 21)})),
         basis(cut=Cut("other", {0: (10, 20)})),
