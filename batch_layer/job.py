@@ -114,7 +114,7 @@ def run(arguments: Sequence[str]) -> int:
         [name] = parsed.stream
         job = open_job(name, parsed.conf)
         of_process(stream=name, layer="batch")
-        with _spark(job.environment, f"stream {name}", SETTINGS) as (spark, stop):
+        with _spark(job.environment, name, f"stream {name}", SETTINGS) as (spark, stop):
             outcome = run_stream(job, spark, work, stop, parents)
         if outcome.error is not None:
             raise outcome.error
@@ -126,7 +126,8 @@ def run(arguments: Sequence[str]) -> int:
     for name, error in broken.items():
         LOG.error("stream %s: %s", name, error)
     if jobs:
-        with _spark(environment, f"{len(jobs)} streams", SETTINGS | SHARED) as (spark, stop):
+        what = f"{len(jobs)} streams"
+        with _spark(environment, what, what, SETTINGS | SHARED) as (spark, stop):
             outcomes += run_streams(jobs, spark, work, stop, parents, parsed.at_once)
     print_outcomes(outcomes, hours, parsed.output, nothing)
     return combined_exit_code(exit_code_of(outcome, hours) for outcome in outcomes)
@@ -134,12 +135,13 @@ def run(arguments: Sequence[str]) -> int:
 
 @contextmanager
 def _spark(
-    environment: Environment, name: str, settings: Mapping[str, str]
+    environment: Environment, what: str, component: str, settings: Mapping[str, str]
 ) -> Iterator[tuple[SparkSession, threading.Event]]:
-    """A session, closed at the end, and the event that a signal sets."""
-    spark = open_session(environment, f"anabranch batch {name}", settings)
+    """A session of the application `anabranch batch WHAT`, closed at the end, and the event that a signal sets;
+    `component` logs that."""
+    spark = open_session(environment, f"anabranch batch {what}", settings)
     try:
-        with _stopped_by_signal(spark, name) as stop:
+        with _stopped_by_signal(spark, component) as stop:
             yield spark, stop
     finally:
         close_session(spark)

@@ -176,8 +176,8 @@ def batch(
 
 
 def _java_options(chosen: Selection, span: tuple[str, str] | None, conf: str | None) -> list[str]:
-    """Options of the driver's Java by what waits for the job; none where a stream does not answer. What is wrong is the
-    job's to report."""
+    """Options of the driver's Java by the offsets that wait for the job; none where a stream does not answer. The job
+    itself reports errors."""
     from anabranch.cli.many import ask, select
     from anabranch.common.errors import AnabranchError
     from batch_layer import compilers
