@@ -158,9 +158,14 @@ class StreamFolder:
         family has any more, is not here."""
         has_own_files = bool(self._named) and {*self._named} <= {*config.stream_names(self._conf)}
         members = {} if has_own_files else self._families.members()
-        names = [name for name in self._named if not self._is_gone(name, members)] if self._named else (
-            *config.stream_names(self._conf), *members,
-        )  # fmt: skip
+        names = (
+            [name for name in self._named if not self._is_gone(name, members)]
+            if self._named
+            else (
+                *config.stream_names(self._conf),
+                *members,
+            )
+        )
         self._read = {name: self._current(name, members.get(name)) for name in names}
         self._shared = self._find_shared(members)
         files = {n: (s, lake) for n, (_, s, lake) in self._read.items() if isinstance(s, Stream) and lake is not None}

@@ -39,9 +39,14 @@ def read_archive(job: Job, spark: SparkSession, hour: str, cut: Cut) -> DataFram
     name = job.stream.archive_table
     rows = read_snapshot(spark, job.environment.catalog.name, name, heads(job.lake.load(name))["main"])
     return rows.where((F.col("ingest_hour") == hour) & (F.col("topic_id") == cut.topic_id)).selectExpr(
-        "kafka_partition AS partition", "kafka_offset AS offset", "kafka_timestamp AS timestamp", "ingest_hour", "key",
-        "value", "headers",
-    )  # fmt: skip
+        "kafka_partition AS partition",
+        "kafka_offset AS offset",
+        "kafka_timestamp AS timestamp",
+        "ingest_hour",
+        "key",
+        "value",
+        "headers",
+    )
 
 
 def write_archive(job: Job, spark: SparkSession, decoded: DataFrame, hour: str, cut: Cut, state: State) -> None:
@@ -52,9 +57,12 @@ def write_archive(job: Job, spark: SparkSession, decoded: DataFrame, hour: str, 
     or that a new erasure is of: the hour is read again by it. Raises Transient.
     """
     records = decoded.selectExpr(
-        f"'{cut.topic_id}' AS topic_id", *AT, "kafka_timestamp", "ingest_hour",
+        f"'{cut.topic_id}' AS topic_id",
+        *AT,
+        "kafka_timestamp",
+        "ingest_hour",
         *(f"kafka_{name} AS {name}" for name in ("key", "value", "headers")),
-    )  # fmt: skip
+    )
     for _ in range(_ATTEMPTS):
         if _write(job, spark, records, hour, cut, state):
             return

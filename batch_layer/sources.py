@@ -111,14 +111,20 @@ class HourRecords:
         hashed, is_named = key_hash(self.decoded, stream.key, served), names_event(stream.key)
         source = F.col(f"`{_SOURCE}`")
         facts = self.decoded.select(
-            *AT, source.alias("source"), "is_dead", F.expr(f"coalesce({DRIFTS}, false)").alias("drifts"),
+            *AT,
+            source.alias("source"),
+            "is_dead",
+            F.expr(f"coalesce({DRIFTS}, false)").alias("drifts"),
             F.when(~F.col("is_dead") & is_named, hashed).alias("hash"),
-        )  # fmt: skip
+        )
         if self.certain is not None:
             certain = self.certain.rows([*AT, *stream.key]).select(
-                *AT, F.lit(KAFKA).alias("source"), F.lit(False).alias("is_dead"), F.lit(False).alias("drifts"),
+                *AT,
+                F.lit(KAFKA).alias("source"),
+                F.lit(False).alias("is_dead"),
+                F.lit(False).alias("drifts"),
                 F.when(is_named, hashed).alias("hash"),
-            )  # fmt: skip
+            )
             facts = facts.unionByName(certain) if self.has_decoded else certain
         return facts.coalesce(1).toArrow()
 
@@ -246,8 +252,11 @@ class HourReader:
         if certain.left_count > certain.count:
             LOG.info(
                 "stream %s: workers left most records to Spark, which decodes the next hours hour=%s left=%d of=%d",
-                self._stream.name, hour, certain.left_count, certain.left_count + certain.count,
-            )  # fmt: skip
+                self._stream.name,
+                hour,
+                certain.left_count,
+                certain.left_count + certain.count,
+            )
             self._left_most = True
         return certain, decoded.where(f"{ROW} IS NULL").drop(ROW)
 

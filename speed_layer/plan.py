@@ -139,9 +139,7 @@ def plan_write(dates: int | None, hours: int) -> dict[str, str]:
     return {"fanout-enabled": "false", "distribution-mode": "none", "output-sort-order-id": "0"}
 
 
-def _matches_decision(
-    staged: StagedBatch, state: State, position: Position, by_hour: Mapping[str, Ranges]
-) -> bool:  # fmt: skip
+def _matches_decision(staged: StagedBatch, state: State, position: Position, by_hour: Mapping[str, Ranges]) -> bool:
     is_split_so = staged.topic_id == position.topic_id and staged.by_hour == by_hour
     return is_split_so and staged.erasures == erasure_marks(state, position.topic_id, by_hour)
 

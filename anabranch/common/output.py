@@ -42,9 +42,15 @@ _FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 # What rich leaves out for NO_COLOR, and a terminal that has none.
 _STYLES = {
-    "accepted": "green", "passed": "green", "ready": "green", "refused": "red", "failed": "red", "error": "red",
-    "warning": "yellow", "sealed": "yellow",
-}  # fmt: skip
+    "accepted": "green",
+    "passed": "green",
+    "ready": "green",
+    "refused": "red",
+    "failed": "red",
+    "error": "red",
+    "warning": "yellow",
+    "sealed": "yellow",
+}
 
 
 def plain(value: object) -> Any:

@@ -80,9 +80,14 @@ class Progress:
     """
 
     def __init__(
-        self, log: logging.Logger, doing: str, units: str, total: int | None = None, sizes: tuple[int, ...] = (),
+        self,
+        log: logging.Logger,
+        doing: str,
+        units: str,
+        total: int | None = None,
+        sizes: tuple[int, ...] = (),
         contents: str = "",
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._log, self._doing, self._sizes = log, doing, sizes
         self._at = HowFar(units, len(sizes) if contents else total, contents, sum(sizes) if contents else None)
         self._began = self._news = time.monotonic()
@@ -187,9 +192,13 @@ class _LastLine:
         self._console = Console(file=handler.stream, highlight=False, markup=False, emoji=False)
         # Standard output is for results, and may be another file.
         self._live = Live(
-            get_renderable=self._line, console=self._console, transient=True, refresh_per_second=4,
-            redirect_stdout=False, redirect_stderr=False,
-        )  # fmt: skip
+            get_renderable=self._line,
+            console=self._console,
+            transient=True,
+            refresh_per_second=4,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
         self._timer = threading.Timer(_PATIENCE, self._show)
         self._timer.daemon = True
         self._alone = threading.Lock()

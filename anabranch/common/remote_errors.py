@@ -31,40 +31,71 @@ _WORKER = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(\
 
 # A certificate of S3 that is not trusted, as botocore, the AWS SDKs for C++ and for Java say it.
 _UNTRUSTED_S3 = (
-    "SSL validation failed for", "curlCode: 60,", "curlCode: 77,", "Unable to execute HTTP request: PKIX",
+    "SSL validation failed for",
+    "curlCode: 60,",
+    "curlCode: 77,",
+    "Unable to execute HTTP request: PKIX",
     "Unable to execute HTTP request: (certificate_unknown) PKIX",
-)  # fmt: skip
+)
 
 # By what they concern: the words of S3's error codes (as botocore and the AWS SDKs for Java and C++ spell them), of
 # Kafka's and PostgreSQL's. S3 answers a HEAD without a body, so wrong keys and missing rights look alike there.
 _DENIED = {
     # Before S3: AWS reports both alike, except for the action that is denied.
     "the keys of the standard AWS chain, and what they may do in Glue (docs/how-to/deploy/services.md)": (
-        "perform: glue:", "UnrecognizedClientException",
+        "perform: glue:",
+        "UnrecognizedClientException",
     ),
     "catalog.properties: token or credential, and what they may do": (
-        "UnauthorizedError", "ForbiddenError", "OAuthError", "NotAuthorizedException", "ForbiddenException",
+        "UnauthorizedError",
+        "ForbiddenError",
+        "OAuthError",
+        "NotAuthorizedException",
+        "ForbiddenException",
     ),
     "s3.ca, for Spark the trust store of Java too (docs/how-to/deploy/services.md)": _UNTRUSTED_S3,
     "s3.access_key and s3.secret_key, and what the bucket's policy allows them": (
-        "AccessDenied", "ACCESS_DENIED", "Access Denied", "InvalidAccessKeyId", "INVALID_ACCESS_KEY_ID",
-        "SignatureDoesNotMatch", "SIGNATURE_DOES_NOT_MATCH", "INVALID_SIGNATURE", "error occurred (403)",
-        "Status Code: 403", "HTTP status 403", "HTTP response code: 403",
+        "AccessDenied",
+        "ACCESS_DENIED",
+        "Access Denied",
+        "InvalidAccessKeyId",
+        "INVALID_ACCESS_KEY_ID",
+        "SignatureDoesNotMatch",
+        "SIGNATURE_DOES_NOT_MATCH",
+        "INVALID_SIGNATURE",
+        "error occurred (403)",
+        "Status Code: 403",
+        "HTTP status 403",
+        "HTTP response code: 403",
     ),
     "kafka.security: user, password and certificates": (
-        "SaslAuthentication", "SslAuthentication", "CERTIFICATE_VERIFY_FAILED", "UnsupportedSaslMechanism",
-        "ALERT_BAD_CERTIFICATE", "ALERT_CERTIFICATE_REQUIRED", "ALERT_UNKNOWN_CA", "ALERT_HANDSHAKE_FAILURE",
+        "SaslAuthentication",
+        "SslAuthentication",
+        "CERTIFICATE_VERIFY_FAILED",
+        "UnsupportedSaslMechanism",
+        "ALERT_BAD_CERTIFICATE",
+        "ALERT_CERTIFICATE_REQUIRED",
+        "ALERT_UNKNOWN_CA",
+        "ALERT_HANDSHAKE_FAILURE",
     ),
     "the user's rights with kafka-acls: it needs READ, DESCRIBE and DESCRIBE_CONFIGS of the topic": (
-        "TopicAuthorization", "GroupAuthorization", "ClusterAuthorization", "TransactionalIdAuthorization",
+        "TopicAuthorization",
+        "GroupAuthorization",
+        "ClusterAuthorization",
+        "TransactionalIdAuthorization",
         "DelegationTokenAuthorization",
     ),
     "catalog.uri: user, password and database, and the user's permissions": (
-        "password authentication failed", "no pg_hba.conf entry", "permission denied for", "FATAL:  role",
-        "FATAL: role", "FATAL:  database", "FATAL: database",
+        "password authentication failed",
+        "no pg_hba.conf entry",
+        "permission denied for",
+        "FATAL:  role",
+        "FATAL: role",
+        "FATAL:  database",
+        "FATAL: database",
     ),
     "catalog.warehouse: `anabranch apply` makes the bucket": ("NoSuchBucket", "NO_SUCH_BUCKET"),
-}  # fmt: skip
+}
 
 # S3 refuses a signature of another time as it refuses a wrong one.
 _SKEWED = ("RequestTimeTooSkewed", "REQUEST_TIME_TOO_SKEWED")
@@ -85,77 +116,182 @@ _DISK_FULL = re.compile(
 _READ_ONLY = re.compile(r"(?:Read-only file system|attempt to write a readonly database)(?:\)|: .*)?\s*$", re.MULTILINE)
 _ADDRESS_TAKEN = frozenset({errno.EADDRINUSE, errno.EADDRNOTAVAIL})
 # Of a path that a command was given, beside what `_of_a_path` names for all.
-_NO_SUCH_PLACE = frozenset({
-    errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM,
-})  # fmt: skip
+_NO_SUCH_PLACE = frozenset(
+    {
+        errno.ENOTDIR,
+        errno.EISDIR,
+        errno.EEXIST,
+        errno.ENAMETOOLONG,
+        errno.ELOOP,
+        errno.EACCES,
+        errno.EPERM,
+    }
+)
 
 # What only the network, or Spark's own machinery, can throw: never the rows that are read.
 _AWAY = (
-    "S3Exception", "SdkClientException", "SdkServiceException", "AwsServiceException", "software.amazon.awssdk",
-    "java.net.", "java.io.IOException", "java.io.EOFException", "RuntimeIOException", "UncheckedIOException",
-    "UncheckedSQLException", "java.sql.SQL", "org.sqlite.SQLite", "PSQLException", "org.apache.kafka.common.errors",
-    "ServiceFailureException", "NotFoundException: Location does not exist", "Py4JNetworkError", "ExecutorLost",
-    "FetchFailed", "Checkpoint block", "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND", "SparkContext was shut down",
-    "was cancelled", "OutOfMemoryError", "AWS Error",
-)  # fmt: skip
+    "S3Exception",
+    "SdkClientException",
+    "SdkServiceException",
+    "AwsServiceException",
+    "software.amazon.awssdk",
+    "java.net.",
+    "java.io.IOException",
+    "java.io.EOFException",
+    "RuntimeIOException",
+    "UncheckedIOException",
+    "UncheckedSQLException",
+    "java.sql.SQL",
+    "org.sqlite.SQLite",
+    "PSQLException",
+    "org.apache.kafka.common.errors",
+    "ServiceFailureException",
+    "NotFoundException: Location does not exist",
+    "Py4JNetworkError",
+    "ExecutorLost",
+    "FetchFailed",
+    "Checkpoint block",
+    "CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND",
+    "SparkContext was shut down",
+    "was cancelled",
+    "OutOfMemoryError",
+    "AWS Error",
+)
 
 
 # Names of Java's errors that the same records, or the same program, throw each time.
 _JAVA_TERMINAL = (
-    "ArithmeticException", "DateTimeException", "RecordTooLargeException", "RecordBatchTooLargeException",
-    "MessageSizeTooLarge", "RecordListTooLarge", "StackOverflowError", "NoClassDefFoundError", "NoSuchMethodError",
-    "NoSuchFieldError", "AbstractMethodError", "ClassNotFoundException", "UnsupportedClassVersionError",
-)  # fmt: skip
+    "ArithmeticException",
+    "DateTimeException",
+    "RecordTooLargeException",
+    "RecordBatchTooLargeException",
+    "MessageSizeTooLarge",
+    "RecordListTooLarge",
+    "StackOverflowError",
+    "NoClassDefFoundError",
+    "NoSuchMethodError",
+    "NoSuchFieldError",
+    "AbstractMethodError",
+    "ClassNotFoundException",
+    "UnsupportedClassVersionError",
+)
 
 # These look like an unreachable service, and may be permanent: a memory that is too small, a file that is
 # gone, a broker that does not know a request, bytes that a disk lost.
 _JAVA_DOUBTFUL = (
-    "OutOfMemoryError", "Location does not exist", "FileNotFoundException", "NoSuchFileException", "NoSuchKeyException",
-    "UnsupportedVersionException", "InvalidTopicException", "CorruptRecordException", "SerializationException",
-    "UnsupportedForMessageFormatException", "InvalidConfigurationException", "OffsetOutOfRangeException",
-)  # fmt: skip
+    "OutOfMemoryError",
+    "Location does not exist",
+    "FileNotFoundException",
+    "NoSuchFileException",
+    "NoSuchKeyException",
+    "UnsupportedVersionException",
+    "InvalidTopicException",
+    "CorruptRecordException",
+    "SerializationException",
+    "UnsupportedForMessageFormatException",
+    "InvalidConfigurationException",
+    "OffsetOutOfRangeException",
+)
 
 # What passes by itself, beside `_AWAY`: as Java, Spark, Iceberg, SQLAlchemy, botocore and kafka-python name it.
 _PASSES = (
-    "TimeoutException", "InterruptedException", "ClosedByInterruptException", "ClosedChannelException",
-    "InterruptedIOException", "java.nio.file.FileSystemException", "RejectedExecutionException", "TaskKilled",
-    "CommitFailedException", "CommitStateUnknownException", "ServiceUnavailableException", "OperationalError",
-    "InterfaceError", "AdminShutdown", "KafkaTimeoutError", "KafkaConnectionError", "NodeNotReadyError",
-    "Failed to find active controller id", "error occurred (5", "error occurred (429)", "error occurred (408)",
-    "Status Code: 5", "Status Code: 429", "HTTP status 5", "InternalError", "SlowDown", "SLOW_DOWN", "Throttl",
-    "RequestTimeout", "REQUEST_TIMEOUT", "RequestLimitExceeded", "No resolvable bootstrap urls", "ExecutorDead",
+    "TimeoutException",
+    "InterruptedException",
+    "ClosedByInterruptException",
+    "ClosedChannelException",
+    "InterruptedIOException",
+    "java.nio.file.FileSystemException",
+    "RejectedExecutionException",
+    "TaskKilled",
+    "CommitFailedException",
+    "CommitStateUnknownException",
+    "ServiceUnavailableException",
+    "OperationalError",
+    "InterfaceError",
+    "AdminShutdown",
+    "KafkaTimeoutError",
+    "KafkaConnectionError",
+    "NodeNotReadyError",
+    "Failed to find active controller id",
+    "error occurred (5",
+    "error occurred (429)",
+    "error occurred (408)",
+    "Status Code: 5",
+    "Status Code: 429",
+    "HTTP status 5",
+    "InternalError",
+    "SlowDown",
+    "SLOW_DOWN",
+    "Throttl",
+    "RequestTimeout",
+    "REQUEST_TIMEOUT",
+    "RequestLimitExceeded",
+    "No resolvable bootstrap urls",
+    "ExecutorDead",
     # Of a Python worker, as by type below; those of paths have names of their own.
     "\nOSError: ",
-)  # fmt: skip
+)
 
 # The same of Python, by type: an error of a library is known by its name, since not every job has every library.
-_PASSES_BY_TYPE = frozenset({
-    "builtins.OSError", "kafka.errors.RetriableError", "sqlalchemy.exc.OperationalError",
-    "sqlalchemy.exc.InterfaceError", "sqlalchemy.exc.TimeoutError", "botocore.exceptions.HTTPClientError",
-    "botocore.exceptions.ConnectionError", "botocore.exceptions.EndpointConnectionError",
-    "botocore.exceptions.IncompleteReadError", "botocore.exceptions.MetadataRetrievalError",
-    "urllib3.exceptions.HTTPError", "http.client.HTTPException", "pyiceberg.exceptions.ServerError",
-    "pyiceberg.exceptions.ServiceUnavailableError", "pyiceberg.exceptions.TooManyRequestsError",
-    "pyiceberg.exceptions.AuthorizationExpiredError", "pyiceberg.exceptions.CommitStateUnknownException",
-    "pyiceberg.exceptions.CommitFailedException", "pyiceberg.exceptions.WaitingForLockException",
-})  # fmt: skip
+_PASSES_BY_TYPE = frozenset(
+    {
+        "builtins.OSError",
+        "kafka.errors.RetriableError",
+        "sqlalchemy.exc.OperationalError",
+        "sqlalchemy.exc.InterfaceError",
+        "sqlalchemy.exc.TimeoutError",
+        "botocore.exceptions.HTTPClientError",
+        "botocore.exceptions.ConnectionError",
+        "botocore.exceptions.EndpointConnectionError",
+        "botocore.exceptions.IncompleteReadError",
+        "botocore.exceptions.MetadataRetrievalError",
+        "urllib3.exceptions.HTTPError",
+        "http.client.HTTPException",
+        "pyiceberg.exceptions.ServerError",
+        "pyiceberg.exceptions.ServiceUnavailableError",
+        "pyiceberg.exceptions.TooManyRequestsError",
+        "pyiceberg.exceptions.AuthorizationExpiredError",
+        "pyiceberg.exceptions.CommitStateUnknownException",
+        "pyiceberg.exceptions.CommitFailedException",
+        "pyiceberg.exceptions.WaitingForLockException",
+    }
+)
 # An OSError, but a path that is what it is.
 _DOUBTFUL_BY_TYPE = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
 _TERMINAL_BY_TYPE = (
-    ArithmeticError, TypeError, AttributeError, NameError, ImportError, NotImplementedError, AssertionError,
-    SyntaxError, RecursionError,
-)  # fmt: skip
+    ArithmeticError,
+    TypeError,
+    AttributeError,
+    NameError,
+    ImportError,
+    NotImplementedError,
+    AssertionError,
+    SyntaxError,
+    RecursionError,
+)
 
 # Spark's analysis errors repeat, since plans are built from our code and the stream's file; except these: a table that
 # changed between two reads, or that a catalog did not have for a moment. The next attempt reads again, and names a
 # lasting cause.
 _ANALYSIS = re.compile(r"(?:AnalysisException|\bParseException):\s+\[(\w+)")
-_CHANGED_MEANWHILE = frozenset({
-    "UNRESOLVED_COLUMN", "UNRESOLVED_FIELD", "UNRESOLVED_USING_COLUMN_FOR_JOIN", "COLUMN_NOT_FOUND", "FIELD_NOT_FOUND",
-    "DATATYPE_MISMATCH", "CANNOT_UP_CAST_DATATYPE", "INCOMPATIBLE_COLUMN_TYPE", "INCOMPATIBLE_DATA_FOR_TABLE",
-    "INCOMPATIBLE_TABLE_CHANGE_AFTER_ANALYSIS", "INSERT_COLUMN_ARITY_MISMATCH", "NUM_COLUMNS_MISMATCH",
-    "TABLE_OR_VIEW_NOT_FOUND", "SCHEMA_NOT_FOUND",
-})  # fmt: skip
+_CHANGED_MEANWHILE = frozenset(
+    {
+        "UNRESOLVED_COLUMN",
+        "UNRESOLVED_FIELD",
+        "UNRESOLVED_USING_COLUMN_FOR_JOIN",
+        "COLUMN_NOT_FOUND",
+        "FIELD_NOT_FOUND",
+        "DATATYPE_MISMATCH",
+        "CANNOT_UP_CAST_DATATYPE",
+        "INCOMPATIBLE_COLUMN_TYPE",
+        "INCOMPATIBLE_DATA_FOR_TABLE",
+        "INCOMPATIBLE_TABLE_CHANGE_AFTER_ANALYSIS",
+        "INSERT_COLUMN_ARITY_MISMATCH",
+        "NUM_COLUMNS_MISMATCH",
+        "TABLE_OR_VIEW_NOT_FOUND",
+        "SCHEMA_NOT_FOUND",
+    }
+)
 
 # The services by what their clients, and our own messages, say of them; the first one that is named was asked.
 _SERVICES = (

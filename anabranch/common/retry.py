@@ -87,9 +87,15 @@ class Retry:
             assert error is not None
             TALLY.count(RETRIES, asked_service(error))
             LOG.warning(
-                "%s: try %d failed: %s; try %d in %.1f s (%s; %s)", what, number, error, number + 1, pause,
-                until, self.setting,
-            )  # fmt: skip
+                "%s: try %d failed: %s; try %d in %.1f s (%s; %s)",
+                what,
+                number,
+                error,
+                number + 1,
+                pause,
+                until,
+                self.setting,
+            )
 
         ended = stop_any(
             stop_when_event_set(self.stop), stop_before_delay(self.limit) if self.limit is not None else stop_never

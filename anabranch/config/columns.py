@@ -8,10 +8,22 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 _SIMPLE = {
-    "TEXT": "string", "VARCHAR": "string", "STRING": "string", "INT": "int", "BIGINT": "bigint", "SMALLINT": "int",
-    "TINYINT": "int", "FLOAT": "float", "DOUBLE": "double", "BOOLEAN": "boolean", "DATE": "date",
-    "TIMESTAMP": "timestamp", "TIMESTAMPTZ": "timestamp", "TIMESTAMPLTZ": "timestamp", "BINARY": "binary",
-}  # fmt: skip
+    "TEXT": "string",
+    "VARCHAR": "string",
+    "STRING": "string",
+    "INT": "int",
+    "BIGINT": "bigint",
+    "SMALLINT": "int",
+    "TINYINT": "int",
+    "FLOAT": "float",
+    "DOUBLE": "double",
+    "BOOLEAN": "boolean",
+    "DATE": "date",
+    "TIMESTAMP": "timestamp",
+    "TIMESTAMPTZ": "timestamp",
+    "TIMESTAMPLTZ": "timestamp",
+    "BINARY": "binary",
+}
 _TYPES = sorted({*_SIMPLE, "DECIMAL", "ARRAY", "MAP", "STRUCT"})
 _WORDS = frozenset((*_TYPES, "NUMERIC", "DEC", "INTEGER", "LONG", "SHORT", "BYTE", "REAL", "BOOL", "NOT", "NULL"))
 NO_COLUMNS = "expected columns such as 'id STRING NOT NULL, at TIMESTAMP'"

@@ -37,8 +37,10 @@ FUNCTIONS = frozenset(re.findall(r"\w+", _FUNCTIONS))
 """What an expression may call."""
 
 KAFKA: Mapping[str, str] = {
-    "key": "binary", "headers": "array<struct<key:string,value:binary>>", "topic": "string",
-}  # fmt: skip
+    "key": "binary",
+    "headers": "array<struct<key:string,value:binary>>",
+    "topic": "string",
+}
 """The types of what `kafka` makes a column of."""
 
 _NAMES = ("kafka_key", "kafka_topic", "kafka_partition", "kafka_offset", "kafka_timestamp")

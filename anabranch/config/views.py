@@ -34,8 +34,12 @@ _NUMBERS = (*_WHOLE, "decimal", "float", "double")
 _GROUPED = (*_WHOLE, "decimal", "string", "boolean", "date", "timestamp")
 _ORDERED = (*_NUMBERS, "string", "boolean", "date", "timestamp")
 _TAKES = {
-    "sum": _NUMBERS, "average": _NUMBERS, "min": _ORDERED, "max": _ORDERED, "approx_distinct": (*_WHOLE, "string"),
-}  # fmt: skip
+    "sum": _NUMBERS,
+    "average": _NUMBERS,
+    "min": _ORDERED,
+    "max": _ORDERED,
+    "approx_distinct": (*_WHOLE, "string"),
+}
 
 # The version of the computation of partials: a new version recomputes all of them.
 _VERSION = 1

@@ -34,7 +34,7 @@ Hashes = npt.NDArray[np.uint64]
 
 def groups_that_may_hold(
     open_file: Callable[[], InputStream], metadata: pq.FileMetaData, column: str, values: Sequence[str | int]
-) -> list[int]:  # fmt: skip
+) -> list[int]:
     """The numbers of a file's row groups, without those whose Bloom filter of a top-level column excludes every value.
 
     A filter has no false negatives: a row group that holds a value is always among them. So is one without a filter,

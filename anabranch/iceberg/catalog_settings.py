@@ -15,14 +15,25 @@ from anabranch.config import Catalog, Environment
 PATIENCE_SECONDS = 10
 # pgjdbc's names of libpq's parameters (https://jdbc.postgresql.org/documentation/use/).
 _PGJDBC = {
-    "application_name": "ApplicationName", "channel_binding": "channelBinding", "connect_timeout": "connectTimeout",
-    "gssencmode": "gssEncMode", "options": "options", "sslcert": "sslcert", "sslkey": "sslkey", "sslmode": "sslmode",
-    "sslpassword": "sslpassword", "sslrootcert": "sslrootcert",
-}  # fmt: skip
+    "application_name": "ApplicationName",
+    "channel_binding": "channelBinding",
+    "connect_timeout": "connectTimeout",
+    "gssencmode": "gssEncMode",
+    "options": "options",
+    "sslcert": "sslcert",
+    "sslkey": "sslkey",
+    "sslmode": "sslmode",
+    "sslpassword": "sslpassword",
+    "sslrootcert": "sslrootcert",
+}
 # Detection of dead connections: pgjdbc has other settings (`socketTimeout`, `tcpKeepAlive`).
 _PSYCOPG2_ALONE = {
-    "keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count", "tcp_user_timeout",
-}  # fmt: skip
+    "keepalives",
+    "keepalives_idle",
+    "keepalives_interval",
+    "keepalives_count",
+    "tcp_user_timeout",
+}
 
 
 def catalog_properties(environment: Environment) -> dict[str, str]:
@@ -89,10 +100,13 @@ def with_patience(uri: str, seconds: int = PATIENCE_SECONDS) -> str:
     wanted = {
         "sqlite": {"timeout": seconds},
         "postgresql": {
-            "connect_timeout": 5, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3,
+            "connect_timeout": 5,
+            "keepalives_idle": 10,
+            "keepalives_interval": 5,
+            "keepalives_count": 3,
             "tcp_user_timeout": 3000 * seconds,
         },
-    }.get(kind, {})  # fmt: skip
+    }.get(kind, {})
     given = uri.partition("?")[2]
     named = {pair.partition("=")[0] for pair in given.split("&")}
     more = "&".join(f"{key}={value}" for key, value in wanted.items() if key not in named)

@@ -31,16 +31,12 @@ def files_of(table: Table, branch: str, hour: str) -> tuple[DataFile, ...]:
     return tuple(files_by_hour(table, branch, (hour,)).get(hour, {}).values())
 
 
-def files_by_hour(
-    table: Table, branch: str, hours: Collection[str] | None = None
-) -> dict[str, dict[str, DataFile]]:  # fmt: skip
+def files_by_hour(table: Table, branch: str, hours: Collection[str] | None = None) -> dict[str, dict[str, DataFile]]:
     """The data files of a branch, all or those of `hours`: hour -> path -> file."""
     return files_at(table, head(table, branch), hours)
 
 
-def files_at(
-    table: Table, snapshot: Snapshot, hours: Collection[str] | None = None
-) -> dict[str, dict[str, DataFile]]:  # fmt: skip
+def files_at(table: Table, snapshot: Snapshot, hours: Collection[str] | None = None) -> dict[str, dict[str, DataFile]]:
     """The same of a snapshot."""
     files: dict[str, dict[str, DataFile]] = {}
     with lake_errors(f"read the manifests of {'.'.join(table.name())}"):

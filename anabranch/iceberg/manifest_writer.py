@@ -21,10 +21,22 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
 _MANIFEST_FIELDS = (
-    "manifest_path", "manifest_length", "partition_spec_id", "content", "sequence_number", "min_sequence_number",
-    "added_snapshot_id", "added_files_count", "existing_files_count", "deleted_files_count", "added_rows_count",
-    "existing_rows_count", "deleted_rows_count", "partitions", "key_metadata",
-)  # fmt: skip
+    "manifest_path",
+    "manifest_length",
+    "partition_spec_id",
+    "content",
+    "sequence_number",
+    "min_sequence_number",
+    "added_snapshot_id",
+    "added_files_count",
+    "existing_files_count",
+    "deleted_files_count",
+    "added_rows_count",
+    "existing_rows_count",
+    "deleted_rows_count",
+    "partitions",
+    "key_metadata",
+)
 
 
 class ManifestWriter:

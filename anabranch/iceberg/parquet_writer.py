@@ -57,9 +57,14 @@ _METRICS = "write.metadata.metrics"
 _WAITING_BYTES = 64 * 2**20
 _EPOCH = date(1970, 1, 1)
 _ARROW: dict[type[IcebergType], pa.DataType] = {
-    BooleanType: pa.bool_(), IntegerType: pa.int32(), LongType: pa.int64(), DoubleType: pa.float64(),
-    StringType: pa.string(), DateType: pa.date32(), TimestamptzType: pa.timestamp("us", "UTC"),
-}  # fmt: skip
+    BooleanType: pa.bool_(),
+    IntegerType: pa.int32(),
+    LongType: pa.int64(),
+    DoubleType: pa.float64(),
+    StringType: pa.string(),
+    DateType: pa.date32(),
+    TimestamptzType: pa.timestamp("us", "UTC"),
+}
 
 
 @dataclass(frozen=True)
@@ -221,7 +226,7 @@ def data_file_of(table: Table, output: Output) -> DataFile:
 
 def data_file_from(
     table: Table, path: str, size: int, footer: pq.FileMetaData, partition: Record, spec_id: int
-) -> DataFile:  # fmt: skip
+) -> DataFile:
     """A Parquet file as a manifest entry, with the statistics of its footer."""
     # The metadata of fields has their ids; that of the schema differs between writers.
     schema = footer.schema.to_arrow_schema().remove_metadata().serialize().to_pybytes()

@@ -61,10 +61,12 @@ class PhysicalDesign:
         parts = [
             f"{what} {', '.join(names)}"
             for what, names in (
-                ("an order by", self.sort), ("Bloom filters of", self.bloom), ("bounds only of", self.bounded or ()),
+                ("an order by", self.sort),
+                ("Bloom filters of", self.bloom),
+                ("bounds only of", self.bounded or ()),
             )
             if names
-        ]  # fmt: skip
+        ]
         return "; ".join(parts) or "no physical design"
 
 
@@ -81,9 +83,7 @@ class DesignChange:
         return bool(self.values or self.remove or self.sort is not None)
 
 
-def plan_design(
-    properties: Mapping[str, str], sorted_by: Sequence[str] | None, wanted: PhysicalDesign
-) -> DesignChange:  # fmt: skip
+def plan_design(properties: Mapping[str, str], sorted_by: Sequence[str] | None, wanted: PhysicalDesign) -> DesignChange:
     """The changes that give a table of these properties the wanted design. Pure. `sorted_by`: the
     columns of its sort order; None for an order that no design has.
     """

@@ -47,8 +47,15 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 PARTS = (Schema, PartitionSpec, SortOrder, Snapshot, SnapshotRef, SnapshotLogEntry, MetadataLogEntry)
 """The parts of a table's metadata. PyIceberg declares them frozen, and nothing changes one in place."""
 LISTS_OF_PARTS = (
-    "schemas", "partition_specs", "sort_orders", "snapshots", "snapshot_log", "metadata_log", "refs", "properties",
-)  # fmt: skip
+    "schemas",
+    "partition_specs",
+    "sort_orders",
+    "snapshots",
+    "snapshot_log",
+    "metadata_log",
+    "refs",
+    "properties",
+)
 """The fields of a table's metadata that contain parts or texts alone."""
 _MOST_TABLES = 1 << 10
 _MOST_SCHEMAS = 256

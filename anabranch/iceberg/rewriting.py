@@ -98,9 +98,7 @@ def rewrite(table: Table, sources: Sequence[DataFile], is_stopped: Callable[[], 
     return Rewritten(new_file, tuple(sources))
 
 
-def rewrite_kept(
-    table: Table, source: DataFile, keep: Callable[[pa.RecordBatch], pa.BooleanArray]
-) -> DataFile | None:  # fmt: skip
+def rewrite_kept(table: Table, source: DataFile, keep: Callable[[pa.RecordBatch], pa.BooleanArray]) -> DataFile | None:
     """Write the rows of a file that `keep` is true of to a new file, in their order, and read it back; None where it is
     true of none.
 

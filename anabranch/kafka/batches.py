@@ -28,8 +28,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 CONTROL, ABORTED, COMPACTED, RETENTION, PRESENT = CLASSES = (
-    "control", "aborted", "compacted", "retention", "present",
-)  # fmt: skip
+    "control",
+    "aborted",
+    "compacted",
+    "retention",
+    "present",
+)
 _CODES = {name: code for code, name in enumerate(CLASSES, 1)}
 
 # A fetch returns one whole batch at least, and about so many bytes: few where the next missing offset is far away.
@@ -255,12 +259,23 @@ async def _fetch(admin: Any, leaders: dict[int, int], place: Any, offset: int, s
 
 def _request(place: Any, offset: int, size: int) -> Any:
     partition = FetchRequest.FetchTopic.FetchPartition(
-        partition=place.partition, current_leader_epoch=-1, fetch_offset=offset, last_fetched_epoch=-1,
-        log_start_offset=-1, partition_max_bytes=size,
-    )  # fmt: skip
+        partition=place.partition,
+        current_leader_epoch=-1,
+        fetch_offset=offset,
+        last_fetched_epoch=-1,
+        log_start_offset=-1,
+        partition_max_bytes=size,
+    )
     return FetchRequest(
-        replica_id=-1, max_wait_ms=0, min_bytes=0, max_bytes=max(size, _LARGE),
-        isolation_level=IsolationLevel.READ_COMMITTED, **_NO_SESSION,
-        topics=[FetchRequest.FetchTopic(topic=place.topic, partitions=[partition])], forgotten_topics_data=[],
-        rack_id="", min_version=4, max_version=_NEWEST_FETCH,
-    )  # fmt: skip
+        replica_id=-1,
+        max_wait_ms=0,
+        min_bytes=0,
+        max_bytes=max(size, _LARGE),
+        isolation_level=IsolationLevel.READ_COMMITTED,
+        **_NO_SESSION,
+        topics=[FetchRequest.FetchTopic(topic=place.topic, partitions=[partition])],
+        forgotten_topics_data=[],
+        rack_id="",
+        min_version=4,
+        max_version=_NEWEST_FETCH,
+    )

@@ -168,8 +168,12 @@ _NO_TOPIC_ID = uuid.UUID(int=0)
 def new_producer(kafka: config.Kafka, **overrides: Any) -> Any:
     """A kafka-python producer that loses nothing: idempotent, every replica acknowledges."""
     defaults: dict[str, Any] = {
-        "acks": "all", "enable_idempotence": True, "linger_ms": 20, "batch_size": 256 * 1024, "compression_type": None,
-    }  # fmt: skip
+        "acks": "all",
+        "enable_idempotence": True,
+        "linger_ms": 20,
+        "batch_size": 256 * 1024,
+        "compression_type": None,
+    }
     began = time.monotonic()
     try:
         return connect(KafkaProducer, **_client_settings(kafka), **(defaults | overrides))
@@ -459,9 +463,14 @@ class KafkaAdapter:
         if self._consumer is None:
             # Deleted records are skipped: the caller asks for the log's start where it matters.
             self._consumer = connect(
-                KafkaConsumer, **_consumer_settings(self._kafka), group_id=None, auto_offset_reset="earliest",
-                isolation_level="read_committed", max_partition_fetch_bytes=self._fetch_bytes, fetch_max_wait_ms=100,
-            )  # fmt: skip
+                KafkaConsumer,
+                **_consumer_settings(self._kafka),
+                group_id=None,
+                auto_offset_reset="earliest",
+                isolation_level="read_committed",
+                max_partition_fetch_bytes=self._fetch_bytes,
+                fetch_max_wait_ms=100,
+            )
         self._consumer.assign(list(starts))
         for tp, at in starts.items():
             self._consumer.seek(tp, at)
@@ -588,10 +597,14 @@ class KafkaAdapter:
         doing = f"read topic {topic}"
         try:
             consumer = connect(
-                KafkaConsumer, **_consumer_settings(self._kafka), group_id=None, auto_offset_reset="none",
-                isolation_level="read_uncommitted" if uncommitted else "read_committed", max_poll_records=20_000,
+                KafkaConsumer,
+                **_consumer_settings(self._kafka),
+                group_id=None,
+                auto_offset_reset="none",
+                isolation_level="read_uncommitted" if uncommitted else "read_committed",
+                max_poll_records=20_000,
                 max_partition_fetch_bytes=4 << 20,
-            )  # fmt: skip
+            )
         except errors.KafkaError as error:
             raise explained(self._kafka, doing, error, began, f"--operation Read --topic {topic}") from error
         try:
@@ -648,9 +661,7 @@ class KafkaAdapter:
                 return True
         raise Transient(f"create topic {topic}: expected to see it within 30 s, found it missing; try again")
 
-    def _offsets(
-        self, topic: Topic, wanted: Mapping[int, Any], isolation: Any = _READ_COMMITTED
-    ) -> dict[int, Stamped]:  # fmt: skip
+    def _offsets(self, topic: Topic, wanted: Mapping[int, Any], isolation: Any = _READ_COMMITTED) -> dict[int, Stamped]:
         """By partition, the answer for its kafka-python OffsetSpec, or for its time in milliseconds."""
         specs = {TopicPartition(topic.name, p): spec for p, spec in wanted.items()}
         try:

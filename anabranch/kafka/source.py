@@ -144,9 +144,14 @@ def is_unreadable(error: BaseException) -> bool:
 
 
 def using(
-    spark: SparkSession, kafka: Kafka, adapter: KafkaAdapter, topic: str, ranges: Ranges,
-    use: Callable[[DataFrame], T], uncommitted: bool = False,
-) -> T:  # fmt: skip
+    spark: SparkSession,
+    kafka: Kafka,
+    adapter: KafkaAdapter,
+    topic: str,
+    ranges: Ranges,
+    use: Callable[[DataFrame], T],
+    uncommitted: bool = False,
+) -> T:
     """What `use` makes of Kafka's records of `ranges`, as `read_ranges` gives them; where Spark's reader cannot pass
     one of them, what it makes of `read_around`."""
     try:
@@ -169,8 +174,10 @@ def read_around(
     taken = plan_stretches(odd, _STRETCHES)
     LOG.warning(
         "topic %s: skipped timestamps too large for Spark, such as nanoseconds, by the driver records=%d offsets=%s",
-        topic, sum(map(len, odd.values())), [ranges_to_keys(part) for part in taken],
-    )  # fmt: skip
+        topic,
+        sum(map(len, odd.values())),
+        [ranges_to_keys(part) for part in taken],
+    )
     rows = [
         _row(topic, r)
         for part in taken
@@ -235,8 +242,15 @@ def _row(topic: str, record: Any) -> tuple[Any, ...]:
     headers = [(key, value) for key, value in record.headers] or None
     at = _moment(record.timestamp)
     return (
-        record.key, record.value, topic, record.partition, record.offset, at, record.timestamp_type, headers,
-    )  # fmt: skip
+        record.key,
+        record.value,
+        topic,
+        record.partition,
+        record.offset,
+        at,
+        record.timestamp_type,
+        headers,
+    )
 
 
 def _moment(millis: int) -> datetime | None:

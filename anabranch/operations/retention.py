@@ -125,8 +125,11 @@ def expire_rows(job: Job, publisher: Publisher, now: datetime, dry_run: bool) ->
         hour, reason = next(iter(due.kept.items()))
         LOG.warning(
             "stream %s: hours kept beyond keep.rows count=%d first=%s reason=%s",
-            job.stream.name, len(due.kept), hour, reason,
-        )  # fmt: skip
+            job.stream.name,
+            len(due.kept),
+            hour,
+            reason,
+        )
     return RowsExpired(gone, due.kept)
 
 

@@ -60,15 +60,25 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 
 _PRIMITIVES: dict[str, IcebergType] = {
-    "string": StringType(), "int": IntegerType(), "bigint": LongType(), "float": FloatType(), "double": DoubleType(),
-    "boolean": BooleanType(), "date": DateType(), "timestamp": TimestamptzType(), "binary": BinaryType(),
-}  # fmt: skip
+    "string": StringType(),
+    "int": IntegerType(),
+    "bigint": LongType(),
+    "float": FloatType(),
+    "double": DoubleType(),
+    "boolean": BooleanType(),
+    "date": DateType(),
+    "timestamp": TimestamptzType(),
+    "binary": BinaryType(),
+}
 
 _OURS = "Anabranch's own columns"
 _FROM_KAFKA = (
-    ("kafka_partition", IntegerType()), ("kafka_offset", LongType()), ("kafka_timestamp", TimestamptzType()),
-    ("ingest_hour", StringType()), ("event_date", DateType()),
-)  # fmt: skip
+    ("kafka_partition", IntegerType()),
+    ("kafka_offset", LongType()),
+    ("kafka_timestamp", TimestamptzType()),
+    ("ingest_hour", StringType()),
+    ("event_date", DateType()),
+)
 
 
 def iceberg_type(spark_type: str, ids: list[int]) -> IcebergType:
@@ -319,8 +329,13 @@ def _take_over(stream: Stream, lake: Lake, kafka: KafkaAdapter) -> list[str]:
             LOG.warning(
                 "stream %s: table %s was read from topic %s, the stream's file names %s: "
                 "`anabranch adopt %s` continues "
-                "there", stream.name, stream.table, before.topic, stream.topic, stream.name,
-            )  # fmt: skip
+                "there",
+                stream.name,
+                stream.table,
+                before.topic,
+                stream.topic,
+                stream.name,
+            )
         return []
     former = f"stream {before.stream}" if before is not None else "no stream"
     return [f"table {stream.table} belongs to stream {stream.name} now, and belonged to {former}"]

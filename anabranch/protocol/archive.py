@@ -39,8 +39,13 @@ def plan_archive(
     if set(had) != set(has) or not is_current:
         return None
     expire = plan_expiry(table, staged.wap_id, now)
-    return Commit(staged.wap_id, heads(table), (Change("main", staged.files),), expire=expire,
-                  staged={staged.wap_id: staged.snapshot_id})  # fmt: skip
+    return Commit(
+        staged.wap_id,
+        heads(table),
+        (Change("main", staged.files),),
+        expire=expire,
+        staged={staged.wap_id: staged.snapshot_id},
+    )
 
 
 def is_current(before: State, now: State, hour: str, cut: Cut) -> bool:
@@ -77,9 +82,13 @@ def _removed(now: datetime) -> dict[str, str]:
 
 
 def plan_erase(
-    table: Table, files: Mapping[str, DataFile], written: Mapping[str, DataFile | None], id: str, began: datetime,
+    table: Table,
+    files: Mapping[str, DataFile],
+    written: Mapping[str, DataFile | None],
+    id: str,
+    began: datetime,
     now: datetime,
-) -> Commit | None:  # fmt: skip
+) -> Commit | None:
     """The commit that replaces files by those without erased records; None if a file left meanwhile, or the new ones
     may be orphans by now. Pure."""
     if abs(now - began) > NAMED_WITHIN or not written.keys() <= files.keys():

@@ -62,8 +62,13 @@ def waiting_batch(
     paths = [f.file_path for f in staged.files] if staged is not None else []
     wap_id = staged.wap_id if staged is not None else id or new_id()
     return {
-        "id": wap_id, "at": now.isoformat(), "layer": "batch", "hour": hour, "revision": revision, "paths": paths,
-    }  # fmt: skip
+        "id": wap_id,
+        "at": now.isoformat(),
+        "layer": "batch",
+        "hour": hour,
+        "revision": revision,
+        "paths": paths,
+    }
 
 
 def waiting_served(hour: str, layer: Layer, now: datetime, id: str | None = None) -> dict[str, Any]:
@@ -211,11 +216,17 @@ def _publish(lake: Lake, table: Table, rows_table: str, item: Mapping[str, Any])
         return None
     if gone:
         LOG.error(
-            "dead letters %s of %s: expected %d files, found %d gone (%s); published without them: %s", item["id"],
-            ".".join(table.name()), len(item["paths"]), len(gone), gone[0],
+            "dead letters %s of %s: expected %d files, found %d gone (%s); published without them: %s",
+            item["id"],
+            ".".join(table.name()),
+            len(item["paths"]),
+            len(gone),
+            gone[0],
             f"the batch layer restates hour {hour} at its next run (at once: `anabranch batch STREAM --hour {hour} "
-            "--restate`)" if hour else "the batch layer has them again once it has rebuilt their hours",
-        )  # fmt: skip
+            "--restate`)"
+            if hour
+            else "the batch layer has them again once it has rebuilt their hours",
+        )
     if layer != "main" and (count := sum(f.record_count for f in files)):
         LOG.info("dead letters %s: %d records of layer %s published", item["id"], count, layer)
     return landed
@@ -239,8 +250,11 @@ def _files(table: Table, item: Mapping[str, Any]) -> tuple[tuple[DataFile, ...],
         copies = {path: copy for path in paths if (copy := _copy(table, path)) is not None}
     LOG.warning(
         "dead letters %s of %s: expected the staged snapshot, found none; publishing copies of the %d files that are "
-        "there", item["id"], name, len(copies),
-    )  # fmt: skip
+        "there",
+        item["id"],
+        name,
+        len(copies),
+    )
     with lake_errors(f"read the dead letters that {item['id']} names in {name}"):
         files = tuple(_from_footer(table, copy) for copy in copies.values())
     return files, tuple(path for path in paths if path not in copies)

@@ -57,9 +57,14 @@ class Erasure:
     def as_dict(self) -> dict[str, Any]:
         times = {name: t.isoformat() for name in ("at", "until", "changed", "done") if (t := getattr(self, name))}
         return {
-            "id": self.id, "column": self.column, **times, "since": self.since, "topic_id": self.topic_id,
-            "ends": to_keys(self.ends), "places": self.places,
-        }  # fmt: skip
+            "id": self.id,
+            "column": self.column,
+            **times,
+            "since": self.since,
+            "topic_id": self.topic_id,
+            "ends": to_keys(self.ends),
+            "places": self.places,
+        }
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Erasure:

@@ -97,9 +97,7 @@ def plan_places(state: State, erasure: Erasure, decisions: Iterable[LedgerRow], 
     return replace(_recorded(state, replace(erasure, places=erasure.places + 1), id), decisions=tuple(decisions))
 
 
-def plan_unserved(
-    state: State, erasure: Erasure, decisions: Iterable[LedgerRow], id: str, now: datetime
-) -> Publish:  # fmt: skip
+def plan_unserved(state: State, erasure: Erasure, decisions: Iterable[LedgerRow], id: str, now: datetime) -> Publish:
     """The publish whose `decisions` record files that no branch of the rows has: files of the archive that are about to
     be replaced, and files that former snapshots alone have. Pure."""
     unserved = (replace(row, erasure={**(row.erasure or {}), UNSERVED: True}) for row in decisions)
@@ -114,7 +112,7 @@ def plan_letters(
     id: str,
     began: datetime,
     now: datetime,
-) -> Commit | None:  # fmt: skip
+) -> Commit | None:
     """The commit of the dead letters' table that replaces each file of `rewritten`, as `plan_rewrite`. Pure."""
     if not _can_replace(rewritten, there, began, now):
         return None
@@ -192,9 +190,7 @@ def _is_left(state: State, erasure: Erasure) -> bool:
     return state.position.topic_id not in ("", erasure.topic_id)
 
 
-def plan_account(
-    before: HourAccount | None, rows: Mapping[int, int], dead: Mapping[int, int]
-) -> HourAccount:  # fmt: skip
+def plan_account(before: HourAccount | None, rows: Mapping[int, int], dead: Mapping[int, int]) -> HourAccount:
     """An accepted hour's account once so many of its rows and dead letters, by partition, are erased; of `before`, its
     account until then. Empty without one. Pure."""
     if before is None or before.good is None:
@@ -234,10 +230,13 @@ def erased_of_hour(
     for p, _ in places:
         counts[p] = counts.get(p, 0) + 1
     return {
-        "id": erasure.id, "rows": sum(rows.values()), "dead": len(places),
+        "id": erasure.id,
+        "rows": sum(rows.values()),
+        "dead": len(places),
         "partitions": {str(p): n for p, n in sorted(counts.items())},
-        "places": sorted([p, o] for p, o in places), "files": sorted(files),
-    }  # fmt: skip
+        "places": sorted([p, o] for p, o in places),
+        "files": sorted(files),
+    }
 
 
 def log_of(state: State, hour: str) -> str:

@@ -53,9 +53,7 @@ def cut_of(rows: int) -> Cut:
     return Cut(IMPORTED, {PARTITION: (0, rows)})
 
 
-def plan_hours(
-    state: State, first: str, last: str | None, keep: timedelta | None, now: datetime
-) -> list[str]:  # fmt: skip
+def plan_hours(state: State, first: str, last: str | None, keep: timedelta | None, now: datetime) -> list[str]:
     """The hours from `first` to `last` that are yet to be imported, newest first. `last`: None for the hour before the
     stream's first. Pure.
 
@@ -140,11 +138,19 @@ def plan_import(
     )
     rows = tuple(
         ledger.decision(
-            one.hour, "accepted", 1, one.cut, now, f"{id}-{one.hour}", served="batch", reason=reason,
-            account=one.account, act=act,
+            one.hour,
+            "accepted",
+            1,
+            one.cut,
+            now,
+            f"{id}-{one.hour}",
+            served="batch",
+            reason=reason,
+            account=one.account,
+            act=act,
         )
         for one in sorted(imported, key=lambda one: one.hour)
-    )  # fmt: skip
+    )
     return Publish(id, changes, _begun_at(timeline, hours[0], begins), decisions=rows)
 
 
@@ -154,9 +160,7 @@ def _begun_at(timeline: Timeline, first: str, begins: Offsets) -> Timeline:
     of_kafka, adoptions = timeline.first_of_kafka, timeline.adoptions
     if not timeline.imported_through:
         adoptions = (Adoption(shift(of_kafka, -1), IMPORTED, dict(begins)), *adoptions)
-    return replace(
-        timeline, first=first, covered_from=max(timeline.covered_from, of_kafka), adoptions=adoptions
-    )  # fmt: skip
+    return replace(timeline, first=first, covered_from=max(timeline.covered_from, of_kafka), adoptions=adoptions)
 
 
 def require_of_kafka(state: State, hour: str) -> None:
@@ -168,13 +172,20 @@ def require_of_kafka(state: State, hour: str) -> None:
         )
 
 
-def account_of(
-    rows: int, duplicate: int, erased: int, imported: Mapping[str, object]
-) -> HourAccount:  # fmt: skip
+def account_of(rows: int, duplicate: int, erased: int, imported: Mapping[str, object]) -> HourAccount:
     """The account of an hour of so many source rows: offsets = good + duplicate + erased."""
     good = rows - duplicate - erased
     part = Account(rows, good, 0, duplicate, {}, erased or None)
     return HourAccount(
-        offsets=rows, good=good, dead=0, duplicate=duplicate, gap=0, erased=erased or None, gaps={},
-        partitions={PARTITION: part}, sources={SOURCE: rows}, speed_rows=0, imported=imported,
-    )  # fmt: skip
+        offsets=rows,
+        good=good,
+        dead=0,
+        duplicate=duplicate,
+        gap=0,
+        erased=erased or None,
+        gaps={},
+        partitions={PARTITION: part},
+        sources={SOURCE: rows},
+        speed_rows=0,
+        imported=imported,
+    )

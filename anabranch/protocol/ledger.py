@@ -97,8 +97,17 @@ BULKY_BUT_ERASURES = tuple(name for name in BULKY if name != "erasure")
 """The long columns that readers of erasures do not need."""
 
 ACT_COLUMNS = (
-    "sequence", "decision_id", "hour", "decision", "revision", "served", "reason", "code_version", "recorded_at", "act",
-)  # fmt: skip
+    "sequence",
+    "decision_id",
+    "hour",
+    "decision",
+    "revision",
+    "served",
+    "reason",
+    "code_version",
+    "recorded_at",
+    "act",
+)
 """The columns to read of rows that follow from operators' acts."""
 
 _OF_REQUESTS = (*ACT_COLUMNS, "erasure")

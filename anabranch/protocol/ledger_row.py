@@ -23,7 +23,7 @@ from anabranch.protocol.sample_shapes import shape_of
 Layer = Literal["speed", "batch"]
 Kind = Literal[
     "sealed", "accepted", "refused", "served", "expired", "erased", "redelivered", "held", "released", "erasing"
-]  # fmt: skip
+]
 
 NOTES: tuple[Kind, ...] = ("redelivered", "held", "released", "erasing")
 """Rows that record an operator's act and decide nothing about their hour."""
@@ -222,12 +222,21 @@ class LedgerRow(HourAccount):
         """As it waits in a branch's properties."""
         account = self.as_dict()
         row = {
-            "id": self.decision_id, "at": self.recorded_at.isoformat(), "hour": self.hour, "decision": self.decision,
-            "revision": self.revision, "code_version": self.code_version, **_cut_columns(self.cut),
-            "offsets": account.pop("offsets", None), "served": self.served, **account, "reason": self.reason,
-            "publish": self.publish, "act": self.act.as_dict() if self.act is not None else None,
+            "id": self.decision_id,
+            "at": self.recorded_at.isoformat(),
+            "hour": self.hour,
+            "decision": self.decision,
+            "revision": self.revision,
+            "code_version": self.code_version,
+            **_cut_columns(self.cut),
+            "offsets": account.pop("offsets", None),
+            "served": self.served,
+            **account,
+            "reason": self.reason,
+            "publish": self.publish,
+            "act": self.act.as_dict() if self.act is not None else None,
             "erasure": self.erasure,
-        }  # fmt: skip
+        }
         # A build always has a reason, which may be null.
         return {k: v for k, v in row.items() if v is not None or (k == "reason" and self.quality is not None)}
 
@@ -253,11 +262,23 @@ class LedgerRow(HourAccount):
         """By the ledger's columns, each value as JSON has it; but for the sequence, which the append gives."""
         act = {"act": self.act.as_dict()} if self.act is not None else {}
         erasure = {"erasure": self.erasure} if self.erasure is not None else {}
-        return self.as_dict() | _cut_columns(self.cut) | act | erasure | {
-            "decision_id": self.decision_id, "hour": self.hour, "decision": self.decision, "revision": self.revision,
-            "served": self.served, "snapshot_id": self.snapshot_id, "reason": self.reason,
-            "code_version": self.code_version, "recorded_at": self.recorded_at,
-        }  # fmt: skip
+        return (
+            self.as_dict()
+            | _cut_columns(self.cut)
+            | act
+            | erasure
+            | {
+                "decision_id": self.decision_id,
+                "hour": self.hour,
+                "decision": self.decision,
+                "revision": self.revision,
+                "served": self.served,
+                "snapshot_id": self.snapshot_id,
+                "reason": self.reason,
+                "code_version": self.code_version,
+                "recorded_at": self.recorded_at,
+            }
+        )
 
 
 ACCOUNT_COLUMNS = tuple(f.name for f in fields(HourAccount))

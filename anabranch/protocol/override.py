@@ -52,9 +52,16 @@ def plan_override(state: State, hour: str, choice: Choice) -> tuple[dict[str, La
 
 
 def plan_served(
-    state: State, hour: str, overrides: dict[str, Layer], layer: Layer, accepted: Accepted | None, id: str,
-    now: datetime, why: str, act: Act | None = None,
-) -> Publish:  # fmt: skip
+    state: State,
+    hour: str,
+    overrides: dict[str, Layer],
+    layer: Layer,
+    accepted: Accepted | None,
+    id: str,
+    now: datetime,
+    why: str,
+    act: Act | None = None,
+) -> Publish:
     """The publish of an override that `plan_override` allows: override and swap in one. Pure.
 
     `accepted` is what is accepted of the hour.

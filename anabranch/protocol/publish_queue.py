@@ -65,8 +65,12 @@ class Turn:
     def to_properties(self) -> dict[str, str]:
         """The table properties of the turn. Older versions wait for the bare id."""
         values = {
-            "number": self.number, "bound": self.bound, "what": self.what, "by": self.by, "asked_at": self.asked_at,
-        }  # fmt: skip
+            "number": self.number,
+            "bound": self.bound,
+            "what": self.what,
+            "by": self.by,
+            "asked_at": self.asked_at,
+        }
         return {_PREFIX + self.id: json.dumps(values), TURN: self.id}
 
     @property

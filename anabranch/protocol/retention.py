@@ -154,7 +154,7 @@ def letters_expired(table: Table) -> Expired:
 
 def plan_due_letters(
     state: State, expired: Expired, keep: timedelta | None, now: datetime, finished: Collection[str] = ()
-) -> Due:  # fmt: skip
+) -> Due:
     """As `plan_due`, of dead letters, which have expired in the hours `expired`. No hour looks for duplicates in them,
     and egress delivers none. Pure."""
     return plan_due(replace(state, expired=expired), keep, now, 0, {}, finished)

@@ -221,15 +221,23 @@ def adopt(
     reach(Step.ADOPT_PUBLISHED)
     publisher.record_decisions(published.state)
     LOG.warning(
-        "stream %s: adopted topic id %s in place of %s: sealed %s, continuing with hour %s from %s", stream.name,
-        adopted.position.topic_id, adopted.former_id, ", ".join(adopted.sealed), adopted.timeline.open,
+        "stream %s: adopted topic id %s in place of %s: sealed %s, continuing with hour %s from %s",
+        stream.name,
+        adopted.position.topic_id,
+        adopted.former_id,
+        ", ".join(adopted.sealed),
+        adopted.timeline.open,
         adopted.position.to_json(),
-    )  # fmt: skip
+    )
     for hour, ranges in adopted.lost.items():
         LOG.error(
             "stream %s: hour %s: %d offsets were never read, and are lost unless topic id %s comes back: %s",
-            stream.name, hour, size(ranges), adopted.former_id, ranges_to_keys(ranges),
-        )  # fmt: skip
+            stream.name,
+            hour,
+            size(ranges),
+            adopted.former_id,
+            ranges_to_keys(ranges),
+        )
     return adopted
 
 
@@ -249,11 +257,18 @@ def plan_publish(state: State, adopted: Adopted, id: str, now: datetime, act: Ac
     """The publish of an adoption: what it seals and where it goes on, and what is lost, in one commit. Pure."""
     rows = tuple(
         ledger.decision(
-            h, "sealed", 0, adopted.timeline.sealed[h], now, f"{id}-{h}", served=state.served_by(h),
-            reason=_reason(adopted, h), act=act,
+            h,
+            "sealed",
+            0,
+            adopted.timeline.sealed[h],
+            now,
+            f"{id}-{h}",
+            served=state.served_by(h),
+            reason=_reason(adopted, h),
+            act=act,
         )
         for h in adopted.sealed
-    )  # fmt: skip
+    )
     lost = [
         {
             "at": now.isoformat(),

@@ -148,8 +148,10 @@ def decode(
     if with_errors:
         judged = judged.selectExpr("*", f"IF(is_dead, {verdict.error}, NULL) AS _error")
         errors = (
-            "_error.code AS error_code", f"substring(_error.text, 1, {ERROR_TEXT_LENGTH}) AS error_text", *BYTES,
-        )  # fmt: skip
+            "_error.code AS error_code",
+            f"substring(_error.text, 1, {ERROR_TEXT_LENGTH}) AS error_text",
+            *BYTES,
+        )
     event_time = "coalesce(kafka_timestamp, timestamp_micros(_hour_start))"
     if stream.event_time is not None:
         event_time = f"coalesce(`_row_{stream.event_time.column}`, kafka_timestamp, timestamp_micros(_hour_start))"
@@ -182,9 +184,13 @@ def as_decoded(rows: DataFrame, stream: Stream) -> DataFrame:
     """Rows of the table in the columns of `decode`, as good records whose bytes are not known any more."""
     names = [column.name for column in stream.columns]
     unknown = {
-        "error_code": "STRING", "error_text": "STRING", "kafka_key": "BINARY", "kafka_value": "BINARY",
-        "kafka_headers": _HEADERS, UNKNOWN: "array<string>",
-    }  # fmt: skip
+        "error_code": "STRING",
+        "error_text": "STRING",
+        "kafka_key": "BINARY",
+        "kafka_value": "BINARY",
+        "kafka_headers": _HEADERS,
+        UNKNOWN: "array<string>",
+    }
     return rows.selectExpr(
         *(f"`{name}`" for name in names),
         *_KAFKA_COLUMNS,

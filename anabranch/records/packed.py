@@ -64,9 +64,13 @@ ROW = "_row"
 # Spark adds up the bytes of all columns with every record, which takes several times as long for an array as for all
 # others: headers are text here. Most records have none.
 _INPUT = (
-    "key", "value", "partition", "offset", "timestamp",
+    "key",
+    "value",
+    "partition",
+    "offset",
+    "timestamp",
     "CAST(to_json(transform(headers, h -> struct(hex(h.key) AS key, hex(h.value) AS value))) AS BINARY) AS headers",
-)  # fmt: skip
+)
 _RAW = ("key", "value", "partition", "offset", "timestamp", "ingest_hour", "headers")
 _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 _PIECE_BYTES = 2**20

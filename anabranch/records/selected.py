@@ -32,8 +32,10 @@ _SETTINGS = {"spark.sql.ansi.enabled": "false", "spark.sql.session.timeZone": "U
 _SETTINGS_LOCK = threading.Lock()
 # SQL types of what Kafka has of a record, by column of a decoded record.
 _OF_KAFKA = {f"kafka_{name}": kind for name, kind in KAFKA.items()} | {
-    "kafka_partition": "int", "kafka_offset": "bigint", "kafka_timestamp": "timestamp",
-}  # fmt: skip
+    "kafka_partition": "int",
+    "kafka_offset": "bigint",
+    "kafka_timestamp": "timestamp",
+}
 _checked: set[tuple[object, ...]] = set()
 
 

@@ -26,9 +26,16 @@ from anabranch.subjects.avro_names import Incompatible, Node, parse
 from anabranch.subjects.field import NOTHING, NotAColumn, NotReadable, fields_of, struct_type
 
 _PLAIN = {
-    "boolean": "boolean", "int": "int", "long": "bigint", "float": "float", "double": "double", "string": "string",
-    "enum": "string", "bytes": "binary", "fixed": "binary",
-}  # fmt: skip
+    "boolean": "boolean",
+    "int": "int",
+    "long": "bigint",
+    "float": "float",
+    "double": "double",
+    "string": "string",
+    "enum": "string",
+    "bytes": "binary",
+    "fixed": "binary",
+}
 
 
 def avro_fields(text: str, given: Mapping[str, str | None] = NOTHING) -> list[tuple[str, str]]:

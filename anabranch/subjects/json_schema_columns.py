@@ -130,9 +130,10 @@ class _Reader:
             return struct_type(path, fields)
         if not isinstance(values, Mapping) or not values:
             raise NotAColumn(
-                path, "an object with properties, or with one schema for all of them as additionalProperties",
+                path,
+                "an object with properties, or with one schema for all of them as additionalProperties",
                 _words(schema),
-            )  # fmt: skip
+            )
         return f"map<string,{self.type(values, f'{path}{{}}', seen)}>"
 
 

@@ -130,9 +130,8 @@ def _source(table: Table, files: Iterable[DataFile]) -> str:
 def _is_erased_since(table: Table, snapshot_id: int) -> bool:
     """Whether rows have left `main` by an erasure since one of its snapshots."""
     then, now = (
-        Erasures.from_properties(snapshot_properties(table, id)).changed
-        for id in (snapshot_id, heads(table)["main"])
-    )  # fmt: skip
+        Erasures.from_properties(snapshot_properties(table, id)).changed for id in (snapshot_id, heads(table)["main"])
+    )
     return now is not None and now != then
 
 

@@ -30,9 +30,7 @@ def print_changes(stream: str, changes: Iterable[str]) -> None:
         print(f"{stream}: {change}", flush=True)
 
 
-def print_applied(
-    streams: Iterable[str], done: Mapping[str, list[str]], errors: Mapping[str, AnabranchError]
-) -> None:  # fmt: skip
+def print_applied(streams: Iterable[str], done: Mapping[str, list[str]], errors: Mapping[str, AnabranchError]) -> None:
     """Print the changes and the error of each stream as JSON."""
     found = {name: str(error) for name, error in errors.items()}
     print_json([{"stream": n, "changes": done.get(n, []), "error": found.get(n)} for n in streams])

@@ -340,7 +340,7 @@ class AuditReport:
 
 def build_report(
     stream: str, audited: Sequence[Audited], more: Sequence[Disagreement], expired: int = 0
-) -> AuditReport:  # fmt: skip
+) -> AuditReport:
     """The report. `more` are disagreements that belong to no audited hour. Pure."""
     known = {a.hour for a in audited}
     hours = [AuditedHour(a, (*find_disagreements(a), *(d for d in more if d.hour == a.hour))) for a in audited]

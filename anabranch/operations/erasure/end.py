@@ -77,9 +77,7 @@ def replaced_files(history: Iterable[LedgerRow], one: Erasure) -> set[str]:
     return {str(path) for part in parts for path in part["files"]}
 
 
-def former_files(
-    table: Table, hours: Collection[str], before: datetime | None, replaced: Collection[str]
-) -> Former:  # fmt: skip
+def former_files(table: Table, hours: Collection[str], before: datetime | None, replaced: Collection[str]) -> Former:
     """What the snapshots from before a moment have of the hours, beside the branches; nothing for None. Of later ones,
     as those of a branch of another program, the files that are `replaced`. Raises Transient."""
     nothing: dict[int, dict[str, int]] = {s.snapshot_id: {} for s in table.snapshots()}
@@ -158,16 +156,20 @@ def end_snapshots(job: Job, now: datetime) -> int:
             while (landed := lake.commit_until_landed(name, f"end erasure {one.id} in {name}", plan)) is not None:
                 ended += len(landed.expire) + len(landed.drop_tags)
                 LOG.info(
-                    "stream %s: ended erasure=%s table=%s snapshots=%d tags=%s", stream.name, one.id, name,
-                    len(landed.expire), ",".join(landed.drop_tags) or "none",
-                )  # fmt: skip
+                    "stream %s: ended erasure=%s table=%s snapshots=%d tags=%s",
+                    stream.name,
+                    one.id,
+                    name,
+                    len(landed.expire),
+                    ",".join(landed.drop_tags) or "none",
+                )
     reach(Step.MAINTAIN_ENDED)
     return ended
 
 
 def _plan_table(
     job: Job, hours: Sequence[str], before: datetime | None, replaced: Collection[str], now: datetime, table: Table
-) -> Commit | None:  # fmt: skip
+) -> Commit | None:
     state = load_state(job.lake, job.stream.table)
     waiting = frozenset(str(item["id"]) for item in state.dead_letters)
     return plan_end(table, former_files(table, hours, before, replaced), waiting, new_id(), now)

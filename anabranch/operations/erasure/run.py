@@ -138,10 +138,11 @@ def erase(job: Job, publisher: Publisher, order: Order) -> Erased:
             return Erased(current, removed, was_done=True)
         if not erasure.is_read(state, current):
             return Erased(
-                current, removed,
+                current,
+                removed,
                 "records from before the request are yet to be read; run the command again once the speed layer or the "
                 "batch layer has read them",
-            )  # fmt: skip
+            )
         reach(Step.ERASE_FOUND_NOTHING)
         done = erasure.plan_done(state, current, new_id(), job.lake.clock.now())
         if (landed := publisher.land(state, done, job.lake.clock.now())) is not None:
@@ -259,9 +260,13 @@ def _request(job: Job, publisher: Publisher, order: Order) -> Erasure:
         one = Erasure(id, order.column, now, now + order.until, state.timeline.since, *_ends(job, state))
         _require_unheld(job, publisher, state, one, order)
         said = {
-            "id": id, "column": order.column, "key": key.id, "until": one.until.isoformat(), "hashes": list(hashes),
+            "id": id,
+            "column": order.column,
+            "key": key.id,
+            "until": one.until.isoformat(),
+            "hashes": list(hashes),
             "source": source_of(job.environment, stream, order.column),
-        }  # fmt: skip
+        }
         row = ledger.decision(
             hour_of(now), "erasing", 0, None, now, f"{id}-{hour_of(now)}", reason=why, act=act, erasure=said
         )
@@ -304,7 +309,7 @@ def _covered_of(state: State, one: Erasure, hour: str) -> Covered:
 
 def rows_found(
     state: State, one: Erasure, values: Values, there: Mapping[str, erasure.Files]
-) -> dict[str, dict[int, int]]:  # fmt: skip
+) -> dict[str, dict[int, int]]:
     """By the path of each of the files that has rows of the erasure, how many, by partition. Raises Transient."""
     table, files = state.table, list(erasure.by_path(there).values())
     return find_rows(table, files, values, lambda f: _covered_of(state, one, hour_of_file(table, f)))
@@ -380,9 +385,14 @@ def _rewrite_rows(
     publisher.record_decisions(published.state)
     done = published.result
     LOG.info(
-        "stream %s: erased rows erasure=%s rows=%d files=%d hours=%d first=%s", stream.name, one.id, done.rows,
-        done.files, len(done.hours), done.hours[0],
-    )  # fmt: skip
+        "stream %s: erased rows erasure=%s rows=%d files=%d hours=%d first=%s",
+        stream.name,
+        one.id,
+        done.rows,
+        done.files,
+        len(done.hours),
+        done.hours[0],
+    )
     return done
 
 
@@ -435,11 +445,15 @@ def _decisions(
         counts = rows.get(hour, {})
         decided.append(
             ledger.decision(
-                hour, "erased", before.revision if before is not None else 0, None, now,
+                hour,
+                "erased",
+                before.revision if before is not None else 0,
+                None,
+                now,
                 account=erasure.plan_account(before, counts, of_dead),
                 erasure=erasure.erased_of_hour(one, counts, places, paths.get(hour, ())),
             )
-        )  # fmt: skip
+        )
     return decided
 
 
@@ -480,7 +494,7 @@ def _find_letters(table: Table, one: Erasure, values: Collection[str]) -> _Lette
 
 def _erase_letters(
     job: Job, publisher: Publisher, one: Erasure, values: Collection[str]
-) -> set[tuple[str, Place]] | None:  # fmt: skip
+) -> set[tuple[str, Place]] | None:
     """Remove the dead letters that have the values from every branch, some files in a commit; returns those that left,
     by hour and place, None where there were none."""
     table = job.lake.load(job.stream.dead_letters_table)
@@ -586,7 +600,7 @@ def _rewrite_archived(
 
 def _archived_places(
     job: Job, table: Table, files: Sequence[DataFile], one: Erasure, values: Values
-) -> dict[str, set[Place]]:  # fmt: skip
+) -> dict[str, set[Place]]:
     """By the path of a file of the archive, the places of records to erase."""
     state = load_state(job.lake, job.stream.table)
 
@@ -610,9 +624,7 @@ def _archived_places(
     return found
 
 
-def _record_archived(
-    job: Job, publisher: Publisher, one: Erasure, table: Table, files: Mapping[str, DataFile]
-) -> None:  # fmt: skip
+def _record_archived(job: Job, publisher: Publisher, one: Erasure, table: Table, files: Mapping[str, DataFile]) -> None:
     """Record in the ledger which files of the archive are about to be replaced."""
     paths: dict[str, set[str]] = {}
     for path, f in files.items():
@@ -630,13 +642,16 @@ def _record_former(job: Job, publisher: Publisher, one: Erasure, values: Values)
         reach(Step.ERASE_FORMER_FOUND)
         _record_unserved(job, publisher, one, found)
         reach(Step.ERASE_FORMER_RECORDED)
-        LOG.info("stream %s: former snapshots alone have erased records erasure=%s hours=%d files=%d", job.stream.name,
-                 one.id, len(found), sum(map(len, found.values())))  # fmt: skip
+        LOG.info(
+            "stream %s: former snapshots alone have erased records erasure=%s hours=%d files=%d",
+            job.stream.name,
+            one.id,
+            len(found),
+            sum(map(len, found.values())),
+        )
 
 
-def _record_unserved(
-    job: Job, publisher: Publisher, one: Erasure, paths: Mapping[str, Collection[str]]
-) -> None:  # fmt: skip
+def _record_unserved(job: Job, publisher: Publisher, one: Erasure, paths: Mapping[str, Collection[str]]) -> None:
     """Record in the ledger, by hour, files with erased records that no branch of the rows has."""
 
     def decide() -> Decision[None] | Again:

@@ -116,7 +116,7 @@ def may_hold(schema: Schema, data_file: DataFile, values: Values) -> bool:
 
 def find_rows(
     table: Table, files: Sequence[DataFile], values: Values, covered: Callable[[DataFile], Covered]
-) -> dict[str, dict[int, int]]:  # fmt: skip
+) -> dict[str, dict[int, int]]:
     """By the path of each file with erased rows, how many it has, by partition. `covered`: the offsets of a file that
     the erasure is of. Raises Transient."""
     found = find_places(table, files, values, covered)
@@ -125,7 +125,7 @@ def find_rows(
 
 def find_places(
     table: Table, files: Sequence[DataFile], values: Values, covered: Callable[[DataFile], Covered]
-) -> dict[str, list[Place]]:  # fmt: skip
+) -> dict[str, list[Place]]:
     """By the path of each file with erased rows, their places. `covered` as `find_rows`. Raises Transient."""
     schema = table.schema()
     candidates = [f for f in files if may_hold(schema, f, values)]
@@ -156,18 +156,18 @@ def _places(batch: pa.RecordBatch) -> list[Place]:
     return list(zip(*(batch[name].to_pylist() for name in _PLACES), strict=True))
 
 
-def _groups(
-    table: Table, data_file: DataFile, metadata: pq.FileMetaData, name: str, values: Values
-) -> list[int]:  # fmt: skip
+def _groups(table: Table, data_file: DataFile, metadata: pq.FileMetaData, name: str, values: Values) -> list[int]:
     """The row groups of a file that may hold a value: all of them where only hashes are known. Raises Transient."""
     if not values.texts:
         return list(range(metadata.num_row_groups))
     is_text = isinstance(table.schema().find_field(values.column).field_type, StringType)
     with lake_errors(f"read {data_file.file_path}"):
         return groups_that_may_hold(
-            lambda: table.io.new_input(data_file.file_path).open(), metadata, name,
+            lambda: table.io.new_input(data_file.file_path).open(),
+            metadata,
+            name,
             values.ordered if is_text else values.numbers,
-        )  # fmt: skip
+        )
 
 
 def column_of(file_schema: pa.Schema, schema: Schema, name: str) -> str | None:
@@ -199,7 +199,7 @@ def inside(batch: pa.RecordBatch, covered: Covered) -> pa.BooleanArray:
 
 def find_letters(
     table: Table, files: Sequence[DataFile], values: Collection[str], covered: Callable[[DataFile, str], Covered]
-) -> dict[str, set[Place]]:  # fmt: skip
+) -> dict[str, set[Place]]:
     """By the path of each file with dead letters that have one of the values in key, value or headers, their places.
     `covered`: the offsets of a file, in a log, that the erasure is of. Raises Transient."""
     words = [value.encode() for value in sorted(values)]

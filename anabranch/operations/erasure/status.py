@@ -113,7 +113,7 @@ def read_statuses(job: Job, now: datetime, scan: bool = False) -> list[ErasureSt
 
 def _statuses(
     job: Job, state: State, erasures: Sequence[Erasure], now: datetime, scan: bool = False
-) -> list[ErasureStatus]:  # fmt: skip
+) -> list[ErasureStatus]:
     """The status of each of some erasures, with many requests for each."""
     if not erasures:
         return []
@@ -129,7 +129,7 @@ def _statuses(
 
 def _with_unreferenced(
     status: ErasureStatus, one: Erasure, unreferenced: Callable[[], list[datetime]]
-) -> ErasureStatus:  # fmt: skip
+) -> ErasureStatus:
     """The status with files that nothing refers to: those of compactions and of attempts that were never published may
     have such records. Asked once nothing else is left."""
     before = written_before(one)
@@ -170,18 +170,29 @@ def _status(
     gone_at = max((end for end in ends if end is not None), default=None) if None not in ends else None
     scanned = _scan(job, state, one) if scan else None
     return ErasureStatus(
-        id=one.id, column=one.column, requested=one.at, by=request.act if request is not None else None,
+        id=one.id,
+        column=one.column,
+        requested=one.at,
+        by=request.act if request is not None else None,
         values=len(request.erasure["hashes"]) if request is not None and request.erasure is not None else 0,
-        until=one.until, done=one.done, rows=sum(part["rows"] for part in parts),
-        dead_letters=sum(part["dead"] for part in parts), hours=hours, replaced=len(replaced), files=len(there),
-        versions=versions.count, holders=holders, gone_at=gone_at,
-        left=[*again, *_left(state, one, there, versions, holders, stale, now, scanned)], scanned=scanned,
-    )  # fmt: skip
+        until=one.until,
+        done=one.done,
+        rows=sum(part["rows"] for part in parts),
+        dead_letters=sum(part["dead"] for part in parts),
+        hours=hours,
+        replaced=len(replaced),
+        files=len(there),
+        versions=versions.count,
+        holders=holders,
+        gone_at=gone_at,
+        left=[*again, *_left(state, one, there, versions, holders, stale, now, scanned)],
+        scanned=scanned,
+    )
 
 
 def _brought_back(
     job: Job, tables: Mapping[str, Table], hours: Collection[str], replaced: Collection[str]
-) -> Iterator[str]:  # fmt: skip
+) -> Iterator[str]:
     """In words, which branches have replaced files again."""
     for name in (job.stream.table, job.stream.dead_letters_table):
         for branch in BRANCHES:
@@ -202,9 +213,7 @@ def _stored(table: Table, paths: Collection[str]) -> set[str]:
         return {path for path, is_there in zip(ordered, pool.map(exists, ordered), strict=True) if is_there}
 
 
-def _holders(
-    table: Table, former: Former, paths: Collection[str], one: Erasure, now: datetime
-) -> list[Holder]:  # fmt: skip
+def _holders(table: Table, former: Former, paths: Collection[str], one: Erasure, now: datetime) -> list[Holder]:
     """What refers to the former files that storage has. `anabranch maintain` ends it by the deadline, but for foreign
     branches."""
     of_snapshot = {id: {path: size for path, size in of_one.items() if path in paths} for id, of_one in former.items()}

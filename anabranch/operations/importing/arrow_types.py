@@ -32,11 +32,17 @@ def may_become(kind: pa.DataType, wanted: pa.DataType) -> bool:
     if t.is_dictionary(kind):
         return may_become(kind.value_type, wanted)
     same = (
-        t.is_integer, t.is_boolean, t.is_date, t.is_timestamp, t.is_decimal, t.is_struct, t.is_map,
+        t.is_integer,
+        t.is_boolean,
+        t.is_date,
+        t.is_timestamp,
+        t.is_decimal,
+        t.is_struct,
+        t.is_map,
         lambda k: t.is_string(k) or t.is_large_string(k),
         lambda k: t.is_binary(k) or t.is_large_binary(k) or t.is_fixed_size_binary(k),
         lambda k: t.is_list(k) or t.is_large_list(k),
-    )  # fmt: skip
+    )
     if t.is_floating(kind) and t.is_floating(wanted):
         return bool(kind.bit_width <= wanted.bit_width)
     if t.is_integer(kind) and t.is_decimal(wanted):

@@ -473,8 +473,14 @@ class _Import:
         publisher.record_decisions(published.state)
         reach(Step.IMPORT_RECORDED)
         rows = sum(one.account.good or 0 for one in written.hours)
-        LOG.info("stream %s: imported hours count=%d first=%s last=%s rows=%d", stream.name, len(written.hours), first,
-                 last, rows)  # fmt: skip
+        LOG.info(
+            "stream %s: imported hours count=%d first=%s last=%s rows=%d",
+            stream.name,
+            len(written.hours),
+            first,
+            last,
+            rows,
+        )
         return True
 
 

@@ -334,9 +334,7 @@ class SourceReader:
                 hours = self.seam.hours(hours, found)
             yield found.append_column(HOUR, pa.array(hours, pa.int64()))
 
-    def _places(
-        self, file: SourceFile, batch: pa.RecordBatch, place: tuple[str, str] | None
-    ) -> dict[str, pa.Array]:  # fmt: skip
+    def _places(self, file: SourceFile, batch: pa.RecordBatch, place: tuple[str, str] | None) -> dict[str, pa.Array]:
         if place is None:
             return {name: pa.nulls(batch.num_rows, pa.int64()) for name in PLACE}
         for name in place:

@@ -37,9 +37,14 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 CODES = (
-    "null_value", "empty_value", "invalid_utf8", "malformed_csv", "wrong_field_count", "wrong_type",
+    "null_value",
+    "empty_value",
+    "invalid_utf8",
+    "malformed_csv",
+    "wrong_field_count",
+    "wrong_type",
     "unreadable_timestamp",
-)  # fmt: skip
+)
 
 # Regular expressions of Java; none holds a quote, so that r'...' is their SQL.
 _QUOTED = r"\x22[^\x22]*+(?:\x22\x22[^\x22]*+)*+\x22"
