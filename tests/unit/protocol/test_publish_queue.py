@@ -521,7 +521,8 @@ def test_two_batch_publishes_and_a_maintenance_at_once_land_in_request_order(lak
         landing = []
         for number, name in enumerate(names, 1):
             landing.append(pool.submit(publish, name))
-            until(lambda n=number: len(line(lake)) == n, f"{name} to be in line")  # type: ignore[misc]
+            until(lambda n=number: len(line(lake)) == n or landing[-1].done(), f"{name} to be in line")  # type: ignore[misc]
+            assert not landing[-1].done(), landing[-1].result()
         assert [t.what for t in read_line(lake.table().properties)] == list(names)
         all_asked.set()
         assert all(one.result(100) is not None for one in landing)
