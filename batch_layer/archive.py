@@ -38,7 +38,12 @@ def read_archive(job: Job, spark: SparkSession, hour: str, cut: Cut) -> DataFram
     """The archived records of an hour, in the columns of Spark's Kafka source and `ingest_hour`."""
     name = job.stream.archive_table
     rows = read_snapshot(spark, job.environment.catalog.name, name, heads(job.lake.load(name))["main"])
-    return rows.where((F.col("ingest_hour") == hour) & (F.col("topic_id") == cut.topic_id)).selectExpr(
+    return as_kafka_records(rows.where((F.col("ingest_hour") == hour) & (F.col("topic_id") == cut.topic_id)))
+
+
+def as_kafka_records(rows: DataFrame) -> DataFrame:
+    """Archived records or dead letters, in the columns of Spark's Kafka source and `ingest_hour`."""
+    return rows.selectExpr(
         "kafka_partition AS partition",
         "kafka_offset AS offset",
         "kafka_timestamp AS timestamp",

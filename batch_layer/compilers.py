@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from anabranch.common.deadline import Note
+from anabranch.common.errors import AnabranchError
 from anabranch.job import Job
 from anabranch.offsets.hours import hours_between, shift
+from anabranch.offsets.position import size
 from anabranch.operations.reports.status import KAFKA, LAKE
-from anabranch.protocol.state import State, load_state
-
-FIRST_COMPILER = ["-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=240m"]
-"""Options of a Java that lives for a minute: its second compiler takes more CPU time than it saves. Without the size,
-the first one has 48 MB for its code, which Spark fills, and the JVM compiles evicted code again."""
+from anabranch.protocol.state import load_state
+from anabranch.spark.java import FIRST_COMPILER
+from batch_layer.plan import waiting_hours
 
 # From so many offsets on, the second compiler saves more than it takes, as measured:
 # docs/decisions/0061-first-compiler-for-few-offsets.md
@@ -20,10 +20,10 @@ _MOST_BY_SPARK = 500_000
 _MOST_BY_WORKERS = 2_000_000
 
 
-def java_options(shares: Iterable[float | None]) -> list[str]:
-    """Options of the driver's Java by its streams' shares (`share_of`), None where one is unknown. Pure."""
-    known = list(shares)
-    return FIRST_COMPILER if None not in known and sum(s for s in known if s is not None) <= 1 else []
+def java_options(shares: Collection[float | AnabranchError]) -> str:
+    """Options of the driver's Java by its streams' shares (`share_of`), or why one is unknown. Pure."""
+    known = [share for share in shares if not isinstance(share, AnabranchError)]
+    return FIRST_COMPILER if len(known) == len(shares) and sum(known) <= 1 else ""
 
 
 def share_of(job: Job, note: Note, span: tuple[str, str] | None) -> float:
@@ -32,20 +32,14 @@ def share_of(job: Job, note: Note, span: tuple[str, str] | None) -> float:
     unreachable, Refused for an accepted hour that the ledger does not have."""
     note(LAKE)
     state = load_state(job.lake, job.stream.table)
-    chosen = _chosen(state, span)
+    chosen = waiting_hours(state) if span is None else hours_between(span[0], shift(span[1], 1))
     cuts = job.ledger.remembering(state, chosen).cuts
     offsets = sum(cuts[h].offsets for h in chosen if h in cuts)
     if span is None or span[1] >= state.timeline.open:
         note(KAFKA)
         topic = job.kafka.describe(job.stream.topic)
         ends = job.kafka.stable_ends(topic) if topic is not None else {}
-        offsets += sum(max(0, end - state.timeline.start.get(p, 0)) for p, end in ends.items())
+        offsets += size({p: (state.timeline.start.get(p, 0), end) for p, end in ends.items()})
     stream = job.stream
     by_workers = stream.batch.decoder == "workers" and stream.format.type == "json" and stream.archive is None
     return offsets / (_MOST_BY_WORKERS if by_workers else _MOST_BY_SPARK)
-
-
-def _chosen(state: State, span: tuple[str, str] | None) -> list[str]:
-    if span is None:
-        return [h for h in state.timeline.sealed if not state.is_accepted(h)]
-    return list(hours_between(span[0], shift(span[1], 1)))

@@ -34,7 +34,7 @@ from anabranch.records.packed import ROW, PackSpec, pack_spec, packed
 from anabranch.records.reshape import to_schema
 from anabranch.spark.settings import runs_here
 from anabranch.spark.workers import can_use_workers, is_of_workers
-from batch_layer.archive import read_archive
+from batch_layer.archive import as_kafka_records, read_archive
 from batch_layer.balance import plus
 from batch_layer.cached import cached
 from batch_layer.decoders import AT, CertainRecords, Decoding, read_certain
@@ -326,15 +326,7 @@ class HourReader:
     def _bytes(self, snapshot_id: int) -> DataFrame:
         """Dead letters as raw Kafka records."""
         letters = read_snapshot(self._spark, self._catalog, self._stream.dead_letters_table, snapshot_id)
-        return letters.selectExpr(
-            "kafka_partition AS partition",
-            "kafka_offset AS offset",
-            "kafka_timestamp AS timestamp",
-            "ingest_hour",
-            "key",
-            "value",
-            "headers",
-        )
+        return as_kafka_records(letters)
 
     def _decode(self, raw: DataFrame, source: str, one_in: int = 1) -> DataFrame:
         return self._of_source(self._decoded(raw), source, one_in)

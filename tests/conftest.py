@@ -129,7 +129,7 @@ def services(pytestconfig: pytest.Config) -> Iterator[Neighbours]:
 @pytest.fixture(scope="session")
 def environment(services: Neighbours, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The content of `anabranch.yaml` in every test."""
-    from java_options import SHORT_LIVED
+    from anabranch.spark.java import FIRST_COMPILER
 
     return {
         "kafka": {"bootstrap_servers": services.kafka},
@@ -145,7 +145,7 @@ def environment(services: Neighbours, tmp_path_factory: pytest.TempPathFactory) 
         },
         "spark": {
             "master": "local[2]",
-            "conf": {"spark.driver.memory": "1g", "spark.driver.extraJavaOptions": SHORT_LIVED},
+            "conf": {"spark.driver.memory": "1g", "spark.driver.extraJavaOptions": FIRST_COMPILER},
         },
     }
 

@@ -175,7 +175,7 @@ def batch(
         submit_job("batch_layer", one, conf, output, options, master, java)
 
 
-def _java_options(chosen: Selection, span: tuple[str, str] | None, conf: str | None) -> list[str]:
+def _java_options(chosen: Selection, span: tuple[str, str] | None, conf: str | None) -> str:
     """Options of the driver's Java by the offsets that wait for the job; none where a stream does not answer. The job
     itself reports errors."""
     from anabranch.cli.many import ask, select
@@ -185,8 +185,8 @@ def _java_options(chosen: Selection, span: tuple[str, str] | None, conf: str | N
     try:
         shares = ask(select(chosen, conf), partial(compilers.share_of, span=span))
     except AnabranchError:
-        return []
-    return compilers.java_options(None if isinstance(share, AnabranchError) else share for share in shares.values())
+        return ""
+    return compilers.java_options(shares.values())
 
 
 def _require_ended(stream: str, span: tuple[str, str], conf: str | None) -> None:

@@ -16,6 +16,9 @@ _REMEDY = (
     f"Install a Java runtime {OLDEST} or newer (Debian, Ubuntu: apt-get install openjdk-17-jre-headless; "
     "macOS: brew install openjdk@17), or set JAVA_HOME to one."
 )
+FIRST_COMPILER = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
+"""Options of a Java that lives for minutes: its second compiler takes more CPU time than it saves. Without the size,
+the first one has 48 MB for its code, which Spark fills, and the JVM compiles evicted code again."""
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
 

@@ -27,7 +27,7 @@ def job_file(layer: str) -> Path:
 
 
 def submit_command(
-    environment: Environment, layer: str, arguments: Sequence[str], java: Sequence[str] = ()
+    environment: Environment, layer: str, arguments: Sequence[str], java: str = ""
 ) -> tuple[list[str], dict[str, str]]:
     """The command line and process environment that run a layer's job, its driver on this machine, with these options
     of its Java; configured ones win.
@@ -56,7 +56,7 @@ def submit_command(
     # A Python that is configured for executors is on their machines: the driver's is the one that runs this.
     conf = {"spark.pyspark.driver.python": os.environ.get("PYSPARK_DRIVER_PYTHON", sys.executable)}
     conf |= environment.spark.conf
-    ours = " ".join([f"-Dlog4j2.configurationFile=file:{log4j}", COLLECTOR, AVRO_OPTIONS, *java, *archive])
+    ours = " ".join([f"-Dlog4j2.configurationFile=file:{log4j}", COLLECTOR, AVRO_OPTIONS, *java.split(), *archive])
     command += ["--driver-java-options", f"{ours} {conf.pop('spark.driver.extraJavaOptions', '')}".strip()]
     for key, value in conf.items():
         # Every process of the machine can read a command line; the job itself sets the secrets in its session.
@@ -75,7 +75,7 @@ def submit_command(
     return [*command, str(job_file(layer)), *arguments], process
 
 
-def submit(environment: Environment, layer: str, arguments: Sequence[str], java: Sequence[str] = ()) -> None:
+def submit(environment: Environment, layer: str, arguments: Sequence[str], java: str = "") -> None:
     """Become spark-submit: signals and the exit code are the job's own. Never returns.
 
     Raises ConfigurationError without a Java: spark-submit would end with exit code 1, as a refusal does.
@@ -106,7 +106,7 @@ def submit_job(
     output: str,
     extra: Sequence[str],
     master: str | None = None,
-    java: Sequence[str] = (),
+    java: str = "",
 ) -> None:
     """Become the job of a stream's layer, once its configuration is known to be right; `master` in place of the
     configured one. The job itself finds a stream of a family. Never returns."""
@@ -123,7 +123,7 @@ def submit_streams(
     output: str,
     extra: Sequence[str],
     master: str | None = None,
-    java: Sequence[str] = (),
+    java: str = "",
 ) -> None:
     """Become the job of many streams: of `streams`, else of `group`, else of all. A stream's file that is wrong is the
     job's to report. Never returns. Raises ConfigurationError for a selection without streams."""
@@ -139,7 +139,7 @@ def _submit(
     output: str,
     extra: Sequence[str],
     master: str | None,
-    java: Sequence[str],
+    java: str,
 ) -> None:
     environment = load_environment(conf)
     if master is not None:

@@ -19,7 +19,6 @@ from typing import Any
 from unittest.mock import patch
 
 from flaky_s3 import FlakyS3, running_flaky_s3
-from java_options import SHORT_LIVED
 from sessions import running_spark
 from world import World, event, past_hour, spread
 
@@ -29,6 +28,7 @@ from anabranch.dev.services import running
 from anabranch.dev.services.processes import HOST
 from anabranch.iceberg.lake import Lake
 from anabranch.offsets.hours import start_of
+from anabranch.spark.java import FIRST_COMPILER
 
 TABLES = ("rows", "dead letters", "ledger")
 MICRO_BATCHES = 5
@@ -144,7 +144,7 @@ def main() -> None:
             },
             "spark": {
                 "master": "local[2]",
-                "conf": {"spark.driver.memory": "1g", "spark.driver.extraJavaOptions": SHORT_LIVED},
+                "conf": {"spark.driver.memory": "1g", "spark.driver.extraJavaOptions": FIRST_COMPILER},
             },
         }  # fmt: skip
         (folder / "session").mkdir()

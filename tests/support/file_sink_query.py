@@ -13,13 +13,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from java_options import SHORT_LIVED
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 from waiting import wait_for
 from world import SCHEMA
 
 from anabranch.spark.jars import ensure_jars
+from anabranch.spark.java import FIRST_COMPILER
 
 LOG = {
     "spark.sql.streaming.fileSink.log.compactInterval": "3",
@@ -67,7 +67,7 @@ def _killer(spark: SparkSession, folder: Path, event_id: str) -> Column:
 def main(folder: Path, topic: str, servers: str, event_id: str | None = None) -> None:
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
     builder = builder.config("spark.driver.extraClassPath", ":".join(map(str, ensure_jars().spark)))
-    for key, value in (LOG | {"spark.driver.extraJavaOptions": SHORT_LIVED}).items():
+    for key, value in (LOG | {"spark.driver.extraJavaOptions": FIRST_COMPILER}).items():
         builder = builder.config(key, value)
     spark = builder.config("spark.sql.session.timeZone", "UTC").getOrCreate()
     write(spark, folder, topic, servers, _killer(spark, folder, event_id) if event_id is not None else None)

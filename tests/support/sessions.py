@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from java_options import SHORT_LIVED
 from pyspark.sql import SparkSession
 
 from anabranch import config
 from anabranch.spark import workers
 from anabranch.spark.jars import ensure_jars, jvm_folder
+from anabranch.spark.java import FIRST_COMPILER
 from anabranch.spark.settings import AVRO_OPTIONS, session_settings
 
 
@@ -32,7 +32,7 @@ def running_spark(environment: Mapping[str, Any], folder: Path) -> Iterator[Spar
     os.environ |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
     builder = SparkSession.builder.master("local[2,4]").appName("tests")
     # The tests' heap is small, and other processes need the cores that other collectors would take.
-    options = f"{log4j} {SHORT_LIVED} -XX:+UseSerialGC {AVRO_OPTIONS} -Daws.requestChecksumCalculation=WHEN_REQUIRED"
+    options = f"{log4j} {FIRST_COMPILER} -XX:+UseSerialGC {AVRO_OPTIONS} -Daws.requestChecksumCalculation=WHEN_REQUIRED"
     launch = {
         "spark.driver.extraClassPath": ":".join(str(jar) for jar in ensure_jars().spark),
         "spark.driver.extraJavaOptions": options,

@@ -10,11 +10,11 @@ from pathlib import Path
 import boto3
 import psutil
 import pytest
-from java_options import SHORT_LIVED
 
 from anabranch.common.file_lock import locked
 from anabranch.dev.services import ACCESS_KEY, SECRET_KEY, Home, Services, down, up
 from anabranch.dev.services.processes import free_port
+from anabranch.spark.java import FIRST_COMPILER
 
 BUCKET = "tests"
 """The bucket of the tests' warehouse."""
@@ -42,7 +42,7 @@ def shared_services(folder: Path) -> Iterator[Services]:
     users.mkdir(parents=True, exist_ok=True)
     lock, user = folder / "users.lock", users / str(os.getpid())
     with locked(lock, _LOCK_SECONDS), pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JDK_JAVA_OPTIONS", SHORT_LIVED)
+        patch.setenv("JDK_JAVA_OPTIONS", FIRST_COMPILER)
         if home.kafka.recorded() is None:
             kafka_port = free_port()
             services = up(home, kafka_port, free_port(kafka_port), access_key=ACCESS_KEY, secret_key=SECRET_KEY)

@@ -34,6 +34,7 @@ from anabranch.dev.services.wire import Wire
 from anabranch.iceberg.lake import Lake
 from anabranch.job import Job, open_job
 from anabranch.spark.jars import jvm_folder
+from anabranch.spark.java import FIRST_COMPILER
 
 _CLI = "anabranch.cli"
 _COMMAND_SECONDS = 1800.0
@@ -165,12 +166,7 @@ class Workspace:
         self._started: list[Running] = []
         self._changes: dict[str, dict[str, Any]] = {}
         self._write_configuration(streams)
-        # In a JVM that lives for a minute the second compiler costs more than it gives: a third of all CPU. The first
-        # alone would have 48 MB for its code, and what the JVM evicts of it is compiled again.
-        java = (
-            f"{os.environ.get('JDK_JAVA_OPTIONS', '')} -Djava.io.tmpdir={self.temporary} -XX:TieredStopAtLevel=1 "
-            "-XX:ReservedCodeCacheSize=240m"
-        )
+        java = f"{os.environ.get('JDK_JAVA_OPTIONS', '')} -Djava.io.tmpdir={self.temporary} {FIRST_COMPILER}"
         self._environment = dict(os.environ) | {
             "ANABRANCH_CONF": str(self.conf),
             "TMPDIR": str(self.temporary),

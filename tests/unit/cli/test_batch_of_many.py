@@ -17,6 +17,7 @@ from anabranch.common.errors import ConfigurationError, PositionError, Transient
 from anabranch.config import Environment
 from anabranch.job import Job
 from anabranch.protocol.ledger_row import HourAccount
+from anabranch.spark.java import FIRST_COMPILER
 from batch_layer import compilers
 from batch_layer.many_streams import Outcome
 from batch_layer.rebuild import Result as HourResult
@@ -47,8 +48,8 @@ def submitted(conf: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tupl
     """Runs `anabranch batch`; returns the arguments of the job, and what the command said."""
     given: list[str] = []
 
-    def submit(environment: Environment, layer: str, arguments: list[str], java: list[str]) -> None:
-        given.extend([*java, *arguments])
+    def submit(environment: Environment, layer: str, arguments: list[str], java: str) -> None:
+        given.extend([*java.split(), *arguments])
 
     monkeypatch.setattr("anabranch.spark.submit.submit", submit)
 
@@ -85,16 +86,16 @@ def test_reports_on_hours_read_each_stream(submitted: Callable[..., tuple[list[s
 @pytest.mark.parametrize(
     ("shares", "expected"),
     [
-        ({"a": 0.4, "b": 0.6}, compilers.FIRST_COMPILER),
-        ({"a": 0.4, "b": 0.7}, []),
-        ({"a": 0.4, "b": Transient("the broker is unreachable")}, []),
+        ({"a": 0.4, "b": 0.6}, FIRST_COMPILER),
+        ({"a": 0.4, "b": 0.7}, ""),
+        ({"a": 0.4, "b": Transient("the broker is unreachable")}, ""),
     ],
 )
 def test_a_job_of_few_offsets_uses_javas_first_compiler_alone(
     submitted: Callable[..., tuple[list[str], Result]],
     monkeypatch: pytest.MonkeyPatch,
     shares: dict[str, float | Transient],
-    expected: list[str],
+    expected: str,
 ) -> None:
     def share_of(job: Job, note: Note, span: tuple[str, str] | None) -> float:
         share = shares[job.stream.name]
@@ -104,7 +105,7 @@ def test_a_job_of_few_offsets_uses_javas_first_compiler_alone(
 
     monkeypatch.setattr(compilers, "share_of", share_of)
     given, _ = submitted("--group", "small")
-    assert given[: given.index("--group")] == expected
+    assert given[: given.index("--group")] == expected.split()
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def test_a_cluster_is_sent_the_jars_and_no_code_of_ours(master: str) -> None:
 
 def test_configured_options_of_java_win() -> None:
     one = environment("local[2]", spark_driver_extraJavaOptions="-XX:TieredStopAtLevel=4")
-    command, _ = submit.submit_command(one, "batch_layer", [], ["-XX:TieredStopAtLevel=1"])
+    command, _ = submit.submit_command(one, "batch_layer", [], "-XX:TieredStopAtLevel=1")
     # Java takes the last of two values.
     levels = [o for o in after(command, "--driver-java-options")[0].split() if "TieredStopAtLevel" in o]
     assert levels == ["-XX:TieredStopAtLevel=1", "-XX:TieredStopAtLevel=4"]
