@@ -93,16 +93,18 @@ def plan_seal_with_acceptance(
 ) -> Publish:
     """The publish of a seal that also accepts those of its hours that are empty, of `candidates` or of all. Pure.
 
-    It is what the seal and `plan_acceptance_of_empty` publish one after the other, in one commit.
+    It is what the seal and `plan_acceptance_of_empty` publish one after the other, in one commit. The branch `speed`
+    does not move where all of the hours are empty: `batch` and `main` have the timeline, so that either may be lost.
     """
     sealed = [row.hour for row in seal.decisions if candidates is None or row.hour in candidates]
     after = plan_after(state, seal.changes, seal.timeline, seal.position)
     accepted = plan_acceptance_of_empty(after, empty_hours(after, sealed), f"{seal.id}-accepted", now, run, measured)
     if accepted is None:
         return seal
+    moves_speed = len(accepted.decisions) < len(seal.decisions) or seal.position != state.position
     return replace(
         seal,
-        changes=(*seal.changes, *accepted.changes),
+        changes=(*(seal.changes if moves_speed else ()), *accepted.changes),
         timeline=accepted.timeline,
         decisions=(*seal.decisions, *accepted.decisions),
     )

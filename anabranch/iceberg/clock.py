@@ -1,7 +1,7 @@
 """The clock for hours and commits: this machine's, as long as another clock confirms it. A
 machine's clock may change while a job runs: after a resume, or by a wrong time server. So it is
-compared with the object store's clock, and between two comparisons with the monotonic clock, which
-needs no request. A time that was not compared is never returned.
+compared with the object store's clock (that of its last answers), and between two comparisons with the
+monotonic clock, which needs no request. A time that was not compared is never returned.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 
 from anabranch.common.errors import Transient
 from anabranch.config import Environment
-from anabranch.iceberg.s3 import bucket_of, open_store
+from anabranch.iceberg.s3 import bucket_of, elapsed_seconds, open_store
 
 MAX_CLOCK_SKEW = timedelta(seconds=30)
 # Without a time server a machine's clock drifts, and so does the monotonic clock.
@@ -54,7 +54,7 @@ class Clock:
         wall: Callable[[], datetime] | None = None,
         elapsed: Callable[[], float] | None = None,
     ) -> None:
-        self._ask, self._wall, self._elapsed = ask, wall or _wall, elapsed or _elapsed
+        self._ask, self._wall, self._elapsed = ask, wall or _wall, elapsed or elapsed_seconds
         self._last: Compared | None = None
 
     def now(self, updated_ms: int | None = None) -> datetime:
@@ -106,13 +106,8 @@ def store_clock(environment: Environment) -> Clock:
     bucket = bucket_of(environment.catalog.warehouse)
     if bucket is None:
         return Clock(None)
-    return Clock(lambda: open_store(environment.s3).clock(bucket))
+    return Clock(lambda: open_store(environment.s3).time_now(bucket))
 
 
 def _wall() -> datetime:
     return datetime.fromtimestamp(time.time(), UTC)
-
-
-def _elapsed() -> float:
-    # Linux has one that also counts while the machine sleeps.
-    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()

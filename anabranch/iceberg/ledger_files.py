@@ -11,10 +11,12 @@ become orphans. A ledger that is kept for a limited time loses whole quarters, b
 
 from __future__ import annotations
 
+import json
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import Enum
 from itertools import groupby
 from operator import attrgetter
@@ -27,7 +29,7 @@ from pyiceberg.io.pyarrow import ArrowScan
 from pyiceberg.manifest import DataFile, ManifestEntry, ManifestFile
 from pyiceberg.table import FileScanTask
 from pyiceberg.table.refs import SnapshotRefType
-from pyiceberg.table.snapshots import Operation, Summary
+from pyiceberg.table.snapshots import Operation, Summary, ancestors_of
 from pyiceberg.table.update import AddSnapshotUpdate, RemoveSnapshotsUpdate, SetPropertiesUpdate
 
 from anabranch.iceberg.arrow_files import write_files
@@ -47,6 +49,9 @@ _ALL = AlwaysTrue()
 
 MERGED = "anabranch.merged"
 """In a snapshot's summary: the number of files at the last merge planning."""
+
+DECISIONS = "anabranch.decisions"
+"""In the summary of an append of few rows: the ids of their decisions."""
 
 MANY = 16
 """The number of files of similar size that are merged."""
@@ -71,6 +76,8 @@ _MOST_EXPIRED = 256  # in one commit
 _SOME = 4  # small files of a quarter that is over
 _ENOUGH = 32  # files up to this many times smaller are merged into the file of a past quarter
 _SMALL = 32  # rows; files below are of one size
+_NAMED = 24  # rows of an append whose summary names them
+_BEGINNING = datetime.min.replace(tzinfo=UTC)
 
 # Merged files are read by hour: small row groups, and bounds of that column alone.
 _WRITE = {
@@ -220,7 +227,27 @@ def has_many(table: Table) -> bool:
 
 def append(table: Table, rows: pa.Table, commit_id: str) -> tuple[TableUpdate, ...]:
     """Write a file of `rows`; returns the updates of the commit that appends it. Raises OSError."""
-    return _commit(table, _properties(table, commit_id), (), _write(table, rows))
+    named = {DECISIONS: json.dumps(rows["decision_id"].to_pylist())} if rows.num_rows <= _NAMED else {}
+    return _commit(table, _properties(table, commit_id) | named, (), _write(table, rows))
+
+
+def newest_ids(table: Table) -> tuple[frozenset[str], datetime]:
+    """The ids that the newest appends name in their summaries, and a time: whatever was appended later is among them.
+    Only the metadata is read. Pure."""
+    ids: set[str] = set()
+    since = _BEGINNING
+    for snapshot in ancestors_of(table.current_snapshot(), table.metadata):
+        since, summary = datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC), snapshot.summary
+        properties = summary.additional_properties if summary is not None else {}
+        if DECISIONS in properties:
+            ids.update(json.loads(properties[DECISIONS]))
+        elif PUBLISH_ID not in properties or (summary is not None and summary.operation == Operation.APPEND):
+            # It adds rows that it does not name; another program's may have changed any row.
+            break
+        if snapshot.sequence_number == 1:
+            # The table's first. That a snapshot has no parent is no sign: PyIceberg takes away one that expires.
+            since = _BEGINNING
+    return frozenset(ids), since
 
 
 def _properties(table: Table, commit_id: str) -> dict[str, str]:

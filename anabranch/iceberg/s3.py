@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from pathlib import Path
@@ -21,6 +22,9 @@ from anabranch.common.remote_errors import explain
 
 # S3's own limit for one request.
 _DELETED_AT_ONCE = 1000
+
+# An answer's time is used for this long: by the monotonic clock, which drifts by far less than a second meanwhile.
+_TIME_KEPT_SECONDS = 60
 
 # AWS's shared files with keys, by the variable that names another one.
 _SHARED_FILES = {"AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials", "AWS_CONFIG_FILE": "~/.aws/config"}
@@ -147,6 +151,8 @@ class ObjectStore:
         )
 
         self._client.meta.events.register("before-send.s3", _count_request)
+        self._client.meta.events.register("after-call.s3", self._note_time)
+        self._answered: tuple[datetime, float] | None = None
 
     def ensure_bucket(self, bucket: str) -> bool:
         """Create the bucket if it is missing; True if it was created. Raises ConfigurationError (keys, rights)
@@ -168,7 +174,22 @@ class ObjectStore:
                 answer = error.response
                 if "date" not in answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}):
                     raise
-        return parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"]).astimezone(UTC)
+        return _date(answer["ResponseMetadata"]["HTTPHeaders"])
+
+    def time_now(self, bucket: str) -> datetime:
+        """The object store's time, by its last answer to any request if that is at most a minute old, else as `clock`
+        asks for it."""
+        if self._answered is not None:
+            then, elapsed = self._answered
+            since = elapsed_seconds() - elapsed
+            if since < _TIME_KEPT_SECONDS:
+                return then + timedelta(seconds=since)
+        return self.clock(bucket)
+
+    def _note_time(self, http_response: Any, **_: Any) -> None:
+        """Called by botocore after each answer."""
+        if "date" in http_response.headers:
+            self._answered = _date(http_response.headers), elapsed_seconds()
 
     def list_objects(self, bucket: str, prefix: str) -> Iterator[tuple[str, int, datetime]]:
         """Key, size and time of every object whose key begins with `prefix`. Raises Terminal (rights) or Transient."""
@@ -342,6 +363,15 @@ class ObjectStore:
 def _count_request(event_name: str, **_: Any) -> None:
     """Called by botocore before each request, also one that is a repetition: `before-send.s3.GetObject`."""
     TALLY.count(S3_REQUESTS, event_name.rpartition(".")[2])
+
+
+def elapsed_seconds() -> float:
+    """Seconds of the monotonic clock; on Linux of the one that also counts while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+
+
+def _date(headers: Mapping[str, str]) -> datetime:
+    return parsedate_to_datetime(headers["date"]).astimezone(UTC)
 
 
 def _code(error: ClientError) -> str:

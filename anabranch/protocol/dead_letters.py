@@ -182,6 +182,9 @@ def discard(lake: Lake, stream: Stream, staged: Staged) -> None:
 def lost_hours(lake: Lake, stream: Stream, state: State) -> dict[str, int]:
     """The hours whose accepted revision, which is named too, lacks dead letters: their files were lost before they were
     published."""
+    if not any(accepted.cut.offsets for accepted in state.accepted.values()):
+        # Hours without records have no dead letters.
+        return {}
     properties = branch_properties(lake.load(stream.dead_letters_table), "batch")
     lost: dict[str, int] = json.loads(properties.get(LOST, "{}"))
     return {h: r for h, r in lost.items() if h in state.accepted and state.accepted[h].revision == r}

@@ -11,7 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,16 @@ from anabranch.common.errors import Refused, Transient
 from anabranch.common.json_values import from_json
 from anabranch.common.remote_errors import lake_errors
 from anabranch.iceberg.lake import Lake
-from anabranch.iceberg.ledger_files import FIRST_HOUR, PerFile, Span, has_many, read, read_since, removed_through
+from anabranch.iceberg.ledger_files import (
+    FIRST_HOUR,
+    PerFile,
+    Span,
+    has_many,
+    newest_ids,
+    read,
+    read_since,
+    removed_through,
+)
 from anabranch.iceberg.snapshots import snapshots_by_commit
 from anabranch.offsets.hours import Cut
 from anabranch.protocol.acts import Act
@@ -113,6 +122,8 @@ ACT_COLUMNS = (
 _OF_REQUESTS = (*ACT_COLUMNS, "erasure")
 _ORDER = attrgetter("sequence", "recorded_at", "hour", "decision_id")
 _AT_ONCE = 1_000  # decisions in one commit
+# A decision is made before its row is appended; clocks of two machines are never this far apart.
+_APART = timedelta(hours=2)
 _NOTHING = HourAccount()
 _ARROW = schema_to_pyarrow(LEDGER_SCHEMA)
 _NOTES = pa.array(NOTES, pa.string())
@@ -304,10 +315,14 @@ def plan_missing(wanted: Mapping[str, LedgerRow], known: Collection[str]) -> lis
 
 
 def _known(table: Table, wanted: Mapping[str, LedgerRow]) -> set[str]:
-    """The ids, of these decisions, that the ledger contains; a decision is always among the rows of its hour. A file is
-    read once in a process."""
+    """The ids, of these decisions, that the ledger contains. Files are read only for those that an append may have
+    written which is not named in the metadata any more; a decision is always among the rows of its hour."""
+    named, since = newest_ids(table)
+    older = {row.hour for id, row in wanted.items() if id not in named and row.recorded_at < since + _APART}
+    if not older:
+        return set(wanted) & named
     with lake_errors(f"read ledger {'.'.join(table.name())}"):
-        return set(wanted) & _together(_IDS.ask(table, {row.hour for row in wanted.values()}))
+        return set(wanted) & (named | _together(_IDS.ask(table, older)))
 
 
 def _columns(table: Table, without: Collection[str]) -> tuple[str, ...]:

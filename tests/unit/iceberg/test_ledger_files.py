@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from killed import kill_at
 from lakes import StreamLake, decide, new_environment, new_lake
+from pyiceberg.expressions import EqualTo
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.table import Table, Transaction
 from pyiceberg.table.snapshots import Operation
@@ -134,19 +135,70 @@ def test_a_record_opens_only_files_that_may_contain_its_hour(
     name = years.stream.hours_table
     new, late = sealed(at(731), at(100, 5))
     assert Ledger(years.lake, name).record([new]) == {new.decision_id}
-    # What it wrote itself, to read it back.
+    assert opened == [], "the snapshots name what was appended lately"
+    assert Ledger(years.lake, name).record([late]) == {late.decision_id}
     assert len(set(opened)) == 1
     opened.clear()
-    assert Ledger(years.lake, name).record([late]) == {late.decision_id}
-    assert len(set(opened)) == 2
-    opened.clear()
-    assert Ledger(years.lake, name).record([new, late]) == {new.decision_id, late.decision_id}
-    assert opened == [], "a file that was read before was read again"
-    # Another process has read none of them.
+    # In another process, that has read none of them.
     monkeypatch.setattr(ledger, "_IDS", PerFile(("decision_id",), ledger._ids))
     assert Ledger(years.lake, name).record([new, late]) == {new.decision_id, late.decision_id}
-    assert len(set(opened)) == len(opened) == 3
+    assert opened == []
     assert len(history(years)) == 732
+
+
+def test_rows_that_no_snapshot_names_are_read_from_the_files(lake: StreamLake, opened: list[str]) -> None:
+    name, hours = lake.stream.hours_table, [at(0, h) for h in range(25)]
+    many = sealed(*hours)
+    of_before, of_now = sealed(at(1, 2), at(1, 3))
+    for recorded in (many, [of_before]):
+        append = append_as_before if recorded == [of_before] else append_as_now
+        append(lake, recorded)
+        opened.clear()
+        assert Ledger(lake.again(), name).record(recorded) == {row.decision_id for row in recorded}
+        assert len(set(opened)) == 1
+    assert Ledger(lake.again(), name).record([of_now, *many]) == {row.decision_id for row in (of_now, *many)}
+    assert sorted(row.decision_id for row in history(lake)) == sorted(r.decision_id for r in (*many, of_before, of_now))
+
+
+def test_a_row_that_another_program_deleted_is_written_again(lake: StreamLake) -> None:
+    name, (one, other) = lake.stream.hours_table, sealed(at(0), at(1))
+    Ledger(lake.lake, name).record([one])
+    Ledger(lake.lake, name).record([other])
+    loaded(lake).delete(EqualTo(term="hour", value=at(0)))
+    assert [row.hour for row in history(lake)] == [at(1)]
+    assert Ledger(lake.again(), name).record([one, other]) == {one.decision_id, other.decision_id}
+    assert [row.decision_id for row in history(lake)] == [other.decision_id, one.decision_id]
+
+
+def test_a_row_whose_snapshot_has_expired_is_found_in_its_file(lake: StreamLake, opened: list[str]) -> None:
+    name = lake.stream.hours_table
+    first, *rest = sealed(*(at(0, h) for h in range(4)))
+    for row in (first, *rest):
+        append_as_now(lake, [row])
+    table = loaded(lake)
+    assert ledger_files.newest_ids(table) == ({row.decision_id for row in (first, *rest)}, ledger_files._BEGINNING)
+    table.maintenance.expire_snapshots().by_ids([s.snapshot_id for s in table.snapshots()[:-2]]).commit()
+    ids, since = ledger_files.newest_ids(loaded(lake))
+    assert ids == {row.decision_id for row in rest[-2:]}
+    assert since > first.recorded_at
+    opened.clear()
+    assert Ledger(lake.again(), name).record([first, *rest]) == {row.decision_id for row in (first, *rest)}
+    assert len(set(opened)) == 2, "of those that are named none is read"
+    assert len(history(lake)) == 4
+
+
+def test_a_decision_newer_than_the_snapshots_is_not_looked_for(lake: StreamLake, opened: list[str]) -> None:
+    name, (old,) = lake.stream.hours_table, sealed(at(0))
+    append_as_before(lake, [old])
+    _, since = ledger_files.newest_ids(loaded(lake))
+    later = since + timedelta(hours=3)
+    new, nearly = (ledger.decision(at(0), "accepted", 1, CUT, now) for now in (later, since + timedelta(hours=1)))
+    opened.clear()
+    assert Ledger(lake.again(), name).record([new]) == {new.decision_id}
+    assert opened == []
+    assert Ledger(lake.again(), name).record([nearly]) == {nearly.decision_id}
+    assert opened != [], "clocks may be apart"
+    assert len(history(lake)) == 3
 
 
 def test_a_history_opens_only_files_that_may_contain_its_hours(years: StreamLake, opened: list[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -154,6 +155,31 @@ def test_hours_without_records_are_accepted_by_the_commit_that_seals_them(tmp_pa
     # Nothing is left to do, and nothing is decided twice.
     assert rebuilder.seal(None).hours == () and rebuilder.accept_empty(empty) == []
     assert len(joined.ledger.history()) == 7
+
+
+@pytest.mark.parametrize("lost", ["", "speed", "batch", "main"])
+def test_hours_without_records_leave_the_speed_branch_and_outlast_the_loss_of_any(tmp_path: Path, lost: str) -> None:
+    first = hour_of(datetime.now(UTC) - timedelta(hours=3))
+    lake, rebuilder = _closed_hours(tmp_path, first)
+    rebuilder._job = replace(rebuilder._job, kafka=Broker(log={0: []}).adapter)
+    rebuilder.seal([])  # binds the position to the topic
+    before = lake.state()
+    assert before.position.topic_id == "t" and len(before.timeline.sealed) == 4
+    ahead = start_of(shift(first, 6)) + timedelta(minutes=30) - datetime.now(UTC)
+    lake.lake.__dict__["clock"] = Clock(None, lambda: datetime.now(UTC) + ahead)
+    assert len(rebuilder.seal(None).hours) == 2
+    after = lake.state()
+    moved = {b for b in after.heads if after.heads[b] != before.heads[b]}
+    assert moved == {"batch", "main"}
+    idle = {shift(first, 4), shift(first, 5)}
+    assert set(after.accepted) == idle
+    if lost:
+        lake.table().manage_snapshots().create_branch(before.heads[lost], lost).commit()
+    found = lake.state()
+    assert found.timeline == after.timeline or lost == "batch"
+    assert idle <= set(found.accepted) | set(found.timeline.sealed)
+    rebuilder.accept_empty(sorted(found.timeline.sealed))
+    assert idle <= set(lake.state().accepted)
 
 
 def test_a_job_for_named_hours_accepts_of_those_that_it_seals_these_alone(tmp_path: Path) -> None:
