@@ -269,7 +269,7 @@ def import_(
 
     first, last = _hours_to_import(hours)
     job = open_stream(stream, conf)
-    order = run.Order(files, first, last, time, seam == "key", why, version)
+    order = run.ImportRequest(files, first, last, time, seam == "key", why, version)
     if dry_run:
         print_planned(stream, run.plan(job, order), output)
         return
@@ -429,7 +429,7 @@ def erase(
         _erasure_scan(stream, column, values, conf, output)
         return
     assert why is not None
-    order = run.Order(column, values, why, until, again, in_spite)
+    order = run.ErasureRequest(column, values, why, until, again, in_spite)
     job = open_stream(stream, conf)
     if dry_run:
         print_found(stream, run.find(job, order), output)

@@ -14,7 +14,7 @@ from servers import serving
 
 from anabranch.common.errors import ConfigurationError
 from anabranch.operations.doctor import airflow
-from anabranch.operations.doctor.finding import Check, Finding
+from anabranch.operations.doctor.finding import Finding, Issue
 
 ROOT = Path(__file__).resolve().parents[2]
 STREAM = "game_events"
@@ -47,7 +47,7 @@ def run(command: str, code: int = 0) -> str:
     return done.stdout
 
 
-def found() -> dict[Check, Finding]:
+def found() -> dict[Issue, Finding]:
     return {finding.check: finding for finding in airflow.findings([STREAM], airflow.read())}
 
 
@@ -58,8 +58,8 @@ def test_airflows_problems_are_found_and_their_remedies_work(dags: Path, tmp_pat
     assert airflow.failed(str(away.value)).remedy == printed("airflow db migrate")
     run(printed("airflow db migrate"))
 
-    assert (nothing := found()).keys() == {Check.AIRFLOW_SCHEDULER, Check.AIRFLOW_DAG_MISSING}
-    assert nothing[Check.AIRFLOW_DAG_MISSING].remedy == printed("airflow dags reserialize")
+    assert (nothing := found()).keys() == {Issue.AIRFLOW_SCHEDULER, Issue.AIRFLOW_DAG_MISSING}
+    assert nothing[Issue.AIRFLOW_DAG_MISSING].remedy == printed("airflow dags reserialize")
     run(printed("airflow dags reserialize"))
 
     (dags / "odd.py").write_text("# a dag of airflow\nraise ValueError('no such stream')\n")
@@ -67,25 +67,25 @@ def test_airflows_problems_are_found_and_their_remedies_work(dags: Path, tmp_pat
     run("airflow pools set default_pool 0 none")
     wrong = found()
     assert wrong.keys() == {
-        Check.AIRFLOW_SCHEDULER, Check.AIRFLOW_IMPORT, Check.AIRFLOW_PAUSED, Check.AIRFLOW_POOL,
+        Issue.AIRFLOW_SCHEDULER, Issue.AIRFLOW_IMPORT, Issue.AIRFLOW_PAUSED, Issue.AIRFLOW_POOL,
     }  # fmt: skip
-    assert wrong[Check.AIRFLOW_IMPORT].subject.endswith("odd.py")
-    assert wrong[Check.AIRFLOW_IMPORT].found == "ValueError: no such stream"
-    assert wrong[Check.AIRFLOW_IMPORT].remedy == printed("airflow dags list-import-errors")
-    assert "no such stream" in run(wrong[Check.AIRFLOW_IMPORT].remedy, 1)
+    assert wrong[Issue.AIRFLOW_IMPORT].subject.endswith("odd.py")
+    assert wrong[Issue.AIRFLOW_IMPORT].found == "ValueError: no such stream"
+    assert wrong[Issue.AIRFLOW_IMPORT].remedy == printed("airflow dags list-import-errors")
+    assert "no such stream" in run(wrong[Issue.AIRFLOW_IMPORT].remedy, 1)
     (dags / "odd.py").unlink()
     run("airflow dag-processor --num-runs 1")
-    assert wrong[Check.AIRFLOW_POOL].remedy == printed("airflow pools set default_pool 128 'Default pool'")
-    run(wrong[Check.AIRFLOW_POOL].remedy)
-    assert wrong[Check.AIRFLOW_SCHEDULER].remedy == printed("airflow scheduler")
+    assert wrong[Issue.AIRFLOW_POOL].remedy == printed("airflow pools set default_pool 128 'Default pool'")
+    run(wrong[Issue.AIRFLOW_POOL].remedy)
+    assert wrong[Issue.AIRFLOW_SCHEDULER].remedy == printed("airflow scheduler")
     # Before the DAGs run: there is nothing that they could work on.
-    with serving(wrong[Check.AIRFLOW_SCHEDULER].remedy.split(), tmp_path / "scheduler.log", is_alive, 90):
-        assert found().keys() == {Check.AIRFLOW_PAUSED}
-    assert wrong[Check.AIRFLOW_PAUSED].remedy == printed(
+    with serving(wrong[Issue.AIRFLOW_SCHEDULER].remedy.split(), tmp_path / "scheduler.log", is_alive, 90):
+        assert found().keys() == {Issue.AIRFLOW_PAUSED}
+    assert wrong[Issue.AIRFLOW_PAUSED].remedy == printed(
         "airflow dags unpause --yes --treat-dag-id-as-regex '^anabranch_.+__(STREAM)$'", STREAM=STREAM
     )
-    run(wrong[Check.AIRFLOW_PAUSED].remedy)
-    assert not found().keys() - {Check.AIRFLOW_SCHEDULER}
+    run(wrong[Issue.AIRFLOW_PAUSED].remedy)
+    assert not found().keys() - {Issue.AIRFLOW_SCHEDULER}
 
 
 def is_alive() -> bool:

@@ -15,7 +15,7 @@ from world import SCHEMA, World, event, past_hour
 from anabranch.iceberg.hour_files import files_by_hour
 from anabranch.offsets.hours import start_of
 from anabranch.operations.audit import audit
-from anabranch.operations.erasure.run import Order, erase
+from anabranch.operations.erasure.run import ErasureRequest, erase
 from anabranch.operations.maintenance import maintain
 from anabranch.protocol import ledger
 from anabranch.protocol.holding import hold
@@ -154,7 +154,7 @@ def test_erased_records_leave_the_archive_and_come_back_by_nothing(world: Make) 
 
     # The hazard: on each branch and in the archive, there with a dead letter, and escaped.
     assert len(left()) == 5 + 4 + 4 + 6 and ESCAPED.encode() in b"".join(v or b"" for *_, v in archived(one))
-    order = Order("player", frozenset({"p1"}), "case 4711", timedelta(0))
+    order = ErasureRequest("player", frozenset({"p1"}), "case 4711", timedelta(0))
     done = erase(one.job, Publisher(one.lake, one.job.stream), order)
     assert (done.left, left()) == (None, [])
     rebuilt = 5, 0, 0, 7

@@ -29,7 +29,7 @@ from anabranch import config
 from anabranch.cli import main
 from anabranch.operations.doctor import registry as of_registry
 from anabranch.operations.doctor import s3 as store
-from anabranch.operations.doctor.finding import Check, Finding
+from anabranch.operations.doctor.finding import Finding, Issue
 from anabranch.spark import jars
 from anabranch.spark.java import require_java
 
@@ -61,10 +61,10 @@ class Patient:
         assert "anabranch-local" not in done.output, "a secret is shown"
         return report
 
-    def findings(self, check: Check) -> list[dict[str, Any]]:
+    def findings(self, check: Issue) -> list[dict[str, Any]]:
         return [f for f in self.report()["findings"] if f["check"] == check]
 
-    def finding(self, check: Check) -> dict[str, Any]:
+    def finding(self, check: Issue) -> dict[str, Any]:
         found = self.findings(check)
         assert found, f"expected {check}, found {self.report()['findings']}"
         return found[0]
@@ -127,14 +127,14 @@ def test_a_stream_in_order_is_ready_and_is_left_as_it_was(patient: Patient) -> N
     ("key", "value", "check", "severity", "run_book"),
     [
         (
-            "cleanup.policy", "compact", Check.TOPIC_COMPACTED, "error",
+            "cleanup.policy", "compact", Issue.TOPIC_COMPACTED, "error",
             printed(
                 "kafka-configs.sh --bootstrap-server BROKERS --alter --topic TOPIC "
                 "--add-config min.compaction.lag.ms=172800000"
             ),
         ),
         pytest.param(
-            "retention.ms", "14400000", Check.RETENTION_TIME, "warning",
+            "retention.ms", "14400000", Issue.RETENTION_TIME, "warning",
             printed(
                 "kafka-configs.sh --bootstrap-server BROKERS --alter --topic TOPIC "
                 "--add-config retention.ms=604800000"
@@ -142,14 +142,14 @@ def test_a_stream_in_order_is_ready_and_is_left_as_it_was(patient: Patient) -> N
             marks=pytest.mark.full,
         ),
         (
-            "retention.bytes", "100", Check.RETENTION_BYTES, "error",
+            "retention.bytes", "100", Issue.RETENTION_BYTES, "error",
             printed(
                 "kafka-configs.sh --bootstrap-server BROKERS --alter --topic TOPIC "
                 "--add-config retention.bytes=-1"
             ),
         ),
         pytest.param(
-            "message.timestamp.type", "CreateTime", Check.TIMESTAMP_TYPE, "info",
+            "message.timestamp.type", "CreateTime", Issue.TIMESTAMP_TYPE, "info",
             printed(
                 "kafka-configs.sh --bootstrap-server BROKERS --alter --topic TOPIC "
                 "--add-config message.timestamp.type=LogAppendTime"
@@ -159,7 +159,7 @@ def test_a_stream_in_order_is_ready_and_is_left_as_it_was(patient: Patient) -> N
     ],
 )  # fmt: skip
 def test_a_topic_kept_otherwise_than_the_layers_need(
-    patient: Patient, key: str, value: str, check: Check, severity: str, run_book: str
+    patient: Patient, key: str, value: str, check: Issue, severity: str, run_book: str
 ) -> None:
     patient.set(key, value)
     finding = patient.finding(check)
@@ -172,42 +172,42 @@ def test_a_topic_kept_otherwise_than_the_layers_need(
 
 def test_a_table_that_is_missing(patient: Patient) -> None:
     patient.one.lake.catalog.drop_table(patient.one.job.stream.hours_table)
-    finding = patient.finding(Check.TABLE_MISSING)
+    finding = patient.finding(Issue.TABLE_MISSING)
     assert (finding["subject"], finding["remedy"]) == (
         patient.one.job.stream.hours_table, printed("anabranch apply STREAM", STREAM=patient.one.name),
     )  # fmt: skip
     patient.run(finding["remedy"])
-    assert patient.findings(Check.TABLE_MISSING) == []
+    assert patient.findings(Issue.TABLE_MISSING) == []
 
 
 def test_a_branch_that_is_missing(patient: Patient) -> None:
     patient.one.lake.load(patient.one.job.stream.table).manage_snapshots().remove_branch("batch").commit()
-    finding = patient.finding(Check.BRANCH_MISSING)
+    finding = patient.finding(Issue.BRANCH_MISSING)
     assert (finding["severity"], finding["expected"]) == ("error", "branch batch")
     patient.run(finding["remedy"])
-    assert patient.findings(Check.BRANCH_MISSING) == []
+    assert patient.findings(Issue.BRANCH_MISSING) == []
 
 
 def test_a_property_that_drifted(patient: Patient) -> None:
     with Transaction(patient.one.lake.load(patient.one.job.stream.table), autocommit=True) as tx:
         tx.set_properties({"write.wap.enabled": "false"})
-    finding = patient.finding(Check.PROPERTIES)
+    finding = patient.finding(Issue.PROPERTIES)
     assert (finding["severity"], finding["found"]) == ("error", "false")
     assert finding["remedy"] == printed(
         "ALTER TABLE lake.NAMESPACE.NAME SET TBLPROPERTIES ('KEY' = 'VALUE')",
         NAMESPACE=patient.one.name, NAME="events", KEY="write.wap.enabled", VALUE="true",
     )  # fmt: skip
     patient.run(finding["remedy"])
-    assert patient.findings(Check.PROPERTIES) == []
+    assert patient.findings(Issue.PROPERTIES) == []
 
 
 def test_a_column_that_is_not_applied(patient: Patient) -> None:
     patient.one.configure(schema=f"{SCHEMA}, guild STRING")
     patient.one.reopen()
-    finding = patient.finding(Check.COLUMNS)
+    finding = patient.finding(Issue.COLUMNS)
     assert "guild" in finding["found"]
     patient.run(finding["remedy"])
-    assert patient.findings(Check.COLUMNS) == []
+    assert patient.findings(Issue.COLUMNS) == []
 
 
 def test_a_ledger_that_differs_from_the_table(patient: Patient) -> None:
@@ -215,12 +215,12 @@ def test_a_ledger_that_differs_from_the_table(patient: Patient) -> None:
     [row] = [r for r in one.job.ledger.history({hour}) if r.decision == "accepted"][-1:]
     wrong = replace(row, decision_id=uuid.uuid4().hex, good=(row.good or 0) + 1)
     one.job.ledger.record([wrong])
-    finding = patient.finding(Check.LEDGER)
+    finding = patient.finding(Issue.LEDGER)
     assert (finding["severity"], finding["subject"]) == ("error", f"{one.name} {hour}")
     assert finding["remedy"] == printed("anabranch batch STREAM --hour HOUR --restate", STREAM=one.name, HOUR=hour)
     # What its command does, in this process.
     assert [r.decision for r in one.batch(hour, restate=True)] == ["accepted"]
-    assert patient.findings(Check.LEDGER) == []
+    assert patient.findings(Issue.LEDGER) == []
 
 
 def test_an_unreachable_kafka_hides_nothing_else(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,13 +231,13 @@ def test_an_unreachable_kafka_hides_nothing_else(patient: Patient, monkeypatch: 
     try:
         report = patient.report()
         found = {f["check"]: f for f in report["findings"]}
-        assert found[Check.KAFKA_AWAY]["remedy"] == "anabranch dev up"
-        assert found[Check.S3_RIGHTS]["severity"] == "error"
+        assert found[Issue.KAFKA_AWAY]["remedy"] == "anabranch dev up"
+        assert found[Issue.S3_RIGHTS]["severity"] == "error"
         assert [one["name"] for one in report["examined"]][:3] == ["this machine", "s3", "catalog"]
         assert "wrong" not in json.dumps(report)
     finally:
         one.tell(kafka=kafka, s3=one.told["s3"] | {"secret_key": "${AWS_SECRET_ACCESS_KEY}"})
-    assert not {Check.KAFKA_AWAY, Check.S3_RIGHTS} & {f["check"] for f in patient.report()["findings"]}
+    assert not {Issue.KAFKA_AWAY, Issue.S3_RIGHTS} & {f["check"] for f in patient.report()["findings"]}
 
 
 def test_a_catalog_locked_by_another_process(
@@ -247,20 +247,20 @@ def test_a_catalog_locked_by_another_process(
     holder = sqlite3.connect(environment["catalog"]["uri"].removeprefix("sqlite:///"))
     holder.execute("BEGIN IMMEDIATE")
     try:
-        assert patient.finding(Check.CATALOG_LOCKED)["severity"] == "error"
+        assert patient.finding(Issue.CATALOG_LOCKED)["severity"] == "error"
     finally:
         holder.close()
-    assert patient.findings(Check.CATALOG_LOCKED) == []
+    assert patient.findings(Issue.CATALOG_LOCKED) == []
 
 
 @pytest.mark.usefixtures("single_broker")
 def test_a_recreated_topic(patient: Patient) -> None:
     patient.one.delete_topic()
     patient.one.topic()
-    finding = patient.finding(Check.TOPIC_RECREATED)
+    finding = patient.finding(Issue.TOPIC_RECREATED)
     assert finding["remedy"] == printed("anabranch adopt STREAM", STREAM=patient.one.name)
     patient.run(finding["remedy"])
-    assert patient.findings(Check.TOPIC_RECREATED) == []
+    assert patient.findings(Issue.TOPIC_RECREATED) == []
 
 
 @pytest.mark.usefixtures("single_broker")
@@ -276,14 +276,14 @@ def test_the_first_thing_to_run(environment: dict[str, Any], spark: SparkSession
     try:
         report = patient.report()
         found = {f["check"]: f for f in report["findings"]}
-        assert found[Check.NOT_APPLIED]["remedy"] == found[Check.BUCKET_MISSING]["remedy"]
-        assert (report["ready"], report["next"]) == (False, found[Check.TOPIC_MISSING]["remedy"])
+        assert found[Issue.NOT_APPLIED]["remedy"] == found[Issue.BUCKET_MISSING]["remedy"]
+        assert (report["ready"], report["next"]) == (False, found[Issue.TOPIC_MISSING]["remedy"])
         assert report["next"] == printed("anabranch dev topic TOPIC --partitions 3", TOPIC=one.name)
         patient.run(report["next"])
         report = patient.report()
         assert (report["ready"], report["next"]) == (True, f"anabranch apply {one.name}")
         patient.run(report["next"])
-        assert not {Check.NOT_APPLIED, Check.BUCKET_MISSING} & {f["check"] for f in patient.report()["findings"]}
+        assert not {Issue.NOT_APPLIED, Issue.BUCKET_MISSING} & {f["check"] for f in patient.report()["findings"]}
         one.send_now(2, "e")
         assert patient.report()["next"] == f"anabranch speed {one.name}"
     finally:
@@ -314,7 +314,7 @@ def test_a_bucket_whose_settings_delete_keep_or_refuse(
     (tools / "aws.py").write_text(_AWS)
     (tools / "aws").write_text(f'#!/bin/sh\nexec {sys.executable} {tools / "aws.py"} "$@"\n')
     (tools / "aws").chmod(0o755)
-    where = store.Place("lake", "warehouse/")
+    where = store.Warehouse("lake", "warehouse/")
     with running_aws(tmp_path) as aws:
         settings = config.Environment(
             kafka=config.Kafka(bootstrap_servers="127.0.0.1:1"),
@@ -327,23 +327,23 @@ def test_a_bucket_whose_settings_delete_keep_or_refuse(
         }.items():  # fmt: skip
             monkeypatch.setenv(name, value)
 
-        def found() -> dict[Check, Finding]:
+        def found() -> dict[Issue, Finding]:
             return {f.check: f for f in store.findings(where, ("events",), store.read(settings, where))}
 
         def run(remedy: str) -> None:
             subprocess.run(remedy, shell=True, check=True, timeout=300)
 
         s3 = aws.client("s3")
-        assert found().keys() == {Check.BUCKET_MISSING}
+        assert found().keys() == {Issue.BUCKET_MISSING}
         s3.create_bucket(Bucket="lake", ObjectLockEnabledForBucket=True)
         # A bucket that can lock has versions.
-        assert found().keys() == {Check.VERSIONING}
+        assert found().keys() == {Issue.VERSIONING}
         rule = {
             "ID": "old", "Status": "Enabled", "Filter": {"Prefix": ""}, "Expiration": {"Days": 30},
             "NoncurrentVersionExpiration": {"NoncurrentDays": 7},
         }  # fmt: skip
         s3.put_bucket_lifecycle_configuration(Bucket="lake", LifecycleConfiguration={"Rules": [rule]})
-        assert {check: f.severity for check, f in found().items()} == {Check.LIFECYCLE: "error"}
+        assert {check: f.severity for check, f in found().items()} == {Issue.LIFECYCLE: "error"}
         del rule["Expiration"]
         s3.put_bucket_lifecycle_configuration(Bucket="lake", LifecycleConfiguration={"Rules": [rule]})
         assert found() == {}
@@ -354,7 +354,7 @@ def test_a_bucket_whose_settings_delete_keep_or_refuse(
         s3.put_object_lock_configuration(Bucket="lake", ObjectLockConfiguration=lock)
         [locked] = found().values()
         # An object without a checksum is refused then.
-        assert (locked.check, locked.severity) == (Check.OBJECT_LOCK, "error")
+        assert (locked.check, locked.severity) == (Issue.OBJECT_LOCK, "error")
         assert locked.remedy == printed(
             "aws s3api put-object-lock-configuration --bucket BUCKET "
             """--object-lock-configuration '{"ObjectLockEnabled": "Enabled"}'""",
@@ -368,7 +368,7 @@ def test_a_bucket_whose_settings_delete_keep_or_refuse(
         s3.create_multipart_upload(Bucket="lake", Key="warehouse/a file")
         # Moto says of each upload that it was begun in 2010.
         [left] = found().values()
-        assert left.check is Check.UPLOADS
+        assert left.check is Issue.UPLOADS
         assert left.remedy.startswith(
             printed(
                 "aws s3api abort-multipart-upload --bucket BUCKET --key KEY --upload-id ID",
@@ -388,8 +388,8 @@ def test_a_bucket_whose_settings_delete_keep_or_refuse(
         reader = config.S3(endpoint=aws.url, access_key=SecretStr(access), secret_key=SecretStr(secret))
         facts = store.read(settings.model_copy(update={"s3": reader}), where)
         denied = {f.check: f for f in store.findings(where, ("events",), facts) if f.severity == "error"}
-        assert denied.keys() == {Check.S3_RIGHTS}
-        assert "s3:PutObject" in denied[Check.S3_RIGHTS].remedy
+        assert denied.keys() == {Issue.S3_RIGHTS}
+        assert "s3:PutObject" in denied[Issue.S3_RIGHTS].remedy
 
 
 def test_a_schema_registry_that_has_no_such_subject_yet(
@@ -401,6 +401,6 @@ def test_a_schema_registry_that_has_no_such_subject_yet(
     one.kafka.close()
     facts = of_registry.read(one.job.environment, one.job.stream)
     [finding] = of_registry.findings(one.job.stream, facts)
-    assert (finding.check, finding.severity) == (Check.SUBJECT_MISSING, "warning")
+    assert (finding.check, finding.severity) == (Issue.SUBJECT_MISSING, "warning")
     registry.register(subject, '"string"')
     assert of_registry.findings(one.job.stream, of_registry.read(one.job.environment, one.job.stream)) == []

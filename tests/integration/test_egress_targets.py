@@ -19,7 +19,7 @@ from anabranch.common.output import plain
 from anabranch.iceberg.s3 import ObjectStore, open_store
 from anabranch.kafka.client import create_topic
 from anabranch.offsets.hours import start_of
-from anabranch.operations.erasure.run import Order, erase
+from anabranch.operations.erasure.run import ErasureRequest, erase
 from anabranch.protocol.deliveries import Delivery
 from anabranch.protocol.publisher import Publisher
 from serving_layer import egress as room
@@ -195,7 +195,7 @@ def test_erased_records_leave_the_targets_between_kills(world: Make) -> None:
     def erase_player(name: str) -> set[bytes]:
         """Erase a player's records; returns the keys of those."""
         rows = [row for row in one.rows() if row["player"] == name]
-        order = Order("player", frozenset({name}), "case 4711")
+        order = ErasureRequest("player", frozenset({name}), "case 4711")
         assert erase(one.job, Publisher(one.lake, one.job.stream), order).removed.rows == len(rows) == 3
         return {f"{described.id}:{r['kafka_partition']}:{r['kafka_offset']}".encode() for r in rows}
 

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from world import World, event, past_hour, spread
 
 from anabranch.operations.audit import audit
-from anabranch.operations.erasure.run import Erased, Order, erase, find
+from anabranch.operations.erasure.run import Erased, ErasureRequest, erase, find
 from anabranch.protocol import ledger
 from anabranch.protocol.erasure_filter import ErasureFilter, HashedValues, HourFilter
 from anabranch.protocol.keyed_hashes import Key
@@ -46,7 +46,7 @@ def test_a_filter_leaves_out_values_and_places(spark: SparkSession) -> None:
 
 
 def erase_player(one: World) -> Erased:
-    return erase(one.job, Publisher(one.lake, one.job.stream), Order("player", frozenset({GONE}), "case 4711"))
+    return erase(one.job, Publisher(one.lake, one.job.stream), ErasureRequest("player", frozenset({GONE}), "case 4711"))
 
 
 def left(one: World) -> list[Any]:
@@ -88,7 +88,7 @@ def one(world: Make) -> World:
 @pytest.mark.full
 def test_erased_records_come_back_by_nothing(one: World) -> None:
     hours = [past_hour(2), past_hour(1)]
-    order = Order("player", frozenset({GONE}), "case 4711")
+    order = ErasureRequest("player", frozenset({GONE}), "case 4711")
     assert (len(left(one)) > 0, find(one.job, order).rows, find(one.job, order).dead) == (True, 4, 1)
     begun = erase_player(one)
     assert (begun.removed.rows, begun.removed.dead, left(one)) == (4, 1, [])

@@ -31,7 +31,7 @@ from anabranch.operations.page.access import Access
 from anabranch.operations.page.app import Page as StatusPage
 from anabranch.operations.page.app import Settings
 from anabranch.operations.page.server import listen
-from anabranch.operations.reports.reading import Failure, Reading
+from anabranch.operations.reports.reading import Failure, TimedValue
 
 AS_OF = datetime(2026, 11, 21, 15, 42, 10, tzinfo=UTC)
 OPEN = "2026-11-21T15"
@@ -91,7 +91,7 @@ def status_page(tmp_path_factory: pytest.TempPathFactory) -> StatusPage:
     )  # fmt: skip
     away = Failure(AS_OF, "describe topic flights: KafkaTimeoutError: Unable to bootstrap (transient, try again)")
     held = five_years("flights", AS_OF)
-    made.readers["flights"].reading = Reading(held, AS_OF - timedelta(minutes=6), away)
+    made.readers["flights"].reading = TimedValue(held, AS_OF - timedelta(minutes=6), away)
     return made
 
 

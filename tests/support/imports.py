@@ -13,7 +13,7 @@ from anabranch.protocol.publisher import Publisher
 
 
 def import_from(one: World, location: str, hour: str, **order: Any) -> run.Imported:
-    return run.run(one.job, Publisher(one.lake, one.job.stream), run.Order(location, hour, **order))
+    return run.run(one.job, Publisher(one.lake, one.job.stream), run.ImportRequest(location, hour, **order))
 
 
 def values_of(rows: Iterable[Any]) -> list[tuple[Any, ...]]:

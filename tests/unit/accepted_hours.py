@@ -61,7 +61,7 @@ def accept(lake: StreamLake, hour: str, rows: int, record: bool = True) -> None:
 def erase(lake: StreamLake, *offsets: int) -> run.Erased:
     """Erase the records at some offsets, by their ids."""
     job = job_of(lake.environment, lake.lake, records=40)
-    order = run.Order("id", frozenset(f"0-{offset}" for offset in offsets), "case 4711")
+    order = run.ErasureRequest("id", frozenset(f"0-{offset}" for offset in offsets), "case 4711")
     return run.erase(job, Publisher(lake.lake, lake.stream), order)
 
 

@@ -12,10 +12,10 @@ from anabranch.job import Job
 from anabranch.offsets.hours import hour_of, hours_between, shift
 from anabranch.operations.page.access import Access
 from anabranch.operations.page.app import Page, Settings
-from anabranch.operations.page.streams import StreamView
+from anabranch.operations.page.streams import StreamReports
 from anabranch.operations.reports.maintenance import Maintenance, TableGrowth
 from anabranch.operations.reports.measured_day import MeasuredSpan
-from anabranch.operations.reports.reading import Reading, utc_now
+from anabranch.operations.reports.reading import TimedValue, utc_now
 from anabranch.operations.reports.status import GateSummary, HourSummary, Lag, StreamStatus
 from anabranch.protocol.counts import Counts
 from anabranch.protocol.maintained import MaintainedFolder, MaintainedTable, MaintenanceRun, Size
@@ -83,7 +83,7 @@ def browser(page: Page, host: str = "localhost") -> TestClient:
     return TestClient(page.app(), base_url=f"http://{host}", follow_redirects=False, raise_server_exceptions=False)
 
 
-def five_years(name: str, as_of: datetime, **changes: Any) -> StreamView:
+def five_years(name: str, as_of: datetime, **changes: Any) -> StreamReports:
     """The status of a stream of five years of accepted hours, with the `changes`."""
     running = hour_of(as_of)
     accepted = shift(running, -1)
@@ -106,7 +106,7 @@ def five_years(name: str, as_of: datetime, **changes: Any) -> StreamView:
         for i, hour in enumerate(hours_between(shift(running, -24), running))
     ]  # fmt: skip
     status = StreamStatus(**(given | changes))
-    return StreamView(status, day, measured_day(as_of), timedelta(seconds=10), maintained(name, as_of))
+    return StreamReports(status, day, measured_day(as_of), timedelta(seconds=10), maintained(name, as_of))
 
 
 def maintained(name: str, as_of: datetime) -> Maintenance:
@@ -145,10 +145,10 @@ def measured_day(as_of: datetime) -> list[MeasuredSpan]:
     return spans
 
 
-def show(page: Page, as_of: datetime, *views: StreamView) -> None:
+def show(page: Page, as_of: datetime, *views: StreamReports) -> None:
     """Let the page know what it would have read at a moment."""
     for view in views:
-        page.readers[view.status.stream].reading = Reading(view, as_of)
+        page.readers[view.status.stream].reading = TimedValue(view, as_of)
 
 
 def named(one: Job, name: str, group: str | None = None) -> Job:

@@ -34,7 +34,7 @@ from anabranch.protocol.state import Accepted
 NEXT = shift(FIRST, 1)
 CUT = Cut("t", {0: (0, 8)})
 NOW = datetime(2026, 11, 21, 5, tzinfo=UTC)
-ORDER = run.Order("id", frozenset({"anna"}), "case 4711")
+ORDER = run.ErasureRequest("id", frozenset({"anna"}), "case 4711")
 NAMES = ("anna", "bert", "anna", "carl")
 ARCHIVED = {
     0: b'{"id": "anna"}', 1: b'{"id": "bert"}', 2: b'{"id": "a\\u006ena"}', 3: b'{"id": "carl"}',
@@ -138,7 +138,7 @@ class People:
     def job(self) -> Job:
         return job_of(self.lake.environment, self.lake.lake)
 
-    def erase(self, order: run.Order = ORDER) -> run.Erased:
+    def erase(self, order: run.ErasureRequest = ORDER) -> run.Erased:
         return run.erase(self.job, Publisher(self.lake.lake, self.lake.stream), order)
 
     def names(self, branch: str) -> list[str]:

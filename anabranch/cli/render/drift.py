@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 from anabranch.common.output import print_json, print_table, text
-from anabranch.operations.reports.drift import Drift, DriftedField
+from anabranch.operations.reports.drift import DriftedField, SchemaDrift
 
 
-def print_drift(view: Drift, output: str) -> None:
+def print_drift(view: SchemaDrift, output: str) -> None:
     """Print names and samples on one line each, then the change of the file and the commands to
     run."""
     if output == "json":

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from anabranch.cli.render import print_result
 from anabranch.operations.erasure.run import Erased, Found
-from anabranch.operations.erasure.scan import Scan
+from anabranch.operations.erasure.scan import ScanResult
 from anabranch.operations.erasure.status import ErasureStatus, status_lines, view
 
 
@@ -36,7 +36,7 @@ def print_erased(stream: str, done: Erased, output: str) -> None:
     print_result(shown, lines, output)
 
 
-def print_scan(stream: str, done: Scan, values: int, output: str) -> None:
+def print_scan(stream: str, done: ScanResult, values: int, output: str) -> None:
     """`values`: how many were looked for."""
     places = [f"{hit.where}: {hit.path}{f' version {hit.version}' if hit.version else ''}" for hit in done.hits]
     found = f"{len(done.hits)} places with one" if done.hits else "none"

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from anabranch.cli.render import print_result
-from anabranch.operations.importing.run import Imported, Plan
+from anabranch.operations.importing.run import Imported, ImportPlan
 
 
-def print_planned(stream: str, plan: Plan, output: str) -> None:
+def print_planned(stream: str, plan: ImportPlan, output: str) -> None:
     first = f"would import {plan.rows} rows of {plan.files} files into {len(plan.hours)} hours"
     lines = [f"{stream}: {line}" for line in (first, *_left_out(plan))]
     print_result({"stream": stream, "dry_run": True, **_view(plan)}, lines, output)
@@ -26,7 +26,7 @@ def print_imported(stream: str, done: Imported, key: Sequence[str], output: str)
     print_result(view, [f"{stream}: {line}" for line in (first, *_left_out(done.plan))], output)
 
 
-def _view(plan: Plan) -> dict[str, Any]:
+def _view(plan: ImportPlan) -> dict[str, Any]:
     left = {"before": plan.before, "of_kafkas_hours": plan.after}
     return {
         "files": plan.files,
@@ -38,7 +38,7 @@ def _view(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _left_out(plan: Plan) -> Iterator[str]:
+def _left_out(plan: ImportPlan) -> Iterator[str]:
     yield from plan.notes
     if plan.known:
         yield f"{len(plan.known)} hours with rows are imported already: {plan.known[0]} to {plan.known[-1]}"

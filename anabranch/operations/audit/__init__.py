@@ -21,7 +21,7 @@ from anabranch.operations.audit.checks import (
     check_adjacent_cuts,
     check_expired,
 )
-from anabranch.operations.audit.count import Counted, OffsetCounts, count_files, explained, mark_given, recount
+from anabranch.operations.audit.count import FileCounts, OffsetCounts, count_files, explained, mark_given, recount
 from anabranch.protocol import ledger
 from anabranch.protocol.decisions import with_waiting
 from anabranch.protocol.erasure import UNSERVED
@@ -192,7 +192,9 @@ def read_accepted(ranges: Ranges, starts: Offsets, ends: Offsets) -> Ranges:
     return clip(ranges, {p: (s, ends.get(p, 0)) for p, s in starts.items()})
 
 
-def _unrepeated(job: Job, lake: _Lake, hour: str, row: LedgerRow | None, counted: Mapping[str, Counted]) -> int | None:
+def _unrepeated(
+    job: Job, lake: _Lake, hour: str, row: LedgerRow | None, counted: Mapping[str, FileCounts]
+) -> int | None:
     """How many rows removed by batch repeat no other row, not counting those that Kafka did not
     return. Checked only in hours with duplicates, where a lost row could go unnoticed.
     """

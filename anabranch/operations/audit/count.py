@@ -70,7 +70,7 @@ class OffsetCounts:
 
 
 @dataclass
-class Counted:
+class FileCounts:
     """The content of an hour's data files: offsets found, rows of another hour, and files missing
     in storage."""
 
@@ -81,10 +81,10 @@ class Counted:
 
 def count_files(
     table: Table, hour: str, ranges: Ranges, by_source: Mapping[str, Iterable[DataFile]]
-) -> dict[str, Counted]:
+) -> dict[str, FileCounts]:
     """Count the files of each source; read a file that several sources share once. Raises Transient
     when storage is unreachable."""
-    counted = {source: Counted(OffsetCounts(ranges)) for source in by_source}
+    counted = {source: FileCounts(OffsetCounts(ranges)) for source in by_source}
     sources: dict[str, list[str]] = {}
     for source, files in by_source.items():
         for data_file in files:
@@ -111,7 +111,7 @@ def _batches(table: Table, path: str) -> Iterator[pa.RecordBatch]:
     yield from fragment.to_batches(columns=_COLUMNS, batch_size=1_000_000)
 
 
-def _count(counted: Counted, batch: pa.RecordBatch, hour: str) -> None:
+def _count(counted: FileCounts, batch: pa.RecordBatch, hour: str) -> None:
     partitions, offsets = batch["kafka_partition"].to_numpy(), batch["kafka_offset"].to_numpy()
     counted.marks.add(partitions, offsets)
     other = pc.not_equal(batch["ingest_hour"], hour)
@@ -131,7 +131,7 @@ def mark_given(ranges: Ranges, given: Iterable[tuple[int, list[int]]]) -> Offset
 
 
 @dataclass(frozen=True)
-class Given:
+class KafkaRecount:
     """The offsets that Kafka returns for one partition of an hour, in the part of the cut that is
     still in its log.
 
@@ -180,11 +180,11 @@ class Recount:
     outside: Mapping[str, int]
     misplaced: Mapping[str, int]
     both: int
-    kafka: Given | None
+    kafka: KafkaRecount | None
 
 
 def recount(
-    ranges: Ranges, counted: Mapping[str, Counted], given: OffsetCounts | None, in_kafka: Ranges
+    ranges: Ranges, counted: Mapping[str, FileCounts], given: OffsetCounts | None, in_kafka: Ranges
 ) -> dict[int, Recount]:
     """The counts of `rows`, `batch` and `dead` by partition, compared with what Kafka returned for
     `in_kafka`."""
@@ -210,12 +210,12 @@ def recount(
 
 def _given(
     partition: int, cut: tuple[int, int], kept: NDArray[Any], given: OffsetCounts, in_kafka: tuple[int, int]
-) -> Given:
+) -> KafkaRecount:
     """`given` covers its own ranges, which contain `in_kafka`."""
     low, high = in_kafka
     there = given.counts[partition][low - given.starts[partition] : high - given.starts[partition]] > 0
     kept = kept[low - cut[0] : high - cut[0]]
-    return Given(
+    return KafkaRecount(
         in_kafka=in_kafka,
         offsets=int(np.count_nonzero(there)),
         kept_nowhere=int(np.count_nonzero(there & ~kept)),

@@ -20,7 +20,7 @@ from anabranch.common.progress import Progress
 from anabranch.config import Environment, Stream
 from anabranch.iceberg.lake import Lake
 from anabranch.operations.doctor import airflow, catalog, kafka, local, registry, s3, streams, tables
-from anabranch.operations.doctor.finding import Check, Finding, Severity, error, info
+from anabranch.operations.doctor.finding import Finding, Issue, Severity, error, info
 
 LOG = logging.getLogger(__name__)
 
@@ -192,13 +192,13 @@ def _timed_out(failure: AnabranchError, reading: Reading[T]) -> Finding | None:
     if not isinstance(failure, NoAnswer) or not reading.is_given_up:
         return None
     remedy = "run the same command with a larger --limit SECONDS"
-    return error(Check.NO_ANSWER, reading.name, "the examination to end", str(failure), remedy)
+    return error(Issue.NO_ANSWER, reading.name, "the examination to end", str(failure), remedy)
 
 
 def _unread(subject: str, failure: AnabranchError) -> Finding:
     remedy = "see the message, and the other findings"
-    return error(Check.NO_ANSWER, subject, "the examination to end", str(failure), remedy)
+    return error(Issue.NO_ANSWER, subject, "the examination to end", str(failure), remedy)
 
 
 def _not_examined(subject: str, expected: str, found: str) -> Finding:
-    return info(Check.NOT_EXAMINED, subject, expected, found, "nothing, unless you expected an examination")
+    return info(Issue.NOT_EXAMINED, subject, expected, found, "nothing, unless you expected an examination")

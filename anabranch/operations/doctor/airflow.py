@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from anabranch.common.errors import ConfigurationError
-from anabranch.operations.doctor.finding import Check, Finding, error, warning
+from anabranch.operations.doctor.finding import Finding, Issue, error, warning
 
 HOME = "AIRFLOW_HOME"
 POOL, _SLOTS = "default_pool", 128
@@ -82,29 +82,29 @@ def _listed(question: list[str]) -> list[dict[str, Any]]:
 def failed(why: str) -> Finding:
     """The finding for an Airflow whose commands fail."""
     expected = "a working airflow command, since AIRFLOW_HOME is set"
-    return error(Check.AIRFLOW_AWAY, "airflow", expected, why, "airflow db migrate")
+    return error(Issue.AIRFLOW_AWAY, "airflow", expected, why, "airflow db migrate")
 
 
 def findings(streams: Sequence[str], facts: AirflowFacts) -> list[Finding]:
     """Pure."""
     made = [
-        error(Check.AIRFLOW_IMPORT, file, "a DAG file that can be imported", why, "airflow dags list-import-errors")
+        error(Issue.AIRFLOW_IMPORT, file, "a DAG file that can be imported", why, "airflow dags list-import-errors")
         for file, why in facts.broken.items()
     ]
     if not facts.is_scheduled:
-        made.append(error(Check.AIRFLOW_SCHEDULER, "airflow", "a scheduler that is alive", "none", "airflow scheduler"))
+        made.append(error(Issue.AIRFLOW_SCHEDULER, "airflow", "a scheduler that is alive", "none", "airflow scheduler"))
     if not facts.slots:
         found = "no such pool" if facts.slots is None else "0"
         remedy = f"airflow pools set {POOL} {_SLOTS} 'Default pool'"
-        made.append(error(Check.AIRFLOW_POOL, "airflow", f"slots in {POOL} for the DAGs' tasks", found, remedy))
+        made.append(error(Issue.AIRFLOW_POOL, "airflow", f"slots in {POOL} for the DAGs' tasks", found, remedy))
     for stream in streams:
         ids = {f"{name}__{stream}": without for name, without in _DAGS.items()}
         if missing := [id for id in ids if id not in facts.dags]:
             expected = f"the DAGs of stream {stream}"
             found = f"no {', '.join(missing)}"
-            made.append(error(Check.AIRFLOW_DAG_MISSING, "airflow", expected, found, "airflow dags reserialize"))
+            made.append(error(Issue.AIRFLOW_DAG_MISSING, "airflow", expected, found, "airflow dags reserialize"))
         if paused := [id for id in ids if facts.dags.get(id)]:
             found = "; ".join(f"{id} is paused: {ids[id]}" for id in paused)
             remedy = f"airflow dags unpause --yes --treat-dag-id-as-regex '^anabranch_.+__({stream})$'"
-            made.append(warning(Check.AIRFLOW_PAUSED, "airflow", f"the DAGs of stream {stream} to run", found, remedy))
+            made.append(warning(Issue.AIRFLOW_PAUSED, "airflow", f"the DAGs of stream {stream} to run", found, remedy))
     return made

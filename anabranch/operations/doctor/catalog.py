@@ -10,7 +10,7 @@ from anabranch.config import Catalog, Environment
 from anabranch.iceberg import admin
 from anabranch.iceberg.catalog_settings import with_patience
 from anabranch.iceberg.lake import Lake
-from anabranch.operations.doctor.finding import Check, Finding, error, warning
+from anabranch.operations.doctor.finding import Finding, Issue, error, warning
 
 # Every publish sends it a few requests, and other publishers wait meanwhile.
 _SLOW = 0.5
@@ -44,12 +44,12 @@ def failed(catalog: Catalog, failure: AnabranchError) -> Finding:
     if "database is locked" in str(failure):
         expected = "the write lock within seconds"
         remedy = "end the process that locks the file (fuser FILE lists it), or use PostgreSQL for several machines"
-        return error(Check.CATALOG_LOCKED, subject, expected, str(failure), remedy)
+        return error(Issue.CATALOG_LOCKED, subject, expected, str(failure), remedy)
     if isinstance(failure, ConfigurationError):
         remedy = "catalog.uri or catalog.properties in anabranch.yaml: user, password, and the user's permissions"
-        return error(Check.CATALOG_RIGHTS, subject, "permission to read and to write", str(failure), remedy)
+        return error(Issue.CATALOG_RIGHTS, subject, "permission to read and to write", str(failure), remedy)
     remedy = "catalog.uri in anabranch.yaml, and the catalog's server"
-    return error(Check.CATALOG_AWAY, subject, "an answer", str(failure), remedy)
+    return error(Issue.CATALOG_AWAY, subject, "an answer", str(failure), remedy)
 
 
 def findings(catalog: Catalog, facts: CatalogFacts) -> list[Finding]:
@@ -59,4 +59,4 @@ def findings(catalog: Catalog, facts: CatalogFacts) -> list[Finding]:
     expected = f"an answer within {_SLOW} s: every publish sends several requests"
     remedy = "catalog.uri in anabranch.yaml: a catalog in the region of the jobs"
     subject = f"{catalog.name} ({catalog.type})"
-    return [warning(Check.CATALOG_SLOW, subject, expected, f"{facts.seconds:.1f} s", remedy)]
+    return [warning(Issue.CATALOG_SLOW, subject, expected, f"{facts.seconds:.1f} s", remedy)]

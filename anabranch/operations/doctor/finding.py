@@ -15,7 +15,7 @@ class Severity(StrEnum):
     INFO = "info"
 
 
-class Check(StrEnum):
+class Issue(StrEnum):
     """All possible findings; docs/runbooks.md has an entry for each."""
 
     NOT_EXAMINED = "not-examined"
@@ -83,7 +83,7 @@ class Check(StrEnum):
 class Finding:
     """A problem. `remedy` is a complete command, or a setting and its value."""
 
-    check: Check
+    check: Issue
     severity: Severity
     subject: str
     expected: str
@@ -91,13 +91,13 @@ class Finding:
     remedy: str
 
 
-def error(check: Check, subject: str, expected: str, found: str, remedy: str) -> Finding:
+def error(check: Issue, subject: str, expected: str, found: str, remedy: str) -> Finding:
     return Finding(check, Severity.ERROR, subject, expected, found, remedy)
 
 
-def warning(check: Check, subject: str, expected: str, found: str, remedy: str) -> Finding:
+def warning(check: Issue, subject: str, expected: str, found: str, remedy: str) -> Finding:
     return Finding(check, Severity.WARNING, subject, expected, found, remedy)
 
 
-def info(check: Check, subject: str, expected: str, found: str, remedy: str) -> Finding:
+def info(check: Issue, subject: str, expected: str, found: str, remedy: str) -> Finding:
     return Finding(check, Severity.INFO, subject, expected, found, remedy)

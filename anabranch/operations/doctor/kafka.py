@@ -20,7 +20,7 @@ from anabranch.config import Environment, Kafka, Stream
 from anabranch.kafka.client import KafkaAdapter, TopicSettings
 from anabranch.offsets.hours import start_of
 from anabranch.offsets.position import Offsets
-from anabranch.operations.doctor.finding import Check, Finding, Severity, error, info, warning
+from anabranch.operations.doctor.finding import Finding, Issue, Severity, error, info, warning
 from anabranch.operations.reports.status import SPARE
 
 LOG = logging.getLogger(__name__)
@@ -81,16 +81,16 @@ def failed(kafka: Kafka, stream: Stream, failure: AnabranchError) -> Finding:
     """The finding of a failed request. Pure."""
     if isinstance(failure, CodecMissing):
         expected = "the packages that decompress the topic's records"
-        return error(Check.KAFKA_CODEC, stream.topic, expected, str(failure), "pip install --force-reinstall anabranch")
+        return error(Issue.KAFKA_CODEC, stream.topic, expected, str(failure), "pip install --force-reinstall anabranch")
     if isinstance(failure, MissingRight):
         expected = "permission to describe and read the topic"
-        return error(Check.KAFKA_RIGHTS, stream.topic, expected, str(failure), failure.command)
+        return error(Issue.KAFKA_RIGHTS, stream.topic, expected, str(failure), failure.command)
     if isinstance(failure, NoTopicIds):
         expected = "brokers with topic ids, which identify a recreated topic"
-        return error(Check.TOPIC_IDS, stream.topic, expected, str(failure), "Kafka 2.8 or newer")
+        return error(Issue.TOPIC_IDS, stream.topic, expected, str(failure), "Kafka 2.8 or newer")
     if isinstance(failure, ConfigurationError):
         return error(
-            Check.KAFKA_RIGHTS,
+            Issue.KAFKA_RIGHTS,
             stream.topic,
             "permission to describe and read the topic",
             str(failure),
@@ -100,7 +100,7 @@ def failed(kafka: Kafka, stream: Stream, failure: AnabranchError) -> Finding:
         )
     elsewhere = "kafka.bootstrap_servers in anabranch.yaml, and the network to it"
     remedy = "anabranch dev up" if _is_here(kafka) else elsewhere
-    return error(Check.KAFKA_AWAY, kafka.bootstrap_servers, "an answer from the brokers", str(failure), remedy)
+    return error(Issue.KAFKA_AWAY, kafka.bootstrap_servers, "an answer from the brokers", str(failure), remedy)
 
 
 def _is_here(kafka: Kafka) -> bool:
@@ -115,7 +115,7 @@ def findings(kafka: Kafka, stream: Stream, facts: KafkaFacts, unread: Unread | N
         command = f"anabranch dev topic {quote(topic)} --partitions 3"
         if not _is_here(kafka):
             command = f"{_tool('kafka-topics.sh', kafka)} --create --topic {quote(topic)} --partitions 3"
-        return [error(Check.TOPIC_MISSING, topic, "a topic", "none", command)]
+        return [error(Issue.TOPIC_MISSING, topic, "a topic", "none", command)]
     found = [_of_time(kafka, stream, settings, unread, now), _of_bytes(kafka, stream, facts, unread)]
     found.append(_of_compaction(kafka, stream, settings, unread, now))
     if settings.timestamp_type != "LogAppendTime":
@@ -123,12 +123,12 @@ def findings(kafka: Kafka, stream: Stream, facts: KafkaFacts, unread: Unread | N
             "message.timestamp.type=LogAppendTime if producers' clocks are unreliable: it decides the hour of a record"
         )
         remedy = alter(kafka, topic, "message.timestamp.type=LogAppendTime")
-        found.append(info(Check.TIMESTAMP_TYPE, topic, expected, settings.timestamp_type, remedy))
+        found.append(info(Issue.TIMESTAMP_TYPE, topic, expected, settings.timestamp_type, remedy))
     if facts.group_refused is not None:
         group = f"anabranch-{stream.name}"
         expected = "permission READ on the group, to commit offsets for lag monitors (nothing else uses them)"
         refused = facts.group_refused
-        found.append(warning(Check.GROUP_RIGHTS, group, expected, str(refused), refused.command))
+        found.append(warning(Issue.GROUP_RIGHTS, group, expected, str(refused), refused.command))
     found += _of_replicas(kafka, topic, settings)
     return [one for one in found if one is not None]
 
@@ -149,7 +149,7 @@ def _of_compaction(
     wanted = max(timedelta(days=2), timedelta(days=-(-needed // timedelta(days=1))))
     remedy = alter(kafka, stream.topic, f"min.compaction.lag.ms={wanted // timedelta(milliseconds=1)}")
     given = f"cleanup.policy={settings.cleanup_policy}, min.compaction.lag.ms of {words(settings.compaction_lag)}"
-    return Finding(Check.TOPIC_COMPACTED, weighs, stream.topic, expected, given, remedy)
+    return Finding(Issue.TOPIC_COMPACTED, weighs, stream.topic, expected, given, remedy)
 
 
 def _to_read(stream: Stream, unread: Unread | None, now: datetime) -> tuple[timedelta, str]:
@@ -174,7 +174,7 @@ def _of_time(
     weighs = Severity.ERROR if settings.retention <= waits else Severity.WARNING
     wanted = max(_WEEK, timedelta(days=-(-needed // timedelta(days=1))))
     remedy = alter(kafka, stream.topic, f"retention.ms={wanted // timedelta(milliseconds=1)}")
-    return Finding(Check.RETENTION_TIME, weighs, stream.topic, expected, words(settings.retention), remedy)
+    return Finding(Issue.RETENTION_TIME, weighs, stream.topic, expected, words(settings.retention), remedy)
 
 
 def _of_bytes(kafka: Kafka, stream: Stream, facts: KafkaFacts, unread: Unread | None) -> Finding | None:
@@ -185,14 +185,14 @@ def _of_bytes(kafka: Kafka, stream: Stream, facts: KafkaFacts, unread: Unread | 
     expected = "retention.bytes=-1, or twice the bytes that the batch layer has not read of each partition"
     if facts.partition_bytes is None or unread is None:
         found = f"{limit} bytes a partition, and an unknown number of waiting bytes"
-        return info(Check.RETENTION_BYTES, stream.topic, expected, found, remedy)
+        return info(Issue.RETENTION_BYTES, stream.topic, expected, found, remedy)
     waiting = unread_bytes(facts, facts.partition_bytes, unread.starts)
     partition = max(waiting, key=lambda p: waiting[p], default=None)
     if partition is None or limit >= 2 * waiting[partition]:
         return None
     weighs = Severity.ERROR if limit < waiting[partition] else Severity.WARNING
     found = f"{limit} bytes a partition, and {waiting[partition]} unread in partition {partition}"
-    return Finding(Check.RETENTION_BYTES, weighs, stream.topic, expected, found, remedy)
+    return Finding(Issue.RETENTION_BYTES, weighs, stream.topic, expected, found, remedy)
 
 
 def unread_bytes(facts: KafkaFacts, sizes: dict[int, int], starts: Offsets) -> dict[int, int]:
@@ -213,11 +213,11 @@ def _of_replicas(kafka: Kafka, topic: str, settings: TopicSettings) -> list[Find
         weighs = Severity.WARNING if settings.brokers > 1 else Severity.INFO
         given = f"{settings.replicas}, of {settings.brokers} brokers"
         remedy = f"{_tool('kafka-reassign-partitions.sh', kafka)} --execute, with three brokers for each partition"
-        return [Finding(Check.REPLICATION, weighs, topic, expected, given, remedy)]
+        return [Finding(Issue.REPLICATION, weighs, topic, expected, given, remedy)]
     if settings.min_insync < 2:
         expected = "min.insync.replicas=2: Kafka acknowledges a record only after two brokers stored it"
         remedy = alter(kafka, topic, "min.insync.replicas=2")
-        return [warning(Check.MIN_INSYNC, topic, expected, str(settings.min_insync), remedy)]
+        return [warning(Issue.MIN_INSYNC, topic, expected, str(settings.min_insync), remedy)]
     return []
 
 

@@ -15,7 +15,7 @@ from shlex import quote
 
 from anabranch.common.errors import ConfigurationError
 from anabranch.config import Environment
-from anabranch.operations.doctor.finding import Check, Finding, error, warning
+from anabranch.operations.doctor.finding import Finding, Issue, error, warning
 from anabranch.spark import jars
 from anabranch.spark.executor_python import difference, installed, packed_archive, packed_versions
 from anabranch.spark.java import OLDEST, require_java
@@ -109,16 +109,16 @@ def findings(facts: LocalFacts) -> list[Finding]:
     made = []
     if facts.no_java is not None:
         remedy = f"sudo apt-get install openjdk-{OLDEST}-jre-headless"
-        made.append(error(Check.JAVA, "this machine", f"Java {OLDEST} or newer", facts.no_java, remedy))
+        made.append(error(Issue.JAVA, "this machine", f"Java {OLDEST} or newer", facts.no_java, remedy))
     if facts.jars and all(" is missing " in sentence for sentence in facts.jars):
         found = "none" if facts.is_empty else f"{len(facts.jars)} missing"
         expected = f"the pinned jars in {facts.folder}; without them the first job downloads 200 MB, for minutes"
-        made.append(warning(Check.JARS, "this machine", expected, found, "anabranch jars"))
+        made.append(warning(Issue.JARS, "this machine", expected, found, "anabranch jars"))
     elif facts.jars:
         more = f" and {len(facts.jars) - _NAMED} more" if len(facts.jars) > _NAMED else ""
         made.append(
             error(
-                Check.JARS_DIFFER,
+                Issue.JARS_DIFFER,
                 "this machine",
                 f"in {facts.folder} the jars of conf/jvm/jars.sha256",
                 "; ".join(facts.jars[:_NAMED]) + more,
@@ -128,20 +128,20 @@ def findings(facts: LocalFacts) -> list[Finding]:
     ours = platform.python_version_tuple()[:2]
     if facts.worker_python is not None and tuple(facts.worker_python.split(".")[:2]) != ours:
         expected = f"Python {'.'.join(ours)} for Spark's workers too"
-        made.append(error(Check.PYTHON, "this machine", expected, facts.worker_python, "unset PYSPARK_PYTHON"))
+        made.append(error(Issue.PYTHON, "this machine", expected, facts.worker_python, "unset PYSPARK_PYTHON"))
     if facts.packed is not None:
         differs, file = facts.packed
         expected = f"in {file} the packages of this installation; Spark reads all records, more slowly"
         remedy = f"anabranch pack --to {quote(str(Path(file).parent))}"
-        made.append(warning(Check.PACKED, "this machine", expected, differs, remedy))
+        made.append(warning(Issue.PACKED, "this machine", expected, differs, remedy))
     if facts.exposed:
         expected = "an encrypted connection to executors, which get secrets of the configuration"
         remedy = "spark.authenticate: true and spark.network.crypto.enabled: true in spark.conf of anabranch.yaml"
         found = f"none by spark.conf, for {', '.join(facts.exposed)}"
-        made.append(warning(Check.UNENCRYPTED, "this machine", expected, found, remedy))
+        made.append(warning(Issue.UNENCRYPTED, "this machine", expected, found, remedy))
     if facts.free < _NEARLY_FULL:
         weighs = error if facts.free < _FULL else warning
         expected = f"{_NEARLY_FULL >> 20} MB or more for checkpoints and shuffles in {facts.temporary}"
         remedy = f"du -xhd1 {quote(facts.temporary)}"
-        made.append(weighs(Check.DISK, "this machine", expected, f"{facts.free >> 20} MB", remedy))
+        made.append(weighs(Issue.DISK, "this machine", expected, f"{facts.free >> 20} MB", remedy))
     return made

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from anabranch.common.errors import AnabranchError, ConfigurationError
 from anabranch.config import Environment, Stream
 from anabranch.kafka.schema_registry import open_registry
-from anabranch.operations.doctor.finding import Check, Finding, error, warning
+from anabranch.operations.doctor.finding import Finding, Issue, error, warning
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ def failed(stream: Stream, failure: AnabranchError) -> Finding:
     """The finding of a failed request. Pure."""
     if isinstance(failure, ConfigurationError):
         remedy = "registry.url, registry.user and registry.password in anabranch.yaml"
-        return error(Check.REGISTRY_RIGHTS, stream.name, "permission to read schemas", str(failure), remedy)
+        return error(Issue.REGISTRY_RIGHTS, stream.name, "permission to read schemas", str(failure), remedy)
     remedy = "registry.url in anabranch.yaml, and the network to it"
-    return error(Check.REGISTRY_AWAY, stream.name, "an answer from the schema registry", str(failure), remedy)
+    return error(Issue.REGISTRY_AWAY, stream.name, "an answer from the schema registry", str(failure), remedy)
 
 
 def findings(stream: Stream, facts: RegistryFacts) -> list[Finding]:
@@ -43,4 +43,4 @@ def findings(stream: Stream, facts: RegistryFacts) -> list[Finding]:
     if facts.has_subject:
         return []
     remedy = f"format.subject in {stream.name}.yaml, or the first schema registered by a producer"
-    return [warning(Check.SUBJECT_MISSING, stream.name, f"subject {stream.subject}", "none", remedy)]
+    return [warning(Issue.SUBJECT_MISSING, stream.name, f"subject {stream.subject}", "none", remedy)]

@@ -16,7 +16,7 @@ from anabranch.common.remote_errors import is_untrusted_s3
 from anabranch.config import Environment
 from anabranch.iceberg.clock import MAX_CLOCK_SKEW, is_apart
 from anabranch.iceberg.s3 import LifecycleRule, Upload, bucket_and_key, open_store
-from anabranch.operations.doctor.finding import Check, Finding, error, info, warning
+from anabranch.operations.doctor.finding import Finding, Issue, error, info, warning
 
 T = TypeVar("T")
 
@@ -41,12 +41,12 @@ class StoreFacts:
     rules: tuple[LifecycleRule, ...] = ()
     lock: str | None = None
     uploads: tuple[Upload, ...] = ()
-    unasked: tuple[tuple[Check, str], ...] = ()
+    unasked: tuple[tuple[Issue, str], ...] = ()
     seconds: float = 0.0
 
 
 @dataclass(frozen=True)
-class Place:
+class Warehouse:
     """The location of the warehouse. `prefix` ends with a slash unless the warehouse is the whole
     bucket."""
 
@@ -54,16 +54,16 @@ class Place:
     prefix: str
 
 
-def place(environment: Environment) -> Place | None:
+def place(environment: Environment) -> Warehouse | None:
     """The warehouse's location; None if it is not in S3. Pure."""
     found = bucket_and_key(environment.catalog.warehouse)
     if found is None:
         return None
     prefix = found[1].strip("/")
-    return Place(found[0], f"{prefix}/" if prefix else "")
+    return Warehouse(found[0], f"{prefix}/" if prefix else "")
 
 
-def read(environment: Environment, where: Place) -> StoreFacts:
+def read(environment: Environment, where: Warehouse) -> StoreFacts:
     """Writes, lists, reads and deletes one small object under the warehouse. Raises
     ConfigurationError (wrong keys, or no permission to read the bucket), Transient."""
     store = open_store(environment.s3)
@@ -102,16 +102,16 @@ def read(environment: Environment, where: Place) -> StoreFacts:
             if right == "s3:PutObject":
                 break
     seconds = (time.monotonic() - began) / asked
-    unasked: list[tuple[Check, str]] = []
+    unasked: list[tuple[Issue, str]] = []
     return StoreFacts(
         has_bucket=True,
         store_time=store_time,
         now=now,
         denied=denied,
-        versioned=_asked(unasked, Check.VERSIONING, lambda: store.is_versioned(where.bucket)) or False,
-        rules=_asked(unasked, Check.LIFECYCLE, lambda: store.lifecycle(where.bucket)) or (),
-        lock=_asked(unasked, Check.OBJECT_LOCK, lambda: store.lock(where.bucket)),
-        uploads=_asked(unasked, Check.UPLOADS, lambda: store.uploads(where.bucket, where.prefix)) or (),
+        versioned=_asked(unasked, Issue.VERSIONING, lambda: store.is_versioned(where.bucket)) or False,
+        rules=_asked(unasked, Issue.LIFECYCLE, lambda: store.lifecycle(where.bucket)) or (),
+        lock=_asked(unasked, Issue.OBJECT_LOCK, lambda: store.lock(where.bucket)),
+        uploads=_asked(unasked, Issue.UPLOADS, lambda: store.uploads(where.bucket, where.prefix)) or (),
         unasked=tuple(unasked),
         seconds=seconds,
     )
@@ -124,7 +124,7 @@ def _is_away(failure: AnabranchError) -> bool:
     return isinstance(failure, Transient) and not is_refusal
 
 
-def _asked(unasked: list[tuple[Check, str]], check: Check, ask: Callable[[], T]) -> T | None:
+def _asked(unasked: list[tuple[Issue, str]], check: Issue, ask: Callable[[], T]) -> T | None:
     """A setting of the bucket; None if it cannot be read, with the reason in `unasked`."""
     try:
         return ask()
@@ -135,41 +135,41 @@ def _asked(unasked: list[tuple[Check, str]], check: Check, ask: Callable[[], T])
         return None
 
 
-def failed(environment: Environment, where: Place, failure: AnabranchError) -> Finding:
+def failed(environment: Environment, where: Warehouse, failure: AnabranchError) -> Finding:
     """The finding of a failed request. Pure."""
     subject = f"s3://{where.bucket}/{where.prefix}"
     if is_untrusted_s3(str(failure)):
         remedy = "s3.ca in anabranch.yaml: a file with the certificate of the server's authority"
-        return error(Check.S3_AWAY, subject, "a certificate of the object store that is trusted", str(failure), remedy)
+        return error(Issue.S3_AWAY, subject, "a certificate of the object store that is trusted", str(failure), remedy)
     if isinstance(failure, ConfigurationError):
         remedy = "s3.access_key and s3.secret_key in anabranch.yaml, and a policy such as deploy/s3/jobs.json"
-        return error(Check.S3_RIGHTS, subject, "permission to read the bucket", str(failure), remedy)
+        return error(Issue.S3_RIGHTS, subject, "permission to read the bucket", str(failure), remedy)
     address = environment.s3.endpoint or ""
     is_here = address.startswith(("http://127.0.0.1:", "http://localhost:"))
     remedy = "anabranch dev up" if is_here else "s3.endpoint and s3.region in anabranch.yaml, and the network to them"
-    return error(Check.S3_AWAY, subject, "an answer from the object store", str(failure), remedy)
+    return error(Issue.S3_AWAY, subject, "an answer from the object store", str(failure), remedy)
 
 
-def findings(where: Place, streams: tuple[str, ...], facts: StoreFacts) -> list[Finding]:
+def findings(where: Warehouse, streams: tuple[str, ...], facts: StoreFacts) -> list[Finding]:
     """Pure."""
     subject = f"s3://{where.bucket}/{where.prefix}"
     if not facts.has_bucket:
         return [
-            warning(Check.BUCKET_MISSING, f"s3://{where.bucket}", "a bucket", "none", f"anabranch apply {streams[0]}")
+            warning(Issue.BUCKET_MISSING, f"s3://{where.bucket}", "a bucket", "none", f"anabranch apply {streams[0]}")
         ]
     made = []
     if facts.denied is not None and facts.lock is None:
         remedy = f"allow {facts.denied[0]} for {subject}*, as deploy/s3/jobs.json does"
-        made.append(error(Check.S3_RIGHTS, subject, f"permission for {facts.denied[0]}", facts.denied[1], remedy))
+        made.append(error(Issue.S3_RIGHTS, subject, f"permission for {facts.denied[0]}", facts.denied[1], remedy))
     if is_apart(facts.store_time, facts.now):
         apart = f"{abs(facts.store_time - facts.now).total_seconds():.0f} s"
         expected = f"this machine's clock and S3's within {MAX_CLOCK_SKEW.total_seconds():.0f} s"
-        made.append(error(Check.CLOCK, "this machine", expected, apart, "sudo timedatectl set-ntp true"))
+        made.append(error(Issue.CLOCK, "this machine", expected, apart, "sudo timedatectl set-ntp true"))
     made += [one for rule in facts.rules if (one := _of_rule(where, rule)) is not None]
     if facts.versioned and not any(r.clears_versions and concerns(where, r) for r in facts.rules):
         expected = "a rule that removes noncurrent versions: without it, `anabranch maintain` frees no space"
         remedy = "a lifecycle rule of the bucket with NoncurrentVersionExpiration: {NoncurrentDays: 7}"
-        made.append(warning(Check.VERSIONING, where.bucket, expected, "versioning without such a rule", remedy))
+        made.append(warning(Issue.VERSIONING, where.bucket, expected, "versioning without such a rule", remedy))
     if facts.lock is not None:
         expected = "no default retention: `anabranch maintain` cannot delete locked objects"
         lock = """--object-lock-configuration '{"ObjectLockEnabled": "Enabled"}'"""
@@ -178,7 +178,7 @@ def findings(where: Place, streams: tuple[str, ...], facts: StoreFacts) -> list[
         # sends.
         weighs = warning if facts.denied is None else error
         found = facts.lock if facts.denied is None else f"{facts.lock}; {facts.denied[1]}"
-        made.append(weighs(Check.OBJECT_LOCK, where.bucket, expected, found, remedy))
+        made.append(weighs(Issue.OBJECT_LOCK, where.bucket, expected, found, remedy))
     old = [upload for upload in facts.uploads if facts.now - upload.begun > _ABANDONED]
     if old:
         expected = "no incomplete multipart upload older than a day: its parts cost as much as objects"
@@ -188,11 +188,11 @@ def findings(where: Place, streams: tuple[str, ...], facts: StoreFacts) -> list[
             f"--upload-id {quote(first.id)}"
         )
         found = f"{len(old)}, the oldest of {first.begun:%Y-%m-%d} ({first.key})"
-        made.append(warning(Check.UPLOADS, subject, expected, found, remedy))
+        made.append(warning(Issue.UPLOADS, subject, expected, found, remedy))
     if facts.seconds > _SLOW:
         expected = f"an answer within {_SLOW} s: a publish sends about ten requests in sequence"
         remedy = "s3.endpoint and s3.region in anabranch.yaml: a store in the region of the jobs; the network to it"
-        made.append(warning(Check.S3_SLOW, subject, expected, f"{facts.seconds:.1f} s", remedy))
+        made.append(warning(Issue.S3_SLOW, subject, expected, f"{facts.seconds:.1f} s", remedy))
     # An unsupported setting does no harm; one without permission to read it may.
     for check, why in facts.unasked:
         made.append(
@@ -207,12 +207,12 @@ def findings(where: Place, streams: tuple[str, ...], facts: StoreFacts) -> list[
     return made
 
 
-def concerns(where: Place, rule: LifecycleRule) -> bool:
+def concerns(where: Warehouse, rule: LifecycleRule) -> bool:
     """Whether a rule applies to files of the warehouse. Pure."""
     return rule.prefix.startswith(where.prefix) or where.prefix.startswith(rule.prefix)
 
 
-def _of_rule(where: Place, rule: LifecycleRule) -> Finding | None:
+def _of_rule(where: Warehouse, rule: LifecycleRule) -> Finding | None:
     does = (
         f"deletes after {rule.deletes_after}"
         if rule.deletes_after is not None
@@ -226,4 +226,4 @@ def _of_rule(where: Place, rule: LifecycleRule) -> Finding | None:
     weighs = warning if rule.is_narrowed else error
     found = f"rule {rule.name or 'without an id'} {does}"
     remedy = f"a prefix that excludes {where.prefix or 'the warehouse'} in that rule, or its Status: Disabled"
-    return weighs(Check.LIFECYCLE, where.bucket, expected, found, remedy)
+    return weighs(Issue.LIFECYCLE, where.bucket, expected, found, remedy)

@@ -12,7 +12,7 @@ from anabranch.kafka.client import KafkaAdapter
 from anabranch.offsets.hours import shift
 from anabranch.operations.audit import audit
 from anabranch.operations.audit.checks import AuditReport
-from anabranch.operations.doctor.finding import Check, Finding, error, warning
+from anabranch.operations.doctor.finding import Finding, Issue, error, warning
 from anabranch.operations.reports.status import (
     MAY_WAIT,
     StreamStatus,
@@ -58,40 +58,40 @@ def findings(stream: Stream, facts: StreamFacts) -> list[Finding]:
     if view.topic_recreated:
         expected = f"topic {view.topic} with the id {view.topic_id}"
         made.append(
-            error(Check.TOPIC_RECREATED, name, expected, "another id, so it was recreated", f"anabranch adopt {name}")
+            error(Issue.TOPIC_RECREATED, name, expected, "another id, so it was recreated", f"anabranch adopt {name}")
         )
     for hour, messages in facts.disagreements.items():
         remedy = f"anabranch batch {name} --hour {hour} --restate"
         found = f"{messages[0]}" + (f", and {len(messages) - 1} more" if len(messages) > 1 else "")
-        made.append(error(Check.LEDGER, f"{name} {hour}", "no difference between ledger and files", found, remedy))
+        made.append(error(Issue.LEDGER, f"{name} {hour}", "no difference between ledger and files", found, remedy))
     for hour, left in view.unexplained.items():
         expected = "only explained differences between the layers"
         made.append(
             error(
-                Check.UNEXPLAINED, f"{name} {hour}", expected, unexplained_words(left), f"anabranch diff {name} {hour}"
+                Issue.UNEXPLAINED, f"{name} {hour}", expected, unexplained_words(left), f"anabranch diff {name} {hour}"
             )
         )
     for hour in view.refused:
         remedy = f"anabranch explain {name} {hour}"
-        made.append(warning(Check.REFUSED, f"{name} {hour}", "an accepted hour", "refused", remedy))
+        made.append(warning(Issue.REFUSED, f"{name} {hour}", "an accepted hour", "refused", remedy))
     for hour in view.refused_restatements:
         found = "its restatement refused; the previous revision is served"
         remedy = f"anabranch explain {name} {hour}"
-        made.append(warning(Check.REFUSED, f"{name} {hour}", "an accepted restatement", found, remedy))
+        made.append(warning(Issue.REFUSED, f"{name} {hour}", "an accepted restatement", found, remedy))
     if view.late and any(view.position.values()):
         # An error if readers were promised freshness; otherwise the lag may be intended.
         kind, promised = (error, f" within {stream.slo.fresh}") if stream.slo.fresh is not None else (warning, "")
         expected = f"a speed layer without lag{promised}"
-        made.append(kind(Check.LATE, name, expected, view.late, f"anabranch speed {name}"))
+        made.append(kind(Issue.LATE, name, expected, view.late, f"anabranch speed {name}"))
     waiting = [*view.backlog, *view.to_seal]
     if len(waiting) > MAY_WAIT:
         expected = f"at most {MAY_WAIT} hours waiting for the batch layer"
         found = f"{len(waiting)}, from {min(waiting)} on"
-        made.append(warning(Check.BACKLOG, name, expected, found, f"anabranch batch {name}"))
+        made.append(warning(Issue.BACKLOG, name, expected, found, f"anabranch batch {name}"))
     if view.overdue is not None:
         expected = "hours that leave within a day once keep.rows is over"
         remedy = f"anabranch maintain {name}" + ("" if view.overdue.reason is None else " --dry-run")
-        made.append(warning(Check.OVERDUE, name, expected, overdue_words(view.overdue), remedy))
+        made.append(warning(Issue.OVERDUE, name, expected, overdue_words(view.overdue), remedy))
     return made
 
 

@@ -12,7 +12,7 @@ from anabranch.iceberg.foreign import operation_of
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.owner import AnotherStreamsTable, open_lake
 from anabranch.iceberg.snapshots import BRANCHES, STAGING, is_publish, made_at
-from anabranch.operations.doctor.finding import Check, Finding, error, info, warning
+from anabranch.operations.doctor.finding import Finding, Issue, error, info, warning
 from anabranch.operations.doctor.kafka import Unread
 from anabranch.protocol.apply import require_columns
 from anabranch.protocol.state import State, load_state
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Drift:
+class PropertyDrift:
     """A table property that differs from the value that `apply` set; `found` is None if it is
     missing."""
 
@@ -43,7 +43,7 @@ class TableFacts:
     missing: tuple[str, ...] = ()
     branches: tuple[tuple[str, str], ...] = ()
     columns: str | None = None
-    drifts: tuple[Drift, ...] = ()
+    drifts: tuple[PropertyDrift, ...] = ()
     optimizers: tuple[tuple[str, str], ...] = ()
     ref_ages: tuple[tuple[str, str], ...] = ()
     unread: Unread | None = None
@@ -68,7 +68,7 @@ def read(environment: Environment, stream: Stream, catalog: Lake) -> TableFacts:
             if branch not in table.metadata.refs
         ),
         drifts=tuple(
-            Drift(name, key, value, table.properties.get(key))
+            PropertyDrift(name, key, value, table.properties.get(key))
             for name, table in tables.items()
             for key, value in wanted.items()
             if table.properties.get(key) != value
@@ -126,12 +126,12 @@ def failed(stream: Stream, failure: AnabranchError) -> Finding | None:
         # No command: every command for this stream is refused.
         remedy = f"another `table:` in streams/{stream.name}.yaml"
         return error(
-            Check.ANOTHER_STREAMS_TABLE, stream.table, f"a table of stream {stream.name}", str(failure), remedy
+            Issue.ANOTHER_STREAMS_TABLE, stream.table, f"a table of stream {stream.name}", str(failure), remedy
         )
     if not isinstance(failure, MetadataGone):
         return None
     return error(
-        Check.METADATA_GONE,
+        Issue.METADATA_GONE,
         stream.table,
         "the metadata file that the catalog names",
         str(failure),
@@ -143,21 +143,21 @@ def findings(catalog: str, stream: Stream, facts: TableFacts) -> list[Finding]:
     """`catalog`: what Spark calls it. Pure."""
     apply = f"anabranch apply {stream.name}"
     if len(facts.missing) == 3:
-        return [info(Check.NOT_APPLIED, stream.name, "the stream's tables", "none of them yet", apply)]
-    made = [error(Check.TABLE_MISSING, name, "a table", "none", apply) for name in facts.missing]
-    made += [error(Check.BRANCH_MISSING, name, f"branch {branch}", "none", apply) for name, branch in facts.branches]
+        return [info(Issue.NOT_APPLIED, stream.name, "the stream's tables", "none of them yet", apply)]
+    made = [error(Issue.TABLE_MISSING, name, "a table", "none", apply) for name in facts.missing]
+    made += [error(Issue.BRANCH_MISSING, name, f"branch {branch}", "none", apply) for name, branch in facts.branches]
     if facts.columns is not None:
-        made.append(error(Check.COLUMNS, stream.table, "the columns of the stream's file", facts.columns, apply))
+        made.append(error(Issue.COLUMNS, stream.table, "the columns of the stream's file", facts.columns, apply))
     for drift in facts.drifts:
         remedy = f"ALTER TABLE {catalog}.{drift.table} SET TBLPROPERTIES ('{drift.key}' = '{drift.expected}')"
         found = "none" if drift.found is None else drift.found
         weighs = error if drift.key == "write.wap.enabled" else warning
-        made.append(weighs(Check.PROPERTIES, drift.table, f"{drift.key}={drift.expected}", found, remedy))
+        made.append(weighs(Issue.PROPERTIES, drift.table, f"{drift.key}={drift.expected}", found, remedy))
     for name, age in facts.ref_ages:
         remedy = f"ALTER TABLE {catalog}.{name} UNSET TBLPROPERTIES ('{_REF_AGE}')"
-        made.append(error(Check.REF_AGE, name, "branches without a maximum age", f"{_REF_AGE}={age}", remedy))
+        made.append(error(Issue.REF_AGE, name, "branches without a maximum age", f"{_REF_AGE}={age}", remedy))
     for name in dict.fromkeys(name for name, _ in facts.optimizers):
         found = "; ".join(shown for of, shown in facts.optimizers if of == name)
         remedy = "not delete files younger than a day (docs/runbooks.md, `tables.optimizer`)"
-        made.append(info(Check.OPTIMIZER, name, "only `anabranch maintain` to maintain it", found, remedy))
+        made.append(info(Issue.OPTIMIZER, name, "only `anabranch maintain` to maintain it", found, remedy))
     return made

@@ -67,7 +67,7 @@ _ATTEMPTS = 20
 
 
 @dataclass(frozen=True)
-class Order:
+class ErasureRequest:
     """What an operator wants erased: values of a column, and by when nothing is to be left. `again`: also records that
     arrived since the request of the same values that is done. `in_spite`: why records of held hours too; None: not."""
 
@@ -106,7 +106,7 @@ class Erased:
     was_done: bool = False
 
 
-def erase(job: Job, publisher: Publisher, order: Order) -> Erased:
+def erase(job: Job, publisher: Publisher, order: ErasureRequest) -> Erased:
     """Remove every record that an order is of from every branch, and keep both layers from bringing one back.
 
     Idempotent: the same order is the same erasure, which goes on where it was left. Raises ConfigurationError for a
@@ -155,7 +155,7 @@ def erase(job: Job, publisher: Publisher, order: Order) -> Erased:
     )
 
 
-def require(job: Job, order: Order) -> None:
+def require(job: Job, order: ErasureRequest) -> None:
     """Raise ConfigurationError for an order that cannot be carried out."""
     require_column(job.lake.load(job.stream.table).schema(), order.column, job.stream.name)
     if "erasure" not in job.lake.load(job.stream.hours_table).schema().column_names:
@@ -175,7 +175,7 @@ def require(job: Job, order: Order) -> None:
         )
 
 
-def find(job: Job, order: Order) -> Found:
+def find(job: Job, order: ErasureRequest) -> Found:
     """What `erase` would remove now; nothing is changed. Raises as `erase`, but for holds."""
     require(job, order)
     state = load_state(job.lake, job.stream.table)
@@ -184,7 +184,7 @@ def find(job: Job, order: Order) -> Found:
     return replace(found, held=tuple(h for h in found.hours if state.holds.of(h) is not None))
 
 
-def _search(job: Job, state: State, one: Erasure, order: Order, is_wanted: Callable[[str], bool]) -> Found:
+def _search(job: Job, state: State, one: Erasure, order: ErasureRequest, is_wanted: Callable[[str], bool]) -> Found:
     """What an erasure would remove of some hours."""
     hours, paths, rows = set[str](), set[str](), 0
     values = Values.of(order.column, order.values)
@@ -201,7 +201,7 @@ def _search(job: Job, state: State, one: Erasure, order: Order, is_wanted: Calla
     return Found(tuple(sorted(hours | {h for h, _ in dead})), len(paths) + len(of_dead), rows, len(dead))
 
 
-def _require_unheld(job: Job, publisher: Publisher, state: State, one: Erasure, order: Order) -> None:
+def _require_unheld(job: Job, publisher: Publisher, state: State, one: Erasure, order: ErasureRequest) -> None:
     """Refuse a request while hours that an operator holds have such records, or records that are yet to be read may be
     of them. Raises Refused, Transient."""
     if not state.holds.holds or order.in_spite is not None:
@@ -242,7 +242,7 @@ def _ends(job: Job, state: State) -> tuple[str, dict[int, int]]:
     return topic.id, {p: max(e, state.position.offsets.get(p, 0)) for p, e in ends.items()}
 
 
-def _request(job: Job, publisher: Publisher, order: Order) -> Erasure:
+def _request(job: Job, publisher: Publisher, order: ErasureRequest) -> Erasure:
     """The erasure of an order, recorded in the ledger and on each branch."""
     stream = job.stream
     keys = list(keys_of(job.environment).values())
@@ -282,7 +282,7 @@ def _request(job: Job, publisher: Publisher, order: Order) -> Erasure:
     return one
 
 
-def _last_request(erasures: Erasures, keys: Sequence[Key], order: Order) -> tuple[Erasure | None, str]:
+def _last_request(erasures: Erasures, keys: Sequence[Key], order: ErasureRequest) -> tuple[Erasure | None, str]:
     """The newest request of an order's values that the branches record, and the id of the next one, by the first key.
     One that is not done comes first, also by another key. Pure."""
     found, ids = list[Erasure](), list[str]()

@@ -68,7 +68,7 @@ class Hit:
 
 
 @dataclass(frozen=True)
-class Scan:
+class ScanResult:
     """What a scan read, and what it found."""
 
     objects: int
@@ -86,7 +86,7 @@ class _Object:
         return Hit(self.path, where, self.version.id if self.version is not None else None)
 
 
-def scan(job: Job, values: Values) -> Scan:
+def scan(job: Job, values: Values) -> ScanResult:
     """Read every object of the stream's tables, versions included, and look for the values. Raises ConfigurationError
     for a column that does not fit, Terminal without the right to list versions and for a file that cannot be read,
     Transient."""
@@ -105,7 +105,7 @@ def scan(job: Job, values: Values) -> Scan:
                 size += content
                 hits += [one.hit(each) for each in where]
                 progress.step()
-    return Scan(objects, versions, size, tuple(sorted(hits, key=lambda h: (h.path, h.version or "", h.where))))
+    return ScanResult(objects, versions, size, tuple(sorted(hits, key=lambda h: (h.path, h.version or "", h.where))))
 
 
 def _objects(job: Job, table: Table) -> Iterator[_Object]:
@@ -131,7 +131,7 @@ def _read(job: Job, table: Table, one: _Object) -> bytes | None:
             return None
 
 
-class _Content(InputFile):
+class _InMemoryFile(InputFile):
     """A file of which the content is known."""
 
     def __init__(self, path: str, content: bytes) -> None:
@@ -194,7 +194,7 @@ class Look:
 
     def _bounds(self, path: str, content: bytes) -> list[str]:
         with AvroFile[ManifestEntry](
-            _Content(path, content),
+            _InMemoryFile(path, content),
             MANIFEST_ENTRY_SCHEMAS[2],
             read_types={-1: ManifestEntry, 2: DataFile},
             read_enums={0: ManifestEntryStatus, 101: FileFormat, 134: DataFileContent},

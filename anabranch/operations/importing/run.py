@@ -37,7 +37,7 @@ from anabranch.operations.importing.sources import (
     KAFKAS,
     OF_KAFKA,
     PLACE,
-    Counted,
+    CountedFile,
     Seam,
     Source,
     SourceReader,
@@ -80,7 +80,7 @@ _ATTEMPTS = 20
 
 
 @dataclass(frozen=True)
-class Order:
+class ImportRequest:
     """What an operator wants imported: the files of a folder, into hours from `first` to `last` (None: up to the one
     before the stream's first). `time`: the column that a row's hour follows from. `by_key`: Kafka's places in the
     files do not count. `version`: of a Delta table; None for that of hours that are imported from it already, else the
@@ -96,7 +96,7 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ImportPlan:
     """What an import has to do: hours and their source rows, newest first. `before` and `after`: the rows of the source
     that are of hours before the first of them, and of hours that have Kafka's records. `known`: hours that are imported
     already. `notes`: facts about the source and the seam, in words. `version`: that of a Delta table."""
@@ -119,7 +119,7 @@ class Plan:
 class Imported:
     """What a run imported: hours, and their source rows by what became of them."""
 
-    plan: Plan
+    plan: ImportPlan
     hours: tuple[str, ...] = ()
     rows: int = 0
     good: int = 0
@@ -138,12 +138,12 @@ class Imported:
         )
 
 
-def plan(job: Job, order: Order) -> Plan:
+def plan(job: Job, order: ImportRequest) -> ImportPlan:
     """What `run` would do now; nothing is changed. Raises as `run`."""
     return _Import(job, order).plan(load_state(job.lake, job.stream.table))
 
 
-def run(job: Job, publisher: Publisher, order: Order) -> Imported:
+def run(job: Job, publisher: Publisher, order: ImportRequest) -> Imported:
     """Import the hours of an order, some in a commit; each hour is accepted once its files were read back.
 
     Idempotent: hours that are imported stay, and a run that was killed is continued by the next. Raises Refused, with
@@ -168,7 +168,7 @@ class _Written:
 
 
 class _Import:
-    def __init__(self, job: Job, order: Order) -> None:
+    def __init__(self, job: Job, order: ImportRequest) -> None:
         self._job, self._order = job, order
         self._stream, self._lake = job.stream, job.lake
         self._location = location_of(order.source)
@@ -195,7 +195,7 @@ class _Import:
         return list_source(self._job.environment, self._reader.io, self._location, self._version)
 
     @cached_property
-    def _counted(self) -> list[Counted]:
+    def _counted(self) -> list[CountedFile]:
         """The files with their rows by hour."""
         counted = []
         with Progress(LOG, f"count rows of {self._order.source}", "files", len(self._source.files)) as progress:
@@ -211,7 +211,7 @@ class _Import:
             return None
         return Seam(begins_of(state, self._job.ledger), to_number(state.timeline.first_of_kafka) - 1)
 
-    def plan(self, state: State) -> Plan:
+    def plan(self, state: State) -> ImportPlan:
         order = self._order
         todo = plan_hours(state, order.first, order.last, self._stream.keep.rows, self._lake.clock.now())
         known_rows = self._imported_rows(state)
@@ -229,7 +229,7 @@ class _Import:
         late = len(self._late) if self._late is not None else 0
         known = {from_number(n): rows for n, rows in total.items() if to_number(state.timeline.first) <= n < end}
         self._require_same(known, known_rows)
-        return Plan(
+        return ImportPlan(
             order.source,
             len(files),
             {hour: total.get(to_number(hour), 0) for hour in todo},

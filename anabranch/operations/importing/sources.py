@@ -83,7 +83,7 @@ class SourceFile:
 
 
 @dataclass(frozen=True)
-class Counted:
+class CountedFile:
     """A file and its number of rows by hour, in hours since 1970. If it has Kafka's places: `ends` has the offset
     behind its last record, by partition, and `early` is the number of rows that Kafka has although they are older than
     the hour before the stream's first. `of_kafka`: as the column OF_KAFKA."""
@@ -234,7 +234,7 @@ class SourceReader:
     event_time: str | None = None
     seam: Seam | None = None
 
-    def count(self, file: SourceFile) -> Counted:
+    def count(self, file: SourceFile) -> CountedFile:
         """The rows of a file by hour. Raises Refused for a file whose columns do not fit the table's, and for a row
         without a time; Transient."""
         rows, ends, early = Counter[int](), dict[int, int](), 0
@@ -258,9 +258,9 @@ class SourceReader:
                     "restore the file"
                 )
             has_places, of_kafka = self._place_of(names) is not None, self.time_of(file, names) in RECEIVED
-        return Counted(file, rows, ends if has_places else None, early, of_kafka)
+        return CountedFile(file, rows, ends if has_places else None, early, of_kafka)
 
-    def read(self, files: Sequence[Counted], first: int, last: int) -> pa.Table:
+    def read(self, files: Sequence[CountedFile], first: int, last: int) -> pa.Table:
         """The rows of hours from `first` to `last`, in hours since 1970, by hour, then in the order of the files and
         of their rows; with `HOUR`, `TIME`, `OF_KAFKA` and `PLACE`. Raises as `count`."""
         parts = []

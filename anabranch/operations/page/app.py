@@ -31,14 +31,14 @@ from anabranch.operations.page.hour_calendar import HELD, LETTERS, MARKS, calend
 from anabranch.operations.page.hour_view import HourRecord, HourRows, hour_page, read_record, read_rows, sample_line
 from anabranch.operations.page.streams import (
     StreamLine,
-    StreamView,
+    StreamReports,
     group_lines,
     read_stream,
     stream_line,
     summary_words,
 )
 from anabranch.operations.reports.acts import hours_words, outcome_words
-from anabranch.operations.reports.reading import Background, OnDemand, Reader, Reading, utc_now
+from anabranch.operations.reports.reading import Background, BackgroundReader, OnDemand, TimedValue, utc_now
 from anabranch.operations.reports.status import cost_words, overdue_words
 from anabranch.protocol.holds import span_words
 
@@ -73,7 +73,7 @@ class _Shown:
     """A stream of the page. `job` is replaced by a new object when the stream's file changes."""
 
     job: Job | AnabranchError
-    reader: Reader[StreamView]
+    reader: BackgroundReader[StreamReports]
 
 
 def _group(name: str, shown: _Shown, known: Mapping[str, str | None]) -> str | None:
@@ -97,23 +97,23 @@ class Page:
         self._access, self._settings, self._now, self._found = access, settings, now, found
         self._groups = groups
         self._shown: Mapping[str, _Shown] = {job.stream.name: self._show(job.stream.name, job) for job in jobs}
-        self._background = Background[StreamView](settings.every)
+        self._background = Background[StreamReports](settings.every)
         self._records = OnDemand[HourRecord](settings.every, now=now)
         self._rows = OnDemand[HourRows](_ROWS_FRESH_FOR, now=now)
         self._templates = _templates()
         self._static = {name: files(_PACKAGE).joinpath("static", name).read_bytes() for name in _STATIC}
 
     @property
-    def readers(self) -> Mapping[str, Reader[StreamView]]:
+    def readers(self) -> Mapping[str, BackgroundReader[StreamReports]]:
         return {name: shown.reader for name, shown in self._shown.items()}
 
     def _show(self, name: str, job: Job | AnabranchError, before: _Shown | None = None) -> _Shown:
-        reader = Reader(f"stream {name}", partial(self._read_stream, job), self._now)
+        reader = BackgroundReader(f"stream {name}", partial(self._read_stream, job), self._now)
         if before is not None:
             reader.reading = replace(before.reader.reading, asking_since=None)
         return _Shown(job, reader)
 
-    def _read_stream(self, job: Job | AnabranchError) -> StreamView:
+    def _read_stream(self, job: Job | AnabranchError) -> StreamReports:
         if isinstance(job, AnabranchError):
             raise job
         return read_stream(job, self._settings.late_after, self._now())
@@ -173,7 +173,7 @@ class Page:
         groups = group_lines(groups_of({name: _group(name, shown, known) for name, shown in there.items()}), lines)
         return self._answer(request, "streams.html", now, lines=lines, groups=groups, summary=summary_words(lines))
 
-    def _line(self, name: str, reading: Reading[StreamView], now: datetime) -> StreamLine:
+    def _line(self, name: str, reading: TimedValue[StreamReports], now: datetime) -> StreamLine:
         return stream_line(name, reading, now, self._settings.deadline, self._settings.every)
 
     def _stream(self, request: Request) -> Response:

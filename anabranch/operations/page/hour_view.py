@@ -78,7 +78,7 @@ class BalanceLine:
 
 
 @dataclass(frozen=True)
-class Balance:
+class BalanceTable:
     """The hour's account; `closes` is None if the ledger row is incomplete."""
 
     partitions: Sequence[int]
@@ -116,7 +116,7 @@ class HourPage:
     facts: HourFacts
     sentences: Sequence[tuple[str, str]]
     decisions: Sequence[DecisionFacts]
-    balance: Balance | None
+    balance: BalanceTable | None
     expectations: Sequence[ExpectationLine]
     commands: Sequence[Command]
 
@@ -134,7 +134,7 @@ def hour_page(record: HourRecord) -> HourPage:
     )
 
 
-def balance_of(facts: HourFacts) -> Balance | None:
+def balance_of(facts: HourFacts) -> BalanceTable | None:
     """The account as a table: good, dead, duplicate, and each class of gap; None without counts.
     Pure."""
     counts = facts.counts
@@ -152,7 +152,7 @@ def balance_of(facts: HourFacts) -> Balance | None:
     classes = [counts.good, counts.dead, counts.duplicate, counts.gap, counts.erased or 0]
     numbers = [n for n in classes if n is not None]
     closes = sum(numbers) == counts.offsets if len(numbers) == len(classes) and counts.offsets is not None else None
-    return Balance(tuple(accounts), [BalanceLine(*term) for term in terms], counts.offsets, closes)
+    return BalanceTable(tuple(accounts), [BalanceLine(*term) for term in terms], counts.offsets, closes)
 
 
 def expectation_lines(facts: HourFacts) -> list[ExpectationLine]:

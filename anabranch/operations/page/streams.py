@@ -13,7 +13,7 @@ from anabranch.operations.reports import acts, status
 from anabranch.operations.reports.acts import ActRecord
 from anabranch.operations.reports.maintenance import Maintenance, read_maintenance
 from anabranch.operations.reports.measured_day import MeasuredSpan, measured_spans
-from anabranch.operations.reports.reading import Reading
+from anabranch.operations.reports.reading import TimedValue
 from anabranch.operations.reports.status import HourSummary, StreamStatus, unexplained_words
 from anabranch.protocol.watermarks import complete_through_all
 
@@ -23,7 +23,7 @@ _NAMED = 3  # hours or fields listed in a note
 
 
 @dataclass(frozen=True)
-class StreamView:
+class StreamReports:
     """The page's data about a stream: its status, the last day's hours and measurements, its
     promised freshness, its maintenance, and operators' newest acts (newest first)."""
 
@@ -35,13 +35,13 @@ class StreamView:
     acts: Sequence[ActRecord] = ()
 
 
-def read_stream(job: Job, late_after: timedelta, now: datetime) -> StreamView:
+def read_stream(job: Job, late_after: timedelta, now: datetime) -> StreamReports:
     """Read the reports. Raises Transient when Kafka or the lake is unreachable."""
     current, day = status.status(job, status.late_after(job.stream, late_after)), status.hours(job, hour_of(now - _DAY))
     measured = measured_spans(job.lake.load(job.stream.table), now - _DAY)
     newest_acts = acts.acts(job)[: -_ACTS - 1 : -1]
     maintenance = read_maintenance(job, now)
-    return StreamView(current, day, measured, job.stream.slo.fresh, maintenance, newest_acts)
+    return StreamReports(current, day, measured, job.stream.slo.fresh, maintenance, newest_acts)
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def _named(names: Sequence[str]) -> str:
 
 
 def stream_line(
-    name: str, reading: Reading[StreamView], now: datetime, deadline: timedelta, every: timedelta
+    name: str, reading: TimedValue[StreamReports], now: datetime, deadline: timedelta, every: timedelta
 ) -> StreamLine:
     """The row of a stream, from its newest reading. Pure."""
     why_old = reading.why_old(now, deadline, every)

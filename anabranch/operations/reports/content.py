@@ -44,7 +44,7 @@ class RunningHour:
 
 
 @dataclass(frozen=True)
-class Content:
+class MainContent:
     """Rows of `main` by serving layer, the running hour, dead letters of the newest hours by hour
     and reason (without hours that are not fully counted yet), and measurements by layer."""
 
@@ -63,12 +63,12 @@ class ContentReader:
         self._running: dict[tuple[str, str], RunningHour] = {}
         self._reasons: dict[str, Counter[str]] = {}
 
-    def read(self, now: datetime) -> Content:
+    def read(self, now: datetime) -> MainContent:
         """The current content. Raises Transient when the lake is unreachable."""
         job = self._job
         state = load_state(job.lake, job.stream.table)
         running = max(state.timeline.open, hour_of(now))
-        return Content(
+        return MainContent(
             rows=_rows_by_layer(state, running),
             running=self._of_running(state.table, running),
             dead_letters=self._dead_letters(job.lake.load(job.stream.dead_letters_table), running),

@@ -40,7 +40,7 @@ class DriftedField:
 
 
 @dataclass(frozen=True)
-class Drift:
+class SchemaDrift:
     """The drift of a stream. `others` is the maximum number of further names in one hour. `schema`
     is the stream's schema with the fields that can be added; None if there are none. `restate` are
     accepted hours with unknown fields that Kafka still has completely, `gone` those that it no
@@ -55,7 +55,7 @@ class Drift:
     commands: Sequence[str]
 
 
-def drift(job: Job) -> Drift:
+def drift(job: Job) -> SchemaDrift:
     """The drift recorded in the ledger. Raises Transient when Kafka or the lake is unreachable."""
     rows = ledger.newest(job.ledger.history(without=_WITHOUT))
     topic = job.kafka.describe(job.stream.topic)
@@ -63,7 +63,7 @@ def drift(job: Job) -> Drift:
     return drift_of(job.stream, rows.values(), topic.id if topic is not None else None, starts)
 
 
-def drift_of(stream: Stream, rows: Iterable[LedgerRow], topic_id: str | None, log_starts: Offsets) -> Drift:
+def drift_of(stream: Stream, rows: Iterable[LedgerRow], topic_id: str | None, log_starts: Offsets) -> SchemaDrift:
     """The drift, from the newest row of each hour, oldest first, and the start offsets of Kafka's
     log. Pure."""
     drifting = [row for row in rows if row.unknown is not None and row.unknown.fields]
@@ -80,7 +80,7 @@ def drift_of(stream: Stream, rows: Iterable[LedgerRow], topic_id: str | None, lo
         "--why 'take up new fields'"
         for first, last in spans_of(held)
     ]
-    return Drift(
+    return SchemaDrift(
         stream=stream.name,
         fields=fields,
         others=max((row.unknown.others for row in drifting if row.unknown), default=0),

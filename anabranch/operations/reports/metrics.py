@@ -26,9 +26,9 @@ from anabranch.job import Job, StreamFolder, groups_of
 from anabranch.offsets.hours import end_of, start_of
 from anabranch.offsets.position import Offsets
 from anabranch.operations.reports import status
-from anabranch.operations.reports.content import NEWEST_HOURS, Content, ContentReader
+from anabranch.operations.reports.content import NEWEST_HOURS, ContentReader, MainContent
 from anabranch.operations.reports.maintenance import HOURS_SHOWN, Maintenance, TableGrowth, read_maintenance
-from anabranch.operations.reports.reading import Reader, Reading, utc_now
+from anabranch.operations.reports.reading import BackgroundReader, TimedValue, utc_now
 from anabranch.operations.reports.status import StreamStatus
 from anabranch.protocol.ledger_row import Layer
 from anabranch.protocol.maintained import MaintainedFolder, MaintainedTable
@@ -52,17 +52,17 @@ class Known:
     """One reading of a stream."""
 
     status: StreamStatus
-    content: Content
+    content: MainContent
     maintenance: Maintenance = field(default_factory=Maintenance)
 
 
 @dataclass(frozen=True)
-class Answer:
+class ScrapedStream:
     """A stream in a scrape: its promise, its newest reading, and whether the reading is of this
     scrape."""
 
     slo: Slo
-    reading: Reading[Known]
+    reading: TimedValue[Known]
     is_up: bool
     group: str | None = None
 
@@ -73,7 +73,7 @@ class _Asked:
 
     job: Job | AnabranchError
     slo: Slo
-    reader: Reader[Known]
+    reader: BackgroundReader[Known]
     answered: threading.Event
 
     def ask(self) -> None:
@@ -118,7 +118,7 @@ class Streams(Collector):
             in_time = asked.answered.wait(max(0.0, deadline - time.monotonic()))
             reading = asked.reader.reading
             is_up = in_time and reading.failure is None
-            answers[name] = Answer(asked.slo, reading, is_up, groups[name])
+            answers[name] = ScrapedStream(asked.slo, reading, is_up, groups[name])
         return list(metrics_of(answers, utc_now()))
 
     def close(self) -> None:
@@ -149,8 +149,8 @@ def _asked(name: str, job: Job | AnabranchError) -> _Asked:
     answered.set()
     what = f"metrics of stream {name}"
     if isinstance(job, AnabranchError):
-        return _Asked(job, Slo(), Reader(what, partial(_refuse, job)), answered)
-    return _Asked(job, job.stream.slo, Reader(what, partial(_read, job, ContentReader(job))), answered)
+        return _Asked(job, Slo(), BackgroundReader(what, partial(_refuse, job)), answered)
+    return _Asked(job, job.stream.slo, BackgroundReader(what, partial(_read, job, ContentReader(job))), answered)
 
 
 def _close(job: Job | AnabranchError) -> None:
@@ -166,7 +166,7 @@ def _read(job: Job, content: ContentReader) -> Known:
     return Known(status.status(job), content.read(utc_now()), read_maintenance(job, utc_now()))
 
 
-def metrics_of(answers: Mapping[str, Answer], now: datetime) -> Iterator[Metric]:
+def metrics_of(answers: Mapping[str, ScrapedStream], now: datetime) -> Iterator[Metric]:
     """The metrics of the streams. Pure."""
     yield _gauge("up", "Whether the stream's table and topic answered in time.", answers, lambda a: a.is_up)
     text = "Time of the newest reading of the stream that succeeded."
@@ -249,7 +249,7 @@ _COUNTS: dict[str, tuple[str | None, tuple[str, ...], str]] = {
 _CPU_TEXT = "CPU time of jobs of one stream on their own machine, without executors on others."
 
 
-def _content_metrics(contents: Mapping[str, Content]) -> Iterator[Metric]:
+def _content_metrics(contents: Mapping[str, MainContent]) -> Iterator[Metric]:
     text = "Rows in main, by the layer that wrote them."
     yield _gauge("rows", text, contents, lambda c: {(layer,): n for layer, n in c.rows.items()}, "layer")
     text = "in main of the hour that receives records."
@@ -284,7 +284,7 @@ _OF_FOLDERS: tuple[tuple[str, str, Callable[[MaintainedFolder], int]], ...] = (
 )
 
 
-def _group_metrics(answers: Mapping[str, Answer], now: datetime) -> Iterator[Metric]:
+def _group_metrics(answers: Mapping[str, ScrapedStream], now: datetime) -> Iterator[Metric]:
     """Completeness of each group whose streams all answered. Pure."""
     through = GaugeMetricFamily(
         "anabranch_group_complete_through_timestamp_seconds",
@@ -398,7 +398,7 @@ def _unread(maintenance: Maintenance) -> Values:
     return {(table,): table in maintenance.unread for table in (*maintenance.tables, *maintenance.unread)}
 
 
-def _dead_letters(content: Content) -> Values:
+def _dead_letters(content: MainContent) -> Values:
     return {(hour, reason): n for hour, of_hour in content.dead_letters.items() for reason, n in of_hour.items()}
 
 

@@ -38,7 +38,7 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Reading(Generic[T]):
+class TimedValue(Generic[T]):
     """A value with its time. `failure` is of the newest attempt; `asking_since` is the start of an
     attempt under way."""
 
@@ -75,14 +75,14 @@ def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-class Reader(Generic[T]):
+class BackgroundReader(Generic[T]):
     """A value that is read periodically. Any thread may access `reading`; only one `refresh` runs
     at a time."""
 
     def __init__(self, name: str, read: Callable[[], T], now: Callable[[], datetime] = utc_now) -> None:
         self._name, self._read, self._now = name, read, now
         self._alone = threading.Lock()
-        self.reading: Reading[T] = Reading()
+        self.reading: TimedValue[T] = TimedValue()
         self.answered = threading.Event()
 
     def refresh(self) -> None:
@@ -93,7 +93,7 @@ class Reader(Generic[T]):
         try:
             self.reading = replace(self.reading, asking_since=(asked := self._now()))
             try:
-                self.reading = Reading(self._read(), asked)
+                self.reading = TimedValue(self._read(), asked)
             except Exception as error:
                 known = error if isinstance(error, AnabranchError) else classify_unexpected(self._name, error)
                 LOG.warning("%s: reading failed: %s", self._name, known)
@@ -110,16 +110,16 @@ class Background(Generic[T]):
     def __init__(self, every: timedelta) -> None:
         self._every = every
         self._stopped = threading.Event()
-        self._dropped: dict[Reader[T], threading.Event] = {}
+        self._dropped: dict[BackgroundReader[T], threading.Event] = {}
 
-    def start(self, readers: Sequence[Reader[T]]) -> None:
+    def start(self, readers: Sequence[BackgroundReader[T]]) -> None:
         """Start these readers, spread over time."""
         for number, reader in enumerate(readers if not self._stopped.is_set() else ()):
             delay = self._every.total_seconds() * number / len(readers) if number else 0
             self._dropped[reader] = threading.Event()
             threading.Thread(target=self._run, args=(reader, self._dropped[reader], delay), daemon=True).start()
 
-    def drop(self, reader: Reader[T]) -> None:
+    def drop(self, reader: BackgroundReader[T]) -> None:
         """Stop this reader; a reading under way continues."""
         if (dropped := self._dropped.pop(reader, None)) is not None:
             dropped.set()
@@ -142,7 +142,7 @@ class Background(Generic[T]):
 
         threading.Thread(target=run, daemon=True).start()
 
-    def _run(self, reader: Reader[T], dropped: threading.Event, delay: float) -> None:
+    def _run(self, reader: BackgroundReader[T], dropped: threading.Event, delay: float) -> None:
         pause = delay
         while not dropped.wait(pause):
             began = time.monotonic()
@@ -160,16 +160,16 @@ class OnDemand(Generic[T]):
 
     def __init__(self, fresh_for: timedelta, most: int = 200, now: Callable[[], datetime] = utc_now) -> None:
         self._fresh_for, self._most, self._now = fresh_for, most, now
-        self._readers: OrderedDict[Key, Reader[T]] = OrderedDict()
+        self._readers: OrderedDict[Key, BackgroundReader[T]] = OrderedDict()
         self._alone = threading.Lock()
         self._waiting: set[Key] = set()
         self._workers = ThreadPoolExecutor(2, thread_name_prefix="page")
 
-    def get(self, key: Key, read: Callable[[], T], patience: timedelta) -> Reading[T]:
+    def get(self, key: Key, read: Callable[[], T], patience: timedelta) -> TimedValue[T]:
         """The reading of `key`, after at most `patience`; without a value if there is none by
         then."""
         with self._alone:
-            reader = self._readers.setdefault(key, Reader(str(key), read, self._now))
+            reader = self._readers.setdefault(key, BackgroundReader(str(key), read, self._now))
             self._readers.move_to_end(key)
             while len(self._readers) > self._most:
                 self._readers.popitem(last=False)
@@ -190,7 +190,7 @@ class OnDemand(Generic[T]):
             for key in [key for key in self._readers if key[0] == stream]:
                 del self._readers[key]
 
-    def _refresh(self, key: Key, reader: Reader[T]) -> None:
+    def _refresh(self, key: Key, reader: BackgroundReader[T]) -> None:
         try:
             reader.refresh()
         finally:

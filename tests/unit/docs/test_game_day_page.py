@@ -6,7 +6,7 @@ import run_books
 from game_day_page import FILE, Observed, Seen, render, skeletons
 from test_run_books import ALERTS
 
-from anabranch.operations.doctor.finding import Check
+from anabranch.operations.doctor.finding import Issue
 
 FAULTS = [
     "Late hour", "Drift", "Gate fails", "Poison record", "Broker down", "S3 slow", "Catalog locked", "Clock off",
@@ -19,7 +19,7 @@ def test_the_page_names_existing_keys() -> None:
     assert [fault for fault, _, _ in reported] == FAULTS
     seen = [(where, name) for _, places, _ in reported for where, name in places]
     assert {name for where, name in seen if where == "alert"} <= ALERTS.keys()
-    assert {name for where, name in seen if where == "terminal"} <= {*map(str, Check), "dead letters", "drift"}
+    assert {name for where, name in seen if where == "terminal"} <= {*map(str, Issue), "dead letters", "drift"}
     assert {command for _, _, command in reported if command} <= run_books.commands()
     assert all({"terminal", "alert"} <= {where for where, _ in places} for _, places, _ in reported)
 

@@ -10,7 +10,7 @@ import pytest
 import run_books
 import yaml
 
-from anabranch.operations.doctor.finding import Check
+from anabranch.operations.doctor.finding import Issue
 from anabranch.operations.page.hour_calendar import LETTERS
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -30,7 +30,7 @@ def test_each_alert_and_each_state_of_an_hour_has_its_run_book_and_nothing_else_
 
 def test_each_finding_has_its_run_book() -> None:
     rows = run_books.findings()
-    assert list(rows) == [str(check) for check in Check]
+    assert list(rows) == [str(check) for check in Issue]
     assert [name for name, cells in rows.items() if len(cells) != 3 or not all(cells)] == []
 
 

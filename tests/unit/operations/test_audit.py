@@ -30,8 +30,7 @@ from anabranch.offsets.position import Topic
 from anabranch.operations.audit import audit as count_again
 from anabranch.operations.audit import kafka_unavailable_reason, read_accepted
 from anabranch.operations.audit.checks import Audited, check_adjacent_cuts, find_disagreements
-from anabranch.operations.audit.count import Counted as OfFiles
-from anabranch.operations.audit.count import OffsetCounts, explained, mark_given, recount, spans
+from anabranch.operations.audit.count import FileCounts, OffsetCounts, explained, mark_given, recount, spans
 from anabranch.operations.erasure import run as erasing
 from anabranch.protocol import override
 from anabranch.protocol.publish import Publish, new_id
@@ -241,7 +240,9 @@ def test_an_hour_served_by_the_speed_layer_of_which_a_duplicate_was_erased(one: 
     environment = one.environment.model_copy(update={"erasure": keys})
     keyed = replace(job(one), environment=environment, kafka=Broker(log={0: [0] * 10, 1: []}).adapter)
     # The hazard: batch has a row of it in the hour before alone, and the speed layer its duplicate in this one.
-    done = erasing.erase(keyed, Publisher(one.lake, one.stream), erasing.Order("id", frozenset({"0-2"}), "case 1"))
+    done = erasing.erase(
+        keyed, Publisher(one.lake, one.stream), erasing.ErasureRequest("id", frozenset({"0-2"}), "case 1")
+    )
     assert (done.left, done.removed.hours, len(one.rows("main"))) == (None, (HOUR, NEXT), 6)
     assert sentences(one) == []
     spoil(one, remove_hour=NEXT, branch="main")
@@ -284,7 +285,7 @@ def kafka(
 ) -> list[str]:
     """The sentences of an hour of rows 4, 5 and 6 and dead letter 8, of which Kafka gives `given`; of other offsets its
     log shows the class, which is compaction where nothing else is said."""
-    counted = {"rows": OfFiles(mark(rows)), "batch": OfFiles(mark(rows)), "dead": OfFiles(mark((8,)))}
+    counted = {"rows": FileCounts(mark(rows)), "batch": FileCounts(mark(rows)), "dead": FileCounts(mark((8,)))}
     ranges = {0: log} if log is not None else {}
 
     def explain(missing: Mapping[int, Missing]) -> dict[int, Seen]:

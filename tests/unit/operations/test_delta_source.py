@@ -59,11 +59,11 @@ def source(lake: StreamLake) -> str:
 
 def import_in(lake: StreamLake, first: str = OLDEST, **order: Any) -> run.Imported:
     job = job_of(lake.folder)
-    return run.run(job, Publisher(job.lake, job.stream), run.Order(source(lake), first, **order))
+    return run.run(job, Publisher(job.lake, job.stream), run.ImportRequest(source(lake), first, **order))
 
 
-def planned(lake: StreamLake, **order: Any) -> run.Plan:
-    return run.plan(job_of(lake.folder), run.Order(source(lake), OLDEST, **order))
+def planned(lake: StreamLake, **order: Any) -> run.ImportPlan:
+    return run.plan(job_of(lake.folder), run.ImportRequest(source(lake), OLDEST, **order))
 
 
 def change_log(folder: str, version: int, change: Change) -> None:
@@ -115,7 +115,7 @@ def test_the_values_of_partitions_are_those_that_delta_reads(tmp_path: Path) -> 
     assert pq.read_schema(file).names == ["id", "timestamp"]
     stream = new_stream(schema=ddl, columns=parse_columns(ddl))
     job = replace(job_of(tmp_path), stream=stream)
-    done = run.run(job, Publisher(job.lake, job.stream), run.Order(source(lake), OLDEST))
+    done = run.run(job, Publisher(job.lake, job.stream), run.ImportRequest(source(lake), OLDEST))
     assert (done.good, done.plan.files) == (3, 3)
     names = [column.name for column in stream.columns]
     found = lake.table().scan(row_filter=f"ingest_hour = '{OLDEST}'").to_arrow().select(names).to_pylist()

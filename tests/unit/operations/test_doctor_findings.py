@@ -35,7 +35,7 @@ from anabranch.iceberg.s3 import LifecycleRule, Upload
 from anabranch.kafka.client import TopicSettings
 from anabranch.offsets.hours import Cut, Timeline
 from anabranch.operations.doctor import airflow, catalog, kafka, local, registry, s3, streams, tables
-from anabranch.operations.doctor.finding import Check, Finding, Severity
+from anabranch.operations.doctor.finding import Finding, Issue, Severity
 from anabranch.operations.reports.status import Lag, StreamStatus
 from anabranch.protocol.retention import Overdue
 from anabranch.spark.executor_python import ARCHIVE, VERSIONS, installed
@@ -47,7 +47,7 @@ BROKERS = new_environment(Path("/nowhere")).kafka
 SETTINGS = TopicSettings(None, None, "delete", timedelta(0), "LogAppendTime", 2, 3, 3)
 FACTS = kafka.KafkaFacts(SETTINGS, {0: 0}, {0: 100}, {0: 10_000})
 UNREAD = kafka.Unread("2026-11-21T10", {0: 60})
-PLACE = s3.Place("lake", "warehouse/")
+PLACE = s3.Warehouse("lake", "warehouse/")
 STORE = s3.StoreFacts(True, NOW, NOW)
 STATUS = StreamStatus(
     stream="events", topic="events", topic_id="t", topic_recreated=False, position={0: 5}, position_since=NOW,
@@ -57,11 +57,11 @@ STATUS = StreamStatus(
 )  # fmt: skip
 
 
-def checks(findings: list[Finding]) -> dict[Check, Severity]:
+def checks(findings: list[Finding]) -> dict[Issue, Severity]:
     return {finding.check: finding.severity for finding in findings}
 
 
-def of_topic(unread: kafka.Unread | None = UNREAD, **settings: object) -> dict[Check, Severity]:
+def of_topic(unread: kafka.Unread | None = UNREAD, **settings: object) -> dict[Issue, Severity]:
     facts = replace(FACTS, settings=replace(SETTINGS, **settings))  # type: ignore[arg-type]
     return checks(kafka.findings(BROKERS, STREAM, facts, unread, NOW))
 
@@ -69,13 +69,13 @@ def of_topic(unread: kafka.Unread | None = UNREAD, **settings: object) -> dict[C
 def test_every_finding_has_its_entry_in_the_operators_page() -> None:
     page = (ROOT / "docs" / "runbooks.md").read_text(encoding="utf-8")
     section = page[page.index("## What the doctor finds") :].split("\n## ")[0]
-    assert re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE) == [str(check) for check in Check]
+    assert re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE) == [str(check) for check in Issue]
 
 
 def test_a_group_that_may_not_be_committed_to_is_a_warning() -> None:
     facts = replace(FACTS, group_refused=MissingRight("denied", "kafka-acls.sh --operation Read --group g"))
     [finding] = kafka.findings(BROKERS, STREAM, facts, UNREAD, NOW)
-    assert (finding.check, finding.severity) == (Check.GROUP_RIGHTS, Severity.WARNING)
+    assert (finding.check, finding.severity) == (Issue.GROUP_RIGHTS, Severity.WARNING)
     assert finding.remedy == "kafka-acls.sh --operation Read --group g"
 
 
@@ -87,21 +87,21 @@ def test_a_topic_that_is_kept_well_has_no_finding() -> None:
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"retention": timedelta(hours=2)}, {Check.RETENTION_TIME: Severity.ERROR}),
-        ({"retention": timedelta(hours=20)}, {Check.RETENTION_TIME: Severity.WARNING}),
+        ({"retention": timedelta(hours=2)}, {Issue.RETENTION_TIME: Severity.ERROR}),
+        ({"retention": timedelta(hours=20)}, {Issue.RETENTION_TIME: Severity.WARNING}),
         # 40 of 100 offsets wait, so 4,000 of 10,000 bytes.
-        ({"retention_bytes": 3_999}, {Check.RETENTION_BYTES: Severity.ERROR}),
-        ({"retention_bytes": 7_999}, {Check.RETENTION_BYTES: Severity.WARNING}),
-        ({"retention_bytes": 7_999, "unread": None}, {Check.RETENTION_BYTES: Severity.INFO}),
-        ({"cleanup_policy": "compact,delete"}, {Check.TOPIC_COMPACTED: Severity.ERROR}),
-        ({"cleanup_policy": "compact", "compaction_lag": timedelta(hours=20)}, {Check.TOPIC_COMPACTED: Severity.ERROR}),
+        ({"retention_bytes": 3_999}, {Issue.RETENTION_BYTES: Severity.ERROR}),
+        ({"retention_bytes": 7_999}, {Issue.RETENTION_BYTES: Severity.WARNING}),
+        ({"retention_bytes": 7_999, "unread": None}, {Issue.RETENTION_BYTES: Severity.INFO}),
+        ({"cleanup_policy": "compact,delete"}, {Issue.TOPIC_COMPACTED: Severity.ERROR}),
+        ({"cleanup_policy": "compact", "compaction_lag": timedelta(hours=20)}, {Issue.TOPIC_COMPACTED: Severity.ERROR}),
         ({"cleanup_policy": "compact", "compaction_lag": timedelta(hours=40)}, {}),
-        ({"timestamp_type": "CreateTime"}, {Check.TIMESTAMP_TYPE: Severity.INFO}),
-        ({"replicas": 1}, {Check.REPLICATION: Severity.WARNING}),
-        ({"min_insync": 1}, {Check.MIN_INSYNC: Severity.WARNING}),
+        ({"timestamp_type": "CreateTime"}, {Issue.TIMESTAMP_TYPE: Severity.INFO}),
+        ({"replicas": 1}, {Issue.REPLICATION: Severity.WARNING}),
+        ({"min_insync": 1}, {Issue.MIN_INSYNC: Severity.WARNING}),
     ],
 )
-def test_a_topic_that_is_kept_otherwise(settings: dict[str, object], expected: dict[Check, Severity]) -> None:
+def test_a_topic_that_is_kept_otherwise(settings: dict[str, object], expected: dict[Issue, Severity]) -> None:
     assert of_topic(**settings) == expected  # type: ignore[arg-type]
 
 
@@ -110,9 +110,9 @@ def test_one_replica_of_the_one_broker_of_this_machine_is_no_finding() -> None:
     elsewhere = BROKERS.model_copy(update={"bootstrap_servers": "kafka.example.com:9092"})
     facts = replace(FACTS, settings=replace(SETTINGS, replicas=1, brokers=1))
     assert kafka.findings(here, STREAM, facts, UNREAD, NOW) == []
-    assert checks(kafka.findings(elsewhere, STREAM, facts, UNREAD, NOW)) == {Check.REPLICATION: Severity.INFO}
+    assert checks(kafka.findings(elsewhere, STREAM, facts, UNREAD, NOW)) == {Issue.REPLICATION: Severity.INFO}
     facts = replace(FACTS, settings=replace(SETTINGS, replicas=1, brokers=3))
-    assert checks(kafka.findings(here, STREAM, facts, UNREAD, NOW)) == {Check.REPLICATION: Severity.WARNING}
+    assert checks(kafka.findings(here, STREAM, facts, UNREAD, NOW)) == {Issue.REPLICATION: Severity.WARNING}
 
 
 def test_a_retention_that_covers_the_backlog_is_proposed() -> None:
@@ -128,7 +128,7 @@ def test_compaction_that_the_stream_allows_for_is_no_error() -> None:
     batch = STREAM.batch.model_copy(update={"allow_gaps": ("compacted",)})
     stream = STREAM.model_copy(update={"batch": batch})
     facts = replace(FACTS, settings=replace(SETTINGS, cleanup_policy="compact"))
-    assert checks(kafka.findings(BROKERS, stream, facts, UNREAD, NOW)) == {Check.TOPIC_COMPACTED: Severity.INFO}
+    assert checks(kafka.findings(BROKERS, stream, facts, UNREAD, NOW)) == {Issue.TOPIC_COMPACTED: Severity.INFO}
 
 
 def test_the_remedy_of_compaction_changes_no_policy_and_deletes_nothing() -> None:
@@ -141,7 +141,7 @@ def test_the_remedy_of_compaction_changes_no_policy_and_deletes_nothing() -> Non
 
 def test_a_missing_topic_hides_its_other_findings() -> None:
     [finding] = kafka.findings(BROKERS, STREAM, kafka.KafkaFacts(None, {}, {}, None), UNREAD, NOW)
-    assert (finding.check, finding.severity) == (Check.TOPIC_MISSING, Severity.ERROR)
+    assert (finding.check, finding.severity) == (Issue.TOPIC_MISSING, Severity.ERROR)
 
 
 @pytest.mark.parametrize(
@@ -164,22 +164,22 @@ def test_a_missing_topic_is_created_with_the_installed_tool(servers: str, comman
 @pytest.mark.parametrize(
     ("made", "check"),
     [
-        (kafka.failed(BROKERS, STREAM, Transient("away")), Check.KAFKA_AWAY),
-        (kafka.failed(BROKERS, STREAM, ConfigurationError("denied")), Check.KAFKA_RIGHTS),
-        (kafka.failed(BROKERS, STREAM, CodecMissing("lz4")), Check.KAFKA_CODEC),
-        (kafka.failed(BROKERS, STREAM, MissingRight("denied", "kafka-acls.sh")), Check.KAFKA_RIGHTS),
-        (kafka.failed(BROKERS, STREAM, NoTopicIds("none")), Check.TOPIC_IDS),
-        (s3.failed(new_environment(Path("/nowhere")), PLACE, NoAnswer("away")), Check.S3_AWAY),
-        (s3.failed(new_environment(Path("/nowhere")), PLACE, ConfigurationError("denied")), Check.S3_RIGHTS),
-        (catalog.failed(new_environment(Path("/nowhere")).catalog, Transient("away")), Check.CATALOG_AWAY),
-        (catalog.failed(new_environment(Path("/nowhere")).catalog, ConfigurationError("denied")), Check.CATALOG_RIGHTS),
-        (catalog.failed(new_environment(Path("/")).catalog, Transient("database is locked")), Check.CATALOG_LOCKED),
-        (tables.failed(STREAM, MetadataGone("gone")), Check.METADATA_GONE),
-        (registry.failed(STREAM, Transient("away")), Check.REGISTRY_AWAY),
-        (registry.failed(STREAM, ConfigurationError("denied")), Check.REGISTRY_RIGHTS),
+        (kafka.failed(BROKERS, STREAM, Transient("away")), Issue.KAFKA_AWAY),
+        (kafka.failed(BROKERS, STREAM, ConfigurationError("denied")), Issue.KAFKA_RIGHTS),
+        (kafka.failed(BROKERS, STREAM, CodecMissing("lz4")), Issue.KAFKA_CODEC),
+        (kafka.failed(BROKERS, STREAM, MissingRight("denied", "kafka-acls.sh")), Issue.KAFKA_RIGHTS),
+        (kafka.failed(BROKERS, STREAM, NoTopicIds("none")), Issue.TOPIC_IDS),
+        (s3.failed(new_environment(Path("/nowhere")), PLACE, NoAnswer("away")), Issue.S3_AWAY),
+        (s3.failed(new_environment(Path("/nowhere")), PLACE, ConfigurationError("denied")), Issue.S3_RIGHTS),
+        (catalog.failed(new_environment(Path("/nowhere")).catalog, Transient("away")), Issue.CATALOG_AWAY),
+        (catalog.failed(new_environment(Path("/nowhere")).catalog, ConfigurationError("denied")), Issue.CATALOG_RIGHTS),
+        (catalog.failed(new_environment(Path("/")).catalog, Transient("database is locked")), Issue.CATALOG_LOCKED),
+        (tables.failed(STREAM, MetadataGone("gone")), Issue.METADATA_GONE),
+        (registry.failed(STREAM, Transient("away")), Issue.REGISTRY_AWAY),
+        (registry.failed(STREAM, ConfigurationError("denied")), Issue.REGISTRY_RIGHTS),
     ],
 )
-def test_an_unreachable_service_is_distinguished_from_one_that_refuses(made: Finding, check: Check) -> None:
+def test_an_unreachable_service_is_distinguished_from_one_that_refuses(made: Finding, check: Issue) -> None:
     assert (made.check, made.severity) == (check, Severity.ERROR)
 
 
@@ -193,7 +193,7 @@ def test_a_speed_layer_that_is_later_than_promised_is_an_error() -> None:
     promised = new_stream(slo=Slo(fresh=timedelta(seconds=10)))
     late = streams.StreamFacts(replace(STATUS, late="2,900 offsets wait"), {})
     [finding] = streams.findings(promised, late)
-    assert (finding.check, finding.severity) == (Check.LATE, Severity.ERROR)
+    assert (finding.check, finding.severity) == (Issue.LATE, Severity.ERROR)
     assert finding.expected == "a speed layer without lag within 0:00:10"
     assert finding.remedy == "anabranch speed events"
 
@@ -211,21 +211,21 @@ def test_reads_of_a_lake_after_apply(tmp_path: Path) -> None:
 def test_a_certificate_of_s3_that_is_not_trusted_is_no_missing_right() -> None:
     said = "look at bucket b: SSL validation failed for https://s3.example.com/b [SSL: CERTIFICATE_VERIFY_FAILED]"
     finding = s3.failed(new_environment(Path("/nowhere")), PLACE, ConfigurationError(said))
-    assert (finding.check, finding.severity) == (Check.S3_AWAY, "error")
+    assert (finding.check, finding.severity) == (Issue.S3_AWAY, "error")
     assert finding.remedy.startswith("s3.ca in anabranch.yaml")
 
 
 def test_tables_that_differ() -> None:
     names = ("games.events", "games.events_dead_letters", "games.events_hours")
-    assert checks(tables.findings("lake", STREAM, tables.TableFacts(missing=names))) == {Check.NOT_APPLIED: "info"}
-    drift = tables.Drift(names[0], "commit.retry.num-retries", "30", None)
+    assert checks(tables.findings("lake", STREAM, tables.TableFacts(missing=names))) == {Issue.NOT_APPLIED: "info"}
+    drift = tables.PropertyDrift(names[0], "commit.retry.num-retries", "30", None)
     facts = tables.TableFacts(
         missing=names[2:], branches=((names[0], "batch"),), columns="column n is missing", drifts=(drift,)
     )
     found = tables.findings("lake", STREAM, facts)
     assert checks(found) == {
-        Check.TABLE_MISSING: "error", Check.BRANCH_MISSING: "error", Check.COLUMNS: "error",
-        Check.PROPERTIES: "warning",
+        Issue.TABLE_MISSING: "error", Issue.BRANCH_MISSING: "error", Issue.COLUMNS: "error",
+        Issue.PROPERTIES: "warning",
     }  # fmt: skip
     assert found[-1].remedy == ("ALTER TABLE lake.games.events SET TBLPROPERTIES ('commit.retry.num-retries' = '30')")
 
@@ -243,7 +243,7 @@ def test_another_program_that_maintains_a_table_is_recognised_by_its_snapshots(t
     assert snapshots.startswith("1 snapshots that rewrote files or manifests, the newest of 20")
     facts = tables.TableFacts(optimizers=((lake.name, named), (lake.name, snapshots)), ref_ages=((lake.name, "2"),))
     found = tables.findings("lake", STREAM, facts)
-    assert checks(found) == {Check.REF_AGE: "error", Check.OPTIMIZER: "info"}
+    assert checks(found) == {Issue.REF_AGE: "error", Issue.OPTIMIZER: "info"}
     assert found[0].remedy == f"ALTER TABLE lake.{lake.name} UNSET TBLPROPERTIES ('history.expire.max-ref-age-ms')"
     assert found[1].found == f"{named}; {snapshots}"
 
@@ -257,18 +257,18 @@ def test_the_batch_layer_reads_the_oldest_unaccepted_hour_next(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"topic_recreated": True}, {Check.TOPIC_RECREATED: "error"}),
-        ({"unexplained": {"2026-11-21T03": {"missing": 2}}}, {Check.UNEXPLAINED: "error"}),
-        ({"refused": ["2026-11-21T03"], "backlog": ["2026-11-21T03"]}, {Check.REFUSED: "warning"}),
-        ({"late": "5 offsets wait"}, {Check.LATE: "warning"}),
+        ({"topic_recreated": True}, {Issue.TOPIC_RECREATED: "error"}),
+        ({"unexplained": {"2026-11-21T03": {"missing": 2}}}, {Issue.UNEXPLAINED: "error"}),
+        ({"refused": ["2026-11-21T03"], "backlog": ["2026-11-21T03"]}, {Issue.REFUSED: "warning"}),
+        ({"late": "5 offsets wait"}, {Issue.LATE: "warning"}),
         ({"late": "5 offsets wait", "position": {0: 0}}, {}),
-        ({"refused_restatements": ["2026-11-21T05"]}, {Check.REFUSED: "warning"}),
-        ({"backlog": ["a"], "to_seal": ["b", "c"]}, {Check.BACKLOG: "warning"}),
+        ({"refused_restatements": ["2026-11-21T05"]}, {Issue.REFUSED: "warning"}),
+        ({"backlog": ["a"], "to_seal": ["b", "c"]}, {Issue.BACKLOG: "warning"}),
         ({"backlog": ["a"], "to_seal": ["b"]}, {}),
-        ({"overdue": Overdue(3, "2026-11-01T00", None)}, {Check.OVERDUE: "warning"}),
+        ({"overdue": Overdue(3, "2026-11-01T00", None)}, {Issue.OVERDUE: "warning"}),
     ],
 )
-def test_the_state_of_a_stream(changes: dict[str, object], expected: dict[Check, str]) -> None:
+def test_the_state_of_a_stream(changes: dict[str, object], expected: dict[Issue, str]) -> None:
     status = replace(STATUS, **changes)  # type: ignore[arg-type]
     assert checks(streams.findings(STREAM, streams.StreamFacts(status, {}))) == expected
 
@@ -286,27 +286,27 @@ def test_the_next_step_of_an_hour() -> None:
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"has_bucket": False}, {Check.BUCKET_MISSING: "warning"}),
-        ({"denied": ("s3:DeleteObject", "AccessDenied")}, {Check.S3_RIGHTS: "error"}),
-        ({"store_time": NOW + timedelta(seconds=31)}, {Check.CLOCK: "error"}),
+        ({"has_bucket": False}, {Issue.BUCKET_MISSING: "warning"}),
+        ({"denied": ("s3:DeleteObject", "AccessDenied")}, {Issue.S3_RIGHTS: "error"}),
+        ({"store_time": NOW + timedelta(seconds=31)}, {Issue.CLOCK: "error"}),
         ({"store_time": NOW + timedelta(seconds=29)}, {}),
-        ({"versioned": True}, {Check.VERSIONING: "warning"}),
+        ({"versioned": True}, {Issue.VERSIONING: "warning"}),
         ({"versioned": True, "rules": (LifecycleRule("r", "", clears_versions=True),)}, {}),
-        ({"versioned": True, "rules": (LifecycleRule("", "a/", clears_versions=True),)}, {Check.VERSIONING: "warning"}),
-        ({"rules": (LifecycleRule("r", "", deletes_after="30 days"),)}, {Check.LIFECYCLE: "error"}),
-        ({"rules": (LifecycleRule("r", "warehouse/games", moves_to="GLACIER"),)}, {Check.LIFECYCLE: "error"}),
+        ({"versioned": True, "rules": (LifecycleRule("", "a/", clears_versions=True),)}, {Issue.VERSIONING: "warning"}),
+        ({"rules": (LifecycleRule("r", "", deletes_after="30 days"),)}, {Issue.LIFECYCLE: "error"}),
+        ({"rules": (LifecycleRule("r", "warehouse/games", moves_to="GLACIER"),)}, {Issue.LIFECYCLE: "error"}),
         ({"rules": (LifecycleRule("r", "", moves_to="STANDARD_IA"),)}, {}),
-        ({"rules": (LifecycleRule("r", "", True, deletes_after="30 days"),)}, {Check.LIFECYCLE: "warning"}),
+        ({"rules": (LifecycleRule("r", "", True, deletes_after="30 days"),)}, {Issue.LIFECYCLE: "warning"}),
         ({"rules": (LifecycleRule("r", "logs/", deletes_after="30 days"),)}, {}),
-        ({"lock": "GOVERNANCE 30 days"}, {Check.OBJECT_LOCK: "warning"}),
-        ({"lock": "GOVERNANCE 30 days", "denied": ("s3:PutObject", "no checksum")}, {Check.OBJECT_LOCK: "error"}),
-        ({"uploads": (Upload("warehouse/a", "u", NOW - timedelta(hours=25)),)}, {Check.UPLOADS: "warning"}),
+        ({"lock": "GOVERNANCE 30 days"}, {Issue.OBJECT_LOCK: "warning"}),
+        ({"lock": "GOVERNANCE 30 days", "denied": ("s3:PutObject", "no checksum")}, {Issue.OBJECT_LOCK: "error"}),
+        ({"uploads": (Upload("warehouse/a", "u", NOW - timedelta(hours=25)),)}, {Issue.UPLOADS: "warning"}),
         ({"uploads": (Upload("warehouse/a", "u", NOW - timedelta(hours=23)),)}, {}),
-        ({"seconds": 0.6}, {Check.S3_SLOW: "warning"}),
-        ({"unasked": ((Check.OBJECT_LOCK, "AccessDenied"),)}, {Check.OBJECT_LOCK: "info"}),
+        ({"seconds": 0.6}, {Issue.S3_SLOW: "warning"}),
+        ({"unasked": ((Issue.OBJECT_LOCK, "AccessDenied"),)}, {Issue.OBJECT_LOCK: "info"}),
     ],
 )  # fmt: skip
-def test_a_bucket(changes: dict[str, object], expected: dict[Check, str]) -> None:
+def test_a_bucket(changes: dict[str, object], expected: dict[Issue, str]) -> None:
     assert checks(s3.findings(PLACE, ("events",), replace(STORE, **changes))) == expected  # type: ignore[arg-type]
 
 
@@ -314,22 +314,22 @@ def test_a_setting_that_a_server_does_not_implement_is_no_finding() -> None:
     def refuse(code: str) -> None:
         raise Transient(f"ask for the lifecycle of bucket b: ClientError: {code}")
 
-    unasked: list[tuple[Check, str]] = []
-    s3._asked(unasked, Check.LIFECYCLE, lambda: refuse("NotImplemented"))
+    unasked: list[tuple[Issue, str]] = []
+    s3._asked(unasked, Issue.LIFECYCLE, lambda: refuse("NotImplemented"))
     assert unasked == []
-    s3._asked(unasked, Check.LIFECYCLE, lambda: refuse("AccessDenied"))
-    assert [check for check, _ in unasked] == [Check.LIFECYCLE]
+    s3._asked(unasked, Issue.LIFECYCLE, lambda: refuse("AccessDenied"))
+    assert [check for check, _ in unasked] == [Issue.LIFECYCLE]
 
 
 def test_a_subject_that_is_missing() -> None:
-    assert checks(registry.findings(STREAM, registry.RegistryFacts(False))) == {Check.SUBJECT_MISSING: "warning"}
+    assert checks(registry.findings(STREAM, registry.RegistryFacts(False))) == {Issue.SUBJECT_MISSING: "warning"}
     assert registry.findings(STREAM, registry.RegistryFacts(True)) == []
 
 
 def test_a_slow_catalog() -> None:
     environment = new_environment(Path("/nowhere"))
     found = catalog.findings(environment.catalog, catalog.CatalogFacts(0.6))
-    assert checks(found) == {Check.CATALOG_SLOW: "warning"}
+    assert checks(found) == {Issue.CATALOG_SLOW: "warning"}
 
 
 def test_java_is_missed_by_the_path_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,17 +337,17 @@ def test_java_is_missed_by_the_path_and_found_again(tmp_path: Path, monkeypatch:
     with monkeypatch.context() as changed:
         changed.delenv("JAVA_HOME", raising=False)
         changed.setenv("PATH", str(tmp_path))
-        assert Check.JAVA in checks(local.findings(local.read(environment)))
-    assert Check.JAVA not in checks(local.findings(local.read(environment)))
+        assert Issue.JAVA in checks(local.findings(local.read(environment)))
+    assert Issue.JAVA not in checks(local.findings(local.read(environment)))
 
 
 def test_a_python_of_the_workers_that_cannot_be_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     environment = new_environment(tmp_path)
     monkeypatch.setenv("PYSPARK_PYTHON", str(tmp_path / "python"))
-    [finding] = [f for f in local.findings(local.read(environment)) if f.check is Check.PYTHON]
+    [finding] = [f for f in local.findings(local.read(environment)) if f.check is Issue.PYTHON]
     variable = finding.remedy.removeprefix("unset ")
     monkeypatch.delenv(variable)
-    assert Check.PYTHON not in checks(local.findings(local.read(environment)))
+    assert Issue.PYTHON not in checks(local.findings(local.read(environment)))
 
 
 def test_an_archive_of_other_packages_than_the_drivers(tmp_path: Path) -> None:
@@ -363,7 +363,7 @@ def test_an_archive_of_other_packages_than_the_drivers(tmp_path: Path) -> None:
             entry = tarfile.TarInfo(VERSIONS)
             entry.size = len(content)
             archive.addfile(entry, io.BytesIO(content))
-        return [f for f in local.findings(local.read(environment)) if f.check is Check.PACKED]
+        return [f for f in local.findings(local.read(environment)) if f.check is Issue.PACKED]
 
     assert found(installed()) == []
     [finding] = found(installed() | {"pyarrow": "1.0"})
@@ -371,7 +371,7 @@ def test_an_archive_of_other_packages_than_the_drivers(tmp_path: Path) -> None:
     assert finding.found.endswith("found 1.0")
     assert "found none" in found({})[0].found
     file.write_bytes(b"no archive")
-    [finding] = [f for f in local.findings(local.read(environment)) if f.check is Check.PACKED]
+    [finding] = [f for f in local.findings(local.read(environment)) if f.check is Issue.PACKED]
     assert finding.found.startswith("cannot be read")
 
 
@@ -384,7 +384,7 @@ def test_keys_that_reach_executors_unencrypted(tmp_path: Path) -> None:
         environment = made.model_copy(
             update={"spark": spark, "s3": s3, "catalog": made.catalog.model_copy(update={"warehouse": "s3://b/w"})}
         )
-        return [f for f in local.findings(local.read(environment)) if f.check is Check.UNENCRYPTED]
+        return [f for f in local.findings(local.read(environment)) if f.check is Issue.UNENCRYPTED]
 
     [finding] = found("spark://host:7077")
     assert finding.severity == "warning"
@@ -399,7 +399,7 @@ def test_keys_that_reach_executors_unencrypted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("megabytes", "severity"), [(512, None), (511, "warning"), (63, "error")])
 def test_a_disk_without_room(tmp_path: Path, megabytes: int, severity: str | None) -> None:
     facts = replace(local.read(new_environment(tmp_path)), free=megabytes << 20, temporary="/a folder")
-    found = [f for f in local.findings(facts) if f.check is Check.DISK]
+    found = [f for f in local.findings(facts) if f.check is Issue.DISK]
     assert [f.severity for f in found] == ([severity] if severity else [])
     assert all(f.remedy == "du -xhd1 '/a folder'" for f in found)
 
@@ -409,11 +409,11 @@ def test_jars_that_are_not_there_are_a_warning_and_other_bytes_an_error(
 ) -> None:
     monkeypatch.setenv("ANABRANCH_CACHE", str(tmp_path))
     facts = local.read(new_environment(tmp_path))
-    assert checks(local.findings(facts))[Check.JARS] is Severity.WARNING
+    assert checks(local.findings(facts))[Issue.JARS] is Severity.WARNING
     jar = Path(facts.folder) / "spark" / "altered.jar"
     jar.parent.mkdir(parents=True)
     jar.write_bytes(b"x")
-    assert checks(local.findings(local.read(new_environment(tmp_path))))[Check.JARS_DIFFER] is Severity.ERROR
+    assert checks(local.findings(local.read(new_environment(tmp_path))))[Issue.JARS_DIFFER] is Severity.ERROR
 
 
 def test_a_reader_that_does_not_end_is_given_up_and_the_others_are_heard() -> None:
@@ -457,17 +457,17 @@ WELL = airflow.AirflowFacts(
     ("changed", "expected"),
     [
         ({}, {}),
-        ({"dags": {}}, {Check.AIRFLOW_DAG_MISSING: Severity.ERROR}),
-        ({"dags": WELL.dags | {"anabranch_hourly__events": True}}, {Check.AIRFLOW_PAUSED: Severity.WARNING}),
+        ({"dags": {}}, {Issue.AIRFLOW_DAG_MISSING: Severity.ERROR}),
+        ({"dags": WELL.dags | {"anabranch_hourly__events": True}}, {Issue.AIRFLOW_PAUSED: Severity.WARNING}),
         ({"dags": WELL.dags | {"anabranch_hourly__other": True, "theirs": True}}, {}),
-        ({"broken": {"odd.py": "ValueError: odd"}}, {Check.AIRFLOW_IMPORT: Severity.ERROR}),
-        ({"slots": None}, {Check.AIRFLOW_POOL: Severity.ERROR}),
-        ({"slots": 0}, {Check.AIRFLOW_POOL: Severity.ERROR}),
-        ({"is_scheduled": False}, {Check.AIRFLOW_SCHEDULER: Severity.ERROR}),
+        ({"broken": {"odd.py": "ValueError: odd"}}, {Issue.AIRFLOW_IMPORT: Severity.ERROR}),
+        ({"slots": None}, {Issue.AIRFLOW_POOL: Severity.ERROR}),
+        ({"slots": 0}, {Issue.AIRFLOW_POOL: Severity.ERROR}),
+        ({"is_scheduled": False}, {Issue.AIRFLOW_SCHEDULER: Severity.ERROR}),
     ],
 )
 def test_problems_that_keep_airflow_from_running_a_streams_dags(
-    changed: dict[str, Any], expected: dict[Check, Severity]
+    changed: dict[str, Any], expected: dict[Issue, Severity]
 ) -> None:
     assert checks(airflow.findings(["events"], replace(WELL, **changed))) == expected
 

@@ -180,7 +180,7 @@ def test_row_groups_are_chosen_by_bloom_filters(people: People, column: str, val
         filters = {name: {"ndv": 10, "fpp": 0.01} for name in ("id", "n")}
         # A row group for each record: the hazard is one that has the value and is left out.
         pq.write_table(content, file, row_group_size=1, bloom_filter_options=filters)
-    done = people.erase(run.Order(column, frozenset({value}), "case 4711"))
+    done = people.erase(run.ErasureRequest(column, frozenset({value}), "case 4711"))
     assert done.removed.rows == rows
     assert len(people.names("main")) == 8 - rows
 
@@ -250,7 +250,7 @@ def expire_with_a_tag(people: People) -> None:
     assert people.lake.publish(expired, state) is Outcome.LANDED
 
 
-OF_FORMER = run.Order("n", frozenset({"0"}), "case 4711", timedelta(days=2))
+OF_FORMER = run.ErasureRequest("n", frozenset({"0"}), "case 4711", timedelta(days=2))
 
 
 def erase_former_in(folder: Path) -> None:
@@ -382,11 +382,11 @@ def test_what_an_order_needs(people: People) -> None:
 def test_values_of_whole_numbers_are_those_that_the_column_has(people: People) -> None:
     for value in ("--5", "007", "+7", "7.0", " 7", "x", "-0", "٣"):
         with pytest.raises(ConfigurationError, match="expected whole numbers without leading zeros, such as 4711"):
-            people.erase(run.Order("n", frozenset({"8", value}), "case 4711"))
+            people.erase(run.ErasureRequest("n", frozenset({"8", value}), "case 4711"))
     with pytest.raises(ConfigurationError, match=r"for column n, found 'x' and 1 others"):
         scan(people.job, Values.of("n", {"x", "y", "8"}))
     assert people.lake.state().erasures == Erasures()
-    assert people.erase(run.Order("n", frozenset({"8", "-8", "0"}), "case 4711")).removed.rows == 2
+    assert people.erase(run.ErasureRequest("n", frozenset({"8", "-8", "0"}), "case 4711")).removed.rows == 2
 
 
 def test_records_that_arrived_since_are_erased_by_a_request_again(people: People) -> None:
@@ -499,7 +499,7 @@ def test_files_that_former_snapshots_alone_have_end_with_the_erasure(people: Peo
     assert read_statuses(people.job, later)[0].is_certificate
     # Twice is once.
     heads = people.lake.state().heads
-    assert people.erase(run.Order("n", frozenset({"0"}), "case 4711")).removed == run.Found()
+    assert people.erase(run.ErasureRequest("n", frozenset({"0"}), "case 4711")).removed == run.Found()
     assert people.lake.state().heads == heads
 
 
@@ -685,7 +685,7 @@ def test_an_erasure_is_of_every_partition_of_a_log_that_was_left(tmp_path: Path)
     publish = lake.speed(staged, {0: 0}, dead_letters=(waiting_speed(dead, NOW),))
     assert lake.publish(publish) is Outcome.LANDED
     job = job_of(lake.environment, lake.lake, records=0)
-    done = run.erase(job, Publisher(job.lake, job.stream), run.Order("id", frozenset({"7-0"}), "case 4711"))
+    done = run.erase(job, Publisher(job.lake, job.stream), run.ErasureRequest("id", frozenset({"7-0"}), "case 4711"))
     assert (done.removed.rows, done.removed.dead, done.left) == (1, 1, None)
     assert lake.rows("main") == [(FIRST, 0, 0)] and not lake.dead("speed")
 

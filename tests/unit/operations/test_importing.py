@@ -88,7 +88,7 @@ def job_of(folder: Path) -> Job:
 
 def import_in(folder: Path, hours: tuple[str, str | None] = (OLDEST, None)) -> run.Imported:
     job = job_of(folder)
-    return run.run(job, Publisher(job.lake, job.stream), run.Order(f"{folder}/source", *hours))
+    return run.run(job, Publisher(job.lake, job.stream), run.ImportRequest(f"{folder}/source", *hours))
 
 
 @pytest.fixture
@@ -253,7 +253,7 @@ def test_times_of_one_file_may_be_kafkas_and_those_of_another_not(tmp_path: Path
         schema=ddl, columns=parse_columns(ddl), event_time={"column": "own"}, batch={"lookback_hours": 1}
     )
     job = replace(job_of(tmp_path), stream=stream)
-    done = run.run(job, Publisher(job.lake, job.stream), run.Order(f"{tmp_path}/source", OLDEST))
+    done = run.run(job, Publisher(job.lake, job.stream), run.ImportRequest(f"{tmp_path}/source", OLDEST))
     assert (done.good, ids(lake, "main").get(LAST)) == (2, None)
     times = lake.table().scan(row_filter=f"ingest_hour = '{OLDEST}'").to_arrow().to_pylist()
     assert {row["id"]: row["kafka_timestamp"] is not None for row in times} == {"a": True, "b": False}
@@ -273,7 +273,7 @@ def test_files_with_partitions_and_offsets_meet_kafka_exactly(tmp_path: Path, fo
         to_json_lines(tmp_path / "source/b.parquet")
     job = job_of(tmp_path)
     job = replace(job, kafka=Broker(log={0: [0] * 7}).adapter)
-    done = run.run(job, Publisher(job.lake, job.stream), run.Order(f"{tmp_path}/source", OLDEST))
+    done = run.run(job, Publisher(job.lake, job.stream), run.ImportRequest(f"{tmp_path}/source", OLDEST))
     assert ids(lake, "main") == {OLDEST: ["a"], LAST: ["b", "c", "d"], FIRST: ["0-5", "0-6"]}
     assert (done.good, done.duplicate, done.plan.after) == (4, 3, 1)
     assert done.plan.notes == ("the seam to Kafka is exact in 2 files, which have Kafka's partitions and offsets",)
@@ -285,7 +285,7 @@ def test_records_without_a_key_are_imported_once_by_their_places(tmp_path: Path)
     for name in ("a", "b"):
         with_places(tmp_path / f"source/{name}.parquet", [(None, LAST, 0, 1), (None, LAST, 0, 2)])
     job = replace(job_of(tmp_path), stream=lake.stream)
-    done = run.run(job, Publisher(job.lake, job.stream), run.Order(f"{tmp_path}/source", LAST))
+    done = run.run(job, Publisher(job.lake, job.stream), run.ImportRequest(f"{tmp_path}/source", LAST))
     assert (done.good, done.duplicate) == (2, 2)
 
 
@@ -388,16 +388,16 @@ def test_another_iceberg_table_is_imported_by_its_location(lake: StreamLake) -> 
     with table.update_schema() as update:
         update.rename_column("former", "id")
     job = job_of(lake.folder)
-    done = run.run(job, Publisher(job.lake, job.stream), run.Order(table.location(), OLDEST))
+    done = run.run(job, Publisher(job.lake, job.stream), run.ImportRequest(table.location(), OLDEST))
     assert ids(lake, "main") == {OLDEST: ["a"], shift(OLDEST, 1): ["c"], FIRST: ["0-0", "0-1"]}
     assert done.plan.notes[0].endswith(f"snapshot {table.refresh().current_snapshot().snapshot_id}")
     metadata = table.metadata_location
-    again = run.run(job, Publisher(job.lake, job.stream), run.Order(metadata, OLDEST))
+    again = run.run(job, Publisher(job.lake, job.stream), run.ImportRequest(metadata, OLDEST))
     assert again.hours == () and again.plan.known == (OLDEST, shift(OLDEST, 1))
     copy = Path(urlparse(metadata).path)
     copy.with_name(copy.name.replace(copy.name.split("-", 1)[1], "other.metadata.json")).write_bytes(copy.read_bytes())
     with pytest.raises(Refused, match=r"expected one newest metadata file, found .* and .*other\.metadata\.json"):
-        run.plan(job, run.Order(table.location(), OLDEST))
+        run.plan(job, run.ImportRequest(table.location(), OLDEST))
 
 
 def test_an_iceberg_table_with_equality_deletes_is_refused(lake: StreamLake) -> None:
@@ -410,12 +410,12 @@ def test_an_iceberg_table_with_equality_deletes_is_refused(lake: StreamLake) -> 
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps(metadata | {"current-snapshot-id": main_head}))
     with pytest.raises(Refused, match="expected a table without equality deletes, found some, as Flink writes them"):
-        run.plan(job_of(lake.folder), run.Order(f"{lake.folder}/other", OLDEST))
+        run.plan(job_of(lake.folder), run.ImportRequest(f"{lake.folder}/other", OLDEST))
 
 
 def test_a_dry_run_changes_nothing(lake: StreamLake) -> None:
     before = heads(lake.table())
-    planned = run.plan(job_of(lake.folder), run.Order(f"{lake.folder}/source", OLDEST))
+    planned = run.plan(job_of(lake.folder), run.ImportRequest(f"{lake.folder}/source", OLDEST))
     assert dict(planned.hours) == {LAST: 0, shift(OLDEST, 1): 2, OLDEST: 2}
     assert (planned.rows, planned.files, heads(lake.table())) == (4, 2, before)
 
@@ -452,7 +452,7 @@ def test_hours_older_than_rows_are_kept_are_refused(lake: StreamLake) -> None:
     job = job_of(lake.folder)
     kept = replace(job, stream=new_stream(keep={"rows": "2 days"}))
     with pytest.raises(Refused, match="the stream keeps rows for 2 days"):
-        run.plan(kept, run.Order(f"{lake.folder}/source", "2020-01-01T00"))
+        run.plan(kept, run.ImportRequest(f"{lake.folder}/source", "2020-01-01T00"))
 
 
 def test_a_stream_that_has_read_nothing_has_no_first_hour_yet(tmp_path: Path) -> None:
@@ -528,10 +528,10 @@ def erasing_job(lake: StreamLake) -> Job:
 def test_erased_persons_are_left_out_and_imported_ones_are_erased(lake: StreamLake) -> None:
     job = erasing_job(lake)
     publisher = Publisher(job.lake, job.stream)
-    erasing.erase(job, publisher, erasing.Order("id", frozenset({"a"}), "case 1"))
-    done = run.run(job, publisher, run.Order(f"{lake.folder}/source", OLDEST))
+    erasing.erase(job, publisher, erasing.ErasureRequest("id", frozenset({"a"}), "case 1"))
+    done = run.run(job, publisher, run.ImportRequest(f"{lake.folder}/source", OLDEST))
     assert (done.good, done.duplicate, done.erased) == (2, 1, 1)
-    later = erasing.erase(job, publisher, erasing.Order("id", frozenset({"c"}), "case 2"))
+    later = erasing.erase(job, publisher, erasing.ErasureRequest("id", frozenset({"c"}), "case 2"))
     assert later.removed.rows == 1 and later.erasure.done is not None
     assert ids(lake, "main") == {OLDEST: ["b"], FIRST: ["0-0", "0-1"]} and ids(lake, "batch") == {OLDEST: ["b"]}
     rows = ledger.newest(lake.ledger.history())
@@ -546,8 +546,8 @@ def test_a_row_that_repeats_an_erased_one_is_imported(lake: StreamLake) -> None:
     write(lake.folder / "source/c.parquet", [("d", 5, OLDEST, 7), ("d", 6, OLDEST, 8), ("d", 7, shift(OLDEST, 1), 2)])
     job = erasing_job(lake)
     publisher = Publisher(job.lake, job.stream)
-    erasing.erase(job, publisher, erasing.Order("n", frozenset({"5"}), "case 1"))
-    done = run.run(job, publisher, run.Order(f"{lake.folder}/source", OLDEST))
+    erasing.erase(job, publisher, erasing.ErasureRequest("n", frozenset({"5"}), "case 1"))
+    done = run.run(job, publisher, run.ImportRequest(f"{lake.folder}/source", OLDEST))
     assert (done.good, done.duplicate, done.erased) == (4, 2, 1)
     assert ids(lake, "main")[OLDEST] == ["a", "b", "d"]
 

@@ -28,10 +28,10 @@ from anabranch.config import Slo
 from anabranch.job import StreamFolder
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.operations.reports import metrics, status
-from anabranch.operations.reports.content import Content, ContentReader, RunningHour
+from anabranch.operations.reports.content import ContentReader, MainContent, RunningHour
 from anabranch.operations.reports.maintenance import Maintenance, TableGrowth
-from anabranch.operations.reports.metrics import NAMES, Answer, Known, Streams, metrics_of
-from anabranch.operations.reports.reading import Reading
+from anabranch.operations.reports.metrics import NAMES, Known, ScrapedStream, Streams, metrics_of
+from anabranch.operations.reports.reading import TimedValue
 from anabranch.operations.reports.status import Lag, StreamStatus
 from anabranch.protocol.expired import Expired
 from anabranch.protocol.holds import Hold
@@ -71,7 +71,7 @@ VIEW = StreamStatus(
 )
 
 
-CONTENT = Content(
+CONTENT = MainContent(
     rows={"speed": 9, "batch": 91},
     running=RunningHour(4, 2, 1000),
     dead_letters={"2026-11-21T02": {"malformed": 3, "missing_required": 1}},
@@ -112,8 +112,8 @@ class _Fixed(Collector):
         kept: dict[str, Any] = {"holds": (Hold("2026-11-20T23", "2026-11-20T23", "ann@ops", NOW, "case 7"),)}
         kept |= {"expired": Expired("2026-11-20T23"), "overdue": Overdue(3, "2026-11-20T22", None)}
         known = Known(replace(VIEW, **kept), CONTENT, MAINTENANCE)
-        away = Answer(Slo(complete=timedelta(hours=2)), Reading(known, NOW - timedelta(hours=1)), is_up=False)
-        return list(metrics_of({"events": Answer(promise, Reading(known, NOW), True), "away": away}, NOW))
+        away = ScrapedStream(Slo(complete=timedelta(hours=2)), TimedValue(known, NOW - timedelta(hours=1)), is_up=False)
+        return list(metrics_of({"events": ScrapedStream(promise, TimedValue(known, NOW), True), "away": away}, NOW))
 
 
 def _values(collector: Collector, of_histograms: bool = False) -> dict[tuple[str, ...], float]:
@@ -291,7 +291,7 @@ def test_streams_files_are_taken_up_between_scrapes(tmp_path: Path, monkeypatch:
         StreamFolder(str(tmp_path))
 
 
-def _of_groups(**answers: Answer) -> dict[tuple[str, ...], float]:
+def _of_groups(**answers: ScrapedStream) -> dict[tuple[str, ...], float]:
     class Fixed(Collector):
         def collect(self) -> list[Metric]:
             return list(metrics_of(answers, NOW))
@@ -300,9 +300,9 @@ def _of_groups(**answers: Answer) -> dict[tuple[str, ...], float]:
 
 
 def test_a_group_is_as_complete_as_its_last_stream_and_absent_while_one_does_not_answer() -> None:
-    def answer(through: str | None, group: str | None = "small", is_up: bool = True) -> Answer:
+    def answer(through: str | None, group: str | None = "small", is_up: bool = True) -> ScrapedStream:
         view = replace(VIEW, complete_through=through)
-        return Answer(Slo(), Reading(Known(view, CONTENT, MAINTENANCE), NOW), is_up, group)
+        return ScrapedStream(Slo(), TimedValue(Known(view, CONTENT, MAINTENANCE), NOW), is_up, group)
 
     far, late = answer("2026-11-21T02"), answer("2026-11-20T23")
     ended = datetime(2026, 11, 21, tzinfo=UTC)
@@ -313,6 +313,6 @@ def test_a_group_is_as_complete_as_its_last_stream_and_absent_while_one_does_not
     assert _of_groups(a=far, b=answer(None)) == {("group_completeness_seconds", "small"): 4 * 3600}
     assert _of_groups(a=far, b=replace(late, is_up=False)) == {}
     # A file that is wrong may be of any group.
-    broken = Answer(Slo(), Reading(), False, config.UNREADABLE)
+    broken = ScrapedStream(Slo(), TimedValue(), False, config.UNREADABLE)
     assert _of_groups(a=far, b=broken) == {}
     assert _of_groups(a=answer("2026-11-21T02", None), b=broken) == {}

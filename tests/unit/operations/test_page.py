@@ -37,12 +37,12 @@ from anabranch.operations.page.app import Page
 from anabranch.operations.page.charts import throughput
 from anabranch.operations.page.hour_calendar import calendar_month, month_of
 from anabranch.operations.page.hour_view import HourRows, hour_commands, read_record
-from anabranch.operations.page.streams import StreamView, classify_stream, read_stream, stream_line
+from anabranch.operations.page.streams import StreamReports, classify_stream, read_stream, stream_line
 from anabranch.operations.reports import status
 from anabranch.operations.reports.dead_letters import letters
 from anabranch.operations.reports.diff import difference, duplicates
 from anabranch.operations.reports.maintenance import read_maintenance
-from anabranch.operations.reports.reading import Failure, OnDemand, Reader, Reading, rest_after
+from anabranch.operations.reports.reading import BackgroundReader, Failure, OnDemand, TimedValue, rest_after
 from anabranch.operations.reports.status import StreamStatus
 from anabranch.protocol.ledger_row import UnknownField, UnknownFields
 
@@ -352,7 +352,7 @@ def test_a_page_shows_its_time_and_why_it_is_not_newer(full: Job, still: None) -
 
 
 def test_a_reader_that_is_dead_is_noticed() -> None:
-    reading = Reading("value", LATER)
+    reading = TimedValue("value", LATER)
     assert reading.why_old(LATER + timedelta(seconds=190), DEADLINE, EVERY) is None
     assert reading.why_old(LATER + timedelta(seconds=191), DEADLINE, EVERY) == "not read since"
 
@@ -364,9 +364,9 @@ def test_a_reading_has_a_timestamp_from_before_its_request() -> None:
         clock.now += timedelta(seconds=20)
         return "value"
 
-    reader = Reader("one", read, clock)
+    reader = BackgroundReader("one", read, clock)
     reader.refresh()
-    assert reader.reading == Reading("value", LATER)
+    assert reader.reading == TimedValue("value", LATER)
 
 
 def test_a_stream_that_never_answered_is_down_and_the_others_are_shown(full: Job, still: None) -> None:
@@ -379,7 +379,7 @@ def test_a_stream_that_never_answered_is_down_and_the_others_are_shown(full: Job
     assert "table games.none: expected it to exist, found none; run anabranch apply" in text
     # The last answer of one that failed since stays, and is not shown as its current state.
     calm = replace(VIEW, unexplained={}, lost={}, refused=[], backlog=[])
-    failed = Reading(StreamView(calm, []), LATER, Failure(LATER, "away"))
+    failed = TimedValue(StreamReports(calm, []), LATER, Failure(LATER, "away"))
     line = stream_line("events", failed, LATER, DEADLINE, EVERY)
     note = "in order at the last reading: `anabranch doctor events`"
     assert (line.lag, line.condition.word, line.condition.note) == (7, "away", note)

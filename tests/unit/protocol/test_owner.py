@@ -17,7 +17,7 @@ from anabranch.iceberg import admin
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.owner import OWNER, AnotherStreamsTable, Owner, open_lake, read_owner
 from anabranch.offsets.position import Position
-from anabranch.operations.doctor.finding import Check
+from anabranch.operations.doctor.finding import Issue
 from anabranch.operations.doctor.tables import failed
 from anabranch.operations.doctor.tables import read as examine_tables
 from anabranch.protocol import apply as tables
@@ -133,7 +133,7 @@ def test_the_doctor_proposes_no_command_for_anothers_table(tmp_path: Path) -> No
         examine_tables(environment, OTHER, Lake(environment))
     finding = failed(OTHER, refused.value)
     assert finding is not None
-    assert (finding.check, finding.remedy) == (Check.ANOTHER_STREAMS_TABLE, "another `table:` in streams/refunds.yaml")
+    assert (finding.check, finding.remedy) == (Issue.ANOTHER_STREAMS_TABLE, "another `table:` in streams/refunds.yaml")
 
 
 def test_a_table_without_an_owner_is_taken_over_by_the_stream_that_reads_its_topic(unmarked: StreamLake) -> None:

@@ -105,7 +105,7 @@ def _without_nothing(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class AssertionResult:
     """An expectation of the quality gate, or the balance, and whether it was met."""
 
     type: str
@@ -120,25 +120,25 @@ class Verdict:
 _SEVERITIES = {"critical": "error", "warning": "warn"}
 
 
-def verdicts(row: LedgerRow) -> list[Verdict]:
+def verdicts(row: LedgerRow) -> list[AssertionResult]:
     """The checks of an hour, the balance first."""
     found = []
     balance = _balance(row)
     if balance is not None:
         total = sum(balance[name] for name in ("good", "dead", "duplicate", "gap"))
         is_closed = total == balance["offsets"]
-        found.append(Verdict("balance", is_closed, "error", None, str(balance["offsets"]), str(total)))
+        found.append(AssertionResult("balance", is_closed, "error", None, str(balance["offsets"]), str(total)))
     quality = row.quality or QualityResult(True)
     found += [_verdict(entry, True) for entry in quality.met or ()]
     found += [_verdict(entry, False) for entry in (*quality.failed, *(quality.warnings or ()))]
     return found
 
 
-def _verdict(entry: Mapping[str, Any], met: bool) -> Verdict:
+def _verdict(entry: Mapping[str, Any], met: bool) -> AssertionResult:
     kwargs = dict(entry.get("kwargs") or {})
     column = kwargs.pop("column", None)
     severity = str(entry.get("severity", "critical"))
-    return Verdict(
+    return AssertionResult(
         type=str(entry["type"]),
         met=met,
         severity=_SEVERITIES.get(severity, severity),
