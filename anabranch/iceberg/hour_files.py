@@ -10,7 +10,7 @@ from pyiceberg.manifest import DataFile
 
 from anabranch.common.remote_errors import lake_errors
 from anabranch.iceberg.manifests import hour_of_file, list_manifests, read_entries
-from anabranch.iceberg.snapshots import head
+from anabranch.iceberg.snapshots import BRANCHES, head
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -34,6 +34,24 @@ def files_of(table: Table, branch: str, hour: str) -> tuple[DataFile, ...]:
 def files_by_hour(table: Table, branch: str, hours: Collection[str] | None = None) -> dict[str, dict[str, DataFile]]:
     """The data files of a branch, all or those of `hours`: hour -> path -> file."""
     return files_at(table, head(table, branch), hours)
+
+
+def files_by_branch(table: Table, hours: Collection[str] | None = None) -> dict[str, dict[str, dict[str, DataFile]]]:
+    """The data files of each branch, as `files_by_hour`."""
+    return {branch: files_by_hour(table, branch, hours) for branch in BRANCHES}
+
+
+def hours_on_branches(table: Table) -> set[str]:
+    """The hours that any branch has files of."""
+    return {hour for branch in BRANCHES for hour in content_by_hour(table, branch)}
+
+
+def paths_by_hour(table: Table, files: Iterable[DataFile]) -> dict[str, set[str]]:
+    """The paths of some files by their hours. Pure."""
+    paths: dict[str, set[str]] = {}
+    for file in files:
+        paths.setdefault(hour_of_file(table, file), set()).add(file.file_path)
+    return paths
 
 
 def files_at(table: Table, snapshot: Snapshot, hours: Collection[str] | None = None) -> dict[str, dict[str, DataFile]]:

@@ -40,10 +40,9 @@ from anabranch.offsets.hours import Timeline, end_of
 from anabranch.operations.erasure import end
 from anabranch.operations.erasure.status import finished
 from anabranch.operations.retention import LedgerExpired, RowsExpired, expire_ledger, expire_letters, expire_rows
-from anabranch.protocol import archive, dead_letters, ledger, merge
-from anabranch.protocol.ledger import Ledger
+from anabranch.protocol import archive, dead_letters, ledger
 from anabranch.protocol.maintained import MaintainedFolder, MaintainedTable, MaintenanceRun, Size, record_run
-from anabranch.protocol.publish import Again, Decision, Publish, new_id, run
+from anabranch.protocol.publish import Decision, Publish, new_id, run
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.retention import letters_expired, plan_uncovered
 from anabranch.protocol.sealing import check_clock
@@ -259,14 +258,10 @@ def _drop_hours(publisher: Publisher, now: datetime, dry_run: bool) -> tuple[tup
 def _drop_some(publisher: Publisher, now: datetime, dry_run: bool) -> tuple[tuple[str, ...], int]:
     lake, stream = publisher.lake, publisher.stream
 
-    def decide() -> Decision[tuple[tuple[str, ...], int]] | Again:
-        state = load_state(lake, stream.table)
-        if merge.needs_merge(state) and not dry_run:
-            merge.merge(lake, stream)
-            return Again.AGAIN
+    def decide(state: State) -> Decision[tuple[tuple[str, ...], int]]:
         have = content_by_hour(state.table, "speed")
         served_since: dict[str, datetime] = {}
-        for row in Ledger(lake, stream.hours_table).history(have.keys(), ledger.BULKY):
+        for row in publisher.ledger.history(have.keys(), ledger.BULKY):
             if row.decision in ("accepted", "served"):
                 served_since[row.hour] = row.recorded_at
         at_most = None if dry_run else _HOURS_A_COMMIT
@@ -274,13 +269,15 @@ def _drop_some(publisher: Publisher, now: datetime, dry_run: bool) -> tuple[tupl
         expired = len(plan_expiry(state.table, None, now, gone_before=state.removed_at)) + len(
             expired_tags(state.table, now)
         )
-        if dry_run or not (drop or expired):
+        if not (drop or expired):
             return Decision(state, None, (drop, expired))
         changes = (Change("speed", clear=drop), Change("main"))
         return Decision(state, Publish(new_id(), changes, timeline), (drop, expired))
 
-    drop, expired = publisher.run(decide, f"maintain {stream.name}").result
-    if drop and not dry_run:
+    if dry_run:
+        return decide(load_state(lake, stream.table)).result
+    drop, expired = publisher.run_merged(decide, f"maintain {stream.name}").result
+    if drop:
         LOG.info("stream %s: dropped the speed layer's rows of %s", stream.name, ", ".join(drop))
     return drop, expired
 
@@ -294,9 +291,8 @@ def plan_dead_letters(table: Table, state: State, hours: Iterable[str], id: str,
         for hour in hours
         if hour < timeline.covered_from and timeline.is_skipped(hour) and state.served_by(hour) == "batch"
     )
-    waiting = frozenset(str(item["id"]) for item in state.dead_letters)
     removed = [at for at in (letters_expired(table).at, state.erasures.changed) if at is not None]
-    expire = plan_expiry(table, None, now, waiting=waiting, gone_before=max(removed, default=None))
+    expire = plan_expiry(table, None, now, waiting=state.waiting_letters, gone_before=max(removed, default=None))
     return Commit(id, heads(table), (Change("speed", clear=gone),), expire=expire)
 
 
@@ -427,17 +423,5 @@ def _unreferenced(job: Job, before: datetime) -> _Unreferenced:
 
 def view(stream: str, done: Maintained, dry_run: bool) -> dict[str, Any]:
     """The run as a JSON object."""
-    orphans = {n: {"files": len(fs), "bytes": sum(f.size for f in fs)} for n, fs in done.orphans.items()}
-    return {
-        "stream": stream,
-        "dry_run": dry_run,
-        "speed_hours": list(done.speed_hours),
-        "rows": done.rows,
-        "letters": done.letters,
-        "ledger": done.ledger,
-        "expired": done.expired,
-        "orphans": orphans,
-        "merged": done.merged,
-        "spared": done.spared,
-        "folders": done.folders,
-    }
+    orphans = {name: vars(size_of(files)) for name, files in done.orphans.items()}
+    return {"stream": stream, "dry_run": dry_run} | vars(done) | {"orphans": orphans}

@@ -20,23 +20,16 @@ from anabranch.common.fail_points import Step, reach
 from anabranch.common.progress import Progress
 from anabranch.common.remote_errors import lake_errors
 from anabranch.iceberg.expiry import SNAPSHOTS_OF_EXPIRED
-from anabranch.iceberg.hour_files import content_by_hour
+from anabranch.iceberg.hour_files import content_by_hour, hours_on_branches
 from anabranch.iceberg.ledger_files import MergeStep, files_before
 from anabranch.iceberg.manifests import hour_of_file, list_manifests, read_entries
 from anabranch.iceberg.s3 import bucket_of, open_store
-from anabranch.iceberg.snapshots import (
-    BRANCHES,
-    PUBLISHED,
-    STAGING,
-    head,
-    heads,
-    made_at,
-)
+from anabranch.iceberg.snapshots import BRANCHES, PUBLISHED, STAGING, head, heads, made_at
 from anabranch.offsets.hours import shift
-from anabranch.protocol import dead_letters, ledger, merge
+from anabranch.protocol import dead_letters, ledger
 from anabranch.protocol.expired import Expired
 from anabranch.protocol.maintained import Size
-from anabranch.protocol.publish import Again, Decision, new_id
+from anabranch.protocol.publish import Decision, new_id
 from anabranch.protocol.retention import (
     Due,
     letters_expired,
@@ -149,7 +142,7 @@ def expire_letters(job: Job, publisher: Publisher, now: datetime, dry_run: bool)
         if not (due.leaving or expired.before):
             hours = ()
             return None
-        content = {hour for branch in BRANCHES for hour in content_by_hour(table, branch)}
+        content = hours_on_branches(table)
         at_most = len(content) if dry_run else _HOURS_A_COMMIT
         commit = plan_expire_letters(table, state, due.leaving, content, new_id(), lake.clock.now(), at_most)
         hours = commit.changes[0].clear if commit is not None else ()
@@ -176,10 +169,8 @@ def expire_ledger(job: Job, now: datetime, dry_run: bool, letters: Collection[st
     lake, stream = job.lake, job.stream
     if stream.keep.ledger is None:
         return LedgerExpired()
-    state, table = load_state(lake, stream.table), lake.load(stream.dead_letters_table)
-    with lake_errors(f"read the manifests of {stream.dead_letters_table}"):
-        letter_hours = {hour for branch in BRANCHES for hour in content_by_hour(table, branch)}
-    start = plan_ledger_start(state, letter_hours - set(letters), stream.keep.ledger, now)
+    state, left = load_state(lake, stream.table), hours_on_branches(lake.load(stream.dead_letters_table)) - set(letters)
+    start = plan_ledger_start(state, left, stream.keep.ledger, now)
     if start is None:
         return LedgerExpired()
     for _ in attempts(doubling(0.1, 2.0), _PATIENCE_SECONDS):
@@ -217,13 +208,9 @@ def finished_ids(job: Job, state: State) -> frozenset[str]:
 
 
 def _expire_some(job: Job, publisher: Publisher, now: datetime) -> tuple[tuple[str, ...], Due]:
-    lake, stream = job.lake, job.stream
+    stream = job.stream
 
-    def decide() -> Decision[tuple[tuple[str, ...], Due]] | Again:
-        state = load_state(lake, stream.table)
-        if merge.needs_merge(state):
-            merge.merge(lake, stream)
-            return Again.AGAIN
+    def decide(state: State) -> Decision[tuple[tuple[str, ...], Due]]:
         due = plan_due_now(job, state, now, publisher.confirmed)
         hours = tuple(sorted({*due.leaving, *come_back(state)}))[:_HOURS_A_COMMIT]
         if not hours:
@@ -232,11 +219,11 @@ def _expire_some(job: Job, publisher: Publisher, now: datetime) -> tuple[tuple[s
         revisions = {hour: row.revision for hour, row in accepted.items()}
         assert stream.keep.rows is not None or not due.leaving
         speed_hours = content_by_hour(state.table, "speed")
-        publish = plan_expire(state, hours, speed_hours, revisions, _reason(job), new_id(), lake.clock.now())
+        publish = plan_expire(state, hours, speed_hours, revisions, _reason(job), new_id(), job.lake.clock.now())
         reach(Step.EXPIRE_DECIDED)
         return Decision(state, publish, (hours, due))
 
-    published = publisher.run(decide, f"expire hours of {stream.name}")
+    published = publisher.run_merged(decide, f"expire hours of {stream.name}")
     hours, due = published.result
     if published.landed is not None:
         reach(Step.EXPIRE_PUBLISHED)

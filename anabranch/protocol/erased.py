@@ -82,6 +82,10 @@ class Erasures:
         """The erasure with an id; None where there is none."""
         return next((one for one in self.all if one.id == id), None)
 
+    def __getitem__(self, id: str) -> Erasure:
+        """The erasure with an id. Raises KeyError."""
+        return {one.id: one for one in self.all}[id]
+
     def covering(self, hour: str, topic_id: str, ranges: Ranges) -> tuple[Erasure, ...]:
         """The erasures of records in an hour's `ranges` of a log."""
         return tuple(one for one in self.all if one.covered(hour, topic_id, ranges))

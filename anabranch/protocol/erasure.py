@@ -116,8 +116,7 @@ def plan_letters(
     """The commit of the dead letters' table that replaces each file of `rewritten`, as `plan_rewrite`. Pure."""
     if not _can_replace(rewritten, there, began, now):
         return None
-    waiting = frozenset(str(item["id"]) for item in state.dead_letters)
-    expire = plan_expiry(table, id, now, waiting=waiting)
+    expire = plan_expiry(table, id, now, waiting=state.waiting_letters)
     return Commit(id, heads(table), _replacing(rewritten, there), expire=expire)
 
 

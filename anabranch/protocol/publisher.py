@@ -16,7 +16,7 @@ from anabranch.iceberg.lake import Lake
 from anabranch.protocol import dead_letters, merge, publish
 from anabranch.protocol.ledger import Ledger
 from anabranch.protocol.publish import Again, Decision, Landed, Publish, Published
-from anabranch.protocol.state import State
+from anabranch.protocol.state import State, load_state
 
 T = TypeVar("T")
 
@@ -57,6 +57,18 @@ class Publisher:
         if published.landed is not None:
             self._confirmed = frozenset()
         return published
+
+    def run_merged(self, decide: Callable[[State], Decision[T]], what: str) -> Published[T]:
+        """As `run`; `decide` gets the state that was loaded, once `main` is merged of the other branches."""
+
+        def merged() -> Decision[T] | Again:
+            state = load_state(self.lake, self.stream.table)
+            if merge.needs_merge(state):
+                merge.merge(self.lake, self.stream)
+                return Again.AGAIN
+            return decide(state)
+
+        return self.run(merged, what)
 
     def land(self, state: State, planned: Publish, now: datetime) -> Landed | None:
         """Commit one publish over the heads of `state`; None when it is refused."""

@@ -178,8 +178,7 @@ def plan_expire_letters(
     first = min(state.timeline.first, gone[0])
     known = expired.plus([h for h in due if h <= gone[-1]], first, now) if wanted else replace(expired, at=now)
     changes = tuple(Change(b, properties={EXPIRED: known.to_json()}, clear=gone) for b in BRANCHES)
-    waiting = frozenset(str(item["id"]) for item in state.dead_letters)
-    expire = plan_expiry(table, id, now, waiting=waiting, gone_before=expired.at)
+    expire = plan_expiry(table, id, now, waiting=state.waiting_letters, gone_before=expired.at)
     return Commit(id, heads(table), changes, expire=expire)
 
 

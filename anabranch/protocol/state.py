@@ -118,6 +118,11 @@ class State:
         return self.overrides.get(hour) or ("batch" if self.is_accepted(hour) else "speed")
 
     @property
+    def waiting_letters(self) -> frozenset[str]:
+        """The ids of the dead letters that are yet to be published."""
+        return frozenset(str(item["id"]) for item in self.dead_letters)
+
+    @property
     def is_merged(self) -> bool:
         """Whether `main` was made from the other two heads as they are now."""
         return all(self.merged.get(b, "") == self.content[b] for b in ("speed", "batch"))

@@ -171,8 +171,7 @@ def _plan_table(
     job: Job, hours: Sequence[str], before: datetime | None, replaced: Collection[str], now: datetime, table: Table
 ) -> Commit | None:
     state = load_state(job.lake, job.stream.table)
-    waiting = frozenset(str(item["id"]) for item in state.dead_letters)
-    return plan_end(table, former_files(table, hours, before, replaced), waiting, new_id(), now)
+    return plan_end(table, former_files(table, hours, before, replaced), state.waiting_letters, new_id(), now)
 
 
 def orphans_before(state: State, before: datetime, now: datetime) -> datetime:

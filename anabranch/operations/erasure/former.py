@@ -3,17 +3,16 @@ have them, since the hour has expired or was built again without the records."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from functools import partial
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from anabranch.common.remote_errors import lake_errors
-from anabranch.iceberg.hour_files import files_by_hour
+from anabranch.iceberg.hour_files import files_by_branch, paths_by_hour
 from anabranch.iceberg.manifests import hour_of_file, list_manifests, read_entries
-from anabranch.iceberg.snapshots import BRANCHES, heads
-from anabranch.operations.erasure.search import Covered, Values, find_letters, find_places
-from anabranch.protocol import erasure
+from anabranch.iceberg.snapshots import heads
+from anabranch.operations.erasure.search import Values, find_letters, find_places
 from anabranch.protocol.erased import Erasure
+from anabranch.protocol.erasure import by_path
 from anabranch.protocol.state import State
 
 if TYPE_CHECKING:
@@ -26,29 +25,15 @@ if TYPE_CHECKING:
 def find_former(job: Job, state: State, one: Erasure, values: Values, known: Collection[str]) -> dict[str, set[str]]:
     """By hour, the paths of such files of rows, dead letters and archived records, but for the `known` hours. Raises
     Transient."""
-    lake, stream, found = job.lake, job.stream, dict[str, set[str]]()
-
-    def of_rows(table: Table, files: Sequence[DataFile]) -> Collection[str]:
-        def covered(f: DataFile) -> Covered:
-            hour = hour_of_file(table, f)
-            return partial(one.offsets, hour, erasure.log_of(state, hour))
-
-        return find_places(table, files, values, covered)
-
-    def of_bytes(table: Table, files: Sequence[DataFile]) -> Collection[str]:
-        def covered(f: DataFile, topic_id: str) -> Covered:
-            return partial(one.offsets, hour_of_file(table, f), topic_id)
-
-        return find_letters(table, files, values.texts, covered)
-
-    for name in (stream.table, stream.dead_letters_table, stream.archive_table):
-        if not lake.exists(name):
-            continue
-        table = lake.load(name)
-        files = {f.file_path: f for f in list_former(table, known)}
-        search = of_rows if name == stream.table else of_bytes
-        for path in search(table, list(files.values())):
-            found.setdefault(hour_of_file(table, files[path]), set()).add(path)
+    lake, stream = job.lake, job.stream
+    rows = list_former(state.table, known)
+    with_some: Collection[str] = find_places(state, one, values, rows)
+    found = paths_by_hour(state.table, [f for f in rows if f.file_path in with_some])
+    for table in (lake.load(name) for name in (stream.dead_letters_table, stream.archive_table) if lake.exists(name)):
+        records = list_former(table, known)
+        with_some = find_letters(table, one, values, records)
+        for hour, paths in paths_by_hour(table, [f for f in records if f.file_path in with_some]).items():
+            found.setdefault(hour, set()).update(paths)
     return found
 
 
@@ -67,5 +52,5 @@ def list_former(table: Table, known: Collection[str]) -> list[DataFile]:
         files = {e.data_file.file_path: e.data_file for of_manifest in entries for e in of_manifest}
     files = {path: f for path, f in files.items() if hour_of_file(table, f) not in known}
     hours = {hour_of_file(table, f) for f in files.values()}
-    live = erasure.by_path({branch: files_by_hour(table, branch, hours) for branch in BRANCHES}) if hours else {}
+    live = by_path(files_by_branch(table, hours)) if hours else {}
     return [f for path, f in sorted(files.items()) if path not in live]

@@ -7,7 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,11 +16,10 @@ import pyarrow.compute as pc
 
 from anabranch.common.errors import ConfigurationError, Refused, Transient
 from anabranch.common.fail_points import Step, reach
-from anabranch.iceberg.hour_files import content_by_hour, files_by_hour
+from anabranch.iceberg.hour_files import files_by_branch, files_by_hour, hours_on_branches, paths_by_hour
 from anabranch.iceberg.manifests import hour_of_file
 from anabranch.iceberg.rewriting import rewrite_kept
 from anabranch.iceberg.snapshot_writer import delete_quietly
-from anabranch.iceberg.snapshots import BRANCHES
 from anabranch.job import Job
 from anabranch.offsets.hours import hour_of
 from anabranch.operations.erasure.end import clear_partials, hours_of, replaced_files
@@ -30,21 +29,23 @@ from anabranch.operations.erasure.search import (
     Place,
     Values,
     column_of,
+    covered_of,
     find_letters,
     find_places,
     find_rows,
     mask_of,
+    places_by_hour,
     places_in,
     require_column,
     require_values,
 )
-from anabranch.protocol import archive, erasure, ledger, merge
+from anabranch.protocol import archive, erasure, ledger
 from anabranch.protocol.acts import act_now
 from anabranch.protocol.erased import Erasure, Erasures
 from anabranch.protocol.erasure_filter import keys_of, source_of
 from anabranch.protocol.keyed_hashes import Key
 from anabranch.protocol.ledger_row import LedgerRow
-from anabranch.protocol.publish import Again, Decision, new_id
+from anabranch.protocol.publish import Decision, new_id
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.state import State, check_topic, load_state
 
@@ -77,6 +78,10 @@ class ErasureRequest:
     until: timedelta = timedelta(days=30)
     again: bool = False
     in_spite: str | None = None
+
+    @property
+    def wanted(self) -> Values:
+        return Values.of(self.column, self.values)
 
 
 @dataclass(frozen=True)
@@ -114,8 +119,7 @@ def erase(job: Job, publisher: Publisher, order: ErasureRequest) -> Erased:
     """
     require(job, order)
     publisher.recover()
-    one = _request(job, publisher, order)
-    values = Values.of(order.column, order.values)
+    one, values = _request(job, publisher, order), order.wanted
     # While the rows still show which archived records are theirs.
     _erase_archived(job, publisher, one, values)
     removed, letters = _erase_rows(job, publisher, one, values), set[tuple[str, Place]]()
@@ -123,11 +127,10 @@ def erase(job: Job, publisher: Publisher, order: ErasureRequest) -> Erased:
         state = load_state(job.lake, job.stream.table)
         publisher.finish(state)
         archived = _erase_archived(job, publisher, one, values)
-        if (gone := _erase_letters(job, publisher, one, order.values)) is not None:
+        if (gone := _erase_letters(job, publisher, one, values)) is not None:
             letters |= gone
             removed = replace(removed, dead=len(letters))
-        current = state.erasures.of(one.id)
-        assert current is not None
+        current = state.erasures[one.id]
         if gone is not None or archived:
             continue
         if current.done is None:
@@ -147,9 +150,7 @@ def erase(job: Job, publisher: Publisher, order: ErasureRequest) -> Erased:
         done = erasure.plan_done(state, current, new_id(), job.lake.clock.now())
         if (landed := publisher.land(state, done, job.lake.clock.now())) is not None:
             LOG.info("stream %s: erasure %s is done", job.stream.name, one.id)
-            current = landed.state.erasures.of(one.id)
-            assert current is not None
-            return Erased(current, removed)
+            return Erased(landed.state.erasures[one.id], removed)
     raise Transient(
         f"erase records of {job.stream.name}: expected no other publish in one of {_ATTEMPTS} attempts; run it again"
     )
@@ -167,7 +168,7 @@ def require(job: Job, order: ErasureRequest) -> None:
         raise ConfigurationError(
             f"--values: expected 1 to {MOST_VALUES:,} values, one a line, found {len(order.values):,}"
         )
-    require_values(job.lake.load(job.stream.table).schema(), Values.of(order.column, order.values))
+    require_values(job.lake.load(job.stream.table).schema(), order.wanted)
     if job.environment.erasure is None:
         raise ConfigurationError(
             "erasure.key: expected a secret of 16 characters or more in conf/anabranch.yaml, found none: the ledger "
@@ -179,23 +180,25 @@ def find(job: Job, order: ErasureRequest) -> Found:
     """What `erase` would remove now; nothing is changed. Raises as `erase`, but for holds."""
     require(job, order)
     state = load_state(job.lake, job.stream.table)
-    one = Erasure("", order.column, _now(job), _now(job), state.timeline.since, *_ends(job, state))
-    found = _search(job, state, one, order, lambda _: True)
+    one = Erasure(
+        "", order.column, job.lake.clock.now(), job.lake.clock.now(), state.timeline.since, *_ends(job, state)
+    )
+    found = _search(job, state, one, order.wanted, lambda _: True)
     return replace(found, held=tuple(h for h in found.hours if state.holds.of(h) is not None))
 
 
-def _search(job: Job, state: State, one: Erasure, order: ErasureRequest, is_wanted: Callable[[str], bool]) -> Found:
+def _search(job: Job, state: State, one: Erasure, values: Values, is_wanted: Callable[[str], bool]) -> Found:
     """What an erasure would remove of some hours."""
     hours, paths, rows = set[str](), set[str](), 0
-    values = Values.of(order.column, order.values)
     for part in _parts(state.table):
-        there = {b: files_by_hour(state.table, b, list(filter(is_wanted, part))) for b in BRANCHES}
-        found = rows_found(state, one, values, there)
-        hours |= {h for files in there.values() for h, of_hour in files.items() if found.keys() & of_hour.keys()}
+        there = files_by_branch(state.table, list(filter(is_wanted, part)))
+        files = erasure.by_path(there)
+        found = find_rows(state, one, values, files.values())
+        hours |= paths_by_hour(state.table, [files[path] for path in found]).keys()
         paths |= found.keys()
-        main = {path for of_hour in there["main"].values() for path in of_hour}
+        main = erasure.by_path({"main": there["main"]})
         rows += sum(sum(counts.values()) for path, counts in found.items() if path in main)
-    of_letters = _find_letters(job.lake.load(job.stream.dead_letters_table), one, order.values)
+    of_letters = _find_letters(job.lake.load(job.stream.dead_letters_table), one, values)
     dead = {(h, place) for h, places in of_letters.by_hour.items() if is_wanted(h) for place in places}
     of_dead = {path for h, some in of_letters.paths.items() if is_wanted(h) for path in some}
     return Found(tuple(sorted(hours | {h for h, _ in dead})), len(paths) + len(of_dead), rows, len(dead))
@@ -212,22 +215,18 @@ def _require_unheld(job: Job, publisher: Publisher, state: State, one: Erasure, 
     def is_held(hour: str) -> bool:
         return state.holds.of(hour) is not None
 
-    hours = {*_search(job, state, one, order, is_held).hours}
+    hours = {*_search(job, state, one, order.wanted, is_held).hours}
     if job.lake.exists(job.stream.archive_table):
         table = job.lake.load(job.stream.archive_table)
         files = {path: f for path, f in _archive_files(table).items() if is_held(hour_of_file(table, f))}
-        archived = _archived_places(job, table, list(files.values()), one, Values.of(order.column, order.values))
+        archived = _archived_places(job, table, list(files.values()), one, order.wanted)
         hours |= {hour_of_file(table, files[path]) for path in archived}
-    if (found := erasure.held_against(state, one, hours, _now(job))) is not None:
+    if (found := erasure.held_against(state, one, hours, job.lake.clock.now())) is not None:
         raise Refused(
             f"erase records of {job.stream.name}: expected no such records in hours that operators keep, found "
             f"{found}; release the hours (`anabranch hold {job.stream.name} HOURS --release --why TEXT`), or erase "
             "them in spite of it: --in-spite-of-hold TEXT"
         )
-
-
-def _now(job: Job) -> datetime:
-    return job.lake.clock.now()
 
 
 def _ends(job: Job, state: State) -> tuple[str, dict[int, int]]:
@@ -256,7 +255,7 @@ def _request(job: Job, publisher: Publisher, order: ErasureRequest) -> Erasure:
 
     def decide() -> Decision[Erasure]:
         state = load_state(job.lake, stream.table)
-        now = _now(job)
+        now = job.lake.clock.now()
         one = Erasure(id, order.column, now, now + order.until, state.timeline.since, *_ends(job, state))
         _require_unheld(job, publisher, state, one, order)
         said = {
@@ -275,8 +274,7 @@ def _request(job: Job, publisher: Publisher, order: ErasureRequest) -> Erasure:
         return Decision(state, erasure.plan_request(state, one, new_id()), one)
 
     published = publisher.run(decide, f"erase records of {stream.name}")
-    one = published.state.erasures.of(id)
-    assert one is not None
+    one = published.state.erasures[id]
     reach(Step.ERASE_RECORDED)
     LOG.info("stream %s: erasure %s recorded column=%s values=%d", stream.name, id, one.column, len(hashes))
     return one
@@ -297,22 +295,9 @@ def _last_request(erasures: Erasures, keys: Sequence[Key], order: ErasureRequest
 
 def _parts(table: Table) -> Iterator[list[str]]:
     """The hours that any branch has files of, some at once, oldest first."""
-    hours = sorted({hour for branch in BRANCHES for hour in content_by_hour(table, branch)})
+    hours = sorted(hours_on_branches(table))
     for begin in range(0, len(hours), _HOURS_AT_ONCE):
         yield hours[begin : begin + _HOURS_AT_ONCE]
-
-
-def _covered_of(state: State, one: Erasure, hour: str) -> Covered:
-    """The offsets of an hour that the erasure is of, by the log that the hour is of."""
-    return partial(one.offsets, hour, erasure.log_of(state, hour))
-
-
-def rows_found(
-    state: State, one: Erasure, values: Values, there: Mapping[str, erasure.Files]
-) -> dict[str, dict[int, int]]:
-    """By the path of each of the files that has rows of the erasure, how many, by partition. Raises Transient."""
-    table, files = state.table, list(erasure.by_path(there).values())
-    return find_rows(table, files, values, lambda f: _covered_of(state, one, hour_of_file(table, f)))
 
 
 def _erase_rows(job: Job, publisher: Publisher, one: Erasure, values: Values) -> Found:
@@ -320,11 +305,10 @@ def _erase_rows(job: Job, publisher: Publisher, one: Erasure, values: Values) ->
     for part in _parts(job.lake.load(job.stream.table)):
         for _ in range(_ATTEMPTS):
             state = load_state(job.lake, job.stream.table)
-            there = {b: files_by_hour(state.table, b, part) for b in BRANCHES}
-            found = sorted(rows_found(state, one, values, there).items())
+            files = erasure.by_path(files_by_branch(state.table, part))
+            found = sorted(find_rows(state, one, values, files.values()).items())
             if not found:
                 break
-            files = erasure.by_path(there)
             for begin in range(0, len(found), _FILES_A_COMMIT):
                 some = dict(found[begin : begin + _FILES_A_COMMIT])
                 removed = removed.plus(_rewrite_rows(job, publisher, one, values, some, state, files))
@@ -347,37 +331,28 @@ def _rewrite_rows(
 ) -> Found:
     """Replace the files of `found` on every branch in one commit; nothing where one of them left all of them meanwhile.
     `files`: by path, files of the table in a `state`."""
-    lake, stream = job.lake, job.stream
-    began, schema = _now(job), state.table.schema()
-    paths: dict[str, set[str]] = {}
-    for path in found:
-        paths.setdefault(hour_of_file(state.table, files[path]), set()).add(path)
+    stream, began, schema = job.stream, job.lake.clock.now(), state.table.schema()
+    paths = paths_by_hour(state.table, [files[path] for path in found])
     written: dict[str, DataFile | None] = {}
 
-    def decide() -> Decision[Found] | Again:
-        state = load_state(lake, stream.table)
-        if merge.needs_merge(state):
-            merge.merge(lake, stream)
-            return Again.AGAIN
-        there = {b: files_by_hour(state.table, b, paths) for b in BRANCHES}
-        current = state.erasures.of(one.id)
-        assert current is not None
+    def decide(state: State) -> Decision[Found]:
+        there, current = files_by_branch(state.table, paths), state.erasures[one.id]
         # A branch that was set back has files again whose rows the accounts have lost before.
         rows = _rows_erased(state, there, found)
         known = _replaced_before(job, state, current, paths)
         of_account = _rows_erased(state, there, {path: counts for path, counts in found.items() if path not in known})
         decisions = _decisions(job, state, current, of_account, {}, paths)
-        now = _now(job)
+        now = job.lake.clock.now()
         publish = erasure.plan_rewrite(state, current, written, there, decisions, new_id(), began, now)
         reach(Step.ERASE_DECIDED)
         counted = sum(sum(counts.values()) for counts in rows.values())
         return Decision(state, publish, Found(tuple(sorted(paths)), len(written), counted))
 
     for path in sorted(found):
-        covered = _covered_of(state, one, hour_of_file(state.table, files[path]))
+        covered = covered_of(state, one, files[path])
         written[path] = rewrite_kept(state.table, files[path], partial(_kept, schema, values, covered))
     reach(Step.ERASE_WRITTEN)
-    published = publisher.run(decide, f"erase records of {stream.name}")
+    published = publisher.run_merged(decide, f"erase records of {stream.name}")
     if published.landed is None:
         delete_quietly(state.table, [f.file_path for f in written.values() if f is not None])
         return Found()
@@ -434,7 +409,7 @@ def _decisions(
     accepted: Mapping[str, Collection[Place]] | None = None,
 ) -> list[LedgerRow]:
     """The ledger's rows of the part of an erasure in some hours; `paths`: by hour, the files that are replaced."""
-    now, decided = _now(job), list[LedgerRow]()
+    now, decided = job.lake.clock.now(), list[LedgerRow]()
     history = job.ledger.history({*rows, *dead})
     for hour in sorted({*rows, *dead}):
         row = ledger.newest(ledger.with_waiting(state, hour, history)).get(hour)
@@ -472,29 +447,16 @@ class _Letters:
     paths: Mapping[str, set[str]]
 
 
-def _find_letters(table: Table, one: Erasure, values: Collection[str]) -> _Letters:
-    there = {branch: files_by_hour(table, branch) for branch in BRANCHES}
-    files = erasure.by_path(there)
-
-    def covered(data_file: DataFile, topic_id: str) -> Covered:
-        return partial(one.offsets, hour_of_file(table, data_file), topic_id)
-
-    found = find_letters(table, list(files.values()), values, covered)
-    by_hour: dict[str, set[Place]] = {}
-    paths: dict[str, set[str]] = {}
-    accepted: dict[str, set[Place]] = {}
-    for path, places in found.items():
-        hour = hour_of_file(table, files[path])
-        by_hour.setdefault(hour, set()).update(places)
-        paths.setdefault(hour, set()).add(path)
-        if path in there["batch"].get(hour, {}):
-            accepted.setdefault(hour, set()).update(places)
-    return _Letters(found, by_hour, accepted, files, paths)
+def _find_letters(table: Table, one: Erasure, values: Values) -> _Letters:
+    there = files_by_branch(table)
+    files, batch = erasure.by_path(there), erasure.by_path({"batch": there["batch"]})
+    found = find_letters(table, one, values, files.values())
+    accepted = {path: places for path, places in found.items() if path in batch}
+    paths = paths_by_hour(table, [files[path] for path in found])
+    return _Letters(found, places_by_hour(table, files, found), places_by_hour(table, files, accepted), files, paths)
 
 
-def _erase_letters(
-    job: Job, publisher: Publisher, one: Erasure, values: Collection[str]
-) -> set[tuple[str, Place]] | None:
+def _erase_letters(job: Job, publisher: Publisher, one: Erasure, values: Values) -> set[tuple[str, Place]] | None:
     """Remove the dead letters that have the values from every branch, some files in a commit; returns those that left,
     by hour and place, None where there were none."""
     table = job.lake.load(job.stream.dead_letters_table)
@@ -513,7 +475,7 @@ def _erase_letters(
 def _rewrite_letters(job: Job, table: Table, found: _Letters, paths: Sequence[str]) -> set[tuple[str, Place]]:
     """Replace some files of dead letters on every branch in one commit; returns what left, nothing where a file left
     meanwhile."""
-    lake, stream, began = job.lake, job.stream, _now(job)
+    lake, stream, began = job.lake, job.stream, job.lake.clock.now()
     hour_of_path = {path: hour_of_file(table, found.files[path]) for path in paths}
     written = {
         path: rewrite_kept(table, found.files[path], partial(_kept_letters, found.by_path[path])) for path in paths
@@ -522,8 +484,8 @@ def _rewrite_letters(job: Job, table: Table, found: _Letters, paths: Sequence[st
 
     def plan(current: Table) -> Commit | None:
         state = load_state(lake, stream.table)
-        there = {b: files_by_hour(current, b, set(hour_of_path.values())) for b in BRANCHES}
-        return erasure.plan_letters(current, state, written, there, new_id(), began, _now(job))
+        there = files_by_branch(current, set(hour_of_path.values()))
+        return erasure.plan_letters(current, state, written, there, new_id(), began, job.lake.clock.now())
 
     landed = lake.commit_until_landed(stream.dead_letters_table, f"erase dead letters of {stream.name}", plan)
     if landed is None:
@@ -553,14 +515,14 @@ def _erase_archived(job: Job, publisher: Publisher, one: Erasure, values: Values
         searched |= files.keys() - dict(found).keys()
         for begin in range(0, len(found), _FILES_A_COMMIT):
             some = dict(found[begin : begin + _FILES_A_COMMIT])
-            _record_archived(job, publisher, one, table, {path: files[path] for path in some})
+            _record_unserved(job, publisher, one, paths_by_hour(table, [files[path] for path in some]))
             written = _rewrite_archived(job, table, files, some)
             if written is not None:
                 searched |= written
                 count += sum(map(len, some.values()))
 
         def plan(current: Table, searched: Collection[str] = frozenset(searched)) -> Commit | None:
-            return archive.plan_searched(current, _archive_files(current), searched, new_id(), _now(job))
+            return archive.plan_searched(current, _archive_files(current), searched, new_id(), job.lake.clock.now())
 
         if lake.commit_until_landed(name, f"erase archived records of {job.stream.name}", plan) is not None:
             break
@@ -575,7 +537,7 @@ def _erase_archived(job: Job, publisher: Publisher, one: Erasure, values: Values
 
 
 def _archive_files(table: Table) -> dict[str, DataFile]:
-    return {path: f for of_hour in files_by_hour(table, "main").values() for path, f in of_hour.items()}
+    return erasure.by_path({"main": files_by_hour(table, "main")})
 
 
 def _rewrite_archived(
@@ -583,12 +545,12 @@ def _rewrite_archived(
 ) -> set[str] | None:
     """Replace files of the archive by those without the places of `found`; returns the new paths, None if a file left
     meanwhile."""
-    name, began = job.stream.archive_table, _now(job)
+    name, began = job.stream.archive_table, job.lake.clock.now()
     written = {path: rewrite_kept(table, files[path], partial(_kept_letters, found[path])) for path in found}
     reach(Step.ERASE_ARCHIVE_WRITTEN)
 
     def plan(current: Table) -> Commit | None:
-        return archive.plan_erase(current, _archive_files(current), written, new_id(), began, _now(job))
+        return archive.plan_erase(current, _archive_files(current), written, new_id(), began, job.lake.clock.now())
 
     new = {f.file_path for f in written.values() if f is not None}
     if job.lake.commit_until_landed(name, f"erase archived records of {job.stream.name}", plan) is None:
@@ -603,33 +565,14 @@ def _archived_places(
 ) -> dict[str, set[Place]]:
     """By the path of a file of the archive, the places of records to erase."""
     state = load_state(job.lake, job.stream.table)
-
-    def covered(data_file: DataFile, topic_id: str) -> Covered:
-        return partial(one.offsets, hour_of_file(table, data_file), topic_id)
-
-    found = find_letters(table, files, values.texts, covered)
-    hours = {hour_of_file(table, f) for f in files}
-    rows = {path: f for b in BRANCHES for of in files_by_hour(state.table, b, hours).values() for path, f in of.items()}
-    by_hour: dict[str, set[Place]] = {}
-    of_rows = find_places(
-        state.table, list(rows.values()), values, lambda f: _covered_of(state, one, hour_of_file(state.table, f))
-    )
-    for path, places in of_rows.items():
-        by_hour.setdefault(hour_of_file(state.table, rows[path]), set()).update(places)
+    found = find_letters(table, one, values, files)
+    rows = erasure.by_path(files_by_branch(state.table, {hour_of_file(table, f) for f in files}))
+    by_hour = places_by_hour(state.table, rows, find_places(state, one, values, rows.values()))
     for f in files:
-        if of_hour := by_hour.get(hour_of_file(table, f)):
-            here = of_hour & places_in(table, f)
-            if here:
-                found.setdefault(f.file_path, set()).update(here)
+        of_hour = by_hour.get(hour_of_file(table, f))
+        if of_hour and (here := of_hour & places_in(table, f)):
+            found.setdefault(f.file_path, set()).update(here)
     return found
-
-
-def _record_archived(job: Job, publisher: Publisher, one: Erasure, table: Table, files: Mapping[str, DataFile]) -> None:
-    """Record in the ledger which files of the archive are about to be replaced."""
-    paths: dict[str, set[str]] = {}
-    for path, f in files.items():
-        paths.setdefault(hour_of_file(table, f), set()).add(path)
-    _record_unserved(job, publisher, one, paths)
 
 
 def _record_former(job: Job, publisher: Publisher, one: Erasure, values: Values) -> None:
@@ -654,17 +597,12 @@ def _record_former(job: Job, publisher: Publisher, one: Erasure, values: Values)
 def _record_unserved(job: Job, publisher: Publisher, one: Erasure, paths: Mapping[str, Collection[str]]) -> None:
     """Record in the ledger, by hour, files with erased records that no branch of the rows has."""
 
-    def decide() -> Decision[None] | Again:
-        state = load_state(job.lake, job.stream.table)
-        if merge.needs_merge(state):
-            merge.merge(job.lake, job.stream)
-            return Again.AGAIN
-        current = state.erasures.of(one.id)
-        assert current is not None
+    def decide(state: State) -> Decision[None]:
+        current = state.erasures[one.id]
         decisions = _decisions(job, state, current, {hour: {} for hour in paths}, {}, paths)
-        return Decision(state, erasure.plan_unserved(state, current, decisions, new_id(), _now(job)), None)
+        return Decision(state, erasure.plan_unserved(state, current, decisions, new_id(), job.lake.clock.now()), None)
 
-    published = publisher.run(decide, f"erase records of {job.stream.name}")
+    published = publisher.run_merged(decide, f"erase records of {job.stream.name}")
     publisher.record_decisions(published.state)
 
 
@@ -676,11 +614,7 @@ def _kept_letters(places: Collection[Place], batch: pa.RecordBatch) -> pa.Boolea
 def _record_places(job: Job, publisher: Publisher, one: Erasure, found: _Letters) -> None:
     """Record the places of dead letters on each branch and in the ledger, before they leave their table."""
 
-    def decide() -> Decision[None] | Again:
-        state = load_state(job.lake, job.stream.table)
-        if merge.needs_merge(state):
-            merge.merge(job.lake, job.stream)
-            return Again.AGAIN
+    def decide(state: State) -> Decision[None]:
         history = job.ledger.history(set(found.by_hour))
         new: dict[str, Sequence[Place]] = {}
         for hour, places in found.by_hour.items():
@@ -689,13 +623,12 @@ def _record_places(job: Job, publisher: Publisher, one: Erasure, found: _Letters
                 new[hour] = unplaced
         if not new:
             return Decision(state, None, None)
-        current = state.erasures.of(one.id)
-        assert current is not None
+        current = state.erasures[one.id]
         decisions = _decisions(job, state, current, {}, new, found.paths, found.accepted)
         reach(Step.ERASE_PLACES_DECIDED)
         return Decision(state, erasure.plan_places(state, current, decisions, new_id()), None)
 
-    published = publisher.run(decide, f"erase dead letters of {job.stream.name}")
+    published = publisher.run_merged(decide, f"erase dead letters of {job.stream.name}")
     if published.landed is not None:
         reach(Step.ERASE_PLACES_PUBLISHED)
         publisher.record_decisions(published.state)

@@ -14,7 +14,7 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -74,7 +74,7 @@ class ScanResult:
     objects: int
     versions: int
     bytes: int
-    hits: tuple[Hit, ...] = field(default=())
+    hits: tuple[Hit, ...] = ()
 
 
 @dataclass(frozen=True)

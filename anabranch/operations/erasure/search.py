@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -23,7 +23,11 @@ from pyiceberg.types import IntegerType, LongType, PrimitiveType, StringType
 from anabranch.common.errors import ConfigurationError
 from anabranch.common.remote_errors import lake_errors
 from anabranch.iceberg.bloom_filters import groups_that_may_hold
+from anabranch.iceberg.manifests import hour_of_file
 from anabranch.iceberg.rewriting import opened, read_batches
+from anabranch.protocol.erased import Erasure
+from anabranch.protocol.erasure import log_of
+from anabranch.protocol.state import State
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
@@ -114,20 +118,21 @@ def may_hold(schema: Schema, data_file: DataFile, values: Values) -> bool:
     return at < len(ordered) and ordered[at] <= most
 
 
-def find_rows(
-    table: Table, files: Sequence[DataFile], values: Values, covered: Callable[[DataFile], Covered]
-) -> dict[str, dict[int, int]]:
-    """By the path of each file with erased rows, how many it has, by partition. `covered`: the offsets of a file that
-    the erasure is of. Raises Transient."""
-    found = find_places(table, files, values, covered)
+def covered_of(state: State, one: Erasure, data_file: DataFile) -> Covered:
+    """The offsets of a file of the stream's rows that an erasure is of, by the log that its hour is of. Pure."""
+    hour = hour_of_file(state.table, data_file)
+    return partial(one.offsets, hour, log_of(state, hour))
+
+
+def find_rows(state: State, one: Erasure, values: Values, files: Iterable[DataFile]) -> dict[str, dict[int, int]]:
+    """By the path of each of some files that has rows of the erasure, how many, by partition. Raises Transient."""
+    found = find_places(state, one, values, files)
     return {path: dict(Counter(partition for partition, _ in places)) for path, places in found.items()}
 
 
-def find_places(
-    table: Table, files: Sequence[DataFile], values: Values, covered: Callable[[DataFile], Covered]
-) -> dict[str, list[Place]]:
-    """By the path of each file with erased rows, their places. `covered` as `find_rows`. Raises Transient."""
-    schema = table.schema()
+def find_places(state: State, one: Erasure, values: Values, files: Iterable[DataFile]) -> dict[str, list[Place]]:
+    """By the path of each of some files that has rows of the erasure, their places. Raises Transient."""
+    table, schema = state.table, state.table.schema()
     candidates = [f for f in files if may_hold(schema, f, values)]
 
     def find(data_file: DataFile) -> list[Place]:
@@ -138,7 +143,7 @@ def find_places(
                 return []
             groups = _groups(table, data_file, parquet.metadata, name, values)
             for batch in parquet.iter_batches(row_groups=groups, columns=[name, *_PLACES], use_threads=False):
-                places += _places(batch.filter(mask_of(batch, name, values, covered(data_file))))
+                places += _places(batch.filter(mask_of(batch, name, values, covered_of(state, one, data_file))))
         return places
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -183,11 +188,10 @@ def mask_of(batch: pa.RecordBatch, name: str, values: Values, covered: Covered) 
     if not values.texts:
         distinct = texts.unique().drop_null().to_pylist()
         wanted = pa.array([text for text in distinct if values.matches(text)], pa.string())
-    return pc.and_(pc.is_in(texts, wanted), inside(batch, covered))
+    return pc.and_(pc.is_in(texts, wanted), _inside(batch, covered))
 
 
-def inside(batch: pa.RecordBatch, covered: Covered) -> pa.BooleanArray:
-    """Which rows are at offsets that an erasure is of."""
+def _inside(batch: pa.RecordBatch, covered: Covered) -> pa.BooleanArray:
     partitions, offsets = batch["kafka_partition"], batch["kafka_offset"]
     mask = pa.repeat(False, len(batch))
     for p in partitions.unique().to_pylist():
@@ -197,20 +201,18 @@ def inside(batch: pa.RecordBatch, covered: Covered) -> pa.BooleanArray:
     return mask
 
 
-def find_letters(
-    table: Table, files: Sequence[DataFile], values: Collection[str], covered: Callable[[DataFile, str], Covered]
-) -> dict[str, set[Place]]:
-    """By the path of each file with dead letters that have one of the values in key, value or headers, their places.
-    `covered`: the offsets of a file, in a log, that the erasure is of. Raises Transient."""
-    words = [value.encode() for value in sorted(values)]
+def find_letters(table: Table, one: Erasure, values: Values, files: Collection[DataFile]) -> dict[str, set[Place]]:
+    """By the path of each of some files, the places of its records of the erasure that have one of the values in key,
+    value or headers. Raises Transient."""
+    words = [value.encode() for value in values.ordered]
 
     def find(data_file: DataFile) -> set[Place]:
-        found = set[Place]()
+        found, hour = set[Place](), hour_of_file(table, data_file)
         for batch in read_batches(table, (data_file,)):
             rows = batch.select(["topic_id", *_PLACES, "key", "value", "headers"]).to_pylist()
             hits = find_words([_bytes_of(row) for row in rows], words)
             for row in (rows[i] for i in hits):
-                start, end = covered(data_file, row["topic_id"])(row["kafka_partition"])
+                start, end = one.offsets(hour, row["topic_id"], row["kafka_partition"])
                 if start <= row["kafka_offset"] < end:
                     found.add((row["kafka_partition"], row["kafka_offset"]))
         return found
@@ -218,6 +220,16 @@ def find_letters(
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         places = zip(files, pool.map(find, files), strict=True)
         return {f.file_path: found for f, found in places if found}
+
+
+def places_by_hour(
+    table: Table, files: Mapping[str, DataFile], places: Mapping[str, Collection[Place]]
+) -> dict[str, set[Place]]:
+    """Places by the hours of their files; given by the paths of these. Pure."""
+    by_hour: dict[str, set[Place]] = {}
+    for path, of_file in places.items():
+        by_hour.setdefault(hour_of_file(table, files[path]), set()).update(of_file)
+    return by_hour
 
 
 def _bytes_of(row: Mapping[str, Any]) -> bytes:

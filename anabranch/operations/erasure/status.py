@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from anabranch.common.errors import AnabranchError, ConfigurationError
 from anabranch.common.remote_errors import lake_errors
-from anabranch.iceberg.hour_files import files_by_hour
+from anabranch.iceberg.hour_files import files_by_branch, files_by_hour
 from anabranch.iceberg.snapshots import BRANCHES
 from anabranch.job import Job
 from anabranch.offsets.hours import hour_of
@@ -31,8 +31,7 @@ from anabranch.operations.erasure.end import (
     versions_of,
     written_before,
 )
-from anabranch.operations.erasure.run import rows_found
-from anabranch.operations.erasure.search import Values
+from anabranch.operations.erasure.search import Values, find_rows
 from anabranch.operations.retention import Holder, holders_of
 from anabranch.protocol import erasure, ledger
 from anabranch.protocol.acts import Act
@@ -87,14 +86,6 @@ class ErasureStatus:
     def is_certificate(self) -> bool:
         """Whether nothing is left."""
         return self.done is not None and not self.left
-
-
-@dataclass(frozen=True)
-class _Versions:
-    """The versions of deleted files from before a moment, or why they cannot be listed."""
-
-    count: int | None
-    reason: str = ""
 
 
 def finished(job: Job, now: datetime) -> frozenset[str]:
@@ -182,7 +173,7 @@ def _status(
         hours=hours,
         replaced=len(replaced),
         files=len(there),
-        versions=versions.count,
+        versions=versions if isinstance(versions, int) else None,
         holders=holders,
         gone_at=gone_at,
         left=[*again, *_left(state, one, there, versions, holders, stale, now, scanned)],
@@ -225,21 +216,20 @@ def _ends(holder: Holder) -> bool:
     return holder.until is not None or not holder.name.startswith("branch ")
 
 
-def _count_versions(job: Job, one: Erasure) -> _Versions:
+def _count_versions(job: Job, one: Erasure) -> int | str:
+    """The number of versions of deleted files from before the rewrite, or why they cannot be listed."""
     before = written_before(one)
-    if before is None:
-        return _Versions(0)
     try:
-        return _Versions(sum(1 for _ in versions_of(job, before)))
+        return sum(1 for _ in versions_of(job, before)) if before is not None else 0
     except AnabranchError as error:
-        return _Versions(None, str(error))
+        return str(error)
 
 
 def _left(
     state: State,
     one: Erasure,
     there: Collection[str],
-    versions: _Versions,
+    versions: int | str,
     holders: Sequence[Holder],
     stale: Mapping[str, Sequence[str]],
     now: datetime,
@@ -264,18 +254,18 @@ def _left(
         left.append(f"{len(there)} replaced files are stored; {why}")
         if endless := [h.name for h in holders if h.until is None]:
             left.append(f"{', '.join(endless)}: no deadline ends a branch of another program; drop it")
-    if versions.count:
+    if isinstance(versions, str):
         left.append(
-            f"{versions.count} versions of deleted files are stored; `anabranch maintain` deletes them once the "
-            f"deadline {one.until:%F %H:%M} UTC has passed (s3:DeleteObjectVersion)"
-        )
-    elif versions.count is None:
-        left.append(
-            f"versions of deleted files cannot be listed ({versions.reason}): allow s3:GetBucketVersioning and "
+            f"versions of deleted files cannot be listed ({versions}): allow s3:GetBucketVersioning and "
             "s3:ListBucketVersions, or end versions by a lifecycle rule"
         )
-    if versions.count and (reason := _last_failure(state.table)):
-        left.append(f"the last `anabranch maintain` could not delete versions: {reason}")
+    elif versions:
+        left.append(
+            f"{versions} versions of deleted files are stored; `anabranch maintain` deletes them once the "
+            f"deadline {one.until:%F %H:%M} UTC has passed (s3:DeleteObjectVersion)"
+        )
+        if reason := _last_failure(state.table):
+            left.append(f"the last `anabranch maintain` could not delete versions: {reason}")
     if left and now > one.until:
         left.append(f"the deadline {one.until:%F %H:%M} UTC has passed")
     return left
@@ -297,7 +287,7 @@ def _scan(job: Job, state: State, one: Erasure) -> int:
             "`erasure.former_keys` in conf/anabranch.yaml"
         )
     values = Values(one.column, frozenset(), lambda text: key.hash(one.column, text) in request.hashes)
-    found = rows_found(state, one, values, {branch: files_by_hour(state.table, branch) for branch in BRANCHES})
+    found = find_rows(state, one, values, erasure.by_path(files_by_branch(state.table)).values())
     return sum(sum(counts.values()) for counts in found.values())
 
 

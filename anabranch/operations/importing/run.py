@@ -25,13 +25,7 @@ from anabranch.iceberg.snapshot_writer import delete_quietly
 from anabranch.iceberg.snapshots import head
 from anabranch.job import Job
 from anabranch.offsets.hours import IMPORTED, hour_of, hours_between, shift, start_of
-from anabranch.operations.importing.rows import (
-    TableRows,
-    checksum,
-    find_duplicates,
-    find_known,
-    ordinals,
-)
+from anabranch.operations.importing.rows import TableRows, checksum, find_duplicates, find_known, ordinals
 from anabranch.operations.importing.sources import (
     HOUR,
     KAFKAS,
@@ -47,21 +41,14 @@ from anabranch.operations.importing.sources import (
     location_of,
     to_number,
 )
-from anabranch.protocol import ledger, merge
+from anabranch.protocol import ledger
 from anabranch.protocol.acts import Act, act_now
 from anabranch.protocol.apply import require_columns
 from anabranch.protocol.erasure import marks_of
 from anabranch.protocol.erasure_filter import load_filter
-from anabranch.protocol.imported import (
-    ImportedHour,
-    account_of,
-    begins_of,
-    cut_of,
-    plan_hours,
-    plan_import,
-)
+from anabranch.protocol.imported import ImportedHour, account_of, begins_of, cut_of, plan_hours, plan_import
 from anabranch.protocol.ledger_row import LedgerRow
-from anabranch.protocol.publish import Again, Decision, new_id
+from anabranch.protocol.publish import Decision, new_id
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.state import State, load_state
 from anabranch.protocol.watermarks import Watermarks
@@ -452,11 +439,7 @@ class _Import:
         last = max(one.hour for one in written.hours)
         reason = f"imported from {self._location}"
 
-        def decide() -> Decision[None] | Again:
-            state = load_state(self._lake, stream.table)
-            if merge.needs_merge(state):
-                merge.merge(self._lake, stream)
-                return Again.AGAIN
+        def decide(state: State) -> Decision[None]:
             if self._basis(state, written.hours) != written.basis:
                 return Decision(state, None, None)
             begins, now = begins_of(state, self._job.ledger), self._lake.clock.now()
@@ -464,7 +447,7 @@ class _Import:
             reach(Step.IMPORT_DECIDED)
             return Decision(state, publish, None)
 
-        published = publisher.run(decide, f"import hours of {stream.name}")
+        published = publisher.run_merged(decide, f"import hours of {stream.name}")
         if published.landed is None:
             delete_quietly(published.state.table, [f.file_path for f in written.files])
             LOG.info("stream %s: import of hours %s to %s is decided again", stream.name, first, last)
