@@ -427,8 +427,8 @@ def hours(
     from anabranch.cli.render.history import print_history
     from anabranch.cli.render.status import print_hours, print_hours_of
     from anabranch.offsets.hours import start_of
-    from anabranch.operations.reports import history as decisions
     from anabranch.operations.reports import status as views
+    from anabranch.protocol.decisions import decisions
 
     if chosen.one() is None:
         if history is not None:
@@ -458,7 +458,7 @@ def hours(
         watched(
             watch,
             interval,
-            lambda: decisions.history(job, one),
+            lambda: decisions(job.lake, job.stream, one),
             lambda view: print_history(stream, one, view, output),
         )
 
@@ -477,13 +477,13 @@ def history(stream: str, hour: str | None, acts: bool, conf: str | None, output:
     from anabranch.cli.render.acts import print_acts
     from anabranch.cli.render.history import print_history
     from anabranch.operations.reports import acts as act_reports
-    from anabranch.operations.reports import history as reports
+    from anabranch.protocol.decisions import decisions
 
     job = open_stream(stream, conf)
     if acts:
         print_acts(stream, act_reports.acts(job, hour), output)
     else:
-        print_history(stream, hour, reports.history(job, hour), output)
+        print_history(stream, hour, decisions(job.lake, job.stream, hour), output)
 
 
 @click.command()

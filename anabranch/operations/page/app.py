@@ -28,7 +28,7 @@ from anabranch.offsets.hours import hour_of, shift, start_of
 from anabranch.operations.page import charts
 from anabranch.operations.page.access import COOKIE, LOGIN, Access, Guard
 from anabranch.operations.page.hour_calendar import HELD, LETTERS, MARKS, calendar_month, month_of
-from anabranch.operations.page.hour_view import HourRecord, HourRows, hour_page, read_record, read_rows, sample_line
+from anabranch.operations.page.hour_view import HourRecord, HourRows, read_record, read_rows, sample_line
 from anabranch.operations.page.streams import (
     StreamLine,
     StreamReports,
@@ -215,8 +215,7 @@ class Page:
         record = self._records.get(key, lambda: read_record(job, hour, self._now()), _PATIENCE)
         rows = self._rows.get(key, lambda: read_rows(job, hour), _PATIENCE)
         now = self._now()
-        page = hour_page(record.value) if record.value is not None else None
-        of_rows = rows.value
+        page, of_rows = record.value, rows.value
         view = shown.reader.reading.value
         first = view.status.first_hour if view is not None else None
         differing = of_rows.difference if of_rows is not None else None

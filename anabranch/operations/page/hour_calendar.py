@@ -6,7 +6,7 @@ accepted, so it stays small over years.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -65,14 +65,6 @@ class Month:
     years: Sequence[tuple[str, Sequence[MonthLink]]]
 
 
-@dataclass(frozen=True)
-class _Hours:
-    """The status's lists as sets, for lookups of each hour of a month."""
-
-    refused: frozenset[str]
-    backlog: frozenset[str]
-
-
 def month_of(text: str) -> str:
     """A month such as `2026-11`. Raises ConfigurationError for anything else."""
     try:
@@ -93,12 +85,12 @@ def calendar_month(view: StreamStatus, month: str | None, as_of: datetime) -> Mo
     """A month of a stream's hours, by default the newest. Pure."""
     first, last = view.first_hour, last_hour(view, as_of)
     month = min(max(month or last[:7], first[:7]), last[:7])
-    hours = _Hours(frozenset(view.refused), frozenset(view.backlog))
+    waiting = dict.fromkeys(view.backlog, "sealed") | dict.fromkeys(view.refused, "refused")
     begin = datetime.strptime(month, _MONTH).replace(tzinfo=UTC)
     day, days = begin, []
     while day.strftime(_MONTH) == month and hour_of(day)[:10] <= last[:10]:
         if hour_of(day)[:10] >= first[:10]:
-            days.append(_day(view, hours, day, last, as_of))
+            days.append(_day(view, waiting, day, last, as_of))
         day += timedelta(days=1)
     before, after = (begin - timedelta(days=1)).strftime(_MONTH), (begin + timedelta(days=31)).strftime(_MONTH)
     return Month(
@@ -110,14 +102,14 @@ def calendar_month(view: StreamStatus, month: str | None, as_of: datetime) -> Mo
     )
 
 
-def _day(view: StreamStatus, hours: _Hours, day: datetime, last: str, as_of: datetime) -> Day:
+def _day(view: StreamStatus, waiting: Mapping[str, str], day: datetime, last: str, as_of: datetime) -> Day:
     named = [hour_of(day + timedelta(hours=h)) for h in range(24)]
-    cells = [_cell(view, hours, h, as_of) if view.first_hour <= h <= last else None for h in named]
+    cells = [_cell(view, waiting, h, as_of) if view.first_hour <= h <= last else None for h in named]
     return Day(day.strftime("%Y-%m-%d"), day.strftime("%a"), cells)
 
 
-def _cell(view: StreamStatus, hours: _Hours, hour: str, as_of: datetime) -> Cell:
-    state = _state(view, hours, hour, as_of)
+def _cell(view: StreamStatus, waiting: Mapping[str, str], hour: str, as_of: datetime) -> Cell:
+    state = _state(view, waiting, hour, as_of)
     layer = served_by(view, hour, state)
     notes = [f"{hour}: {state}" + (f", served by {layer}" if state != "expired" else "")]
     if (left := view.unexplained.get(hour)) is not None:
@@ -131,12 +123,10 @@ def _cell(view: StreamStatus, hours: _Hours, hour: str, as_of: datetime) -> Cell
     return Cell(hour, state, LETTERS[state], layer, mark, attention, "; ".join(notes), hold is not None)
 
 
-def _state(view: StreamStatus, hours: _Hours, hour: str, as_of: datetime) -> str:
+def _state(view: StreamStatus, waiting: Mapping[str, str], hour: str, as_of: datetime) -> str:
     if hour >= view.open_hour:
         return "ended" if end_of(hour) <= as_of else "open"
-    if hour in hours.backlog:
-        return "refused" if hour in hours.refused else "sealed"
-    return "expired" if hour in view.expired else "accepted"
+    return waiting.get(hour) or ("expired" if hour in view.expired else "accepted")
 
 
 def served_by(view: StreamStatus, hour: str, state: str) -> Layer:

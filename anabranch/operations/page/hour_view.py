@@ -12,26 +12,18 @@ from typing import Any
 from anabranch.common.errors import Refused
 from anabranch.common.output import text
 from anabranch.job import Job
-from anabranch.operations.reports import dead_letters, diff, history
+from anabranch.operations.reports import dead_letters, diff
 from anabranch.operations.reports.dead_letters import DeadLetters
 from anabranch.operations.reports.diff import HourDifference, HourDuplicates
 from anabranch.operations.reports.explain import HourFacts, explain
 from anabranch.operations.reports.explain_text import explain_sentences
-from anabranch.protocol.decisions import DecisionFacts
+from anabranch.protocol.decisions import DecisionFacts, decisions
 from anabranch.protocol.ledger_row import Entries
 from serving_layer.layer_diff.duckdb import Sample
 
 _SAMPLES = 3  # samples for each kind of difference and each reason of a dead letter
 _DUPLICATES = 20
 _LONGEST = 300  # maximum characters of a value
-
-
-@dataclass(frozen=True)
-class HourRecord:
-    """The data about an hour from ledger and snapshots."""
-
-    facts: HourFacts
-    decisions: Sequence[DecisionFacts]
 
 
 @dataclass(frozen=True)
@@ -43,11 +35,6 @@ class HourRows:
     difference: HourDifference | None
     duplicates: HourDuplicates | None
     comparison_unavailable: str | None
-
-
-def read_record(job: Job, hour: str, now: datetime) -> HourRecord:
-    """Raises Transient when the lake is unreachable."""
-    return HourRecord(explain(job, hour, now), history.history(job, hour))
 
 
 def read_rows(job: Job, hour: str) -> HourRows:
@@ -110,8 +97,8 @@ class SampleLine:
 
 
 @dataclass(frozen=True)
-class HourPage:
-    """The values of the hour's template."""
+class HourRecord:
+    """The data about an hour from ledger and snapshots."""
 
     facts: HourFacts
     sentences: Sequence[tuple[str, str]]
@@ -121,13 +108,13 @@ class HourPage:
     commands: Sequence[Command]
 
 
-def hour_page(record: HourRecord) -> HourPage:
-    """Pure."""
-    facts = record.facts
-    return HourPage(
+def read_record(job: Job, hour: str, now: datetime) -> HourRecord:
+    """Raises Transient when the lake is unreachable."""
+    facts = explain(job, hour, now)
+    return HourRecord(
         facts=facts,
         sentences=explain_sentences(facts),
-        decisions=record.decisions,
+        decisions=decisions(job.lake, job.stream, hour),
         balance=balance_of(facts),
         expectations=expectation_lines(facts),
         commands=hour_commands(facts),

@@ -10,7 +10,7 @@ from typing import Any
 from anabranch.common.deadline import Note
 from anabranch.config import Stream
 from anabranch.iceberg.ledger_files import Span
-from anabranch.iceberg.snapshots import head, last_publish, published_since, total
+from anabranch.iceberg.snapshots import head, last_publish, made_at, published_since, total
 from anabranch.job import Job
 from anabranch.offsets import hours as hour_words
 from anabranch.offsets.position import Offsets, Ranges, Topic, size
@@ -121,11 +121,12 @@ class StreamStatus:
 
     def as_dict(self) -> dict[str, Any]:
         """The status as a JSON object; times have their UTC offset."""
-        published = {b: at.isoformat() if at is not None else None for b, at in self.last_publish.items()}
-        moments = {"position_since": self.position_since, "accepted_at": self.accepted_at}
-        moments["waiting_since"] = self.waiting_since
-        times = {key: at.isoformat() if at is not None else None for key, at in moments.items()}
-        return vars(self) | times | {"last_publish": published}
+        moments = {name: getattr(self, name) for name in ("position_since", "accepted_at", "waiting_since")}
+        return vars(self) | _iso(moments) | {"last_publish": _iso(self.last_publish)}
+
+
+def _iso(times: Mapping[str, datetime | None]) -> dict[str, str | None]:
+    return {name: at.isoformat() if at is not None else None for name, at in times.items()}
 
 
 def hours(job: Job, since: str | None = None, note: Note = lambda waits_for: None) -> list[HourSummary]:
@@ -216,6 +217,7 @@ def status(job: Job, late_after: timedelta | None = None, note: Note = lambda wa
     rows = ledger.newest(decisions)
     unread = {p: (s, e) for p, (s, e) in lag.items() if s < e}
     since = published_since(state.table, "speed", POSITION)
+    publishes = {branch: last_publish(state.table, branch) for branch in ("speed", "batch", "main")}
     dead_letters = total(head(job.lake.load(job.stream.dead_letters_table), "main"), "records")
     note(KAFKA)
     waiting = _waiting_since(job, topic, unread, state, now) if topic is not None and unread else None
@@ -228,7 +230,7 @@ def status(job: Job, late_after: timedelta | None = None, note: Note = lambda wa
         position_since=since,
         late=late_reason(size(lag), since, waiting, late_after, now) if late_after is not None else None,
         lag=Lag(size(lag), {p: max(0, e - s) for p, (s, e) in sorted(lag.items())}),
-        last_publish={branch: _published_at(state, branch) for branch in ("speed", "batch", "main")},
+        last_publish={b: made_at(s) if s is not None else None for b, s in publishes.items()},
         first_hour=state.timeline.first,
         open_hour=state.timeline.open,
         newest_accepted=newest,
@@ -259,12 +261,8 @@ def _waiting_since(job: Job, topic: Topic, unread: Ranges, state: State, now: da
     fresh_through = watermarks.Watermarks.from_properties(state.table.properties).fresh_through
     # Count an older record as received at the end of the fresh hours.
     low = fresh_through if fresh_through is not None else hour_words.start_of(state.timeline.first)
-    oldest = job.kafka.oldest_stamp(topic, starts, ends, _millis(low), _millis(now))
+    oldest = job.kafka.oldest_stamp(topic, starts, ends, int(low.timestamp() * 1000), int(now.timestamp() * 1000))
     return watermarks.waiting_since([oldest] if oldest is not None else [], fresh_through, now)
-
-
-def _millis(when: datetime) -> int:
-    return int(when.timestamp() * 1000)
 
 
 def freshness_seconds(view: StreamStatus, as_of: datetime) -> float:
@@ -327,11 +325,6 @@ def unexplained(state: State, rows: Mapping[str, LedgerRow]) -> dict[str, dict[s
 def unexplained_words(left: Mapping[str, int]) -> str:
     """Unexplained differences as text: `3 missing, 1 changed`."""
     return ", ".join(f"{n} {kind}" for kind, n in left.items())
-
-
-def _published_at(state: State, branch: str) -> datetime | None:
-    snapshot = last_publish(state.table, branch)
-    return datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC) if snapshot is not None else None
 
 
 def overdue_words(overdue: Overdue) -> str:

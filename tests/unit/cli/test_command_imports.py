@@ -23,7 +23,7 @@ import sqlalchemy
         ),
         ("anabranch.spark.submit, anabranch.iceberg.catalog_settings", {"pyspark", "pyiceberg", "pyarrow", "pandas"}),
         (
-            "anabranch.cli, anabranch.job, anabranch.operations.reports.status, anabranch.operations.reports.history",
+            "anabranch.cli, anabranch.job, anabranch.operations.reports.status, anabranch.protocol.decisions",
             {"pyspark", "boto3", "duckdb", "sqlglot", "great_expectations", "pandas", "rich.console"},
         ),
         # Imports PyArrow's datasets by PyIceberg before anything else of the table.

@@ -16,7 +16,6 @@ from anabranch.common.errors import ConfigurationError
 from anabranch.iceberg.commits import Outcome
 from anabranch.iceberg.time_travel import find_snapshot
 from anabranch.offsets.hours import Cut
-from anabranch.operations.reports import history
 from anabranch.protocol import decisions as protocol_decisions
 from anabranch.protocol import override
 from anabranch.protocol.ledger_row import HourAccount, Kind, LedgerRow
@@ -42,6 +41,10 @@ def rebuild(one: StreamLake, revision: int, rows: list[dict[str, Any]], **values
     record(one, *publish.decisions)
 
 
+def recorded(one: StreamLake, hour: str) -> list[protocol_decisions.DecisionFacts]:
+    return protocol_decisions.decisions(job(one).lake, job(one).stream, hour)
+
+
 def n_of(one: StreamLake, at: str) -> list[int]:
     table = run_query(f"SELECT n FROM {one.name} ORDER BY 1", one.lake.tables([one.name]), as_of=at)
     values: list[int] = table["n"].to_pylist()
@@ -53,7 +56,7 @@ def test_a_replaced_revision_is_read_by_its_tag(one: StreamLake) -> None:
     rebuild(one, 2, [event(0, 4, n=2), event(0, 5, n=3)])
     rebuild(one, 3, [event(0, 4, n=4)], gap=1, gaps={"control": 1}, reason="decided again after 2026-11-21T00")
 
-    first, second, third = history.history(job(one), NEXT)
+    first, second, third = recorded(one, NEXT)
 
     assert [d.tag for d in (first, second, third)] == [f"{NEXT}-r1", f"{NEXT}-r2", None]
     assert second.changed == {"good": [1, 2]}
@@ -75,7 +78,7 @@ def test_a_revision_that_was_replaced_while_the_speed_layer_served_is_read_by_it
     rebuild(one, 1, [event(0, 4, n=1)])
     override.serve_hour(Publisher(one.lake, one.stream), NEXT, "speed", "the rule is wrong")
     rebuild(one, 2, [event(0, 4, n=2)])
-    decisions = history.history(job(one), NEXT)
+    decisions = recorded(one, NEXT)
     first = next(d for d in decisions if (d.decision, d.revision) == ("accepted", 1))
     assert n_of(one, "main") == [1, 9], "the hazard did not happen"
     assert n_of(one, f"{NEXT}-r1") == [1]
@@ -121,12 +124,12 @@ def test_changes_in_words() -> None:
 def test_the_text_shows_the_command(one: StreamLake, capsys: pytest.CaptureFixture[str]) -> None:
     rebuild(one, 1, [event(0, 4, n=1)])
     rebuild(one, 2, [event(0, 4, n=2)])
-    print_history("events", NEXT, history.history(job(one), NEXT), "text")
+    print_history("events", NEXT, recorded(one, NEXT), "text")
     output = capsys.readouterr().out
     assert f"hour {NEXT}, revision 1: can be read: by its tag until " in output
     assert f"--as-of {NEXT}-r1\n" in output
     assert "no count changed" in output
-    print_history("events", HOUR, history.history(job(one), HOUR), "text")
+    print_history("events", HOUR, recorded(one, HOUR), "text")
     assert f"no decision about hour {HOUR} yet" in capsys.readouterr().out
 
 
@@ -150,5 +153,5 @@ def test_only_columns_of_a_table_can_be_queried(one: StreamLake) -> None:
 
 def test_an_empty_hour_has_no_rows_at_its_tag(one: StreamLake) -> None:
     record(one, decide(HOUR, "accepted", 1, Cut("t", {}), NOW, served="batch", good=0))
-    (decision,) = history.history(job(one), HOUR)
+    (decision,) = recorded(one, HOUR)
     assert decision.readable == "it is the newest revision"

@@ -28,7 +28,8 @@ from anabranch.cli.render.history import print_history
 from anabranch.cli.render.status import print_hours, print_status
 from anabranch.job import Job
 from anabranch.operations.audit import audit
-from anabranch.operations.reports import dead_letters, diff, explain, history, metrics, status
+from anabranch.operations.reports import dead_letters, diff, explain, metrics, status
+from anabranch.protocol.decisions import decisions
 from anabranch.protocol.state import load_state
 
 GOLDEN = Path(__file__).with_name("report_outputs.txt")
@@ -46,7 +47,7 @@ def printed(job: Job) -> Iterator[tuple[str, Any, Callable[[Any, str], None]]]:
     yield "hours", status.hours(job), print_hours
     yield "status", status.status(job, timedelta(seconds=1)), print_status
     for hour in (None, NEXT):
-        yield f"history {hour}", history.history(job, hour), partial(print_history, "events", hour)
+        yield f"history {hour}", decisions(job.lake, job.stream, hour), partial(print_history, "events", hour)
     for hour in ("2026-11-20T23", HOUR, NEXT, "2026-11-21T02", "2026-11-21T09"):
         yield f"explain {hour}", explain.explain(job, hour, LATER), print_explanation
     for hours in (None, (HOUR, HOUR)):

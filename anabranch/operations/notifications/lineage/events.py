@@ -39,7 +39,7 @@ from anabranch.config import Environment, Stream
 from anabranch.offsets.hours import end_of, start_of
 from anabranch.operations.notifications.lineage.names import Name, catalog_address, catalog_name, table_name, topic_name
 from anabranch.operations.notifications.lineage.parents import ParentRun
-from anabranch.operations.notifications.lineage.runs import HourRun, hour_facts, null_counts, verdicts
+from anabranch.operations.notifications.lineage.runs import HourRun, assertions_of, hour_facts, null_counts
 from anabranch.protocol.ledger_row import LedgerRow
 
 if TYPE_CHECKING:
@@ -202,21 +202,7 @@ def _table_facets(subject: Subject, row: LedgerRow | None) -> dict[str, Any]:
         facets["version"] = dataset_version_dataset.DatasetVersionDatasetFacet(str(row.snapshot_id))
     if row.good is not None:
         facets["dataQualityMetrics"] = _metrics(subject, row)
-    if checked := verdicts(row):
-        assertions = [
-            data_quality_assertions_dataset.Assertion(
-                assertion=v.type,
-                success=v.met,
-                column=v.column,
-                severity=v.severity,
-                name=v.type,
-                description=v.message,
-                expected=v.expected,
-                actual=v.actual,
-                params=None,
-            )
-            for v in checked
-        ]
+    if assertions := assertions_of(row):
         facets["dataQualityAssertions"] = data_quality_assertions_dataset.DataQualityAssertionsDatasetFacet(assertions)
     return facets
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from openlineage.client.facet_v2 import data_quality_assertions_dataset as quality_facet
 from openlineage.client.uuid import generate_static_uuid
 
 from anabranch.offsets.hours import start_of
@@ -104,48 +105,39 @@ def _without_nothing(value: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True)
-class AssertionResult:
-    """An expectation of the quality gate, or the balance, and whether it was met."""
-
-    type: str
-    met: bool
-    severity: str
-    column: str | None = None
-    expected: str | None = None
-    actual: str | None = None
-    message: str | None = None
-
-
 _SEVERITIES = {"critical": "error", "warning": "warn"}
 
 
-def verdicts(row: LedgerRow) -> list[AssertionResult]:
-    """The checks of an hour, the balance first."""
+def assertions_of(row: LedgerRow) -> list[quality_facet.Assertion]:
+    """The checks of an hour: the balance first, then the expectations of the quality gate."""
     found = []
     balance = _balance(row)
     if balance is not None:
         total = sum(balance[name] for name in ("good", "dead", "duplicate", "gap"))
         is_closed = total == balance["offsets"]
-        found.append(AssertionResult("balance", is_closed, "error", None, str(balance["offsets"]), str(total)))
+        found.append(_assertion("balance", is_closed, "error", expected=str(balance["offsets"]), actual=str(total)))
     quality = row.quality or QualityResult(True)
-    found += [_verdict(entry, True) for entry in quality.met or ()]
-    found += [_verdict(entry, False) for entry in (*quality.failed, *(quality.warnings or ()))]
+    found += [_of_entry(entry, True) for entry in quality.met or ()]
+    found += [_of_entry(entry, False) for entry in (*quality.failed, *(quality.warnings or ()))]
     return found
 
 
-def _verdict(entry: Mapping[str, Any], met: bool) -> AssertionResult:
+def _assertion(type: str, success: bool, severity: str, **other: str | None) -> quality_facet.Assertion:
+    return quality_facet.Assertion(assertion=type, success=success, severity=severity, name=type, params=None, **other)
+
+
+def _of_entry(entry: Mapping[str, Any], met: bool) -> quality_facet.Assertion:
     kwargs = dict(entry.get("kwargs") or {})
     column = kwargs.pop("column", None)
     severity = str(entry.get("severity", "critical"))
-    return AssertionResult(
-        type=str(entry["type"]),
-        met=met,
-        severity=_SEVERITIES.get(severity, severity),
+    return _assertion(
+        str(entry["type"]),
+        met,
+        _SEVERITIES.get(severity, severity),
         column=str(column) if column is not None else None,
         expected=", ".join(f"{k}: {v}" for k, v in kwargs.items()) or None,
         actual=_actual(entry),
-        message=entry.get("message"),
+        description=entry.get("message"),
     )
 
 
