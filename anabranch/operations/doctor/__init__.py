@@ -62,7 +62,7 @@ class _Readings:
     kafka: Reading[kafka.KafkaFacts]
     tables: Reading[tables.TableFacts]
     status: Reading[streams.StreamFacts]
-    registry: Reading[registry.RegistryFacts] | None
+    registry: Reading[bool] | None
 
     def is_without(self, *shared: Reading[Any] | None) -> bool:
         """Whether the stream's state needs an answer of a reading that was given up."""
@@ -137,17 +137,15 @@ def _wait(
 
 
 def _read(environment: Environment, stream: Stream, catalog: Lake) -> _Readings:
-    def named(what: str) -> str:
-        return f"{what} {stream.name}"
-
+    name, subject = stream.name, None
+    if stream.format.needs_registry:
+        subject = Reading(f"registry {name}", lambda: registry.read(environment, stream))
     return _Readings(
         stream=stream,
-        kafka=Reading(named("kafka"), lambda: kafka.read(environment, stream)),
-        tables=Reading(named("tables"), lambda: tables.read(environment, stream, catalog)),
-        status=Reading(named("stream"), lambda: streams.read(environment, stream, catalog)),
-        registry=Reading(named("registry"), lambda: registry.read(environment, stream))
-        if stream.format.needs_registry
-        else None,
+        kafka=Reading(f"kafka {name}", lambda: kafka.read(environment, stream)),
+        tables=Reading(f"tables {name}", lambda: tables.read(environment, stream, catalog)),
+        status=Reading(f"stream {name}", lambda: streams.read(environment, stream, catalog)),
+        registry=subject,
     )
 
 
@@ -180,24 +178,14 @@ def _judge(
 ) -> Examined:
     """The findings of what a reader found, or of why it found nothing."""
     facts = reading.facts()
-    if isinstance(facts, AnabranchError):
-        found = [_timed_out(facts, reading) or failed(facts) or _unread(reading.name, facts)]
-    else:
-        found = findings(facts)
-    return Examined(reading.name, reading.seconds, found)
-
-
-def _timed_out(failure: AnabranchError, reading: Reading[T]) -> Finding | None:
-    """The finding for a reader that timed out; None if its service answered."""
-    if not isinstance(failure, NoAnswer) or not reading.is_given_up:
-        return None
-    remedy = "run the same command with a larger --limit SECONDS"
-    return error(Issue.NO_ANSWER, reading.name, "the examination to end", str(failure), remedy)
-
-
-def _unread(subject: str, failure: AnabranchError) -> Finding:
-    remedy = "see the message, and the other findings"
-    return error(Issue.NO_ANSWER, subject, "the examination to end", str(failure), remedy)
+    if not isinstance(facts, AnabranchError):
+        return Examined(reading.name, reading.seconds, findings(facts))
+    is_late = isinstance(facts, NoAnswer) and reading.is_given_up
+    remedy = (
+        "run the same command with a larger --limit SECONDS" if is_late else "see the message, and the other findings"
+    )
+    unread = error(Issue.NO_ANSWER, reading.name, "the examination to end", str(facts), remedy)
+    return Examined(reading.name, reading.seconds, [unread if is_late else failed(facts) or unread])
 
 
 def _not_examined(subject: str, expected: str, found: str) -> Finding:

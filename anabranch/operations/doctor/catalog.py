@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
 from anabranch.common.errors import AnabranchError, ConfigurationError
 from anabranch.config import Catalog, Environment
@@ -18,16 +17,9 @@ _SLOW = 0.5
 _LOCK_SECONDS = 4
 
 
-@dataclass(frozen=True)
-class CatalogFacts:
-    """`seconds`: the duration of one table lookup over an open connection."""
-
-    seconds: float
-
-
-def read(environment: Environment) -> CatalogFacts:
-    """Raises ConfigurationError for a missing permission, Transient for a catalog that is
-    unreachable or locked."""
+def read(environment: Environment) -> float:
+    """The seconds of one table lookup over an open connection. Raises ConfigurationError for a missing permission,
+    Transient for a catalog that is unreachable or locked."""
     settings = environment.catalog
     impatient = settings.model_copy(update={"uri": with_patience(settings.uri, _LOCK_SECONDS)})
     lake = Lake(environment.model_copy(update={"catalog": impatient}))
@@ -35,7 +27,7 @@ def read(environment: Environment) -> CatalogFacts:
     began = time.monotonic()
     # No table has this name; the lookup measures latency only.
     lake.exists("anabranch.doctor")
-    return CatalogFacts(time.monotonic() - began)
+    return time.monotonic() - began
 
 
 def failed(catalog: Catalog, failure: AnabranchError) -> Finding:
@@ -52,11 +44,11 @@ def failed(catalog: Catalog, failure: AnabranchError) -> Finding:
     return error(Issue.CATALOG_AWAY, subject, "an answer", str(failure), remedy)
 
 
-def findings(catalog: Catalog, facts: CatalogFacts) -> list[Finding]:
+def findings(catalog: Catalog, seconds: float) -> list[Finding]:
     """Pure."""
-    if facts.seconds <= _SLOW:
+    if seconds <= _SLOW:
         return []
     expected = f"an answer within {_SLOW} s: every publish sends several requests"
     remedy = "catalog.uri in anabranch.yaml: a catalog in the region of the jobs"
     subject = f"{catalog.name} ({catalog.type})"
-    return [warning(Issue.CATALOG_SLOW, subject, expected, f"{facts.seconds:.1f} s", remedy)]
+    return [warning(Issue.CATALOG_SLOW, subject, expected, f"{seconds:.1f} s", remedy)]

@@ -141,24 +141,29 @@ def _of_compaction(
     delete older records."""
     if "compact" not in settings.cleanup_policy:
         return None
-    needed, backlog = _to_read(stream, unread, now)
+    _, needed, backlog = _to_read(stream, unread, now)
     weighs = Severity.INFO if "compacted" in stream.batch.allow_gaps else Severity.ERROR
     if settings.compaction_lag >= needed:
         return None
     expected = f"min.compaction.lag.ms of {words(needed)} or more: records are read before compaction{backlog}"
-    wanted = max(timedelta(days=2), timedelta(days=-(-needed // timedelta(days=1))))
-    remedy = alter(kafka, stream.topic, f"min.compaction.lag.ms={wanted // timedelta(milliseconds=1)}")
+    remedy = alter(kafka, stream.topic, f"min.compaction.lag.ms={_millis(needed, timedelta(days=2))}")
     given = f"cleanup.policy={settings.cleanup_policy}, min.compaction.lag.ms of {words(settings.compaction_lag)}"
     return Finding(Issue.TOPIC_COMPACTED, weighs, stream.topic, expected, given, remedy)
 
 
-def _to_read(stream: Stream, unread: Unread | None, now: datetime) -> tuple[timedelta, str]:
-    """How long Kafka must keep a record for the batch layer, plus one day; and the reason as
+def _millis(needed: timedelta, least: timedelta) -> int:
+    """Whole days of at least `needed` and `least`, in milliseconds."""
+    days = timedelta(days=-(-needed // timedelta(days=1)))
+    return max(least, days) // timedelta(milliseconds=1)
+
+
+def _to_read(stream: Stream, unread: Unread | None, now: datetime) -> tuple[timedelta, timedelta, str]:
+    """How long records wait for the batch layer by now; how long Kafka must keep them, a day more; and the reason as
     text."""
     waits = max(timedelta(), now - start_of(unread.hour)) if unread is not None else timedelta()
     backlog = f" (it has not read {unread.hour} and later hours)" if unread is not None else ""
     # The batch layer reads an hour after the hour's end and its grace.
-    return max(waits, timedelta(hours=1) + stream.batch.grace) + SPARE, backlog
+    return waits, max(waits, timedelta(hours=1) + stream.batch.grace) + SPARE, backlog
 
 
 def _of_time(
@@ -166,14 +171,12 @@ def _of_time(
 ) -> Finding | None:
     if settings.retention is None:
         return None
-    waits = max(timedelta(), now - start_of(unread.hour)) if unread is not None else timedelta()
-    needed, backlog = _to_read(stream, unread, now)
+    waits, needed, backlog = _to_read(stream, unread, now)
     if settings.retention >= needed:
         return None
     expected = f"retention.ms of {words(needed)} or more: the batch layer's unread records, plus a day{backlog}"
     weighs = Severity.ERROR if settings.retention <= waits else Severity.WARNING
-    wanted = max(_WEEK, timedelta(days=-(-needed // timedelta(days=1))))
-    remedy = alter(kafka, stream.topic, f"retention.ms={wanted // timedelta(milliseconds=1)}")
+    remedy = alter(kafka, stream.topic, f"retention.ms={_millis(needed, _WEEK)}")
     return Finding(Issue.RETENTION_TIME, weighs, stream.topic, expected, words(settings.retention), remedy)
 
 

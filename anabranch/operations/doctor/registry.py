@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from anabranch.common.errors import AnabranchError, ConfigurationError
 from anabranch.config import Environment, Stream
 from anabranch.kafka.schema_registry import open_registry
 from anabranch.operations.doctor.finding import Finding, Issue, error, warning
 
 
-@dataclass(frozen=True)
-class RegistryFacts:
-    """Whether the registry has the stream's subject; for a stream without a subject, whether it
-    answered."""
-
-    has_subject: bool
-
-
-def read(environment: Environment, stream: Stream) -> RegistryFacts:
-    """Raises ConfigurationError when the server refuses or is not a registry, Transient when it is
-    unreachable."""
+def read(environment: Environment, stream: Stream) -> bool:
+    """Whether the registry has the stream's subject; True for a stream without one, once it answered. Raises
+    ConfigurationError when the server refuses or is not a registry, Transient when it is unreachable."""
     registry = open_registry(environment, stream)
     if stream.format.subject is not None or stream.subject_schema is not None:
-        return RegistryFacts(registry.has_subject(stream.subject))
+        return registry.has_subject(stream.subject)
     # Any answer about an id shows that the registry is reachable.
     registry.schema(1)
-    return RegistryFacts(True)
+    return True
 
 
 def failed(stream: Stream, failure: AnabranchError) -> Finding:
@@ -38,9 +28,9 @@ def failed(stream: Stream, failure: AnabranchError) -> Finding:
     return error(Issue.REGISTRY_AWAY, stream.name, "an answer from the schema registry", str(failure), remedy)
 
 
-def findings(stream: Stream, facts: RegistryFacts) -> list[Finding]:
+def findings(stream: Stream, has_subject: bool) -> list[Finding]:
     """Pure."""
-    if facts.has_subject:
+    if has_subject:
         return []
     remedy = f"format.subject in {stream.name}.yaml, or the first schema registered by a producer"
     return [warning(Issue.SUBJECT_MISSING, stream.name, f"subject {stream.subject}", "none", remedy)]

@@ -11,7 +11,6 @@ from anabranch.job import Job
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.offsets.hours import shift
 from anabranch.operations.audit import audit
-from anabranch.operations.audit.checks import AuditReport
 from anabranch.operations.doctor.finding import Finding, Issue, error, warning
 from anabranch.operations.reports.status import (
     MAY_WAIT,
@@ -41,15 +40,10 @@ def read(environment: Environment, stream: Stream, catalog: Lake) -> StreamFacts
         view = status(job, late_after(stream, stream.airflow.speed_late_after))
         last = view.newest_accepted
         counted = audit(job, (shift(last, 1 - _AUDITED), last), with_kafka=False) if last is not None else None
-    return StreamFacts(view, _disagreements(counted) if counted is not None else {})
-
-
-def _disagreements(report: AuditReport) -> dict[str, list[str]]:
-    """The audit's messages by hour."""
     by_hour: dict[str, list[str]] = {}
-    for disagreement in report.disagreements:
+    for disagreement in counted.disagreements if counted is not None else ():
         by_hour.setdefault(disagreement.hour, []).append(disagreement.message)
-    return by_hour
+    return StreamFacts(view, by_hour)
 
 
 def findings(stream: Stream, facts: StreamFacts) -> list[Finding]:

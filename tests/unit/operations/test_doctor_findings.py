@@ -204,7 +204,7 @@ def test_reads_of_a_lake_after_apply(tmp_path: Path) -> None:
     assert tables.findings("lake", made.stream, facts) == []
     assert facts.unread == kafka.Unread(made.state().timeline.open, {0: 0})
     # SQLite has no lock that is held.
-    assert catalog.findings(made.environment.catalog, catalog.CatalogFacts(0.01)) == []
+    assert catalog.findings(made.environment.catalog, 0.01) == []
     assert catalog.read(made.environment).seconds < 60
 
 
@@ -322,13 +322,13 @@ def test_a_setting_that_a_server_does_not_implement_is_no_finding() -> None:
 
 
 def test_a_subject_that_is_missing() -> None:
-    assert checks(registry.findings(STREAM, registry.RegistryFacts(False))) == {Issue.SUBJECT_MISSING: "warning"}
-    assert registry.findings(STREAM, registry.RegistryFacts(True)) == []
+    assert checks(registry.findings(STREAM, False)) == {Issue.SUBJECT_MISSING: "warning"}
+    assert registry.findings(STREAM, True) == []
 
 
 def test_a_slow_catalog() -> None:
     environment = new_environment(Path("/nowhere"))
-    found = catalog.findings(environment.catalog, catalog.CatalogFacts(0.6))
+    found = catalog.findings(environment.catalog, 0.6)
     assert checks(found) == {Issue.CATALOG_SLOW: "warning"}
 
 
