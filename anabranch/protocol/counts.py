@@ -32,7 +32,14 @@ class Counts:
         return [getattr(self, name) for name in COUNTS]
 
 
-COUNTS = ("offsets", "good", "dead", "duplicate", "gap")
+TERMS = ("good", "dead", "duplicate", "gap")
+COUNTS = ("offsets", *TERMS)
+
+
+def accounted(account: HourAccount | Counts) -> int | None:
+    """How many offsets the terms account for, with those that were erased; None where a term is not recorded. Pure."""
+    terms = [getattr(account, name) for name in TERMS]
+    return sum(terms) + (account.erased or 0) if None not in terms else None
 
 
 def ranges_of(cut: Cut | None) -> Ranges | None:

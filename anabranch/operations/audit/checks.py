@@ -14,10 +14,10 @@ from typing import Any
 from anabranch.kafka.batches import ABORTED, CONTROL, PRESENT
 from anabranch.offsets.hours import IMPORTED, Cut, Timeline, shift
 from anabranch.operations.audit.count import GONE, Recount
+from anabranch.protocol.counts import COUNTS, TERMS, accounted
 from anabranch.protocol.ledger_row import HourAccount, Layer, LedgerRow
 
 _WORDS = {"rows": "rows of main", "batch": "rows of branch batch", "dead": "dead letters of main"}
-CLOSES = ("good", "dead", "duplicate", "gap")
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,7 @@ class Disagreement:
         return f"{where}: {self.what}: expected {self.expected}, found {self.found}"
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            "partition": self.partition,
-            "what": self.what,
-            "expected": self.expected,
-            "found": self.found,
-            "message": self.message,
-        }
+        return {key: value for key, value in vars(self).items() if key != "hour"} | {"message": self.message}
 
 
 @dataclass(frozen=True)
@@ -130,9 +124,8 @@ def _check_ledger(a: Audited, findings: _Findings) -> None:
     size = sum(r.cut[1] - r.cut[0] for r in a.partitions.values())
     if account.offsets is not None and account.offsets != size:
         findings.differs("ledger", f"{size} offsets, the size of its cut", account.offsets)
-    counts = [getattr(account, name) for name in CLOSES]
-    if None not in counts and (closed := sum(counts) + (account.erased or 0)) != size:
-        words = " + ".join(f"{n} {name}" for name, n in zip(CLOSES, counts, strict=True))
+    if (closed := accounted(account)) not in (None, size):
+        words = " + ".join(f"{getattr(account, name)} {name}" for name in TERMS)
         words += f" + {account.erased} erased" if account.erased else ""
         findings.differs("balance of the ledger", f"{size} offsets", f"{closed}: {words}")
     gaps = account.gaps
@@ -271,8 +264,7 @@ def check_expired(
     found = []
     for hour in hours:
         row = rows.get(hour) or HourAccount()
-        counts = [getattr(row, name) for name in CLOSES]
-        if row.offsets is not None and None not in counts and (n := sum(counts) + (row.erased or 0)) != row.offsets:
+        if row.offsets is not None and (n := accounted(row)) not in (None, row.offsets):
             found.append(Disagreement(hour, None, "balance of the ledger", f"{row.offsets} offsets", str(n)))
         for branch, by_hour in files.items():
             if number := len(by_hour.get(hour, ())):
@@ -301,7 +293,7 @@ class AuditedHour:
             "hour": a.hour,
             "served": a.served,
             "revision": a.revision or (a.row.revision if a.row is not None else 0),
-            "ledger": {name: getattr(a.account, name) for name in ("offsets", *CLOSES)},
+            "ledger": {name: getattr(a.account, name) for name in COUNTS},
             "partitions": {str(p): _partition_dict(r) for p, r in a.partitions.items()},
             "kafka": self.read_of_kafka,
             "kafka_reason": a.kafka,

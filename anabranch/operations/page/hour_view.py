@@ -17,6 +17,7 @@ from anabranch.operations.reports.dead_letters import DeadLetters
 from anabranch.operations.reports.diff import HourDifference, HourDuplicates
 from anabranch.operations.reports.explain import HourFacts, explain
 from anabranch.operations.reports.explain_text import explain_sentences
+from anabranch.protocol.counts import accounted
 from anabranch.protocol.decisions import DecisionFacts, decisions
 from anabranch.protocol.ledger_row import Entries
 from serving_layer.layer_diff.duckdb import Sample
@@ -136,9 +137,8 @@ def balance_of(facts: HourFacts) -> BalanceTable | None:
         terms.append(("gap", counts.gap or 0, [a.gap for a in each]))
     if counts.erased:
         terms.append(("erased", counts.erased, [a.erased or 0 for a in each]))
-    classes = [counts.good, counts.dead, counts.duplicate, counts.gap, counts.erased or 0]
-    numbers = [n for n in classes if n is not None]
-    closes = sum(numbers) == counts.offsets if len(numbers) == len(classes) and counts.offsets is not None else None
+    total = accounted(counts)
+    closes = total == counts.offsets if total is not None and counts.offsets is not None else None
     return BalanceTable(tuple(accounts), [BalanceLine(*term) for term in terms], counts.offsets, closes)
 
 

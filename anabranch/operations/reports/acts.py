@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -50,12 +51,7 @@ def act_records(rows: Iterable[LedgerRow]) -> list[ActRecord]:
     return [_record(act, of_act) for act, of_act in sorted(by_act.items(), key=lambda item: item[0].at)]
 
 
-def _record(act: Act, rows: Iterable[LedgerRow]) -> ActRecord:
-    counts: dict[str, int] = {}
-    hours, reasons = set(), dict[str, None]()
-    for row in rows:
-        counts[row.decision] = counts.get(row.decision, 0) + 1
-        hours.add(row.hour)
-        if row.reason is not None and row.reason != act.why:
-            reasons[row.reason] = None
-    return ActRecord(act.at, act.name, act.user, act.host, act.why, tuple(sorted(hours)), counts, tuple(reasons))
+def _record(act: Act, rows: Sequence[LedgerRow]) -> ActRecord:
+    hours, counts = tuple(sorted({row.hour for row in rows})), dict(Counter[str](row.decision for row in rows))
+    reasons = tuple(dict.fromkeys(row.reason for row in rows if row.reason is not None and row.reason != act.why))
+    return ActRecord(act.at, act.name, act.user, act.host, act.why, hours, counts, reasons)

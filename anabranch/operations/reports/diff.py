@@ -12,7 +12,7 @@ from anabranch.protocol import coverage, ledger
 from anabranch.protocol.ledger_row import Diff, HourAccount, LedgerRow
 from anabranch.protocol.state import State, load_state
 from serving_layer.layer_diff.duckdb import Repeated, Sample, open_comparison
-from serving_layer.layer_diff.kinds import Difference, unexplained_counts
+from serving_layer.layer_diff.kinds import unexplained_counts
 
 
 @dataclass(frozen=True)
@@ -56,24 +56,10 @@ def difference(job: Job, hour: str, each: int) -> HourDifference:
     unread = coverage.unread_ranges(state, hour, cut)
     with open_comparison(state.table, hour, job.stream.key, job.stream.batch.lookback_hours) as comparison:
         counted, samples = comparison.difference(unread), comparison.samples(unread, each)
-    return difference_view(
-        job.stream.name, hour, counted, samples, row, coverage.uncovered_reason(state, "speed", hour)
-    )
-
-
-def difference_view(
-    stream: str,
-    hour: str,
-    counted: Difference,
-    samples: Sequence[Sample],
-    row: LedgerRow | None,
-    uncovered: str | None,
-) -> HourDifference:
-    """The report, from the current counts and the ledger's row of the acceptance. Pure."""
-    now = replace(counted.diff, sample=None)
-    account = row or HourAccount()
+    now, account = replace(counted.diff, sample=None), row or HourAccount()
+    uncovered = coverage.uncovered_reason(state, "speed", hour)
     return HourDifference(
-        stream=stream,
+        stream=job.stream.name,
         hour=hour,
         speed_rows=counted.speed_rows,
         batch_rows=counted.speed_rows - counted.extra - counted.duplicate + counted.missing,

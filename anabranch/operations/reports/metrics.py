@@ -31,7 +31,7 @@ from anabranch.operations.reports.maintenance import HOURS_SHOWN, Maintenance, T
 from anabranch.operations.reports.reading import BackgroundReader, TimedValue, utc_now
 from anabranch.operations.reports.status import StreamStatus
 from anabranch.protocol.ledger_row import Layer
-from anabranch.protocol.maintained import MaintainedFolder, MaintainedTable
+from anabranch.protocol.maintained import MaintainedTable
 from anabranch.protocol.measured import BOUNDS, COMMIT, PUBLISH, READABLE, STAGE, Durations, Measured
 from anabranch.protocol.watermarks import complete_through_all
 
@@ -69,25 +69,17 @@ class ScrapedStream:
 
 @dataclass(frozen=True)
 class _Asked:
-    """A stream to read. `answered` is set when the newest request was answered."""
+    """A stream to read. Its reader is `answered` unless a reading is under way."""
 
     job: Job | AnabranchError
     slo: Slo
     reader: BackgroundReader[Known]
-    answered: threading.Event
 
     def ask(self) -> None:
         """Start to read the stream, unless a reading is under way."""
-        if not self.answered.is_set():
-            return
-        self.answered.clear()
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        try:
-            self.reader.refresh()
-        finally:
-            self.answered.set()
+        if self.reader.answered.is_set():
+            self.reader.answered.clear()
+            threading.Thread(target=self.reader.refresh, daemon=True).start()
 
 
 class Streams(Collector):
@@ -115,7 +107,7 @@ class Streams(Collector):
                 asked.ask()
         answers = {}
         for name, asked in streams.items():
-            in_time = asked.answered.wait(max(0.0, deadline - time.monotonic()))
+            in_time = asked.reader.answered.wait(max(0.0, deadline - time.monotonic()))
             reading = asked.reader.reading
             is_up = in_time and reading.failure is None
             answers[name] = ScrapedStream(asked.slo, reading, is_up, groups[name])
@@ -140,17 +132,15 @@ class Streams(Collector):
             for name, job in found.items()
         }
         for name, old in before.items():
-            if self._asked.get(name) is not old and old.answered.is_set():
+            if self._asked.get(name) is not old and old.reader.answered.is_set():
                 _close(old.job)
 
 
 def _asked(name: str, job: Job | AnabranchError) -> _Asked:
-    answered = threading.Event()
-    answered.set()
-    what = f"metrics of stream {name}"
-    if isinstance(job, AnabranchError):
-        return _Asked(job, Slo(), BackgroundReader(what, partial(_refuse, job)), answered)
-    return _Asked(job, job.stream.slo, BackgroundReader(what, partial(_read, job, ContentReader(job))), answered)
+    read = partial(_refuse, job) if isinstance(job, AnabranchError) else partial(_read, job, ContentReader(job))
+    reader = BackgroundReader(f"metrics of stream {name}", read)
+    reader.answered.set()
+    return _Asked(job, job.stream.slo if isinstance(job, Job) else Slo(), reader)
 
 
 def _close(job: Job | AnabranchError) -> None:
@@ -278,11 +268,6 @@ _OF_LAST_RUN: tuple[tuple[str, str, Callable[[MaintainedTable], int]], ...] = (
     ("spared_bytes", "Bytes of the unreferenced files that it kept.", lambda t: t.spared.bytes),
 )
 
-_OF_FOLDERS: tuple[tuple[str, str, Callable[[MaintainedFolder], int]], ...] = (
-    ("deleted_files", "Files", lambda f: f.gone.files),
-    ("deleted_bytes", "Bytes of files", lambda f: f.gone.bytes),
-)
-
 
 def _group_metrics(answers: Mapping[str, ScrapedStream], now: datetime) -> Iterator[Metric]:
     """Completeness of each group whose streams all answered. Pure."""
@@ -321,10 +306,11 @@ def _maintenance_metrics(maintained: Mapping[str, Maintenance], now: datetime) -
     tables = {name: run.tables for name, run in last.items()}
     for key, text, of_run in _OF_LAST_RUN:
         yield _gauge(f"maintenance_{key}", text, tables, partial(_by_name, of_run), "table")
+    text = "of killed processes that the last run deleted from temporary folders."
     folders = {name: run.folders for name, run in last.items()}
-    for key, what, of_folder in _OF_FOLDERS:
-        text = f"{what} of killed processes that the last run deleted from temporary folders."
-        yield _gauge(f"folder_{key}", text, folders, partial(_by_name, of_folder), "folder")
+    files, size = partial(_by_name, lambda f: f.gone.files), partial(_by_name, lambda f: f.gone.bytes)
+    yield _gauge("folder_deleted_files", f"Files {text}", folders, files, "folder")
+    yield _gauge("folder_deleted_bytes", f"Bytes of files {text}", folders, size, "folder")
     grown = {name: m.tables for name, m in maintained.items()}
     for key, text, of_table in _OF_TABLES:
         yield _gauge(f"table_{key}", text, grown, partial(_by_name, of_table), "table")

@@ -52,7 +52,7 @@ class TimedValue(Generic[T]):
         `every` allows, or the first reading is under way. Pure."""
         asking = self.asking_since
         if asking is not None and now - asking > deadline:
-            return f"no answer since {asking:%H:%M:%S} UTC, {_seconds(now - asking)} ago"
+            return f"no answer since {asking:%H:%M:%S} UTC, {(now - asking).total_seconds():.0f} s ago"
         if self.failure is not None:
             return f"the attempt of {self.failure.at:%H:%M:%S} UTC failed: {self.failure.reason}"
         # Two readings that just meet the deadline, and the pause between them.
@@ -65,10 +65,6 @@ class TimedValue(Generic[T]):
         `fresh_for`. Pure."""
         attempts = [at for at in (self.as_of, self.failure.at if self.failure else None) if at is not None]
         return self.asking_since is None and (not attempts or now - max(attempts) > fresh_for)
-
-
-def _seconds(span: timedelta) -> str:
-    return f"{span.total_seconds():.0f} s"
 
 
 def utc_now() -> datetime:

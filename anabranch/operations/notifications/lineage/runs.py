@@ -16,6 +16,7 @@ from openlineage.client.uuid import generate_static_uuid
 from anabranch.offsets.hours import start_of
 from anabranch.offsets.position import ranges_to_keys
 from anabranch.operations.notifications.lineage.parents import ParentRun, parse_run
+from anabranch.protocol.counts import COUNTS, TERMS
 from anabranch.protocol.ledger_row import LedgerRow, QualityResult
 
 
@@ -93,7 +94,7 @@ def hour_facts(run: HourRun) -> dict[str, Any]:
 def _balance(row: LedgerRow) -> dict[str, Any] | None:
     if row.good is None:
         return None
-    counts = {name: getattr(row, name) or 0 for name in ("offsets", "good", "dead", "duplicate", "gap")}
+    counts = {name: getattr(row, name) or 0 for name in COUNTS}
     return counts | {"gaps": dict(row.gaps or {})}
 
 
@@ -113,7 +114,7 @@ def assertions_of(row: LedgerRow) -> list[quality_facet.Assertion]:
     found = []
     balance = _balance(row)
     if balance is not None:
-        total = sum(balance[name] for name in ("good", "dead", "duplicate", "gap"))
+        total = sum(balance[name] for name in TERMS)
         is_closed = total == balance["offsets"]
         found.append(_assertion("balance", is_closed, "error", expected=str(balance["offsets"]), actual=str(total)))
     quality = row.quality or QualityResult(True)

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from anabranch.protocol.counts import COUNTS
 from anabranch.protocol.ledger_row import Layer, LedgerRow
 
-BALANCE = ("offsets", "good", "dead", "duplicate", "gap")
 ADOPTING = "sealed by adopting"
 
 
@@ -34,7 +34,7 @@ class Message:
     def as_dict(self, stream: str, table: str, page: str | None) -> dict[str, Any]:
         """The JSON object to post. `text` is a one-sentence summary, which chat services show."""
         row = self.row
-        balance = {name: value for name in BALANCE if (value := getattr(row, name)) is not None}
+        balance = {name: value for name in COUNTS if (value := getattr(row, name)) is not None}
         diff, quality = row.diff, row.quality
         link = f"{page}/streams/{stream}/hours/{row.hour}" if page is not None else None
         return {
