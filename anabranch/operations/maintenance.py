@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -172,11 +172,6 @@ def maintain(job: Job, now: datetime, dry_run: bool = False, publisher: Publishe
     return done
 
 
-def size_of(files: Sequence[Stored]) -> Size:
-    """The number of files and their total bytes. Pure."""
-    return Size(len(files), sum(f.size for f in files))
-
-
 def plan_run(
     done: Maintained, began: datetime, ended: datetime, seconds: Mapping[str, float], failed: Mapping[str, str]
 ) -> MaintenanceRun:
@@ -185,7 +180,7 @@ def plan_run(
         name: MaintainedTable(
             expired,
             done.merged.get(name, 0),
-            size_of(done.orphans.get(name, ())),
+            Size.of([f.size for f in done.orphans.get(name, ())]),
             done.spared.get(name, Size()),
         )
         for name, expired in done.expired.items()
@@ -417,11 +412,10 @@ def _unreferenced(job: Job, before: datetime) -> _Unreferenced:
     of_age, young = dict[str, list[Stored]](), dict[str, Size]()
     for name, files in listed.items():
         of_age[name], spared = plan_orphans(files, referenced, before)
-        young[name] = size_of(spared)
+        young[name] = Size.of([f.size for f in spared])
     return _Unreferenced(of_age, young)
 
 
 def view(stream: str, done: Maintained, dry_run: bool) -> dict[str, Any]:
-    """The run as a JSON object."""
-    orphans = {name: vars(size_of(files)) for name, files in done.orphans.items()}
+    orphans = {n: {"files": len(fs), "bytes": sum(f.size for f in fs)} for n, fs in done.orphans.items()}
     return {"stream": stream, "dry_run": dry_run} | vars(done) | {"orphans": orphans}

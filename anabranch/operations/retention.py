@@ -177,7 +177,7 @@ def expire_ledger(job: Job, now: datetime, dry_run: bool, letters: Collection[st
         table = lake.load(stream.hours_table)
         with lake_errors(f"read the manifests of {stream.hours_table}"):
             files = files_before(table, start)
-        done = LedgerExpired(start, Size(len(files), sum(f.file_size_in_bytes for f in files)))
+        done = LedgerExpired(start, Size.of([f.file_size_in_bytes for f in files]))
         if not files or dry_run:
             return done if files else LedgerExpired()
         if lake.expire_files(stream.hours_table, start) is MergeStep.LANDED:
@@ -265,12 +265,7 @@ def read_promise(job: Job, table: Table, expired: Expired, due: Due, state: Stat
     ends = [holder.until for holder in holders]
     gone_at = max((end for end in ends if end is not None), default=now) if None not in ends else None
     stored = {path: size for of_one in of_snapshot.values() for path, size in of_one.items()}
-    return Promise(size_of(on_heads), size_of(stored), holders, gone_at, is_versioned(job))
-
-
-def size_of(files: Mapping[str, int]) -> Size:
-    """The number of some files, and their bytes."""
-    return Size(len(files), sum(files.values()))
+    return Promise(Size.of(on_heads.values()), Size.of(stored.values()), holders, gone_at, is_versioned(job))
 
 
 class FilesByManifest:
@@ -304,13 +299,13 @@ def holders_of(
         age = ref.max_ref_age_ms
         until = made_at(snapshot) + timedelta(milliseconds=age) if age is not None else None
         kind = "tag" if ref.snapshot_ref_type == SnapshotRefType.TAG else "branch"
-        yield Holder(f"{kind} {name}", until, size_of(of_snapshot[ref.snapshot_id]))
+        yield Holder(f"{kind} {name}", until, Size.of(of_snapshot[ref.snapshot_id].values()))
     # Once the hours have left, the snapshots that are the heads now are former ones too.
     former = {p: size for id, files in of_snapshot.items() if id not in named for p, size in files.items()}
     leaving = {p: size for id in heads(table).values() for p, size in of_snapshot[id].items()}
     if former or leaving:
         left = now if leaving or removed_at is None else removed_at
-        yield Holder("former snapshots", left + SNAPSHOTS_OF_EXPIRED, size_of(former | leaving))
+        yield Holder("former snapshots", left + SNAPSHOTS_OF_EXPIRED, Size.of((former | leaving).values()))
 
 
 def is_versioned(job: Job) -> bool | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -36,6 +36,11 @@ class Size:
 
     files: int = 0
     bytes: int = 0
+
+    @staticmethod
+    def of(sizes: Collection[int]) -> Size:
+        """Of files with so many bytes each."""
+        return Size(len(sizes), sum(sizes))
 
     def __add__(self, other: Size) -> Size:
         return Size(self.files + other.files, self.bytes + other.bytes)

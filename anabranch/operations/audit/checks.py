@@ -68,7 +68,6 @@ class Audited:
 
     @property
     def account(self) -> HourAccount:
-        """The ledger's account."""
         return self.row or HourAccount()
 
     @property
@@ -96,8 +95,6 @@ def find_disagreements(audited: Audited) -> list[Disagreement]:
 
 
 class _Findings:
-    """Collects the disagreements of one hour."""
-
     def __init__(self, hour: str) -> None:
         self._hour = hour
         self.found: list[Disagreement] = []
@@ -161,7 +158,6 @@ def _check_partition(a: Audited, p: int, counted: Recount, findings: _Findings) 
 
 
 def _check_totals(a: Audited, findings: _Findings) -> None:
-    """Compare the ledger's counts with the counts of the files."""
     account, counted = a.account, list(a.partitions.values())
     good, duplicate = account.good, account.duplicate
     # The speed layer keeps duplicates.
@@ -275,8 +271,6 @@ def check_expired(
 
 @dataclass(frozen=True)
 class AuditedHour:
-    """An audited hour with its disagreements."""
-
     audited: Audited
     disagreements: tuple[Disagreement, ...]
 

@@ -56,8 +56,6 @@ class Report:
 
 @dataclass(frozen=True)
 class _Readings:
-    """The readings of one stream."""
-
     stream: Stream
     kafka: Reading[kafka.KafkaFacts]
     tables: Reading[tables.TableFacts]

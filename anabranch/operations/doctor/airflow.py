@@ -80,13 +80,11 @@ def _listed(question: list[str]) -> list[dict[str, Any]]:
 
 
 def failed(why: str) -> Finding:
-    """The finding for an Airflow whose commands fail."""
     expected = "a working airflow command, since AIRFLOW_HOME is set"
     return error(Issue.AIRFLOW_AWAY, "airflow", expected, why, "airflow db migrate")
 
 
 def findings(streams: Sequence[str], facts: AirflowFacts) -> list[Finding]:
-    """Pure."""
     made = [
         error(Issue.AIRFLOW_IMPORT, file, "a DAG file that can be imported", why, "airflow dags list-import-errors")
         for file, why in facts.broken.items()

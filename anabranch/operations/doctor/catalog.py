@@ -31,7 +31,6 @@ def read(environment: Environment) -> float:
 
 
 def failed(catalog: Catalog, failure: AnabranchError) -> Finding:
-    """The finding of a failed request. Pure."""
     subject = f"{catalog.name} ({catalog.type})"
     if "database is locked" in str(failure):
         expected = "the write lock within seconds"
@@ -45,7 +44,6 @@ def failed(catalog: Catalog, failure: AnabranchError) -> Finding:
 
 
 def findings(catalog: Catalog, seconds: float) -> list[Finding]:
-    """Pure."""
     if seconds <= _SLOW:
         return []
     expected = f"an answer within {_SLOW} s: every publish sends several requests"

@@ -78,7 +78,6 @@ def read(environment: Environment, stream: Stream) -> KafkaFacts:
 
 
 def failed(kafka: Kafka, stream: Stream, failure: AnabranchError) -> Finding:
-    """The finding of a failed request. Pure."""
     if isinstance(failure, CodecMissing):
         expected = "the packages that decompress the topic's records"
         return error(Issue.KAFKA_CODEC, stream.topic, expected, str(failure), "pip install --force-reinstall anabranch")
@@ -109,7 +108,6 @@ def _is_here(kafka: Kafka) -> bool:
 
 
 def findings(kafka: Kafka, stream: Stream, facts: KafkaFacts, unread: Unread | None, now: datetime) -> list[Finding]:
-    """Pure."""
     settings, topic = facts.settings, stream.topic
     if settings is None:
         command = f"anabranch dev topic {quote(topic)} --partitions 3"

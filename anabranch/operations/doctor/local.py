@@ -105,7 +105,6 @@ def _exposed(environment: Environment) -> tuple[str, ...]:
 
 
 def findings(facts: LocalFacts) -> list[Finding]:
-    """Pure."""
     made = []
     if facts.no_java is not None:
         remedy = f"sudo apt-get install openjdk-{OLDEST}-jre-headless"

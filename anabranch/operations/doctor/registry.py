@@ -20,7 +20,6 @@ def read(environment: Environment, stream: Stream) -> bool:
 
 
 def failed(stream: Stream, failure: AnabranchError) -> Finding:
-    """The finding of a failed request. Pure."""
     if isinstance(failure, ConfigurationError):
         remedy = "registry.url, registry.user and registry.password in anabranch.yaml"
         return error(Issue.REGISTRY_RIGHTS, stream.name, "permission to read schemas", str(failure), remedy)
@@ -29,7 +28,6 @@ def failed(stream: Stream, failure: AnabranchError) -> Finding:
 
 
 def findings(stream: Stream, has_subject: bool) -> list[Finding]:
-    """Pure."""
     if has_subject:
         return []
     remedy = f"format.subject in {stream.name}.yaml, or the first schema registered by a producer"

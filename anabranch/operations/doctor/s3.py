@@ -136,7 +136,6 @@ def _asked(unasked: list[tuple[Issue, str]], check: Issue, ask: Callable[[], T])
 
 
 def failed(environment: Environment, where: Warehouse, failure: AnabranchError) -> Finding:
-    """The finding of a failed request. Pure."""
     subject = f"s3://{where.bucket}/{where.prefix}"
     if is_untrusted_s3(str(failure)):
         remedy = "s3.ca in anabranch.yaml: a file with the certificate of the server's authority"
@@ -151,7 +150,6 @@ def failed(environment: Environment, where: Warehouse, failure: AnabranchError) 
 
 
 def findings(where: Warehouse, streams: tuple[str, ...], facts: StoreFacts) -> list[Finding]:
-    """Pure."""
     subject = f"s3://{where.bucket}/{where.prefix}"
     if not facts.has_bucket:
         return [

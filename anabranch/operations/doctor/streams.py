@@ -47,7 +47,6 @@ def read(environment: Environment, stream: Stream, catalog: Lake) -> StreamFacts
 
 
 def findings(stream: Stream, facts: StreamFacts) -> list[Finding]:
-    """Pure."""
     view, name, made = facts.status, stream.name, []
     if view.topic_recreated:
         expected = f"topic {view.topic} with the id {view.topic_id}"

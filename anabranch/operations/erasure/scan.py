@@ -69,8 +69,6 @@ class Hit:
 
 @dataclass(frozen=True)
 class ScanResult:
-    """What a scan read, and what it found."""
-
     objects: int
     versions: int
     bytes: int
@@ -216,7 +214,6 @@ class Look:
 
 
 def _leaves(value: Any) -> Iterator[bytes]:
-    """The texts and bytes of a value."""
     if isinstance(value, bytes):
         yield value
     elif isinstance(value, str):

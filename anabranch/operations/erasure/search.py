@@ -68,12 +68,10 @@ class Values:
 
     @cached_property
     def array(self) -> pa.StringArray:
-        """The texts as an array."""
         return pa.array(self.ordered, pa.string())
 
     @cached_property
     def ordered(self) -> list[str]:
-        """The texts, in their order."""
         return sorted(self.texts)
 
     @cached_property

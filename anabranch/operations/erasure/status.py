@@ -292,7 +292,6 @@ def _scan(job: Job, state: State, one: Erasure) -> int:
 
 
 def status_lines(status: ErasureStatus) -> list[str]:
-    """The status in words."""
     asked = f" by {status.by.user}@{status.by.host}: {status.by.why}" if status.by is not None else ""
     lines = [
         f"erasure {status.id} of {status.values} values of {status.column}, requested "
@@ -309,5 +308,4 @@ def status_lines(status: ErasureStatus) -> list[str]:
 
 
 def view(statuses: Sequence[ErasureStatus]) -> list[Mapping[str, object]]:
-    """The statuses as JSON has them."""
     return [vars(status) | {"certificate": status.is_certificate} for status in statuses]

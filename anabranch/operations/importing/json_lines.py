@@ -60,7 +60,6 @@ class JsonLines:
         return pa.schema([*columns, *((name, kind) for name, kind in others.items() if kind is not None)])
 
     def _first(self) -> dict[str, Any]:
-        """The first line."""
         for number, line in self._lines():
             try:
                 found = json.loads(line)

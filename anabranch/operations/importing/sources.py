@@ -122,7 +122,6 @@ def from_number(number: int) -> str:
 
 
 def counts_by_hour(hours: NDArray[Any]) -> dict[int, int]:
-    """How many rows each hour has."""
     numbers, counts = np.unique(hours, return_counts=True)
     return dict(zip(numbers.tolist(), counts.tolist(), strict=True))
 

@@ -53,8 +53,6 @@ class Line:
 
 @dataclass(frozen=True)
 class Box:
-    """A part of a bar, with its label."""
-
     part: str
     title: str
     x: float
@@ -65,8 +63,6 @@ class Box:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a chart's table."""
-
     since: datetime
     until: datetime
     count: int

@@ -50,8 +50,6 @@ def read_rows(job: Job, hour: str) -> HourRows:
 
 @dataclass(frozen=True)
 class Command:
-    """A command and its effect."""
-
     does: str
     line: str
 
@@ -77,8 +75,6 @@ class BalanceTable:
 
 @dataclass(frozen=True)
 class ExpectationLine:
-    """An expectation of the quality gate and its result."""
-
     verdict: str
     type: str
     about: str
@@ -169,7 +165,6 @@ def _expectation(verdict: str, entry: Mapping[str, Any]) -> ExpectationLine:
 
 
 def sample_line(sample: Sample) -> SampleLine:
-    """Pure."""
     names = sample.columns or [n for n in (sample.speed or sample.batch or {}) if not n.startswith("kafka_")]
     one, other = sample.speed or {}, sample.batch or {}
     columns = [(n, _short(one.get(n)), _short(other.get(n))) for n in names]

@@ -38,7 +38,6 @@ def hours_words(act: ActRecord) -> str:
 
 
 def outcome_words(act: ActRecord) -> str:
-    """What followed from an act. Pure."""
     return ", ".join(f"{count} {decision}" for decision, count in act.decisions.items())
 
 

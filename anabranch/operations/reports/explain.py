@@ -38,8 +38,6 @@ Held = Mapping[str, Mapping[str, int]]
 
 @dataclass(frozen=True)
 class BranchRows:
-    """The files and rows of an hour on a branch."""
-
     rows: int
     files: int
 

@@ -58,7 +58,6 @@ class Maintenance:
 
     @property
     def last(self) -> MaintenanceRun | None:
-        """The newest run."""
         return self.runs[0] if self.runs else None
 
     @property

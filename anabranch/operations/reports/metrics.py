@@ -49,8 +49,6 @@ Values = Mapping[tuple[str, ...], float]
 
 @dataclass(frozen=True)
 class Known:
-    """One reading of a stream."""
-
     status: StreamStatus
     content: MainContent
     maintenance: Maintenance = field(default_factory=Maintenance)
@@ -157,7 +155,6 @@ def _read(job: Job, content: ContentReader) -> Known:
 
 
 def metrics_of(answers: Mapping[str, ScrapedStream], now: datetime) -> Iterator[Metric]:
-    """The metrics of the streams. Pure."""
     yield _gauge("up", "Whether the stream's table and topic answered in time.", answers, lambda a: a.is_up)
     text = "Time of the newest reading of the stream that succeeded."
     yield _gauge("answered_timestamp_seconds", text, answers, lambda a: _timestamp(a.reading.as_of))

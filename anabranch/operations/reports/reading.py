@@ -121,7 +121,6 @@ class Background(Generic[T]):
             dropped.set()
 
     def stop(self) -> None:
-        """Start no new reader; a running one continues."""
         self._stopped.set()
         for reader in list(self._dropped):
             self.drop(reader)
@@ -194,5 +193,4 @@ class OnDemand(Generic[T]):
                 self._waiting.discard(key)
 
     def stop(self) -> None:
-        """Start no new reader."""
         self._workers.shutdown(wait=False, cancel_futures=True)

@@ -288,7 +288,6 @@ def retention_reason(view: StreamStatus, as_of: datetime) -> str | None:
 
 
 def newest_accepted(state: State) -> str | None:
-    """The newest hour that the batch layer has accepted. Pure."""
     hour = hour_words.shift(state.timeline.open, -1)
     while hour >= state.timeline.first and not state.is_accepted(hour):
         hour = hour_words.shift(hour, -1)

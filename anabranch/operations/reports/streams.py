@@ -27,7 +27,6 @@ class StreamSummary:
 
 
 def namespaces_of(selected: config.Selected) -> list[str]:
-    """The namespaces of the streams' tables. Pure."""
     return sorted({stream.table.rpartition(".")[0] for stream in config.loaded(selected)})
 
 

@@ -8,8 +8,6 @@ from uuid import UUID
 
 
 class ParentRun(NamedTuple):
-    """A run and its job."""
-
     namespace: str
     job: str
     run_id: str

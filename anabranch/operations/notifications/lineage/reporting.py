@@ -52,7 +52,6 @@ def subject_of(job: Job) -> Subject:
 
 
 def run_events(subject: Subject, row: LedgerRow) -> tuple[HourRun, tuple[RunEvent, RunEvent]]:
-    """The run of a decision, and the run's events."""
     from anabranch.operations.notifications.lineage.events import events_of
     from anabranch.operations.notifications.lineage.runs import run_of
 
@@ -78,7 +77,6 @@ class LineageReporter:
         self.missed: set[str] = set()
 
     def begin(self) -> None:
-        """Report decisions from now on."""
         if not self._job.environment.lineage.url:
             return
         try:

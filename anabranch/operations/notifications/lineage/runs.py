@@ -36,7 +36,6 @@ class HourRun:
 
 
 def run_of(table_uuid: str, row: LedgerRow) -> HourRun:
-    """The run of an accepted or a refused revision."""
     name = f"{table_uuid}.{row.hour}.{row.revision}"
     refused = row.decision == "refused"
     run = row.run
@@ -56,7 +55,6 @@ def run_of(table_uuid: str, row: LedgerRow) -> HourRun:
 def failed_run(
     table_uuid: str, hour: str, began: datetime, ended: datetime, error: str, parent: str | None, root: str | None
 ) -> HourRun:
-    """The run of an attempt that ended with an error."""
     id = _run_id(hour, f"{table_uuid}.{hour}.{began.isoformat()}")
     return HourRun(id, hour, began, ended, error, None, _known(parent), _known(root))
 
