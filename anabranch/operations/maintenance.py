@@ -297,18 +297,13 @@ def _maintain_dead_letters(job: Job, now: datetime, dry_run: bool) -> int:
     lake, stream = job.lake, job.stream
     name = stream.dead_letters_table
 
-    def plan(table: Table) -> Commit:
+    def plan(table: Table) -> Commit | None:
         state = load_state(lake, stream.table)
-        return plan_dead_letters(table, state, content_by_hour(table, "speed"), new_id(), now)
-
-    def plan_needed(table: Table) -> Commit | None:
-        commit = plan(table)
+        commit = plan_dead_letters(table, state, content_by_hour(table, "speed"), new_id(), now)
         return commit if commit.changes[0].clear or commit.expire else None
 
-    if dry_run:
-        return len(plan(lake.load(name)).expire)
-    landed = lake.commit_until_landed(name, f"maintain {name}", plan_needed)
-    return len(landed.expire) if landed is not None else 0
+    done = plan(lake.load(name)) if dry_run else lake.commit_until_landed(name, f"maintain {name}", plan)
+    return len(done.expire) if done is not None else 0
 
 
 def _expire_partials(job: Job, name: str, now: datetime, dry_run: bool) -> int:

@@ -120,7 +120,7 @@ def _why(row: LedgerRow) -> str | None:
 
 def _readable(table: str, row: LedgerRow, newest: int, tag: Tagged | None) -> tuple[str | None, str | None, str]:
     """The tag and the command that read a revision's rows, where there are such, and in words whether they can be."""
-    query = f"anabranch query \"SELECT * FROM {table} WHERE ingest_hour = '{row.hour}'\""
+    query = hour_query(table, row.hour)
     if row.revision == newest:
         return None, query, "it is the newest revision"
     if tag is None:
@@ -129,6 +129,11 @@ def _readable(table: str, row: LedgerRow, newest: int, tag: Tagged | None) -> tu
         return tag.name, None, f"no: its tag shows {tag.rows} rows, the revision had {row.good}"
     until = f" until {tag.until:%F %T} UTC" if tag.until is not None else ""
     return tag.name, f"{query} --as-of {tag.name}", f"by its tag{until}"
+
+
+def hour_query(table: str, hour: str) -> str:
+    """The command that reads the rows of an hour."""
+    return f"anabranch query \"SELECT * FROM {table} WHERE ingest_hour = '{hour}'\""
 
 
 def changed_values(before: LedgerRow, after: LedgerRow) -> dict[str, list[Any]]:

@@ -62,10 +62,6 @@ class _Readings:
     status: Reading[streams.StreamFacts]
     registry: Reading[bool] | None
 
-    def is_without(self, *shared: Reading[Any] | None) -> bool:
-        """Whether the stream's state needs an answer of a reading that was given up."""
-        return any(reading is not None and reading.is_given_up for reading in (*shared, self.kafka, self.tables))
-
 
 def examine(environment: Environment, chosen: Sequence[Stream], limit: float | None = None) -> Report:
     """Examine this machine, the services, and at least one stream.
@@ -128,7 +124,9 @@ def _wait(
         for kind in services:
             end(kind, _SERVICE_SECONDS)
         for of in readings:
-            if of.is_without(store, of_catalog):
+            # The stream's state needs an answer of each of these.
+            needed = (store, of_catalog, of.kafka, of.tables)
+            if any(reading is not None and reading.is_given_up for reading in needed):
                 of.status.give_up()
         for kind in (status, [here], [of_airflow]):
             end(kind, _LONG_SECONDS)

@@ -7,7 +7,7 @@ row groups whose Bloom filters do not exclude every value.
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -261,11 +261,7 @@ def find_words(payloads: Sequence[bytes], words: Iterable[bytes]) -> set[int]:
     for payload in spelled:
         starts.append(at)
         at += len(payload) + len(_APART)
-    return {_payload_at(starts, found) for word in words for found in _found(blob, word)}
-
-
-def _payload_at(starts: Sequence[int], at: int) -> int:
-    return bisect_left(starts, at + 1) - 1
+    return {bisect_right(starts, found) - 1 for word in words for found in _found(blob, word)}
 
 
 def _found(blob: bytes, word: bytes) -> Iterator[int]:

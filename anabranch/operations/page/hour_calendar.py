@@ -76,14 +76,10 @@ def month_of(text: str) -> str:
     return month
 
 
-def last_hour(view: StreamStatus, as_of: datetime) -> str:
-    """The last hour that has begun; after an adoption the open hour may be in the future. Pure."""
-    return max(view.open_hour, hour_of(as_of))
-
-
 def calendar_month(view: StreamStatus, month: str | None, as_of: datetime) -> Month:
     """A month of a stream's hours, by default the newest. Pure."""
-    first, last = view.first_hour, last_hour(view, as_of)
+    # After an adoption the open hour may be in the future.
+    first, last = view.first_hour, max(view.open_hour, hour_of(as_of))
     month = min(max(month or last[:7], first[:7]), last[:7])
     waiting = dict.fromkeys(view.backlog, "sealed") | dict.fromkeys(view.refused, "refused")
     begin = datetime.strptime(month, _MONTH).replace(tzinfo=UTC)
@@ -110,7 +106,8 @@ def _day(view: StreamStatus, waiting: Mapping[str, str], day: datetime, last: st
 
 def _cell(view: StreamStatus, waiting: Mapping[str, str], hour: str, as_of: datetime) -> Cell:
     state = _state(view, waiting, hour, as_of)
-    layer = served_by(view, hour, state)
+    # Batch serves the accepted hours that the status does not list.
+    layer = view.hours.get(hour, "batch" if state in ("accepted", "expired") else "speed")
     notes = [f"{hour}: {state}" + (f", served by {layer}" if state != "expired" else "")]
     if (left := view.unexplained.get(hour)) is not None:
         notes.append(f"nothing explains {unexplained_words(left)}")
@@ -127,12 +124,6 @@ def _state(view: StreamStatus, waiting: Mapping[str, str], hour: str, as_of: dat
     if hour >= view.open_hour:
         return "ended" if end_of(hour) <= as_of else "open"
     return waiting.get(hour) or ("expired" if hour in view.expired else "accepted")
-
-
-def served_by(view: StreamStatus, hour: str, state: str) -> Layer:
-    """The layer that serves an hour; batch for an accepted hour that the status does not list.
-    Pure."""
-    return view.hours.get(hour, "batch" if state in ("accepted", "expired") else "speed")
 
 
 def _years(view: StreamStatus, last: str) -> list[tuple[str, list[MonthLink]]]:

@@ -17,7 +17,7 @@ from anabranch.offsets.hours import Cut, end_of
 from anabranch.offsets.position import Ranges
 from anabranch.operations.reports.diff import speed_rows_reason
 from anabranch.protocol.counts import Counts, ranges_of
-from anabranch.protocol.decisions import DecisionFacts, Tagged, history_rows, tagged, with_waiting
+from anabranch.protocol.decisions import DecisionFacts, Tagged, history_rows, hour_query, tagged, with_waiting
 from anabranch.protocol.ledger_row import (
     Account,
     Diff,
@@ -182,7 +182,7 @@ def hour_facts(
         kept=hour in state.retained_hours,
         gone=gone,
         revisions=[d for d in history_rows(stream.table, rows, tags) if d.decision == "accepted"],
-        query=_query(stream, hour) if name not in (*_UNKNOWN, "expired") else None,
+        query=hour_query(stream.table, hour) if name not in (*_UNKNOWN, "expired") else None,
         rebuild=plan_rebuild(stream.name, hour, name, gone, is_final),
     )
 
@@ -255,7 +255,3 @@ def _override(state: State, hour: str, rows: Sequence[LedgerRow]) -> Override | 
         return None
     row = _last(rows, "served")
     return Override(layer, row.recorded_at, row.reason) if row is not None else Override(layer, None, None)
-
-
-def _query(stream: Stream, hour: str) -> str:
-    return f"anabranch query \"SELECT * FROM {stream.table} WHERE ingest_hour = '{hour}'\""

@@ -21,8 +21,9 @@ def explain_sentences(facts: HourFacts) -> list[tuple[str, str]]:
     sentences = [("hour", _headline(facts))]
     if facts.state in ("before the first", "not begun"):
         return sentences
-    if facts.state in ("open", "ended"):
-        return [*sentences, ("seal", _seal_from(facts)), ("layers", _layers(facts)), *_commands(facts)]
+    if facts.can_be_sealed_from is not None:
+        seal = f"it can be sealed from {_time(facts.can_be_sealed_from)} on, by any run of the batch layer"
+        return [*sentences, ("seal", seal), ("layers", _layers(facts)), *_commands(facts)]
     sentences += [("sealed", _sealed(facts)), ("layers", _layers(facts))]
     if facts.offsets != 0:
         sentences += [
@@ -52,11 +53,6 @@ def _headline(facts: HourFacts) -> str:
         case "refused":
             return f"{hour} is refused; the {facts.served} layer still serves it"
     return f"{hour} is sealed and waits for the batch layer; the {facts.served} layer serves it"
-
-
-def _seal_from(facts: HourFacts) -> str:
-    assert facts.can_be_sealed_from is not None
-    return f"it can be sealed from {_time(facts.can_be_sealed_from)} on, by any run of the batch layer"
 
 
 def _sealed(facts: HourFacts) -> str:

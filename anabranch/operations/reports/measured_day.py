@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from anabranch.common.counters import COMMITS, CPU, S3_BYTES, S3_REQUESTS, Counts
 from anabranch.iceberg.snapshots import made_at, main_snapshots
 from anabranch.iceberg.state_properties import unpack
+from anabranch.protocol.ledger_row import Layer
 from anabranch.protocol.measured import COMMIT, MEASURED, PUBLISH, READABLE, STAGE, Durations, Measured, read_measured
 
 if TYPE_CHECKING:
@@ -83,10 +84,13 @@ def plan_cost(since: datetime, before: Counts, until: datetime, after: Counts) -
     return Cost(since, until, requests, bytes_.get("read", 0), bytes_.get("written", 0), commits, cpu)
 
 
-def _totals(snapshot: Snapshot) -> Counts:
+def _measured(snapshot: Snapshot) -> Mapping[Layer, Measured]:
     said = snapshot.summary.get(MEASURED) if snapshot.summary is not None else None
-    layers = read_measured(unpack(said) if said else None).values()
-    return sum((Counter(measured.counts) for measured in layers), Counter[tuple[str, str]]())
+    return read_measured(unpack(said) if said else None)
+
+
+def _totals(snapshot: Snapshot) -> Counts:
+    return sum((Counter(measured.counts) for measured in _measured(snapshot).values()), Counter[tuple[str, str]]())
 
 
 def measured_spans(table: Table, since: datetime) -> list[MeasuredSpan]:
@@ -99,18 +103,10 @@ def _marks(table: Table, since: datetime) -> list[Mark]:
     snapshots = sorted(main_snapshots(table), key=lambda s: s.timestamp_ms)
     before = [s for s in snapshots if made_at(s) <= since][-1:]
     kept = before + [s for s in snapshots if made_at(s) > since]
-    last_of = {_tenth(s.timestamp_ms): s for s in kept}
+    last_of = {s.timestamp_ms // (_APART // timedelta(milliseconds=1)): s for s in kept}
     # Keep the first mark, where counting begins, even if another one follows closely.
     chosen = dict.fromkeys([*(s.snapshot_id for s in kept[:1]), *(s.snapshot_id for s in last_of.values())])
-    marks = []
-    for snapshot in (s for s in kept if s.snapshot_id in chosen):
-        said = snapshot.summary.get(MEASURED) if snapshot.summary is not None else None
-        marks.append(Mark(made_at(snapshot), read_measured(unpack(said) if said else None).get("speed", Measured())))
-    return marks
-
-
-def _tenth(timestamp_ms: int) -> int:
-    return timestamp_ms // (_APART // timedelta(milliseconds=1))
+    return [Mark(made_at(s), _measured(s).get("speed", Measured())) for s in kept if s.snapshot_id in chosen]
 
 
 def plan_spans(marks: Sequence[Mark], since: datetime) -> list[MeasuredSpan]:
