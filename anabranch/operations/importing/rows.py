@@ -166,40 +166,37 @@ class TableRows:
     def write(self, rows: pa.Table) -> list[DataFile]:
         """Write rows of the table to a file for each hour and date, and read each back. Raises Terminal when the rows
         read back are others; no file is left then. Raises Transient."""
+        folder = self.table.metadata.properties.get("write.data.path", f"{self.table.metadata.location}/data")
         written: list[DataFile] = []
+        paths: list[str] = []
         try:
             for day, hour, some in _partitions(rows):
-                written.append(self._write(day, hour, some))
+                date, name = _EPOCH_DAYS + day, f"imported-{uuid.uuid4().hex}.parquet"
+                paths.append(f"{folder.rstrip('/')}/event_date={date}/ingest_hour={hour}/{name}")
+                written.append(self._write(paths[-1], day, hour, some))
         except BaseException:
-            delete_quietly(self.table, [f.file_path for f in written])
+            delete_quietly(self.table, paths)
             raise
         return written
 
-    def _write(self, day: int, hour: str, rows: pa.Table) -> DataFile:
+    def _write(self, path: str, day: int, hour: str, rows: pa.Table) -> DataFile:
         table = self.table
-        folder = table.metadata.properties.get("write.data.path", f"{table.metadata.location}/data").rstrip("/")
-        date = str(_EPOCH_DAYS + day)
-        path = f"{folder}/event_date={date}/ingest_hour={hour}/imported-{uuid.uuid4().hex}.parquet"
         partition = Record(*(day if name == "event_date" else hour for name in PARTITION_FIELDS))
-        try:
-            with lake_errors(f"write {path}"):
-                with (
-                    table.io.new_output(path).create() as sink,
-                    open_writer(sink, rows.schema, compression=codec_of(table)) as writer,
-                ):
-                    writer.write_table(rows, row_group_size=_ROW_GROUP)
-                with table.io.new_input(path).open() as source:
-                    footer = pq.read_metadata(source)
-                size = len(table.io.new_input(path))
-                made = data_file_from(table, path, size, footer, partition, table.metadata.default_spec_id)
-                if not is_same(read_batches(table, (made,)), iter(rows.to_batches())):
-                    raise Terminal(
-                        f"import hour {hour}: expected to read the {len(rows)} rows that were written to {path}, found "
-                        "others; the file was deleted, nothing was published; report this"
-                    )
-        except BaseException:
-            delete_quietly(table, [path])
-            raise
+        with lake_errors(f"write {path}"):
+            with (
+                table.io.new_output(path).create() as sink,
+                open_writer(sink, rows.schema, compression=codec_of(table)) as writer,
+            ):
+                writer.write_table(rows, row_group_size=_ROW_GROUP)
+            with table.io.new_input(path).open() as source:
+                footer = pq.read_metadata(source)
+            size = len(table.io.new_input(path))
+            made = data_file_from(table, path, size, footer, partition, table.metadata.default_spec_id)
+            if not is_same(read_batches(table, (made,)), iter(rows.to_batches())):
+                raise Terminal(
+                    f"import hour {hour}: expected to read the {len(rows)} rows that were written to {path}, found "
+                    "others; the file was deleted, nothing was published; report this"
+                )
         return made
 
 
