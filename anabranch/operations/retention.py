@@ -130,34 +130,32 @@ def expire_letters(job: Job, publisher: Publisher, now: datetime, dry_run: bool)
     """Remove the dead letters of hours that are due from every branch, some hours in a commit. Idempotent. Raises
     Transient."""
     lake, name, keep = job.lake, job.stream.dead_letters_table, job.stream.keep.dead_letters
-    hours: tuple[str, ...] = ()
     due = Due()
 
     def plan(table: Table) -> Commit | None:
-        nonlocal hours, due
+        nonlocal due
         state = load_state(lake, job.stream.table)
         finished = finished_ids(job, state) if dry_run else publisher.confirmed
         expired = letters_expired(table)
         due = plan_due_letters(state, expired, keep, now, finished)
         if not (due.leaving or expired.before):
-            hours = ()
             return None
         content = hours_on_branches(table)
         at_most = len(content) if dry_run else _HOURS_A_COMMIT
         commit = plan_expire_letters(table, state, due.leaving, content, new_id(), lake.clock.now(), at_most)
-        hours = commit.changes[0].clear if commit is not None else ()
         reach(Step.EXPIRE_LETTERS_DECIDED)
         return commit
 
     gone: tuple[str, ...] = ()
     if dry_run:
         table = lake.load(name)
-        plan(table)
-        state = load_state(lake, job.stream.table)
-        leaving = Due(hours, due.kept)
-        return RowsExpired(hours, due.kept, read_promise(job, table, letters_expired(table), leaving, state, now))
-    while lake.commit_until_landed(name, f"expire dead letters of {job.stream.name}", plan) is not None:
+        commit, state = plan(table), load_state(lake, job.stream.table)
+        hours = commit.changes[0].clear if commit is not None else ()
+        promise = read_promise(job, table, letters_expired(table), Due(hours, due.kept), state, now)
+        return RowsExpired(hours, due.kept, promise)
+    while (landed := lake.commit_until_landed(name, f"expire dead letters of {job.stream.name}", plan)) is not None:
         reach(Step.EXPIRE_LETTERS_PUBLISHED)
+        hours = landed.changes[0].clear
         gone = (*gone, *hours)
         LOG.info("stream %s: expired dead letters hours=%d last=%s", job.stream.name, len(hours), hours[-1])
     return RowsExpired(gone, due.kept)

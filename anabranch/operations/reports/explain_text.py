@@ -9,6 +9,7 @@ from anabranch.common.output import text
 from anabranch.offsets.hours import IMPORTED
 from anabranch.operations.reports.explain import BranchRows, HourFacts, Refusal
 from anabranch.operations.reports.status import unexplained_words
+from anabranch.protocol.counts import TERMS, accounted
 from anabranch.protocol.decisions import DecisionFacts, changed_words
 from anabranch.protocol.ledger_row import Diff, QualityResult, UnknownFields
 
@@ -121,12 +122,10 @@ def _sources(sources: Mapping[str, int] | None) -> str:
 
 def _checks(facts: HourFacts) -> str | None:
     parts, counts = [], facts.counts
-    terms = [n for n in (counts.good, counts.dead, counts.duplicate, counts.gap) if n is not None]
-    if len(terms) == 4 and counts.offsets is not None:
-        terms += [counts.erased] if counts.erased else []
-        closes = sum(terms) == counts.offsets
-        sums = f"{' + '.join(str(n) for n in terms)} = {sum(terms)} of {counts.offsets} offsets"
-        parts.append(f"the balance {'closes' if closes else 'does NOT close'} ({sums})")
+    if (total := accounted(counts)) is not None and counts.offsets is not None:
+        terms = " + ".join(str(getattr(counts, name)) for name in (*TERMS, *(["erased"] if counts.erased else [])))
+        closes = "closes" if total == counts.offsets else "does NOT close"
+        parts.append(f"the balance {closes} ({terms} = {total} of {counts.offsets} offsets)")
     if facts.quality is not None:
         parts.append(_quality(facts.quality))
     if facts.diff is not None:
