@@ -111,15 +111,15 @@ class Erased:
     was_done: bool = False
 
 
-def erase(job: Job, publisher: Publisher, order: ErasureRequest) -> Erased:
-    """Remove every record that an order is of from every branch, and keep both layers from bringing one back.
+def erase(job: Job, publisher: Publisher, request: ErasureRequest) -> Erased:
+    """Remove every record that a request is of from every branch, and keep both layers from bringing one back.
 
-    Idempotent: the same order is the same erasure, which goes on where it was left. Raises ConfigurationError for a
+    Idempotent: the same request is the same erasure, which goes on where it was left. Raises ConfigurationError for a
     column or a key that does not fit; Refused for a new request while held hours have such records; Transient.
     """
-    require(job, order)
+    require(job, request)
     publisher.recover()
-    one, values = _request(job, publisher, order), order.wanted
+    one, values = _request(job, publisher, request), request.wanted
     # While the rows still show which archived records are theirs.
     _erase_archived(job, publisher, one, values)
     removed, letters = _erase_rows(job, publisher, one, values), set[tuple[str, Place]]()
@@ -156,19 +156,19 @@ def erase(job: Job, publisher: Publisher, order: ErasureRequest) -> Erased:
     )
 
 
-def require(job: Job, order: ErasureRequest) -> None:
-    """Raise ConfigurationError for an order that cannot be carried out."""
-    require_column(job.lake.load(job.stream.table).schema(), order.column, job.stream.name)
+def require(job: Job, request: ErasureRequest) -> None:
+    """Raise ConfigurationError for a request that cannot be carried out."""
+    require_column(job.lake.load(job.stream.table).schema(), request.column, job.stream.name)
     if "erasure" not in job.lake.load(job.stream.hours_table).schema().column_names:
         raise ConfigurationError(
             f"ledger {job.stream.hours_table}: expected a column erasure, found none; run `anabranch apply "
             f"{job.stream.name}`"
         )
-    if not order.values or len(order.values) > MOST_VALUES:
+    if not request.values or len(request.values) > MOST_VALUES:
         raise ConfigurationError(
-            f"--values: expected 1 to {MOST_VALUES:,} values, one a line, found {len(order.values):,}"
+            f"--values: expected 1 to {MOST_VALUES:,} values, one a line, found {len(request.values):,}"
         )
-    require_values(job.lake.load(job.stream.table).schema(), order.wanted)
+    require_values(job.lake.load(job.stream.table).schema(), request.wanted)
     if job.environment.erasure is None:
         raise ConfigurationError(
             "erasure.key: expected a secret of 16 characters or more in conf/anabranch.yaml, found none: the ledger "
@@ -176,14 +176,14 @@ def require(job: Job, order: ErasureRequest) -> None:
         )
 
 
-def find(job: Job, order: ErasureRequest) -> Found:
+def find(job: Job, request: ErasureRequest) -> Found:
     """What `erase` would remove now; nothing is changed. Raises as `erase`, but for holds."""
-    require(job, order)
+    require(job, request)
     state = load_state(job.lake, job.stream.table)
     one = Erasure(
-        "", order.column, job.lake.clock.now(), job.lake.clock.now(), state.timeline.since, *_ends(job, state)
+        "", request.column, job.lake.clock.now(), job.lake.clock.now(), state.timeline.since, *_ends(job, state)
     )
-    found = _search(job, state, one, order.wanted, lambda _: True)
+    found = _search(job, state, one, request.wanted, lambda _: True)
     return replace(found, held=tuple(h for h in found.hours if state.holds.of(h) is not None))
 
 
@@ -204,10 +204,10 @@ def _search(job: Job, state: State, one: Erasure, values: Values, is_wanted: Cal
     return Found(tuple(sorted(hours | {h for h, _ in dead})), len(paths) + len(of_dead), rows, len(dead))
 
 
-def _require_unheld(job: Job, publisher: Publisher, state: State, one: Erasure, order: ErasureRequest) -> None:
+def _require_unheld(job: Job, publisher: Publisher, state: State, one: Erasure, request: ErasureRequest) -> None:
     """Refuse a request while hours that an operator holds have such records, or records that are yet to be read may be
     of them. Raises Refused, Transient."""
-    if not state.holds.holds or order.in_spite is not None:
+    if not state.holds.holds or request.in_spite is not None:
         return
     # Dead letters that a publish names are in their table once that is finished.
     publisher.finish(state)
@@ -215,11 +215,11 @@ def _require_unheld(job: Job, publisher: Publisher, state: State, one: Erasure, 
     def is_held(hour: str) -> bool:
         return state.holds.of(hour) is not None
 
-    hours = {*_search(job, state, one, order.wanted, is_held).hours}
+    hours = {*_search(job, state, one, request.wanted, is_held).hours}
     if job.lake.exists(job.stream.archive_table):
         table = job.lake.load(job.stream.archive_table)
         files = {path: f for path, f in _archive_files(table).items() if is_held(hour_of_file(table, f))}
-        archived = _archived_places(job, table, list(files.values()), one, order.wanted)
+        archived = _archived_places(job, table, list(files.values()), one, request.wanted)
         hours |= {hour_of_file(table, files[path]) for path in archived}
     if (found := erasure.held_against(state, one, hours, job.lake.clock.now())) is not None:
         raise Refused(
@@ -241,30 +241,30 @@ def _ends(job: Job, state: State) -> tuple[str, dict[int, int]]:
     return topic.id, {p: max(e, state.position.offsets.get(p, 0)) for p, e in ends.items()}
 
 
-def _request(job: Job, publisher: Publisher, order: ErasureRequest) -> Erasure:
-    """The erasure of an order, recorded in the ledger and on each branch."""
+def _request(job: Job, publisher: Publisher, request: ErasureRequest) -> Erasure:
+    """The erasure of a request, recorded in the ledger and on each branch."""
     stream = job.stream
     keys = list(keys_of(job.environment).values())
-    known, id = _last_request(load_state(job.lake, stream.table).erasures, keys, order)
-    if known is not None and (known.done is None or not order.again):
+    known, id = _last_request(load_state(job.lake, stream.table).erasures, keys, request)
+    if known is not None and (known.done is None or not request.again):
         LOG.info("stream %s: erasure %s of %s goes on", stream.name, known.id, known.at.isoformat())
         return known
-    key, hashes = keys[0], keys[0].hashes(order.column, order.values)
-    why = order.why if order.in_spite is None else f"{order.why}; although hours are kept: {order.in_spite}"
+    key, hashes = keys[0], keys[0].hashes(request.column, request.values)
+    why = request.why if request.in_spite is None else f"{request.why}; although hours are kept: {request.in_spite}"
     act = act_now("erase", why)
 
     def decide() -> Decision[Erasure]:
         state = load_state(job.lake, stream.table)
         now = job.lake.clock.now()
-        one = Erasure(id, order.column, now, now + order.until, state.timeline.since, *_ends(job, state))
-        _require_unheld(job, publisher, state, one, order)
+        one = Erasure(id, request.column, now, now + request.until, state.timeline.since, *_ends(job, state))
+        _require_unheld(job, publisher, state, one, request)
         said = {
             "id": id,
-            "column": order.column,
+            "column": request.column,
             "key": key.id,
             "until": one.until.isoformat(),
             "hashes": list(hashes),
-            "source": source_of(job.environment, stream, order.column),
+            "source": source_of(job.environment, stream, request.column),
         }
         row = ledger.decision(
             hour_of(now), "erasing", 0, None, now, f"{id}-{hour_of(now)}", reason=why, act=act, erasure=said
@@ -280,13 +280,13 @@ def _request(job: Job, publisher: Publisher, order: ErasureRequest) -> Erasure:
     return one
 
 
-def _last_request(erasures: Erasures, keys: Sequence[Key], order: ErasureRequest) -> tuple[Erasure | None, str]:
-    """The newest request of an order's values that the branches record, and the id of the next one, by the first key.
+def _last_request(erasures: Erasures, keys: Sequence[Key], request: ErasureRequest) -> tuple[Erasure | None, str]:
+    """The newest request of the same values that the branches record, and the id of the next one, by the first key.
     One that is not done comes first, also by another key. Pure."""
     found, ids = list[Erasure](), list[str]()
     for key in keys:
-        hashes, known, number = key.hashes(order.column, order.values), None, 0
-        while (one := erasures.of(id := key.id_of(order.column, hashes, number))) is not None:
+        hashes, known, number = key.hashes(request.column, request.values), None, 0
+        while (one := erasures.of(id := key.id_of(request.column, hashes, number))) is not None:
             known, number = one, number + 1
         found += [known] if known is not None and (known.done is None or key is keys[0]) else []
         ids.append(id)

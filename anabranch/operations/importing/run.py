@@ -125,19 +125,19 @@ class Imported:
         )
 
 
-def plan(job: Job, order: ImportRequest) -> ImportPlan:
+def plan(job: Job, request: ImportRequest) -> ImportPlan:
     """What `run` would do now; nothing is changed. Raises as `run`."""
-    return _Import(job, order).plan(load_state(job.lake, job.stream.table))
+    return _Import(job, request).plan(load_state(job.lake, job.stream.table))
 
 
-def run(job: Job, publisher: Publisher, order: ImportRequest) -> Imported:
-    """Import the hours of an order, some in a commit; each hour is accepted once its files were read back.
+def run(job: Job, publisher: Publisher, request: ImportRequest) -> Imported:
+    """Import the hours of a request, some in a commit; each hour is accepted once its files were read back.
 
     Idempotent: hours that are imported stay, and a run that was killed is continued by the next. Raises Refused, with
     nothing published of an hour, for files that do not fit the table, for hours that cannot be imported, and for an
     imported hour of which the source has other rows by now; Transient.
     """
-    return _Import(job, order).run(publisher)
+    return _Import(job, request).run(publisher)
 
 
 @dataclass(frozen=True)
@@ -155,11 +155,11 @@ class _Written:
 
 
 class _Import:
-    def __init__(self, job: Job, order: ImportRequest) -> None:
-        self._job, self._order = job, order
+    def __init__(self, job: Job, request: ImportRequest) -> None:
+        self._job, self._request = job, request
         self._stream, self._lake = job.stream, job.lake
-        self._location = location_of(order.source)
-        self._act: Act = act_now("import", order.why)
+        self._location = location_of(request.source)
+        self._act: Act = act_now("import", request.why)
         state = load_state(self._lake, self._stream.table)
         table = state.table
         require_columns(table, self._stream)
@@ -170,9 +170,9 @@ class _Import:
         self._reader = SourceReader(
             table.io,
             pa.schema([physical.field(name) for name in columns]),
-            order.time,
+            request.time,
             self._event_time,
-            None if order.by_key else self._seam(state),
+            None if request.by_key else self._seam(state),
         )
         self._late: pa.Table | None = None
         self._version: int | None = None
@@ -185,7 +185,7 @@ class _Import:
     def _counted(self) -> list[CountedFile]:
         """The files with their rows by hour."""
         counted = []
-        with Progress(LOG, f"count rows of {self._order.source}", "files", len(self._source.files)) as progress:
+        with Progress(LOG, f"count rows of {self._request.source}", "files", len(self._source.files)) as progress:
             for file in self._source.files:
                 counted.append(self._reader.count(file))
                 progress.step()
@@ -199,16 +199,16 @@ class _Import:
         return Seam(begins_of(state, self._job.ledger), to_number(state.timeline.first_of_kafka) - 1)
 
     def plan(self, state: State) -> ImportPlan:
-        order = self._order
-        todo = plan_hours(state, order.first, order.last, self._stream.keep.rows, self._lake.clock.now())
+        request = self._request
+        todo = plan_hours(state, request.first, request.last, self._stream.keep.rows, self._lake.clock.now())
         known_rows = self._imported_rows(state)
-        self._version = order.version if order.version is not None else self._version_before(known_rows)
+        self._version = request.version if request.version is not None else self._version_before(known_rows)
         files = self._counted
         self._require_log(state)
         total = Counter[int]()
         for counted in files:
             total.update(counted.rows)
-        begin, end = to_number(order.first), to_number(state.timeline.first_of_kafka)
+        begin, end = to_number(request.first), to_number(state.timeline.first_of_kafka)
         after = {hour: n for hour, n in total.items() if end <= hour < KAFKAS}
         if after and self._last_of_files(state) in todo:
             self._late = self._find_late(state, after)
@@ -217,7 +217,7 @@ class _Import:
         known = {from_number(n): rows for n, rows in total.items() if to_number(state.timeline.first) <= n < end}
         self._require_same(known, known_rows)
         return ImportPlan(
-            order.source,
+            request.source,
             len(files),
             {hour: total.get(to_number(hour), 0) for hour in todo},
             sum(n for hour, n in total.items() if hour < begin),
@@ -256,7 +256,7 @@ class _Import:
             found = next((f"offset {e - 1} of partition {p}" for p, e in unread.items() if e > log.get(p, 0)), None)
         if found is not None:
             raise Refused(
-                f"import {self._order.source}: expected places in the log that the stream reads, found {found}: the "
+                f"import {self._request.source}: expected places in the log that the stream reads, found {found}: the "
                 "files are of another topic, or of a log before it was recreated; use --seam key"
             )
 
@@ -268,7 +268,7 @@ class _Import:
         fresh = Watermarks.from_properties(state.branch_properties["main"]).fresh_through
         if fresh is None or fresh < until:
             raise Transient(
-                f"import {self._order.source}: expected a table that has Kafka's records up to {until:%F %T} UTC, "
+                f"import {self._request.source}: expected a table that has Kafka's records up to {until:%F %T} UTC, "
                 f"since rows of the files that it lacks are to be imported, found it fresh through {fresh}; run it "
                 "again later"
             )
@@ -295,7 +295,7 @@ class _Import:
     def _imported_rows(self, state: State) -> dict[str, LedgerRow]:
         """The newest decisions about hours that are imported already, also those that a branch that was set back
         lacks."""
-        span = Span(min(self._order.first, state.timeline.first), self._last_of_files(state))
+        span = Span(min(self._request.first, state.timeline.first), self._last_of_files(state))
         rows = ledger.newest(self._job.ledger.history(span, ("partitions", "quality", "diff", "unknown")))
         return {hour: row for hour, row in rows.items() if row.imported is not None}
 
@@ -310,7 +310,7 @@ class _Import:
             imported = rows[hour].imported if hour in rows else None
             if imported is not None and imported["rows"] - imported.get("late", 0) != number:
                 raise Refused(
-                    f"import {self._order.source}: hour {hour}: expected the {imported['rows']} rows that it was "
+                    f"import {self._request.source}: hour {hour}: expected the {imported['rows']} rows that it was "
                     f"imported with from {imported['source']}, found {number}; the hour stays as it is: remove the "
                     "files that were added, or import them into a stream of their own"
                 )
@@ -339,7 +339,7 @@ class _Import:
         began = self._lake.clock.now()
         first, last = to_number(hours[0]), to_number(hours[-1])
         lookback = self._stream.batch.lookback_hours
-        earliest = max(first - lookback, to_number(self._order.first))
+        earliest = max(first - lookback, to_number(self._request.first))
         read = self._reader.read(self._counted, earliest, last)
         late = self._late if self._late is not None and hours[-1] == self._last_of_files(state) else None
         if late is not None:
@@ -379,7 +379,7 @@ class _Import:
             number = found.get(to_number(hour), 0)
             if number != planned[hour]:
                 raise Transient(
-                    f"import {self._order.source}: hour {hour}: expected the {planned[hour]} rows that were counted "
+                    f"import {self._request.source}: hour {hour}: expected the {planned[hour]} rows that were counted "
                     f"before, found {number}: its files changed meanwhile; run it again"
                 )
 
