@@ -325,7 +325,7 @@ def metrics(chosen: Selection, listen: int | None, host: str, conf: str | None) 
     configure_logging()
     if chosen != Selection((), None, False):
         chosen.one()
-    collector = Streams(folder=StreamFolder(conf, chosen.streams, chosen.group))
+    collector = Streams(StreamFolder(conf, chosen.streams, chosen.group))
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector)
     try:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
@@ -83,15 +83,12 @@ class _Asked:
 class Streams(Collector):
     """Reads Kafka and the lake at each scrape, within a time limit. A stream that fails, times out
     or has an invalid file has `anabranch_up` 0 and the age of its newest reading, and no other
-    metric. A stream that hangs uses one thread: later scrapes wait for the same answer. With
-    `folder`, each scrape covers the streams that exist at its time.
+    metric. A stream that hangs uses one thread: later scrapes wait for the same answer. Each scrape
+    covers the streams that `folder` has at its time.
     """
 
-    def __init__(
-        self, jobs: Sequence[Job] = (), within: timedelta = ANSWER_WITHIN, folder: StreamFolder | None = None
-    ) -> None:
-        self._fixed, self._folder = {job.stream.name: job for job in jobs}, folder
-        self._within = within.total_seconds()
+    def __init__(self, folder: StreamFolder, within: timedelta = ANSWER_WITHIN) -> None:
+        self._folder, self._within = folder, within.total_seconds()
         self._alone = threading.Lock()
         self._asked: dict[str, _Asked] = {}
         self._groups: Mapping[str, str | None] = {}
@@ -118,13 +115,8 @@ class Streams(Collector):
 
     def _follow(self) -> None:
         """Update the streams; a changed file gets a new job."""
-        before = self._asked
-        found: Mapping[str, Job | AnabranchError] = self._folder.jobs() if self._folder is not None else self._fixed
-        self._groups = (
-            self._folder.groups
-            if self._folder is not None
-            else {name: job.stream.group for name, job in self._fixed.items()}
-        )
+        before, found = self._asked, self._folder.jobs()
+        self._groups = self._folder.groups
         self._asked = {
             name: old if (old := before.get(name)) is not None and old.job is job else _asked(name, job)
             for name, job in found.items()
@@ -138,7 +130,7 @@ def _asked(name: str, job: Job | AnabranchError) -> _Asked:
     read = partial(_refuse, job) if isinstance(job, AnabranchError) else partial(_read, job, ContentReader(job))
     reader = BackgroundReader(f"metrics of stream {name}", read)
     reader.answered.set()
-    return _Asked(job, job.stream.slo if isinstance(job, Job) else Slo(), reader)
+    return _Asked(job, Slo() if isinstance(job, AnabranchError) else job.stream.slo, reader)
 
 
 def _close(job: Job | AnabranchError) -> None:

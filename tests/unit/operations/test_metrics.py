@@ -235,10 +235,11 @@ def test_a_silent_broker_delays_no_scrape_and_no_other_stream(black_hole: str, m
     monkeypatch.setattr(status, "status", read)
     monkeypatch.setattr(ContentReader, "read", lambda reader, now: CONTENT)
     monkeypatch.setattr(metrics, "read_maintenance", lambda job, now: MAINTENANCE)
-    jobs: Any = [
-        SimpleNamespace(stream=SimpleNamespace(name=name, slo=Slo(), group=None)) for name in ("hangs", "events")
-    ]
-    streams = Streams(jobs, within=timedelta(seconds=1))
+    jobs: Any = {
+        name: SimpleNamespace(stream=SimpleNamespace(name=name, slo=Slo(), group=None)) for name in ("hangs", "events")
+    }
+    folder: Any = SimpleNamespace(jobs=lambda: jobs, groups=dict.fromkeys(jobs))
+    streams = Streams(folder, within=timedelta(seconds=1))
     for _ in range(3):
         values = _values(streams)
         assert (values["up", "hangs"], values["up", "events"]) == (0, 1)
@@ -265,7 +266,7 @@ def test_streams_files_are_taken_up_between_scrapes(tmp_path: Path, monkeypatch:
         (tmp_path / "streams" / f"{name}.yaml").write_text(json.dumps(file))
 
     write("events")
-    streams = Streams(folder=StreamFolder(str(tmp_path)))
+    streams = Streams(StreamFolder(str(tmp_path)))
     assert {key: value for key, value in _values(streams).items() if key[0] == "up"} == {("up", "events"): 1}
     same = streams._asked["events"]
     write("clicks", slo={"fresh": "10 seconds"})

@@ -12,6 +12,7 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -61,7 +62,8 @@ def printed(job: Job) -> Iterator[tuple[str, Any, Callable[[Any, str], None]]]:
 
 def metrics_text(job: Job) -> str:
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(metrics.Streams([job]))
+    folder: Any = SimpleNamespace(jobs=lambda: {job.stream.name: job}, groups={job.stream.name: job.stream.group})
+    registry.register(metrics.Streams(folder))
     return generate_latest(registry).decode()
 
 
