@@ -5,6 +5,7 @@ Uses one byte for each offset and source: an hour of 40 million offsets takes 16
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -38,8 +39,7 @@ class OffsetCounts:
     def __init__(self, ranges: Ranges) -> None:
         self.starts = {p: s for p, (s, _) in ranges.items()}
         self.counts = {p: np.zeros(max(0, e - s), np.uint8) for p, (s, e) in ranges.items()}
-        self.outside: dict[int, int] = {}
-        self.twice: dict[int, int] = {}
+        self.outside, self.twice = Counter[int](), Counter[int]()
 
     def add(self, partitions: NDArray[Any], offsets: NDArray[Any]) -> None:
         """Count rows by partition and offset."""
@@ -54,14 +54,13 @@ class OffsetCounts:
         places = offsets - self.starts.get(partition, 0)
         within = places[(places >= 0) & (places < (0 if marks is None else len(marks)))]
         if len(within) < len(offsets):
-            self.outside[partition] = self.outside.get(partition, 0) + len(offsets) - len(within)
+            self.outside[partition] += len(offsets) - len(within)
         if marks is None or not len(within):
             return
         distinct, times = np.unique(within, return_counts=True)
         # Each repeated offset, in this file or an earlier one, counts as one row too many.
-        more = int(times.sum()) - int((marks[distinct] == 0).sum())
-        if more:
-            self.twice[partition] = self.twice.get(partition, 0) + more
+        if more := int(times.sum()) - int((marks[distinct] == 0).sum()):
+            self.twice[partition] += more
         marks[distinct] = np.minimum(marks[distinct].astype(np.int64) + times, _MOST)
 
     def distinct(self, partition: int) -> int:
@@ -75,7 +74,7 @@ class FileCounts:
     in storage."""
 
     marks: OffsetCounts
-    misplaced: dict[int, int] = field(default_factory=dict)
+    misplaced: Counter[int] = field(default_factory=Counter)
     gone: list[str] = field(default_factory=list)
 
 
@@ -115,10 +114,8 @@ def _count(counted: FileCounts, batch: pa.RecordBatch, hour: str) -> None:
     partitions, offsets = batch["kafka_partition"].to_numpy(), batch["kafka_offset"].to_numpy()
     counted.marks.add(partitions, offsets)
     other = pc.not_equal(batch["ingest_hour"], hour)
-    if pc.any(other).as_py():
-        for pair in pc.value_counts(batch["kafka_partition"].filter(other)).to_pylist():
-            partition = int(pair["values"])
-            counted.misplaced[partition] = counted.misplaced.get(partition, 0) + int(pair["counts"])
+    for pair in pc.value_counts(batch["kafka_partition"].filter(other)).to_pylist():
+        counted.misplaced[pair["values"]] += pair["counts"]
 
 
 def mark_given(ranges: Ranges, given: Iterable[tuple[int, list[int]]]) -> OffsetCounts:

@@ -125,9 +125,8 @@ def _came(before: Mark, after: Mark, name: str) -> Durations:
 
 def together(durations: Iterable[Durations]) -> Durations:
     """The sum of all durations. Pure."""
-    total, counts = 0.0, dict[float, int]()
+    total, counts = 0.0, Counter[float]()
     for one in durations:
         total += one.sum
-        for bound, n in one.counts.items():
-            counts[bound] = counts.get(bound, 0) + n
+        counts.update(one.counts)
     return Durations(total, counts)
