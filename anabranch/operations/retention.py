@@ -215,9 +215,11 @@ def _expire_some(job: Job, publisher: Publisher, now: datetime) -> tuple[tuple[s
             return Decision(state, None, ((), due))
         accepted = ledger.newest(job.ledger.history(hours, ledger.BULKY))
         revisions = {hour: row.revision for hour, row in accepted.items()}
-        assert stream.keep.rows is not None or not due.leaving
+        kept = stream.keep.rows
+        assert kept is not None or not due.leaving
+        reason = f"kept for {kept.days} days (keep.rows)" if kept is not None else "expired before"
         speed_hours = content_by_hour(state.table, "speed")
-        publish = plan_expire(state, hours, speed_hours, revisions, _reason(job), new_id(), job.lake.clock.now())
+        publish = plan_expire(state, hours, speed_hours, revisions, reason, new_id(), job.lake.clock.now())
         reach(Step.EXPIRE_DECIDED)
         return Decision(state, publish, (hours, due))
 
@@ -229,11 +231,6 @@ def _expire_some(job: Job, publisher: Publisher, now: datetime) -> tuple[tuple[s
         reach(Step.EXPIRE_RECORDED)
         LOG.info("stream %s: expired hours count=%d first=%s last=%s", stream.name, len(hours), hours[0], hours[-1])
     return hours, due
-
-
-def _reason(job: Job) -> str:
-    kept = job.stream.keep.rows
-    return f"kept for {kept.days} days (keep.rows)" if kept is not None else "expired before"
 
 
 def come_back(state: State) -> Sequence[str]:

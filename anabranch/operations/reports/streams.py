@@ -40,32 +40,23 @@ def summarize(
     """A line for each stream. `groups`: the group of each broken file; `shared`: the error of each whose table is
     another's too; `tables`: the catalog's tables, or why they are not known; `members`: the streams of families.
     Pure."""
-    return [
-        _summary(name, found, groups.get(name), shared.get(name), tables, members.get(name))
-        for name, found in selected.items()
-    ]
-
-
-def _summary(
-    name: str,
-    found: config.Stream | config.ConfigurationError,
-    group: str | None,
-    shared: config.ConfigurationError | None,
-    tables: Collection[str] | str,
-    member: config.Member | None,
-) -> StreamSummary:
-    family = member.family if member is not None else None
-    if isinstance(found, config.ConfigurationError):
-        group, topic = (member.group, member.topic) if member is not None else (group, None)
-        return StreamSummary(name, family, group, topic, None, "broken", str(found))
-    state: StreamState
-    error = None
-    if shared is not None:
-        state, error = "broken", str(shared)
-    elif isinstance(tables, str):
-        state, error = "unknown", tables
-    elif member is not None and member.is_gone:
-        state, error = "gone", f"Kafka no longer has topic {found.topic}; the stream and its tables stay"
-    else:
-        state = "ready" if found.table in tables else "new"
-    return StreamSummary(name, family, found.group, found.topic, found.table, state, error)
+    made = []
+    for name, found in selected.items():
+        member = members.get(name)
+        family = member.family if member is not None else None
+        if isinstance(found, config.ConfigurationError):
+            group, topic = (member.group, member.topic) if member is not None else (groups.get(name), None)
+            made.append(StreamSummary(name, family, group, topic, None, "broken", str(found)))
+            continue
+        state: StreamState = "new"
+        error = None
+        if name in shared:
+            state, error = "broken", str(shared[name])
+        elif isinstance(tables, str):
+            state, error = "unknown", tables
+        elif member is not None and member.is_gone:
+            state, error = "gone", f"Kafka no longer has topic {found.topic}; the stream and its tables stay"
+        elif found.table in tables:
+            state = "ready"
+        made.append(StreamSummary(name, family, found.group, found.topic, found.table, state, error))
+    return made
