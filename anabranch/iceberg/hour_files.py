@@ -36,6 +36,20 @@ def files_by_hour(table: Table, branch: str, hours: Collection[str] | None = Non
     return files_at(table, head(table, branch), hours)
 
 
+def files_at(table: Table, snapshot: Snapshot, hours: Collection[str] | None = None) -> dict[str, dict[str, DataFile]]:
+    """The same of a snapshot."""
+    files: dict[str, dict[str, DataFile]] = {}
+    with lake_errors(f"read the manifests of {'.'.join(table.name())}"):
+        listed, _ = list_manifests(table, snapshot)
+        wanted = [m.manifest for m in listed if hours is None or any(m.may_hold(h) for h in hours)]
+        for entries in read_entries(table.io, wanted):
+            for entry in entries:
+                hour = hour_of_file(table, entry.data_file)
+                if hours is None or hour in hours:
+                    files.setdefault(hour, {})[entry.data_file.file_path] = entry.data_file
+    return files
+
+
 def files_by_branch(table: Table, hours: Collection[str] | None = None) -> dict[str, dict[str, dict[str, DataFile]]]:
     """The data files of each branch, as `files_by_hour`."""
     return {branch: files_by_hour(table, branch, hours) for branch in BRANCHES}
@@ -52,20 +66,6 @@ def paths_by_hour(table: Table, files: Iterable[DataFile]) -> dict[str, set[str]
     for file in files:
         paths.setdefault(hour_of_file(table, file), set()).add(file.file_path)
     return paths
-
-
-def files_at(table: Table, snapshot: Snapshot, hours: Collection[str] | None = None) -> dict[str, dict[str, DataFile]]:
-    """The same of a snapshot."""
-    files: dict[str, dict[str, DataFile]] = {}
-    with lake_errors(f"read the manifests of {'.'.join(table.name())}"):
-        listed, _ = list_manifests(table, snapshot)
-        wanted = [m.manifest for m in listed if hours is None or any(m.may_hold(h) for h in hours)]
-        for entries in read_entries(table.io, wanted):
-            for entry in entries:
-                hour = hour_of_file(table, entry.data_file)
-                if hours is None or hour in hours:
-                    files.setdefault(hour, {})[entry.data_file.file_path] = entry.data_file
-    return files
 
 
 @dataclass(frozen=True)
