@@ -227,7 +227,9 @@ def has_many(table: Table) -> bool:
 
 def append(table: Table, rows: pa.Table, commit_id: str) -> tuple[TableUpdate, ...]:
     """Write a file of `rows`; returns the updates of the commit that appends it. Raises OSError."""
-    named = {DECISIONS: json.dumps(rows["decision_id"].to_pylist())} if rows.num_rows <= _NAMED else {}
+    # Tables of egress have rows without decisions.
+    is_named = "decision_id" in rows.column_names and rows.num_rows <= _NAMED
+    named = {DECISIONS: json.dumps(rows["decision_id"].to_pylist())} if is_named else {}
     return _commit(table, _properties(table, commit_id) | named, (), _write(table, rows))
 
 
