@@ -238,8 +238,8 @@ def explained(recounts: Mapping[int, Recount], explain: Explain) -> dict[int, Re
     return done
 
 
-def spans(mask: NDArray[Any], start: int, most: int = 3) -> tuple[tuple[int, int], ...]:
-    """The first `most` half-open ranges of set offsets."""
+def spans(mask: NDArray[Any], start: int) -> tuple[tuple[int, int], ...]:
+    """The first three half-open ranges of set offsets."""
     edges = np.flatnonzero(np.diff(np.concatenate(([False], mask, [False])).astype(np.int8)))
-    pairs = edges.reshape(-1, 2)[:most] + start
+    pairs = edges.reshape(-1, 2)[:3] + start
     return tuple((int(low), int(high)) for low, high in pairs)

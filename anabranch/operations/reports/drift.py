@@ -115,11 +115,11 @@ def _field(name: str, of_hours: Sequence[tuple[str, UnknownField]], stream: Stre
         samples=list(samples)[:_SAMPLES],
         type=reduce(combine, (field.type for _, field in of_hours)),
         taken_up=name in columns,
-        obstacle=_obstacle(name, columns, ours) or _of_subject(name, columns, stream),
+        obstacle=_obstacle(name, columns, ours, stream),
     )
 
 
-def _obstacle(name: str, columns: Sequence[str], ours: Collection[str]) -> str | None:
+def _obstacle(name: str, columns: Sequence[str], ours: Collection[str], stream: Stream) -> str | None:
     if name in columns:
         return None
     if len(name) >= UNKNOWN_NAME_LENGTH:
@@ -130,13 +130,9 @@ def _obstacle(name: str, columns: Sequence[str], ours: Collection[str]) -> str |
         return "Anabranch has a column of that name"
     if name.lower() in {column.lower() for column in columns}:
         return "the schema has a column of that name in another case"
-    return None
-
-
-def _of_subject(name: str, columns: Sequence[str], stream: Stream) -> str | None:
-    """A subject's columns come from its versions alone."""
-    if stream.subject_schema is None or name in columns:
+    if stream.subject_schema is None:
         return None
+    # A subject's columns come from its versions alone.
     return f"register a version of subject {stream.subject} that has the field"
 
 

@@ -238,9 +238,7 @@ def _refusals(rows: Sequence[LedgerRow], accepted: LedgerRow | None) -> list[Led
 
 
 def _cut(state: State, hour: str, rows: Sequence[LedgerRow]) -> Cut | None:
-    if hour in state.cuts:
-        return state.cuts[hour]
-    return next((row.cut for row in reversed(rows) if row.cut is not None), None)
+    return state.cuts.get(hour) or next((row.cut for row in reversed(rows) if row.cut is not None), None)
 
 
 def _revision(state: State, hour: str, accepted: LedgerRow | None) -> int:

@@ -21,6 +21,7 @@ from anabranch.protocol.state import State, load_state
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
+    from pyiceberg.table.snapshots import Snapshot
 
 HOURS_SHOWN = 24
 """Maximum number of listed hours: those with the most files."""
@@ -125,21 +126,18 @@ def _of_branches(table: Table, now: datetime, waiting: Collection[str] = ()) -> 
     with lake_errors(f"read the manifest lists of {'.'.join(table.name())}"):
         named = {m.manifest_path for branch in BRANCHES for m in head(table, branch).manifests(table.io)}
     expirable = len(plan_expiry(table, None, now, waiting=waiting)) + len(expired_tags(table, now))
-    main = head(table, "main")
-    return _growth(table, len(named), total(main, "data-files"), total(main, "records"), expirable)
+    return _growth(table, head(table, "main"), len(named), expirable)
 
 
 def _of_plain(table: Table) -> TableGrowth:
     main = table.current_snapshot()
-    if main is None:
-        return _growth(table, 0, 0, 0, 0)
     with lake_errors(f"read the manifest list of {'.'.join(table.name())}"):
-        manifests = len(main.manifests(table.io))
-    expirable = len(plan_plain_expiry(table, SNAPSHOTS_KEPT))
-    return _growth(table, manifests, total(main, "data-files"), total(main, "records"), expirable)
+        manifests = len(main.manifests(table.io)) if main is not None else 0
+    return _growth(table, main, manifests, len(plan_plain_expiry(table, SNAPSHOTS_KEPT)))
 
 
-def _growth(table: Table, manifests: int, files: int, rows: int, expirable: int) -> TableGrowth:
+def _growth(table: Table, main: Snapshot | None, manifests: int, expirable: int) -> TableGrowth:
+    files, rows = total(main, "data-files"), total(main, "records")
     with lake_errors(f"ask for the size of {table.metadata_location}"):
         metadata_bytes = len(table.io.new_input(table.metadata_location))
     tags = sum(is_tag(table.metadata.refs, name) for name in table.metadata.refs)
