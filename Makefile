@@ -126,7 +126,7 @@ test-scale-long: $(READY) #: 3,600 micro-batches in an hour, everything real, ki
 	@$(BIN)/python -m pytest -s tests/long
 
 soak: $(READY) #: everything together and faults at random: MINUTES=10 SEED=1; ONLY='backup topic' for some
-	@$(BIN)/python -m anabranch.dev.soak --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1) $(addprefix --only ,$(ONLY))
+	@PYTHONPATH=tests/support $(BIN)/python -m soak --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1) $(addprefix --only ,$(ONLY))
 
 class-list: $(READY) #: conf/jvm/classes.gz, after a change of ivy.xml or pyspark: the classes of `anabranch jars --archive`
 	@PYTHONPATH=tests/support $(BIN)/python tests/measure/class_list.py

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import subprocess
@@ -31,8 +32,9 @@ PATIENT = 400.0  # seconds to wait for a job on a cluster
 
 @pytest.mark.timeout(1500)
 def test_a_soak_of_five_minutes_loses_and_repeats_nothing() -> None:
-    command = [sys.executable, "-m", "anabranch.dev.soak", "--minutes", "5", "--seed", str(SEED)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1400)
+    command = [sys.executable, "-m", "soak", "--minutes", "5", "--seed", str(SEED)]
+    variables = os.environ | {"PYTHONPATH": str(ROOT / "tests" / "support")}
+    done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=1400)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert re.search(r"lost +0\n.*twice +0\n", done.stdout), done.stdout[-3000:]
     faults = re.search(r"(\d+) faults in all", done.stdout)

@@ -23,6 +23,7 @@ import kafka_tools
 import yaml
 from game_day_page import Seen
 from servers import serving
+from soak.interference import Interference
 from toxiproxy import Proxy, Toxiproxy, running_toxiproxy
 
 from anabranch.common.errors import Transient
@@ -30,7 +31,6 @@ from anabranch.dev.demo.story import Story, poll
 from anabranch.dev.demo.workspace import Elsewhere, Running, Workspace, open_workspace
 from anabranch.dev.producers.produce import STREAM
 from anabranch.dev.services.processes import HOST, free_port
-from anabranch.dev.soak.interference import Interference
 from anabranch.job import Job
 
 ROOT = Path(__file__).resolve().parents[2]

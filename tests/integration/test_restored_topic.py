@@ -13,11 +13,11 @@ from accepted_hours import HOURS, accept, four_hours
 from killed import kill_at
 from lakes import FIRST, StreamLake, new_environment, new_stream
 from pydantic import SecretStr
+from soak.backup import copy_catalog
 
 from anabranch import config
 from anabranch.common.fail_points import Step
 from anabranch.dev.services import ACCESS_KEY, SECRET_KEY
-from anabranch.dev.soak.backup import copy_catalog
 from anabranch.iceberg import admin
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.s3 import ObjectStore, open_store

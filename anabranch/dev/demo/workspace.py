@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import psutil
 import yaml
@@ -30,7 +30,6 @@ from anabranch.config import load_environment
 from anabranch.dev import services
 from anabranch.dev.demo.story import Story, poll
 from anabranch.dev.services.processes import HOST, is_alive, write_whole
-from anabranch.dev.services.wire import Wire
 from anabranch.iceberg.lake import Lake
 from anabranch.job import Job, open_job
 from anabranch.spark.jars import jvm_folder
@@ -134,6 +133,13 @@ class Running:
         return members
 
 
+class Front(Protocol):
+    """A proxy of a service: clients reach it at `port`, and it passes on to `upstream_port`."""
+
+    port: int
+    upstream_port: int
+
+
 @dataclass(frozen=True)
 class Elsewhere:
     """Services outside of the workspace: a Spark master, a catalog's address; None for the
@@ -141,8 +147,8 @@ class Elsewhere:
 
     master: str | None = None
     catalog: str | None = None
-    kafka_front: Wire | None = None
-    s3_front: Wire | None = None
+    kafka_front: Front | None = None
+    s3_front: Front | None = None
 
 
 _NOTHING_ELSEWHERE = Elsewhere()

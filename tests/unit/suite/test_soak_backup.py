@@ -6,7 +6,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from anabranch.dev.soak.backup import Backup
+from soak.backup import Backup
 
 
 def rows(catalog: sqlite3.Connection) -> list[tuple[str]]:

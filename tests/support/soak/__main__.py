@@ -20,14 +20,14 @@ from anabranch.dev.demo.live import Live
 from anabranch.dev.demo.story import Story
 from anabranch.dev.demo.workspace import Elsewhere, Workspace, main, open_workspace
 from anabranch.dev.producers.produce import STREAM, TOPIC_CONFIGS, produce_events
-from anabranch.dev.services.wire import Wire
-from anabranch.dev.soak.faults import Faults, Service
-from anabranch.dev.soak.interference import Gateway, Interference
-from anabranch.dev.soak.strange_stamps import ANY_STAMP
 from anabranch.iceberg.lake import Lake
 from anabranch.job import Job
 from anabranch.kafka.client import create_topic
 from anabranch.offsets import hours
+from soak.cutting_proxy import CuttingProxy
+from soak.faults import Faults, Service
+from soak.interference import Gateway, Interference
+from soak.strange_stamps import ANY_STAMP
 
 RATE = 100
 EVENTS_AN_HOUR = 1_500
@@ -41,7 +41,7 @@ def run(story: Story, minutes: float, seed: int, only: tuple[str, ...] = ()) -> 
     story.title(f"A soak of {minutes:g} minutes, seed {seed}: everything at once, and faults at random.")
     story.step("Kafka, S3, past hours that wait, and live events")
     with ExitStack() as stack:
-        kafka, s3 = (stack.enter_context(Wire(seed + i).running()) for i in range(2))
+        kafka, s3 = (stack.enter_context(CuttingProxy(seed + i).running()) for i in range(2))
         space = stack.enter_context(open_workspace(story, [STREAM], Elsewhere(kafka_front=kafka, s3_front=s3)))
         job = space.job(STREAM)
         stack.callback(job.kafka.close)
@@ -52,7 +52,7 @@ def _run(
     story: Story,
     space: Workspace,
     job: Job,
-    fronts: dict[Service, Wire],
+    fronts: dict[Service, CuttingProxy],
     minutes: float,
     seed: int,
     only: tuple[str, ...],

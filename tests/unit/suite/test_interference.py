@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from lakes import StreamLake, new_lake
+from soak.interference import Gateway, Interference
 
 from anabranch.common.fail_points import FAIL_AT, Step
-from anabranch.dev.soak.interference import Gateway, Interference
 
 ROWS = [("2026-11-21T00", 0, o) for o in range(3)]
 PUBLISH = """

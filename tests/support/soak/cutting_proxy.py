@@ -18,7 +18,7 @@ _AT_ONCE = 64 * 1024
 _SECONDS = 10.0
 
 
-class Wire:
+class CuttingProxy:
     """The front's port, and how many connections it has cut while they carried a body, or an answer.
 
     `upstream_port` is the service's, and may be set later. Only its own thread touches connections.
@@ -47,7 +47,7 @@ class Wire:
             self._chance = 0.0
 
     @contextmanager
-    def running(self) -> Iterator[Wire]:
+    def running(self) -> Iterator[CuttingProxy]:
         """Listens until the end of the `with`, which ends every connection."""
         thread = threading.Thread(target=self._loop.run_forever, name="wire", daemon=True)
         thread.start()

@@ -22,14 +22,14 @@ from anabranch.dev.demo.workspace import Running, Workspace
 from anabranch.dev.producers.events import Sent
 from anabranch.dev.producers.produce import STREAM
 from anabranch.dev.services.processes import is_alive
-from anabranch.dev.services.wire import Wire
-from anabranch.dev.soak import platform
-from anabranch.dev.soak.backup import Backup
-from anabranch.dev.soak.evolving import Evolving, columns_of
-from anabranch.dev.soak.interference import Interference
-from anabranch.dev.soak.strange_stamps import send_strange
 from anabranch.kafka.client import create_topic
 from anabranch.protocol.state import State, load_state
+from soak import platform
+from soak.backup import Backup
+from soak.cutting_proxy import CuttingProxy
+from soak.evolving import Evolving, columns_of
+from soak.interference import SUPPORT, Interference
+from soak.strange_stamps import send_strange
 
 if TYPE_CHECKING:
     from anabranch.job import Job
@@ -62,7 +62,7 @@ class Faults:
         space: Workspace,
         job: Job,
         interference: Interference,
-        fronts: dict[Service, Wire],
+        fronts: dict[Service, CuttingProxy],
         seed: int,
         only: tuple[str, ...] = (),
     ) -> None:
@@ -332,7 +332,7 @@ class Faults:
         """Another program maintains the tables beside the jobs."""
         operations = self._dice.sample(platform.OPERATIONS, self._dice.randint(1, len(platform.OPERATIONS)))
         arguments = (str(self._space.conf), STREAM, *operations)
-        running = self._space.start(*arguments, log="platform", module="anabranch.dev.soak.platform")
+        running = self._space.start(*arguments, log="platform", module="soak.platform", PYTHONPATH=SUPPORT)
         poll(lambda: running.code, "the other program to end", _COMMAND_SECONDS)
         if running.code:
             running.require_alive()

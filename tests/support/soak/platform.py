@@ -1,6 +1,6 @@
 """Another program that maintains a stream's tables, as a platform does at night: Iceberg's own procedures, by Spark.
 
-    python -m anabranch.dev.soak.platform CONF STREAM OPERATION...
+    python -m soak.platform CONF STREAM OPERATION...
 
 Each operation runs on each table of the stream. One that loses against a job's commit is skipped, as a scheduler does;
 the last line of the output has how many succeeded.

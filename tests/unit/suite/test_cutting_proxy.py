@@ -9,9 +9,9 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from soak.cutting_proxy import CuttingProxy
 
 from anabranch.dev.services.processes import HOST, free_port
-from anabranch.dev.services.wire import Wire
 
 ASKED, ANSWER = b"a" * 100_000, random.Random(1).randbytes(300_000)
 
@@ -48,8 +48,8 @@ def service() -> Iterator[socketserver.ThreadingTCPServer]:
 
 
 @pytest.fixture
-def wire(service: socketserver.ThreadingTCPServer) -> Iterator[Wire]:
-    with Wire(7).running() as front:
+def wire(service: socketserver.ThreadingTCPServer) -> Iterator[CuttingProxy]:
+    with CuttingProxy(7).running() as front:
         front.upstream_port = service.server_address[1]
         yield front
 
@@ -70,13 +70,13 @@ def ask(port: int) -> bytes:
     return answer
 
 
-def test_bytes_are_passed_on_as_they_are(wire: Wire) -> None:
+def test_bytes_are_passed_on_as_they_are(wire: CuttingProxy) -> None:
     assert ask(wire.port) == ask(wire.port) == ANSWER
     assert wire.cuts == 0
 
 
 def test_connections_end_in_the_midst_of_bodies_and_answers(
-    wire: Wire, service: socketserver.ThreadingTCPServer
+    wire: CuttingProxy, service: socketserver.ThreadingTCPServer
 ) -> None:
     with wire.cutting(0.2):
         answers = [ask(wire.port) for _ in range(60)]
@@ -89,7 +89,7 @@ def test_connections_end_in_the_midst_of_bodies_and_answers(
     assert ask(wire.port) == ANSWER, "it cuts no longer"
 
 
-def test_an_unreachable_service_closes_connections_and_comes_back(wire: Wire) -> None:
+def test_an_unreachable_service_closes_connections_and_comes_back(wire: CuttingProxy) -> None:
     port, wire.upstream_port = wire.upstream_port, free_port()
     assert ask(wire.port) == b""
     wire.upstream_port = port
@@ -97,7 +97,7 @@ def test_an_unreachable_service_closes_connections_and_comes_back(wire: Wire) ->
 
 
 def test_its_end_ends_open_connections(service: socketserver.ThreadingTCPServer) -> None:
-    with Wire(7).running() as front:
+    with CuttingProxy(7).running() as front:
         front.upstream_port = service.server_address[1]
         client = socket.create_connection((HOST, front.port), timeout=30)
         client.sendall(ASKED)

@@ -31,7 +31,9 @@ LOG = logging.getLogger(__name__)
 
 # The folder of a process's orders: `clock`, seconds that its clock is ahead; `late-<id>`, each a request to take away.
 ORDERS = "ANABRANCH_INTERFERENCE"
-_SITE = "from anabranch.dev.soak.interference import install\n\ninstall()\n"
+SUPPORT = str(Path(__file__).resolve().parents[1])
+"""The folder of this package, which a process of ours needs in its path."""
+_SITE = f"import sys\n\nsys.path.append({SUPPORT!r})\nfrom soak.interference import install\n\ninstall()\n"
 _POLL_SECONDS = 0.2
 _NEVER = -1.0
 

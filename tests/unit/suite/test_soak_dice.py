@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+from soak.evolving import Evolving, columns_of
+from soak.strange_stamps import strange_stamp
+
 from anabranch.config import load_stream
 from anabranch.config.columns import parse_columns
-from anabranch.dev.soak.evolving import Evolving, columns_of
-from anabranch.dev.soak.strange_stamps import strange_stamp
 from anabranch.iceberg.schema_evolution import Columns, plan_evolution
 from anabranch.protocol.apply import rows_columns
 from anabranch.protocol.rolled_back import is_ahead

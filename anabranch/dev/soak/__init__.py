@@ -1,1 +1,0 @@
-"""The soak: everything together, broken at random (`python -m anabranch.dev.soak`)."""

@@ -1,0 +1,1 @@
+"""The soak: everything together, broken at random (`python -m soak`)."""
