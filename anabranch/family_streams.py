@@ -16,7 +16,7 @@ from pathlib import Path
 from anabranch import config
 from anabranch.common.deadline import Reading
 from anabranch.common.errors import AnabranchError, ConfigurationError, Terminal, Unexplained
-from anabranch.config import Environment, Family, Member, Members, Selected, Stream
+from anabranch.config import Environment, Family, FamilyMember, Members, Selected, Stream
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.owner import read_owner
 from anabranch.kafka.client import KafkaAdapter
@@ -175,7 +175,7 @@ def read_known(lake: Lake, families: Iterable[Family], tables: Collection[str]) 
     member with the error of each that may be one and cannot be read. Raises Terminal, Transient when the catalog or the
     store does not answer."""
     known: dict[str, str] = {}
-    unread: dict[str, Member] = {}
+    unread: dict[str, FamilyMember] = {}
     for family in families:
         names = lake.table_names(family.namespace)
         for name in sorted(names - set(tables)):
@@ -185,7 +185,7 @@ def read_known(lake: Lake, families: Iterable[Family], tables: Collection[str]) 
                 table = lake.find(name)
             except (Terminal, Unexplained) as error:
                 said = f"{family.file.path}: table {name} may be of a stream of this family: {error}"
-                unread[name] = Member(family.name, family.group, "", ConfigurationError(said))
+                unread[name] = FamilyMember(family.name, family.group, "", ConfigurationError(said))
                 continue
             owner = read_owner(table) if table is not None else None
             if owner is not None and family.matches(owner.topic) and family.stream_name(owner.topic) == owner.stream:
@@ -257,5 +257,5 @@ def select_streams(
         families.close()
 
 
-def _streams(members: Mapping[str, Member]) -> list[Stream]:
+def _streams(members: Mapping[str, FamilyMember]) -> list[Stream]:
     return [member.found for member in members.values() if isinstance(member.found, Stream)]

@@ -13,7 +13,7 @@ from anabranch import config, family_streams
 from anabranch.common.errors import AnabranchError, ConfigurationError
 from anabranch.common.logs import configure_logging
 from anabranch.common.remote_errors import classify_unexpected
-from anabranch.config import Member, Members, Stream
+from anabranch.config import FamilyMember, Members, Stream
 from anabranch.family_streams import FamilyStreams
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.owner import open_lake
@@ -207,14 +207,16 @@ class StreamFolder:
             return known
         return Job(self._environment, stream, lake, KafkaAdapter(self._environment.kafka), creates)
 
-    def _group_of(self, name: str, found: Job | AnabranchError, member: Member | None) -> str | None:
+    def _group_of(self, name: str, found: Job | AnabranchError, member: FamilyMember | None) -> str | None:
         """A stream's group; of one whose file cannot be read now, the group that it had, or UNREADABLE."""
         if isinstance(found, Job):
             return found.stream.group
         group = member.group if member is not None else config.group_in_file(name, self._conf)
         return self.groups.get(name, group) if group == config.UNREADABLE else group
 
-    def _current(self, name: str, member: Member | None) -> tuple[object, Stream | ConfigurationError, Lake | None]:
+    def _current(
+        self, name: str, member: FamilyMember | None
+    ) -> tuple[object, Stream | ConfigurationError, Lake | None]:
         """A stamp of the stream's file, the stream by its file, and its catalog."""
         known = self._read.get(name)
         stamp = config.stream_file_stamp(name, self._conf) if member is None else (member.found, member.creates)
@@ -229,7 +231,7 @@ class StreamFolder:
         return stamp, stream, open_lake(self._environment, stream, shared=self._catalog)
 
 
-def _stream_of(member: Member) -> config.Stream:
+def _stream_of(member: FamilyMember) -> config.Stream:
     if isinstance(member.found, ConfigurationError):
         raise member.found
     return member.found

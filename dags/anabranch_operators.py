@@ -208,11 +208,11 @@ def _imported(name: str) -> Callable[..., None]:
     return imported
 
 
-class Refused(AirflowFailException):
+class CommandRefused(AirflowFailException):
     """A command ended with exit code 1: refused, or a check failed."""
 
 
-class Unexpected(AirflowFailException):
+class CommandBroken(AirflowFailException):
     """A command ended with exit code 70: an unexpected error, not a refusal."""
 
 
@@ -319,8 +319,8 @@ def _require_success(command: Sequence[str], code: int, last: Iterable[str]) -> 
     if code == TRANSIENT or code < 0:
         raise AirflowException(message)
     if code == UNEXPECTED:
-        raise Unexpected(f"not refused, but broken by an unexpected error; an operator has to look: {message}")
-    raise Refused(message) if code == REFUSED else AirflowFailException(message)
+        raise CommandBroken(f"not refused, but broken by an unexpected error; an operator has to look: {message}")
+    raise CommandRefused(message) if code == REFUSED else AirflowFailException(message)
 
 
 class HourOperator(AnabranchOperator):
@@ -346,7 +346,7 @@ class SealOperator(HourOperator):
     def execute(self, context: Any) -> None:
         try:
             super().execute(context)
-        except (Refused, Unexpected):
+        except (CommandRefused, CommandBroken):
             raise
         except AirflowFailException as error:
             if (first := self._first_hour_after()) is not None:
@@ -410,7 +410,7 @@ class RebuildOperator(HourOperator):
         more = rebuild_options(context["params"], run.run_id, run.run_type, run.clear_number or 0)
         try:
             self.run_command([*self.arguments, *more, *_parents(self, context["ti"], run)])
-        except Refused:
+        except CommandRefused:
             _keep_reason(self, context["ti"])
             raise
 
@@ -583,12 +583,12 @@ class StreamOfGroupOperator(VerifyOperator):
             more = rebuild_options(context["params"], run.run_id, run.run_type, cleared)
             try:
                 self.run_command([*self.rebuild, *more, *_parents(self, context["ti"], run)])
-            except Refused:
+            except CommandRefused:
                 _keep_reason(self, context["ti"])
                 raise
         elif code == REFUSED:
             _keep_reason(self, context["ti"])
-            raise Refused(f"hour {self.hour} of {self.stream}: {self.outcome['reason']}")
+            raise CommandRefused(f"hour {self.hour} of {self.stream}: {self.outcome['reason']}")
         elif code != 0:
             raise AirflowFailException(f"hour {self.hour} of {self.stream}: exit code {code}: {self.outcome['reason']}")
 
@@ -613,7 +613,7 @@ class GroupHourOperator(AnabranchOperator):
     def execute(self, context: Any) -> list[str]:
         try:
             view = self.ask(self.arguments)
-        except Refused as error:
+        except CommandRefused as error:
             raise AirflowSkipException(f"group {self.group}: a stream has no complete hour yet: {error}") from error
         through, behind = view["complete_through"], [n for n, h in view["streams"].items() if h < self.hour]
         if behind:

@@ -84,7 +84,7 @@ class KeyDocumentation(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Key:
+class ConfigurationKey:
     """A key of a file, and what its model says of it."""
 
     name: str
@@ -118,56 +118,58 @@ def page() -> str:
     return "\n".join([*parts, TYPES])
 
 
-def environment_keys() -> Iterator[Key]:
+def environment_keys() -> Iterator[ConfigurationKey]:
     """Every key of `conf/anabranch.yaml`."""
     for name, info in Environment.model_fields.items():
         if name == "webhook":
-            yield Key(name, "mapping", "none", "")
+            yield ConfigurationKey(name, "mapping", "none", "")
         else:
             yield from _keys(name, info)
 
 
-def stream_keys() -> Iterator[Key]:
+def stream_keys() -> Iterator[ConfigurationKey]:
     """Every key of a stream's file."""
     for name, info in Stream.model_fields.items():
         if name == "name" or name in OURS:
             continue
         key = info.alias or name
         if key == "format":
-            yield Key(key, "text, or mapping", "`json`", _choices(FormatSettings.model_fields["type"].annotation))
+            yield ConfigurationKey(
+                key, "text, or mapping", "`json`", _choices(FormatSettings.model_fields["type"].annotation)
+            )
             yield from _of_model(key, FormatSettings)
         elif key == "schema":
-            yield Key(key, "text, or mapping", "**required**", "")
+            yield ConfigurationKey(key, "text, or mapping", "**required**", "")
             yield from _of_model(key, SubjectSchema)
         elif key == "egress":
-            yield Key(key, "list of mappings", "none", "")
+            yield ConfigurationKey(key, "list of mappings", "none", "")
             for kind, model in (("folder", FolderTarget), ("topic", TopicTarget), ("search", SearchTarget)):
                 yield from _of_model(f"egress[{kind}]", model)
         elif key == "views":
-            yield Key(key, "mapping of mappings", "none", "")
+            yield ConfigurationKey(key, "mapping of mappings", "none", "")
             [view, _] = get_args(_plain(info.annotation))
             yield from (k for k in _of_model("views.NAME", view) if k.name != "views.NAME.name")
         else:
             yield from _keys(key, info)
 
 
-def family_keys() -> Iterator[Key]:
+def family_keys() -> Iterator[ConfigurationKey]:
     """Every key of a family's file that a stream's has not, or has with another meaning."""
     for name, info in FamilyKeys.model_fields.items():
         yield from _keys(name, info)
 
 
-def _of_model(prefix: str, model: type[BaseModel]) -> Iterator[Key]:
+def _of_model(prefix: str, model: type[BaseModel]) -> Iterator[ConfigurationKey]:
     for name, info in model.model_fields.items():
         yield from _keys(f"{prefix}.{info.alias or name}", info)
 
 
-def _keys(name: str, info: FieldInfo) -> Iterator[Key]:
+def _keys(name: str, info: FieldInfo) -> Iterator[ConfigurationKey]:
     kind = _plain(info.annotation)
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         yield from _of_model(name, kind)
         return
-    yield Key(name, _type_words(name, kind), _default_words(name, info), _allowed_words(info, kind))
+    yield ConfigurationKey(name, _type_words(name, kind), _default_words(name, info), _allowed_words(info, kind))
 
 
 def _plain(annotation: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from anabranch.cli.options import Selection, master_option, open_stream, options, selection
+from anabranch.cli.options import StreamSelection, master_option, open_stream, options, selection
 
 if TYPE_CHECKING:
     from anabranch.job import Job
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @master_option
 @options
 def speed(
-    chosen: Selection,
+    chosen: StreamSelection,
     available_now: bool,
     health: str | None,
     master: str | None,
@@ -113,7 +113,7 @@ def _at_most_one(_: click.Context, option: click.Parameter, given: Sequence[str]
 @master_option
 @options
 def batch(
-    chosen: Selection,
+    chosen: StreamSelection,
     hour: str | None,
     restate: bool,
     accept: bool,
@@ -175,7 +175,7 @@ def batch(
         submit_job("batch_layer", one, conf, output, options, master, java)
 
 
-def _java_options(chosen: Selection, span: tuple[str, str] | None, conf: str | None) -> str:
+def _java_options(chosen: StreamSelection, span: tuple[str, str] | None, conf: str | None) -> str:
     """Options of the driver's Java by the offsets that wait for the job; none where a stream does not answer. The job
     itself reports errors."""
     from anabranch.cli.many import ask, select
@@ -205,7 +205,7 @@ def _seal(stream: str, span: tuple[str, str] | None, conf: str | None, output: s
 
 
 def _seal_many(
-    chosen: Selection,
+    chosen: StreamSelection,
     span: tuple[str, str] | None,
     conf: str | None,
     output: str,

@@ -16,7 +16,7 @@ from anabranch.common.errors import AnabranchError
 from anabranch.common.logs import fields
 
 if TYPE_CHECKING:
-    from anabranch.cli.options import Selection
+    from anabranch.cli.options import StreamSelection
     from anabranch.common.deadline import Note
     from anabranch.config import Environment, Selected, Stream
     from anabranch.iceberg.lake import Lake
@@ -44,7 +44,7 @@ class Many:
     seconds: float
 
 
-def select(chosen: Selection, conf: str | None) -> Many:
+def select(chosen: StreamSelection, conf: str | None) -> Many:
     """Read the configuration of the selected streams, and log to standard error. Raises ConfigurationError."""
     from anabranch import config
     from anabranch.common.logs import configure_logging

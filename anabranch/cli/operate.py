@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from anabranch.cli import many
-from anabranch.cli.options import DURATION, HOUR, Failures, Selection, open_stream, options, selection, stream_argument
+from anabranch.cli.options import (
+    DURATION,
+    HOUR,
+    Failures,
+    StreamSelection,
+    open_stream,
+    options,
+    selection,
+    stream_argument,
+)
 from anabranch.common.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -28,7 +37,7 @@ if TYPE_CHECKING:
 @click.option("--renamed-from", metavar="OLD", help="Take over the table of OLD, the stream's former name.")
 @options
 def apply(
-    chosen: Selection,
+    chosen: StreamSelection,
     register: bool,
     rolled_back: bool,
     renamed_from: str | None,
@@ -308,7 +317,7 @@ def init(folder: str, output: str) -> None:
 @selection
 @click.option("--dry-run", is_flag=True, help="Only show what would be deleted.")
 @options
-def maintain(chosen: Selection, dry_run: bool, conf: str | None, output: str) -> None:
+def maintain(chosen: StreamSelection, dry_run: bool, conf: str | None, output: str) -> None:
     """Delete old speed rows, snapshots and orphan files.
 
     Deletes no row of main, but for hours that were kept as long as the stream's `keep.rows` says. The stream sets the

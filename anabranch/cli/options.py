@@ -61,7 +61,7 @@ stream_argument = click.argument("stream", shell_complete=_streams)
 
 
 @dataclass(frozen=True)
-class Selection:
+class StreamSelection:
     """The streams that a command is given: names, a group, or every stream."""
 
     streams: tuple[str, ...]
@@ -74,17 +74,17 @@ class Selection:
             raise click.UsageError("expected STREAM, or --group NAME, or --all; give one of them")
         return self.streams[0] if len(self.streams) == 1 else None
 
-    def or_every(self) -> Selection:
+    def or_every(self) -> StreamSelection:
         """Every stream, where nothing is named."""
         return replace(self, every=self.every or not (self.streams or self.group))
 
 
 def selection(command: Callable[..., None]) -> Callable[..., None]:
-    """STREAM…, `--group` and `--all`, which the command takes as its first argument, a `Selection`."""
+    """STREAM…, `--group` and `--all`, which the command takes as its first argument, a `StreamSelection`."""
 
     @wraps(command)
     def with_selection(streams: tuple[str, ...], group: str | None, every: bool, **values: Any) -> None:
-        command(Selection(streams, group, every), **values)
+        command(StreamSelection(streams, group, every), **values)
 
     for decorate in (
         click.option("--all", "every", is_flag=True, help="Every stream of the configuration folder."),

@@ -13,7 +13,7 @@ from anabranch.cli.options import (
     HOUR,
     HOURS,
     Failures,
-    Selection,
+    StreamSelection,
     open_stream,
     options,
     selection,
@@ -41,7 +41,7 @@ hours_option = click.option("--hours", metavar="A..B", type=HOURS, help="From ho
 @click.option("--no-kafka", is_flag=True, help="Skip Kafka, which takes a minute for a million records.")
 @options
 def audit(
-    chosen: Selection,
+    chosen: StreamSelection,
     hours: tuple[str, str] | None,
     no_kafka: bool,
     conf: str | None,
@@ -133,7 +133,7 @@ def complete(stream: str, event_time: str, conf: str | None, output: str) -> Non
 @selection
 @click.option("--tag", is_flag=True, help="Tag the group's complete hours on each table; needs --group.")
 @options
-def complete_through(chosen: Selection, tag: bool, conf: str | None, output: str) -> None:
+def complete_through(chosen: StreamSelection, tag: bool, conf: str | None, output: str) -> None:
     """Show the last hour that several streams have complete.
 
     An hour is complete in a stream when it and all earlier hours are accepted. Hours are cut by Kafka's time, so the
@@ -149,12 +149,12 @@ def complete_through(chosen: Selection, tag: bool, conf: str | None, output: str
     from anabranch.protocol import group_hours, watermarks
     from anabranch.protocol.state import load_state
 
-    members: dict[str, group_hours.Member] = {}
+    members: dict[str, group_hours.GroupedStream] = {}
 
     def read(job: Job, note: Note) -> str | None:
         note(LAKE)
         state = load_state(job.lake, job.stream.table)
-        members[job.stream.name] = group_hours.Member(job.lake, job.stream, state)
+        members[job.stream.name] = group_hours.GroupedStream(job.lake, job.stream, state)
         return watermarks.complete_through(state)
 
     chosen.one()
@@ -276,7 +276,7 @@ def dead_letters(
     help="Longest time for one check; the others continue.  [default: 6.5 for services, 40 for other checks]",
 )
 @options
-def doctor(chosen: Selection, limit: float | None, conf: str | None, output: str) -> None:
+def doctor(chosen: StreamSelection, limit: float | None, conf: str | None, output: str) -> None:
     """Examine the installation; name what to run or set.
 
     Checks Java, jars, Kafka, S3, catalog, tables and streams; each finding has its remedy. Run it first, and when
@@ -307,7 +307,7 @@ def doctor(chosen: Selection, limit: float | None, conf: str | None, output: str
 @click.option("--listen", metavar="PORT", type=click.IntRange(1, 65535), help="Serve /metrics at this port.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
 @click.option("--conf", metavar="DIR", help="Configuration folder (ANABRANCH_CONF, else conf).")
-def metrics(chosen: Selection, listen: int | None, host: str, conf: str | None) -> None:
+def metrics(chosen: StreamSelection, listen: int | None, host: str, conf: str | None) -> None:
     """Print or serve metrics for Prometheus.
 
     Without STREAM and --group: all streams. Follows stream files that are added, changed or removed, and topics of
@@ -323,7 +323,7 @@ def metrics(chosen: Selection, listen: int | None, host: str, conf: str | None) 
     from anabranch.operations.reports.metrics import Streams
 
     configure_logging()
-    if chosen != Selection((), None, False):
+    if chosen != StreamSelection((), None, False):
         chosen.one()
     collector = Streams(StreamFolder(conf, chosen.streams, chosen.group))
     registry = CollectorRegistry(auto_describe=False)
@@ -412,7 +412,7 @@ def data_docs(stream: str, hour: str | None, to: str, keep: timedelta | None, co
 @watch_options
 @options
 def hours(
-    chosen: Selection,
+    chosen: StreamSelection,
     history: str | None,
     watch: bool,
     interval: timedelta,
@@ -492,7 +492,7 @@ def history(stream: str, hour: str | None, acts: bool, conf: str | None, output:
 @watch_options
 @options
 def status(
-    chosen: Selection,
+    chosen: StreamSelection,
     late_after: timedelta | None,
     watch: bool,
     interval: timedelta,
@@ -536,7 +536,7 @@ def status(
 @click.command("streams")
 @selection
 @options
-def list_streams(chosen: Selection, conf: str | None, output: str) -> None:
+def list_streams(chosen: StreamSelection, conf: str | None, output: str) -> None:
     """List streams: family, group, topic, table and state.
 
     Without STREAM and --group: every stream, those of families included. `ready`: the stream has its

@@ -36,7 +36,7 @@ _WRITE_EVERY = 1.0
 
 
 @dataclass(frozen=True)
-class Record:
+class HealthRecord:
     """What the file contains; times are seconds since 1970. `progress` is None until this process has made some."""
 
     started: float
@@ -52,7 +52,7 @@ NoteProgress = Callable[..., None]
 
 
 def find_fault(
-    record: Record | None,
+    record: HealthRecord | None,
     is_running: bool,
     now: float,
     within: float | None = None,
@@ -75,22 +75,22 @@ def find_fault(
     return None
 
 
-def record_start(previous: Record | None, trigger: float, now: float) -> Record:
+def record_start(previous: HealthRecord | None, trigger: float, now: float) -> HealthRecord:
     """The record of a process that starts now; `previous` is what a process left that was not stopped."""
     if previous is None:
-        return Record(now, trigger)
-    return Record(now, trigger, None, (*_recent(previous.restarts, now), now))
+        return HealthRecord(now, trigger)
+    return HealthRecord(now, trigger, None, (*_recent(previous.restarts, now), now))
 
 
 def _recent(restarts: tuple[float, ...], now: float) -> tuple[float, ...]:
     return tuple(at for at in restarts if now - at <= RESTART_WINDOW.total_seconds())
 
 
-def read_record(file: Path) -> Record | None:
+def read_record(file: Path) -> HealthRecord | None:
     """None when there is no file. Raises ConfigurationError for a file that is not a health file."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-        return Record(**{**content, "restarts": tuple(content["restarts"])})
+        return HealthRecord(**{**content, "restarts": tuple(content["restarts"])})
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -114,13 +114,13 @@ def is_running(file: Path) -> bool:
 class Health:
     """Writes the health file of this process, at most once a second."""
 
-    def __init__(self, file: Path, record: Record, clock: Callable[[], float]) -> None:
+    def __init__(self, file: Path, record: HealthRecord, clock: Callable[[], float]) -> None:
         self._file, self._record, self._clock = file, record, clock
         self._can_write = True
         self._write()
 
     def note_progress(self, set_aside: Mapping[str, str] = MappingProxyType({})) -> None:
-        """Something was published, or a trigger found nothing to read; `set_aside` as in Record."""
+        """Something was published, or a trigger found nothing to read; `set_aside` as in HealthRecord."""
         now = self._clock()
         last = self._record.progress
         if last is None or not 0 <= now - last < _WRITE_EVERY or self._record.set_aside != set_aside:

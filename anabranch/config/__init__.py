@@ -8,7 +8,6 @@ in a value read the process environment here, and nowhere later.
 from __future__ import annotations
 
 from anabranch.common.errors import ConfigurationError
-from anabranch.config.base import Duration, parse_retry_for
 from anabranch.config.durations import parse_duration
 from anabranch.config.environment import (
     S3,
@@ -18,11 +17,11 @@ from anabranch.config.environment import (
     Kafka,
     Lineage,
     Registry,
-    Search,
+    SearchCluster,
     Spark,
     Webhook,
 )
-from anabranch.config.family import Family, FamilyKeys, Member, Members, expand, load_families, load_family
+from anabranch.config.family import Family, FamilyKeys, FamilyMember, Members, expand, load_families, load_family
 from anabranch.config.loading import (
     UNREADABLE,
     family_names,
@@ -40,11 +39,8 @@ from anabranch.config.selection import Selected, broken, loaded, select_streams
 from anabranch.config.stream import (
     RESERVED_COLUMNS,
     TAKEN_COLUMNS,
-    Airflow,
-    Batch,
     EventTime,
     Files,
-    Gap,
     Maintain,
     PublishWhen,
     Slo,
@@ -53,56 +49,3 @@ from anabranch.config.stream import (
     SubjectSchema,
     View,
 )
-
-__all__ = [
-    "RESERVED_COLUMNS",
-    "S3",
-    "TAKEN_COLUMNS",
-    "UNREADABLE",
-    "Airflow",
-    "Batch",
-    "Catalog",
-    "ConfigurationError",
-    "Duration",
-    "Environment",
-    "EventTime",
-    "Family",
-    "FamilyKeys",
-    "Files",
-    "Gap",
-    "Hdfs",
-    "Kafka",
-    "Lineage",
-    "Maintain",
-    "Member",
-    "Members",
-    "PublishWhen",
-    "Registry",
-    "Search",
-    "Selected",
-    "Slo",
-    "Spark",
-    "Speed",
-    "Stream",
-    "SubjectSchema",
-    "View",
-    "Webhook",
-    "broken",
-    "expand",
-    "family_names",
-    "group_in_file",
-    "load_environment",
-    "load_families",
-    "load_family",
-    "load_stream",
-    "loaded",
-    "parse_duration",
-    "parse_retry_for",
-    "require_different_tables",
-    "resolve_folder",
-    "select_streams",
-    "shared_tables",
-    "shared_tables_of",
-    "stream_file_stamp",
-    "stream_names",
-]

@@ -135,7 +135,7 @@ class Registry(Frozen):
         return value
 
 
-class Search(Frozen):
+class SearchCluster(Frozen):
     """Elasticsearch or OpenSearch, for egress: its address, and who asks, by password or by API key. `ca` is a file of
     certificates to trust, in place of the usual ones."""
 
@@ -148,7 +148,7 @@ class Search(Frozen):
     ca: str | None = Field(default=None, min_length=1)
 
     @model_validator(mode="after")
-    def _one_way_to_ask(self) -> Search:
+    def _one_way_to_ask(self) -> SearchCluster:
         if (self.user is None) != (self.password is None):
             raise ValueError("expected search.user and search.password, or neither")
         if self.user is not None and self.api_key is not None:
@@ -209,7 +209,7 @@ class Lineage(Frozen):
     ] = timedelta(seconds=5)
 
 
-class Erasure(Frozen):
+class ErasureKeys(Frozen):
     """The secret key by which erased values are hashed, and former ones, for erasures that they were used for."""
 
     key: Annotated[SecretStr, Field(min_length=16)]
@@ -230,11 +230,11 @@ class Environment(Frozen):
     s3: S3 = S3()
     spark: Spark = Spark()
     registry: Registry | None = None
-    search: Search | None = None
+    search: SearchCluster | None = None
     hdfs: Hdfs | None = None
     webhook: Webhook | None = None
     lineage: Lineage = Lineage()
-    erasure: Erasure | None = None
+    erasure: ErasureKeys | None = None
     masking: Masking = Masking()
 
     @property

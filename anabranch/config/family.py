@@ -141,7 +141,7 @@ class Family:
 
 
 @dataclass(frozen=True)
-class Member:
+class FamilyMember:
     """A stream of a family, or the reason that a topic has none. `is_gone`: Kafka no longer has the topic. `creates`:
     a speed process creates the stream's tables."""
 
@@ -153,7 +153,7 @@ class Member:
     creates: bool = False
 
 
-Members = Mapping[str, Member]
+Members = Mapping[str, FamilyMember]
 """By the name of the stream."""
 
 
@@ -225,7 +225,7 @@ def expand(
     topics: Iterable[str],
     streams: Sequence[Stream] = (),
     known: Mapping[str, str] | None = None,
-) -> dict[str, Member]:
+) -> dict[str, FamilyMember]:
     """The streams of families, by name: one for each topic that matches, and for each that matched before. Pure.
 
     `streams`: the streams with files of their own, whose topics are no family's. `known`: by name, the topic of each
@@ -235,7 +235,7 @@ def expand(
     """
     families, present, known = list(families), set(topics), known or {}
     taken = {table.casefold(): s.name for s in streams for table in s.tables}
-    members: dict[str, Member] = {s.name: Member("", None, s.topic, s) for s in streams}
+    members: dict[str, FamilyMember] = {s.name: FamilyMember("", None, s.topic, s) for s in streams}
     own = {stream.topic for stream in streams}
     wanted = [(name, topic) for name, topic in known.items() if topic not in own]
     before = {topic for _, topic in wanted}
@@ -250,13 +250,15 @@ def expand(
             is_gone = topic not in present
             creates = family.topics.create
             place = name if name not in members else f"{family.name}: {topic}"
-            members[place] = Member(family.name, family.group, topic, member.found, is_gone, creates)
+            members[place] = FamilyMember(family.name, family.group, topic, member.found, is_gone, creates)
     return {name: member for name, member in members.items() if member.family}
 
 
-def _member(family: Family, topic: str, rivals: Sequence[Family], taken: Mapping[str, str], members: Members) -> Member:
-    def refused(message: str) -> Member:
-        return Member(family.name, family.group, topic, ConfigurationError(f"{family.file.path}: {message}"))
+def _member(
+    family: Family, topic: str, rivals: Sequence[Family], taken: Mapping[str, str], members: Members
+) -> FamilyMember:
+    def refused(message: str) -> FamilyMember:
+        return FamilyMember(family.name, family.group, topic, ConfigurationError(f"{family.file.path}: {message}"))
 
     name = family.stream_name(topic)
     if rivals:
@@ -272,13 +274,13 @@ def _member(family: Family, topic: str, rivals: Sequence[Family], taken: Mapping
     try:
         stream = family.build(topic)
     except ConfigurationError as error:
-        return Member(family.name, family.group, topic, error)
+        return FamilyMember(family.name, family.group, topic, error)
     if shared := next((table for table in stream.tables if table.casefold() in taken), None):
         return refused(
             f"topic {topic}: expected tables of its own, found {shared}, which belongs to stream "
             f"{taken[shared.casefold()]}; change `table:`, or leave one topic out with `topics.exclude`"
         )
-    return Member(family.name, family.group, topic, stream)
+    return FamilyMember(family.name, family.group, topic, stream)
 
 
 def _build(file: StreamFile, name: str, topic: str, table: str, fill: Callable[[str], str]) -> Stream:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from anabranch.common.errors import Refused
-from anabranch.dev.comparison import Comparison, Served, compare
+from anabranch.dev.comparison import Reconciliation, ServedRecord, compare
 from anabranch.dev.demo.story import Story
 from anabranch.dev.producers.events import Ack, sha256
 from anabranch.protocol.state import load_state
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 AsSent = Callable[[Mapping[str, Any]], bytes]
 
 
-def audit(job: Job, acks: Iterable[Ack], as_sent: AsSent) -> Comparison:
+def audit(job: Job, acks: Iterable[Ack], as_sent: AsSent) -> Reconciliation:
     """Compare every acknowledged record with the serving tables, by partition, offset and content."""
     table, letters = (job.lake.load(name) for name in (job.stream.table, job.stream.dead_letters_table))
     rows = (
-        Served(row["kafka_partition"], row["kafka_offset"], sha256(as_sent(row)))
+        ServedRecord(row["kafka_partition"], row["kafka_offset"], sha256(as_sent(row)))
         for batch in table.scan().to_arrow().to_batches()
         for row in batch.to_pylist()
     )
     wanted = ("kafka_partition", "kafka_offset", "value")
     dead = (
-        Served(row["kafka_partition"], row["kafka_offset"], sha256(row["value"]))
+        ServedRecord(row["kafka_partition"], row["kafka_offset"], sha256(row["value"]))
         for row in letters.scan(selected_fields=wanted).to_arrow().to_pylist()
     )
     state = load_state(job.lake, job.stream.table)

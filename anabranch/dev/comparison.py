@@ -12,7 +12,7 @@ from anabranch.dev.producers.events import Ack
 At = tuple[int, int]
 
 
-class Served(NamedTuple):
+class ServedRecord(NamedTuple):
     """A row or dead letter of a serving table; `sha256` is of the value that it came from, None for a null value."""
 
     partition: int
@@ -21,7 +21,7 @@ class Served(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Reconciliation:
     """An account of every (partition, offset). The last four name what must not be there."""
 
     acknowledged: int
@@ -58,10 +58,10 @@ class Comparison:
 
 def compare(
     acks: Iterable[Ack],
-    rows: Iterable[Served],
-    dead_letters: Iterable[Served],
+    rows: Iterable[ServedRecord],
+    dead_letters: Iterable[ServedRecord],
     by_batch: Callable[[int, int], bool],
-) -> Comparison:
+) -> Reconciliation:
     """Each acknowledged record has to be served once, with its own content: malformed as a dead letter, all others as a
     row. Only where the batch layer serves (`by_batch`: partition, offset) may a record be absent, and only if a row of
     the same bytes is there.
@@ -79,7 +79,7 @@ def compare(
         if (ack := acknowledged.get((s.partition, s.offset))) is not None
         and (ack.sha256 != s.sha256 or (ack.kind == "malformed") != malformed)
     }
-    return Comparison(
+    return Reconciliation(
         acknowledged=len(acknowledged),
         rows=len(good),
         dead=len(dead),

@@ -48,7 +48,7 @@ class SubjectVersion:
     has_references: bool = False
 
 
-class Registry:
+class SchemaRegistryClient:
     """A schema registry. Every call raises Transient when it does not answer, ConfigurationError when it refuses."""
 
     def __init__(self, settings: config.Registry) -> None:
@@ -126,14 +126,14 @@ class Registry:
         )
 
 
-def open_registry(environment: config.Environment, stream: config.Stream) -> Registry:
+def open_registry(environment: config.Environment, stream: config.Stream) -> SchemaRegistryClient:
     """The environment's registry. Raises ConfigurationError when it names none."""
     if environment.registry is None:
         raise ConfigurationError(
             f"anabranch.yaml: registry: expected the url of a schema registry, which format {stream.format.type} of "
             f"stream {stream.name} needs, found none"
         )
-    return Registry(environment.registry)
+    return SchemaRegistryClient(environment.registry)
 
 
 def _json(answer: requests.Response) -> Any:

@@ -86,7 +86,7 @@ def plan_tags(state: State, group: str, through: str, keep: timedelta, now: date
 
 
 @dataclass(frozen=True)
-class Member:
+class GroupedStream:
     """A stream of a group, with the state that its hours were read from."""
 
     lake: Lake
@@ -94,7 +94,7 @@ class Member:
     state: State
 
 
-def tag_hours(group: str, through: str, members: Iterable[Member]) -> list[str]:
+def tag_hours(group: str, through: str, members: Iterable[GroupedStream]) -> list[str]:
     """Tag the hours of a group that are complete `through` an hour, on each member's table. Returns the hours that got
     a tag in some table, oldest first.
 
@@ -107,7 +107,7 @@ def tag_hours(group: str, through: str, members: Iterable[Member]) -> list[str]:
     return sorted({hour for done in tagging for hour in done.result()})
 
 
-def _tag(group: str, through: str, member: Member) -> Sequence[str]:
+def _tag(group: str, through: str, member: GroupedStream) -> Sequence[str]:
     lake, name, keep = member.lake, member.stream.table, member.stream.maintain.group_hours
 
     def plan(table: Table) -> Commit | None:

@@ -15,7 +15,7 @@ from anabranch.common.remote_errors import explain
 from anabranch.config import Environment, Stream
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.schema_evolution import evolve
-from anabranch.kafka.schema_registry import Registry, SubjectVersion, open_registry
+from anabranch.kafka.schema_registry import SchemaRegistryClient, SubjectVersion, open_registry
 from anabranch.protocol.apply import rows_columns
 from anabranch.subjects.resolve import plan_version, with_table_columns
 
@@ -50,7 +50,7 @@ class SubjectReader:
 
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
-        self._registry: Registry | None = None
+        self._registry: SchemaRegistryClient | None = None
         self._taken_up: dict[str, _TakenUp] = {}
         self._logged: dict[str, str] = {}
 

@@ -51,7 +51,7 @@ class Index:
     """An index, by the engine's REST API. Each call raises Transient when the engine is unreachable
     or not ready, and ConfigurationError when it refuses."""
 
-    def __init__(self, settings: config.Search, name: str) -> None:
+    def __init__(self, settings: config.SearchCluster, name: str) -> None:
         self.where = f"{settings.url}/{name}"
         self._session = requests.Session()
         if settings.user is not None and settings.password is not None:

@@ -29,7 +29,7 @@ from run_books import printed
 
 from anabranch.dev import services
 from anabranch.dev.audit import game_event_as_sent
-from anabranch.dev.comparison import Comparison, Served, compare
+from anabranch.dev.comparison import Reconciliation, ServedRecord, compare
 from anabranch.dev.demo.live import Live
 from anabranch.dev.demo.story import poll
 from anabranch.dev.producers.events import Ack, Kind, generate, sha256
@@ -341,18 +341,18 @@ class GameDay:
 
     # The audit.
 
-    def compare(self, acks: list[Ack], of: Callable[[str], bool], topic_id: str) -> Comparison:
+    def compare(self, acks: list[Ack], of: Callable[[str], bool], topic_id: str) -> Reconciliation:
         """What Kafka acknowledged of one topic against what the hours that are its own serve."""
         table, letters = (
             self.job.lake.load(name) for name in (self.job.stream.table, self.job.stream.dead_letters_table)
         )
         rows = [
-            Served(r["kafka_partition"], r["kafka_offset"], sha256(as_sent(r)))
+            ServedRecord(r["kafka_partition"], r["kafka_offset"], sha256(as_sent(r)))
             for r in table.scan().to_arrow().to_pylist()
             if of(r["ingest_hour"])
         ]
         dead = [
-            Served(r["kafka_partition"], r["kafka_offset"], sha256(r["value"]))
+            ServedRecord(r["kafka_partition"], r["kafka_offset"], sha256(r["value"]))
             for r in letters.scan().to_arrow().to_pylist()
             if r["topic_id"] == topic_id
         ]

@@ -25,7 +25,7 @@ from wire import wired
 from anabranch import config, records
 from anabranch.config import Stream
 from anabranch.config.columns import RESCUED, parse_columns
-from anabranch.kafka.schema_registry import Registry
+from anabranch.kafka.schema_registry import SchemaRegistryClient
 from anabranch.records.fast_avro import AvroRows, plan_fields
 from anabranch.records.fast_json import CertainRows
 from anabranch.records.formats import Format
@@ -471,7 +471,7 @@ def test_a_certain_avro_record_equals_sparks_row(
     spark: SparkSession, registry: SchemaRegistry, ddl: str, seed: int
 ) -> None:
     dice, stream = random.Random(seed), _stream(ddl)
-    client = Registry(config.Registry(url=registry.url))
+    client = SchemaRegistryClient(config.Registry(url=registry.url))
     form = AvroFormat(stream, client)
     schemas, values = {}, list[bytes | None]([None, b"", b"\0", b"\0\0\0\0\1"])
     for _ in range(4):

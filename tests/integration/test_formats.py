@@ -22,7 +22,7 @@ from world import World, past_hour
 
 from anabranch import config
 from anabranch.config.columns import parse_columns
-from anabranch.kafka.schema_registry import Registry
+from anabranch.kafka.schema_registry import SchemaRegistryClient
 from anabranch.offsets.hours import start_of
 from anabranch.records import checks, decode
 from anabranch.records.formats import Format, avro, csv, json_schema, raw, wire
@@ -294,14 +294,14 @@ def test_avro_by_bytes(session: SparkSession, registry: SchemaRegistry) -> None:
     ids = Ids(registry)
     cases = avro_cases(session, ids, START)
     stream = make_stream(DDL, {"type": "avro", "subject": ids.subject})
-    expect(session, stream, avro.AvroFormat(stream, Registry(config.Registry(url=registry.url))), cases)
+    expect(session, stream, avro.AvroFormat(stream, SchemaRegistryClient(config.Registry(url=registry.url))), cases)
     assert {code for _, code, _ in cases.values()} - {None} == {*checks.CODES, *wire.CODES, *avro.CODES}
 
 
 def test_avro_values(session: SparkSession, registry: SchemaRegistry) -> None:
     ids = Ids(registry)
     stream = make_stream(DDL, "avro")
-    form = avro.AvroFormat(stream, Registry(config.Registry(url=registry.url)))
+    form = avro.AvroFormat(stream, SchemaRegistryClient(config.Registry(url=registry.url)))
     cases = avro_cases(session, ids, START)
     frame = kafka(session, [cases[n][0] for n in ("first version", "second version", "largest decimal")])
     decoded = decode(frame, stream, form)
@@ -324,7 +324,7 @@ def test_avro_values(session: SparkSession, registry: SchemaRegistry) -> None:
 
 def test_avro_without_any_readable_id(spark: SparkSession, registry: SchemaRegistry) -> None:
     stream = make_stream(DDL, "avro")
-    form = avro.AvroFormat(stream, Registry(config.Registry(url=registry.url)))
+    form = avro.AvroFormat(stream, SchemaRegistryClient(config.Registry(url=registry.url)))
     cases: dict[str, Case] = {"null": (None, "null_value", ""), "no id": (b"x", "not_wire_format", "")}
     expect(spark, stream, form, cases)
     expect(spark, stream, form, {"unknown": (wired(2**31 - 1, b""), "unknown_schema", "")})
@@ -338,7 +338,7 @@ def test_a_schema_with_text_that_sql_would_misread(spark: SparkSession, registry
     schema_id = registry.register(f"s{uuid.uuid4().hex[:12]}", schema)
     value = wired(schema_id, encode(spark, schema, {"event_id": "a"}))
     stream = make_stream("event_id STRING NOT NULL", "avro", None)
-    client = Registry(config.Registry(url=registry.url))
+    client = SchemaRegistryClient(config.Registry(url=registry.url))
     expect(spark, stream, avro.AvroFormat(stream, client), {"doc": (value, None, "")})
     stream = make_stream("event_id STRING NOT NULL", {"type": "avro", "subject": subject}, None)
     message = 'subject it"s $ {env:PATH}, found another'
@@ -348,7 +348,7 @@ def test_a_schema_with_text_that_sql_would_misread(spark: SparkSession, registry
 def test_avro_values_are_read_once(spark: SparkSession, registry: SchemaRegistry) -> None:
     ids = Ids(registry)
     stream = make_stream(DDL, "avro")
-    form = avro.AvroFormat(stream, Registry(config.Registry(url=registry.url)))
+    form = avro.AvroFormat(stream, SchemaRegistryClient(config.Registry(url=registry.url)))
     cases = avro_cases(spark, ids, START)
     frame = decode(kafka(spark, [cases[n][0] for n in ("first version", "second version")]), stream, form)
     spark.conf.set("spark.sql.debug.maxToStringFields", 10_000)
@@ -360,10 +360,10 @@ def test_avro_values_are_read_once(spark: SparkSession, registry: SchemaRegistry
 def test_json_schema_by_bytes(session: SparkSession, registry: SchemaRegistry) -> None:
     ids = Ids(registry)
     stream = make_stream(DDL, {"type": "json_schema", "subject": f"{ids.subject}-json"})
-    form = json_schema.JsonSchemaFormat(stream, Registry(config.Registry(url=registry.url)))
+    form = json_schema.JsonSchemaFormat(stream, SchemaRegistryClient(config.Registry(url=registry.url)))
     expect(session, stream, form, json_schema_cases(ids, START))
     anybody = make_stream(DDL, "json_schema")
-    form = json_schema.JsonSchemaFormat(anybody, Registry(config.Registry(url=registry.url)))
+    form = json_schema.JsonSchemaFormat(anybody, SchemaRegistryClient(config.Registry(url=registry.url)))
     expect(
         session,
         anybody,

@@ -15,7 +15,7 @@ from wire import encode, wired
 from world import World
 
 from anabranch.config import Registry as Settings
-from anabranch.kafka.schema_registry import Registry
+from anabranch.kafka.schema_registry import SchemaRegistryClient
 from anabranch.kafka.source import read_ranges
 from anabranch.records import decode
 from anabranch.records.formats.avro import AvroFormat
@@ -137,7 +137,7 @@ def test_a_query_with_cached_ids_fails_for_another_id(
     spark: SparkSession, stream: Stream, registry: SchemaRegistry
 ) -> None:
     (old_id, old), (new_id, new) = stream.new(), stream.new("level")
-    form = AvroFormat(stream.one.job.stream, Registry(Settings(url=registry.url)), cache_schema_ids=True)
+    form = AvroFormat(stream.one.job.stream, SchemaRegistryClient(Settings(url=registry.url)), cache_schema_ids=True)
 
     def read(schema_id: int, by: dict[str, Any]) -> DataFrame:
         value = wired(schema_id, encode(spark, by, {"event_id": "x"} | ({"level": 1} if by is new else {})))

@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from anabranch import config
 from anabranch.dev.services.processes import HOST
-from anabranch.kafka.schema_registry import Registry
+from anabranch.kafka.schema_registry import SchemaRegistryClient
 
 NOT_FOUND = (404, json.dumps({"error_code": 40403, "message": "Schema 7 not found"}))
 
@@ -25,8 +25,8 @@ class Answering:
     paths: list[str] = field(default_factory=list)
     authorization: str | None = None
 
-    def registry(self, **settings: str) -> Registry:
-        return Registry(config.Registry.model_validate({"url": self.url, **settings}))
+    def registry(self, **settings: str) -> SchemaRegistryClient:
+        return SchemaRegistryClient(config.Registry.model_validate({"url": self.url, **settings}))
 
 
 @contextmanager

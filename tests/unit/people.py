@@ -15,7 +15,7 @@ from pydantic import SecretStr
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 
 from anabranch import config
-from anabranch.config.environment import Erasure as ErasureKeys
+from anabranch.config.environment import ErasureKeys
 from anabranch.iceberg import admin
 from anabranch.iceberg.commits import Change, Commit, Outcome
 from anabranch.iceberg.files import local_path

@@ -42,7 +42,7 @@ _encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 _PRICES = (0.99, 0.99, 0.99, 1.99, 1.99, 2.99, 4.99, 4.99, 9.99, 19.99, 49.99, 99.99)
 
 
-class Record(NamedTuple):
+class ProducerRecord(NamedTuple):
     """What one send carries; `good` and `late` are the originals. `timestamp_ms` is Kafka's CreateTime."""
 
     kind: Kind
@@ -103,7 +103,7 @@ def expected(events: int, dirty: bool) -> dict[Kind, int]:
     return {"good": events - each, "late": each, "duplicate": each, "malformed": each}
 
 
-def generate(events: int, seed: int, start: datetime, end: datetime, dirty: bool) -> Iterator[Record]:
+def generate(events: int, seed: int, start: datetime, end: datetime, dirty: bool) -> Iterator[ProducerRecord]:
     """`events` originals, their Kafka timestamps ascending and spread evenly over [start, end), in memory bounded.
 
     An original's event time is up to three seconds before its Kafka timestamp. With `dirty`, in each whole block of
@@ -135,7 +135,7 @@ def generate(events: int, seed: int, start: datetime, end: datetime, dirty: bool
 
 def generate_live(
     events: int | None, seed: int, start: datetime, clock: Callable[[], int], dirty: bool
-) -> Iterator[Record]:
+) -> Iterator[ProducerRecord]:
     """As `generate`, but each record is stamped by `clock` (milliseconds) when it is taken; endless without `events`.
 
     `start` only makes the event ids differ between runs.
@@ -158,11 +158,11 @@ def _records(
     dirty: bool,
     crossings: Mapping[int, int],
     longest_delay: int,
-) -> Iterator[Record]:
+) -> Iterator[ProducerRecord]:
     """`crossings`: by block, the last event before an hour's end. `longest_delay` of a duplicate, in originals."""
     play = _Play(random.Random(f"play {seed}"))
     dirt = random.Random(f"dirt {seed}")
-    retries: list[tuple[int, int, Record]] = []  # (the original to follow, original, record), a heap
+    retries: list[tuple[int, int, ProducerRecord]] = []  # (the original to follow, original, record), a heap
     late = duplicate = malformed = -1
     index = at = 0
     while events is None or index < events:
@@ -178,7 +178,7 @@ def _records(
         age = dirt.randrange(_DAY, 3 * _DAY) if index == late else int(dirt.random() * 3_000)
         event = {"event_id": f"{run}-{index:08x}"} | play.next_event(_iso(at - age))
         key = str(event["player_id"]).encode()
-        record = Record("late" if index == late else "good", key, _json(event), at)
+        record = ProducerRecord("late" if index == late else "good", key, _json(event), at)
         yield record
         if index == duplicate:
             delay = 1 if crossings.get(block) == index else dirt.randint(min(1, longest_delay), longest_delay)
@@ -249,14 +249,14 @@ class _Play:
         }
 
 
-def _malformed(sort: str, event: dict[str, object], key: bytes, at: int) -> Record:
+def _malformed(sort: str, event: dict[str, object], key: bytes, at: int) -> ProducerRecord:
     """A record that cannot become a row of game_events."""
     value: bytes | None
     match sort:
         case "truncated":
             value = _json(event)[:-25]
         case "not_json":
-            return Record("malformed", None, b"<html><body>502 Bad Gateway %d</body></html>" % at, at)
+            return ProducerRecord("malformed", None, b"<html><body>502 Bad Gateway %d</body></html>" % at, at)
         case "missing_field":
             value = _json({name: content for name, content in event.items() if name != "player_id"})
         case "wrong_type":
@@ -269,7 +269,7 @@ def _malformed(sort: str, event: dict[str, object], key: bytes, at: int) -> Reco
             value = _json(event | {"event_time": "1970-01-01T00:00:00.000Z"})
         case _:
             value = _json(event | {"event_time": "2999-12-31T23:59:59.000Z"})
-    return Record("malformed", key, value, at)
+    return ProducerRecord("malformed", key, value, at)
 
 
 def _run(*arguments: int) -> str:

@@ -23,7 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from anabranch import config
 from anabranch.common.errors import ConfigurationError, Transient
 from anabranch.common.signals import in_own_thread
-from anabranch.dev.producers.events import KINDS, Ack, Record, Sent, expected, generate, generate_live, sha256
+from anabranch.dev.producers.events import KINDS, Ack, ProducerRecord, Sent, expected, generate, generate_live, sha256
 from anabranch.kafka.client import create_topic, new_producer
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ _IN_FLIGHT = 100_000
 _FLUSH_SECONDS = 130.0
 _STOPPED_FLUSH_SECONDS = 15.0
 
-Pending = deque[tuple[Record, Any]]
+Pending = deque[tuple[ProducerRecord, Any]]
 
 
 def produce_events(
@@ -79,7 +79,7 @@ def produce_events(
         count = len(producer.partitions_for(topic))
         # Step 2: send. The clock starts here, so that the last stamps are not older than they must be.
         now = datetime.now(UTC)
-        records: Iterator[Record]
+        records: Iterator[ProducerRecord]
         if events is not None and hours:
             end = until or now
             records = generate(events, seed, end - timedelta(hours=hours), end, dirty)

@@ -14,7 +14,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql.types import DataType, DateType, StringType, TimestampType
 
 from anabranch.common.errors import Terminal
-from anabranch.kafka.schema_registry import RegisteredSchema, Registry
+from anabranch.kafka.schema_registry import RegisteredSchema, SchemaRegistryClient
 from anabranch.records.checks import Check, error, expected_found, utc
 from anabranch.records.fast_avro import Fields, plan_fields
 from anabranch.records.formats import Reading
@@ -38,7 +38,7 @@ _END = f"X'{secrets.token_hex(16)}'"
 class AvroFormat:
     """Values that are a schema id and Avro's binary encoding."""
 
-    def __init__(self, stream: Stream, registry: Registry, cache_schema_ids: bool = False) -> None:
+    def __init__(self, stream: Stream, registry: SchemaRegistryClient, cache_schema_ids: bool = False) -> None:
         self._wire = Wire(registry, "AVRO", stream.format.subject, cache_schema_ids)
         self._required = [column.name for column in stream.record_columns if not column.nullable]
         self._projections: dict[int, Projection | Incompatible] = {}

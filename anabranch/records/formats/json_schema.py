@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
     from anabranch.config import Stream
-    from anabranch.kafka.schema_registry import Registry
+    from anabranch.kafka.schema_registry import SchemaRegistryClient
 
 
 class JsonSchemaFormat:
     """Values that are a schema id and a JSON object."""
 
-    def __init__(self, stream: Stream, registry: Registry, cache_schema_ids: bool = False) -> None:
+    def __init__(self, stream: Stream, registry: SchemaRegistryClient, cache_schema_ids: bool = False) -> None:
         self._wire = Wire(registry, "JSON", stream.format.subject, cache_schema_ids)
 
     def read(self, records: DataFrame, types: Mapping[str, DataType]) -> Reading:

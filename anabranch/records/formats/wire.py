@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from anabranch.common.remote_errors import full_text
-from anabranch.kafka.schema_registry import RegisteredSchema, Registry
+from anabranch.kafka.schema_registry import RegisteredSchema, SchemaRegistryClient
 from anabranch.records.checks import Check, error, expected_found, literal
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Wire:
     detects it.
     """
 
-    def __init__(self, registry: Registry, kind: str, subject: str | None, cache_ids: bool) -> None:
+    def __init__(self, registry: SchemaRegistryClient, kind: str, subject: str | None, cache_ids: bool) -> None:
         self._registry, self._kind, self._subject, self._cache_ids = registry, kind, subject, cache_ids
         self._cached: list[int] = []
 

@@ -55,7 +55,7 @@ def index(url: str) -> Iterator[str]:
 
 def job_of(folder: Path, url: str, **access: str) -> Job:
     environment = new_environment(folder).model_copy(
-        update={"search": config.Search.model_validate({"url": url, **access})}
+        update={"search": config.SearchCluster.model_validate({"url": url, **access})}
     )
     target = {"name": "find", "type": "search", "index": INDEX, "bulk_documents": 3}
     return Job(environment, new_stream(egress=[target]), Lake(environment), KafkaAdapter(environment.kafka))
@@ -226,7 +226,7 @@ def test_a_request_that_is_too_large_is_sent_in_parts(lake: StreamLake, url: str
     from serving_layer.egress.records import Identity
     from serving_layer.egress.search import Index
 
-    client = Index(config.Search(url=url), INDEX)
+    client = Index(config.SearchCluster(url=url), INDEX)
     row = {"kafka_partition": 0, "ingest_hour": FIRST, "text": "x" * 20_000}
     client.send([document(Identity("t"), (0, o, row | {"kafka_offset": o}), 1) for o in range(7)])
     assert len(found(index)) == 7

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from anabranch.cli import main
 from anabranch.common import health
 from anabranch.common.errors import ConfigurationError, Transient
-from anabranch.common.health import Record, find_fault, health_file, record_start
+from anabranch.common.health import HealthRecord, find_fault, health_file, record_start
 
 TRIGGER = timedelta(seconds=2)
 LIMIT = 304.0  # five minutes and two triggers
@@ -23,28 +23,28 @@ LIMIT = 304.0  # five minutes and two triggers
     ("record", "is_running", "fault"),
     [
         (None, False, "found none: the job has not started"),
-        (Record(0, 2), True, "found none in 1000 s since the start"),
-        (Record(0, 2, progress=999), True, None),
-        (Record(0, 2, progress=1000 - LIMIT), True, None),
-        (Record(0, 2, progress=1000 - LIMIT - 1), True, "within 304 s, found none for 305 s"),
-        (Record(0, 300, progress=1000 - LIMIT - 1), True, None),
-        (Record(0, 2, progress=999), False, "its process has ended"),
-        (Record(0, 2, progress=999, restarts=(900,)), True, None),
-        (Record(0, 2, progress=999, restarts=(700, 900)), True, "within 15 minutes, found 2"),
-        (Record(0, 2, progress=999, restarts=(90, 900)), True, None),
+        (HealthRecord(0, 2), True, "found none in 1000 s since the start"),
+        (HealthRecord(0, 2, progress=999), True, None),
+        (HealthRecord(0, 2, progress=1000 - LIMIT), True, None),
+        (HealthRecord(0, 2, progress=1000 - LIMIT - 1), True, "within 304 s, found none for 305 s"),
+        (HealthRecord(0, 300, progress=1000 - LIMIT - 1), True, None),
+        (HealthRecord(0, 2, progress=999), False, "its process has ended"),
+        (HealthRecord(0, 2, progress=999, restarts=(900,)), True, None),
+        (HealthRecord(0, 2, progress=999, restarts=(700, 900)), True, "within 15 minutes, found 2"),
+        (HealthRecord(0, 2, progress=999, restarts=(90, 900)), True, None),
         # The clock was set back.
-        (Record(0, 2, progress=5000), True, None),
+        (HealthRecord(0, 2, progress=5000), True, None),
     ],
 )
 def test_a_job_is_healthy_with_recent_progress_and_few_restarts(
-    record: Record | None, is_running: bool, fault: str | None
+    record: HealthRecord | None, is_running: bool, fault: str | None
 ) -> None:
     found = find_fault(record, is_running, 1000.0)
     assert (found is None) if fault is None else (found is not None and fault in found)
 
 
 def test_a_liveness_probe_ignores_restarts_and_the_patience_can_be_chosen() -> None:
-    often = Record(0, 2, progress=990, restarts=(700, 800, 900))
+    often = HealthRecord(0, 2, progress=990, restarts=(700, 800, 900))
     assert find_fault(often, True, 1000.0, ignore_restarts=True) is None
     assert find_fault(often, True, 1000.0, within=5, ignore_restarts=True) == (
         "expected a publish or an idle trigger within 5 s, found none for 10 s"
@@ -53,7 +53,7 @@ def test_a_liveness_probe_ignores_restarts_and_the_patience_can_be_chosen() -> N
 
 def test_a_start_without_a_stop_before_it_is_a_restart() -> None:
     first = record_start(None, 2, 0.0)
-    assert first == Record(0.0, 2)
+    assert first == HealthRecord(0.0, 2)
     second = record_start(first, 2, 120.0)
     third = record_start(second, 2, 240.0)
     assert (second.restarts, third.restarts) == ((120.0,), (120.0, 240.0))

@@ -11,7 +11,7 @@ import yaml
 from anabranch.common.errors import ConfigurationError
 from anabranch.config import (
     Family,
-    Member,
+    FamilyMember,
     Stream,
     expand,
     family_names,
@@ -44,7 +44,7 @@ def family(conf: Path, name: str = "app") -> Family:
     return load_family(name, conf)
 
 
-def summary(members: dict[str, Member]) -> dict[str, tuple[str, str] | str]:
+def summary(members: dict[str, FamilyMember]) -> dict[str, tuple[str, str] | str]:
     return {
         name: (m.topic, m.found.table) if isinstance(m.found, Stream) else f"{m.topic}: {m.found}"
         for name, m in members.items()
@@ -221,7 +221,7 @@ def test_members_are_selected_as_streams_are(conf: Path) -> None:
     write(conf, "own", topics=None, topic="own", table="raw.own", group="large")
     write(conf, "wrong", topics={"pattern": "("}, group="small")
 
-    def members() -> dict[str, Member]:
+    def members() -> dict[str, FamilyMember]:
         return expand([f for f in load_families(conf).values() if isinstance(f, Family)], ["app-x", "app-2"])
 
     assert list(select_streams(conf, group="large", members=members)) == ["own"]
@@ -235,7 +235,7 @@ def test_members_are_selected_as_streams_are(conf: Path) -> None:
 def test_topics_of_families_are_requested_only_where_one_may_be_selected(conf: Path) -> None:
     write(conf, "own", topics=None, topic="own", table="raw.own", group="large")
 
-    def members() -> dict[str, Member]:
+    def members() -> dict[str, FamilyMember]:
         raise AssertionError("asked")
 
     assert list(select_streams(conf, group="large", members=members)) == ["own"]

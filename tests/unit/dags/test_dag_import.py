@@ -417,12 +417,12 @@ def test_terminal_errors_are_not_retried(parsed: Any, run: str) -> None:
 
 
 def test_a_refusal_is_distinguished_from_other_errors(parsed: Any) -> None:
-    assert [run for run, (kinds, _) in parsed["runs"].items() if "Refused" in kinds] == ["refused"]
+    assert [run for run, (kinds, _) in parsed["runs"].items() if "CommandRefused" in kinds] == ["refused"]
 
 
 def test_an_exception_is_reported_as_no_refusal(parsed: Any) -> None:
     kinds, message = parsed["runs"]["broken"]
-    assert "Unexpected" in kinds and "Refused" not in kinds
+    assert "CommandBroken" in kinds and "CommandRefused" not in kinds
     assert message.startswith("not refused, but broken by an unexpected error; an operator has to look: ")
     assert "expected exit code 0, found 70\nOverflowError" in message
 
@@ -571,7 +571,10 @@ def test_a_stream_of_a_family_is_verified_without_events(parsed: Any) -> None:
 
 def test_a_streams_task_fails_as_its_rebuild_did_and_its_hour_is_merged(parsed: Any) -> None:
     refused, broken = parsed["stream"]["refused"], parsed["stream"]["broken"]
-    assert ("Refused" in refused["error"][0], refused["error"][1]) == (True, "hour 2026-11-21T03 of orders: too few")
+    assert ("CommandRefused" in refused["error"][0], refused["error"][1]) == (
+        True,
+        "hour 2026-11-21T03 of orders: too few",
+    )
     assert refused["kept"] == {"refused": {"hour": "2026-11-21T03", "reason": "r"}}
     assert (broken["error"][0][0], broken["error"][1]) == (
         "AirflowFailException",
@@ -591,7 +594,7 @@ def test_a_streams_task_rebuilds_it_alone_after_a_transient_failure_and_when_it_
     assert still["ran"] == ["batch s --hour 2026-11-21T03", "merge orders"]
     cleared, refused = parsed["stream"]["cleared alone"], parsed["stream"]["cleared alone and refused"]
     assert (cleared["error"], cleared["ran"]) == ("", [_RESTATED, *_CHECKED])
-    assert ("Refused" in refused["error"][0], refused["ran"][0]) == (True, _RESTATED)
+    assert ("CommandRefused" in refused["error"][0], refused["ran"][0]) == (True, _RESTATED)
 
 
 def test_a_restated_hour_of_a_whole_day_triggers_the_days_consumers(parsed: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from anabranch.dev.comparison import Comparison, Served, compare
+from anabranch.dev.comparison import Reconciliation, ServedRecord, compare
 from anabranch.dev.producers.events import Ack, Kind
 
 
@@ -13,12 +13,12 @@ def _ack(offset: int, content: str, kind: Kind = "good", partition: int = 0) -> 
 
 
 ACKS = [_ack(0, "a"), _ack(1, "b"), _ack(2, "a", "duplicate"), _ack(3, "x", "malformed"), _ack(0, "c", partition=1)]
-ROWS = [Served(0, 0, "a"), Served(0, 1, "b"), Served(1, 0, "c")]
-REPEATED = Served(0, 2, "a")
-DEAD = [Served(0, 3, "x")]
+ROWS = [ServedRecord(0, 0, "a"), ServedRecord(0, 1, "b"), ServedRecord(1, 0, "c")]
+REPEATED = ServedRecord(0, 2, "a")
+DEAD = [ServedRecord(0, 3, "x")]
 
 
-def _compare(rows: list[Served], dead: list[Served] = DEAD, batch: bool = True) -> Comparison:
+def _compare(rows: list[ServedRecord], dead: list[ServedRecord] = DEAD, batch: bool = True) -> Reconciliation:
     return compare(ACKS, rows, dead, lambda partition, offset: batch)
 
 
@@ -48,14 +48,14 @@ def test_a_duplicate_without_its_original_is_lost() -> None:
         (ROWS[:2], DEAD, {"lost": ((1, 0),)}),
         (ROWS, [], {"lost": ((0, 3),)}),
         ([*ROWS, ROWS[1]], DEAD, {"twice": ((0, 1),)}),
-        ([*ROWS, Served(0, 3, "x")], DEAD, {"twice": ((0, 3),), "changed": ((0, 3),)}),
-        ([*ROWS, Served(1, 7, "z")], DEAD, {"foreign": ((1, 7),)}),
-        ([*ROWS[:2], Served(1, 0, "other")], DEAD, {"changed": ((1, 0),)}),
-        (ROWS[:2], [*DEAD, Served(1, 0, "c")], {"changed": ((1, 0),)}),
-        (ROWS, [Served(0, 3, None)], {"changed": ((0, 3),)}),
+        ([*ROWS, ServedRecord(0, 3, "x")], DEAD, {"twice": ((0, 3),), "changed": ((0, 3),)}),
+        ([*ROWS, ServedRecord(1, 7, "z")], DEAD, {"foreign": ((1, 7),)}),
+        ([*ROWS[:2], ServedRecord(1, 0, "other")], DEAD, {"changed": ((1, 0),)}),
+        (ROWS[:2], [*DEAD, ServedRecord(1, 0, "c")], {"changed": ((1, 0),)}),
+        (ROWS, [ServedRecord(0, 3, None)], {"changed": ((0, 3),)}),
     ],
 )
-def test_each_difference_is_named(rows: list[Served], dead: list[Served], wrong: dict[str, object]) -> None:
+def test_each_difference_is_named(rows: list[ServedRecord], dead: list[ServedRecord], wrong: dict[str, object]) -> None:
     comparison = _compare(rows, dead)
     assert not comparison.is_exact
     named = {

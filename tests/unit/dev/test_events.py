@@ -10,7 +10,16 @@ from typing import Any
 
 import pytest
 
-from anabranch.dev.producers.events import KINDS, MALFORMED, Ack, Record, Sent, expected, generate, generate_live
+from anabranch.dev.producers.events import (
+    KINDS,
+    MALFORMED,
+    Ack,
+    ProducerRecord,
+    Sent,
+    expected,
+    generate,
+    generate_live,
+)
 
 END = datetime(2026, 11, 21, 4, 30, tzinfo=UTC)
 START = END - timedelta(hours=3)
@@ -19,27 +28,27 @@ DAY_MS = 24 * HOUR_MS
 TYPES = {"session_start", "session_end", "level_up", "purchase", "achievement"}
 
 
-def parsed(record: Record) -> dict[str, Any]:
+def parsed(record: ProducerRecord) -> dict[str, Any]:
     assert record.value is not None
     event = json.loads(record.value)
     assert isinstance(event, dict)
     return event
 
 
-def event_ms(record: Record) -> int:
+def event_ms(record: ProducerRecord) -> int:
     return round(datetime.fromisoformat(parsed(record)["event_time"]).timestamp() * 1000)
 
 
 @pytest.fixture(scope="module")
-def dirty() -> list[Record]:
+def dirty() -> list[ProducerRecord]:
     return list(generate(20_000, 7, START, END, dirty=True))
 
 
-def of(records: list[Record], *kinds: str) -> list[Record]:
+def of(records: list[ProducerRecord], *kinds: str) -> list[ProducerRecord]:
     return [record for record in records if record.kind in kinds]
 
 
-def test_the_same_arguments_give_the_same_records(dirty: list[Record]) -> None:
+def test_the_same_arguments_give_the_same_records(dirty: list[ProducerRecord]) -> None:
     assert list(generate(20_000, 7, START, END, dirty=True)) == dirty
 
 
@@ -83,7 +92,7 @@ def test_clean_events_are_good_ones_only_and_their_time_is_seconds_before_kafkas
     assert all(0 <= record.timestamp_ms - event_ms(record) < 3_000 for record in records)
 
 
-def test_kafka_timestamps_ascend_evenly_over_the_half_open_interval(dirty: list[Record]) -> None:
+def test_kafka_timestamps_ascend_evenly_over_the_half_open_interval(dirty: list[ProducerRecord]) -> None:
     stamps = [record.timestamp_ms for record in dirty]
     assert stamps == sorted(stamps)
     originals = [record.timestamp_ms for record in of(dirty, "good", "late")]
@@ -92,13 +101,13 @@ def test_kafka_timestamps_ascend_evenly_over_the_half_open_interval(dirty: list[
     assert {later - earlier for earlier, later in pairwise(originals)} == {540}
 
 
-def test_late_events_are_one_to_three_days_old(dirty: list[Record]) -> None:
+def test_late_events_are_one_to_three_days_old(dirty: list[ProducerRecord]) -> None:
     ages = [record.timestamp_ms - event_ms(record) for record in of(dirty, "late")]
     assert len(ages) == 200
     assert all(DAY_MS <= age < 3 * DAY_MS for age in ages)
 
 
-def test_a_duplicate_repeats_the_bytes_of_an_earlier_event_within_a_minute(dirty: list[Record]) -> None:
+def test_a_duplicate_repeats_the_bytes_of_an_earlier_event_within_a_minute(dirty: list[ProducerRecord]) -> None:
     seen: dict[tuple[bytes | None, bytes | None], int] = {}
     for record in dirty:
         content = (record.key, record.value)
@@ -127,14 +136,14 @@ def test_sparse_events_have_no_duplicate_an_hour_later() -> None:
     assert [r.timestamp_ms for r in records if r.value == duplicate.value] == [duplicate.timestamp_ms] * 2
 
 
-def test_every_malformed_sort_occurs_and_none_could_be_a_row(dirty: list[Record]) -> None:
+def test_every_malformed_sort_occurs_and_none_could_be_a_row(dirty: list[ProducerRecord]) -> None:
     """The reasons are looked for one by one: malformed means malformed by the schema of game_events."""
     counts = Counter(reason_of(record) for record in of(dirty, "malformed"))
     assert counts == dict.fromkeys(MALFORMED, 200 // len(MALFORMED))
     assert {reason_of(record) for record in of(dirty, "good", "late", "duplicate")} == {"a row"}
 
 
-def reason_of(record: Record) -> str:
+def reason_of(record: ProducerRecord) -> str:
     if record.value is None:
         return "null_value"
     try:
@@ -153,7 +162,7 @@ def reason_of(record: Record) -> str:
     return "epoch_time" if age > 30 * DAY_MS else "future_time" if age < -HOUR_MS else "a row"
 
 
-def test_malformed_records_carry_event_ids_of_their_own(dirty: list[Record]) -> None:
+def test_malformed_records_carry_event_ids_of_their_own(dirty: list[ProducerRecord]) -> None:
     ids = {parsed(record)["event_id"] for record in of(dirty, "good", "late")}
     assert len(ids) == 20_000
     for record in of(dirty, "malformed"):
@@ -161,7 +170,7 @@ def test_malformed_records_carry_event_ids_of_their_own(dirty: list[Record]) -> 
             assert parsed(record)["event_id"] not in ids
 
 
-def test_sessions_make_sense(dirty: list[Record]) -> None:
+def test_sessions_make_sense(dirty: list[ProducerRecord]) -> None:
     playing: dict[str, str] = {}
     levels: dict[tuple[str, str], int] = {}
     for record in of(dirty, "good", "late"):
@@ -184,7 +193,7 @@ def test_sessions_make_sense(dirty: list[Record]) -> None:
             del playing[player]
 
 
-def test_games_platforms_and_types_are_several_and_players_are_skewed(dirty: list[Record]) -> None:
+def test_games_platforms_and_types_are_several_and_players_are_skewed(dirty: list[ProducerRecord]) -> None:
     events = [parsed(record) for record in of(dirty, "good")]
     assert {event["event_type"] for event in events} == TYPES
     assert len({event["game"] for event in events}) >= 3

@@ -12,7 +12,7 @@ from answering_registry import Answering, answering_registry
 from anabranch import config
 from anabranch.common.errors import ConfigurationError, Transient
 from anabranch.dev.services.processes import HOST, free_port
-from anabranch.kafka.schema_registry import RegisteredSchema, Registry, SubjectVersion
+from anabranch.kafka.schema_registry import RegisteredSchema, SchemaRegistryClient, SubjectVersion
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_errors_that_may_pass(server: Answering, status: int) -> None:
 
 
 def test_no_listener_is_a_transient_error() -> None:
-    registry = Registry(config.Registry(url=f"http://{HOST}:{free_port()}"))
+    registry = SchemaRegistryClient(config.Registry(url=f"http://{HOST}:{free_port()}"))
     with pytest.raises(Transient, match=r"ask the schema registry for .*refused.*transient"):
         registry.schema(7)
 

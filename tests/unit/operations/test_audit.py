@@ -21,7 +21,7 @@ from proofs import BEFORE, CUT, HOUR, NEXT, NOW, accept, bury, event, job, new_p
 from pydantic import SecretStr
 
 from anabranch.cli.render.audit import print_audit
-from anabranch.config.environment import Erasure as ErasureKeys
+from anabranch.config.environment import ErasureKeys
 from anabranch.iceberg.commits import Change, Outcome
 from anabranch.iceberg.hour_files import files_of
 from anabranch.kafka.batches import Missing, Seen

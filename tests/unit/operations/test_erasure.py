@@ -26,8 +26,7 @@ from anabranch.cli import main
 from anabranch.common.errors import ConfigurationError, PositionError
 from anabranch.common.fail_points import Step
 from anabranch.config.columns import parse_columns
-from anabranch.config.environment import Erasure as ErasureKeys
-from anabranch.config.environment import Masking
+from anabranch.config.environment import ErasureKeys, Masking
 from anabranch.config.select import parse_select
 from anabranch.iceberg.commits import Outcome
 from anabranch.iceberg.files import local_path

@@ -23,7 +23,7 @@ from anabranch.cli import main
 from anabranch.common.errors import Refused, Transient
 from anabranch.common.fail_points import Step
 from anabranch.config.columns import parse_columns
-from anabranch.config.environment import Erasure as ErasureKeys
+from anabranch.config.environment import ErasureKeys
 from anabranch.iceberg.commits import Change, Outcome
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.prepare import set_ref

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from anabranch.config import Search
+from anabranch.config import SearchCluster
 from serving_layer.egress.bulk import bulks, document, read_answer
 from serving_layer.egress.records import Identity
 
@@ -56,4 +56,4 @@ def test_a_request_is_bounded_by_documents_and_bytes(at_most: int, size: int, ex
 )
 def test_the_requester_has_one_form(more: dict[str, str], expected: str) -> None:
     with pytest.raises(ValueError, match=expected):
-        Search.model_validate({"url": "https://x"} | more)
+        SearchCluster.model_validate({"url": "https://x"} | more)

@@ -23,7 +23,7 @@ from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.snapshots import heads
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.protocol import group_hours
-from anabranch.protocol.group_hours import Member, group_tag, plan_hours, tag_hours, tagged_hours
+from anabranch.protocol.group_hours import GroupedStream, group_tag, plan_hours, tag_hours, tagged_hours
 from anabranch.protocol.ledger_row import HourAccount
 from anabranch.protocol.publish import Publish, new_id, to_commit
 from anabranch.protocol.state import Accepted
@@ -170,7 +170,7 @@ def test_an_hour_restated_between_the_reading_and_the_tag_is_not_tagged_as_it_wa
     for one in (orders, refunds):
         accept(one, H[0])
     # The state that the tag would rest on, and then a restatement, which finds no tag to move.
-    members = [Member(one.again(), one.stream, one.state()) for one in group.values()]
+    members = [GroupedStream(one.again(), one.stream, one.state()) for one in group.values()]
     accept(orders, H[0], count=4)
     assert tag_hours(GROUP, H[0], members) == [H[0]]
     assert tags(orders) == {H[0]: heads(orders.table())["batch"]}
@@ -191,7 +191,7 @@ def test_a_tag_that_a_killed_call_set_on_one_table_alone_is_completed(
         return land(lake, table, commit)
 
     monkeypatch.setattr(Lake, "commit", fails)
-    members = [Member(one.again(), one.stream, one.state()) for one in group.values()]
+    members = [GroupedStream(one.again(), one.stream, one.state()) for one in group.values()]
     with pytest.raises(Transient, match="down"):
         tag_hours(GROUP, H[0], members)
     monkeypatch.undo()
