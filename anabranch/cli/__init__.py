@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib
 import logging
 import os
 import sys
@@ -12,7 +11,7 @@ from typing import Any, NoReturn
 import click
 
 from anabranch import __version__
-from anabranch.cli import completion, docs, egress, jobs, lazy_pandas, lineage, operate, reports, serve, webhook
+from anabranch.cli import completion, deliver, dev, docs, jobs, lazy_pandas, operate, reports, serve
 from anabranch.cli.options import explain
 from anabranch.common.errors import AnabranchError
 
@@ -48,7 +47,7 @@ SECTIONS = {
 
 
 class _Commands(click.Group):
-    """Turns an error of ours into one line and its exit code, and finds `dev` when it is asked for."""
+    """Turns an error of ours into one line and its exit code."""
 
     sections = SECTIONS
 
@@ -62,15 +61,6 @@ class _Commands(click.Group):
             rows = [(name.ljust(width), command.get_short_help_str(formatter.width)) for name, command in commands]
             with formatter.section(title):
                 formatter.write_dl(rows)
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted([*super().list_commands(ctx), "dev"])
-
-    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name == "dev":
-            command: click.Command = importlib.import_module("anabranch.dev.cli").dev
-            return command
-        return super().get_command(ctx, name)
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -121,7 +111,8 @@ def run() -> NoReturn:
     os._exit(code)
 
 
-for module in (completion, docs, egress, jobs, lineage, operate, reports, serve, webhook):
+main.add_command(dev.dev)
+for module in (completion, deliver, docs, jobs, operate, reports, serve):
     for command in vars(module).values():
         if isinstance(command, click.Command):
             main.add_command(command)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from anabranch.cli.options import StreamSelection, master_option, open_stream, options, selection
+from anabranch.cli.options import StreamSelection, master_option, open_stream, options, output_option, selection
 
 if TYPE_CHECKING:
     from anabranch.job import Job
@@ -52,7 +53,7 @@ def speed(
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--within", type=click.FloatRange(min=0), metavar="SECONDS", help="Longest time without progress.")
 @click.option("--liveness", is_flag=True, help="Ignore restarts, for a liveness probe.")
-@click.option("--output", type=click.Choice(["text", "json"]), default="text", help="Output format.")
+@output_option
 def health(file: Path, within: float | None, liveness: bool, output: str) -> None:
     """Check a speed job by its health file.
 
@@ -253,14 +254,12 @@ def _sealed_hours(job: Job, span: tuple[str, str] | None, of_many: bool = False)
     from anabranch.protocol import sealing
     from anabranch.protocol.publisher import Publisher
 
-    try:
+    with closing(job.kafka):
         sealing.require_ended(job.stream, job.lake, span or ())
         sealed = sealing.seal(Publisher(job.lake, job.stream), job.kafka)
         for hour in span or ():
             if not of_many or hour >= sealed.state.timeline.first:
                 sealing.require_sealed(sealed.state, job.stream, hour)
-    finally:
-        job.kafka.close()
     return sealed.hours
 
 
@@ -302,7 +301,7 @@ def jars(verify: bool, spark_submit: bool, archive: bool, jobs_only: bool, write
     show_default=True,
     help="Folder for the archive.",
 )
-@click.option("--output", type=click.Choice(["text", "json"]), default="text", help="Output format.")
+@output_option
 def pack(folder: Path, output: str) -> None:
     """Archive the Python packages that executors need.
 

@@ -118,11 +118,8 @@ def opened(many: Many, name: str) -> Iterator[Job]:
     stream = many.selected[name]
     if isinstance(stream, AnabranchError):
         raise stream
-    kafka = KafkaAdapter(many.environment.kafka)
-    try:
+    with KafkaAdapter(many.environment.kafka) as kafka:
         yield _job(many, stream, kafka)
-    finally:
-        kafka.close()
 
 
 def report_errors(many: Many, answers: Mapping[str, object]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
@@ -15,6 +16,7 @@ from anabranch.cli.options import (
     StreamSelection,
     open_stream,
     options,
+    output_option,
     selection,
     stream_argument,
 )
@@ -131,13 +133,10 @@ def _apply(
     from anabranch.kafka.client import KafkaAdapter
     from anabranch.protocol import apply
 
-    kafka = KafkaAdapter(environment.kafka)
-    try:
+    with KafkaAdapter(environment.kafka) as kafka:
         return apply.apply(
             environment, found, open_lake(environment, found, renamed_from), kafka, register, rolled_back
         )
-    finally:
-        kafka.close()
 
 
 @click.command()
@@ -157,7 +156,7 @@ def adopt(stream: str, begin: str | None, why: str | None, conf: str | None, out
     that the configuration names now. All rows stay served. A topic id that was read before continues at its last
     position. A new topic with records needs --from; without it nothing changes, and the exit code is 1.
     """
-    from anabranch.cli.render.adoption import print_adopted
+    from anabranch.cli.render.operate import print_adopted
     from anabranch.operations.notifications import webhook
     from anabranch.protocol import topic_change
     from anabranch.protocol.publisher import Publisher
@@ -165,13 +164,11 @@ def adopt(stream: str, begin: str | None, why: str | None, conf: str | None, out
 
     choice = parse_start(begin) if begin is not None else None
     job = open_stream(stream, conf)
-    try:
+    with closing(job.kafka):
         publisher = Publisher(job.lake, job.stream)
         publisher.recover()
         adopted = topic_change.adopt(publisher, job.kafka, choice, why)
         webhook.notify(job)
-    finally:
-        job.kafka.close()
     print_adopted(stream, job.stream.topic, adopted, output)
 
 
@@ -298,7 +295,7 @@ def _hours_to_import(text: str) -> tuple[str, str | None]:
 
 @click.command()
 @click.argument("folder", metavar="[DIR]", default=".")
-@click.option("--output", type=click.Choice(["text", "json"]), default="text", help="Output format.")
+@output_option
 def init(folder: str, output: str) -> None:
     """Write a starter folder: configuration, DAGs, containers.
 
@@ -308,7 +305,7 @@ def init(folder: str, output: str) -> None:
     from pathlib import Path
 
     from anabranch.cli import starter
-    from anabranch.cli.render.starter import print_written
+    from anabranch.cli.render.operate import print_written
 
     print_written(folder, starter.write(Path(folder)), output)
 
@@ -340,8 +337,8 @@ def maintain(chosen: StreamSelection, dry_run: bool, conf: str | None, output: s
                 print_maintained(name, done, known, dry_run)
             views.append(done | (known.as_dict() if known is not None else {}))
     if output == "json":
-        errors = [{"stream": name, "error": str(error)} for name, error in failures.errors.items()]
-        print_json([*views, *errors] if is_many else (views or errors)[0])
+        found = [*views, *failures.views()]
+        print_json(found if is_many else found[0])
     failures.end()
 
 
@@ -370,7 +367,7 @@ def merge(stream: str, dry_run: bool, conf: str | None, output: str) -> None:
 
     Adds and removes files by reference; copies none.
     """
-    from anabranch.cli.render.merged import print_merged
+    from anabranch.cli.render.operate import print_merged
     from anabranch.protocol import merge
 
     job = open_stream(stream, conf)

@@ -110,6 +110,10 @@ class Failures:
             explained = self.errors[stream] = error if isinstance(error, AnabranchError) else explain(error)
             click.echo(f"anabranch: {stream}: {explained}", err=True)
 
+    def views(self) -> list[dict[str, str]]:
+        """Each stream that failed, with its error, as JSON has it."""
+        return [{"stream": name, "error": str(error)} for name, error in self.errors.items()]
+
     def end(self) -> None:
         """End the command with the exit code of the first stream that failed, if one did."""
         if self.errors:
@@ -128,12 +132,18 @@ def explain(error: Exception) -> AnabranchError:
     return explained
 
 
+output_option = click.option("--output", type=click.Choice(["text", "json"]), default="text", help="Output format.")
+conf_option = click.option("--conf", metavar="DIR", help="Configuration folder (ANABRANCH_CONF, else conf).")
+master_option = click.option(
+    "--master",
+    metavar="URL",
+    help="Spark master, such as spark://host:7077 (default: spark.master of the configuration).",
+)
+
+
 def options(command: Callable[..., None]) -> Callable[..., None]:
     """`--output` and `--conf`."""
-    command = click.option("--output", type=click.Choice(["text", "json"]), default="text", help="Output format.")(
-        command
-    )
-    return click.option("--conf", metavar="DIR", help="Configuration folder (ANABRANCH_CONF, else conf).")(command)
+    return conf_option(output_option(command))
 
 
 def open_stream(stream: str, conf: str | None) -> Job:
@@ -143,9 +153,3 @@ def open_stream(stream: str, conf: str | None) -> Job:
 
     configure_logging()
     return open_job(stream, conf)
-
-
-def master_option(command: Callable[..., None]) -> Callable[..., None]:
-    """`--master`, for commands that run a Spark job."""
-    text = "Spark master, such as spark://host:7077 (default: spark.master of the configuration)."
-    return click.option("--master", metavar="URL", help=text)(command)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Literal
+from contextlib import closing
+from functools import partial
+from typing import TYPE_CHECKING, Literal, NoReturn, TypeVar
 
 import click
 
@@ -14,6 +16,7 @@ from anabranch.cli.options import (
     HOURS,
     Failures,
     StreamSelection,
+    conf_option,
     open_stream,
     options,
     selection,
@@ -23,11 +26,14 @@ from anabranch.cli.watching import watch_options, watched
 from anabranch.common.errors import AnabranchError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from datetime import timedelta
 
     from anabranch.common.deadline import Note
     from anabranch.job import Job
 
+
+T = TypeVar("T")
 
 _SHOWN_ROWS = 200
 _CATALOG_SECONDS = 5.0
@@ -74,8 +80,7 @@ def audit(
             if output == "text" or not is_many:
                 print_audit(reports[-1], output)
     if output == "json" and is_many:
-        errors = [{"stream": name, "error": str(error)} for name, error in failures.errors.items()]
-        print_json([*(report.as_dict() for report in reports), *errors])
+        print_json([*(report.as_dict() for report in reports), *failures.views()])
     failures.end()
     if not all(report.agrees for report in reports):
         sys.exit(1)
@@ -206,10 +211,8 @@ def drift(stream: str, conf: str | None, output: str) -> None:
     from anabranch.operations.reports import drift
 
     job = open_stream(stream, conf)
-    try:
+    with closing(job.kafka):
         view = drift.drift(job)
-    finally:
-        job.kafka.close()
     print_drift(view, output)
 
 
@@ -306,7 +309,7 @@ def doctor(chosen: StreamSelection, limit: float | None, conf: str | None, outpu
 @selection
 @click.option("--listen", metavar="PORT", type=click.IntRange(1, 65535), help="Serve /metrics at this port.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
-@click.option("--conf", metavar="DIR", help="Configuration folder (ANABRANCH_CONF, else conf).")
+@conf_option
 def metrics(chosen: StreamSelection, listen: int | None, host: str, conf: str | None) -> None:
     """Print or serve metrics for Prometheus.
 
@@ -433,20 +436,12 @@ def hours(
     if chosen.one() is None:
         if history is not None:
             raise click.UsageError("--history: expected one STREAM")
-        selected = many.select(chosen, conf)
-        codes = []
 
-        def show_hours(found: dict[str, list[views.HourSummary] | AnabranchError]) -> None:
+        def show_hours(found: dict[str, list[views.HourSummary] | AnabranchError]) -> bool:
             print_hours_of(found, output)
-            codes.append(many.report_errors(selected, found))
+            return False
 
-        watched(
-            watch,
-            interval,
-            lambda: many.ask(selected, lambda job, note: views.hours(job, note=note)),
-            show_hours,
-        )
-        sys.exit(codes[-1] if codes and not watch else 0)
+        _watch_many(chosen, conf, watch, interval, lambda job, note: views.hours(job, note=note), show_hours)
     if history:
         start_of(history)
     [stream] = chosen.streams
@@ -454,13 +449,30 @@ def hours(
     if history is None:
         watched(watch, interval, lambda: views.hours(job), lambda view: print_hours(view, output))
     else:
-        one = history or None
-        watched(
-            watch,
-            interval,
-            lambda: decisions(job.lake, job.stream, one),
-            lambda view: print_history(stream, one, view, output),
-        )
+        hour = history or None
+        show_history = partial(print_history, stream, hour, output=output)
+        watched(watch, interval, lambda: decisions(job.lake, job.stream, hour), show_history)
+
+
+def _watch_many(
+    chosen: StreamSelection,
+    conf: str | None,
+    watch: bool,
+    interval: timedelta,
+    read: Callable[[Job, Note], T],
+    show: Callable[[dict[str, T | AnabranchError]], bool],
+) -> NoReturn:
+    """Ask streams side by side, once or again and again, and end the command. `show` prints the answers, and returns
+    whether one of them is a reason for exit code 1."""
+    selected, code = many.select(chosen, conf), 0
+
+    def show_all(found: dict[str, T | AnabranchError]) -> None:
+        nonlocal code
+        is_wrong = show(found)
+        code = many.report_errors(selected, found) or int(is_wrong)
+
+    watched(watch, interval, lambda: many.ask(selected, read), show_all)
+    sys.exit(0 if watch else code)
 
 
 @click.command()
@@ -474,8 +486,7 @@ def history(stream: str, hour: str | None, acts: bool, conf: str | None, output:
     A decision is as in `anabranch hours --history`. An act is a restatement, an acceptance in spite of the rules, a
     replay, an adoption, a chosen layer, or a redelivery. User and host are what the operating system reports.
     """
-    from anabranch.cli.render.acts import print_acts
-    from anabranch.cli.render.history import print_history
+    from anabranch.cli.render.history import print_acts, print_history
     from anabranch.operations.reports import acts as act_reports
     from anabranch.protocol.decisions import decisions
 
@@ -509,26 +520,15 @@ def status(
     from anabranch.operations.reports import status as views
 
     if chosen.one() is None:
-        selected = many.select(chosen, conf)
-        codes = []
 
-        def show(found: dict[str, views.StreamStatus | AnabranchError]) -> None:
+        def show(found: dict[str, views.StreamStatus | AnabranchError]) -> bool:
             print_statuses(found, output)
-            wrong = any(isinstance(v, views.StreamStatus) and (v.unexplained or v.late) for v in found.values())
-            codes.append(many.report_errors(selected, found) or int(wrong))
+            return any(isinstance(v, views.StreamStatus) and (v.unexplained or v.late) for v in found.values())
 
-        watched(
-            watch,
-            interval,
-            lambda: many.ask(selected, lambda job, note: views.status(job, late_after, note)),
-            show,
-        )
-        sys.exit(codes[-1] if codes and not watch else 0)
+        _watch_many(chosen, conf, watch, interval, lambda job, note: views.status(job, late_after, note), show)
     job = open_stream(chosen.streams[0], conf)
-    try:
+    with closing(job.kafka):
         view = watched(watch, interval, lambda: views.status(job, late_after), lambda view: print_status(view, output))
-    finally:
-        job.kafka.close()
     if view is not None and (view.unexplained or view.late):
         sys.exit(1)
 
@@ -545,7 +545,7 @@ def list_streams(chosen: StreamSelection, conf: str | None, output: str) -> None
     The exit code is 1 when one is broken or unknown, or when Kafka does not list the topics.
     """
     from anabranch import config
-    from anabranch.cli.render.streams import print_streams
+    from anabranch.cli.render.status import print_streams
     from anabranch.common.deadline import Reading
     from anabranch.common.errors import AnabranchError
     from anabranch.common.logs import configure_logging
@@ -595,7 +595,7 @@ def list_streams(chosen: StreamSelection, conf: str | None, output: str) -> None
 @click.option("--hour", metavar="HOUR", help="Hour of --revision.")
 @click.option("--explain", is_flag=True, help="Print the columns, files and bytes that were read.")
 @click.option("--provenance", is_flag=True, help="Print the hours and event dates read, and whether they are complete.")
-@click.option("--conf", metavar="DIR", help="Configuration folder (ANABRANCH_CONF, else conf).")
+@conf_option
 def query(
     sql: str | None,
     output: Literal["table", "csv", "spreadsheet", "json", "parquet"],
@@ -620,8 +620,7 @@ def query(
     from contextlib import ExitStack, redirect_stdout
     from pathlib import Path
 
-    from anabranch.cli.render.opened import print_opened
-    from anabranch.cli.render.provenance import print_provenance
+    from anabranch.cli.render.query import print_opened, print_provenance
     from anabranch.common.logs import configure_logging
     from anabranch.common.output import write_result
     from serving_layer.query.opened import opened
@@ -675,7 +674,7 @@ def views(stream: str, fill: bool, conf: str | None, output: str) -> None:
     Prints how many accepted hours are read from partials, and which are computed from their rows. The result of a view
     is the same. The batch layer computes partials after it accepted hours; --fill does so at once.
     """
-    from anabranch.cli.render.views import print_views
+    from anabranch.cli.render.status import print_views
     from serving_layer.views import fill as filling
 
     job = open_stream(stream, conf)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from anabranch.cli.options import DURATION
+from anabranch.cli.options import DURATION, conf_option
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="How long the position may stand still while offsets wait.",
 )
-@click.option("--conf", metavar="DIR", help="Configuration folder (ANABRANCH_CONF, else conf).")
+@conf_option
 def serve(
     streams: tuple[str, ...],
     port: int,

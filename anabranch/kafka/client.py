@@ -11,17 +11,15 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import repeat
-from types import TracebackType
 from typing import Any, TypeVar, cast
 
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition, errors
 from kafka.admin import ConfigResource, ConfigResourceType, NewTopic, OffsetSpec
-from kafka.net.transport import KafkaSSLTransport, KafkaTCPTransport
 from kafka.protocol.consumer.offsets import IsolationLevel
 from kafka.structs import OffsetAndMetadata
 
@@ -139,26 +137,7 @@ logging.getLogger("kafka").addHandler(_FAILURES)
 logging.getLogger("kafka").propagate = False
 
 
-def _keep_last_words(transport: Any) -> None:
-    """Have a transport give what was received before it says that the other side hung up.
-
-    kafka-python 3.0.12 drops what comes in one piece with the end: a broker's reason for refusing a password.
-    """
-    receive = transport._sock_recv
-
-    def receive_all(self: Any) -> Any:
-        data, error = receive(self)
-        return (data, None) if data else (data, error)
-
-    transport._sock_recv = receive_all
-
-
-_keep_last_words(KafkaTCPTransport)
-_keep_last_words(KafkaSSLTransport)
-
-kafka_python_fixes.read_any_header_names()
-kafka_python_fixes.raise_failed_descriptions()
-kafka_python_fixes.create_no_topics()
+kafka_python_fixes.apply()
 
 _READ_COMMITTED = IsolationLevel.READ_COMMITTED
 # The id of a topic at brokers that give topics none.
@@ -174,11 +153,8 @@ def new_producer(kafka: config.Kafka, **overrides: Any) -> Any:
         "batch_size": 256 * 1024,
         "compression_type": None,
     }
-    began = time.monotonic()
-    try:
+    with _explaining(kafka, "start a producer"):
         return connect(KafkaProducer, **_client_settings(kafka), **(defaults | overrides))
-    except errors.KafkaError as error:
-        raise explained(kafka, "start a producer", error, began) from error
 
 
 def _client_settings(kafka: config.Kafka) -> dict[str, Any]:
@@ -234,7 +210,7 @@ class KafkaAdapter:
     def __enter__(self) -> KafkaAdapter:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def describe(self, topic: str, expected: Position | None = None) -> Topic | None:
@@ -287,8 +263,7 @@ class KafkaAdapter:
             if entry["error_code"]:
                 error = errors.for_code(entry["error_code"])()
                 raise explained(self._kafka, doing, error, began, f"--operation Describe --topic {topic}")
-            partitions = tuple(sorted(p["partition_index"] for p in entry["partitions"]))
-            return Topic(topic, _topic_id(topic, entry.get("topic_id")), partitions)
+            return _topic_of(entry)
         return None
 
     def log_starts(self, topic: Topic) -> dict[int, int]:
@@ -361,8 +336,7 @@ class KafkaAdapter:
         found: dict[str, Topic | None] = dict.fromkeys(names)
         for entry in self._ask(f"describe {len(names)} topics", lambda admin: admin.describe_topics(list(names))):
             if entry["name"] in found and not entry["error_code"]:
-                partitions = tuple(sorted(p["partition_index"] for p in entry["partitions"]))
-                found[entry["name"]] = Topic(entry["name"], _topic_id(entry["name"], entry.get("topic_id")), partitions)
+                found[entry["name"]] = _topic_of(entry)
         return found
 
     def first_from(self, topic: Topic, when: datetime) -> dict[int, Stamped | None]:
@@ -442,14 +416,9 @@ class KafkaAdapter:
                 if open_ and len(open_) < fetched:
                     # No pause for finished partitions: kafka-python 3.0.12 may then return nothing for the others.
                     consumer.assign(list(open_))
-                silent = time.monotonic() - heard
-                if silent > _STUCK_S:
-                    self._require_rights(topic)
-                if silent > _SILENCE_S:
-                    waiting = ", ".join(f"partition {tp.partition} from {at}" for tp, at in sorted(open_.items()))
-                    raise Transient(f"{doing}: expected records of {waiting}, found none in {_SILENCE_S} s; try again")
+                is_stuck = self._is_stuck(topic, doing, heard, open_, "from")
                 wanted = plan_fetch_bytes(self._fetch_bytes, sizes, count)
-                if silent > _STUCK_S or (open_ and wanted > self._fetch_bytes):
+                if is_stuck or (open_ and wanted > self._fetch_bytes):
                     self._fetch_bytes = wanted
                     self._drop_consumer()
                     consumer = self._at(open_)
@@ -479,7 +448,7 @@ class KafkaAdapter:
     def _drop_consumer(self) -> None:
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
-            consumer.close(autocommit=False)
+            consumer.close()
 
     def retention(self, topic: str) -> timedelta | None:
         """For how long the brokers keep a record of the topic; None for ever."""
@@ -515,9 +484,10 @@ class KafkaAdapter:
         doing = f"ask the size of topic {topic}"
         answer = self._ask(doing, lambda admin: admin.describe_log_dirs([topic]))
         sizes: dict[int, int] = {}
-        for found in _partitions(answer):
-            partition = int(found["partition_index"])
-            sizes[partition] = max(sizes.get(partition, 0), int(found["partition_size"]))
+        for found in _mappings(answer):
+            if "partition_size" in found:
+                partition = int(found["partition_index"])
+                sizes[partition] = max(sizes.get(partition, 0), int(found["partition_size"]))
         if not sizes:
             # kafka-python drops the error that the brokers gave.
             raise _missing_right(
@@ -539,15 +509,12 @@ class KafkaAdapter:
         Waits until transactions that commit offsets of the group are complete (KIP-447): a commit returns before,
         and an answer without the wait may lack it. Raises MissingRight, Transient.
         """
-        doing, began = f"read offsets of group {group}", time.monotonic()
-        try:
-            consumer = connect(
-                KafkaConsumer, **_consumer_settings(self._kafka), group_id=group, isolation_level="read_committed"
-            )
-            with closing(consumer):
-                found = consumer.committed(TopicPartition(topic, 0), metadata=True, timeout_ms=_REQUEST_MS)
-        except errors.KafkaError as error:
-            raise explained(self._kafka, doing, error, began, f"--operation Describe --group {group}") from error
+        settings = _consumer_settings(self._kafka) | {"group_id": group, "isolation_level": "read_committed"}
+        with (
+            _explaining(self._kafka, f"read offsets of group {group}", f"--operation Describe --group {group}"),
+            closing(connect(KafkaConsumer, **settings)) as consumer,
+        ):
+            found = consumer.committed(TopicPartition(topic, 0), metadata=True, timeout_ms=_REQUEST_MS)
         return found.metadata or None if found is not None else None
 
     def _coordinated(self, question: Callable[[], T]) -> T:
@@ -593,21 +560,18 @@ class KafkaAdapter:
     def read_records(self, topic: str, ranges: Ranges, uncommitted: bool = False) -> Iterator[tuple[int, list[Any]]]:
         """The same as kafka-python's records; with `uncommitted` also those of aborted and open transactions."""
         ends = {TopicPartition(topic, p): e for p, (_, e) in ranges.items()}
-        began = time.monotonic()
         doing = f"read topic {topic}"
-        try:
-            consumer = connect(
-                KafkaConsumer,
-                **_consumer_settings(self._kafka),
-                group_id=None,
-                auto_offset_reset="none",
-                isolation_level="read_uncommitted" if uncommitted else "read_committed",
-                max_poll_records=20_000,
-                max_partition_fetch_bytes=4 << 20,
-            )
-        except errors.KafkaError as error:
-            raise explained(self._kafka, doing, error, began, f"--operation Read --topic {topic}") from error
-        try:
+        settings = _consumer_settings(self._kafka) | {
+            "group_id": None,
+            "auto_offset_reset": "none",
+            "isolation_level": "read_uncommitted" if uncommitted else "read_committed",
+            "max_poll_records": 20_000,
+            "max_partition_fetch_bytes": _LARGE_FETCH,
+        }
+        with (
+            _explaining(self._kafka, doing, f"--operation Read --topic {topic}"),
+            closing(connect(KafkaConsumer, **settings)) as consumer,
+        ):
             consumer.assign(list(ends))
             for tp in ends:
                 consumer.seek(tp, ranges[tp.partition][0])
@@ -622,16 +586,7 @@ class KafkaAdapter:
                     consumer.pause(*done)
                     ends = {tp: end for tp, end in ends.items() if tp not in done}
                     heard = time.monotonic()
-                silent = time.monotonic() - heard
-                if silent > _STUCK_S:
-                    self._require_rights(topic)
-                if silent > _SILENCE_S:
-                    waiting = ", ".join(f"partition {tp.partition} up to {end}" for tp, end in sorted(ends.items()))
-                    raise Transient(f"{doing}: expected records of {waiting}, found none in {_SILENCE_S} s; try again")
-        except (errors.KafkaError, OSError) as error:
-            raise explained(self._kafka, doing, error, began, f"--operation Read --topic {topic}") from error
-        finally:
-            consumer.close(autocommit=False)
+                self._is_stuck(topic, doing, heard, ends, "up to")
 
     def explain_missing(self, topic: str, missing: Mapping[int, Missing]) -> dict[int, Seen]:
         """By partition, why a consumer is not given these offsets, all of them decided: as the log's record batches
@@ -681,6 +636,17 @@ class KafkaAdapter:
         and its consumer waits for it without end."""
         self._describe(topic)
 
+    def _is_stuck(self, topic: str, doing: str, heard: float, waiting: Mapping[Any, int], word: str) -> bool:
+        """Whether a consumer has given nothing since `heard` for so long that it may be stuck. Raises MissingRight, and
+        Transient after `_SILENCE_S`; `waiting`, behind `word`, has an offset of each partition that is waited for."""
+        silent = time.monotonic() - heard
+        if silent > _STUCK_S:
+            self._require_rights(topic)
+        if silent > _SILENCE_S:
+            partitions = ", ".join(f"partition {tp.partition} {word} {at}" for tp, at in sorted(waiting.items()))
+            raise Transient(f"{doing}: expected records of {partitions}, found none in {_SILENCE_S} s; try again")
+        return silent > _STUCK_S
+
     def _ask(self, doing: str, question: Any, right: str = "") -> Any:
         """The answer to a question; `right` are the options of kafka-acls.sh that grant what it needs."""
         began = time.monotonic()
@@ -716,6 +682,16 @@ class KafkaAdapter:
                     connection.close()
             except Exception:
                 LOG.debug("closing a Kafka connection failed", exc_info=True)
+
+
+@contextmanager
+def _explaining(kafka: config.Kafka, doing: str, right: str = "") -> Iterator[None]:
+    """Turn errors of kafka-python, and of the system, into `explained` ones."""
+    began = time.monotonic()
+    try:
+        yield
+    except (errors.KafkaError, OSError) as error:
+        raise explained(kafka, doing, error, began, right) from error
 
 
 def explained(kafka: config.Kafka, doing: str, error: BaseException, began: float, right: str = "") -> AnabranchError:
@@ -765,6 +741,12 @@ def _codec_missing(doing: str, error: BaseException) -> CodecMissing:
     )
 
 
+def _topic_of(entry: Mapping[str, Any]) -> Topic:
+    """A topic from kafka-python's description. Raises NoTopicIds."""
+    partitions = tuple(sorted(p["partition_index"] for p in entry["partitions"]))
+    return Topic(entry["name"], _topic_id(entry["name"], entry.get("topic_id")), partitions)
+
+
 def _topic_id(topic: str, raw: Any) -> str:
     """Kafka's own text form of a topic id: 22 characters of URL-safe base64. Raises NoTopicIds where there is none."""
     value = uuid.UUID(bytes=raw) if isinstance(raw, bytes) else uuid.UUID(str(raw)) if raw else _NO_TOPIC_ID
@@ -797,29 +779,22 @@ def _retention(milliseconds: int) -> timedelta | None:
 
 def _config_value(configs: Any, topic: str, key: str) -> Any:
     """The value of one key in kafka-python's description, whose shape is nested dicts or lists by version."""
-    stack: list[Any] = [configs]
-    while stack:
-        item = stack.pop()
-        if isinstance(item, Mapping):
-            if key in item:
-                value = item[key]
-                return value.get("value", value) if isinstance(value, Mapping) else value
-            if item.get("name") == key:
-                return item.get("value")
-            stack.extend(item.values())
-        elif isinstance(item, Iterable) and not isinstance(item, (str, bytes)):
-            stack.extend(item)
+    for item in _mappings(configs):
+        if key in item:
+            value = item[key]
+            return value.get("value", value) if isinstance(value, Mapping) else value
+        if item.get("name") == key:
+            return item.get("value")
     raise Transient(f"describe the configuration of topic {topic}: expected {key}, found none; try again")
 
 
-def _partitions(answer: Any) -> Iterator[Mapping[str, Any]]:
-    """What a description of log folders says of partitions, at whatever depth."""
+def _mappings(answer: Any) -> Iterator[Mapping[str, Any]]:
+    """Every mapping of an answer, at whatever depth."""
     stack: list[Any] = [answer]
     while stack:
         item = stack.pop()
         if isinstance(item, Mapping):
-            if "partition_size" in item:
-                yield item
+            yield item
             stack.extend(item.values())
         elif isinstance(item, Iterable) and not isinstance(item, (str, bytes)):
             stack.extend(item)

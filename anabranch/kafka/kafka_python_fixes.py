@@ -9,13 +9,22 @@ from kafka import KafkaAdminClient, errors
 from kafka.cluster import ClusterMetadata
 from kafka.net.compat import KafkaNetClient
 from kafka.net.selector import NetworkSelector
+from kafka.net.transport import KafkaSSLTransport, KafkaTCPTransport
 from kafka.record.default_records import DefaultRecordBatch
 
 T = TypeVar("T")
 
-
 IO_THREAD = "kafka-io-"
 """How the name of a client's IO thread begins; that of a client of `connect` ends with its bootstrap servers."""
+
+
+def apply() -> None:
+    """Correct kafka-python in this process."""
+    deliver_data_before_eof(KafkaTCPTransport)
+    deliver_data_before_eof(KafkaSSLTransport)
+    read_any_header_names()
+    raise_failed_descriptions()
+    create_no_topics()
 
 
 def connect(kind: Callable[..., T], **settings: Any) -> T:
@@ -38,6 +47,20 @@ def connect(kind: Callable[..., T], **settings: Any) -> T:
         for client in opened:
             client.close()
         raise
+
+
+def deliver_data_before_eof(transport: type[Any]) -> None:
+    """Have a transport give what was received before it says that the other side hung up.
+
+    kafka-python drops what comes in one piece with the end: a broker's reason for refusing a password.
+    """
+    receive = transport._sock_recv
+
+    def receive_all(self: Any) -> Any:
+        data, error = receive(self)
+        return (data, None) if data else (data, error)
+
+    transport._sock_recv = receive_all
 
 
 class _AnyName(bytearray):

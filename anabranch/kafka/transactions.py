@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import wait
 from dataclasses import dataclass
 from typing import Any
 
 from anabranch import config
-from anabranch.common.deadline import start
+from anabranch.common.deadline import call_within
 from anabranch.common.errors import NoAnswer, Transient
 from anabranch.common.fail_points import Step, reach
 from anabranch.kafka.client import KafkaAdapter, explained, new_producer, position_to_commit
@@ -77,15 +76,16 @@ class TransactionalProducer:
     def _do(self, what: str, call: Callable[[], None]) -> None:
         """A call, which kafka-python 3.0.12 lets wait without end, for a minute at most."""
         doing, began = f"{what} a transaction of {self._name}", time.monotonic()
-        done = start(what, call)
-        if not wait([done], 2 * _TRANSACTION_MS / 1000).done:
-            raise NoAnswer(f"{doing} at {self._kafka.bootstrap_servers}: no answer (transient, try again)")
-        if (error := done.exception()) is None:
-            return
-        if any(name in repr(error) for name in _FENCED):
-            raise Transient(
-                f"{doing}: expected to be the only process, found that another was started since, which goes on in its "
-                "place; nothing is lost: stop one of the two"
-            ) from error
-        right = "--operation Write --operation Describe --topic TOPIC"
-        raise explained(self._kafka, doing, error, began, right) from error
+        silent = NoAnswer(f"{doing} at {self._kafka.bootstrap_servers}: no answer (transient, try again)")
+        try:
+            call_within(2 * _TRANSACTION_MS / 1000, what, call, silent)
+        except NoAnswer:
+            raise
+        except Exception as error:
+            if any(name in repr(error) for name in _FENCED):
+                raise Transient(
+                    f"{doing}: expected to be the only process, found that another was started since, which goes on in "
+                    "its place; nothing is lost: stop one of the two"
+                ) from error
+            right = "--operation Write --operation Describe --topic TOPIC"
+            raise explained(self._kafka, doing, error, began, right) from error

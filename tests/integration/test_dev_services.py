@@ -184,7 +184,7 @@ def test_services_that_up_started_are_stopped_if_another_fails(home: Home, jars:
 @pytest.mark.parametrize("sent", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)])
 @pytest.mark.parametrize("step", [pytest.param("formatting", marks=pytest.mark.full), "starting"])
 def test_an_interrupted_up_leaves_nothing_running(home: Home, step: str, sent: signal.Signals) -> None:
-    code = "from anabranch.dev.cli import dev; dev()"
+    code = "from anabranch.cli.dev import dev; dev()"
     ports = ["--kafka-port", str(free_port()), "--s3-port", str(free_port())]
     command = [sys.executable, "-c", code, "up", "--home", str(home.path), *ports]
     storage = home.path / "data" / "kafka"
@@ -203,7 +203,7 @@ def test_an_interrupted_up_leaves_nothing_running(home: Home, step: str, sent: s
 
 @pytest.mark.full
 def test_the_services_outlive_the_command_and_its_ctrl_c(home: Home) -> None:
-    code = "from anabranch.dev.cli import dev; dev()"
+    code = "from anabranch.cli.dev import dev; dev()"
     ports = ["--kafka-port", str(free_port()), "--s3-port", str(free_port())]
     command = [sys.executable, "-c", code, "up", "--home", str(home.path), *ports, "--output", "json"]
     # A session of its own replaces a terminal: Ctrl-C there goes to the whole foreground group.

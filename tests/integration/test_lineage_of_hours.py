@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from lineage_receiver import LineageReceiver, running_receiver
 from world import World, past_hour, spread
 
-from anabranch.cli import lineage as command
+from anabranch.cli import deliver as command
 from anabranch.operations.notifications.lineage.names import table_name
 
 

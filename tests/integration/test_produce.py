@@ -21,10 +21,11 @@ from click.testing import CliRunner
 
 from anabranch import config
 from anabranch.cli import main
+from anabranch.cli.dev import produce
 from anabranch.common.errors import ConfigurationError, Transient
 from anabranch.dev.producers import flights_data
 from anabranch.dev.producers.events import Ack, expected, sha256
-from anabranch.dev.producers.produce import produce, produce_events
+from anabranch.dev.producers.produce import produce_events
 from anabranch.kafka.client import create_topic
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -205,7 +206,7 @@ def test_another_stream_is_refused_with_a_pointer_to_the_flights(conf: Path) -> 
 
 def test_ctrl_c_flushes_prints_the_account_and_exits_130(conf: Path, kafka: config.Kafka, topic: str) -> None:
     acks = conf.parent / "acks.jsonl"
-    code = "from anabranch.dev.producers.produce import produce; produce()"
+    code = "from anabranch.cli.dev import produce; produce()"
     arguments = ["game_events", "--events", "1000000", "--rate", "300", "--acks", str(acks), "--output", "json"]
     process = subprocess.Popen(
         [sys.executable, "-c", code, *arguments, "--conf", str(conf)],

@@ -1,9 +1,15 @@
-"""A change as one line of text or one JSON object."""
+"""Changes and deliveries of hours: each is one line of text or one JSON object."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from anabranch.cli.render import print_event
-from serving_layer.changes import HourChange
+from anabranch.protocol.deliveries import Delivery
+
+if TYPE_CHECKING:
+    from serving_layer.changes import HourChange
+    from serving_layer.egress import Failed
 
 
 def print_change(change: HourChange, output: str) -> None:
@@ -19,3 +25,15 @@ def _words(change: HourChange) -> str:
         f"{change.hour}  revision {change.revision}{replaced}  {change.served}  {change.rows} rows  "
         f"+{len(change.added)} -{left} files{erased}  snapshot {change.snapshot}  {change.token}"
     )
+
+
+def print_delivery(one: Delivery | Failed, output: str) -> None:
+    """Print a delivery, or the failure of a target, as soon as it is known."""
+    if isinstance(one, Delivery):
+        line: dict[str, Any] = vars(one)
+        words = f"{one.target}  {one.hour}  revision {one.revision}  {one.served}  {one.rows} rows"
+        words += f"  {one.files} files" if one.files else ""
+    else:
+        line = {"target": one.target, "failed": str(one.error)}
+        words = f"{one.target}  failed: {one.error}"
+    print_event(line, words, output)

@@ -1,12 +1,16 @@
-"""Print a maintenance report."""
+"""Print what maintenance did, and the expiry of rows: the hours that leave, what that frees and when, and what keeps
+hours longer."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import groupby
 from typing import Any
 
-from anabranch.cli.render.expiry import print_expiry, print_ledger_expiry
 from anabranch.common.output import print_table
+from anabranch.offsets.hours import spans_of
 from anabranch.operations.reports.maintenance import COLUMNS, Maintenance, last_run_words
+from anabranch.operations.retention import LedgerExpired, Promise, RowsExpired
 
 
 def print_maintained(stream: str, done: dict[str, Any], known: Maintenance | None, dry_run: bool) -> None:
@@ -53,3 +57,44 @@ def print_maintenance(view: Maintenance) -> None:
         print(f"files of the speed layer in main: {sum(view.speed_files.values())}, most in {hour}: {files}")
     if view.letters_wait_since is not None:
         print(f"dead letters pending since {view.letters_wait_since.isoformat(timespec='seconds')}")
+
+
+def print_expiry(stream: str, what: str, rows: RowsExpired, dry_run: bool) -> None:
+    """Print to standard output."""
+    would = "would be " if dry_run else ""
+    print(f"{stream}: {what} {would}expired of {len(rows.hours)} hours: {span_words(rows.hours)}")
+    for reason, hours in groupby(rows.kept.items(), key=lambda item: item[1]):
+        named = [hour for hour, _ in hours]
+        print(f"{stream}: {what} kept beyond their time: {span_words(named)}: {reason}")
+    if rows.promise is not None and rows.promise.stored.files:
+        for line in promise_lines(rows.promise):
+            print(f"{stream}: {what}: {line}")
+
+
+def print_ledger_expiry(stream: str, ledger: LedgerExpired, dry_run: bool) -> None:
+    """Print to standard output, if rows of the ledger leave."""
+    if ledger.before is not None:
+        would = "would leave" if dry_run else "left"
+        size = f"{ledger.size.files} files, {ledger.size.bytes} bytes"
+        print(f"{stream}: ledger: rows of hours before {ledger.before} {would}: {size}")
+
+
+def promise_lines(promise: Promise) -> list[str]:
+    """What expiry frees, when, and what still refers to it. Pure."""
+    stored, leaving = promise.stored, promise.leaving
+    lines = [f"expiry frees {stored.files} files, {stored.bytes} bytes; {leaving.bytes} bytes are still on a branch"]
+    for holder in promise.holders:
+        until = f"until {holder.until:%F %T} UTC" if holder.until is not None else "until it is dropped"
+        lines.append(f"  {holder.name} has {holder.size.bytes} bytes of it {until}")
+    when = f"the first run after {promise.gone_at:%F %T} UTC" if promise.gone_at is not None else "no run"
+    lines.append(f"the last byte is deleted by {when}" + ("" if promise.gone_at else ", as long as that has no end"))
+    if promise.versions is None:
+        lines.append("the bucket did not say whether it keeps versions of deleted objects")
+    elif promise.versions:
+        lines.append("the bucket keeps versions of deleted objects, as long as its lifecycle rules say")
+    return lines
+
+
+def span_words(hours: Iterable[str]) -> str:
+    """Hours as spans, in words. Pure."""
+    return ", ".join(a if a == b else f"{a}..{b}" for a, b in spans_of(hours)) or "none"

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from anabranch.cli.render import print_result
 from anabranch.common.output import print_json
+from anabranch.offsets.position import ranges_to_keys, size, to_keys
 from anabranch.protocol.holds import span_words
 
 if TYPE_CHECKING:
     from anabranch.common.errors import AnabranchError
     from anabranch.config import Members, Stream
     from anabranch.protocol.holding import Held
+    from anabranch.protocol.merge import Merged
     from anabranch.protocol.override import Served
+    from anabranch.protocol.topic_change import Adopted
 
 
 def print_new_streams(new: Sequence[Stream], members: Members, count: int) -> None:
@@ -50,3 +55,71 @@ def print_held(stream: str, held: Held, output: str) -> None:
     ]
     view = {"stream": stream, "changed": held.changed, "holds": held.holds, "erasures": held.erasures}
     print_result(view, [f"{stream}: {line}" for line in lines], output)
+
+
+def print_adopted(stream: str, topic: str, adopted: Adopted | None, output: str) -> None:
+    if output == "json":
+        print_json(_adopted_view(stream, adopted))
+        return
+    if adopted is None:
+        print(f"{stream}: nothing to adopt: the position belongs to topic {topic}")
+        return
+    position = ", ".join(f"{p}: {o}" for p, o in to_keys(adopted.position.offsets).items())
+    again = "the same topic" if adopted.former_id == adopted.position.topic_id else f"in place of {adopted.former_id}"
+    print(f"{stream}: adopted topic id {adopted.position.topic_id} ({again})")
+    print(f"{stream}: sealed {', '.join(adopted.sealed)} at the published position; all rows stay served")
+    for hour, part in adopted.lost.items():
+        print(f"{stream}: hour {hour}: {size(part)} offsets were never read")
+    if again == "the same topic":
+        print(f"{stream}: records after the end of its log are lost")
+    else:
+        print(
+            f"{stream}: records of {adopted.former_id} after its position are not read; `anabranch adopt` continues "
+            "there when the configuration names that topic again"
+        )
+    print(f"{stream}: continues with hour {adopted.timeline.open} from position {position}")
+
+
+def _adopted_view(stream: str, adopted: Adopted | None) -> dict[str, Any]:
+    if adopted is None:
+        return {"stream": stream, "adopted": False}
+    return {
+        "stream": stream,
+        "adopted": True,
+        "former_topic_id": adopted.former_id,
+        "topic_id": adopted.position.topic_id,
+        "sealed": list(adopted.sealed),
+        "open_hour": adopted.timeline.open,
+        "position": to_keys(adopted.position.offsets),
+        "lost": {hour: ranges_to_keys(part) for hour, part in adopted.lost.items()},
+    }
+
+
+def print_merged(stream: str, merged: Merged, dry_run: bool, output: str) -> None:
+    overrides = merged.state.overrides
+    rows = [
+        {"hour": s.hour, "served": s.layer, "added": len(s.add), "removed": len(s.remove), "reason": s.refused}
+        for s in merged.swaps
+    ]
+    lines = []
+    for row in rows:
+        outcome = row["reason"] or f"served by {row['served']}: {row['added']} files in, {row['removed']} out"
+        lines.append(f"{row['hour']} {outcome}")
+    lines = lines or ["nothing to merge"]
+    for hour, layer in sorted(overrides.items()):
+        lines.append(f"{hour} is served by {layer} by choice (`anabranch serve-hour`)")
+    view = {"stream": stream, "dry_run": dry_run, "swaps": rows, "overrides": overrides}
+    print_result(view, [f"{stream}: {line}" for line in lines], output)
+
+
+def print_written(folder: str, written: Sequence[Path], output: str) -> None:
+    """Print the files of a starter folder, and what to do next."""
+    there = "" if Path(folder).resolve() == Path.cwd() else f"cd {shlex.quote(folder)}, "
+    stream, environment = (Path(folder) / "conf" / name for name in ("streams/game_events.yaml", "anabranch.yaml"))
+    lines = [
+        *(f"wrote {file}" for file in written),
+        f"edit: {stream} is one topic, its table and schema: copy it for a topic of your own",
+        f"edit: {environment} has the addresses of Kafka, S3 and the catalog",
+        f"next: {there}anabranch dev up, anabranch apply (README.md has every step)",
+    ]
+    print_result({"folder": folder, "files": [str(file) for file in written]}, lines, output)

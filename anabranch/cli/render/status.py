@@ -1,8 +1,9 @@
-"""Print the state of streams and hours."""
+"""Print the state of streams, hours and views."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from anabranch.common.errors import AnabranchError
 from anabranch.common.output import print_json, print_table
@@ -15,6 +16,10 @@ from anabranch.operations.reports.status import (
 )
 from anabranch.protocol.counts import COUNTS
 from anabranch.protocol.holds import span_words
+
+if TYPE_CHECKING:
+    from anabranch.operations.reports.streams import StreamSummary
+    from serving_layer.views.fill import FilledView
 
 
 def print_hours(views: Sequence[HourSummary], output: str) -> None:
@@ -116,3 +121,20 @@ def print_hours_of(views: Mapping[str, Sequence[HourSummary] | AnabranchError], 
         if not isinstance(view, AnabranchError):
             print(f"{name}:")
             print_hours(view, output)
+
+
+def print_streams(views: Sequence[StreamSummary], output: str) -> None:
+    """Print the streams: a table, or a list of objects."""
+    if output == "json":
+        print_json(views)
+        return
+    rows = [(v.stream, v.family, v.group, v.topic, v.table, v.state, v.error) for v in views]
+    print_table(("stream", "family", "group", "topic", "table", "state", "error"), rows)
+
+
+def print_views(stream: str, found: Sequence[FilledView], output: str) -> None:
+    if output == "json":
+        print_json({"stream": stream, "views": found})
+        return
+    rows = [(v.view, v.table, v.filled, len(v.lacking), ", ".join(v.lacking[:3])) for v in found]
+    print_table(("view", "table", "hours filled", "hours missing", "first missing"), rows)

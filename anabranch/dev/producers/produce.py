@@ -10,20 +10,18 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from anabranch import config
-from anabranch.common.errors import ConfigurationError, Transient
+from anabranch.common.errors import Transient
 from anabranch.common.signals import in_own_thread
-from anabranch.dev.producers.events import KINDS, Ack, ProducerRecord, Sent, expected, generate, generate_live, sha256
+from anabranch.dev.producers.events import KINDS, Ack, ProducerRecord, Sent, generate, generate_live, sha256
 from anabranch.kafka.client import create_topic, new_producer
 
 log = logging.getLogger(__name__)
@@ -167,83 +165,6 @@ def _flush(
         sent.fail(Transient("no acknowledgement in time"))
 
 
-@click.command()
-@click.argument("stream")
-@click.option("--events", type=click.IntRange(min=1), required=True, help="How many; --dirty adds to them.")
-@click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Records a second.  [default: unpaced]")
-@click.option(
-    "--hours",
-    type=click.FloatRange(min=0),
-    default=0,
-    show_default=True,
-    help="Spread the Kafka timestamps over the last HOURS; 0 stamps each as it is sent.",
-)
-@click.option("--seed", type=int, default=1, show_default=True, help="The same seed plays the same games.")
-@click.option("--dirty", is_flag=True, help="Of 100 events one late, one sent twice, one malformed record added.")
-@click.option("--partitions", type=click.IntRange(min=1), default=3, show_default=True, help="Of a topic it creates.")
-@click.option(
-    "--acks",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Append one JSON line for each acknowledged record: partition, offset, kind, sha256, timestamp_ms.",
-)
-@click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
-@click.option("--conf", help="Configuration folder.  [default: ANABRANCH_CONF, else conf]")
-@click.pass_context
-def produce(
-    ctx: click.Context,
-    stream: str,
-    events: int,
-    rate: float | None,
-    hours: float,
-    seed: int,
-    dirty: bool,
-    partitions: int,
-    acks: Path | None,
-    output: str,
-    conf: str | None,
-) -> None:
-    """Send seeded, realistic game events to Kafka.
-
-    Every send is accounted for; the exit code is 75 if any was not acknowledged. Ctrl-C flushes and prints what was
-    acknowledged so far.
-    """
-    if stream != STREAM:
-        raise ConfigurationError(
-            f"dev produce: expected {STREAM}, the one stream whose events it can make up, found {stream!r}. "
-            "For real flights run 'python -m anabranch.dev.demo.flights'; to any other topic send records of your own: "
-            "'anabranch dev send TOPIC FILE'."
-        )
-    topic = config.load_stream(stream, conf).topic
-    kafka = config.load_environment(conf).kafka
-    began = time.monotonic()
-    with _stopped_by_signals() as (stop, signals), ExitStack() as stack:
-        file = stack.enter_context(acks.open("a", encoding="utf-8")) if acks else None
-        on_ack = stack.enter_context(_shown(sum(expected(events, dirty).values()), file))
-        sent = produce_events(
-            kafka,
-            topic,
-            events=events,
-            rate=rate,
-            hours=hours,
-            seed=seed,
-            dirty=dirty,
-            partitions=partitions,
-            stop=stop,
-            on_ack=on_ack,
-        )
-    if output == "json":
-        click.echo(json.dumps(as_json(stream, sent)))
-    else:
-        click.echo(as_text(stream, sent, time.monotonic() - began))
-    if signals:
-        ctx.exit(128 + signals[0])
-    if sent.failed:
-        raise Transient(
-            f"dev produce {stream}: expected {sent.sent.total()} acknowledgements, found {sent.acknowledged}; "
-            f"the first failure: {sent.first_error}. Check that the broker is up with 'anabranch dev status'."
-        )
-
-
 def as_json(stream: str, sent: Sent) -> dict[str, Any]:
     return {
         "stream": stream,
@@ -271,7 +192,7 @@ def as_text(stream: str, sent: Sent, seconds: float) -> str:
 
 
 @contextmanager
-def _shown(total: int, file: IO[str] | None) -> Iterator[Callable[[Ack], None]]:
+def shown(total: int, file: IO[str] | None) -> Iterator[Callable[[Ack], None]]:
     """What to do with each acknowledgement: a line in the file, a step of the progress bar (terminals only)."""
     console = Console(stderr=True)
     columns = (TextColumn("acknowledged"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -292,7 +213,7 @@ def _shown(total: int, file: IO[str] | None) -> Iterator[Callable[[Ack], None]]:
 
 
 @contextmanager
-def _stopped_by_signals() -> Iterator[tuple[threading.Event, list[int]]]:
+def stopped_by_signals() -> Iterator[tuple[threading.Event, list[int]]]:
     """An event that Ctrl-C or SIGTERM sets, and the signals that did; a second Ctrl-C interrupts at once."""
     stop = threading.Event()
     received: list[int] = []

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import click
 import pytest
+import reference_pages as reference
 from click.testing import CliRunner
 
-from anabranch.cli import SECTIONS, main, reference
+from anabranch.cli import SECTIONS, main
 
 
 @click.group()
@@ -76,9 +77,7 @@ def test_the_check_distinguishes_a_stale_page_from_a_fresh_one(tmp_path: Path) -
 
 @pytest.mark.parametrize("name", reference.pages())
 def test_the_pages_are_up_to_date(name: str) -> None:
-    assert (reference.FOLDER / name).read_text(encoding="utf-8") == reference.pages()[name], (
-        "run: python -m anabranch.cli.reference"
-    )
+    assert (reference.FOLDER / name).read_text(encoding="utf-8") == reference.pages()[name], "run: make docs"
 
 
 def test_the_help_groups_every_command_once_and_cuts_no_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ import sqlalchemy
     [
         ("anabranch.cli", {"pyspark", "pyiceberg", "pyarrow", "kafka", "boto3", "pandas", "pydantic", "sqlglot"}),
         (
-            "anabranch.dev.cli",
+            "anabranch.cli.dev",
             {"psutil", "kafka", "boto3", "pyspark", "pyarrow", "anabranch.dev.services", "anabranch.dev.producers"},
         ),
         ("anabranch.spark.submit, anabranch.iceberg.catalog_settings", {"pyspark", "pyiceberg", "pyarrow", "pandas"}),

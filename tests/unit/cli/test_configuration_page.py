@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-
-from anabranch import config
-from anabranch.cli.configuration import (
+from configuration_page import (
     KeyDocumentation,
     documented_keys,
     environment_keys,
@@ -17,6 +15,8 @@ from anabranch.cli.configuration import (
     page,
     stream_keys,
 )
+
+from anabranch import config
 
 ENVIRONMENT, STREAM, FAMILY = documented_keys()
 _ENVIRONMENT = {

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from anabranch.cli.dev import dev
 from anabranch.common.errors import ConfigurationError
 from anabranch.dev import services
-from anabranch.dev.cli import dev
 from anabranch.dev.services.processes import free_port
 from anabranch.spark.jars import Jars
 

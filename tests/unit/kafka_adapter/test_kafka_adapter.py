@@ -27,7 +27,7 @@ from anabranch.common.errors import (
     NoTopicIds,
     Transient,
 )
-from anabranch.kafka import client, security
+from anabranch.kafka import client, kafka_python_fixes, security
 from anabranch.kafka.kafka_python_fixes import IO_THREAD
 
 UNREACHABLE = config.Kafka(bootstrap_servers="127.0.0.1:1")
@@ -215,7 +215,7 @@ def test_data_before_the_end_of_a_connection_is_read() -> None:
         def _sock_recv(self) -> tuple[bytes, Exception | None]:
             return b"why", OSError("hung up")
 
-    client._keep_last_words(Transport)
+    kafka_python_fixes.deliver_data_before_eof(Transport)
     assert Transport()._sock_recv() == (b"why", None)
 
 

@@ -22,7 +22,7 @@ from proofs import NOW
 from pydantic import SecretStr
 
 from anabranch import config
-from anabranch.cli import lineage as command
+from anabranch.cli import deliver as command
 from anabranch.common.errors import AnabranchError, ConfigurationError, NoAnswer, Refused, Transient, Unexpected
 from anabranch.config import Catalog, Kafka
 from anabranch.config.columns import parse_columns

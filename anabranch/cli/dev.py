@@ -2,43 +2,22 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import json
 import os
 import re
 import signal
 import sys
+import time
 from pathlib import Path
 from types import FrameType
 from typing import IO, TYPE_CHECKING, Any
 
 import click
 
+from anabranch.cli.options import conf_option, output_option
+
 if TYPE_CHECKING:
     from anabranch.dev.services import ServiceStatus
-
-_LATER = {"produce": ("anabranch.dev.producers.produce", "produce")}
-
-
-class LazyGroup(click.Group):
-    """Imports a command's module only when the command is asked for, so that `--help` elsewhere stays quick."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted({*super().list_commands(ctx), *(name for name, (module, _) in _LATER.items() if _exists(module))})
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name in _LATER and _exists(_LATER[cmd_name][0]):
-            module, name = _LATER[cmd_name]
-            command = getattr(importlib.import_module(module), name)
-            assert isinstance(command, click.Command)
-            return command
-        return super().get_command(ctx, cmd_name)
-
-
-def _exists(module: str) -> bool:
-    return importlib.util.find_spec(module) is not None
-
 
 _home = click.option(
     "--home",
@@ -47,12 +26,10 @@ _home = click.option(
     show_default=True,
     help="Folder of the services' data, logs and pid files.",
 )
-_output = click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
-_conf = click.option("--conf", metavar="DIR", help="Configuration folder (ANABRANCH_CONF, else conf).")
 _port = click.IntRange(1, 65535)
 
 
-@click.group(cls=LazyGroup)
+@click.group()
 def dev() -> None:
     """Run Kafka and S3 on this machine; send test records."""
 
@@ -61,7 +38,7 @@ def dev() -> None:
 @_home
 @click.option("--kafka-port", type=_port, help="Kafka's port.  [default: the one it had, else 19092]")
 @click.option("--s3-port", type=_port, help="The S3 server's port.  [default: the one it had, else 19000]")
-@_output
+@output_option
 def up(home: Path, kafka_port: int | None, s3_port: int | None, output: str) -> None:
     """Start Kafka and S3, or whichever of them does not run.
 
@@ -90,7 +67,7 @@ def up(home: Path, kafka_port: int | None, s3_port: int | None, output: str) -> 
 @dev.command()
 @_home
 @click.option("--wipe", is_flag=True, help="Remove their data, logs and the embedded catalog as well.")
-@_output
+@output_option
 def down(home: Path, wipe: bool, output: str) -> None:
     """Stop Kafka and S3; fine if nothing runs."""
     from anabranch.dev import services
@@ -106,7 +83,7 @@ def down(home: Path, wipe: bool, output: str) -> None:
 
 @dev.command()
 @_home
-@_output
+@output_option
 @click.pass_context
 def status(ctx: click.Context, home: Path, output: str) -> None:
     """Ask Kafka and S3 whether they run; exit code 1 unless both do."""
@@ -131,8 +108,8 @@ def _topic_name(context: click.Context, parameter: click.Parameter, value: str) 
 @dev.command()
 @click.argument("name", callback=_topic_name)
 @click.option("--partitions", type=click.IntRange(min=1), default=3, show_default=True, help="How many it gets.")
-@_conf
-@_output
+@conf_option
+@output_option
 def topic(name: str, partitions: int, conf: str | None, output: str) -> None:
     """Create a topic; fine if it is there."""
     from anabranch import config
@@ -150,10 +127,94 @@ def topic(name: str, partitions: int, conf: str | None, output: str) -> None:
 
 
 @dev.command()
+@click.argument("stream")
+@click.option("--events", type=click.IntRange(min=1), required=True, help="How many; --dirty adds to them.")
+@click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Records a second.  [default: unpaced]")
+@click.option(
+    "--hours",
+    type=click.FloatRange(min=0),
+    default=0,
+    show_default=True,
+    help="Spread the Kafka timestamps over the last HOURS; 0 stamps each as it is sent.",
+)
+@click.option("--seed", type=int, default=1, show_default=True, help="The same seed plays the same games.")
+@click.option("--dirty", is_flag=True, help="Of 100 events one late, one sent twice, one malformed record added.")
+@click.option("--partitions", type=click.IntRange(min=1), default=3, show_default=True, help="Of a topic it creates.")
+@click.option(
+    "--acks",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Append one JSON line for each acknowledged record: partition, offset, kind, sha256, timestamp_ms.",
+)
+@output_option
+@conf_option
+@click.pass_context
+def produce(
+    ctx: click.Context,
+    stream: str,
+    events: int,
+    rate: float | None,
+    hours: float,
+    seed: int,
+    dirty: bool,
+    partitions: int,
+    acks: Path | None,
+    output: str,
+    conf: str | None,
+) -> None:
+    """Send seeded, realistic game events to Kafka.
+
+    Every send is accounted for; the exit code is 75 if any was not acknowledged. Ctrl-C flushes and prints what was
+    acknowledged so far.
+    """
+    from contextlib import ExitStack
+
+    from anabranch import config
+    from anabranch.common.errors import ConfigurationError, Transient
+    from anabranch.dev.producers import produce as producing
+    from anabranch.dev.producers.events import expected
+
+    if stream != producing.STREAM:
+        raise ConfigurationError(
+            f"dev produce: expected {producing.STREAM}, the one stream whose events it can make up, found {stream!r}. "
+            "For real flights run 'python -m anabranch.dev.demo.flights'; to any other topic send records of your own: "
+            "'anabranch dev send TOPIC FILE'."
+        )
+    topic = config.load_stream(stream, conf).topic
+    kafka = config.load_environment(conf).kafka
+    began = time.monotonic()
+    with producing.stopped_by_signals() as (stop, signals), ExitStack() as stack:
+        file = stack.enter_context(acks.open("a", encoding="utf-8")) if acks else None
+        on_ack = stack.enter_context(producing.shown(sum(expected(events, dirty).values()), file))
+        sent = producing.produce_events(
+            kafka,
+            topic,
+            events=events,
+            rate=rate,
+            hours=hours,
+            seed=seed,
+            dirty=dirty,
+            partitions=partitions,
+            stop=stop,
+            on_ack=on_ack,
+        )
+    if output == "json":
+        click.echo(json.dumps(producing.as_json(stream, sent)))
+    else:
+        click.echo(producing.as_text(stream, sent, time.monotonic() - began))
+    if signals:
+        ctx.exit(128 + signals[0])
+    if sent.failed:
+        raise Transient(
+            f"dev produce {stream}: expected {sent.sent.total()} acknowledgements, found {sent.acknowledged}; "
+            f"the first failure: {sent.first_error}. Check that the broker is up with 'anabranch dev status'."
+        )
+
+
+@dev.command()
 @click.argument("topic", callback=_topic_name)
 @click.argument("file", type=click.File("rb"))
-@_conf
-@_output
+@conf_option
+@output_option
 def send(topic: str, file: IO[bytes], conf: str | None, output: str) -> None:
     """Send each line of FILE as a record to a topic.
 

@@ -1,0 +1,117 @@
+"""Commands that bring accepted hours, and what happened to them, to other systems."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import closing
+
+import click
+
+from anabranch.cli.options import HOUR, open_stream, options, stream_argument
+
+
+@click.command()
+@stream_argument
+@click.option("--target", metavar="NAME", help="Deliver to this target only.")
+@click.option("--redeliver", is_flag=True, help="Deliver every accepted hour again, as after a restore.")
+@click.option("--why", metavar="TEXT", help="Reason for --redeliver, for the ledger.")
+@options
+def egress(stream: str, target: str | None, redeliver: bool, why: str | None, conf: str | None, output: str) -> None:
+    """Deliver accepted hours to a stream's targets.
+
+    Ends when each target of the stream's file (`egress:`) has all hours. Prints one line (one object with --output
+    json) for each delivered hour. The next run delivers hours accepted or restated since, and continues after an
+    interruption. A failed target does not block the others; the exit code is then that of the first failure.
+    """
+    from anabranch.cli.render import print_text
+    from anabranch.cli.render.changes import print_delivery
+    from serving_layer import egress as room
+
+    if why and not redeliver:
+        raise click.UsageError("--why: expected --redeliver with it, found none")
+    job = open_stream(stream, conf)
+    done = []
+    with closing(job.kafka):
+        targets = room.targets_of(job, target)
+        if redeliver:
+            room.record_redelivery(job, targets, why)
+        for one in room.egress(job, targets, redeliver):
+            done.append(one)
+            print_delivery(one, output)
+    if not done:
+        print_text(f"{stream}: nothing to deliver", output)
+    if failed := [one for one in done if isinstance(one, room.Failed)]:
+        sys.exit(failed[0].error.exit_code)
+
+
+@click.command()
+@stream_argument
+@click.option("--skip", is_flag=True, help="Post nothing of what waits, now or ever.")
+@options
+def webhook(stream: str, skip: bool, conf: str | None, output: str) -> None:
+    """Post changes that the webhook's receiver missed.
+
+    Posts each change of an hour's state to `webhook:` of the stream's file, in order.
+
+    One line (with --output json one object) for each that it took, at once. Jobs post what they change themselves:
+    this is for what a receiver missed. Exit code 75 when it does not take one, which waits with all behind it.
+    """
+    from anabranch.cli.render import print_event, print_text
+    from anabranch.operations.notifications.webhook import Notifier
+
+    job = open_stream(stream, conf)
+    notifier = Notifier(job)
+    if skip:
+        notifier.skip()
+        print_text(f"{stream}: what waited is not posted", output)
+        return
+    posted = 0
+    for one in notifier.post():
+        posted += 1
+        print_event(vars(one), f"{one.hour}  {one.event}  revision {one.revision}  {one.id}", output)
+    if not posted:
+        print_text(f"{stream}: nothing to post", output)
+
+
+@click.command()
+@stream_argument
+@click.option("--since", type=HOUR, help="Of this hour (UTC) and all after it; default: of all.")
+@click.option("--print", "as_events", is_flag=True, help="Print the events, one a line, without sending.")
+@options
+def lineage(stream: str, since: str | None, as_events: bool, conf: str | None, output: str) -> None:
+    """Send OpenLineage events of the ledger again.
+
+    Sends every accepted and refused revision in the ledger to `lineage.url`.
+
+    The batch job sends events as it goes; this command sends what was missed. An event sent again is of the same run.
+    """
+    from anabranch.cli.render import print_event, print_text
+    from anabranch.common.errors import ConfigurationError
+    from anabranch.operations.notifications.lineage import reporting
+
+    job = open_stream(stream, conf)
+    settings = job.environment.lineage
+    if not (settings.url or as_events):
+        raise ConfigurationError(
+            "lineage.url: expected the address of a receiver in anabranch.yaml (as it ships: OPENLINEAGE_URL), found "
+            "none; --print shows the events"
+        )
+    subject = reporting.subject_of(job)
+    from openlineage.client.serde import Serde
+
+    from anabranch.operations.notifications.lineage.receiver import Receiver
+
+    receiver = Receiver(settings) if not as_events else None
+    sent = 0
+    for row in reporting.decisions_since(job, since):
+        run, events = reporting.run_events(subject, row)
+        sent += 1
+        if receiver is not None:
+            receiver.send(events)
+            state = {"hour": row.hour, "revision": row.revision, "decision": row.decision, "run": run.id}
+            print_event(state, f"{row.hour}  revision {row.revision}  {row.decision}  run {run.id}", output)
+        else:
+            for event in events:
+                print_event(None, Serde.to_json(event), "text")
+    if not sent and not as_events:
+        print_text(f"{stream}: nothing to send: no hour was accepted or refused{' since' if since else ''}", output)
