@@ -237,16 +237,13 @@ def _stream_of(member: FamilyMember) -> config.Stream:
     return member.found
 
 
-def parser(description: str, many: bool = False) -> argparse.ArgumentParser:
-    """The arguments that both spark-submit entries share; with `many`, `stream` is a list, beside `group` and `all`."""
+def parser(description: str) -> argparse.ArgumentParser:
+    """The arguments that both spark-submit entries share; `stream` is a list."""
     arguments = argparse.ArgumentParser(description=description)
-    if many:
-        chosen = arguments.add_mutually_exclusive_group(required=True)
-        chosen.add_argument("--stream", action="append", help="a stream's name, once for each stream")
-        chosen.add_argument("--group", help="every stream whose file has `group: NAME`")
-        chosen.add_argument("--all", action="store_true", help="every stream of the configuration folder")
-    else:
-        arguments.add_argument("--stream", required=True, help="the stream's name: its file is conf/streams/NAME.yaml")
+    chosen = arguments.add_mutually_exclusive_group(required=True)
+    chosen.add_argument("--stream", action="append", help="a stream's name, once for each stream")
+    chosen.add_argument("--group", help="every stream whose file has `group: NAME`")
+    chosen.add_argument("--all", action="store_true", help="every stream of the configuration folder")
     arguments.add_argument("--conf", default=None, help="the configuration folder (default: ANABRANCH_CONF, else conf)")
     arguments.add_argument("--output", choices=("text", "json"), default="text", help="how to print and log")
     return arguments

@@ -85,7 +85,7 @@ def _run(text: str) -> str:
 
 def run(arguments: Sequence[str]) -> int:
     """The entry of spark-submit. Returns the exit code."""
-    options = parser("Build the authoritative rows of streams' hours.", many=True)
+    options = parser("Build the authoritative rows of streams' hours.")
     options.add_argument(
         "--hour", default=None, help="an hour such as 2026-11-21T03, or A..B; default: all waiting hours"
     )

@@ -170,7 +170,8 @@ def measure(plans: list[Plan]) -> tuple[list[tuple[Plan, Results]], list[str]]:
             every.append((plan, results))
             head, rows = table(plan, results, size)
             title = f"{plan.shape.name}: {plan.records:,} records of {size:.0f} bytes, {plan.limit:,} a micro-batch"
-            print_table(head, rows, title)
+            print(title)
+            print_table(head, rows)
             text.append(f"{title}, {plan.rounds} rounds\n\n{markdown(head, rows)}\n")
     return every, text
 

@@ -260,7 +260,7 @@ def _warm_up(spark: SparkSession) -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """The entry of spark-submit. Returns the exit code."""
-    options = parser("Publish streams' records within seconds.", many=True)
+    options = parser("Publish streams' records within seconds.")
     options.add_argument("--available-now", action="store_true", help="publish the records present, then exit")
     options.add_argument(
         "--health", type=Path, default=None, help="write progress to this file, for `anabranch health`"

@@ -38,15 +38,12 @@ def speed(
 
     Runs until stopped (SIGTERM, Ctrl-C). --output json writes a JSON log, one event a line.
     """
-    from anabranch.spark.submit import submit_job, submit_streams
+    from anabranch.spark.submit import submit_streams
 
-    one = chosen.one()
+    chosen.one()
     flags = ["--available-now"] if available_now else []
     flags += ["--health", health] if health else []
-    if one is not None:
-        submit_job("speed_layer", one, conf, output, flags, master)
-    else:
-        submit_streams("speed_layer", chosen.streams, chosen.group, conf, output, flags, master)
+    submit_streams("speed_layer", chosen.streams, chosen.group, conf, output, flags, master)
 
 
 @click.command()
@@ -138,7 +135,7 @@ def batch(
     """
     from anabranch.offsets.hours import span_of
     from anabranch.operations.notifications.lineage.parents import parse_run
-    from anabranch.spark.submit import submit_job, submit_streams
+    from anabranch.spark.submit import submit_streams
 
     one = chosen.one()
     span = span_of(hour) if hour is not None else None
@@ -170,10 +167,7 @@ def batch(
     if one is not None and span is not None:
         _require_ended(one, span, conf)
     java = _java_options(chosen, span, conf)
-    if one is None:
-        submit_streams("batch_layer", chosen.streams, chosen.group, conf, output, options, master, java)
-    else:
-        submit_job("batch_layer", one, conf, output, options, master, java)
+    submit_streams("batch_layer", chosen.streams, chosen.group, conf, output, options, master, java)
 
 
 def _java_options(chosen: StreamSelection, span: tuple[str, str] | None, conf: str | None) -> str:

@@ -261,11 +261,11 @@ def dead_letters(
     if why and not replay:
         raise click.UsageError("--why: expected --replay with it, found none")
     if replay:
-        from anabranch.spark.submit import submit_job
+        from anabranch.spark.submit import submit_streams
 
         only = ["--hour", "..".join(hours)] if hours is not None else []
         reason = [f"--why={why}"] if why else []
-        submit_job("batch_layer", stream, conf, output, ["--replay", *only, *reason])
+        submit_streams("batch_layer", [stream], None, conf, output, ["--replay", *only, *reason])
 
     print_letters(dead_letters.letters(open_stream(stream, conf), hours, samples), output)
 

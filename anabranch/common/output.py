@@ -107,25 +107,25 @@ def text(value: object) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in line)
 
 
-def render(value: object, fmt: Literal["text", "json"]) -> str:
-    """The value as `--output` wants it; JSON is indented and ends without a newline."""
-    return json.dumps(plain(value), indent=2, ensure_ascii=False) if fmt == "json" else text(value)
+def _json(value: object) -> str:
+    """Indented, without a newline at its end."""
+    return json.dumps(plain(value), indent=2, ensure_ascii=False)
 
 
 def print_json(value: object) -> None:
     """Print one JSON document to standard output."""
-    sys.stdout.write(render(value, "json") + "\n")
+    sys.stdout.write(_json(value) + "\n")
     sys.stdout.flush()
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print a table to standard output: with lines and colour on a terminal, and each row in lines of its own where it
     is not wide enough; plainly aligned when piped."""
     cells = [list(row) for row in rows]
     if sys.stdout.isatty():
-        _print_rich(columns, cells, title)
+        _print_rich(columns, cells)
     else:
-        sys.stdout.write(_aligned(columns, cells, title))
+        sys.stdout.write(_aligned(columns, cells))
         sys.stdout.flush()
 
 
@@ -189,12 +189,12 @@ def _write(result: pa.RecordBatchReader, fmt: ResultFormat, sink: IO[bytes]) -> 
     elif fmt == "json":
         separator = "[\n"
         for row in _rows(result):
-            entry = textwrap.indent(render(dict(zip(names, row, strict=True)), "json"), "  ")
+            entry = textwrap.indent(_json(dict(zip(names, row, strict=True))), "  ")
             sink.write(f"{separator}{entry}".encode())
             separator = ",\n"
         sink.write(b"[]\n" if separator == "[\n" else b"\n]\n")
     elif fmt == "table":
-        sink.write(_aligned(names, [list(row) for row in _rows(result)], None).encode())
+        sink.write(_aligned(names, [list(row) for row in _rows(result)]).encode())
     else:
         field = _spreadsheet_field if fmt == "spreadsheet" else _csv_field
         for row in chain([names], _rows(result)):
@@ -239,12 +239,17 @@ def _is_numeric(rows: Sequence[Sequence[object]], column: int) -> bool:
     return bool(values) and all(isinstance(v, int | float | Decimal) and not isinstance(v, bool) for v in values)
 
 
-def _aligned(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str | None) -> str:
-    lines = [[text(name) for name in columns], *([text(value) for value in row] for row in rows)]
-    widths = [max(cell_len(line[i]) for line in lines) for i in range(len(columns))]
+def _texts(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> tuple[list[list[str]], list[int]]:
+    """The texts of a table, its header first, and the width of each column."""
+    lines = [[text(value) for value in row] for row in (columns, *rows)]
+    return lines, [max(cell_len(line[i]) for line in lines) for i in range(len(columns))]
+
+
+def _aligned(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    lines, widths = _texts(columns, rows)
     lines.insert(1, ["-" * width for width in widths])
     right = [_is_numeric(rows, i) for i in range(len(columns))]
-    shown = [title] if title else []
+    shown = []
     for line in lines:
         padded = []
         for value, width, to_right in zip(line, widths, right, strict=True):
@@ -254,14 +259,14 @@ def _aligned(columns: Sequence[str], rows: Sequence[Sequence[object]], title: st
     return "\n".join(shown) + "\n"
 
 
-def _print_rich(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str | None) -> None:
+def _print_rich(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """As a table where it fits; else, column by column of their first, in lines that fit whatever there is."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     console = Console(highlight=False)
-    table = Table(title=title, title_justify="left", header_style="bold")
+    table = Table(header_style="bold")
     for i, name in enumerate(columns):
         justify: Literal["left", "right"] = "right" if _is_numeric(rows, i) else "left"
         table.add_column(Text(text(name)), justify=justify, overflow="fold")
@@ -270,8 +275,6 @@ def _print_rich(columns: Sequence[str], rows: Sequence[Sequence[object]], title:
     if _fits(columns, rows, console.width):
         console.print(table)
         return
-    if title:
-        console.print(Text(title, style="bold"))
     firsts = [text(row[0]) for row in rows]
     # A unique first column becomes the heading of each row's fields.
     headed = len({*firsts}) == len(rows)
@@ -287,8 +290,7 @@ def _print_rich(columns: Sequence[str], rows: Sequence[Sequence[object]], title:
 
 def _fits(columns: Sequence[str], rows: Sequence[Sequence[object]], width: int) -> bool:
     """Whether a table with lines does, of which the last column may fold into a third of the width. Pure."""
-    lines = [[text(name) for name in columns], *([text(value) for value in row] for row in rows)]
-    widths = [max(cell_len(line[i]) for line in lines) for i in range(len(columns))]
+    _, widths = _texts(columns, rows)
     return sum(widths[:-1]) + min(widths[-1], width // 3) + 3 * len(widths) + 1 <= width
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -40,6 +41,12 @@ def parse_name(value: object) -> object:
 def one_or_many(value: object) -> object:
     """A text as a tuple of one."""
     return (value,) if isinstance(value, str) else value
+
+
+def repeated_name(names: Iterable[str]) -> str | None:
+    """The first name that is there twice, in lower case: case does not count."""
+    lower = [name.lower() for name in names]
+    return next((name for name in lower if lower.count(name) > 1), None)
 
 
 def _each_once(value: tuple[str, ...]) -> tuple[str, ...]:

@@ -24,45 +24,49 @@ def _root(value: str) -> str:
     return value.rstrip("/")
 
 
-class FolderTarget(Frozen):
+class _Target(Frozen):
+    name: str = Field(pattern=_NAME)
+
+    @property
+    def place(self) -> str:
+        """The identity of the destination, to find two targets of one."""
+        raise NotImplementedError
+
+
+class FolderTarget(_Target):
     """Folders of Parquet files, `ROOT/date=…/hour=…/`. `file_rows`: how many rows a file has at most."""
 
-    name: str = Field(pattern=_NAME)
     type: Literal["folder"]
     root: Annotated[str, AfterValidator(_root)]
     file_rows: int = Field(default=1_000_000, ge=1_000)
 
     @property
     def place(self) -> str:
-        """The identity of the destination, to find two targets of one."""
         return self.root
 
 
-class TopicTarget(Frozen):
+class TopicTarget(_Target):
     """Another topic of the same Kafka. `transaction_rows`: how many records a transaction has at most."""
 
-    name: str = Field(pattern=_NAME)
     type: Literal["topic"]
     topic: str = Field(pattern=r"^[A-Za-z0-9._-]{1,249}$")
     transaction_rows: int = Field(default=10_000, ge=1, le=1_000_000)
 
     @property
     def place(self) -> str:
-        """The identity of the destination, to find two targets of one."""
         return self.topic
 
 
-class SearchTarget(Frozen):
+class SearchTarget(_Target):
     """An index of the environment's `search:`. `bulk_documents`: how many documents a bulk request has at most."""
 
-    name: str = Field(pattern=_NAME)
     type: Literal["search"]
     index: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,199}$")
     bulk_documents: int = Field(default=5_000, ge=1, le=100_000)
 
     @property
     def place(self) -> str:
-        """The identity of the destination, to find two targets of one; topic names have no colon."""
+        # Topic names have no colon.
         return f"index:{self.index}"
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from anabranch.config.base import NAME
+from anabranch.config.base import NAME, repeated_name
 from anabranch.config.columns import RESCUED, Column, parse_columns
 
 if TYPE_CHECKING:
@@ -100,10 +100,9 @@ def parse_select(value: object, fields: Sequence[Column]) -> tuple[SelectedColum
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
         selected.append(replace(one, source=json.dumps(source, sort_keys=True)))
-    names = [s.name.lower() for s in selected]
-    if repeated := next((n for n in names if names.count(n) > 1), None):
+    if repeated := repeated_name(s.name for s in selected):
         raise ValueError(f"expected each column once, found {repeated!r} twice (case does not count)")
-    if RESCUED.name in names:
+    if any(s.name.lower() == RESCUED.name for s in selected):
         raise ValueError(f"expected names other than {RESCUED.name}, found it")
     return tuple(selected)
 

@@ -22,6 +22,7 @@ from anabranch.config.base import (
     more_than_nothing,
     one_or_many,
     parse_name,
+    repeated_name,
 )
 from anabranch.config.columns import RESCUED, Column, columns_ddl, parse_columns
 from anabranch.config.egress import Target, check_targets
@@ -469,8 +470,7 @@ class Stream(Frozen):
     def _views_are_of_columns(self) -> Stream:
         if self.views and self.event_time is None:
             raise ValueError("views: expected event_time beside them, whose column windows are of, found none")
-        names = [view.name.lower() for view in self.views]
-        if repeated := next((n for n in names if names.count(n) > 1), None):
+        if repeated := repeated_name(view.name for view in self.views):
             raise ValueError(f"views: expected each name once (case does not count), found {repeated!r} twice")
         if not self.lacks_columns:
             self._check_views()

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal, get_args
 
+from anabranch.config.base import repeated_name
 from anabranch.config.columns import Column
 
 Function = Literal["count", "sum", "min", "max", "average", "approx_distinct"]
@@ -94,8 +95,7 @@ def check_view(name: str, group: Sequence[str], aggregates: Sequence[Aggregate],
         kind, takes = types[aggregate.column], _TAKES.get(aggregate.function)
         if takes is not None and _plain(kind) not in takes:
             raise ValueError(f"{what}: expected {_words(takes)}, found {aggregate.column} {kind.upper()}")
-    names = [n.lower() for n in (*_TAKEN_COLUMNS, *group, *(a.name for a in aggregates))]
-    if repeated := next((n for n in names if names.count(n) > 1), None):
+    if repeated := repeated_name((*_TAKEN_COLUMNS, *group, *(a.name for a in aggregates))):
         raise ValueError(
             f"expected each name once among group, aggregates, {', '.join(_TAKEN_COLUMNS)}, found {repeated!r} twice"
         )

@@ -78,13 +78,13 @@ class _AnyNames(bytearray):
         return _AnyName(found) if isinstance(at, slice) else found
 
 
-def read_any_header_names(batch: type[Any] = DefaultRecordBatch) -> None:
+def read_any_header_names() -> None:
     """Read records whose header names are not UTF-8.
 
     Kafka's brokers do not look at header names, and several clients write any bytes. kafka-python decodes them
     strictly and takes such a batch for corrupt.
     """
-    read_strictly = batch._read_msg
+    read_strictly = DefaultRecordBatch._read_msg
 
     def read(self: Any, *arguments: Any) -> Any:
         try:
@@ -94,7 +94,7 @@ def read_any_header_names(batch: type[Any] = DefaultRecordBatch) -> None:
             self._buffer = _AnyNames(self._buffer)
             return read_strictly(self, *arguments)
 
-    batch._read_msg = read
+    DefaultRecordBatch._read_msg = read
 
 
 def create_no_topics() -> None:
@@ -105,12 +105,12 @@ def create_no_topics() -> None:
     ClusterMetadata.DEFAULT_CONFIG["allow_auto_create_topics"] = False
 
 
-def raise_failed_descriptions(admin: type[Any] = KafkaAdminClient) -> None:
+def raise_failed_descriptions() -> None:
     """Raise the brokers' error for a configuration that they did not describe.
 
     kafka-python drops it and gives an empty configuration, so a missing right looks like a topic without settings.
     """
-    process = admin._describe_configs_process_responses.__func__
+    process = KafkaAdminClient._describe_configs_process_responses.__func__
 
     def process_good(cls: Any, responses: Any, *arguments: Any, **options: Any) -> Any:
         for result in (result for response in responses for result in response.results):
@@ -118,4 +118,4 @@ def raise_failed_descriptions(admin: type[Any] = KafkaAdminClient) -> None:
                 raise errors.for_code(result.error_code)(result.error_message)
         return process(cls, responses, *arguments, **options)
 
-    admin._describe_configs_process_responses = classmethod(process_good)
+    KafkaAdminClient._describe_configs_process_responses = classmethod(process_good)

@@ -150,16 +150,15 @@ def using(
     topic: str,
     ranges: Ranges,
     use: Callable[[DataFrame], T],
-    uncommitted: bool = False,
 ) -> T:
     """What `use` makes of Kafka's records of `ranges`, as `read_ranges` gives them; where Spark's reader cannot pass
     one of them, what it makes of `read_around`."""
     try:
-        return use(read_ranges(spark, kafka, topic, ranges, uncommitted))
+        return use(read_ranges(spark, kafka, topic, ranges))
     except (PySparkException, Py4JError) as error:
         if not is_unreadable(error):
             raise
-        return use(read_around(spark, kafka, adapter, topic, ranges, uncommitted))
+        return use(read_around(spark, kafka, adapter, topic, ranges))
 
 
 def read_around(

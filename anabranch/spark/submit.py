@@ -99,22 +99,6 @@ def append_standard_error() -> None:
             fcntl.fcntl(2, fcntl.F_SETFL, fcntl.fcntl(2, fcntl.F_GETFL) | os.O_APPEND)
 
 
-def submit_job(
-    layer: str,
-    stream: str,
-    conf: str | None,
-    output: str,
-    extra: Sequence[str],
-    master: str | None = None,
-    java: str = "",
-) -> None:
-    """Become the job of a stream's layer, once its configuration is known to be right; `master` in place of the
-    configured one. The job itself finds a stream of a family. Never returns."""
-    for error in broken(select_streams(conf, [stream])).values():
-        raise error
-    _submit(layer, ["--stream", stream], conf, output, extra, master, java)
-
-
 def submit_streams(
     layer: str,
     streams: Sequence[str],
@@ -125,22 +109,16 @@ def submit_streams(
     master: str | None = None,
     java: str = "",
 ) -> None:
-    """Become the job of many streams: of `streams`, else of `group`, else of all. A stream's file that is wrong is the
-    job's to report. Never returns. Raises ConfigurationError for a selection without streams."""
-    select_streams(conf, streams, group, every=not streams and group is None)
+    """Become the job of `streams`, else of `group`, else of all; `master` replaces the configured one. Never returns.
+
+    Raises ConfigurationError for a selection without streams, and for one stream whose file is wrong: of many, the job
+    reports it. The job itself finds a stream of a family.
+    """
+    selected = select_streams(conf, streams, group, every=not streams and group is None)
+    for error in broken(selected).values() if len(streams) == 1 else ():
+        raise error
     named = [option for name in streams for option in ("--stream", name)]
-    _submit(layer, named or (["--group", group] if group else ["--all"]), conf, output, extra, master, java)
-
-
-def _submit(
-    layer: str,
-    chosen: Sequence[str],
-    conf: str | None,
-    output: str,
-    extra: Sequence[str],
-    master: str | None,
-    java: str,
-) -> None:
+    chosen = named or (["--group", group] if group else ["--all"])
     environment = load_environment(conf)
     if master is not None:
         environment = environment.model_copy(update={"spark": environment.spark.model_copy(update={"master": master})})

@@ -254,7 +254,7 @@ def running_day(folder: Path) -> Iterator[Day]:
     (tools / "anabranch").chmod(0o755)
     with ExitStack() as stack:
         front = Front(stack.enter_context(running_toxiproxy(folder)))
-        space = stack.enter_context(open_workspace(story, [STREAM], Elsewhere(s3_front=front)))  # type: ignore[arg-type]
+        space = stack.enter_context(open_workspace(story, STREAM, Elsewhere(s3_front=front)))  # type: ignore[arg-type]
         space.set_stream(
             STREAM,
             slo={"fresh": "30 seconds", "complete": "90 minutes"},

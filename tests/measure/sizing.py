@@ -77,7 +77,7 @@ def go_through(front: FlakyS3, space: Workspace) -> None:
 def run(story: Story) -> None:
     """Produce, run both jobs, solve for the parts, and print them."""
     story.title("What a record, a micro-batch and an hour cost")
-    with open_workspace(story, [STREAM]) as space, running_flaky_s3(space.services.s3_port, seed=0) as front:
+    with open_workspace(story, STREAM) as space, running_flaky_s3(space.services.s3_port, seed=0) as front:
         go_through(front, space)
         meter, job = Meter(space, front), space.job(STREAM)
         meter.run("apply", STREAM)

@@ -79,7 +79,7 @@ def run(space: Workspace, command: list[str], taken: Taken) -> None:
 def measure(story: Story) -> None:
     """Fill a table, run all commands in turn, print what they took."""
     story.title("What a command takes that needs no Spark")
-    with open_workspace(story, [STREAM]) as space:
+    with open_workspace(story, STREAM) as space:
         space.run("apply", STREAM, show=False)
         job = space.job(STREAM)
         produce_events(job.environment.kafka, job.stream.topic, events=EVENTS)

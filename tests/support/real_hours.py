@@ -331,7 +331,7 @@ def real_hours() -> Iterator[RealHours]:
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     handlers = {number: signal.getsignal(number) for number in numbers}
     try:
-        with open_workspace(Story(), [STREAM]) as space, running_flaky_s3(space.services.s3_port, seed=0) as front:
+        with open_workspace(Story(), STREAM) as space, running_flaky_s3(space.services.s3_port, seed=0) as front:
             job = space.job(STREAM)
             try:
                 yield RealHours(space, job, front)

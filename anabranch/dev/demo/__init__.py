@@ -10,6 +10,7 @@ import functools
 import shutil
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -52,17 +53,15 @@ def run(story: Story, elsewhere: Elsewhere) -> None:
     story.title("Events leave Kafka through two arms, speed and batch, and meet again in one exact Iceberg table.")
     story.say("About four minutes, in a temporary folder; Ctrl-C stops it. `make demo VERBOSE=1` prints every command.")
     story.step("A Kafka broker, an S3 server, and three hours of events that wait")
-    with open_workspace(story, [STREAM], elsewhere) as space:
+    with open_workspace(story, STREAM, elsewhere) as space:
         if elsewhere.master is not None:
             story.say(f"The jobs run on {elsewhere.master}, each with spark.cores.max: 1")
         if elsewhere.catalog is not None:
             address = urlsplit(elsewhere.catalog)
             story.say(f"The catalog is {address.scheme.partition('+')[0]} at {address.hostname}:{address.port}")
         job = space.job(STREAM)
-        try:
+        with job.kafka:
             _Demo(story, space, job).run()
-        finally:
-            job.kafka.close()
 
 
 class _Demo:
@@ -299,7 +298,7 @@ class _Demo:
     def _served_by_hour(self) -> None:
         table, letters = (self._job.lake.load(n) for n in (self._job.stream.table, self._job.stream.dead_letters_table))
         rows, dead = (
-            _count(t.scan(selected_fields=("ingest_hour",)).to_arrow()["ingest_hour"].to_pylist())
+            Counter(t.scan(selected_fields=("ingest_hour",)).to_arrow()["ingest_hour"].to_pylist())
             for t in (table, letters)
         )
         views, state = self._hours(), self._state()
@@ -366,13 +365,6 @@ def _progress(parts: Iterable[tuple[str, Ranges, Ranges]], position: Offsets) ->
 
 def _words(position: Offsets) -> str:
     return ", ".join(f"{partition}:{offset:,}" for partition, offset in sorted(position.items()))
-
-
-def _count(values: Iterable[str]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for value in values:
-        counts[value] = counts.get(value, 0) + 1
-    return counts
 
 
 @click.command()

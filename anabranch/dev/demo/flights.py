@@ -38,12 +38,10 @@ def run(story: Story) -> None:
     story.title("Every flight that left New York's airports in 2013, as events, with nothing but its own file:")
     story.say("conf/streams/flights.yaml. Three minutes or so, in a temporary folder; Ctrl-C stops all of it.")
     story.step("A Kafka broker, an S3 server, the tables, and the flights sent by librdkafka")
-    with open_workspace(story, [STREAM]) as space:
+    with open_workspace(story, STREAM) as space:
         job = space.job(STREAM)
-        try:
+        with job.kafka:
             _run(story, space, job)
-        finally:
-            job.kafka.close()
 
 
 def _run(story: Story, space: Workspace, job: Job) -> None:

@@ -161,7 +161,7 @@ class Workspace:
         self,
         folder: Path,
         running_services: services.Services,
-        streams: Sequence[str],
+        stream: str,
         story: Story,
         elsewhere: Elsewhere,
     ) -> None:
@@ -171,7 +171,7 @@ class Workspace:
         self.temporary.mkdir()
         self._started: list[Running] = []
         self._changes: dict[str, dict[str, Any]] = {}
-        self._write_configuration(streams)
+        self._write_configuration(stream)
         java = f"{os.environ.get('JDK_JAVA_OPTIONS', '')} -Djava.io.tmpdir={self.temporary} {FIRST_COMPILER}"
         self._environment = dict(os.environ) | {
             "ANABRANCH_CONF": str(self.conf),
@@ -252,11 +252,10 @@ class Workspace:
                 catalog.drop_table(table)
             catalog.drop_namespace(namespace)
 
-    def _write_configuration(self, streams: Sequence[str]) -> None:
+    def _write_configuration(self, stream: str) -> None:
         (self.conf / "streams").mkdir(parents=True)
-        for stream in streams:
-            for file in (_shipped() / "streams").glob(f"{stream}.*"):
-                shutil.copy(file, self.conf / "streams" / file.name)
+        for file in (_shipped() / "streams").glob(f"{stream}.*"):
+            shutil.copy(file, self.conf / "streams" / file.name)
         environment = _read(_shipped() / "anabranch.yaml")
         kafka, s3 = self._elsewhere.kafka_front, self._elsewhere.s3_front
         bootstrap_servers = f"{HOST}:{kafka.port}" if kafka is not None else self.services.bootstrap_servers
@@ -280,9 +279,7 @@ class Workspace:
 
 
 @contextmanager
-def open_workspace(
-    story: Story, streams: Sequence[str], elsewhere: Elsewhere = _NOTHING_ELSEWHERE
-) -> Iterator[Workspace]:
+def open_workspace(story: Story, stream: str, elsewhere: Elsewhere = _NOTHING_ELSEWHERE) -> Iterator[Workspace]:
     """A workspace with running services. The end of the `with` stops all that was started in it."""
     # Resolved, since the services' marker and Spark's file addresses name it.
     folder = Path(tempfile.mkdtemp(prefix="anabranch-demo-")).resolve()
@@ -296,7 +293,7 @@ def open_workspace(
             for front, port in ((kafka, running_services.kafka_port), (s3, running_services.s3_port)):
                 if front is not None:
                     front.upstream_port = port
-            space = Workspace(folder, running_services, streams, story, elsewhere)
+            space = Workspace(folder, running_services, stream, story, elsewhere)
             try:
                 yield space
             finally:

@@ -73,10 +73,17 @@ class Sent:
     acks: list[Ack] = field(default_factory=list)
     failed: int = 0
     first_error: str | None = None
+    on_ack: Callable[[Ack], None] | None = field(default=None, repr=False, compare=False)
+    """Called with each acknowledged record."""
 
     @property
     def acknowledged(self) -> int:
         return len(self.acks)
+
+    def acknowledge(self, ack: Ack) -> None:
+        self.acks.append(ack)
+        if self.on_ack is not None:
+            self.on_ack(ack)
 
     def fail(self, error: object) -> None:
         self.failed += 1

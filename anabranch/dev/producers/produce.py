@@ -68,7 +68,7 @@ def produce_events(
     if events is None and not rate:
         raise ValueError("an endless run needs a rate")
     stop = stop or threading.Event()
-    sent = Sent(topic)
+    sent = Sent(topic, on_ack=on_ack)
     # Step 1: the topic, and a producer that loses nothing. Compressed, since what the producer costs most is its
     # checksum, in pure Python, over the bytes that go out.
     create_topic(kafka, topic, partitions, TOPIC_CONFIGS)
@@ -103,11 +103,11 @@ def produce_events(
                 sent.fail(error)
                 continue
             pending.append((record, future))
-            _settle(pending, sent, on_ack)
+            _settle(pending, sent)
             while len(pending) >= _IN_FLIGHT and not stop.wait(0.01):
-                _settle(pending, sent, on_ack)
+                _settle(pending, sent)
         # Step 3: wait for every acknowledgement.
-        _flush(producer, pending, sent, on_ack, stop)
+        _flush(producer, pending, sent, stop)
     finally:
         producer.close(timeout=5)
     return sent
@@ -125,7 +125,7 @@ def _turns(rate: float | None, started: float, stop: threading.Event) -> Iterato
         number += 1
 
 
-def _settle(pending: Pending, sent: Sent, on_ack: Callable[[Ack], None] | None) -> None:
+def _settle(pending: Pending, sent: Sent) -> None:
     """Account for the oldest sends that are decided."""
     while pending and pending[0][1].is_done:
         record, future = pending.popleft()
@@ -133,17 +133,11 @@ def _settle(pending: Pending, sent: Sent, on_ack: Callable[[Ack], None] | None) 
             sent.fail(future.exception)
             continue
         done = future.value
-        ack = Ack(done.partition, done.offset, record.kind, sha256(record.value), done.timestamp)
-        sent.acks.append(ack)
-        if on_ack is not None:
-            on_ack(ack)
+        sent.acknowledge(Ack(done.partition, done.offset, record.kind, sha256(record.value), done.timestamp))
 
 
-def _flush(
-    producer: Any, pending: Pending, sent: Sent, on_ack: Callable[[Ack], None] | None, stop: threading.Event
-) -> None:
-    """Wait until all sends are decided, or the deadline has passed: unanswered sends count as
-    failed."""
+def _flush(producer: Any, pending: Pending, sent: Sent, stop: threading.Event) -> None:
+    """Wait until all sends are decided, or the deadline has passed: unanswered sends count as failed."""
     began = time.monotonic()
     while pending:
         waited = time.monotonic() - began
@@ -151,14 +145,14 @@ def _flush(
             # Without this its close would wait for them again, raise, and leave its thread running.
             producer._sender.force_close()
             producer._sender.join(5)
-            _settle(pending, sent, on_ack)
+            _settle(pending, sent)
             break
         try:
             producer.flush(timeout=0.2)
         except Exception as error:  # a timeout: not all yet
             log.debug("%d records of topic %s are not acknowledged yet: %s", len(pending), sent.topic, error)
         before = len(pending)
-        _settle(pending, sent, on_ack)
+        _settle(pending, sent)
         if len(pending) == before:
             time.sleep(0.01)  # the futures are set a moment after the flush
     for _ in pending:

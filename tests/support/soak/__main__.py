@@ -42,7 +42,7 @@ def run(story: Story, minutes: float, seed: int, only: tuple[str, ...] = ()) -> 
     story.step("Kafka, S3, past hours that wait, and live events")
     with ExitStack() as stack:
         kafka, s3 = (stack.enter_context(CuttingProxy(seed + i).running()) for i in range(2))
-        space = stack.enter_context(open_workspace(story, [STREAM], Elsewhere(kafka_front=kafka, s3_front=s3)))
+        space = stack.enter_context(open_workspace(story, STREAM, Elsewhere(kafka_front=kafka, s3_front=s3)))
         job = space.job(STREAM)
         stack.callback(job.kafka.close)
         _run(story, space, job, {"kafka": kafka, "s3": s3}, minutes, seed, only)

@@ -91,13 +91,12 @@ def test_json_keeps_the_order_of_keys(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_a_piped_table_is_aligned_and_never_cut(capsys: pytest.CaptureFixture[str]) -> None:
     long = "x" * 300
-    output.print_table(["hour", "count"], [["2026-11-21T03", 7], ["[bold]日本", None], [long, 12]], title="Hours")
+    output.print_table(["hour", "count"], [["2026-11-21T03", 7], ["[bold]日本", None], [long, 12]])
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "Hours"
-    assert lines[1] == "hour" + " " * 296 + "  count"
-    assert lines[3] == "2026-11-21T03" + " " * 287 + "      7"
-    assert lines[4] == "[bold]日本"
-    assert lines[5] == long + "     12"
+    assert lines[0] == "hour" + " " * 296 + "  count"
+    assert lines[2] == "2026-11-21T03" + " " * 287 + "      7"
+    assert lines[3] == "[bold]日本"
+    assert lines[4] == long + "     12"
 
 
 def test_a_table_on_a_terminal_folds_and_reads_no_markup(

@@ -203,7 +203,7 @@ def batch(lake: StreamLake, monkeypatch: pytest.MonkeyPatch, *arguments: str) ->
     job = Job(lake.environment, lake.stream, lake.lake, Broker(log={0: []}).adapter)
     monkeypatch.setattr("anabranch.cli.jobs.open_stream", lambda stream, conf: job)
     monkeypatch.setattr("anabranch.cli.jobs._java_options", lambda *_: [])
-    monkeypatch.setattr("anabranch.spark.submit.submit_job", lambda layer, *_: submitted.append(layer))
+    monkeypatch.setattr("anabranch.spark.submit.submit_streams", lambda layer, *_: submitted.append(layer))
     return CliRunner().invoke(main, ["batch", "events", *arguments]), submitted == ["batch_layer"]
 
 

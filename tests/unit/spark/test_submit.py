@@ -70,11 +70,11 @@ def test_a_driver_elsewhere_is_refused() -> None:
 def test_the_environment_or_the_command_line_names_another_master(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
     monkeypatch.setattr(submit, "submit", lambda environment, *_: seen.append(environment.spark.master))
-    submit.submit_job("speed_layer", "game_events", str(CONF), "text", [])
+    submit.submit_streams("speed_layer", ["game_events"], None, str(CONF), "text", [])
     monkeypatch.setenv("ANABRANCH_SPARK_MASTER", "spark://h:7077")
     assert load_environment(CONF).spark.master == "spark://h:7077"
-    submit.submit_job("speed_layer", "game_events", str(CONF), "text", [])
-    submit.submit_job("speed_layer", "game_events", str(CONF), "text", [], "yarn")
+    submit.submit_streams("speed_layer", ["game_events"], None, str(CONF), "text", [])
+    submit.submit_streams("speed_layer", ["game_events"], None, str(CONF), "text", [], "yarn")
     assert seen == ["local[*]", "spark://h:7077", "yarn"]
 
 
