@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -10,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 from types import FrameType
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 import click
 
@@ -44,6 +43,7 @@ def up(home: Path, kafka_port: int | None, s3_port: int | None, output: str) -> 
 
     They go on after this command, until 'anabranch dev down'.
     """
+    from anabranch.cli.render import print_event
     from anabranch.dev import services
 
     # Terminated half-way, it stops what it has started, as with Ctrl-C.
@@ -51,7 +51,7 @@ def up(home: Path, kafka_port: int | None, s3_port: int | None, output: str) -> 
     running = services.up(services.Home(home), kafka_port, s3_port, progress=_progress)
     states = services.status(running.home)
     if output == "json":
-        _print_json(states, started=list(running.started))
+        print_event({"services": states, "started": running.started}, "", output)
         return
     _print_text(states)
     if not running.started:
@@ -70,15 +70,13 @@ def up(home: Path, kafka_port: int | None, s3_port: int | None, output: str) -> 
 @output_option
 def down(home: Path, wipe: bool, output: str) -> None:
     """Stop Kafka and S3; fine if nothing runs."""
+    from anabranch.cli.render import print_event
     from anabranch.dev import services
 
     stopped = services.down(services.Home(home), wipe, _progress)
-    if output == "json":
-        click.echo(json.dumps({"stopped": list(stopped), "wiped": wipe}))
-        return
-    click.echo(f"Stopped: {', '.join(stopped)}." if stopped else "Nothing was running.")
-    if wipe:
-        click.echo("Data, logs and embedded catalog removed.")
+    words = f"Stopped: {', '.join(stopped)}." if stopped else "Nothing was running."
+    words += "\nData, logs and embedded catalog removed." if wipe else ""
+    print_event({"stopped": stopped, "wiped": wipe}, words, output)
 
 
 @dev.command()
@@ -87,11 +85,12 @@ def down(home: Path, wipe: bool, output: str) -> None:
 @click.pass_context
 def status(ctx: click.Context, home: Path, output: str) -> None:
     """Ask Kafka and S3 whether they run; exit code 1 unless both do."""
+    from anabranch.cli.render import print_event
     from anabranch.dev import services
 
     states = services.status(services.Home(home))
     if output == "json":
-        _print_json(states)
+        print_event({"services": states}, "", output)
     else:
         _print_text(states)
         if any(state.state != "running" for state in states):
@@ -113,17 +112,16 @@ def _topic_name(context: click.Context, parameter: click.Parameter, value: str) 
 def topic(name: str, partitions: int, conf: str | None, output: str) -> None:
     """Create a topic; fine if it is there."""
     from anabranch import config
+    from anabranch.cli.render import print_event
     from anabranch.kafka.client import KafkaAdapter
 
     with KafkaAdapter(config.load_environment(conf).kafka) as kafka:
         created = kafka.create_topic(name, partitions, {})
         found = kafka.describe(name)
         there = len(found.partitions) if found is not None else 0
-    if output == "json":
-        click.echo(json.dumps({"topic": name, "created": created, "partitions": there}))
-        return
     word = "created" if created else "is there already,"
-    click.echo(f"topic {name} {word} with {there} partition{'s' if there != 1 else ''}")
+    words = f"topic {name} {word} with {there} partition{'s' if there != 1 else ''}"
+    print_event({"topic": name, "created": created, "partitions": there}, words, output)
 
 
 @dev.command()
@@ -169,6 +167,7 @@ def produce(
     from contextlib import ExitStack
 
     from anabranch import config
+    from anabranch.cli.render import print_event
     from anabranch.common.errors import ConfigurationError, Transient
     from anabranch.dev.producers import produce as producing
     from anabranch.dev.producers.events import expected
@@ -197,10 +196,7 @@ def produce(
             stop=stop,
             on_ack=on_ack,
         )
-    if output == "json":
-        click.echo(json.dumps(producing.as_json(stream, sent)))
-    else:
-        click.echo(producing.as_text(stream, sent, time.monotonic() - began))
+    print_event(producing.as_json(stream, sent), producing.as_text(stream, sent, time.monotonic() - began), output)
     if signals:
         ctx.exit(128 + signals[0])
     if sent.failed:
@@ -222,13 +218,12 @@ def send(topic: str, file: IO[bytes], conf: str | None, output: str) -> None:
     blank lines are left out. Every record is acknowledged when the command ends.
     """
     from anabranch import config
+    from anabranch.cli.render import print_event
     from anabranch.dev.producers.send import send_lines
 
     sent = send_lines(config.load_environment(conf).kafka, topic, file)
-    if output == "json":
-        click.echo(json.dumps({"topic": topic, "acknowledged": sent}))
-    else:
-        click.echo(f"topic {topic}: {sent:,} record{'s' if sent != 1 else ''} sent and acknowledged")
+    words = f"topic {topic}: {sent:,} record{'s' if sent != 1 else ''} sent and acknowledged"
+    print_event({"topic": topic, "acknowledged": sent}, words, output)
 
 
 def _progress(message: str) -> None:
@@ -245,18 +240,3 @@ def _print_text(states: tuple[ServiceStatus, ...]) -> None:
         if state.since:
             details.append(f"since {state.since:%Y-%m-%dT%H:%M:%SZ}")
         click.echo(f"{state.service:<6} {state.state:<13} {', '.join(filter(None, details))}")
-
-
-def _print_json(states: tuple[ServiceStatus, ...], **more: Any) -> None:
-    services = [
-        {
-            "service": state.service,
-            "state": state.state,
-            "pid": state.pid,
-            "endpoint": state.endpoint,
-            "since": state.since.isoformat().replace("+00:00", "Z") if state.since else None,
-            "log": str(state.log),
-        }
-        for state in states
-    ]
-    click.echo(json.dumps({"services": services, **more}))

@@ -47,5 +47,5 @@ from anabranch.config.stream import (
     Speed,
     Stream,
     SubjectSchema,
-    View,
 )
+from anabranch.config.views import View

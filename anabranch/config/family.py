@@ -244,21 +244,22 @@ def expand(
         chosen = [family for family in matching if known.get(family.stream_name(topic)) == topic] or matching
         for family in matching:
             name = family.stream_name(topic)
-            member = _member(family, topic, [f for f in chosen if f is not family], taken, members)
-            if isinstance(member.found, Stream):
-                taken |= dict.fromkeys(map(str.casefold, member.found.tables), name)
-            is_gone = topic not in present
-            creates = family.topics.create
+            found = _find_stream(family, topic, [f for f in chosen if f is not family], taken, members)
+            if isinstance(found, Stream):
+                taken |= dict.fromkeys(map(str.casefold, found.tables), name)
             place = name if name not in members else f"{family.name}: {topic}"
-            members[place] = FamilyMember(family.name, family.group, topic, member.found, is_gone, creates)
+            is_gone = topic not in present
+            members[place] = FamilyMember(family.name, family.group, topic, found, is_gone, family.topics.create)
     return {name: member for name, member in members.items() if member.family}
 
 
-def _member(
+def _find_stream(
     family: Family, topic: str, rivals: Sequence[Family], taken: Mapping[str, str], members: Members
-) -> FamilyMember:
-    def refused(message: str) -> FamilyMember:
-        return FamilyMember(family.name, family.group, topic, ConfigurationError(f"{family.file.path}: {message}"))
+) -> Stream | ConfigurationError:
+    """The stream of a topic, or the reason that there is none."""
+
+    def refused(message: str) -> ConfigurationError:
+        return ConfigurationError(f"{family.file.path}: {message}")
 
     name = family.stream_name(topic)
     if rivals:
@@ -274,13 +275,13 @@ def _member(
     try:
         stream = family.build(topic)
     except ConfigurationError as error:
-        return FamilyMember(family.name, family.group, topic, error)
+        return error
     if shared := next((table for table in stream.tables if table.casefold() in taken), None):
         return refused(
             f"topic {topic}: expected tables of its own, found {shared}, which belongs to stream "
             f"{taken[shared.casefold()]}; change `table:`, or leave one topic out with `topics.exclude`"
         )
-    return FamilyMember(family.name, family.group, topic, stream)
+    return stream
 
 
 def _build(file: StreamFile, name: str, topic: str, table: str, fill: Callable[[str], str]) -> Stream:

@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, model_validator
 
 from anabranch.common.errors import ConfigurationError
 from anabranch.config.base import (
@@ -21,7 +21,6 @@ from anabranch.config.base import (
     between,
     more_than_nothing,
     one_or_many,
-    parse_name,
     repeated_name,
 )
 from anabranch.config.columns import RESCUED, Column, columns_ddl, parse_columns
@@ -29,17 +28,8 @@ from anabranch.config.egress import Target, check_targets
 from anabranch.config.environment import Webhook
 from anabranch.config.format_settings import FormatSettings, check_columns, parse_format
 from anabranch.config.keep import Archive, Keep, parse_keep
-from anabranch.config.mistakes import unknown_key
 from anabranch.config.select import SelectedColumn
-from anabranch.config.views import (
-    PARTIALS,
-    Aggregate,
-    Partial,
-    check_view,
-    definition_digest,
-    parse_aggregate,
-    partials_of,
-)
+from anabranch.config.views import PARTIALS, Partial, View, check_view, definition_digest, parse_views, partials_of
 
 # Parquet has none for BOOLEAN. Of FLOAT and DOUBLE, 0.0 equals -0.0, and a filter distinguishes them.
 _BLOOM_TYPES = ("string", "int", "bigint", "decimal", "date", "timestamp", "binary")
@@ -184,18 +174,6 @@ class Airflow(Frozen):
     speed_restart: str | None = None
 
 
-def _aggregates(value: object) -> object:
-    if not isinstance(value, dict) or not value:
-        raise ValueError("expected names with what each is, such as {events: count, spent: sum(amount)}")
-    found = []
-    for name, text in value.items():
-        try:
-            found.append(parse_aggregate(str(parse_name(name)), text))
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from None
-    return tuple(found)
-
-
 Promised = Annotated[Duration, more_than_nothing("expected a duration longer than nothing")]
 
 
@@ -206,38 +184,6 @@ class Slo(Frozen):
 
     fresh: Promised | None = None
     complete: Promised | None = None
-
-
-class View(Frozen):
-    """A windowed aggregate over a stream's rows: one row for each window of event time and each group.
-
-    Windows are aligned to 1970-01-01 00:00 UTC. `late_after`: a record counts as late when its ingest hour began so
-    long after its window's end.
-    """
-
-    name: Name
-    window: Annotated[Duration, more_than_nothing("expected a window longer than nothing")]
-    group: Annotated[tuple[Name, ...], BeforeValidator(one_or_many)] = ()
-    aggregates: Annotated[tuple[Aggregate, ...], BeforeValidator(_aggregates)]
-    late_after: Duration = timedelta(0)
-
-
-def _views(value: object) -> object:
-    if not isinstance(value, dict):
-        raise ValueError("expected a mapping of names to views")
-    views, known = [], sorted(View.model_fields.keys() - {"name"})
-    for name, given in value.items():
-        if not isinstance(given, dict):
-            raise ValueError(f"{name}: expected {', '.join(known)}, found {type(given).__name__}")
-        if unknown := sorted(given.keys() - set(known)):
-            raise ValueError(unknown_key(str(unknown[0]), known, f"{name}.{unknown[0]}"))
-        try:
-            views.append(View.model_validate(given | {"name": name}))
-        except ValidationError as error:
-            problem = error.errors()[0]
-            key = ".".join(map(str, (name, *problem["loc"])))
-            raise ValueError(f"{key}: {problem['msg'].removeprefix('Value error, ')}") from None
-    return tuple(views)
 
 
 class Stream(Frozen):
@@ -274,7 +220,7 @@ class Stream(Frozen):
     egress: Annotated[tuple[Target, ...], AfterValidator(check_targets)] = ()
     webhook: Webhook | None = None
     expectations: Path | None = None
-    views: Annotated[tuple[View, ...], BeforeValidator(_views)] = ()
+    views: Annotated[tuple[View, ...], BeforeValidator(parse_views)] = ()
 
     @property
     def dead_letters_table(self) -> str:
@@ -309,7 +255,7 @@ class Stream(Frozen):
 
     def definition(self, view: View) -> str:
         """A digest of what a view's partials are of."""
-        return definition_digest(view.window, self.window_column, view.group, view.aggregates, self.columns)
+        return definition_digest(view, self.window_column, self.columns)
 
     @property
     def window_column(self) -> str:
@@ -479,6 +425,6 @@ class Stream(Frozen):
     def _check_views(self) -> None:
         for view in self.views:
             try:
-                check_view(view.name, view.group, view.aggregates, self.columns)
+                check_view(view, self.columns)
             except ValueError as error:
                 raise ValueError(f"views.{view.name}: {error}") from None

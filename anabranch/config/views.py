@@ -13,10 +13,21 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal, get_args
+from typing import Annotated, Literal, get_args
 
-from anabranch.config.base import repeated_name
+from pydantic import BeforeValidator, ValidationError
+
+from anabranch.config.base import (
+    Duration,
+    Frozen,
+    Name,
+    more_than_nothing,
+    one_or_many,
+    parse_name,
+    repeated_name,
+)
 from anabranch.config.columns import Column
+from anabranch.config.mistakes import unknown_key
 
 Function = Literal["count", "sum", "min", "max", "average", "approx_distinct"]
 PartialKind = Literal["count", "sum", "min", "max", "sketch"]
@@ -76,17 +87,61 @@ def parse_aggregate(name: str, text: object) -> Aggregate:
     return Aggregate(name, function, column)
 
 
-def check_view(name: str, group: Sequence[str], aggregates: Sequence[Aggregate], columns: Sequence[Column]) -> None:
+def _aggregates(value: object) -> object:
+    if not isinstance(value, dict) or not value:
+        raise ValueError("expected names with what each is, such as {events: count, spent: sum(amount)}")
+    found = []
+    for name, text in value.items():
+        try:
+            found.append(parse_aggregate(str(parse_name(name)), text))
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+    return tuple(found)
+
+
+class View(Frozen):
+    """A windowed aggregate over a stream's rows: one row for each window of event time and each group.
+
+    Windows are aligned to 1970-01-01 00:00 UTC. `late_after`: a record counts as late when its ingest hour began so
+    long after its window's end.
+    """
+
+    name: Name
+    window: Annotated[Duration, more_than_nothing("expected a window longer than nothing")]
+    group: Annotated[tuple[Name, ...], BeforeValidator(one_or_many)] = ()
+    aggregates: Annotated[tuple[Aggregate, ...], BeforeValidator(_aggregates)]
+    late_after: Duration = timedelta(0)
+
+
+def parse_views(value: object) -> object:
+    if not isinstance(value, dict):
+        raise ValueError("expected a mapping of names to views")
+    views, known = [], sorted(View.model_fields.keys() - {"name"})
+    for name, given in value.items():
+        if not isinstance(given, dict):
+            raise ValueError(f"{name}: expected {', '.join(known)}, found {type(given).__name__}")
+        if unknown := sorted(given.keys() - set(known)):
+            raise ValueError(unknown_key(str(unknown[0]), known, f"{name}.{unknown[0]}"))
+        try:
+            views.append(View.model_validate(given | {"name": name}))
+        except ValidationError as error:
+            problem = error.errors()[0]
+            key = ".".join(map(str, (name, *problem["loc"])))
+            raise ValueError(f"{key}: {problem['msg'].removeprefix('Value error, ')}") from None
+    return tuple(views)
+
+
+def check_view(view: View, columns: Sequence[Column]) -> None:
     """Raises ValueError for a view that the columns do not allow, with what was expected and found."""
-    if name.lower() in _TAKEN_VIEWS or name.lower().endswith(PARTIALS):
+    if view.name.lower() in _TAKEN_VIEWS or view.name.lower().endswith(PARTIALS):
         raise ValueError(f"expected a name other than {', '.join(_TAKEN_VIEWS)} and those that end with {PARTIALS}")
     types = {column.name: column.type for column in columns}
-    for column in group:
+    for column in view.group:
         if column not in types:
             raise ValueError(f"group: expected columns of the schema, found {column!r}")
         if _plain(types[column]) not in _GROUPED:
             raise ValueError(f"group: expected {_words(_GROUPED)}, found {column} {types[column].upper()}")
-    for aggregate in aggregates:
+    for aggregate in view.aggregates:
         what = f"aggregates.{aggregate.name}"
         if aggregate.column is None:
             continue
@@ -95,7 +150,7 @@ def check_view(name: str, group: Sequence[str], aggregates: Sequence[Aggregate],
         kind, takes = types[aggregate.column], _TAKES.get(aggregate.function)
         if takes is not None and _plain(kind) not in takes:
             raise ValueError(f"{what}: expected {_words(takes)}, found {aggregate.column} {kind.upper()}")
-    if repeated := repeated_name((*_TAKEN_COLUMNS, *group, *(a.name for a in aggregates))):
+    if repeated := repeated_name((*_TAKEN_COLUMNS, *view.group, *(a.name for a in view.aggregates))):
         raise ValueError(
             f"expected each name once among group, aggregates, {', '.join(_TAKEN_COLUMNS)}, found {repeated!r} twice"
         )
@@ -135,13 +190,11 @@ def sum_type(kind: str) -> str:
     return f"decimal(38,{scale})"
 
 
-def definition_digest(
-    window: timedelta, event_time: str, group: Sequence[str], aggregates: Sequence[Aggregate], columns: Sequence[Column]
-) -> str:
+def definition_digest(view: View, event_time: str, columns: Sequence[Column]) -> str:
     """What partials are of: those of another definition are of no use to this one. Names of aggregates, and what is
     made of the same partials, change nothing."""
-    said: list[Any] = [_VERSION, window // timedelta(microseconds=1), event_time, sorted(group)]
-    said.append(sorted(p.name for p in partials_of(aggregates, columns)))
+    partials = sorted(p.name for p in partials_of(view.aggregates, columns))
+    said = [_VERSION, view.window // timedelta(microseconds=1), event_time, sorted(view.group), partials]
     return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:32]
 
 

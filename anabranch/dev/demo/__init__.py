@@ -128,6 +128,9 @@ class _Demo:
             "or it would be done before we can break it"
         )
         self._space.set_speed(STREAM, **THROTTLED)
+        return self._start()
+
+    def _start(self) -> Running:
         self._story.command(("speed", STREAM, "&"))
         return self._space.start("speed", STREAM)
 
@@ -225,8 +228,7 @@ class _Demo:
         self._story.step("The speed layer is back, with the speed that ships, and without a checkpoint")
         self._space.set_speed(STREAM)
         behind = self._lag()
-        self._story.command(("speed", STREAM, "&"))
-        speed = self._space.start("speed", STREAM)
+        speed = self._start()
         began = time.monotonic()
         age = self._await_head(speed)
         for event in speed.events():
@@ -254,8 +256,7 @@ class _Demo:
     def _kill_in_the_running_hour(self, speed: Running) -> Running:
         self._story.step("Once more kill -9, in the running hour, in the middle of whatever it was doing")
         self._kill(speed)
-        self._story.command(("speed", STREAM, "&"))
-        speed = self._space.start("speed", STREAM)
+        speed = self._start()
         age = self._await_head(speed)
         self._story.say(f"At the head again: the newest event in main is {age:.1f} s old")
         return speed
