@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from anabranch import config
-from anabranch.common.deadline import Reading
+from anabranch.common.deadline import TimedRead
 from anabranch.common.errors import AnabranchError, ConfigurationError, Terminal, Unexplained
 from anabranch.config import Environment, Family, FamilyMember, Members, Selected, Stream
 from anabranch.iceberg.lake import Lake
@@ -45,8 +45,8 @@ class FamilyStreams:
         self._kafka, self._lake = KafkaAdapter(environment.kafka), Lake(environment)
         self._lock = threading.Lock()
         self._began = float("-inf")
-        self._reading: Reading[bool] | None = None
-        self._listing: Reading[frozenset[str]] | None = None
+        self._reading: TimedRead[bool] | None = None
+        self._listing: TimedRead[frozenset[str]] | None = None
         self._topics: frozenset[str] | None = None
         self._known: dict[str, str] = {}
         self._read_at: object = None
@@ -68,7 +68,7 @@ class FamilyStreams:
                 self._end(self._reading)
             if self._reading is None and time.monotonic() - self._began >= self._every:
                 self._began = time.monotonic()
-                self._reading = Reading("the streams of families", self._read, WAIT_S, "list")
+                self._reading = TimedRead("the streams of families", self._read, WAIT_S, "list")
             if is_first and self._reading is not None:
                 self._end(self._reading)
             return self._members
@@ -86,7 +86,7 @@ class FamilyStreams:
         """Close the connection to Kafka."""
         self._kafka.close()
 
-    def _end(self, reading: Reading[bool]) -> None:
+    def _end(self, reading: TimedRead[bool]) -> None:
         facts = reading.facts()
         if isinstance(facts, AnabranchError):
             self.unanswered = [facts]
@@ -146,7 +146,7 @@ class FamilyStreams:
     def _list_topics(self) -> frozenset[str] | AnabranchError:
         """The cluster's topics. A call that hangs continues, and is not made a second time."""
         if self._listing is None:
-            self._listing = Reading("the topics of families", self._kafka.topic_names, KAFKA_S, "list")
+            self._listing = TimedRead("the topics of families", self._kafka.topic_names, KAFKA_S, "list")
         topics = self._listing.facts()
         if self._listing.has_ended:
             self._listing = None

@@ -546,7 +546,7 @@ def list_streams(chosen: StreamSelection, conf: str | None, output: str) -> None
     """
     from anabranch import config
     from anabranch.cli.render.status import print_streams
-    from anabranch.common.deadline import Reading
+    from anabranch.common.deadline import TimedRead
     from anabranch.common.errors import AnabranchError
     from anabranch.common.logs import configure_logging
     from anabranch.family_streams import FamilyStreams
@@ -559,7 +559,7 @@ def list_streams(chosen: StreamSelection, conf: str | None, output: str) -> None
     families = FamilyStreams(environment, conf)
     selected = families.select(chosen.streams, chosen.group, chosen.every)
     lake, namespaces = Lake(environment), report.namespaces_of(selected)
-    tables = Reading("catalog", lambda: set().union(*map(lake.table_names, namespaces)), _CATALOG_SECONDS).facts()
+    tables = TimedRead("catalog", lambda: set().union(*map(lake.table_names, namespaces)), _CATALOG_SECONDS).facts()
     groups = {name: config.group_in_file(name, conf) for name in config.broken(selected)}
     known = str(tables) if isinstance(tables, AnabranchError) else tables
     views = report.summarize(selected, groups, config.shared_tables(conf), known, families.read_members)

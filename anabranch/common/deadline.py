@@ -37,7 +37,7 @@ def call_within(seconds: float, name: str, call: Callable[[], T], no_answer: Ana
     return future.result()
 
 
-class Reading(Generic[T]):
+class TimedRead(Generic[T]):
     """Begins to read at once, in a thread that the process does not wait for when it ends."""
 
     def __init__(
@@ -94,7 +94,7 @@ class Reading(Generic[T]):
         return self._took if self._took is not None else time.monotonic() - self._began
 
 
-def wait_for_all(readings: Sequence[Reading[T]], seconds: float) -> None:
+def wait_for_all(readings: Sequence[TimedRead[T]], seconds: float) -> None:
     """Wait until all have ended, or none of them has for so long; those that are left are then given up. So many of one
     service get the time that they need, and a service that hangs costs `seconds`."""
     while waiting := [reading for reading in readings if not (reading.has_ended or reading.is_given_up)]:

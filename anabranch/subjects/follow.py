@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from anabranch.common.deadline import Note, Reading, ask_all
+from anabranch.common.deadline import Note, TimedRead, ask_all
 from anabranch.common.errors import AnabranchError, ConfigurationError, NotYet, Refused, Transient
 from anabranch.common.remote_errors import explain
 from anabranch.config import Environment, Stream
@@ -126,7 +126,7 @@ class ColumnsFollower:
         self._read, self._every = read, POLL_S if every is None else every
         self._lock = threading.Lock()
         self._known: dict[str, _Known] = {}
-        self._reading: Reading[bool] | None = None
+        self._reading: TimedRead[bool] | None = None
         self._began = float("-inf")
 
     def follow(self, streams: Mapping[str, tuple[Stream, Lake]]) -> dict[str, Stream | AnabranchError]:
@@ -137,7 +137,7 @@ class ColumnsFollower:
             is_due = is_new or time.monotonic() - self._began >= self._every
             if wanted and is_due and (self._reading is None or self._reading.has_ended):
                 self._began = time.monotonic()
-                self._reading = Reading("the columns of subjects", partial(self._read_all, wanted), WAIT_S, "read")
+                self._reading = TimedRead("the columns of subjects", partial(self._read_all, wanted), WAIT_S, "read")
                 if is_first:
                     self._reading.wait()
             return {name: self._found(stream) for name, (stream, _) in streams.items()}

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from anabranch.common.output import plain, print_json
+from anabranch.common.output import plain, print_json, print_table
 
 
 def print_result(value: object, lines: Iterable[str], output: str) -> None:
@@ -15,6 +15,14 @@ def print_result(value: object, lines: Iterable[str], output: str) -> None:
         return
     for line in lines:
         print(line)
+
+
+def print_rows(value: object, columns: Sequence[str], rows: Iterable[Sequence[object]], output: str) -> None:
+    """Print a result to standard output: a JSON document, or a table."""
+    if output == "json":
+        print_json(value)
+    else:
+        print_table(columns, rows)
 
 
 def print_text(line: str, output: str) -> None:

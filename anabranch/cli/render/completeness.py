@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from anabranch.cli.render import print_rows
 from anabranch.common.errors import AnabranchError
 from anabranch.common.output import print_json, print_table
 from anabranch.protocol.completeness import EventTimeCompleteness
 
 
 def print_completeness(view: EventTimeCompleteness, output: str) -> None:
-    if output == "json":
-        print_json(view)
-        return
     rows: list[tuple[str, object]] = [
         ("events of", view.event_time),
         ("can be in the hours", f"{view.first} to {view.last or 'no bound: the stream has no event_time.past'}"),
@@ -22,7 +20,7 @@ def print_completeness(view: EventTimeCompleteness, output: str) -> None:
         ("the last one ends", view.complete_at),
         ("complete", "yes" if view.complete else "no"),
     ]
-    print_table((view.stream, ""), rows)
+    print_rows(view, (view.stream, ""), rows, output)
 
 
 def print_complete_through(

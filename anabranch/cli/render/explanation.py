@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from anabranch.common.output import plain, print_json
+from anabranch.cli.render import print_result
+from anabranch.common.output import plain
 from anabranch.operations.reports.explain import HourFacts
 from anabranch.operations.reports.explain_text import explain_sentences
 
 
 def print_explanation(facts: HourFacts, output: str) -> None:
     sentences = explain_sentences(facts)
-    if output == "json":
-        print_json(plain(facts) | {"sentences": [f"{subject}: {text}" for subject, text in sentences]})
-        return
-    print(_aligned(sentences))
+    view = plain(facts) | {"sentences": [f"{subject}: {text}" for subject, text in sentences]}
+    print_result(view, [_aligned(sentences)], output)
 
 
 def _aligned(sentences: Sequence[tuple[str, str]]) -> str:

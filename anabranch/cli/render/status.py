@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from anabranch.cli.render import print_rows
 from anabranch.common.errors import AnabranchError
 from anabranch.common.output import print_json, print_table
 from anabranch.operations.reports.status import (
@@ -23,11 +24,8 @@ if TYPE_CHECKING:
 
 
 def print_hours(views: Sequence[HourSummary], output: str) -> None:
-    if output == "json":
-        print_json(views)
-        return
     columns = ("hour", "state", "revision", "served", *COUNTS, "speed rows", "diff", "quality", "reason")
-    print_table(columns, [_hour_cells(view) for view in views])
+    print_rows(views, columns, [_hour_cells(view) for view in views], output)
 
 
 def _hour_cells(view: HourSummary) -> list[object]:
@@ -95,7 +93,7 @@ def print_statuses(views: Mapping[str, StreamStatus | AnabranchError], output: s
             print(f"{name}: the speed layer is late: {view.late}")
 
 
-def _or_error(name: str, view: StreamStatus | AnabranchError) -> object:
+def _or_error(name: str, view: object) -> object:
     return {"stream": name, "error": str(view)} if isinstance(view, AnabranchError) else view
 
 
@@ -108,14 +106,8 @@ def _status_cells(name: str, view: StreamStatus) -> list[object]:
 def print_hours_of(views: Mapping[str, Sequence[HourSummary] | AnabranchError], output: str) -> None:
     """Print the hours of many streams: a table each, or a list of objects with `stream` and `hours` or `error`."""
     if output == "json":
-        print_json(
-            [
-                {"stream": name, "error": str(view)}
-                if isinstance(view, AnabranchError)
-                else {"stream": name, "hours": view}
-                for name, view in views.items()
-            ]
-        )
+        found = {n: v if isinstance(v, AnabranchError) else {"stream": n, "hours": v} for n, v in views.items()}
+        print_json([_or_error(name, view) for name, view in found.items()])
         return
     for name, view in views.items():
         if not isinstance(view, AnabranchError):
@@ -125,16 +117,11 @@ def print_hours_of(views: Mapping[str, Sequence[HourSummary] | AnabranchError], 
 
 def print_streams(views: Sequence[StreamSummary], output: str) -> None:
     """Print the streams: a table, or a list of objects."""
-    if output == "json":
-        print_json(views)
-        return
     rows = [(v.stream, v.family, v.group, v.topic, v.table, v.state, v.error) for v in views]
-    print_table(("stream", "family", "group", "topic", "table", "state", "error"), rows)
+    print_rows(views, ("stream", "family", "group", "topic", "table", "state", "error"), rows, output)
 
 
 def print_views(stream: str, found: Sequence[FilledView], output: str) -> None:
-    if output == "json":
-        print_json({"stream": stream, "views": found})
-        return
     rows = [(v.view, v.table, v.filled, len(v.lacking), ", ".join(v.lacking[:3])) for v in found]
-    print_table(("view", "table", "hours filled", "hours missing", "first missing"), rows)
+    columns = ("view", "table", "hours filled", "hours missing", "first missing")
+    print_rows({"stream": stream, "views": found}, columns, rows, output)

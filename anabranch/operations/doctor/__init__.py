@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from anabranch.common.deadline import Reading, T, wait_for_all
+from anabranch.common.deadline import T, TimedRead, wait_for_all
 from anabranch.common.errors import AnabranchError, NoAnswer
 from anabranch.common.progress import Progress
 from anabranch.config import Environment, Stream
@@ -57,10 +57,10 @@ class Report:
 @dataclass(frozen=True)
 class _Readings:
     stream: Stream
-    kafka: Reading[kafka.KafkaFacts]
-    tables: Reading[tables.TableFacts]
-    status: Reading[streams.StreamFacts]
-    registry: Reading[bool] | None
+    kafka: TimedRead[kafka.KafkaFacts]
+    tables: TimedRead[tables.TableFacts]
+    status: TimedRead[streams.StreamFacts]
+    registry: TimedRead[bool] | None
 
 
 def examine(environment: Environment, chosen: Sequence[Stream], limit: float | None = None) -> Report:
@@ -71,10 +71,10 @@ def examine(environment: Environment, chosen: Sequence[Stream], limit: float | N
     """
     names = tuple(stream.name for stream in chosen)
     where = s3.place(environment)
-    here = Reading("this machine", lambda: local.read(environment))
-    of_catalog = Reading("catalog", lambda: catalog.read(environment))
-    store = Reading("s3", lambda: s3.read(environment, where)) if where is not None else None
-    of_airflow = Reading("airflow", airflow.read) if airflow.is_here() else None
+    here = TimedRead("this machine", lambda: local.read(environment))
+    of_catalog = TimedRead("catalog", lambda: catalog.read(environment))
+    store = TimedRead("s3", lambda: s3.read(environment, where)) if where is not None else None
+    of_airflow = TimedRead("airflow", airflow.read) if airflow.is_here() else None
     shared = Lake(environment)
     readings = [_read(environment, stream, shared) for stream in chosen]
     _wait(here, store, of_catalog, of_airflow, readings, limit)
@@ -99,15 +99,15 @@ def examine(environment: Environment, chosen: Sequence[Stream], limit: float | N
 
 
 def _wait(
-    here: Reading[Any],
-    store: Reading[Any] | None,
-    of_catalog: Reading[Any],
-    of_airflow: Reading[Any] | None,
+    here: TimedRead[Any],
+    store: TimedRead[Any] | None,
+    of_catalog: TimedRead[Any],
+    of_airflow: TimedRead[Any] | None,
     readings: Sequence[_Readings],
     limit: float | None,
 ) -> None:
     """Wait until each reading has ended or was given up."""
-    services: list[Sequence[Reading[Any] | None]] = [
+    services: list[Sequence[TimedRead[Any] | None]] = [
         [store],
         [of_catalog],
         [of.kafka for of in readings],
@@ -117,7 +117,7 @@ def _wait(
     status = [of.status for of in readings]
     with Progress(LOG, "examine", "services and streams", 4 + 4 * len(readings)) as progress:
 
-        def end(kind: Sequence[Reading[Any] | None], seconds: float) -> None:
+        def end(kind: Sequence[TimedRead[Any] | None], seconds: float) -> None:
             wait_for_all([reading for reading in kind if reading is not None], limit or seconds)
             progress.step(len(kind))
 
@@ -135,12 +135,12 @@ def _wait(
 def _read(environment: Environment, stream: Stream, catalog: Lake) -> _Readings:
     name, subject = stream.name, None
     if stream.format.needs_registry:
-        subject = Reading(f"registry {name}", lambda: registry.read(environment, stream))
+        subject = TimedRead(f"registry {name}", lambda: registry.read(environment, stream))
     return _Readings(
         stream=stream,
-        kafka=Reading(f"kafka {name}", lambda: kafka.read(environment, stream)),
-        tables=Reading(f"tables {name}", lambda: tables.read(environment, stream, catalog)),
-        status=Reading(f"stream {name}", lambda: streams.read(environment, stream, catalog)),
+        kafka=TimedRead(f"kafka {name}", lambda: kafka.read(environment, stream)),
+        tables=TimedRead(f"tables {name}", lambda: tables.read(environment, stream, catalog)),
+        status=TimedRead(f"stream {name}", lambda: streams.read(environment, stream, catalog)),
         registry=subject,
     )
 
@@ -170,7 +170,9 @@ def _examine_stream(environment: Environment, of: _Readings) -> tuple[list[Exami
 
 
 def _judge(
-    reading: Reading[T], findings: Callable[[T], list[Finding]], failed: Callable[[AnabranchError], Finding | None]
+    reading: TimedRead[T],
+    findings: Callable[[T], list[Finding]],
+    failed: Callable[[AnabranchError], Finding | None],
 ) -> Examined:
     """The findings of what a reader found, or of why it found nothing."""
     facts = reading.facts()

@@ -19,7 +19,7 @@ from foreign_programs import rewrite
 from lakes import new_environment, new_lake, new_stream
 
 from anabranch.cli import main
-from anabranch.common.deadline import Reading, wait_for_all
+from anabranch.common.deadline import TimedRead, wait_for_all
 from anabranch.common.errors import (
     AnabranchError,
     CodecMissing,
@@ -418,8 +418,8 @@ def test_jars_that_are_not_there_are_a_warning_and_other_bytes_an_error(
 
 def test_a_reader_that_does_not_end_is_given_up_and_the_others_are_heard() -> None:
     end = threading.Event()
-    stuck, quick = Reading("stuck", end.wait, 0.1), Reading("quick", lambda: 7, 60)
-    broken = Reading("broken", lambda: 1 // 0, 60)
+    stuck, quick = TimedRead("stuck", end.wait, 0.1), TimedRead("quick", lambda: 7, 60)
+    broken = TimedRead("broken", lambda: 1 // 0, 60)
     assert quick.facts() == 7
     assert isinstance(stuck.facts(), NoAnswer) and stuck.is_given_up
     assert isinstance(broken.facts(), AnabranchError) and not broken.is_given_up
@@ -429,8 +429,8 @@ def test_a_reader_that_does_not_end_is_given_up_and_the_others_are_heard() -> No
 def test_readers_of_one_service_are_given_up_once_none_of_them_ends() -> None:
     never = threading.Event()
     # One ends each tenth of a second, the last after 1.2 s.
-    slow = [Reading(f"slow {i}", partial(never.wait, i / 10)) for i in range(13)]
-    stuck = Reading("stuck", never.wait)
+    slow = [TimedRead(f"slow {i}", partial(never.wait, i / 10)) for i in range(13)]
+    stuck = TimedRead("stuck", never.wait)
     wait_for_all([*slow, stuck], 1.0)
     assert [reading.name for reading in (*slow, stuck) if reading.is_given_up] == ["stuck"]
     assert isinstance(stuck.facts(), NoAnswer)
