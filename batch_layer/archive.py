@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
-from typing import TYPE_CHECKING
 
+from pyiceberg.table import Table
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from anabranch.common.errors import Transient
 from anabranch.common.fail_points import Step, reach
+from anabranch.config import Stream
+from anabranch.iceberg.commits import Commit
 from anabranch.iceberg.hour_files import files_by_hour
-from anabranch.iceberg.snapshots import heads
+from anabranch.iceberg.lake import Lake
+from anabranch.iceberg.snapshots import Staged, heads
 from anabranch.iceberg.staging import read_snapshot, stage
 from anabranch.job import Job
 from anabranch.offsets.hours import Cut
@@ -19,15 +23,6 @@ from anabranch.protocol import archive
 from anabranch.protocol.publish import new_id
 from anabranch.protocol.state import State, load_state
 from batch_layer.decoders import AT
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
-    from pyspark.sql import DataFrame, SparkSession
-
-    from anabranch.config import Stream
-    from anabranch.iceberg.commits import Commit
-    from anabranch.iceberg.lake import Lake
-    from anabranch.iceberg.snapshots import Staged
 
 LOG = logging.getLogger(__name__)
 

@@ -10,13 +10,16 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from typing import TYPE_CHECKING
 
+import pyarrow as pa
+from pyiceberg.manifest import DataFile
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from anabranch import records
 from anabranch.common.fail_points import Step, reach
 from anabranch.common.logs import note
+from anabranch.config import Stream
 from anabranch.iceberg.hour_files import files_of
 from anabranch.iceberg.parquet_writer import has_columns, has_own_layout, target_of
 from anabranch.iceberg.physical_design import sort_order_id
@@ -67,13 +70,6 @@ from serving_layer.layer_diff import kinds
 from serving_layer.layer_diff.duckdb import compare_hashes
 from serving_layer.layer_diff.kinds import Difference
 from serving_layer.layer_diff.spark import to_common_schema
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyiceberg.manifest import DataFile
-    from pyspark.sql import DataFrame, SparkSession
-
-    from anabranch.config import Stream
 
 _SHUFFLES = "spark.sql.shuffle.partitions"
 

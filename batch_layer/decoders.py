@@ -10,9 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql import DataFrame
 
 from anabranch.common.errors import Unexpected
+from anabranch.config import Stream
 from anabranch.protocol.ledger_row import Decoders
 from anabranch.records.packed import (
     COMPARED,
@@ -28,11 +31,6 @@ from anabranch.records.packed import (
     unpacked,
 )
 from batch_layer.sizes import in_one_task
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-    from anabranch.config import Stream
 
 AT = ["kafka_partition", "kafka_offset"]
 

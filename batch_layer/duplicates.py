@@ -14,24 +14,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import StorageLevel
-from pyspark.sql import Window
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
+from anabranch.offsets.position import Offsets, Ranges
 from anabranch.records.packed_files import dropped_places
 from batch_layer.cached import cached
 from batch_layer.decoders import AT
 from batch_layer.offset_counts import count
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
-
-    from anabranch.offsets.position import Offsets, Ranges
 
 SENT = 500_000
 """Up to this many rows are broadcast instead of shuffled: some tens of megabytes."""

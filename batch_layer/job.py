@@ -17,7 +17,6 @@ import threading
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 if __name__ == "__main__":
     # Exit code 1 means refused, and Python ends with 1 on a failed import.
@@ -27,8 +26,11 @@ if __name__ == "__main__":
         traceback.print_exc()
         sys.exit(70)
 
+from pyspark.sql import SparkSession
+
 from anabranch.common.errors import combined_exit_code
 from anabranch.common.logs import of_process
+from anabranch.config import Environment
 from anabranch.job import main, open_job, open_jobs, parser
 from anabranch.offsets.hours import hours_between, shift, span_of
 from anabranch.operations.notifications.lineage.parents import parse_run
@@ -39,11 +41,6 @@ from batch_layer.many_streams import SHARED, Outcome, run_stream, run_streams
 from batch_layer.rebuild import RebuildRequest
 from batch_layer.stream_run import StreamRun
 from batch_layer.summary import exit_code, exit_code_of, print_outcome, print_outcomes
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from anabranch.config import Environment
 
 LOG = logging.getLogger(__name__)
 

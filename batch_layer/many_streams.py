@@ -11,7 +11,8 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
 
 from anabranch.common.counters import TALLY, Tally, counting
 from anabranch.common.errors import AnabranchError, ConfigurationError
@@ -26,9 +27,6 @@ from anabranch.subjects.follow import take_up
 from batch_layer.rebuild import Rebuilder, Result
 from batch_layer.stream_run import StreamRun
 from batch_layer.turns import StreamTurns, Turns
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 LOG = logging.getLogger(__name__)
 

@@ -6,12 +6,13 @@ exactly. At most a sixtieth of the rows is shuffled, since neighbours are read t
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 
 from anabranch.kafka.batches import Missing
@@ -19,12 +20,6 @@ from anabranch.offsets.partition_sql import inside
 from anabranch.offsets.position import Offsets, Ranges
 from anabranch.records import REFUSED_FIELD, UNKNOWN
 from batch_layer.balance import Counted
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from pyspark.sql import DataFrame, Row
-
 
 DRIFTS = f"size({UNKNOWN}) > 0 AND (NOT is_dead OR error_code = '{REFUSED_FIELD}')"
 """Whether a decoded record has fields unknown to the schema, and is a row, or would be one without them."""

@@ -7,7 +7,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyiceberg.manifest import DataFile
 
 from anabranch.iceberg.commits import Change
 from anabranch.iceberg.snapshots import Staged, staged_snapshot
@@ -20,9 +22,6 @@ from anabranch.protocol.merge import needs_merge
 from anabranch.protocol.publish import Publish, new_tag
 from anabranch.protocol.state import KEPT, Accepted, State, accepted_properties, plan_after
 from batch_layer.balance import Balance, Counted
-
-if TYPE_CHECKING:
-    from pyiceberg.manifest import DataFile
 
 # The account of an hour without records.
 EMPTY = replace(Balance(Cut("", {}), Counted(), Counted(), {}, {}).counts, speed_rows=0)

@@ -19,14 +19,17 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import TYPE_CHECKING
 
+from pyiceberg.table import Table
+from pyspark.sql import SparkSession
 from pyspark.version import __version__ as SPARK_VERSION
 
 from anabranch.common.counters import TALLY, Tally
 from anabranch.common.errors import AnabranchError, Transient
 from anabranch.common.fail_points import Step, reach
 from anabranch.common.logs import fields
+from anabranch.common.progress import Progress
+from anabranch.config import Stream
 from anabranch.iceberg.file_io import count_written
 from anabranch.iceberg.hour_files import content_by_hour, files_by_hour
 from anabranch.iceberg.reading_tags import held_snapshots
@@ -68,13 +71,6 @@ from batch_layer.plan import (
     revision_now,
 )
 from batch_layer.sources import KAFKA
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
-    from pyspark.sql import SparkSession
-
-    from anabranch.common.progress import Progress
-    from anabranch.config import Stream
 
 LOG = logging.getLogger(__name__)
 

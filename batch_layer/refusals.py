@@ -11,9 +11,9 @@ import hashlib
 import json
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
 
 from anabranch import __version__
+from anabranch.config import Stream
 from anabranch.offsets import hours
 from anabranch.offsets.hours import Cut
 from anabranch.offsets.position import ranges_to_keys
@@ -21,9 +21,6 @@ from anabranch.protocol import coverage
 from anabranch.protocol.ledger_row import LedgerRow
 from anabranch.protocol.state import State
 from anabranch.protocol.topic_change import gone_from_kafka
-
-if TYPE_CHECKING:
-    from anabranch.config import Stream
 
 REBUILD_AFTER = timedelta(days=1)
 # Sections of a stream's file that do not affect the verdict.

@@ -11,14 +11,16 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-from pyspark.sql import DataFrame
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from anabranch import records
 from anabranch.common.errors import PositionError
 from anabranch.common.remote_errors import one_line
+from anabranch.config import Stream
 from anabranch.iceberg.snapshots import heads
 from anabranch.iceberg.staging import read_snapshot
 from anabranch.job import Job
@@ -42,12 +44,6 @@ from batch_layer.duplicates import key_hash, names_event
 from batch_layer.offset_counts import DRIFTS, ReadCounts, count_read, within_log
 from batch_layer.sizes import SMALL, in_one_task
 from batch_layer.unknown_fields import MOST_BYTES, SAMPLES
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql import SparkSession
-
-    from anabranch.config import Stream
 
 LOG = logging.getLogger(__name__)
 

@@ -9,8 +9,9 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from anabranch.config.format_settings import UNKNOWN_NAME_LENGTH
@@ -19,9 +20,6 @@ from anabranch.protocol.ledger_row import UnknownField, UnknownFields
 from anabranch.protocol.sample_shapes import shape_of
 from anabranch.records import UNKNOWN
 from batch_layer.offset_counts import DRIFTS
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 MOST_NAMES, MOST_OF_RECORD = 50, 200
 """Most names counted for an hour, and most names read of one record."""

@@ -15,7 +15,9 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+
+from pyiceberg.manifest import DataFile, ManifestFile
+from pyiceberg.table import Table
 
 from anabranch.common.counters import TALLY, Tally, count_into
 from anabranch.common.errors import AnabranchError, Transient
@@ -31,10 +33,6 @@ from anabranch.iceberg.snapshots import head
 from anabranch.protocol.publish import land, new_id
 from anabranch.protocol.state import State, load_state
 from speed_layer.compaction_plan import has_ended, is_served, plan_compaction, plan_replacement, should_wait
-
-if TYPE_CHECKING:
-    from pyiceberg.manifest import DataFile, ManifestFile
-    from pyiceberg.table import Table
 
 LOG = logging.getLogger(__name__)
 

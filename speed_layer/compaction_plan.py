@@ -6,17 +6,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+
+from pyiceberg.manifest import DataFile
 
 from anabranch.iceberg.commits import Change
 from anabranch.iceberg.rewriting import Rewritten
 from anabranch.protocol.publish import Publish
 from anabranch.protocol.publish_queue import read_line
 from anabranch.protocol.state import State
-
-if TYPE_CHECKING:
-    from pyiceberg.manifest import DataFile
-
 
 Files = Mapping[str, Mapping[str, "DataFile"]]
 

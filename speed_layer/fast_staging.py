@@ -10,12 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyspark.sql import DataFrame, Row, SparkSession
 
 from anabranch import records
 from anabranch.common.errors import Unexpected
+from anabranch.config import EventTime, Stream
+from anabranch.config.columns import Column
 from anabranch.iceberg.parquet_writer import FileWriter, Output, Target, data_file_of, has_columns, target_of
 from anabranch.iceberg.staging import Written
 from anabranch.kafka.source import one_record
@@ -23,16 +27,8 @@ from anabranch.offsets.hours import HourRange, hour_of
 from anabranch.offsets.partition_sql import arrays
 from anabranch.records.fast_avro import AvroRows, Fields
 from anabranch.records.fast_json import CertainRows, can_read
+from anabranch.records.formats import Format
 from anabranch.spark.workers import can_use_workers
-
-if TYPE_CHECKING:
-    from pyiceberg.schema import Schema
-    from pyiceberg.table import Table
-    from pyspark.sql import DataFrame, Row, SparkSession
-
-    from anabranch.config import EventTime, Stream
-    from anabranch.config.columns import Column
-    from anabranch.records.formats import Format
 
 MOST_LEFT = 2_000
 """A micro-batch's most records that workers may leave to Spark; with more, Spark reads all of it."""

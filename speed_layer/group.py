@@ -13,11 +13,12 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame, SparkSession
 
 from anabranch.common.counters import Tally, counting
 from anabranch.common.errors import AnabranchError, JvmGone, Transient
@@ -43,11 +44,6 @@ from speed_layer.group_plan import (
 from speed_layer.group_staging import stage_group
 from speed_layer.micro_batch import MicroBatches, Prepared
 from speed_layer.starting import StreamStart
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from pyspark.sql import DataFrame, SparkSession
 
 LOG = logging.getLogger(__name__)
 

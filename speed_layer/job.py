@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 if __name__ == "__main__":
     # Exit code 1 means refused, and Python ends with 1 on a failed import.
@@ -30,7 +30,8 @@ if __name__ == "__main__":
         sys.exit(70)
 
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from anabranch.common.errors import AnabranchError, Transient
 from anabranch.common.health import NoteProgress, health_file
@@ -48,10 +49,6 @@ from speed_layer.group import GROUP_SETTINGS, GroupJob
 from speed_layer.micro_batch import MicroBatches
 from speed_layer.plan import reaches_log_end
 from speed_layer.starting import StreamStart
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-    from pyspark.sql.streaming.query import StreamingQuery
 
 LOG = logging.getLogger(__name__)
 

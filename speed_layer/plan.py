@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import Enum
-from typing import TYPE_CHECKING
+
+from pyiceberg.manifest import DataFile
 
 from anabranch.iceberg.commits import Change
 from anabranch.iceberg.hour_files import oldest_timestamps
@@ -31,9 +32,6 @@ from anabranch.protocol.publish import Publish
 from anabranch.protocol.sealing import ResolvedState
 from anabranch.protocol.state import LOST, State, lost_entries
 from anabranch.protocol.watermarks import Watermarks, waiting_since
-
-if TYPE_CHECKING:
-    from pyiceberg.manifest import DataFile
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame, SparkSession
 
 from anabranch.common.errors import PositionError, Transient
 from anabranch.common.fail_points import Step, reach
@@ -20,9 +21,6 @@ from anabranch.protocol.sealing import check_clock
 from anabranch.protocol.state import check_log_end, check_topic, load_state
 from speed_layer.micro_batch import MicroBatches
 from speed_layer.plan import Skip, chunks, plan_catch_up
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 LOG = logging.getLogger(__name__)
 

@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from anabranch.config import EventTime, Stream
+from anabranch.config import EventTime, Stream
 
 CODES = ("missing_required", "event_time_out_of_bounds")
 """The error codes of any record; each format's module has its own besides."""

@@ -7,16 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import reduce
-from typing import TYPE_CHECKING
 
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from anabranch.offsets.partition_sql import inside
 from anabranch.protocol.erasure_filter import ErasureFilter, HourFilter
 from anabranch.records.packed import PLACE
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 _PLACE_TYPES = "kafka_partition INT, kafka_offset BIGINT"
 

@@ -13,19 +13,16 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
+from anabranch.config import EventTime
+from anabranch.config.columns import Column
 from anabranch.offsets.hour_ends import millis
 from anabranch.offsets.hours import start_of
 from anabranch.records.checks import FIRST_MICROS, HOUR_MICROS, LAST_MICROS, micros
-
-if TYPE_CHECKING:
-    from anabranch.config import EventTime
-    from anabranch.config.columns import Column
 
 LONGEST = 1_000_000
 """How many bytes a value may have. Spark's parser has limits of its own for texts, far above."""

@@ -21,22 +21,19 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import DataFrame
 
 from anabranch.common.errors import Unexpected
+from anabranch.config import EventTime, Stream
+from anabranch.config.columns import Column
+from anabranch.offsets.position import Offsets, Ranges
 from anabranch.records import UNKNOWN
 from anabranch.records.fast_json import CertainRows, can_read
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-    from anabranch.config import EventTime, Stream
-    from anabranch.config.columns import Column
-    from anabranch.offsets.position import Offsets, Ranges
 
 Batches = Iterable[pa.RecordBatch]
 Task = Callable[[Batches], Batches]

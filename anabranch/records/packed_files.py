@@ -7,18 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyiceberg.manifest import DataFile
+from pyiceberg.table import Table
+from pyspark.sql import DataFrame
 
 from anabranch.iceberg.parquet_writer import FileWriter, Output, Target, data_file_of
 from anabranch.records.packed import PLACE, ROWS, Batches, Task, as_bytes, tables
-
-if TYPE_CHECKING:
-    from pyiceberg.manifest import DataFile
-    from pyiceberg.table import Table
-    from pyspark.sql import DataFrame
 
 MOST_BYTES = 256 * 2**20
 """The rows of a file take at most about so much memory in a task, besides their sorted copy of a row group."""

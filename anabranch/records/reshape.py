@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from pyiceberg.table import Table
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
+from anabranch.iceberg.schema_evolution import Columns
 from anabranch.protocol.rolled_back import is_rolled_back
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
-    from pyspark.sql import Column, DataFrame
-
-    from anabranch.iceberg.schema_evolution import Columns
 
 
 def to_schema(frame: DataFrame, schema: StructType) -> DataFrame:

@@ -10,21 +10,17 @@ import hashlib
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.errors import AnalysisException, ParseException
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.types import DataType
 
 from anabranch.common.errors import ConfigurationError
+from anabranch.config import Stream
 from anabranch.config.select import KAFKA, SelectedColumn, as_text, is_time
 from anabranch.records.checks import in_the_calendar
 from anabranch.records.safe_sql import unsafe
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
-
-    from anabranch.config import Stream
 
 _BLOCK = 64  # bytes, of SHA-256
 _KEYS = "_mask"

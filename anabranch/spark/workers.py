@@ -11,16 +11,13 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
 
 from pyspark.errors import PythonException
+from pyspark.sql import SparkSession
 
 from anabranch.common.remote_errors import full_text, one_line
 from anabranch.spark.executor_python import difference, installed
 from anabranch.spark.settings import runs_here
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 LOG = logging.getLogger(__name__)
 

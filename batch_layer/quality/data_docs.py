@@ -14,23 +14,20 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from anabranch import config
 from anabranch.common.errors import ConfigurationError, Terminal
 from anabranch.common.json_values import from_json
 from anabranch.common.temporary import temporary_folder
+from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.ledger_files import Span
 from anabranch.iceberg.s3 import ObjectStore, bucket_and_key
-from anabranch.offsets.hours import shift
+from anabranch.offsets.hours import Timeline, shift
 from anabranch.protocol.ledger import Ledger
 from anabranch.protocol.ledger_row import LedgerRow, QualityResult
 from batch_layer.quality import suite
 from batch_layer.quality.suite import Expectation, configuration, context, great_expectations
-
-if TYPE_CHECKING:
-    from anabranch.iceberg.lake import Lake
-    from anabranch.offsets.hours import Timeline
 
 NEWEST = 48
 """How many hours have a page when none is named."""

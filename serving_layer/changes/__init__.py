@@ -20,7 +20,10 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+from pyiceberg.manifest import DataFile
+from pyiceberg.table import Table
 
 from anabranch.common.errors import ConfigurationError, Transient
 from anabranch.iceberg.hour_files import files_at
@@ -42,10 +45,6 @@ from serving_layer.changes.plan import (
 )
 from serving_layer.changes.token import PREFIX, Content, Token
 from serving_layer.reader.selection import snapshot_as_of
-
-if TYPE_CHECKING:
-    from pyiceberg.manifest import DataFile
-    from pyiceberg.table import Table
 
 LOG = logging.getLogger(__name__)
 

@@ -13,11 +13,11 @@ import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from anabranch.common.errors import AnabranchError, ConfigurationError, Transient
 from anabranch.common.fail_points import Step, reach
 from anabranch.config.egress import FolderTarget, SearchTarget, Target
+from anabranch.job import Job
 from anabranch.offsets.hours import shift
 from anabranch.protocol import deliveries
 from anabranch.protocol.acts import act_now
@@ -30,9 +30,6 @@ from serving_layer.egress.folder import Folder, open_folder
 from serving_layer.egress.hour import Restored, open_hour
 from serving_layer.egress.search import Search, open_search
 from serving_layer.egress.topic import Topic, open_topic
-
-if TYPE_CHECKING:
-    from anabranch.job import Job
 
 LOG = logging.getLogger(__name__)
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,6 +22,7 @@ from anabranch.common.errors import ConfigurationError, Transient
 from anabranch.common.fail_points import Step, reach
 from anabranch.common.remote_errors import lake_errors
 from anabranch.config.egress import FolderTarget
+from anabranch.job import Job
 from anabranch.protocol import deliveries
 from anabranch.protocol.deliveries import Delivery
 from anabranch.protocol.publish import new_id
@@ -42,9 +42,6 @@ from serving_layer.egress.manifest import (
     plan_folder,
 )
 from serving_layer.egress.storage import Storage, opened
-
-if TYPE_CHECKING:
-    from anabranch.job import Job
 
 
 def folder_of(root: str, hour: str) -> str:

@@ -8,26 +8,22 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 import duckdb
 import pyarrow as pa
+from pyiceberg.manifest import DataFile
+from pyiceberg.table import Table
 
 from anabranch.common.errors import Transient
 from anabranch.common.progress import Progress
 from anabranch.common.remote_errors import lake_errors
 from anabranch.iceberg.snapshots import heads, snapshot_properties
+from anabranch.job import Job
 from anabranch.protocol.deliveries import Delivery
 from anabranch.protocol.erased import Erasures
 from anabranch.protocol.ledger_row import Layer
 from serving_layer.changes import HourChange
 from serving_layer.query.datasets import TableFiles, connected, is_reading_failure, plan_files
-
-if TYPE_CHECKING:
-    from pyiceberg.manifest import DataFile
-    from pyiceberg.table import Table
-
-    from anabranch.job import Job
 
 LOG = logging.getLogger(__name__)
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pyarrow as pa
+
+from anabranch.job import Job
 from anabranch.offsets.hours import Cut
 from anabranch.protocol.ledger import Ledger
 from anabranch.protocol.state import load_state
 from serving_layer.egress.hour import Hour
 from serving_layer.egress.records import Identity
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from anabranch.job import Job
 
 
 def cut_of(job: Job, hour: Hour) -> tuple[Cut, Identity]:

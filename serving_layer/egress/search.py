@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import requests
 
@@ -21,6 +21,7 @@ from anabranch.common.attempts import attempts, doubling
 from anabranch.common.errors import ConfigurationError, Refused, Transient
 from anabranch.common.fail_points import Step, reach
 from anabranch.config.egress import SearchTarget
+from anabranch.job import Job
 from anabranch.protocol import deliveries
 from anabranch.protocol.deliveries import Delivery
 from anabranch.protocol.publish import new_id
@@ -28,9 +29,6 @@ from serving_layer.egress.bulk import Document, bulks, document, read_answer
 from serving_layer.egress.hour import Hour, Restored, is_current
 from serving_layer.egress.places import cut_of, rows_of
 from serving_layer.egress.records import places
-
-if TYPE_CHECKING:
-    from anabranch.job import Job
 
 LOG = logging.getLogger(__name__)
 

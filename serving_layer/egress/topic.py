@@ -10,10 +10,10 @@ import logging
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from anabranch.common.errors import ConfigurationError
 from anabranch.config.egress import TopicTarget
+from anabranch.job import Job
 from anabranch.kafka.transactions import Outgoing, TransactionalProducer
 from anabranch.protocol import deliveries
 from anabranch.protocol.deliveries import Delivery
@@ -23,9 +23,6 @@ from serving_layer.changes.token import Token
 from serving_layer.egress.hour import Hour
 from serving_layer.egress.places import cut_of, rows_of
 from serving_layer.egress.records import At, Position, chunks, places, value_of
-
-if TYPE_CHECKING:
-    from anabranch.job import Job
 
 LOG = logging.getLogger(__name__)
 

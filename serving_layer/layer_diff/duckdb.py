@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import duckdb
 import pyarrow as pa
+from pyiceberg.manifest import DataFile
 from pyiceberg.schema import Schema, index_by_id
+from pyiceberg.table import Table
 
 from anabranch.common.errors import Transient
 from anabranch.common.output import text
@@ -26,10 +28,6 @@ from serving_layer.layer_diff.columns import held_fields, once_floats
 from serving_layer.layer_diff.kinds import KIND, SAMPLE, SHOWN, Difference, to_difference
 from serving_layer.query.datasets import connected, is_reading_failure, plan_files, quoted
 from serving_layer.query.reading import QueryProgress
-
-if TYPE_CHECKING:
-    from pyiceberg.manifest import DataFile
-    from pyiceberg.table import Table
 
 _MEMORY = "2GB"  # larger results spill to disk
 _AT = ("kafka_partition", "kafka_offset")

@@ -8,21 +8,18 @@ old rows.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
 
+from pyiceberg.manifest import DataFile
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
 from pyiceberg.types import ListType, NestedField
 from pyiceberg.types import MapType as IcebergMap
 from pyiceberg.types import StructType as IcebergStruct
+from pyspark.sql import DataFrame
 from pyspark.sql.types import ArrayType, DataType, DoubleType, FloatType, MapType, StructField, StructType
 
 from anabranch.records.reshape import to_schema
 from serving_layer.layer_diff.columns import held_fields, once_floats
-
-if TYPE_CHECKING:
-    from pyiceberg.manifest import DataFile
-    from pyiceberg.schema import Schema
-    from pyiceberg.table import Table
-    from pyspark.sql import DataFrame
 
 
 def to_common_schema(

@@ -5,12 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+from pyiceberg.manifest import DataFile
 
 from serving_layer.query.datasets import Scan, TableFiles
-
-if TYPE_CHECKING:
-    from pyiceberg.manifest import DataFile
 
 
 @dataclass(frozen=True)

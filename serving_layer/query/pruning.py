@@ -12,11 +12,14 @@ from collections.abc import Iterable
 from functools import reduce
 from itertools import product
 from operator import and_
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.conversions import from_bytes
+from pyiceberg.manifest import DataFile, ManifestFile
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
 from pyiceberg.types import (
     DateType,
     DecimalType,
@@ -24,16 +27,11 @@ from pyiceberg.types import (
     FloatType,
     IntegerType,
     LongType,
+    NestedField,
     StringType,
     TimestampType,
     TimestamptzType,
 )
-
-if TYPE_CHECKING:
-    from pyiceberg.manifest import DataFile, ManifestFile
-    from pyiceberg.partitioning import PartitionField, PartitionSpec
-    from pyiceberg.schema import Schema
-    from pyiceberg.types import NestedField
 
 # Columns whose nulls are a separate case; each doubles the number of cases.
 _CASES_OF = 4

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from pyiceberg.table import Table
 
 from anabranch import config, family_streams
 from anabranch.common.errors import ConfigurationError, Refused
@@ -24,9 +25,6 @@ from anabranch.subjects.resolve import with_table_columns
 from serving_layer.reader import Reader
 from serving_layer.reader.handle import StreamTable
 from serving_layer.reader.selection import GroupHour, Selection
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
 
 _AT_ONCE = 16
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+from pyiceberg.table import Table
 
 from anabranch.common.errors import ConfigurationError, Refused
 from anabranch.config import Stream
@@ -18,9 +19,6 @@ from anabranch.protocol.ledger_row import Layer
 from anabranch.protocol.sealing import SEALED_TAG
 from anabranch.protocol.state import State, read_state, state_of
 from serving_layer.query import Selected
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+from pyiceberg.manifest import DataFile
+from pyiceberg.table import Table
 
 from anabranch.config import Stream, View
 from anabranch.iceberg.hour_files import files_by_hour
@@ -23,10 +25,6 @@ from anabranch.offsets.hours import hours_between
 from anabranch.protocol.ledger import Acceptance, Ledger
 from anabranch.protocol.partials import digest_of, filled_hours
 from anabranch.protocol.state import State
-
-if TYPE_CHECKING:
-    from pyiceberg.manifest import DataFile
-    from pyiceberg.table import Table
 
 
 @dataclass(frozen=True)

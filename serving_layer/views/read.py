@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from typing import TYPE_CHECKING
+
+import duckdb
 
 from anabranch.config import Stream, View
 from anabranch.iceberg.lake import Lake
@@ -15,9 +16,6 @@ from serving_layer.query import Derived, source
 from serving_layer.query.datasets import plan_files
 from serving_layer.views.hours import partial_hours
 from serving_layer.views.sql import DUCKDB, HOUR, SPARK, view_sql
-
-if TYPE_CHECKING:
-    import duckdb
 
 
 def derive(

@@ -16,15 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from pyspark.sql import DataFrame
+from pyspark.sql.types import DataType
+
+from anabranch.config import Environment, Stream
 from anabranch.records.checks import Check
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-    from pyspark.sql.types import DataType
-
-    from anabranch.config import Environment, Stream
 
 
 @dataclass(frozen=True)

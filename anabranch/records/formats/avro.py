@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from py4j.protocol import Py4JJavaError
+from pyspark.sql import DataFrame
 from pyspark.sql.types import DataType, DateType, StringType, TimestampType
 
 from anabranch.common.errors import Terminal
+from anabranch.config import Stream
+from anabranch.config.columns import Column
 from anabranch.kafka.schema_registry import RegisteredSchema, SchemaRegistryClient
 from anabranch.records.checks import Check, error, expected_found, utc
 from anabranch.records.fast_avro import Fields, plan_fields
@@ -22,12 +25,6 @@ from anabranch.records.formats.avro_schema import Projection, project
 from anabranch.records.formats.wire import PAYLOAD, Wire, refuse
 from anabranch.spark.settings import AVRO_LIMITS, AVRO_LONGEST_TEXT, AVRO_OPTIONS
 from anabranch.subjects.avro_names import Incompatible
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-    from anabranch.config import Stream
-    from anabranch.config.columns import Column
 
 CODES = ("malformed_avro", "invalid_utf8", "wrong_type", "unreadable_timestamp")
 

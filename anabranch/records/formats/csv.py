@@ -13,8 +13,8 @@ from nothing, so the line is taken apart by expressions. Possessive quantifiers:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
+from pyspark.sql import DataFrame
 from pyspark.sql.types import (
     BinaryType,
     BooleanType,
@@ -32,9 +32,6 @@ from pyspark.sql.types import (
 from anabranch.records.checks import Check, error, expected_found
 from anabranch.records.formats import Reading
 from anabranch.records.formats.json_sql import TEXT, converted
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 CODES = (
     "null_value",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
+from pyspark.sql import DataFrame
 from pyspark.sql.types import DataType, DateType, StringType, StructField, StructType, TimestampType
 
 from anabranch.records.checks import Check, error, expected_found, opaque
@@ -26,9 +26,6 @@ from anabranch.records.formats.json_sql import (
     unreadable,
     value,
 )
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 CODES = (
     "null_value",

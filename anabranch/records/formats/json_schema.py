@@ -9,20 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.types import DataType
 
+from anabranch.config import Stream
+from anabranch.kafka.schema_registry import SchemaRegistryClient
 from anabranch.records.formats import Reading
 from anabranch.records.formats.json import JsonFormat
 from anabranch.records.formats.wire import PAYLOAD, Wire
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-    from pyspark.sql.types import DataType
-
-    from anabranch.config import Stream
-    from anabranch.kafka.schema_registry import SchemaRegistryClient
 
 
 class JsonSchemaFormat:

@@ -6,16 +6,12 @@ BINARY takes any bytes; STRING takes UTF-8. A null value is a null like any othe
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
-from pyspark.sql.types import StringType
+from pyspark.sql import DataFrame
+from pyspark.sql.types import DataType, StringType
 
 from anabranch.records.checks import Check, error
 from anabranch.records.formats import Reading
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-    from pyspark.sql.types import DataType
 
 CODES = ("invalid_utf8",)
 

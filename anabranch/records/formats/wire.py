@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame
 
 from anabranch.common.remote_errors import full_text
 from anabranch.kafka.schema_registry import RegisteredSchema, SchemaRegistryClient
 from anabranch.records.checks import Check, error, expected_found, literal
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 CODES = ("null_value", "not_wire_format", "unknown_schema", "wrong_subject", "incompatible_schema")
 
