@@ -66,10 +66,9 @@ from batch_layer.quality.row_counts import RowCountBaseline
 from batch_layer.sizes import SMALL, in_one_task, shuffle_partitions, write_tasks
 from batch_layer.sources import HourReader, HourRecords
 from batch_layer.unknown_fields import count_unknown
-from serving_layer.layer_diff import kinds
+from serving_layer.layer_diff import spark as layer_diff
 from serving_layer.layer_diff.duckdb import compare_hashes
 from serving_layer.layer_diff.kinds import Difference
-from serving_layer.layer_diff.spark import to_common_schema
 
 _SHUFFLES = "spark.sql.shuffle.partitions"
 
@@ -315,7 +314,7 @@ class HourBuilder:
         layers = self._layers(frames, rows, built.hour, state, of_speed)
         # Of a topic that was recreated, the speed layer may have more rows than the cut has offsets.
         is_small = max(cut.offsets, sum(file.record_count for file in of_speed)) <= SMALL
-        hashes = kinds.read_hashes(*layers) if is_small else None
+        hashes = layer_diff.read_hashes(*layers) if is_small else None
         good = count_few(hashes[1], cut.ranges) if hashes is not None else count(rows, cut.ranges)
         balance = self._balance(frames, good, built, state)
         problems = [f"the balance does not close: {p}" for p in balance.problems()]
@@ -330,7 +329,7 @@ class HourBuilder:
         if hashes is not None and duplicates.few is not None:
             differing = compare_hashes(*hashes, duplicates.few, unread)
         else:
-            differing = kinds.compare(*layers, duplicates.places, unread)
+            differing = layer_diff.compare(*layers, duplicates.places, unread)
         self.passes.begin("judge the quality")
         quality = run_suite(rows, self._stream.expectations, self._known(built.hour, balance, differing, state))
         objections += [f"quality: {failed.message}" for failed in quality.failed]
@@ -359,7 +358,7 @@ class HourBuilder:
         if of_speed:
             speed = self._at(state.heads["speed"]).where(F.col("ingest_hour") == hour)
             speed = speed if frames.erased is None else without(speed, frames.erased)
-        return to_common_schema(speed, rows, state.table, of_speed)
+        return layer_diff.to_common_schema(speed, rows, state.table, of_speed)
 
     def _unknown(self, frames: _Frames) -> UnknownFields | None:
         if self._stream.unknown == "ignore" or not self._stream.format.names_fields:

@@ -17,19 +17,7 @@ from pyspark.sql import DataFrame
 from anabranch.common.errors import Unexpected
 from anabranch.config import Stream
 from anabranch.protocol.ledger_row import Decoders
-from anabranch.records.packed import (
-    COMPARED,
-    LEFT,
-    RAW,
-    REPORT,
-    ROW,
-    ROWS,
-    SAMPLE,
-    PackSpec,
-    Reports,
-    compared,
-    unpacked,
-)
+from anabranch.records import packed
 from batch_layer.sizes import in_one_task
 
 AT = ["kafka_partition", "kafka_offset"]
@@ -58,7 +46,7 @@ class CertainRecords:
     pieces: DataFrame
     types: dict[str, str]
     keys: frozenset[str]
-    reports: Reports
+    reports: packed.Reports
 
     @cached_property
     def count(self) -> int:
@@ -74,25 +62,25 @@ class CertainRecords:
         """Some columns of the certain rows."""
         data = "keys" if self.keys.issuperset(columns) else "data"
         ddl = ", ".join(f"`{name}` {self.types[name]}" for name in columns)
-        return unpacked(self.pieces, [ROWS], ddl, columns, data)
+        return packed.unpacked(self.pieces, [packed.ROWS], ddl, columns, data)
 
     @property
     def for_spark(self) -> DataFrame:
         """The records that workers left, and those to compare, as Kafka holds them; the latter with their `ROW`."""
         row = ", ".join(f"`{name}`: {kind}" for name, kind in self.types.items())
-        return unpacked(self.pieces, [LEFT, COMPARED], f"{RAW}, {ROW} STRUCT<{row}>")
+        return packed.unpacked(self.pieces, [packed.LEFT, packed.COMPARED], f"{packed.RAW}, {packed.ROW} STRUCT<{row}>")
 
     @property
     def has_records_for_spark(self) -> bool:
         """Whether there are any such records."""
         return self.left_count + self.reports.compared > 0
 
-    def compare(self, decoded: DataFrame, spec: PackSpec) -> CertainRecords:
+    def compare(self, decoded: DataFrame, spec: packed.PackSpec) -> CertainRecords:
         """The same, with the result of the comparison. `decoded`: what Spark decodes of `for_spark`. Raises Unexpected
         if records are missing in it."""
         if not (expected := self.reports.compared):
             return self
-        found = Reports.of(bytes(row["data"]) for row in compared(decoded, spec).collect())
+        found = packed.Reports.of(bytes(row["data"]) for row in packed.compared(decoded, spec).collect())
         if found.compared != expected:
             raise Unexpected(
                 f"compare the decoders: expected {expected} records, found {found.compared}; nothing is published, "
@@ -122,14 +110,14 @@ class CertainRecords:
 
     @property
     def _first_differing(self) -> tuple[dict[str, Any], ...]:
-        return tuple(sorted(self.reports.sample, key=lambda s: (s["partition"], s["offset"]))[:SAMPLE])
+        return tuple(sorted(self.reports.sample, key=lambda s: (s["partition"], s["offset"]))[: packed.SAMPLE])
 
 
 def read_certain(pieces: DataFrame, stream: Stream, offsets: int) -> CertainRecords:
     """The records of pieces of an hour of so many offsets, with the reports of their tasks: runs these if they have not
     run yet."""
-    reports = pieces.where(f"kind = '{REPORT}'").select("data").collect()
+    reports = pieces.where(f"kind = '{packed.REPORT}'").select("data").collect()
     types = {column.name: column.type for column in stream.columns} | _KAFKA_TYPES
     keys = frozenset((*AT, *stream.key))
-    read = Reports.of(bytes(row["data"]) for row in reports)
+    read = packed.Reports.of(bytes(row["data"]) for row in reports)
     return CertainRecords(in_one_task(pieces, offsets), types, keys, read)

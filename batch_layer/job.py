@@ -37,7 +37,7 @@ from anabranch.operations.notifications.lineage.parents import parse_run
 from anabranch.protocol.acts import act_now
 from anabranch.spark.session import close_session, open_session, stop_on_signal
 from anabranch.spark.workers import SETTINGS
-from batch_layer.many_streams import SHARED, Outcome, run_stream, run_streams
+from batch_layer.many_streams import SHARED, StreamOutcome, run_stream, run_streams
 from batch_layer.rebuild import RebuildRequest
 from batch_layer.stream_run import StreamRun
 from batch_layer.summary import exit_code, exit_code_of, print_outcome, print_outcomes
@@ -119,7 +119,7 @@ def run(arguments: Sequence[str]) -> int:
         return exit_code(outcome.results, hours)
     of_process(layer="batch")
     environment, jobs, broken = open_jobs(parsed.conf, parsed.stream, parsed.group, parsed.all)
-    outcomes = [Outcome(name, error=error) for name, error in broken.items()]
+    outcomes = [StreamOutcome(name, error=error) for name, error in broken.items()]
     for name, error in broken.items():
         LOG.error("stream %s: %s", name, error)
     if jobs:

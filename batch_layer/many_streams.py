@@ -38,7 +38,7 @@ SHARED = {"spark.scheduler.mode": "FAIR"}
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StreamOutcome:
     """What a stream's run ended with: its hours, and the error that ended it, if any."""
 
     stream: str
@@ -53,7 +53,7 @@ def run_stream(
     stop: threading.Event,
     parents: Parents = (None, None),
     turns: Turns | None = None,
-) -> Outcome:
+) -> StreamOutcome:
     """Take up the stream's subject, if its columns come from one, then do the work to its end, whatever that is;
     nothing is raised. Closes its connection to Kafka."""
     name, run = job.stream.name, None
@@ -77,7 +77,7 @@ def run_stream(
         webhook.notify(job)
         job.kafka.close()
     results = sorted(run.results, key=lambda result: result.hour) if run is not None else []
-    return Outcome(name, tuple(results), error)
+    return StreamOutcome(name, tuple(results), error)
 
 
 def run_streams(
@@ -87,11 +87,11 @@ def run_streams(
     stop: threading.Event,
     parents: Parents = (None, None),
     at_once: int | None = None,
-) -> list[Outcome]:
+) -> list[StreamOutcome]:
     """Do the work of many streams, `at_once` small hours at a time (default: as many as Spark has cores)."""
     turns = Turns(at_once or spark.sparkContext.defaultParallelism, spark.newSession)
 
-    def run(job: Job) -> Outcome:
+    def run(job: Job) -> StreamOutcome:
         with fields(stream=job.stream.name):
             # Jobs of one thread are one pool, and pools share the cores.
             spark.sparkContext.setLocalProperty("spark.scheduler.pool", job.stream.name)

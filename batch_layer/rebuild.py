@@ -52,24 +52,9 @@ from anabranch.protocol.state import Accepted, State, load_state
 from anabranch.protocol.topic_change import gone_from_kafka
 from anabranch.spark.session import explain_spark, explained
 from anabranch.subjects.resolve import with_columns_of
-from batch_layer import refusals
+from batch_layer import plan, refusals
 from batch_layer.build import Built, HourBuilder
 from batch_layer.decoders import Decoding
-from batch_layer.plan import (
-    ACCEPTED_AT_ONCE,
-    EMPTY,
-    PublishCheck,
-    Rebuilt,
-    acceptance_reason,
-    act_to_record,
-    check_publish,
-    fingerprint,
-    may_yet_be_served,
-    plan_acceptance_of_empty,
-    plan_publish,
-    plan_seal_with_acceptance,
-    revision_now,
-)
 from batch_layer.sources import KAFKA
 
 LOG = logging.getLogger(__name__)
@@ -111,7 +96,7 @@ _BY_ITSELF = RebuildRequest()
 
 def accepted_empty(hour: str) -> Result:
     """The result of an hour without records. Pure."""
-    return Result(hour, "accepted", 1, None, EMPTY, "batch")
+    return Result(hour, "accepted", 1, None, plan.EMPTY, "batch")
 
 
 class Rebuilder:
@@ -156,7 +141,7 @@ class Rebuilder:
         def extend(state: State, publish: Publish) -> Publish:
             now = self._job.lake.clock.now()
             measured = self._meter.to_properties(state.branch_properties["main"], [])
-            return plan_seal_with_acceptance(state, publish, candidates, now, self._run(now), measured)
+            return plan.plan_seal_with_acceptance(state, publish, candidates, now, self._run(now), measured)
 
         def landed(landed: Landed) -> None:
             accepted = [row.hour for row in landed.publish.decisions if row.decision == "accepted"]
@@ -174,7 +159,7 @@ class Rebuilder:
             state, now = load_state(self._job.lake, self._stream.table), self._job.lake.clock.now()
             measured = self._meter.to_properties(state.branch_properties["main"], [])
             run = self._run(now)
-            return Decision(state, plan_acceptance_of_empty(state, candidates, new_id(), now, run, measured), None)
+            return Decision(state, plan.plan_acceptance_of_empty(state, candidates, new_id(), now, run, measured), None)
 
         doing, results = f"accept empty hours of {self._stream.name}", list[Result]()
         while (landed := self.publisher.run(decide, doing).landed) is not None:
@@ -182,7 +167,7 @@ class Rebuilder:
             self._meter.landed(landed.seconds)
             self.publisher.record_decisions(landed.state)
             results += [accepted_empty(row.hour) for row in landed.publish.decisions]
-            if len(landed.publish.decisions) < ACCEPTED_AT_ONCE:
+            if len(landed.publish.decisions) < plan.ACCEPTED_AT_ONCE:
                 break
         return results
 
@@ -291,9 +276,10 @@ class Rebuilder:
                     self._refuse(state, b.hour, b.cut, b.before, "; ".join(b.problems), b.account, None)
             return self._refuse(state, hour, cut, before, "; ".join(reasons_to_refuse), first.account, order.act)
         # Step 6: publish.
-        reasons = {hour: acceptance_reason(first.objections, order.accept, order.why)}
-        reasons |= {b.hour: acceptance_reason(b.objections, True, f"decided again after {hour}") for b in built[1:]}
-        act = act_to_record(order.act, before, first.objections, order.accept)
+        reasons = {hour: plan.acceptance_reason(first.objections, order.accept, order.why)}
+        why = f"decided again after {hour}"
+        reasons |= {b.hour: plan.acceptance_reason(b.objections, True, why) for b in built[1:]}
+        act = plan.act_to_record(order.act, before, first.objections, order.accept)
         return self._publish(built, reasons, state, act)
 
     def _decoding(self, hour: str, audit: bool = False) -> Decoding:
@@ -354,9 +340,9 @@ class Rebuilder:
         by_batch = {h for h in around if state.served_by(h) == "batch"}
         files = files_by_hour(state.table, "main", by_batch)
         content = content_by_hour(state.table, "main", around - by_batch)
-        read = may_yet_be_served(state, {b.hour: (b.cut, b.account.gaps) for b in built})
+        read = plan.may_yet_be_served(state, {b.hour: (b.cut, b.account.gaps) for b in built})
         read = read.union(*(marks_of(state, b.hour, b.cut) for b in built))
-        return fingerprint(state, around, files, {h: c.rows for h, c in content.items()}, unread) | read
+        return plan.fingerprint(state, around, files, {h: c.rows for h, c in content.items()}, unread) | read
 
     def _refuse(
         self,
@@ -398,27 +384,27 @@ class Rebuilder:
             state = self._job.ledger.remembering(state, [b.hour for b in built])
             around = self._surroundings(built, state, unread)
             for b in built:
-                verdict = check_publish(state, b.hour, b.cut, b.before, b.rows.wap_id, around, surroundings)
-                if verdict is PublishCheck.EXPIRED:
+                verdict = plan.check_publish(state, b.hour, b.cut, b.before, b.rows.wap_id, around, surroundings)
+                if verdict is plan.PublishCheck.EXPIRED:
                     self._discard(built)
                     require_kept(state, b.hour)
-                if verdict is PublishCheck.OVERTAKEN and b is built[0]:
-                    return Decision(state, None, revision_now(state, hour, b.before))
-                if verdict is PublishCheck.UNSEALED:
+                if verdict is plan.PublishCheck.OVERTAKEN and b is built[0]:
+                    return Decision(state, None, plan.revision_now(state, hour, b.before))
+                if verdict is plan.PublishCheck.UNSEALED:
                     raise Transient(
                         f"hour {b.hour}: expected it to be sealed, found no seal; branch speed was set back; "
                         "run it again"
                     )
-                if verdict is PublishCheck.GONE:
+                if verdict is plan.PublishCheck.GONE:
                     raise Transient(f"hour {b.hour}: expected its staged snapshot, found none; run it again")
-                if verdict is PublishCheck.MERGE:
+                if verdict is plan.PublishCheck.MERGE:
                     merge.merge(lake, stream)
                     return Again.AGAIN
-                if verdict in (PublishCheck.MOVED, PublishCheck.OVERTAKEN):
+                if verdict in (plan.PublishCheck.MOVED, plan.PublishCheck.OVERTAKEN):
                     return Decision(state, None, None)
             now = lake.clock.now()
             rebuilt = [
-                Rebuilt(
+                plan.Rebuilt(
                     b.hour,
                     Accepted(b.before + 1, b.cut, bool(b.objections), self._unread_by(b, unread)),
                     b.rows,
@@ -433,7 +419,7 @@ class Rebuilder:
             ]
             seconds = [*((STAGE, b.seconds) for b in built), (PUBLISH, time.monotonic() - ready)]
             measured = self._meter.to_properties(state.branch_properties["main"], seconds)
-            return Decision(state, plan_publish(state, rebuilt, now, measured), built[0].before + 1)
+            return Decision(state, plan.plan_publish(state, rebuilt, now, measured), built[0].before + 1)
 
         result = Result(hour, "accepted", built[0].before + 1, reasons[hour], built[0].account)
         self._begun[hour] = (built[0].rows.wap_id, result)

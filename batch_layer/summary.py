@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from anabranch.common.output import print_json, print_table
-from batch_layer.many_streams import Outcome
+from batch_layer.many_streams import StreamOutcome
 from batch_layer.rebuild import Result
 
 _COUNTS = ("good", "dead", "duplicate", "gap")
@@ -21,12 +21,12 @@ def exit_code(results: Sequence[Result], hours: Collection[str] | None) -> int:
     return 1 if any(r.refused for r in results if hours is None or r.hour in hours) else 0
 
 
-def exit_code_of(outcome: Outcome, hours: Collection[str] | None) -> int:
+def exit_code_of(outcome: StreamOutcome, hours: Collection[str] | None) -> int:
     """The exit code for one stream of many. Pure."""
     return outcome.error.exit_code if outcome.error is not None else exit_code(outcome.results, hours)
 
 
-def print_outcome(outcome: Outcome, output: str, nothing: str) -> None:
+def print_outcome(outcome: StreamOutcome, output: str, nothing: str) -> None:
     """Print the hours of a job's one stream. `nothing` says what no hour was there for."""
     if output == "json":
         print_json(_view(outcome))
@@ -36,7 +36,7 @@ def print_outcome(outcome: Outcome, output: str, nothing: str) -> None:
         print(f"{outcome.stream}: no hour {nothing}")
 
 
-def print_outcomes(outcomes: Sequence[Outcome], hours: Collection[str] | None, output: str, nothing: str) -> None:
+def print_outcomes(outcomes: Sequence[StreamOutcome], hours: Collection[str] | None, output: str, nothing: str) -> None:
     """Print each stream's hours and its error, if any."""
     ordered = sorted(outcomes, key=lambda outcome: outcome.stream)
     if output == "json":
@@ -56,7 +56,7 @@ def print_outcomes(outcomes: Sequence[Outcome], hours: Collection[str] | None, o
     print_table(("stream", "hour", *_COLUMNS), rows)
 
 
-def _view(outcome: Outcome) -> dict[str, Any]:
+def _view(outcome: StreamOutcome) -> dict[str, Any]:
     rows = [
         {"hour": r.hour, "state": r.decision, "revision": r.revision, "reason": r.reason}
         | r.account.as_dict()

@@ -8,7 +8,7 @@ to Spark: few or none.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
 import pyarrow as pa
@@ -20,11 +20,12 @@ from anabranch import records
 from anabranch.common.errors import Unexpected
 from anabranch.config import EventTime, Stream
 from anabranch.config.columns import Column
-from anabranch.iceberg.parquet_writer import FileWriter, Output, Target, data_file_of, has_columns, target_of
+from anabranch.iceberg.parquet_writer import FileWriter, Output, Target, has_columns, target_of
 from anabranch.iceberg.staging import Written
 from anabranch.kafka.source import one_record
 from anabranch.offsets.hours import HourRange, hour_of
 from anabranch.offsets.partition_sql import arrays
+from anabranch.records import packed_files
 from anabranch.records.fast_avro import AvroRows, Fields
 from anabranch.records.fast_json import CertainRows, can_read
 from anabranch.records.formats import Format
@@ -37,21 +38,11 @@ _REMEDY = "none of it is published: start the speed layer again, and report this
 
 # A task reports one row for each file, and one for the records that it read and left.
 REPORT = (
-    "path STRING, day INT, hour STRING, size BIGINT, footer BINARY, seen BIGINT, "
-    "left ARRAY<STRUCT<partition: INT, offset: BIGINT>>, unknown_ids ARRAY<BIGINT>"
+    f"{packed_files.REPORT}, seen BIGINT, left ARRAY<STRUCT<partition: INT, offset: BIGINT>>, unknown_ids ARRAY<BIGINT>"
 )
 _LEFT = pa.list_(pa.struct([("partition", pa.int32()), ("offset", pa.int64())]))
 REPORT_SCHEMA = pa.schema(
-    [
-        ("path", pa.string()),
-        ("day", pa.int32()),
-        ("hour", pa.string()),
-        ("size", pa.int64()),
-        ("footer", pa.binary()),
-        ("seen", pa.int64()),
-        ("left", _LEFT),
-        ("unknown_ids", pa.list_(pa.int64())),
-    ]
+    [*packed_files.REPORT_SCHEMA, ("seen", pa.int64()), ("left", _LEFT), ("unknown_ids", pa.list_(pa.int64()))]
 )
 _Task = Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]
 
@@ -101,10 +92,8 @@ def stage_certain(frame: DataFrame, spec: TaskSpec, table: Table, attempt: str, 
 
     Raises Spark's errors, and Unexpected when the records read are not those written or left.
     """
-    reports = _run_tasks(
-        frame.selectExpr("partition", "offset", "timestamp", "value", "ingest_hour"), _certain_task(spec)
-    )
-    return certain_of(reports, table, attempt, began)
+    columns = frame.select("partition", "offset", "timestamp", "value", "ingest_hour")
+    return certain_of(columns.mapInArrow(_certain_task(spec), REPORT).collect(), table, attempt, began)
 
 
 def certain_of(reports: list[Row], table: Table, attempt: str, began: datetime) -> Certain:
@@ -112,7 +101,7 @@ def certain_of(reports: list[Row], table: Table, attempt: str, began: datetime) 
 
     Raises Unexpected when the records read are not those written or left.
     """
-    seen, written = _count_seen(reports), _written(reports, table, attempt, began)
+    seen, written = _totals(reports, table, attempt, began)
     unknown = frozenset(id for row in reports for id in row.unknown_ids or ())
     if seen - written.rows > MOST_LEFT:
         return Certain(written, seen, None, unknown)
@@ -133,8 +122,7 @@ def stage_rows(rows: DataFrame, spec: TaskSpec, table: Table, attempt: str, bega
 
     Raises Spark's errors, and Unexpected when the number of rows written is not the number read.
     """
-    reports = _run_tasks(rows, _rows_task(spec))
-    seen, written = _count_seen(reports), _written(reports, table, attempt, began)
+    seen, written = _totals(rows.mapInArrow(_rows_task(spec), REPORT).collect(), table, attempt, began)
     if written.rows != seen:
         raise Unexpected(f"stage {attempt}: expected each of {seen} rows written, found {written.rows}; {_REMEDY}")
     return written
@@ -168,17 +156,10 @@ def _no_task(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
     return batches
 
 
-def _run_tasks(frame: DataFrame, task: _Task) -> list[Row]:
-    return frame.mapInArrow(task, REPORT).collect()
-
-
-def _count_seen(reports: list[Row]) -> int:
-    return sum(row.seen or 0 for row in reports)
-
-
-def _written(reports: list[Row], table: Table, attempt: str, began: datetime) -> Written:
-    outputs = (Output(r.path, r.day, r.hour, r.size, bytes(r.footer)) for r in reports if r.path is not None)
-    return Written(attempt, began, tuple(data_file_of(table, output) for output in outputs))
+def _totals(reports: list[Row], table: Table, attempt: str, began: datetime) -> tuple[int, Written]:
+    """The number of records that tasks read, and the files that they wrote."""
+    files = packed_files.data_files(table, (row for row in reports if row.path is not None))
+    return sum(row.seen or 0 for row in reports), Written(attempt, began, tuple(files))
 
 
 class CertainTask:
@@ -229,11 +210,7 @@ def _rows_task(spec: TaskSpec) -> _Task:
         files, outputs, seen = FileWriter(spec.target), list[Output](), 0
         for batch in batches:
             seen += len(batch)
-            rows = pa.table(batch)
-            # Few files are open at once, whatever the number of partitions.
-            while (mask := files.write(rows)) is not None:
-                rows = rows.filter(mask)
-                outputs += files.close()
+            outputs += packed_files.write_all(files, pa.table(batch))
         yield _report(report_rows([*outputs, *files.close()], seen))
 
     return run
@@ -241,10 +218,7 @@ def _rows_task(spec: TaskSpec) -> _Task:
 
 def report_rows(outputs: list[Output], seen: int, left: Sequence[dict[str, int]] = ()) -> list[dict[str, object]]:
     """A task's report, as rows of `REPORT`."""
-    rows: list[dict[str, object]] = [
-        {"path": o.path, "day": o.day, "hour": o.hour, "size": o.size, "footer": o.footer} for o in outputs
-    ]
-    return [*rows, {"seen": seen, "left": left}]
+    return [*map(asdict, outputs), {"seen": seen, "left": left}]
 
 
 def _report(rows: list[dict[str, object]]) -> pa.RecordBatch:

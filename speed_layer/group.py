@@ -13,10 +13,11 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -42,7 +43,7 @@ from speed_layer.group_plan import (
     unique_topics,
 )
 from speed_layer.group_staging import stage_group
-from speed_layer.micro_batch import MicroBatches, Prepared
+from speed_layer.micro_batch import MicroBatches, PreparedBatch
 from speed_layer.starting import StreamStart
 
 LOG = logging.getLogger(__name__)
@@ -93,7 +94,7 @@ class Work:
     (without `prepared`), or with `only_decide` decide again. `error` is the error with which staging failed."""
 
     ranges: Ranges
-    prepared: Prepared | None = None
+    prepared: PreparedBatch | None = None
     certain: Certain | None = None
     began: float = 0.0
     read_until: datetime | None = None
@@ -120,7 +121,7 @@ class Member:
         """Why it is set aside; None while it runs, starts or retries."""
         self._tried: AnabranchError | None = None
         self._moved = time.monotonic()
-        self._spark = session_of(spark, job.environment)
+        self.spark = session_of(spark, job.environment)
         self._turns, self._available_now = turns, available_now
         self._stop = threading.Event()
         self._ready = threading.Event()
@@ -129,8 +130,9 @@ class Member:
         """Grows with each publish, and while nothing waits: an idle stream that fails begins to count its tries."""
         self._reader = _new_reader()
         self._tally = Tally()
-        self._batches = MicroBatches(job.environment, job.stream, job.lake, job.kafka, self._stop, self._tally)
-        self._start = StreamStart(job, self._spark, self._batches, self._stop, self.note_progress)
+        self.batches = MicroBatches(job, self._stop, self._tally)
+        """For a ready stream."""
+        self._start = StreamStart(job, self.spark, self.batches, self._stop, self.note_progress)
         self._thread = threading.Thread(target=self._run, name=f"stream-{self.name}", daemon=True)
 
     def start(self) -> None:
@@ -180,22 +182,10 @@ class Member:
     def join(self, seconds: float) -> None:
         self._thread.join(seconds)
 
-    def prepare(self, ranges: Ranges) -> Prepared | None:
-        """How workers stage `ranges`. For a ready stream."""
-        return self._batches.prepare(self._spark, ranges)
-
-    def needs_decision(self, ranges: Ranges) -> bool:
-        """As `MicroBatches.needs_decision`. For a ready stream."""
-        return self._batches.needs_decision(ranges)
-
-    def leave_to_spark(self, failure: Exception) -> None:
-        """As `MicroBatches.leave_to_spark`. For a ready stream."""
-        self._batches.leave_to_spark(failure)
-
     def read(self, ranges: Ranges) -> DataFrame:
         """A stream's own read of its topic."""
         kafka, topic = self.job.environment.kafka, self.job.stream.topic
-        return read_ranges(self._spark, kafka, topic, ranges, group=self._reader)
+        return read_ranges(self.spark, kafka, topic, ranges, group=self._reader)
 
     def _run(self) -> None:
         with fields(stream=self.name), counting(self._tally):
@@ -203,7 +193,7 @@ class Member:
                 while not self._stop.is_set() and not self._run_until_failure():
                     self._stop.wait(_SET_ASIDE_SECONDS)
             finally:
-                self._batches.close()
+                self.batches.close()
                 self.job.kafka.close()
 
     def _run_until_failure(self) -> bool:
@@ -237,16 +227,16 @@ class Member:
         self._ready.clear()
         # The topic may be another one since: see GroupJob.
         self._reader = _new_reader()
-        with explained(self._spark, f"run stream {self.name}"):
+        with explained(self.spark, f"run stream {self.name}"):
             # One that was set aside may wait for seconds until it is certain that nothing has changed.
             with self._turns.turn() if self.failure is None else nullcontext():
                 position = self._start.run()
                 self._drop_work()
-                self._continue_from(self._batches.decide({p: (o, o) for p, o in position.items()}))
+                self._continue_from(self.batches.decide({p: (o, o) for p, o in position.items()}))
             while (work := self._inbox.get()) is not None:
                 self._do(work)
             if not self._stop.is_set():
-                self._batches.finish()
+                self.batches.finish()
 
     def _drop_work(self) -> None:
         """Drop the work from before a restart; a request to stop stays, also one that comes meanwhile."""
@@ -261,30 +251,24 @@ class Member:
         with self._turns.turn():
             if work.only_decide:
                 # Its records have waited since before.
-                self._continue_from(self._batches.decide(work.ranges), self.waiting)
+                self._continue_from(self.batches.decide(work.ranges), self.waiting)
                 return
-            if work.certain is not None and self._batches.learn(self._spark, work.certain):
+            if work.certain is not None and self.batches.learn(self.spark, work.certain):
                 # Workers read the same records again, by the schemas that they did not know.
                 self.last = None
                 self._continue_from(self.position, self.waiting)
                 return
             self.reads_alone = work.prepared is None
+            read = partial(self.read, work.ranges)
             if work.prepared is not None and work.certain is not None:
-                published = self._batches.publish_prepared(
-                    lambda: self.read(work.ranges),
-                    work.ranges,
-                    work.prepared,
-                    work.certain,
-                    work.began,
-                    work.read_until,
+                published = self.batches.publish_prepared(
+                    read, work.ranges, work.prepared, work.certain, work.began, work.read_until
                 )
             else:
-                published = self._batches.publish(
-                    lambda: self.read(work.ranges), work.ranges, read_until=work.read_until
-                )
+                published = self.batches.publish(read, work.ranges, read_until=work.read_until)
             self._tried = None
             self.note_progress(published)
-            self.reads_alone = self._batches.has_read_around
+            self.reads_alone = self.batches.has_read_around
             self._continue_from(self.position | {p: end for p, (_, end) in work.ranges.items()})
 
     def _continue_from(self, position: Offsets, waiting: Waiting | None = None) -> None:
@@ -442,7 +426,7 @@ class GroupJob:
         Of two streams of one topic, the one that has waited longer. A stream with `reads_alone` reads its topic itself:
         it would fail the read of all, or delay it, each time.
         """
-        prepared: dict[str, Prepared] = {}
+        prepared: dict[str, PreparedBatch] = {}
         in_turn = sorted(due, key=lambda name: self._members[name].last or float("-inf"))
         first = set(unique_topics({name: self._members[name].job.stream.topic for name in in_turn}))
         for name, waiting in due.items():
@@ -455,8 +439,8 @@ class GroupJob:
                 one.hand(alone)
                 continue
             try:
-                made = one.prepare(waiting.ranges)
-                is_decided = made is not None or one.asked_again or not one.needs_decision(waiting.ranges)
+                made = one.batches.prepare(one.spark, waiting.ranges)
+                is_decided = made is not None or one.asked_again or not one.batches.needs_decision(waiting.ranges)
             except Exception as error:
                 one.hand(Work(waiting.ranges, error=error))
                 continue
@@ -471,7 +455,7 @@ class GroupJob:
         if prepared:
             self._stage(prepared, due, asked)
 
-    def _stage(self, prepared: Mapping[str, Prepared], due: Mapping[str, Waiting], asked: float) -> None:
+    def _stage(self, prepared: Mapping[str, PreparedBatch], due: Mapping[str, Waiting], asked: float) -> None:
         by_topic = {self._members[name].job.stream.topic: name for name in prepared}
         began = time.monotonic()
         try:
@@ -492,7 +476,7 @@ class GroupJob:
             one, result, ranges = self._members[name], staged[topic], due[name].ranges
             read_until = self._read_until(one, due[name], asked)
             if isinstance(result, Transient) and not runs_here(self._spark.sparkContext.master):
-                one.leave_to_spark(result)
+                one.batches.leave_to_spark(result)
                 one.hand(Work(ranges, read_until=read_until))
             elif isinstance(result, Exception):
                 one.hand(Work(ranges, error=result))
@@ -500,7 +484,7 @@ class GroupJob:
                 one.hand(Work(ranges, prepared[name], result, began, read_until))
 
     def _read(
-        self, ranges: Mapping[str, Ranges], prepared: Mapping[str, Prepared], by_topic: Mapping[str, str]
+        self, ranges: Mapping[str, Ranges], prepared: Mapping[str, PreparedBatch], by_topic: Mapping[str, str]
     ) -> DataFrame:
         ids = {topic: prepared[name].decided.position.topic_id for topic, name in by_topic.items()}
         if any(self._topic_ids.get(topic, id) != id for topic, id in ids.items()):
@@ -521,7 +505,13 @@ class GroupJob:
         running = [*self._members.values(), *self._leaving.values()]
         for one in running:
             one.stop()
-        _join(running, _DRAIN_SECONDS)
+        deadline = time.monotonic() + _DRAIN_SECONDS
+        for one in running:
+            one.join(max(0.0, deadline - time.monotonic()))
+            if not one.has_ended:
+                LOG.warning(
+                    "stream %s: still publishing %.0f s after the stop; ending anyway", one.name, _DRAIN_SECONDS
+                )
         self._kafka.close()
 
 
@@ -531,14 +521,6 @@ def _why_stopped(job: Job, current: Job | None) -> str:
     have, new = job.stream, current.stream
     is_columns = have.subject_schema is not None and have.columns != new.columns
     return "columns changed, restarting" if is_columns else "file changed, restarting"
-
-
-def _join(members: Iterable[Member], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    for one in members:
-        one.join(max(0.0, deadline - time.monotonic()))
-        if not one.has_ended:
-            LOG.warning("stream %s: still publishing %.0f s after the stop; ending anyway", one.name, seconds)
 
 
 def _new_reader() -> str:

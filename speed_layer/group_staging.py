@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from anabranch.offsets.hours import HourRange
-    from speed_layer.micro_batch import Prepared
+    from speed_layer.micro_batch import PreparedBatch
 
 _REPORT = f"topic STRING, {REPORT}, error STRING"
 _REPORT_SCHEMA = pa.schema([("topic", pa.string()), *REPORT_SCHEMA, ("error", pa.string())])
 _LONGEST_ERROR = 2_000
 
 
-def stage_group(frame: DataFrame, prepared: Mapping[str, Prepared]) -> dict[str, Certain | Exception]:
+def stage_group(frame: DataFrame, prepared: Mapping[str, PreparedBatch]) -> dict[str, Certain | Exception]:
     """Write the certain records of `frame` (Kafka's columns) in tasks, by topic; readers do not see the rows.
 
     `prepared` names each topic of the frame. Returns by topic the files and the records left, or the error that a

@@ -84,7 +84,7 @@ class SpeedJob:
         self._job, self._spark, self._available_now = job, spark, available_now
         self._note_progress, self._has_new_columns = note_progress, has_new_columns
         self._stop = threading.Event()
-        self._batches = MicroBatches(job.environment, job.stream, job.lake, job.kafka, self._stop)
+        self._batches = MicroBatches(job, self._stop)
         self._start = StreamStart(job, spark, self._batches, self._stop, self._count, note_progress)
         # A micro-batch takes this lock, so the query stops only between two.
         self._running = threading.Lock()
@@ -123,17 +123,14 @@ class SpeedJob:
 
     def _try(self) -> None:
         with explained(self._spark, f"run stream {self._job.stream.name}"):
-            self._run_once()
-
-    def _run_once(self) -> None:
-        if self._has_new_columns():
-            return
-        position = self._start.run()
-        clear_abandoned(datetime.now(UTC))
-        with temporary_folder("checkpoint") as checkpoint:
-            self._stream(position, checkpoint)
-        if not (self._stop.is_set() or self._has_new_columns()):
-            self._batches.finish()
+            if self._has_new_columns():
+                return
+            position = self._start.run()
+            clear_abandoned(datetime.now(UTC))
+            with temporary_folder("checkpoint") as checkpoint:
+                self._stream(position, checkpoint)
+            if not (self._stop.is_set() or self._has_new_columns()):
+                self._batches.finish()
 
     def _count(self, published: int) -> None:
         self._published += published

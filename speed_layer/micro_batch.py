@@ -27,13 +27,11 @@ from anabranch.common.errors import AnabranchError, MissingRight, Transient
 from anabranch.common.fail_points import Step, reach
 from anabranch.common.logs import fields, note
 from anabranch.common.remote_errors import one_line
-from anabranch.config import Environment, Stream
 from anabranch.iceberg.file_io import count_written
-from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.manifests import hour_of_file
 from anabranch.iceberg.snapshots import Staged
 from anabranch.iceberg.staging import Written, stage
-from anabranch.kafka.client import KafkaAdapter
+from anabranch.job import Job
 from anabranch.kafka.source import is_unreadable, read_around
 from anabranch.offsets.position import Offsets, Ranges, ranges_to_keys, size
 from anabranch.protocol import dead_letters, merge
@@ -89,7 +87,7 @@ _WITHOUT_WORKERS = 50
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedBatch:
     """A micro-batch that workers can stage by the last decision: its offsets by hour, how to read and write it, and the
     id and time under which its files are staged."""
 
@@ -107,18 +105,12 @@ class MicroBatches:
     a process of many streams; the caller's thread counts into it (`anabranch.common.counters.counting`).
     """
 
-    def __init__(
-        self,
-        environment: Environment,
-        stream: Stream,
-        lake: Lake,
-        kafka: KafkaAdapter,
-        stop: threading.Event | None = None,
-        tally: Tally = TALLY,
-    ) -> None:
-        self._environment, self._stream, self._lake, self._kafka = environment, stream, lake, kafka
-        self._clock = BoundaryResolver(stream, lake, kafka)
-        self._format = open_format(environment, stream, cache_schema_ids=True)
+    def __init__(self, job: Job, stop: threading.Event | None = None, tally: Tally = TALLY) -> None:
+        self._environment, self._stream, self._kafka = job.environment, job.stream, job.kafka
+        stream, lake = job.stream, job.lake
+        self._lake = lake
+        self._clock = BoundaryResolver(stream, lake, job.kafka)
+        self._format = open_format(job.environment, stream, cache_schema_ids=True)
         self._publisher = Publisher(lake, stream)
         self._queue = YieldToQueue(lake, stream.table, stop)
         self._meter = Meter("speed", tally)
@@ -241,7 +233,7 @@ class MicroBatches:
                 return decided.position.offsets
             self._publish_boundaries(decided)
 
-    def prepare(self, spark: SparkSession, ranges: Ranges) -> Prepared | None:
+    def prepare(self, spark: SparkSession, ranges: Ranges) -> PreparedBatch | None:
         """How workers stage `ranges` by the last decision, without asking Kafka or the lake.
 
         None if a new decision is needed first (`needs_decision`), or Spark has to read them (`publish`).
@@ -255,7 +247,7 @@ class MicroBatches:
         if spec is None:
             return None
         reach(Step.SPEED_DECIDED)
-        return Prepared(decided, plan, spec, new_id(), self._lake.clock.now())
+        return PreparedBatch(decided, plan, spec, new_id(), self._lake.clock.now())
 
     def needs_decision(self, ranges: Ranges) -> bool:
         """Whether nothing is known of `ranges` by the last decision: an hour has ended since, or a partition is new."""
@@ -268,7 +260,7 @@ class MicroBatches:
         self,
         frame: Callable[[], DataFrame],
         ranges: Ranges,
-        prepared: Prepared,
+        prepared: PreparedBatch,
         certain: Certain,
         began: float,
         read_until: datetime | None = None,
@@ -293,7 +285,7 @@ class MicroBatches:
         read_until: datetime | None,
     ) -> tuple[int, bool]:
         """Publish the part of `ranges` in decided hours; returns how many offsets, and whether that was all."""
-        if staged is not None and staged.attempt is not None:
+        if staged is not None:
             note(attempt=staged.attempt)
         needed = {p: e for p, (_, e) in ranges.items()}
         ready = time.monotonic()
@@ -329,9 +321,9 @@ class MicroBatches:
                 merge.merge(self._lake, self._stream)
                 return Again.AGAIN
             # Step 3: publish.
-            hours = _hours_of(state, staged)
+            hours = {f.file_path: hour_of_file(state.table, f) for f in staged.rows.files}
             measured = self._measured(state, staged, hours, time.monotonic() - ready)
-            publish = plan_publish(decided, plan, staged, hours, new_id(), read_until, measured)
+            publish = plan_publish(decided, plan, staged, hours, read_until, measured)
             return Decision(state, publish, (decided, plan))
 
         ended = self._publisher.run(decide, f"stream {self._stream.name}", take_turns=False)
@@ -349,12 +341,12 @@ class MicroBatches:
             "stream %s: published %d offsets as %d rows and %d dead letters of hour %s in %.2f s",
             self._stream.name,
             size(plan.todo),
-            staged.rows.rows if staged.rows else 0,
+            staged.rows.rows,
             staged.dead.rows if staged.dead else 0,
             ", ".join(plan.by_hour),
             time.monotonic() - began,
         )
-        self._compaction.published(len(staged.rows.files) if staged.rows else 0)
+        self._compaction.published(len(staged.rows.files))
         return size(plan.todo), plan.whole
 
     def _restart(self, decided: ResolvedState, ranges: Ranges) -> Transient:
@@ -410,10 +402,8 @@ class MicroBatches:
 
         None if a new decision is needed first, or Spark cannot read one of the records.
         """
-        if (decided := self._decided) is None:
-            return None
-        plan = plan_ahead(decided, ranges, self._lake.clock.now())
-        if plan is None:
+        decided, plan = self._decided, self._plan_ahead(ranges)
+        if decided is None or plan is None:
             return None
         # Fail fast when the catalog is down: Spark would retry for minutes without an error.
         self._lake.load(self._stream.table)
@@ -465,14 +455,15 @@ class MicroBatches:
             return stage()
 
     def _stage_all(self, frame: DataFrame, plan: Plan, decided: ResolvedState) -> StagedBatch:
-        stream, topic_id = self._stream, decided.position.topic_id
+        topic_id = decided.position.topic_id
         # Most micro-batches need no trim: changing bounds in the query plan would recompile it each time.
         frame = records.trim(frame, plan.todo) if plan.trimmed else frame
         # One file for each task, so at most one for each core, whatever the number of partitions.
         at_once = frame.sparkSession.sparkContext.defaultParallelism
         frame = frame.coalesce(at_once) if len(plan.todo) > at_once else frame
-        by_hour = plan.by_hour
-        left_out = load_filter(self._environment, stream, self._publisher.ledger, decided.state, topic_id, by_hour)
+        left_out = load_filter(
+            self._environment, self._stream, self._publisher.ledger, decided.state, topic_id, plan.by_hour
+        )
         if left_out is not None:
             return self._stage_without_erased(frame, plan, decided, left_out)
         if (staged := self._stage_certain(frame, plan, decided)) is not None:
@@ -481,7 +472,7 @@ class MicroBatches:
         # search for dead letters.
         counts = Observation()
         counted = frame.observe(counts, F.count(F.lit(1)).alias("records"))
-        rows = self._stage_rows(records.good(self._decode(counted, plan, with_errors=False), stream), plan, decided)
+        rows = self._stage_rows(self._decode(counted, plan, with_errors=False), plan, decided)
         seen: dict[str, Any] = counts.get
         dead = None
         if seen["records"] > rows.rows:
@@ -498,7 +489,7 @@ class MicroBatches:
         left = decoded = self._decode(frame, plan, with_errors=True).cache()
         try:
             left = without(decoded, find_erased(decoded, left_out)).cache()
-            rows = self._stage_rows(records.good(left, self._stream), plan, decided)
+            rows = self._stage_rows(left, plan, decided)
             count = left.count()
             dead = self._stage_dead(left, plan, topic_id) if count > rows.rows else None
             LOG.info("stream %s: left out erased records count=%d", self._stream.name, decoded.count() - count)
@@ -508,10 +499,10 @@ class MicroBatches:
         reach(Step.SPEED_STAGED)
         return StagedBatch(topic_id, plan.by_hour, rows, dead, erasures=marks)
 
-    def _stage_rows(self, good: DataFrame, plan: Plan, decided: ResolvedState) -> Staged:
-        """Stage good records by Spark's writer, in the columns of the decision's table."""
+    def _stage_rows(self, decoded: DataFrame, plan: Plan, decided: ResolvedState) -> Staged:
+        """Stage the good records by Spark's writer, in the columns of the decision's table."""
         stream, catalog = self._stream, self._environment.catalog.name
-        fitted = fit_to_table(good, catalog, decided.state.table, rows_columns(stream))
+        fitted = fit_to_table(records.good(decoded, stream), catalog, decided.state.table, rows_columns(stream))
         write = plan_write(stream.most_event_dates, len(plan.by_hour))
         with self._staging:
             rows = stage(fitted, self._lake, catalog, stream.table, new_id(), write)
@@ -527,7 +518,7 @@ class MicroBatches:
         spec = self._spec(frame.sparkSession, decided)
         if spec is None:
             return None
-        prepared = Prepared(decided, plan, spec, new_id(), self._lake.clock.now())
+        prepared = PreparedBatch(decided, plan, spec, new_id(), self._lake.clock.now())
         hours = records.assign_hours(frame, plan.hours)
         try:
             certain = stage_certain(hours, spec, decided.state.table, prepared.attempt, prepared.began)
@@ -584,7 +575,7 @@ class MicroBatches:
                 has_learned |= bool(fields)
         return has_learned
 
-    def _complete(self, frame: DataFrame, prepared: Prepared, certain: Certain) -> StagedBatch | None:
+    def _complete(self, frame: DataFrame, prepared: PreparedBatch, certain: Certain) -> StagedBatch | None:
         """The staged micro-batch, after Spark has read from `frame` the few records that workers left.
 
         None if too many records are left.
@@ -676,12 +667,7 @@ class MicroBatches:
 
 def _count(staged: StagedBatch) -> None:
     """Count what tasks have written: the bytes of all files, and the requests of workers, one for each file."""
-    written = [*(staged.rows.files if staged.rows else ()), *(staged.dead.files if staged.dead else ())]
+    written = [*staged.rows.files, *(staged.dead.files if staged.dead else ())]
     count_written((f.file_path, f.file_size_in_bytes) for f in written)
     if isinstance(staged.rows, Written):
         TALLY.count(S3_REQUESTS, "PutObject", sum(f.file_path.startswith("s3") for f in staged.rows.files))
-
-
-def _hours_of(state: State, staged: StagedBatch) -> dict[str, str]:
-    files = staged.rows.files if staged.rows else ()
-    return {f.file_path: hour_of_file(state.table, f) for f in files}

@@ -41,17 +41,15 @@ class StagedBatch:
 
     topic_id: str
     by_hour: dict[str, Ranges]
-    rows: Staged | Written | None
+    rows: Staged | Written
     dead: Staged | None
     seconds: float = 0.0
     erasures: frozenset[str] = frozenset()
 
     @property
-    def attempt(self) -> str | None:
+    def attempt(self) -> str:
         """The id under which its rows were staged."""
-        if isinstance(self.rows, Written):
-            return self.rows.id
-        return self.rows.wap_id if self.rows else None
+        return self.rows.id if isinstance(self.rows, Written) else self.rows.wap_id
 
 
 class Next(Enum):
@@ -151,7 +149,7 @@ def _still_exists(state: State, staged: StagedBatch, now: datetime | None) -> bo
     if isinstance(staged.rows, Written):
         assert now is not None, "the age of files needs a clock that is read after the state"
         return is_young(staged.rows, now)
-    return staged.rows is None or staged_snapshot(state.table, staged.rows.wap_id) is not None
+    return staged_snapshot(state.table, staged.rows.wap_id) is not None
 
 
 def plan_publish(
@@ -159,7 +157,6 @@ def plan_publish(
     plan: Plan,
     staged: StagedBatch,
     hour_of: Mapping[str, str],
-    id: str,
     read_until: datetime | None = None,
     measured: Mapping[str, str] | None = None,
 ) -> Publish:
@@ -170,12 +167,11 @@ def plan_publish(
     Rows of hours that the batch layer serves go to `speed` only. So do rows of an hour whose rows in `main` a merge
     retained: `main` may contain the same offsets already, and gets the hour once the speed layer covers it.
     """
-    staged_files: tuple[DataFile, ...] = staged.rows.files if staged.rows else ()
     # Of an hour that batch has accepted and that has expired since.
-    files = tuple(f for f in staged_files if not decided.state.is_expired(hour_of[f.file_path]))
+    files = tuple(f for f in staged.rows.files if not decided.state.is_expired(hour_of[f.file_path]))
     to_main = _files_for_main(decided.state, staged, hour_of)
     return Publish(
-        id=staged.attempt or id,
+        id=staged.attempt,
         changes=(Change("speed", files), Change("main", to_main, properties=measured or {})),
         timeline=decided.timeline,
         position=advance(decided.position, plan.todo),
@@ -186,9 +182,8 @@ def plan_publish(
 
 
 def _files_for_main(state: State, staged: StagedBatch, hour_of: Mapping[str, str]) -> tuple[DataFile, ...]:
-    files: tuple[DataFile, ...] = staged.rows.files if staged.rows else ()
     direct = {h for h in hour_of.values() if state.served_by(h) == "speed" and h not in state.retained_hours}
-    return tuple(f for f in files if hour_of[f.file_path] in direct)
+    return tuple(f for f in staged.rows.files if hour_of[f.file_path] in direct)
 
 
 def readable_after(state: State, staged: StagedBatch, hour_of: Mapping[str, str], now: datetime) -> float | None:
@@ -234,7 +229,7 @@ class Skip:
 
 
 @dataclass(frozen=True)
-class Read:
+class HourToRead:
     """The rest of a sealed hour before hours to skip, to be read by its cut."""
 
     hour: str
@@ -256,7 +251,7 @@ def assign(ranges: Ranges, hours: Sequence[HourRange]) -> dict[str, Ranges]:
     return assigned
 
 
-def plan_catch_up(state: State, position: Offsets) -> Skip | Read | None:
+def plan_catch_up(state: State, position: Offsets) -> Skip | HourToRead | None:
     """The next step of catching up: skip hours that batch serves, or read the hours before them by their cut.
 
     None when the stream can read the rest. A refused hour between two accepted ones is never skipped.
@@ -270,7 +265,7 @@ def plan_catch_up(state: State, position: Offsets) -> Skip | Read | None:
         return None
     if not served[0]:
         hour, cut = remaining[0]
-        return Read(hour, clip(cut.ranges, {p: (position.get(p, 0), e) for p, e in cut.ends.items()}))
+        return HourToRead(hour, clip(cut.ranges, {p: (position.get(p, 0), e) for p, e in cut.ends.items()}))
     hours: list[str] = []
     to = dict(position)
     for (hour, cut), by_batch in zip(remaining, served, strict=True):

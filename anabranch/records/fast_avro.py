@@ -102,11 +102,17 @@ def _plan_field(node: Node, name: str, type: str) -> Field | None:
     field = Field(node.kind, null, node.attributes.get("size", 0), tuple(node.attributes.get("symbols", ())))
     if not type:
         return field
-    unit = _PER_SECOND.get(node.logical.removeprefix("local-").removeprefix("timestamp-"), 0)
+    unit = unit_of(node.logical)
     is_read = node.kind in _FROM.get(type, ()) and node.logical != "decimal"
     if not is_read or (type == "timestamp" and not unit) or (type == "date" and node.logical != "date"):
         return None
     return Field(node.kind, null, field.size, field.symbols, name, type, unit)
+
+
+def unit_of(logical: str) -> int:
+    """Units a second of a logical type that is a timestamp, else 0. Pure."""
+    is_timestamp = "timestamp-" in logical
+    return _PER_SECOND.get(logical.removeprefix("local-").removeprefix("timestamp-"), 0) if is_timestamp else 0
 
 
 class AvroRows:

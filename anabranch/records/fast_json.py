@@ -99,8 +99,9 @@ class CertainRows:
         The rows are in the columns of the stream's table: the stream's own, `kafka_partition`, `kafka_offset`,
         `kafka_timestamp`, `ingest_hour`, `event_date`; in the order of the records.
         """
-        places = _where(self._may_be(batch))
-        read, pieces = self._parsed(_take(batch.column("value"), places, len(batch)))
+        places = pc.indices_nonzero(self._may_be(batch)).cast(pa.int64())
+        value = batch.column("value")
+        read, pieces = self._parsed(value if len(places) == len(value) else value.take(places))
         places = places.take(pieces)
         records = batch if len(places) == len(batch) else batch.take(places)
         rows, is_certain = self._judged(read, records)
@@ -165,7 +166,8 @@ class CertainRows:
                 yield start, table
                 continue
             suspects = some.slice(failed or 0, 1) if failed is not None or is_first else some
-            has_learned = len(suspects) <= _SMALLEST and self._learn_any(suspects)
+            # Each of a few lines: the first of a batch may have none of the fields that are new.
+            has_learned = len(suspects) <= _SMALLEST and sum(map(self._learn, suspects.to_pylist())) > 0
             is_first = False
             if has_learned:
                 waiting.append((start, end))
@@ -194,10 +196,6 @@ class CertainRows:
         if table.num_rows != len(lines) or not _has_numbers(table) or not _has_short_numbers(lines):
             return None, None
         return table.select(self._known.names), None
-
-    def _learn_any(self, lines: pa.Array) -> bool:
-        """Whether any of a few lines has fields that were not known yet: the first of a batch may have none."""
-        return sum(map(self._learn, lines.to_pylist())) > 0
 
     def _learn(self, line: str) -> bool:
         """Whether a line has fields that were not known yet, which are read from now on."""
@@ -336,14 +334,6 @@ def _kind(value: object) -> pa.DataType | None:
         case str():
             return pa.string()
     return None
-
-
-def _where(mask: pa.Array) -> pa.Array:
-    return pc.indices_nonzero(mask).cast(pa.int64())
-
-
-def _take(values: pa.Array, places: pa.Array, of: int) -> pa.Array:
-    return values if len(places) == of else values.take(places)
 
 
 def _all(mask: pa.Array | pa.ChunkedArray) -> bool:

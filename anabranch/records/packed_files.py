@@ -5,14 +5,14 @@ Each task sorts its rows and writes a file for each event date, and another one 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Row
 
 from anabranch.iceberg.parquet_writer import FileWriter, Output, Target, data_file_of
 from anabranch.records.packed import PLACE, ROWS, Batches, Task, as_bytes, tables
@@ -21,8 +21,10 @@ MOST_BYTES = 256 * 2**20
 """The rows of a file take at most about so much memory in a task, besides their sorted copy of a row group."""
 
 _SLICE_ROWS = 65_536
-_REPORT = "path STRING, day INT, hour STRING, size BIGINT, footer BINARY"
-_SCHEMA = pa.schema(
+
+REPORT = "path STRING, day INT, hour STRING, size BIGINT, footer BINARY"
+"""The columns of a task's report of its files."""
+REPORT_SCHEMA = pa.schema(
     [("path", pa.string()), ("day", pa.int32()), ("hour", pa.string()), ("size", pa.int64()), ("footer", pa.binary())]
 )
 
@@ -54,9 +56,12 @@ def write_files(
     data = pieces.where(f"kind = '{ROWS}'").select("data")
     if others is not None:
         data = data.union(others.mapInArrow(_pack_rows, "data BINARY"))
-    rows = data.coalesce(tasks).mapInArrow(_write_task(spec), _REPORT).collect()
-    outputs = (Output(r.path, r.day, r.hour, r.size, bytes(r.footer)) for r in rows)
-    return [data_file_of(table, output) for output in outputs]
+    return data_files(table, data.coalesce(tasks).mapInArrow(_write_task(spec), REPORT).collect())
+
+
+def data_files(table: Table, reports: Iterable[Row]) -> list[DataFile]:
+    """The files that tasks have reported, as manifest entries."""
+    return [data_file_of(table, Output(r.path, r.day, r.hour, r.size, bytes(r.footer))) for r in reports]
 
 
 def _pack_rows(batches: Batches) -> Batches:
@@ -75,7 +80,7 @@ def _write_task(spec: WriteSpec) -> Task:
                 outputs += _write_sorted(waiting, spec)
                 waiting, size = [], 0
         outputs += _write_sorted(waiting, spec)
-        yield pa.RecordBatch.from_pylist([asdict(output) for output in outputs], schema=_SCHEMA)
+        yield pa.RecordBatch.from_pylist([asdict(output) for output in outputs], schema=REPORT_SCHEMA)
 
     return run
 
@@ -98,9 +103,14 @@ def _write_sorted(tables: Sequence[pa.Table], spec: WriteSpec) -> list[Output]:
     places = pc.sort_indices(rows, sort_keys=[(c, "ascending", "at_start") for c in spec.order])
     files, outputs = FileWriter(spec.target), list[Output]()
     for start in range(0, len(rows), _SLICE_ROWS):
-        some = rows.take(places.slice(start, _SLICE_ROWS))
-        # Few files are open at once, whatever the number of event dates.
-        while (mask := files.write(some)) is not None:
-            some = some.filter(mask)
-            outputs += files.close()
+        outputs += write_all(files, rows.take(places.slice(start, _SLICE_ROWS)))
     return [*outputs, *files.close()]
+
+
+def write_all(files: FileWriter, rows: pa.Table) -> list[Output]:
+    """Write rows. Few files are open at once, whatever the number of partitions: returns those that were closed."""
+    closed: list[Output] = []
+    while (mask := files.write(rows)) is not None:
+        rows = rows.filter(mask)
+        closed += files.close()
+    return closed

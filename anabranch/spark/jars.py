@@ -14,7 +14,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,10 +38,6 @@ _IVY_EVENT = re.compile(r"^\s*(found|\[SUCCESSFUL \])\s+(\S+)")
 Progress = Callable[[str], None]
 
 
-def _quiet(_: str) -> None:
-    pass
-
-
 @dataclass(frozen=True)
 class Jars:
     """Three class paths, one for each JVM, each in a fixed order."""
@@ -57,9 +53,9 @@ def jvm_folder() -> Path:
     return shipped("conf/jvm/ivy.xml", "_conf/jvm/ivy.xml").parent
 
 
-def cache_folder(cache: Path | None = None) -> Path:
-    """Where jars are kept: the argument, else ANABRANCH_CACHE, else ~/.cache/anabranch."""
-    return (cache or Path(os.environ.get("ANABRANCH_CACHE") or Path.home() / ".cache" / "anabranch")).absolute()
+def cache_folder() -> Path:
+    """Where jars are kept: ANABRANCH_CACHE, else ~/.cache/anabranch."""
+    return Path(os.environ.get("ANABRANCH_CACHE") or Path.home() / ".cache" / "anabranch").absolute()
 
 
 def read_sums(file: Path) -> dict[str, str]:
@@ -82,7 +78,7 @@ def read_sums(file: Path) -> dict[str, str]:
 def sums_of(folder: Path, confs: Sequence[str] = CONFS) -> dict[str, str]:
     """The same mapping, computed from the files of a resolved folder that are of `confs`."""
     sums = {}
-    for name in sorted(_of(dict.fromkeys(_names(folder), ""), confs)):
+    for name in sorted(_of(_names(folder), confs)):
         with (folder / name).open("rb") as jar:
             sums[name] = hashlib.file_digest(jar, "sha256").hexdigest()
     return sums
@@ -114,20 +110,19 @@ def verify(folder: Path, sums: Path, confs: Sequence[str] = CONFS) -> None:
         )
 
 
-def ensure_jars(cache: Path | None = None, progress: Progress | None = None, confs: Sequence[str] = CONFS) -> Jars:
+def ensure_jars(progress: Progress = lambda _: None, confs: Sequence[str] = CONFS) -> Jars:
     """The jars of `confs`, from the cache, or downloaded into it first (200 MB, minutes; reported to `progress`); of
     other confs those that the cache has.
 
     Safe to call from several processes at once: one resolves, the others wait. Raises Terminal if Java is missing or
     a jar is not what jars.sha256 says, and Transient if the download failed four times.
     """
-    progress = progress or _quiet
     conf = jvm_folder()
-    root = cache_folder(cache) / "jars"
+    root = cache_folder() / "jars"
     folder = root / _key(conf)
     expected = read_sums(conf / "jars.sha256")
     if _missing(folder, expected, confs):
-        java = require_java().executable
+        java = require_java()
         root.mkdir(parents=True, exist_ok=True)
         with locked(root / f"{folder.name}.lock", _LOCK_SECONDS, lambda: progress("another process resolves the jars")):
             # Checked again: the process that held the lock may have resolved them.
@@ -136,11 +131,11 @@ def ensure_jars(cache: Path | None = None, progress: Progress | None = None, con
     return Jars(folder, *(tuple(sorted((folder / name).glob("*.jar"))) for name in CONFS))
 
 
-def cached(cache: Path | None = None) -> tuple[Path, list[str]]:
+def cached() -> tuple[Path, list[str]]:
     """The folder that the jobs take their jars from, and a sentence for each of these that is missing, extra or
     different. Downloads nothing and needs no Java; every jar is read, which takes a quarter of a second."""
     conf = jvm_folder()
-    folder = cache_folder(cache) / "jars" / _key(conf)
+    folder = cache_folder() / "jars" / _key(conf)
     return folder, differences(_of(read_sums(conf / "jars.sha256"), JOBS), sums_of(folder, JOBS))
 
 
@@ -163,12 +158,6 @@ def _resolve(java: Path, conf: Path, folder: Path, confs: Sequence[str], progres
         (attempt / name).rename(folder / name)
     attempt.rmdir()
     progress(f"{total} jars resolved and verified")
-
-
-def _fresh(folder: Path) -> Path:
-    if folder.exists():
-        shutil.rmtree(folder)
-    return folder
 
 
 def _retrieve(
@@ -234,8 +223,10 @@ def _key(conf: Path) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
 
 
-def _names(folder: Path) -> set[str]:
-    return set(_jar_names(folder))
+def _names(folder: Path) -> dict[str, str]:
+    """The jars of a resolved folder that are not empty, without their checksums."""
+    found = (jar for jar in folder.glob("*/*.jar") if jar.stat().st_size > 0)
+    return {f"{jar.parent.name}/{jar.name}": "" for jar in found}
 
 
 def _of(sums: Mapping[str, str], confs: Sequence[str]) -> dict[str, str]:
@@ -244,14 +235,8 @@ def _of(sums: Mapping[str, str], confs: Sequence[str]) -> dict[str, str]:
 
 def _missing(folder: Path, expected: Mapping[str, str], confs: Sequence[str]) -> list[str]:
     """Those of `confs` of which the folder does not have exactly the listed jars, by name."""
-    found = dict.fromkeys(_names(folder), "")
+    found = _names(folder)
     return [conf for conf in confs if _of(found, [conf]).keys() != _of(expected, [conf]).keys()]
-
-
-def _jar_names(folder: Path) -> Iterator[str]:
-    for jar in folder.glob("*/*.jar"):
-        if jar.stat().st_size > 0:
-            yield f"{jar.parent.name}/{jar.name}"
 
 
 def _write_sums(progress: Progress) -> Path:
@@ -260,9 +245,11 @@ def _write_sums(progress: Progress) -> Path:
     root = cache_folder() / "jars"
     root.mkdir(parents=True, exist_ok=True)
     with locked(root / "write-sums.lock", _LOCK_SECONDS):
-        folder = _fresh(root / "write-sums.part")
+        folder = root / "write-sums.part"
+        if folder.exists():
+            shutil.rmtree(folder)
         known = len(read_sums(conf / "jars.sha256"))
-        _retrieve(require_java().executable, conf / "ivy.xml", root.parent / "ivy", folder, known, progress)
+        _retrieve(require_java(), conf / "ivy.xml", root.parent / "ivy", folder, known, progress)
         file = conf / "jars.sha256"
         head = [line for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
         body = [f"{digest}  {name}" for name, digest in sums_of(folder).items()]

@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 
 from anabranch.common.errors import ConfigurationError
@@ -22,16 +21,8 @@ the first one has 48 MB for its code, which Spark fills, and the JVM compiles ev
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
 
-@dataclass(frozen=True)
-class Java:
-    """One Java runtime; `major` is 17 for 17.0.15 and 8 for 1.8.0_402."""
-
-    executable: Path
-    major: int
-
-
 def parse_major(output: str) -> int | None:
-    """The major version in what `java -version` prints, or None if it says none."""
+    """The major version in what `java -version` prints: 17 for 17.0.15, 8 for 1.8.0_402; None if it says none."""
     match = _VERSION.search(output)
     return int(match.group(1)) if match else None
 
@@ -49,9 +40,9 @@ def java_executable() -> Path:
     raise ConfigurationError(f"No Java found: neither JAVA_HOME nor the PATH leads to one. {_REMEDY}")
 
 
-def require_java() -> Java:
-    """The Java that spark-submit chooses. Raises ConfigurationError, with the remedy, if there is none or it is older
-    than 17."""
+def require_java() -> Path:
+    """The executable of the Java that spark-submit chooses. Raises ConfigurationError, with the remedy, if
+    there is none or it is older than 17."""
     executable = java_executable()
     answer = subprocess.run([executable, "-version"], capture_output=True, text=True, timeout=60, check=False)
     major = parse_major(answer.stderr + answer.stdout)
@@ -59,4 +50,4 @@ def require_java() -> Java:
         raise ConfigurationError(f"{executable} -version did not name a version: {answer.stderr.strip()!r}. {_REMEDY}")
     if major < OLDEST:
         raise ConfigurationError(f"{executable} is Java {major}; expected {OLDEST} or newer. {_REMEDY}")
-    return Java(executable, major)
+    return executable

@@ -30,19 +30,9 @@ from anabranch.iceberg.hour_files import files_at
 from anabranch.iceberg.snapshots import head
 from anabranch.job import Job, open_job
 from anabranch.protocol import ledger
-from anabranch.protocol.ledger import Ledger
 from anabranch.protocol.ledger_row import Layer, LedgerRow
 from anabranch.protocol.state import State, load_state
-from serving_layer.changes.plan import (
-    Given,
-    erasures_of,
-    newest_of_each,
-    plan_given,
-    replaced,
-    rows_after,
-    token_at,
-    waiting_changes,
-)
+from serving_layer.changes import plan
 from serving_layer.changes.token import PREFIX, Content, Token
 from serving_layer.reader.selection import snapshot_as_of
 
@@ -122,7 +112,7 @@ def start_from(job: Job, since: str | None) -> Token:
     snapshot = table.metadata.snapshot_by_id(snapshot_as_of(job.lake, job.stream, table, since))
     assert snapshot is not None
     rows = job.ledger.history(without=ledger.BULKY_BUT_ERASURES)
-    return token_at(stream, rows, datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC))
+    return plan.token_at(stream, rows, datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC))
 
 
 def follow(job: Job, token: Token, every: timedelta = EVERY) -> Iterator[HourChange]:
@@ -145,8 +135,8 @@ def poll(job: Job, token: Token) -> Iterator[HourChange]:
         LOG.warning("stream %s: the ledger of the token was recreated; delivering all its hours again", job.stream.name)
         token = replace(token, cursor=None, ahead={})
         new = job.ledger.history(without=ledger.BULKY_BUT_ERASURES)
-    ids, erased = {row.decision_id for row in new}, erasures_of(new)
-    todo = newest_of_each(new, token.first)
+    ids, erased = {row.decision_id for row in new}, plan.erasures_of(new)
+    todo = plan.newest_of_each(new, token.first)
     while True:
         state = load_state(job.lake, job.stream.table)
         if not state.is_merged:
@@ -154,7 +144,7 @@ def poll(job: Job, token: Token) -> Iterator[HourChange]:
             LOG.info("stream %s: waiting for main to be merged", job.stream.name)
             return
         # Step 2: select what is complete and was not given yet.
-        given = plan_given(state, token, todo, ids | _recorded(job, state, token), _AT_ONCE, erased)
+        given = plan.plan_given(state, token, todo, ids | _recorded(job, state, token), _AT_ONCE, erased)
         # Step 3: read their files, and the files that they replace.
         for change in _changes(job, state, token, given, ids):
             yield change
@@ -168,38 +158,37 @@ def pending_hours(job: Job, token: Token) -> set[str]:
     """The hours that may have a change behind a token, whether or not the ledger has its row yet. Raises Transient."""
     state = load_state(job.lake, job.stream.table)
     recorded = _recorded(job, state, token)
-    waiting = [row for row in waiting_changes(state, token.first) if row.decision_id not in recorded]
+    waiting = [row for row in plan.waiting_changes(state, token.first) if row.decision_id not in recorded]
     new = _rows_behind(job, token)
     if new is None:
         new = job.ledger.history(without=ledger.BULKY_BUT_ERASURES)
-    return {row.hour for row in (*newest_of_each(new, token.first), *waiting)}
+    return {row.hour for row in (*plan.newest_of_each(new, token.first), *waiting)}
 
 
 def _rows_behind(job: Job, token: Token) -> list[LedgerRow] | None:
-    name, cursor = job.stream.hours_table, token.cursor
-    of_stream = Ledger(job.lake, name)
-    rows = of_stream.history_since(cursor.sequence if cursor is not None else 0, ledger.BULKY_BUT_ERASURES)
-    new = rows_after(rows, cursor)
-    if new is None and cursor is not None and cursor.sequence <= of_stream.removed_through():
+    cursor = token.cursor
+    rows = job.ledger.history_since(cursor.sequence if cursor is not None else 0, ledger.BULKY_BUT_ERASURES)
+    new = plan.rows_after(rows, cursor)
+    if new is None and cursor is not None and cursor.sequence <= job.ledger.removed_through():
         return rows  # Its row has left with its quarter (`keep.ledger`); some of its commit may be given again.
     return new
 
 
 def _recorded(job: Job, state: State, token: Token) -> set[str]:
     """The decision ids in the ledger, for hours with decisions waiting on a branch."""
-    hours = {row.hour for row in waiting_changes(state, token.first)}
+    hours = {row.hour for row in plan.waiting_changes(state, token.first)}
     rows = job.ledger.history(hours, ledger.BULKY_BUT_ERASURES)
     return {row.decision_id for row in rows}
 
 
-def _changes(job: Job, state: State, token: Token, given: Sequence[Given], new: set[str]) -> Iterator[HourChange]:
+def _changes(job: Job, state: State, token: Token, given: Sequence[plan.Given], new: set[str]) -> Iterator[HourChange]:
     if not given:
         return
     hours = {g.hour for g in given}
     before: dict[str, tuple[Content, LedgerRow | None]] = {}
     if token.cursor is not None or token.ahead:
         rows = job.ledger.history(hours, ledger.BULKY_BUT_ERASURES)
-        before = replaced(token, rows, new)
+        before = plan.replaced(token, rows, new)
     main = head(state.table, "main")
     files = files_at(state.table, main, hours)
     old = _old_files(state.table, before)

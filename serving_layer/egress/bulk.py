@@ -41,7 +41,7 @@ class Document:
         return replace(self, version=version)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Answered:
     """Documents by their result in an answer; documents in no list were written."""
 
@@ -90,7 +90,7 @@ def read_answer(documents: Sequence[Document], answer: Any) -> Answered:
             found.overtaken.append(one)
         elif is_transient(status) or type_ == "cluster_block_exception":
             found.again.append(one)
-            found = Answered(found.again, found.overtaken, found.refused, reason)
+            found.reason = reason
         else:
             found.refused.append((one, reason))
     return found

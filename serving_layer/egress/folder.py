@@ -26,21 +26,9 @@ from anabranch.job import Job
 from anabranch.protocol import deliveries
 from anabranch.protocol.deliveries import Delivery
 from anabranch.protocol.publish import new_id
+from serving_layer.egress import manifest
 from serving_layer.egress.hour import Hour, Restored, is_current
-from serving_layer.egress.manifest import (
-    BEGUN,
-    NAME,
-    SUCCESS,
-    Begun,
-    Manifest,
-    ParquetFile,
-    Todo,
-    begun_name,
-    find_foreign,
-    is_later,
-    of_hour,
-    plan_folder,
-)
+from serving_layer.egress.manifest import Begun, Manifest, ParquetFile
 from serving_layer.egress.storage import Storage, opened
 
 
@@ -68,25 +56,25 @@ class Folder:
         delivers the same hour at this moment, and as `plan_folder` does.
         """
         folder, storage = folder_of(self.target.root, hour.name), self.storage
-        path, success = f"{folder}/{NAME}", f"{folder}/{SUCCESS}"
+        path, success = f"{folder}/{manifest.NAME}", f"{folder}/{manifest.SUCCESS}"
         with lake_errors(f"deliver to {folder}"):
             # Step 1: list the folder.
             seen, marked = storage.find(path), storage.find(success)
             before = Manifest.decode(path, seen.body) if seen is not None else None
-            is_ours = is_later(before, hour) and is_current(self.job, hour)
+            is_ours = manifest.is_later(before, hour) and is_current(self.job, hour)
             if is_ours and not all_again:
                 raise Restored
-            todo = plan_folder(path, before, marked.body if marked is not None else None, hour, is_ours)
+            todo = manifest.plan_folder(path, before, marked.body if marked is not None else None, hour, is_ours)
             delivery = new_id()
-            if before is not None and todo is Todo.NOTHING:
+            if before is not None and todo is manifest.Todo.NOTHING:
                 return hour.delivered(self.target.name, self.target.root, before.delivery, len(before.files), token)
             listed = storage.names(folder)
             begun = self._begun(folder, listed)
-            _require_own(folder, find_foreign(before, begun.values(), listed))
+            _require_own(folder, manifest.find_foreign(before, begun.values(), listed))
             # Step 2: without `_SUCCESS`, files that do not count yet.
-            if before is None or todo is Todo.WRITE:
+            if before is None or todo is manifest.Todo.WRITE:
                 if marked is not None:
-                    storage.delete(folder, frozenset({SUCCESS}))
+                    storage.delete(folder, frozenset({manifest.SUCCESS}))
                 reach(Step.EGRESS_BEGUN)
                 files = self._write(folder, hour, delivery, before.names if before is not None else frozenset())
             else:
@@ -94,7 +82,7 @@ class Folder:
             reach(Step.EGRESS_WRITTEN)
             # Step 3: the manifest lists them. Files of earlier deliveries are of other revisions
             # and processes.
-            after = of_hour(hour, files, delivery)
+            after = manifest.of_hour(hour, files, delivery)
             begun |= self._begun(folder, storage.names(folder))
             if not storage.replace(path, after.encode(), seen):
                 self._give_up_unless_named(path, after)
@@ -107,7 +95,8 @@ class Folder:
             # Files that another process still writes are found by its list next time, so the list
             # stays until then.
             left = listed - after.names
-            done = {name for name, one in begun.items() if name == begun_name(delivery) or left.isdisjoint(one.files)}
+            own = manifest.begun_name(delivery)
+            done = {name for name, one in begun.items() if name == own or left.isdisjoint(one.files)}
             storage.delete(folder, frozenset(done))
             reach(Step.EGRESS_CLEARED)
             # Step 5: the folder is complete.
@@ -118,7 +107,7 @@ class Folder:
         """The deliveries that processes began, by the file that lists the names of each."""
         found = {}
         for name in listed:
-            seen = self.storage.find(f"{folder}/{name}") if name.startswith(BEGUN) else None
+            seen = self.storage.find(f"{folder}/{name}") if name.startswith(manifest.BEGUN) else None
             if seen is not None and (begun := Begun.decode(seen.body)) is not None:
                 found[name] = begun
         return found
@@ -127,7 +116,7 @@ class Folder:
         count = -(-hour.rows // self.target.file_rows)
         names = [f"{hour.name}-r{hour.revision}-{delivery[:8]}-{i:05}.parquet" for i in range(count)]
         begun = Begun(hour.stream, tuple(names), tuple(sorted(former)))
-        self.storage.put(f"{folder}/{begun_name(delivery)}", begun.encode())
+        self.storage.put(f"{folder}/{manifest.begun_name(delivery)}", begun.encode())
         written: list[ParquetFile] = []
         with hour.batches(self.target.name) as batches:
             # Rows beyond the reserved names are not written: their number is compared below.
@@ -149,7 +138,6 @@ class Folder:
                     writer.write_batch(batch)
                     rows += batch.num_rows
             size = stream.tell()
-        self.storage.synced(path)
         return rows, size
 
     def _give_up_unless_named(self, path: str, after: Manifest) -> None:
@@ -160,10 +148,10 @@ class Folder:
         now = Manifest.decode(path, seen.body) if seen is not None else None
         if now == after:
             return
-        folder = path.removesuffix(f"/{NAME}")
+        folder = path.removesuffix(f"/{manifest.NAME}")
         mine = {name for name in after.names if f"-{after.delivery[:8]}-" in name}
         named = now.names if now is not None else frozenset()
-        self.storage.delete(folder, frozenset(mine - named) | {begun_name(after.delivery)})
+        self.storage.delete(folder, frozenset(mine - named) | {manifest.begun_name(after.delivery)})
         raise Transient(
             f"deliver to {folder}: expected to be the only process, found that another delivered the hour meanwhile; "
             "run it again"

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Any
 
-import duckdb
 import pyarrow as pa
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 
-from anabranch.common.errors import Transient
 from anabranch.common.progress import Progress
 from anabranch.common.remote_errors import lake_errors
 from anabranch.iceberg.snapshots import heads, snapshot_properties
 from anabranch.job import Job
+from anabranch.offsets.hours import Cut
 from anabranch.protocol.deliveries import Delivery
 from anabranch.protocol.erased import Erasures
 from anabranch.protocol.ledger_row import Layer
+from anabranch.protocol.state import load_state
 from serving_layer.changes import HourChange
-from serving_layer.query.datasets import TableFiles, connected, is_reading_failure, plan_files
+from serving_layer.egress.records import Identity
+from serving_layer.query.datasets import TableFiles, connected, plan_files, reading_failures
 
 LOG = logging.getLogger(__name__)
 
@@ -52,6 +54,11 @@ class Batches:
         for batch in self.reader:
             yield batch
             self.progress.step(batch.num_rows)
+
+    def rows(self) -> Iterator[Mapping[str, Any]]:
+        """The rows, one by one."""
+        for batch in self:
+            yield from batch.to_pylist(maps_as_pydicts="strict")
 
 
 @dataclass(frozen=True)
@@ -92,19 +99,24 @@ class Hour:
         progress of their delivery to `target`. Raises Transient when a file cannot be read, also
         while the rows are read."""
         doing = f"egress {target} of stream {self.stream}: hour {self.name}"
-        try:
-            with (
-                lake_errors(f"read hour {self.name}"),
-                connected(_MEMORY) as connection,
-                Progress(LOG, doing, "rows", self.rows) as progress,
-            ):
-                connection.register("hour", self.files.dataset())
-                rows = connection.sql("SELECT * FROM hour ORDER BY kafka_partition, kafka_offset")
-                yield Batches(rows.to_arrow_reader(_BATCH_ROWS), progress)
-        except (duckdb.Error, pa.ArrowException) as error:
-            if not is_reading_failure(error):
-                raise
-            raise Transient(f"read hour {self.name}: expected its files, found: {error}; run it again") from error
+        with (
+            reading_failures(f"read hour {self.name}: expected its files", "; run it again"),
+            lake_errors(f"read hour {self.name}"),
+            connected(_MEMORY) as connection,
+            Progress(LOG, doing, "rows", self.rows) as progress,
+        ):
+            connection.register("hour", self.files.dataset())
+            rows = connection.sql("SELECT * FROM hour ORDER BY kafka_partition, kafka_offset")
+            yield Batches(rows.to_arrow_reader(_BATCH_ROWS), progress)
+
+
+def cut_of(job: Job, hour: Hour) -> tuple[Cut, Identity]:
+    """The hour's places in its topic, which never change, and the identity of their records; of no topic if its cut is
+    no longer known."""
+    state = load_state(job.lake, job.stream.table)
+    accepted = job.ledger.accepted(state, hour.name)
+    cut = accepted.cut if accepted is not None else Cut("", {})
+    return cut, Identity(cut.topic_id, state.timeline.replaced_before(hour.name, cut.topic_id))
 
 
 def is_current(job: Job, hour: Hour) -> bool:

@@ -32,7 +32,7 @@ class At:
 
 
 @dataclass(frozen=True)
-class Position:
+class SenderPosition:
     """The position of the sender, stored with each transaction: the last complete hour in the
     topic, and, between the transactions of the next hour, the last place sent of it."""
 
@@ -52,14 +52,14 @@ class Position:
         return text
 
     @staticmethod
-    def decode(text: str) -> Position:
+    def decode(text: str) -> SenderPosition:
         """Raises ConfigurationError for what `encode` did not write."""
         try:
             data: dict[str, Any] = json.loads(text)
             done, at = data["done"], data["at"]
             if done is not None:
                 done["delivered_at"] = datetime.fromisoformat(done["delivered_at"])
-            return Position(
+            return SenderPosition(
                 data["place"], Delivery(**done) if done is not None else None, At(**at) if at is not None else None
             )
         except (ValueError, KeyError, TypeError) as error:

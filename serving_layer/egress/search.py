@@ -26,8 +26,7 @@ from anabranch.protocol import deliveries
 from anabranch.protocol.deliveries import Delivery
 from anabranch.protocol.publish import new_id
 from serving_layer.egress.bulk import Document, bulks, document, read_answer
-from serving_layer.egress.hour import Hour, Restored, is_current
-from serving_layer.egress.places import cut_of, rows_of
+from serving_layer.egress.hour import Hour, Restored, cut_of, is_current
 from serving_layer.egress.records import places
 
 LOG = logging.getLogger(__name__)
@@ -188,7 +187,7 @@ class Search:
         when the index was deleted meanwhile, and as `Index.send` does."""
         cut, identity = cut_of(self.job, hour)
         with hour.batches(self.target.name) as batches:
-            documents = (document(identity, place, hour.sequence) for place in places(rows_of(batches), cut))
+            documents = (document(identity, place, hour.sequence) for place in places(batches.rows(), cut))
             latest = hour.sequence
             for bulk in bulks(documents, self.target.bulk_documents):
                 latest = self._send(hour, bulk, all_again, latest)

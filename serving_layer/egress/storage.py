@@ -50,10 +50,8 @@ class Storage(Protocol):
         """Write a small file in one step."""
 
     def output(self, path: str) -> AbstractContextManager[IO[bytes]]:
-        """A stream to a new file: on S3 it appears complete at close, elsewhere as it grows."""
-
-    def synced(self, path: str) -> None:
-        """Return once a written file survives a machine failure."""
+        """A stream to a new file: on S3 it appears complete at close, elsewhere as it grows. Once closed, it survives a
+        machine failure."""
 
     def names(self, folder: str) -> frozenset[str]:
         """The names of the files in a folder."""
@@ -95,9 +93,6 @@ class S3Storage(_LakeStorage):
 
     def put(self, path: str, body: bytes) -> None:
         self._store.put(*_on_s3(path), body, _JSON)
-
-    def synced(self, path: str) -> None:
-        return
 
 
 class HdfsStorage:
@@ -150,9 +145,6 @@ class HdfsStorage:
             file.seek(0)
             self._hdfs.write(_on_hdfs(path), file)
 
-    def synced(self, path: str) -> None:
-        return
-
     def names(self, folder: str) -> frozenset[str]:
         return self._hdfs.names(_on_hdfs(folder))
 
@@ -193,7 +185,10 @@ class LocalStorage(_LakeStorage):
         written.rename(target)
         _sync(target.parent)
 
-    def synced(self, path: str) -> None:
+    @contextmanager
+    def output(self, path: str) -> Iterator[IO[bytes]]:
+        with super().output(path) as stream:
+            yield stream
         _sync(local_path(path))
 
 

@@ -20,9 +20,8 @@ from anabranch.protocol.deliveries import Delivery
 from anabranch.protocol.publish import new_id
 from serving_layer.changes import pending_hours
 from serving_layer.changes.token import Token
-from serving_layer.egress.hour import Hour
-from serving_layer.egress.places import cut_of, rows_of
-from serving_layer.egress.records import At, Position, chunks, places, value_of
+from serving_layer.egress.hour import Hour, cut_of
+from serving_layer.egress.records import At, SenderPosition, chunks, places, value_of
 
 LOG = logging.getLogger(__name__)
 
@@ -35,7 +34,7 @@ class Topic:
     job: Job
     target: TopicTarget
     producer: TransactionalProducer
-    position: Position
+    position: SenderPosition
 
     def last(self) -> Delivery | None:
         """The newest delivery by Kafka, or by the table once Kafka has forgotten it; None when the
@@ -79,13 +78,13 @@ class Topic:
         else:
             sent = (-1, -1)
         with hour.batches(self.target.name) as batches:
-            placed = places(rows_of(batches), cut)
+            placed = places(batches.rows(), cut)
             left = ((p, o, row) for p, o, row in placed if (p, o) > sent)
             for chunk, is_last in chunks(left, self.target.transaction_rows):
                 if is_last:
-                    position = Position(place, delivery)
+                    position = SenderPosition(place, delivery)
                 else:
-                    position = Position(place, self.position.done, At(hour.name, hour.source, *chunk[-1][:2]))
+                    position = SenderPosition(place, self.position.done, At(hour.name, hour.source, *chunk[-1][:2]))
                 headers = (("hour", hour.name.encode()), ("revision", str(hour.revision).encode()))
                 records = [
                     Outgoing(identity.key_of(p, o), value_of(row) if row is not None else None, headers)
@@ -110,5 +109,5 @@ def open_topic(job: Job, target: TopicTarget) -> Iterator[Topic]:
     with closing(TransactionalProducer(job.environment.kafka, name)) as producer:
         # Read after all other producers are fenced.
         text = producer.committed(target.topic, job.kafka)
-        position = Position.decode(text) if text is not None else Position(place)
-        yield Topic(job, target, producer, position if position.place == place else Position(place))
+        position = SenderPosition.decode(text) if text is not None else SenderPosition(place)
+        yield Topic(job, target, producer, position if position.place == place else SenderPosition(place))

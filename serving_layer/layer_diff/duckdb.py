@@ -17,7 +17,6 @@ from pyiceberg.manifest import DataFile
 from pyiceberg.schema import Schema, index_by_id
 from pyiceberg.table import Table
 
-from anabranch.common.errors import Transient
 from anabranch.common.output import text
 from anabranch.iceberg.hour_files import files_of
 from anabranch.iceberg.snapshots import heads
@@ -26,7 +25,7 @@ from anabranch.offsets.partition_sql import within
 from anabranch.offsets.position import Ranges
 from serving_layer.layer_diff.columns import held_fields, once_floats
 from serving_layer.layer_diff.kinds import KIND, SAMPLE, SHOWN, Difference, to_difference
-from serving_layer.query.datasets import connected, is_reading_failure, plan_files, quoted
+from serving_layer.query.datasets import connected, plan_files, quoted, reading_failures
 from serving_layer.query.reading import QueryProgress
 
 _MEMORY = "2GB"  # larger results spill to disk
@@ -164,12 +163,12 @@ class Comparison:
         return int(self._ask(sql)[0]["n"])
 
     def _ask(self, sql: str) -> list[dict[str, Any]]:
-        with _reading():
+        with reading_failures("compare: expected to read every data file"):
             rows: list[dict[str, Any]] = self._connection.sql(sql).to_arrow_table().to_pylist()
             return rows
 
     def _run(self, sql: str) -> None:
-        with _reading():
+        with reading_failures("compare: expected to read every data file"):
             self._connection.execute(sql)
 
 
@@ -240,16 +239,10 @@ def has_same_rows(table: Table, hour: str, one: str, other: str) -> bool:
     with reading.show_progress(f"compare hour {hour}"), connected(_MEMORY) as connection:
         for view, branch in (("one", one), ("other", other)):
             connection.register(view, plan_files(name, table, at[branch], [hour]).dataset(reading))
-        try:
+        with reading_failures(f"compare hour {hour} of {name}: expected its rows", "; run it again"):
             [(n,)] = connection.execute(
                 "SELECT count(*) FROM ((FROM one EXCEPT ALL FROM other) UNION ALL (FROM other EXCEPT ALL FROM one))"
             ).fetchall()
-        except duckdb.Error as error:
-            if is_reading_failure(error):
-                raise Transient(
-                    f"compare hour {hour} of {name}: expected its rows, found: {error}; run it again"
-                ) from error
-            raise
     return bool(n == 0)
 
 
@@ -281,13 +274,3 @@ def content_types(now: Schema, schemas: Sequence[Schema], files: Sequence[DataFi
         elif not leaves & floats:
             content[field.name] = f"to_json({name})::VARCHAR"
     return content
-
-
-@contextmanager
-def _reading() -> Iterator[None]:
-    try:
-        yield
-    except duckdb.Error as error:
-        if is_reading_failure(error):
-            raise Transient(f"compare: expected to read every data file, found: {error} (run it again)") from error
-        raise

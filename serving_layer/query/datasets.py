@@ -71,6 +71,17 @@ def is_reading_failure(error: Exception) -> bool:
     return isinstance(error, duckdb.IOException) or said.startswith("IO Error") or any(sign in said for sign in signs)
 
 
+@contextmanager
+def reading_failures(expected: str, remedy: str = " (run it again)") -> Iterator[None]:
+    """Raise Transient where a file could not be read inside; other errors as they are."""
+    try:
+        yield
+    except (duckdb.Error, pa.ArrowException) as error:
+        if not is_reading_failure(error):
+            raise
+        raise Transient(f"{expected}, found: {error}{remedy}") from error
+
+
 def columns_only(table: Table) -> ds.Dataset:
     return ds.dataset(table.schema().as_arrow().empty_table())
 

@@ -16,29 +16,26 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyiceberg import types as iceberg
 from pyiceberg.conversions import from_bytes
 from pyiceberg.manifest import DataFile, ManifestFile
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
-from pyiceberg.types import (
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    NestedField,
-    StringType,
-    TimestampType,
-    TimestamptzType,
-)
 
 # Columns whose nulls are a separate case; each doubles the number of cases.
 _CASES_OF = 4
 _MICROS = {"hour": 3_600_000_000, "day": 86_400_000_000}
-_FLOATS = (FloatType, DoubleType)
+_FLOATS = (iceberg.FloatType, iceberg.DoubleType)
 # Types whose bounds Iceberg, Parquet, PyArrow and DuckDB compare in the same way.
-_EXACT = (IntegerType, LongType, DateType, DecimalType, StringType, TimestampType, TimestamptzType)
+_EXACT = (
+    iceberg.IntegerType,
+    iceberg.LongType,
+    iceberg.DateType,
+    iceberg.DecimalType,
+    iceberg.StringType,
+    iceberg.TimestampType,
+    iceberg.TimestamptzType,
+)
 _ORDERED = (*_EXACT, *_FLOATS)
 
 
@@ -103,7 +100,7 @@ def _of_values(
     return None
 
 
-def _of_bounds(columns: pa.Schema, field: NestedField, file: DataFile) -> pc.Expression | None:
+def _of_bounds(columns: pa.Schema, field: iceberg.NestedField, file: DataFile) -> pc.Expression | None:
     kind, id = field.field_type, field.field_id
     if not isinstance(kind, _ORDERED):
         return None

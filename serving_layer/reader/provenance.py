@@ -3,9 +3,11 @@ rows may come."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
+from functools import partial
+from typing import TypeVar
 
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
@@ -20,6 +22,8 @@ from anabranch.protocol.ledger import Ledger
 from anabranch.protocol.ledger_row import Layer, LedgerRow
 from serving_layer.query.datasets import TableFiles
 from serving_layer.reader.selection import Selection, Shown, shown
+
+K = TypeVar("K")
 
 _EPOCH = date(1970, 1, 1)
 
@@ -80,7 +84,7 @@ def _provenance(lake: Lake, stream: Stream, selection: Selection, planned: Table
     snapshot = table.snapshot_by_id(planned.snapshot_id) if planned.snapshot_id else table.current_snapshot()
     assert snapshot is not None
     opened = list({file.file_path: file for scan in planned.scans for file in scan.files}.values())
-    by_hour, by_date = _by_hour(table, opened), _by_date(table, opened)
+    by_hour, by_date = _grouped(opened, partial(hour_of_file, table)), _grouped(opened, partial(_date_of, table))
     if (revision := selection.revision) is not None:
         seen, revisions = shown(table, None), {revision.hour: revision.number}
         seen = Shown(seen.state, "batch")
@@ -98,20 +102,16 @@ def _provenance(lake: Lake, stream: Stream, selection: Selection, planned: Table
     )
 
 
-def _by_hour(table: Table, files: Iterable[DataFile]) -> dict[str, list[DataFile]]:
-    by_hour: dict[str, list[DataFile]] = {}
+def _grouped(files: Iterable[DataFile], key: Callable[[DataFile], K]) -> dict[K, list[DataFile]]:
+    groups: dict[K, list[DataFile]] = {}
     for file in files:
-        by_hour.setdefault(hour_of_file(table, file), []).append(file)
-    return by_hour
+        groups.setdefault(key(file), []).append(file)
+    return groups
 
 
-def _by_date(table: Table, files: Iterable[DataFile]) -> dict[date, list[DataFile]]:
-    by_date: dict[date, list[DataFile]] = {}
-    for file in files:
-        names = [field.name for field in table.specs()[file.spec_id].fields]
-        days = file.partition[names.index("event_date")]
-        by_date.setdefault(_EPOCH + timedelta(days=days), []).append(file)
-    return by_date
+def _date_of(table: Table, file: DataFile) -> date:
+    names = [field.name for field in table.specs()[file.spec_id].fields]
+    return _EPOCH + timedelta(days=file.partition[names.index("event_date")])
 
 
 def accepted_revisions(

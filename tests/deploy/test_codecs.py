@@ -61,7 +61,7 @@ def produce(bootstrap_servers: str, parts: list[Part], at: datetime) -> None:
         for v in p.values("java", at)
     ]
     command = [
-        require_java().executable,
+        require_java(),
         "-cp",
         ":".join(map(str, ensure_jars().broker)),
         PRODUCE,

@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 
 from anabranch.offsets.position import Ranges
 from anabranch.records.reshape import to_schema
-from serving_layer.layer_diff import kinds
+from serving_layer.layer_diff import spark as layer_diff
 from serving_layer.layer_diff.duckdb import compare_hashes
 from serving_layer.layer_diff.kinds import SAMPLE, Difference
 
@@ -28,8 +28,8 @@ def rows(spark: SparkSession, *values: tuple[Any, ...]) -> DataFrame:
 
 def compare(speed: DataFrame, batch: DataFrame, removed: DataFrame, unread: Ranges) -> Difference:
     """What Spark finds; of the rows of a small hour, without Spark, the same is found."""
-    found = kinds.compare(speed, batch, removed, unread)
-    assert compare_hashes(*kinds.read_hashes(speed, batch), removed.toArrow(), unread) == found
+    found = layer_diff.compare(speed, batch, removed, unread)
+    assert compare_hashes(*layer_diff.read_hashes(speed, batch), removed.toArrow(), unread) == found
     return found
 
 

@@ -40,7 +40,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of the commands that remedies name beside ours: Kafka's, of which the broker's jars hold one."""
     folder = tmp_path_factory.mktemp("tools")
-    java, class_path = require_java().executable, ":".join(map(str, jars.ensure_jars().broker))
+    java, class_path = require_java(), ":".join(map(str, jars.ensure_jars().broker))
     command = f"{java} -XX:TieredStopAtLevel=1 -cp {class_path} kafka.admin.ConfigCommand"
     (folder / "kafka-configs.sh").write_text(f'#!/bin/sh\nexec {command} "$@"\n')
     (folder / "kafka-configs.sh").chmod(0o755)

@@ -19,7 +19,7 @@ from anabranch.offsets.position import Ranges, size
 from anabranch.records import REFUSED_FIELD, UNKNOWN, assign_hours, trim
 from batch_layer.balance import Counted
 from batch_layer.offset_counts import DRIFTS, ReadCounts, count, count_few, count_few_read, count_read, missing_offsets
-from serving_layer.layer_diff.kinds import compare
+from serving_layer.layer_diff.spark import compare
 from speed_layer.plan import assign
 
 FIRST = "2026-01-01T00"

@@ -17,7 +17,7 @@ from world import World, past_hour, spread
 from anabranch.common.errors import ConfigurationError, PositionError, Terminal, Transient
 from anabranch.job import open_jobs
 from anabranch.offsets.hours import start_of
-from batch_layer.many_streams import Outcome, run_streams
+from batch_layer.many_streams import StreamOutcome, run_streams
 from batch_layer.rebuild import RebuildRequest
 from batch_layer.stream_run import StreamRun
 
@@ -118,7 +118,7 @@ def test_named_hours_of_many_streams_are_exact_though_one_stream_fails(world: Ca
         send_hours(one, *hours)
         one.apply()
 
-    def run(restate: bool = False) -> dict[str, Outcome]:
+    def run(restate: bool = False) -> dict[str, StreamOutcome]:
         def work(stream: StreamRun) -> None:
             stream.rebuild(frozenset(HOURS[:2]), RebuildRequest(restate, why="a test" if restate else None))
 

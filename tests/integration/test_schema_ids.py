@@ -41,7 +41,7 @@ class Stream:
 
     def __init__(self, one: World, registry: SchemaRegistry) -> None:
         self.one, self.registry = one, registry
-        self.arm = MicroBatches(one.job.environment, one.job.stream, one.job.lake, one.job.kafka)
+        self.arm = MicroBatches(one.job)
         self._next = 0
 
     def new(self, *more: str) -> tuple[int, dict[str, Any]]:

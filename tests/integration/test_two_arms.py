@@ -271,7 +271,7 @@ def test_the_error_of_a_publish_is_raised_by_the_next_call(three_hours: World) -
 
 def _arm(one: World) -> MicroBatches:
     job = one.job
-    return MicroBatches(job.environment, job.stream, job.lake, job.kafka)
+    return MicroBatches(job)
 
 
 def _ends(one: World) -> Offsets:

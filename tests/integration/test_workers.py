@@ -107,7 +107,7 @@ def arm() -> Iterator[Callable[[World], MicroBatches]]:
 
     def make(one: World) -> MicroBatches:
         job = one.job
-        made.append(MicroBatches(job.environment, job.stream, job.lake, job.kafka))
+        made.append(MicroBatches(job))
         return made[-1]
 
     yield make

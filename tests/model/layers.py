@@ -33,7 +33,7 @@ from batch_layer import balance
 from batch_layer import plan as batch_plan
 from speed_layer import compaction_plan
 from speed_layer import plan as speed_plan
-from speed_layer.plan import Next, Plan, Read, Skip, StagedBatch
+from speed_layer.plan import HourToRead, Next, Plan, Skip, StagedBatch
 
 Pieces = tuple[tuple[int, tuple[int, int]], ...]
 LOOKBACK = 1
@@ -124,7 +124,7 @@ class Speed(Publisher):
         if isinstance(step, Skip):
             behind = (step.hours, tuple(sorted(step.to.items())))
             yield f"wants to skip to {step.to}", world, replace(fresh, at="ask", doing="skip", behind=behind)
-        elif isinstance(step, Read):
+        elif isinstance(step, HourToRead):
             first, *rest = [tuple(sorted(r.items())) for r in speed_plan.chunks(step.ranges, self.at_most)]
             pieces: dict[str, Any] = {"ranges": first, "rest": tuple(rest)}
             yield f"wants to read {step.ranges}", world, replace(fresh, at="ask", doing="read", **pieces)
@@ -311,7 +311,7 @@ class Speed(Publisher):
         hour_of_file = {f.file_path: f.hour for f in self.files}
         yield from self.publish(
             world,
-            self.confirming(speed_plan.plan_publish(decided, plan, self.batch, hour_of_file, "")),
+            self.confirming(speed_plan.plan_publish(decided, plan, self.batch, hour_of_file)),
             decided.now,
             in_line=False,
         )

@@ -29,7 +29,7 @@ class ProxiedBroker:
 
     def start(self) -> None:
         """Start, and return once it answers."""
-        java, jars = require_java().executable, ensure_jars().broker
+        java, jars = require_java(), ensure_jars().broker
         process = kafka_broker.start(
             self.daemon, java, jars, self.port, self.proxy.port, advertised_port=self.proxy.port
         )

@@ -54,7 +54,7 @@ def running_hdfs(folder: Path) -> Iterator[str]:
     """The name node's address, for a `with`."""
     url = f"http://{HOST}:{(port := free_port())}"
     jars = ":".join(map(str, class_path()))
-    command = [str(require_java().executable), "-Xmx400m", "-XX:TieredStopAtLevel=1", "-cp", jars]
+    command = [str(require_java()), "-Xmx400m", "-XX:TieredStopAtLevel=1", "-cp", jars]
     command += [str(Path(__file__).with_name("Hdfs.java")), str(folder), str(port)]
 
     def answers() -> bool:

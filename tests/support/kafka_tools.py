@@ -34,6 +34,6 @@ def write_scripts(folder: Path) -> None:
             retrieve(_IVY, home, "[artifact]-[revision].[ext]")
     class_path = ":".join(map(str, (jar, *ensure_jars().broker)))
     for name, main in _CLASSES.items():
-        java = f"{require_java().executable} -XX:TieredStopAtLevel=1 -cp {class_path} {main}"
+        java = f"{require_java()} -XX:TieredStopAtLevel=1 -cp {class_path} {main}"
         (folder / name).write_text(f'#!/bin/sh\nexec {java} "$@"\n')
         (folder / name).chmod(0o755)

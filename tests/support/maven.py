@@ -15,7 +15,7 @@ def retrieve(ivy_xml: str, into: Path, pattern: str) -> None:
     into.mkdir(parents=True, exist_ok=True)
     (into / "ivy.xml").write_text(ivy_xml)
     ivy = sorted((spark_home() / "jars").glob("ivy-*.jar"))[-1]
-    command = [str(require_java().executable), "-jar", str(ivy), "-cache", str(cache_folder() / "ivy")]
+    command = [str(require_java()), "-jar", str(ivy), "-cache", str(cache_folder() / "ivy")]
     command += ["-ivy", str(into / "ivy.xml"), "-retrieve", f"{into}/{pattern}"]
     resolved = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert resolved.returncode == 0, resolved.stdout[-2000:]

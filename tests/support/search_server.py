@@ -44,7 +44,7 @@ def ensure_jars() -> Path:
 def running_search(folder: Path) -> Iterator[str]:
     """A node's address, for a `with`. It takes requests of 64 KB at most; it creates no index unasked."""
     url = f"http://{HOST}:{(port := free_port())}"
-    command = [str(require_java().executable), "-Xmx400m", "-XX:TieredStopAtLevel=1", "-cp", f"{ensure_jars()}/*"]
+    command = [str(require_java()), "-Xmx400m", "-XX:TieredStopAtLevel=1", "-cp", f"{ensure_jars()}/*"]
     command += [str(Path(__file__).with_name("Search.java")), str(folder), str(port)]
 
     def answers() -> bool:

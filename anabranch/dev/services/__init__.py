@@ -106,7 +106,7 @@ def up(
     progress = progress or (lambda _: None)
     access_key = access_key or os.environ.get("AWS_ACCESS_KEY_ID") or ACCESS_KEY
     secret_key = secret_key or os.environ.get("AWS_SECRET_ACCESS_KEY") or SECRET_KEY
-    java = require_java().executable
+    java = require_java()
     jars = jars or ensure_jars(progress=progress)
     with _alone(home, progress), ExitStack() as undo:
         s3, kafka = home.s3, home.kafka

@@ -26,36 +26,21 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    BooleanType,
-    DataType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    MapType,
-    StringType,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql import types as T
 
+from anabranch.records.fast_avro import unit_of
 from anabranch.subjects.avro_names import Incompatible, Node, parse
 
 # What Avro's resolution makes of a writer's type (its promotions), by the column's.
-_PLAIN: dict[type[DataType], tuple[str, tuple[str, ...]]] = {
-    StringType: ("string", ("string", "bytes")),
-    BinaryType: ("bytes", ("bytes", "string")),
-    BooleanType: ("boolean", ("boolean",)),
-    IntegerType: ("int", ("int",)),
-    LongType: ("long", ("int", "long")),
-    FloatType: ("float", ("int", "long", "float")),
-    DoubleType: ("double", ("int", "long", "float", "double")),
+_PLAIN: dict[type[T.DataType], tuple[str, tuple[str, ...]]] = {
+    T.StringType: ("string", ("string", "bytes")),
+    T.BinaryType: ("bytes", ("bytes", "string")),
+    T.BooleanType: ("boolean", ("boolean",)),
+    T.IntegerType: ("int", ("int",)),
+    T.LongType: ("long", ("int", "long")),
+    T.FloatType: ("float", ("int", "long", "float")),
+    T.DoubleType: ("double", ("int", "long", "float", "double")),
 }
-_PER_SECOND = {"millis": 1_000, "micros": 1_000_000, "nanos": 1_000_000_000}
 _YEAR_1, _YEAR_10000 = -62_135_596_800, 253_402_300_800  # in seconds
 _SECONDS_A_DAY = 86_400
 _LARGEST_PRECISION = 38
@@ -89,7 +74,7 @@ class Projection:
     values: Mapping[str, Value]
 
 
-def project(types: Mapping[str, DataType], required: Collection[str], text: str) -> Projection:
+def project(types: Mapping[str, T.DataType], required: Collection[str], text: str) -> Projection:
     """The projection of the writer's schema `text` on the columns.
 
     Both schemas are framed: a record of `value` and `frame_end`, 16 bytes, so that who appends 16 bytes to a payload
@@ -129,31 +114,31 @@ class _Resolver:
         fields = [{"name": name, "type": ["null", reader]} for name, reader in readers.items()]
         return {"type": "record", "name": f"anabranch_r{self._records}", "fields": fields}
 
-    def value(self, kind: DataType, node: Node, path: str) -> Value:
+    def value(self, kind: T.DataType, node: Node, path: str) -> Value:
         """How a column of `kind` is read from `node`. Raises Incompatible, naming `path`."""
         if node.kind == "union":
             branches = [self.value(kind, b, path) for b in node.branches if b.kind != "null"]
             if branches and all(branches[0].same_as(other) for other in branches[1:]):
                 return branches[0]
-        elif isinstance(kind, ArrayType) and node.kind == "array":
+        elif isinstance(kind, T.ArrayType) and node.kind == "array":
             return self._array(kind, node, path)
-        elif isinstance(kind, MapType) and node.kind == "map":
+        elif isinstance(kind, T.MapType) and node.kind == "map":
             return self._map(kind, node, path)
-        elif isinstance(kind, StructType) and node.kind == "record":
+        elif isinstance(kind, T.StructType) and node.kind == "record":
             return self._struct(kind, node, path)
-        elif isinstance(kind, DecimalType) and node.logical == "decimal":
+        elif isinstance(kind, T.DecimalType) and node.logical == "decimal":
             return self._decimal(kind, node, path)
-        elif isinstance(kind, DateType) and (node.kind, node.logical) == ("int", "date"):
+        elif isinstance(kind, T.DateType) and (node.kind, node.logical) == ("int", "date"):
             return _date()
-        elif isinstance(kind, TimestampType) and node.kind == "long" and _unit(node.logical):
-            return _timestamp(_unit(node.logical))
-        elif isinstance(kind, StringType) and node.kind == "enum":
+        elif isinstance(kind, T.TimestampType) and node.kind == "long" and unit_of(node.logical):
+            return _timestamp(unit_of(node.logical))
+        elif isinstance(kind, T.StringType) and node.kind == "enum":
             return Value(self._named(node, {"type": "enum", "symbols": node.attributes["symbols"]}))
-        elif isinstance(kind, BinaryType) and node.kind == "fixed" and node.logical != "decimal":
+        elif isinstance(kind, T.BinaryType) and node.kind == "fixed" and node.logical != "decimal":
             return Value(self._named(node, {"type": "fixed", "size": node.attributes["size"]}))
         elif type(kind) in _PLAIN and node.kind in _PLAIN[type(kind)][1] and node.logical != "decimal":
             reader = _PLAIN[type(kind)][0]
-            return Value(reader, broken=_not_utf8) if isinstance(kind, StringType) else Value(reader)
+            return Value(reader, broken=_not_utf8) if isinstance(kind, T.StringType) else Value(reader)
         raise Incompatible(f"{path}: expected what becomes {kind.simpleString()}, found {node.describe()}")
 
     def _named(self, node: Node, definition: dict[str, Any]) -> Any:
@@ -162,7 +147,7 @@ class _Resolver:
         self._defined.add(node.name)
         return {"name": node.name, **definition}
 
-    def _decimal(self, kind: DecimalType, node: Node, path: str) -> Value:
+    def _decimal(self, kind: T.DecimalType, node: Node, path: str) -> Value:
         """Read with as many digits as there can be: bytes may hold more than the writer's schema says, and for a
         smaller precision Spark would cut them off in silence."""
         precision, scale = node.attributes["precision"], node.attributes["scale"]
@@ -183,7 +168,7 @@ class _Resolver:
             lambda read: f"({read} IS NOT NULL AND try_cast({read} {cast} IS NULL)",
         )
 
-    def _array(self, kind: ArrayType, node: Node, path: str) -> Value:
+    def _array(self, kind: T.ArrayType, node: Node, path: str) -> Value:
         inner = self.value(kind.elementType, node.inner, f"{path}[]")
         item = _variable(path)
         return Value(
@@ -192,7 +177,7 @@ class _Resolver:
             lambda read: _any(read, item, inner.broken(item)),
         )
 
-    def _map(self, kind: MapType, node: Node, path: str) -> Value:
+    def _map(self, kind: T.MapType, node: Node, path: str) -> Value:
         inner = self.value(kind.valueType, node.inner, f"{path}{{}}")
         item = _variable(path)
 
@@ -209,7 +194,7 @@ class _Resolver:
             broken,
         )
 
-    def _struct(self, kind: StructType, node: Node, path: str) -> Value:
+    def _struct(self, kind: T.StructType, node: Node, path: str) -> Value:
         present = {
             f.name: self.value(f.dataType, node.fields[f.name], f"{path}.{f.name}")
             for f in kind.fields
@@ -265,13 +250,6 @@ def _date() -> Value:
 def _inside(read: str, first: int, last: int) -> str:
     # Not BETWEEN: Spark plans an extra column for it.
     return f"({read} >= {first}L AND {read} <= {last}L)"
-
-
-def _unit(logical: str) -> int:
-    """Units a second of a logical type that is a timestamp, else 0."""
-    return (
-        _PER_SECOND.get(logical.removeprefix("local-").removeprefix("timestamp-"), 0) if "timestamp-" in logical else 0
-    )
 
 
 def _timestamp(unit: int) -> Value:

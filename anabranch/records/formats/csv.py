@@ -15,19 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from pyspark.sql import DataFrame
-from pyspark.sql.types import (
-    BinaryType,
-    BooleanType,
-    DataType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    StringType,
-    TimestampType,
-)
+from pyspark.sql import types as T
 
 from anabranch.records.checks import Check, error, expected_found
 from anabranch.records.formats import Reading
@@ -57,7 +45,7 @@ class CsvFormat:
         self._delimiter = rf"\x{{{ord(delimiter):x}}}"
         self._delimiter_text = f"decode(X'{delimiter.encode().hex()}', 'UTF-8')"
 
-    def read(self, records: DataFrame, types: Mapping[str, DataType]) -> Reading:
+    def read(self, records: DataFrame, types: Mapping[str, T.DataType]) -> Reading:
         """As `Format.read`."""
         field = rf"(?:{_QUOTED}|[^\x22\r\n{self._delimiter}]*+)"
         line = rf"^(?!\x{{feff}}){field}(?:{self._delimiter}{field})*+(?:\r?\n)?\z"
@@ -78,23 +66,23 @@ def _unquoted(field: str) -> str:
     return f"CASE WHEN {field} = '' THEN NULL WHEN startswith({field}, r'\"') THEN {inner} ELSE {field} END"
 
 
-def _typed(text: str, kind: DataType) -> str:
+def _typed(text: str, kind: T.DataType) -> str:
     """From a field's text to its type; what cannot be read becomes null."""
     cast = f"try_cast({text} AS {kind.simpleString()})"
-    if isinstance(kind, (IntegerType, LongType)):
+    if isinstance(kind, (T.IntegerType, T.LongType)):
         return f"IF({text} RLIKE r'{_INTEGER}', {cast}, NULL)"
-    if isinstance(kind, (FloatType, DoubleType)):
+    if isinstance(kind, (T.FloatType, T.DoubleType)):
         return f"IF({text} RLIKE r'{_NUMBER}' AND abs({cast}) < double('Infinity'), {cast}, NULL)"
-    if isinstance(kind, DecimalType):
+    if isinstance(kind, T.DecimalType):
         return f"IF({text} RLIKE r'{_NUMBER}', {cast}, NULL)"
-    if isinstance(kind, BooleanType):
+    if isinstance(kind, T.BooleanType):
         return f"CASE {text} WHEN 'true' THEN true WHEN 'false' THEN false END"
-    if isinstance(kind, BinaryType):
+    if isinstance(kind, T.BinaryType):
         return f"IF({text} RLIKE r'{_BASE64}', unbase64({text}), NULL)"
     return converted(text, kind)
 
 
-def _checks(types: Mapping[str, DataType]) -> Iterator[Check]:
+def _checks(types: Mapping[str, T.DataType]) -> Iterator[Check]:
     yield Check("value IS NULL", error("null_value", "'expected a line of CSV, found a null value'"))
     yield Check(f"NOT is_valid_utf8({TEXT})", error("invalid_utf8", "'expected UTF-8, found bytes that are not'"))
     yield Check(rf"{TEXT} RLIKE r'^(?:\r?\n)?\z'", error("empty_value", "'expected a line of CSV, found no text'"))
@@ -103,7 +91,7 @@ def _checks(types: Mapping[str, DataType]) -> Iterator[Check]:
     count = f"concat('expected {len(types)} fields, found ', size(_fields))"
     yield Check(f"size(_fields) != {len(types)}", error("wrong_field_count", count))
     for name, kind in types.items():
-        if not isinstance(kind, StringType):
-            code = "unreadable_timestamp" if isinstance(kind, (TimestampType, DateType)) else "wrong_type"
+        if not isinstance(kind, T.StringType):
+            code = "unreadable_timestamp" if isinstance(kind, (T.TimestampType, T.DateType)) else "wrong_type"
             text = expected_found(f"{name}: expected {kind.simpleString()}", f"`_text_{name}`")
             yield Check(f"`_text_{name}` IS NOT NULL AND `_row_{name}` IS NULL", error(code, text))

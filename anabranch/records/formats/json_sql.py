@@ -23,19 +23,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import groupby
 from unicodedata import category
 
-from pyspark.sql.types import (
-    ArrayType,
-    DataType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql import types as T
 
 from anabranch.records.checks import in_the_calendar
 
@@ -76,7 +64,7 @@ _HUGE = (
 _ZONE = r"(Z|[+-]\d{2}(:?\d{2})?)$"
 
 
-def monstrous(types: Mapping[str, DataType]) -> str | None:
+def monstrous(types: Mapping[str, T.DataType]) -> str | None:
     """Whether a value may hold a DECIMAL of endless digits, or an exponent of more than three; None without a column
     of that type.
 
@@ -98,15 +86,15 @@ def monstrous(types: Mapping[str, DataType]) -> str | None:
     return rf"({TEXT} RLIKE r'{named}' OR (contains({TEXT}, r'\u') AND {TEXT} RLIKE r'{_HUGE}'))"
 
 
-def _decimals(name: str, kind: DataType) -> tuple[set[str], bool]:
+def _decimals(name: str, kind: T.DataType) -> tuple[set[str], bool]:
     """The names of fields that are DECIMAL, and whether there are others without a name of their own."""
-    if isinstance(kind, DecimalType):
+    if isinstance(kind, T.DecimalType):
         return {name}, False
-    if isinstance(kind, StructType):
+    if isinstance(kind, T.StructType):
         inside = [_decimals(f.name, f.dataType) for f in kind.fields]
         return {n for names, _ in inside for n in names}, any(loose for _, loose in inside)
-    if isinstance(kind, (ArrayType, MapType)):
-        names, loose = _decimals("", kind.elementType if isinstance(kind, ArrayType) else kind.valueType)
+    if isinstance(kind, (T.ArrayType, T.MapType)):
+        names, loose = _decimals("", kind.elementType if isinstance(kind, T.ArrayType) else kind.valueType)
         return names - {""}, loose or "" in names
     return set(), False
 
@@ -140,14 +128,14 @@ def other_colons(names: Iterable[str]) -> str:
     return f"_colons{''.join(f' - CAST(_value.`{name}` IS NOT NULL AS INT)' for name in names)}"
 
 
-def is_ordinary(shape: StructType, times: Collection[str]) -> str:
+def is_ordinary(shape: T.StructType, times: Collection[str]) -> str:
     """Whether a plain value, read as `_value`, is an object of the shape's fields alone, none twice. Never null.
 
     Of the value's colons one belongs to each field that was read, and others (`_others`) to the texts that were read.
     Where there are no more, there is no other field. A field that is null is not known from one that is missing, so a
     value with one is not ordinary. The texts named by `times`, which always have colons, are looked at first.
     """
-    texts = [f.name for f in shape.fields if isinstance(f.dataType, StringType)]
+    texts = [f.name for f in shape.fields if isinstance(f.dataType, T.StringType)]
     is_enough = ["_others <= 0"]
     for names in ([name for name in texts if name in times], texts):
         if names:
@@ -159,7 +147,7 @@ def _joined(names: Iterable[str]) -> str:
     return ", ".join(["''", *(f"_value.`{name}`" for name in names)])
 
 
-def parse(shape: StructType, depth: int = MAX_DEPTH, unless: str | None = None) -> str:
+def parse(shape: T.StructType, depth: int = MAX_DEPTH, unless: str | None = None) -> str:
     """Read `{"m": [{"#": <hash>}, <value>, {"#": <hash>}]}`, the hash being the value's own; `{"m": [<value>]}` where
     `_plain` holds.
 
@@ -167,8 +155,8 @@ def parse(shape: StructType, depth: int = MAX_DEPTH, unless: str | None = None) 
     hash, so whatever closes the wrapper early, or adds to it, shows: `m` is no longer these three elements.
     """
     mark = "'{\"#\":', _hash, '}'"
-    element = StructType([*shape.fields, StructField("#", StringType())])
-    schema = StructType([StructField("m", ArrayType(element)), StructField("corrupt", StringType())])
+    element = T.StructType([*shape.fields, T.StructField("#", T.StringType())])
+    schema = T.StructType([T.StructField("m", T.ArrayType(element)), T.StructField("corrupt", T.StringType())])
     options = {
         "mode": "PERMISSIVE",
         "columnNameOfCorruptRecord": "corrupt",
@@ -184,16 +172,16 @@ def parse(shape: StructType, depth: int = MAX_DEPTH, unless: str | None = None) 
     return f"from_json({guarded}, '{ddl(schema)}', map({pairs}))"
 
 
-def ddl(schema: StructType) -> str:
+def ddl(schema: T.StructType) -> str:
     return ", ".join(f"`{f.name}` {_sql_type(f.dataType)}" for f in schema.fields)
 
 
-def _sql_type(kind: DataType) -> str:
-    if isinstance(kind, StructType):
+def _sql_type(kind: T.DataType) -> str:
+    if isinstance(kind, T.StructType):
         return "struct<" + ",".join(f"`{f.name}`:{_sql_type(f.dataType)}" for f in kind.fields) + ">"
-    if isinstance(kind, ArrayType):
+    if isinstance(kind, T.ArrayType):
         return f"array<{_sql_type(kind.elementType)}>"
-    if isinstance(kind, MapType):
+    if isinstance(kind, T.MapType):
         return f"map<{_sql_type(kind.keyType)},{_sql_type(kind.valueType)}>"
     return kind.simpleString()
 
@@ -213,26 +201,26 @@ def raw(name: str) -> str:
     return f"_value.`{name}`"
 
 
-def as_read(kind: DataType) -> DataType:
+def as_read(kind: T.DataType) -> T.DataType:
     """What the parser reads for a type: text for dates and timestamps, whose own reading is too lenient."""
-    if isinstance(kind, (TimestampType, DateType)):
-        return StringType()
-    if isinstance(kind, ArrayType):
-        return ArrayType(as_read(kind.elementType))
-    if isinstance(kind, MapType):
-        return MapType(kind.keyType, as_read(kind.valueType))
-    if isinstance(kind, StructType):
-        return StructType([StructField(f.name, as_read(f.dataType)) for f in kind.fields])
+    if isinstance(kind, (T.TimestampType, T.DateType)):
+        return T.StringType()
+    if isinstance(kind, T.ArrayType):
+        return T.ArrayType(as_read(kind.elementType))
+    if isinstance(kind, T.MapType):
+        return T.MapType(kind.keyType, as_read(kind.valueType))
+    if isinstance(kind, T.StructType):
+        return T.StructType([T.StructField(f.name, as_read(f.dataType)) for f in kind.fields])
     return kind
 
 
-def converted(read: str, kind: DataType, level: int = 0) -> str:
+def converted(read: str, kind: T.DataType, level: int = 0) -> str:
     """From what `_as_read` gave to the type itself; text that cannot be read becomes null."""
     if as_read(kind) == kind:
         return read
-    if isinstance(kind, DateType):
+    if isinstance(kind, T.DateType):
         return f"IF({read} RLIKE r'{_DATE}', try_cast({read} AS DATE), NULL)"
-    if isinstance(kind, TimestampType):
+    if isinstance(kind, T.TimestampType):
         # The zone is always written out, so the session's own never counts.
         zoned = f"IF(endswith({read}, 'Z') OR {read} RLIKE r'{_ZONE}', {read}, concat({read}, 'Z'))"
         at = f"try_cast({zoned} AS TIMESTAMP)"
@@ -241,27 +229,27 @@ def converted(read: str, kind: DataType, level: int = 0) -> str:
         inside = in_the_calendar(f"unix_micros({at})")
         return f"IF({read} RLIKE r'{_TIMESTAMP}' AND (NOT ({edge}) OR {inside}), {at}, NULL)"
     item = f"x{level}"
-    if isinstance(kind, ArrayType):
+    if isinstance(kind, T.ArrayType):
         return f"transform({read}, {item} -> {converted(item, kind.elementType, level + 1)})"
-    if isinstance(kind, MapType):
+    if isinstance(kind, T.MapType):
         return f"transform_values({read}, (k{level}, {item}) -> {converted(item, kind.valueType, level + 1)})"
-    assert isinstance(kind, StructType)
+    assert isinstance(kind, T.StructType)
     fields = ", ".join(f"'{f.name}', {converted(f'{read}.`{f.name}`', f.dataType, level)}" for f in kind.fields)
     return f"IF({read} IS NULL, NULL, named_struct({fields}))"
 
 
-def unreadable(read: str, kind: DataType, level: int = 0) -> str:
+def unreadable(read: str, kind: T.DataType, level: int = 0) -> str:
     """Whether a value that the parser let pass is not of its type after all; empty where that cannot be."""
     item = f"y{level}"
-    if isinstance(kind, (FloatType, DoubleType)):
+    if isinstance(kind, (T.FloatType, T.DoubleType)):
         return f"abs({read}) = double('Infinity')"
-    if isinstance(kind, (TimestampType, DateType)):
+    if isinstance(kind, (T.TimestampType, T.DateType)):
         return f"({read} IS NOT NULL AND {converted(read, kind)} IS NULL)"
-    if isinstance(kind, StructType):
+    if isinstance(kind, T.StructType):
         parts = [unreadable(f"{read}.`{f.name}`", f.dataType, level) for f in kind.fields]
         return " OR ".join(f"coalesce({part}, false)" for part in parts if part)
-    if isinstance(kind, (ArrayType, MapType)):
-        inner = unreadable(item, kind.elementType if isinstance(kind, ArrayType) else kind.valueType, level + 1)
-        items = read if isinstance(kind, ArrayType) else f"map_values({read})"
+    if isinstance(kind, (T.ArrayType, T.MapType)):
+        inner = unreadable(item, kind.elementType if isinstance(kind, T.ArrayType) else kind.valueType, level + 1)
+        items = read if isinstance(kind, T.ArrayType) else f"map_values({read})"
         return f"exists({items}, {item} -> coalesce({inner}, false))" if inner else ""
     return ""

@@ -19,7 +19,7 @@ from anabranch.job import Job
 from anabranch.protocol.ledger_row import HourAccount
 from anabranch.spark.java import FIRST_COMPILER
 from batch_layer import compilers
-from batch_layer.many_streams import Outcome
+from batch_layer.many_streams import StreamOutcome
 from batch_layer.rebuild import Result as HourResult
 from batch_layer.summary import print_outcomes
 
@@ -148,14 +148,14 @@ def hour(decision: str, hour: str = HOUR, reason: str | None = None) -> HourResu
 
 
 OUTCOMES = [
-    Outcome("good", (hour("accepted"),)),
-    Outcome("refused", (hour("refused", reason="too few rows"),)),
-    Outcome("beside", (hour("accepted"), hour("refused", "2026-11-21T01"))),
-    Outcome("away", (hour("accepted"),), Transient("Kafka did not answer")),
-    Outcome("recreated", (), PositionError("another topic")),
-    Outcome("broken", (), ConfigurationError("no such key")),
-    Outcome("bug", (), Unexpected("a bug")),
-    Outcome("idle"),
+    StreamOutcome("good", (hour("accepted"),)),
+    StreamOutcome("refused", (hour("refused", reason="too few rows"),)),
+    StreamOutcome("beside", (hour("accepted"), hour("refused", "2026-11-21T01"))),
+    StreamOutcome("away", (hour("accepted"),), Transient("Kafka did not answer")),
+    StreamOutcome("recreated", (), PositionError("another topic")),
+    StreamOutcome("broken", (), ConfigurationError("no such key")),
+    StreamOutcome("bug", (), Unexpected("a bug")),
+    StreamOutcome("idle"),
 ]
 CODES = {"good": 0, "refused": 1, "beside": 0, "away": 75, "recreated": 1, "broken": 2, "bug": 70, "idle": 0}
 

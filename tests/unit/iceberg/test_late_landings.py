@@ -27,6 +27,7 @@ from anabranch.iceberg import lake as lake_module
 from anabranch.iceberg.commits import Change, Commit, Outcome
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.snapshots import BRANCHES, find_staged, has_landed, heads
+from anabranch.job import Job
 from anabranch.offsets.hours import Cut, Timeline, hour_of, shift
 from anabranch.offsets.position import Position, Topic
 from anabranch.protocol import ledger
@@ -280,7 +281,7 @@ class Kafka:
 
 def micro_batches(one: StreamLake, hour: str, kafka: Kafka | None = None) -> MicroBatches:
     """The speed layer's publisher; what Spark would stage is staged without it."""
-    made = cast(Any, MicroBatches(one.environment, one.stream, one.lake, cast(Any, kafka or Kafka())))
+    made = cast(Any, MicroBatches(Job(one.environment, one.stream, one.lake, cast(Any, kafka or Kafka()))))
     made._stage = lambda frame, plan, decided: StagedBatch(
         "t", plan.by_hour, one.stage([(hour, 0, o) for o in range(9)]), one.stage_dead([(hour, 0, 9)], "speed")
     )
@@ -319,7 +320,7 @@ def test_offsets_for_lag_monitors_that_cannot_be_committed_end_no_job(
     hour = hour_of(datetime.now(UTC))
     one = new_lake(tmp_path, timeline=Timeline(hour, hour, {0: 0}))
     batches = cast(Any, micro_batches(one, hour, Refusing()))
-    batches._stage = lambda frame, plan, decided: StagedBatch("t", plan.by_hour, None, None)
+    batches._stage = lambda frame, plan, decided: StagedBatch("t", plan.by_hour, one.stage([]), None)
     with caplog.at_level(logging.WARNING):
         batches.publish(cast(Any, lambda: None), {0: (0, 5)})
         batches.publish(cast(Any, lambda: None), {0: (5, 10)})

@@ -165,7 +165,7 @@ def test_how_long_the_oldest_row_has_waited(tmp_path: Path, ago: int, fresh: int
     # Nothing of it is for `main`: readers have it from the batch layer, or it has no rows.
     served = replace(state, overrides={FIRST: "batch"})
     assert readable_after(served, StagedBatch("t", {}, rows, None), hours, now) is None
-    assert readable_after(state, StagedBatch("t", {}, None, None), {}, now) is None
+    assert readable_after(state, StagedBatch("t", {}, one.stage([]), None), {}, now) is None
 
 
 def reader(one: StreamLake) -> ContentReader:

@@ -176,7 +176,7 @@ def test_rows_that_a_merge_kept_are_not_published_a_second_time(tmp_path: Path) 
         assert plan.next is Next.PUBLISH
         assert batch.rows is not None
         hours = {f.file_path: H0 for f in batch.rows.files}
-        assert lake.publish(plan_publish(decided, plan, batch, hours, ""), state) is Outcome.LANDED
+        assert lake.publish(plan_publish(decided, plan, batch, hours), state) is Outcome.LANDED
         assert lake.rows("main") == rows, "published a second time"
     merge(lake.lake, lake.stream)
     state = lake.state()

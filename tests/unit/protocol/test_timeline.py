@@ -22,7 +22,7 @@ from anabranch.protocol import sealing
 from anabranch.protocol.sealing import KafkaOffsets, ResolvedState, Seen
 from anabranch.protocol.state import Accepted, State
 from anabranch.protocol.topic_change import gone_from_kafka, plan_adopt
-from speed_layer.plan import Read, Skip, assign, chunks, plan_catch_up, within_hours
+from speed_layer.plan import HourToRead, Skip, assign, chunks, plan_catch_up, within_hours
 
 BEGIN = datetime(2026, 11, 21, 3, 30, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
@@ -146,7 +146,7 @@ class World:
                 assert step.to != position.offsets
                 self.publish(decided.timeline, Position(self.id, step.to))
             else:
-                assert isinstance(step, Read)
+                assert isinstance(step, HourToRead)
                 for piece in chunks(step.ranges, 3):
                     self.speed_publish(piece)
         raise AssertionError("the speed layer never comes back")

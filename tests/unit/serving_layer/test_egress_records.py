@@ -14,7 +14,7 @@ from proofs import NOW
 
 from anabranch.common.errors import ConfigurationError, Transient
 from anabranch.offsets.hours import Cut, Timeline, shift
-from anabranch.offsets.position import Position as Position_
+from anabranch.offsets.position import Position
 from anabranch.protocol.deliveries import Delivery
 from anabranch.protocol.topic_change import plan_adopt
 from serving_layer.egress.hour import Hour
@@ -22,7 +22,7 @@ from serving_layer.egress.records import (
     LONGEST,
     At,
     Identity,
-    Position,
+    SenderPosition,
     chunks,
     places,
     value_of,
@@ -63,7 +63,7 @@ def test_the_last_of_several_transactions_counts(items: str, expected: list[tupl
 def test_a_record_in_the_place_of_a_lost_one_has_another_identity() -> None:
     """The hazard: a log that lost its end gives its offsets again, and both records would have one key downstream."""
     timeline = Timeline(FIRST, FIRST, {0: 0})
-    once = plan_adopt(timeline, Position_("T", {0: 100, 1: 7}), "T", {0: 90}, {})
+    once = plan_adopt(timeline, Position("T", {0: 100, 1: 7}), "T", {0: 90}, {})
     before, after = FIRST, once.timeline.open
     timeline = once.timeline
     assert timeline == Timeline.from_json(timeline.to_json())
@@ -75,30 +75,30 @@ def test_a_record_in_the_place_of_a_lost_one_has_another_identity() -> None:
     # What no other record has keeps the key that targets hold already.
     assert [then.key_of(p, o) for p, o in ((0, 100), (0, 89), (1, 6))] == [b"T:0:100", b"T:0:89", b"T:1:6"]
     # A second time.
-    twice = plan_adopt(timeline, Position_("T", {0: 97, 1: 9}), "T", {0: 92}, {}).timeline
+    twice = plan_adopt(timeline, Position("T", {0: 97, 1: 9}), "T", {0: 92}, {}).timeline
     last = Identity("T", twice.replaced_before(shift(after, 1), "T"))
     assert [last.key_of(0, o) for o in (91, 95, 98)] == [b"T~1:0:91", b"T~2:0:95", b"T~1:0:98"]
     assert then == Identity("T", twice.replaced_before(after, "T"))
 
 
 def test_a_log_that_lost_its_end_while_another_was_read_gives_other_identities_too() -> None:
-    away = plan_adopt(Timeline(FIRST, FIRST, {0: 0}), Position_("T", {0: 9}), "U", {0: 0}, {}).timeline
-    back = plan_adopt(away, Position_("U", {0: 4}), "T", {0: 5}, {}).timeline
+    away = plan_adopt(Timeline(FIRST, FIRST, {0: 0}), Position("T", {0: 9}), "U", {0: 0}, {}).timeline
+    back = plan_adopt(away, Position("U", {0: 4}), "T", {0: 5}, {}).timeline
     assert Identity("T", back.replaced_before(back.open, "T")).key_of(0, 6) == b"T~1:0:6"
     assert Identity("U", back.replaced_before(away.open, "U")).key_of(0, 6) == b"U:0:6"
 
 
 def test_a_position_is_read_as_it_was_written() -> None:
     for position in (
-        Position("out (id)"),
-        Position("out (id)", DELIVERY),
-        Position("out (id)", DELIVERY, At(FIRST, "source", 1, 2**40)),
+        SenderPosition("out (id)"),
+        SenderPosition("out (id)", DELIVERY),
+        SenderPosition("out (id)", DELIVERY, At(FIRST, "source", 1, 2**40)),
     ):
-        assert Position.decode(position.encode()) == position
+        assert SenderPosition.decode(position.encode()) == position
     with pytest.raises(ConfigurationError, match="expected a position of its own"):
-        Position.decode("lag monitor")
+        SenderPosition.decode("lag monitor")
     with pytest.raises(Transient, match="run `anabranch merge STREAM`"):
-        Position("out (id)", replace(DELIVERY, token="x" * LONGEST)).encode()
+        SenderPosition("out (id)", replace(DELIVERY, token="x" * LONGEST)).encode()
 
 
 def test_a_record_is_its_identity_and_its_row_as_json() -> None:

@@ -85,7 +85,6 @@ def test_a_jar_listed_twice_is_named(tmp_path: Path) -> None:
 def test_the_cache_can_be_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANABRANCH_CACHE", str(tmp_path / "elsewhere"))
     assert jars.cache_folder() == tmp_path / "elsewhere"
-    assert jars.cache_folder(tmp_path) == tmp_path
 
 
 def _fake_java(folder: Path, prints: str) -> Path:
@@ -136,12 +135,12 @@ def test_a_folder_with_the_jars_of_the_jobs_is_enough_for_the_jobs(
     _sums(tmp_path / "jars.sha256", spark__a=b"a", broker__b=b"b")
     monkeypatch.setattr(jars, "jvm_folder", lambda: tmp_path)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "none"))
-    cache = tmp_path / "cache"
-    folder = _folder(cache / "jars" / jars._key(tmp_path), spark__a=b"a")
-    assert jars.ensure_jars(cache, confs=jars.JOBS).spark == (folder / "spark" / "a.jar",)
-    assert jars.cached(cache) == (folder, [])
+    monkeypatch.setenv("ANABRANCH_CACHE", str(tmp_path / "cache"))
+    folder = _folder(tmp_path / "cache" / "jars" / jars._key(tmp_path), spark__a=b"a")
+    assert jars.ensure_jars(confs=jars.JOBS).spark == (folder / "spark" / "a.jar",)
+    assert jars.cached() == (folder, [])
     with pytest.raises(Terminal, match="JAVA_HOME"):
-        jars.ensure_jars(cache)
+        jars.ensure_jars()
     (folder / "spark" / "other.jar").write_bytes(b"x")
     with pytest.raises(Terminal, match="JAVA_HOME"):
-        jars.ensure_jars(cache, confs=jars.JOBS)
+        jars.ensure_jars(confs=jars.JOBS)

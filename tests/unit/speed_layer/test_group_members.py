@@ -79,7 +79,7 @@ def member(lake: StreamLake, members: list[Member]) -> Make:
             one.start()
             wait_for(lambda: one.is_ready, "the stream to start")
         else:
-            one._continue_from(one._batches.decide({0: (0, 0)}))
+            one._continue_from(one.batches.decide({0: (0, 0)}))
         return one
 
     return make
@@ -133,9 +133,9 @@ def test_a_new_decision_is_made_only_where_the_last_one_does_not_reach(member: M
     group._publish({"events": Waiting(RANGES, 1.0, True)}, 2.0)
     work = handed(one)
     assert (work.ranges, work.only_decide, work.prepared) == (RANGES, False, None)
-    decided = one._batches._decided
+    decided = one.batches._decided
     assert decided is not None
-    one._batches._decided = dataclasses.replace(decided, now=decided.now - timedelta(hours=1))
+    one.batches._decided = dataclasses.replace(decided, now=decided.now - timedelta(hours=1))
     group._publish({"events": Waiting(RANGES, 1.0, True)}, 9.0)
     assert handed(one).only_decide and one.last is None
     # Decided again, and an hour has ended again: it is not asked a third time.
@@ -156,7 +156,7 @@ def test_a_stream_whose_own_read_failed_reads_alone_until_it_has_published(
         raise Transient("fetch a topic: expected records, found none")
 
     with monkeypatch.context() as patched:
-        patched.setattr(one._batches, "publish", fail)
+        patched.setattr(one.batches, "publish", fail)
         one.hand(Work(RANGES))
         wait_for(lambda: one.reads_alone and one.is_ready, "the stream to start again")
     published = list[Ranges]()
@@ -165,7 +165,7 @@ def test_a_stream_whose_own_read_failed_reads_alone_until_it_has_published(
         published.append(ranges)
         return 5
 
-    monkeypatch.setattr(one._batches, "publish", publish)
+    monkeypatch.setattr(one.batches, "publish", publish)
     group._publish({"events": Waiting(RANGES, 1.0, True)}, 9.0)
     wait_for(lambda: one.is_ready, "its own read to be published")
     assert (staged, published, one.reads_alone) == (["events"], [RANGES], False)
@@ -175,7 +175,7 @@ def test_a_stream_whose_own_read_failed_reads_alone_until_it_has_published(
 
 def test_an_error_of_one_streams_plan_is_its_own(member: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     one, other, staged = member(is_started=False), member(is_started=False, topic="other"), list[str]()
-    monkeypatch.setattr(one._batches, "prepare", lambda *_: [][0])
+    monkeypatch.setattr(one.batches, "prepare", lambda *_: [][0])
     group = group_of(one=one, other=other)
     monkeypatch.setattr(group, "_stage", lambda prepared, due, asked: staged.extend(prepared))
     group._publish(dict.fromkeys(("one", "other"), Waiting(RANGES, 1.0, True)), 2.0)
@@ -226,7 +226,7 @@ def test_a_stream_that_only_retries_and_one_that_does_not_end_are_named_as_set_a
     def fail(*_: object, **__: object) -> int:
         raise Transient("load table games.events: no answer")
 
-    monkeypatch.setattr(retrying._batches, "publish", fail)
+    monkeypatch.setattr(retrying.batches, "publish", fail)
     retrying.hand(Work(RANGES))
     wait_for(lambda: retrying._tried is not None and retrying.is_ready, "a try that fails, and another start")
     group = group_of(retrying=retrying, waiting=waiting)

@@ -16,8 +16,8 @@ from anabranch.offsets.position import Position, Ranges, size
 from anabranch.protocol.sealing import ResolvedState
 from anabranch.protocol.state import Accepted, State
 from speed_layer.plan import (
+    HourToRead,
     Next,
-    Read,
     Skip,
     StagedBatch,
     assign,
@@ -70,8 +70,8 @@ def test_a_refused_hour_between_two_accepted_ones_is_never_jumped_over() -> None
         position = position | (step.to if isinstance(step, Skip) else {p: e for p, (_, e) in step.ranges.items()})
     assert steps == [
         Skip((H[1],), {0: 20, 1: 2}),
-        Read(H[2], {0: (20, 30), 1: (2, 3)}),
-        Read(H[3], {0: (30, 40), 1: (3, 4)}),
+        HourToRead(H[2], {0: (20, 30), 1: (2, 3)}),
+        HourToRead(H[3], {0: (30, 40), 1: (3, 4)}),
         Skip((H[4],), {0: 50, 1: 5}),
     ]
 
@@ -82,11 +82,11 @@ def test_refused_hours_behind_the_last_accepted_one_are_for_the_stream() -> None
 
 def test_an_hour_that_an_operator_gave_to_the_speed_layer_is_read() -> None:
     state = outage({0: 0, 1: 0}, "aaaaa", overrides={H[0]: "speed"})
-    assert plan_catch_up(state, {0: 0, 1: 0}) == Read(H[0], {0: (0, 10), 1: (0, 1)})
+    assert plan_catch_up(state, {0: 0, 1: 0}) == HourToRead(H[0], {0: (0, 10), 1: (0, 1)})
 
 
 def test_the_missing_offsets_of_an_hour_are_read_by_partition() -> None:
-    assert plan_catch_up(outage({0: 4, 1: 1}, "raaaa"), {0: 4, 1: 1}) == Read(H[0], {0: (4, 10)})
+    assert plan_catch_up(outage({0: 4, 1: 1}, "raaaa"), {0: 4, 1: 1}) == HourToRead(H[0], {0: (4, 10)})
 
 
 def test_forgotten_hours_are_skipped_to_the_first_that_is_remembered() -> None:
@@ -212,13 +212,13 @@ def test_early_staging_equals_the_decision_when_nothing_happens_in_between(
     if plan is None:
         assert size(following) == 0
         return
-    staged = StagedBatch("t", plan.by_hour, None, None)
-    decided_then = plan_micro_batch(after, following, staged)
+    staged = StagedBatch("t", plan.by_hour, Written("files", decided.now, ()), None)
+    decided_then = plan_micro_batch(after, following, staged, decided.now)
     assert decided_then.next is Next.PUBLISH
     assert (plan.todo, plan.hours, plan.trimmed) == (decided_then.todo, decided_then.hours, decided_then.trimmed)
     # Of another log, it is staged again.
     other = replace(after, position=Position("u", after.position.offsets))
-    assert plan_micro_batch(other, following, staged).next is Next.STAGE
+    assert plan_micro_batch(other, following, staged, decided.now).next is Next.STAGE
 
 
 def test_files_without_a_snapshot_are_published_for_half_an_hour_and_then_staged_again() -> None:
@@ -238,7 +238,7 @@ def test_files_without_a_snapshot_are_published_for_half_an_hour_and_then_staged
     with pytest.raises(AssertionError, match="a clock that is read after the state"):
         plan_micro_batch(decided, {0: (5, 7)}, staged)
     plan = plan_micro_batch(decided, {0: (5, 7)}, staged, NOW)
-    assert plan_publish(decided, plan, staged, {}, "new").id == "files"
+    assert plan_publish(decided, plan, staged, {}).id == "files"
 
 
 def test_nothing_is_staged_ahead_where_its_hours_are_yet_to_be_decided() -> None:
