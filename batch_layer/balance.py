@@ -44,7 +44,6 @@ class Balance:
 
     @property
     def partitions(self) -> dict[int, Account]:
-        """The account of each partition of the cut."""
         return {
             p: Account(
                 offsets=end - start,
@@ -59,7 +58,6 @@ class Balance:
 
     @property
     def counts(self) -> HourAccount:
-        """The account of all partitions together."""
         by_class = {name: sum(offsets.values()) for name, offsets in sorted(self.gaps.items()) if sum(offsets.values())}
         return HourAccount(
             offsets=self.cut.offsets,
@@ -186,7 +184,6 @@ def classify_erased(
 
 
 def plus(one: Mapping[int, int], other: Mapping[int, int]) -> Offsets:
-    """The sums by partition."""
     return {p: one.get(p, 0) + other.get(p, 0) for p in sorted({*one, *other})}
 
 

@@ -108,7 +108,6 @@ class _Frames:
 
     @property
     def places(self) -> DataFrame:
-        """The places of all records that were read."""
         places = self.read.places.select(*AT)
         return places if self.erased is None else places.unionByName(self.erased)
 
@@ -125,28 +124,21 @@ class _Unheld:
 
 
 class HourBuilder:
-    """Builds hours of one stream."""
-
     def __init__(self, job: Job, spark: SparkSession) -> None:
         self._job, self._spark = job, spark
         self._stream: Stream = job.stream
         self._catalog = job.environment.catalog.name
-        self._reader = HourReader(job, spark)
+        self.reader = HourReader(job, spark)
         self.passes = Passes(spark)
 
     def use(self, spark: SparkSession) -> None:
-        """Go on with another session of the same Spark."""
         self._spark = spark
-        self._reader.use(spark)
+        self.reader.use(spark)
 
     def follow(self, job: Job) -> None:
         """Go on with the stream's new columns."""
         self._job, self._stream = job, job.stream
-        self._reader = HourReader(job, self._spark)
-
-    def repairable(self) -> dict[str, int]:
-        """By hour, how many dead letters of `main` decode now."""
-        return self._reader.repairable()
+        self.reader = HourReader(job, self._spark)
 
     def build(self, hour: str, cut: Cut, before: int, state: State, decoding: Decoding = Decoding.SAMPLED) -> Built:
         """Stage and check an hour over its revision `before`. Raises PositionError for a recreated topic."""
@@ -198,7 +190,7 @@ class HourBuilder:
         left_out = load_filter(
             self._job.environment, self._job.stream, self._job.ledger, state, cut.topic_id, {hour: cut.ranges}
         )
-        read = self._reader.read(hour, cut, state, decoding if left_out is None else Decoding.SPARK)
+        read = self.reader.read(hour, cut, state, decoding if left_out is None else Decoding.SPARK)
         served = self._served(hour, state, together)
         is_small = cut.offsets <= SMALL
 
@@ -213,7 +205,7 @@ class HourBuilder:
         counts, few = look(read)
         if has_missing(cut.ranges, counts.held):
             self.passes.begin("look for what Kafka did not give")
-            filled = self._reader.fill(read, hour, cut, state)
+            filled = self.reader.fill(read, hour, cut, state)
             if filled.decoded is not read.decoded:
                 counts, few = look(filled)
             read = filled
@@ -302,7 +294,7 @@ class HourBuilder:
                 self._job.lake, stream.table, new_id(), lambda: write_files(certain.pieces, others, files, spec, table)
             )
         except Exception as error:
-            if not self._reader.should_leave_to_spark(error):
+            if not self.reader.should_leave_to_spark(error):
                 raise
             return None
 
@@ -366,7 +358,6 @@ class HourBuilder:
         return count_unknown(frames.read.decoded, frames.counts.drifting)
 
     def _known(self, hour: str, balance: Balance, differing: Difference, state: State) -> RowCountBaseline:
-        """The baseline of the hour's row count, for the quality gate."""
 
         def previous(days: int) -> list[int]:
             before = [hours.shift(hour, -24 * day) for day in range(1, days + 1)]
@@ -406,7 +397,7 @@ class HourBuilder:
         lost, missing = split_missing(missing_offsets(frames.places, incomplete), read.in_kafka)
         seen = self._job.kafka.explain_missing(self._stream.topic, missing) if missing else {}
         if missing:
-            self._reader.require_topic(cut)
+            self.reader.require_topic(cut)
         counts = {name: {p: of.counts.get(name, 0) for p, of in seen.items()} for name in EXPLAINED}
         gaps = classify_gaps({p: of.count for p, of in missing.items()}, counts)
         before = self._job.ledger.partitions_before(state, built.hour)

@@ -8,7 +8,7 @@ from anabranch.common.deadline import Note
 from anabranch.common.errors import AnabranchError
 from anabranch.job import Job
 from anabranch.offsets.hours import hours_between, shift
-from anabranch.offsets.position import size
+from anabranch.offsets.position import ranges_between, size
 from anabranch.operations.reports.status import KAFKA, LAKE
 from anabranch.protocol.state import load_state
 from anabranch.spark.java import FIRST_COMPILER
@@ -39,7 +39,7 @@ def share_of(job: Job, note: Note, span: tuple[str, str] | None) -> float:
         note(KAFKA)
         topic = job.kafka.describe(job.stream.topic)
         ends = job.kafka.stable_ends(topic) if topic is not None else {}
-        offsets += size({p: (state.timeline.start.get(p, 0), end) for p, end in ends.items()})
+        offsets += size(ranges_between(state.timeline.start, ends))
     stream = job.stream
     by_workers = stream.batch.decoder == "workers" and stream.format.type == "json" and stream.archive is None
     return offsets / (_MOST_BY_WORKERS if by_workers else _MOST_BY_SPARK)

@@ -50,16 +50,13 @@ class CertainRecords:
 
     @cached_property
     def count(self) -> int:
-        """The number of certain rows."""
         return self.reports.rows.total()
 
     @cached_property
     def left_count(self) -> int:
-        """The number of records that workers left."""
         return self.reports.left.total()
 
     def rows(self, columns: Sequence[str]) -> DataFrame:
-        """Some columns of the certain rows."""
         data = "keys" if self.keys.issuperset(columns) else "data"
         ddl = ", ".join(f"`{name}` {self.types[name]}" for name in columns)
         return packed.unpacked(self.pieces, [packed.ROWS], ddl, columns, data)
@@ -72,7 +69,6 @@ class CertainRecords:
 
     @property
     def has_records_for_spark(self) -> bool:
-        """Whether there are any such records."""
         return self.left_count + self.reports.compared > 0
 
     def compare(self, decoded: DataFrame, spec: packed.PackSpec) -> CertainRecords:

@@ -58,11 +58,9 @@ class Duplicates:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no row is dropped."""
         return self.few is not None and not len(self.few)
 
     def leave_out(self, rows: DataFrame) -> DataFrame:
-        """The rows without these."""
         if self.is_empty:
             return rows
         return rows.join(_sent(self.places, self.few), AT, "left_anti")

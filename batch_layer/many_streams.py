@@ -64,7 +64,8 @@ def run_stream(
         job = replace(job, stream=stream)
         with counting(tally), remembering_files(), report_lineage(job, *parents) as reporter:
             rebuilder = Rebuilder(job, spark, *parents, tally)
-            run = StreamRun(job, rebuilder, stop, reporter, _turns(turns, rebuilder))
+            of_stream = StreamTurns(turns, rebuilder.use) if turns is not None else None
+            run = StreamRun(job, rebuilder, stop, reporter, of_stream)
             work(run)
         error = None
     except AnabranchError as raised:
@@ -106,7 +107,3 @@ def run_streams(
             outcomes.append(done.result())
             progress.step()
     return outcomes
-
-
-def _turns(turns: Turns | None, rebuilder: Rebuilder) -> StreamTurns | None:
-    return turns.of(rebuilder.use) if turns is not None else None

@@ -25,12 +25,6 @@ DRIFTS = f"size({UNKNOWN}) > 0 AND (NOT is_dead OR error_code = '{REFUSED_FIELD}
 """Whether a decoded record has fields unknown to the schema, and is a row, or would be one without them."""
 
 
-def within_log(ranges: Ranges, log_starts: Offsets) -> Ranges:
-    """The part of the ranges that is still in Kafka's log."""
-    kept = {p: (max(s, log_starts.get(p, 0)), e) for p, (s, e) in ranges.items()}
-    return {p: (s, e) for p, (s, e) in kept.items() if s < e}
-
-
 def count(rows: DataFrame, ranges: Ranges) -> Counted:
     """Count distinct offsets inside the ranges by partition, all rows, and rows outside."""
     counts = _counts(rows, ranges, {"rows": "count(*)"})

@@ -131,7 +131,6 @@ class Rebuilder:
         return self._hours.passes.show_on(progress)
 
     def load(self) -> State:
-        """The current state."""
         return load_state(self._job.lake, self._stream.table)
 
     def seal(self, candidates: Collection[str] | None) -> Sealed:
@@ -176,7 +175,7 @@ class Rebuilder:
         state = self.load()
         self._follow_columns(state.table)
         with explained(self._spark, "read the dead letters"):
-            found = self._hours.repairable()
+            found = self._hours.reader.repairable()
         return {h: n for h, n in found.items() if state.is_accepted(h) and not state.is_expired(h)}
 
     def rebuild(self, hour: str, order: RebuildRequest = _BY_ITSELF) -> Result:

@@ -27,14 +27,6 @@ REBUILD_AFTER = timedelta(days=1)
 _OTHER = {"speed", "maintain", "airflow"}
 
 
-def read_suite(stream: Stream) -> bytes:
-    """The suite's file; the quality gate reports one that cannot be read."""
-    try:
-        return stream.expectations.read_bytes() if stream.expectations is not None else b""
-    except OSError:
-        return b"unreadable"
-
-
 def refusal_basis(stream: Stream, suite: bytes, state: State, hour: str, cut: Cut) -> str:
     """A hash of the inputs of an hour's verdict. Pure."""
     around = stream.batch.lookback_hours
@@ -55,8 +47,13 @@ def refusal_basis(stream: Stream, suite: bytes, state: State, hour: str, cut: Cu
 
 
 def current_basis(stream: Stream, state: State, hour: str, cut: Cut) -> str:
-    """The basis of a verdict on an hour now. Reads the suite's file."""
-    return refusal_basis(stream, read_suite(stream), state, hour, cut)
+    """The basis of a verdict on an hour now. Reads the suite's file; the quality gate reports one that cannot be
+    read."""
+    try:
+        suite = stream.expectations.read_bytes() if stream.expectations is not None else b""
+    except OSError:
+        suite = b"unreadable"
+    return refusal_basis(stream, suite, state, hour, cut)
 
 
 def decision_id(id: str, basis: str) -> str:

@@ -27,11 +27,11 @@ from anabranch.job import Job
 from anabranch.kafka.source import no_records, using
 from anabranch.offsets.hours import Cut
 from anabranch.offsets.partition_sql import inside
-from anabranch.offsets.position import Position, Ranges, Topic, size
+from anabranch.offsets.position import Position, Ranges, Topic, size, trim
 from anabranch.protocol import dead_letters
 from anabranch.protocol.state import State, check_log_end
 from anabranch.protocol.topic_change import gone_from_kafka
-from anabranch.records.formats import Format, open_format
+from anabranch.records.formats import open_format
 from anabranch.records.packed import ROW, PackSpec, pack_spec, packed
 from anabranch.records.reshape import to_schema
 from anabranch.spark.settings import runs_here
@@ -41,7 +41,7 @@ from batch_layer.balance import plus
 from batch_layer.cached import cached
 from batch_layer.decoders import AT, CertainRecords, Decoding, read_certain
 from batch_layer.duplicates import key_hash, names_event
-from batch_layer.offset_counts import DRIFTS, ReadCounts, count_read, within_log
+from batch_layer.offset_counts import DRIFTS, ReadCounts, count_read
 from batch_layer.sizes import SMALL, in_one_task
 from batch_layer.unknown_fields import MOST_BYTES, SAMPLES
 
@@ -140,8 +140,6 @@ class HourRecords:
 
 
 class HourReader:
-    """Reads hours of one stream."""
-
     def __init__(self, job: Job, spark: SparkSession) -> None:
         self._job, self._spark = job, spark
         self._stream = job.stream
@@ -150,12 +148,7 @@ class HourReader:
         self._secret = job.environment.masking_secret
         self._left_most = False
 
-    @property
-    def _reading(self) -> tuple[Stream, Format]:
-        return self._stream, self._format
-
     def use(self, spark: SparkSession) -> None:
-        """Go on with another session of the same Spark."""
         self._spark = spark
 
     def read(self, hour: str, cut: Cut, state: State, decoding: Decoding = Decoding.SAMPLED) -> HourRecords:
@@ -198,7 +191,7 @@ class HourReader:
         topic, kafka = self.require_topic(cut), self._job.kafka
         end = Position(cut.topic_id, dict(cut.ends))
         check_log_end(end, kafka.stable_ends(topic, end.offsets), topic.name, f"the end of hour {hour}")
-        return within_log(cut.ranges, kafka.log_starts(topic))
+        return trim(cut.ranges, kafka.log_starts(topic))
 
     def _of_kafka(self, hour: str, ranges: Ranges, use: Callable[[DataFrame], T]) -> T:
         def with_hour(raw: DataFrame) -> T:
@@ -236,7 +229,7 @@ class HourReader:
 
         try:
             certain = self._of_kafka(hour, ranges, read)
-            decoded = records.decode(certain.for_spark, *self._reading, with_unknown=True, beside=[ROW])
+            decoded = records.decode(certain.for_spark, self._stream, self._format, with_unknown=True, beside=[ROW])
             decoded = self._of_source(decoded, KAFKA, one_in)
             if certain.has_records_for_spark:
                 decoded = cached(decoded, is_lazy=True)
@@ -315,7 +308,10 @@ class HourReader:
         columns = self._spark.table(f"{self._catalog}.{self._stream.table}").schema
         rows = to_schema(read_snapshot(self._spark, self._catalog, self._stream.table, snapshots[0]), columns)
         return [
-            self._as_decoded(rows.where(F.col("ingest_hour") == hour), sources[0]),
+            # They were checked when they were accepted.
+            records.as_decoded(rows.where(F.col("ingest_hour") == hour), self._stream).withColumn(
+                _SOURCE, F.lit(sources[0])
+            ),
             self._decode(self._bytes(snapshots[1]).where(F.col("ingest_hour") == hour), sources[1]),
         ]
 
@@ -328,7 +324,7 @@ class HourReader:
         return self._of_source(self._decoded(raw), source, one_in)
 
     def _decoded(self, raw: DataFrame) -> DataFrame:
-        return records.decode(raw, *self._reading, with_unknown=True, secret=self._secret)
+        return records.decode(raw, self._stream, self._format, with_unknown=True, secret=self._secret)
 
     def _of_source(self, decoded: DataFrame, source: str, one_in: int = 1) -> DataFrame:
         """Decoded records with their source, and without bytes that nothing needs."""
@@ -340,7 +336,3 @@ class HourReader:
         sample += f" AND octet_length(kafka_value) <= {MOST_BYTES}"
         kept["kafka_value"] = F.when(F.expr(f"is_dead OR ({sample})"), F.col("kafka_value"))
         return decoded.withColumns(kept)
-
-    def _as_decoded(self, rows: DataFrame, source: str) -> DataFrame:
-        """Rows of the table in the columns of `records.decode`. They were checked when they were accepted."""
-        return records.as_decoded(rows, self._stream).withColumn(_SOURCE, F.lit(source))

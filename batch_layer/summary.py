@@ -22,7 +22,6 @@ def exit_code(results: Sequence[Result], hours: Collection[str] | None) -> int:
 
 
 def exit_code_of(outcome: StreamOutcome, hours: Collection[str] | None) -> int:
-    """The exit code for one stream of many. Pure."""
     return outcome.error.exit_code if outcome.error is not None else exit_code(outcome.results, hours)
 
 
@@ -37,7 +36,6 @@ def print_outcome(outcome: StreamOutcome, output: str, nothing: str) -> None:
 
 
 def print_outcomes(outcomes: Sequence[StreamOutcome], hours: Collection[str] | None, output: str, nothing: str) -> None:
-    """Print each stream's hours and its error, if any."""
     ordered = sorted(outcomes, key=lambda outcome: outcome.stream)
     if output == "json":
         views = [

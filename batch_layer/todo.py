@@ -71,12 +71,9 @@ def to_recheck(job: Job, state: State) -> dict[str, RebuildRequest]:
 
     Leaves out hours whose restatement was refused.
     """
-    why = {h: _recheck_reason(unread) for h, unread in plan_recheck(state).items()}
+    read = "duplicates rechecked: the speed layer has now read"
+    why = {h: f"{read} {', '.join(unread)} completely" for h, unread in plan_recheck(state).items()}
     return _restatements(job, state, why)
-
-
-def _recheck_reason(unread: Sequence[str]) -> str:
-    return f"duplicates rechecked: the speed layer has now read {', '.join(unread)} completely"
 
 
 def _restatements(job: Job, state: State, why: Mapping[str, str]) -> dict[str, RebuildRequest]:

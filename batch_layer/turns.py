@@ -44,10 +44,6 @@ class Turns:
         self._arrivals = itertools.count()
         self._changed = threading.Condition()
 
-    def of(self, use: Callable[[SparkSession], None]) -> StreamTurns:
-        """The turns of one stream, which has `use` called with its session at the beginning of each."""
-        return StreamTurns(self, use)
-
     def take(self, had: int, hour: str, number: int) -> SparkSession:
         """Wait for `number` places, after streams that had fewer turns than `had` and, with as many, an older hour."""
         ticket = (had, hour, next(self._arrivals))
@@ -76,7 +72,7 @@ class Turns:
 
 
 class StreamTurns:
-    """The turns of one stream, for its thread alone."""
+    """The turns of one stream, for its thread alone. `use` is called with the session at the beginning of each."""
 
     def __init__(self, turns: Turns, use: Callable[[SparkSession], None]) -> None:
         self._turns, self._use = turns, use

@@ -75,7 +75,6 @@ def count_unknown(decoded: DataFrame, drifting: int) -> UnknownFields:
 
 
 def _values(decoded: DataFrame, places: Iterable[At]) -> dict[At, Mapping[str, Any]]:
-    """The objects at some places."""
     if not (ordered := sorted(places)):
         return {}
     at = " OR ".join(f"(kafka_partition = {p} AND kafka_offset = {o})" for p, o in ordered)

@@ -1,5 +1,4 @@
-"""Example: a DAG that starts when an hour of a stream is authoritative. Replace its task by your
-own."""
+"""Example: a DAG that starts when an hour of a stream is authoritative. Replace its task by your own."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""One DAG for each stream: each hour, once it has ended, is sealed, rebuilt by the batch layer,
-merged and verified.
+"""One DAG for each stream: each hour, once it has ended, is sealed, rebuilt by the batch layer, merged and verified.
 
 Wiring only: every task is one `anabranch` command that an operator can run by hand. The hours of a stream with `group:`
 are run by its group's DAG (anabranch_hourly_group.py); this one is then for runs by hand.

@@ -336,6 +336,24 @@ class HourOperator(AnabranchOperator):
     def explain(self) -> Any:
         return self.ask(["explain", self.stream, self.hour])
 
+    def rebuild_hour(self, arguments: Sequence[str], context: Any) -> None:
+        """Rebuild the hour as a child of this task's run in lineage. The reason of a refusal stays on the run: the XCom
+        `refused` of this task, with `hour`, `revision`, `reason` and `at`."""
+        try:
+            self.run_command([*arguments, *_rebuild_arguments(self, context)])
+        except CommandRefused:
+            self.keep_reason(context["ti"])
+            raise
+
+    def keep_reason(self, instance: Any) -> None:
+        try:
+            refusals = self.explain()["refusals"]
+        except AirflowException:
+            self.log.exception("reading the refusal of hour %s failed; the log above has it", self.hour)
+            return
+        if refusals:
+            instance.xcom_push(key="refused", value={"hour": self.hour, **refusals[-1]})
+
 
 class SealOperator(HourOperator):
     """Seals an hour. An hour before the stream's first is skipped, with the following tasks."""
@@ -399,39 +417,25 @@ def _static_uuid(instant: datetime, name: str) -> uuid.UUID:
 
 
 class RebuildOperator(HourOperator):
-    """Rebuilds an hour, by `rebuild_options`, as a child of this task's run in lineage. The reason of a refusal stays
-    on the run: the XCom `refused` of this task, with `hour`, `revision`, `reason` and `at`."""
+    """Rebuilds an hour, by `rebuild_options`."""
 
     def __init__(self, *, stream: str, **kwargs: Any) -> None:
         super().__init__(stream=stream, arguments=["batch", stream, "--hour", HOUR], **kwargs)
 
     def execute(self, context: Any) -> None:
-        run = context["dag_run"]
-        more = rebuild_options(context["params"], run.run_id, run.run_type, run.clear_number or 0)
-        try:
-            self.run_command([*self.arguments, *more, *_parents(self, context["ti"], run)])
-        except CommandRefused:
-            _keep_reason(self, context["ti"])
-            raise
+        self.rebuild_hour(self.arguments, context)
 
 
-def _parents(operator: AnabranchOperator, instance: Any, run: Any) -> list[str]:
+def _rebuild_arguments(operator: AnabranchOperator, context: Any) -> list[str]:
+    """The options of a rebuild by a task: `rebuild_options`, and its runs for lineage."""
+    run = context["dag_run"]
+    options = rebuild_options(context["params"], run.run_id, run.run_type, run.clear_number or 0)
     try:
-        parent, root = lineage_parents(instance, run)
+        parent, root = lineage_parents(context["ti"], run)
     except Exception:
         operator.log.exception("lineage will not name this task; nothing else depends on it")
-        return []
-    return [f"--parent-run={parent}", f"--root-run={root}"]
-
-
-def _keep_reason(operator: HourOperator, instance: Any) -> None:
-    try:
-        refusals = operator.explain()["refusals"]
-    except AirflowException:
-        operator.log.exception("reading the refusal of hour %s failed; the log above has it", operator.hour)
-        return
-    if refusals:
-        instance.xcom_push(key="refused", value={"hour": operator.hour, **refusals[-1]})
+        return options
+    return [*options, f"--parent-run={parent}", f"--root-run={root}"]
 
 
 class VerifyOperator(HourOperator):
@@ -479,7 +483,6 @@ class VerifyOperator(HourOperator):
         return extra
 
     def _is_accepted(self, day: str) -> bool:
-        """Whether all hours of a day are accepted."""
         states = {row["hour"]: row["state"] for row in self.ask(["hours", self.stream])}
         return all(states.get(f"{day}T{hour:02}") == "accepted" for hour in range(24))
 
@@ -502,10 +505,8 @@ class GroupRebuildOperator(AnabranchOperator):
         self.hour = HOUR
 
     def execute(self, context: Any) -> list[dict[str, Any]]:
-        run = context["dag_run"]
-        cleared = run.clear_number or 0
-        more = rebuild_options(context["params"], run.run_id, run.run_type, cleared)
-        command = _command([*self.arguments, *more, *_parents(self, context["ti"], run), "--output", "json"])
+        cleared = context["dag_run"].clear_number or 0
+        command = _command([*self.arguments, *_rebuild_arguments(self, context), "--output", "json"])
         self.log.info("running %s", shlex.join(command))
         last: deque[str] = deque(maxlen=LAST_LINES)
         with _started(command, subprocess.PIPE) as self._process:
@@ -577,17 +578,11 @@ class StreamOfGroupOperator(VerifyOperator):
         return super().execute(context)
 
     def _require_rebuilt(self, context: Any) -> None:
-        run, code = context["dag_run"], self.outcome["exit_code"]
-        cleared = run.clear_number or 0
+        cleared, code = context["dag_run"].clear_number or 0, self.outcome["exit_code"]
         if cleared != self.outcome["cleared"] or code == TRANSIENT:
-            more = rebuild_options(context["params"], run.run_id, run.run_type, cleared)
-            try:
-                self.run_command([*self.rebuild, *more, *_parents(self, context["ti"], run)])
-            except CommandRefused:
-                _keep_reason(self, context["ti"])
-                raise
+            self.rebuild_hour(self.rebuild, context)
         elif code == REFUSED:
-            _keep_reason(self, context["ti"])
+            self.keep_reason(context["ti"])
             raise CommandRefused(f"hour {self.hour} of {self.stream}: {self.outcome['reason']}")
         elif code != 0:
             raise AirflowFailException(f"hour {self.hour} of {self.stream}: exit code {code}: {self.outcome['reason']}")

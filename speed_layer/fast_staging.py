@@ -129,7 +129,6 @@ def stage_rows(rows: DataFrame, spec: TaskSpec, table: Table, attempt: str, bega
 
 
 def at_offsets(frame: DataFrame, offsets: dict[int, list[int]]) -> DataFrame:
-    """The records of these offsets, by partition."""
     return frame.where(f"array_contains(get({arrays(offsets)}, partition), offset)")
 
 
@@ -137,7 +136,7 @@ def warm_up(spark: SparkSession) -> None:
     """Start the workers, so the first micro-batch does not wait a second for them."""
     if can_use_workers(spark):
         at_once = spark.sparkContext.defaultParallelism
-        spark.range(at_once, numPartitions=at_once).mapInArrow(_no_task, "id BIGINT").collect()
+        spark.range(at_once, numPartitions=at_once).mapInArrow(lambda batches: batches, "id BIGINT").collect()
 
 
 def warm_up_decoder(spark: SparkSession, stream: Stream, form: Format) -> int:
@@ -150,10 +149,6 @@ def warm_up_decoder(spark: SparkSession, stream: Stream, form: Format) -> int:
         return len(records.good(decoded, stream).collect()) + len(records.dead(decoded, "", "speed").collect())
     finally:
         record.unpersist()
-
-
-def _no_task(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-    return batches
 
 
 def _totals(reports: list[Row], table: Table, attempt: str, began: datetime) -> tuple[int, Written]:
@@ -194,7 +189,6 @@ class CertainTask:
 
 
 def _certain_task(spec: TaskSpec) -> _Task:
-    """The function that a worker runs on a task's records."""
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
         task = CertainTask(spec)
@@ -217,7 +211,6 @@ def _rows_task(spec: TaskSpec) -> _Task:
 
 
 def report_rows(outputs: list[Output], seen: int, left: Sequence[dict[str, int]] = ()) -> list[dict[str, object]]:
-    """A task's report, as rows of `REPORT`."""
     return [*map(asdict, outputs), {"seen": seen, "left": left}]
 
 

@@ -140,7 +140,6 @@ class Member:
 
     @property
     def is_ready(self) -> bool:
-        """Whether its thread waits for work."""
         return self._ready.is_set()
 
     def note_progress(self, number: int = 1) -> None:
@@ -165,7 +164,6 @@ class Member:
         return not self._thread.is_alive()
 
     def hand(self, work: Work) -> None:
-        """Give a ready stream its next work."""
         self._ready.clear()
         self._inbox.put(work)
 
@@ -183,7 +181,6 @@ class Member:
         self._thread.join(seconds)
 
     def read(self, ranges: Ranges) -> DataFrame:
-        """A stream's own read of its topic."""
         kafka, topic = self.job.environment.kafka, self.job.stream.topic
         return read_ranges(self.spark, kafka, topic, ranges, group=self._reader)
 

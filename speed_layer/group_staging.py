@@ -108,7 +108,6 @@ class _Topic:
 
 
 def _task(parts: Mapping[str, tuple[TaskSpec, tuple[HourRange, ...]]]) -> Callable[..., Iterable[pa.RecordBatch]]:
-    """The function that a worker runs on a task's records."""
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
         topics: dict[str, _Topic] = {}

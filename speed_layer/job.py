@@ -41,7 +41,7 @@ from anabranch.common.temporary import clear_abandoned, temporary_folder
 from anabranch.config import Environment
 from anabranch.job import FollowedJob, Job, StreamFolder, main, open_job, parser
 from anabranch.kafka.source import read_stream
-from anabranch.offsets.position import Offsets, from_keys, to_keys
+from anabranch.offsets.position import Offsets, from_keys, ranges_between, to_keys
 from anabranch.spark import workers
 from anabranch.spark.session import close_session, explain_spark, explained, open_session, stop_on_signal
 from speed_layer import fast_staging
@@ -162,7 +162,7 @@ class SpeedJob:
                     return
                 try:
                     ends = _batch_end(checkpoint, batch_id, stream.topic)
-                    ranges = {p: (starts["offsets"].get(p, 0), e) for p, e in ends.items()}
+                    ranges = ranges_between(starts["offsets"], ends)
                     read_until = clock.time_of(asked["after"]) if reaches_log_end(ranges, limit) else None
                     self._count(self._batches.submit(lambda: batch, ranges, read_until))
                     starts["offsets"] = ends
@@ -190,7 +190,9 @@ class SpeedJob:
                 now, status = clock.elapsed(), query.status
                 if not self._available_now and not status["isTriggerActive"]:
                     asked["after"] = now
-                if _is_idle(status) and not (self._batches.is_publishing or self._batches.has_failed):
+                # The last trigger ended without data to read; before the first trigger the message differs.
+                is_idle = status["message"] == "Waiting for next trigger" and not status["isDataAvailable"]
+                if is_idle and not (self._batches.is_publishing or self._batches.has_failed):
                     self._idle += 1
                     self._note_progress()
             if query.isActive:
@@ -210,7 +212,6 @@ class SpeedJob:
         return self._stop.is_set() or self._batches.has_failed or self._has_new_columns()
 
     def _wait(self) -> None:
-        """Wait for the last micro-batch's publish."""
         try:
             self._count(self._batches.wait())
         except Exception as error:
@@ -223,11 +224,6 @@ class SpeedJob:
             return failure
         LOG.debug("micro-batch failed", exc_info=failure)
         return explain_spark(self._spark, "publish a micro-batch", failure)
-
-
-def _is_idle(status: Mapping[str, Any]) -> bool:
-    """Whether the last trigger ended without data to read; before the first trigger the message differs."""
-    return status["message"] == "Waiting for next trigger" and not status["isDataAvailable"]
 
 
 def _batch_end(checkpoint: Path, batch_id: int, topic: str) -> Offsets:
@@ -293,7 +289,6 @@ class SpeedRuns:
         self._speed: SpeedJob | None = None
 
     def stop(self) -> None:
-        """Stop after the current micro-batch."""
         self._stop.set()
         if self._speed is not None:
             self._speed.stop()

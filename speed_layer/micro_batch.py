@@ -144,7 +144,6 @@ class MicroBatches:
         self._compaction.finish()
 
     def close(self) -> None:
-        """Stop the background threads."""
         self._executor.shutdown()
         self._compaction.close()
 
@@ -483,7 +482,6 @@ class MicroBatches:
     def _stage_without_erased(
         self, frame: DataFrame, plan: Plan, decided: ResolvedState, left_out: ErasureFilter
     ) -> StagedBatch:
-        """Stage the records that no erasure is of."""
         topic_id = decided.position.topic_id
         marks = erasure_marks(decided.state, topic_id, plan.by_hour)
         left = decoded = self._decode(frame, plan, with_errors=True).cache()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -40,8 +41,6 @@ exec "${{ANABRANCH_PYTHON:-python{version}}}" "$@"
 
 @dataclass(frozen=True)
 class Packed:
-    """The archive, and the settings with which a job uses it."""
-
     file: Path
     conf: dict[str, str]
 
@@ -69,7 +68,6 @@ def pack(folder: Path) -> Packed:
 
 
 def _files() -> Iterator[tuple[Path, str]]:
-    """The files of the archive, with their names below `lib`."""
     root = Path(anabranch.__file__).parent.parent
     for package in CODE:
         for path in (root / package).rglob("*"):
@@ -114,8 +112,7 @@ def _with_requirements(names: Iterable[str]) -> list[Distribution]:
 
 def _name_of(requirement: str) -> str:
     """The name in a requirement such as `click<9,>=7; python_version > "3"`. Pure."""
-    end = next((i for i, c in enumerate(requirement) if not (c.isalnum() or c in "-_.")), len(requirement))
-    return requirement[:end]
+    return re.split(r"[^\w.-]", requirement, maxsplit=1)[0]
 
 
 def _add_text(archive: tarfile.TarFile, name: str, text: str) -> None:

@@ -22,6 +22,7 @@ from anabranch.offsets.position import (
     advance,
     classify,
     clip,
+    ranges_between,
     ranges_to_keys,
     size,
     trim,
@@ -48,13 +49,10 @@ class StagedBatch:
 
     @property
     def attempt(self) -> str:
-        """The id under which its rows were staged."""
         return self.rows.id if isinstance(self.rows, Written) else self.rows.wap_id
 
 
 class Next(Enum):
-    """A micro-batch's next step."""
-
     DONE = "its offsets are already published"
     RESTART = "it lies ahead of the position, or in a partition that the position lacks"
     STAGE = "nothing is staged, or the staged rows are outdated"
@@ -218,7 +216,6 @@ class Skip:
 
     @property
     def why(self) -> str:
-        """The reason, for the log."""
         match self.hours:
             case ():
                 return "the hours behind are covered by the batch layer"
@@ -265,7 +262,7 @@ def plan_catch_up(state: State, position: Offsets) -> Skip | HourToRead | None:
         return None
     if not served[0]:
         hour, cut = remaining[0]
-        return HourToRead(hour, clip(cut.ranges, {p: (position.get(p, 0), e) for p, e in cut.ends.items()}))
+        return HourToRead(hour, trim(cut.ranges, position))
     hours: list[str] = []
     to = dict(position)
     for (hour, cut), by_batch in zip(remaining, served, strict=True):
@@ -322,8 +319,7 @@ def _skip_forgotten(state: State, position: Offsets) -> Skip | None:
     """Skip from a position in accepted hours that the state no longer lists to the first hour that it does."""
     cuts = _comparable_cuts(state)
     start = cuts[0][1].starts if cuts else state.timeline.start
-    behind = {p: (position.get(p, 0), s) for p, s in start.items()}
-    if size(behind) == 0 or state.timeline.open == state.timeline.first:
+    if size(ranges_between(position, start)) == 0 or state.timeline.open == state.timeline.first:
         return None
     return Skip((), dict(position) | {p: max(s, position.get(p, 0)) for p, s in start.items()})
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from functools import partial
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from anabranch.common.errors import PositionError, Transient
 from anabranch.common.fail_points import Step, reach
@@ -14,7 +15,7 @@ from anabranch.common.health import NoteProgress
 from anabranch.iceberg.owner import read_owner
 from anabranch.job import Job
 from anabranch.kafka.source import read_ranges
-from anabranch.offsets.position import Offsets, Ranges, to_keys
+from anabranch.offsets.position import Offsets, to_keys
 from anabranch.protocol.apply import apply, is_created, require_columns
 from anabranch.protocol.owner import take_over
 from anabranch.protocol.sealing import check_clock
@@ -94,8 +95,6 @@ class StreamStart:
                 return position.offsets
             LOG.info("stream %s: reading an hour that batch does not serve, by its cut hour=%s", name, step.hour)
             for piece in chunks(step.ranges, job.stream.speed.max_offsets_per_trigger):
-                self._count(self._batches.publish(lambda piece=piece: self._read(piece), piece))  # type: ignore[misc]
+                read = partial(read_ranges, self._spark, job.environment.kafka, job.stream.topic, piece)
+                self._count(self._batches.publish(read, piece))
         raise Transient(f"stream {name}: stopped on request; no data is lost, run it again")
-
-    def _read(self, ranges: Ranges) -> DataFrame:
-        return read_ranges(self._spark, self._job.environment.kafka, self._job.stream.topic, ranges)

@@ -176,7 +176,6 @@ def _refusal(stream: Stream) -> Iterator[Check]:
 
 
 def types_of(columns: Iterable[Column]) -> dict[str, DataType]:
-    """The types of columns, by name."""
     return {c.name: DataType.fromDDL(c.type) for c in columns}
 
 

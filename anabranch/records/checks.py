@@ -123,5 +123,4 @@ def _judge_event_time(bounds: EventTime, shown: Callable[[str], str]) -> Iterato
 
 
 def micros(delta: timedelta) -> int:
-    """A duration in whole microseconds."""
     return delta // timedelta(microseconds=1)

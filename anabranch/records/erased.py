@@ -32,7 +32,6 @@ def find_erased(decoded: DataFrame, erased: ErasureFilter) -> DataFrame:
 
 
 def without(frame: DataFrame, erased: DataFrame) -> DataFrame:
-    """The records of a frame at other places than those of `erased`."""
     return frame.join(erased, [*PLACE], "left_anti")
 
 

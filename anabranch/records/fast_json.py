@@ -354,7 +354,6 @@ def _bytes(text: pa.Array) -> bytes:
 
 
 def is_utf8(value: bytes) -> bool:
-    """Whether bytes are UTF-8."""
     try:
         value.decode()
     except UnicodeDecodeError:

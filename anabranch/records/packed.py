@@ -120,7 +120,6 @@ class Reports:
             self.runs.append((p, first, last))
 
     def as_bytes(self) -> bytes:
-        """As JSON."""
         return json.dumps(vars(self)).encode()
 
     @staticmethod
@@ -138,8 +137,7 @@ class Reports:
 
 
 def pack_spec(stream: Stream, hour: str, one_in: int) -> PackSpec | None:
-    """How workers read the hour's records; None where Spark must: another format, other types, or
-    selected columns.
+    """How workers read the hour's records; None where Spark must: another format, other types, or selected columns.
 
     Records with fields that the schema does not have are certain only if the stream ignores such fields: Spark counts
     them.
@@ -297,7 +295,6 @@ def _piece(kind: str, data: bytes, keys: bytes | None = None) -> pa.RecordBatch:
 
 
 def as_bytes(table: pa.Table) -> bytes:
-    """A table as Arrow's stream."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)

@@ -60,7 +60,6 @@ def write_files(
 
 
 def data_files(table: Table, reports: Iterable[Row]) -> list[DataFile]:
-    """The files that tasks have reported, as manifest entries."""
     return [data_file_of(table, Output(r.path, r.day, r.hour, r.size, bytes(r.footer))) for r in reports]
 
 
@@ -86,7 +85,6 @@ def _write_task(spec: WriteSpec) -> Task:
 
 
 def _kept(table: pa.Table, dropped: dict[int, pa.Array]) -> pa.Table:
-    """The rows whose place is not dropped."""
     partitions, offsets = (table.column(name) for name in PLACE)
     for p in pc.unique(partitions).to_pylist():
         if p in dropped:

@@ -32,10 +32,9 @@ def submit_command(
     """The command line and process environment that run a layer's job, its driver on this machine, with these options
     of its Java; configured ones win.
 
-    On a local master the jars go on the class path as they lie, with the archive of their classes where one was made;
-    a cluster is sent copies. Executors are sent nothing
-    else, since no code of ours runs there. Raises ConfigurationError when the driver is to run elsewhere: its exit code
-    and its signals would be lost.
+    On a local master the jars go on the class path as they lie, with the archive of their classes where one was made; a
+    cluster is sent copies. Executors are sent nothing else, since no code of ours runs there. Raises ConfigurationError
+    when the driver is to run elsewhere: its exit code and its signals would be lost.
     """
     master = environment.spark.master
     if environment.spark.conf.get("spark.submit.deployMode", "client") != "client":

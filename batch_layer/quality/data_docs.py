@@ -312,9 +312,7 @@ def _failed_result(entry: Mapping[str, Any]) -> dict[str, Any]:
         "unexpected_count": count,
         "unexpected_percent": 100 * count / elements,
         # Its pages show a list of values, so put the rows' positions there.
-        "partial_unexpected_list": [_row(row) for row in entry.get("rows") or ()],
+        "partial_unexpected_list": [
+            f"partition {row['partition']}, offset {row['offset']}" for row in entry.get("rows") or ()
+        ],
     }
-
-
-def _row(row: Mapping[str, Any]) -> str:
-    return f"partition {row['partition']}, offset {row['offset']}"

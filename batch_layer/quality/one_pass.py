@@ -87,8 +87,6 @@ def source_type() -> Any:
             return dict(super().resolve_metrics(rest, metrics, runtime_configuration)) | precomputed
 
     class StagedRows(SparkDatasource):  # type: ignore[misc]
-        """A stream's staged rows."""
-
         type: Literal["staged_rows"] = "staged_rows"
         execution_engine_override: ClassVar[Any] = PrecomputedEngine
 

@@ -26,10 +26,6 @@ TYPES = (SPEED, PREVIOUS)
 DAYS, MIN_DAYS = 7, 3
 
 
-def _none(days: int) -> Sequence[int]:
-    return ()
-
-
 @dataclass(frozen=True)
 class RowCountBaseline:
     """The expected row count of an hour, from other sources.
@@ -40,7 +36,7 @@ class RowCountBaseline:
 
     speed_rows: int | None = None
     why: str = "nothing is known of the speed layer"
-    previous: Callable[[int], Sequence[int]] = _none
+    previous: Callable[[int], Sequence[int]] = lambda days: ()
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,6 @@ def describe_failure(
 
 
 def _outcome(result: Mapping[str, Any], raised: str | None, rows: Rows, observed: Any) -> str:
-    """The outcome instead of the expected one."""
     count = result.get("unexpected_count")
     if raised:
         return f"could not be evaluated: {raised}"
@@ -104,7 +103,6 @@ def _without_values(raised: str, columns: Iterable[object]) -> str:
 
 
 def _rows(result: Mapping[str, Any]) -> Rows:
-    """The positions of the unexpected rows in Great Expectations' result."""
     rows = list(result.get("partial_unexpected_index_list") or [])[:SAMPLE]
     return tuple({"partition": row[POSITION[0]], "offset": row[POSITION[1]]} for row in rows)
 

@@ -6,10 +6,9 @@ from serving_layer.changes import changes
     for change in changes("game_events", since=my_token):
         ...  # replace all your rows of change.hour, and store change.token, in one transaction
 
-The changes come from durable data: the ledger's rows, in the order in which they were recorded, and
-the current state of `main`. So a token stays valid when every snapshot of its time has expired.
-Each change is delivered at least once; repeating it changes nothing for a consumer that replaces
-the hour's rows: docs/how-to/follow-changes.md, decision 23.
+The changes come from durable data: the ledger's rows, in the order in which they were recorded, and the current state
+of `main`. So a token stays valid when every snapshot of its time has expired. Each change is delivered at least once;
+repeating it changes nothing for a consumer that replaces the hour's rows: docs/how-to/follow-changes.md, decision 23.
 """
 
 from __future__ import annotations
@@ -70,7 +69,6 @@ class HourChange:
     token: str
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON form."""
         values = {k: v for k, v in vars(self).items() if k not in ("added", "removed", "erasures", "token")}
         files = {"added": self.added, "removed": self.removed}
         return values | {"files": files, "erasures": self.erasures, "token": self.token}

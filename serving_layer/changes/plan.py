@@ -55,7 +55,6 @@ def is_change(row: LedgerRow) -> bool:
 
 
 def is_erasure(row: LedgerRow) -> bool:
-    """Whether a decision is an erasure of rows."""
     of = row.erasure or {}
     return row.decision == "erased" and not of.get("dead") and not of.get(UNSERVED)
 
@@ -73,13 +72,6 @@ def waiting_changes(state: State, first: str) -> list[LedgerRow]:
     return [row for row in state.decisions if is_change(row) and row.hour >= first]
 
 
-def content_of(state: State, hour: str, row: LedgerRow) -> Content:
-    """What `main` serves of an accepted hour; by its newest row if the state no longer lists it. No decision waits
-    then."""
-    accepted = state.accepted.get(hour)
-    return Content(accepted.revision if accepted is not None else row.revision, state.served_by(hour))
-
-
 def plan_given(
     state: State,
     token: Token,
@@ -88,12 +80,11 @@ def plan_given(
     at_most: int,
     erased: Mapping[str, Sequence[LedgerRow]],
 ) -> list[Given]:
-    """The changes for the first `at_most` of `rows` (newest of their hours, behind the token's
-    cursor), and, behind the last row, for decisions that wait in `state` and that the ledger (ids
-    `recorded`) lacks. An hour that is not accepted is not complete: its change follows with its
-    acceptance. An hour that was already given ahead of its row, with the same content, is not given
-    again. Nor is one that has expired: consumers keep what they have of it. `erased`: the erasures
-    behind the token's cursor that the ledger has, by hour.
+    """The changes for the first `at_most` of `rows` (newest of their hours, behind the token's cursor), and, behind the
+    last row, for decisions that wait in `state` and that the ledger (ids `recorded`) lacks. An hour that is not
+    accepted is not complete: its change follows with its acceptance. An hour that was already given ahead of its row,
+    with the same content, is not given again. Nor is one that has expired: consumers keep what they have of it.
+    `erased`: the erasures behind the token's cursor that the ledger has, by hour.
     """
     unrecorded = [row for row in waiting_changes(state, token.first) if row.decision_id not in recorded]
     waiting, erasing = {row.hour: row for row in unrecorded}, erasures_of(unrecorded)
@@ -104,12 +95,16 @@ def plan_given(
     def give(row: LedgerRow, cursor: Cursor | None) -> None:
         hour, was_given = row.hour, ahead.get(row.hour)
         erasures = [*erased.get(hour, ()), *erasing.get(hour, ())]
-        content = content_of(state, hour, row)
+        # By its newest row, if the state no longer lists the hour: no decision waits then.
+        accepted = state.accepted.get(hour)
+        content = Content(accepted.revision if accepted is not None else row.revision, state.served_by(hour))
         if erasures:
             content = replace(content, erased=digest_of(erasures[-1]))
         if hour not in waiting:
             ahead.pop(hour, None)
-        if not state.is_accepted(hour) or state.is_expired(hour) or _covers(was_given, content):
+        # Without an erasure in what is new, one that was given before counts.
+        has_it = was_given is not None and content in (was_given, replace(was_given, erased=""))
+        if not state.is_accepted(hour) or state.is_expired(hour) or has_it:
             return
         if hour in waiting:
             ahead[hour] = content
@@ -123,12 +118,6 @@ def plan_given(
         for row in sorted(waiting.values(), key=lambda r: r.hour):
             give(row, cursor)
     return given
-
-
-def _covers(given: Content | None, content: Content) -> bool:
-    """Whether a consumer has a content by what it was given. Without an erasure in what is new, one that was given
-    before counts."""
-    return given is not None and content in (given, replace(given, erased=""))
 
 
 def token_at(stream: str, rows: Sequence[LedgerRow], snapshot_at: datetime) -> Token:
@@ -145,9 +134,8 @@ def token_at(stream: str, rows: Sequence[LedgerRow], snapshot_at: datetime) -> T
 def replaced(
     token: Token, rows: Iterable[LedgerRow], new: Collection[str]
 ) -> dict[str, tuple[Content, LedgerRow | None]]:
-    """By hour, the content that a consumer with this token got last, and the ledger's row of that
-    content if there is one. `rows`: all rows of these hours; rows with ids in `new` are behind its
-    cursor."""
+    """By hour, the content that a consumer with this token got last, and the ledger's row of that content if there is
+    one. `rows`: all rows of these hours; rows with ids in `new` are behind its cursor."""
     given: dict[str, Content] = {}
     newest: dict[str, Content] = {}
     made_of: dict[tuple[str, Content], LedgerRow] = {}

@@ -1,7 +1,6 @@
-"""Bulk requests to a search engine: their contents, and the engine's answer for each document.
-Pure. Every document is written with the version of the snapshot of `main` that it was read from
-(`external_gte`), so the engine itself keeps documents of later readings:
-https://docs.opensearch.org/latest/api-reference/document-apis/bulk/.
+"""Bulk requests to a search engine: their contents, and the engine's answer for each document. Pure. Every document is
+written with the version of the snapshot of `main` that it was read from (`external_gte`), so the engine itself keeps
+documents of later readings: https://docs.opensearch.org/latest/api-reference/document-apis/bulk/.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ BULK_BYTES = 8 * 1024 * 1024
 
 @dataclass(frozen=True)
 class Document:
-    """The document of a record's place: its row as JSON, or None to delete it. `version`: that of
-    the reading."""
+    """The document of a record's place: its row as JSON, or None to delete it. `version`: that of the reading."""
 
     id: str
     partition: int
@@ -31,7 +29,6 @@ class Document:
 
     @property
     def lines(self) -> bytes:
-        """Its lines of a bulk request."""
         action = {"_id": self.id, "version": self.version, "version_type": "external_gte"}
         kind = "delete" if self.value is None else "index"
         line = json.dumps({kind: action}, separators=(",", ":")).encode() + b"\n"
@@ -74,8 +71,7 @@ def bulks(documents: Iterable[Document], at_most: int, size: int = BULK_BYTES) -
 
 
 def read_answer(documents: Sequence[Document], answer: Any) -> Answered:
-    """The engine's result for each document of a request. Raises ValueError for an answer to
-    another request."""
+    """The engine's result for each document of a request. Raises ValueError for an answer to another request."""
     items = answer.get("items") if isinstance(answer, dict) else None
     if not isinstance(items, list) or len(items) != len(documents):
         raise ValueError(f"expected an item for each of {len(documents)} documents, found {str(answer)[:200]}")

@@ -4,9 +4,8 @@
     ROOT/date=2026-11-20/hour=13/_manifest.json
     ROOT/date=2026-11-20/hour=13/_SUCCESS
 
-The steps keep two promises, whatever ends between them: the manifest names files that are all
-there, of one revision; and while `_SUCCESS` is there, the folder holds the files of the manifest
-and no others.
+The steps keep two promises, whatever ends between them: the manifest names files that are all there, of one revision;
+and while `_SUCCESS` is there, the folder holds the files of the manifest and no others.
 """
 
 from __future__ import annotations
@@ -33,15 +32,12 @@ from serving_layer.egress.storage import Storage, opened
 
 
 def folder_of(root: str, hour: str) -> str:
-    """The folder of an hour. Pure."""
     date, _, of_day = hour.partition("T")
     return f"{root}/date={date}/hour={of_day}"
 
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder target."""
-
     job: Job
     target: FolderTarget
     storage: Storage
@@ -141,9 +137,8 @@ class Folder:
         return rows, size
 
     def _give_up_unless_named(self, path: str, after: Manifest) -> None:
-        """Return when the manifest exists: it was written, and the answer was lost. Otherwise
-        deletes the written files, except those that another process lists in its manifest, and
-        raises Transient."""
+        """Return when the manifest exists: it was written, and the answer was lost. Otherwise deletes the written
+        files, except those that another process lists in its manifest, and raises Transient."""
         seen = self.storage.find(path)
         now = Manifest.decode(path, seen.body) if seen is not None else None
         if now == after:

@@ -56,16 +56,14 @@ class Batches:
             self.progress.step(batch.num_rows)
 
     def rows(self) -> Iterator[Mapping[str, Any]]:
-        """The rows, one by one."""
         for batch in self:
             yield from batch.to_pylist(maps_as_pydicts="strict")
 
 
 @dataclass(frozen=True)
 class Hour:
-    """An accepted hour at a snapshot of `main`. `source` identifies its content: a digest of the
-    names of its data files, which never change. `sequence`: the snapshot's, which orders two
-    contents."""
+    """An accepted hour at a snapshot of `main`. `source` identifies its content: a digest of the names of its data
+    files, which never change. `sequence`: the snapshot's, which orders two contents."""
 
     stream: str
     name: str
@@ -78,7 +76,6 @@ class Hour:
     files: TableFiles = field(repr=False, compare=False)
 
     def delivered(self, target: str, place: str, id: str, files: int, token: str) -> Delivery:
-        """The delivery of this hour to a target, now."""
         return Delivery(
             delivery_id=id,
             hour=self.name,
@@ -95,9 +92,8 @@ class Hour:
 
     @contextmanager
     def batches(self, target: str) -> Iterator[Batches]:
-        """All rows with all columns, by partition and offset, with bounded memory; reports the
-        progress of their delivery to `target`. Raises Transient when a file cannot be read, also
-        while the rows are read."""
+        """All rows with all columns, by partition and offset, with bounded memory; reports the progress of their
+        delivery to `target`. Raises Transient when a file cannot be read, also while the rows are read."""
         doing = f"egress {target} of stream {self.stream}: hour {self.name}"
         with (
             reading_failures(f"read hour {self.name}: expected its files", "; run it again"),
@@ -120,9 +116,8 @@ def cut_of(job: Job, hour: Hour) -> tuple[Cut, Identity]:
 
 
 def is_current(job: Job, hour: Hour) -> bool:
-    """Whether the table now serves this content of the hour. If so, a later reading at a target is
-    not of this table: it was delivered before the table was restored to an earlier time. Raises
-    Transient."""
+    """Whether the table now serves this content of the hour. If so, a later reading at a target is not of this table:
+    it was delivered before the table was restored to an earlier time. Raises Transient."""
     stream = job.stream
     table = job.lake.load(stream.table)
     planned = plan_files(stream.table, table, heads(table)["main"], {hour.name})

@@ -1,5 +1,4 @@
-"""The manifest of an hour's folder: the list of its current files; and the work left for an hour.
-Pure."""
+"""The manifest of an hour's folder: the list of its current files; and the work left for an hour. Pure."""
 
 from __future__ import annotations
 
@@ -20,8 +19,6 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class ParquetFile:
-    """A file of an hour's folder, by its name there."""
-
     name: str
     rows: int
     bytes: int
@@ -29,9 +26,8 @@ class ParquetFile:
 
 @dataclass(frozen=True)
 class Manifest:
-    """An hour in a folder. Each process that writes the folder sets its own `delivery`, and
-    `_SUCCESS` repeats it once the folder contains exactly these files. The other fields are those
-    of `Hour`."""
+    """An hour in a folder. Each process that writes the folder sets its own `delivery`, and `_SUCCESS` repeats it once
+    the folder contains exactly these files. The other fields are those of `Hour`."""
 
     stream: str
     hour: str
@@ -68,7 +64,6 @@ class Manifest:
 
 
 def of_hour(hour: Hour, files: tuple[ParquetFile, ...], delivery: str) -> Manifest:
-    """The manifest of an hour that was written as these files."""
     return Manifest(
         stream=hour.stream,
         hour=hour.name,
@@ -125,8 +120,6 @@ def find_foreign(before: Manifest | None, begun: Iterable[Begun], listed: Iterab
 
 
 class Todo(Enum):
-    """The work left for a folder."""
-
     NOTHING = "it contains the hour"
     FINISH = "the manifest names the hour's files, others may be there too"
     WRITE = "it contains another content, or none"

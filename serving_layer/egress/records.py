@@ -1,5 +1,4 @@
-"""The records of an hour in a topic: keys, values, tombstones, and the position of the sender.
-Pure."""
+"""The records of an hour in a topic: keys, values, tombstones, and the position of the sender. Pure."""
 
 from __future__ import annotations
 
@@ -22,8 +21,7 @@ LONGEST = 4096
 
 @dataclass(frozen=True)
 class At:
-    """The last place of an hour of this content that was sent, in the order of partition and
-    offset."""
+    """The last place of an hour of this content that was sent, in the order of partition and offset."""
 
     hour: str
     source: str
@@ -86,14 +84,12 @@ class Identity:
 
 
 def value_of(row: Mapping[str, Any]) -> bytes:
-    """A row as JSON, in the form of `--output json`."""
     return json.dumps(plain(row), ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def places(rows: Iterable[Mapping[str, Any]], cut: Cut) -> Iterator[tuple[int, int, Mapping[str, Any] | None]]:
-    """Each row with its partition and offset, in that order, and every other place of the cut
-    without a row, since an earlier delivery that the table does not remember may have sent one.
-    `rows` are in that order too."""
+    """Each row with its partition and offset, in that order, and every other place of the cut without a row, since an
+    earlier delivery that the table does not remember may have sent one. `rows` are in that order too."""
     waiting = iter(rows)
     row = next(waiting, None)
     for partition, (start, end) in sorted(cut.ranges.items()):
@@ -109,8 +105,7 @@ def places(rows: Iterable[Mapping[str, Any]], cut: Cut) -> Iterator[tuple[int, i
 
 
 def chunks(items: Iterable[T], size: int) -> Iterator[tuple[list[T], bool]]:
-    """The items in chunks of this size, each with whether it is the last; one empty chunk for no
-    items."""
+    """The items in chunks of this size, each with whether it is the last; one empty chunk for no items."""
     chunk: list[T] = []
     for item in items:
         if len(chunk) == size:

@@ -75,13 +75,11 @@ class Index:
             ) from error
 
     def refresh(self) -> None:
-        """Refresh the index, so readers see the documents."""
         self._ask("POST", "_refresh")
 
     def send(self, documents: Sequence[Document]) -> None:
-        """Write the documents; documents that the engine postpones are sent again. Raises Refused,
-        naming a document, if the engine rejects it; Transient also if the index has a later reading
-        of it."""
+        """Write the documents; documents that the engine postpones are sent again. Raises Refused, naming a document,
+        if the engine rejects it; Transient also if the index has a later reading of it."""
         left, reason = list(documents), ""
         for _ in attempts(doubling(_FIRST_PAUSE, _LONGEST_PAUSE), seconds=_PATIENCE):
             try:
@@ -165,8 +163,7 @@ class Index:
 
 @dataclass(frozen=True)
 class Search:
-    """An open search target. The place names the index with its id: a recreated index is another
-    place."""
+    """An open search target. The place names the index with its id: a recreated index is another place."""
 
     job: Job
     target: SearchTarget

@@ -36,15 +36,13 @@ class Small:
 
 
 class Storage(Protocol):
-    """The operations of a folder target on storage. Each raises Transient, or ConfigurationError
-    for missing rights."""
+    """The operations of a folder target on storage. Each raises Transient, or ConfigurationError for missing rights."""
 
     def find(self, path: str) -> Small | None:
         """A small file, whole; None where there is none."""
 
     def replace(self, path: str, body: bytes, before: Small | None) -> bool:
-        """Replace `before` by a small file in one step; False when another file is there by
-        then."""
+        """Replace `before` by a small file in one step; False when another file is there by then."""
 
     def put(self, path: str, body: bytes) -> None:
         """Write a small file in one step."""
@@ -96,11 +94,10 @@ class S3Storage(_LakeStorage):
 
 
 class HdfsStorage:
-    """By atomic renames of HDFS, and extended attributes that are set once. A small file is
-    replaced in two steps: an attribute of the old file names its successor, once; then the
-    successor is renamed into its place. A process that finds another's name there does the rename
-    for it, so no process waits for one that was killed between the steps. The rename happens once,
-    since its source is gone afterwards.
+    """By atomic renames of HDFS, and extended attributes that are set once. A small file is replaced in two steps: an
+    attribute of the old file names its successor, once; then the successor is renamed into its place. A process that
+    finds another's name there does the rename for it, so no process waits for one that was killed between the steps.
+    The rename happens once, since its source is gone afterwards.
     """
 
     def __init__(self, hdfs: WebHdfs) -> None:

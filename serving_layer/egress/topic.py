@@ -28,8 +28,7 @@ LOG = logging.getLogger(__name__)
 
 @dataclass
 class Topic:
-    """An open topic target. The place names the topic with its id: a recreated topic is another
-    place."""
+    """An open topic target. The place names the topic with its id: a recreated topic is another place."""
 
     job: Job
     target: TopicTarget
@@ -37,10 +36,9 @@ class Topic:
     position: SenderPosition
 
     def last(self) -> Delivery | None:
-        """The newest delivery by Kafka, or by the table once Kafka has forgotten it; None when the
-        topic has a part of an hour that a lost commit had changed, so that every hour is delivered
-        again. Records in the table a delivery whose row a crash prevented. Raises Transient,
-        Terminal for a table of deliveries that is not there."""
+        """The newest delivery by Kafka, or by the table once Kafka has forgotten it; None when the topic has a part of
+        an hour that a lost commit had changed, so that every hour is delivered again. Records in the table a delivery
+        whose row a crash prevented. Raises Transient, Terminal for a table of deliveries that is not there."""
         lake, name = self.job.lake, self.job.stream.egress_table
         recorded = deliveries.newest(lake, name, self.target.name, self.position.place)
         if (done := self.position.done) is None:
@@ -65,9 +63,8 @@ class Topic:
         return True
 
     def deliver(self, hour: Hour, token: str, all_again: bool) -> Delivery:
-        """Send the hour's records that were not sent of this content. A restored table shows by
-        Kafka's position: the changes then give every hour again. Raises Transient, also when
-        another process was started for this topic."""
+        """Send the hour's records that were not sent of this content. A restored table shows by Kafka's position: the
+        changes then give every hour again. Raises Transient, also when another process was started for this topic."""
         place = self.position.place
         delivery = hour.delivered(self.target.name, place, new_id(), 0, token)
         cut, identity = cut_of(self.job, hour)

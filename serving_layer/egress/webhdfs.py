@@ -23,11 +23,6 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
     return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
 
 
-def _without_password(request: requests.PreparedRequest) -> requests.PreparedRequest:
-    """No password, and none of the machine's own .netrc either."""
-    return request
-
-
 class WebHdfs:
     """Files of HDFS by their paths. Each call raises Transient when HDFS is unreachable or not
     ready, and ConfigurationError when it refuses."""
@@ -72,9 +67,8 @@ class WebHdfs:
         return overwrite or bool(answer.json()["boolean"])
 
     def set_once(self, path: str, name: str, value: str) -> str | None:
-        """Set an extended attribute that a file does not have, in one step; returns its value now,
-        whichever process set it. None without a file, and for a file that has replaced the first
-        since."""
+        """Set an extended attribute that a file does not have, in one step; returns its value now, whichever process
+        set it. None without a file, and for a file that has replaced the first since."""
         doing = f"set {name} of hdfs://{path}"
         of_name = {"xattr.name": name}
         to_set = {"xattr.value": value, "flag": "CREATE"}
@@ -118,8 +112,10 @@ class WebHdfs:
                 f"{doing}: expected a redirect within https, found one to {_origin(url)[0]}://{_origin(url)[1]}; make "
                 "HDFS answer by https (dfs.http.policy HTTPS_ONLY), or set hdfs.url to a gateway that does"
             )
-        # A redirect comes from the server: the password is only for the host in the configuration.
-        auth = self._auth if self._auth is not None and _origin(url) == self._origin else _without_password
+        # A redirect comes from the server: the password is only for the host in the configuration. Without one, none of
+        # the machine's own .netrc either.
+        is_ours = self._auth is not None and _origin(url) == self._origin
+        auth = self._auth if is_ours else lambda prepared: prepared
         # `verify` of the request, since REQUESTS_CA_BUNDLE takes precedence over a session's setting.
         options = {"params": parameters, "data": body, "headers": headers, "timeout": _SECONDS, "verify": self._ca}
         answer = http.request(self._session, method, url, doing, "hdfs.url", "hdfs.ca", auth=auth, **options)

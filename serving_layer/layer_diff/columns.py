@@ -13,9 +13,8 @@ if TYPE_CHECKING:
 
 
 def held_fields(schemas: Sequence[Schema], files: Sequence[DataFile]) -> set[int]:
-    """The ids of the fields that all of `files` contain. A field of all the table's `schemas` is in
-    every file. A field that was added later counts unless a file lacks it: that file's rows are
-    null only for that reason.
+    """The ids of the fields that all of `files` contain. A field of all the table's `schemas` is in every file. A field
+    that was added later counts unless a file lacks it: that file's rows are null only for that reason.
     """
     by_id = [_fields(schema) for schema in schemas]
     known = set.intersection(*by_id)

@@ -1,7 +1,6 @@
-"""One hour in both layers, without Spark: the rows that differ side by side, and which row repeats
-which. DuckDB reads the files of the branches. The kind of a row follows the batch job's rule
-(`kinds.KIND`). The speed layer keeps duplicates, so its rows that the batch layer lacks are the
-source for what was removed.
+"""One hour in both layers, without Spark: the rows that differ side by side, and which row repeats which. DuckDB reads
+the files of the branches. The kind of a row follows the batch job's rule (`kinds.KIND`). The speed layer keeps
+duplicates, so its rows that the batch layer lacks are the source for what was removed.
 """
 
 from __future__ import annotations
@@ -35,8 +34,6 @@ KINDS = ("changed", "extra", "missing", "unread", "duplicate")
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a row."""
-
     hour: str
     partition: int
     offset: int
@@ -44,8 +41,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Repeated:
-    """A record that the batch layer removed: its place, its event's key, and the row that it
-    repeats."""
+    """A record that the batch layer removed: its place, its event's key, and the row that it repeats."""
 
     partition: int
     offset: int
@@ -89,7 +85,6 @@ class Comparison:
         return self._number("SELECT count(*) AS n FROM removed"), listed
 
     def difference(self, unread: Ranges) -> Difference:
-        """The difference of the layers, counted."""
         self._judge(unread)
         counts = {row["kind"]: row["n"] for row in self._ask("SELECT kind, count(*) AS n FROM judged GROUP BY kind")}
         differing = sum(counts.get(kind, 0) for kind in ("extra", "changed", "duplicate"))

@@ -1,5 +1,4 @@
-"""The difference of the two layers for one hour: row by row on (partition, offset), by a hash of
-the content.
+"""The difference of the two layers for one hour: row by row on (partition, offset), by a hash of the content.
 
 `KIND` defines the kind of a row once, in SQL that both Spark and DuckDB read: the batch job
 compares in Spark, `anabranch diff` without it.
@@ -50,7 +49,6 @@ class Difference:
 
     @property
     def diff(self) -> Diff:
-        """As the ledger has it."""
         return Diff(self.missing, self.extra, self.changed, self.duplicate, self.unread, self.sample)
 
 

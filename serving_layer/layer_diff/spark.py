@@ -73,9 +73,8 @@ def _kind(kind: DataType, field: NestedField, known: Collection[int], floats: Co
 
 
 def compare(speed: DataFrame, batch: DataFrame, duplicates: DataFrame, unread: Ranges) -> Difference:
-    """Compare the rows of one hour in Spark. All frames have `kafka_partition` and `kafka_offset`,
-    the first two the whole rows. `unread`: the offsets that the speed layer's rows do not account
-    for (`anabranch.protocol.coverage`).
+    """Compare the rows of one hour in Spark. All frames have `kafka_partition` and `kafka_offset`, the first two the
+    whole rows. `unread`: the offsets that the speed layer's rows do not account for (`anabranch.protocol.coverage`).
 
     Digests of blocks of offsets are compared first, and of blocks that differ the rows: one pass, without a shuffle of
     rows, where the layers agree.
@@ -157,9 +156,8 @@ def _in_block(rows: DataFrame, blocks: DataFrame) -> Column:
 
 
 def _hash(content: Sequence[StructField]) -> Column:
-    """A hash of the content. Spark's hash skips nulls, so their positions are hashed too; it
-    refuses maps, so nested values are hashed as text, in the order in which both layers decoded the
-    same bytes."""
+    """A hash of the content. Spark's hash skips nulls, so their positions are hashed too; it refuses maps, so nested
+    values are hashed as text, in the order in which both layers decoded the same bytes."""
     parts = []
     for field in content:
         nested = isinstance(field.dataType, (ArrayType, MapType, StructType))

@@ -1,7 +1,6 @@
-"""Query: an analyst's SQL over the serving tables, with DuckDB and no download. Tables have no
-delete files, so the planned data files are the table: they are given to DuckDB as a PyArrow
-dataset, which keeps projection and filter push-down, and read through the table's own file system
-and credentials.
+"""Query: an analyst's SQL over the serving tables, with DuckDB and no download. Tables have no delete files, so the
+planned data files are the table: they are given to DuckDB as a PyArrow dataset, which keeps projection and filter
+push-down, and read through the table's own file system and credentials.
 """
 
 from __future__ import annotations
@@ -40,8 +39,7 @@ _BATCH_ROWS = 65_536
 
 @dataclass(frozen=True)
 class Selected:
-    """The rows of a table that a query sees: of the table object's snapshot or another, of all
-    ingest hours or some."""
+    """The rows of a table that a query sees: of the table object's snapshot or another, of all ingest hours or some."""
 
     snapshot_id: int | None = None
     hours: Collection[str] | None = None
@@ -53,8 +51,7 @@ Select = Callable[[str, "Table"], Selected]
 
 @dataclass(frozen=True)
 class Derived:
-    """A view under a table's name: SQL over `files`, by the names that `source` gives in the
-    SQL."""
+    """A view under a table's name: SQL over `files`, by the names that `source` gives in the SQL."""
 
     sql: str
     files: Mapping[str, TableFiles]
@@ -227,8 +224,7 @@ def _session(catalog: str) -> Iterator[duckdb.DuckDBPyConnection]:
 
 
 def _lock(connection: duckdb.DuckDBPyConnection) -> None:
-    """Lock the connection before the user's SQL: no access to files, network, extensions or Python
-    variables."""
+    """Lock the connection before the user's SQL: no access to files, network, extensions or Python variables."""
     for setting in (
         "enable_external_access = false",
         "python_enable_replacements = false",
@@ -253,8 +249,7 @@ def _single_reading(connection: duckdb.DuckDBPyConnection, sql: str) -> str:
 
 
 def _mentions(sql: str, name: str) -> bool:
-    """Whether the SQL may read the table: its last name is a word of it. A false positive is
-    harmless."""
+    """Whether the SQL may read the table: its last name is a word of it. A false positive is harmless."""
     last = name.rpartition(".")[2]
     return re.search(rf"(?<!\w){re.escape(last)}(?!\w)", sql, re.IGNORECASE) is not None
 

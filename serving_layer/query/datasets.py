@@ -1,9 +1,7 @@
-"""A table's files for DuckDB: a PyArrow dataset that opens what a query needs, and a connection
-that spills to disk.
+"""A table's files for DuckDB: a PyArrow dataset that opens what a query needs, and a connection that spills to disk.
 
-Tables have no delete files, so the planned data files are the table. They are read through the
-table's own file system and credentials, with projection and filter push-down, and nothing is
-downloaded.
+Tables have no delete files, so the planned data files are the table. They are read through the table's own file system
+and credentials, with projection and filter push-down, and nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -40,8 +38,7 @@ _NOWHERE = LocalFileSystem()
 
 @contextmanager
 def connected(memory: str | None = None) -> Iterator[duckdb.DuckDBPyConnection]:
-    """A new connection, in UTC. Data beyond `memory` (default: most of the machine's) spills to a
-    temporary folder."""
+    """A new connection, in UTC. Data beyond `memory` (default: most of the machine's) spills to a temporary folder."""
     with temporary_folder("query") as folder:
         connection = duckdb.connect(":memory:")
         try:
@@ -88,8 +85,7 @@ def columns_only(table: Table) -> ds.Dataset:
 
 @dataclass(frozen=True)
 class Scan:
-    """One scan of a table: the projected columns, the pushed-down condition, and the files that
-    remain to open."""
+    """One scan of a table: the projected columns, the pushed-down condition, and the files that remain to open."""
 
     columns: tuple[str, ...]
     condition: str | None
@@ -113,7 +109,6 @@ class TableFiles:
 
     @cached_property
     def columns(self) -> pa.Schema:
-        """The table's current columns."""
         schema: pa.Schema = self.table.schema().as_arrow()
         return schema
 
@@ -197,8 +192,7 @@ class TableFiles:
     def _satisfiable(
         self, items: Sequence[T], known_of: Callable[[T], pc.Expression | None], condition: pc.Expression | None
     ) -> Sequence[T]:
-        """The items with a possible row that meets the condition, by PyArrow's simplification of
-        what is known."""
+        """The items with a possible row that meets the condition, by PyArrow's simplification of what is known."""
         if condition is None:
             return items
         cases = null_cases(self.columns, condition)
@@ -215,8 +209,7 @@ class TableFiles:
 
 
 class _PlannedDataset(ds.FileSystemDataset):  # type: ignore[misc]
-    """The dataset for DuckDB: files are chosen when it requests a scanner with columns and a
-    condition."""
+    """The dataset for DuckDB: files are chosen when it requests a scanner with columns and a condition."""
 
     planned: TableFiles
     reading: QueryProgress | None

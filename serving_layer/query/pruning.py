@@ -1,9 +1,8 @@
-"""Pruning: guarantees about the rows of a file, or of a manifest, before it is opened. Pure. A
-guarantee is a PyArrow expression. DuckDB passes pushed-down conditions to PyArrow, which skips
-files without a possible matching row, and treats a condition as met only where the guarantee
-implies it. So DuckDB and PyArrow define the meaning of a condition (nulls, NaN, time zones, LIKE,
-NOT, OR), and no SQL is translated here. A guarantee that is too weak opens a file too many; it is
-never too strong.
+"""Pruning: guarantees about the rows of a file, or of a manifest, before it is opened. Pure. A guarantee is a PyArrow
+expression. DuckDB passes pushed-down conditions to PyArrow, which skips files without a possible matching row, and
+treats a condition as met only where the guarantee implies it. So DuckDB and PyArrow define the meaning of a condition
+(nulls, NaN, time zones, LIKE, NOT, OR), and no SQL is translated here. A guarantee that is too weak opens a file too
+many; it is never too strong.
 """
 
 from __future__ import annotations
@@ -52,8 +51,7 @@ def known_of_file(schema: Schema, columns: pa.Schema, spec: PartitionSpec, file:
 def known_of_manifest(
     schema: Schema, columns: pa.Schema, spec: PartitionSpec, manifest: ManifestFile
 ) -> pc.Expression | None:
-    """The guarantee of the manifest list about the rows of a manifest's files, for `columns`; None
-    for none."""
+    """The guarantee of the manifest list about the rows of a manifest's files, for `columns`; None for none."""
     known = []
     for field, summary in zip(spec.fields, manifest.partitions or (), strict=False):
         if summary.lower_bound is None or summary.upper_bound is None:
@@ -67,9 +65,8 @@ def known_of_manifest(
 
 
 def null_cases(columns: pa.Schema, condition: pc.Expression) -> list[pc.Expression | None]:
-    """The cases beside a guarantee, one of which is true of every row: which of the nullable
-    columns that the condition looks up in a list (IN) are null. PyArrow cannot simplify a list
-    where a value may be null."""
+    """The cases beside a guarantee, one of which is true of every row: which of the nullable columns that the condition
+    looks up in a list (IN) are null. PyArrow cannot simplify a list where a value may be null."""
     text = str(condition)
     listed = [pc.field(c.name) for c in columns if c.nullable and f"is_in({c.name}, " in text][:_CASES_OF]
     return [all_of(case) for case in product(*((column.is_valid(), column.is_null()) for column in listed))]

@@ -62,7 +62,6 @@ class Reader:
         return derive(self.lake, stream, view, state, selected.snapshot_id, selected.hours)
 
     def provenance(self, answer: Answer, selection: Selection) -> list[Provenance]:
-        """The provenance of an answer whose rows were read."""
         return provenance(self.lake, self.streams, selection, answer.files)
 
 

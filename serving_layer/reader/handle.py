@@ -210,9 +210,8 @@ def open_table(
     """A stream's table, to be read: as it is, or `as_of` a tag, a branch, a snapshot's id or a time; of all hours, or
     of accepted ones alone. `conf` is the configuration folder (default: ANABRANCH_CONF, else conf).
 
-    Nothing is opened yet but the configuration, and the catalog where the stream may be a family's or
-    its columns are those of its subject. Raises
-    ConfigurationError, Transient.
+    Nothing is opened yet but the configuration, and the catalog where the stream may be a family's or its columns are
+    those of its subject. Raises ConfigurationError, Transient.
     """
     environment = config.load_environment(conf)
     has_file = stream in config.stream_names(conf)

@@ -30,9 +30,8 @@ _EPOCH = date(1970, 1, 1)
 
 @dataclass(frozen=True)
 class HourProvenance:
-    """An ingest hour with opened files: the layer that serves it, the accepted revision if these
-    are its rows, whether all of the hour's records are in it, and the reason if not, or another
-    remark. `rows`: those of the files."""
+    """An ingest hour with opened files: the layer that serves it, the accepted revision if these are its rows, whether
+    all of the hour's records are in it, and the reason if not, or another remark. `rows`: those of the files."""
 
     hour: str
     layer: Layer

@@ -23,8 +23,6 @@ from serving_layer.query import Selected
 
 @dataclass(frozen=True)
 class Revision:
-    """One accepted revision of one hour."""
-
     hour: str
     number: int
 

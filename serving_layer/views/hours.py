@@ -1,12 +1,10 @@
-"""Which hours of a view are read from its partials: those whose partials are of the very rows that
-`main` serves.
+"""Which hours of a view are read from its partials: those whose partials are of the very rows that `main` serves.
 
-Partials record their inputs: the acceptance of the hour, its files, and the view's definition. A
-snapshot of `main` has the hours that are accepted and served by the batch layer. If the ledger and
-the branches have one acceptance of that revision and the partials are of it, they are current. If
-there are several acceptances (a branch was rolled back, an old hour was restated) or another one,
-the hour's files decide. Any other hour is computed from its rows, so a view always equals its rows,
-whatever the order of commits and whichever process is killed.
+Partials record their inputs: the acceptance of the hour, its files, and the view's definition. A snapshot of `main` has
+the hours that are accepted and served by the batch layer. If the ledger and the branches have one acceptance of that
+revision and the partials are of it, they are current. If there are several acceptances (a branch was rolled back, an
+old hour was restated) or another one, the hour's files decide. Any other hour is computed from its rows, so a view
+always equals its rows, whatever the order of commits and whichever process is killed.
 """
 
 from __future__ import annotations

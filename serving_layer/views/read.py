@@ -57,9 +57,8 @@ def functions_of(stream: Stream, view: View) -> Callable[[duckdb.DuckDBPyConnect
 
 
 def spark_sql(lake: Lake, stream: Stream, view: View, state: State) -> str:
-    """The same view in Spark SQL, for a session that has the catalog under its configured name: of
-    fixed snapshots, so its result does not change while they are kept. Raises Terminal,
-    Transient."""
+    """The same view in Spark SQL, for a session that has the catalog under its configured name: of fixed snapshots, so
+    its result does not change while they are kept. Raises Terminal, Transient."""
     pinned = partial_hours(lake, stream, view, state)
     main = heads(state.table)["main"]
     rows = f"{lake.catalog_name}.{stream.table} VERSION AS OF {main}"

@@ -40,7 +40,6 @@ class Dialect:
         return f"{self.quote}{name}{self.quote}"
 
     def micros(self, moment: str) -> str:
-        """Microseconds since 1970."""
         return self.to_micros.format(moment)
 
     def start_of_window(self, moment: str, width: int) -> str:
@@ -78,7 +77,6 @@ SPARK = Dialect(
 
 
 def partial_columns(stream: Stream, view: View) -> tuple[str, ...]:
-    """The columns of a view's partials, without the provenance columns."""
     return (HOUR, WINDOW_START, *map(group_column, view.group), RECORDS, *(p.name for p in stream.partials(view)))
 
 

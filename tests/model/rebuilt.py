@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from small_world import TOPIC, Lake, Row, World
 
 from anabranch.offsets.hours import Cut
-from anabranch.offsets.position import Offsets, Ranges, Topic, size
+from anabranch.offsets.position import Offsets, Ranges, Topic, size, trim
 from anabranch.protocol import erasure, ledger, topic_change
 from anabranch.protocol.ledger_row import Layer
 from anabranch.protocol.state import State
 from batch_layer import balance
 from batch_layer.balance import Balance, Counted
-from batch_layer.offset_counts import within_log
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ def read_hour(world: World, lake: Lake, hour: str, cut: Cut, before: int) -> Rea
     """Each record of the cut in any source, over revision `before`; None where Kafka has another log."""
     gone = topic_change.gone_from_kafka(lake.state.timeline, lake.state.position.topic_id, hour, cut) is not None
     starts = world.kafka.log_starts(Topic(TOPIC, cut.topic_id, ()))
-    there = {} if gone else within_log(cut.ranges, starts)
+    there = {} if gone else trim(cut.ranges, starts)
     if size(there) and (world.kafka.id != cut.topic_id or not world.kafka.holds(there)):
         return None
     read = world.kafka.read(there)
@@ -87,7 +86,7 @@ def is_left_out(world: World, state: State, hour: str, topic_id: str, row: Row) 
 def given(world: World, cut: Cut) -> Offsets:
     """How many records of a cut Kafka gives, by partition."""
     starts = world.kafka.log_starts(Topic(TOPIC, cut.topic_id, ()))
-    there = within_log(cut.ranges, starts)
+    there = trim(cut.ranges, starts)
     is_there = world.kafka.id == cut.topic_id and world.kafka.holds(there)
     return _by_partition([*world.kafka.read(there)]) if is_there else {}
 

@@ -33,8 +33,6 @@ _END = f"X'{secrets.token_hex(16)}'"
 
 
 class AvroFormat:
-    """Values that are a schema id and Avro's binary encoding."""
-
     def __init__(self, stream: Stream, registry: SchemaRegistryClient, cache_schema_ids: bool = False) -> None:
         self._wire = Wire(registry, "AVRO", stream.format.subject, cache_schema_ids)
         self._required = [column.name for column in stream.record_columns if not column.nullable]

@@ -39,8 +39,6 @@ _BASE64 = r"^(?:[A-Za-z0-9+/]{4})*+(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?\z"
 
 
 class CsvFormat:
-    """Lines of delimited text."""
-
     def __init__(self, delimiter: str) -> None:
         self._delimiter = rf"\x{{{ord(delimiter):x}}}"
         self._delimiter_text = f"decode(X'{delimiter.encode().hex()}', 'UTF-8')"

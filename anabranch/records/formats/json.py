@@ -56,8 +56,6 @@ _LONE_SURROGATE = (
 
 
 class JsonFormat:
-    """Values that are JSON objects."""
-
     def read(self, records: DataFrame, types: Mapping[str, DataType]) -> Reading:
         """As `Format.read`.
 

@@ -22,8 +22,6 @@ from anabranch.records.formats.wire import PAYLOAD, Wire
 
 
 class JsonSchemaFormat:
-    """Values that are a schema id and a JSON object."""
-
     def __init__(self, stream: Stream, registry: SchemaRegistryClient, cache_schema_ids: bool = False) -> None:
         self._wire = Wire(registry, "JSON", stream.format.subject, cache_schema_ids)
 

@@ -139,12 +139,9 @@ def is_ordinary(shape: T.StructType, times: Collection[str]) -> str:
     is_enough = ["_others <= 0"]
     for names in ([name for name in texts if name in times], texts):
         if names:
-            is_enough.append(f"_others <= {colons(f'concat_ws({_joined(names)})')}")
+            joined = ", ".join(["''", *(raw(name) for name in names)])
+            is_enough.append(f"_others <= {colons(f'concat_ws({joined})')}")
     return f"coalesce(_colons < {MOST_COLONS} AND ({' OR '.join(is_enough)}), false)"
-
-
-def _joined(names: Iterable[str]) -> str:
-    return ", ".join(["''", *(f"_value.`{name}`" for name in names)])
 
 
 def parse(shape: T.StructType, depth: int = MAX_DEPTH, unless: str | None = None) -> str:

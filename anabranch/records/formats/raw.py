@@ -17,8 +17,6 @@ CODES = ("invalid_utf8",)
 
 
 class RawFormat:
-    """The bytes themselves, in the columns `value` and `key`."""
-
     def read(self, records: DataFrame, types: Mapping[str, DataType]) -> Reading:
         """As `Format.read`."""
         frame = records.selectExpr(

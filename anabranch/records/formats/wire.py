@@ -55,7 +55,10 @@ class Wire:
         the request.
         """
         frame = records.selectExpr("*", f"{_SCHEMA_ID} AS _schema_id")
-        ids = self._cached or _list_schema_ids(frame)
+        ids = self._cached
+        if not ids:
+            found = frame.select("_schema_id").distinct().collect()
+            ids = sorted(row[0] for row in found if row[0] is not None)
         schemas: dict[int, RegisteredSchema] = {}
         unknown: list[int] = []
         refused: list[Check] = []
@@ -103,15 +106,10 @@ def is_unlisted_schema_id(error: BaseException) -> bool:
     return _UNLISTED in full_text(error)
 
 
-def _list_schema_ids(frame: DataFrame) -> list[int]:
-    return sorted(row[0] for row in frame.select("_schema_id").distinct().collect() if row[0] is not None)
-
-
 def refuse(schema_id: int, code: str, why: str) -> Check:
     """The verdict on every record of an id."""
     return Check(f"_schema_id = {schema_id}", error(code, literal(f"schema id {schema_id}: {why}")))
 
 
 def among(ids: list[int]) -> str:
-    """Whether a record's id is one of `ids`."""
     return f"_schema_id IN ({', '.join(map(str, ids))})" if ids else "false"

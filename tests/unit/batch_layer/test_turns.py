@@ -46,7 +46,7 @@ class Streams:
         """A stream that takes a turn for each of these hours; returns once it waits for its first, or has it."""
         for hour, _ in hours:
             self._ends[f"{name} {hour}"] = threading.Event()
-        own = self._of.of(lambda session: self.sessions.add(id(session)))
+        own = StreamTurns(self._of, lambda session: self.sessions.add(id(session)))
         before = len(self._of._waiting) + len(self.began)
         thread = threading.Thread(target=self._work, args=(own, name, hours), daemon=True)
         self.threads.append(thread)
@@ -140,7 +140,7 @@ def test_a_stream_that_pauses_frees_its_slot_and_continues_in_its_turn() -> None
     of, order, stop = turns(1), list[str](), threading.Event()
 
     def paused() -> None:
-        own = of.of(lambda session: None)
+        own = StreamTurns(of, lambda session: None)
         with own.take(H[0], 1):
             order.append("first try")
             own.pause(60, stop)
@@ -149,7 +149,7 @@ def test_a_stream_that_pauses_frees_its_slot_and_continues_in_its_turn() -> None
     thread = threading.Thread(target=paused, daemon=True)
     thread.start()
     until(lambda: order == ["first try"], "a try")
-    with of.of(lambda session: None).take(H[5], 1):
+    with StreamTurns(of, lambda session: None).take(H[5], 1):
         order.append("another")
         stop.set()
         time.sleep(0.01)
@@ -168,7 +168,7 @@ def test_a_slot_whose_session_cannot_be_opened_is_free_again() -> None:
         return cast("SparkSession", answer)
 
     of = Turns(1, open_session)
-    with pytest.raises(RuntimeError, match="no JVM"), of.of(lambda session: None).take(H[0], 1):
+    with pytest.raises(RuntimeError, match="no JVM"), StreamTurns(of, lambda session: None).take(H[0], 1):
         pass
-    with of.of(lambda session: None).take(H[0], 1):
+    with StreamTurns(of, lambda session: None).take(H[0], 1):
         pass
