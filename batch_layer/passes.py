@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
 
 from anabranch.common.progress import Progress, repeating
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 _UPDATE_SECONDS = 1.0
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from pyiceberg.manifest import DataFile
-    from pyspark.sql import DataFrame
+from pyiceberg.manifest import DataFile
+from pyspark.sql import DataFrame
 
 SMALL = 50_000
 """An hour of at most so many offsets is small: once read, one task does each step of it."""

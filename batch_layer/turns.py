@@ -13,10 +13,8 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from pyspark.sql import SparkSession
 
 OFFSETS_OF_A_PLACE = 250_000
 """An hour takes a place for each so many offsets."""

@@ -431,9 +431,8 @@ class GroupJob:
             if name not in first:
                 continue
             one.last = asked
-            alone = Work(waiting.ranges, read_until=self._read_until(one, waiting, asked))
             if one.reads_alone:
-                one.hand(alone)
+                self._hand_alone(one, waiting, asked)
                 continue
             try:
                 made = one.batches.prepare(one.spark, waiting.ranges)
@@ -445,7 +444,7 @@ class GroupJob:
             if made is not None:
                 prepared[name] = made
             elif is_decided:
-                one.hand(alone)
+                self._hand_alone(one, waiting, asked)
             else:
                 one.last = None
                 one.hand(Work(waiting.ranges, only_decide=True))
@@ -466,19 +465,17 @@ class GroupJob:
                 raise failure from error
             LOG.warning("group: one read of %d topics failed, reading each alone: %s", len(prepared), failure)
             for name in prepared:
-                read_until = self._read_until(self._members[name], due[name], asked)
-                self._members[name].hand(Work(due[name].ranges, read_until=read_until))
+                self._hand_alone(self._members[name], due[name], asked)
             return
         for topic, name in by_topic.items():
             one, result, ranges = self._members[name], staged[topic], due[name].ranges
-            read_until = self._read_until(one, due[name], asked)
             if isinstance(result, Transient) and not runs_here(self._spark.sparkContext.master):
                 one.batches.leave_to_spark(result)
-                one.hand(Work(ranges, read_until=read_until))
+                self._hand_alone(one, due[name], asked)
             elif isinstance(result, Exception):
                 one.hand(Work(ranges, error=result))
             else:
-                one.hand(Work(ranges, prepared[name], result, began, read_until))
+                one.hand(Work(ranges, prepared[name], result, began, self._read_until(one, due[name], asked)))
 
     def _read(
         self, ranges: Mapping[str, Ranges], prepared: Mapping[str, PreparedBatch], by_topic: Mapping[str, str]
@@ -491,6 +488,10 @@ class GroupJob:
         at_once = self._spark.sparkContext.defaultParallelism
         # Spark has a task for each partition, of which most of a group's have few records.
         return frame.coalesce(at_once) if sum(map(len, ranges.values())) > at_once else frame
+
+    def _hand_alone(self, one: Member, waiting: Waiting, asked: float) -> None:
+        """Let a stream read and publish what waits by Spark."""
+        one.hand(Work(waiting.ranges, read_until=self._read_until(one, waiting, asked)))
 
     def _read_until(self, one: Member, waiting: Waiting, asked: float) -> datetime | None:
         """Until when the log is known to have ended with these ranges; None where more waits."""

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from anabranch.config import Speed
 from anabranch.offsets.position import Offsets, Ranges, size
-
-if TYPE_CHECKING:
-    from anabranch.config import Speed
 
 
 @dataclass(frozen=True)

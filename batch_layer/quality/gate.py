@@ -12,7 +12,9 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql import DataFrame
 
 from anabranch.common.errors import Refused
 from anabranch.common.remote_errors import cause_line, explain_text, is_away
@@ -21,9 +23,6 @@ from batch_layer.quality import one_pass
 from batch_layer.quality.row_counts import TYPES, Bounds, RowCountBaseline, plan_bounds
 from batch_layer.quality.suite import PLACE, Expectation, build, context, load_suite
 from batch_layer.quality.wording import POSITION, SAMPLE, FailedExpectation, describe_failure, json_safe, shorten
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 LOG = logging.getLogger(__name__)
 

@@ -13,13 +13,13 @@ import copy
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, reduce
 from operator import and_, or_
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
 
 from batch_layer.quality import row_counts
 from batch_layer.quality.suite import great_expectations
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column
 
 TYPES = frozenset(
     {
@@ -171,8 +171,6 @@ def _count_of_columns(
     filtered: bool, unexpected: Column, domain: Mapping[str, Any], accessor: Mapping[str, Any]
 ) -> Column:
     """How many rows an expectation of several columns speaks of, or, unless `filtered`, finds otherwise."""
-    from pyspark.sql import functions as F
-
     columns = accessor.get("column_list") or (accessor["column_A"], accessor["column_B"])
     nulls = [F.col(name).isNull() for name in columns]
     every, some, none = ~reduce(and_, nulls), ~reduce(or_, nulls), F.lit(True)

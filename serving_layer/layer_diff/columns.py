@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from pyiceberg.manifest import DataFile
+from pyiceberg.schema import Schema
 from pyiceberg.types import FloatType
-
-if TYPE_CHECKING:
-    from pyiceberg.manifest import DataFile
-    from pyiceberg.schema import Schema
 
 
 def held_fields(schemas: Sequence[Schema], files: Sequence[DataFile]) -> set[int]:

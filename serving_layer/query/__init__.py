@@ -10,12 +10,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import duckdb
 import pyarrow as pa
 import pyarrow.dataset as ds
+from pyiceberg.table import Table
 
 from anabranch.common.errors import AnabranchError, ConfigurationError, Transient
 from anabranch.common.temporary import process_folder
@@ -28,9 +28,6 @@ from serving_layer.query.datasets import (
     quoted,
 )
 from serving_layer.query.reading import QueryProgress
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
 
 _READING = frozenset({"SELECT", "EXPLAIN", "MULTI"})  # PIVOT becomes MULTI
 _BUILT_IN = frozenset({"memory", "system", "temp"})  # DuckDB's own catalogs
@@ -45,7 +42,7 @@ class Selected:
     hours: Collection[str] | None = None
 
 
-Select = Callable[[str, "Table"], Selected]
+Select = Callable[[str, Table], Selected]
 """By a table's name and itself, which of its rows are seen. Raises AnabranchError."""
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import duckdb
 import pyarrow as pa
@@ -19,16 +19,14 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from pyarrow.fs import LocalFileSystem
 from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, In, NotIn
+from pyiceberg.manifest import DataFile
+from pyiceberg.table import Table
 
 from anabranch.common.errors import Refused, Transient
 from anabranch.common.temporary import temporary_folder
 from anabranch.iceberg.manifests import HOUR, HourManifest, hour_of_file, list_manifests, read_entries
 from serving_layer.query.pruning import all_of, known_of_file, known_of_manifest, null_cases
 from serving_layer.query.reading import QueryProgress
-
-if TYPE_CHECKING:
-    from pyiceberg.manifest import DataFile
-    from pyiceberg.table import Table
 
 T = TypeVar("T")
 
