@@ -36,9 +36,7 @@ _NONE = pa.schema([("kafka_partition", pa.int32()), ("kafka_offset", pa.int64())
 
 def drop_duplicates(rows: DataFrame, key: Sequence[str], served: DataFrame | None) -> DataFrame:
     """The rows to keep, in the same columns. `served`: the key columns of what `main` serves in the look-back.
-
-    Deterministic: the same rows give the same result with any partitioning.
-    """
+    Deterministic: the same rows give the same result with any partitioning."""
     alone = F.when(~names_event(key), F.struct("kafka_partition", "kafka_offset"))
     first = Window.partitionBy(*key, alone).orderBy("kafka_offset", "kafka_partition")
     kept = rows.withColumn("_rank", F.row_number().over(first)).where("_rank = 1").drop("_rank")
@@ -143,9 +141,7 @@ def _sent(rows: DataFrame, few: pa.Table | None) -> DataFrame:
 
 def bloom_filter_settings(records: int) -> dict[str, str]:
     """Spark settings for an hour of `records` records, so that a Bloom filter filters any look-back before the shuffle.
-
-    Ten bits a record give one false positive in a hundred, in at most 32 MB.
-    """
+    Ten bits a record give one false positive in a hundred, in at most 32 MB."""
     settings = {
         "enabled": "true",
         "applicationSideScanSizeThreshold": "0",

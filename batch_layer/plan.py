@@ -63,10 +63,8 @@ def plan_acceptance_of_empty(
     run: RunFacts | None = None,
     measured: Mapping[str, str] | None = None,
 ) -> Publish | None:
-    """The publish that accepts the waiting hours of `candidates`, which are empty, at most ACCEPTED_AT_ONCE.
-
-    None when none waits. `measured`: the measurements that it writes to `main`.
-    """
+    """The publish that accepts the waiting hours of `candidates`, which are empty, at most ACCEPTED_AT_ONCE. None when
+    none waits. `measured`: the measurements that it writes to `main`."""
     waiting = set(waiting_hours(state))
     todo = {h: state.timeline.sealed[h] for h in [h for h in candidates if h in waiting][:ACCEPTED_AT_ONCE]}
     if not todo:
@@ -132,10 +130,8 @@ def revision_now(state: State, hour: str, before: int) -> int:
 
 
 def plan_recheck(state: State) -> dict[str, tuple[str, ...]]:
-    """The accepted hours whose duplicates were dropped against an incomplete look-back that is complete now. Pure.
-
-    By hour, the hours of the look-back that were incomplete.
-    """
+    """The accepted hours whose duplicates were dropped against an incomplete look-back that is complete now. Pure. By
+    hour, the hours of the look-back that were incomplete."""
     waiting = {h: a.unread for h, a in sorted(state.accepted.items()) if a.unread}
     return {h: unread for h, unread in waiting.items() if not coverage.unread_hours(state, unread)}
 

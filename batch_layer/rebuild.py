@@ -290,10 +290,8 @@ class Rebuilder:
         return Decoding.AUDITED if audit else Decoding.SAMPLED
 
     def _following(self, first: Built, state: State) -> tuple[State, list[Built]]:
-        """The later accepted hours that must drop, or restore, events because of `first`, oldest first.
-
-        Also returns a state that lists them, however long ago they were accepted.
-        """
+        """The later accepted hours that must drop, or restore, events because of `first`, oldest first. Also returns a
+        state that lists them, however long ago they were accepted."""
         after = self._after(first.hour, first.hour, state)
         if not after or state.overrides.get(first.hour) == "speed":
             return state, []

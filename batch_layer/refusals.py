@@ -73,10 +73,8 @@ def decoders_differed(row: LedgerRow) -> bool:
 
 
 def is_still_valid(refusal: LedgerRow | None, basis: str, now: datetime) -> bool:
-    """Whether a refusal needs no rebuild yet: its basis is unchanged and it is less than a day old. Pure.
-
-    One for decoders that differ always does: the next rebuild decodes by Spark.
-    """
+    """Whether a refusal needs no rebuild yet: its basis is unchanged and it is less than a day old. Pure. One for
+    decoders that differ always does: the next rebuild decodes by Spark."""
     if refusal is None or decoders_differed(refusal) or not refusal.decision_id.endswith(f"-{basis}"):
         return False
     return now - refusal.recorded_at < REBUILD_AFTER

@@ -152,10 +152,8 @@ class HourReader:
         self._spark = spark
 
     def read(self, hour: str, cut: Cut, state: State, decoding: Decoding = Decoding.SAMPLED) -> HourRecords:
-        """Read and decode every record of the cut that Kafka has, once, and cache them.
-
-        Raises PositionError for a topic that was recreated, or whose log lost the end of the cut, and not adopted.
-        """
+        """Read and decode every record of the cut that Kafka has, once, and cache them. Raises PositionError for a
+        topic that was recreated, or whose log lost the end of the cut, and not adopted."""
         # Keep sample values from about 1 in `one_in` records with unknown fields.
         one_in = max(1, size(cut.ranges) // SAMPLES)
         gone = gone_from_kafka(state.timeline, state.position.topic_id, hour, cut) is not None
@@ -250,10 +248,8 @@ class HourReader:
         return certain, decoded.where(f"{ROW} IS NULL").drop(ROW)
 
     def fill(self, read: HourRecords, hour: str, cut: Cut, state: State) -> HourRecords:
-        """Add every other record of the cut that the archive or the table has, from the first source that has it.
-
-        An offset that Kafka does not give is no gap if the table has its record.
-        """
+        """Add every other record of the cut that the archive or the table has, from the first source that has it. An
+        offset that Kafka does not give is no gap if the table has its record."""
         # Dead letters named by a publish belong to the table even before their own table has them.
         dead_letters.roll_forward(self._job.lake, self._stream.dead_letters_table, state)
         letters = heads(self._job.lake.load(self._stream.dead_letters_table))

@@ -28,10 +28,8 @@ def places(offsets: int | None, at_once: int) -> int:
 
 
 class Turns:
-    """The places of a job. Each has a Spark session, since an hour's settings are those of its session.
-
-    `open_session` makes a session: called for each place that is used, at most `at_once` times.
-    """
+    """The places of a job. Each has a Spark session, since an hour's settings are those of its session. `open_session`
+    makes a session: called for each place that is used, at most `at_once` times."""
 
     def __init__(self, at_once: int, open_session: Callable[[], SparkSession]) -> None:
         self.at_once = at_once

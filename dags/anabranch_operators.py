@@ -172,10 +172,8 @@ def hours_asset(stream: str) -> Asset:
 
 
 def partitions_asset(stream: str) -> Asset:
-    """The same event with the hour, such as 2026-11-21T03, as its `partition_key`.
-
-    An asset of its own: Airflow starts no DAG of a plain asset schedule for an event with a partition key.
-    """
+    """The same event with the hour, such as 2026-11-21T03, as its `partition_key`. An asset of its own: Airflow starts
+    no DAG of a plain asset schedule for an event with a partition key."""
     return Asset(name=f"anabranch_partitions__{stream}", uri=f"anabranch://partitions/{stream}", group="anabranch")
 
 
@@ -439,10 +437,8 @@ def _rebuild_arguments(operator: AnabranchOperator, context: Any) -> list[str]:
 
 
 class VerifyOperator(HourOperator):
-    """Verifies an hour, and notifies downstream DAGs by the events of its assets.
-
-    Each event's extra has `hour`, `revision`, `rows` and `snapshot_id`.
-    """
+    """Verifies an hour, and notifies downstream DAGs by the events of its assets. Each event's extra has `hour`,
+    `revision`, `rows` and `snapshot_id`."""
 
     def __init__(self, *, stream: str, **kwargs: Any) -> None:
         arguments = ["audit", stream, "--hours", HOUR, "--no-kafka"]

@@ -73,10 +73,8 @@ class Pass:
 
 
 def run_pass(state: State, last: Pass | None, is_stopped: Callable[[], bool] = lambda: False) -> Pass:
-    """Rewrite the files that are due: of every open hour, and of the newest ended hour that is not settled.
-
-    `last`: the previous pass; the first pass considers hours of any age. Raises like `rewrite`.
-    """
+    """Rewrite the files that are due: of every open hour, and of the newest ended hour that is not settled. `last`: the
+    previous pass; the first pass considers hours of any age. Raises like `rewrite`."""
     table = state.table
     before = last or Pass()
     settled, schemas = set(before.settled), dict(before.schemas)
@@ -109,10 +107,8 @@ def _hours(table: Table, all_of_them: bool) -> set[str]:
 
 
 class Compaction:
-    """Keeps the number of files small in hours that the speed layer serves, one step at a time.
-
-    Failures are retried after later micro-batches. Only rows that are not read back as written end the job.
-    """
+    """Keeps the number of files small in hours that the speed layer serves, one step at a time. Failures are retried
+    after later micro-batches. Only rows that are not read back as written end the job."""
 
     def __init__(self, lake: Lake, stream: Stream, tally: Tally = TALLY) -> None:
         self._lake, self._stream = lake, stream
@@ -131,10 +127,8 @@ class Compaction:
         self._last, self._new_files = None, PASS_AFTER
 
     def published(self, files: int) -> None:
-        """Take the next step after a publish of `files` files, without waiting.
-
-        Raises Terminal when a file was not read back as written.
-        """
+        """Take the next step after a publish of `files` files, without waiting. Raises Terminal when a file was not
+        read back as written."""
         self._new_files += files
         if self._is_on:
             self._step()

@@ -89,18 +89,14 @@ def task_spec(
 
 def stage_certain(frame: DataFrame, spec: TaskSpec, table: Table, attempt: str, began: datetime) -> Certain:
     """Write the certain records of `frame` (Kafka's columns and `ingest_hour`) in tasks; readers do not see the rows.
-
-    Raises Spark's errors, and Unexpected when the records read are not those written or left.
-    """
+    Raises Spark's errors, and Unexpected when the records read are not those written or left."""
     columns = frame.select("partition", "offset", "timestamp", "value", "ingest_hour")
     return certain_of(columns.mapInArrow(_certain_task(spec), REPORT).collect(), table, attempt, began)
 
 
 def certain_of(reports: list[Row], table: Table, attempt: str, began: datetime) -> Certain:
-    """What tasks have done with a micro-batch's records, by their reports.
-
-    Raises Unexpected when the records read are not those written or left.
-    """
+    """What tasks have done with a micro-batch's records, by their reports. Raises Unexpected when the records read are
+    not those written or left."""
     seen, written = _totals(reports, table, attempt, began)
     unknown = frozenset(id for row in reports for id in row.unknown_ids or ())
     if seen - written.rows > MOST_LEFT:
@@ -118,10 +114,8 @@ def certain_of(reports: list[Row], table: Table, attempt: str, began: datetime) 
 
 
 def stage_rows(rows: DataFrame, spec: TaskSpec, table: Table, attempt: str, began: datetime) -> Written:
-    """Write rows that Spark decoded, in the table's columns, in tasks; readers do not see them.
-
-    Raises Spark's errors, and Unexpected when the number of rows written is not the number read.
-    """
+    """Write rows that Spark decoded, in the table's columns, in tasks; readers do not see them. Raises Spark's errors,
+    and Unexpected when the number of rows written is not the number read."""
     seen, written = _totals(rows.mapInArrow(_rows_task(spec), REPORT).collect(), table, attempt, began)
     if written.rows != seen:
         raise Unexpected(f"stage {attempt}: expected each of {seen} rows written, found {written.rows}; {_REMEDY}")

@@ -275,9 +275,7 @@ class Member:
 
 class GroupJob:
     """Runs the streams of a group until a stop is requested, or until all records present at its start are published.
-
-    Streams join, leave and change as `streams` returns them. `failures` has the streams that are set aside.
-    """
+    Streams join, leave and change as `streams` returns them. `failures` has the streams that are set aside."""
 
     def __init__(
         self,

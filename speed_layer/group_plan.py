@@ -21,10 +21,7 @@ class Waiting:
 
 def plan_waiting(position: Offsets, ends: Offsets, at_most: int, before: Waiting | None, now: float) -> Waiting | None:
     """The next micro-batch's offsets, at most `at_most` (one from each partition counts as none too many); None without
-    any. Pure.
-
-    Partitions share the limit in proportion to what waits in each, as Spark's source does.
-    """
+    any. Pure. Partitions share the limit in proportion to what waits in each, as Spark's source does."""
     waiting = {p: end - position[p] for p, end in ends.items() if end > position.get(p, end)}
     if not waiting:
         return None
@@ -36,10 +33,8 @@ def plan_waiting(position: Offsets, ends: Offsets, at_most: int, before: Waiting
 
 
 def is_due(waiting: Waiting, last: float | None, speed: Speed, now: float) -> bool:
-    """Whether a stream's next micro-batch is due, whose last one began at `last`. Pure.
-
-    With `publish`, once enough offsets wait, or for so long; not before the trigger's interval either way.
-    """
+    """Whether a stream's next micro-batch is due, whose last one began at `last`. Pure. With `publish`, once enough
+    offsets wait, or for so long; not before the trigger's interval either way."""
     if last is not None and now - last < speed.trigger.total_seconds():
         return False
     if speed.publish is None or not waiting.whole:

@@ -57,10 +57,8 @@ def stage_group(frame: DataFrame, prepared: Mapping[str, PreparedBatch]) -> dict
 
 
 def hours_of(partition: int, offsets: pa.Array, hours: Sequence[HourRange]) -> pa.Array:
-    """The ingest hour of each offset of a partition, as `anabranch.records.assign_hours` assigns it. Pure.
-
-    Raises ValueError for an offset behind the last of `hours`.
-    """
+    """The ingest hour of each offset of a partition, as `anabranch.records.assign_hours` assigns it. Pure. Raises
+    ValueError for an offset behind the last of `hours`."""
     closed = [entry for entry in hours if entry.ends is not None]
     if not closed:
         return pa.repeat(hours[-1].hour, len(offsets))

@@ -68,10 +68,8 @@ _SETTLED_SECONDS = 30
 
 
 class SpeedJob:
-    """Runs a stream until a stop is requested, or until all records present at its start are published.
-
-    It also ends, between two micro-batches, once `has_new_columns`: it reads by the columns of its start.
-    """
+    """Runs a stream until a stop is requested, or until all records present at its start are published. It also ends,
+    between two micro-batches, once `has_new_columns`: it reads by the columns of its start."""
 
     def __init__(
         self,

@@ -129,10 +129,8 @@ class MicroBatches:
         self._staging = threading.Lock()
 
     def recover(self) -> State:
-        """Complete what an earlier publisher left unfinished: the merge, dead letters, ledger rows.
-
-        Returns the resulting state.
-        """
+        """Complete what an earlier publisher left unfinished: the merge, dead letters, ledger rows. Returns the
+        resulting state."""
         state = self._publisher.recover()
         self._decided = None
         self._clock.start_from(state)
@@ -174,10 +172,8 @@ class MicroBatches:
         return published
 
     def wait(self) -> int:
-        """Wait for the running publish; returns the number of offsets published since the last call.
-
-        Raises like `publish`.
-        """
+        """Wait for the running publish; returns the number of offsets published since the last call. Raises like
+        `publish`."""
         publishing, self._publishing = self._publishing, None
         return publishing.result() if publishing is not None else 0
 
@@ -218,9 +214,7 @@ class MicroBatches:
 
     def decide(self, ranges: Ranges) -> Offsets:
         """Decide again, so that `prepare` has a decision; publish the ends of hours before `ranges`, if any ended.
-
-        Returns the table's position. Raises like `publish`.
-        """
+        Returns the table's position. Raises like `publish`."""
         needed = {p: e for p, (_, e) in ranges.items()}
         while True:
             decided = self._decided = self._clock.decide(needed=needed)
@@ -233,10 +227,8 @@ class MicroBatches:
             self._publish_boundaries(decided)
 
     def prepare(self, spark: SparkSession, ranges: Ranges) -> PreparedBatch | None:
-        """How workers stage `ranges` by the last decision, without asking Kafka or the lake.
-
-        None if a new decision is needed first (`needs_decision`), or Spark has to read them (`publish`).
-        """
+        """How workers stage `ranges` by the last decision, without asking Kafka or the lake. None if a new decision is
+        needed first (`needs_decision`), or Spark has to read them (`publish`)."""
         decided, plan = self._decided, self._plan_ahead(ranges)
         if decided is None or plan is None:
             return None
@@ -264,10 +256,8 @@ class MicroBatches:
         began: float,
         read_until: datetime | None = None,
     ) -> int:
-        """Publish `ranges`, whose certain records workers have staged; like `publish` otherwise.
-
-        `frame` reads the records that they left, and all of them where the staged rows are not valid any more.
-        """
+        """Publish `ranges`, whose certain records workers have staged; like `publish` otherwise. `frame` reads the
+        records that they left, and all of them where the staged rows are not valid any more."""
         with fields(offsets=ranges_to_keys(ranges)):
             staged = self._with_listed_ids(lambda: self._complete(frame(), prepared, certain))
             if staged is not None:
@@ -397,10 +387,8 @@ class MicroBatches:
         return True
 
     def _stage_ahead(self, frame: Callable[[], DataFrame], ranges: Ranges) -> StagedBatch | None:
-        """Stage what `frame` reads, by the last decision.
-
-        None if a new decision is needed first, or Spark cannot read one of the records.
-        """
+        """Stage what `frame` reads, by the last decision. None if a new decision is needed first, or Spark cannot read
+        one of the records."""
         decided, plan = self._decided, self._plan_ahead(ranges)
         if decided is None or plan is None:
             return None
@@ -509,10 +497,8 @@ class MicroBatches:
         return rows
 
     def _stage_certain(self, frame: DataFrame, plan: Plan, decided: ResolvedState) -> StagedBatch | None:
-        """Stage certain records without Spark's reader and writer, and the few others with Spark's reader.
-
-        None if too many records are left for Spark, or the stream's records cannot be read this way.
-        """
+        """Stage certain records without Spark's reader and writer, and the few others with Spark's reader. None if too
+        many records are left for Spark, or the stream's records cannot be read this way."""
         spec = self._spec(frame.sparkSession, decided)
         if spec is None:
             return None
@@ -533,10 +519,8 @@ class MicroBatches:
             return None
 
     def leave_to_spark(self, failure: Exception) -> None:
-        """Let Spark read the next micro-batches, because workers failed: an executor may lack what they need.
-
-        For a cluster. Files of workers are in no snapshot until a publish names them.
-        """
+        """Let Spark read the next micro-batches, because workers failed: an executor may lack what they need. For a
+        cluster. Files of workers are in no snapshot until a publish names them."""
         LOG.warning(
             "stream %s: Python workers failed spark_reads_next=%d: %s",
             self._stream.name,
@@ -574,10 +558,8 @@ class MicroBatches:
         return has_learned
 
     def _complete(self, frame: DataFrame, prepared: PreparedBatch, certain: Certain) -> StagedBatch | None:
-        """The staged micro-batch, after Spark has read from `frame` the few records that workers left.
-
-        None if too many records are left.
-        """
+        """The staged micro-batch, after Spark has read from `frame` the few records that workers left. None if too many
+        records are left."""
         plan, table, attempt = prepared.plan, prepared.decided.state.table, prepared.attempt
         topic_id = prepared.decided.position.topic_id
         if certain.left is None:

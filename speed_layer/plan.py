@@ -63,10 +63,8 @@ class Next(Enum):
 
 @dataclass(frozen=True)
 class Plan:
-    """A micro-batch's next step, and for STAGE and PUBLISH its remaining offsets by hour.
-
-    `whole` is false when offsets beyond the decided hours are left for a later publish.
-    """
+    """A micro-batch's next step, and for STAGE and PUBLISH its remaining offsets by hour. `whole` is false when offsets
+    beyond the decided hours are left for a later publish."""
 
     next: Next
     todo: Ranges
@@ -79,11 +77,8 @@ class Plan:
 def plan_micro_batch(
     decided: ResolvedState, ranges: Ranges, staged: StagedBatch | None, now: datetime | None = None
 ) -> Plan:
-    """Decide what to do next with the offsets of `ranges`, given what is `staged` already.
-
-    `now`: the clock, read after the state was loaded, to judge the age of files without a snapshot. The decision's own
-    time is earlier.
-    """
+    """Decide what to do next with the offsets of `ranges`, given what is `staged` already. `now`: the clock, read after
+    the state was loaded, to judge the age of files without a snapshot. The decision's own time is earlier."""
     state, position = decided.state, decided.position
     if not ranges.keys() <= position.offsets.keys():
         # The broker that answered does not have the new partition yet: no hour could end there.
@@ -249,10 +244,8 @@ def assign(ranges: Ranges, hours: Sequence[HourRange]) -> dict[str, Ranges]:
 
 
 def plan_catch_up(state: State, position: Offsets) -> Skip | HourToRead | None:
-    """The next step of catching up: skip hours that batch serves, or read the hours before them by their cut.
-
-    None when the stream can read the rest. A refused hour between two accepted ones is never skipped.
-    """
+    """The next step of catching up: skip hours that batch serves, or read the hours before them by their cut. None when
+    the stream can read the rest. A refused hour between two accepted ones is never skipped."""
     if (forgotten := _skip_forgotten(state, position)) is not None:
         return forgotten
     cuts = _comparable_cuts(state)
@@ -274,10 +267,8 @@ def plan_catch_up(state: State, position: Offsets) -> Skip | HourToRead | None:
 
 
 def plan_skip(decided: ResolvedState, skip: Skip, id: str) -> Publish | None:
-    """The publish that moves the position past hours that the batch layer serves.
-
-    None when the next step has changed meanwhile: a position never moves back.
-    """
+    """The publish that moves the position past hours that the batch layer serves. None when the next step has changed
+    meanwhile: a position never moves back."""
     if plan_catch_up(decided.state, decided.position.offsets) != skip:
         return None
     to = Position(decided.position.topic_id, skip.to)
@@ -286,10 +277,8 @@ def plan_skip(decided: ResolvedState, skip: Skip, id: str) -> Publish | None:
 
 
 def plan_skip_lost(decided: ResolvedState, log_starts: Offsets, id: str) -> tuple[Publish, Ranges] | None:
-    """The publish that moves the position to the log's starts and records the lost ranges; returns both. Pure.
-
-    None when all of them belong to hours that are not decided yet: publish the boundaries first.
-    """
+    """The publish that moves the position to the log's starts and records the lost ranges; returns both. Pure. None
+    when all of them belong to hours that are not decided yet: publish the boundaries first."""
     position = decided.position
     lost = {p: (position.offsets.get(p, 0), s) for p, s in log_starts.items() if s > position.offsets.get(p, 0)}
     known = hour_ranges(decided.timeline, decided.state.cuts, position.offsets, decided.now)
@@ -325,10 +314,8 @@ def _skip_forgotten(state: State, position: Offsets) -> Skip | None:
 
 
 def reaches_log_end(ranges: Ranges, at_most: int) -> bool:
-    """Whether a Spark micro-batch of `at_most` offsets reaches the log end that Spark asked for. Pure.
-
-    With more offsets available than it takes, Spark rounds each partition's share down.
-    """
+    """Whether a Spark micro-batch of `at_most` offsets reaches the log end that Spark asked for. Pure. With more
+    offsets available than it takes, Spark rounds each partition's share down."""
     return size(ranges) <= at_most - len(ranges)
 
 

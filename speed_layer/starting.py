@@ -27,10 +27,8 @@ LOG = logging.getLogger(__name__)
 
 
 class StreamStart:
-    """Finds the position that a stream continues from, and publishes the sealed hours before it.
-
-    `count` is called with the number of offsets of each publish; `note_progress` after each step of a long catch-up.
-    """
+    """Finds the position that a stream continues from, and publishes the sealed hours before it. `count` is called with
+    the number of offsets of each publish; `note_progress` after each step of a long catch-up."""
 
     def __init__(
         self,

@@ -79,9 +79,7 @@ def in_the_calendar(at: str) -> str:
 @dataclass(frozen=True)
 class Verdict:
     """What the checks say of a record, as Spark SQL: whether one of them holds, and the error of the first that does.
-
-    `error` is a struct of code and text, or null. It costs much more than `is_dead`, and few need it.
-    """
+    `error` is a struct of code and text, or null. It costs much more than `is_dead`, and few need it."""
 
     is_dead: str
     error: str

@@ -20,9 +20,7 @@ _PLACE_TYPES = "kafka_partition INT, kafka_offset BIGINT"
 
 def find_erased(decoded: DataFrame, erased: ErasureFilter) -> DataFrame:
     """The places, partition and offset, of the records that an hour's or a micro-batch's filter leaves out; each once.
-
-    `decoded` has the columns of `records.decode`, of the hours that the filter is of. It is read for each erasure.
-    """
+    `decoded` has the columns of `records.decode`, of the hours that the filter is of. It is read for each erasure."""
     found = [frame for one in erased.hours for frame in _of_hour(decoded.where(F.col("ingest_hour") == one.hour), one)]
     places = [place for one in erased.hours for place in sorted(one.places)]
     if places:

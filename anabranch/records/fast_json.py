@@ -148,10 +148,8 @@ class CertainRows:
         return pa.concat_tables(found), pa.concat_arrays(spans)
 
     def _pieces(self, lines: pa.Array) -> Iterator[tuple[int, pa.Table]]:
-        """Tables of consecutive lines, with the place of the first; without those lines that cannot be read.
-
-        A read that reports the failed line leaves that line; otherwise the lines are halved.
-        """
+        """Tables of consecutive lines, with the place of the first; without those lines that cannot be read. A read
+        that reports the failed line leaves that line; otherwise the lines are halved."""
         may_read = _MOST_READINGS * (len(lines) + _A_READING)
         is_first = True
         waiting = [(0, len(lines))]

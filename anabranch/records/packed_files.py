@@ -49,10 +49,8 @@ def dropped_places(places: pa.Table) -> dict[int, pa.Array]:
 def write_files(
     pieces: DataFrame, others: DataFrame | None, tasks: int, spec: WriteSpec, table: Table
 ) -> list[DataFile]:
-    """Write the certain rows of pieces, and rows of Spark's in the table's columns, in so many tasks.
-
-    No snapshot refers to the files yet. They are those of one successful attempt of each task. Raises Spark's errors.
-    """
+    """Write the certain rows of pieces, and rows of Spark's in the table's columns, in so many tasks. No snapshot
+    refers to the files yet. They are those of one successful attempt of each task. Raises Spark's errors."""
     data = pieces.where(f"kind = '{ROWS}'").select("data")
     if others is not None:
         data = data.union(others.mapInArrow(_pack_rows, "data BINARY"))

@@ -20,10 +20,7 @@ def to_schema(frame: DataFrame, schema: StructType) -> DataFrame:
 
 def fit_to_table(rows: DataFrame, catalog: str, table: Table, columns: Columns) -> DataFrame:
     """Rows to stage, with null for fields that only the table has, after the stream's file was put back to an older
-    one.
-
-    Spark adds missing columns by itself, but not missing fields of structs. DataFrame -> DataFrame.
-    """
+    one. Spark adds missing columns by itself, but not missing fields of structs. DataFrame -> DataFrame."""
     if not is_rolled_back(table, columns):
         return rows
     return to_schema(rows, rows.sparkSession.table(f"{catalog}.{'.'.join(table.name())}").schema)

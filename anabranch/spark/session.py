@@ -79,10 +79,8 @@ def open_session(environment: Environment, name: str, settings: Mapping[str, str
 
 
 def session_of(spark: SparkSession, environment: Environment) -> SparkSession:
-    """A session of its own in the same Spark application, with the environment's catalog.
-
-    Iceberg takes the id of what is staged from the session, so streams that stage at once each need one.
-    """
+    """A session of its own in the same Spark application, with the environment's catalog. Iceberg takes the id of what
+    is staged from the session, so streams that stage at once each need one."""
     session = spark.newSession()
     prefix = f"spark.sql.catalog.{environment.catalog.name}"
     for key, value in session_settings(environment).items():

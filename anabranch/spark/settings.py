@@ -42,10 +42,8 @@ def exposed_keys(master: str, conf: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def session_settings(environment: Environment) -> dict[str, str]:
-    """Spark configuration: Iceberg's catalog under the configured name, S3, UTC; `spark.conf` of the file wins.
-
-    Reading through the catalog's cache would hide what another process has published, so it is off.
-    """
+    """Spark configuration: Iceberg's catalog under the configured name, S3, UTC; `spark.conf` of the file wins. Reading
+    through the catalog's cache would hide what another process has published, so it is off."""
     catalog, s3 = environment.catalog, environment.s3
     prefix = f"spark.sql.catalog.{catalog.name}"
     settings = {

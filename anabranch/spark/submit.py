@@ -75,10 +75,8 @@ def submit_command(
 
 
 def submit(environment: Environment, layer: str, arguments: Sequence[str], java: str = "") -> None:
-    """Become spark-submit: signals and the exit code are the job's own. Never returns.
-
-    Raises ConfigurationError without a Java: spark-submit would end with exit code 1, as a refusal does.
-    """
+    """Become spark-submit: signals and the exit code are the job's own. Never returns. Raises ConfigurationError
+    without a Java: spark-submit would end with exit code 1, as a refusal does."""
     require_java()
     command, process = submit_command(environment, layer, arguments, java)
     append_standard_error()

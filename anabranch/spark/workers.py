@@ -60,10 +60,8 @@ def is_of_workers(error: BaseException) -> bool:
 
 
 def can_use_workers(spark: SparkSession) -> bool:
-    """Whether tasks of this session can read certain records in Python workers.
-
-    The first call on a cluster runs a Spark job and logs its result. Later calls return the same.
-    """
+    """Whether tasks of this session can read certain records in Python workers. The first call on a cluster runs a
+    Spark job and logs its result. Later calls return the same."""
     context = spark.sparkContext
     if runs_here(context.master):
         return True

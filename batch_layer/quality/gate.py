@@ -36,11 +36,8 @@ _ROWS = _VALUES | {"unexpected_index_column_names": list(POSITION)}
 
 @dataclass(frozen=True)
 class Quality:
-    """The gate's verdict. `passed`: no critical expectation failed.
-
-    `met`: the expectations that passed, including those in `not_applicable`, which had nothing to compare with, with
-    the reason.
-    """
+    """The gate's verdict. `passed`: no critical expectation failed. `met`: the expectations that passed, including
+    those in `not_applicable`, which had nothing to compare with, with the reason."""
 
     passed: bool
     failed: tuple[FailedExpectation, ...] = ()

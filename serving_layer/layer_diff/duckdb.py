@@ -206,10 +206,8 @@ def _table_of(ranges: Ranges) -> pa.Table:
 
 @contextmanager
 def open_comparison(table: Table, hour: str, key: Sequence[str], lookback: int) -> Iterator[Comparison]:
-    """Compare an hour's rows on the branches of a loaded table, and those that `main` serves in the look-back.
-
-    Raises Refused for a table that has delete files, Transient when a file could not be read.
-    """
+    """Compare an hour's rows on the branches of a loaded table, and those that `main` serves in the look-back. Raises
+    Refused for a table that has delete files, Transient when a file could not be read."""
     at, name = heads(table), ".".join(table.name())
     earlier = [shift(hour, -i) for i in range(1, lookback + 1)]
     reading = QueryProgress()
@@ -227,9 +225,7 @@ def open_comparison(table: Table, hour: str, key: Sequence[str], lookback: int) 
 
 def has_same_rows(table: Table, hour: str, one: str, other: str) -> bool:
     """Whether two branches of a loaded table have the same rows of an hour, each as often, whatever files they are in.
-
-    Raises Refused for a table that has delete files, Transient when a file could not be read.
-    """
+    Raises Refused for a table that has delete files, Transient when a file could not be read."""
     at, name, reading = heads(table), ".".join(table.name()), QueryProgress()
     with reading.show_progress(f"compare hour {hour}"), connected(_MEMORY) as connection:
         for view, branch in (("one", one), ("other", other)):

@@ -36,10 +36,8 @@ _BLOCK_BITS = 10
 def to_common_schema(
     speed: DataFrame, batch: DataFrame, table: Table, files: Sequence[DataFile]
 ) -> tuple[DataFrame, DataFrame]:
-    """Both layers' rows in the schema in which they are compared.
-
-    `speed` may be read with an older schema than `batch`, whose columns are the table's. `files`: the speed layer's.
-    """
+    """Both layers' rows in the schema in which they are compared. `speed` may be read with an older schema than
+    `batch`, whose columns are the table's. `files`: the speed layer's."""
     schema = common_schema(batch.schema, list(table.schemas().values()), table.schema(), files)
     return to_schema(speed, schema), to_schema(batch, schema)
 

@@ -54,11 +54,8 @@ class Rows:
 
 @dataclass(frozen=True)
 class StreamTable:
-    """A stream's table: read as it is at each call, or as of what it was opened for.
-
-    Each method takes the fields of `Rows`. Raises ConfigurationError for wrong columns, hours or times, Transient when
-    the lake does not answer.
-    """
+    """A stream's table: read as it is at each call, or as of what it was opened for. Each method takes the fields of
+    `Rows`. Raises ConfigurationError for wrong columns, hours or times, Transient when the lake does not answer."""
 
     reader: Reader
     stream: Stream

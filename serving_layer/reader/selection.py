@@ -81,10 +81,7 @@ class Shown:
 
 def snapshot_as_of(lake: Lake, stream: Stream, table: Table, as_of: str) -> int:
     """The snapshot of `find_snapshot`. Of hours sealed together only the last has a tag, used for `main-<hour>` of
-    each.
-
-    Raises ConfigurationError, Transient.
-    """
+    each. Raises ConfigurationError, Transient."""
     return find_snapshot(table, _tag_of_hour(lake, stream, table, as_of) or as_of)
 
 

@@ -108,10 +108,8 @@ def fill(lake: Lake, stream: Stream, view: View) -> int:
 
 
 def compute(stream: Stream, view: View, state: State, hours: PartialHours, some: tuple[str, ...]) -> pa.Table:
-    """The partials of some hours, in the columns of the view's table. Raises Terminal, Transient.
-
-    An hour without records gets one row, which records that it was computed.
-    """
+    """The partials of some hours, in the columns of the view's table. Raises Terminal, Transient. An hour without
+    records gets one row, which records that it was computed."""
     table = hours.partials
     files = files_by_hour(state.table, "main", some)
     provenance = [

@@ -28,10 +28,7 @@ from anabranch.protocol.state import State
 @dataclass(frozen=True)
 class PartialHours:
     """A view in one load of both tables: the hours to read from partials, with their files, and the accepted hours
-    without partials.
-
-    `decisions`: for hours without partials, the one known acceptance.
-    """
+    without partials. `decisions`: for hours without partials, the one known acceptance."""
 
     partials: Table
     taken: Mapping[str, Collection[DataFile]]

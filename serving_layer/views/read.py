@@ -26,10 +26,8 @@ def derive(
     snapshot_id: int | None = None,
     hours: Collection[str] | None = None,
 ) -> Derived:
-    """A view of `main` in `state`, of all hours or of `hours`; of another snapshot from rows only.
-
-    Raises Terminal when `apply` has not made the table of its partials, Refused, Transient.
-    """
+    """A view of `main` in `state`, of all hours or of `hours`; of another snapshot from rows only. Raises Terminal when
+    `apply` has not made the table of its partials, Refused, Transient."""
     name = stream.view_table(view)
     rows, stored = f"{name} rows", f"{name} partials"
     if snapshot_id is not None:

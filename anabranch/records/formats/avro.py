@@ -63,9 +63,7 @@ class AvroFormat:
 
     def fields(self, schema_id: int, columns: Sequence[Column], jvm: Any) -> Fields | None:
         """How workers read records of a schema id; empty if Spark has to, None if the registry has no such schema yet.
-
-        Raises like `read`.
-        """
+        Raises like `read`."""
         schema = self._wire.schema(schema_id)
         if not isinstance(schema, RegisteredSchema):
             return None if schema is None else ()

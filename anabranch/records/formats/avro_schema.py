@@ -51,9 +51,7 @@ Sql = Callable[[str], str]
 @dataclass(frozen=True)
 class Value:
     """How a value is read: by which schema, how what Spark reads becomes the column's type, and when it cannot.
-
-    `broken` is SQL that is true (else false or null) where there is a value and `convert` has none; "" is never.
-    """
+    `broken` is SQL that is true (else false or null) where there is a value and `convert` has none; "" is never."""
 
     reader: Any
     convert: Sql = lambda read: read

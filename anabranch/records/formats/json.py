@@ -57,11 +57,8 @@ _LONE_SURROGATE = (
 
 class JsonFormat:
     def read(self, records: DataFrame, types: Mapping[str, DataType]) -> Reading:
-        """As `Format.read`.
-
-        Each value is parsed once; only a broken one again, to say what is wrong. The names of its fields are listed
-        where they may be other than the stream's, or one of them twice.
-        """
+        """As `Format.read`. Each value is parsed once; only a broken one again, to say what is wrong. The names of its
+        fields are listed where they may be other than the stream's, or one of them twice."""
         shape = StructType([StructField(name, as_read(kind)) for name, kind in types.items()])
         times = [name for name, kind in types.items() if isinstance(kind, TimestampType)]
         frame = records.selectExpr("*", f"{is_plain()} AS _plain")

@@ -121,10 +121,8 @@ def colons(text: str) -> str:
 
 
 def other_colons(names: Iterable[str]) -> str:
-    """The number of a plain value's colons that do not follow the names of the fields that were read as `_value`.
-
-    By subtractions: Spark takes memory without end to bring a sum of twenty terms into one of its possible orders.
-    """
+    """The number of a plain value's colons that do not follow the names of the fields that were read as `_value`. By
+    subtractions: Spark takes memory without end to bring a sum of twenty terms into one of its possible orders."""
     return f"_colons{''.join(f' - CAST(_value.`{name}` IS NOT NULL AS INT)' for name in names)}"
 
 
