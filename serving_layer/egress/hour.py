@@ -107,8 +107,8 @@ class Hour:
 
 
 def cut_of(job: Job, hour: Hour) -> tuple[Cut, Identity]:
-    """The hour's places in its topic, which never change, and the identity of their records; of no topic if its cut is
-    no longer known."""
+    """The hour's places in its topic, which never change, and the identity of their records. Raises Refused when its
+    cut is no longer known."""
     state = load_state(job.lake, job.stream.table)
     accepted = job.ledger.accepted(state, hour.name)
     cut = accepted.cut if accepted is not None else Cut("", {})
