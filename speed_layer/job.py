@@ -16,7 +16,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -259,20 +259,14 @@ def run(arguments: Sequence[str]) -> int:
     [name] = parsed.stream
     job = open_job(name, parsed.conf)
     of_process(stream=name, layer="speed")
-    with health_file(parsed.health, job.stream.speed.trigger) as note_progress:
-        return _run(job, parsed.available_now, note_progress)
-
-
-def _run(job: Job, available_now: bool, note_progress: NoteProgress) -> int:
-    with _session(job.environment, job.stream.name) as spark:
-        runs = SpeedRuns(FollowedJob(job), spark, available_now, note_progress)
+    trigger = job.stream.speed.trigger
+    with health_file(parsed.health, trigger) as note_progress, _session(job.environment, name) as spark:
+        runs = SpeedRuns(FollowedJob(job), spark, parsed.available_now, note_progress)
         stop_on_signal(spark, runs.stop, (signal.SIGTERM, signal.SIGINT))
-        try:
+        with closing(job.kafka):
             runs.run()
-            LOG.info("stream %s: done", job.stream.name)
+            LOG.info("stream %s: done", name)
             return 0
-        finally:
-            job.kafka.close()
 
 
 class SpeedRuns:
