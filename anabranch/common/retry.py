@@ -35,10 +35,6 @@ UNEXPLAINED_TRIES = 5
 T = TypeVar("T")
 
 
-def _no_progress() -> int:
-    return 0
-
-
 @dataclass(frozen=True)
 class Retry:
     """How long to try again (`limit`, None: for ever) and what ends a pause early (`stop`).
@@ -53,7 +49,7 @@ class Retry:
     longest_pause: timedelta = LONGEST_PAUSE
     pause: Callable[[float, threading.Event], None] | None = None
 
-    def call(self, what: str, action: Callable[[], T], progress: Callable[[], int] = _no_progress) -> T:
+    def call(self, what: str, action: Callable[[], T], progress: Callable[[], int] = lambda: 0) -> T:
         """The result of `action`, called again after each Transient; any other error of ours passes at once, NotYet
         too. An error that is not ours is what `anabranch.common.remote_errors.explain` makes of it.
 

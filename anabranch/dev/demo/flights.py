@@ -50,7 +50,8 @@ def _run(story: Story, space: Workspace, job: Job) -> None:
     sent = _send(story, job)
     story.step("The speed layer publishes what is there, and ends")
     space.run("speed", STREAM, "--available-now", show=False)
-    story.say(f"{_rows_of_main(job):,} rows in main, served by the speed layer")
+    rows = job.lake.load(job.stream.table).scan().count()
+    story.say(f"{rows:,} rows in main, served by the speed layer")
     story.step("The batch layer proves the hours, and takes them over")
     space.run("batch", STREAM, show=False)
     space.run("hours", STREAM)
@@ -84,10 +85,6 @@ def _send(story: Story, job: Job) -> Sent:
         f"partitions), in the hours {', '.join(sent.by_hour())} (UTC)"
     )
     return sent
-
-
-def _rows_of_main(job: Job) -> int:
-    return int(job.lake.load(job.stream.table).scan().count())
 
 
 def as_sent_of(stream: Stream) -> audit.AsSent:
