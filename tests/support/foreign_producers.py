@@ -65,7 +65,7 @@ def send_by_java(servers: str, topic: str, records: Sequence[Sent]) -> list[tupl
     jars = [jar for jar in ensure_jars().spark if jar.name.startswith("kafka-clients")]
     jars += [jar for name in ("slf4j-api", "zstd-jni") for jar in (spark_home() / "jars").glob(f"{name}-*.jar")]
     class_path = ":".join(map(str, jars))
-    command = [require_java().executable, "-cp", class_path, _PROGRAMS / "Send.java", servers, topic]
+    command = [require_java(), "-cp", class_path, _PROGRAMS / "Send.java", servers, topic]
     return _by_program(command, records)
 
 

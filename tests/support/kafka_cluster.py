@@ -269,7 +269,7 @@ class KafkaCluster:
         return Daemon("kafka", f"Kafka {node}", self.folder / str(node))
 
     def _jvm(self, node: int) -> list[str]:
-        java = str(require_java().executable)
+        java = str(require_java())
         logs = f"-Dlog4j2.configurationFile={(jvm_folder() / 'log4j2-kafka.xml').as_uri()}"
         return [
             java,

@@ -93,7 +93,7 @@ class SchemaRegistry:
 def running_registry(folder: Path) -> Iterator[SchemaRegistry]:
     """A fresh, empty registry for the length of a `with`."""
     jar, port = ensure_registry(), free_port()
-    command = [str(require_java().executable), "-Xmx192m", "-XX:TieredStopAtLevel=1", "-Dquarkus.log.level=WARN"]
+    command = [str(require_java()), "-Xmx192m", "-XX:TieredStopAtLevel=1", "-Dquarkus.log.level=WARN"]
     command += [f"-Dquarkus.http.host={HOST}", f"-Dquarkus.http.port={port}", "-jar", str(jar)]
 
     def answers() -> bool:

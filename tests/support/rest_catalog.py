@@ -100,7 +100,7 @@ def running_rest_catalog(folder: Path, warehouse: str, s3_endpoint: str | None =
             "S3_ENDPOINT": s3_endpoint,
             "S3_PATH__STYLE__ACCESS": "true",
         }
-    command = [str(require_java().executable), "-Xmx256m", "-XX:TieredStopAtLevel=1"]
+    command = [str(require_java()), "-Xmx256m", "-XX:TieredStopAtLevel=1"]
     command += ["-cp", os.pathsep.join(map(str, mine)), "org.apache.iceberg.rest.RESTCatalogServer"]
     url = f"http://{HOST}:{port}"
 

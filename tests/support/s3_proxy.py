@@ -46,7 +46,7 @@ class Authority:
 
     def trust(self, store: Path) -> str:
         """Java's options for a new trust store with this authority, made as docs/how-to/deploy/services.md has it."""
-        keytool = require_java().executable.resolve().with_name("keytool")
+        keytool = require_java().resolve().with_name("keytool")
         command = [str(keytool), "-importcert", "-noprompt", "-alias", "s3", "-file", str(self.file)]
         command += ["-keystore", str(store), "-storepass", STORE_PASSWORD]
         subprocess.run(command, check=True, capture_output=True)
@@ -93,7 +93,7 @@ def running_s3_proxy(folder: Path, authority: Authority | None = None) -> Iterat
         finally:
             connection.close()
 
-    java = [str(require_java().executable), "-Xmx256m", "-Djava.awt.headless=true"]
+    java = [str(require_java()), "-Xmx256m", "-Djava.awt.headless=true"]
     classes = {"CLASSPATH": os.pathsep.join(map(str, ensure_jars().s3))}
     command = [*java, "org.gaul.s3proxy.Main", "--properties", str(file)]
     with serving(command, folder / "s3proxy.log", answers, environment=classes):

@@ -112,7 +112,7 @@ def running_secure_broker(folder: Path, properties: Mapping[str, str] | None = N
         **(properties or {}),
     }
     daemon = Daemon("kafka", "Kafka", folder)
-    java, jars = require_java().executable, ensure_jars().broker
+    java, jars = require_java(), ensure_jars().broker
     scram = ["--add-scram", f"SCRAM-SHA-512=[name={USER},password={PASSWORD}]"]
     try:
         process = kafka_broker.start(daemon, java, jars, port, sasl, tls, more=more, format_options=scram)

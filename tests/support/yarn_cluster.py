@@ -52,7 +52,7 @@ def running_yarn(folder: Path) -> Iterator[Path]:
         answer = requests.get(f"http://{web}/ws/v1/cluster/metrics", timeout=30)
         return int(answer.json()["activeNodes"])
 
-    java = require_java().executable.resolve()
+    java = require_java().resolve()
     # Its web servers define classes by reflection.
     options = ["-Xmx400m", "-XX:TieredStopAtLevel=1", "--add-opens=java.base/java.lang=ALL-UNNAMED"]
     command = [str(java), *options, "-cp", ":".join([str(conf), *map(str, hdfs_server.class_path())])]
