@@ -29,7 +29,7 @@ from serving_layer.changes.token import Token
 from serving_layer.egress.folder import Folder, open_folder
 from serving_layer.egress.hour import Restored, open_hour
 from serving_layer.egress.search import Search, open_search
-from serving_layer.egress.topic import Topic, open_topic
+from serving_layer.egress.topic import TopicSender, open_topic
 
 LOG = logging.getLogger(__name__)
 
@@ -131,7 +131,7 @@ def undelivered_hours(job: Job, target: Target) -> set[str] | None:
     return feed.pending_hours(job, Token.decode(last.token)) if last is not None else None
 
 
-def _open(job: Job, target: Target) -> AbstractContextManager[Folder | Topic | Search]:
+def _open(job: Job, target: Target) -> AbstractContextManager[Folder | TopicSender | Search]:
     if isinstance(target, FolderTarget):
         return open_folder(job, target)
     return open_search(job, target) if isinstance(target, SearchTarget) else open_topic(job, target)

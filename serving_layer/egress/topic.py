@@ -27,7 +27,7 @@ LOG = logging.getLogger(__name__)
 
 
 @dataclass
-class Topic:
+class TopicSender:
     """An open topic target. The place names the topic with its id: a recreated topic is another place."""
 
     job: Job
@@ -93,7 +93,7 @@ class Topic:
 
 
 @contextmanager
-def open_topic(job: Job, target: TopicTarget) -> Iterator[Topic]:
+def open_topic(job: Job, target: TopicTarget) -> Iterator[TopicSender]:
     """A topic target, until the end of the `with`. Raises ConfigurationError for no such topic, Transient."""
     described = job.kafka.describe(target.topic)
     if described is None:
@@ -107,4 +107,4 @@ def open_topic(job: Job, target: TopicTarget) -> Iterator[Topic]:
         # Read after all other producers are fenced.
         text = producer.committed(target.topic, job.kafka)
         position = SenderPosition.decode(text) if text is not None else SenderPosition(place)
-        yield Topic(job, target, producer, position if position.place == place else SenderPosition(place))
+        yield TopicSender(job, target, producer, position if position.place == place else SenderPosition(place))
