@@ -1,35 +1,23 @@
 """The clock for hours and commits: this machine's, as long as another clock confirms it. A
 machine's clock may change while a job runs: after a resume, or by a wrong time server. So it is
-compared with the object store's clock (that of its last answers), and between two comparisons with the
-monotonic clock, which needs no request. A time that was not compared is never returned.
+compared with the object store's clock, by the store's last answer, and between two comparisons with
+the monotonic clock. A time that was not compared is never returned.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+from anabranch.common.elapsed import Compared, elapsed_seconds
 from anabranch.common.errors import Transient
 from anabranch.config import Environment
-from anabranch.iceberg.s3 import bucket_of, elapsed_seconds, open_store
+from anabranch.iceberg.s3 import bucket_of, open_store
 
 MAX_CLOCK_SKEW = timedelta(seconds=30)
 # Without a time server a machine's clock drifts, and so does the monotonic clock.
 COMPARED_FOR = timedelta(minutes=10)
-
-
-@dataclass(frozen=True)
-class Compared:
-    """One comparison: the other clock's time, and the monotonic clock in seconds at that moment."""
-
-    time: datetime
-    elapsed: float
-
-    def says(self, elapsed: float) -> datetime:
-        """The current time of the other clock."""
-        return self.time + timedelta(seconds=elapsed - self.elapsed)
 
 
 def is_apart(one: datetime, other: datetime) -> bool:

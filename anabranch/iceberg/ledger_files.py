@@ -50,7 +50,7 @@ _ALL = AlwaysTrue()
 MERGED = "anabranch.merged"
 """In a snapshot's summary: the number of files at the last merge planning."""
 
-DECISIONS = "anabranch.decisions"
+RECORDED = "anabranch.recorded"
 """In the summary of an append of few rows: the ids of their decisions."""
 
 MANY = 16
@@ -229,7 +229,7 @@ def append(table: Table, rows: pa.Table, commit_id: str) -> tuple[TableUpdate, .
     """Write a file of `rows`; returns the updates of the commit that appends it. Raises OSError."""
     # Tables of egress have rows without decisions.
     is_named = "decision_id" in rows.column_names and rows.num_rows <= _NAMED
-    named = {DECISIONS: json.dumps(rows["decision_id"].to_pylist())} if is_named else {}
+    named = {RECORDED: json.dumps(rows["decision_id"].to_pylist())} if is_named else {}
     return _commit(table, _properties(table, commit_id) | named, (), _write(table, rows))
 
 
@@ -241,8 +241,8 @@ def newest_ids(table: Table) -> tuple[frozenset[str], datetime]:
     for snapshot in ancestors_of(table.current_snapshot(), table.metadata):
         since, summary = datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC), snapshot.summary
         properties = summary.additional_properties if summary is not None else {}
-        if DECISIONS in properties:
-            ids.update(json.loads(properties[DECISIONS]))
+        if RECORDED in properties:
+            ids.update(json.loads(properties[RECORDED]))
         elif PUBLISH_ID not in properties or (summary is not None and summary.operation == Operation.APPEND):
             # It adds rows that it does not name; another program's may have changed any row.
             break

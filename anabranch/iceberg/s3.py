@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from pathlib import Path
@@ -17,6 +16,7 @@ from botocore.exceptions import BotoCoreError, ClientError, ConnectTimeoutError,
 
 from anabranch import config
 from anabranch.common.counters import S3_BYTES, S3_REQUESTS, TALLY
+from anabranch.common.elapsed import Compared, elapsed_seconds
 from anabranch.common.errors import NoAnswer, Transient
 from anabranch.common.remote_errors import explain
 
@@ -152,7 +152,7 @@ class ObjectStore:
 
         self._client.meta.events.register("before-send.s3", _count_request)
         self._client.meta.events.register("after-call.s3", self._note_time)
-        self._answered: tuple[datetime, float] | None = None
+        self._answered: Compared | None = None
 
     def ensure_bucket(self, bucket: str) -> bool:
         """Create the bucket if it is missing; True if it was created. Raises ConfigurationError (keys, rights)
@@ -179,17 +179,15 @@ class ObjectStore:
     def time_now(self, bucket: str) -> datetime:
         """The object store's time, by its last answer to any request if that is at most a minute old, else as `clock`
         asks for it."""
-        if self._answered is not None:
-            then, elapsed = self._answered
-            since = elapsed_seconds() - elapsed
-            if since < _TIME_KEPT_SECONDS:
-                return then + timedelta(seconds=since)
+        last, elapsed = self._answered, elapsed_seconds()
+        if last is not None and elapsed - last.elapsed < _TIME_KEPT_SECONDS:
+            return last.says(elapsed)
         return self.clock(bucket)
 
     def _note_time(self, http_response: Any, **_: Any) -> None:
         """Called by botocore after each answer."""
         if "date" in http_response.headers:
-            self._answered = _date(http_response.headers), elapsed_seconds()
+            self._answered = Compared(_date(http_response.headers), elapsed_seconds())
 
     def list_objects(self, bucket: str, prefix: str) -> Iterator[tuple[str, int, datetime]]:
         """Key, size and time of every object whose key begins with `prefix`. Raises Terminal (rights) or Transient."""
@@ -363,11 +361,6 @@ class ObjectStore:
 def _count_request(event_name: str, **_: Any) -> None:
     """Called by botocore before each request, also one that is a repetition: `before-send.s3.GetObject`."""
     TALLY.count(S3_REQUESTS, event_name.rpartition(".")[2])
-
-
-def elapsed_seconds() -> float:
-    """Seconds of the monotonic clock; on Linux of the one that also counts while the machine sleeps."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 def _date(headers: Mapping[str, str]) -> datetime:

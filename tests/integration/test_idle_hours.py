@@ -6,17 +6,22 @@ import threading
 import uuid
 from collections import Counter
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyiceberg.io.pyarrow import PyArrowFileIO
+import yaml
+from data_files import reads_of_data_files
 from pyiceberg.manifest import clear_manifest_cache
 from pyspark.sql import SparkSession
 from rest_catalog import running_rest_catalog
 from world import World, add_catalog, closed_at_the_end, past_hour, spread
 
 from anabranch.common.counters import S3_REQUESTS, TALLY
+from anabranch.config import load_environment
+from anabranch.iceberg import s3
+from anabranch.iceberg.s3 import ObjectStore
 from anabranch.job import open_job
 from anabranch.protocol import ledger
 from anabranch.protocol.ledger import Ledger
@@ -39,16 +44,7 @@ def requests() -> Counter[str]:
 @pytest.fixture
 def parquet_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The data files that are read, which the counts lack."""
-    read: list[str] = []
-    real = PyArrowFileIO.new_input
-
-    def new_input(self: PyArrowFileIO, location: str) -> Any:
-        if location.endswith(".parquet"):
-            read.append(location)
-        return real(self, location)
-
-    monkeypatch.setattr(PyArrowFileIO, "new_input", new_input)
-    return read
+    return reads_of_data_files(monkeypatch)
 
 
 def forget() -> None:
@@ -106,3 +102,22 @@ def test_an_hour_without_records_is_accepted_by_few_requests(
     rows = [(row.hour, row.decision) for row in Ledger(one.lake, one.job.stream.hours_table).history()]
     idle = [past_hour(ago + 1) for ago in range(IDLE, 0, -1)]
     assert rows[-2 * IDLE :] == [(hour, decision) for hour in idle for decision in ("sealed", "accepted")]
+
+
+def test_the_stores_time_is_that_of_its_last_answer_for_a_minute(
+    environment: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "anabranch.yaml").write_text(yaml.safe_dump(environment))
+    store = ObjectStore(load_environment(str(tmp_path)).s3)
+    before = requests()
+    first = store.time_now("tests")
+    assert requests() - before == {"HeadBucket": 1}, "there was no answer yet"
+    assert store.has_bucket("tests") and store.find("tests", "no-such-object") is None
+    asked, now = requests(), s3.elapsed_seconds()
+    for later in (0.0, 59.0):
+        monkeypatch.setattr(s3, "elapsed_seconds", lambda later=later: now + later)
+        assert timedelta(seconds=later) <= store.time_now("tests") - first <= timedelta(seconds=later + 30)
+    assert requests() == asked
+    monkeypatch.setattr(s3, "elapsed_seconds", lambda: now + 60.0)
+    assert abs(store.time_now("tests") - datetime.now(UTC)) < timedelta(seconds=30)
+    assert requests() - asked == {"HeadBucket": 1}, "the answer is too old"

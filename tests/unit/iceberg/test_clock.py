@@ -13,9 +13,10 @@ from lakes import FIRST, StreamLake, new_lake
 from pyiceberg.table import Transaction
 from pyiceberg.types import StringType
 
+from anabranch.common.elapsed import Compared
 from anabranch.common.errors import Transient
 from anabranch.iceberg import admin
-from anabranch.iceberg.clock import COMPARED_FOR, MAX_CLOCK_SKEW, Clock, Compared, should_compare
+from anabranch.iceberg.clock import COMPARED_FOR, MAX_CLOCK_SKEW, Clock, should_compare
 from anabranch.iceberg.commits import Change, Outcome
 from anabranch.protocol import ledger
 from anabranch.protocol.ledger import Ledger

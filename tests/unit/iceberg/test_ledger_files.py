@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from data_files import reads_of_data_files
 from killed import kill_at
 from lakes import StreamLake, decide, new_environment, new_lake
 from pyiceberg.expressions import EqualTo
-from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.table import Table, Transaction
 from pyiceberg.table.snapshots import Operation
 
@@ -40,16 +40,7 @@ def lake(tmp_path: Path) -> StreamLake:
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The data files that are read from now on."""
-    locations: list[str] = []
-    real = PyArrowFileIO.new_input
-
-    def new_input(self: PyArrowFileIO, location: str) -> Any:
-        if location.endswith(".parquet"):
-            locations.append(location)
-        return real(self, location)
-
-    monkeypatch.setattr(PyArrowFileIO, "new_input", new_input)
-    return locations
+    return reads_of_data_files(monkeypatch)
 
 
 def at(day: int, hour: int = 0) -> str:

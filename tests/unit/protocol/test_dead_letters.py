@@ -30,6 +30,7 @@ from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.state import DEAD_LETTERS, OVERRIDES, Accepted, State
 from batch_layer import todo
+from batch_layer.plan import plan_acceptance_of_empty
 from batch_layer.rebuild import RebuildRequest
 
 SECOND = shift(FIRST, 1)
@@ -335,6 +336,14 @@ def test_an_accepted_hour_that_lacks_files_is_to_be_restated(
     roll(lake, batch_said(lake, lake.stage_dead(D, "batch"), 2, NOW + timedelta(minutes=1)))
     assert lost_hours(lake.lake, lake.stream, lake.state()) == {}
     assert lake.dead("main") == lake.dead("batch") == D
+
+
+def test_for_hours_without_records_the_table_of_dead_letters_is_not_loaded(tmp_path: Path) -> None:
+    lake = new_lake(tmp_path, timeline=Timeline(FIRST, SECOND, {0: 10}, sealed={FIRST: Cut("t", {0: (10, 10)})}))
+    publish = plan_acceptance_of_empty(lake.state(), [FIRST], "empty", NOW)
+    assert publish is not None and lake.publish(publish) is Outcome.LANDED
+    lake.lake.catalog.drop_table(lake.stream.dead_letters_table)
+    assert lost_hours(lake.lake, lake.stream, lake.state()) == {}
 
 
 def test_the_remaining_files_of_an_hour_are_published(tmp_path: Path) -> None:

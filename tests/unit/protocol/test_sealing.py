@@ -16,11 +16,13 @@ from anabranch.cli import main
 from anabranch.common.errors import NotYet, PositionError
 from anabranch.common.fail_points import Step
 from anabranch.iceberg.clock import Clock
+from anabranch.iceberg.commits import Change, Outcome
 from anabranch.job import Job
 from anabranch.offsets.hour_ends import Window
 from anabranch.offsets.hours import Cut, Timeline, hour_of, shift, start_of
 from anabranch.offsets.position import Offsets, Position, Stamped, Topic
 from anabranch.protocol import sealing
+from anabranch.protocol.publish import Publish
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.sealing import KafkaOffsets, ask, plan_sealing, resolve_state
 from anabranch.protocol.state import State
@@ -157,20 +159,29 @@ def test_hours_without_records_are_accepted_by_the_commit_that_seals_them(tmp_pa
     assert len(joined.ledger.history()) == 7
 
 
+def _idle_until(lake: StreamLake, rebuilder: Rebuilder, hour: str) -> Rebuilder:
+    """The same without a record, half an hour behind the end of `hour`."""
+    ahead = start_of(shift(hour, 1)) + timedelta(minutes=30) - datetime.now(UTC)
+    lake.lake.__dict__["clock"] = Clock(None, lambda: datetime.now(UTC) + ahead)
+    return Rebuilder(replace(rebuilder._job, kafka=Broker(log={0: []}).adapter), None)  # type: ignore[arg-type]
+
+
+def _moved(lake: StreamLake, before: State) -> set[str]:
+    return {b for b, head in lake.state().heads.items() if head != before.heads[b]}
+
+
 @pytest.mark.parametrize("lost", ["", "speed", "batch", "main"])
 def test_hours_without_records_leave_the_speed_branch_and_outlast_the_loss_of_any(tmp_path: Path, lost: str) -> None:
     first = hour_of(datetime.now(UTC) - timedelta(hours=3))
     lake, rebuilder = _closed_hours(tmp_path, first)
-    rebuilder._job = replace(rebuilder._job, kafka=Broker(log={0: []}).adapter)
-    rebuilder.seal([])  # binds the position to the topic
+    rebuilder = _idle_until(lake, rebuilder, shift(first, 3))
+    rebuilder.seal([])
     before = lake.state()
-    assert before.position.topic_id == "t" and len(before.timeline.sealed) == 4
-    ahead = start_of(shift(first, 6)) + timedelta(minutes=30) - datetime.now(UTC)
-    lake.lake.__dict__["clock"] = Clock(None, lambda: datetime.now(UTC) + ahead)
+    assert len(before.timeline.sealed) == 4
+    rebuilder = _idle_until(lake, rebuilder, shift(first, 5))
     assert len(rebuilder.seal(None).hours) == 2
     after = lake.state()
-    moved = {b for b in after.heads if after.heads[b] != before.heads[b]}
-    assert moved == {"batch", "main"}
+    assert _moved(lake, before) == {"batch", "main"}
     idle = {shift(first, 4), shift(first, 5)}
     assert set(after.accepted) == idle
     if lost:
@@ -180,6 +191,24 @@ def test_hours_without_records_leave_the_speed_branch_and_outlast_the_loss_of_an
     assert idle <= set(found.accepted) | set(found.timeline.sealed)
     rebuilder.accept_empty(sorted(found.timeline.sealed))
     assert idle <= set(lake.state().accepted)
+
+
+def test_a_seal_of_an_hour_with_records_or_of_a_topic_not_seen_before_moves_the_speed_branch(tmp_path: Path) -> None:
+    first = hour_of(datetime.now(UTC) - timedelta(hours=3))
+    lake, rebuilder = _closed_hours(tmp_path / "records", first)
+    before = lake.state()
+    rebuilder.seal(None)
+    assert _moved(lake, before) == {"speed", "batch", "main"}
+    lake, rebuilder = _closed_hours(tmp_path / "topic", first)
+    rebuilder = _idle_until(lake, rebuilder, shift(first, 3))
+    position = Position("", lake.state().position.offsets)
+    publish = Publish("unbound", (Change("speed"), Change("main")), lake.state().timeline, position)
+    assert lake.publish(publish) is Outcome.LANDED
+    before = lake.state()
+    assert before.position.topic_id == ""
+    assert len(rebuilder.seal(None).hours) == len(rebuilder.accepted_with_seal) == 4
+    assert lake.state().position.topic_id == "t"
+    assert _moved(lake, before) == {"speed", "batch", "main"}
 
 
 def test_a_job_for_named_hours_accepts_of_those_that_it_seals_these_alone(tmp_path: Path) -> None:
