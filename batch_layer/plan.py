@@ -20,7 +20,7 @@ from anabranch.protocol.group_hours import moved_tags
 from anabranch.protocol.ledger_row import HourAccount, RunFacts
 from anabranch.protocol.merge import needs_merge
 from anabranch.protocol.publish import Publish, new_tag
-from anabranch.protocol.state import KEPT, Accepted, State, accepted_properties, plan_after
+from anabranch.protocol.state import KEPT, Accepted, State, accepted_properties, empty_hours_changes, plan_after
 from batch_layer.balance import Balance, Counted
 
 # The account of an hour without records.
@@ -74,8 +74,7 @@ def plan_acceptance_of_empty(
         ledger.decision(h, "accepted", 1, cut, now, f"{id}-{h}", served="batch", account=account)
         for h, cut in todo.items()
     )
-    accepted = accepted_properties(state, {h: Accepted(1, cut) for h, cut in todo.items()})
-    changes = (Change("batch", properties=accepted), Change("main", properties=measured or {}))
+    changes = empty_hours_changes(state, {h: Accepted(1, cut) for h, cut in todo.items()}, measured or {})
     sealed = {h: c for h, c in state.timeline.sealed.items() if h not in todo}
     return Publish(id, changes, replace(state.timeline, sealed=sealed), decisions=rows)
 
@@ -91,7 +90,7 @@ def plan_seal_with_acceptance(
     """The publish of a seal that also accepts those of its hours that are empty, of `candidates` or of all. Pure.
 
     It is what the seal and `plan_acceptance_of_empty` publish one after the other, in one commit. The branch `speed`
-    does not move where all of the hours are empty: `batch` and `main` have the timeline, so that either may be lost.
+    moves where one of the hours has records, or the position is bound to its topic.
     """
     sealed = [row.hour for row in seal.decisions if candidates is None or row.hour in candidates]
     after = plan_after(state, seal.changes, seal.timeline, seal.position)
@@ -99,9 +98,10 @@ def plan_seal_with_acceptance(
     if accepted is None:
         return seal
     moves_speed = len(accepted.decisions) < len(seal.decisions) or seal.position != state.position
+    moved = {change.branch for change in accepted.changes}
     return replace(
         seal,
-        changes=(*(seal.changes if moves_speed else ()), *accepted.changes),
+        changes=(*(c for c in seal.changes if moves_speed and c.branch not in moved), *accepted.changes),
         timeline=accepted.timeline,
         decisions=(*seal.decisions, *accepted.decisions),
     )

@@ -31,7 +31,7 @@ from anabranch.dev.services import Services, running
 RECORDED = Path(__file__).with_name("recorded.json")
 # What a ratio may lose against the recorded one.
 LOSS = 0.15
-LOCAL, ON_S3 = (*peer.WAYS, "anabranch"), ("iceberg_s3", "anabranch_s3")
+LOCAL, ON_S3 = (*peer.WAYS, "anabranch"), ("file_sink_s3", "iceberg_s3", "anabranch_s3")
 Results = dict[str, list[Run]]
 
 
@@ -91,7 +91,7 @@ def ratios(results: Results, way: str, base: str) -> list[float]:
 
 
 def table(plan: Plan, results: Results, size: float) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    base = next(way for way in ("file_sink", "iceberg", "iceberg_s3", plan.ways[0]) if way in results)
+    base = next(way for way in ("file_sink", "file_sink_s3", "iceberg", "iceberg_s3", plan.ways[0]) if way in results)
     head = (
         "way", "records/s", "least to most", f"of {base}", "MB/s", "CPU s a million", "CPU s a micro-batch",
         "s a micro-batch", "JVM MB",

@@ -3,7 +3,7 @@
 Prints a line of JSON for each micro-batch: how many records, and when it had ended (seconds since the epoch). WAY is
 
 - noop: read and parse, and write nowhere: what the engine itself takes;
-- file_sink: Spark's own Parquet file sink;
+- file_sink: Spark's own Parquet file sink, to local files or by Hadoop's S3A;
 - iceberg: Iceberg's own streaming sink (`toTable`);
 - append: `foreachBatch` with an append to the Iceberg table;
 - delta: Delta Lake's sink.
@@ -29,6 +29,7 @@ from anabranch.spark.jars import ensure_jars, jvm_folder
 
 WAYS = ("noop", "file_sink", "iceberg", "append", "delta")
 DELTA = "io.delta:delta-spark_4.1_2.13:4.1.0"
+HADOOP_AWS = "org.apache.hadoop:hadoop-aws:3.4.2"
 BUCKET = "anabranch"
 """The one of all that is written to S3."""
 MASTER = "ANABRANCH_SPARK_MASTER"
@@ -81,6 +82,15 @@ def session(way: str, folder: Path, s3: str | None) -> SparkSession:
         )
         for key, value in lake.items():
             builder = builder.config(f"spark.sql.catalog.lake{key}", value)
+    if way == "file_sink" and s3 is not None:
+        builder = (
+            builder.config("spark.jars.packages", HADOOP_AWS)
+            .config("spark.hadoop.fs.s3a.endpoint", s3)
+            .config("spark.hadoop.fs.s3a.endpoint.region", "us-east-1")
+            .config("spark.hadoop.fs.s3a.path.style.access", "true")
+            .config("spark.hadoop.fs.s3a.access.key", _KEYS[0])
+            .config("spark.hadoop.fs.s3a.secret.key", _KEYS[1])
+        )
     if way == "delta":
         builder = (
             builder.config("spark.jars.packages", DELTA)
@@ -136,7 +146,8 @@ def main(arguments: list[str]) -> None:
         case "noop":
             query = writer.format("noop").start()
         case "file_sink":
-            files = writer.format("parquet").option("path", f"{folder}/out").option("compression", "zstd")
+            out = f"s3a://{BUCKET}/{folder.name}/out" if s3 else f"file://{folder}/out"
+            files = writer.format("parquet").option("path", out).option("compression", "zstd")
             query = files.partitionBy(*parts).start()
         case "iceberg":
             query = writer.format("iceberg").option("fanout-enabled", "true").toTable("lake.db.events")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from pyiceberg.table.snapshots import ancestors_of
 
 from anabranch.iceberg.commits import Change, Commit
-from anabranch.iceberg.snapshots import has_landed, last_publish
+from anabranch.iceberg.snapshots import has_landed, newest_publish
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -51,7 +51,7 @@ def plan_fence(table: Table, commit: Commit) -> Commit:
     """
 
     def age(branch: str) -> int:
-        newest = last_publish(table, branch)
+        newest = newest_publish(table, branch)
         return (newest.sequence_number or 0) if newest is not None else 0
 
     return Commit(uuid.uuid4().hex, dict(commit.heads), (Change(max(sorted(commit.heads), key=age)),))

@@ -32,6 +32,8 @@ client repeats a stage that had landed, Iceberg treats it as a rollback and move
 
 PREFIX = "anabranch."
 PUBLISH_ID = "anabranch.publish"
+MERGED = "anabranch.merged"
+"""What `main` was made from, by branch."""
 WAP_ID = "wap.id"
 
 
@@ -97,6 +99,18 @@ def last_publish(table: Table, branch: str) -> Snapshot | None:
     return table.metadata.snapshot_by_id(tag.snapshot_id) if tag is not None else None
 
 
+def newest_publish(table: Table, branch: str) -> Snapshot | None:
+    """The publish with the state of a branch: its last one. For `main` the tagged one where another program set the
+    branch back behind it: a rollback takes rows of `main` back, which the next merge restores, and no decision. If the
+    state of the tagged one is gone, the branch is where it was set back to."""
+    last = last_publish(table, branch)
+    tag = table.metadata.refs.get(PUBLISHED + branch) if branch == "main" else None
+    tagged = table.metadata.snapshot_by_id(tag.snapshot_id) if tag is not None else None
+    if last is None or tagged is None or (tagged.sequence_number or 0) <= (last.sequence_number or 0):
+        return last
+    return tagged if _is_readable(table, tagged) else last
+
+
 def ancestors_to_last_publish(table: Table, branch: str) -> list[Snapshot]:
     """From a branch's head to its newest publish, both included."""
     way = [head(table, branch)]
@@ -134,9 +148,13 @@ def made_at(snapshot: Snapshot) -> datetime:
 
 
 def branch_properties(table: Table, branch: str) -> dict[str, str]:
-    """Our properties of a branch (`anabranch.*`), without the id of its last publish."""
-    snapshot = last_publish(table, branch)
-    return _whole(table, snapshot) if snapshot is not None else {}
+    """Our properties of a branch (`anabranch.*`), without the id of its newest publish. Those of a `main` that was set
+    back say that it was made from no branch."""
+    snapshot = newest_publish(table, branch)
+    if snapshot is None:
+        return {}
+    is_set_back = snapshot is not last_publish(table, branch)
+    return _whole(table, snapshot) | ({MERGED: "{}"} if is_set_back else {})
 
 
 def snapshot_properties(table: Table, snapshot_id: int) -> dict[str, str]:
@@ -155,25 +173,27 @@ def _whole(table: Table, snapshot: Snapshot) -> dict[str, str]:
         raise Terminal(f"{error}; {_what_is_left(table, error.remedy)}") from error
 
 
+def _is_readable(table: Table, snapshot: Snapshot | None) -> bool:
+    """Whether the state of a snapshot is complete. Raises Transient."""
+    try:
+        if snapshot is not None:
+            state_properties.load_all(table, _own_properties(snapshot))
+    except (StateGone, SideFileGone):
+        return False
+    return snapshot is not None
+
+
 def _what_is_left(table: Table, remedy: str) -> str:
     """The parts of a table's state that can still be read, and the steps to recover the rest, in
     words. Raises Transient."""
 
-    def is_read(snapshot: Snapshot | None) -> bool:
-        try:
-            if snapshot is not None:
-                state_properties.load_all(table, _own_properties(snapshot))
-        except (StateGone, SideFileGone):
-            return False
-        return snapshot is not None
-
-    lost = [b for b in BRANCHES if not is_read(last_publish(table, b))]
+    lost = [b for b in BRANCHES if not _is_readable(table, last_publish(table, b))]
     if not lost:
         return "the branches themselves are complete: name a newer snapshot"
     others = " and ".join(b for b in lost if b != "main")
     steps = [f"drop branch {others}", "run `anabranch apply STREAM`, which recreates it from main"] if others else []
     if "main" in lost:
-        of_main = (s for s in main_snapshots(table) if is_publish(s) and is_read(s))
+        of_main = (s for s in main_snapshots(table) if is_publish(s) and _is_readable(table, s))
         newest = max(of_main, key=made_at, default=None)
         if newest is None:
             return (

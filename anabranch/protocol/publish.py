@@ -29,7 +29,7 @@ from anabranch.common.errors import Transient
 from anabranch.iceberg.commits import Change, Commit, Tag
 from anabranch.iceberg.expiry import expired_tags, plan_expiry
 from anabranch.iceberg.lake import Lake
-from anabranch.iceberg.snapshots import head
+from anabranch.iceberg.snapshots import MERGED, head
 from anabranch.offsets.hours import Timeline
 from anabranch.offsets.position import Position
 from anabranch.protocol.ledger_row import LedgerRow
@@ -39,7 +39,6 @@ from anabranch.protocol.state import (
     CONTENT,
     DEAD_LETTERS,
     DECISIONS,
-    MERGED,
     POSITION,
     SETTLED,
     TIMELINE,

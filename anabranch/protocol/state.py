@@ -1,7 +1,8 @@
 """The state of a stream's table: one load of its metadata, read into values. Each branch is
 authoritative for its own rows: `speed` for the position, `batch` for accepted hours, `main` for
-overrides. `main` has a copy of the state of all branches, from which a lost branch is recreated.
-The timeline of hours is written with every publish, and the newest one counts.
+overrides and for accepted hours without records. `main` has a copy of the state of all branches,
+from which a lost branch is recreated. The timeline of hours is written with every publish, and the
+newest one counts.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from anabranch.common.errors import PositionError, Terminal
 from anabranch.iceberg import snapshots
+from anabranch.iceberg.commits import Change
+from anabranch.iceberg.snapshots import MERGED
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.offsets.position import Offsets, Position, Topic, ranges_to_keys, to_keys
 from anabranch.protocol.erased import ERASURES, Erasures
@@ -25,7 +28,6 @@ from anabranch.protocol.ledger_row import Layer, LedgerRow
 if TYPE_CHECKING:
     from pyiceberg.table import Table
 
-    from anabranch.iceberg.commits import Change
     from anabranch.iceberg.lake import Lake
 
 
@@ -37,7 +39,6 @@ OVERRIDES = "anabranch.overrides"
 DECISIONS = "anabranch.decisions"
 DEAD_LETTERS = "anabranch.dead-letters"
 CONTENT = "anabranch.content"
-MERGED = "anabranch.merged"
 KEPT = "anabranch.kept"
 TURN = "anabranch.turn"
 LOST = "anabranch.lost"
@@ -133,11 +134,12 @@ def plan_after(state: State, changes: Iterable[Change], timeline: Timeline, posi
     accepted hours, overrides and retained hours. Everything else is unchanged. Pure."""
     said = {change.branch: change.properties for change in changes}
     batch, main = said.get("batch", {}), said.get("main", {})
+    lists = batch if ACCEPTED in batch else main
     return replace(
         state,
         position=position or state.position,
         timeline=timeline,
-        accepted=_accepted(batch) if ACCEPTED in batch else state.accepted,
+        accepted=_accepted(lists) if ACCEPTED in lists else state.accepted,
         settled_before=batch.get(SETTLED, state.settled_before),
         overrides=json.loads(main[OVERRIDES]) if OVERRIDES in main else state.overrides,
         retained_hours=tuple(json.loads(main[KEPT])) if KEPT in main else state.retained_hours,
@@ -157,7 +159,7 @@ def read_state(table: Table) -> State:
     if POSITION not in properties["speed"]:
         name = ".".join(table.name())
         raise Terminal(f"table {name}: expected a position on branch speed, found none; run `anabranch apply`")
-    publishes = {b: snapshots.last_publish(table, b) for b in snapshots.BRANCHES}
+    publishes = {b: snapshots.newest_publish(table, b) for b in snapshots.BRANCHES}
     newest = max(
         properties, key=lambda b: (TIMELINE in properties[b], (p.sequence_number or 0) if (p := publishes[b]) else 0)
     )
@@ -165,8 +167,10 @@ def read_state(table: Table) -> State:
     accepted, waiting = read_accepted(properties)
     expired = Expired.of_branches(properties.values())
     waiting = {hour: cut for hour, cut in waiting.items() if hour not in expired}
-    if waiting:
-        timeline = replace(timeline, sealed=timeline.sealed | waiting)
+    # A program that does not know hours of `main` alone waits for them.
+    sealed = {hour: cut for hour, cut in (timeline.sealed | waiting).items() if hour not in accepted}
+    if sealed != timeline.sealed:
+        timeline = replace(timeline, sealed=sealed)
     return State(
         table=table,
         heads=snapshots.heads(table),
@@ -229,15 +233,24 @@ def read_accepted(properties: Mapping[str, Mapping[str, str]]) -> tuple[dict[str
     """The accepted hours whose rows the batch branch contains, and the cuts of hours that it lost
     and that wait again. `main` lists the accepted hours too. A batch branch recreated from `main`
     contains the rows that `main` served then: hours stay accepted, except those that an override
-    had assigned to the speed layer. A branch that was rolled back lacks the hours accepted since.
+    had assigned to the speed layer. A branch that was rolled back lacks the hours accepted since,
+    but no hour without records: `main` may be alone in listing these.
     """
     batch, settled = _accepted(properties["batch"]), properties["batch"].get(SETTLED, "")
     known = _accepted(properties["main"]) | batch
     made_again = MERGED in properties["batch"] and CONTENT not in properties["batch"]
     overridden = json.loads(properties["batch"].get(OVERRIDES, "{}")) if made_again else {}
     accepted = {h: a for h, a in batch.items() if overridden.get(h) != "speed"}
+    accepted |= {h: known[h] for h in hours_of_main(properties)}
     lost = {h for h in known if h not in accepted and (h >= settled or h in batch)}
     return accepted, {h: known[h].cut for h in lost}
+
+
+def hours_of_main(properties: Mapping[str, Mapping[str, str]]) -> tuple[str, ...]:
+    """The accepted hours that `main` alone lists, which have no records, oldest first."""
+    batch, settled = _accepted(properties["batch"]), properties["batch"].get(SETTLED, "")
+    listed = _accepted(properties["main"])
+    return tuple(h for h in sorted(listed) if h not in batch and h >= settled and not listed[h].cut.offsets)
 
 
 def _accepted(properties: Mapping[str, str]) -> dict[str, Accepted]:
@@ -252,6 +265,24 @@ def _accepted_of(text: str) -> Mapping[str, Accepted]:
 
 # Accepted hours that a branch lists one by one; the ledger has all of them.
 REMEMBERED_HOURS = 48
+
+
+# Accepted hours that `main` lists alone, at most.
+HOURS_OF_MAIN = 24
+
+
+def empty_hours_changes(state: State, hours: Mapping[str, Accepted], measured: Mapping[str, str]) -> tuple[Change, ...]:
+    """What the branches get when `hours` are accepted, which have no records: `main` lists them alone, until they are
+    HOURS_OF_MAIN. Then all branches move: `batch` lists the hours too, and what waited on it and on `speed` for the
+    ledger leaves them. `measured`: the measurements that the publish writes to `main`."""
+    if len(hours_of_main(state.branch_properties)) + len(hours) > HOURS_OF_MAIN:
+        batch = Change("batch", properties=accepted_properties(state, hours))
+        return Change("speed"), batch, Change("main", properties=measured)
+    return (Change("main", properties={**measured, ACCEPTED: _to_json(state.accepted | dict(hours))}),)
+
+
+def _to_json(accepted: Mapping[str, Accepted]) -> str:
+    return json.dumps({h: accepted[h].as_dict() for h in sorted(accepted)}, separators=(",", ":"))
 
 
 def accepted_properties(state: State, hours: Mapping[str, Accepted]) -> dict[str, str]:
@@ -276,8 +307,7 @@ def accepted_properties(state: State, hours: Mapping[str, Accepted]) -> dict[str
             break
         del accepted[hour]
         settled = max(settled, shift(hour, 1))
-    written = {h: accepted[h].as_dict() for h in sorted(accepted)}
-    return {ACCEPTED: json.dumps(written, separators=(",", ":")), SETTLED: settled}
+    return {ACCEPTED: _to_json(accepted), SETTLED: settled}
 
 
 # The most losses that a branch lists one by one.

@@ -129,9 +129,11 @@ class Broker(Actor):
         elif kind == "mend":
             yield "sees all hours fixed", replace(world, bad=frozenset()), rest
         else:
-            for version in world.lake.way(world.lake.heads["speed"]):
-                back = world.restore("speed", version.id)
-                yield f"sees speed set back to {version.files}", back, rest
+            [branch] = values or ["speed"]
+            for version in world.lake.way(world.lake.heads[branch]):
+                # Other rows break the promises of every moment until the next merge.
+                if branch != "main" or version.files == world.lake.files("main"):
+                    yield f"sees {branch} set back to {version.files}", world.restore(branch, version.id), rest
 
 
 @dataclass(frozen=True)

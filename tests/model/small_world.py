@@ -31,6 +31,7 @@ from anabranch.iceberg.orphans import plan_orphans
 from anabranch.iceberg.snapshots import (
     BRANCHES,
     PUBLISH_ID,
+    PUBLISHED,
     WAP_ID,
     Staged,
     carried,
@@ -373,6 +374,10 @@ class Lake:
     def state(self) -> State:
         return read_state(self.table)
 
+    def is_tag_of_a_head(self, ref: Ref) -> bool:
+        """Whether a ref is the tag of a branch's newest publish, which the branch names too."""
+        return ref.id == self.heads.get(ref.name.removeprefix(PUBLISHED)) and ref.name.startswith(PUBLISHED)
+
     def way(self, id: int | None) -> list[Version]:
         """A version and those that it was made from, newest first."""
         versions = []
@@ -490,7 +495,7 @@ class Lake:
             files = (*kept, *copied, *change.add)
             made = new_version(change.branch, head.id, summary, files, change.add, loaded.stamp(made_ms))
             versions.append(made)
-            refs[change.branch] = Ref(change.branch, made.id)
+            refs |= {name: Ref(name, made.id) for name in (change.branch, PUBLISHED + change.branch)}
         refs |= {t.name: Ref(t.name, t.snapshot_id, t.max_age_ms) for t in commit.tags}
         # As `prepare` does, over what was loaded.
         there = loaded.table.properties
@@ -703,7 +708,7 @@ def new_world(
 
     def table(entries: Mapping[str, str]) -> Lake:
         first = new_version("main", None, entries, (), (), made_ms)
-        return Lake.of((first,), [Ref(b, first.id) for b in BRANCHES], properties)
+        return Lake.of((first,), [Ref(p + b, first.id) for b in BRANCHES for p in ("", PUBLISHED)], properties)
 
     letters = table({PUBLISH_ID: "apply"}) if accounts else None
     return World(Kafka(((),) * partitions, BEGIN), table(summary), letters=letters, **values)  # type: ignore[arg-type]

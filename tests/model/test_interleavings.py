@@ -109,6 +109,12 @@ SETTINGS = {
         ("batch decides to seal and accept", "network brings batch", "batch moves a head in its way"),
         world={"late": True, "answers_to_lose": 1},
     ),
+    "hours without records, and main set back": Setting(
+        (broker(("restore", "main"), ("tick", 60), RECORD), Speed("speed"), Batch("batch")),
+        ("kafka sees main set back", "batch decides to merge", "speed publishes", "batch decides to seal and accept"),
+        before=(broker(*AN_EMPTY_HOUR), Batch("before"), broker(("tick", 60)), Batch("of main alone")),
+        world={"accounts": True},
+    ),
     "a late publish, expiry and orphan removal": Setting(
         (broker(RECORD), Speed("speed"), Maintenance("maintenance"), Network("network")),
         ("at last, and it lands", "maintenance removes", "speed moves a head in its way"),

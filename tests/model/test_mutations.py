@@ -18,6 +18,7 @@ from layers import Batch, RollUp, Speed
 from pyiceberg.table import Table
 from settings import (
     ADOPTED,
+    AN_EMPTY_HOUR,
     BACK,
     H0,
     H1,
@@ -51,6 +52,7 @@ from anabranch.protocol import (
     merge,
     publish,
     publish_queue,
+    state,
     topic_change,
     watermarks,
 )
@@ -305,6 +307,8 @@ def without_tags(real: Callable[..., Any]) -> Callable[..., Any]:
 ACCEPTED = (broker(*ONE_HOUR), Speed("before"), Batch("accepts"))
 # Two hours of which the first is refused, and nothing is read.
 REFUSED_AND_UNREAD = (broker(RECORD, RECORD, ("tick", 60), RECORD, ("tick", 60)),)
+# An hour with records, and one without that `main` alone lists.
+ACCEPTED_ON_MAIN = (broker(*AN_EMPTY_HOUR), Batch("accepts"), broker(("tick", 60)), Batch("accepts on main"))
 TO_SPEED = Operator("operator", wishes=((H0, "speed"),))
 # Two hours that both layers hold, of which one is forgotten.
 PAST_BOTH = (broker(*TWO_HOURS), Batch("accepts"), broker(RECORD), Speed("after"))
@@ -446,6 +450,15 @@ MUTANTS = [
         commit_status, "plan_fence", over_batch, broker(*ONE_HOUR), Speed("speed"), Batch("batch"), Network("network"),
         finds="was sealed or accepted, and is no more", name="an empty publish that says what the newest said",
         late=True, answers_to_lose=1,
+    ),
+    mutant(
+        snapshots, "newest_publish", lambda real: snapshots.last_publish, broker(("restore", "main")), Batch("batch"),
+        finds="the ledger says [1]", name="the state of a main that was set back", before=ACCEPTED_ON_MAIN,
+        accounts=True,
+    ),
+    mutant(
+        state, "hours_of_main", always(()), broker(*AN_EMPTY_HOUR), Batch("batch"), finds="the ledger says [1]",
+        name="the hours without records that main alone lists", accounts=True,
     ),
     mutant(
         publish_queue, "turn_to_yield_to", always(None), broker(*[RECORD] * 4), Speed("speed"),

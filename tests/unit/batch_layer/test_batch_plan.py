@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -11,11 +12,11 @@ from brokers import Broker
 from lakes import FIRST, StreamLake, new_environment, new_lake
 
 from anabranch.iceberg.commits import Outcome
-from anabranch.iceberg.snapshots import Staged
+from anabranch.iceberg.snapshots import BRANCHES, Staged
 from anabranch.job import Job
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.protocol.ledger_row import HourAccount
-from anabranch.protocol.state import Accepted
+from anabranch.protocol.state import DECISIONS, HOURS_OF_MAIN, Accepted, hours_of_main
 from batch_layer.plan import (
     ACCEPTED_AT_ONCE,
     PublishCheck,
@@ -112,6 +113,20 @@ def test_hours_without_records_are_accepted_together_and_once(lake: StreamLake) 
     assert plan_acceptance_of_empty(lake.state(), [H1], "id", NOW) is None
 
 
+def test_hours_without_records_move_main_alone_until_it_lists_a_days(tmp_path: Path) -> None:
+    run = [shift(H0, i) for i in range(HOURS_OF_MAIN + 3)]
+    lake = new_lake(tmp_path, timeline=Timeline(H0, shift(run[-1], 1), {0: 0}, sealed=dict.fromkeys(run, EMPTY)))
+    moved = []
+    for hour in run:
+        before = lake.state()
+        publish = plan_acceptance_of_empty(before, [hour], f"of {hour}", NOW)
+        assert publish is not None and lake.publish(publish, before) is Outcome.LANDED
+        moved.append({b for b, head in lake.state().heads.items() if head != before.heads[b]})
+    assert moved == [{"main"}] * HOURS_OF_MAIN + [{*BRANCHES}] + [{"main"}] * 2
+    assert set(lake.state().accepted) == set(run)
+    assert hours_of_main(lake.state().branch_properties) == tuple(run[-2:])
+
+
 def test_a_long_run_of_hours_without_records_is_accepted_so_many_at_a_time(tmp_path: Path) -> None:
     run = [shift(H0, i) for i in range(2 * ACCEPTED_AT_ONCE + 1)]
     timeline = Timeline(H0, shift(run[-1], 1), {0: 0}, sealed=dict.fromkeys(run, EMPTY))
@@ -121,7 +136,8 @@ def test_a_long_run_of_hours_without_records_is_accepted_so_many_at_a_time(tmp_p
     assert [r.hour for r in results] == run
     state = lake.state()
     assert waiting_hours(state) == []
-    assert len(state.decisions) == 1, "expected those of the last commit alone to wait"
+    waiting = json.loads(state.branch_properties["main"][DECISIONS])
+    assert len(waiting) == 1, "expected those of the last commit alone to wait"
     rows = lake.ledger.history()
     assert [(r.hour, r.decision, r.revision) for r in rows] == [(h, "accepted", 1) for h in run]
 

@@ -25,6 +25,7 @@ from anabranch.common.errors import Terminal
 from anabranch.iceberg import admin, expiry, orphans, register, side_files, snapshots, state_properties
 from anabranch.iceberg.commits import Change, Outcome, Tag
 from anabranch.iceberg.prepare import prepare
+from anabranch.iceberg.snapshots import MERGED
 from anabranch.iceberg.state_properties import STATE
 from anabranch.job import Job
 from anabranch.offsets.hours import Cut, Timeline, shift
@@ -41,7 +42,6 @@ from anabranch.protocol.state import (
     CONTENT,
     DEAD_LETTERS,
     LOST,
-    MERGED,
     POSITION,
     REMEMBERED_HOURS,
     REMEMBERED_LOSSES,

@@ -13,13 +13,14 @@ from lakes import FIRST, StreamLake, new_lake, new_state
 
 from anabranch.iceberg.commits import Change, Outcome
 from anabranch.iceberg.hour_files import files_by_hour
+from anabranch.iceberg.snapshots import MERGED
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.protocol.coverage import uncovered_reason
 from anabranch.protocol.ledger_row import Layer
 from anabranch.protocol.merge import Swap, merge, needs_merge, plan_merge
 from anabranch.protocol.publish import Publish, new_id, to_commit
 from anabranch.protocol.sealing import ResolvedState
-from anabranch.protocol.state import MERGED, OVERRIDES, Accepted, State
+from anabranch.protocol.state import OVERRIDES, Accepted, State
 from speed_layer.plan import Next, StagedBatch, plan_micro_batch, plan_publish
 
 NOW = datetime(2026, 11, 21, 1, 30, tzinfo=UTC)

@@ -12,7 +12,9 @@ import pytest
 from brokers import Broker
 from lakes import FIRST, StreamLake, new_environment, new_lake, new_state
 
-from anabranch.iceberg.commits import Change, Outcome
+from anabranch.iceberg.commit_status import plan_fence
+from anabranch.iceberg.commits import Change, Commit, Outcome
+from anabranch.iceberg.snapshots import MERGED
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.protocol import apply as tables
 from anabranch.protocol import ledger
@@ -24,7 +26,6 @@ from anabranch.protocol.restore_ledger import WHY, plan_rows, restore_ledger
 from anabranch.protocol.state import (
     ACCEPTED,
     CONTENT,
-    MERGED,
     OVERRIDES,
     REMEMBERED_HOURS,
     SETTLED,
@@ -32,6 +33,7 @@ from anabranch.protocol.state import (
     accepted_properties,
     read_accepted,
 )
+from batch_layer.plan import plan_acceptance_of_empty
 
 H = [shift(FIRST, i) for i in range(4)]
 CUTS = [Cut("t", {0: (3 * i, 3 * i + 3)}) for i in range(4)]
@@ -129,6 +131,45 @@ def test_a_batch_branch_that_was_set_back_rebuilds_what_it_lost(lake: StreamLake
     state = lake.state()
     assert set(state.accepted) == {H[0], H[1]}
     assert state.timeline.sealed == {H[2]: CUTS[2]}
+
+
+def test_a_main_that_was_set_back_loses_rows_until_it_is_merged_and_no_decision(lake: StreamLake) -> None:
+    accept(lake, 2)
+    back = lake.state().heads["main"]
+    give_to_speed(lake, 1)
+    empty = Cut("t", {0: (9, 9)})
+    sealed = replace(lake.state().timeline, open=shift(H[3], 1), start={0: 9}, sealed={H[3]: empty})
+    assert lake.publish(Publish(new_id(), (Change("main"),), sealed)) is Outcome.LANDED
+    publish = plan_acceptance_of_empty(lake.state(), [H[3]], "empty", NOW)
+    assert publish is not None and lake.publish(publish) is Outcome.LANDED
+    before, rows = lake.state(), lake.rows("main")
+    lake.table().manage_snapshots().rollback_to_snapshot(back).commit()
+    assert lake.rows("main") != rows
+    state = lake.state()
+    assert (state.timeline, state.accepted, state.overrides) == (before.timeline, before.accepted, before.overrides)
+    assert [row.hour for row in state.decisions] == [H[3]], "it waits for the ledger"
+    # A publish in between, or an empty one that fences a commit off, loses no decision, and merges nothing.
+    fence = plan_fence(lake.table(), Commit("lost", state.heads, (Change("main"),)))
+    assert lake.lake.land(lake.table(), fence) is not None
+    assert lake.publish(Publish(new_id(), (Change("speed"), Change("main")), state.timeline)) is Outcome.LANDED
+    assert not lake.state().is_merged
+    merge(lake.lake, lake.stream)
+    state = lake.state()
+    assert lake.rows("main") == rows
+    assert (state.timeline, state.accepted, state.overrides) == (before.timeline, before.accepted, before.overrides)
+    assert state.is_merged
+
+
+def test_a_program_that_does_not_know_hours_of_main_alone_makes_none_wait(lake: StreamLake) -> None:
+    empty = Cut("t", {0: (9, 9)})
+    timeline = replace(lake.state().timeline, open=shift(H[3], 1), sealed={H[2]: CUTS[2], H[3]: empty})
+    assert lake.publish(Publish(new_id(), (Change("main"),), timeline)) is Outcome.LANDED
+    publish = plan_acceptance_of_empty(lake.state(), [H[3]], "empty", NOW)
+    assert publish is not None and lake.publish(publish) is Outcome.LANDED
+    # It writes the hour as one that waits.
+    assert lake.publish(Publish(new_id(), (Change("speed"),), timeline)) is Outcome.LANDED
+    assert lake.state().timeline.sealed == {H[2]: CUTS[2]}
+    assert lake.state().is_accepted(H[3])
 
 
 def test_a_batch_branch_dropped_before_it_accepted_anything_has_accepted_nothing(tmp_path: Path) -> None:
