@@ -33,7 +33,7 @@ client repeats a stage that had landed, Iceberg treats it as a rollback and move
 PREFIX = "anabranch."
 PUBLISH_ID = "anabranch.publish"
 MERGED = "anabranch.merged"
-"""What `main` was made from, by branch."""
+"""The publishes of `speed` and `batch` that `main` was merged from."""
 WAP_ID = "wap.id"
 
 
@@ -100,9 +100,12 @@ def last_publish(table: Table, branch: str) -> Snapshot | None:
 
 
 def newest_publish(table: Table, branch: str) -> Snapshot | None:
-    """The publish with the state of a branch: its last one. For `main` the tagged one where another program set the
-    branch back behind it: a rollback takes rows of `main` back, which the next merge restores, and no decision. If the
-    state of the tagged one is gone, the branch is where it was set back to."""
+    """The publish whose properties are the state of a branch: its last one.
+
+    For `main`, it is the tagged publish if another program rolled the branch back to an older one. A rollback removes
+    rows from `main`, which the next merge restores, and no decision. If the state of the tagged publish is gone, it is
+    the publish that the branch was rolled back to.
+    """
     last = last_publish(table, branch)
     tag = table.metadata.refs.get(PUBLISHED + branch) if branch == "main" else None
     tagged = table.metadata.snapshot_by_id(tag.snapshot_id) if tag is not None else None
@@ -148,13 +151,13 @@ def made_at(snapshot: Snapshot) -> datetime:
 
 
 def branch_properties(table: Table, branch: str) -> dict[str, str]:
-    """Our properties of a branch (`anabranch.*`), without the id of its newest publish. Those of a `main` that was set
-    back say that it was made from no branch."""
+    """Our properties of a branch (`anabranch.*`), without the id of its newest publish. Those of a `main` that was
+    rolled back state that it was merged from no branch."""
     snapshot = newest_publish(table, branch)
     if snapshot is None:
         return {}
-    is_set_back = snapshot is not last_publish(table, branch)
-    return _whole(table, snapshot) | ({MERGED: "{}"} if is_set_back else {})
+    is_rolled_back = snapshot is not last_publish(table, branch)
+    return _whole(table, snapshot) | ({MERGED: "{}"} if is_rolled_back else {})
 
 
 def snapshot_properties(table: Table, snapshot_id: int) -> dict[str, str]:

@@ -167,7 +167,7 @@ def read_state(table: Table) -> State:
     accepted, waiting = read_accepted(properties)
     expired = Expired.of_branches(properties.values())
     waiting = {hour: cut for hour, cut in waiting.items() if hour not in expired}
-    # A program that does not know hours of `main` alone waits for them.
+    # An older version writes hours that only `main` lists as sealed.
     sealed = {hour: cut for hour, cut in (timeline.sealed | waiting).items() if hour not in accepted}
     if sealed != timeline.sealed:
         timeline = replace(timeline, sealed=sealed)
@@ -234,20 +234,20 @@ def read_accepted(properties: Mapping[str, Mapping[str, str]]) -> tuple[dict[str
     and that wait again. `main` lists the accepted hours too. A batch branch recreated from `main`
     contains the rows that `main` served then: hours stay accepted, except those that an override
     had assigned to the speed layer. A branch that was rolled back lacks the hours accepted since,
-    but no hour without records: `main` may be alone in listing these.
+    except those without records, which only `main` may list.
     """
     batch, settled = _accepted(properties["batch"]), properties["batch"].get(SETTLED, "")
     known = _accepted(properties["main"]) | batch
     made_again = MERGED in properties["batch"] and CONTENT not in properties["batch"]
     overridden = json.loads(properties["batch"].get(OVERRIDES, "{}")) if made_again else {}
     accepted = {h: a for h, a in batch.items() if overridden.get(h) != "speed"}
-    accepted |= {h: known[h] for h in hours_of_main(properties)}
+    accepted |= {h: known[h] for h in main_only_hours(properties)}
     lost = {h for h in known if h not in accepted and (h >= settled or h in batch)}
     return accepted, {h: known[h].cut for h in lost}
 
 
-def hours_of_main(properties: Mapping[str, Mapping[str, str]]) -> tuple[str, ...]:
-    """The accepted hours that `main` alone lists, which have no records, oldest first."""
+def main_only_hours(properties: Mapping[str, Mapping[str, str]]) -> tuple[str, ...]:
+    """The accepted hours without records that only `main` lists, oldest first."""
     batch, settled = _accepted(properties["batch"]), properties["batch"].get(SETTLED, "")
     listed = _accepted(properties["main"])
     return tuple(h for h in sorted(listed) if h not in batch and h >= settled and not listed[h].cut.offsets)
@@ -267,15 +267,15 @@ def _accepted_of(text: str) -> Mapping[str, Accepted]:
 REMEMBERED_HOURS = 48
 
 
-# Accepted hours that `main` lists alone, at most.
-HOURS_OF_MAIN = 24
+# The most accepted hours that only `main` lists.
+MAX_MAIN_ONLY_HOURS = 24
 
 
 def empty_hours_changes(state: State, hours: Mapping[str, Accepted], measured: Mapping[str, str]) -> tuple[Change, ...]:
-    """What the branches get when `hours` are accepted, which have no records: `main` lists them alone, until they are
-    HOURS_OF_MAIN. Then all branches move: `batch` lists the hours too, and what waited on it and on `speed` for the
-    ledger leaves them. `measured`: the measurements that the publish writes to `main`."""
-    if len(hours_of_main(state.branch_properties)) + len(hours) > HOURS_OF_MAIN:
+    """The changes of a publish that accepts `hours`, which have no records. Only `main` moves, while it is the only
+    branch that lists at most MAX_MAIN_ONLY_HOURS of them. Then all branches move: `batch` lists the hours too, and
+    recorded decisions leave `batch` and `speed`. `measured`: the measurements that the publish writes to `main`."""
+    if len(main_only_hours(state.branch_properties)) + len(hours) > MAX_MAIN_ONLY_HOURS:
         batch = Change("batch", properties=accepted_properties(state, hours))
         return Change("speed"), batch, Change("main", properties=measured)
     return (Change("main", properties={**measured, ACCEPTED: _to_json(state.accepted | dict(hours))}),)

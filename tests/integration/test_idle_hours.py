@@ -84,7 +84,7 @@ def one(catalog: str, environment: dict[str, Any], spark: SparkSession, tmp_path
 def test_an_hour_without_records_is_accepted_by_few_requests(
     one: World, catalog: str, parquet_reads: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state, "HOURS_OF_MAIN", 2)
+    monkeypatch.setattr(state, "MAX_MAIN_ONLY_HOURS", 2)
     monkeypatch.setattr(state, "REMEMBERED_HOURS", 1)
     one.topic()
     one.send(spread(past_hour(IDLE + 2), 4, "before"))

@@ -16,7 +16,7 @@ from anabranch.protocol import dead_letters, state
 def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(expiry.plan_expiry, "__defaults__", (3,))
     monkeypatch.setattr(state, "REMEMBERED_HOURS", 1)
-    monkeypatch.setattr(state, "HOURS_OF_MAIN", 1)
+    monkeypatch.setattr(state, "MAX_MAIN_ONLY_HOURS", 1)
     monkeypatch.setattr(dead_letters, "_REMEMBERED", 1)
     monkeypatch.setattr(state_properties, "_WORTH_A_PROPERTY", 0)
     forget()

@@ -457,7 +457,7 @@ MUTANTS = [
         accounts=True,
     ),
     mutant(
-        state, "hours_of_main", always(()), broker(*AN_EMPTY_HOUR), Batch("batch"), finds="the ledger says [1]",
+        state, "main_only_hours", always(()), broker(*AN_EMPTY_HOUR), Batch("batch"), finds="the ledger says [1]",
         name="the hours without records that main alone lists", accounts=True,
     ),
     mutant(

@@ -16,7 +16,7 @@ from anabranch.iceberg.snapshots import BRANCHES, Staged
 from anabranch.job import Job
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.protocol.ledger_row import HourAccount
-from anabranch.protocol.state import DECISIONS, HOURS_OF_MAIN, Accepted, hours_of_main
+from anabranch.protocol.state import DECISIONS, MAX_MAIN_ONLY_HOURS, Accepted, main_only_hours
 from batch_layer.plan import (
     ACCEPTED_AT_ONCE,
     PublishCheck,
@@ -114,7 +114,7 @@ def test_hours_without_records_are_accepted_together_and_once(lake: StreamLake) 
 
 
 def test_hours_without_records_move_main_alone_until_it_lists_a_days(tmp_path: Path) -> None:
-    run = [shift(H0, i) for i in range(HOURS_OF_MAIN + 3)]
+    run = [shift(H0, i) for i in range(MAX_MAIN_ONLY_HOURS + 3)]
     lake = new_lake(tmp_path, timeline=Timeline(H0, shift(run[-1], 1), {0: 0}, sealed=dict.fromkeys(run, EMPTY)))
     moved = []
     for hour in run:
@@ -122,9 +122,9 @@ def test_hours_without_records_move_main_alone_until_it_lists_a_days(tmp_path: P
         publish = plan_acceptance_of_empty(before, [hour], f"of {hour}", NOW)
         assert publish is not None and lake.publish(publish, before) is Outcome.LANDED
         moved.append({b for b, head in lake.state().heads.items() if head != before.heads[b]})
-    assert moved == [{"main"}] * HOURS_OF_MAIN + [{*BRANCHES}] + [{"main"}] * 2
+    assert moved == [{"main"}] * MAX_MAIN_ONLY_HOURS + [{*BRANCHES}] + [{"main"}] * 2
     assert set(lake.state().accepted) == set(run)
-    assert hours_of_main(lake.state().branch_properties) == tuple(run[-2:])
+    assert main_only_hours(lake.state().branch_properties) == tuple(run[-2:])
 
 
 def test_a_long_run_of_hours_without_records_is_accepted_so_many_at_a_time(tmp_path: Path) -> None:

@@ -116,6 +116,7 @@ def test_the_groups_table_says_how_far_each_group_is_and_who_holds_it_back(full:
     # A file that is wrong may be of any group.
     made._found = lambda: {**jobs, "e": ConfigurationError("streams/e.yaml: wrong")}
     made.follow()
+    made._background.stop()
     assert "small 4 not known e (not read)" in shown(browser(made), "/")
     show(no_group := new_page(jobs["d"]), AS_OF, five_years("d", AS_OF))
     assert "Groups" not in shown(browser(no_group), "/")
