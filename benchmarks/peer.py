@@ -62,7 +62,10 @@ def session(way: str, folder: Path, s3: str | None) -> SparkSession:
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.streaming.numRecentProgressUpdates", "1000")
     )
-    if conf:
+    if conf and way == "file_sink" and s3 is not None:
+        # Beside packages, a session's own `spark.jars` would be all that executors get.
+        conf["spark.executor.extraClassPath"] = ":".join(jars)
+    elif conf:
         conf["spark.jars"] = ",".join(jars)
     for key, value in conf.items():
         builder = builder.config(key, value)
