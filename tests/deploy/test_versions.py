@@ -71,3 +71,25 @@ def test_a_table_of_one_version_is_read_continued_and_maintained_by_the_other(
     # `apply` restores the rows of sealed hours, which no step wrote.
     accepted = [row[:3] for row in returned["ledger"] if row[1] == "accepted"]
     assert sorted(accepted) == [[hour, "accepted", 1] for hour in hours]
+
+
+@pytest.mark.parametrize("downgrade", [False, True], ids=["upgrade", "downgrade"])
+def test_hours_without_records_of_one_version_stay_accepted_or_are_accepted_again_by_the_other(
+    tmp_path: Path, earlier: Path, downgrade: bool
+) -> None:
+    """Only `main` lists those of this version, which the earlier one accepts again."""
+    one, other = (ROOT, earlier) if downgrade else (earlier, ROOT)
+    first = hour_of(datetime.now(UTC) - timedelta(days=10))
+    idle = [shift(first, 3 + i) for i in range(3)]
+
+    made = run(one, tmp_path, first, "create", "speed:0", "accept:0", "idle:0")
+    assert sorted(made["accepted"]) == [first, idle[0]]
+    continued = run(other, tmp_path, first, "apply", "idle:1")
+    returned = run(one, tmp_path, first, "idle:2", "speed:1", "accept:1")
+    assert run(ROOT, tmp_path, first)["accepted"] == returned["accepted"]
+    assert sorted(continued["accepted"]) == [first, *idle[:2]]
+    assert sorted(returned["accepted"]) == [first, shift(first, 1), *idle]
+    assert continued["rows"] == made["rows"]
+    assert returned["rows"]["main"] == [[shift(first, i), 0, 3 * i + k] for i in range(2) for k in range(2)]
+    accepted = {row[0]: row[2] for row in returned["ledger"] if row[1] == "accepted"}
+    assert accepted == dict.fromkeys([first, shift(first, 1), *idle], 1)

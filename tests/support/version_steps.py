@@ -16,15 +16,18 @@ from brokers import Broker
 from lakes import StreamLake, new_environment, new_lake, new_stream
 
 import anabranch
-from anabranch.iceberg.commits import Outcome
+from anabranch.iceberg.commits import Change, Outcome
 from anabranch.iceberg.lake import Lake
 from anabranch.job import Job
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.operations import maintenance
 from anabranch.protocol import apply, ledger
 from anabranch.protocol.dead_letters import waiting_batch, waiting_speed
+from anabranch.protocol.publish import Publish
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.state import Accepted
+from batch_layer.plan import empty_hours, waiting_hours
+from batch_layer.rebuild import Rebuilder
 
 
 class Steps:
@@ -64,6 +67,17 @@ class Steps:
         )  # fmt: skip
         assert self.lake.publish(publish) is Outcome.LANDED
         Publisher(self.lake.lake, self.lake.stream).recover()
+
+    def idle(self, i: int) -> None:
+        """Seal an hour without records behind the three, and accept each that waits."""
+        state, at = self.lake.state(), {0: 9}
+        hour = shift(self.hours[3], i)
+        sealed = state.timeline.sealed | {hour: Cut("t", {0: (9, 9)})}
+        timeline = replace(state.timeline, open=shift(hour, 1), start=at, sealed=sealed)
+        assert self.lake.publish(Publish(f"seal-{hour}", (Change("speed"),), timeline)) is Outcome.LANDED
+        state = self.lake.state()
+        job = Job(self.lake.environment, self.lake.stream, self.lake.lake, Broker().adapter)
+        Rebuilder(job, None).accept_empty(empty_hours(state, waiting_hours(state)))  # type: ignore[arg-type]
 
     def maintain(self) -> None:
         lake = self.lake
