@@ -98,7 +98,10 @@ def test_a_publisher_paused_across_an_expiry_is_refused_and_stages_again(
         # A day later, as the next publisher sees it: what waits is given up.
         tomorrow = staged[0].timestamp_ms / 1000 + 2 * 86_400
         monkeypatch.setattr(
-            publish, "plan_expiry", lambda t, p, n: real(t, p, datetime.fromtimestamp(tomorrow, UTC)), raising=True
+            publish,
+            "plan_expiry",
+            lambda t, p, _, **named: real(t, p, datetime.fromtimestamp(tomorrow, UTC), **named),
+            raising=True,
         )
         one.speed()
         # The hazard: its staged snapshot is missing.
