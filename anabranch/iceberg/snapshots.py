@@ -95,6 +95,10 @@ def last_publish(table: Table, branch: str) -> Snapshot | None:
     newest = ancestors_to_last_publish(table, branch)[-1]
     if is_publish(newest):
         return newest
+    return _tagged_publish(table, branch)
+
+
+def _tagged_publish(table: Table, branch: str) -> Snapshot | None:
     tag = table.metadata.refs.get(PUBLISHED + branch)
     return table.metadata.snapshot_by_id(tag.snapshot_id) if tag is not None else None
 
@@ -107,8 +111,7 @@ def newest_publish(table: Table, branch: str) -> Snapshot | None:
     the publish that the branch was rolled back to.
     """
     last = last_publish(table, branch)
-    tag = table.metadata.refs.get(PUBLISHED + branch) if branch == "main" else None
-    tagged = table.metadata.snapshot_by_id(tag.snapshot_id) if tag is not None else None
+    tagged = _tagged_publish(table, branch) if branch == "main" else None
     if last is None or tagged is None or (tagged.sequence_number or 0) <= (last.sequence_number or 0):
         return last
     return tagged if _is_readable(table, tagged) else last

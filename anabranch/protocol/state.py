@@ -272,9 +272,12 @@ MAX_MAIN_ONLY_HOURS = 24
 
 
 def empty_hours_changes(state: State, hours: Mapping[str, Accepted], measured: Mapping[str, str]) -> tuple[Change, ...]:
-    """The changes of a publish that accepts `hours`, which have no records. Only `main` moves, while it is the only
-    branch that lists at most MAX_MAIN_ONLY_HOURS of them. Then all branches move: `batch` lists the hours too, and
-    recorded decisions leave `batch` and `speed`. `measured`: the measurements that the publish writes to `main`."""
+    """The changes of a publish that accepts `hours`, which have no records. Pure.
+
+    Only `main` moves, unless more than MAX_MAIN_ONLY_HOURS would then be on its list alone. In that case all branches
+    move: `batch` lists the hours too, and recorded decisions leave `batch` and `speed`. `measured`: the measurements
+    that the publish writes to `main`.
+    """
     if len(main_only_hours(state.branch_properties)) + len(hours) > MAX_MAIN_ONLY_HOURS:
         batch = Change("batch", properties=accepted_properties(state, hours))
         return Change("speed"), batch, Change("main", properties=measured)

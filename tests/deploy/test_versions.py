@@ -35,6 +35,12 @@ def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(params=[False, True], ids=["upgrade", "downgrade"])
+def versions(request: pytest.FixtureRequest, earlier: Path) -> tuple[Path, Path]:
+    """The code of the version that creates the tables, and of the one that continues them."""
+    return (ROOT, earlier) if request.param else (earlier, ROOT)
+
+
 def run(code: Path, lake: Path, first: str, *steps: str) -> dict[str, Any]:
     """Run steps by the code of a version; returns the state of the tables after them."""
     environment = os.environ | {"PYTHONPATH": f"{code}:{code / 'tests/unit'}"}
@@ -47,11 +53,10 @@ def run(code: Path, lake: Path, first: str, *steps: str) -> dict[str, Any]:
     return state
 
 
-@pytest.mark.parametrize("downgrade", [False, True], ids=["upgrade", "downgrade"])
 def test_a_table_of_one_version_is_read_continued_and_maintained_by_the_other(
-    tmp_path: Path, earlier: Path, downgrade: bool
+    tmp_path: Path, versions: tuple[Path, Path]
 ) -> None:
-    one, other = (ROOT, earlier) if downgrade else (earlier, ROOT)
+    one, other = versions
     first = hour_of(datetime.now(UTC) - timedelta(days=10))
     hours = [shift(first, i) for i in range(3)]
 
@@ -73,12 +78,11 @@ def test_a_table_of_one_version_is_read_continued_and_maintained_by_the_other(
     assert sorted(accepted) == [[hour, "accepted", 1] for hour in hours]
 
 
-@pytest.mark.parametrize("downgrade", [False, True], ids=["upgrade", "downgrade"])
 def test_hours_without_records_of_one_version_stay_accepted_or_are_accepted_again_by_the_other(
-    tmp_path: Path, earlier: Path, downgrade: bool
+    tmp_path: Path, versions: tuple[Path, Path]
 ) -> None:
     """Only `main` lists those of this version, which the earlier one accepts again."""
-    one, other = (ROOT, earlier) if downgrade else (earlier, ROOT)
+    one, other = versions
     first = hour_of(datetime.now(UTC) - timedelta(days=10))
     idle = [shift(first, 3 + i) for i in range(3)]
 

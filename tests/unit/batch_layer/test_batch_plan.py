@@ -17,6 +17,7 @@ from anabranch.job import Job
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.protocol.ledger_row import HourAccount
 from anabranch.protocol.state import DECISIONS, MAX_MAIN_ONLY_HOURS, Accepted, main_only_hours
+from anabranch.protocol.watermarks import COMPLETE_THROUGH, complete_through
 from batch_layer.plan import (
     ACCEPTED_AT_ONCE,
     PublishCheck,
@@ -121,6 +122,7 @@ def test_hours_without_records_move_main_alone_until_it_lists_a_days(tmp_path: P
         before = lake.state()
         publish = plan_acceptance_of_empty(before, [hour], f"of {hour}", NOW)
         assert publish is not None and lake.publish(publish, before) is Outcome.LANDED
+        assert complete_through(lake.state()) == hour == lake.state().branch_properties["main"][COMPLETE_THROUGH]
         moved.append({b for b, head in lake.state().heads.items() if head != before.heads[b]})
     assert moved == [{"main"}] * MAX_MAIN_ONLY_HOURS + [{*BRANCHES}] + [{"main"}] * 2
     assert set(lake.state().accepted) == set(run)

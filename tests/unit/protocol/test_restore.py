@@ -151,6 +151,7 @@ def test_a_main_that_was_set_back_loses_rows_until_it_is_merged_and_no_decision(
     # A publish in between, or an empty one that fences a commit off, loses no decision, and merges nothing.
     fence = plan_fence(lake.table(), Commit("lost", state.heads, (Change("main"),)))
     assert lake.lake.land(lake.table(), fence) is not None
+    assert lake.state().timeline == before.timeline
     assert lake.publish(Publish(new_id(), (Change("speed"), Change("main")), state.timeline)) is Outcome.LANDED
     assert not lake.state().is_merged
     merge(lake.lake, lake.stream)
@@ -160,7 +161,7 @@ def test_a_main_that_was_set_back_loses_rows_until_it_is_merged_and_no_decision(
     assert state.is_merged
 
 
-def test_a_program_that_does_not_know_hours_of_main_alone_makes_none_wait(lake: StreamLake) -> None:
+def test_an_accepted_hour_that_an_older_version_writes_as_sealed_stays_accepted(lake: StreamLake) -> None:
     empty = Cut("t", {0: (9, 9)})
     timeline = replace(lake.state().timeline, open=shift(H[3], 1), sealed={H[2]: CUTS[2], H[3]: empty})
     assert lake.publish(Publish(new_id(), (Change("main"),), timeline)) is Outcome.LANDED

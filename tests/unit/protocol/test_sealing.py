@@ -21,7 +21,7 @@ from anabranch.job import Job
 from anabranch.offsets.hour_ends import Window
 from anabranch.offsets.hours import Cut, Timeline, hour_of, shift, start_of
 from anabranch.offsets.position import Offsets, Position, Stamped, Topic
-from anabranch.protocol import sealing
+from anabranch.protocol import sealing, state
 from anabranch.protocol.publish import Publish
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.sealing import KafkaOffsets, ask, plan_sealing, resolve_state
@@ -207,6 +207,17 @@ def test_a_seal_of_an_hour_with_records_or_of_a_topic_not_seen_before_moves_the_
     assert len(rebuilder.seal(None).hours) == len(rebuilder.accepted_with_seal) == 4
     assert lake.state().position.topic_id == "t"
     assert _moved(lake, before) == {"speed", "main"}
+
+
+def test_a_seal_with_more_empty_hours_than_main_lists_alone_moves_each_branch_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state, "MAX_MAIN_ONLY_HOURS", 2)
+    lake, rebuilder = _closed_hours(tmp_path, hour_of(datetime.now(UTC) - timedelta(hours=3)))
+    before = lake.state()
+    assert len(rebuilder.seal(None).hours) == 4 and len(rebuilder.accepted_with_seal) == 3
+    assert _moved(lake, before) == {"speed", "batch", "main"}
+    assert len(lake.state().table.snapshots()) == len(before.table.snapshots()) + 3
 
 
 def test_a_job_for_named_hours_accepts_of_those_that_it_seals_these_alone(tmp_path: Path) -> None:
