@@ -136,7 +136,7 @@ WHAT ?= sinks
 BENCHMARKS := sinks many many-hours smoke batch lookback cluster threads driver freshness sizing metadata commits planning loads start archive page decode
 # Against the file sinks of Spark, Iceberg and Delta: most of an hour; fewer with ARGS='--shape json_440 --rounds 1'.
 BENCH.sinks = PYTHONPATH=benchmarks:tests/support $(BIN)/python benchmarks/bench.py $(if $(MASTER),--master '$(MASTER)') $(ARGS)
-# Many streams in one speed process: STREAMS=50 RATE=200 MINUTES=10; ARGS='--avro --disturb'.
+# Many streams in one speed process: STREAMS=50 RATE=200 MINUTES=10; ARGS='--avro --join --disturb'.
 BENCH.many = PYTHONPATH=benchmarks:tests/support $(BIN)/python benchmarks/many.py --minutes $(or $(MINUTES),10) --streams $(or $(STREAMS),50) --rate $(or $(RATE),200) $(ARGS)
 # An hour of many small streams in one batch process: STREAMS=50 RECORDS=2000.
 BENCH.many-hours = PYTHONPATH=benchmarks:tests/support $(BIN)/python benchmarks/many_hours.py --streams $(or $(STREAMS),50) --records $(or $(RECORDS),2000) $(ARGS)

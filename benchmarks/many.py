@@ -2,7 +2,8 @@
 
 `--avro` makes every other topic one of Avro with a schema registry. `--disturb` has the catalog in PostgreSQL, and
 after half the time one topic recreated, one stream's file broken, and one table's row of the catalog locked, until the
-producer ends; the others are compared with themselves before that.
+producer ends; the others are compared with themselves before that. `--join` creates a topic of a family after a third
+of the time, and then adds a nullable field to its subject: seconds until each is served.
 
 Each stream has a topic of two partitions and a table of its own on the S3 server; producer, speed layer, Kafka and S3
 share this machine. Seconds from a record's acknowledgement by Kafka to the log line of the publish that made it
@@ -24,7 +25,7 @@ import threading
 import time
 from array import array
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -40,16 +41,18 @@ from freshness import Sent, delays
 from kafka import KafkaAdminClient
 from peer import BUCKET
 from postgres import DATABASE, PASSWORD, USER, running_postgres
-from registry import running_registry
+from registry import SchemaRegistry, running_registry
 from runs import end_by_signals, log_events
 from shapes import SHAPES, Registered, Shape, acknowledged_at
+from wire import varint, wired
 
 from anabranch import config
 from anabranch.common.output import print_table
 from anabranch.dev.demo.story import poll
 from anabranch.dev.services import Services, running
+from anabranch.iceberg.lake import Lake
 from anabranch.job import open_job
-from anabranch.kafka.client import KafkaAdapter, create_topic
+from anabranch.kafka.client import KafkaAdapter, create_topic, new_producer
 from anabranch.protocol import apply
 
 COMMANDS = (("status",), ("hours",), ("metrics",), ("audit",), ("maintain", "--dry-run"), ("doctor",))
@@ -76,6 +79,7 @@ class Plan:
     within: int
     avro: Registered | None = None
     disturb: bool = False
+    join: bool = False
 
     @property
     def disturbed(self) -> list[str]:
@@ -130,6 +134,14 @@ def configure(
             "speed": {"trigger": "1 second", "publish": {"records": 50_000, "within": f"{within} seconds"}},
         }  # fmt: skip
         (conf / "streams" / f"{name}.yaml").write_text(yaml.safe_dump(stream))
+    if avro is not None:
+        # A family without a topic, until one joins.
+        family = {
+            "topics": {"pattern": "fam-(.*)"}, "table": "many_raw.{1}", "group": "small", "format": "avro",
+            "schema": "registry", "key": "event_id",
+            "speed": {"trigger": "1 second", "publish": {"records": 50_000, "within": f"{within} seconds"}},
+        }  # fmt: skip
+        (conf / "streams" / "fam.yaml").write_text(yaml.safe_dump(family))
     return {"ANABRANCH_CONF": str(conf), "ANABRANCH_LOG": "json"}
 
 
@@ -220,7 +232,51 @@ def disturbed(plan: Plan, conf: Path, services: Services, catalog: str) -> Itera
         file.write_text(whole)
 
 
-def measure(services: Services, folder: Path, plan: Plan, catalog: str | None) -> None:
+def join(conf: Path, registry: SchemaRegistry) -> None:
+    """Create a topic of a family while the group runs, then add a nullable field to its subject; prints the seconds
+    until a record of each is in `main`. Nothing is applied or restarted. Raises Transient after a minute."""
+    environment = config.load_environment(str(conf))
+    lake, topic, table = Lake(environment), "fam-new", "many_raw.new"
+    field = {"name": "event_id", "type": "string"}
+    colour = {"name": "colour", "type": ["null", "string"], "default": None}
+
+    def register(*fields: Mapping[str, object]) -> int:
+        return registry.register(f"{topic}-value", {"type": "record", "name": "Joined", "fields": fields})
+
+    def serves(column: str, value: str) -> bool | None:
+        found = lake.find(table)
+        if found is None or column not in found.schema().column_names:
+            return None
+        return value in found.scan(selected_fields=(column,)).to_arrow()[column].to_pylist() or None
+
+    def send(value: bytes) -> None:
+        producer = new_producer(environment.kafka)
+        producer.send(topic, value)
+        producer.flush()
+        producer.close()
+
+    def text(value: str) -> bytes:
+        return varint(len(value)) + value.encode()
+
+    began = time.monotonic()
+    id = register(field)
+    create_topic(environment.kafka, topic, _PARTITIONS)
+    send(wired(id, text("a")))
+    poll(lambda: serves("event_id", "a"), f"the first record of {topic} in {table}", 60.0)
+    print(json.dumps({"new topic served after s": round(time.monotonic() - began, 1)}), flush=True)
+
+    began = time.monotonic()
+    id = register(field, colour)
+    poll(lambda: lake.load(table).schema().column_names.count("colour") or None, f"column colour of {table}", 60.0)
+    # The second branch of the union.
+    send(wired(id, text("b") + varint(1) + text("red")))
+    poll(lambda: serves("colour", "red"), f"a record with the new field in {table}", 60.0)
+    print(json.dumps({"new field served after s": round(time.monotonic() - began, 1)}), flush=True)
+
+
+def measure(
+    services: Services, folder: Path, plan: Plan, catalog: str | None, registry: SchemaRegistry | None = None
+) -> None:
     environment = os.environ | configure(folder, services, plan.streams, plan.within, plan.avro, catalog)
     conf = str(folder / "conf")
     began = time.monotonic()
@@ -241,6 +297,8 @@ def measure(services: Services, folder: Path, plan: Plan, catalog: str | None) -
             sender.start()
             there.close()
             with ExitStack() as stack:
+                if plan.join and registry is not None and not here.poll(plan.seconds / 3):
+                    join(folder / "conf", registry)
                 if catalog is not None and not here.poll(plan.seconds / 2):
                     stack.enter_context(disturbed(plan, folder / "conf", services, catalog))
                     print(f"disturbed: {', '.join(plan.disturbed)}", flush=True)
@@ -330,11 +388,14 @@ def main() -> None:
     parser.add_argument("--within", type=int, default=5, help="speed.publish.within, in seconds")
     parser.add_argument("--avro", action="store_true", help="every other topic has Avro with a registry")
     parser.add_argument("--disturb", action="store_true", help="disturb three streams for the second half")
+    parser.add_argument(
+        "--join", action="store_true", help="with --avro: a new topic, and a new field, beside the others"
+    )
     options = parser.parse_args()
     streams = [f"app_{i:03}" for i in range(options.streams)]
-    plan = Plan(streams, options.rate, options.minutes * 60, options.within, disturb=options.disturb)
+    plan = Plan(streams, options.rate, options.minutes * 60, options.within, disturb=options.disturb, join=options.join)
     with tempfile.TemporaryDirectory(prefix="anabranch-many-") as name, ExitStack() as stack:
-        folder, catalog = Path(name), None
+        folder, catalog, registry = Path(name), None, None
         for part in ("run", "registry"):
             (folder / part).mkdir()
         if options.avro:
@@ -345,7 +406,7 @@ def main() -> None:
             port = stack.enter_context(running_postgres()).port
             catalog = f"postgresql+psycopg2://{USER}:{PASSWORD}@127.0.0.1:{port}/{DATABASE}"
         services = stack.enter_context(running(folder / "services"))
-        measure(services, folder / "run", plan, catalog)
+        measure(services, folder / "run", plan, catalog, registry)
 
 
 if __name__ == "__main__":
