@@ -1,9 +1,10 @@
 """The ledger's files: few and sorted by hour, however many appends there were.
 
-Every append writes a file and a manifest. Files of one quarter of a year are merged when there are
-many of about one size, so a row is written again a logarithmic number of times, and the bounds of a
-file's column `hour` stay narrow: a reader of an hour opens few files of a ledger of any age.
-Manifests are merged by the same rule, entry by entry.
+Every append writes a file and a manifest, and reads neither. `anabranch maintain` merges the files of one quarter of a
+year when there are many of about one size, so a row is written again a logarithmic number of times, and the bounds of a
+file's column `hour` stay narrow: a reader of an hour opens few files of a ledger of any age. Manifests are merged by
+the same rule, entry by entry. A writer merges only when the appends since the last merge are very many, as in a stream
+that has no maintenance.
 
 Merging changes no row. It requires the head of `main`: a refused merge is postponed, and its files
 become orphans. A ledger that is kept for a limited time loses whole quarters, by metadata alone.
@@ -35,6 +36,7 @@ from pyiceberg.table.update import AddSnapshotUpdate, RemoveSnapshotsUpdate, Set
 from anabranch.iceberg.arrow_files import write_files
 from anabranch.iceberg.expiry import plan_plain_expiry
 from anabranch.iceberg.manifest_writer import ManifestWriter, counts_of
+from anabranch.iceberg.manifests import read_entries
 from anabranch.iceberg.prepare import set_ref
 from anabranch.iceberg.snapshots import PUBLISH_ID
 
@@ -57,6 +59,10 @@ MANY = 16
 """The number of files of similar size that are merged."""
 
 MANY_MANIFESTS = 8
+
+MANY_APPENDS = 32
+"""The number of appends since the last merge after which a writer merges: an hour without records appends once, so more
+than a day's."""
 
 SNAPSHOTS_KEPT = 20
 
@@ -220,9 +226,9 @@ def read_since(table: Table, sequence: int, columns: Sequence[str]) -> pa.Table:
 
 
 def has_many(table: Table) -> bool:
-    """Whether there were enough appends since the last merge planning to plan again. Pure."""
+    """Whether there were so many appends since the last merge planning that a writer merges. Pure."""
     snapshot = table.current_snapshot()
-    return snapshot is not None and _number(snapshot, "total-data-files") - _number(snapshot, MERGED) >= MANY
+    return snapshot is not None and _number(snapshot, "total-data-files") - _number(snapshot, MERGED) >= MANY_APPENDS
 
 
 def append(table: Table, rows: pa.Table, commit_id: str) -> tuple[TableUpdate, ...]:
@@ -322,7 +328,12 @@ class PerFile(Generic[T]):
         known = {path: value for path, value in self._known.get(table.location(), {}).items() if path in files}
         wanted = sorted(hours) if hours is not None else None
         asked = [p for p, f in files.items() if wanted is None or _file(table, f).may_hold(wanted)]
-        known |= {p: self._answer(_read(table, [files[p]], self._columns)) for p in asked if p not in known}
+        unknown = [files[p] for p in asked if p not in known]
+        # One read; a file of a ledger has no deletes, so its part is as long as it is.
+        rows, start = _read(table, unknown, self._columns), 0
+        for file in unknown:
+            known[file.file_path] = self._answer(rows.slice(start, file.record_count))
+            start += file.record_count
         self._known[table.location()] = known
         return {path: known[path] for path in asked}
 
@@ -351,7 +362,8 @@ def _commit(
     entries = _entries(table, there.values()) if removed else {}
     gone = {f.file_path for f in removed}
     touched = [p for p, listed in entries.items() if any(e.data_file.file_path in gone for e in listed)]
-    fold = plan_fold(_counts(there.values()), touched)
+    # An append reads no manifest.
+    fold = plan_fold(_counts(there.values()), touched) if removed or not added else ()
     entries |= _entries(table, (there[path] for path in fold if path not in entries))
     kept = [e for path in fold for e in entries[path] if e.data_file.file_path not in gone]
     writer = ManifestWriter(table, max(time.time_ns() // 1_000_000, table.metadata.last_updated_ms + 1))
@@ -369,7 +381,8 @@ def _commit(
 
 
 def _entries(table: Table, manifests: Iterable[ManifestFile]) -> dict[str, list[ManifestEntry]]:
-    return {m.manifest_path: m.fetch_manifest_entry(table.io) for m in manifests}
+    some = tuple(manifests)
+    return {m.manifest_path: e for m, e in zip(some, read_entries(table.io, some), strict=True)}
 
 
 def _summary(parent: Snapshot | None, removed: Sequence[DataFile], added: Sequence[DataFile]) -> dict[str, str]:
@@ -396,11 +409,10 @@ def _live(table: Table) -> dict[str, DataFile]:
     snapshot = table.current_snapshot()
     if snapshot is None:
         return {}
-    before, listed = _LISTED.get(table.location(), {}), dict[str, tuple[DataFile, ...]]()
-    for manifest in snapshot.manifests(table.io):
-        path = manifest.manifest_path
-        known = before.get(path)
-        listed[path] = known or tuple(e.data_file for e in manifest.fetch_manifest_entry(table.io))
+    before, manifests = _LISTED.get(table.location(), {}), snapshot.manifests(table.io)
+    read = _entries(table, (m for m in manifests if m.manifest_path not in before))
+    known = before | {path: tuple(e.data_file for e in entries) for path, entries in read.items()}
+    listed = {m.manifest_path: known[m.manifest_path] for m in manifests}
     _LISTED[table.location()] = listed
     return {f.file_path: f for files in listed.values() for f in files}
 

@@ -46,7 +46,7 @@ from anabranch.protocol.publish import Decision, Publish, new_id, run
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.retention import letters_expired, plan_uncovered
 from anabranch.protocol.sealing import check_clock
-from anabranch.protocol.state import State, load_state
+from anabranch.protocol.state import State, list_on_batch, load_state
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -116,6 +116,12 @@ def plan_drop(
     if not drop:
         return (), timeline
     return drop, plan_uncovered(state, have, drop)
+
+
+def plan_upkeep(state: State, drop: Collection[str], timeline: Timeline, id: str) -> Publish:
+    """The publish that drops hours from the speed branch, and expires snapshots. It moves every branch where only
+    `main` lists accepted hours, so that `batch` lists them too. Pure."""
+    return Publish(id, (Change("speed", clear=tuple(drop)), *list_on_batch(state), Change("main")), timeline)
 
 
 def maintain(job: Job, now: datetime, dry_run: bool = False, publisher: Publisher | None = None) -> Maintained:
@@ -266,8 +272,7 @@ def _drop_some(publisher: Publisher, now: datetime, dry_run: bool) -> tuple[tupl
         )
         if not (drop or expired):
             return Decision(state, None, (drop, expired))
-        changes = (Change("speed", clear=drop), Change("main"))
-        return Decision(state, Publish(new_id(), changes, timeline), (drop, expired))
+        return Decision(state, plan_upkeep(state, drop, timeline, new_id()), (drop, expired))
 
     if dry_run:
         return decide(load_state(lake, stream.table)).result

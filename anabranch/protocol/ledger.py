@@ -186,7 +186,7 @@ class Ledger:
     def record(self, waiting: Iterable[LedgerRow]) -> frozenset[str]:
         """Write the decisions that the ledger does not contain yet; returns the ids that were read back from it.
 
-        A writer that finds many files afterwards compacts some of them.
+        A writer that finds very many files afterwards compacts some of them.
         """
         wanted = sorted({row.decision_id: row for row in waiting}.values(), key=attrgetter("hour"))
         parts = [wanted[i : i + _AT_ONCE] for i in range(0, len(wanted), _AT_ONCE)]
@@ -261,20 +261,16 @@ class Ledger:
             return _together(_HOURS.ask(self._lake.load(self._name)))
 
     def remarkable_hours(self) -> frozenset[str]:
-        """The hours with offsets lost to retention, or with a difference between the layers that unread offsets of the
-        speed layer do not explain. Raises Transient."""
+        """The hours whose newest decision is a refusal, with offsets lost to retention, or with a difference between
+        the layers that unread offsets of the speed layer do not explain. Raises Transient."""
         with lake_errors(f"read ledger {self._name}"):
-            return _together(_REMARKABLE.ask(self._lake.load(self._name)))
-
-    def hours_refused_last(self) -> frozenset[str]:
-        """The hours whose newest decision is a refusal, as far as the ledger has it. Raises Transient."""
-        with lake_errors(f"read ledger {self._name}"):
-            answers = _DECIDED_LAST.ask(self._lake.load(self._name)).values()
+            answers = _REMARKABLE.ask(self._lake.load(self._name)).values()
         last: dict[str, tuple[datetime, str]] = {}
-        for answer in answers:
-            for hour, decided in answer.items():
+        for _, decided_last in answers:
+            for hour, decided in decided_last.items():
                 last[hour] = max(last.get(hour, decided), decided)
-        return frozenset(hour for hour, (_, decision) in last.items() if decision == "refused")
+        refused = frozenset(hour for hour, (_, decision) in last.items() if decision == "refused")
+        return refused.union(*(hours for hours, _ in answers))
 
     def acceptances(self) -> frozenset[Acceptance]:
         """Every acceptance of any hour that the ledger has, and each erasure in one. Raises Transient."""
@@ -397,12 +393,14 @@ def _all_hours(rows: pa.Table) -> frozenset[str]:
     return frozenset(decided["hour"].unique().to_pylist())
 
 
-def _remarkable(rows: pa.Table) -> frozenset[str]:
+def _remarkable(rows: pa.Table) -> tuple[frozenset[str], dict[str, tuple[datetime, str]]]:
+    """The hours with losses and differences, and the newest decision of each hour with its time."""
     # Most rows have one of few values.
     diffs = {text for text in rows["diff"].unique().to_pylist() if text and _differs(from_json(Diff, json.loads(text)))}
     gaps = {text for text in rows["gaps"].unique().to_pylist() if text and json.loads(text).get("retention")}
     columns = (rows[name].to_pylist() for name in ("hour", "diff", "gaps"))
-    return frozenset(hour for hour, diff, gap in zip(*columns, strict=True) if diff in diffs or gap in gaps)
+    hours = frozenset(hour for hour, diff, gap in zip(*columns, strict=True) if diff in diffs or gap in gaps)
+    return hours, _decided_last(rows)
 
 
 def _differs(diff: Diff) -> bool:
@@ -411,8 +409,7 @@ def _differs(diff: Diff) -> bool:
 
 _HOURS = PerFile(("hour", "decision"), _all_hours)
 _IDS = PerFile(("decision_id",), _ids)
-_REMARKABLE = PerFile(("hour", "diff", "gaps"), _remarkable)
-_DECIDED_LAST = PerFile(("hour", "decision", "recorded_at"), _decided_last)
+_REMARKABLE = PerFile(("hour", "decision", "recorded_at", "diff", "gaps"), _remarkable)
 _ACCEPTANCES = PerFile(("hour", "decision", "revision", "decision_id"), _acceptances)
 _ACTS = PerFile(ACT_COLUMNS, _of_acts)
 

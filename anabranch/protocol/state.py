@@ -267,8 +267,8 @@ def _accepted_of(text: str) -> Mapping[str, Accepted]:
 REMEMBERED_HOURS = 48
 
 
-# The most accepted hours that only `main` lists.
-MAX_MAIN_ONLY_HOURS = 24
+# The most accepted hours that only `main` lists; `anabranch maintain` lists them on `batch` each day.
+MAX_MAIN_ONLY_HOURS = 36
 
 
 def empty_hours_changes(state: State, hours: Mapping[str, Accepted], measured: Mapping[str, str]) -> tuple[Change, ...]:
@@ -282,6 +282,13 @@ def empty_hours_changes(state: State, hours: Mapping[str, Accepted], measured: M
         batch = Change("batch", properties=accepted_properties(state, hours))
         return Change("speed"), batch, Change("main", properties=measured)
     return (Change("main", properties={**measured, ACCEPTED: _to_json(state.accepted | dict(hours))}),)
+
+
+def list_on_batch(state: State) -> tuple[Change, ...]:
+    """The change by which a publish of every branch lists on `batch` the hours that only `main` lists; none without
+    such hours. Pure."""
+    hours = main_only_hours(state.branch_properties)
+    return (Change("batch", properties=accepted_properties(state, {})),) if hours else ()
 
 
 def _to_json(accepted: Mapping[str, Accepted]) -> str:

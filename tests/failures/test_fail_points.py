@@ -474,14 +474,14 @@ def test_merging_the_ledger(stream: World, case: Case) -> None:
     send_hour(one, 1)
     one.apply()
     name = one.job.stream.hours_table
-    for ago in range(40, 40 - ledger_files.MANY, -1):
+    for ago in range(40, 40 - ledger_files.MANY_APPENDS, -1):
         row = ledger.decision(past_hour(ago), "sealed", 0, None, datetime.now(UTC))
         one.lake.append(name, lambda table, row=row: ledger._to_arrow([row], table.metadata.next_sequence_number()))
     before = Ledger(one.lake, name).history()
     run_into(one, case.fail_at, "batch", one.name, "--seal-only")
     # The hazard: the files are compacted, or are not; no row changed.
     files = list(one.lake.load(name).scan().plan_files())
-    assert (len(files) < ledger_files.MANY) == case.lands
+    assert (len(files) < ledger_files.MANY_APPENDS) == case.lands
     run(one, "batch", one.name, "--seal-only")
     run(one, "maintain", one.name)
     after = Ledger(one.lake, name).history()

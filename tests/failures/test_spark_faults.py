@@ -39,7 +39,7 @@ def _wrap():
             time.sleep(15)
         yield from batches
 
-    records.decode = lambda frame, *rest: decode(frame.mapInArrow(slow, frame.schema), *rest)
+    records.decode = lambda frame, *rest, **named: decode(frame.mapInArrow(slow, frame.schema), *rest, **named)
 
 if os.environ.get("PYSPARK_GATEWAY_PORT"):
     threading.Thread(target=_wrap, daemon=True).start()

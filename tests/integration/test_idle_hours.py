@@ -35,10 +35,8 @@ ORDER = RebuildRequest()
 PUTS = {"sql": 6, "rest": 4}
 REQUESTS = {"sql": 6 + 4, "rest": 4 + 3}
 # Here every third hour moves all branches. The second one forgets the hour with records, whose dead letters are looked
-# for until then; with a SQL catalog that reads a file. In production it is every 25th hour.
+# for until then; with a SQL catalog that reads a file. In production it is every 37th hour, or maintenance.
 MOVES_ALL = (0, 0, 1, 0, 0, 1, 0, 0)
-# The eighth commit of the ledger writes the manifests of eight into one.
-FOLDS = (0, 0, 0, 0, 0, 0, 1, 0)
 LOOKS_FOR_LETTERS = {"sql": (1, 1, 1, 1, 1, 0, 0, 0), "rest": (0,) * IDLE}
 
 
@@ -54,7 +52,7 @@ def parquet_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def forget(one: World) -> None:
     """What another process does not know."""
-    for known in (ledger._IDS, ledger._DECIDED_LAST, ledger._HOURS):
+    for known in (ledger._IDS, ledger._REMARKABLE, ledger._HOURS):
         known._known.clear()
     clear_manifest_cache()
     s3.open_store(one.job.environment.s3)._answered = None
@@ -104,12 +102,9 @@ def test_an_hour_without_records_is_accepted_by_few_requests(
         assert [(r.hour, r.decision) for r in outcome.results] == [(hour, "accepted")]
         assert parquet_reads == []
     # One commit of the stream's table and one of its ledger.
-    assert [cost["PutObject"] for cost in costs] == [
-        PUTS[catalog] + 2 * n + f for n, f in zip(MOVES_ALL, FOLDS, strict=True)
-    ]
-    apart = zip(MOVES_ALL, LOOKS_FOR_LETTERS[catalog], FOLDS, strict=True)
-    expected = [REQUESTS[catalog] + 4 * moves + looks + 9 * folds for moves, looks, folds in apart]
-    assert [cost.total() for cost in costs] == expected, costs
+    assert [cost["PutObject"] for cost in costs] == [PUTS[catalog] + 2 * n for n in MOVES_ALL]
+    apart = zip(MOVES_ALL, LOOKS_FOR_LETTERS[catalog], strict=True)
+    assert [cost.total() for cost in costs] == [REQUESTS[catalog] + 4 * n + looks for n, looks in apart], costs
     rows = [(row.hour, row.decision) for row in Ledger(one.lake, one.job.stream.hours_table).history()]
     idle = [past_hour(ago + 1) for ago in range(IDLE, 0, -1)]
     assert rows[-2 * IDLE :] == [(hour, decision) for hour in idle for decision in ("sealed", "accepted")]

@@ -115,6 +115,12 @@ SETTINGS = {
         before=(broker(*AN_EMPTY_HOUR), Batch("before"), broker(("tick", 60)), Batch("of main alone")),
         world={"accounts": True},
     ),
+    "hours without records, and maintenance that lists them on batch": Setting(
+        (broker(("tick", 60), RECORD), Speed("speed"), Batch("batch"), Maintenance("maintenance")),
+        ("maintenance publishes", "batch decides to seal and accept", "batch is refused", "maintenance is refused"),
+        before=(broker(*AN_EMPTY_HOUR), Batch("before"), broker(("tick", 60)), Batch("of main alone")),
+        world={"accounts": True},
+    ),
     "a late publish, expiry and orphan removal": Setting(
         (broker(RECORD), Speed("speed"), Maintenance("maintenance"), Network("network")),
         ("at last, and it lands", "maintenance removes", "speed moves a head in its way"),

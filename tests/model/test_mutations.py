@@ -152,6 +152,10 @@ def looking_once(real: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *given: landed if real(*given) is landed else never
 
 
+def listing_none(real: Callable[..., tuple[Change, ...]]) -> Callable[..., tuple[Change, ...]]:
+    return lambda state: real(replace(state, accepted={}))
+
+
 def over_batch(real: Callable[..., Commit]) -> Callable[..., Commit]:
     return lambda *given: replace(real(*given), changes=(Change("batch"),))
 
@@ -459,6 +463,10 @@ MUTANTS = [
     mutant(
         state, "main_only_hours", always(()), broker(*AN_EMPTY_HOUR), Batch("batch"), finds="the ledger says [1]",
         name="the hours without records that main alone lists", accounts=True,
+    ),
+    mutant(
+        maintenance, "list_on_batch", listing_none, Maintenance("maintenance"), finds="the ledger says [1]",
+        name="the hours that maintenance lists on batch", before=ACCEPTED_ON_MAIN, accounts=True,
     ),
     mutant(
         publish_queue, "turn_to_yield_to", always(None), broker(*[RECORD] * 4), Speed("speed"),

@@ -212,7 +212,6 @@ def status(job: Job, late_after: timedelta | None = None, note: Note = lambda wa
     # Read only the ledger rows that the report needs.
     newest = newest_accepted(state)
     wanted = {*backlog, *Ledger(job.lake, name).remarkable_hours(), *([newest] if newest is not None else [])}
-    wanted |= Ledger(job.lake, name).hours_refused_last()
     decisions = Ledger(job.lake, name).history(wanted)
     rows = ledger.newest(decisions)
     unread = {p: (s, e) for p, (s, e) in lag.items() if s < e}

@@ -240,13 +240,15 @@ def test_only_losses_and_differences_of_old_hours_are_read(lake: StreamLake, ope
 
 
 def test_records_leave_few_files_manifests_and_snapshots(lake: StreamLake) -> None:
-    rows = sealed(*(at(0, i) for i in range(40)))
+    rows = sealed(*(at(0, i) for i in range(70)))
     for i, row in enumerate(rows):
         assert lake.ledger.record([row]) == {row.decision_id}
+        if i + 2 == ledger_files.MANY_APPENDS:
+            assert len(files(lake)) == manifests(lake) == i + 1, "a day's appends merge nothing"
         if i % 10 == 9:
-            assert len(files(lake)) <= ledger_files.MANY + 3
-            assert manifests(lake) <= ledger_files.MANY_MANIFESTS + 2
-            assert len(loaded(lake).snapshots()) <= ledger_files.SNAPSHOTS_KEPT + ledger_files.MANY + 2
+            assert len(files(lake)) <= ledger_files.MANY_APPENDS + 3
+            assert manifests(lake) <= ledger_files.MANY_APPENDS + 3
+            assert len(loaded(lake).snapshots()) <= ledger_files.SNAPSHOTS_KEPT + ledger_files.MANY_APPENDS + 2
     assert len(loaded(lake).snapshots()) > ledger_files.SNAPSHOTS_KEPT, "no snapshot was expired"
     decisions = history(lake)
     assert [row.decision_id for row in decisions] == [row.decision_id for row in rows]

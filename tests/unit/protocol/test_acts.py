@@ -80,7 +80,7 @@ def test_a_redelivery_does_not_change_the_ledger(lake: StreamLake) -> None:
     act = act_now("redeliver", "restored a backup")
     lake.ledger.record([decision(FIRST, "redelivered", 0, None, act.at, reason="to lake", act=act)])
     assert newest(lake.ledger.history()) == before
-    assert lake.ledger.hours_refused_last() == {FIRST}
+    assert lake.ledger.remarkable_hours() == {FIRST}
     assert [row.decision for row in lake.ledger.history_since(0)] == ["refused"]
     assert [row.decision for row in lake.ledger.acts()] == ["redelivered"]
 
