@@ -58,15 +58,20 @@ from anabranch.protocol import apply
 COMMANDS = (("status",), ("hours",), ("metrics",), ("audit",), ("maintain", "--dry-run"), ("doctor",))
 _PARTITIONS = 2
 _START_SECONDS, _DRAIN_SECONDS = 300.0, 180.0
+_KINDS = ("java", "driver", "workers")
 
 
 @dataclass(frozen=True)
 class Sample:
-    """The speed process and what it started, at a moment: CPU seconds so far, resident MB."""
+    """The speed process and what it started, at a moment: CPU seconds so far, and MB of memory by kind of process."""
 
     at: float
     cpu: float
-    memory: float
+    memory: Mapping[str, float]
+
+    @property
+    def megabytes(self) -> float:
+        return sum(self.memory.values())
 
 
 @dataclass(frozen=True)
@@ -183,10 +188,17 @@ def covers(seen: dict[int, list[tuple[int, float]]], ends: dict[int, int]) -> bo
     return all(seen.get(p, [(0, 0.0)])[-1][0] >= end for p, end in ends.items())
 
 
+def kind_of(process: psutil.Process) -> str:
+    """Java, the Python driver or a Python worker."""
+    if process.name() == "java":
+        return "java"
+    return "driver" if any(argument.endswith("job.py") for argument in process.cmdline()) else "workers"
+
+
 def watch(process: psutil.Process, samples: list[Sample], stop: threading.Event) -> None:
     cpu: dict[int, float] = {}
     while not stop.wait(1.0):
-        memory = 0.0
+        memory = dict.fromkeys(_KINDS, 0.0)
         try:
             family = [process, *process.children(recursive=True)]
         except psutil.Error:
@@ -196,7 +208,7 @@ def watch(process: psutil.Process, samples: list[Sample], stop: threading.Event)
                 times = one.cpu_times()
                 cpu[one.pid] = times.user + times.system
                 # Forked workers share their memory with the daemon.
-                memory += one.memory_full_info().pss / 2**20
+                memory[kind_of(one)] += one.memory_full_info().pss / 2**20
             except psutil.Error:
                 continue
         samples.append(Sample(time.time(), sum(cpu.values()), memory))
@@ -362,9 +374,12 @@ def report(
         cpu = inside[-1].cpu - inside[0].cpu if inside else 0.0
         spans = inside[-1].at - inside[0].at if inside else 1.0
         percentiles = (f"{value:.2f}" for value in np.percentile(some, [50, 95, 99, 100]))
-        memory = max((s.memory for s in inside), default=0.0)
-        table.append((str(number + 1), f"{len(some):,}", *percentiles, f"{cpu / spans:.2f}", f"{memory:,.0f}"))
-    print_table(("minute", "records", "p50 s", "p95 s", "p99 s", "most s", "cores", "MB"), table)
+        largest = max(inside, key=lambda s: s.megabytes, default=Sample(0.0, 0.0, {}))
+        memory = (largest.megabytes, *(largest.memory.get(kind, 0.0) for kind in _KINDS))
+        table.append(
+            (str(number + 1), f"{len(some):,}", *percentiles, f"{cpu / spans:.2f}", *(f"{m:,.0f}" for m in memory))
+        )
+    print_table(("minute", "records", "p50 s", "p95 s", "p99 s", "most s", "cores", "MB", *_KINDS), table)
     publishes = sum(len({at for ends in of.values() for _, at in ends}) for of in seen.values())
     print(json.dumps({"publishes a second": round(publishes / plan.seconds, 1)}))
     steady = {name: np.percentile(w[(a - start) >= 60], 99) for name, (a, w) in each.items() if (a - start >= 60).any()}

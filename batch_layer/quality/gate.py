@@ -35,9 +35,9 @@ _ROWS = _VALUES | {"unexpected_index_column_names": list(POSITION)}
 
 
 @dataclass(frozen=True)
-class Quality:
-    """The gate's verdict. `passed`: no critical expectation failed. `met`: the expectations that passed, including
-    those in `not_applicable`, which had nothing to compare with, with the reason."""
+class SuiteResult:
+    """The outcome of a suite on an hour. `passed`: no critical expectation failed. `met`: the expectations that passed,
+    including those in `not_applicable`, which had nothing to compare with, with the reason."""
 
     passed: bool
     failed: tuple[FailedExpectation, ...] = ()
@@ -61,7 +61,7 @@ class Quality:
         )
 
 
-def run_suite(frame: DataFrame, path: Path | None, known: RowCountBaseline | None = None) -> Quality:
+def run_suite(frame: DataFrame, path: Path | None, known: RowCountBaseline | None = None) -> SuiteResult:
     """Evaluate the suite of `path` on an hour's rows; without a file everything passes.
 
     `known`: the baseline for expectations on the row count. Each expectation gets a verdict; one that raised has
@@ -71,12 +71,12 @@ def run_suite(frame: DataFrame, path: Path | None, known: RowCountBaseline | Non
     could not be read.
     """
     if path is None:
-        return Quality(passed=True)
+        return SuiteResult(passed=True)
     with _ALONE:
         return _run_suite(frame, path, known)
 
 
-def _run_suite(frame: DataFrame, path: Path, known: RowCountBaseline | None) -> Quality:
+def _run_suite(frame: DataFrame, path: Path, known: RowCountBaseline | None) -> SuiteResult:
     suite = load_suite(path)
     ours = {
         i: plan_bounds(e.type, e.kwargs, known or RowCountBaseline())
@@ -114,7 +114,7 @@ def _run_suite(frame: DataFrame, path: Path, known: RowCountBaseline | None) -> 
         LOG.info(
             "quality gate: expectation does not apply suite=%s type=%s reason=%s", suite.name, expectation.type, why
         )
-    return Quality(not failed, tuple(failed), tuple(warnings), len(verdicts), suite.name, met, without)
+    return SuiteResult(not failed, tuple(failed), tuple(warnings), len(verdicts), suite.name, met, without)
 
 
 def _bounded(expectation: Expectation, bounds: Bounds | None) -> Expectation:

@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from sessions import with_settings
 
 from batch_layer.quality import data_docs, one_pass
-from batch_layer.quality.gate import Quality, _evaluate, _exception, run_suite
+from batch_layer.quality.gate import SuiteResult, _evaluate, _exception, run_suite
 from batch_layer.quality.row_counts import PREVIOUS, SPEED, RowCountBaseline
 from batch_layer.quality.suite import Expectation
 
@@ -180,7 +180,7 @@ def suite(folder: Path, *entries: dict[str, Any]) -> Path:
 
 def both_ways(
     frame: DataFrame, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> tuple[tuple[Quality, int], tuple[Quality, int]]:
+) -> tuple[tuple[SuiteResult, int], tuple[SuiteResult, int]]:
     """By the one pass where it knows the type, and by Great Expectations' own execution alone: each verdict, and how
     many queries it took."""
     ours = counted(frame, path)
@@ -189,7 +189,7 @@ def both_ways(
         return ours, counted(frame, path)
 
 
-def counted(frame: DataFrame, path: Path) -> tuple[Quality, int]:
+def counted(frame: DataFrame, path: Path) -> tuple[SuiteResult, int]:
     with queries(frame) as count:
         quality = run_suite(frame, path, KNOWN)
     return quality, count()
@@ -206,7 +206,7 @@ def queries(frame: DataFrame) -> Iterator[Callable[[], int]]:
         context.setLocalProperty("spark.jobGroup.id", None)
 
 
-def record(quality: Quality) -> str:
+def record(quality: SuiteResult) -> str:
     return json.dumps(quality.recorded().as_dict(), indent=1)
 
 

@@ -17,7 +17,7 @@ from lakes import decide, new_environment, new_stream
 from anabranch.common.errors import ConfigurationError, Terminal
 from anabranch.protocol.ledger_row import Kind, LedgerRow
 from batch_layer.quality.data_docs import NEWEST, build, plan_pages, publish
-from batch_layer.quality.gate import Quality
+from batch_layer.quality.gate import SuiteResult
 from batch_layer.quality.row_counts import PREVIOUS, SPEED
 from batch_layer.quality.suite import Expectation
 from batch_layer.quality.wording import describe_failure
@@ -55,7 +55,7 @@ def verdict() -> dict[str, Any]:
     )
     warning = describe_failure(REGEX, {}, "java.util.regex.PatternSyntaxException: Unclosed group")
     without = ((MET[2], "of 7 days before, 0 are known, 3 are needed"),)
-    quality = Quality(False, failed, (warning,), 7, "game_events", MET, without)
+    quality = SuiteResult(False, failed, (warning,), 7, "game_events", MET, without)
     fields: dict[str, Any] = json.loads(json.dumps(quality.recorded().as_dict()))
     return fields
 
@@ -146,7 +146,7 @@ def evil(plain: bool) -> dict[str, Any]:
         describe_failure(null, {}, text(14)),
         describe_failure(some, without_rows, None),
     )
-    quality = Quality(False, failed, (), 7, text(15), (in_set, regex, listed), ((MET[2], text(16)),))
+    quality = SuiteResult(False, failed, (), 7, text(15), (in_set, regex, listed), ((MET[2], text(16)),))
     fields: dict[str, Any] = json.loads(json.dumps(quality.recorded().as_dict()))
     return fields
 

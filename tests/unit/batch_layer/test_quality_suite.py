@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from anabranch.common.errors import ConfigurationError
-from batch_layer.quality.gate import Quality, _exception, run_suite
+from batch_layer.quality.gate import SuiteResult, _exception, run_suite
 from batch_layer.quality.row_counts import PREVIOUS, SPEED, RowCountBaseline, plan_bounds
 from batch_layer.quality.suite import Expectation, load_suite
 from batch_layer.quality.wording import FailedExpectation, describe_failure
@@ -111,7 +111,7 @@ def test_a_missing_file_is_a_configuration_error(tmp_path: Path) -> None:
 
 def test_without_a_suite_everything_passes() -> None:
     nothing: Any = None
-    assert run_suite(nothing, None) == Quality(passed=True, failed=(), warnings=(), evaluated=0)
+    assert run_suite(nothing, None) == SuiteResult(passed=True, failed=(), warnings=(), evaluated=0)
 
 
 def test_importing_the_gate_leaves_great_expectations_alone() -> None:
@@ -200,7 +200,7 @@ def test_a_failed_expectation_is_one_sentence(
 def test_the_verdict_is_json_whatever_was_observed() -> None:
     seen = [Decimal("1.50"), datetime(2026, 11, 21, tzinfo=UTC), float("nan"), b"\x00", {"a": (1, None)}, True, 0.5]
     failed = FailedExpectation("expect_x", {"column": "c", "min_value": date(2026, 1, 1)}, seen, 7, "a sentence")
-    verdict = Quality(False, (failed,), (failed,), 2).recorded().as_dict()
+    verdict = SuiteResult(False, (failed,), (failed,), 2).recorded().as_dict()
     assert json.loads(json.dumps(verdict, allow_nan=False)) == verdict
     assert verdict["failed"] == verdict["warnings"]
     assert verdict["failed"][0] == {
@@ -255,7 +255,7 @@ def test_a_failed_expectation_has_no_value_of_a_row(type_: str, result: dict[str
     invalid = "[CAST_INVALID_INPUT] The value '{}"
     for raised in (None, invalid.format("O'p-4711' of the type STRING"), invalid.format("p-4711…; none")):
         failed = describe_failure(Expectation(type_, {"column": "player"}), result, raised)
-        assert "4711" not in json.dumps(Quality(False, (failed,), (failed,)).recorded().as_dict())
+        assert "4711" not in json.dumps(SuiteResult(False, (failed,), (failed,)).recorded().as_dict())
         assert raised is None or str(failed.raised).startswith(invalid.format("…'"))
 
 
