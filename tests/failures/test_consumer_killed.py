@@ -18,6 +18,7 @@ from world import World, event, past_hour, spread
 
 from anabranch.protocol import override, topic_change
 from anabranch.protocol.publisher import Publisher
+from anabranch.protocol.start_offsets import StartChoice
 
 KILLS = 20
 SEED = 7
@@ -100,7 +101,8 @@ def test_a_consumer_killed_twenty_times_has_the_table_and_saw_each_change_once(
         one.topic(3)
         now = datetime.now(UTC)
         one.send([(i % 3, now, event(f"new-{i}", now)) for i in range(9)])
-        assert topic_change.adopt(Publisher(one.lake, one.job.stream), one.kafka) is not None
+        begin = StartChoice("earliest")
+        assert topic_change.adopt(Publisher(one.lake, one.job.stream), one.kafka, begin) is not None
         one.speed()
         deadline = time.monotonic() + 300
         while killed() < KILLS:

@@ -93,7 +93,7 @@ def test_registry_cut_under_a_running_speed_job(
 def test_an_unreachable_registry_refuses_no_hour(
     world: Make, registry: SchemaRegistry, proxy: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
-    one = avro_stream(world, registry, proxy.port, batch={"grace": "0 seconds", "retry_for": "2 seconds"})
+    one = avro_stream(world, registry, proxy.port, batch={"grace": "0 seconds", "retry_for": "30 seconds"})
     hour, by = past_hour(1), schema()
     schema_id = registry.register(f"{one.name}-value", by)
     send(one, schema_id, by, "a", start_of(hour) + timedelta(minutes=1))
