@@ -102,7 +102,8 @@ def test_hours_are_runs_of_one_job_from_the_topic_to_the_table(tmp_path: Path) -
     assert [(i["namespace"], i["name"]) for i in found["inputs"]] == [("kafka://127.0.0.1:1", "events")]
     where = table_name(lake.table().location())
     assert where in [(o["namespace"], o["name"]) for o in found["outputs"]]
-    table = ask(f"namespaces/{quote(where.namespace, safe='')}/datasets/{quote(where.name, safe='')}")
+    namespace_of_table, name_of_table = (quote(part, safe="") for part in where)
+    table = ask(f"namespaces/{namespace_of_table}/datasets/{name_of_table}")
     assert [field["name"] for field in table["fields"]][:2] == ["id", "n"]
     assertions = table["facets"]["dataQualityAssertions"]["assertions"]
     assert {a["assertion"]: a["success"] for a in assertions}["balance"] is True
