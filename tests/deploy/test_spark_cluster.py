@@ -28,6 +28,7 @@ from speed_layer.pack import python_version
 
 LONG = pytest.mark.timeout(900)
 PATIENT = 400.0  # seconds to wait for a job on a cluster
+PROBED = "executors: Python workers read certain records"
 LOST = "ExecutorLostFailure"
 # As docs/how-to/deploy/jobs.md has them, for the batch layer.
 HANDED_OVER = {
@@ -234,7 +235,8 @@ def test_a_worker_killed_in_the_middle_of_a_rebuild(
     one.send(spread(hour, 60_000, "e"))
     set_conf(one, ui.settings)
     with started(one, "batch", one.name, "--hour", hour, "--master", cluster.master) as batch:
-        kill_in_a_task(cluster, host, ui, batch, lambda: (ui.finished_stages() > 0) is decoded)
+        # The probe of the executors is over.
+        kill_in_a_task(cluster, host, ui, batch, lambda: PROBED in batch.log and (ui.finished_stages() > 0) is decoded)
         assert batch.wait() == 0, batch.log[-4000:]
     assert_lost_in_a_task(ui, host)
     # What only the lost executor held of the decoded hour is read from Kafka again.
@@ -289,13 +291,13 @@ def test_a_worker_killed_in_the_middle_of_a_micro_batch(
     ui, host = SparkUi(tmp_path / "ui"), HOSTS[0]
     speed_conf = AS_STAGED | {"max_offsets_per_trigger": 20_000}
     one = on_postgres({"spark.cores.max": "2"} | conf, speed=speed_conf)
-    one.send_now(60_000, "e")
+    one.send_now(200_000, "e")
     set_conf(one, ui.settings)
     with started(one, "speed", one.name, "--master", cluster.master) as speed:
-        kill_in_a_task(cluster, host, ui, speed, lambda: 0 < one.published < 60_000)
-        speed.until(lambda: one.published == 60_000, "the rest to be published", PATIENT)
+        kill_in_a_task(cluster, host, ui, speed, lambda: 0 < one.published < 200_000)
+        speed.until(lambda: one.published == 200_000, "the rest to be published", PATIENT)
         one.send_now(100, "after")
-        speed.until(lambda: one.published == 60_100, "what came later to be published", PATIENT)
+        speed.until(lambda: one.published == 200_100, "what came later to be published", PATIENT)
         assert speed.terminate() == 0, speed.log[-4000:]
     assert_lost_in_a_task(ui, host)
     assert set(writers(one)) == {writer}

@@ -36,7 +36,8 @@ class SparkUi:
         return sum(e["activeTasks"] for e in executors if e["hostPort"].startswith(f"{host}:") and e["id"] != "driver")
 
     def finished_stages(self) -> int:
-        return len(self._ask("stages?status=complete"))
+        """The number of stages that are complete, without those of the probe of the executors."""
+        return sum("workers.py" not in stage["name"] for stage in self._ask("stages?status=complete"))
 
     def tasks(self) -> list[tuple[str, str]]:
         """The host and the end of each task that ended, in order: `Success`, `ExecutorLostFailure`, …"""
