@@ -23,6 +23,7 @@ from shapes import SHAPES, fill
 
 from anabranch.dev.services import running
 
+KINDS = ("driver", "java", "workers")
 _RECORDS = 10  # of a micro-batch
 _EVERY = 5.0
 _SHAPE = SHAPES["json_440"]
@@ -39,18 +40,19 @@ class Sample:
     workers: float
 
 
+def kind_of(process: psutil.Process) -> str:
+    """One of KINDS: the Python driver, Java or a Python worker."""
+    if process.name() == "java":
+        return "java"
+    return "driver" if any(argument.endswith("job.py") for argument in process.cmdline()) else "workers"
+
+
 def sample(job: psutil.Process, micro_batches: int) -> Sample:
     """Of a job and what it started: spark-submit's Java is the first of them, the Python driver its child."""
-    driver = java = workers = 0.0
+    memory = dict.fromkeys(KINDS, 0.0)
     for process in (job, *job.children(recursive=True)):
-        size = process.memory_info().rss / 2**20
-        if process.name() == "java":
-            java += size
-        elif any(argument.endswith("job.py") for argument in process.cmdline()):
-            driver += size
-        else:
-            workers += size
-    return Sample(micro_batches, time.time(), driver, java, workers)
+        memory[kind_of(process)] += process.memory_info().rss / 2**20
+    return Sample(micro_batches, time.time(), **memory)
 
 
 def watch(command: list[str], environment: dict[str, str], folder: Path, step: int) -> Iterator[Sample]:

@@ -37,6 +37,7 @@ import psutil
 import psycopg2
 import yaml
 from children_cpu import children_cpu
+from driver import KINDS, kind_of
 from freshness import Sent, delays
 from kafka import KafkaAdminClient
 from peer import BUCKET
@@ -58,7 +59,6 @@ from anabranch.protocol import apply
 COMMANDS = (("status",), ("hours",), ("metrics",), ("audit",), ("maintain", "--dry-run"), ("doctor",))
 _PARTITIONS = 2
 _START_SECONDS, _DRAIN_SECONDS = 300.0, 180.0
-_KINDS = ("java", "driver", "workers")
 
 
 @dataclass(frozen=True)
@@ -188,17 +188,10 @@ def covers(seen: dict[int, list[tuple[int, float]]], ends: dict[int, int]) -> bo
     return all(seen.get(p, [(0, 0.0)])[-1][0] >= end for p, end in ends.items())
 
 
-def kind_of(process: psutil.Process) -> str:
-    """Java, the Python driver or a Python worker."""
-    if process.name() == "java":
-        return "java"
-    return "driver" if any(argument.endswith("job.py") for argument in process.cmdline()) else "workers"
-
-
 def watch(process: psutil.Process, samples: list[Sample], stop: threading.Event) -> None:
     cpu: dict[int, float] = {}
     while not stop.wait(1.0):
-        memory = dict.fromkeys(_KINDS, 0.0)
+        memory = dict.fromkeys(KINDS, 0.0)
         try:
             family = [process, *process.children(recursive=True)]
         except psutil.Error:
@@ -375,11 +368,11 @@ def report(
         spans = inside[-1].at - inside[0].at if inside else 1.0
         percentiles = (f"{value:.2f}" for value in np.percentile(some, [50, 95, 99, 100]))
         largest = max(inside, key=lambda s: s.megabytes, default=Sample(0.0, 0.0, {}))
-        memory = (largest.megabytes, *(largest.memory.get(kind, 0.0) for kind in _KINDS))
+        memory = (largest.megabytes, *(largest.memory.get(kind, 0.0) for kind in KINDS))
         table.append(
             (str(number + 1), f"{len(some):,}", *percentiles, f"{cpu / spans:.2f}", *(f"{m:,.0f}" for m in memory))
         )
-    print_table(("minute", "records", "p50 s", "p95 s", "p99 s", "most s", "cores", "MB", *_KINDS), table)
+    print_table(("minute", "records", "p50 s", "p95 s", "p99 s", "most s", "cores", "MB", *KINDS), table)
     publishes = sum(len({at for ends in of.values() for _, at in ends}) for of in seen.values())
     print(json.dumps({"publishes a second": round(publishes / plan.seconds, 1)}))
     steady = {name: np.percentile(w[(a - start) >= 60], 99) for name, (a, w) in each.items() if (a - start >= 60).any()}

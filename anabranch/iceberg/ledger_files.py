@@ -328,12 +328,12 @@ class PerFile(Generic[T]):
         known = {path: value for path, value in self._known.get(table.location(), {}).items() if path in files}
         wanted = sorted(hours) if hours is not None else None
         asked = [p for p, f in files.items() if wanted is None or _file(table, f).may_hold(wanted)]
-        unknown = [files[p] for p in asked if p not in known]
-        # One read; a file of a ledger has no deletes, so its part is as long as it is.
-        rows, start = _read(table, unknown, self._columns), 0
-        for file in unknown:
-            known[file.file_path] = self._answer(rows.slice(start, file.record_count))
-            start += file.record_count
+        if unknown := [files[p] for p in asked if p not in known]:
+            # One read, in the files' order; a file of a ledger has no deletes.
+            rows, start = _read(table, unknown, self._columns), 0
+            for file in unknown:
+                known[file.file_path] = self._answer(rows.slice(start, file.record_count))
+                start += file.record_count
         self._known[table.location()] = known
         return {path: known[path] for path in asked}
 
@@ -410,8 +410,8 @@ def _live(table: Table) -> dict[str, DataFile]:
     if snapshot is None:
         return {}
     before, manifests = _LISTED.get(table.location(), {}), snapshot.manifests(table.io)
-    read = _entries(table, (m for m in manifests if m.manifest_path not in before))
-    known = before | {path: tuple(e.data_file for e in entries) for path, entries in read.items()}
+    unknown = _entries(table, (m for m in manifests if m.manifest_path not in before))
+    known = before | {path: tuple(e.data_file for e in entries) for path, entries in unknown.items()}
     listed = {m.manifest_path: known[m.manifest_path] for m in manifests}
     _LISTED[table.location()] = listed
     return {f.file_path: f for files in listed.values() for f in files}

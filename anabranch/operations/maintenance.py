@@ -118,7 +118,7 @@ def plan_drop(
     return drop, plan_uncovered(state, have, drop)
 
 
-def plan_upkeep(state: State, drop: Collection[str], timeline: Timeline, id: str) -> Publish:
+def plan_maintenance(state: State, drop: Collection[str], timeline: Timeline, id: str) -> Publish:
     """The publish that drops hours from the speed branch, and expires snapshots. It moves every branch where only
     `main` lists accepted hours, so that `batch` lists them too. Pure."""
     return Publish(id, (Change("speed", clear=tuple(drop)), *list_on_batch(state), Change("main")), timeline)
@@ -272,7 +272,7 @@ def _drop_some(publisher: Publisher, now: datetime, dry_run: bool) -> tuple[tupl
         )
         if not (drop or expired):
             return Decision(state, None, (drop, expired))
-        return Decision(state, plan_upkeep(state, drop, timeline, new_id()), (drop, expired))
+        return Decision(state, plan_maintenance(state, drop, timeline, new_id()), (drop, expired))
 
     if dry_run:
         return decide(load_state(lake, stream.table)).result

@@ -623,7 +623,7 @@ class Maintenance(Publisher):
     def expire(self, world: World) -> Iterator[Step]:
         assert self.lake is not None
         state = self.lake.state
-        publish = maintenance.plan_upkeep(state, (), state.timeline, self.id)
+        publish = maintenance.plan_maintenance(state, (), state.timeline, self.id)
         yield from self.publish(world, publish, self.now(world))
 
     def now(self, world: World) -> datetime:
