@@ -429,10 +429,11 @@ class Rebuilder:
             return Result(hour, "unchanged", revision, reason)
         self._meter.landed(published.landed.seconds)
         reach(Step.BATCH_PUBLISHED)
+        # First, so that the ledger's rows state that they are complete.
+        self.publisher.complete_dead_letters(published.state)
+        reach(Step.BATCH_DEAD_LETTERS)
         self.publisher.record_decisions(published.state)
         reach(Step.BATCH_RECORDED)
-        self.publisher.publish_dead_letters(published.state)
-        reach(Step.BATCH_DEAD_LETTERS)
         # All steps are done, so the next request for this hour is another restatement.
         del self._begun[hour]
         for b in built:

@@ -141,13 +141,14 @@ class StreamRun:
     def _take_over(self, state: State) -> State:
         """The state, once what an earlier run left is done."""
         self._call(lambda: take_over(self._job.lake, self._job.stream, self._job.kafka, state.position))
-        return self._call(lambda: self._rebuilder.publisher.recover(state))
+        return self._call(lambda: self._rebuilder.publisher.recover(state, by_ledger=True))
 
     def _restate_incomplete(self) -> None:
         """Restate accepted hours whose dead letters were lost, then those whose look-back was incomplete."""
         with self._turn():
             state = self._call(self._rebuilder.load)
-            lost = self._call(lambda: todo.with_lost_dead_letters(self._job, state))
+            is_complete = self._call(lambda: self._rebuilder.publisher.knows_complete(state))
+            lost = {} if is_complete else self._call(lambda: todo.with_lost_dead_letters(self._job, state))
         for h, again in lost.items():
             self._attempt(h, again, state)
         with self._turn():

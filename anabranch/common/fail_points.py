@@ -56,8 +56,8 @@ class Step(Enum):
     BATCH_CHECKED = "batch.checked", "balance, quality and difference are known, nothing is published"
     BATCH_REFUSED = "batch.refused", "the hour is to be refused, the ledger does not know it"
     BATCH_PUBLISHED = "batch.published", "the hour is published, the ledger does not know it"
-    BATCH_RECORDED = "batch.recorded", "the ledger knows the hour, its dead letters are not published"
-    BATCH_DEAD_LETTERS = "batch.dead-letters", "its dead letters are published too"
+    BATCH_DEAD_LETTERS = "batch.dead-letters", "its dead letters are published, the ledger does not know it"
+    BATCH_RECORDED = "batch.recorded", "the ledger knows the hour too"
     ARCHIVE_STAGED = "archive.staged", "an hour's records are staged in the archive, which does not have them"
     ARCHIVE_PUBLISHED = "archive.published", "the archive has the hour's records, its rows are not staged"
     # Filling the views, behind the batch job's work.

@@ -55,6 +55,9 @@ MERGED = "anabranch.merged"
 RECORDED = "anabranch.recorded"
 """In the summary of an append of few rows: the ids of their decisions."""
 
+COMPLETE = "anabranch.dead-letters-complete"
+"""In a snapshot's summary: the dead letters that were found published and complete. Later snapshots repeat it."""
+
 MANY = 16
 """The number of files of similar size that are merged."""
 
@@ -231,12 +234,14 @@ def has_many(table: Table) -> bool:
     return snapshot is not None and _number(snapshot, "total-data-files") - _number(snapshot, MERGED) >= MANY_APPENDS
 
 
-def append(table: Table, rows: pa.Table, commit_id: str) -> tuple[TableUpdate, ...]:
-    """Write a file of `rows`; returns the updates of the commit that appends it. Raises OSError."""
+def append(table: Table, rows: pa.Table, commit_id: str, complete: str = "") -> tuple[TableUpdate, ...]:
+    """Write a file of `rows`; returns the updates of the commit that appends it, and that states which dead letters are
+    `complete`. Raises OSError."""
     # Tables of egress have rows without decisions.
     is_named = "decision_id" in rows.column_names and rows.num_rows <= _NAMED
     named = {RECORDED: json.dumps(rows["decision_id"].to_pylist())} if is_named else {}
-    return _commit(table, _properties(table, commit_id) | named, (), _write(table, rows))
+    stated = {COMPLETE: complete} if complete else {}
+    return _commit(table, _properties(table, commit_id) | named | stated, (), _write(table, rows))
 
 
 def newest_ids(table: Table) -> tuple[frozenset[str], datetime]:
@@ -258,11 +263,20 @@ def newest_ids(table: Table) -> tuple[frozenset[str], datetime]:
     return frozenset(ids), since
 
 
-def _properties(table: Table, commit_id: str) -> dict[str, str]:
-    """The summary properties of a snapshot that merges nothing."""
+def complete(table: Table) -> str:
+    """What the newest snapshot states of dead letters; empty for nothing. Pure."""
     snapshot = table.current_snapshot()
-    merged = _number(snapshot, MERGED) if snapshot is not None else 0
-    return {PUBLISH_ID: commit_id} | ({MERGED: str(merged)} if merged else {})
+    summary = snapshot.summary if snapshot is not None else None
+    return summary.additional_properties.get(COMPLETE, "") if summary is not None else ""
+
+
+def _properties(table: Table, commit_id: str, merged: int | None = None) -> dict[str, str]:
+    """The summary properties of a snapshot: `merged` files at the last merge planning, by default as before."""
+    snapshot = table.current_snapshot()
+    if merged is None:
+        merged = _number(snapshot, MERGED) if snapshot is not None else 0
+    kept = {COMPLETE: complete(table), MERGED: str(merged or "")}
+    return {PUBLISH_ID: commit_id} | {name: value for name, value in kept.items() if value}
 
 
 def touch(table: Table, commit_id: str) -> tuple[TableUpdate, ...]:
@@ -287,8 +301,7 @@ def merge(table: Table, commit_id: str, idle: bool = False) -> tuple[TableUpdate
     removed = tuple(files[f.path] for f in chosen)
     added = _write(table, *_split(_read(table, removed))) if removed else []
     merged = max(0, _number(snapshot, "total-data-files") - len(removed) + len(added))
-    properties = {PUBLISH_ID: commit_id, MERGED: str(merged)}
-    return (*_commit(table, properties, removed, added), *_expired(expire))
+    return (*_commit(table, _properties(table, commit_id, merged), removed, added), *_expired(expire))
 
 
 def files_before(table: Table, hour: str) -> list[DataFile]:
@@ -304,7 +317,7 @@ def expire(table: Table, hour: str, commit_id: str) -> tuple[TableUpdate, ...]:
         return ()
     newest = _NEWEST.ask(table)
     through = max(removed_through(table), *(newest[f.file_path] for f in files))
-    properties = {PUBLISH_ID: commit_id, MERGED: str(max(0, _number(snapshot, MERGED) - len(files)))}
+    properties = _properties(table, commit_id, max(0, _number(snapshot, MERGED) - len(files)))
     said = SetPropertiesUpdate(updates={REMOVED_THROUGH: str(through), FIRST_HOUR: hour})
     return (*_commit(table, properties, files, (), Operation.DELETE), said)
 

@@ -39,7 +39,7 @@ from anabranch.protocol.retention import (
     plan_expire_letters,
     plan_ledger_start,
 )
-from anabranch.protocol.state import State, load_state
+from anabranch.protocol.state import Confirmed, State, load_state
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -184,7 +184,7 @@ def expire_ledger(job: Job, now: datetime, dry_run: bool, letters: Collection[st
     raise Transient(f"maintain {stream.hours_table}: expected to land within {_PATIENCE_SECONDS:.0f} s; try again")
 
 
-def plan_due_now(job: Job, state: State, now: datetime, finished: Collection[str]) -> Due:
+def plan_due_now(job: Job, state: State, now: datetime, finished: Confirmed) -> Due:
     """The hours that are due by the stream's file, the state, and what egress has delivered. Raises Transient."""
     stream = job.stream
     plan = partial(plan_due, state, stream.keep.rows, now, stream.batch.lookback_hours, finished=finished)
@@ -197,12 +197,12 @@ def plan_due_now(job: Job, state: State, now: datetime, finished: Collection[str
     return plan({target.name: undelivered_hours(job, target) for target in stream.egress})
 
 
-def finished_ids(job: Job, state: State) -> frozenset[str]:
-    """The ids of decisions and dead letters that wait on a branch and are complete. Raises Transient."""
+def finished_ids(job: Job, state: State) -> Confirmed:
+    """The decisions and dead letters that wait on a branch and are complete. Raises Transient."""
     rows = job.ledger.history({row.hour for row in state.decisions}, ledger.BULKY)
     letters = job.lake.load(job.stream.dead_letters_table)
     done = {str(item["id"]) for item in state.dead_letters if dead_letters.is_done(letters, item)}
-    return frozenset(done | {row.decision_id for row in rows})
+    return Confirmed(frozenset(row.decision_id for row in rows), frozenset(done))
 
 
 def _expire_some(job: Job, publisher: Publisher, now: datetime) -> tuple[tuple[str, ...], Due]:

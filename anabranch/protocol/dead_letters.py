@@ -15,7 +15,7 @@ import logging
 import posixpath
 import shutil
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +46,43 @@ LOG = logging.getLogger(__name__)
 DONE = "anabranch.dead-letters-done"
 LOST = "anabranch.dead-letters-lost"
 _REMEMBERED = 200
+_NAMED = 24  # sets that the ledger names
 _CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Complete:
+    """Dead letters that are published and complete: the sets with these `ids`, and those of each hour that branch
+    `batch` had accepted by its publish `content`.
+
+    It stays true, since neither a set that is done nor what a revision lacks changes: the ledger's snapshots state it.
+    """
+
+    content: str
+    ids: frozenset[str]
+
+    @staticmethod
+    def of(state: State) -> Complete | None:
+        """Those of a state whose sets are all done and of whose accepted hours none lacks any; None where they are more
+        than a snapshot names. Pure."""
+        ids = state.waiting_letters
+        return Complete(state.content["batch"], ids) if len(ids) <= _NAMED else None
+
+    def covers(self, state: State) -> bool:
+        """Whether these are all the dead letters that are to be published, or to be looked for, in a state. Pure.
+
+        A `batch` made again from `main` names no publish, whatever its hours are.
+        """
+        content = state.content["batch"]
+        return bool(content) and content == self.content and state.waiting_letters <= self.ids
+
+    def to_json(self) -> str:
+        return json.dumps({"content": self.content, "ids": sorted(self.ids)}, separators=(",", ":"))
+
+    @staticmethod
+    def from_json(text: str) -> Complete:
+        value = json.loads(text)
+        return Complete(value["content"], frozenset(value["ids"]))
 
 
 def waiting_speed(staged: Staged, now: datetime) -> dict[str, Any]:
@@ -181,12 +217,18 @@ def discard(lake: Lake, stream: Stream, staged: Staged) -> None:
 
 def lost_hours(lake: Lake, stream: Stream, state: State) -> dict[str, int]:
     """The hours whose accepted revision, which is named too, lacks dead letters: their files were lost before they were
-    published."""
-    if not any(accepted.cut.offsets for accepted in state.accepted.values()):
-        # Hours without records have no dead letters.
-        return {}
-    properties = branch_properties(lake.load(stream.dead_letters_table), "batch")
-    lost: dict[str, int] = json.loads(properties.get(LOST, "{}"))
+    published. Raises Transient."""
+    return plan_lost(lake.load(stream.dead_letters_table), state) if may_lack(state) else {}
+
+
+def may_lack(state: State) -> bool:
+    """Whether any are to be published or looked for: hours without records have no dead letters. Pure."""
+    return bool(state.dead_letters) or any(accepted.cut.offsets for accepted in state.accepted.values())
+
+
+def plan_lost(table: Table, state: State) -> dict[str, int]:
+    """`lost_hours` of the loaded table of dead letters. Pure."""
+    lost: dict[str, int] = json.loads(branch_properties(table, "batch").get(LOST, "{}"))
     return {h: r for h, r in lost.items() if h in state.accepted and state.accepted[h].revision == r}
 
 

@@ -39,9 +39,11 @@ from anabranch.protocol.state import (
     CONTENT,
     DEAD_LETTERS,
     DECISIONS,
+    NOTHING_CONFIRMED,
     POSITION,
     SETTLED,
     TIMELINE,
+    Confirmed,
     State,
     plan_after,
     read_state,
@@ -63,7 +65,7 @@ TAG_AGE = timedelta(days=7)
 class Publish:
     """The contents of a commit. `changes` have the properties of the decision; `to_commit` adds the rest.
 
-    `confirmed` are the ids of waiting decisions and dead letters that were read back; the publish drops them from its
+    `confirmed`: the waiting decisions and dead letters that were read back; the publish drops them from its
     branches. `anabranch.protocol.publisher` fills them in. `read_until`: `position` was the log's end then, or lies
     behind it. `staged`: the staged snapshots whose files it adds, by attempt.
     """
@@ -74,7 +76,7 @@ class Publish:
     position: Position | None = None
     decisions: tuple[LedgerRow, ...] = ()
     dead_letters: tuple[Mapping[str, Any], ...] = ()
-    confirmed: frozenset[str] = frozenset()
+    confirmed: Confirmed = NOTHING_CONFIRMED
     tags: tuple[Tag, ...] = ()
     remove_properties: tuple[str, ...] = ()
     merges: bool = False
@@ -167,8 +169,12 @@ def to_commit(state: State, publish: Publish, now: datetime) -> Commit:
             properties[POSITION] = publish.position.to_json()
         before = state.branch_properties[change.branch]
         decisions = [replace(row, publish=publish.id).as_waiting() for row in publish.decisions]
-        for key, new in ((DECISIONS, decisions), (DEAD_LETTERS, publish.dead_letters)):
-            waiting = [i for i in json.loads(before.get(key, "[]")) if i["id"] not in publish.confirmed]
+        confirmed = publish.confirmed
+        for key, new, done in (
+            (DECISIONS, decisions, confirmed.decisions),
+            (DEAD_LETTERS, publish.dead_letters, confirmed.letters),
+        ):
+            waiting = [i for i in json.loads(before.get(key, "[]")) if i["id"] not in done]
             properties[key] = json.dumps([*waiting, *new], default=str)
         changes.append(replace(change, properties=properties))
     if not merged and content != state.content:

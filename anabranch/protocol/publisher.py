@@ -14,9 +14,10 @@ from typing import TypeVar
 from anabranch.config import Stream
 from anabranch.iceberg.lake import Lake
 from anabranch.protocol import dead_letters, merge, publish
+from anabranch.protocol.dead_letters import Complete
 from anabranch.protocol.ledger import Ledger
 from anabranch.protocol.publish import Again, Decision, Landed, Publish, Published
-from anabranch.protocol.state import State, load_state
+from anabranch.protocol.state import NOTHING_CONFIRMED, Confirmed, State, load_state
 
 T = TypeVar("T")
 
@@ -27,21 +28,22 @@ class Publisher:
     def __init__(self, lake: Lake, stream: Stream) -> None:
         self.lake, self.stream = lake, stream
         self.ledger = Ledger(lake, stream.hours_table)
-        self._confirmed: frozenset[str] = frozenset()
+        self._confirmed = NOTHING_CONFIRMED
+        self._complete: Complete | None = None
 
     @property
-    def confirmed(self) -> frozenset[str]:
-        """The ids that it has read back, which its next publish drops from the branches."""
+    def confirmed(self) -> Confirmed:
+        """What it has read back, which its next publish drops from the branches."""
         return self._confirmed
 
-    def recover(self, state: State | None = None) -> State:
+    def recover(self, state: State | None = None, by_ledger: bool = False) -> State:
         """Finish the incomplete work of an earlier publisher of either layer: the merge, dead
         letters, ledger rows. Returns the state that the job continues from; a step that has just
-        ended passes its `state` instead of another load. Raises Transient.
+        ended passes its `state` instead of another load. `by_ledger`: as `finish`. Raises Transient.
         """
         if state is None or merge.needs_merge(state):
             state = merge.merge(self.lake, self.stream).state
-        self.finish(state)
+        self.finish(state, by_ledger)
         return state
 
     def run(self, decide: Callable[[], Decision[T] | Again], what: str, take_turns: bool = True) -> Published[T]:
@@ -55,7 +57,7 @@ class Publisher:
 
         published = publish.run(self.lake, self.stream.table, confirming, what, take_turns)
         if published.landed is not None:
-            self._confirmed = frozenset()
+            self._confirmed = NOTHING_CONFIRMED
         return published
 
     def run_merged(self, decide: Callable[[State], Decision[T]], what: str) -> Published[T]:
@@ -74,21 +76,49 @@ class Publisher:
         """Commit one publish over the heads of `state`; None when it is refused."""
         landed = publish.land(self.lake, state, self._confirming(planned), now)
         if landed is not None:
-            self._confirmed = frozenset()
+            self._confirmed = NOTHING_CONFIRMED
         return landed
 
-    def finish(self, state: State) -> None:
-        """Publish the dead letters and write the ledger rows that wait in `state`. Raises Transient."""
-        self.publish_dead_letters(state)
+    def finish(self, state: State, by_ledger: bool = False) -> None:
+        """Publish the dead letters and write the ledger rows that wait in `state`. Raises Transient.
+
+        `by_ledger`: the table of dead letters is not loaded for those that the ledger states as complete, and the
+        publisher's next rows state what it finds complete.
+        """
+        if not by_ledger:
+            self.publish_dead_letters(state)
+        elif not self.knows_complete(state):
+            self.complete_dead_letters(state)
         self.record_decisions(state)
 
     def record_decisions(self, state: State) -> None:
         """Write the decisions that wait in `state` to the ledger. Raises Transient."""
-        self._confirmed |= self.ledger.record_waiting(state, self._confirmed)
+        complete = self._complete.to_json() if self._complete is not None else ""
+        self._confirmed |= Confirmed(self.ledger.record_waiting(state, self._confirmed.decisions, complete))
 
     def publish_dead_letters(self, state: State) -> None:
         """Publish the dead letters that wait in `state`. Raises Transient."""
-        self._confirmed |= dead_letters.roll_forward(self.lake, self.stream.dead_letters_table, state)
+        done = dead_letters.roll_forward(self.lake, self.stream.dead_letters_table, state)
+        self._confirmed |= Confirmed(letters=done)
+
+    def complete_dead_letters(self, state: State) -> None:
+        """As `publish_dead_letters`; the next rows of the ledger state that those of `state` are complete, unless some
+        were lost. Raises Transient."""
+        self.publish_dead_letters(state)
+        if not dead_letters.lost_hours(self.lake, self.stream, state):
+            self._complete = Complete.of(state)
+
+    def knows_complete(self, state: State) -> bool:
+        """Whether `state` has no dead letters to publish or to look for, by what the publisher found and what the
+        ledger states. Raises Transient."""
+        if not dead_letters.may_lack(state):
+            return True
+        stated = self.ledger.complete()
+        known = [self._complete, Complete.from_json(stated) if stated else None]
+        if not any(complete is not None and complete.covers(state) for complete in known):
+            return False
+        self._confirmed |= Confirmed(letters=state.waiting_letters)
+        return True
 
     def _confirming(self, planned: Publish) -> Publish:
         return replace(planned, confirmed=self._confirmed)

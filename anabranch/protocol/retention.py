@@ -22,7 +22,7 @@ from anabranch.protocol import ledger
 from anabranch.protocol.expired import EXPIRED, Expired
 from anabranch.protocol.ledger_row import NOTES
 from anabranch.protocol.publish import Publish
-from anabranch.protocol.state import KEPT, OVERRIDES, State
+from anabranch.protocol.state import KEPT, NOTHING_CONFIRMED, OVERRIDES, Confirmed, State
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -47,13 +47,13 @@ def plan_due(
     now: datetime,
     lookback: int,
     undelivered: Undelivered,
-    finished: Collection[str] = (),
+    finished: Confirmed = NOTHING_CONFIRMED,
 ) -> Due:
     """The hours whose rows have been kept for `keep` since the hour ended, and that have not expired. Pure.
 
     Only accepted hours leave, and none that an operator holds. An hour stays while a publish of it is incomplete, while
     an hour that is not accepted yet, or not finally, looks for duplicates in it, and until each target of egress has
-    it. `finished`: the ids of decisions and dead letters that wait on a branch and were seen to be complete.
+    it. `finished`: the decisions and dead letters that wait on a branch and were seen to be complete.
     """
     if keep is None:
         return Due()
@@ -94,9 +94,11 @@ def find_overdue(state: State, keep: timedelta | None, now: datetime, lookback: 
     return Overdue(len(due.leaving) + len(kept), oldest, kept.get(oldest)) if oldest is not None else None
 
 
-def _incomplete(state: State, finished: Collection[str]) -> dict[str, str]:
-    waiting = {str(item["hour"]) for item in state.dead_letters if item.get("hour") and item["id"] not in finished}
-    waiting |= {row.hour for row in state.decisions if row.decision_id not in finished and row.decision not in NOTES}
+def _incomplete(state: State, finished: Confirmed) -> dict[str, str]:
+    letters = [item for item in state.dead_letters if item["id"] not in finished.letters]
+    decisions = [row for row in state.decisions if row.decision_id not in finished.decisions]
+    waiting = {str(item["hour"]) for item in letters if item.get("hour")}
+    waiting |= {row.hour for row in decisions if row.decision not in NOTES}
     unread = {hour for hour, accepted in state.accepted.items() if accepted.unread}
     reasons = dict.fromkeys(waiting, "a publish of it is not complete")
     return reasons | dict.fromkeys(unread, "its duplicates are dropped again once the speed layer has read on")
@@ -153,7 +155,7 @@ def letters_expired(table: Table) -> Expired:
 
 
 def plan_due_letters(
-    state: State, expired: Expired, keep: timedelta | None, now: datetime, finished: Collection[str] = ()
+    state: State, expired: Expired, keep: timedelta | None, now: datetime, finished: Confirmed = NOTHING_CONFIRMED
 ) -> Due:
     """As `plan_due`, of dead letters, which have expired in the hours `expired`. No hour looks for duplicates in them,
     and egress delivers none. Pure."""

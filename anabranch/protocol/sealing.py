@@ -289,8 +289,8 @@ def seal(
 ) -> Sealed:
     """Seal every hour whose end and grace have passed, in commits of bounded size.
 
-    Waiting decisions are written to the ledger before each commit and after it. Cut short anywhere, it goes on where it
-    ended. `on_landed` is called after each commit.
+    Waiting decisions are written to the ledger before each commit and after it, and dead letters that wait are
+    published before the first. Cut short anywhere, it goes on where it ended. `on_landed` is called after each commit.
     """
     lake, stream = publisher.lake, publisher.stream
     state = load_state(lake, stream.table)
@@ -306,7 +306,7 @@ def seal(
         return Decision(decided.state, publish, None)
 
     check_clock(lake, state)
-    publisher.record_decisions(state)
+    publisher.finish(state, by_ledger=True)
     resolver.start_from(state)
     while (published := publisher.run(decide, f"seal {stream.name}")).landed is not None:
         reach(Step.SEAL_PUBLISHED)

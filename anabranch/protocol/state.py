@@ -129,6 +129,21 @@ class State:
         return all(self.merged.get(b, "") == self.content[b] for b in ("speed", "batch"))
 
 
+@dataclass(frozen=True)
+class Confirmed:
+    """What waits on the branches and was read back: decisions that the ledger has, and dead letters that are published,
+    by their ids. A decision and dead letters may have one id."""
+
+    decisions: frozenset[str] = frozenset()
+    letters: frozenset[str] = frozenset()
+
+    def __or__(self, other: Confirmed) -> Confirmed:
+        return Confirmed(self.decisions | other.decisions, self.letters | other.letters)
+
+
+NOTHING_CONFIRMED = Confirmed()
+
+
 def plan_after(state: State, changes: Iterable[Change], timeline: Timeline, position: Position | None) -> State:
     """The state once a publish of these has landed, for derived values: position, timeline,
     accepted hours, overrides and retained hours. Everything else is unchanged. Pure."""

@@ -127,11 +127,11 @@ BATCH = [
     Case(Step.COMMIT_FENCED, False, after=LOST),
     Case(Step.COMMIT_LANDED, True),
     Case(Step.BATCH_PUBLISHED, True),
+    Case(Step.COMMIT_LANDED, True, 2),
+    Case(Step.BATCH_DEAD_LETTERS, True),
     Case(Step.LEDGER_PREPARED, True),
     Case(Step.LEDGER_APPENDED, True),
     Case(Step.BATCH_RECORDED, True),
-    Case(Step.COMMIT_LANDED, True, 2),
-    Case(Step.BATCH_DEAD_LETTERS, True),
 ]
 # The hours are accepted and recorded by then. Where in a commit: tests/unit/serving_layer/test_views.py.
 FILL = [Case(Step.VIEW_COMPUTED, False), Case(Step.VIEW_WRITTEN, False), Case(Step.VIEW_FILLED, True)]

@@ -34,10 +34,8 @@ ORDER = RebuildRequest()
 # By catalog: files of its own are read and written by its client, or by the server.
 PUTS = {"sql": 6, "rest": 4}
 REQUESTS = {"sql": 6 + 4, "rest": 4 + 3}
-# Here every third hour moves all branches. The second one forgets the hour with records, whose dead letters are looked
-# for until then; with a SQL catalog that reads a file. In production it is every 37th hour, or maintenance.
+# Here every third hour moves all branches. In production it is every 37th hour, or maintenance.
 MOVES_ALL = (0, 0, 1, 0, 0, 1, 0, 0)
-LOOKS_FOR_LETTERS = {"sql": (1, 1, 1, 1, 1, 0, 0, 0), "rest": (0,) * IDLE}
 
 
 def requests() -> Counter[str]:
@@ -103,8 +101,7 @@ def test_an_hour_without_records_is_accepted_by_few_requests(
         assert parquet_reads == []
     # One commit of the stream's table and one of its ledger.
     assert [cost["PutObject"] for cost in costs] == [PUTS[catalog] + 2 * n for n in MOVES_ALL]
-    apart = zip(MOVES_ALL, LOOKS_FOR_LETTERS[catalog], strict=True)
-    assert [cost.total() for cost in costs] == [REQUESTS[catalog] + 4 * n + looks for n, looks in apart], costs
+    assert [cost.total() for cost in costs] == [REQUESTS[catalog] + 4 * n for n in MOVES_ALL], costs
     rows = [(row.hour, row.decision) for row in Ledger(one.lake, one.job.stream.hours_table).history()]
     idle = [past_hour(ago + 1) for ago in range(IDLE, 0, -1)]
     assert rows[-2 * IDLE :] == [(hour, decision) for hour in idle for decision in ("sealed", "accepted")]

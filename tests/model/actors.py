@@ -31,7 +31,7 @@ from anabranch.protocol.ledger_row import Layer
 from anabranch.protocol.publish import Publish
 from anabranch.protocol.sealing import ResolvedState
 from anabranch.protocol.start_offsets import Log
-from anabranch.protocol.state import check_log_end, check_topic
+from anabranch.protocol.state import NOTHING_CONFIRMED, Confirmed, check_log_end, check_topic
 
 Step = tuple[str, World, "Actor"]
 # No decision of the model rests on when an operator spoke.
@@ -183,10 +183,13 @@ class Publisher(Actor):
     decided_by: Lake | None = None
     items: tuple[str, ...] = ()
     after: str = ""
-    confirmed: frozenset[str] = frozenset()
+    confirmed: Confirmed = NOTHING_CONFIRMED
+    complete: dead_letters.Complete | None = None
 
     # The steps whose decisions make a merge first where it is needed.
     nesting: ClassVar[tuple[str, ...]] = ()
+    # Whether it follows what the ledger states of dead letters, and states it there.
+    by_ledger: ClassVar[bool] = False
 
     def steps(self, world: World) -> list[Step]:
         steps: list[Step] = []
@@ -387,7 +390,7 @@ class Publisher(Actor):
     def reported(self, landed: bool) -> Publisher:
         """Itself once it knows what became of its publish."""
         own = replace(self, turn=None, over=None, beaten=0) if landed and not self.is_within else self
-        own = replace(own, confirmed=frozenset()) if landed else own
+        own = replace(own, confirmed=NOTHING_CONFIRMED) if landed else own
         if self.at == "swap":
             known = replace(own, lake=None)
             return replace(known, at=self.back, back="") if landed else replace(known, at="merge")
@@ -399,7 +402,7 @@ class Publisher(Actor):
         """What a commit is stamped with: this machine's clock."""
         return millis(world.kafka.now + self.skew)
 
-    # What follows a publish: the ledger's rows, then the dead letters
+    # What follows a publish: the ledger's rows, then the dead letters; of the batch layer the other way round
 
     def followed_by(self, then: Publisher) -> Publisher:
         """What its publish is followed by, and `then`."""
@@ -408,8 +411,10 @@ class Publisher(Actor):
     def should_recover(self, world: World) -> bool:
         """Whether something is named of which it has not seen that it is done."""
         state = world.lake.state
-        named = {row.decision_id for row in state.decisions} | {str(item["id"]) for item in state.dead_letters}
-        return world.lake.accounts and not named <= self.confirmed
+        if not world.lake.accounts:
+            return False
+        decisions = {row.decision_id for row in state.decisions}
+        return not (decisions <= self.confirmed.decisions and state.waiting_letters <= self.confirmed.letters)
 
     def finishing(self) -> Publisher:
         """Itself before it finishes what waits, by its own publish or another's, and goes on."""
@@ -418,25 +423,40 @@ class Publisher(Actor):
     def follow(self, world: World) -> Iterator[Step]:
         state = world.lake.state
         items = tuple(str(item["id"]) for item in state.dead_letters)
-        loaded = replace(self, at="record", seen=world.lake, items=items)
-        if state.decisions:
-            yield "loads what waits for the ledger", world, loaded
-        else:
+        loaded = replace(self, seen=world.lake, items=items)
+        if self.by_ledger and world.complete is not None and world.complete.covers(state):
+            known = replace(
+                loaded, at="record", items=(), confirmed=self.confirmed | Confirmed(letters=frozenset(items))
+            )
+            yield f"reads in the ledger that {items} are complete", world, known
+        elif self.by_ledger and dead_letters.may_lack(state):
             yield f"loads what waits: {items}", world, loaded.following_letters()
+        elif state.decisions:
+            yield "loads what waits for the ledger", world, replace(loaded, at="record")
+        else:
+            yield f"loads what waits: {items}", world, replace(loaded, at="record").following_letters()
 
     def record(self, world: World) -> Iterator[Step]:
         assert self.seen is not None
-        waiting = self.seen.state.decisions
-        after = world.record(waiting)
+        waiting = [row for row in self.seen.state.decisions if row.decision_id not in self.confirmed.decisions]
+        after = world.record(waiting, self.complete)
         ids = [row.decision_id for row in waiting]
-        done = replace(self, confirmed=self.confirmed | set(ids))
+        done = replace(self, confirmed=self.confirmed | Confirmed(frozenset(ids)))
         yield f"records {ids}", after, done.following_letters()
 
     def following_letters(self) -> Publisher:
         """Itself before the next of the dead letters that wait, or behind the last one."""
         if self.items:
             return replace(self, at="open_letters", letters=None, decided_by=None)
+        if self.by_ledger and self.at != "record":
+            return replace(self, at="look_for_lost", letters=None, decided_by=None)
         return replace(self, at=self.after, after="", seen=None, letters=None, decided_by=None)
+
+    def look_for_lost(self, world: World) -> Iterator[Step]:
+        assert self.seen is not None and world.letters is not None
+        state, lost = self.seen.state, dead_letters.plan_lost(world.letters.table, self.seen.state)
+        complete = self.complete if lost else dead_letters.Complete.of(state)
+        yield f"finds {lost} lost", world, replace(self, at="record", complete=complete)
 
     @property
     def item(self) -> Any:
@@ -445,7 +465,8 @@ class Publisher(Actor):
         return next(item for item in self.seen.state.dead_letters if item["id"] == self.items[0])
 
     def done_letters(self) -> Publisher:
-        done = replace(self, items=self.items[1:], confirmed=self.confirmed | {self.items[0]})
+        confirmed = self.confirmed | Confirmed(letters=frozenset(self.items[:1]))
+        done = replace(self, items=self.items[1:], confirmed=confirmed)
         return done.following_letters()
 
     def open_letters(self, world: World) -> Iterator[Step]:
@@ -850,12 +871,12 @@ class Retention(Publisher):
         return replace(self, at="idle", lake=None)
 
 
-def finished_ids(world: World, lake: Lake) -> frozenset[str]:
-    """The ids of decisions and dead letters that wait on a branch and are complete; of a world that does not follow
-    them, all."""
+def finished_ids(world: World, lake: Lake) -> Confirmed:
+    """The decisions and dead letters that wait on a branch and are complete; of a world that does not follow them,
+    all."""
     state = lake.state
     if world.letters is None:
-        return frozenset({row.decision_id for row in state.decisions} | {str(i["id"]) for i in state.dead_letters})
+        return Confirmed(frozenset(row.decision_id for row in state.decisions), state.waiting_letters)
     known = {row.decision_id for row in map(ledger_row, world.ledger)}
     done = {str(item["id"]) for item in state.dead_letters if dead_letters.is_done(world.letters.table, item)}
-    return frozenset(done | known)
+    return Confirmed(frozenset(known), frozenset(done))

@@ -468,6 +468,7 @@ class Batch(Publisher):
     joins: bool = False
 
     nesting: ClassVar[tuple[str, ...]] = ("verdict",)
+    by_ledger: ClassVar[bool] = True
 
     def kept(self) -> dict[str, Any]:
         return {
@@ -677,7 +678,7 @@ class Batch(Publisher):
         named, waiting = (
             {str(item["id"]) for item in lake.state.dead_letters} for lake in (self.lake or world.lake, world.lake)
         )
-        return bool(named & waiting - self.confirmed) and balance.has_missing(cut.ranges, given(world, cut))
+        return bool(named & waiting - self.confirmed.letters) and balance.has_missing(cut.ranges, given(world, cut))
 
     def discarding(self, world: World) -> World:
         return world.discard(self.staged).discard_letters(self.dead)

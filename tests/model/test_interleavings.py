@@ -419,6 +419,29 @@ SETTINGS = {
         before=(broker(*DEAD_AND_GOOD), Speed("before", at_most=2)),
         world={"accounts": True, "crashes": 1},
     ),
+    "dead letters that the ledger states as complete, and an idle hour": Setting(
+        (broker(("tick", 60), MALFORMED), Batch("batch"), Speed("speed")),
+        (
+            "batch reads in the ledger that ('accepts-",
+            "batch is killed at look_for_lost",
+            "batch decides to seal and accept",
+            "speed publishes the dead letters speed-",
+            "batch publishes the dead letters speed-",
+        ),
+        before=(broker(*DEAD_AND_GOOD), Speed("before", at_most=2), Batch("accepts")),
+        world={"accounts": True, "crashes": 1},
+    ),
+    "dead letters that the ledger states as complete, and a restatement": Setting(
+        (broker(("tick", 60)), Batch("batch", restates=1), Batch("rival")),
+        (
+            "rival reads in the ledger that ('accepts-1-dead', 'before-0-dead') are complete",
+            "rival publishes the dead letters batch-",
+            "rival reads in the ledger that ('accepts-1-dead', 'batch-2-dead') are complete",
+            "batch is refused with the dead letters",
+        ),
+        before=(broker(*DEAD_AND_GOOD), Speed("before", at_most=2), Batch("accepts")),
+        world={"accounts": True},
+    ),
     "dead letters that become rows, by two restatements at once": Setting(
         (broker(("widen",)), Batch("batch", restates=1), Batch("rival", restates=1)),
         (

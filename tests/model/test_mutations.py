@@ -58,7 +58,7 @@ from anabranch.protocol import (
 )
 from anabranch.protocol.expired import Expired
 from anabranch.protocol.publish import Publish
-from anabranch.protocol.state import POSITION, State
+from anabranch.protocol.state import POSITION, Confirmed, State
 from batch_layer import balance
 from batch_layer import plan as batch_plan
 from speed_layer import compaction_plan
@@ -257,9 +257,30 @@ def writing_all(real: Callable[..., Any]) -> Callable[..., Any]:
 
 def confirming_at_once(real: Callable[..., Commit]) -> Callable[..., Commit]:
     def to_commit(state: Any, planned: Publish, now: datetime) -> Commit:
-        return real(state, replace(planned, confirmed=frozenset(d.decision_id for d in state.decisions)), now)
+        return real(
+            state, replace(planned, confirmed=Confirmed(frozenset(d.decision_id for d in state.decisions))), now
+        )
 
     return to_commit
+
+
+def as_one(real: Callable[..., Confirmed]) -> Callable[..., Confirmed]:
+    def union(self: Confirmed, other: Confirmed) -> Confirmed:
+        ids = self.decisions | self.letters | other.decisions | other.letters
+        return Confirmed(ids, ids)
+
+    return union
+
+
+def by_content_alone(real: Callable[..., bool]) -> Callable[..., bool]:
+    return lambda complete, state: real(replace(complete, ids=complete.ids | state.waiting_letters), state)
+
+
+def by_recording(real: Callable[..., Any]) -> Callable[..., Any]:
+    def open_letters(self: Any, world: Any) -> Any:
+        return iter([("states what waits as complete", world, replace(self, at="look_for_lost", items=()))])
+
+    return open_letters
 
 
 def naming_no_letters(real: Callable[..., Publish]) -> Callable[..., Publish]:
@@ -534,6 +555,20 @@ MUTANTS = [
         publish, "to_commit", confirming_at_once, broker(RECORD), Speed("speed"), Batch("batch"),
         finds="is sealed, the ledger says so 0 times", name="decisions that wait until they are read back",
         before=(broker(*ONE_HOUR),), accounts=True,
+    ),
+    mutant(
+        Confirmed, "__or__", as_one, Batch("batch"), finds="no actor ever comes to rest",
+        name="the ids of decisions apart from those of dead letters", before=(broker(*ONE_HOUR),), accounts=True,
+    ),
+    mutant(
+        dead_letters.Complete, "covers", by_content_alone, broker(MALFORMED), Speed("speed"), Batch("batch"),
+        finds="states that dead letters are complete", name="the sets that the ledger states as complete",
+        before=(broker(MALFORMED, *ONE_HOUR), Speed("before", at_most=2), Batch("accepts")), accounts=True,
+    ),
+    mutant(
+        Publisher, "open_letters", by_recording, Batch("batch"), finds="states that dead letters are complete",
+        name="dead letters before the rows of the ledger that state them", before=(broker(MALFORMED, *ONE_HOUR),),
+        accounts=True,
     ),
     mutant(
         speed_plan, "plan_publish", naming_no_letters, broker(MALFORMED), Speed("speed"), finds="dead letters lack",

@@ -27,7 +27,7 @@ from anabranch.offsets.position import Position
 from anabranch.protocol import ledger
 from anabranch.protocol.ledger_row import Account, Diff, HourAccount, QualityResult
 from anabranch.protocol.publish import Decision, Publish, new_id, new_tag, run, to_commit
-from anabranch.protocol.state import Accepted, State
+from anabranch.protocol.state import Accepted, Confirmed, State
 from batch_layer.plan import Rebuilt, plan_publish
 
 PER_PARTITION = 1000
@@ -199,5 +199,5 @@ class ScaledStream:
         )  # fmt: skip
 
 
-def _waiting(state: State) -> frozenset[str]:
-    return frozenset(d.decision_id for d in state.decisions)
+def _waiting(state: State) -> Confirmed:
+    return Confirmed(frozenset(d.decision_id for d in state.decisions))

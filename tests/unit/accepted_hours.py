@@ -17,7 +17,7 @@ from anabranch.operations.erasure import run
 from anabranch.protocol import ledger
 from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.publisher import Publisher
-from anabranch.protocol.state import Accepted, accepted_properties
+from anabranch.protocol.state import Accepted, Confirmed, accepted_properties
 
 HOURS = [shift(FIRST, n) for n in range(4)]
 
@@ -70,7 +70,7 @@ def confirm(lake: StreamLake) -> None:
     state = lake.state()
     known = lake.ledger.record_waiting(state)
     changes = tuple(Change(b) for b in ("speed", "batch", "main"))
-    assert lake.publish(Publish(new_id(), changes, state.timeline, confirmed=known), state) is Outcome.LANDED
+    assert lake.publish(Publish(new_id(), changes, state.timeline, confirmed=Confirmed(known)), state) is Outcome.LANDED
 
 
 def expire(lake: StreamLake) -> None:

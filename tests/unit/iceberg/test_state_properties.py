@@ -47,6 +47,7 @@ from anabranch.protocol.state import (
     REMEMBERED_LOSSES,
     TIMELINE,
     Accepted,
+    Confirmed,
     accepted_properties,
     lost_entries,
 )
@@ -193,7 +194,7 @@ def test_dead_letters_in_many_files_leave_a_snapshot_small(long: StreamLake) -> 
     assert max(sizes(table).values()) <= ALLOWED
     forget_what_was_read()
     assert long.state().dead_letters == (letters,)
-    publish(long, confirmed=frozenset({"waits"}))
+    publish(long, confirmed=Confirmed(letters=frozenset({"waits"})))
     assert long.state().dead_letters == ()
 
 
@@ -279,7 +280,7 @@ def test_dead_letters_of_each_micro_batch_set_no_property(long: StreamLake) -> N
     before, waits = state_of(long.table()), frozenset[str]()
     for i in range(3):
         letters = {"id": f"{i}", "at": NOW.isoformat(), "layer": "speed", "paths": [f"{long.table().location()}/{i}"]}
-        publish(long, Position(TOPIC, offsets_at(i, 12)), dead_letters=(letters,), confirmed=waits)
+        publish(long, Position(TOPIC, offsets_at(i, 12)), dead_letters=(letters,), confirmed=Confirmed(letters=waits))
         waits = frozenset({f"{i}"})
         assert long.state().dead_letters == (letters,)
     assert state_of(long.table()) == before

@@ -35,7 +35,7 @@ from anabranch.operations.erasure import run as erasing
 from anabranch.protocol import override
 from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.publisher import Publisher
-from anabranch.protocol.state import Accepted
+from anabranch.protocol.state import Accepted, Confirmed
 
 
 @pytest.fixture
@@ -201,7 +201,9 @@ def test_an_hour_that_the_table_accepts_and_the_ledger_does_not(tmp_path: Path) 
     # It waits on the branch to be written, which says as much.
     assert sentences(one) == []
     timeline = one.state().timeline
-    confirmed = Publish(new_id(), _empty("batch", "main", "speed"), timeline, confirmed=frozenset({row.decision_id}))
+    confirmed = Publish(
+        new_id(), _empty("batch", "main", "speed"), timeline, confirmed=Confirmed(frozenset({row.decision_id}))
+    )
     assert one.publish(confirmed) is Outcome.LANDED
     assert sentences(one) == [
         f"hour {HOUR}: ledger: expected a row that accepts the hour, as on branch batch, found none (`anabranch apply` "

@@ -52,7 +52,7 @@ from anabranch.protocol.publish import Decision, Publish, new_id
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.restore_ledger import plan_rows, restore_ledger
 from anabranch.protocol.retention import Overdue, find_overdue, is_kept, plan_due, plan_ledger_start, require_kept
-from anabranch.protocol.state import Accepted, State, accepted_properties
+from anabranch.protocol.state import Accepted, Confirmed, State, accepted_properties
 from serving_layer.changes import poll
 from serving_layer.changes.token import Token
 from serving_layer.egress import undelivered_hours
@@ -234,7 +234,9 @@ def test_an_hour_stays_while_a_publish_of_it_is_incomplete() -> None:
     state = accepted_state(decisions=(row,), dead_letters=(item,))
     state = replace(state, accepted=state.accepted | accepted)
     assert set(H[:60]) - set(due_hours(state, LATER)) == {H[3], H[4], H[54], H[55]}
-    done = plan_due(state, timedelta(days=2), LATER, 1, {}, {"row", "letters"}).leaving
+    done = plan_due(
+        state, timedelta(days=2), LATER, 1, {}, Confirmed(frozenset({"row"}), frozenset({"letters"}))
+    ).leaving
     assert set(H[:60]) - set(done) == {H[54], H[55]}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from brokers import Broker
 from foreign_programs import expire_all
 from lakes import FIRST, StreamLake, new_lake, waiting
 
+from anabranch.common.errors import Terminal
 from anabranch.iceberg.commits import Change, Outcome
 from anabranch.iceberg.hour_files import files_of
 from anabranch.iceberg.snapshots import STAGED, Staged, find_staged, staged_snapshot
@@ -19,6 +21,7 @@ from anabranch.job import Job
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.protocol import dead_letters, ledger
 from anabranch.protocol.dead_letters import (
+    Complete,
     discard,
     lost_hours,
     remembered_ids,
@@ -26,11 +29,12 @@ from anabranch.protocol.dead_letters import (
     waiting_batch,
     waiting_speed,
 )
+from anabranch.protocol.ledger_row import HourAccount
 from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.publisher import Publisher
-from anabranch.protocol.state import DEAD_LETTERS, OVERRIDES, Accepted, State
+from anabranch.protocol.state import DEAD_LETTERS, OVERRIDES, Accepted, Confirmed, State
 from batch_layer import todo
-from batch_layer.plan import plan_acceptance_of_empty
+from batch_layer.plan import Rebuilt, plan_acceptance_of_empty, plan_publish
 from batch_layer.rebuild import RebuildRequest
 
 SECOND = shift(FIRST, 1)
@@ -91,9 +95,21 @@ def test_two_processes_that_roll_forward_at_once_publish_once(lake: StreamLake) 
 def test_a_confirmed_decision_waits_no_longer(lake: StreamLake) -> None:
     state = speed_said(lake, lake.stage_dead(D, "speed"))
     done = roll(lake, state)
-    publish = Publish(new_id(), (Change("speed"), Change("main")), state.timeline, confirmed=done)
+    publish = Publish(new_id(), (Change("speed"), Change("main")), state.timeline, confirmed=Confirmed(letters=done))
     assert lake.publish(publish) is Outcome.LANDED
     assert waiting(lake.state(), "speed", DEAD_LETTERS) == waiting(lake.state(), "main", DEAD_LETTERS) == []
+
+
+def test_a_decision_is_recorded_though_dead_letters_have_its_id(lake: StreamLake) -> None:
+    """The hazard: the job dies after the publish of an hour without dead letters, whose empty set has the id of the
+    decision; what recovers finds the set published and takes the decision for recorded."""
+    rows = lake.stage([(FIRST, 0, 0)])
+    letters = (waiting_batch(None, FIRST, 1, NOW, f"{rows.wap_id}-{FIRST}"),)
+    publish = plan_publish(lake.state(), [Rebuilt(FIRST, Accepted(1, CUT), rows, letters, HourAccount())], NOW)
+    assert lake.publish(publish) is Outcome.LANDED
+    assert {row.decision_id for row in lake.state().decisions} == {letters[0]["id"]}, "the hazard did not happen"
+    Publisher(lake.lake, lake.stream).recover()
+    assert [(row.hour, row.decision) for row in lake.ledger.history()] == [(FIRST, "accepted")]
 
 
 def test_an_accepted_hours_dead_letters_replace_those_of_the_speed_layer(lake: StreamLake) -> None:
@@ -181,7 +197,7 @@ def test_two_sets_that_wait_outlive_any_pause(lake: StreamLake, days: int) -> No
     age(lake, lake.stream.dead_letters_table, timedelta(days=2))
     publisher = Publisher(lake.lake, lake.stream)
     publisher.recover()
-    assert publisher.confirmed == {one.wap_id for one in staged}
+    assert publisher.confirmed.letters == {one.wap_id for one in staged}
     assert lake.dead("main") == lake.dead("speed") == D
     # Snapshots that no publish names are abandoned after a day, as before.
     assert find_staged(lake.lake.load(lake.stream.dead_letters_table), abandoned.wap_id) is None
@@ -302,7 +318,7 @@ def test_missing_files_of_the_speed_layer_block_no_publisher(
     for _ in range(3):
         publisher = Publisher(lake.lake, lake.stream)
         publisher.recover()
-        assert publisher.confirmed == {lost.wap_id, kept.wap_id}
+        assert publisher.confirmed.letters == {lost.wap_id, kept.wap_id}
     assert lake.dead("main") == lake.dead("speed") == [(FIRST, 0, 9)]
     [message] = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
     assert f"dead letters {lost.wap_id}" in message
@@ -338,12 +354,81 @@ def test_an_accepted_hour_that_lacks_files_is_to_be_restated(
     assert lake.dead("main") == lake.dead("batch") == D
 
 
+# What the ledger states as complete
+
+
+def accepted(lake: StreamLake, staged: Staged | None, revision: int = 1) -> State:
+    """What the batch layer publishes of an hour, with its decision; the job dies before anything follows."""
+    rows = lake.stage([(FIRST, 0, 0)])
+    letters = (waiting_batch(staged, FIRST, revision, NOW, f"{rows.wap_id}-{FIRST}"),)
+    rebuilt = Rebuilt(FIRST, Accepted(revision, CUT), rows, letters, HourAccount())
+    assert lake.publish(plan_publish(lake.state(), [rebuilt], NOW)) is Outcome.LANDED
+    return lake.state()
+
+
+def finish(lake: StreamLake) -> Publisher:
+    publisher = Publisher(lake.lake, lake.stream)
+    publisher.finish(lake.state(), by_ledger=True)
+    return publisher
+
+
+def test_dead_letters_that_the_ledger_states_as_complete_are_not_looked_for(lake: StreamLake) -> None:
+    state = accepted(lake, lake.stage_dead(D, "batch"))
+    finish(lake)
+    assert lake.dead("main") == D
+    lake.lake.catalog.drop_table(lake.stream.dead_letters_table)
+    publisher = finish(lake)
+    assert publisher.knows_complete(lake.state())
+    assert publisher.confirmed.letters == state.waiting_letters
+    with pytest.raises(Terminal):
+        publisher.recover()
+
+
+def test_what_the_ledger_does_not_state_is_published(lake: StreamLake) -> None:
+    accepted(lake, lake.stage_dead(D, "batch"))
+    finish(lake)
+    speed_said(lake, lake.stage_dead([(FIRST, 0, 9)], "speed"), NOW + timedelta(minutes=1))
+    assert not Publisher(lake.lake, lake.stream).knows_complete(lake.state())
+    finish(lake)
+    assert lake.dead("speed") == [(FIRST, 0, 9)]
+
+
+def test_another_publish_of_the_batch_layer_is_not_covered(lake: StreamLake) -> None:
+    accepted(lake, None)
+    stated = Complete.of(finish(lake).recover())
+    assert stated is not None and stated.covers(lake.state())
+    state = accepted(lake, None, revision=2)
+    assert not stated.covers(replace(state, dead_letters=())), "its dead letters may be lost"
+    made_again = replace(state, content={**state.content, "batch": ""}, dead_letters=())
+    assert not Complete("", frozenset()).covers(made_again)
+
+
+def test_lost_dead_letters_are_not_stated_as_complete(lake: StreamLake) -> None:
+    staged = lake.stage_dead(D, "batch")
+    accepted(lake, staged)
+    forget_staged(lake, staged)
+    delete(*(f.file_path for f in staged.files))
+    publisher = finish(lake)
+    assert publisher.ledger.complete() == ""
+    assert not publisher.knows_complete(lake.state())
+    assert lost_hours(lake.lake, lake.stream, lake.state()) == {FIRST: 1}
+
+
+def test_more_sets_than_a_snapshot_names_are_not_stated(lake: StreamLake) -> None:
+    state = lake.state()
+    items = tuple({"id": f"{i}"} for i in range(25))
+    assert Complete.of(replace(state, dead_letters=items)) is None
+    most = Complete.of(replace(state, dead_letters=items[1:]))
+    assert most is not None and Complete.from_json(most.to_json()) == most
+
+
 def test_for_hours_without_records_the_table_of_dead_letters_is_not_loaded(tmp_path: Path) -> None:
     lake = new_lake(tmp_path, timeline=Timeline(FIRST, SECOND, {0: 10}, sealed={FIRST: Cut("t", {0: (10, 10)})}))
     publish = plan_acceptance_of_empty(lake.state(), [FIRST], "empty", NOW)
     assert publish is not None and lake.publish(publish) is Outcome.LANDED
     lake.lake.catalog.drop_table(lake.stream.dead_letters_table)
     assert lost_hours(lake.lake, lake.stream, lake.state()) == {}
+    assert finish(lake).knows_complete(lake.state())
 
 
 def test_the_remaining_files_of_an_hour_are_published(tmp_path: Path) -> None:

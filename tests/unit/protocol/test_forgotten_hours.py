@@ -19,7 +19,7 @@ from anabranch.protocol import ledger, state
 from anabranch.protocol.dead_letters import is_due, roll_forward, waiting_batch
 from anabranch.protocol.ledger_row import HourAccount
 from anabranch.protocol.publish import Publish, new_id
-from anabranch.protocol.state import Accepted, State
+from anabranch.protocol.state import Accepted, Confirmed, State
 from batch_layer.build import Built
 from batch_layer.decoders import Decoding
 from batch_layer.plan import Rebuilt, acceptance_reason, plan_publish
@@ -76,8 +76,7 @@ def accept(
     state = lake.state()
     letters = (waiting_batch(staged, H[i], revision, NOW),)
     rebuilt = Rebuilt(H[i], Accepted(revision, CUTS[H[i]]), rows, letters, HourAccount(), reason)
-    confirmed = lake.ledger.record_waiting(state)
-    confirmed |= roll(lake)
+    confirmed = Confirmed(lake.ledger.record_waiting(state), roll(lake))
     publish = replace(plan_publish(state, [rebuilt], NOW), confirmed=confirmed)
     assert lake.publish(publish, state) is Outcome.LANDED
     lake.ledger.record_waiting(lake.state())
@@ -89,7 +88,7 @@ def roll(lake: StreamLake) -> frozenset[str]:
 
 def settle(lake: StreamLake) -> None:
     """A publish of a process that has seen all waiting decisions published."""
-    confirmed = lake.ledger.record_waiting(lake.state()) | roll(lake)
+    confirmed = Confirmed(lake.ledger.record_waiting(lake.state()), roll(lake))
     state = lake.state()
     changes = (Change("batch", properties=state_said(state)), Change("main"))
     assert lake.publish(Publish(new_id(), changes, state.timeline, confirmed=confirmed), state) is Outcome.LANDED

@@ -20,6 +20,7 @@ from anabranch.protocol import ledger
 from anabranch.protocol.ledger import Ledger
 from anabranch.protocol.ledger_row import Kind, LedgerRow, QualityResult
 from anabranch.protocol.publish import Publish, new_id
+from anabranch.protocol.state import Confirmed
 
 NOW = datetime(2026, 11, 21, 1, tzinfo=UTC)
 CUT = Cut("t", {0: (0, 10), 1: (3, 3)})
@@ -59,7 +60,7 @@ def test_a_row_lost_in_a_crash_is_restored_once_from_the_branchs_properties(lake
     assert confirmed == {row.decision_id}
     assert record(lake, *lake.state().decisions) == confirmed
     assert [r.decision_id for r in history(lake)] == [row.decision_id]
-    publish = Publish(new_id(), (Change("speed"),), timeline, confirmed=confirmed)
+    publish = Publish(new_id(), (Change("speed"),), timeline, confirmed=Confirmed(confirmed))
     assert lake.publish(publish) is Outcome.LANDED
     assert lake.state().decisions == ()
     assert record(lake) == frozenset()

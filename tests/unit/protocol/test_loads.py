@@ -20,7 +20,7 @@ from anabranch.offsets.hours import Cut, Timeline, hour_of
 from anabranch.protocol import dead_letters, ledger, publish, sealing
 from anabranch.protocol.publish import Landed, Publish, new_id
 from anabranch.protocol.publisher import Publisher
-from anabranch.protocol.state import State
+from anabranch.protocol.state import Confirmed, State
 
 NOW = datetime(2026, 11, 21, 1, tzinfo=UTC)
 
@@ -139,9 +139,9 @@ def test_an_hour_is_sealed_by_one_load_for_each_decision(tmp_path: Path) -> None
     # To ask Kafka, to decide, and to find that nothing is left.
     assert loads == {lake.name: 3, lake.stream.hours_table: 1}
     assert sealed.state == lake.state()
-    waiting = {d.decision_id for d in sealed.state.decisions}
-    assert publisher.confirmed == waiting
+    waiting = frozenset(d.decision_id for d in sealed.state.decisions)
+    assert publisher.confirmed == Confirmed(waiting)
     with counted() as loads:
         publisher.recover(sealed.state)
     assert not loads
-    assert publisher.confirmed == waiting
+    assert publisher.confirmed == Confirmed(waiting)

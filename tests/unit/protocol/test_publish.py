@@ -24,7 +24,7 @@ from anabranch.offsets.hours import Cut
 from anabranch.protocol import ledger, publish_queue
 from anabranch.protocol import publish as publish_module
 from anabranch.protocol.publish import Again, Decision, Publish, new_id, run, to_commit
-from anabranch.protocol.state import DECISIONS, POSITION, TURN, Accepted, load_state
+from anabranch.protocol.state import DECISIONS, POSITION, TURN, Accepted, Confirmed, load_state
 
 ROWS = [(FIRST, 0, o) for o in range(3)]
 MORE = [(FIRST, 0, o) for o in range(3, 5)]
@@ -381,7 +381,7 @@ def test_decisions_wait_on_the_branch_until_they_are_confirmed(lake: StreamLake)
     assert waiting(lake.state(), "speed", DECISIONS) == ["a", "b"]
     lake.move("speed")
     assert [row.decision_id for row in lake.state().decisions] == ["a", "b"]
-    publish = Publish(new_id(), (Change("speed"),), timeline, confirmed=frozenset({"a"}))
+    publish = Publish(new_id(), (Change("speed"),), timeline, confirmed=Confirmed(frozenset({"a"})))
     assert lake.publish(publish) is Outcome.LANDED
     assert [row.decision_id for row in lake.state().decisions] == ["b"]
 

@@ -53,7 +53,7 @@ from anabranch.protocol.merge import merge
 from anabranch.protocol.partials import digest_of
 from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.publisher import Publisher
-from anabranch.protocol.state import POSITION, TIMELINE, Accepted, State
+from anabranch.protocol.state import POSITION, TIMELINE, Accepted, Confirmed, State
 from batch_layer.plan import Rebuilt, plan_publish
 from serving_layer.reader import Reader
 from serving_layer.reader.selection import Selection
@@ -177,10 +177,10 @@ class Story:
         accepted = Accepted(self.revisions[hour], self.cuts[hour])
         built = Rebuilt(hour, accepted, self._stage(rows), (), HourAccount.from_dict(counts), None)
         state = self.one.state()
-        confirmed = frozenset(row.decision_id for row in state.decisions) if self.dice.random() < 0.5 else frozenset()
-        if confirmed:
+        ids = frozenset(row.decision_id for row in state.decisions) if self.dice.random() < 0.5 else frozenset()
+        if ids:
             self.one.ledger.record_waiting(state)
-        publish = replace(plan_publish(state, [built], datetime.now(UTC)), confirmed=confirmed)
+        publish = replace(plan_publish(state, [built], datetime.now(UTC)), confirmed=Confirmed(ids))
         assert self.one.publish(publish, state) is Outcome.LANDED
         if self.dice.random() < 0.7:
             self.one.ledger.record_waiting(self.one.state())
