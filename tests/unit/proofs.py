@@ -47,10 +47,10 @@ def job(one: StreamLake) -> Job:
     return Job(environment, one.stream, one.lake, KafkaAdapter(environment.kafka))
 
 
-def new_proof(folder: Path, **timeline: Any) -> StreamLake:
+def new_proof(folder: Path, name: str = "events", **timeline: Any) -> StreamLake:
     """A lake in which HOUR and NEXT are sealed, and nothing is read."""
     given = {"sealed": {HOUR: BEFORE, NEXT: CUT}} | timeline
-    return new_lake(folder, 2, Timeline(HOUR, shift(FIRST, 2), {0: 10, 1: 0}, **given))
+    return new_lake(folder, 2, Timeline(HOUR, shift(FIRST, 2), {0: 10, 1: 0}, **given), name=name)
 
 
 def read(one: StreamLake, rows: Iterable[dict[str, Any]], offsets: dict[int, int]) -> None:
@@ -64,9 +64,7 @@ def accept(
 ) -> None:  # fmt: skip
     """The batch layer publishes an hour, its dead letters, and its row of the ledger."""
     rows = list(rows)
-    publish = one.accept(
-        stage_rows(one, rows) if rows else Staged(new_id(), 0, None, ()), hour, Accepted(revision, cut)
-    )
+    publish = one.accept(stage_rows(one, rows), hour, Accepted(revision, cut))
     assert one.publish(publish) is Outcome.LANDED
     letters = [(hour, p, o) for p, o in dead]
     if letters:

@@ -70,7 +70,7 @@ class Project:
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
     """HOUR is accepted with 4 rows, NEXT is sealed and read by the speed layer with 6, the open hour has one."""
-    one = new_proof(tmp_path / "lake")
+    one = new_proof(tmp_path / "lake", name="game_events")
     read(one, [event(0, o, HOUR) for o in range(4)], {0: 4})
     accept(one, HOUR, BEFORE, [event(0, o, HOUR) for o in range(4)])
     read(one, [event(0, o) for o in range(4, 10)], {0: 10})
@@ -85,7 +85,8 @@ def project(tmp_path: Path) -> Project:
             },
         },
         "streams/game_events.yaml": {
-            "topic": "events", "table": one.name, "format": "json", "key": "id", "schema": "id STRING NOT NULL, n INT",
+            "topic": one.stream.topic, "table": one.name, "format": "json", "key": "id",
+            "schema": "id STRING NOT NULL, n INT",
         },
     }  # fmt: skip
     (one.folder / "streams").mkdir()
