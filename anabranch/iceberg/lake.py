@@ -396,10 +396,10 @@ class Lake:
         delete_old_metadata(table, landed)
         return True
 
-    def append(self, name: str, rows: Callable[[Table], pa.Table | None], complete: str = "") -> Table:
+    def append(self, name: str, rows: Callable[[Table], pa.Table | None], complete_letters: str = "") -> Table:
         """Append to a plain table (the ledger); returns it with the new rows. `rows` gets the table
         that the commit requires, whose next sequence number it will have, and is called again when
-        another process was first; it returns None for nothing to append. `complete`: as
+        another process was first; it returns None for nothing to append. `complete_letters`: as
         `ledger_files.append`. Raises Transient when ten attempts are refused.
         """
         for _ in range(10):
@@ -412,7 +412,7 @@ class Lake:
             self.clock.now(table.metadata.last_updated_ms)
             commit_id = uuid.uuid4().hex
             with lake_errors(f"write rows of {name}"):
-                updates = ledger_files.append(table, new_rows, commit_id, complete)
+                updates = ledger_files.append(table, new_rows, commit_id, complete_letters)
             reach(Step.LEDGER_PREPARED)
             try:
                 landed = self.catalog.commit_table(table, _require_main(table), updates)

@@ -234,13 +234,13 @@ def has_many(table: Table) -> bool:
     return snapshot is not None and _number(snapshot, "total-data-files") - _number(snapshot, MERGED) >= MANY_APPENDS
 
 
-def append(table: Table, rows: pa.Table, commit_id: str, complete: str = "") -> tuple[TableUpdate, ...]:
+def append(table: Table, rows: pa.Table, commit_id: str, complete_letters: str = "") -> tuple[TableUpdate, ...]:
     """Write a file of `rows`; returns the updates of the commit that appends it, and that states which dead letters are
-    `complete`. Raises OSError."""
+    complete, for `complete_letters` to read. Raises OSError."""
     # Tables of egress have rows without decisions.
     is_named = "decision_id" in rows.column_names and rows.num_rows <= _NAMED
     named = {RECORDED: json.dumps(rows["decision_id"].to_pylist())} if is_named else {}
-    stated = {COMPLETE: complete} if complete else {}
+    stated = {COMPLETE: complete_letters} if complete_letters else {}
     return _commit(table, _properties(table, commit_id) | named | stated, (), _write(table, rows))
 
 
@@ -263,7 +263,7 @@ def newest_ids(table: Table) -> tuple[frozenset[str], datetime]:
     return frozenset(ids), since
 
 
-def complete(table: Table) -> str:
+def complete_letters(table: Table) -> str:
     """What the newest snapshot states of dead letters; empty for nothing. Pure."""
     snapshot = table.current_snapshot()
     summary = snapshot.summary if snapshot is not None else None
@@ -275,7 +275,7 @@ def _properties(table: Table, commit_id: str, merged: int | None = None) -> dict
     snapshot = table.current_snapshot()
     if merged is None:
         merged = _number(snapshot, MERGED) if snapshot is not None else 0
-    kept = {COMPLETE: complete(table), MERGED: str(merged or "")}
+    kept = {COMPLETE: complete_letters(table), MERGED: str(merged or "")}
     return {PUBLISH_ID: commit_id} | {name: value for name, value in kept.items() if value}
 
 

@@ -30,7 +30,7 @@ from anabranch.iceberg.ledger_files import (
     FIRST_HOUR,
     PerFile,
     Span,
-    complete,
+    complete_letters,
     has_many,
     newest_ids,
     read,
@@ -169,39 +169,43 @@ class Ledger:
 
     def __init__(self, lake: Lake, name: str) -> None:
         self._lake, self._name = lake, name
-        self._complete: str | None = None
+        self._complete_letters: str | None = None
 
     @property
     def name(self) -> str:
         return self._name
 
     def record_waiting(
-        self, state: State, confirmed: frozenset[str] = frozenset(), complete: str = ""
+        self, state: State, confirmed: frozenset[str] = frozenset(), complete_letters: str = ""
     ) -> frozenset[str]:
         """Write the decisions that wait on the branches, each with the snapshot of its publish.
 
         Returns the ids that the ledger contains; those `confirmed` were read back before. An append states which dead
-        letters are `complete`.
+        letters are complete: `complete_letters`.
         """
         waiting = [row for row in state.decisions if row.decision_id not in confirmed]
         made = snapshots_by_commit(state.table) if waiting else {}
-        written = self.record([replace(row, snapshot_id=made.get(row.publish or "")) for row in waiting], complete)
+        written = self.record(
+            [replace(row, snapshot_id=made.get(row.publish or "")) for row in waiting], complete_letters
+        )
         return confirmed | written
 
-    def record(self, waiting: Iterable[LedgerRow], complete: str = "") -> frozenset[str]:
+    def record(self, waiting: Iterable[LedgerRow], complete_letters: str = "") -> frozenset[str]:
         """Write the decisions that the ledger does not contain yet; returns the ids that were read back from it.
 
         A writer that finds very many files afterwards compacts some of them.
         """
         wanted = sorted({row.decision_id: row for row in waiting}.values(), key=attrgetter("hour"))
         parts = [wanted[i : i + _AT_ONCE] for i in range(0, len(wanted), _AT_ONCE)]
-        return frozenset[str]().union(*(self._record({r.decision_id: r for r in part}, complete) for part in parts))
+        return frozenset[str]().union(
+            *(self._record({r.decision_id: r for r in part}, complete_letters) for part in parts)
+        )
 
-    def complete(self) -> str:
+    def complete_letters(self) -> str:
         """What the ledger states of dead letters, as this object read it last; empty for nothing. Raises Transient."""
-        if self._complete is None:
-            self._complete = complete(self._lake.load(self._name))
-        return self._complete
+        if self._complete_letters is None:
+            self._complete_letters = complete_letters(self._lake.load(self._name))
+        return self._complete_letters
 
     def _record(self, wanted: Mapping[str, LedgerRow], stated: str) -> frozenset[str]:
         known: set[str] = set()
@@ -215,7 +219,7 @@ class Ledger:
             return _to_arrow(rows, table.metadata.next_sequence_number()) if rows else None
 
         table = self._lake.append(self._name, missing, stated)
-        self._complete = complete(table)
+        self._complete_letters = complete_letters(table)
         recorded = frozenset(wanted if known >= set(wanted) else _known(table, wanted))
         if has_many(table):
             try:

@@ -113,7 +113,7 @@ class Publisher:
         ledger states. Raises Transient."""
         if not dead_letters.may_lack(state):
             return True
-        stated = self.ledger.complete()
+        stated = self.ledger.complete_letters()
         known = [self._complete, Complete.from_json(stated) if stated else None]
         if not any(complete is not None and complete.covers(state) for complete in known):
             return False

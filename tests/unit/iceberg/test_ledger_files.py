@@ -330,11 +330,11 @@ def test_later_snapshots_repeat_what_is_stated_of_dead_letters(lake: StreamLake)
     assert merge(lake) is MergeStep.LANDED
     append(100)
     assert lake.lake.expire_files(lake.stream.hours_table, at(50)) is MergeStep.LANDED
-    assert ledger_files.complete(loaded(lake)) == "first"
+    assert ledger_files.complete_letters(loaded(lake)) == "first"
     append(101, "second")
-    assert ledger_files.complete(loaded(lake)) == "second"
+    assert ledger_files.complete_letters(loaded(lake)) == "second"
     append_as_before(lake, sealed(at(102)))
-    assert ledger_files.complete(loaded(lake)) == "", "another version states nothing"
+    assert ledger_files.complete_letters(loaded(lake)) == "", "another version states nothing"
 
 
 def test_an_append_that_follows_a_merge_is_retried(many: StreamLake) -> None:

@@ -409,7 +409,7 @@ def test_lost_dead_letters_are_not_stated_as_complete(lake: StreamLake) -> None:
     forget_staged(lake, staged)
     delete(*(f.file_path for f in staged.files))
     publisher = finish(lake)
-    assert publisher.ledger.complete() == ""
+    assert publisher.ledger.complete_letters() == ""
     assert not publisher.knows_complete(lake.state())
     assert lost_hours(lake.lake, lake.stream, lake.state()) == {FIRST: 1}
 
