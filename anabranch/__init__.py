@@ -1,7 +1,8 @@
 """Anabranch: Kafka to one exact Iceberg table through two arms.
 
-`anabranch.open("game_events")` reads a stream's table from Python, and `anabranch.open(group="small", hour=...)` all
-tables of a group as of one hour (`serving_layer.reader.opening.open_tables`).
+`anabranch.open("game_events")` reads a stream's table from Python, and
+`anabranch.open(group="small", hour=...)` all tables of a group as of one hour
+(`serving_layer.reader.opening.open_tables`).
 """
 
 from __future__ import annotations

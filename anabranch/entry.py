@@ -1,4 +1,5 @@
-"""The command `anabranch`: where its process begins. Imports nothing that an installation may lack."""
+"""The command `anabranch`: where its process begins. Imports nothing that an installation may
+lack."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ import traceback
 
 
 def main() -> None:
-    """Run the command. What cannot be imported ends it with exit code 70: Python's own would be 1, *refused*."""
+    """Run the command. What cannot be imported ends it with exit code 70: Python's own would be 1,
+    *refused*."""
     try:
         from anabranch import cli
     except ImportError:

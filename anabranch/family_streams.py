@@ -1,7 +1,8 @@
-"""The streams of families: those of the topics that Kafka lists, and of the tables that the catalog has.
+"""The streams of families: those of the topics that Kafka lists, and of the tables that the catalog
+has.
 
-A member whose topic is gone stays a stream: its table names the stream and the topic (`anabranch.stream`). So do all
-members while Kafka does not answer.
+A member whose topic is gone stays a stream: its table names the stream and the topic
+(`anabranch.stream`). So do all members while Kafka does not answer.
 """
 
 from __future__ import annotations
@@ -35,12 +36,15 @@ _BESIDE = ("_dead_letters", "_hours", "_egress")
 class FamilyStreams:
     """The streams of a configuration folder's families, as files and topics are by now.
 
-    A topic that appears becomes a member within `POLL_S`. A member stays while its family's file matches its topic. A
-    Kafka or catalog that does not answer changes nothing: the error is logged, and `unanswered` has it. Nor does a
-    family's file that is wrong or empty for the moment: its members are those of the file as it was.
+    A topic that appears becomes a member within `POLL_S`. A member stays while its family's file
+    matches its topic. A Kafka or catalog that does not answer changes nothing: the error is logged,
+    and `unanswered` has it. Nor does a family's file that is wrong or empty for the moment: its
+    members are those of the file as it was.
     """
 
-    def __init__(self, environment: Environment, conf: str | Path | None = None, every: float = POLL_S) -> None:
+    def __init__(
+        self, environment: Environment, conf: str | Path | None = None, every: float = POLL_S
+    ) -> None:
         self._conf, self._every = conf, every
         self._kafka, self._lake = KafkaAdapter(environment.kafka), Lake(environment)
         self._lock = threading.Lock()
@@ -57,8 +61,8 @@ class FamilyStreams:
         """By family: the error of its file."""
 
     def members(self) -> Members:
-        """By name: each member. The first call waits for Kafka and the catalog, `WAIT_S` at most; later ones never
-        wait, and begin to read again when `every` seconds have passed."""
+        """By name: each member. The first call waits for Kafka and the catalog, `WAIT_S` at most;
+        later ones never wait, and begin to read again when `every` seconds have passed."""
         with self._lock:
             if not (config.family_names(self._conf) or self._emptied()):
                 self.broken, self.unanswered = {}, []
@@ -73,8 +77,11 @@ class FamilyStreams:
                 self._end(self._reading)
             return self._members
 
-    def select(self, names: Collection[str] = (), group: str | None = None, every: bool = False) -> Selected:
-        """The streams that are selected, those of families among them; see `config.select_streams`."""
+    def select(
+        self, names: Collection[str] = (), group: str | None = None, every: bool = False
+    ) -> Selected:
+        """The streams that are selected, those of families among them; see
+        `config.select_streams`."""
         return config.select_streams(self._conf, names, group, every, self.members)
 
     @property
@@ -108,9 +115,13 @@ class FamilyStreams:
         if not unanswered and read_at == self._read_at:
             return True
         read = config.load_families(self._conf) | emptied
-        self.broken = {n: error for n, error in read.items() if isinstance(error, ConfigurationError)}
+        self.broken = {
+            n: error for n, error in read.items() if isinstance(error, ConfigurationError)
+        }
         kept = {name: family for name, family in self._families.items() if name in self.broken}
-        self._families = kept | {name: family for name, family in read.items() if isinstance(family, Family)}
+        self._families = kept | {
+            name: family for name, family in read.items() if isinstance(family, Family)
+        }
         families = [self._families[name] for name in read if name in self._families]
         streams = config.loaded(config.select_streams(self._conf, own)) if own else []
         found = config.expand(families, self._topics or (), streams, self._known)
@@ -133,7 +144,8 @@ class FamilyStreams:
         return True
 
     def _emptied(self) -> dict[str, ConfigurationError]:
-        """By family: the error of its file, where that is still there and no family's any more, nor a stream's."""
+        """By family: the error of its file, where that is still there and no family's any more, nor
+        a stream's."""
         own = set(config.stream_names(self._conf))
         errors = {}
         for name in self._families.keys() & own:
@@ -146,7 +158,9 @@ class FamilyStreams:
     def _list_topics(self) -> frozenset[str] | AnabranchError:
         """The cluster's topics. A call that hangs continues, and is not made a second time."""
         if self._listing is None:
-            self._listing = TimedRead("the topics of families", self._kafka.topic_names, KAFKA_S, "list")
+            self._listing = TimedRead(
+                "the topics of families", self._kafka.topic_names, KAFKA_S, "list"
+            )
         topics = self._listing.facts()
         if self._listing.has_ended:
             self._listing = None
@@ -164,16 +178,27 @@ class FamilyStreams:
                 LOG.warning("family %s: no stream topic=%s error=%s", family, topic, member.found)
             elif member.is_gone:
                 LOG.warning(
-                    "family %s: topic is gone, its stream and tables stay topic=%s stream=%s", family, topic, name
+                    "family %s: topic is gone, its stream and tables stay topic=%s stream=%s",
+                    family,
+                    topic,
+                    name,
                 )
             elif name not in self._known:
-                LOG.info("family %s: new stream topic=%s stream=%s table=%s", family, topic, name, member.found.table)
+                LOG.info(
+                    "family %s: new stream topic=%s stream=%s table=%s",
+                    family,
+                    topic,
+                    name,
+                    member.found.table,
+                )
 
 
-def read_known(lake: Lake, families: Iterable[Family], tables: Collection[str]) -> tuple[dict[str, str], Members]:
-    """By stream: the topic of each member that has a table in the catalog, other than these tables; and by table, a
-    member with the error of each that may be one and cannot be read. Raises Terminal, Transient when the catalog or the
-    store does not answer."""
+def read_known(
+    lake: Lake, families: Iterable[Family], tables: Collection[str]
+) -> tuple[dict[str, str], Members]:
+    """By stream: the topic of each member that has a table in the catalog, other than these tables;
+    and by table, a member with the error of each that may be one and cannot be read. Raises
+    Terminal, Transient when the catalog or the store does not answer."""
     known: dict[str, str] = {}
     unread: dict[str, FamilyMember] = {}
     for family in families:
@@ -184,11 +209,17 @@ def read_known(lake: Lake, families: Iterable[Family], tables: Collection[str]) 
             try:
                 table = lake.find(name)
             except (Terminal, Unexplained) as error:
-                said = f"{family.file.path}: table {name} may be of a stream of this family: {error}"
+                said = (
+                    f"{family.file.path}: table {name} may be of a stream of this family: {error}"
+                )
                 unread[name] = FamilyMember(family.name, family.group, "", ConfigurationError(said))
                 continue
             owner = read_owner(table) if table is not None else None
-            if owner is not None and family.matches(owner.topic) and family.stream_name(owner.topic) == owner.stream:
+            if (
+                owner is not None
+                and family.matches(owner.topic)
+                and family.stream_name(owner.topic) == owner.stream
+            ):
                 known[owner.stream] = owner.topic
     return known, unread
 
@@ -199,20 +230,27 @@ def _is_beside(table: str, names: Collection[str]) -> bool:
 
 
 def members_with_tables(environment: Environment, conf: str | Path | None = None) -> Members:
-    """By name: each member that has a table, by the catalog alone, for programs that do not need the topics; and by
-    table, each that may have a member and cannot be read. Raises Terminal, Transient."""
-    families = [family for family in config.load_families(conf).values() if isinstance(family, Family)]
+    """By name: each member that has a table, by the catalog alone, for programs that do not need
+    the topics; and by table, each that may have a member and cannot be read. Raises Terminal,
+    Transient."""
+    families = [
+        family for family in config.load_families(conf).values() if isinstance(family, Family)
+    ]
     if not families:
         return {}
     own = config.stream_names(conf)
     streams = config.loaded(config.select_streams(conf, own)) if own else []
-    known, unread = read_known(Lake(environment), families, {table for stream in streams for table in stream.tables})
+    known, unread = read_known(
+        Lake(environment), families, {table for stream in streams for table in stream.tables}
+    )
     for member in unread.values():
         LOG.warning("family %s: %s", member.family, member.found)
     return {**config.expand(families, known.values(), streams, known), **unread}
 
 
-def streams_with_tables(environment: Environment, conf: str | Path | None = None) -> dict[str, Stream]:
+def streams_with_tables(
+    environment: Environment, conf: str | Path | None = None
+) -> dict[str, Stream]:
     """By name: each stream of a family that has a table; as `members_with_tables`."""
     return {stream.name: stream for stream in _streams(members_with_tables(environment, conf))}
 
@@ -237,8 +275,8 @@ def select_streams(
 ) -> Selected:
     """The streams that are selected, those of families among them; see `config.select_streams`.
 
-    Where Kafka or the catalog does not answer, a family may have streams that are not known. The error is added to
-    `unanswered`; without it, it is raised: Transient.
+    Where Kafka or the catalog does not answer, a family may have streams that are not known. The
+    error is added to `unanswered`; without it, it is raised: Transient.
     """
     families = FamilyStreams(environment, conf)
     try:

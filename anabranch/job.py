@@ -27,8 +27,8 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Job:
-    """A job's stream and its connections. Nothing is opened before it is used. `creates_tables`: the speed layer
-    creates the stream's tables, because a family has it so."""
+    """A job's stream and its connections. Nothing is opened before it is used. `creates_tables`:
+    the speed layer creates the stream's tables, because a family has it so."""
 
     environment: config.Environment
     stream: config.Stream
@@ -45,10 +45,16 @@ class Job:
         catalog: Lake | None = None,
         kafka: KafkaAdapter | None = None,
     ) -> Job:
-        """The job of a stream, with the columns of its table where its file has none, and connections of its own, or
-        these. Raises ConfigurationError, and Transient for a stream whose columns are in its table."""
+        """The job of a stream, with the columns of its table where its file has none, and
+        connections of its own, or these. Raises ConfigurationError, and Transient for a stream
+        whose columns are in its table."""
         lake = open_lake(environment, stream, shared=catalog)
-        return cls(environment, with_table_columns(stream, lake), lake, kafka or KafkaAdapter(environment.kafka))
+        return cls(
+            environment,
+            with_table_columns(stream, lake),
+            lake,
+            kafka or KafkaAdapter(environment.kafka),
+        )
 
     @property
     def ledger(self) -> Ledger:
@@ -56,10 +62,13 @@ class Job:
 
 
 def groups_of(groups: Mapping[str, str | None]) -> dict[str, list[str]]:
-    """By group, sorted: the names of its streams, from each stream's group. A stream whose group cannot be read counts
-    for every group. Pure."""
+    """By group, sorted: the names of its streams, from each stream's group. A stream whose group
+    cannot be read counts for every group. Pure."""
     named = sorted({group for group in groups.values() if group not in (None, config.UNREADABLE)})
-    return {group: [name for name, of in groups.items() if of in (group, config.UNREADABLE)] for group in named}
+    return {
+        group: [name for name, of in groups.items() if of in (group, config.UNREADABLE)]
+        for group in named
+    }
 
 
 def open_job(stream: str, conf: str | None) -> Job:
@@ -71,9 +80,10 @@ def open_job(stream: str, conf: str | None) -> Job:
 def open_jobs(
     conf: str | None, names: Sequence[str] | None, group: str | None, every: bool
 ) -> tuple[config.Environment, list[Job], dict[str, AnabranchError]]:
-    """The environment and the jobs of the selected streams, which share one client of the catalog; and by stream what
-    is wrong with its file, or why its columns are unknown. Streams of families are those that have tables. Raises
-    ConfigurationError as `config.select_streams`, and with families Transient."""
+    """The environment and the jobs of the selected streams, which share one client of the catalog;
+    and by stream what is wrong with its file, or why its columns are unknown. Streams of families
+    are those that have tables. Raises ConfigurationError as `config.select_streams`, and with
+    families Transient."""
     environment = config.load_environment(conf)
     members = partial(family_streams.members_with_tables, environment, conf)
     selected = config.select_streams(conf, names or (), group, every, members)
@@ -88,15 +98,16 @@ def open_jobs(
 
 
 class FollowedJob:
-    """A stream's job, whose columns follow its subject in the schema registry (`schema: registry`)."""
+    """A stream's job, whose columns follow its subject in the schema registry (`schema:
+    registry`)."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
         self._columns = ColumnsFollower(SubjectReader(job.environment).read)
 
     def current(self) -> Job:
-        """The job with the columns that its table has by now; the same one for as long as they do not change. The first
-        call waits for the registry and the catalog."""
+        """The job with the columns that its table has by now; the same one for as long as they do
+        not change. The first call waits for the registry and the catalog."""
         name, file = self._job.stream.name, self._job.stream.without_columns()
         found = self._columns.follow({name: (file, self._job.lake)})[name]
         if isinstance(found, Stream) and found.columns != self._job.stream.columns:
@@ -105,14 +116,15 @@ class FollowedJob:
 
 
 class StreamFolder:
-    """The jobs of a configuration folder's streams, of those that are named, or of a group: as their files are by now,
-    and of families as Kafka's topics are.
+    """The jobs of a configuration folder's streams, of those that are named, or of a group: as
+    their files are by now, and of families as Kafka's topics are.
 
-    Streams with `schema: registry` have the columns of their tables, which with `takes_up` follow their subjects. The
-    environment is the one of the start, and they share one client of its catalog. Of two files with one table, the
-    stream that runs already, else the first one by name, keeps it, and the other has the error. Raises
-    ConfigurationError, at the start alone, for a file that is wrong (unless `strict` is false), and for a group without
-    streams. A topic of a family that cannot be a stream is logged.
+    Streams with `schema: registry` have the columns of their tables, which with `takes_up` follow
+    their subjects. The environment is the one of the start, and they share one client of its
+    catalog. Of two files with one table, the stream that runs already, else the first one by name,
+    keeps it, and the other has the error. Raises ConfigurationError, at the start alone, for a file
+    that is wrong (unless `strict` is false), and for a group without streams. A topic of a family
+    that cannot be a stream is logged.
     """
 
     def __init__(
@@ -135,8 +147,8 @@ class StreamFolder:
         self._read: dict[str, tuple[object, Stream | ConfigurationError, Lake | None]] = {}
         self._jobs: dict[str, Job] = {}
         self.groups: dict[str, str | None] = {}
-        """By stream, the group that it has by the last `jobs`: also of one whose file is wrong, UNREADABLE where the
-        file cannot be read and could not before."""
+        """By stream, the group that it has by the last `jobs`: also of one whose file is wrong,
+        UNREADABLE where the file cannot be read and could not before."""
         self._seen: set[str] = set()
         self._shared: dict[str, ConfigurationError] = {}
         if group is not None:
@@ -153,9 +165,9 @@ class StreamFolder:
         return self._environment
 
     def jobs(self) -> dict[str, Job | AnabranchError]:
-        """By stream: its job, the same one for as long as its file and its columns do not change; or what is wrong with
-        the file, or why its columns are unknown. A stream that was here before and whose file is gone, or that no
-        family has any more, is not here."""
+        """By stream: its job, the same one for as long as its file and its columns do not change;
+        or what is wrong with the file, or why its columns are unknown. A stream that was here
+        before and whose file is gone, or that no family has any more, is not here."""
         has_own_files = bool(self._named) and {*self._named} <= {*config.stream_names(self._conf)}
         members = {} if has_own_files else self._families.members()
         names = (
@@ -168,7 +180,11 @@ class StreamFolder:
         )
         self._read = {name: self._current(name, members.get(name)) for name in names}
         self._shared = self._find_shared(members)
-        files = {n: (s, lake) for n, (_, s, lake) in self._read.items() if isinstance(s, Stream) and lake is not None}
+        files = {
+            n: (s, lake)
+            for n, (_, s, lake) in self._read.items()
+            if isinstance(s, Stream) and lake is not None
+        }
         streams = {**self._columns.follow(files), **self._shared}
         found: dict[str, Job | AnabranchError] = {}
         for name, (_, own, lake) in self._read.items():
@@ -182,33 +198,57 @@ class StreamFolder:
         self._seen |= self._jobs.keys()
         if not self._named:
             found |= self._families.broken
-        self.groups = {name: self._group_of(name, one, members.get(name)) for name, one in found.items()}
+        self.groups = {
+            name: self._group_of(name, one, members.get(name)) for name, one in found.items()
+        }
         if self._group is None:
             return found
-        return {name: one for name, one in found.items() if self.groups[name] in (self._group, config.UNREADABLE)}
+        return {
+            name: one
+            for name, one in found.items()
+            if self.groups[name] in (self._group, config.UNREADABLE)
+        }
 
     def _is_gone(self, name: str, members: Members) -> bool:
-        """Whether a named stream that there was is none any more. While Kafka or the catalog does not answer, a family
-        may have it."""
+        """Whether a named stream that there was is none any more. While Kafka or the catalog does
+        not answer, a family may have it."""
         has_file = config.stream_file_stamp(name, self._conf) is not None
-        return name in self._seen and not has_file and name not in members and not self._families.unanswered
+        return (
+            name in self._seen
+            and not has_file
+            and name not in members
+            and not self._families.unanswered
+        )
 
     def _find_shared(self, members: Members) -> dict[str, ConfigurationError]:
         """By stream: an error for each whose file names a table of another one's."""
-        own = [s for name, (_, s, _) in self._read.items() if name not in members and isinstance(s, Stream)]
-        shared = config.shared_tables_of(sorted(own, key=lambda s: s.name not in self._jobs), self._conf)
+        own = [
+            s
+            for name, (_, s, _) in self._read.items()
+            if name not in members and isinstance(s, Stream)
+        ]
+        shared = config.shared_tables_of(
+            sorted(own, key=lambda s: s.name not in self._jobs), self._conf
+        )
         for name in shared.keys() - self._shared.keys():
             LOG.warning("stream %s: file ignored: %s", name, shared[name])
         return shared
 
     def _job(self, stream: Stream, lake: Lake, creates: bool) -> Job:
         known = self._jobs.get(stream.name)
-        if known is not None and (known.stream, known.lake, known.creates_tables) == (stream, lake, creates):
+        if known is not None and (known.stream, known.lake, known.creates_tables) == (
+            stream,
+            lake,
+            creates,
+        ):
             return known
         return Job(self._environment, stream, lake, KafkaAdapter(self._environment.kafka), creates)
 
-    def _group_of(self, name: str, found: Job | AnabranchError, member: FamilyMember | None) -> str | None:
-        """A stream's group; of one whose file cannot be read now, the group that it had, or UNREADABLE."""
+    def _group_of(
+        self, name: str, found: Job | AnabranchError, member: FamilyMember | None
+    ) -> str | None:
+        """A stream's group; of one whose file cannot be read now, the group that it had, or
+        UNREADABLE."""
         if isinstance(found, Job):
             return found.stream.group
         group = member.group if member is not None else config.group_in_file(name, self._conf)
@@ -219,7 +259,11 @@ class StreamFolder:
     ) -> tuple[object, Stream | ConfigurationError, Lake | None]:
         """A stamp of the stream's file, the stream by its file, and its catalog."""
         known = self._read.get(name)
-        stamp = config.stream_file_stamp(name, self._conf) if member is None else (member.found, member.creates)
+        stamp = (
+            config.stream_file_stamp(name, self._conf)
+            if member is None
+            else (member.found, member.creates)
+        )
         if known is not None and known[0] == stamp:
             return known
         try:
@@ -243,17 +287,24 @@ def parser(description: str) -> argparse.ArgumentParser:
     chosen = arguments.add_mutually_exclusive_group(required=True)
     chosen.add_argument("--stream", action="append", help="a stream's name, once for each stream")
     chosen.add_argument("--group", help="every stream whose file has `group: NAME`")
-    chosen.add_argument("--all", action="store_true", help="every stream of the configuration folder")
-    arguments.add_argument("--conf", default=None, help="the configuration folder (default: ANABRANCH_CONF, else conf)")
-    arguments.add_argument("--output", choices=("text", "json"), default="text", help="how to print and log")
+    chosen.add_argument(
+        "--all", action="store_true", help="every stream of the configuration folder"
+    )
+    arguments.add_argument(
+        "--conf", default=None, help="the configuration folder (default: ANABRANCH_CONF, else conf)"
+    )
+    arguments.add_argument(
+        "--output", choices=("text", "json"), default="text", help="how to print and log"
+    )
     return arguments
 
 
 def main(run: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> None:
-    """Run a job and end the process with its exit code; an error of ours is one line, not a traceback.
+    """Run a job and end the process with its exit code; an error of ours is one line, not a
+    traceback.
 
-    Other errors are classified as everywhere, and unexpected ones are logged with their traceback. They never end the
-    process with exit code 1, which means *refused*.
+    Other errors are classified as everywhere, and unexpected ones are logged with their traceback.
+    They never end the process with exit code 1, which means *refused*.
     """
     configure_logging(as_json="json" in arguments)
     try:

@@ -1,4 +1,5 @@
-"""The archive of a stream's records as the batch layer writes and reads it (`anabranch.protocol.archive`)."""
+"""The archive of a stream's records as the batch layer writes and reads it
+(`anabranch.protocol.archive`)."""
 
 from __future__ import annotations
 
@@ -32,12 +33,17 @@ _ATTEMPTS = 5
 def read_archive(job: Job, spark: SparkSession, hour: str, cut: Cut) -> DataFrame:
     """The archived records of an hour, in the columns of Spark's Kafka source and `ingest_hour`."""
     name = job.stream.archive_table
-    rows = read_snapshot(spark, job.environment.catalog.name, name, heads(job.lake.load(name))["main"])
-    return as_kafka_records(rows.where((F.col("ingest_hour") == hour) & (F.col("topic_id") == cut.topic_id)))
+    rows = read_snapshot(
+        spark, job.environment.catalog.name, name, heads(job.lake.load(name))["main"]
+    )
+    return as_kafka_records(
+        rows.where((F.col("ingest_hour") == hour) & (F.col("topic_id") == cut.topic_id))
+    )
 
 
 def as_kafka_records(rows: DataFrame) -> DataFrame:
-    """Archived records or dead letters, in the columns of Spark's Kafka source and `ingest_hour`."""
+    """Archived records or dead letters, in the columns of Spark's Kafka source and
+    `ingest_hour`."""
     return rows.selectExpr(
         "kafka_partition AS partition",
         "kafka_offset AS offset",
@@ -49,12 +55,14 @@ def as_kafka_records(rows: DataFrame) -> DataFrame:
     )
 
 
-def write_archive(job: Job, spark: SparkSession, decoded: DataFrame, hour: str, cut: Cut, state: State) -> None:
-    """Archive the records of an hour that its archive lacks. `decoded`: records that Kafka gave, with their bytes, but
-    for those that the erasures of `state` are of; read more than once.
+def write_archive(
+    job: Job, spark: SparkSession, decoded: DataFrame, hour: str, cut: Cut, state: State
+) -> None:
+    """Archive the records of an hour that its archive lacks. `decoded`: records that Kafka gave,
+    with their bytes, but for those that the erasures of `state` are of; read more than once.
 
-    Each is in the archive once, also after a retry or beside another job. Nothing is archived of an hour that expired,
-    or that a new erasure is of: the hour is read again by it. Raises Transient.
+    Each is in the archive once, also after a retry or beside another job. Nothing is archived of an
+    hour that expired, or that a new erasure is of: the hour is read again by it. Raises Transient.
     """
     records = decoded.selectExpr(
         f"'{cut.topic_id}' AS topic_id",
@@ -67,43 +75,64 @@ def write_archive(job: Job, spark: SparkSession, decoded: DataFrame, hour: str, 
         if _write(job, spark, records, hour, cut, state):
             return
     raise Transient(
-        f"archive hour {hour} of {job.stream.name}: expected its files to stay in one of {_ATTEMPTS} attempts, found "
-        "others each time; run it again"
+        f"archive hour {hour} of {job.stream.name}: expected its files to stay in one of "
+        f"{_ATTEMPTS} attempts, found others each time; run it again"
     )
 
 
-def _write(job: Job, spark: SparkSession, records: DataFrame, hour: str, cut: Cut, state: State) -> bool:
+def _write(
+    job: Job, spark: SparkSession, records: DataFrame, hour: str, cut: Cut, state: State
+) -> bool:
     """Whether nothing is left to archive."""
     lake, stream, catalog = job.lake, job.stream, job.environment.catalog.name
     had = _paths(lake.load(stream.archive_table), hour)
     if had:
-        there = read_archive(job, spark, hour, cut).selectExpr("partition AS kafka_partition", "offset AS kafka_offset")
+        there = read_archive(job, spark, hour, cut).selectExpr(
+            "partition AS kafka_partition", "offset AS kafka_offset"
+        )
         records = records.join(there, AT, "left_anti")
     if records.isEmpty():
         return True
     # Whole tasks of the read, without a shuffle.
     files = records.coalesce(spark.sparkContext.defaultParallelism).sortWithinPartitions(*AT)
-    options = {"use-table-distribution-and-ordering": "false", "target-file-size-bytes": str(stream.files.target)}
+    options = {
+        "use-table-distribution-and-ordering": "false",
+        "target-file-size-bytes": str(stream.files.target),
+    }
     staged = stage(files, lake, catalog, stream.archive_table, new_id(), options)
     reach(Step.ARCHIVE_STAGED)
     if land_archive(lake, stream, staged, had, hour, cut, state):
         reach(Step.ARCHIVE_PUBLISHED)
-        LOG.info("stream %s: archived hour=%s records=%d files=%d", stream.name, hour, staged.rows, len(staged.files))
+        LOG.info(
+            "stream %s: archived hour=%s records=%d files=%d",
+            stream.name,
+            hour,
+            staged.rows,
+            len(staged.files),
+        )
         return True
     lake.discard(stream.archive_table, staged)
     return not archive.is_current(state, load_state(lake, stream.table), hour, cut)
 
 
 def land_archive(
-    lake: Lake, stream: Stream, staged: Staged, had: Collection[str], hour: str, cut: Cut, state: State
+    lake: Lake,
+    stream: Stream,
+    staged: Staged,
+    had: Collection[str],
+    hour: str,
+    cut: Cut,
+    state: State,
 ) -> bool:
-    """Whether staged records came to the archive; not if its files of the hour are no more those of `had`, or if an
-    erasure or an expiry since `state` is of the hour. Raises Transient."""
+    """Whether staged records came to the archive; not if its files of the hour are no more those of
+    `had`, or if an erasure or an expiry since `state` is of the hour. Raises Transient."""
 
     def plan(table: Table) -> Commit | None:
         # The rows' state after the archive's: an erasure since then moves the archive's head.
         is_current = archive.is_current(state, load_state(lake, stream.table), hour, cut)
-        return archive.plan_archive(table, staged, had, _paths(table, hour), is_current, lake.clock.now())
+        return archive.plan_archive(
+            table, staged, had, _paths(table, hour), is_current, lake.clock.now()
+        )
 
     what = f"archive hour {hour} of {stream.name}"
     return lake.commit_until_landed(stream.archive_table, what, plan) is not None

@@ -1,9 +1,11 @@
-"""The balance: an hour's closing account, `offsets = good + dead + duplicate + gaps + erased` in every partition.
+"""The balance: an hour's closing account, `offsets = good + dead + duplicate + gaps + erased` in
+every partition.
 
-Each term counts distinct offsets inside the cut: good and dead from the staged files, duplicates from the rule, gaps
-from offsets that neither Kafka nor the table has. No term is derived from the others, so missing or repeated offsets
-show. A restatement takes over the accepted revision's account only for records that Kafka has deleted. A gap's class is
-what the log's record batches show; without an explanation the account does not close.
+Each term counts distinct offsets inside the cut: good and dead from the staged files, duplicates
+from the rule, gaps from offsets that neither Kafka nor the table has. No term is derived from the
+others, so missing or repeated offsets show. A restatement takes over the accepted revision's
+account only for records that Kafka has deleted. A gap's class is what the log's record batches
+show; without an explanation the account does not close.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ UNEXPLAINED = "unexplained"
 
 @dataclass(frozen=True)
 class Counted:
-    """Content of staged files: distinct offsets inside the cut by partition, all rows, rows outside the cut."""
+    """Content of staged files: distinct offsets inside the cut by partition, all rows, rows outside
+    the cut."""
 
     distinct: Offsets = field(default_factory=dict)
     rows: int = 0
@@ -50,7 +53,11 @@ class Balance:
                 good=self.good.distinct.get(p, 0),
                 dead=self.dead.distinct.get(p, 0),
                 duplicate=self.duplicate.get(p, 0),
-                gaps={name: offsets[p] for name, offsets in sorted(self.gaps.items()) if offsets.get(p)},
+                gaps={
+                    name: offsets[p]
+                    for name, offsets in sorted(self.gaps.items())
+                    if offsets.get(p)
+                },
                 erased=self.erased.get(p) or None,
             )
             for p, (start, end) in sorted(self.cut.ranges.items())
@@ -58,7 +65,11 @@ class Balance:
 
     @property
     def counts(self) -> HourAccount:
-        by_class = {name: sum(offsets.values()) for name, offsets in sorted(self.gaps.items()) if sum(offsets.values())}
+        by_class = {
+            name: sum(offsets.values())
+            for name, offsets in sorted(self.gaps.items())
+            if sum(offsets.values())
+        }
         return HourAccount(
             offsets=self.cut.offsets,
             good=sum(self.good.distinct.values()),
@@ -76,15 +87,24 @@ class Balance:
             if account.offsets != account.total:
                 start, end = self.cut.ranges[p]
                 problems.append(
-                    f"partition {p}: expected {account.offsets} offsets in [{start}, {end}), found {account.total}: "
-                    f"{account.good} good, {account.dead} dead, {account.duplicate} duplicate, {account.gap} in gaps"
+                    f"partition {p}: expected {account.offsets} offsets in [{start}, {end}), "
+                    f"found {account.total}: {account.good} good, {account.dead} dead, "
+                    f"{account.duplicate} duplicate, {account.gap} in gaps"
                     + (f", {account.erased} erased" if account.erased else "")
                 )
         for p, count in sorted(self.gaps.get(UNEXPLAINED, {}).items()):
-            at = ", ".join(str(s) if e == s + 1 else f"{s} to {e - 1}" for s, e in self.unexplained_at.get(p, ()))
+            at = ", ".join(
+                str(s) if e == s + 1 else f"{s} to {e - 1}"
+                for s, e in self.unexplained_at.get(p, ())
+            )
             problems.append(
-                f"partition {p}: expected Kafka's log to explain every offset that was not read, found {count} "
-                + (f"whose record the log contains, from offset {at} on" if at else "without an explanation")
+                f"partition {p}: expected Kafka's log to explain every offset that was not read, "
+                f"found {count} "
+                + (
+                    f"whose record the log contains, from offset {at} on"
+                    if at
+                    else "without an explanation"
+                )
             )
         for name, counted in (("rows", self.good), ("dead letters", self.dead)):
             if counted.outside:
@@ -97,25 +117,32 @@ class Balance:
     def disallowed(self, allowed_gaps: tuple[str, ...]) -> list[str]:
         """The gaps of classes that the stream does not allow."""
         return [
-            f"gaps: expected only {', '.join(allowed_gaps) or 'none'}, found {sum(offsets.values())} {name}"
+            (
+                f"gaps: expected only {', '.join(allowed_gaps) or 'none'}, found "
+                f"{sum(offsets.values())} {name}"
+            )
             for name, offsets in sorted(self.gaps.items())
             if sum(offsets.values()) and name not in (*allowed_gaps, UNEXPLAINED)
         ]
 
 
 def has_missing(ranges: Ranges, held: Mapping[int, int]) -> bool:
-    """Whether offsets of the ranges are missing, given how many were read by partition; the table may have them."""
+    """Whether offsets of the ranges are missing, given how many were read by partition; the table
+    may have them."""
     return any(end - start > held.get(p, 0) for p, (start, end) in ranges.items())
 
 
 def classify_gaps(missing: Mapping[int, int], seen: Mapping[str, Mapping[int, int]]) -> Gaps:
     """Classify every offset that neither Kafka nor the table has, by partition.
 
-    The class is what the log shows (`seen`): a control record, a record of an aborted transaction, a compacted record,
-    or one deleted by retention meanwhile. The rest is `unexplained`; nothing is inferred.
+    The class is what the log shows (`seen`): a control record, a record of an aborted transaction,
+    a compacted record, or one deleted by retention meanwhile. The rest is `unexplained`; nothing is
+    inferred.
     """
     explained = {name: dict(counts) for name, counts in seen.items() if name in EXPLAINED}
-    rest = {p: n - sum(counts.get(p, 0) for counts in explained.values()) for p, n in missing.items()}
+    rest = {
+        p: n - sum(counts.get(p, 0) for counts in explained.values()) for p, n in missing.items()
+    }
     return _without_zeros(explained | {UNEXPLAINED: rest})
 
 
@@ -128,11 +155,12 @@ def classify_unheld(
 ) -> tuple[Offsets, Gaps]:
     """Duplicates and gaps among the offsets that neither Kafka nor the table has, by partition.
 
-    `lost`: offsets before the log's start. `gaps_in_kafka`: offsets after it, by class. `before`: the accepted
-    revision's account. `stored`: how many of its rows and dead letters still exist. `duplicate`: duplicates found
-    again. If all rows and dead letters of the accepted revision exist, any other offset was a duplicate or in a gap.
-    Before the log's start it stays what it was; otherwise it is a `retention` gap. After the log's start the log was
-    read, so only a compacted record can have been a duplicate.
+    `lost`: offsets before the log's start. `gaps_in_kafka`: offsets after it, by class. `before`:
+    the accepted revision's account. `stored`: how many of its rows and dead letters still exist.
+    `duplicate`: duplicates found again. If all rows and dead letters of the accepted revision
+    exist, any other offset was a duplicate or in a gap. Before the log's start it stays what it
+    was; otherwise it is a `retention` gap. After the log's start the log was read, so only a
+    compacted record can have been a duplicate.
     """
     repeated: Offsets = {}
     gaps = {name: dict(counts) for name, counts in gaps_in_kafka.items()} | {"retention": {}}
@@ -148,7 +176,9 @@ def classify_unheld(
             spare = max(0, account.duplicate - duplicate.get(p, 0))
             repeated[p] = min(left, spare)
             left -= repeated[p]
-            gone = max(0, gaps_in_kafka.get("compacted", {}).get(p, 0) - account.gaps.get("compacted", 0))
+            gone = max(
+                0, gaps_in_kafka.get("compacted", {}).get(p, 0) - account.gaps.get("compacted", 0)
+            )
             again = min(gone, spare - repeated[p])
             repeated[p] += again
             compacted[p] = compacted.get(p, 0) - again
@@ -162,11 +192,11 @@ def classify_erased(
     before: Mapping[int, Account],
     erased: Mapping[int, int],
 ) -> tuple[Offsets, Offsets, Gaps]:
-    """Erased records among the offsets that neither Kafka nor the table has, and `lost` and `gaps_in_kafka` without
-    them, by partition.
+    """Erased records among the offsets that neither Kafka nor the table has, and `lost` and
+    `gaps_in_kafka` without them, by partition.
 
-    The table has none of them, so each that Kafka has deleted since is one of these offsets. `before`: the account of
-    the hour. `erased`: how many were read again, and left out.
+    The table has none of them, so each that Kafka has deleted since is one of these offsets.
+    `before`: the account of the hour. `erased`: how many were read again, and left out.
     """
     left, gaps = dict(lost), {name: dict(counts) for name, counts in gaps_in_kafka.items()}
     compacted, found = gaps.get("compacted", {}), Offsets()
@@ -188,4 +218,8 @@ def plus(one: Mapping[int, int], other: Mapping[int, int]) -> Offsets:
 
 
 def _without_zeros(gaps: Gaps) -> Gaps:
-    return {name: {p: n for p, n in counts.items() if n} for name, counts in gaps.items() if any(counts.values())}
+    return {
+        name: {p: n for p, n in counts.items() if n}
+        for name, counts in gaps.items()
+        if any(counts.values())
+    }

@@ -1,7 +1,9 @@
-"""One hour, from Kafka to staged and checked: read its cut, decode, drop duplicates, stage, and prove the account.
+"""One hour, from Kafka to staged and checked: read its cut, decode, drop duplicates, stage, and
+prove the account.
 
-Nothing here publishes. Duplicates are dropped against what `main` will serve in the look-back. Hours rebuilt together
-therefore see each other's staged rows instead of the rows that `main` still serves.
+Nothing here publishes. Duplicates are dropped against what `main` will serve in the look-back.
+Hours rebuilt together therefore see each other's staged rows instead of the rows that `main` still
+serves.
 """
 
 from __future__ import annotations
@@ -59,7 +61,14 @@ from batch_layer.duplicates import (
     find_few_duplicates,
     names_event,
 )
-from batch_layer.offset_counts import ReadCounts, count, count_few, count_few_read, missing_offsets, split_missing
+from batch_layer.offset_counts import (
+    ReadCounts,
+    count,
+    count_few,
+    count_few_read,
+    missing_offsets,
+    split_missing,
+)
 from batch_layer.passes import Passes
 from batch_layer.quality.gate import run_suite
 from batch_layer.quality.row_counts import RowCountBaseline
@@ -77,8 +86,9 @@ _SHUFFLES = "spark.sql.shuffle.partitions"
 class Built:
     """An hour's staged rows and dead letters, its account, and why it may not be published, if so.
 
-    `problems`: the account does not close. `objections`: what the stream's rules do not allow; an operator may accept
-    it. `decoders`: the number of records that each decoded, if workers decoded any. `seconds`: time to build.
+    `problems`: the account does not close. `objections`: what the stream's rules do not allow; an
+    operator may accept it. `decoders`: the number of records that each decoded, if workers decoded
+    any. `seconds`: time to build.
     """
 
     hour: str
@@ -98,8 +108,9 @@ RebuiltHours = Mapping[str, Built]
 
 @dataclass(frozen=True)
 class _Frames:
-    """An hour's records in Spark: all that were read but erased ones, their counts (`held` counts erased ones too), and
-    of the good ones the places of duplicates. `erased`: the places of erased records, if any are to be left out."""
+    """An hour's records in Spark: all that were read but erased ones, their counts (`held` counts
+    erased ones too), and of the good ones the places of duplicates. `erased`: the places of erased
+    records, if any are to be left out."""
 
     read: HourRecords
     counts: ReadCounts
@@ -114,8 +125,8 @@ class _Frames:
 
 @dataclass(frozen=True)
 class _Unheld:
-    """Offsets whose record neither Kafka nor the table has: duplicates of the accepted revision, gaps by class, erased
-    records, and ranges where Kafka's log does contain a record."""
+    """Offsets whose record neither Kafka nor the table has: duplicates of the accepted revision,
+    gaps by class, erased records, and ranges where Kafka's log does contain a record."""
 
     duplicate: Offsets
     gaps: Gaps
@@ -140,8 +151,11 @@ class HourBuilder:
         self._job, self._stream = job, job.stream
         self.reader = HourReader(job, self._spark)
 
-    def build(self, hour: str, cut: Cut, before: int, state: State, decoding: Decoding = Decoding.SAMPLED) -> Built:
-        """Stage and check an hour over its revision `before`. Raises PositionError for a recreated topic."""
+    def build(
+        self, hour: str, cut: Cut, before: int, state: State, decoding: Decoding = Decoding.SAMPLED
+    ) -> Built:
+        """Stage and check an hour over its revision `before`. Raises PositionError for a recreated
+        topic."""
         began = time.monotonic()
         with self.passes.of(hour), released_at_the_end():
             # Step 1: read and decode.
@@ -155,9 +169,16 @@ class HourBuilder:
         return replace(built, seconds=time.monotonic() - began)
 
     def recheck_duplicates(
-        self, hour: str, cut: Cut, before: int, state: State, together: RebuiltHours, decoding: Decoding
+        self,
+        hour: str,
+        cut: Cut,
+        before: int,
+        state: State,
+        together: RebuiltHours,
+        decoding: Decoding,
     ) -> Built | None:
-        """Rebuild an accepted hour after hours of its look-back were rebuilt; None if it keeps the same rows."""
+        """Rebuild an accepted hour after hours of its look-back were rebuilt; None if it keeps the
+        same rows."""
         began = time.monotonic()
         with self.passes.of(hour), released_at_the_end():
             frames = self._frames(hour, cut, state, together, decoding)
@@ -180,7 +201,9 @@ class HourBuilder:
         """The hours in which duplicates are looked for, oldest first."""
         return [hours.shift(hour, -i) for i in range(self._stream.batch.lookback_hours, 0, -1)]
 
-    def _frames(self, hour: str, cut: Cut, state: State, together: RebuiltHours, decoding: Decoding) -> _Frames:
+    def _frames(
+        self, hour: str, cut: Cut, state: State, together: RebuiltHours, decoding: Decoding
+    ) -> _Frames:
         if _SHUFFLES not in self._job.environment.spark.conf:
             at_once = self._spark.sparkContext.defaultParallelism
             self._spark.conf.set(_SHUFFLES, str(shuffle_partitions(cut.offsets, at_once)))
@@ -188,14 +211,20 @@ class HourBuilder:
             self._spark.conf.set(key, value)
         self.passes.begin("read and decode")
         left_out = load_filter(
-            self._job.environment, self._job.stream, self._job.ledger, state, cut.topic_id, {hour: cut.ranges}
+            self._job.environment,
+            self._job.stream,
+            self._job.ledger,
+            state,
+            cut.topic_id,
+            {hour: cut.ranges},
         )
         read = self.reader.read(hour, cut, state, decoding if left_out is None else Decoding.SPARK)
         served = self._served(hour, state, together)
         is_small = cut.offsets <= SMALL
 
         def look(read: HourRecords) -> tuple[ReadCounts, pa.Table | None]:
-            """Count the records; those of a small hour in the driver's memory, where their places and hashes are."""
+            """Count the records; those of a small hour in the driver's memory, where their places
+            and hashes are."""
             if not is_small:
                 return read.counts(cut.ranges), None
             few = read.read_few(self._stream, served)
@@ -233,11 +262,25 @@ class HourBuilder:
         lookback = self.lookback(hour)
         if not lookback:
             return None
-        staged = [together[h] for h in lookback if h in together and state.overrides.get(h, "batch") == "batch"]
+        staged = [
+            together[h]
+            for h in lookback
+            if h in together and state.overrides.get(h, "batch") == "batch"
+        ]
         as_it_is = [h for h in lookback if h not in {b.hour for b in staged}]
-        main = self._at(state.heads["main"]).where(F.col("ingest_hour").isin(as_it_is)).select(*self._stream.key)
-        frames = [read_staged(self._spark, self._catalog, self._stream.table, b.rows) for b in staged]
-        return reduce(lambda one, other: one.unionByName(other), (f.select(*self._stream.key) for f in frames), main)
+        main = (
+            self._at(state.heads["main"])
+            .where(F.col("ingest_hour").isin(as_it_is))
+            .select(*self._stream.key)
+        )
+        frames = [
+            read_staged(self._spark, self._catalog, self._stream.table, b.rows) for b in staged
+        ]
+        return reduce(
+            lambda one, other: one.unionByName(other),
+            (f.select(*self._stream.key) for f in frames),
+            main,
+        )
 
     def _at(self, snapshot_id: int) -> DataFrame:
         return read_snapshot(self._spark, self._catalog, self._stream.table, snapshot_id)
@@ -246,15 +289,19 @@ class HourBuilder:
         stream, lake = self._stream, self._job.lake
         sort = stream.files.sort
         times = (stream.event_time.column,) if stream.event_time else ()
-        order = list(dict.fromkeys(("event_date", *sort, *times, "kafka_partition", "kafka_offset")))
+        order = list(
+            dict.fromkeys(("event_date", *sort, *times, "kafka_partition", "kafka_offset"))
+        )
         at_once = self._spark.sparkContext.defaultParallelism
-        files = write_tasks(frames.counts.good, files_of(state.table, "speed", hour), at_once, stream.files.target)
-        # If whole partitions of the topic make enough files, write them without a shuffle. A stream's sort order needs
-        # a shuffle, so that files do not overlap.
+        files = write_tasks(
+            frames.counts.good, files_of(state.table, "speed", hour), at_once, stream.files.target
+        )
+        # If whole partitions of the topic make enough files, write them without a shuffle. A
+        # stream's sort order needs a shuffle, so that files do not overlap.
         is_unmoved = files == 1 or (files <= frames.read.partitions and not sort)
         self.passes.begin("write the rows")
-        # Rows are sorted by date within one hour, so a task has one open file at a time. Without these settings Iceberg
-        # would sort by date alone.
+        # Rows are sorted by date within one hour, so a task has one open file at a time. Without
+        # these settings Iceberg would sort by date alone.
         write = {
             "use-table-distribution-and-ordering": "false",
             "fanout-enabled": "false",
@@ -266,7 +313,14 @@ class HourBuilder:
             kept = fit_to_table(kept, self._catalog, state.table, rows_columns(stream))
             rows = kept.coalesce(files) if is_unmoved else kept.repartitionByRange(files, *order)
             of_rows = write | {"output-sort-order-id": str(sort_order_id(state.table, sort))}
-            staged = stage(rows.sortWithinPartitions(*order), lake, self._catalog, stream.table, new_id(), of_rows)
+            staged = stage(
+                rows.sortWithinPartitions(*order),
+                lake,
+                self._catalog,
+                stream.table,
+                new_id(),
+                of_rows,
+            )
         note(attempt=staged.wap_id)
         reach(Step.BATCH_ROWS_STAGED)
         dead = None
@@ -274,12 +328,17 @@ class HourBuilder:
             self.passes.begin("write the dead letters")
             letters = records.dead(frames.read.decoded, cut.topic_id, "batch")
             one = letters.coalesce(1).sortWithinPartitions("kafka_partition", "kafka_offset")
-            dead = stage(one, lake, self._catalog, stream.dead_letters_table, new_id(), write, protected=True)
+            dead = stage(
+                one, lake, self._catalog, stream.dead_letters_table, new_id(), write, protected=True
+            )
         reach(Step.BATCH_STAGED)
         return Built(hour, cut, before, staged, dead)
 
-    def _stage_by_workers(self, frames: _Frames, order: Sequence[str], files: int, state: State) -> Staged | None:
-        """Stage the rows without Spark's writer; None where only that can, or where too many rows are duplicates."""
+    def _stage_by_workers(
+        self, frames: _Frames, order: Sequence[str], files: int, state: State
+    ) -> Staged | None:
+        """Stage the rows without Spark's writer; None where only that can, or where too many rows
+        are duplicates."""
         certain, table, stream = frames.read.certain, state.table, self._stream
         if certain is None or stream.files.sort or has_own_layout(table):
             return None
@@ -287,11 +346,18 @@ class HourBuilder:
         dropped = frames.duplicates.few
         if target is None or dropped is None:
             return None
-        others = records.good(frames.read.decoded, stream) if frames.counts.good > certain.count else None
+        others = (
+            records.good(frames.read.decoded, stream)
+            if frames.counts.good > certain.count
+            else None
+        )
         spec = WriteSpec(target, tuple(order), dropped_places(dropped))
         try:
             return stage_files(
-                self._job.lake, stream.table, new_id(), lambda: write_files(certain.pieces, others, files, spec, table)
+                self._job.lake,
+                stream.table,
+                new_id(),
+                lambda: write_files(certain.pieces, others, files, spec, table),
             )
         except Exception as error:
             if not self.reader.should_leave_to_spark(error):
@@ -300,11 +366,14 @@ class HourBuilder:
 
     def _checked(self, frames: _Frames, built: Built, state: State) -> Built:
         cut, duplicates = built.cut, frames.duplicates
-        rows = in_one_task(read_staged(self._spark, self._catalog, self._stream.table, built.rows), cut.offsets)
+        rows = in_one_task(
+            read_staged(self._spark, self._catalog, self._stream.table, built.rows), cut.offsets
+        )
         self.passes.begin("count what was staged")
         of_speed = files_of(state.table, "speed", built.hour)
         layers = self._layers(frames, rows, built.hour, state, of_speed)
-        # Of a topic that was recreated, the speed layer may have more rows than the cut has offsets.
+        # Of a topic that was recreated, the speed layer may have more rows than the cut has
+        # offsets.
         is_small = max(cut.offsets, sum(file.record_count for file in of_speed)) <= SMALL
         hashes = layer_diff.read_hashes(*layers) if is_small else None
         good = count_few(hashes[1], cut.ranges) if hashes is not None else count(rows, cut.ranges)
@@ -323,7 +392,9 @@ class HourBuilder:
         else:
             differing = layer_diff.compare(*layers, duplicates.places, unread)
         self.passes.begin("judge the quality")
-        quality = run_suite(rows, self._stream.expectations, self._known(built.hour, balance, differing, state))
+        quality = run_suite(
+            rows, self._stream.expectations, self._known(built.hour, balance, differing, state)
+        )
         objections += [f"quality: {failed.message}" for failed in quality.failed]
         self.passes.begin("count unknown fields")
         unknown = self._unknown(frames)
@@ -338,14 +409,23 @@ class HourBuilder:
             unknown=unknown,
         )
         return replace(
-            built, account=account, problems=tuple(problems), objections=tuple(objections), decoders=decoders
+            built,
+            account=account,
+            problems=tuple(problems),
+            objections=tuple(objections),
+            decoders=decoders,
         )
 
     def _layers(
-        self, frames: _Frames, rows: DataFrame, hour: str, state: State, of_speed: Sequence[DataFile]
+        self,
+        frames: _Frames,
+        rows: DataFrame,
+        hour: str,
+        state: State,
+        of_speed: Sequence[DataFile],
     ) -> tuple[DataFrame, DataFrame]:
-        """The speed layer's rows of an hour, in the files `of_speed`, and the staged `rows`, in the schema in which
-        they are compared."""
+        """The speed layer's rows of an hour, in the files `of_speed`, and the staged `rows`, in the
+        schema in which they are compared."""
         speed = rows.limit(0)
         if of_speed:
             speed = self._at(state.heads["speed"]).where(F.col("ingest_hour") == hour)
@@ -357,7 +437,9 @@ class HourBuilder:
             return None
         return count_unknown(frames.read.decoded, frames.counts.drifting)
 
-    def _known(self, hour: str, balance: Balance, differing: Difference, state: State) -> RowCountBaseline:
+    def _known(
+        self, hour: str, balance: Balance, differing: Difference, state: State
+    ) -> RowCountBaseline:
 
         def previous(days: int) -> list[int]:
             before = [hours.shift(hour, -24 * day) for day in range(1, days + 1)]
@@ -375,22 +457,34 @@ class HourBuilder:
         cut = built.cut
         dead = Counted()
         if built.dead is not None:
-            letters = read_staged(self._spark, self._catalog, self._stream.dead_letters_table, built.dead)
+            letters = read_staged(
+                self._spark, self._catalog, self._stream.dead_letters_table, built.dead
+            )
             dead = count(in_one_task(letters, cut.offsets), cut.ranges)
         duplicate = frames.duplicates.offsets(cut.ranges)
         unheld = self._unheld(frames, built, duplicate, state)
         erased = plus(self._erased(frames, cut), unheld.erased)
-        return Balance(cut, good, dead, plus(duplicate, unheld.duplicate), unheld.gaps, unheld.present_at, erased)
+        return Balance(
+            cut,
+            good,
+            dead,
+            plus(duplicate, unheld.duplicate),
+            unheld.gaps,
+            unheld.present_at,
+            erased,
+        )
 
     def _erased(self, frames: _Frames, cut: Cut) -> Offsets:
         """How many records were read and left out as erased, by partition."""
         return count(frames.erased, cut.ranges).distinct if frames.erased is not None else {}
 
     def _unheld(self, frames: _Frames, built: Built, duplicate: Offsets, state: State) -> _Unheld:
-        """Classify the offsets that neither Kafka nor the table has, by Kafka's log and the accepted revision's
-        account."""
+        """Classify the offsets that neither Kafka nor the table has, by Kafka's log and the
+        accepted revision's account."""
         cut, read = built.cut, frames.read
-        incomplete = {p: (s, e) for p, (s, e) in cut.ranges.items() if e - s > frames.counts.held.get(p, 0)}
+        incomplete = {
+            p: (s, e) for p, (s, e) in cut.ranges.items() if e - s > frames.counts.held.get(p, 0)
+        }
         if not incomplete:
             return _Unheld({}, {}, {})
         self.passes.begin("read what Kafka's log shows of missing offsets")

@@ -1,7 +1,7 @@
 """Records that an hour's passes read again, computed once and cached on the executors' disks.
 
-One thread builds one hour at a time, and other threads may build other streams' hours in the same Spark: each releases
-its own.
+One thread builds one hour at a time, and other threads may build other streams' hours in the same
+Spark: each releases its own.
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ from pyspark.sql import DataFrame
 _OF_THREAD = threading.local()
 
 
-def cached(frame: DataFrame, level: StorageLevel = StorageLevel.DISK_ONLY, *, is_lazy: bool = False) -> DataFrame:
-    """The same records, computed now and cached: by default on disk, so that an hour of any size needs no more memory.
-    `is_lazy`: computed and cached by the first action instead, whatever part of them it reads.
+def cached(
+    frame: DataFrame, level: StorageLevel = StorageLevel.DISK_ONLY, *, is_lazy: bool = False
+) -> DataFrame:
+    """The same records, computed now and cached: by default on disk, so that an hour of any size
+    needs no more memory. `is_lazy`: computed and cached by the first action instead, whatever part
+    of them it reads.
 
     Within `released_at_the_end` of this thread, cached until its end.
     """

@@ -21,15 +21,17 @@ _MOST_BY_WORKERS = 2_000_000
 
 
 def java_options(shares: Collection[float | AnabranchError]) -> str:
-    """Options of the driver's Java by its streams' shares (`share_of`), or why one is unknown. Pure."""
+    """Options of the driver's Java by its streams' shares (`share_of`), or why one is unknown.
+    Pure."""
     known = [share for share in shares if not isinstance(share, AnabranchError)]
     return FIRST_COMPILER if len(known) == len(shares) and sum(known) <= 1 else ""
 
 
 def share_of(job: Job, note: Note, span: tuple[str, str] | None) -> float:
-    """The offsets that a job of the hours of `span`, or of all that wait, has to read at most, those of the open hour
-    among them, as a share of those from which on the second compiler pays. Raises Transient when Kafka or the lake is
-    unreachable, Refused for an accepted hour that the ledger does not have."""
+    """The offsets that a job of the hours of `span`, or of all that wait, has to read at most,
+    those of the open hour among them, as a share of those from which on the second compiler pays.
+    Raises Transient when Kafka or the lake is unreachable, Refused for an accepted hour that the
+    ledger does not have."""
     note(LAKE)
     state = load_state(job.lake, job.stream.table)
     chosen = waiting_hours(state) if span is None else hours_between(span[0], shift(span[1], 1))
@@ -41,5 +43,9 @@ def share_of(job: Job, note: Note, span: tuple[str, str] | None) -> float:
         ends = job.kafka.stable_ends(topic) if topic is not None else {}
         offsets += size(ranges_between(state.timeline.start, ends))
     stream = job.stream
-    by_workers = stream.batch.decoder == "workers" and stream.format.type == "json" and stream.archive is None
+    by_workers = (
+        stream.batch.decoder == "workers"
+        and stream.format.type == "json"
+        and stream.archive is None
+    )
     return offsets / (_MOST_BY_WORKERS if by_workers else _MOST_BY_SPARK)

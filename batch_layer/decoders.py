@@ -1,7 +1,9 @@
-"""Two decoders of an hour: Python workers decode certain records, Spark the others, and some of the certain ones again.
+"""Two decoders of an hour: Python workers decode certain records, Spark the others, and some of the
+certain ones again.
 
-Workers compare, value by value, what the two decode of a block of offsets (`anabranch.records.packed`). Which blocks
-are compared follows from the hour's name, so each attempt compares the same ones.
+Workers compare, value by value, what the two decode of a block of offsets
+(`anabranch.records.packed`). Which blocks are compared follows from the hour's name, so each
+attempt compares the same ones.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ _KAFKA_TYPES = {
 
 
 class Decoding(Enum):
-    """What decodes an hour: workers and Spark, and how many certain records are compared; or Spark alone."""
+    """What decodes an hour: workers and Spark, and how many certain records are compared; or Spark
+    alone."""
 
     SAMPLED = "some blocks are compared"
     AUDITED = "all blocks are compared"
@@ -41,7 +44,8 @@ class Decoding(Enum):
 
 @dataclass(frozen=True)
 class CertainRecords:
-    """An hour's records as workers decoded them (`anabranch.records.packed`), and what their tasks reported."""
+    """An hour's records as workers decoded them (`anabranch.records.packed`), and what their tasks
+    reported."""
 
     pieces: DataFrame
     types: dict[str, str]
@@ -63,31 +67,40 @@ class CertainRecords:
 
     @property
     def for_spark(self) -> DataFrame:
-        """The records that workers left, and those to compare, as Kafka holds them; the latter with their `ROW`."""
+        """The records that workers left, and those to compare, as Kafka holds them; the latter with
+        their `ROW`."""
         row = ", ".join(f"`{name}`: {kind}" for name, kind in self.types.items())
-        return packed.unpacked(self.pieces, [packed.LEFT, packed.COMPARED], f"{packed.RAW}, {packed.ROW} STRUCT<{row}>")
+        return packed.unpacked(
+            self.pieces, [packed.LEFT, packed.COMPARED], f"{packed.RAW}, {packed.ROW} STRUCT<{row}>"
+        )
 
     @property
     def has_records_for_spark(self) -> bool:
         return self.left_count + self.reports.compared > 0
 
     def compare(self, decoded: DataFrame, spec: packed.PackSpec) -> CertainRecords:
-        """The same, with the result of the comparison. `decoded`: what Spark decodes of `for_spark`. Raises Unexpected
-        if records are missing in it."""
+        """The same, with the result of the comparison. `decoded`: what Spark decodes of
+        `for_spark`. Raises Unexpected if records are missing in it."""
         if not (expected := self.reports.compared):
             return self
-        found = packed.Reports.of(bytes(row["data"]) for row in packed.compared(decoded, spec).collect())
+        found = packed.Reports.of(
+            bytes(row["data"]) for row in packed.compared(decoded, spec).collect()
+        )
         if found.compared != expected:
             raise Unexpected(
-                f"compare the decoders: expected {expected} records, found {found.compared}; nothing is published, "
-                "report this"
+                f"compare the decoders: expected {expected} records, found {found.compared}; "
+                "nothing is published, report this"
             )
-        return replace(self, reports=replace(self.reports, differing=found.differing, sample=found.sample))
+        return replace(
+            self, reports=replace(self.reports, differing=found.differing, sample=found.sample)
+        )
 
     @property
     def decoders(self) -> Decoders:
         """The counts for the ledger."""
-        return Decoders(self.count, self.left_count, self.reports.compared, self._first_differing or None)
+        return Decoders(
+            self.count, self.left_count, self.reports.compared, self._first_differing or None
+        )
 
     @property
     def problems(self) -> list[str]:
@@ -100,18 +113,25 @@ class CertainRecords:
             for s in self._first_differing
         )
         return [
-            f"decoders: expected equal values from Python workers and Spark in {reports.compared} records, found "
-            f"{reports.differing} that differ: {shown}; the next run decodes the hour by Spark; report this"
+            (
+                "decoders: expected equal values from Python workers and Spark in "
+                f"{reports.compared} records, found {reports.differing} that differ: {shown}; the "
+                "next run decodes the hour by Spark; report this"
+            )
         ]
 
     @property
     def _first_differing(self) -> tuple[dict[str, Any], ...]:
-        return tuple(sorted(self.reports.sample, key=lambda s: (s["partition"], s["offset"]))[: packed.SAMPLE])
+        return tuple(
+            sorted(self.reports.sample, key=lambda s: (s["partition"], s["offset"]))[
+                : packed.SAMPLE
+            ]
+        )
 
 
 def read_certain(pieces: DataFrame, stream: Stream, offsets: int) -> CertainRecords:
-    """The records of pieces of an hour of so many offsets, with the reports of their tasks: runs these if they have not
-    run yet."""
+    """The records of pieces of an hour of so many offsets, with the reports of their tasks: runs
+    these if they have not run yet."""
     reports = pieces.where(f"kind = '{packed.REPORT}'").select("data").collect()
     types = {column.name: column.type for column in stream.columns} | _KAFKA_TYPES
     keys = frozenset((*AT, *stream.key))

@@ -1,12 +1,14 @@
 """Duplicates: of the records with the same key, keep the earliest. DataFrame -> DataFrame.
 
-Within the hour the record with the smallest (offset, partition) is kept. An event that `main` serves in the look-back
-is earlier, so every record of it is dropped. Null parts of a key equal each other; a record with a key of nulls only
-names no event, so it is no duplicate. All steps are shuffles that spill, so memory does not grow with the hour.
+Within the hour the record with the smallest (offset, partition) is kept. An event that `main`
+serves in the look-back is earlier, so every record of it is dropped. Null parts of a key equal each
+other; a record with a key of nulls only names no event, so it is no duplicate. All steps are
+shuffles that spill, so memory does not grow with the hour.
 
-Few records of a usual hour are duplicates. So hashes of the keys select candidates first, and the rule is applied to
-these alone: of the others, one number is shuffled. Only the key of the look-back's rows is read, and rows that a Bloom
-filter of the hour's hashes excludes are not shuffled.
+Few records of a usual hour are duplicates. So hashes of the keys select candidates first, and the
+rule is applied to these alone: of the others, one number is shuffled. Only the key of the
+look-back's rows is read, and rows that a Bloom filter of the hour's hashes excludes are not
+shuffled.
 """
 
 from __future__ import annotations
@@ -35,21 +37,25 @@ _NONE = pa.schema([("kafka_partition", pa.int32()), ("kafka_offset", pa.int64())
 
 
 def drop_duplicates(rows: DataFrame, key: Sequence[str], served: DataFrame | None) -> DataFrame:
-    """The rows to keep, in the same columns. `served`: the key columns of what `main` serves in the look-back.
-    Deterministic: the same rows give the same result with any partitioning."""
+    """The rows to keep, in the same columns. `served`: the key columns of what `main` serves in the
+    look-back. Deterministic: the same rows give the same result with any partitioning."""
     alone = F.when(~names_event(key), F.struct("kafka_partition", "kafka_offset"))
     first = Window.partitionBy(*key, alone).orderBy("kafka_offset", "kafka_partition")
     kept = rows.withColumn("_rank", F.row_number().over(first)).where("_rank = 1").drop("_rank")
     if served is None:
         return kept
-    known = served.where(names_event(key)).select(*(F.col(c).alias(f"_served_{c}") for c in key)).distinct()
+    known = (
+        served.where(names_event(key))
+        .select(*(F.col(c).alias(f"_served_{c}") for c in key))
+        .distinct()
+    )
     return kept.join(known, _same(kept, known, key), "left_anti")
 
 
 @dataclass(frozen=True)
 class Duplicates:
-    """Partition and offset of the rows that `drop_duplicates` drops. `few`: all of them, if they are at most SENT; then
-    `places` reads these, and else what executors have cached."""
+    """Partition and offset of the rows that `drop_duplicates` drops. `few`: all of them, if they
+    are at most SENT; then `places` reads these, and else what executors have cached."""
 
     places: DataFrame
     few: pa.Table | None
@@ -67,7 +73,9 @@ class Duplicates:
         """By partition, the number of distinct offsets inside the ranges."""
         if self.few is None:
             return count(self.places, ranges).distinct
-        offsets = {p: np.unique(of.to_numpy()) for p, of in dropped_places(self.few).items() if p in ranges}
+        offsets = {
+            p: np.unique(of.to_numpy()) for p, of in dropped_places(self.few).items() if p in ranges
+        }
         counts = {p: int(np.diff(np.searchsorted(of, ranges[p]))[0]) for p, of in offsets.items()}
         return {p: n for p, n in sorted(counts.items()) if n}
 
@@ -91,9 +99,12 @@ def find_duplicates(rows: DataFrame, key: Sequence[str], served: DataFrame | Non
     return Duplicates(*_computed(suspects.select(*AT).join(kept.select(*AT), AT, "left_anti")))
 
 
-def find_few_duplicates(read: pa.Table, rows: DataFrame, key: Sequence[str], served: DataFrame | None) -> Duplicates:
-    """The same of few rows, of which the driver has the places and hashes: `HourRecords.read_few`. So Spark reads
-    what the look-back has of their hashes, and applies the rule to candidates, if there are any."""
+def find_few_duplicates(
+    read: pa.Table, rows: DataFrame, key: Sequence[str], served: DataFrame | None
+) -> Duplicates:
+    """The same of few rows, of which the driver has the places and hashes: `HourRecords.read_few`.
+    So Spark reads what the look-back has of their hashes, and applies the rule to candidates, if
+    there are any."""
     hashed = key_hash(rows, key, served)
     named = read.filter(read.column("hash").is_valid()).select([*AT, "hash"])
     hashes, numbers = np.unique(named.column("hash").to_numpy(), return_counts=True)
@@ -121,7 +132,10 @@ def _with_hashes(rows: DataFrame, hashes: np.ndarray) -> DataFrame:
 def _of_places(rows: DataFrame, few: pa.Table) -> Duplicates:
     """Duplicates at few places of `rows`. PySpark makes no frame of an empty table."""
     places = rows.select(*AT)
-    return Duplicates(places.sparkSession.createDataFrame(few, places.schema) if len(few) else places.limit(0), few)
+    return Duplicates(
+        places.sparkSession.createDataFrame(few, places.schema) if len(few) else places.limit(0),
+        few,
+    )
 
 
 def _computed(rows: DataFrame) -> tuple[DataFrame, pa.Table | None]:
@@ -140,8 +154,8 @@ def _sent(rows: DataFrame, few: pa.Table | None) -> DataFrame:
 
 
 def bloom_filter_settings(records: int) -> dict[str, str]:
-    """Spark settings for an hour of `records` records, so that a Bloom filter filters any look-back before the shuffle.
-    Ten bits a record give one false positive in a hundred, in at most 32 MB."""
+    """Spark settings for an hour of `records` records, so that a Bloom filter filters any look-back
+    before the shuffle. Ten bits a record give one false positive in a hundred, in at most 32 MB."""
     settings = {
         "enabled": "true",
         "applicationSideScanSizeThreshold": "0",
@@ -151,7 +165,9 @@ def bloom_filter_settings(records: int) -> dict[str, str]:
         "numBits": str(10 * records),
         "maxNumBits": str(2**28),
     }
-    return {f"spark.sql.optimizer.runtime.bloomFilter.{name}": value for name, value in settings.items()}
+    return {
+        f"spark.sql.optimizer.runtime.bloomFilter.{name}": value for name, value in settings.items()
+    }
 
 
 def hash_candidates(known: DataFrame, named: DataFrame) -> DataFrame:
@@ -162,8 +178,8 @@ def hash_candidates(known: DataFrame, named: DataFrame) -> DataFrame:
 
 
 def key_hash(rows: DataFrame, key: Sequence[str], served: DataFrame | None) -> Column:
-    """The hash of a row's key, `_hash`, by which equal keys of an old and a wider type are equal: by their common
-    type."""
+    """The hash of a row's key, `_hash`, by which equal keys of an old and a wider type are equal:
+    by their common type."""
     kinds = (rows if served is None else rows.select(*key).union(served.select(*key))).schema
     return _hash([F.col(f"`{c}`").cast(kinds[c].dataType) for c in key]).alias("_hash")
 

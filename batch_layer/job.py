@@ -1,10 +1,11 @@
-"""The batch job: `spark-submit batch_layer/job.py --stream NAME [--hour H [--restate] [--accept] | --replay]`.
+"""The batch job: `spark-submit batch_layer/job.py --stream NAME [--hour H [--restate] [--accept] |
+--replay]`.
 
-Seals every hour that has ended, and rebuilds each that is not accepted, oldest first. With --replay, restates each
-accepted hour with dead letters that decode now. With --audit, Spark decodes all records that Python workers decode. A
-refused hour does not block the next one. With several --stream, --group NAME or --all it does so for many streams in
-one Spark; each has its own outcome. The exit code is 1 when any hour was refused, and of many streams
-`combined_exit_code`.
+Seals every hour that has ended, and rebuilds each that is not accepted, oldest first. With
+--replay, restates each accepted hour with dead letters that decode now. With --audit, Spark decodes
+all records that Python workers decode. A refused hour does not block the next one. With several
+--stream, --group NAME or --all it does so for many streams in one Spark; each has its own outcome.
+The exit code is 1 when any hour was refused, and of many streams `combined_exit_code`.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ LOG = logging.getLogger(__name__)
 
 @contextmanager
 def _stopped_by_signal(spark: SparkSession, name: str) -> Iterator[threading.Event]:
-    """An event that SIGTERM or Ctrl-C sets. It also cancels Spark's jobs, so that the job ends within seconds."""
+    """An event that SIGTERM or Ctrl-C sets. It also cancels Spark's jobs, so that the job ends
+    within seconds."""
     stop, ended = threading.Event(), threading.Event()
 
     def request_stop() -> None:
@@ -84,19 +86,42 @@ def run(arguments: Sequence[str]) -> int:
     """The entry of spark-submit. Returns the exit code."""
     options = parser("Build the authoritative rows of streams' hours.")
     options.add_argument(
-        "--hour", default=None, help="an hour such as 2026-11-21T03, or A..B; default: all waiting hours"
+        "--hour",
+        default=None,
+        help="an hour such as 2026-11-21T03, or A..B; default: all waiting hours",
     )
-    options.add_argument("--restate", action="store_true", help="publish a new revision of accepted hours")
-    options.add_argument("--accept", action="store_true", help="publish despite gaps or a failed quality gate")
-    options.add_argument("--audit", action="store_true", help="let both decoders decode all records, and compare")
+    options.add_argument(
+        "--restate", action="store_true", help="publish a new revision of accepted hours"
+    )
+    options.add_argument(
+        "--accept", action="store_true", help="publish despite gaps or a failed quality gate"
+    )
+    options.add_argument(
+        "--audit", action="store_true", help="let both decoders decode all records, and compare"
+    )
     options.add_argument("--why", default=None, help="the reason, for the ledger")
-    options.add_argument("--replay", action="store_true", help="rebuild hours with dead letters that decode now")
-    options.add_argument("--at-once", type=int, default=None, help="small hours at a time; default: Spark's cores")
-    options.add_argument("--parent-run", type=_run, default=None, help="scheduler's run: NAMESPACE/JOB/ID")
-    options.add_argument("--root-run", type=_run, default=None, help="outermost run that contains it: NAMESPACE/JOB/ID")
+    options.add_argument(
+        "--replay", action="store_true", help="rebuild hours with dead letters that decode now"
+    )
+    options.add_argument(
+        "--at-once", type=int, default=None, help="small hours at a time; default: Spark's cores"
+    )
+    options.add_argument(
+        "--parent-run", type=_run, default=None, help="scheduler's run: NAMESPACE/JOB/ID"
+    )
+    options.add_argument(
+        "--root-run",
+        type=_run,
+        default=None,
+        help="outermost run that contains it: NAMESPACE/JOB/ID",
+    )
     parsed = options.parse_args(list(arguments))
     hours = _parse_hours(parsed.hour) if parsed.hour is not None else None
-    act = act_now("restate" if parsed.restate else "accept", parsed.why) if parsed.restate or parsed.accept else None
+    act = (
+        act_now("restate" if parsed.restate else "accept", parsed.why)
+        if parsed.restate or parsed.accept
+        else None
+    )
     order = RebuildRequest(parsed.restate, parsed.accept, parsed.why, act, parsed.audit)
     parents = (parsed.parent_run, parsed.root_run)
 
@@ -134,8 +159,8 @@ def run(arguments: Sequence[str]) -> int:
 def _spark(
     environment: Environment, what: str, component: str, settings: Mapping[str, str]
 ) -> Iterator[tuple[SparkSession, threading.Event]]:
-    """A session of the application `anabranch batch WHAT`, closed at the end, and the event that a signal sets;
-    `component` logs that."""
+    """A session of the application `anabranch batch WHAT`, closed at the end, and the event that a
+    signal sets; `component` logs that."""
     spark = open_session(environment, f"anabranch batch {what}", settings)
     try:
         with _stopped_by_signal(spark, component) as stop:

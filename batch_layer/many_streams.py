@@ -1,7 +1,7 @@
 """Many streams in one batch job: each has a thread and its own outcome, all share one Spark.
 
-What one stream ends with, refused, failed or done, changes nothing for the others. `batch_layer.turns` decides whose
-hour is next.
+What one stream ends with, refused, failed or done, changes nothing for the others.
+`batch_layer.turns` decides whose hour is next.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def run_stream(
     parents: Parents = (None, None),
     turns: Turns | None = None,
 ) -> StreamOutcome:
-    """Take up the stream's subject, if its columns come from one, then do the work to its end, whatever that is;
-    nothing is raised. Closes its connection to Kafka."""
+    """Take up the stream's subject, if its columns come from one, then do the work to its end,
+    whatever that is; nothing is raised. Closes its connection to Kafka."""
     name, run = job.stream.name, None
     # A job of one stream counts all that its process does.
     tally = Tally() if turns is not None else TALLY
@@ -89,7 +89,8 @@ def run_streams(
     parents: Parents = (None, None),
     at_once: int | None = None,
 ) -> list[StreamOutcome]:
-    """Do the work of many streams, `at_once` small hours at a time (default: as many as Spark has cores)."""
+    """Do the work of many streams, `at_once` small hours at a time (default: as many as Spark has
+    cores)."""
     turns = Turns(at_once or spark.sparkContext.defaultParallelism, spark.newSession)
 
     def run(job: Job) -> StreamOutcome:
@@ -102,7 +103,10 @@ def run_streams(
             return outcome
 
     outcomes = []
-    with ThreadPoolExecutor(len(jobs), "stream") as threads, Progress(LOG, "batch", "streams", len(jobs)) as progress:
+    with (
+        ThreadPoolExecutor(len(jobs), "stream") as threads,
+        Progress(LOG, "batch", "streams", len(jobs)) as progress,
+    ):
         for done in as_completed([threads.submit(run, job) for job in jobs]):
             outcomes.append(done.result())
             progress.step()

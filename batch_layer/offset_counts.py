@@ -1,7 +1,8 @@
 """Count an hour: which offsets of its ranges are in the staged files and in what was read.
 
-Offsets are counted as bits: one number for 64 neighbours, combined by OR. An offset that occurs twice counts once,
-exactly. At most a sixtieth of the rows is shuffled, since neighbours are read together.
+Offsets are counted as bits: one number for 64 neighbours, combined by OR. An offset that occurs
+twice counts once, exactly. At most a sixtieth of the rows is shuffled, since neighbours are read
+together.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from anabranch.records import REFUSED_FIELD, UNKNOWN
 from batch_layer.balance import Counted
 
 DRIFTS = f"size({UNKNOWN}) > 0 AND (NOT is_dead OR error_code = '{REFUSED_FIELD}')"
-"""Whether a decoded record has fields unknown to the schema, and is a row, or would be one without them."""
+"""Whether a decoded record has fields unknown to the schema, and is a row, or would be one without
+them."""
 
 
 def count(rows: DataFrame, ranges: Ranges) -> Counted:
@@ -37,7 +39,9 @@ def count(rows: DataFrame, ranges: Ranges) -> Counted:
 
 def count_few(places: pa.Table, ranges: Ranges) -> Counted:
     """As `count`, of few rows in the driver's memory."""
-    partitions, offsets = (places.column(name).to_numpy() for name in ("kafka_partition", "kafka_offset"))
+    partitions, offsets = (
+        places.column(name).to_numpy() for name in ("kafka_partition", "kafka_offset")
+    )
     distinct, rows = {}, 0
     for p, (start, end) in ranges.items():
         of = offsets[partitions == p]
@@ -50,8 +54,8 @@ def count_few(places: pa.Table, ranges: Ranges) -> Counted:
 
 @dataclass(frozen=True)
 class ReadCounts:
-    """Counts of what was read: distinct offsets inside the cut by partition; good, dead, and all by source; and records
-    with unknown fields."""
+    """Counts of what was read: distinct offsets inside the cut by partition; good, dead, and all by
+    source; and records with unknown fields."""
 
     held: Offsets = field(default_factory=dict)
     good: int = 0
@@ -77,13 +81,19 @@ def count_read(decoded: DataFrame, ranges: Ranges, sources: Sequence[str]) -> Re
 
 
 def count_few_read(places: pa.Table, ranges: Ranges) -> ReadCounts:
-    """As `count_read`, of few records in the driver's memory: their places, `source`, verdict and whether each
-    `drifts`."""
+    """As `count_read`, of few records in the driver's memory: their places, `source`, verdict and
+    whether each `drifts`."""
     good, dead, drifting = (
         pc.sum(of).as_py() or 0
-        for of in (pc.invert(places.column("is_dead")), places.column("is_dead"), places.column("drifts"))
+        for of in (
+            pc.invert(places.column("is_dead")),
+            places.column("is_dead"),
+            places.column("drifts"),
+        )
     )
-    sources = {row["values"]: row["counts"] for row in pc.value_counts(places.column("source")).to_pylist()}
+    sources = {
+        row["values"]: row["counts"] for row in pc.value_counts(places.column("source")).to_pylist()
+    }
     return ReadCounts(
         held=count_few(places, ranges).distinct,
         good=good,
@@ -94,10 +104,13 @@ def count_few_read(places: pa.Table, ranges: Ranges) -> ReadCounts:
 
 
 def _counts(rows: DataFrame, ranges: Ranges, of_rows: Mapping[str, str]) -> list[Row]:
-    """By partition, and whether inside the ranges: the number of distinct `offsets`, and the sums `of_rows`."""
+    """By partition, and whether inside the ranges: the number of distinct `offsets`, and the sums
+    `of_rows`."""
     by_neighbours = (
         rows.withColumn("within", F.expr(inside(ranges)))
-        .groupBy("kafka_partition", "within", F.expr("shiftright(kafka_offset, 6)").alias("neighbours"))
+        .groupBy(
+            "kafka_partition", "within", F.expr("shiftright(kafka_offset, 6)").alias("neighbours")
+        )
         .agg(
             F.expr("bit_or(shiftleft(1L, CAST(kafka_offset & 63 AS INT)))").alias("bits"),
             *(F.expr(sql).alias(name) for name, sql in of_rows.items()),
@@ -105,13 +118,17 @@ def _counts(rows: DataFrame, ranges: Ranges, of_rows: Mapping[str, str]) -> list
     )
     return (
         by_neighbours.groupBy("kafka_partition", "within")
-        .agg(F.expr("sum(bit_count(bits))").alias("offsets"), *(F.sum(name).alias(name) for name in of_rows))
+        .agg(
+            F.expr("sum(bit_count(bits))").alias("offsets"),
+            *(F.sum(name).alias(name) for name in of_rows),
+        )
         .collect()
     )
 
 
 def missing_offsets(held: DataFrame, ranges: Ranges) -> dict[int, Missing]:
-    """By partition of the ranges, the offsets missing in `held`. Takes a byte of driver memory for each offset."""
+    """By partition of the ranges, the offsets missing in `held`. Takes a byte of driver memory for
+    each offset."""
     words = (
         held.where(inside(ranges))
         .groupBy("kafka_partition", F.expr("shiftright(kafka_offset, 6)").alias("word"))
@@ -132,7 +149,9 @@ def missing_offsets(held: DataFrame, ranges: Ranges) -> dict[int, Missing]:
     return missing
 
 
-def split_missing(missing: Mapping[int, Missing], in_kafka: Ranges) -> tuple[Offsets, dict[int, Missing]]:
+def split_missing(
+    missing: Mapping[int, Missing], in_kafka: Ranges
+) -> tuple[Offsets, dict[int, Missing]]:
     """Missing offsets before Kafka's log start, counted by partition, and those after it."""
     lost, rest = {}, {}
     for p, of in missing.items():

@@ -1,4 +1,5 @@
-"""A rebuild's progress: the pass over its hour, and how many tasks of the running Spark job are done.
+"""A rebuild's progress: the pass over its hour, and how many tasks of the running Spark job are
+done.
 
 Shown with the job's progress, and as the description of Spark's jobs in its UI and event log.
 """
@@ -16,7 +17,8 @@ _UPDATE_SECONDS = 1.0
 
 
 class Passes:
-    """The passes over a job's hours, one hour at a time. `begin` is called by the thread that runs Spark jobs."""
+    """The passes over a job's hours, one hour at a time. `begin` is called by the thread that runs
+    Spark jobs."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
@@ -45,7 +47,8 @@ class Passes:
             yield
 
     def text(self) -> str:
-        """The pass, with the task count of the oldest running stage of several tasks; empty between hours."""
+        """The pass, with the task count of the oldest running stage of several tasks; empty between
+        hours."""
         now = self._now
         if not now:
             return ""

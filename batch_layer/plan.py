@@ -1,4 +1,5 @@
-"""The batch layer's decisions, pure: which hours wait, whether a staged hour may be published, and its publish."""
+"""The batch layer's decisions, pure: which hours wait, whether a staged hour may be published, and
+its publish."""
 
 from __future__ import annotations
 
@@ -20,7 +21,14 @@ from anabranch.protocol.group_hours import moved_tags
 from anabranch.protocol.ledger_row import HourAccount, RunFacts
 from anabranch.protocol.merge import needs_merge
 from anabranch.protocol.publish import Publish, new_tag
-from anabranch.protocol.state import KEPT, Accepted, State, accepted_properties, empty_hours_changes, plan_after
+from anabranch.protocol.state import (
+    KEPT,
+    Accepted,
+    State,
+    accepted_properties,
+    empty_hours_changes,
+    plan_after,
+)
 from batch_layer.balance import Balance, Counted
 
 # The account of an hour without records.
@@ -63,10 +71,14 @@ def plan_acceptance_of_empty(
     run: RunFacts | None = None,
     measured: Mapping[str, str] | None = None,
 ) -> Publish | None:
-    """The publish that accepts the waiting hours of `candidates`, which are empty, at most ACCEPTED_AT_ONCE. None when
-    none waits. `measured`: the measurements that it writes to `main`."""
+    """The publish that accepts the waiting hours of `candidates`, which are empty, at most
+    ACCEPTED_AT_ONCE. None when none waits. `measured`: the measurements that it writes to
+    `main`."""
     waiting = set(waiting_hours(state))
-    todo = {h: state.timeline.sealed[h] for h in [h for h in candidates if h in waiting][:ACCEPTED_AT_ONCE]}
+    todo = {
+        h: state.timeline.sealed[h]
+        for h in [h for h in candidates if h in waiting][:ACCEPTED_AT_ONCE]
+    }
     if not todo:
         return None
     account = replace(EMPTY, run=run)
@@ -74,7 +86,9 @@ def plan_acceptance_of_empty(
         ledger.decision(h, "accepted", 1, cut, now, f"{id}-{h}", served="batch", account=account)
         for h, cut in todo.items()
     )
-    changes = empty_hours_changes(state, {h: Accepted(1, cut) for h, cut in todo.items()}, measured or {})
+    changes = empty_hours_changes(
+        state, {h: Accepted(1, cut) for h, cut in todo.items()}, measured or {}
+    )
     sealed = {h: c for h, c in state.timeline.sealed.items() if h not in todo}
     return Publish(id, changes, replace(state.timeline, sealed=sealed), decisions=rows)
 
@@ -87,21 +101,28 @@ def plan_seal_with_acceptance(
     run: RunFacts | None = None,
     measured: Mapping[str, str] | None = None,
 ) -> Publish:
-    """The publish of a seal that also accepts those of its hours that are empty, of `candidates` or of all. Pure.
+    """The publish of a seal that also accepts those of its hours that are empty, of `candidates` or
+    of all. Pure.
 
-    It is what the seal and `plan_acceptance_of_empty` publish one after the other, in one commit. The branch `speed`
-    moves where one of the hours has records, or the position is bound to its topic.
+    It is what the seal and `plan_acceptance_of_empty` publish one after the other, in one commit.
+    The branch `speed` moves where one of the hours has records, or the position is bound to its
+    topic.
     """
     sealed = [row.hour for row in seal.decisions if candidates is None or row.hour in candidates]
     after = plan_after(state, seal.changes, seal.timeline, seal.position)
-    accepted = plan_acceptance_of_empty(after, empty_hours(after, sealed), f"{seal.id}-accepted", now, run, measured)
+    accepted = plan_acceptance_of_empty(
+        after, empty_hours(after, sealed), f"{seal.id}-accepted", now, run, measured
+    )
     if accepted is None:
         return seal
     moves_speed = len(accepted.decisions) < len(seal.decisions) or seal.position != state.position
     moved = {change.branch for change in accepted.changes}
     return replace(
         seal,
-        changes=(*(c for c in seal.changes if moves_speed and c.branch not in moved), *accepted.changes),
+        changes=(
+            *(c for c in seal.changes if moves_speed and c.branch not in moved),
+            *accepted.changes,
+        ),
         timeline=accepted.timeline,
         decisions=(*seal.decisions, *accepted.decisions),
     )
@@ -114,24 +135,27 @@ def acceptance_reason(objections: Sequence[str], accept: bool, why: str | None) 
     return why
 
 
-def act_to_record(act: Act | None, before: int, objections: Sequence[str], accept: bool) -> Act | None:
-    """The operator's act that an accepted hour follows from; None for an hour that the batch layer would have accepted
-    by itself, because it had no revision `before` and nothing objected."""
+def act_to_record(
+    act: Act | None, before: int, objections: Sequence[str], accept: bool
+) -> Act | None:
+    """The operator's act that an accepted hour follows from; None for an hour that the batch layer
+    would have accepted by itself, because it had no revision `before` and nothing objected."""
     if act is not None and accept and objections:
         return replace(act, name="accept")
     return act if before else None
 
 
 def revision_now(state: State, hour: str, before: int) -> int:
-    """The accepted revision of an hour, 0 for none; `before` for one that the state no longer lists."""
+    """The accepted revision of an hour, 0 for none; `before` for one that the state no longer
+    lists."""
     if hour in state.accepted:
         return state.accepted[hour].revision
     return before if state.is_accepted(hour) else 0
 
 
 def plan_recheck(state: State) -> dict[str, tuple[str, ...]]:
-    """The accepted hours whose duplicates were dropped against an incomplete look-back that is complete now. Pure. By
-    hour, the hours of the look-back that were incomplete."""
+    """The accepted hours whose duplicates were dropped against an incomplete look-back that is
+    complete now. Pure. By hour, the hours of the look-back that were incomplete."""
     waiting = {h: a.unread for h, a in sorted(state.accepted.items()) if a.unread}
     return {h: unread for h, unread in waiting.items() if not coverage.unread_hours(state, unread)}
 
@@ -143,11 +167,13 @@ def fingerprint(
     rows: Mapping[str, int],
     unread: Collection[str] = (),
 ) -> frozenset[str]:
-    """A value that changes when the rows change that `main` serves of the hours duplicates were dropped against. Pure.
+    """A value that changes when the rows change that `main` serves of the hours duplicates were
+    dropped against. Pure.
 
-    For an hour that batch serves: its files (`files` has these hours alone). For an hour that speed serves: its number
-    of rows, which only grows, while compaction may change its files. For an hour in `unread`: only that speed still
-    serves it. It may grow, since the later hours are rechecked once it has been read.
+    For an hour that batch serves: its files (`files` has these hours alone). For an hour that speed
+    serves: its number of rows, which only grows, while compaction may change its files. For an hour
+    in `unread`: only that speed still serves it. It may grow, since the later hours are rechecked
+    once it has been read.
     """
     served = set()
     for hour in hours:
@@ -160,14 +186,23 @@ def fingerprint(
     return frozenset(served)
 
 
-def may_yet_be_served(state: State, hours: Mapping[str, tuple[Cut, Mapping[str, int] | None]]) -> frozenset[str]:
-    """A value that changes when the speed layer reads on in `hours`, given by cut and gaps by class. Pure.
+def may_yet_be_served(
+    state: State, hours: Mapping[str, tuple[Cut, Mapping[str, int] | None]]
+) -> frozenset[str]:
+    """A value that changes when the speed layer reads on in `hours`, given by cut and gaps by
+    class. Pure.
 
-    The speed layer may have staged records that Kafka has deleted and the table does not contain yet. In an hour with
-    such gaps, the parts that it had not read must be the same when the hour is published.
+    The speed layer may have staged records that Kafka has deleted and the table does not contain
+    yet. In an hour with such gaps, the parts that it had not read must be the same when the hour is
+    published.
     """
-    gone = {h: cut for h, (cut, gaps) in hours.items() if any((gaps or {}).get(name) for name in _GONE)}
-    return frozenset(f"{h} unread {sorted(coverage.unread_ranges(state, h, cut).items())}" for h, cut in gone.items())
+    gone = {
+        h: cut for h, (cut, gaps) in hours.items() if any((gaps or {}).get(name) for name in _GONE)
+    }
+    return frozenset(
+        f"{h} unread {sorted(coverage.unread_ranges(state, h, cut).items())}"
+        for h, cut in gone.items()
+    )
 
 
 def check_publish(
@@ -179,8 +214,8 @@ def check_publish(
     lookback: frozenset[str],
     staged_lookback: frozenset[str],
 ) -> PublishCheck:
-    """Whether an hour may be published now that was staged over revision `before`, with the look-back's fingerprint
-    `staged_lookback`."""
+    """Whether an hour may be published now that was staged over revision `before`, with the
+    look-back's fingerprint `staged_lookback`."""
     if state.is_expired(hour):
         return PublishCheck.EXPIRED
     if revision_now(state, hour, before) != before or state.cuts.get(hour, cut) != cut:
@@ -197,7 +232,8 @@ def check_publish(
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """A staged hour to publish: its acceptance, its account, the reason, and the operator's act that asked for it."""
+    """A staged hour to publish: its acceptance, its account, the reason, and the operator's act
+    that asked for it."""
 
     hour: str
     accepted: Accepted
@@ -216,8 +252,9 @@ def plan_publish(
 ) -> Publish:
     """One publish of an hour, listed first, and of the hours rechecked because of it.
 
-    It replaces their files on `batch`, and on `main` unless an operator gave an hour to the speed layer. Replaced
-    revisions are tagged. Later hours that keep their rows no longer wait for it. `measured`: properties for `main`.
+    It replaces their files on `batch`, and on `main` unless an operator gave an hour to the speed
+    layer. Replaced revisions are tagged. Later hours that keep their rows no longer wait for it.
+    `measured`: properties for `main`.
     """
     by_batch = {r.hour for r in rebuilt if state.overrides.get(r.hour, "batch") == "batch"}
     looked_at = {
@@ -260,7 +297,12 @@ def plan_publish(
     )
     # The replaced revision is on `main`, unless an operator gave the hour to the speed layer.
     tags = [
-        new_tag(state, f"{r.hour}-r{r.accepted.revision - 1}", "main" if r.hour in by_batch else "batch", now)
+        new_tag(
+            state,
+            f"{r.hour}-r{r.accepted.revision - 1}",
+            "main" if r.hour in by_batch else "batch",
+            now,
+        )
         for r in rebuilt
         if r.accepted.revision > 1
     ]

@@ -1,4 +1,5 @@
-"""Rebuild an hour: read its cut again, prove the account, and publish it; or refuse it without any change.
+"""Rebuild an hour: read its cut again, prove the account, and publish it; or refuse it without any
+change.
 
 1. Read exactly the cut's offset ranges and decode them as the speed layer does.
 2. Drop duplicates and stage rows and dead letters.
@@ -7,8 +8,9 @@
 5. Run the quality gate on the staged rows.
 6. Publish to `batch` and `main`, then the ledger and the dead letters.
 
-An account that does not close is never published. Objections of the stream's rules (a class of gaps, the quality gate)
-refuse the hour too, unless an operator accepts it with a reason, which the ledger stores.
+An account that does not close is never published. Objections of the stream's rules (a class of
+gaps, the quality gate) refuse the hour too, unless an operator accepts it with a reason, which the
+ledger stores.
 """
 
 from __future__ import annotations
@@ -64,7 +66,8 @@ _ATTEMPTS = 3
 
 @dataclass(frozen=True)
 class Result:
-    """The decision on an hour, and its account as far as counted; `served` is set for an hour without records."""
+    """The decision on an hour, and its account as far as counted; `served` is set for an hour
+    without records."""
 
     hour: str
     decision: str
@@ -80,9 +83,9 @@ class Result:
 
 @dataclass(frozen=True)
 class RebuildRequest:
-    """How to treat an hour, and why. `accept`: publish it despite the objections of the stream's rules. `act`: the
-    operator's act that asks for it; None for what the batch layer does by itself. `audit`: compare all certain records
-    with what Spark decodes."""
+    """How to treat an hour, and why. `accept`: publish it despite the objections of the stream's
+    rules. `act`: the operator's act that asks for it; None for what the batch layer does by itself.
+    `audit`: compare all certain records with what Spark decodes."""
 
     restate: bool = False
     accept: bool = False
@@ -100,8 +103,8 @@ def accepted_empty(hour: str) -> Result:
 
 
 class Rebuilder:
-    """Rebuilds hours of one stream, one at a time. `parent` and `root`: the scheduler's runs, for the ledger. `tally`:
-    the stream's own counts, in a job of many streams."""
+    """Rebuilds hours of one stream, one at a time. `parent` and `root`: the scheduler's runs, for
+    the ledger. `tally`: the stream's own counts, in a job of many streams."""
 
     def __init__(
         self,
@@ -118,7 +121,8 @@ class Rebuilder:
         self.publisher = Publisher(job.lake, job.stream)
         self._meter = Meter("batch", tally)
         self.accepted_with_seal: list[Result] = []
-        # By hour, the publish that an earlier attempt of this run began, and its result in case it landed.
+        # By hour, the publish that an earlier attempt of this run began, and its result in case it
+        # landed.
         self._begun: dict[str, tuple[str, Result]] = {}
 
     def use(self, spark: SparkSession) -> None:
@@ -134,13 +138,15 @@ class Rebuilder:
         return load_state(self._job.lake, self._stream.table)
 
     def seal(self, candidates: Collection[str] | None) -> Sealed:
-        """Seal ended hours; each commit also accepts those of `candidates`, or all, that are empty, and adds them to
-        `accepted_with_seal`."""
+        """Seal ended hours; each commit also accepts those of `candidates`, or all, that are empty,
+        and adds them to `accepted_with_seal`."""
 
         def extend(state: State, publish: Publish) -> Publish:
             now = self._job.lake.clock.now()
             measured = self._meter.to_properties(state.branch_properties["main"], [])
-            return plan.plan_seal_with_acceptance(state, publish, candidates, now, self._run(now), measured)
+            return plan.plan_seal_with_acceptance(
+                state, publish, candidates, now, self._run(now), measured
+            )
 
         def landed(landed: Landed) -> None:
             accepted = [row.hour for row in landed.publish.decisions if row.decision == "accepted"]
@@ -158,7 +164,11 @@ class Rebuilder:
             state, now = load_state(self._job.lake, self._stream.table), self._job.lake.clock.now()
             measured = self._meter.to_properties(state.branch_properties["main"], [])
             run = self._run(now)
-            return Decision(state, plan.plan_acceptance_of_empty(state, candidates, new_id(), now, run, measured), None)
+            return Decision(
+                state,
+                plan.plan_acceptance_of_empty(state, candidates, new_id(), now, run, measured),
+                None,
+            )
 
         doing, results = f"accept empty hours of {self._stream.name}", list[Result]()
         while (landed := self.publisher.run(decide, doing).landed) is not None:
@@ -181,8 +191,9 @@ class Rebuilder:
     def rebuild(self, hour: str, order: RebuildRequest = _BY_ITSELF) -> Result:
         """Rebuild one sealed hour. An accepted hour is skipped unless `order` restates it.
 
-        A refusal is a result. The ledger records it once for each reason; nothing else changes. Raises Refused for an
-        hour that has expired, or that looks for duplicates in one; Transient, PositionError.
+        A refusal is a result. The ledger records it once for each reason; nothing else changes.
+        Raises Refused for an hour that has expired, or that looks for duplicates in one; Transient,
+        PositionError.
         """
         state = self.load()
         require_sealed(state, self._stream, hour)
@@ -195,34 +206,52 @@ class Rebuilder:
         accepted = self._job.ledger.accepted(state, hour)
         before = accepted.revision if accepted is not None else 0
         if state.is_accepted(hour) and not order.restate:
-            return Result(hour, "unchanged", before, "already accepted; --restate publishes a new revision")
+            return Result(
+                hour, "unchanged", before, "already accepted; --restate publishes a new revision"
+            )
         require_of_kafka(state, hour)
         self._require_kept(state, hour, before)
         cut = accepted.cut if accepted is not None else state.cuts[hour]
         if cut.offsets == 0:
-            return next(iter(self.accept_empty([hour])), Result(hour, "unchanged", before, "it has no records"))
-        if not before and (gone := gone_from_kafka(state.timeline, state.position.topic_id, hour, cut)):
+            return next(
+                iter(self.accept_empty([hour])),
+                Result(hour, "unchanged", before, "it has no records"),
+            )
+        if not before and (
+            gone := gone_from_kafka(state.timeline, state.position.topic_id, hour, cut)
+        ):
             run_facts = self._run(self._job.lake.clock.now())
-            return self._refuse(state, hour, cut, before, gone, HourAccount(run=run_facts), order.act)
+            return self._refuse(
+                state, hour, cut, before, gone, HourAccount(run=run_facts), order.act
+            )
         LOG.info("stream %s: rebuilding hour=%s offsets=%d", self._stream.name, hour, cut.offsets)
         for _ in range(_ATTEMPTS):
             try:
-                # The speed layer's publishes expire snapshots meanwhile. Keep these until the build has read them.
-                with fields(hour=hour), held_snapshots(self._job.lake, self._stream.table, state.heads.values()):
+                # The speed layer's publishes expire snapshots meanwhile. Keep these until the build
+                # has read them.
+                with (
+                    fields(hour=hour),
+                    held_snapshots(self._job.lake, self._stream.table, state.heads.values()),
+                ):
                     result = self._rebuild(state, hour, cut, before, order)
             except AnabranchError:
                 raise
             except Exception as error:
-                # For example a lost executor, with its part of the decoded hour. Nothing is published.
+                # For example a lost executor, with its part of the decoded hour. Nothing is
+                # published.
                 raise explain_spark(self._spark, f"rebuild hour {hour}", error) from error
             if result is not None:
                 return result
-            LOG.info("stream %s: look-back changed, dropping duplicates again hour=%s", self._stream.name, hour)
+            LOG.info(
+                "stream %s: look-back changed, dropping duplicates again hour=%s",
+                self._stream.name,
+                hour,
+            )
             state = self.load()
             self._require_kept(state, hour, before)
         raise Transient(
-            f"hour {hour}: expected an unchanged look-back in one of {_ATTEMPTS} attempts, found changes in each; "
-            "run it again"
+            f"hour {hour}: expected an unchanged look-back in one of {_ATTEMPTS} attempts, found "
+            "changes in each; run it again"
         )
 
     @property
@@ -231,7 +260,8 @@ class Rebuilder:
         return self._stream
 
     def _follow_columns(self, table: Table) -> None:
-        """Read by the columns that the table has by now, for a stream whose columns are those of its subject."""
+        """Read by the columns that the table has by now, for a stream whose columns are those of
+        its subject."""
         stream = with_columns_of(self._stream, table)
         if stream.columns != self._stream.columns:
             LOG.info("stream %s: columns changed", stream.name)
@@ -239,7 +269,8 @@ class Rebuilder:
             self._hours.follow(self._job)
 
     def _require_kept(self, state: State, hour: str, before: int) -> None:
-        """Raise Refused for an expired hour, and for a restatement that could not find the duplicates again."""
+        """Raise Refused for an expired hour, and for a restatement that could not find the
+        duplicates again."""
         require_kept(state, hour, self._stream.batch.lookback_hours if before else 0)
 
     def _run(self, began: datetime) -> RunFacts:
@@ -251,14 +282,23 @@ class Rebuilder:
         count_written((file.file_path, file.file_size_in_bytes) for file in built.rows.files)
         size = sum(file.file_size_in_bytes for file in built.rows.files)
         run = replace(
-            self._run(began), spark=SPARK_VERSION, files=len(built.rows.files), bytes=size, decoders=built.decoders
+            self._run(began),
+            spark=SPARK_VERSION,
+            files=len(built.rows.files),
+            bytes=size,
+            decoders=built.decoders,
         )
         return replace(built, account=replace(built.account, run=run))
 
-    def _rebuild(self, state: State, hour: str, cut: Cut, before: int, order: RebuildRequest) -> Result | None:
-        """Build and publish, or refuse; None if the look-back changed after duplicates were dropped against it."""
+    def _rebuild(
+        self, state: State, hour: str, cut: Cut, before: int, order: RebuildRequest
+    ) -> Result | None:
+        """Build and publish, or refuse; None if the look-back changed after duplicates were dropped
+        against it."""
         began = self._job.lake.clock.now()
-        first = self._since(began, self._hours.build(hour, cut, before, state, self._decoding(hour, order.audit)))
+        first = self._since(
+            began, self._hours.build(hour, cut, before, state, self._decoding(hour, order.audit))
+        )
         built = [first]
         if not _refusals(first, order.accept):
             state, following = self._following(first, state)
@@ -266,14 +306,20 @@ class Rebuilder:
         reasons_to_refuse = _refusals(first, order.accept)
         for b in built[1:]:
             by_choice = state.accepted[b.hour].by_choice
-            reasons_to_refuse += [f"{b.hour}, decided again: {refusal}" for refusal in _refusals(b, by_choice)]
+            reasons_to_refuse += [
+                f"{b.hour}, decided again: {refusal}" for refusal in _refusals(b, by_choice)
+            ]
         if reasons_to_refuse:
             self._discard(built)
             for b in built[1:]:
                 if b.decoders is not None and b.decoders.differing:
                     # Its own row makes Spark decode it the next time.
-                    self._refuse(state, b.hour, b.cut, b.before, "; ".join(b.problems), b.account, None)
-            return self._refuse(state, hour, cut, before, "; ".join(reasons_to_refuse), first.account, order.act)
+                    self._refuse(
+                        state, b.hour, b.cut, b.before, "; ".join(b.problems), b.account, None
+                    )
+            return self._refuse(
+                state, hour, cut, before, "; ".join(reasons_to_refuse), first.account, order.act
+            )
         # Step 6: publish.
         reasons = {hour: plan.acceptance_reason(first.objections, order.accept, order.why)}
         why = f"decided again after {hour}"
@@ -290,13 +336,15 @@ class Rebuilder:
         return Decoding.AUDITED if audit else Decoding.SAMPLED
 
     def _following(self, first: Built, state: State) -> tuple[State, list[Built]]:
-        """The later accepted hours that must drop, or restore, events because of `first`, oldest first. Also returns a
-        state that lists them, however long ago they were accepted."""
+        """The later accepted hours that must drop, or restore, events because of `first`, oldest
+        first. Also returns a state that lists them, however long ago they were accepted."""
         after = self._after(first.hour, first.hour, state)
         if not after or state.overrides.get(first.hour) == "speed":
             return state, []
         # An hour accepted while `first` was being read has not seen what `main` serves of it now.
-        seen_whole = all(h not in state.accepted or first.hour not in state.accepted[h].unread for h in after)
+        seen_whole = all(
+            h not in state.accepted or first.hour not in state.accepted[h].unread for h in after
+        )
         if seen_whole and not self._hours.changes_events(first, state):
             return state, []
         together, last, hour = {first.hour: first}, first.hour, hours.shift(first.hour, 1)
@@ -308,7 +356,12 @@ class Rebuilder:
                     hour, accepted.cut, accepted.revision, state, together, self._decoding(hour)
                 )
                 if again is not None:
-                    LOG.info("stream %s: rechecking duplicates hour=%s after=%s", self._stream.name, hour, first.hour)
+                    LOG.info(
+                        "stream %s: rechecking duplicates hour=%s after=%s",
+                        self._stream.name,
+                        hour,
+                        first.hour,
+                    )
                     together[hour], last = again, hour
             hour = hours.shift(hour, 1)
         return state, list(together.values())[1:]
@@ -324,12 +377,14 @@ class Rebuilder:
         around = {h for b in built for h in self._hours.lookback(b.hour)}
         return coverage.unread_hours(state, around - {b.hour for b in built})
 
-    def _surroundings(self, built: Sequence[Built], state: State, unread: frozenset[str]) -> frozenset[str]:
-        """A fingerprint of what `main` serves of the hours around them, of how far the speed layer has read, and of the
-        erasures that records are left out by.
+    def _surroundings(
+        self, built: Sequence[Built], state: State, unread: frozenset[str]
+    ) -> frozenset[str]:
+        """A fingerprint of what `main` serves of the hours around them, of how far the speed layer
+        has read, and of the erasures that records are left out by.
 
-        Around: the hours that duplicates were dropped against (those in `unread` were incomplete), and the later hours
-        that were not rebuilt.
+        Around: the hours that duplicates were dropped against (those in `unread` were incomplete),
+        and the later hours that were not rebuilt.
         """
         rebuilt = {b.hour for b in built}
         around = {h for b in built for h in self._hours.lookback(b.hour)}
@@ -339,7 +394,10 @@ class Rebuilder:
         content = content_by_hour(state.table, "main", around - by_batch)
         read = plan.may_yet_be_served(state, {b.hour: (b.cut, b.account.gaps) for b in built})
         read = read.union(*(marks_of(state, b.hour, b.cut) for b in built))
-        return plan.fingerprint(state, around, files, {h: c.rows for h, c in content.items()}, unread) | read
+        return (
+            plan.fingerprint(state, around, files, {h: c.rows for h, c in content.items()}, unread)
+            | read
+        )
 
     def _refuse(
         self,
@@ -353,22 +411,39 @@ class Rebuilder:
     ) -> Result:
         """Record a refusal decided by the state `seen`, unless the ledger has it already."""
         reach(Step.BATCH_REFUSED)
-        now, basis = self._job.lake.clock.now(), refusals.current_basis(self._stream, seen, hour, cut)
+        now, basis = (
+            self._job.lake.clock.now(),
+            refusals.current_basis(self._stream, seen, hour, cut),
+        )
         refusal = refusals.last_refusal(self._job.ledger.history([hour]), hour)
         if refusals.should_record(refusal, basis, before + 1, reason, now):
             state = self.load()
             served, id = state.served_by(hour), refusals.decision_id(new_id(), basis)
             row = ledger.decision(
-                hour, "refused", before + 1, cut, now, id, reason=reason, served=served, account=account, act=act
+                hour,
+                "refused",
+                before + 1,
+                cut,
+                now,
+                id,
+                reason=reason,
+                served=served,
+                account=account,
+                act=act,
             )
             self._job.ledger.record([row])
         LOG.error("stream %s: refused hour=%s reason=%s", self._stream.name, hour, reason)
         return Result(hour, "refused", before + 1, reason, account)
 
     def _publish(
-        self, built: Sequence[Built], reasons: Mapping[str, str | None], seen: State, act: Act | None = None
+        self,
+        built: Sequence[Built],
+        reasons: Mapping[str, str | None],
+        seen: State,
+        act: Act | None = None,
     ) -> Result | None:
-        """Publish the hours together; None, with their files discarded, if the look-back changed."""
+        """Publish the hours together; None, with their files discarded, if the look-back
+        changed."""
         lake, stream, hour = self._job.lake, self._stream, built[0].hour
         unread = self._unread(built, seen)
         surroundings = self._surroundings(built, seen, unread)
@@ -381,7 +456,9 @@ class Rebuilder:
             state = self._job.ledger.remembering(state, [b.hour for b in built])
             around = self._surroundings(built, state, unread)
             for b in built:
-                verdict = plan.check_publish(state, b.hour, b.cut, b.before, b.rows.wap_id, around, surroundings)
+                verdict = plan.check_publish(
+                    state, b.hour, b.cut, b.before, b.rows.wap_id, around, surroundings
+                )
                 if verdict is plan.PublishCheck.EXPIRED:
                     self._discard(built)
                     require_kept(state, b.hour)
@@ -389,11 +466,13 @@ class Rebuilder:
                     return Decision(state, None, plan.revision_now(state, hour, b.before))
                 if verdict is plan.PublishCheck.UNSEALED:
                     raise Transient(
-                        f"hour {b.hour}: expected it to be sealed, found no seal; branch speed was set back; "
-                        "run it again"
+                        f"hour {b.hour}: expected it to be sealed, found no seal; branch speed "
+                        "was set back; run it again"
                     )
                 if verdict is plan.PublishCheck.GONE:
-                    raise Transient(f"hour {b.hour}: expected its staged snapshot, found none; run it again")
+                    raise Transient(
+                        f"hour {b.hour}: expected its staged snapshot, found none; run it again"
+                    )
                 if verdict is plan.PublishCheck.MERGE:
                     merge.merge(lake, stream)
                     return Again.AGAIN
@@ -406,7 +485,9 @@ class Rebuilder:
                     Accepted(b.before + 1, b.cut, bool(b.objections), self._unread_by(b, unread)),
                     b.rows,
                     letters=(
-                        dead_letters.waiting_batch(b.dead, b.hour, b.before + 1, now, f"{b.rows.wap_id}-{b.hour}"),
+                        dead_letters.waiting_batch(
+                            b.dead, b.hour, b.before + 1, now, f"{b.rows.wap_id}-{b.hour}"
+                        ),
                     ),
                     account=b.account,
                     reason=reasons[b.hour],
@@ -416,7 +497,9 @@ class Rebuilder:
             ]
             seconds = [*((STAGE, b.seconds) for b in built), (PUBLISH, time.monotonic() - ready)]
             measured = self._meter.to_properties(state.branch_properties["main"], seconds)
-            return Decision(state, plan.plan_publish(state, rebuilt, now, measured), built[0].before + 1)
+            return Decision(
+                state, plan.plan_publish(state, rebuilt, now, measured), built[0].before + 1
+            )
 
         result = Result(hour, "accepted", built[0].before + 1, reasons[hour], built[0].account)
         self._begun[hour] = (built[0].rows.wap_id, result)
@@ -452,9 +535,12 @@ class Rebuilder:
             b.account.duplicate,
             b.account.gap,
         )
-        if filled := {name: n for name, n in (b.account.sources or {}).items() if n and name != KAFKA}:
+        if filled := {
+            name: n for name, n in (b.account.sources or {}).items() if n and name != KAFKA
+        }:
             LOG.warning(
-                "stream %s: records missing in Kafka, filled from the table hour=%s count=%d sources=%s",
+                "stream %s: records missing in Kafka, filled from the table hour=%s count=%d "
+                "sources=%s",
                 name,
                 b.hour,
                 sum(filled.values()),
@@ -462,8 +548,8 @@ class Rebuilder:
             )
         if missing := self._unread_by(b, unread):
             LOG.warning(
-                "stream %s: speed layer has not read all of the look-back, duplicates are rechecked later "
-                "hour=%s unread=%s",
+                "stream %s: speed layer has not read all of the look-back, duplicates are "
+                "rechecked later hour=%s unread=%s",
                 name,
                 b.hour,
                 ",".join(missing),
@@ -480,5 +566,6 @@ class Rebuilder:
 
 
 def _refusals(built: Built, accept: bool) -> list[str]:
-    """Why the hour may not be published; an operator may overrule the stream's rules, not the account."""
+    """Why the hour may not be published; an operator may overrule the stream's rules, not the
+    account."""
     return [*built.problems, *([] if accept else built.objections)]

@@ -1,8 +1,10 @@
-"""Refusals: a refused hour is rebuilt once an input of its verdict has changed, and otherwise once a day.
+"""Refusals: a refused hour is rebuilt once an input of its verdict has changed, and otherwise once
+a day.
 
-The verdict depends on the cut, the code, the stream's file, its suite, the other hours and the speed layer's rows.
-While none of them changes, a rebuild would refuse the hour again. Other inputs are not tracked (a row count of a week
-ago, what Kafka or S3 lost or restored), hence the daily rebuild.
+The verdict depends on the cut, the code, the stream's file, its suite, the other hours and the
+speed layer's rows. While none of them changes, a rebuild would refuse the hour again. Other inputs
+are not tracked (a row count of a week ago, what Kafka or S3 lost or restored), hence the daily
+rebuild.
 """
 
 from __future__ import annotations
@@ -47,8 +49,8 @@ def refusal_basis(stream: Stream, suite: bytes, state: State, hour: str, cut: Cu
 
 
 def current_basis(stream: Stream, state: State, hour: str, cut: Cut) -> str:
-    """The basis of a verdict on an hour now. Reads the suite's file; the quality gate reports one that cannot be
-    read."""
+    """The basis of a verdict on an hour now. Reads the suite's file; the quality gate reports one
+    that cannot be read."""
     try:
         suite = stream.expectations.read_bytes() if stream.expectations is not None else b""
     except OSError:
@@ -62,7 +64,8 @@ def decision_id(id: str, basis: str) -> str:
 
 
 def last_refusal(rows: Sequence[LedgerRow], hour: str) -> LedgerRow | None:
-    """An hour's newest refusal in the ledger's rows (oldest first); None if a newer decision replaced it. Pure."""
+    """An hour's newest refusal in the ledger's rows (oldest first); None if a newer decision
+    replaced it. Pure."""
     of_hour = [row for row in rows if row.hour == hour and row.decision != "served"]
     return of_hour[-1] if of_hour and of_hour[-1].decision == "refused" else None
 
@@ -73,14 +76,20 @@ def decoders_differed(row: LedgerRow) -> bool:
 
 
 def is_still_valid(refusal: LedgerRow | None, basis: str, now: datetime) -> bool:
-    """Whether a refusal needs no rebuild yet: its basis is unchanged and it is less than a day old. Pure. One for
-    decoders that differ always does: the next rebuild decodes by Spark."""
-    if refusal is None or decoders_differed(refusal) or not refusal.decision_id.endswith(f"-{basis}"):
+    """Whether a refusal needs no rebuild yet: its basis is unchanged and it is less than a day old.
+    Pure. One for decoders that differ always does: the next rebuild decodes by Spark."""
+    if (
+        refusal is None
+        or decoders_differed(refusal)
+        or not refusal.decision_id.endswith(f"-{basis}")
+    ):
         return False
     return now - refusal.recorded_at < REBUILD_AFTER
 
 
-def should_record(refusal: LedgerRow | None, basis: str, revision: int, reason: str, now: datetime) -> bool:
+def should_record(
+    refusal: LedgerRow | None, basis: str, revision: int, reason: str, now: datetime
+) -> bool:
     """Whether a refusal differs from the newest one in the ledger. Pure."""
     same = refusal is not None and (refusal.revision, refusal.reason) == (revision, reason)
     return not (same and is_still_valid(refusal, basis, now))

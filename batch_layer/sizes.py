@@ -1,4 +1,5 @@
-"""How an hour's work is divided: tasks, shuffle partitions and files follow its size, not the machine. Pure."""
+"""How an hour's work is divided: tasks, shuffle partitions and files follow its size, not the
+machine. Pure."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ _RECORDS_PER_SHUFFLE = 250_000
 
 
 def in_one_task(rows: DataFrame, offsets: int) -> DataFrame:
-    """Rows of an hour of so many offsets. One task reads those of a small hour: Spark then shuffles none, and compiles
-    and runs fewer stages."""
+    """Rows of an hour of so many offsets. One task reads those of a small hour: Spark then shuffles
+    none, and compiles and runs fewer stages."""
     return rows.coalesce(1) if offsets <= SMALL else rows
 
 
@@ -32,8 +33,8 @@ def shuffle_partitions(offsets: int, at_once: int) -> int:
 def write_tasks(rows: int, of_speed: Sequence[DataFile], at_once: int, file_bytes: int) -> int:
     """The number of tasks that write an hour's rows, each one file for every event date.
 
-    No file is larger than `file_bytes`, estimated by the bytes of a row in the speed layer's files. Up to `at_once`
-    tasks while files are not small.
+    No file is larger than `file_bytes`, estimated by the bytes of a row in the speed layer's files.
+    Up to `at_once` tasks while files are not small.
     """
     known = sum(f.record_count for f in of_speed)
     row_bytes = sum(f.file_size_in_bytes for f in of_speed) / known if known else _ROW_BYTES

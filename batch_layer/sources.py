@@ -1,8 +1,9 @@
 """Sources of an hour's records: Kafka, and for records that Kafka does not give, the table.
 
-The table's accepted rows come first, then the dead letters' bytes, decoded again, then the speed layer's rows and dead
-letters of the hour. Each offset comes from the first source that has it, for any reason: a log that begins later, a
-compacted log, or a log that omits records for an unknown reason.
+The table's accepted rows come first, then the dead letters' bytes, decoded again, then the speed
+layer's rows and dead letters of the hour. Each offset comes from the first source that has it, for
+any reason: a log that begins later, a compacted log, or a log that omits records for an unknown
+reason.
 """
 
 from __future__ import annotations
@@ -52,15 +53,22 @@ T = TypeVar("T")
 # Where a record was read from: no column of a stream can have this name.
 _SOURCE = "read-from"
 
-SOURCES = KAFKA, ARCHIVE, ACCEPTED, DEAD_LETTERS, SPEED = ("kafka", "archive", "accepted", "dead_letters", "speed")
+SOURCES = KAFKA, ARCHIVE, ACCEPTED, DEAD_LETTERS, SPEED = (
+    "kafka",
+    "archive",
+    "accepted",
+    "dead_letters",
+    "speed",
+)
 
 
 @dataclass(frozen=True)
 class HourRecords:
-    """An hour's records. `decoded`: those that Spark decoded, in the columns of `records.decode`, and their source.
-    `certain`: those that workers decoded, if any; unless `has_decoded`, there are no others. `in_kafka`: the part of
-    the cut in Kafka's log. `accepted`: once filled, the accepted revision's offsets, if any. `to_archive`: what Kafka
-    gave, with all bytes, if the stream has an archive."""
+    """An hour's records. `decoded`: those that Spark decoded, in the columns of `records.decode`,
+    and their source. `certain`: those that workers decoded, if any; unless `has_decoded`, there are
+    no others. `in_kafka`: the part of the cut in Kafka's log. `accepted`: once filled, the accepted
+    revision's offsets, if any. `to_archive`: what Kafka gave, with all bytes, if the stream has an
+    archive."""
 
     decoded: DataFrame
     in_kafka: Ranges
@@ -78,7 +86,12 @@ class HourRecords:
         kinds = {field.name: field.dataType.simpleString() for field in decoded.schema.fields}
         constant = {"source": f"'{KAFKA}'", "is_dead": "false"}
         certain = self.certain.rows(AT).selectExpr(
-            *AT, *(f"{constant.get(n, f'CAST(NULL AS {kinds[n]})')} AS {n}" for n in decoded.columns if n not in AT)
+            *AT,
+            *(
+                f"{constant.get(n, f'CAST(NULL AS {kinds[n]})')} AS {n}"
+                for n in decoded.columns
+                if n not in AT
+            ),
         )
         return decoded.unionByName(certain)
 
@@ -90,7 +103,9 @@ class HourRecords:
     @property
     def partitions(self) -> int:
         """The number of tasks that read the records."""
-        return (self.decoded if self.certain is None else self.certain.pieces).rdd.getNumPartitions()
+        return (
+            self.decoded if self.certain is None else self.certain.pieces
+        ).rdd.getNumPartitions()
 
     def good(self, stream: Stream, columns: Sequence[str] | None = None) -> DataFrame:
         """The good records, in the columns of the table, or in some of them."""
@@ -102,8 +117,9 @@ class HourRecords:
         return rows.select(*names).unionByName(certain) if self.has_decoded else certain
 
     def read_few(self, stream: Stream, served: DataFrame | None) -> pa.Table:
-        """Of each of few records, read by one task into the driver's memory: its place, `source`, verdict, whether it
-        `drifts`, and of a good one whose key names an event the key's `hash` (`duplicates.key_hash`)."""
+        """Of each of few records, read by one task into the driver's memory: its place, `source`,
+        verdict, whether it `drifts`, and of a good one whose key names an event the key's `hash`
+        (`duplicates.key_hash`)."""
         hashed, is_named = key_hash(self.decoded, stream.key, served), names_event(stream.key)
         source = F.col(f"`{_SOURCE}`")
         facts = self.decoded.select(
@@ -129,7 +145,9 @@ class HourRecords:
         certain = self.certain
         if certain is None or not certain.reports.is_each_once(ranges):
             return count_read(self.places, ranges, SOURCES)
-        others = count_read(self._decoded_places, ranges, SOURCES) if self.has_decoded else ReadCounts()
+        others = (
+            count_read(self._decoded_places, ranges, SOURCES) if self.has_decoded else ReadCounts()
+        )
         sources = others.sources | {KAFKA: others.sources.get(KAFKA, 0) + certain.count}
         return replace(
             others,
@@ -151,9 +169,12 @@ class HourReader:
     def use(self, spark: SparkSession) -> None:
         self._spark = spark
 
-    def read(self, hour: str, cut: Cut, state: State, decoding: Decoding = Decoding.SAMPLED) -> HourRecords:
-        """Read and decode every record of the cut that Kafka has, once, and cache them. Raises PositionError for a
-        topic that was recreated, or whose log lost the end of the cut, and not adopted."""
+    def read(
+        self, hour: str, cut: Cut, state: State, decoding: Decoding = Decoding.SAMPLED
+    ) -> HourRecords:
+        """Read and decode every record of the cut that Kafka has, once, and cache them. Raises
+        PositionError for a topic that was recreated, or whose log lost the end of the cut, and not
+        adopted."""
         # Keep sample values from about 1 in `one_in` records with unknown fields.
         one_in = max(1, size(cut.ranges) // SAMPLES)
         gone = gone_from_kafka(state.timeline, state.position.topic_id, hour, cut) is not None
@@ -182,13 +203,17 @@ class HourReader:
         # Ask again: retention may have deleted records during the read.
         ranges = {} if gone else self._held(hour, cut)
         decoded = in_one_task(decoded, cut.offsets)
-        return HourRecords(decoded, ranges, certain=certain, has_decoded=has_decoded, to_archive=to_archive)
+        return HourRecords(
+            decoded, ranges, certain=certain, has_decoded=has_decoded, to_archive=to_archive
+        )
 
     def _held(self, hour: str, cut: Cut) -> Ranges:
         """The part of the cut that Kafka's log still has. Raises PositionError as `read` does."""
         topic, kafka = self.require_topic(cut), self._job.kafka
         end = Position(cut.topic_id, dict(cut.ends))
-        check_log_end(end, kafka.stable_ends(topic, end.offsets), topic.name, f"the end of hour {hour}")
+        check_log_end(
+            end, kafka.stable_ends(topic, end.offsets), topic.name, f"the end of hour {hour}"
+        )
         return trim(cut.ranges, kafka.log_starts(topic))
 
     def _of_kafka(self, hour: str, ranges: Ranges, use: Callable[[DataFrame], T]) -> T:
@@ -202,7 +227,11 @@ class HourReader:
         """Whether workers failed on a cluster, where an executor may lack what they need."""
         if runs_here(self._spark.sparkContext.master) or not is_of_workers(error):
             return False
-        LOG.warning("stream %s: Python workers failed, Spark goes on: %s", self._stream.name, one_line(error))
+        LOG.warning(
+            "stream %s: Python workers failed, Spark goes on: %s",
+            self._stream.name,
+            one_line(error),
+        )
         return True
 
     def _pack_spec(self, hour: str, cut: Cut, decoding: Decoding) -> PackSpec | None:
@@ -219,15 +248,17 @@ class HourReader:
     def _by_workers(
         self, hour: str, ranges: Ranges, spec: PackSpec, one_in: int
     ) -> tuple[CertainRecords, DataFrame] | None:
-        """The hour's records as workers decode them, and as Spark those that they left; None if workers failed on a
-        cluster."""
+        """The hour's records as workers decode them, and as Spark those that they left; None if
+        workers failed on a cluster."""
 
         def read(raw: DataFrame) -> CertainRecords:
             return read_certain(cached(packed(raw, spec), is_lazy=True), self._stream, size(ranges))
 
         try:
             certain = self._of_kafka(hour, ranges, read)
-            decoded = records.decode(certain.for_spark, self._stream, self._format, with_unknown=True, beside=[ROW])
+            decoded = records.decode(
+                certain.for_spark, self._stream, self._format, with_unknown=True, beside=[ROW]
+            )
             decoded = self._of_source(decoded, KAFKA, one_in)
             if certain.has_records_for_spark:
                 decoded = cached(decoded, is_lazy=True)
@@ -238,7 +269,8 @@ class HourReader:
             return None
         if certain.left_count > certain.count:
             LOG.info(
-                "stream %s: workers left most records to Spark, which decodes the next hours hour=%s left=%d of=%d",
+                "stream %s: workers left most records to Spark, which decodes the next hours "
+                "hour=%s left=%d of=%d",
                 self._stream.name,
                 hour,
                 certain.left_count,
@@ -248,29 +280,51 @@ class HourReader:
         return certain, decoded.where(f"{ROW} IS NULL").drop(ROW)
 
     def fill(self, read: HourRecords, hour: str, cut: Cut, state: State) -> HourRecords:
-        """Add every other record of the cut that the archive or the table has, from the first source that has it. An
-        offset that Kafka does not give is no gap if the table has its record."""
+        """Add every other record of the cut that the archive or the table has, from the first
+        source that has it. An offset that Kafka does not give is no gap if the table has its
+        record."""
         # Dead letters named by a publish belong to the table even before their own table has them.
         dead_letters.roll_forward(self._job.lake, self._stream.dead_letters_table, state)
         letters = heads(self._job.lake.load(self._stream.dead_letters_table))
         batch = (state.heads["batch"], letters["batch"])
-        accepted = self._of_branch(batch, hour, (ACCEPTED, DEAD_LETTERS)) if state.is_accepted(hour) else []
-        stored = [*accepted, *self._of_branch((state.heads["speed"], letters["speed"]), hour, (SPEED, SPEED))]
+        accepted = (
+            self._of_branch(batch, hour, (ACCEPTED, DEAD_LETTERS))
+            if state.is_accepted(hour)
+            else []
+        )
+        stored = [
+            *accepted,
+            *self._of_branch((state.heads["speed"], letters["speed"]), hour, (SPEED, SPEED)),
+        ]
         if self._stream.archive is not None:
             # Bytes first: rows lack fields that the schema got since.
             stored.insert(0, self._decode(read_archive(self._job, self._spark, hour, cut), ARCHIVE))
         if hour in state.retained_hours:
             # Rows of the speed layer that only `main` still has.
             stored += self._of_branch((state.heads["main"], letters["main"]), hour, (SPEED, SPEED))
-        ranked = [frame.where(inside(cut.ranges)).withColumn("_rank", F.lit(i)) for i, frame in enumerate(stored)]
-        # Compare positions first, two narrow columns: usually the table has nothing that Kafka lacks.
+        ranked = [
+            frame.where(inside(cut.ranges)).withColumn("_rank", F.lit(i))
+            for i, frame in enumerate(stored)
+        ]
+        # Compare positions first, two narrow columns: usually the table has nothing that Kafka
+        # lacks.
         places = reduce(DataFrame.unionByName, (frame.select(*AT, "_rank") for frame in ranked))
-        found = places.join(read.places.select(*AT), AT, "left_anti").groupBy(*AT).agg(F.min("_rank").alias("_rank"))
+        found = (
+            places.join(read.places.select(*AT), AT, "left_anti")
+            .groupBy(*AT)
+            .agg(F.min("_rank").alias("_rank"))
+        )
         found = cached(found)
-        offsets = reduce(DataFrame.union, (frame.select(*AT) for frame in accepted)) if accepted else None
+        offsets = (
+            reduce(DataFrame.union, (frame.select(*AT) for frame in accepted)) if accepted else None
+        )
         if found.isEmpty():
             return replace(read, accepted=offsets)
-        filled = reduce(DataFrame.unionByName, ranked).join(found, [*AT, "_rank"], "left_semi").drop("_rank")
+        filled = (
+            reduce(DataFrame.unionByName, ranked)
+            .join(found, [*AT, "_rank"], "left_semi")
+            .drop("_rank")
+        )
         every = read.decoded.unionByName(filled) if read.has_decoded else filled
         every = in_one_task(cached(every), cut.offsets)
         return replace(read, decoded=every, accepted=offsets, has_decoded=True)
@@ -280,9 +334,10 @@ class HourReader:
         topic = self._job.kafka.describe(self._stream.topic, Position(cut.topic_id, dict(cut.ends)))
         if topic is None or topic.id != cut.topic_id:
             raise PositionError(
-                f"topic {self._stream.topic}: expected id {cut.topic_id}, found {topic.id if topic else 'no topic'}: "
-                "Kafka no longer has this hour; the speed layer's rows stay served; to continue with the topic as it "
-                "is, run `anabranch adopt`"
+                f"topic {self._stream.topic}: expected id {cut.topic_id}, found "
+                f"{topic.id if topic else 'no topic'}: Kafka no longer has this hour; the speed "
+                "layer's rows stay served; to continue with the topic as it is, run `anabranch "
+                "adopt`"
             )
         return topic
 
@@ -296,13 +351,20 @@ class HourReader:
             .count()
             .collect()
         )
-        return {row["ingest_hour"]: row["count"] for row in sorted(rows, key=lambda row: str(row["ingest_hour"]))}
+        return {
+            row["ingest_hour"]: row["count"]
+            for row in sorted(rows, key=lambda row: str(row["ingest_hour"]))
+        }
 
-    def _of_branch(self, snapshots: tuple[int, int], hour: str, sources: tuple[str, str]) -> list[DataFrame]:
+    def _of_branch(
+        self, snapshots: tuple[int, int], hour: str, sources: tuple[str, str]
+    ) -> list[DataFrame]:
         """Rows, then dead letters, of an hour in a branch's snapshots of the two tables."""
         # A snapshot from before a column was added is read without it.
         columns = self._spark.table(f"{self._catalog}.{self._stream.table}").schema
-        rows = to_schema(read_snapshot(self._spark, self._catalog, self._stream.table, snapshots[0]), columns)
+        rows = to_schema(
+            read_snapshot(self._spark, self._catalog, self._stream.table, snapshots[0]), columns
+        )
         return [
             # They were checked when they were accepted.
             records.as_decoded(rows.where(F.col("ingest_hour") == hour), self._stream).withColumn(
@@ -313,20 +375,24 @@ class HourReader:
 
     def _bytes(self, snapshot_id: int) -> DataFrame:
         """Dead letters as raw Kafka records."""
-        letters = read_snapshot(self._spark, self._catalog, self._stream.dead_letters_table, snapshot_id)
+        letters = read_snapshot(
+            self._spark, self._catalog, self._stream.dead_letters_table, snapshot_id
+        )
         return as_kafka_records(letters)
 
     def _decode(self, raw: DataFrame, source: str, one_in: int = 1) -> DataFrame:
         return self._of_source(self._decoded(raw), source, one_in)
 
     def _decoded(self, raw: DataFrame) -> DataFrame:
-        return records.decode(raw, self._stream, self._format, with_unknown=True, secret=self._secret)
+        return records.decode(
+            raw, self._stream, self._format, with_unknown=True, secret=self._secret
+        )
 
     def _of_source(self, decoded: DataFrame, source: str, one_in: int = 1) -> DataFrame:
         """Decoded records with their source, and without bytes that nothing needs."""
         decoded = decoded.withColumn(_SOURCE, F.lit(source))
-        # Drop a good record's bytes, except samples of records with unknown fields. Sample by a hash: transaction
-        # markers may take every other offset.
+        # Drop a good record's bytes, except samples of records with unknown fields. Sample by a
+        # hash: transaction markers may take every other offset.
         kept = {name: F.when(F.col("is_dead"), F.col(name)) for name in records.BYTES}
         sample = f"{DRIFTS} AND pmod(xxhash64(kafka_partition, kafka_offset), {one_in}) = 0"
         sample += f" AND octet_length(kafka_value) <= {MOST_BYTES}"

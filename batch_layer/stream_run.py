@@ -1,7 +1,9 @@
-"""A run of the batch layer over one stream: seal, then rebuild the hours that wait, or restate repairable ones.
+"""A run of the batch layer over one stream: seal, then rebuild the hours that wait, or restate
+repairable ones.
 
-Each step is retried for up to `batch.retry_for`. In a job of many streams, work takes one of the stream's turns
-(`batch_layer.turns`); what waits for receivers outside, of webhooks and lineage, takes none.
+Each step is retried for up to `batch.retry_for`. In a job of many streams, work takes one of the
+stream's turns (`batch_layer.turns`); what waits for receivers outside, of webhooks and lineage,
+takes none.
 """
 
 from __future__ import annotations
@@ -35,10 +37,11 @@ T = TypeVar("T")
 
 
 class StreamRun:
-    """One run over a stream. `turns`: in a job of many streams; without them the stream has the job to itself.
+    """One run over a stream. `turns`: in a job of many streams; without them the stream has the job
+    to itself.
 
-    Every method raises Transient when its time is over or `stop` is set. `reporter` reports each hour at once.
-    `results` are those so far, also when a method raises.
+    Every method raises Transient when its time is over or `stop` is set. `reporter` reports each
+    hour at once. `results` are those so far, also when a method raises.
     """
 
     def __init__(
@@ -61,11 +64,12 @@ class StreamRun:
     def rebuild(self, hours: Collection[str] | None, order: RebuildRequest) -> list[Result]:
         """Seal, then rebuild the named `hours`, or all that wait.
 
-        A refused hour that waits is rebuilt once an input of its refusal has changed, and once a day. At the end,
-        accepted hours are restated whose dead letters were lost or whose look-back was incomplete; their results do
-        not affect named hours. An hour that fails unexpectedly does not block others: Unexpected is raised at the end.
-        Finally the stream's views are filled, where possible. Raises NotYet, before sealing, for an hour that has not
-        ended; of hours before the stream's first, ConfigurationError, or in a job of many streams a result.
+        A refused hour that waits is rebuilt once an input of its refusal has changed, and once a
+        day. At the end, accepted hours are restated whose dead letters were lost or whose look-back
+        was incomplete; their results do not affect named hours. An hour that fails unexpectedly
+        does not block others: Unexpected is raised at the end. Finally the stream's views are
+        filled, where possible. Raises NotYet, before sealing, for an hour that has not ended; of
+        hours before the stream's first, ConfigurationError, or in a job of many streams a result.
         """
         if hours is not None:
             self._rebuild_named(sorted(hours), order)
@@ -90,7 +94,9 @@ class StreamRun:
         with self._progress("replay", len(repairable)) as progress:
             for h, number in repairable.items():
                 decode = f"dead letters replayed: {number} decode now"
-                order = RebuildRequest(restate=True, why=f"{decode}; {why}" if why else decode, act=act)
+                order = RebuildRequest(
+                    restate=True, why=f"{decode}; {why}" if why else decode, act=act
+                )
                 self._rebuild_hour(h, order, state)
                 progress.step()
         with self._turn():
@@ -140,15 +146,22 @@ class StreamRun:
 
     def _take_over(self, state: State) -> State:
         """The state, once what an earlier run left is done."""
-        self._call(lambda: take_over(self._job.lake, self._job.stream, self._job.kafka, state.position))
+        self._call(
+            lambda: take_over(self._job.lake, self._job.stream, self._job.kafka, state.position)
+        )
         return self._call(lambda: self._rebuilder.publisher.recover(state, by_ledger=True))
 
     def _restate_incomplete(self) -> None:
-        """Restate accepted hours whose dead letters were lost, then those whose look-back was incomplete."""
+        """Restate accepted hours whose dead letters were lost, then those whose look-back was
+        incomplete."""
         with self._turn():
             state = self._call(self._rebuilder.load)
             is_complete = self._call(lambda: self._rebuilder.publisher.knows_complete(state))
-            lost = {} if is_complete else self._call(lambda: todo.with_lost_dead_letters(self._job, state))
+            lost = (
+                {}
+                if is_complete
+                else self._call(lambda: todo.with_lost_dead_letters(self._job, state))
+            )
         for h, again in lost.items():
             self._attempt(h, again, state)
         with self._turn():
@@ -159,7 +172,8 @@ class StreamRun:
             self._attempt(h, again, state)
 
     def _attempt(self, hour: str, order: RebuildRequest, state: State) -> None:
-        """Rebuild an hour; one that fails unexpectedly is kept for later, so that the others go on."""
+        """Rebuild an hour; one that fails unexpectedly is kept for later, so that the others go
+        on."""
         try:
             self._rebuild_hour(hour, order, state)
         except Unexpected as error:
@@ -170,7 +184,9 @@ class StreamRun:
         offsets = state.cuts[hour].offsets if hour in state.cuts else None
         with self._reported(hour):
             with self._turn(hour, offsets):
-                self.results.append(self._call(lambda: self._rebuilder.rebuild(hour, order), f"hour {hour}"))
+                self.results.append(
+                    self._call(lambda: self._rebuilder.rebuild(hour, order), f"hour {hour}")
+                )
             self._reporter.report()
         # Wait for an unreachable receiver once in a run, and once more at its end.
         self._is_notified = self._is_notified and webhook.notify(self._job)

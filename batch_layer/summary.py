@@ -22,7 +22,9 @@ def exit_code(results: Sequence[Result], hours: Collection[str] | None) -> int:
 
 
 def exit_code_of(outcome: StreamOutcome, hours: Collection[str] | None) -> int:
-    return outcome.error.exit_code if outcome.error is not None else exit_code(outcome.results, hours)
+    return (
+        outcome.error.exit_code if outcome.error is not None else exit_code(outcome.results, hours)
+    )
 
 
 def print_outcome(outcome: StreamOutcome, output: str, nothing: str) -> None:
@@ -35,11 +37,17 @@ def print_outcome(outcome: StreamOutcome, output: str, nothing: str) -> None:
         print(f"{outcome.stream}: no hour {nothing}")
 
 
-def print_outcomes(outcomes: Sequence[StreamOutcome], hours: Collection[str] | None, output: str, nothing: str) -> None:
+def print_outcomes(
+    outcomes: Sequence[StreamOutcome], hours: Collection[str] | None, output: str, nothing: str
+) -> None:
     ordered = sorted(outcomes, key=lambda outcome: outcome.stream)
     if output == "json":
         views = [
-            _view(o) | {"exit_code": exit_code_of(o, hours), "error": str(o.error) if o.error is not None else None}
+            _view(o)
+            | {
+                "exit_code": exit_code_of(o, hours),
+                "error": str(o.error) if o.error is not None else None,
+            }
             for o in ordered
         ]
         print_json({"streams": views})
@@ -48,7 +56,9 @@ def print_outcomes(outcomes: Sequence[StreamOutcome], hours: Collection[str] | N
     for outcome in ordered:
         rows += [(outcome.stream, r.hour, *_cells(r)) for r in outcome.results]
         if outcome.error is not None:
-            rows.append((outcome.stream, "", "failed", *("" for _ in _COLUMNS[1:-1]), str(outcome.error)))
+            rows.append(
+                (outcome.stream, "", "failed", *("" for _ in _COLUMNS[1:-1]), str(outcome.error))
+            )
         elif not outcome.results:
             rows.append((outcome.stream, "", f"no hour {nothing}", *("" for _ in _COLUMNS[1:])))
     print_table(("stream", "hour", *_COLUMNS), rows)
@@ -65,4 +75,9 @@ def _view(outcome: StreamOutcome) -> dict[str, Any]:
 
 
 def _cells(result: Result) -> tuple[object, ...]:
-    return (result.decision, result.revision, *(getattr(result.account, name) for name in _COUNTS), result.reason)
+    return (
+        result.decision,
+        result.revision,
+        *(getattr(result.account, name) for name in _COUNTS),
+        result.reason,
+    )

@@ -18,8 +18,8 @@ LOG = logging.getLogger(__name__)
 
 
 def waiting(job: Job, state: State) -> list[str]:
-    """The sealed hours that are not accepted, oldest first. Leaves out hours that were refused because Kafka lost them:
-    a rebuild would refuse them again."""
+    """The sealed hours that are not accepted, oldest first. Leaves out hours that were refused
+    because Kafka lost them: a rebuild would refuse them again."""
     hours, topic_id, sealed = waiting_hours(state), state.position.topic_id, state.timeline.sealed
     gone = [h for h in hours if gone_from_kafka(state.timeline, topic_id, h, sealed[h])]
     rows = ledger.newest(job.ledger.history(gone, ledger.BULKY))
@@ -28,7 +28,8 @@ def waiting(job: Job, state: State) -> list[str]:
 
 
 def unchanged_refusals(job: Job, state: State, candidates: Sequence[str]) -> list[Result]:
-    """The refusals among `candidates` whose inputs have not changed; these hours are not rebuilt."""
+    """The refusals among `candidates` whose inputs have not changed; these hours are not
+    rebuilt."""
     if not candidates:
         return []
     now, name = job.lake.clock.now(), job.stream.name
@@ -53,18 +54,21 @@ def unchanged_refusals(job: Job, state: State, candidates: Sequence[str]) -> lis
 
 
 def with_lost_dead_letters(job: Job, state: State) -> dict[str, RebuildRequest]:
-    """The accepted hours whose dead letters were lost before they were published, and how to restate each. Leaves out
-    hours whose restatement was refused."""
+    """The accepted hours whose dead letters were lost before they were published, and how to
+    restate each. Leaves out hours whose restatement was refused."""
     lookback = job.stream.batch.lookback_hours
     found = dead_letters.lost_hours(job.lake, job.stream, state)
     lost = {h: revision for h, revision in found.items() if is_kept(state, h, lookback)}
-    why = {h: f"the dead letters of revision {revision} were lost" for h, revision in sorted(lost.items())}
+    why = {
+        h: f"the dead letters of revision {revision} were lost"
+        for h, revision in sorted(lost.items())
+    }
     return _restatements(job, state, why)
 
 
 def to_recheck(job: Job, state: State) -> dict[str, RebuildRequest]:
-    """The accepted hours whose look-back the speed layer has read completely since, and how to restate each. Leaves out
-    hours whose restatement was refused."""
+    """The accepted hours whose look-back the speed layer has read completely since, and how to
+    restate each. Leaves out hours whose restatement was refused."""
     read = "duplicates rechecked: the speed layer has now read"
     why = {h: f"{read} {', '.join(unread)} completely" for h, unread in plan_recheck(state).items()}
     return _restatements(job, state, why)

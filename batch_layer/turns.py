@@ -1,9 +1,10 @@
 """Turns of a job of many streams: how many hours are worked on at once, and whose is next.
 
-Each stream has a thread, which works only while it has a turn. The next turn goes to the stream that had the fewest,
-and of these to the one with the oldest hour: a stream with a long backlog delays another by one hour at most. A small
-hour takes one of `at_once` places; a large hour takes as many as it is large, and waits until they are free. A stream
-that pauses before another try gives its place away.
+Each stream has a thread, which works only while it has a turn. The next turn goes to the stream
+that had the fewest, and of these to the one with the oldest hour: a stream with a long backlog
+delays another by one hour at most. A small hour takes one of `at_once` places; a large hour takes
+as many as it is large, and waits until they are free. A stream that pauses before another try gives
+its place away.
 """
 
 from __future__ import annotations
@@ -21,15 +22,17 @@ OFFSETS_OF_A_PLACE = 250_000
 
 
 def places(offsets: int | None, at_once: int) -> int:
-    """The places that an hour of so many offsets takes, of `at_once`: all for an unknown number. Pure."""
+    """The places that an hour of so many offsets takes, of `at_once`: all for an unknown number.
+    Pure."""
     if offsets is None:
         return at_once
     return max(1, min(at_once, -(-offsets // OFFSETS_OF_A_PLACE)))
 
 
 class Turns:
-    """The places of a job. Each has a Spark session, since an hour's settings are those of its session. `open_session`
-    makes a session: called for each place that is used, at most `at_once` times."""
+    """The places of a job. Each has a Spark session, since an hour's settings are those of its
+    session. `open_session` makes a session: called for each place that is used, at most `at_once`
+    times."""
 
     def __init__(self, at_once: int, open_session: Callable[[], SparkSession]) -> None:
         self.at_once = at_once
@@ -41,7 +44,8 @@ class Turns:
         self._changed = threading.Condition()
 
     def take(self, had: int, hour: str, number: int) -> SparkSession:
-        """Wait for `number` places, after streams that had fewer turns than `had` and, with as many, an older hour."""
+        """Wait for `number` places, after streams that had fewer turns than `had` and, with as
+        many, an older hour."""
         ticket = (had, hour, next(self._arrivals))
         with self._changed:
             heapq.heappush(self._waiting, ticket)
@@ -68,7 +72,8 @@ class Turns:
 
 
 class StreamTurns:
-    """The turns of one stream, for its thread alone. `use` is called with the session at the beginning of each."""
+    """The turns of one stream, for its thread alone. `use` is called with the session at the
+    beginning of each."""
 
     def __init__(self, turns: Turns, use: Callable[[SparkSession], None]) -> None:
         self._turns, self._use = turns, use
@@ -77,7 +82,8 @@ class StreamTurns:
 
     @contextmanager
     def take(self, hour: str = "", offsets: int | None = 0) -> Iterator[None]:
-        """A turn, for an hour of so many offsets (None: unknown), or for what comes before and after hours."""
+        """A turn, for an hour of so many offsets (None: unknown), or for what comes before and
+        after hours."""
         self._begin(hour, places(offsets, self._turns.at_once))
         try:
             yield

@@ -1,4 +1,5 @@
-"""Fields that the stream's schema does not know: which, in how many of an hour's records, and what they look like.
+"""Fields that the stream's schema does not know: which, in how many of an hour's records, and what
+they look like.
 
 Names and values are whatever a producer sent, so all that is kept of them is bounded.
 """
@@ -24,7 +25,8 @@ from batch_layer.offset_counts import DRIFTS
 MOST_NAMES, MOST_OF_RECORD = 50, 200
 """Most names counted for an hour, and most names read of one record."""
 SAMPLES, MOST_BYTES = 10_000, 65_536
-"""Most offsets of an hour whose values are cached for samples, and the longest such value in bytes."""
+"""Most offsets of an hour whose values are cached for samples, and the longest such value in
+bytes."""
 
 _SAMPLE = 80  # characters
 
@@ -32,14 +34,18 @@ At = tuple[int, int]
 
 
 def count_unknown(decoded: DataFrame, drifting: int) -> UnknownFields:
-    """Count the unknown fields of an hour's `drifting` records by name, the most frequent names first.
+    """Count the unknown fields of an hour's `drifting` records by name, the most frequent names
+    first.
 
-    Exact for each listed name, among the first names of each record. Samples come from the first and the last record
-    whose value was cached; a rare field of a large hour may have none.
+    Exact for each listed name, among the first names of each record. Samples come from the first
+    and the last record whose value was cached; a rare field of a large hour may have none.
     """
     if not drifting:
         return UnknownFields(0)
-    names = f"transform(slice({UNKNOWN}, 1, {MOST_OF_RECORD}), name -> substring(name, 1, {UNKNOWN_NAME_LENGTH}))"
+    names = (
+        f"transform(slice({UNKNOWN}, 1, {MOST_OF_RECORD}), name -> substring(name, 1, "
+        f"{UNKNOWN_NAME_LENGTH}))"
+    )
     places = {"first": "min({})", "last": "max({})", "first_kept": "min({}) FILTER (WHERE kept)"}
     places["last_kept"] = "max({}) FILTER (WHERE kept)"
     # Group by partition first: columns of a hash aggregation must not be structs.
@@ -52,23 +58,34 @@ def count_unknown(decoded: DataFrame, drifting: int) -> UnknownFields:
             f"explode(array_distinct({names})) AS name",
         )
         .groupBy("name", "kafka_partition")
-        .agg(F.count("*").alias("n"), *(F.expr(of.format("kafka_offset")).alias(n) for n, of in places.items()))
+        .agg(
+            F.count("*").alias("n"),
+            *(F.expr(of.format("kafka_offset")).alias(n) for n, of in places.items()),
+        )
         .withColumn("kept", F.col("first_kept").isNotNull())
     )
     by_name = by_partition.groupBy("name").agg(
         F.sum("n").alias("n"),
-        *(F.expr(of.format(f"struct(kafka_partition, {name})")).alias(name) for name, of in places.items()),
+        *(
+            F.expr(of.format(f"struct(kafka_partition, {name})")).alias(name)
+            for name, of in places.items()
+        ),
     )
     top = by_name.orderBy(F.desc("n"), "name").limit(MOST_NAMES + 1).collect()
     others = by_name.count() - MOST_NAMES if len(top) > MOST_NAMES else 0
-    kept = {row["name"]: [tuple(row[of]) for of in ("first_kept", "last_kept") if row[of]] for row in top[:MOST_NAMES]}
+    kept = {
+        row["name"]: [tuple(row[of]) for of in ("first_kept", "last_kept") if row[of]]
+        for row in top[:MOST_NAMES]
+    }
     values = _values(decoded, {at for of_name in kept.values() for at in of_name})
 
     def objects(name: str) -> list[Mapping[str, Any]]:
         return [values[at] for at in kept[name] if at in values]
 
     fields = tuple(
-        sampled(UnknownField(r["name"], r["n"], tuple(r["first"]), tuple(r["last"])), objects(r["name"]))
+        sampled(
+            UnknownField(r["name"], r["n"], tuple(r["first"]), tuple(r["last"])), objects(r["name"])
+        )
         for r in top[:MOST_NAMES]
     )
     return UnknownFields(drifting, fields, others)
@@ -78,13 +95,18 @@ def _values(decoded: DataFrame, places: Iterable[At]) -> dict[At, Mapping[str, A
     if not (ordered := sorted(places)):
         return {}
     at = " OR ".join(f"(kafka_partition = {p} AND kafka_offset = {o})" for p, o in ordered)
-    rows = decoded.where(f"({at}) AND {DRIFTS}").select("kafka_partition", "kafka_offset", "kafka_value").collect()
+    rows = (
+        decoded.where(f"({at}) AND {DRIFTS}")
+        .select("kafka_partition", "kafka_offset", "kafka_value")
+        .collect()
+    )
     objects = {(row[0], row[1]): parsed(bytes(row[2])) for row in rows if row[2] is not None}
     return {place: value for place, value in objects.items() if value is not None}
 
 
 def parsed(value: bytes) -> Mapping[str, Any] | None:
-    """The JSON object of a record, behind a schema id or not; None where Python does not read it. Pure."""
+    """The JSON object of a record, behind a schema id or not; None where Python does not read it.
+    Pure."""
     try:
         # The wire format is a zero and a schema id before it.
         found = json.loads(value[5:] if value[:1] == b"\0" else value)
@@ -94,7 +116,8 @@ def parsed(value: bytes) -> Mapping[str, Any] | None:
 
 
 def sampled(field: UnknownField, values: Sequence[Mapping[str, Any]]) -> UnknownField:
-    """The field with the shape of one of these records' values, and with the type that they have in common. Pure."""
+    """The field with the shape of one of these records' values, and with the type that they have in
+    common. Pure."""
     held = [value[field.name] for value in values if field.name in value]
     if not held:
         return field

@@ -1,12 +1,15 @@
-"""What it takes to rebuild an hour, against reading and parsing its records: `make bench WHAT=batch`.
+"""What it takes to rebuild an hour, against reading and parsing its records: `make bench
+WHAT=batch`.
 
-One hour of a topic, with duplicates, dead letters, the speed layer's rows to compare with, and three expectations, is
-rebuilt by `anabranch batch`; the floor reads the same offsets by Spark, parses them by `from_json`, and drops them.
-Both take turns. Seconds are those of the hour itself; an hour of few records shows the fixed cost of its process.
+One hour of a topic, with duplicates, dead letters, the speed layer's rows to compare with, and
+three expectations, is rebuilt by `anabranch batch`; the floor reads the same offsets by Spark,
+parses them by `from_json`, and drops them. Both take turns. Seconds are those of the hour itself;
+an hour of few records shows the fixed cost of its process.
 
-`--lookback 24` (`make bench WHAT=lookback`): the hour with and without a look at as many hours of as many records
-before it. `--cores 1,2,4` (`make bench WHAT=cluster`): the hour on a standalone cluster of so many one-core workers.
-`--drift`: the hour where each record has a field that the schema does not know, ignored and counted.
+`--lookback 24` (`make bench WHAT=lookback`): the hour with and without a look at as many hours of
+as many records before it. `--cores 1,2,4` (`make bench WHAT=cluster`): the hour on a standalone
+cluster of so many one-core workers. `--drift`: the hour where each record has a field that the
+schema does not know, ignored and counted.
 """
 
 from __future__ import annotations
@@ -44,7 +47,10 @@ _SUITE = {
     "name": "bench",
     "expectations": [
         {"type": "expect_column_values_to_be_unique", "kwargs": {"column": "event_id"}},
-        {"type": "expect_column_values_to_be_between", "kwargs": {"column": "level", "min_value": 0, "max_value": 89}},
+        {
+            "type": "expect_column_values_to_be_between",
+            "kwargs": {"column": "level", "min_value": 0, "max_value": 89},
+        },
         {"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "player_id"}},
     ],
 }
@@ -52,7 +58,8 @@ _SUITE = {
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds and CPU seconds of the hour itself, CPU seconds of its whole process, memory of its Java."""
+    """Seconds and CPU seconds of the hour itself, CPU seconds of its whole process, memory of its
+    Java."""
 
     seconds: float
     cpu: float
@@ -67,9 +74,25 @@ class Cost:
 
 def rebuild(environment: dict[str, str], hour: str, folder: Path) -> Cost:
     """Rebuild an hour, again if it is accepted. Raises RuntimeError unless it is accepted then."""
-    anabranch = [sys.executable, "-m", "anabranch.cli", "batch", "bench", "--hour", hour, "--output", "json"]
-    log, watch = run_command([*anabranch, "--restate", "--why", "a benchmark"], environment, folder, Watch)
-    at = [datetime.fromisoformat(e["at"]).timestamp() for e in log_events(log) if _BETWEEN.search(e["message"])]
+    anabranch = [
+        sys.executable,
+        "-m",
+        "anabranch.cli",
+        "batch",
+        "bench",
+        "--hour",
+        hour,
+        "--output",
+        "json",
+    ]
+    log, watch = run_command(
+        [*anabranch, "--restate", "--why", "a benchmark"], environment, folder, Watch
+    )
+    at = [
+        datetime.fromisoformat(e["at"]).timestamp()
+        for e in log_events(log)
+        if _BETWEEN.search(e["message"])
+    ]
     if len(at) != 2:
         raise RuntimeError(f"hour {hour}: expected it to be accepted, found {log[-3000:]}")
     return Cost.between(watch, *at)
@@ -77,37 +100,65 @@ def rebuild(environment: dict[str, str], hour: str, folder: Path) -> Cost:
 
 def floor(services: Services, folder: Path) -> Cost:
     """Read and parse all records of the topic, and drop them."""
-    command = [sys.executable, str(Path(__file__)), "--floor", services.bootstrap_servers, str(folder)]
+    command = [
+        sys.executable,
+        str(Path(__file__)),
+        "--floor",
+        services.bootstrap_servers,
+        str(folder),
+    ]
     log, watch = run_command(command, {}, folder, Watch)
-    began, ended = (float(line.split()[1]) for line in log.splitlines() if line.startswith("floor "))
+    began, ended = (
+        float(line.split()[1]) for line in log.splitlines() if line.startswith("floor ")
+    )
     return Cost.between(watch, began, ended)
 
 
 def read_and_parse(broker: str, folder: str) -> None:
     """The floor's process."""
     spark = session("noop", Path(folder), None)
-    source = spark.read.format("kafka").option("kafka.bootstrap.servers", broker).option("subscribe", SHAPE.name)
+    source = (
+        spark.read.format("kafka")
+        .option("kafka.bootstrap.servers", broker)
+        .option("subscribe", SHAPE.name)
+    )
     parsed = F.from_json(F.col("value").cast("string"), SHAPE.schema.replace(" NOT NULL", ""))
     print(f"floor {time.time()}", flush=True)
-    source.load().select(parsed.alias("j")).select("j.*").write.format("noop").mode("overwrite").save()
+    source.load().select(parsed.alias("j")).select("j.*").write.format("noop").mode(
+        "overwrite"
+    ).save()
     print(f"floor {time.time()}", flush=True)
     spark.stop()
 
 
 def prepare(
-    folder: Path, services: Services, records: int, hour: str, events: Path | None, before: int = 0, catalog: str = "",
+    folder: Path,
+    services: Services,
+    records: int,
+    hour: str,
+    events: Path | None,
+    before: int = 0,
+    catalog: str = "",
     settings: Mapping[str, object] | None = None,
-) -> dict[str, str]:  # fmt: skip
-    """A topic with one hour of records, and as many in each of the `before` hours before it, which the speed layer has
-    read; returns what a command's environment needs. `catalog` is its URI, in place of a file's; `settings` are the
-    stream's own."""
+) -> dict[str, str]:
+    """A topic with one hour of records, and as many in each of the `before` hours before it, which
+    the speed layer has read; returns what a command's environment needs. `catalog` is its URI, in
+    place of a file's; `settings` are the stream's own."""
     environment = configure(folder, SHAPE, services, True, {"max_offsets_per_trigger": 250_000})
     for number in range(before + 1):
-        fill_hour(services.bootstrap_servers, SHAPE, records, shift(hour, number - before), number * records)
+        fill_hour(
+            services.bootstrap_servers,
+            SHAPE,
+            records,
+            shift(hour, number - before),
+            number * records,
+        )
     conf = Path(environment["ANABRANCH_CONF"])
     if catalog:
         edit(conf / "anabranch.yaml", "catalog", {"uri": catalog})
-    stream = yaml.safe_load((conf / "streams" / "bench.yaml").read_text()) | {"expectations": "bench.expectations.yaml"}
+    stream = yaml.safe_load((conf / "streams" / "bench.yaml").read_text()) | {
+        "expectations": "bench.expectations.yaml"
+    }
     stream |= settings or {}
     (conf / "streams" / "bench.yaml").write_text(yaml.safe_dump(stream))
     (conf / "streams" / "bench.expectations.yaml").write_text(yaml.safe_dump(_SUITE))
@@ -144,9 +195,17 @@ def measure_lookback(records: int, rounds: int, before: int) -> list[tuple[str, 
                 for hours, of in costs.items():
                     edit(stream, "batch", {"lookback_hours": hours})
                     of.append(rebuild(environment, hour, folder))
-                    print(f"look-back of {hours} hours: {of[-1].seconds:.1f} s, {of[-1].cpu:.0f} CPU s", flush=True)
+                    print(
+                        f"look-back of {hours} hours: {of[-1].seconds:.1f} s, {of[-1].cpu:.0f} "
+                        "CPU s",
+                        flush=True,
+                    )
     return [
-        (str(hours), f"{hours * records:,}", *(f"{statistics.median(getattr(c, n) for c in of):.1f}" for n in _TIMES))
+        (
+            str(hours),
+            f"{hours * records:,}",
+            *(f"{statistics.median(getattr(c, n) for c in of):.1f}" for n in _TIMES),
+        )
         for hours, of in costs.items()
     ]
 
@@ -159,14 +218,19 @@ def measure_drift(records: int, rounds: int) -> list[tuple[str, ...]]:
 
 def measure_decoders(records: int, rounds: int) -> list[tuple[str, ...]]:
     """What an hour costs by `batch.decoder`."""
-    return measure_ways(records, rounds, {way: {"batch": {"decoder": way}} for way in ("spark", "workers")})
+    return measure_ways(
+        records, rounds, {way: {"batch": {"decoder": way}} for way in ("spark", "workers")}
+    )
 
 
 def measure_ways(
-    records: int, rounds: int, ways: Mapping[str, Mapping[str, Any]], settings: Mapping[str, object] | None = None
+    records: int,
+    rounds: int,
+    ways: Mapping[str, Mapping[str, Any]],
+    settings: Mapping[str, object] | None = None,
 ) -> list[tuple[str, ...]]:
-    """The hour in turn by ways of the stream's file, each of which sets some keys. Medians of seconds and CPU
-    seconds."""
+    """The hour in turn by ways of the stream's file, each of which sets some keys. Medians of
+    seconds and CPU seconds."""
     costs: dict[str, list[Cost]] = {way: [] for way in ways}
     with tempfile.TemporaryDirectory(prefix="anabranch-batch-", ignore_cleanup_errors=True) as name:
         folder, hour = Path(name), shift(hour_of(datetime.now(UTC)), -2)
@@ -176,18 +240,22 @@ def measure_ways(
             for _ in range(rounds):
                 for way, keys in ways.items():
                     data = yaml.safe_load(file.read_text())
-                    merged = {k: data[k] | v if isinstance(v, Mapping) else v for k, v in keys.items()}
+                    merged = {
+                        k: data[k] | v if isinstance(v, Mapping) else v for k, v in keys.items()
+                    }
                     file.write_text(yaml.safe_dump(data | merged))
                     costs[way].append(rebuild(environment, hour, folder))
                     last = costs[way][-1]
                     print(f"{way}: {last.seconds:.1f} s, {last.cpu:.0f} CPU s", flush=True)
     return [
-        (way, *(f"{statistics.median(getattr(c, n) for c in of):.1f}" for n in _TIMES)) for way, of in costs.items()
+        (way, *(f"{statistics.median(getattr(c, n) for c in of):.1f}" for n in _TIMES))
+        for way, of in costs.items()
     ]
 
 
 def measure_cluster(records: int, rounds: int, cores: list[int]) -> list[tuple[str, ...]]:
-    """The hour on so many workers of one core each; `ideal` is what one core took by their number."""
+    """The hour on so many workers of one core each; `ideal` is what one core took by their
+    number."""
     # The floor's process runs without what tests need.
     from cluster import running_cluster
     from postgres import DATABASE, PASSWORD, USER, running_postgres
@@ -196,12 +264,18 @@ def measure_cluster(records: int, rounds: int, cores: list[int]) -> list[tuple[s
     with tempfile.TemporaryDirectory(prefix="anabranch-batch-", ignore_cleanup_errors=True) as name:
         folder, hour = Path(name), shift(hour_of(datetime.now(UTC)), -2)
         with running(folder / "services") as services, running_postgres() as postgres:
-            catalog = f"postgresql+psycopg2://{USER}:{PASSWORD}@127.0.0.1:{postgres.port}/{DATABASE}"
+            catalog = (
+                f"postgresql+psycopg2://{USER}:{PASSWORD}@127.0.0.1:{postgres.port}/{DATABASE}"
+            )
             environment = prepare(folder, services, records, hour, None, catalog=catalog)
             with running_cluster([f"127.0.0.{n + 1}" for n in range(max(cores))]) as cluster:
                 for _ in range(rounds):
                     for n in cores:
-                        conf = {"spark.cores.max": str(n), "spark.driver.memory": "2g", "spark.executor.memory": "1g"}
+                        conf = {
+                            "spark.cores.max": str(n),
+                            "spark.driver.memory": "2g",
+                            "spark.executor.memory": "1g",
+                        }
                         file = Path(environment["ANABRANCH_CONF"]) / "anabranch.yaml"
                         edit(file, "spark", {"master": cluster.master, "conf": conf})
                         seconds[n].append(rebuild(environment, hour, folder).seconds)
@@ -221,8 +295,13 @@ def measure(records: int, rounds: int, events: Path | None) -> tuple[list[Cost],
             for number in range(rounds):
                 floors.append(floor(services, folder))
                 rebuilt.append(rebuild(environment, hour, folder))
-                said = f"{records:,} records, round {number + 1}: floor {floors[-1].seconds:.1f} s, rebuilt in"
-                print(f"{said} {rebuilt[-1].seconds:.1f} s, {rebuilt[-1].cpu:.0f} CPU s", flush=True)
+                said = (
+                    f"{records:,} records, round {number + 1}: floor {floors[-1].seconds:.1f} s, "
+                    "rebuilt in"
+                )
+                print(
+                    f"{said} {rebuilt[-1].seconds:.1f} s, {rebuilt[-1].cpu:.0f} CPU s", flush=True
+                )
     return rebuilt, floors
 
 
@@ -230,27 +309,46 @@ def row(records: int, rebuilt: list[Cost], floors: list[Cost]) -> tuple[str, ...
     def middle(costs: list[Cost], name: str) -> float:
         return float(statistics.median(getattr(cost, name) for cost in costs))
 
-    of_floor = statistics.median(one.seconds / other.seconds for one, other in zip(rebuilt, floors, strict=True))
+    of_floor = statistics.median(
+        one.seconds / other.seconds for one, other in zip(rebuilt, floors, strict=True)
+    )
     busy = middle(rebuilt, "cpu") / middle(rebuilt, "seconds") / (os.cpu_count() or 1)
     return (
-        f"{records:,}", f"{middle(floors, 'seconds'):.1f}", f"{middle(rebuilt, 'seconds'):.1f}", f"{of_floor:.2f}",
-        f"{middle(rebuilt, 'cpu') / records * 1e6:.1f}", f"{busy:.2f}", f"{middle(rebuilt, 'cpu_in_all'):.0f}",
+        f"{records:,}",
+        f"{middle(floors, 'seconds'):.1f}",
+        f"{middle(rebuilt, 'seconds'):.1f}",
+        f"{of_floor:.2f}",
+        f"{middle(rebuilt, 'cpu') / records * 1e6:.1f}",
+        f"{busy:.2f}",
+        f"{middle(rebuilt, 'cpu_in_all'):.0f}",
         f"{middle(rebuilt, 'jvm_peak_mb'):,.0f}",
-    )  # fmt: skip
+    )
 
 
 def main() -> None:
     end_by_signals()
     parser = argparse.ArgumentParser(description="What it takes to rebuild an hour.")
     parser.add_argument(
-        "--records", type=lambda text: [int(n) for n in text.split(",")], default=[1_000_000, 3_000_000]
+        "--records",
+        type=lambda text: [int(n) for n in text.split(",")],
+        default=[1_000_000, 3_000_000],
     )
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--events", type=Path, help="a folder for Spark's event logs of the batch layer")
-    parser.add_argument("--lookback", type=int, help="measure a look-back of so many hours in place of the floor")
-    parser.add_argument("--cores", type=lambda text: [int(n) for n in text.split(",")], help="measure on a cluster")
-    parser.add_argument("--drift", action="store_true", help="measure what counting unknown fields costs")
-    parser.add_argument("--decoders", action="store_true", help="measure both decoders of the batch layer")
+    parser.add_argument(
+        "--events", type=Path, help="a folder for Spark's event logs of the batch layer"
+    )
+    parser.add_argument(
+        "--lookback", type=int, help="measure a look-back of so many hours in place of the floor"
+    )
+    parser.add_argument(
+        "--cores", type=lambda text: [int(n) for n in text.split(",")], help="measure on a cluster"
+    )
+    parser.add_argument(
+        "--drift", action="store_true", help="measure what counting unknown fields costs"
+    )
+    parser.add_argument(
+        "--decoders", action="store_true", help="measure both decoders of the batch layer"
+    )
     parser.add_argument("--json", type=Path, help="a file for all that was measured")
     parser.add_argument("--floor", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -275,11 +373,21 @@ def main() -> None:
         return
     costs = {n: measure(n, options.rounds, options.events) for n in (FEW, *options.records)}
     head = (
-        "records", "floor s", "rebuilt s", "of the floor", "CPU s a million", "busy cores", "CPU s in all", "JVM MB",
-    )  # fmt: skip
+        "records",
+        "floor s",
+        "rebuilt s",
+        "of the floor",
+        "CPU s a million",
+        "busy cores",
+        "CPU s in all",
+        "JVM MB",
+    )
     print_table(head, [row(n, *both) for n, both in costs.items()])
     if options.json is not None:
-        of = {n: {"rebuilt": [vars(c) for c in r], "floor": [vars(c) for c in f]} for n, (r, f) in costs.items()}
+        of = {
+            n: {"rebuilt": [vars(c) for c in r], "floor": [vars(c) for c in f]}
+            for n, (r, f) in costs.items()
+        }
         options.json.write_text(json.dumps(of, indent=2) + "\n")
 
 

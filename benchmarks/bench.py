@@ -1,11 +1,13 @@
-"""The product against other ways to write the same topic: `make bench`; three minutes of it: `make bench WHAT=smoke`.
+"""The product against other ways to write the same topic: `make bench`; three minutes of it: `make
+bench WHAT=smoke`.
 
-Every way writes the same topic from its beginning to its end, in turn, several rounds, on a real Kafka, local files or
-a real S3 server. The results are medians, and ratios within a round: machines differ, and other programs come and go.
-`benchmarks/recorded.json` has the ratios of benchmarks/RESULTS.md; the smoke test compares with them.
+Every way writes the same topic from its beginning to its end, in turn, several rounds, on a real
+Kafka, local files or a real S3 server. The results are medians, and ratios within a round: machines
+differ, and other programs come and go. `benchmarks/recorded.json` has the ratios of
+benchmarks/RESULTS.md; the smoke test compares with them.
 
-`--master standalone` starts a Spark cluster of two workers of one core for the run. `--master spark://…` uses a cluster
-that runs already; the CPU seconds of its executors are not counted.
+`--master standalone` starts a Spark cluster of two workers of one core for the run. `--master
+spark://…` uses a cluster that runs already; the CPU seconds of its executors are not counted.
 """
 
 from __future__ import annotations
@@ -63,14 +65,17 @@ def smoke() -> list[Plan]:
 
 @contextmanager
 def registered(plan: Plan, folder: Path) -> Iterator[Plan]:
-    """The plan with its Avro schema registered, at a registry that runs for as long; one without is as it was."""
+    """The plan with its Avro schema registered, at a registry that runs for as long; one without is
+    as it was."""
     if not plan.shape.avro:
         yield plan
         return
     (folder / "registry").mkdir()
     with running_registry(folder / "registry") as registry:
         id = registry.register(f"{plan.shape.name}-value", plan.shape.avro)
-        yield dataclasses.replace(plan, shape=dataclasses.replace(plan.shape, registered=Registered(registry.url, id)))
+        yield dataclasses.replace(
+            plan, shape=dataclasses.replace(plan.shape, registered=Registered(registry.url, id))
+        )
 
 
 def compare(plan: Plan, services: Services) -> Results:
@@ -80,7 +85,11 @@ def compare(plan: Plan, services: Services) -> Results:
         for way in plan.ways:
             done = run(way, plan.shape, services, plan.limit, plan.records)
             results[way].append(done)
-            print(f"{plan.shape.name}, round {number + 1}, {way}: {done.records_per_second:,.0f} records/s", flush=True)
+            print(
+                f"{plan.shape.name}, round {number + 1}, {way}: {done.records_per_second:,.0f} "
+                "records/s",
+                flush=True,
+            )
     return results
 
 
@@ -90,23 +99,41 @@ def ratios(results: Results, way: str, base: str) -> list[float]:
     return [one.records_per_second / other.records_per_second for one, other in pairs]
 
 
-def table(plan: Plan, results: Results, size: float) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    base = next(way for way in ("file_sink", "file_sink_s3", "iceberg", "iceberg_s3", plan.ways[0]) if way in results)
+def table(
+    plan: Plan, results: Results, size: float
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    base = next(
+        way
+        for way in ("file_sink", "file_sink_s3", "iceberg", "iceberg_s3", plan.ways[0])
+        if way in results
+    )
     head = (
-        "way", "records/s", "least to most", f"of {base}", "MB/s", "CPU s a million", "CPU s a micro-batch",
-        "s a micro-batch", "JVM MB",
-    )  # fmt: skip
+        "way",
+        "records/s",
+        "least to most",
+        f"of {base}",
+        "MB/s",
+        "CPU s a million",
+        "CPU s a micro-batch",
+        "s a micro-batch",
+        "JVM MB",
+    )
     rows: list[tuple[str, ...]] = []
     for way, runs in results.items():
         rate, (least, most) = median(runs, "records_per_second"), spread(runs, "records_per_second")
         rows.append(
             (
-                way, f"{rate:,.0f}", f"{least:,.0f} to {most:,.0f}",
-                f"{statistics.median(ratios(results, way, base)):.2f}", f"{rate * size / 1e6:.0f}",
-                f"{median(runs, 'cpu_per_million'):.1f}", f"{median(runs, 'cpu_per_micro_batch'):.2f}",
-                f"{median(runs, 'seconds_per_micro_batch'):.2f}", f"{median(runs, 'jvm_peak_mb'):,.0f}",
+                way,
+                f"{rate:,.0f}",
+                f"{least:,.0f} to {most:,.0f}",
+                f"{statistics.median(ratios(results, way, base)):.2f}",
+                f"{rate * size / 1e6:.0f}",
+                f"{median(runs, 'cpu_per_million'):.1f}",
+                f"{median(runs, 'cpu_per_micro_batch'):.2f}",
+                f"{median(runs, 'seconds_per_micro_batch'):.2f}",
+                f"{median(runs, 'jvm_peak_mb'):,.0f}",
             )
-        )  # fmt: skip
+        )
     return head, rows
 
 
@@ -122,13 +149,22 @@ def chart(all_results: list[tuple[Plan, Results]], file: Path) -> None:
     matplotlib.use("svg")
     from matplotlib import pyplot as plt
 
-    figure, panels = plt.subplots(len(all_results), 1, figsize=(8, 2.6 * len(all_results)), squeeze=False)
+    figure, panels = plt.subplots(
+        len(all_results), 1, figsize=(8, 2.6 * len(all_results)), squeeze=False
+    )
     for (plan, results), panel in zip(all_results, panels[:, 0], strict=True):
         ways = list(results)[::-1]
         colours = ["tab:blue" if way in OURS else "tab:gray" for way in ways]
-        panel.barh(ways, [median(results[way], "records_per_second") for way in ways], color=colours)
+        panel.barh(
+            ways, [median(results[way], "records_per_second") for way in ways], color=colours
+        )
         for way in ways:
-            panel.plot([r.records_per_second for r in results[way]], [way] * len(results[way]), "k.", markersize=4)
+            panel.plot(
+                [r.records_per_second for r in results[way]],
+                [way] * len(results[way]),
+                "k.",
+                markersize=4,
+            )
         panel.set_title(f"{plan.shape.name}, {plan.limit:,} records a micro-batch", fontsize=9)
         panel.set_xlabel("records a second", fontsize=8)
         panel.tick_params(labelsize=8)
@@ -137,11 +173,16 @@ def chart(all_results: list[tuple[Plan, Results]], file: Path) -> None:
 
 
 def recorded(all_results: list[tuple[Plan, Results]], master: str) -> dict[str, float]:
-    """The ratios of ours to each other way, by shape, size of a micro-batch and way, and by a master that is named."""
+    """The ratios of ours to each other way, by shape, size of a micro-batch and way, and by a
+    master that is named."""
     medians = {}
     for plan, results in all_results:
         for ours in (way for way in results if way in OURS):
-            for other in (way for way in results if way not in OURS and way.endswith("_s3") == ours.endswith("_s3")):
+            for other in (
+                way
+                for way in results
+                if way not in OURS and way.endswith("_s3") == ours.endswith("_s3")
+            ):
                 name = f"{plan.shape.name} {plan.limit} {ours} {other} {master}".rstrip()
                 medians[name] = round(statistics.median(ratios(results, ours, other)), 3)
     return medians
@@ -169,7 +210,10 @@ def measure(plans: list[Plan]) -> tuple[list[tuple[Plan, Results]], list[str]]:
                 results = compare(plan, services)
             every.append((plan, results))
             head, rows = table(plan, results, size)
-            title = f"{plan.shape.name}: {plan.records:,} records of {size:.0f} bytes, {plan.limit:,} a micro-batch"
+            title = (
+                f"{plan.shape.name}: {plan.records:,} records of {size:.0f} bytes, {plan.limit:,} "
+                "a micro-batch"
+            )
             print(title)
             print_table(head, rows)
             text.append(f"{title}, {plan.rounds} rounds\n\n{markdown(head, rows)}\n")
@@ -178,16 +222,26 @@ def measure(plans: list[Plan]) -> tuple[list[tuple[Plan, Results]], list[str]]:
 
 def main() -> int:
     end_by_signals()
-    parser = argparse.ArgumentParser(description="The product against other ways to write the same topic.")
-    parser.add_argument("--smoke", action="store_true", help="compare with the recorded ratios, in three minutes")
+    parser = argparse.ArgumentParser(
+        description="The product against other ways to write the same topic."
+    )
+    parser.add_argument(
+        "--smoke", action="store_true", help="compare with the recorded ratios, in three minutes"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
-        "--ways", type=lambda text: tuple(text.split(",")), help="only these, such as file_sink,anabranch"
+        "--ways",
+        type=lambda text: tuple(text.split(",")),
+        help="only these, such as file_sink,anabranch",
     )
     parser.add_argument("--shape", choices=list(SHAPES), help="only this one")
     parser.add_argument("--out", type=Path, help="a folder for bench.md, bench.json and bench.svg")
-    parser.add_argument("--record", action="store_true", help="write the ratios to benchmarks/recorded.json")
-    parser.add_argument("--master", default="", help="`standalone`, or a Spark master such as spark://host:7077")
+    parser.add_argument(
+        "--record", action="store_true", help="write the ratios to benchmarks/recorded.json"
+    )
+    parser.add_argument(
+        "--master", default="", help="`standalone`, or a Spark master such as spark://host:7077"
+    )
     options = parser.parse_args()
     plans = smoke() if options.smoke else full(options.rounds, options.ways)
     plans = [plan for plan in plans if options.shape in (None, plan.shape.name)]
@@ -198,11 +252,18 @@ def main() -> int:
         options.out.mkdir(parents=True, exist_ok=True)
         (options.out / "bench.md").write_text("\n".join(text))
         values = [
-            {"shape": p.shape.name, "limit": p.limit, "way": way, "runs": [dataclasses.asdict(r) for r in runs]}
+            {
+                "shape": p.shape.name,
+                "limit": p.limit,
+                "way": way,
+                "runs": [dataclasses.asdict(r) for r in runs],
+            }
             for p, results in every
             for way, runs in results.items()
         ]
-        (options.out / "bench.json").write_text(json.dumps({"ratios": now, "runs": values}, indent=2) + "\n")
+        (options.out / "bench.json").write_text(
+            json.dumps({"ratios": now, "runs": values}, indent=2) + "\n"
+        )
         chart(every, options.out / "bench.svg")
     before = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
     if options.record:

@@ -1,7 +1,8 @@
 """Whether the speed layer's memory stays level: `make bench WHAT=driver MICRO_BATCHES=20000`.
 
-A topic that is read ten records at a time, as fast as micro-batches can follow each other, by one process. Resident
-memory of the Python driver, of Java and of the workers, by thousands of micro-batches; beside it the seconds of one.
+A topic that is read ten records at a time, as fast as micro-batches can follow each other, by one
+process. Resident memory of the Python driver, of Java and of the workers, by thousands of
+micro-batches; beside it the seconds of one.
 """
 
 from __future__ import annotations
@@ -44,19 +45,27 @@ def kind_of(process: psutil.Process) -> str:
     """One of KINDS: the Python driver, Java or a Python worker."""
     if process.name() == "java":
         return "java"
-    return "driver" if any(argument.endswith("job.py") for argument in process.cmdline()) else "workers"
+    return (
+        "driver"
+        if any(argument.endswith("job.py") for argument in process.cmdline())
+        else "workers"
+    )
 
 
 def sample(job: psutil.Process, micro_batches: int) -> Sample:
-    """Of a job and what it started: spark-submit's Java is the first of them, the Python driver its child."""
+    """Of a job and what it started: spark-submit's Java is the first of them, the Python driver its
+    child."""
     memory = dict.fromkeys(KINDS, 0.0)
     for process in (job, *job.children(recursive=True)):
         memory[kind_of(process)] += process.memory_info().rss / 2**20
     return Sample(micro_batches, time.time(), **memory)
 
 
-def watch(command: list[str], environment: dict[str, str], folder: Path, step: int) -> Iterator[Sample]:
-    """Run the speed layer to its end; a sample for each `step` micro-batches. Raises RuntimeError when it fails."""
+def watch(
+    command: list[str], environment: dict[str, str], folder: Path, step: int
+) -> Iterator[Sample]:
+    """Run the speed layer to its end; a sample for each `step` micro-batches. Raises RuntimeError
+    when it fails."""
     with (folder / "log").open("ab") as log, (folder / "log").open() as said:
         process = subprocess.Popen(
             command, env=os.environ | environment, stdout=log, stderr=subprocess.STDOUT, cwd=folder
@@ -67,33 +76,46 @@ def watch(command: list[str], environment: dict[str, str], folder: Path, step: i
                 time.sleep(_EVERY)
                 done += said.read().count("offsets as")
                 if done >= due:
-                    with suppress(psutil.Error):  # one of them ended between the question and its answer
+                    with suppress(
+                        psutil.Error
+                    ):  # one of them ended between the question and its answer
                         yield sample(psutil.Process(process.pid), done)
                         due = done + step
         finally:
             process.kill()
             process.wait(30)
     if process.returncode != 0:
-        raise RuntimeError(f"the speed layer ended with {process.returncode}: {(folder / 'log').read_text()[-3000:]}")
+        raise RuntimeError(
+            f"the speed layer ended with {process.returncode}: "
+            f"{(folder / 'log').read_text()[-3000:]}"
+        )
 
 
 def main() -> None:
     end_by_signals()
     parser = argparse.ArgumentParser(description="Whether the speed layer's memory stays level.")
     parser.add_argument("--micro-batches", type=int, default=20_000)
-    parser.add_argument("--s3", action="store_true", help="the table on the S3 server, not in a folder")
+    parser.add_argument(
+        "--s3", action="store_true", help="the table on the S3 server, not in a folder"
+    )
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="anabranch-driver-", ignore_cleanup_errors=True) as name:
+    with tempfile.TemporaryDirectory(
+        prefix="anabranch-driver-", ignore_cleanup_errors=True
+    ) as name:
         folder = Path(name)
         with running(folder / "services") as services:
             fill(services.bootstrap_servers, _SHAPE, options.micro_batches * _RECORDS)
-            environment = configure(folder, _SHAPE, services, options.s3, {"max_offsets_per_trigger": _RECORDS})
+            environment = configure(
+                folder, _SHAPE, services, options.s3, {"max_offsets_per_trigger": _RECORDS}
+            )
             environment |= {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_LOCAL_DIRS": name, "TMPDIR": name}
             anabranch = [sys.executable, "-m", "anabranch.cli"]
             subprocess.run([*anabranch, "apply", "bench"], env=os.environ | environment, check=True)
             before = Sample(0, time.time(), 0, 0, 0)
             command = [*anabranch, "speed", "bench", "--available-now", "--output", "json"]
-            print("micro-batches, driver MB, Java MB, workers MB, seconds a micro-batch", flush=True)
+            print(
+                "micro-batches, driver MB, Java MB, workers MB, seconds a micro-batch", flush=True
+            )
             for now in watch(command, environment, folder, max(1, options.micro_batches // 20)):
                 seconds = (now.at - before.at) / (now.micro_batches - before.micro_batches)
                 memory = f"{now.driver:7,.0f} {now.java:7,.0f} {now.workers:7,.0f}"

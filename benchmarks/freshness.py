@@ -1,8 +1,10 @@
-"""How fresh the table is under a steady producer: `make bench WHAT=freshness MINUTES=10 RATE=10000`.
+"""How fresh the table is under a steady producer: `make bench WHAT=freshness MINUTES=10
+RATE=10000`.
 
-From a record's acknowledgement by Kafka to the moment at which an independent reader has loaded a table whose `main`
-holds it. Producer, speed layer, Kafka, S3 and reader share this machine. Percentiles by minute, also of the first, in
-which Java compiles. At the end the table holds as many rows as records were acknowledged, or it raises.
+From a record's acknowledgement by Kafka to the moment at which an independent reader has loaded a
+table whose `main` holds it. Producer, speed layer, Kafka, S3 and reader share this machine.
+Percentiles by minute, also of the first, in which Java compiles. At the end the table holds as many
+rows as records were acknowledged, or it raises.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ _START_SECONDS, _DRAIN_SECONDS = 120.0, 120.0
 
 
 class Reader:
-    """Looks at the table over and over: up to which offsets `main` held the topic, and since when."""
+    """Looks at the table over and over: up to which offsets `main` held the topic, and since
+    when."""
 
     def __init__(self, conf: str) -> None:
         self.seen: dict[int, list[tuple[int, float]]] = {}
@@ -93,7 +96,10 @@ class Sent:
 
     @property
     def ends(self) -> dict[int, int]:
-        return {int(p): int(self.offsets[self.partitions == p].max()) + 1 for p in np.unique(self.partitions)}
+        return {
+            int(p): int(self.offsets[self.partitions == p].max()) + 1
+            for p in np.unique(self.partitions)
+        }
 
 
 def delays(sent: Sent, seen: dict[int, list[tuple[int, float]]]) -> tuple[np.ndarray, np.ndarray]:
@@ -122,31 +128,51 @@ def produce(broker: str, shape: str, rate: int, seconds: float, into: Connection
 def measure(services: Services, folder: Path, rate: int, minutes: float) -> list[tuple[str, ...]]:
     shape = SHAPES["json_440"]
     create(services.bootstrap_servers, shape)
-    environment = configure(folder, shape, services, True, {"trigger": "1 second", "max_offsets_per_trigger": 250_000})
+    environment = configure(
+        folder, shape, services, True, {"trigger": "1 second", "max_offsets_per_trigger": 250_000}
+    )
     anabranch = [sys.executable, "-m", "anabranch.cli"]
-    subprocess.run([*anabranch, "apply", "bench"], env=os.environ | environment, check=True, capture_output=True)
+    subprocess.run(
+        [*anabranch, "apply", "bench"],
+        env=os.environ | environment,
+        check=True,
+        capture_output=True,
+    )
     reader = Reader(environment["ANABRANCH_CONF"])
     began = time.monotonic()
     with (folder / "speed.log").open("wb") as log:
         speed = subprocess.Popen(
-            [*anabranch, "speed", "bench", "--output", "json"], env=os.environ | environment, stdout=log, stderr=log
+            [*anabranch, "speed", "bench", "--output", "json"],
+            env=os.environ | environment,
+            stdout=log,
+            stderr=log,
         )
         try:
             streaming = "reading from the table's position"
             log_file = folder / "speed.log"
-            poll(lambda: streaming in log_file.read_text() or None, "the speed layer to stream", _START_SECONDS)
+            poll(
+                lambda: streaming in log_file.read_text() or None,
+                "the speed layer to stream",
+                _START_SECONDS,
+            )
             print(f"start to streaming: {time.monotonic() - began:.1f} s", flush=True)
             reader.start()
             spawned = multiprocessing.get_context("spawn")
             here, there = spawned.Pipe()
             sender = spawned.Process(
-                target=produce, args=(services.bootstrap_servers, shape.name, rate, minutes * 60, there), daemon=True
+                target=produce,
+                args=(services.bootstrap_servers, shape.name, rate, minutes * 60, there),
+                daemon=True,
             )
             sender.start()
             there.close()
             sent: Sent = here.recv()
             sender.join(60)
-            poll(lambda: reader.holds(sent.ends) or None, "every acknowledged record in main", _DRAIN_SECONDS)
+            poll(
+                lambda: reader.holds(sent.ends) or None,
+                "every acknowledged record in main",
+                _DRAIN_SECONDS,
+            )
         finally:
             speed.terminate()
             speed.wait(60)
@@ -168,7 +194,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="How fresh the table is under a steady producer.")
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--rate", type=int, default=10_000, help="records a second")
-    parser.add_argument("--master", default="", help="`standalone`, or a Spark master such as spark://host:7077")
+    parser.add_argument(
+        "--master", default="", help="`standalone`, or a Spark master such as spark://host:7077"
+    )
     options = parser.parse_args()
     with on_master(options.master), tempfile.TemporaryDirectory(prefix="anabranch-fresh-") as name:
         folder = Path(name)

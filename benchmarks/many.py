@@ -1,14 +1,16 @@
 """Many streams in one speed process: `make bench WHAT=many STREAMS=50 RATE=200 MINUTES=10`.
 
-`--avro` makes every other topic one of Avro with a schema registry. `--disturb` has the catalog in PostgreSQL, and
-after half the time one topic recreated, one stream's file broken, and one table's row of the catalog locked, until the
-producer ends; the others are compared with themselves before that. `--join` creates a topic of a family after a third
-of the time, and then adds a nullable field to its subject: seconds until each is served.
+`--avro` makes every other topic one of Avro with a schema registry. `--disturb` has the catalog in
+PostgreSQL, and after half the time one topic recreated, one stream's file broken, and one table's
+row of the catalog locked, until the producer ends; the others are compared with themselves before
+that. `--join` creates a topic of a family after a third of the time, and then adds a nullable field
+to its subject: seconds until each is served.
 
-Each stream has a topic of two partitions and a table of its own on the S3 server; producer, speed layer, Kafka and S3
-share this machine. Seconds from a record's acknowledgement by Kafka to the log line of the publish that made it
-readable, CPU seconds of the speed process by minute, its memory. At the end each table, but for that of a recreated
-topic, holds exactly the acknowledged offsets, or it raises.
+Each stream has a topic of two partitions and a table of its own on the S3 server; producer, speed
+layer, Kafka and S3 share this machine. Seconds from a record's acknowledgement by Kafka to the log
+line of the publish that made it readable, CPU seconds of the speed process by minute, its memory.
+At the end each table, but for that of a recreated topic, holds exactly the acknowledged offsets, or
+it raises.
 """
 
 from __future__ import annotations
@@ -56,14 +58,22 @@ from anabranch.job import open_job
 from anabranch.kafka.client import KafkaAdapter, create_topic, new_producer
 from anabranch.protocol import apply
 
-COMMANDS = (("status",), ("hours",), ("metrics",), ("audit",), ("maintain", "--dry-run"), ("doctor",))
+COMMANDS = (
+    ("status",),
+    ("hours",),
+    ("metrics",),
+    ("audit",),
+    ("maintain", "--dry-run"),
+    ("doctor",),
+)
 _PARTITIONS = 2
 _START_SECONDS, _DRAIN_SECONDS = 300.0, 180.0
 
 
 @dataclass(frozen=True)
 class Sample:
-    """The speed process and what it started, at a moment: CPU seconds so far, and MB of memory by kind of process."""
+    """The speed process and what it started, at a moment: CPU seconds so far, and MB of memory by
+    kind of process."""
 
     at: float
     cpu: float
@@ -76,7 +86,8 @@ class Sample:
 
 @dataclass(frozen=True)
 class Plan:
-    """The streams, the records a second of each, the seconds of a run, and `speed.publish.within`."""
+    """The streams, the records a second of each, the seconds of a run, and
+    `speed.publish.within`."""
 
     streams: list[str]
     rate: int
@@ -93,7 +104,8 @@ class Plan:
 
     @property
     def exact(self) -> list[str]:
-        """The streams whose tables hold every acknowledged record at the end: all but that of a recreated topic."""
+        """The streams whose tables hold every acknowledged record at the end: all but that of a
+        recreated topic."""
         return [name for name in self.streams if name not in self.disturbed[:1]]
 
 
@@ -112,40 +124,57 @@ def configure(
     avro: Registered | None = None,
     catalog: str | None = None,
 ) -> dict[str, str]:
-    """Write a configuration with a group of streams; returns what a command's environment needs. The catalog is a
-    SQLite file without a URI."""
+    """Write a configuration with a group of streams; returns what a command's environment needs.
+    The catalog is a SQLite file without a URI."""
     conf = folder / "conf"
     (conf / "streams").mkdir(parents=True)
     environment = {
         "kafka": {"bootstrap_servers": services.bootstrap_servers},
         "catalog": {
-            "name": "lake", "uri": catalog or f"sqlite:///{folder}/catalog.db",
+            "name": "lake",
+            "uri": catalog or f"sqlite:///{folder}/catalog.db",
             "warehouse": f"s3://{BUCKET}/{folder.name}",
         },
         "s3": {
-            "endpoint": services.s3_endpoint, "access_key": services.access_key, "secret_key": services.secret_key,
+            "endpoint": services.s3_endpoint,
+            "access_key": services.access_key,
+            "secret_key": services.secret_key,
         },
         "spark": {"master": "local[2]", "conf": {"spark.driver.memory": "1500m"}},
-    }  # fmt: skip
+    }
     if avro is not None:
         environment["registry"] = {"url": avro.url}
     (conf / "anabranch.yaml").write_text(yaml.safe_dump(environment))
     for name in streams:
         shape = topic_of(name, avro)
         stream = {
-            "group": "small", "topic": name, "table": f"many.{name}", "format": "avro" if shape.avro else "json",
-            "schema": shape.schema, "key": "event_id",
+            "group": "small",
+            "topic": name,
+            "table": f"many.{name}",
+            "format": "avro" if shape.avro else "json",
+            "schema": shape.schema,
+            "key": "event_id",
             "event_time": {"column": "event_time", "past": "30 days", "future": "1 hour"},
-            "speed": {"trigger": "1 second", "publish": {"records": 50_000, "within": f"{within} seconds"}},
-        }  # fmt: skip
+            "speed": {
+                "trigger": "1 second",
+                "publish": {"records": 50_000, "within": f"{within} seconds"},
+            },
+        }
         (conf / "streams" / f"{name}.yaml").write_text(yaml.safe_dump(stream))
     if avro is not None:
         # A family without a topic, until one joins.
         family = {
-            "topics": {"pattern": "fam-(.*)"}, "table": "many_raw.{1}", "group": "small", "format": "avro",
-            "schema": "registry", "key": "event_id",
-            "speed": {"trigger": "1 second", "publish": {"records": 50_000, "within": f"{within} seconds"}},
-        }  # fmt: skip
+            "topics": {"pattern": "fam-(.*)"},
+            "table": "many_raw.{1}",
+            "group": "small",
+            "format": "avro",
+            "schema": "registry",
+            "key": "event_id",
+            "speed": {
+                "trigger": "1 second",
+                "publish": {"records": 50_000, "within": f"{within} seconds"},
+            },
+        }
         (conf / "streams" / "fam.yaml").write_text(yaml.safe_dump(family))
     return {"ANABRANCH_CONF": str(conf), "ANABRANCH_LOG": "json"}
 
@@ -160,12 +189,15 @@ def make(conf: str, services: Services, streams: list[str]) -> None:
 
 
 def produce(broker: str, plan: Plan, into: Connection) -> None:
-    """In a process of its own: send to each topic for so long, then hand over what was acknowledged, by topic."""
+    """In a process of its own: send to each topic for so long, then hand over what was
+    acknowledged, by topic."""
     stop = threading.Event()
     threading.Timer(plan.seconds, stop.set).start()
     acks = {name: (array("i"), array("q"), array("d")) for name in plan.streams}
     shapes = [topic_of(name, plan.avro) for name in plan.streams]
-    for topic, partition, offset, at in acknowledged_at(broker, shapes, plan.rate, stop, plan.disturbed[:1]):
+    for topic, partition, offset, at in acknowledged_at(
+        broker, shapes, plan.rate, stop, plan.disturbed[:1]
+    ):
         partitions, offsets, moments = acks[topic]
         partitions.append(partition)
         offsets.append(offset)
@@ -211,42 +243,63 @@ def check_rows(conf: str, sent: dict[str, Sent]) -> None:
     """Raise RuntimeError unless each table holds the acknowledged offsets, each once."""
     for name, mine in sent.items():
         job = open_job(name, conf)
-        rows = job.lake.load(job.stream.table).scan(selected_fields=("kafka_partition", "kafka_offset")).to_arrow()
-        held = sorted(zip(rows["kafka_partition"].to_pylist(), rows["kafka_offset"].to_pylist(), strict=True))
+        rows = (
+            job.lake.load(job.stream.table)
+            .scan(selected_fields=("kafka_partition", "kafka_offset"))
+            .to_arrow()
+        )
+        held = sorted(
+            zip(rows["kafka_partition"].to_pylist(), rows["kafka_offset"].to_pylist(), strict=True)
+        )
         expected = sorted(zip(mine.partitions.tolist(), mine.offsets.tolist(), strict=True))
         if held != expected:
-            raise RuntimeError(f"{name}: expected {len(expected)} offsets, found {len(held)} rows, or other ones")
+            raise RuntimeError(
+                f"{name}: expected {len(expected)} offsets, found {len(held)} rows, or other ones"
+            )
 
 
 @contextmanager
 def disturbed(plan: Plan, conf: Path, services: Services, catalog: str) -> Iterator[None]:
-    """For the length of a `with`: a topic recreated, a stream's file broken, a table's row of the catalog locked."""
+    """For the length of a `with`: a topic recreated, a stream's file broken, a table's row of the
+    catalog locked."""
     recreated, broken, locked = plan.disturbed
     kafka = config.Kafka(bootstrap_servers=services.bootstrap_servers)
     with closing(KafkaAdminClient(bootstrap_servers=services.bootstrap_servers)) as admin:
         admin.delete_topics([recreated])
-    poll(lambda: create_topic(kafka, recreated, _PARTITIONS) or None, f"topic {recreated} to be recreated", 60.0)
+    poll(
+        lambda: create_topic(kafka, recreated, _PARTITIONS) or None,
+        f"topic {recreated} to be recreated",
+        60.0,
+    )
     file = conf / "streams" / f"{broken}.yaml"
     whole = file.read_text()
     file.write_text(whole.replace("schema:", "schema: ["))
     try:
-        with closing(psycopg2.connect(catalog.replace("+psycopg2", ""))) as connection, connection.cursor() as cursor:
-            cursor.execute("SELECT 1 FROM iceberg_tables WHERE table_name = %s FOR UPDATE", (locked,))
+        with (
+            closing(psycopg2.connect(catalog.replace("+psycopg2", ""))) as connection,
+            connection.cursor() as cursor,
+        ):
+            cursor.execute(
+                "SELECT 1 FROM iceberg_tables WHERE table_name = %s FOR UPDATE", (locked,)
+            )
             yield
     finally:
         file.write_text(whole)
 
 
 def join(conf: Path, registry: SchemaRegistry) -> None:
-    """Create a topic of a family while the group runs, then add a nullable field to its subject; prints the seconds
-    until a record of each is in `main`. Nothing is applied or restarted. Raises Transient after a minute."""
+    """Create a topic of a family while the group runs, then add a nullable field to its subject;
+    prints the seconds until a record of each is in `main`. Nothing is applied or restarted. Raises
+    Transient after a minute."""
     environment = config.load_environment(str(conf))
     lake, topic, table = Lake(environment), "fam-new", "many_raw.new"
     field = {"name": "event_id", "type": "string"}
     colour = {"name": "colour", "type": ["null", "string"], "default": None}
 
     def register(*fields: Mapping[str, object]) -> int:
-        return registry.register(f"{topic}-value", {"type": "record", "name": "Joined", "fields": fields})
+        return registry.register(
+            f"{topic}-value", {"type": "record", "name": "Joined", "fields": fields}
+        )
 
     def serves(column: str, value: str) -> bool | None:
         found = lake.find(table)
@@ -272,7 +325,11 @@ def join(conf: Path, registry: SchemaRegistry) -> None:
 
     began = time.monotonic()
     id = register(field, colour)
-    poll(lambda: lake.load(table).schema().column_names.count("colour") or None, f"column colour of {table}", 60.0)
+    poll(
+        lambda: lake.load(table).schema().column_names.count("colour") or None,
+        f"column colour of {table}",
+        60.0,
+    )
     # The second branch of the union.
     send(wired(id, text("b") + varint(1) + text("red")))
     poll(lambda: serves("colour", "red"), f"a record with the new field in {table}", 60.0)
@@ -280,9 +337,15 @@ def join(conf: Path, registry: SchemaRegistry) -> None:
 
 
 def measure(
-    services: Services, folder: Path, plan: Plan, catalog: str | None, registry: SchemaRegistry | None = None
+    services: Services,
+    folder: Path,
+    plan: Plan,
+    catalog: str | None,
+    registry: SchemaRegistry | None = None,
 ) -> None:
-    environment = os.environ | configure(folder, services, plan.streams, plan.within, plan.avro, catalog)
+    environment = os.environ | configure(
+        folder, services, plan.streams, plan.within, plan.avro, catalog
+    )
     conf = str(folder / "conf")
     began = time.monotonic()
     make(conf, services, plan.streams)
@@ -291,14 +354,27 @@ def measure(
     stop = threading.Event()
     log_file = folder / "speed.log"
     with log_file.open("ab") as log:
-        command = [sys.executable, "-m", "anabranch.cli", "speed", "--group", "small", "--output", "json"]
+        command = [
+            sys.executable,
+            "-m",
+            "anabranch.cli",
+            "speed",
+            "--group",
+            "small",
+            "--output",
+            "json",
+        ]
         speed = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-        watcher = threading.Thread(target=watch, args=(psutil.Process(speed.pid), samples, stop), daemon=True)
+        watcher = threading.Thread(
+            target=watch, args=(psutil.Process(speed.pid), samples, stop), daemon=True
+        )
         watcher.start()
         try:
             spawned = multiprocessing.get_context("spawn")
             here, there = spawned.Pipe()
-            sender = spawned.Process(target=produce, args=(services.bootstrap_servers, plan, there), daemon=True)
+            sender = spawned.Process(
+                target=produce, args=(services.bootstrap_servers, plan, there), daemon=True
+            )
             sender.start()
             there.close()
             with ExitStack() as stack:
@@ -333,16 +409,21 @@ def measure(
 
 
 def time_commands(environment: dict[str, str]) -> None:
-    """Print what commands over the group take, three times each: the median of their seconds and of their CPU."""
+    """Print what commands over the group take, three times each: the median of their seconds and of
+    their CPU."""
     rows = []
     for command in COMMANDS:
         taken = []
         for _ in range(3):
             began, cpu = time.monotonic(), children_cpu()
             done = subprocess.run(
-                [sys.executable, "-m", "anabranch.cli", *command, "--group", "small"], env=environment, check=False,
-                capture_output=True, text=True, timeout=300,
-            )  # fmt: skip
+                [sys.executable, "-m", "anabranch.cli", *command, "--group", "small"],
+                env=environment,
+                check=False,
+                capture_output=True,
+                text=True,
+                timeout=300,
+            )
             taken.append((time.monotonic() - began, children_cpu() - cpu, done.returncode))
         seconds, cpus, codes = zip(*taken, strict=True)
         median = (f"{statistics.median(of):.2f}" for of in (seconds, cpus))
@@ -370,20 +451,47 @@ def report(
         largest = max(inside, key=lambda s: s.megabytes, default=Sample(0.0, 0.0, {}))
         memory = (largest.megabytes, *(largest.memory.get(kind, 0.0) for kind in KINDS))
         table.append(
-            (str(number + 1), f"{len(some):,}", *percentiles, f"{cpu / spans:.2f}", *(f"{m:,.0f}" for m in memory))
+            (
+                str(number + 1),
+                f"{len(some):,}",
+                *percentiles,
+                f"{cpu / spans:.2f}",
+                *(f"{m:,.0f}" for m in memory),
+            )
         )
-    print_table(("minute", "records", "p50 s", "p95 s", "p99 s", "most s", "cores", "MB", *KINDS), table)
+    print_table(
+        ("minute", "records", "p50 s", "p95 s", "p99 s", "most s", "cores", "MB", *KINDS), table
+    )
     publishes = sum(len({at for ends in of.values() for _, at in ends}) for of in seen.values())
     print(json.dumps({"publishes a second": round(publishes / plan.seconds, 1)}))
-    steady = {name: np.percentile(w[(a - start) >= 60], 99) for name, (a, w) in each.items() if (a - start >= 60).any()}
+    steady = {
+        name: np.percentile(w[(a - start) >= 60], 99)
+        for name, (a, w) in each.items()
+        if (a - start >= 60).any()
+    }
     if steady:
         worst = max(steady, key=lambda name: steady[name])
-        print(json.dumps({"worst stream": worst, "its p99 s, behind the first minute": round(steady[worst], 2)}))
+        print(
+            json.dumps(
+                {
+                    "worst stream": worst,
+                    "its p99 s, behind the first minute": round(steady[worst], 2),
+                }
+            )
+        )
     if plan.disturb:
         warm, half = start + min(60.0, plan.seconds / 4), start + plan.seconds / 2
-        before, beside = (np.percentile(waited[of], 99) for of in ((at >= warm) & (at < half), at >= half))
+        before, beside = (
+            np.percentile(waited[of], 99) for of in ((at >= warm) & (at < half), at >= half)
+        )
         print(
-            json.dumps({"p99 s before": round(before, 2), "beside": round(beside, 2), "x": round(beside / before, 2)})
+            json.dumps(
+                {
+                    "p99 s before": round(before, 2),
+                    "beside": round(beside, 2),
+                    "x": round(beside / before, 2),
+                }
+            )
         )
 
 
@@ -394,14 +502,27 @@ def main() -> None:
     parser.add_argument("--rate", type=int, default=200, help="records a second of each stream")
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--within", type=int, default=5, help="speed.publish.within, in seconds")
-    parser.add_argument("--avro", action="store_true", help="every other topic has Avro with a registry")
-    parser.add_argument("--disturb", action="store_true", help="disturb three streams for the second half")
     parser.add_argument(
-        "--join", action="store_true", help="with --avro: a new topic, and a new field, beside the others"
+        "--avro", action="store_true", help="every other topic has Avro with a registry"
+    )
+    parser.add_argument(
+        "--disturb", action="store_true", help="disturb three streams for the second half"
+    )
+    parser.add_argument(
+        "--join",
+        action="store_true",
+        help="with --avro: a new topic, and a new field, beside the others",
     )
     options = parser.parse_args()
     streams = [f"app_{i:03}" for i in range(options.streams)]
-    plan = Plan(streams, options.rate, options.minutes * 60, options.within, disturb=options.disturb, join=options.join)
+    plan = Plan(
+        streams,
+        options.rate,
+        options.minutes * 60,
+        options.within,
+        disturb=options.disturb,
+        join=options.join,
+    )
     with tempfile.TemporaryDirectory(prefix="anabranch-many-") as name, ExitStack() as stack:
         folder, catalog, registry = Path(name), None, None
         for part in ("run", "registry"):

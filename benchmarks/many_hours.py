@@ -1,8 +1,9 @@
-"""The hour of many small streams in one batch process, against one stream with the sum of their records:
-`make bench WHAT=many-hours STREAMS=50 RECORDS=2000`.
+"""The hour of many small streams in one batch process, against one stream with the sum of their
+records: `make bench WHAT=many-hours STREAMS=50 RECORDS=2000`.
 
-Each stream has a topic of two partitions with one hour of records, a duplicate in a thousand, a dead letter in five
-thousand, and a table on the S3 server. CPU seconds of the batch process and its workers.
+Each stream has a topic of two partitions with one hour of records, a duplicate in a thousand, a
+dead letter in five thousand, and a table on the S3 server. CPU seconds of the batch process and its
+workers.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ SUM = "sum"
 
 
 def rebuild(environment: dict[str, str], folder: Path, *selected: str) -> tuple[float, float]:
-    """Rebuild the hours that wait; returns CPU seconds: of the start until the first hour, and from then on."""
+    """Rebuild the hours that wait; returns CPU seconds: of the start until the first hour, and from
+    then on."""
     command = [sys.executable, "-m", "anabranch.cli", "batch", *selected, "--output", "json"]
     log, watch = run_command(command, environment, folder, Watch)
     first = next(event for event in log_events(log) if "rebuilding hour" in event["message"])
@@ -44,21 +46,39 @@ def edit(file: Path, settings: dict[str, str]) -> None:
 
 
 def check(conf: str, streams: list[str], hour: str, records: int) -> None:
-    """Raise RuntimeError unless the batch layer has accounted for so many records in the hour of each stream."""
+    """Raise RuntimeError unless the batch layer has accounted for so many records in the hour of
+    each stream."""
     for name in streams:
-        accepted = next(row for row in open_job(name, conf).ledger.history([hour]) if row.decision == "accepted")
+        accepted = next(
+            row for row in open_job(name, conf).ledger.history([hour]) if row.decision == "accepted"
+        )
         found = [accepted.good, accepted.dead, accepted.duplicate, accepted.gap]
         if found[-1] or sum(filter(None, found)) != records:
-            raise RuntimeError(f"{name}: expected {records} records in hour {hour} and no gap, found {found}")
+            raise RuntimeError(
+                f"{name}: expected {records} records in hour {hour} and no gap, found {found}"
+            )
 
 
 def main() -> None:
     end_by_signals()
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--streams", type=int, default=50)
-    parser.add_argument("--records", type=int, default=2_000, help="of each stream; a multiple of 5,000 has dead ones")
-    parser.add_argument("--spark", action="append", default=[], metavar="KEY=VALUE", help="a setting of Spark to try")
-    parser.add_argument("--alone", action="store_true", help="leave out the one stream with the sum of the records")
+    parser.add_argument(
+        "--records",
+        type=int,
+        default=2_000,
+        help="of each stream; a multiple of 5,000 has dead ones",
+    )
+    parser.add_argument(
+        "--spark",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a setting of Spark to try",
+    )
+    parser.add_argument(
+        "--alone", action="store_true", help="leave out the one stream with the sum of the records"
+    )
     given = parser.parse_args()
     names = [f"s{number:02}" for number in range(given.streams)]
     with tempfile.TemporaryDirectory(prefix="anabranch-many-", ignore_cleanup_errors=True) as name:
@@ -66,10 +86,15 @@ def main() -> None:
         with running(folder / "services") as services:
             environment = configure(folder, services, [*names, SUM], 10)
             conf = environment["ANABRANCH_CONF"]
-            edit(Path(conf) / "anabranch.yaml", dict(setting.split("=", 1) for setting in given.spark))
+            edit(
+                Path(conf) / "anabranch.yaml",
+                dict(setting.split("=", 1) for setting in given.spark),
+            )
             make(conf, services, [*names, SUM])
             rows = []
-            ways = [(f"{given.streams} streams, {given.records:,} records each", names, given.records)]
+            ways = [
+                (f"{given.streams} streams, {given.records:,} records each", names, given.records)
+            ]
             if not given.alone:
                 sum_of_all = given.streams * given.records
                 ways.insert(0, (f"one stream, {sum_of_all:,} records", [SUM], sum_of_all))

@@ -1,6 +1,8 @@
-"""One other way to write a Kafka topic to Parquet: `peer.py WAY TOPIC BROKER FOLDER S3 SCHEMA LIMIT AVRO`.
+"""One other way to write a Kafka topic to Parquet: `peer.py WAY TOPIC BROKER FOLDER S3 SCHEMA LIMIT
+AVRO`.
 
-Prints a line of JSON for each micro-batch: how many records, and when it had ended (seconds since the epoch). WAY is
+Prints a line of JSON for each micro-batch: how many records, and when it had ended (seconds since
+the epoch). WAY is
 
 - noop: read and parse, and write nowhere: what the engine itself takes;
 - file_sink: Spark's own Parquet file sink, to local files or by Hadoop's S3A;
@@ -8,8 +10,8 @@ Prints a line of JSON for each micro-batch: how many records, and when it had en
 - append: `foreachBatch` with an append to the Iceberg table;
 - delta: Delta Lake's sink.
 
-Each has `from_json` of the same columns, or `from_avro` by the schema AVRO behind the five bytes of its id, the same
-partitions, Zstandard, the same heap and collector as the product.
+Each has `from_json` of the same columns, or `from_avro` by the schema AVRO behind the five bytes of
+its id, the same partitions, Zstandard, the same heap and collector as the product.
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ def session(way: str, folder: Path, s3: str | None) -> SparkSession:
         SparkSession.builder.master(master)
         .appName(way)
         .config("spark.driver.memory", "2g")
-        .config("spark.driver.extraJavaOptions", f"{log4j} -XX:+UseParallelGC -Djava.io.tmpdir={folder}")
+        .config(
+            "spark.driver.extraJavaOptions", f"{log4j} -XX:+UseParallelGC -Djava.io.tmpdir={folder}"
+        )
         .config("spark.driver.extraClassPath", ":".join(jars))
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
@@ -71,17 +75,25 @@ def session(way: str, folder: Path, s3: str | None) -> SparkSession:
         builder = builder.config(key, value)
     if way in ("iceberg", "append"):
         lake = {
-            "": "org.apache.iceberg.spark.SparkCatalog", ".type": "jdbc", ".uri": f"jdbc:sqlite:{folder}/catalog.db",
-            ".jdbc.schema-version": "V1", ".warehouse": f"file://{folder}/warehouse",
-        }  # fmt: skip
+            "": "org.apache.iceberg.spark.SparkCatalog",
+            ".type": "jdbc",
+            ".uri": f"jdbc:sqlite:{folder}/catalog.db",
+            ".jdbc.schema-version": "V1",
+            ".warehouse": f"file://{folder}/warehouse",
+        }
         if s3 is not None:
             lake |= {
-                ".warehouse": f"s3://{BUCKET}/{folder.name}", ".io-impl": "org.apache.iceberg.aws.s3.S3FileIO",
-                ".s3.endpoint": s3, ".s3.path-style-access": "true", ".s3.access-key-id": _KEYS[0],
-                ".s3.secret-access-key": _KEYS[1], ".client.region": "us-east-1",
-            }  # fmt: skip
+                ".warehouse": f"s3://{BUCKET}/{folder.name}",
+                ".io-impl": "org.apache.iceberg.aws.s3.S3FileIO",
+                ".s3.endpoint": s3,
+                ".s3.path-style-access": "true",
+                ".s3.access-key-id": _KEYS[0],
+                ".s3.secret-access-key": _KEYS[1],
+                ".client.region": "us-east-1",
+            }
         builder = builder.config(
-            "spark.sql.extensions", "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
+            "spark.sql.extensions",
+            "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
         )
         for key, value in lake.items():
             builder = builder.config(f"spark.sql.catalog.lake{key}", value)
@@ -98,14 +110,18 @@ def session(way: str, folder: Path, s3: str | None) -> SparkSession:
         builder = (
             builder.config("spark.jars.packages", DELTA)
             .config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
-            .config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
+            .config(
+                "spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog"
+            )
         )
     spark: SparkSession = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     return spark
 
 
-def records(spark: SparkSession, topic: str, broker: str, schema: str, limit: int, avro: str) -> DataFrame:
+def records(
+    spark: SparkSession, topic: str, broker: str, schema: str, limit: int, avro: str
+) -> DataFrame:
     source = (
         spark.readStream.format("kafka")
         .option("kafka.bootstrap.servers", broker)
@@ -140,10 +156,13 @@ def main(arguments: list[str]) -> None:
         spark.sql("CREATE NAMESPACE lake.db")
         columns = ", ".join(f"{f.name} {f.dataType.simpleString()}" for f in frame.schema.fields)
         spark.sql(
-            f"CREATE TABLE lake.db.events ({columns}) USING iceberg PARTITIONED BY (event_date, ingest_hour) "
-            "TBLPROPERTIES ('write.distribution-mode'='none', 'write.parquet.compression-codec'='zstd')"
+            f"CREATE TABLE lake.db.events ({columns}) USING iceberg PARTITIONED BY (event_date, "
+            "ingest_hour) TBLPROPERTIES ('write.distribution-mode'='none', "
+            "'write.parquet.compression-codec'='zstd')"
         )
-    writer = frame.writeStream.option("checkpointLocation", f"file://{folder}/checkpoint").trigger(availableNow=True)
+    writer = frame.writeStream.option("checkpointLocation", f"file://{folder}/checkpoint").trigger(
+        availableNow=True
+    )
     parts = ("event_date", "ingest_hour")
     match way:
         case "noop":
@@ -153,21 +172,32 @@ def main(arguments: list[str]) -> None:
             files = writer.format("parquet").option("path", out).option("compression", "zstd")
             query = files.partitionBy(*parts).start()
         case "iceberg":
-            query = writer.format("iceberg").option("fanout-enabled", "true").toTable("lake.db.events")
+            query = (
+                writer.format("iceberg").option("fanout-enabled", "true").toTable("lake.db.events")
+            )
         case "append":
             query = writer.foreachBatch(
-                lambda batch, _: batch.writeTo("lake.db.events").option("fanout-enabled", "true").append()
+                lambda batch, _: (
+                    batch.writeTo("lake.db.events").option("fanout-enabled", "true").append()
+                )
             ).start()
         case "delta":
-            query = writer.format("delta").option("path", f"{folder}/out").partitionBy(*parts).start()
+            query = (
+                writer.format("delta").option("path", f"{folder}/out").partitionBy(*parts).start()
+            )
         case _:
             raise ValueError(f"expected one of {', '.join(WAYS)}, found {way}")
     query.awaitTermination()
     for progress in query.recentProgress:
         if progress["numInputRows"]:
-            began = datetime.fromisoformat(progress["timestamp"].replace("Z", "+00:00")).astimezone(UTC)
+            began = datetime.fromisoformat(progress["timestamp"].replace("Z", "+00:00")).astimezone(
+                UTC
+            )
             ended = began + timedelta(milliseconds=progress["durationMs"]["triggerExecution"])
-            print(json.dumps({"records": progress["numInputRows"], "ended": ended.timestamp()}), flush=True)
+            print(
+                json.dumps({"records": progress["numInputRows"], "ended": ended.timestamp()}),
+                flush=True,
+            )
     spark.stop()
 
 

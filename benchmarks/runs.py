@@ -54,7 +54,8 @@ class Sample:
 
 @dataclass(frozen=True)
 class Run:
-    """What one run was. Rates are of its full micro-batches behind the first, in which a JVM compiles its code."""
+    """What one run was. Rates are of its full micro-batches behind the first, in which a JVM
+    compiles its code."""
 
     records: int
     micro_batches: int
@@ -86,7 +87,10 @@ class Watch:
         while self._process.poll() is None:
             try:
                 parents = [root, *(psutil.Process(pid) for pid in self.workers)]
-                family = [root, *(child for parent in parents for child in parent.children(recursive=True))]
+                family = [
+                    root,
+                    *(child for parent in parents for child in parent.children(recursive=True)),
+                ]
             except psutil.NoSuchProcess:
                 return
             for process in family:
@@ -108,19 +112,25 @@ class Watch:
 def summarized(batches: list[MicroBatch], watch: Watch, limit: int) -> Run:
     full = [b for b in batches[1:] if b.records > limit / 2]
     if not full:
-        raise ValueError(f"expected at least two full micro-batches of {limit} records, found {batches}")
+        raise ValueError(
+            f"expected at least two full micro-batches of {limit} records, found {batches}"
+        )
     first, last, number = batches[0], full[-1], sum(b.records for b in full)
     seconds, cpu = last.ended - first.ended, watch.cpu_at(last.ended) - watch.cpu_at(first.ended)
     return Run(
-        records=sum(b.records for b in batches), micro_batches=len(batches), records_per_second=number / seconds,
-        cpu_per_million=cpu / number * 1e6, cpu_per_micro_batch=cpu / len(full),
-        seconds_per_micro_batch=seconds / len(full), jvm_peak_mb=watch.jvm_peak_mb,
-    )  # fmt: skip
+        records=sum(b.records for b in batches),
+        micro_batches=len(batches),
+        records_per_second=number / seconds,
+        cpu_per_million=cpu / number * 1e6,
+        cpu_per_micro_batch=cpu / len(full),
+        seconds_per_micro_batch=seconds / len(full),
+        jvm_peak_mb=watch.jvm_peak_mb,
+    )
 
 
 def run(way: str, shape: Shape, services: Services, limit: int, expected: int) -> Run:
-    """One way, from the topic's beginning to its end, in a folder that is gone afterwards. Raises RuntimeError when it
-    fails, or wrote other than the expected number of records."""
+    """One way, from the topic's beginning to its end, in a folder that is gone afterwards. Raises
+    RuntimeError when it fails, or wrote other than the expected number of records."""
     with tempfile.TemporaryDirectory(prefix="anabranch-bench-", ignore_cleanup_errors=True) as name:
         batches, watch = watched(way, shape, services, limit, Path(name))
     if (number := sum(b.records for b in batches)) != expected:
@@ -143,12 +153,22 @@ def _peer(
     if on_s3:
         # The product makes its bucket itself.
         keys = {"access_key": services.access_key, "secret_key": services.secret_key}
-        open_store(S3.model_validate({"endpoint": services.s3_endpoint, **keys})).ensure_bucket(BUCKET)
+        open_store(S3.model_validate({"endpoint": services.s3_endpoint, **keys})).ensure_bucket(
+            BUCKET
+        )
     arguments = [
-        name, shape.name, services.bootstrap_servers, str(folder), services.s3_endpoint if on_s3 else "", shape.schema,
-        str(limit), shape.avro,
-    ]  # fmt: skip
-    log, seen = run_command([sys.executable, str(Path(__file__).with_name("peer.py")), *arguments], {}, folder, watch)
+        name,
+        shape.name,
+        services.bootstrap_servers,
+        str(folder),
+        services.s3_endpoint if on_s3 else "",
+        shape.schema,
+        str(limit),
+        shape.avro,
+    ]
+    log, seen = run_command(
+        [sys.executable, str(Path(__file__).with_name("peer.py")), *arguments], {}, folder, watch
+    )
     lines = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
     return [MicroBatch(line["records"], line["ended"]) for line in lines if "ended" in line], seen
 
@@ -156,9 +176,16 @@ def _peer(
 def _ours(
     way: str, shape: Shape, services: Services, limit: int, folder: Path, watch: type[Watch]
 ) -> tuple[list[MicroBatch], Watch]:
-    environment = configure(folder, shape, services, way == "anabranch_s3", {"max_offsets_per_trigger": limit})
+    environment = configure(
+        folder, shape, services, way == "anabranch_s3", {"max_offsets_per_trigger": limit}
+    )
     anabranch = [sys.executable, "-m", "anabranch.cli"]
-    subprocess.run([*anabranch, "apply", "bench"], env=os.environ | environment, check=True, capture_output=True)
+    subprocess.run(
+        [*anabranch, "apply", "bench"],
+        env=os.environ | environment,
+        check=True,
+        capture_output=True,
+    )
     command = [*anabranch, "speed", "bench", "--available-now", "--output", "json"]
     log, seen = run_command(command, environment, folder, watch)
     return list(published(log)), seen
@@ -166,8 +193,8 @@ def _ours(
 
 @contextmanager
 def on_master(master: str) -> Iterator[None]:
-    """The Spark master of everything that is measured: `standalone` is a cluster of two workers of one core for the
-    length of a `with`, an empty text this machine."""
+    """The Spark master of everything that is measured: `standalone` is a cluster of two workers of
+    one core for the length of a `with`, an empty text this machine."""
     if master not in ("", "standalone"):
         os.environ[MASTER] = master
     if master != "standalone":
@@ -177,7 +204,9 @@ def on_master(master: str) -> Iterator[None]:
 
     with running_cluster() as cluster:
         os.environ[MASTER] = cluster.master
-        Watch.workers = [process.pid for name, process in cluster.processes.items() if name != "master"]
+        Watch.workers = [
+            process.pid for name, process in cluster.processes.items() if name != "master"
+        ]
         try:
             yield
         finally:
@@ -185,21 +214,29 @@ def on_master(master: str) -> Iterator[None]:
             del os.environ[MASTER]
 
 
-def configure(folder: Path, shape: Shape, services: Services, on_s3: bool, speed: dict[str, object]) -> dict[str, str]:
-    """Write a configuration with one stream, `bench`, of the shape's topic; returns what a command's environment
-    needs."""
+def configure(
+    folder: Path, shape: Shape, services: Services, on_s3: bool, speed: dict[str, object]
+) -> dict[str, str]:
+    """Write a configuration with one stream, `bench`, of the shape's topic; returns what a
+    command's environment needs."""
     conf = folder / "conf"
     (conf / "streams").mkdir(parents=True)
     master, conf_of_spark = spark_master()
     warehouse = f"s3://{BUCKET}/{folder.name}" if on_s3 else f"file://{folder}/warehouse"
     environment = {
         "kafka": {"bootstrap_servers": services.bootstrap_servers},
-        "catalog": {"name": "lake", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": warehouse},
+        "catalog": {
+            "name": "lake",
+            "uri": f"sqlite:///{folder}/catalog.db",
+            "warehouse": warehouse,
+        },
         "s3": {
-            "endpoint": services.s3_endpoint, "access_key": services.access_key, "secret_key": services.secret_key,
+            "endpoint": services.s3_endpoint,
+            "access_key": services.access_key,
+            "secret_key": services.secret_key,
         },
         "spark": {"master": master, "conf": {"spark.driver.memory": "2g", **conf_of_spark}},
-    }  # fmt: skip
+    }
     stream = {
         "topic": shape.name, "table": "bench.events", "format": "avro" if shape.avro else "json",
         "schema": shape.schema, "key": "event_id",
@@ -233,13 +270,18 @@ def log_events(log: str) -> Iterator[dict[str, str]]:
 def run_command(
     command: list[str], environment: dict[str, str], folder: Path, watch: type[Watch]
 ) -> tuple[str, Watch]:  # fmt: skip
-    """Run a command to its end; what it printed, and who looked at it. Raises RuntimeError when it fails."""
+    """Run a command to its end; what it printed, and who looked at it. Raises RuntimeError when it
+    fails."""
     local = {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_LOCAL_DIRS": str(folder), "TMPDIR": str(folder)}
     (folder / "log").unlink(missing_ok=True)
     # Appended to, since a job opens it again for its own log.
     with (folder / "log").open("ab") as log:
         process = subprocess.Popen(
-            command, env=os.environ | local | environment, stdout=log, stderr=subprocess.STDOUT, cwd=folder
+            command,
+            env=os.environ | local | environment,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd=folder,
         )
         seen = watch(process)
         try:

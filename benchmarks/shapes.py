@@ -22,8 +22,8 @@ from anabranch.offsets.hours import start_of
 
 PARTITIONS = 4
 _EVENT = (
-    "event_id STRING NOT NULL, event_type STRING, game STRING, player_id STRING, event_time TIMESTAMP NOT NULL, "
-    "level INT, amount DOUBLE, platform STRING, payload STRING"
+    "event_id STRING NOT NULL, event_type STRING, game STRING, player_id STRING, event_time "
+    "TIMESTAMP NOT NULL, level INT, amount DOUBLE, platform STRING, payload STRING"
 )
 _KINDS = ("session_start", "session_end", "level_up", "purchase", "achievement")
 _TEXTS = [hashlib.sha256(str(i).encode()).hexdigest() for i in range(997)]
@@ -39,7 +39,8 @@ class Registered:
 
 @dataclass(frozen=True)
 class Shape:
-    """Records of one kind. `schema` is as a stream's file has it; `event_time` is a column of all of them.
+    """Records of one kind. `schema` is as a stream's file has it; `event_time` is a column of all
+    of them.
 
     JSON objects, or by an Avro schema values in Confluent's wire format: once it is `registered`.
     """
@@ -58,7 +59,9 @@ class Shape:
         assert self.registered is not None
         out = io.BytesIO(b"\0" + self.registered.id.to_bytes(4, "big"))
         out.seek(0, io.SEEK_END)
-        fastavro.schemaless_writer(out, _parsed(self.avro), event | {"event_time": datetime.fromtimestamp(at, UTC)})
+        fastavro.schemaless_writer(
+            out, _parsed(self.avro), event | {"event_time": datetime.fromtimestamp(at, UTC)}
+        )
         return out.getvalue()
 
 
@@ -71,9 +74,14 @@ def _event(payload: int) -> Callable[[int], dict[str, object]]:
     def fields(i: int) -> dict[str, object]:
         text = _TEXTS[i % 997]
         return {
-            "event_type": _KINDS[i % 5], "game": f"g{i % 40}", "player_id": f"p{i * 7919 % 100_000}", "level": i % 90,
-            "amount": i % 1000 / 7, "platform": "ios", "payload": (text * (payload // 64 + 1))[:payload],
-        }  # fmt: skip
+            "event_type": _KINDS[i % 5],
+            "game": f"g{i % 40}",
+            "player_id": f"p{i * 7919 % 100_000}",
+            "level": i % 90,
+            "amount": i % 1000 / 7,
+            "platform": "ios",
+            "payload": (text * (payload // 64 + 1))[:payload],
+        }
 
     return fields
 
@@ -103,30 +111,42 @@ SHAPES = {
         Shape("json_440", _EVENT, _event(192)),
         Shape("avro", _EVENT, _event(192), _avro(_EVENT)),
         Shape("json_2k", _EVENT, _event(1750)),
-        Shape("json_200_columns", f"event_id STRING NOT NULL, event_time TIMESTAMP NOT NULL, {_WIDE}", _wide),
+        Shape(
+            "json_200_columns",
+            f"event_id STRING NOT NULL, event_time TIMESTAMP NOT NULL, {_WIDE}",
+            _wide,
+        ),
     )
 }
 
 
 def fill(bootstrap_servers: str, shape: Shape, records: int) -> int:
-    """Make the shape's topic and send so many records as fast as it goes; returns their bytes. All acknowledged, or
-    it raises."""
+    """Make the shape's topic and send so many records as fast as it goes; returns their bytes. All
+    acknowledged, or it raises."""
     create(bootstrap_servers, shape)
     producer, failed, size = _producer(bootstrap_servers, 100), [], 0
     now = time.time()
     for i in range(records):
         value = shape.value(i, now)
         size += len(value)
-        _send(producer, shape.name, i, value, lambda error, _: failed.append(error) if error else None)
+        _send(
+            producer, shape.name, i, value, lambda error, _: failed.append(error) if error else None
+        )
     _flush(producer, failed)
     return size
 
 
 def fill_hour(
-    bootstrap_servers: str, shape: Shape, records: int, hour: str, first: int = 0, is_new: bool = True
+    bootstrap_servers: str,
+    shape: Shape,
+    records: int,
+    hour: str,
+    first: int = 0,
+    is_new: bool = True,
 ) -> None:
-    """The same, stamped over one hour; a record in a thousand repeats another's event, one in five thousand is dead.
-    They are numbered from `first`, a multiple of 5,000; the topic exists already unless that is 0 and it `is_new`."""
+    """The same, stamped over one hour; a record in a thousand repeats another's event, one in five
+    thousand is dead. They are numbered from `first`, a multiple of 5,000; the topic exists already
+    unless that is 0 and it `is_new`."""
     if first == 0 and is_new:
         create(bootstrap_servers, shape)
     producer, failed = _producer(bootstrap_servers, 100), []
@@ -136,7 +156,14 @@ def fill_hour(
         value = shape.value(i - 500 if i % 1000 == 999 else i, at)
         if i % 5000 == 77:
             value = value[:-1]
-        _send(producer, shape.name, i, value, lambda error, _: failed.append(error) if error else None, at)
+        _send(
+            producer,
+            shape.name,
+            i,
+            value,
+            lambda error, _: failed.append(error) if error else None,
+            at,
+        )
     _flush(producer, failed)
 
 
@@ -147,8 +174,11 @@ class Acknowledged:
     at: float
 
 
-def steady(bootstrap_servers: str, shape: Shape, rate: int, stop: threading.Event) -> Iterator[Acknowledged]:
-    """Send `rate` records a second until `stop`; yields each as it is acknowledged, with the moment."""
+def steady(
+    bootstrap_servers: str, shape: Shape, rate: int, stop: threading.Event
+) -> Iterator[Acknowledged]:
+    """Send `rate` records a second until `stop`; yields each as it is acknowledged, with the
+    moment."""
     acknowledged: list[Acknowledged] = []
     failed: list[object] = []
 
@@ -172,10 +202,15 @@ def steady(bootstrap_servers: str, shape: Shape, rate: int, stop: threading.Even
 
 
 def acknowledged_at(
-    bootstrap_servers: str, shapes: list[Shape], rate: int, stop: threading.Event, unsure: Collection[str] = ()
+    bootstrap_servers: str,
+    shapes: list[Shape],
+    rate: int,
+    stop: threading.Event,
+    unsure: Collection[str] = (),
 ) -> Iterator[tuple[str, int, int, float]]:
-    """Send `rate` records a second of each shape to its topic until `stop`; yields topic, partition, offset and moment
-    of each as it is acknowledged. Records of topics that are `unsure` may fail."""
+    """Send `rate` records a second of each shape to its topic until `stop`; yields topic,
+    partition, offset and moment of each as it is acknowledged. Records of topics that are `unsure`
+    may fail."""
     acknowledged: list[tuple[str, int, int, float]] = []
     failed: list[object] = []
 
@@ -183,7 +218,9 @@ def acknowledged_at(
         if error:
             failed.extend([] if message.topic() in unsure else [error])
         else:
-            acknowledged.append((message.topic(), message.partition(), message.offset(), time.time()))
+            acknowledged.append(
+                (message.topic(), message.partition(), message.offset(), time.time())
+            )
 
     producer, began, sent = _producer(bootstrap_servers, 50), time.time(), 0
     while not stop.is_set():
@@ -215,20 +252,31 @@ def create(bootstrap_servers: str, shape: Shape) -> None:
 def _producer(bootstrap_servers: str, linger_ms: int) -> Producer:
     return Producer(
         {
-            "bootstrap.servers": bootstrap_servers, "compression.type": "zstd", "linger.ms": linger_ms,
-            "batch.size": 1_000_000, "queue.buffering.max.messages": 500_000, "acks": "all",
+            "bootstrap.servers": bootstrap_servers,
+            "compression.type": "zstd",
+            "linger.ms": linger_ms,
+            "batch.size": 1_000_000,
+            "queue.buffering.max.messages": 500_000,
+            "acks": "all",
             "enable.idempotence": True,
         }
-    )  # fmt: skip
+    )
 
 
 def _send(
-    producer: Producer, topic: str, number: int, value: bytes, delivered: Callable[..., None], at: float | None = None
+    producer: Producer,
+    topic: str,
+    number: int,
+    value: bytes,
+    delivered: Callable[..., None],
+    at: float | None = None,
 ) -> None:
     stamp = {} if at is None else {"timestamp": int(at * 1000)}
     while True:
         try:
-            producer.produce(topic, value, key=b"p%d" % (number % 100_000), on_delivery=delivered, **stamp)
+            producer.produce(
+                topic, value, key=b"p%d" % (number % 100_000), on_delivery=delivered, **stamp
+            )
         except BufferError:
             producer.poll(0.1)
         else:
@@ -239,7 +287,9 @@ def _send(
 
 def _flush(producer: Producer, failed: list[object]) -> None:
     if left := producer.flush(120):
-        raise KafkaException(f"expected every record to be acknowledged, found {left} without an answer")
+        raise KafkaException(
+            f"expected every record to be acknowledged, found {left} without an answer"
+        )
     if failed:
         raise KafkaException(f"expected every record to be acknowledged, found {failed[0]}")
 

@@ -1,9 +1,10 @@
-"""Whose CPU a record takes, by thread, of Spark's file sink and of the speed layer: `make bench WHAT=threads`.
+"""Whose CPU a record takes, by thread, of Spark's file sink and of the speed layer: `make bench
+WHAT=threads`.
 
-Microseconds of CPU a record, as the kernel counts them (`/proc/PID/task/*/stat`, every half second), between ends of
-micro-batches; the first ones are those of a Java that compiles. Both ways read one topic, one after
-the other. Small micro-batches are measured in windows of `--window` of them, since half a second
-has several of them.
+Microseconds of CPU a record, as the kernel counts them (`/proc/PID/task/*/stat`, every half
+second), between ends of micro-batches; the first ones are those of a Java that compiles. Both ways
+read one topic, one after the other. Small micro-batches are measured in windows of `--window` of
+them, since half a second has several of them.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ class ThreadWatch(runs.Watch):
         root, last = psutil.Process(self._process.pid), dict[Path, tuple[str, float]]()
         while self._process.poll() is None:
             try:
-                family = [(p.pid, p.name() == "java") for p in (root, *root.children(recursive=True))]
+                family = [
+                    (p.pid, p.name() == "java") for p in (root, *root.children(recursive=True))
+                ]
             except psutil.Error:
                 return
             for pid, java in family:
@@ -86,19 +89,33 @@ def main() -> None:
     options = parser.parse_args()
     shape = SHAPES[options.shape]
     rows = []
-    with tempfile.TemporaryDirectory(prefix="anabranch-bench-") as name, running(Path(name)) as services:
+    with (
+        tempfile.TemporaryDirectory(prefix="anabranch-bench-") as name,
+        running(Path(name)) as services,
+    ):
         fill(services.bootstrap_servers, shape, options.records)
         for way in options.ways.split(","):
-            batches, watch = runs.watched(way, shape, services, options.micro_batch, Path(name) / way, ThreadWatch)
+            batches, watch = runs.watched(
+                way, shape, services, options.micro_batch, Path(name) / way, ThreadWatch
+            )
             assert isinstance(watch, ThreadWatch)
             for i in range(0, len(batches) - options.window, options.window):
-                before, after = (watch.threads_at(batches[at].ended) for at in (i, i + options.window))
+                before, after = (
+                    watch.threads_at(batches[at].ended) for at in (i, i + options.window)
+                )
                 number = sum(b.records for b in batches[i + 1 : i + 1 + options.window])
                 cpu = [(after[g] - before[g]) / number * 1e6 for g in GROUPS]
                 rows.append(
-                    (way, f"{i + 2} to {i + 1 + options.window}", *(f"{c:.1f}" for c in cpu), f"{sum(cpu):.1f}")
+                    (
+                        way,
+                        f"{i + 2} to {i + 1 + options.window}",
+                        *(f"{c:.1f}" for c in cpu),
+                        f"{sum(cpu):.1f}",
+                    )
                 )
-            rows.append((way, "memory of Java", *("" for _ in GROUPS), f"{watch.jvm_peak_mb:,.0f} MB"))
+            rows.append(
+                (way, "memory of Java", *("" for _ in GROUPS), f"{watch.jvm_peak_mb:,.0f} MB")
+            )
     print("CPU microseconds a record")
     print_table(("way", "micro-batches", *GROUPS, "all"), rows)
 

@@ -1,4 +1,5 @@
-"""Example: a DAG that starts when an hour of a stream is authoritative. Replace its task by your own."""
+"""Example: a DAG that starts when an hour of a stream is authoritative. Replace its task by your
+own."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ _ASSET = hours_asset("game_events")
 with DAG(
     dag_id="anabranch_example_consumer",
     description="Prints the hours of game_events that became authoritative.",
-    doc_md="Each event's extra says `hour`, `revision`, `rows` and `snapshot_id`; a restated hour comes again.",
+    doc_md="Each event's extra says `hour`, `revision`, `rows` and `snapshot_id`; a restated hour "
+    "comes again.",
     schedule=[_ASSET],
     start_date=datetime(2026, 1, 1, tzinfo=UTC),
     catchup=False,

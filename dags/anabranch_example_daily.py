@@ -1,4 +1,5 @@
-"""An example: a DAG that starts when all hours of a day are authoritative. Put your own task in its place."""
+"""An example: a DAG that starts when all hours of a day are authoritative. Put your own task in its
+place."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from anabranch_operators import day_schedule
 with DAG(
     dag_id="anabranch_example_daily",
     description="Prints which days of game_events became authoritative.",
-    doc_md="Runs for a day once all its 24 hours are accepted, and again after one of them is restated.",
+    doc_md="Runs for a day once all its 24 hours are accepted, and again after one of them is "
+    "restated.",
     schedule=day_schedule("game_events"),
     start_date=datetime(2026, 1, 1, tzinfo=UTC),
     catchup=False,

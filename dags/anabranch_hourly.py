@@ -1,7 +1,9 @@
-"""One DAG for each stream: each hour, once it has ended, is sealed, rebuilt by the batch layer, merged and verified.
+"""One DAG for each stream: each hour, once it has ended, is sealed, rebuilt by the batch layer,
+merged and verified.
 
-Wiring only: every task is one `anabranch` command that an operator can run by hand. The hours of a stream with `group:`
-are run by its group's DAG (anabranch_hourly_group.py); this one is then for runs by hand.
+Wiring only: every task is one `anabranch` command that an operator can run by hand. The hours of a
+stream with `group:` are run by its group's DAG (anabranch_hourly_group.py); this one is then for
+runs by hand.
 """
 
 from __future__ import annotations
@@ -29,19 +31,19 @@ Each hour of the stream `{stream}`, in UTC, as soon as it has ended:
 
 - **grace** waits out `batch.grace` without holding a worker.
 - **seal** decides the hour's cut. An hour before the stream's first is skipped.
-- **rebuild** reads the cut from Kafka, closes the balance, asks the quality gate, and publishes. After a refusal
-  it fails without a retry; its log and its XCom `refused` have the reason. The hour is served as before, and the next
-  hour is not delayed.
+- **rebuild** reads the cut from Kafka, closes the balance, asks the quality gate, and publishes.
+  After a refusal it fails without a retry; its log and its XCom `refused` have the reason. The hour
+  is served as before, and the next hour is not delayed.
 - **merge** corrects hours that the wrong layer serves, also after a refusal.
 - **verify** counts the hour again from its files, and notifies the consumers of its assets:
-  `anabranch_hours__{stream}`, `anabranch_partitions__{stream}` with the hour as `partition_key`, and of a
-  restated hour `anabranch_restated_days__{stream}`.
-- **egress__NAME**, for each target of the stream's file: delivers to it all accepted hours that it lacks, this one and
-  others.
+  `anabranch_hours__{stream}`, `anabranch_partitions__{stream}` with the hour as `partition_key`,
+  and of a restated hour `anabranch_restated_days__{stream}`.
+- **egress__NAME**, for each target of the stream's file: delivers to it all accepted hours that it
+  lacks, this one and others.
 
-More on an hour: `anabranch explain {stream} HOUR`. To run it again: clear `rebuild` with its downstream tasks;
-an hour that was accepted is restated then, and by a backfill too. To accept it despite gaps or the quality
-gate: trigger the DAG with `hour`, `accept` and `why`.
+More on an hour: `anabranch explain {stream} HOUR`. To run it again: clear `rebuild` with its
+downstream tasks; an hour that was accepted is restated then, and by a backfill too. To accept it
+despite gaps or the quality gate: trigger the DAG with `hour`, `accept` and `why`.
 """
 
 
@@ -52,9 +54,12 @@ def stream_dag(stream: str) -> DAG:
         dag_id=f"anabranch_hourly__{stream}",
         description=f"Seals, rebuilds, merges and verifies each hour of {stream}.",
         doc_md=DOC.format(stream=stream),
-        schedule=CronDataIntervalTimetable("0 * * * *", timezone="UTC") if group(stream) is None else None,
+        schedule=CronDataIntervalTimetable("0 * * * *", timezone="UTC")
+        if group(stream) is None
+        else None,
         start_date=start or datetime(2026, 1, 1, tzinfo=UTC),
-        # With `airflow.start`, Airflow runs a backlog, oldest first; without it, `anabranch batch` does.
+        # With `airflow.start`, Airflow runs a backlog, oldest first; without it, `anabranch batch`
+        # does.
         catchup=start is not None,
         max_active_runs=1,
         default_args=default_args(stream),
@@ -64,15 +69,19 @@ def stream_dag(stream: str) -> DAG:
         seconds = longest_grace([stream])
         wait = DateTimeSensorAsync(
             task_id="grace",
-            target_time=f"{{{{ (data_interval_end + macros.timedelta(seconds={seconds})).isoformat() }}}}",
+            target_time="{{ (data_interval_end + "
+            f"macros.timedelta(seconds={seconds})).isoformat() }}}}",
         )
         seal = SealOperator(task_id="seal", stream=stream)
         rebuild = RebuildOperator(
             task_id="rebuild",
             stream=stream,
         )
-        merge = AnabranchOperator(task_id="merge", arguments=["merge", stream], trigger_rule="all_done")
-        # A run's state is its last task's. Without this task, the run fails when any earlier task failed.
+        merge = AnabranchOperator(
+            task_id="merge", arguments=["merge", stream], trigger_rule="all_done"
+        )
+        # A run's state is its last task's. Without this task, the run fails when any earlier task
+        # failed.
         verify = VerifyOperator(task_id="verify", stream=stream)
         wait >> seal >> rebuild >> merge >> verify
         [seal, rebuild] >> verify

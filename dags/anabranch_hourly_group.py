@@ -1,4 +1,5 @@
-"""One DAG a group: one Spark job rebuilds each hour of all its streams; a mapped task for each stream shows its result.
+"""One DAG a group: one Spark job rebuilds each hour of all its streams; a mapped task for each
+stream shows its result.
 
 Wiring only: every task runs `anabranch` commands that an operator can run by hand.
 """
@@ -28,19 +29,20 @@ DOC = """\
 Each hour of the streams with `group: {group}`, in UTC, as soon as it has ended:
 
 - **grace** waits out the longest `batch.grace` of them without a worker.
-- **rebuild** seals and rebuilds the hour of every stream in one Spark job. Refusals and failures of streams do not fail
-  it.
-- **stream**, mapped, one for each stream: fails as the stream's rebuild did, with the reason in its log and in its XCom
-  `refused`; else it merges and verifies the hour, and notifies the consumers of the stream's assets. After a transient
-  failure it rebuilds its stream by itself.
-- **egress__STREAM__TARGET** delivers to a target of a stream's file all accepted hours that it lacks; of a family's
-  file, those of each of its streams.
-- **accepted** fails the run when a stream failed; else it tags the hour on each table (`group-{group}-HOUR`), and
-  notifies the consumers of the asset `anabranch_group_hours__{group}`. Skipped while an earlier hour of a stream waits.
+- **rebuild** seals and rebuilds the hour of every stream in one Spark job. Refusals and failures of
+  streams do not fail it.
+- **stream**, mapped, one for each stream: fails as the stream's rebuild did, with the reason in its
+  log and in its XCom `refused`; else it merges and verifies the hour, and notifies the consumers of
+  the stream's assets. After a transient failure it rebuilds its stream by itself.
+- **egress__STREAM__TARGET** delivers to a target of a stream's file all accepted hours that it
+  lacks; of a family's file, those of each of its streams.
+- **accepted** fails the run when a stream failed; else it tags the hour on each table
+  (`group-{group}-HOUR`), and notifies the consumers of the asset `anabranch_group_hours__{group}`.
+  Skipped while an earlier hour of a stream waits.
 
-To run an hour again: clear **rebuild** with its downstream tasks for all streams, or one mapped **stream** for that
-stream alone; an accepted hour is restated then. To accept a refused hour as it is: trigger `anabranch_hourly__STREAM`
-with `hour`, `accept` and `why`.
+To run an hour again: clear **rebuild** with its downstream tasks for all streams, or one mapped
+**stream** for that stream alone; an accepted hour is restated then. To accept a refused hour as it
+is: trigger `anabranch_hourly__STREAM` with `hour`, `accept` and `why`.
 """
 
 
@@ -49,7 +51,8 @@ def group_dag(group: str, members: list[str]) -> DAG:
     starts = [start for start in map(start_hour, members) if start is not None]
     with DAG(
         dag_id=f"anabranch_hourly_group__{group}",
-        description=f"Rebuilds and verifies each hour of the {len(members)} streams of group {group}.",
+        description=f"Rebuilds and verifies each hour of the {len(members)} streams of group "
+        f"{group}.",
         doc_md=DOC.format(group=group),
         schedule=CronDataIntervalTimetable("0 * * * *", timezone="UTC"),
         start_date=min(starts, default=datetime(2026, 1, 1, tzinfo=UTC)),
@@ -62,17 +65,23 @@ def group_dag(group: str, members: list[str]) -> DAG:
         seconds = longest_grace(members)
         wait = DateTimeSensorAsync(
             task_id="grace",
-            target_time=f"{{{{ (data_interval_end + macros.timedelta(seconds={seconds})).isoformat() }}}}",
+            target_time="{{ (data_interval_end + "
+            f"macros.timedelta(seconds={seconds})).isoformat() }}}}",
         )
         rebuild = GroupRebuildOperator(task_id="rebuild", group=group)
-        mapped = StreamOfGroupOperator.partial(task_id="stream", map_index_template="{{ task.stream }}")
+        mapped = StreamOfGroupOperator.partial(
+            task_id="stream", map_index_template="{{ task.stream }}"
+        )
         each = mapped.expand(outcome=rebuild.output)
-        # By default it would be skipped, and the run succeed, where one stream is skipped and another one failed.
+        # By default it would be skipped, and the run succeed, where one stream is skipped and
+        # another one failed.
         (
             wait
             >> rebuild
             >> each
-            >> GroupHourOperator(task_id="accepted", group=group, trigger_rule="none_failed_min_one_success")
+            >> GroupHourOperator(
+                task_id="accepted", group=group, trigger_rule="none_failed_min_one_success"
+            )
         )
         for member in members:
             for target in targets(member):
@@ -85,7 +94,9 @@ def _egress(member: str, target: str) -> AnabranchOperator:
     task_id = f"egress__{member}__{target}"
     if member in families():
         arguments = ["egress", "STREAM", "--target", target]
-        return FamilyOperator(task_id=task_id, family=member, arguments=arguments, trigger_rule="all_done")
+        return FamilyOperator(
+            task_id=task_id, family=member, arguments=arguments, trigger_rule="all_done"
+        )
     arguments = ["egress", member, "--target", target]
     return AnabranchOperator(task_id=task_id, arguments=arguments, trigger_rule="all_done")
 

@@ -1,4 +1,5 @@
-"""One DAG for each stream and each family of topics: daily maintenance deletes unreferenced files. Wiring only."""
+"""One DAG for each stream and each family of topics: daily maintenance deletes unreferenced files.
+Wiring only."""
 
 from __future__ import annotations
 
@@ -8,9 +9,9 @@ from airflow.sdk import DAG
 from anabranch_operators import AnabranchOperator, FamilyOperator, default_args, families, streams
 
 DOC = """\
-`anabranch maintain {stream}`: expires snapshots, drops the speed layer's rows of hours that the batch layer has served
-for long, and deletes unreferenced files. The ages are the stream's (`maintain`). A list without deletions:
-`anabranch maintain {stream} --dry-run`.
+`anabranch maintain {stream}`: expires snapshots, drops the speed layer's rows of hours that the
+batch layer has served for long, and deletes unreferenced files. The ages are the stream's
+(`maintain`). A list without deletions: `anabranch maintain {stream} --dry-run`.
 """
 
 

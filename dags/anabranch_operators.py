@@ -1,9 +1,10 @@
-"""Shared by the DAG files: the streams, an operator for one `anabranch` command, and a stream's settings for Airflow.
-Defines no DAG.
+"""Shared by the DAG files: the streams, an operator for one `anabranch` command, and a stream's
+settings for Airflow. Defines no DAG.
 
-`ANABRANCH_CONF` names the configuration folder (default: `conf` beside `dags`), whose files under `streams/` are the
-streams. `ANABRANCH_COMMAND` is how the command is called (default `anabranch`), for one that lives in an environment of
-its own. `ANABRANCH_ON_FAILURE` names a callback, `module.function`, for a task that failed for good.
+`ANABRANCH_CONF` names the configuration folder (default: `conf` beside `dags`), whose files under
+`streams/` are the streams. `ANABRANCH_COMMAND` is how the command is called (default `anabranch`),
+for one that lives in an environment of its own. `ANABRANCH_ON_FAILURE` names a callback,
+`module.function`, for a task that failed for good.
 """
 
 from __future__ import annotations
@@ -62,7 +63,9 @@ def families() -> list[str]:
 @cache
 def _files() -> list[str]:
     """The files of streams, and of families of topics (`topics` in place of `topic`)."""
-    return sorted(f.stem for f in (CONF / "streams").glob("*.yaml") if not f.stem.endswith(".expectations"))
+    return sorted(
+        f.stem for f in (CONF / "streams").glob("*.yaml") if not f.stem.endswith(".expectations")
+    )
 
 
 def group(stream: str) -> str | None:
@@ -81,8 +84,8 @@ def groups() -> dict[str, list[str]]:
 
 
 def settings(stream: str) -> dict[str, Any]:
-    """The sections `airflow` and `batch` of the stream's file; empty if it cannot be read, since each task reports
-    that."""
+    """The sections `airflow` and `batch` of the stream's file; empty if it cannot be read, since
+    each task reports that."""
     sections = {key: _document(stream).get(key) for key in ("airflow", "batch")}
     return {key: value for key, value in sections.items() if isinstance(value, dict)}
 
@@ -90,13 +93,22 @@ def settings(stream: str) -> dict[str, Any]:
 def targets(stream: str) -> list[str]:
     """The names of the stream's `egress` targets; none if its file cannot be read."""
     listed = _document(stream).get("egress")
-    names = [target.get("name") for target in listed if isinstance(target, dict)] if isinstance(listed, list) else []
-    return [name for name in names if isinstance(name, str) and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,63}", name)]
+    names = (
+        [target.get("name") for target in listed if isinstance(target, dict)]
+        if isinstance(listed, list)
+        else []
+    )
+    return [
+        name
+        for name in names
+        if isinstance(name, str) and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,63}", name)
+    ]
 
 
 @cache
 def _document(stream: str) -> dict[str, Any]:
-    """The stream's file above `defaults.yaml`, read once for each parsing; empty if the file cannot be read."""
+    """The stream's file above `defaults.yaml`, read once for each parsing; empty if the file cannot
+    be read."""
     own = _read(CONF / "streams" / f"{stream}.yaml")
     return _merge(_defaults(), own) if own else {}
 
@@ -115,8 +127,11 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _merge(defaults: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """As the commands do: mappings key by key; any other value of `own` replaces the default. Pure."""
-    both = {key for key in own if isinstance(own[key], dict) and isinstance(defaults.get(key), dict)}
+    """As the commands do: mappings key by key; any other value of `own` replaces the default.
+    Pure."""
+    both = {
+        key for key in own if isinstance(own[key], dict) and isinstance(defaults.get(key), dict)
+    }
     return {**defaults, **own, **{key: _merge(defaults[key], own[key]) for key in both}}
 
 
@@ -128,7 +143,10 @@ def duration(value: object, otherwise: timedelta) -> timedelta:
 
 def longest_grace(names: Iterable[str]) -> int:
     """The longest `batch.grace` of the streams, in seconds."""
-    graces = (duration(settings(name).get("batch", {}).get("grace"), timedelta(minutes=2)) for name in names)
+    graces = (
+        duration(settings(name).get("batch", {}).get("grace"), timedelta(minutes=2))
+        for name in names
+    )
     return int(max(graces).total_seconds())
 
 
@@ -136,17 +154,28 @@ def start_hour(stream: str) -> datetime | None:
     """The stream's `airflow.start`; None without one, or for one that the commands refuse."""
     hour = settings(stream).get("airflow", {}).get("start")
     try:
-        return datetime.strptime(str(hour), "%Y-%m-%dT%H").replace(tzinfo=UTC) if hour is not None else None
+        return (
+            datetime.strptime(str(hour), "%Y-%m-%dT%H").replace(tzinfo=UTC)
+            if hour is not None
+            else None
+        )
     except ValueError:
         return None
 
 
 def hour_params(of_one: bool = True) -> dict[str, Param]:
-    """Parameters of a run by hand. An hour is accepted in spite of its refusal for one stream only."""
+    """Parameters of a run by hand. An hour is accepted in spite of its refusal for one stream
+    only."""
     params = {
-        "hour": Param(None, type=["null", "string"], description="One hour, such as 2026-11-21T03 (UTC)."),
-        "restate": Param(False, type="boolean", description="Publish a new revision of an accepted hour."),
-        "accept": Param(False, type="boolean", description="Accept despite gaps or the quality gate; needs why."),
+        "hour": Param(
+            None, type=["null", "string"], description="One hour, such as 2026-11-21T03 (UTC)."
+        ),
+        "restate": Param(
+            False, type="boolean", description="Publish a new revision of an accepted hour."
+        ),
+        "accept": Param(
+            False, type="boolean", description="Accept despite gaps or the quality gate; needs why."
+        ),
         "why": Param(None, type=["null", "string"], description="The reason, for the ledger."),
     }
     return params if of_one else {name: param for name, param in params.items() if name != "accept"}
@@ -168,33 +197,45 @@ def default_args(stream: str) -> dict[str, Any]:
 
 def hours_asset(stream: str) -> Asset:
     """Its event is an authoritative hour of the stream: accepted, served by batch, and verified."""
-    return Asset(name=f"anabranch_hours__{stream}", uri=f"anabranch://hours/{stream}", group="anabranch")
+    return Asset(
+        name=f"anabranch_hours__{stream}", uri=f"anabranch://hours/{stream}", group="anabranch"
+    )
 
 
 def partitions_asset(stream: str) -> Asset:
-    """The same event with the hour, such as 2026-11-21T03, as its `partition_key`. An asset of its own: Airflow starts
-    no DAG of a plain asset schedule for an event with a partition key."""
-    return Asset(name=f"anabranch_partitions__{stream}", uri=f"anabranch://partitions/{stream}", group="anabranch")
+    """The same event with the hour, such as 2026-11-21T03, as its `partition_key`. An asset of its
+    own: Airflow starts no DAG of a plain asset schedule for an event with a partition key."""
+    return Asset(
+        name=f"anabranch_partitions__{stream}",
+        uri=f"anabranch://partitions/{stream}",
+        group="anabranch",
+    )
 
 
 def restated_days_asset(stream: str) -> Asset:
-    """Its event is a day, such as 2026-11-21, all hours of which are accepted and one of which was restated just now.
-    The day is its `partition_key`."""
+    """Its event is a day, such as 2026-11-21, all hours of which are accepted and one of which was
+    restated just now. The day is its `partition_key`."""
     name, uri = f"anabranch_restated_days__{stream}", f"anabranch://restated-days/{stream}"
     return Asset(name=name, uri=uri, group="anabranch")
 
 
 def group_hours_asset(group: str) -> Asset:
-    """Its event is an hour that is complete in every stream of a group, with all earlier hours, and tagged on each
-    table. The hour, such as 2026-11-21T03, is its `partition_key`."""
-    return Asset(name=f"anabranch_group_hours__{group}", uri=f"anabranch://group-hours/{group}", group="anabranch")
+    """Its event is an hour that is complete in every stream of a group, with all earlier hours, and
+    tagged on each table. The hour, such as 2026-11-21T03, is its `partition_key`."""
+    return Asset(
+        name=f"anabranch_group_hours__{group}",
+        uri=f"anabranch://group-hours/{group}",
+        group="anabranch",
+    )
 
 
 def day_schedule(stream: str) -> PartitionedAssetTimetable:
-    """The schedule of a DAG that runs for each day of a stream: once all 24 hours are accepted, and again for each hour
-    of it that is restated afterwards. The run's `partition_key` is the day."""
+    """The schedule of a DAG that runs for each day of a stream: once all 24 hours are accepted, and
+    again for each hour of it that is restated afterwards. The run's `partition_key` is the day."""
     hours, days = partitions_asset(stream), restated_days_asset(stream)
-    whole_day = RollupMapper(upstream_mapper=StartOfDayMapper(input_format="%Y-%m-%dT%H"), window=DayWindow())
+    whole_day = RollupMapper(
+        upstream_mapper=StartOfDayMapper(input_format="%Y-%m-%dT%H"), window=DayWindow()
+    )
     return PartitionedAssetTimetable(
         assets=hours | days, partition_mapper_config={hours: whole_day, days: IdentityMapper()}
     )
@@ -217,9 +258,9 @@ class CommandBroken(AirflowFailException):
 class AnabranchOperator(BaseOperator):
     """Runs one `anabranch` command and streams its output into the task's log.
 
-    Arguments that render empty are left out. Exit code 0 is success. 75 is transient: the task fails and may be
-    retried. Any other code fails the task for good; 70 is reported as unexpected, not as refused. The error has the
-    last lines of the output.
+    Arguments that render empty are left out. Exit code 0 is success. 75 is transient: the task
+    fails and may be retried. Any other code fails the task for good; 70 is reported as unexpected,
+    not as refused. The error has the last lines of the output.
     """
 
     template_fields: Sequence[str] = ("arguments",)
@@ -245,7 +286,8 @@ class AnabranchOperator(BaseOperator):
         _require_success(command, self._process.returncode, last)
 
     def ask(self, arguments: Sequence[str], codes: Sequence[int] = (0,)) -> Any:
-        """The JSON output of a command that only reads, where it ends with one of these exit codes."""
+        """The JSON output of a command that only reads, where it ends with one of these exit
+        codes."""
         command = _command([*arguments, "--output", "json"])
         with _started(command, subprocess.PIPE) as self._process:
             printed, logged = self._process.communicate()
@@ -260,10 +302,11 @@ class AnabranchOperator(BaseOperator):
 
 
 class FamilyOperator(AnabranchOperator):
-    """Runs one command for each stream of a family of topics that has its tables; the argument `STREAM` is its name.
+    """Runs one command for each stream of a family of topics that has its tables; the argument
+    `STREAM` is its name.
 
-    The error of one stream does not stop the others. The task fails as the first one with an error did, and is tried
-    again where one error is transient.
+    The error of one stream does not stop the others. The task fails as the first one with an error
+    did, and is tried again where one error is transient.
     """
 
     def __init__(self, *, family: str, arguments: Sequence[str], **kwargs: Any) -> None:
@@ -274,11 +317,15 @@ class FamilyOperator(AnabranchOperator):
         failed: list[AirflowException] = []
         for stream in self._streams():
             try:
-                self.run_command([stream if argument == "STREAM" else argument for argument in self.arguments])
+                self.run_command(
+                    [stream if argument == "STREAM" else argument for argument in self.arguments]
+                )
             except AirflowException as error:
                 failed.append(error)
         if failed:
-            raise next((one for one in failed if not isinstance(one, AirflowFailException)), failed[0])
+            raise next(
+                (one for one in failed if not isinstance(one, AirflowFailException)), failed[0]
+            )
 
     def _streams(self) -> list[str]:
         # It refuses where another stream's file is wrong, or Kafka does not list new topics.
@@ -306,7 +353,9 @@ def _started(command: Sequence[str], stderr: int) -> subprocess.Popen[str]:
             start_new_session=True,  # so that on_kill reaches Spark's JVM too
         )
     except OSError as error:
-        raise AirflowFailException(f"expected to run {command[0]}, found: {error} (set ANABRANCH_COMMAND)") from error
+        raise AirflowFailException(
+            f"expected to run {command[0]}, found: {error} (set ANABRANCH_COMMAND)"
+        ) from error
 
 
 def _require_success(command: Sequence[str], code: int, last: Iterable[str]) -> None:
@@ -317,7 +366,9 @@ def _require_success(command: Sequence[str], code: int, last: Iterable[str]) -> 
     if code == TRANSIENT or code < 0:
         raise AirflowException(message)
     if code == UNEXPECTED:
-        raise CommandBroken(f"not refused, but broken by an unexpected error; an operator has to look: {message}")
+        raise CommandBroken(
+            f"not refused, but broken by an unexpected error; an operator has to look: {message}"
+        )
     raise CommandRefused(message) if code == REFUSED else AirflowFailException(message)
 
 
@@ -335,8 +386,8 @@ class HourOperator(AnabranchOperator):
         return self.ask(["explain", self.stream, self.hour])
 
     def rebuild_hour(self, arguments: Sequence[str], context: Any) -> None:
-        """Rebuild the hour as a child of this task's run in lineage. The reason of a refusal stays on the run: the XCom
-        `refused` of this task, with `hour`, `revision`, `reason` and `at`."""
+        """Rebuild the hour as a child of this task's run in lineage. The reason of a refusal stays
+        on the run: the XCom `refused` of this task, with `hour`, `revision`, `reason` and `at`."""
         try:
             self.run_command([*arguments, *_rebuild_arguments(self, context)])
         except CommandRefused:
@@ -347,7 +398,9 @@ class HourOperator(AnabranchOperator):
         try:
             refusals = self.explain()["refusals"]
         except AirflowException:
-            self.log.exception("reading the refusal of hour %s failed; the log above has it", self.hour)
+            self.log.exception(
+                "reading the refusal of hour %s failed; the log above has it", self.hour
+            )
             return
         if refusals:
             instance.xcom_push(key="refused", value={"hour": self.hour, **refusals[-1]})
@@ -357,7 +410,9 @@ class SealOperator(HourOperator):
     """Seals an hour. An hour before the stream's first is skipped, with the following tasks."""
 
     def __init__(self, *, stream: str, **kwargs: Any) -> None:
-        super().__init__(stream=stream, arguments=["batch", stream, "--hour", HOUR, "--seal-only"], **kwargs)
+        super().__init__(
+            stream=stream, arguments=["batch", stream, "--hour", HOUR, "--seal-only"], **kwargs
+        )
 
     def execute(self, context: Any) -> None:
         try:
@@ -366,7 +421,9 @@ class SealOperator(HourOperator):
             raise
         except AirflowFailException as error:
             if (first := self._first_hour_after()) is not None:
-                raise AirflowSkipException(f"the stream {self.stream} begins with hour {first}") from error
+                raise AirflowSkipException(
+                    f"the stream {self.stream} begins with hour {first}"
+                ) from error
             raise
 
     def _first_hour_after(self) -> str | None:
@@ -377,7 +434,9 @@ class SealOperator(HourOperator):
         return str(facts["first_hour"]) if facts["state"] == "before the first" else None
 
 
-def rebuild_options(params: Mapping[str, Any], run_id: str, run_type: str, cleared: int) -> list[str]:
+def rebuild_options(
+    params: Mapping[str, Any], run_id: str, run_type: str, cleared: int
+) -> list[str]:
     """Options of a rebuild, by the run's params; a cleared run and a backfill restate. Pure."""
     again = cleared > 0 or run_type == "backfill"
     why = params.get("why") or (f"Airflow run {run_id}" if again else "")
@@ -386,8 +445,9 @@ def rebuild_options(params: Mapping[str, Any], run_id: str, run_type: str, clear
 
 
 def lineage_parents(instance: Any, run: Any) -> tuple[str, str]:
-    """A task's try and its DAG run as OpenLineage's clients write them, NAMESPACE/JOB/RUN ID, with the ids that
-    Airflow's OpenLineage provider gives them: by the provider itself where it is installed."""
+    """A task's try and its DAG run as OpenLineage's clients write them, NAMESPACE/JOB/RUN ID, with
+    the ids that Airflow's OpenLineage provider gives them: by the provider itself where it is
+    installed."""
     try:
         macros = importlib.import_module("airflow.providers.openlineage.plugins.macros")
     except ImportError:
@@ -401,15 +461,20 @@ def lineage_parents(instance: Any, run: Any) -> tuple[str, str]:
 def derived_parents(namespace: str, instance: Any, run: Any) -> tuple[str, str]:
     """The same ids as the provider derives them. Pure."""
     dag, task, at = instance.dag_id, instance.task_id, run.logical_date or run.run_after
-    of_try = _static_uuid(at, f"{namespace}.{dag}.{task}.{instance.try_number}.{instance.map_index}")
+    of_try = _static_uuid(
+        at, f"{namespace}.{dag}.{task}.{instance.try_number}.{instance.map_index}"
+    )
     of_run = _static_uuid(at, f"{namespace}.{dag}.{run.clear_number}")
     return f"{namespace}/{dag}.{task}/{of_try}", f"{namespace}/{dag}/{of_run}"
 
 
 def _static_uuid(instant: datetime, name: str) -> uuid.UUID:
-    """A UUID of version 7 whose random bits are a digest, as OpenLineage's `generate_static_uuid` makes it."""
+    """A UUID of version 7 whose random bits are a digest, as OpenLineage's `generate_static_uuid`
+    makes it."""
     at = instant.astimezone(UTC)
-    digest = int.from_bytes(hashlib.sha1(at.isoformat().encode() + name.encode()).digest(), "big") >> 84
+    digest = (
+        int.from_bytes(hashlib.sha1(at.isoformat().encode() + name.encode()).digest(), "big") >> 84
+    )
     value = (int(at.timestamp() * 1000) & 0xFFFFFFFFFFFF) << 80 | digest & 0xFFFFFFFFFFFFFFFFFFFF
     return uuid.UUID(int=value & ~(0xF000 << 64) & ~(0xC000 << 48) | 7 << 76 | 0x8000 << 48)
 
@@ -437,13 +502,15 @@ def _rebuild_arguments(operator: AnabranchOperator, context: Any) -> list[str]:
 
 
 class VerifyOperator(HourOperator):
-    """Verifies an hour, and notifies downstream DAGs by the events of its assets. Each event's extra has `hour`,
-    `revision`, `rows` and `snapshot_id`."""
+    """Verifies an hour, and notifies downstream DAGs by the events of its assets. Each event's
+    extra has `hour`, `revision`, `rows` and `snapshot_id`."""
 
     def __init__(self, *, stream: str, **kwargs: Any) -> None:
         arguments = ["audit", stream, "--hours", HOUR, "--no-kafka"]
         # Airflow itself gives `outlets` to a mapped task.
-        super().__init__(stream=stream, arguments=arguments, **kwargs | {"outlets": _outlets(stream)})
+        super().__init__(
+            stream=stream, arguments=arguments, **kwargs | {"outlets": _outlets(stream)}
+        )
 
     def execute(self, context: Any) -> Any:
         super().execute(context)
@@ -454,7 +521,8 @@ class VerifyOperator(HourOperator):
         facts = self.explain()
         if facts["state"] != "accepted":
             raise AirflowFailException(
-                f"hour {self.hour} of {self.stream}: expected it to be accepted, found it {facts['state']}"
+                f"hour {self.hour} of {self.stream}: expected it to be accepted, found it "
+                f"{facts['state']}"
             )
         extra = {
             "hour": self.hour,
@@ -490,8 +558,9 @@ def _outlets(stream: str) -> list[Asset]:
 class GroupRebuildOperator(AnabranchOperator):
     """Seals and rebuilds an hour of all streams of a group in one Spark job.
 
-    Its result is a list of outcomes, one for each stream: what `StreamOfGroupOperator` is mapped over. A stream that is
-    refused or fails does not fail this task. It fails when there are no outcomes, or when each is transient.
+    Its result is a list of outcomes, one for each stream: what `StreamOfGroupOperator` is mapped
+    over. A stream that is refused or fails does not fail this task. It fails when there are no
+    outcomes, or when each is transient.
     """
 
     template_fields: Sequence[str] = ("arguments", "hour")
@@ -502,7 +571,9 @@ class GroupRebuildOperator(AnabranchOperator):
 
     def execute(self, context: Any) -> list[dict[str, Any]]:
         cleared = context["dag_run"].clear_number or 0
-        command = _command([*self.arguments, *_rebuild_arguments(self, context), "--output", "json"])
+        command = _command(
+            [*self.arguments, *_rebuild_arguments(self, context), "--output", "json"]
+        )
         self.log.info("running %s", shlex.join(command))
         last: deque[str] = deque(maxlen=LAST_LINES)
         with _started(command, subprocess.PIPE) as self._process:
@@ -510,8 +581,12 @@ class GroupRebuildOperator(AnabranchOperator):
         try:
             views = json.loads(printed[printed.index("{") :])["streams"]
         except (ValueError, KeyError):
-            _require_success(command, self._process.returncode, [*last, *printed.splitlines()[-LAST_LINES:]])
-            raise AirflowFailException(f"{shlex.join(command)}: expected JSON with streams, found none") from None
+            _require_success(
+                command, self._process.returncode, [*last, *printed.splitlines()[-LAST_LINES:]]
+            )
+            raise AirflowFailException(
+                f"{shlex.join(command)}: expected JSON with streams, found none"
+            ) from None
         outcomes = [group_outcome(view, self.hour, cleared) for view in views]
         for outcome in outcomes:
             self.log.info("stream %(stream)s: %(state)s %(reason)s", outcome)
@@ -536,7 +611,8 @@ class GroupRebuildOperator(AnabranchOperator):
 
 
 def group_outcome(view: Mapping[str, Any], hour: str, cleared: int) -> dict[str, Any]:
-    """What a stream's part of the group's output says about an hour. `cleared`: how often the run was cleared. Pure."""
+    """What a stream's part of the group's output says about an hour. `cleared`: how often the run
+    was cleared. Pure."""
     rows = {row["hour"]: row for row in view["hours"]}
     row = rows.get(hour, {"state": "failed", "revision": 0, "reason": None})
     reason = view["error"] or row["reason"] or ""
@@ -551,10 +627,12 @@ def group_outcome(view: Mapping[str, Any], hour: str, cleared: int) -> dict[str,
 
 
 class StreamOfGroupOperator(VerifyOperator):
-    """One stream's hour of a group's run: fails as its rebuild did, or merges and verifies it and notifies downstream.
+    """One stream's hour of a group's run: fails as its rebuild did, or merges and verifies it and
+    notifies downstream.
 
-    `outcome` is its part of the result of `GroupRebuildOperator`. After a transient failure, and when this task alone
-    was cleared, it rebuilds the hour of this stream by itself; cleared, it restates an accepted one.
+    `outcome` is its part of the result of `GroupRebuildOperator`. After a transient failure, and
+    when this task alone was cleared, it rebuilds the hour of this stream by itself; cleared, it
+    restates an accepted one.
     """
 
     template_fields: Sequence[str] = ("arguments", "hour", "rebuild")
@@ -581,15 +659,17 @@ class StreamOfGroupOperator(VerifyOperator):
             self.keep_reason(context["ti"])
             raise CommandRefused(f"hour {self.hour} of {self.stream}: {self.outcome['reason']}")
         elif code != 0:
-            raise AirflowFailException(f"hour {self.hour} of {self.stream}: exit code {code}: {self.outcome['reason']}")
+            raise AirflowFailException(
+                f"hour {self.hour} of {self.stream}: exit code {code}: {self.outcome['reason']}"
+            )
 
 
 class GroupHourOperator(AnabranchOperator):
-    """Tags a group's complete hours on each table, and notifies downstream DAGs by an event of `group_hours_asset` for
-    the run's hour and for each hour that was tagged just now.
+    """Tags a group's complete hours on each table, and notifies downstream DAGs by an event of
+    `group_hours_asset` for the run's hour and for each hour that was tagged just now.
 
-    Skipped while the group is not complete through the run's hour: an earlier hour of a stream waits, and its own run
-    has failed. Once that hour is accepted, its run emits the events of both.
+    Skipped while the group is not complete through the run's hour: an earlier hour of a stream
+    waits, and its own run has failed. Once that hour is accepted, its run emits the events of both.
     """
 
     template_fields: Sequence[str] = ("arguments", "hour")
@@ -605,12 +685,17 @@ class GroupHourOperator(AnabranchOperator):
         try:
             view = self.ask(self.arguments)
         except CommandRefused as error:
-            raise AirflowSkipException(f"group {self.group}: a stream has no complete hour yet: {error}") from error
-        through, behind = view["complete_through"], [n for n, h in view["streams"].items() if h < self.hour]
+            raise AirflowSkipException(
+                f"group {self.group}: a stream has no complete hour yet: {error}"
+            ) from error
+        through, behind = (
+            view["complete_through"],
+            [n for n, h in view["streams"].items() if h < self.hour],
+        )
         if behind:
             raise AirflowSkipException(
-                f"group {self.group}: expected it complete through {self.hour}, found {through}; streams behind: "
-                f"{', '.join(behind[:3])}"
+                f"group {self.group}: expected it complete through {self.hour}, found {through}; "
+                f"streams behind: {', '.join(behind[:3])}"
             )
         hours = sorted({self.hour, *view["tagged"]})
         event = context["outlet_events"][group_hours_asset(self.group)]

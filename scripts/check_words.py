@@ -1,7 +1,9 @@
-"""Find words that the documentation of Kafka, Spark, Iceberg and Airflow would not use, in code and docs.
+"""Find words that the documentation of Kafka, Spark, Iceberg and Airflow would not use, in code and
+docs.
 
-`python scripts/check_words.py [PATH...]` checks the clean packages and pages, or the given paths. A finding is one
-line, `FILE:LINE: expected WORDS, found ...`, and exit code 1. Add a package or page to CLEAN once it has no finding.
+`python scripts/check_words.py [PATH...]` checks the clean packages and pages, or the given paths. A
+finding is one line, `FILE:LINE: expected WORDS, found ...`, and exit code 1. Add a package or page
+to CLEAN once it has no finding.
 """
 
 from __future__ import annotations
@@ -71,14 +73,20 @@ def _rule(pattern: str, expected: str) -> Rule:
 
 PROSE = (
     _rule(r"\b(un)?told\b|\btells?\b", "report, log, return, distinguish"),
-    _rule(r"\b(whoever|nobody|somebody)\b", "a subject: a process, a publisher, an operator, no process"),
+    _rule(
+        r"\b(whoever|nobody|somebody)\b",
+        "a subject: a process, a publisher, an operator, no process",
+    ),
     _rule(r"\banew\b", "again, from the start"),
     _rule(r"\bstands? (in|for|under|above|beside|behind)\b", "is, replaces, contains"),
     _rule(r"\bfound wanting\b", "a check failed"),
     _rule(r"\bof before\b", "earlier, previous"),
     _rule(r"\b(mends?|mended)\b", "fix"),
     _rule(r"\b(is|are|was) away\b", "is down, is unreachable"),
-    _rule(r"(^|[.:;]\s+)What (is|was|are|were)\b(?![^.]*\?)", "a noun: the rows, the offsets, files that ..."),
+    _rule(
+        r"(^|[.:;]\s+)What (is|was|are|were)\b(?![^.]*\?)",
+        "a noun: the rows, the offsets, files that ...",
+    ),
 )
 """For comments, docstrings, messages and pages."""
 
@@ -154,7 +162,9 @@ def _defined(node: ast.AST) -> Iterator[str]:
 
 def check_page(path: str, text: str) -> list[Finding]:
     """The findings in a page of Markdown, outside of code."""
-    without_code = re.sub(r"```.*?```|`[^`\n]*`", lambda m: "\n" * m.group().count("\n"), text, flags=re.DOTALL)
+    without_code = re.sub(
+        r"```.*?```|`[^`\n]*`", lambda m: "\n" * m.group().count("\n"), text, flags=re.DOTALL
+    )
     return sorted(set(_apply(PROSE, path, 1, without_code)))
 
 
@@ -165,7 +175,11 @@ def check(paths: Sequence[str], root: Path = ROOT) -> list[Finding]:
         place = root / given
         if not place.exists():
             found.append(Finding(given, 0, "a file or folder", "none"))
-        files = [place] if place.is_file() else sorted(p for p in place.rglob("*") if p.suffix in (".py", ".md"))
+        files = (
+            [place]
+            if place.is_file()
+            else sorted(p for p in place.rglob("*") if p.suffix in (".py", ".md"))
+        )
         for file in files:
             if file == EXAMPLES:
                 continue

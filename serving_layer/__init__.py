@@ -1,1 +1,2 @@
-"""What analysts and programs read: queries, the reader, views, changes, egress, and the difference of the layers."""
+"""What analysts and programs read: queries, the reader, views, changes, egress, and the difference
+of the layers."""

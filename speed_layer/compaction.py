@@ -1,8 +1,10 @@
-"""Compaction: rewrite an hour's many small files as few, between two micro-batches, without changing a row.
+"""Compaction: rewrite an hour's many small files as few, between two micro-batches, without
+changing a row.
 
-A micro-batch writes a file for each task and event date. Once there are enough, a thread of the driver rewrites them
-as one (`anabranch.iceberg.rewriting`). The job commits that after the next publish: `speed` and `main` get the new
-file instead of the old ones. Position, timeline, cuts and revisions stay.
+A micro-batch writes a file for each task and event date. Once there are enough, a thread of the
+driver rewrites them as one (`anabranch.iceberg.rewriting`). The job commits that after the next
+publish: `speed` and `main` get the new file instead of the old ones. Position, timeline, cuts and
+revisions stay.
 """
 
 from __future__ import annotations
@@ -32,7 +34,13 @@ from anabranch.iceberg.snapshot_writer import delete_quietly
 from anabranch.iceberg.snapshots import head
 from anabranch.protocol.publish import land, new_id
 from anabranch.protocol.state import State, load_state
-from speed_layer.compaction_plan import has_ended, is_served, plan_compaction, plan_replacement, should_wait
+from speed_layer.compaction_plan import (
+    has_ended,
+    is_served,
+    plan_compaction,
+    plan_replacement,
+    should_wait,
+)
 
 LOG = logging.getLogger(__name__)
 
@@ -47,7 +55,10 @@ def shared_files(table: Table, hours: Collection[str]) -> dict[str, dict[str, Da
         by_branch = [_manifests(table, branch, hours) for branch in ("speed", "main")]
         wanted = by_branch[0] | by_branch[1]
         entries = dict(zip(wanted, read_entries(table.io, list(wanted.values())), strict=True))
-    speed, main = ({e.data_file.file_path: e.data_file for path in paths for e in entries[path]} for paths in by_branch)
+    speed, main = (
+        {e.data_file.file_path: e.data_file for path in paths for e in entries[path]}
+        for paths in by_branch
+    )
     shared: dict[str, dict[str, DataFile]] = {}
     for path, data_file in speed.items():
         if path in main and (hour := hour_of_file(table, data_file)) in hours:
@@ -58,13 +69,15 @@ def shared_files(table: Table, hours: Collection[str]) -> dict[str, dict[str, Da
 def _manifests(table: Table, branch: str, hours: Collection[str]) -> dict[str, ManifestFile]:
     """By path, the manifests of a branch that may contain files of `hours`."""
     listed = list_manifests(table, head(table, branch))[0]
-    return {m.manifest.manifest_path: m.manifest for m in listed if any(m.may_hold(h) for h in hours)}
+    return {
+        m.manifest.manifest_path: m.manifest for m in listed if any(m.may_hold(h) for h in hours)
+    }
 
 
 @dataclass(frozen=True)
 class Pass:
-    """Result of one pass: files to commit, ended hours with nothing left to do, by path the schemas of files that
-    differ from the rest of their hour, and whether to run again at once."""
+    """Result of one pass: files to commit, ended hours with nothing left to do, by path the schemas
+    of files that differ from the rest of their hour, and whether to run again at once."""
 
     done: tuple[Rewritten, ...] = ()
     settled: frozenset[str] = frozenset()
@@ -72,9 +85,12 @@ class Pass:
     more: bool = False
 
 
-def run_pass(state: State, last: Pass | None, is_stopped: Callable[[], bool] = lambda: False) -> Pass:
-    """Rewrite the files that are due: of every open hour, and of the newest ended hour that is not settled. `last`: the
-    previous pass; the first pass considers hours of any age. Raises like `rewrite`."""
+def run_pass(
+    state: State, last: Pass | None, is_stopped: Callable[[], bool] = lambda: False
+) -> Pass:
+    """Rewrite the files that are due: of every open hour, and of the newest ended hour that is not
+    settled. `last`: the previous pass; the first pass considers hours of any age. Raises like
+    `rewrite`."""
     table = state.table
     before = last or Pass()
     settled, schemas = set(before.settled), dict(before.schemas)
@@ -99,16 +115,20 @@ def run_pass(state: State, last: Pass | None, is_stopped: Callable[[], bool] = l
 
 
 def _hours(table: Table, all_of_them: bool) -> set[str]:
-    """The hours with speed files; unless `all_of_them`, only those with manifests of their own (the last day's)."""
+    """The hours with speed files; unless `all_of_them`, only those with manifests of their own (the
+    last day's)."""
     if all_of_them:
         return {h for h, content in content_by_hour(table, "speed").items() if content.files > 1}
     with lake_errors(f"read the manifests of {'.'.join(table.name())}"):
-        return {m.hour for m in list_manifests(table, head(table, "speed"))[0] if m.hour is not None}
+        return {
+            m.hour for m in list_manifests(table, head(table, "speed"))[0] if m.hour is not None
+        }
 
 
 class Compaction:
-    """Keeps the number of files small in hours that the speed layer serves, one step at a time. Failures are retried
-    after later micro-batches. Only rows that are not read back as written end the job."""
+    """Keeps the number of files small in hours that the speed layer serves, one step at a time.
+    Failures are retried after later micro-batches. Only rows that are not read back as written end
+    the job."""
 
     def __init__(self, lake: Lake, stream: Stream, tally: Tally = TALLY) -> None:
         self._lake, self._stream = lake, stream
@@ -123,18 +143,20 @@ class Compaction:
         self._is_on = stream.speed.roll_up
 
     def begin(self) -> None:
-        """Start from the table: consider all hours, since an earlier process may have left files."""
+        """Start from the table: consider all hours, since an earlier process may have left
+        files."""
         self._last, self._new_files = None, PASS_AFTER
 
     def published(self, files: int) -> None:
-        """Take the next step after a publish of `files` files, without waiting. Raises Terminal when a file was not
-        read back as written."""
+        """Take the next step after a publish of `files` files, without waiting. Raises Terminal
+        when a file was not read back as written."""
         self._new_files += files
         if self._is_on:
             self._step()
 
     def finish(self) -> None:
-        """Take every step that is due, at the end of a job that ends by itself. Raises like `published`."""
+        """Take every step that is due, at the end of a job that ends by itself. Raises like
+        `published`."""
         if not self._is_on:
             return
         self._step()
@@ -178,7 +200,8 @@ class Compaction:
         except AnabranchError:
             raise
         except Exception:
-            # Spark wrote a file that PyArrow cannot read or rewrite. The stream continues without compaction.
+            # Spark wrote a file that PyArrow cannot read or rewrite. The stream continues without
+            # compaction.
             LOG.exception("stream %s: compaction disabled until the next start", self._stream.name)
             self._is_on = False
             return
@@ -189,13 +212,16 @@ class Compaction:
             reach(Step.ROLLUP_WRITTEN)
 
     def _commit(self) -> None:
-        """Commit the waiting files, or leave them for after the next micro-batch, or drop them. Raises Transient."""
+        """Commit the waiting files, or leave them for after the next micro-batch, or drop them.
+        Raises Transient."""
         state = load_state(self._lake, self._stream.table)
         now = datetime.now(UTC)
         if should_wait(state, self._began, now):
             return
         hours = {hour_of_file(state.table, one.file) for one in self._waiting}
-        publish = plan_replacement(state, self._waiting, shared_files(state.table, hours), self._began, now, new_id())
+        publish = plan_replacement(
+            state, self._waiting, shared_files(state.table, hours), self._began, now, new_id()
+        )
         if publish is None:
             LOG.info(
                 "stream %s: compaction dropped, its source files changed meanwhile hours=%s",
@@ -204,7 +230,8 @@ class Compaction:
             )
             self._drop()
             return
-        # From here on a commit may refer to the files even if its answer is lost, so do not delete them.
+        # From here on a commit may refer to the files even if its answer is lost, so do not delete
+        # them.
         self._commit_requested = True
         if land(self._lake, state, publish, now) is None:
             LOG.info("stream %s: compaction refused, a head moved; retrying", self._stream.name)
@@ -236,7 +263,8 @@ def _names(hours: Iterable[str]) -> str:
 
 
 def _begin(tally: Tally) -> None:
-    """Count into `tally`. Lower this thread's priority, below Spark's. On Linux each thread has its own."""
+    """Count into `tally`. Lower this thread's priority, below Spark's. On Linux each thread has its
+    own."""
     count_into(tally)
     with suppress(OSError, AttributeError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)

@@ -1,5 +1,5 @@
-"""Compaction decisions, pure: which files of an hour to rewrite as one, and whether a rewrite may still be
-committed."""
+"""Compaction decisions, pure: which files of an hour to rewrite as one, and whether a rewrite may
+still be committed."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ Files = Mapping[str, Mapping[str, "DataFile"]]
 _GROWTH, _GROWTH_OF_MANY, _MANY = 8, 4, 48
 # Files from half this size on are large enough; no file is planned to be larger.
 _TARGET_BYTES = 128 * 2**20
-# Most inputs of one step; of an hour with very many files, a fraction of them, so that few steps suffice.
+# Most inputs of one step; of an hour with very many files, a fraction of them, so that few steps
+# suffice.
 _MOST_INPUTS, _PART_OF_MANY = 128, 8
-# Give up if not committed by then: orphan removal may have deleted the file. It keeps files for at least a day.
+# Give up if not committed by then: orphan removal may have deleted the file. It keeps files for at
+# least a day.
 _GIVEN_UP_AFTER = timedelta(minutes=10)
 
 
@@ -32,10 +34,11 @@ def plan_compaction(
 ) -> tuple[tuple[DataFile, ...], ...]:
     """Which of an hour's files to rewrite, each group as one file. Pure.
 
-    A group has one partition, one spec, one set of columns and one physical schema (`schemas`: by path, where it
-    differs from the rest of the hour). In an open hour, groups start from the smallest files and have `_GROWTH` times
-    the rows of the largest file's size class. So a row is rewritten a logarithmic number of times, and fewer than
-    `_GROWTH` files of each class remain. An ended hour is left in as few files as possible.
+    A group has one partition, one spec, one set of columns and one physical schema (`schemas`: by
+    path, where it differs from the rest of the hour). In an open hour, groups start from the
+    smallest files and have `_GROWTH` times the rows of the largest file's size class. So a row is
+    rewritten a logarithmic number of times, and fewer than `_GROWTH` files of each class remain. An
+    ended hour is left in as few files as possible.
     """
     growth = _GROWTH_OF_MANY if len(files) > _MANY else _GROWTH
     room_files = max(_MOST_INPUTS, len(files) // _PART_OF_MANY)
@@ -62,13 +65,19 @@ def _by_kind(files: Iterable[DataFile], schemas: Mapping[str, str]) -> list[list
     kinds: dict[object, list[DataFile]] = defaultdict(list)
     for f in files:
         columns = frozenset({*(f.column_sizes or ()), *(f.value_counts or ())})
-        kind = f.spec_id, tuple(f.partition[i] for i in range(len(f.partition))), columns, schemas.get(f.file_path)
+        kind = (
+            f.spec_id,
+            tuple(f.partition[i] for i in range(len(f.partition))),
+            columns,
+            schemas.get(f.file_path),
+        )
         kinds[kind].append(f)
     return sorted(kinds.values(), key=len, reverse=True)
 
 
 def _due(ascending: Sequence[DataFile], growth: int) -> list[DataFile]:
-    """The longest run of smallest files that together make a file of a higher size class than any of them."""
+    """The longest run of smallest files that together make a file of a higher size class than any
+    of them."""
     chosen = 0
     rows = 0
     for i, f in enumerate(ascending, 1):
@@ -107,32 +116,42 @@ def has_ended(state: State, hour: str) -> bool:
 
 
 def is_served(state: State, hour: str) -> bool:
-    """Whether `main` serves the hour from the speed layer's files, so both branches contain the same files. Pure."""
+    """Whether `main` serves the hour from the speed layer's files, so both branches contain the
+    same files. Pure."""
     return state.served_by(hour) == "speed" and hour not in state.retained_hours
 
 
 def should_wait(state: State, began: datetime, now: datetime) -> bool:
-    """Whether to commit after a later micro-batch, because the batch layer is queued or `main` needs a merge. Pure."""
-    return not is_stale(began, now) and (not state.is_merged or bool(read_line(state.table.properties)))
+    """Whether to commit after a later micro-batch, because the batch layer is queued or `main`
+    needs a merge. Pure."""
+    return not is_stale(began, now) and (
+        not state.is_merged or bool(read_line(state.table.properties))
+    )
 
 
 def is_stale(began: datetime, now: datetime) -> bool:
-    """Whether files written since `began` may be orphans that maintenance is about to delete. Pure."""
+    """Whether files written since `began` may be orphans that maintenance is about to delete.
+    Pure."""
     return not timedelta(0) <= now - began < _GIVEN_UP_AFTER
 
 
 def plan_replacement(
     state: State, done: Sequence[Rewritten], shared: Files, began: datetime, now: datetime, id: str
 ) -> Publish | None:
-    """The publish that replaces the sources by each new file, on `speed` and `main`; None if no longer valid. Pure.
+    """The publish that replaces the sources by each new file, on `speed` and `main`; None if no
+    longer valid. Pure.
 
-    `shared`: by hour, the files on both branches. If a source has left them (its hour was accepted, switched to another
-    layer, dropped, or compacted by another job), the new file would bring rows back. `began`: when writing began.
-    `now`: when `state` was loaded, or later.
+    `shared`: by hour, the files on both branches. If a source has left them (its hour was accepted,
+    switched to another layer, dropped, or compacted by another job), the new file would bring rows
+    back. `began`: when writing began. `now`: when `state` was loaded, or later.
     """
     served = {path for hour, files in shared.items() if is_served(state, hour) for path in files}
     sources = tuple(f for one in done for f in one.sources)
-    if is_stale(began, now) or not state.is_merged or not all(f.file_path in served for f in sources):
+    if (
+        is_stale(began, now)
+        or not state.is_merged
+        or not all(f.file_path in served for f in sources)
+    ):
         return None
     new = tuple(one.file for one in done)
     changes = tuple(Change(branch, new, sources, rewrites=True) for branch in ("speed", "main"))

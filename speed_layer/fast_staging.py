@@ -1,8 +1,9 @@
 """Stage certain records with PyArrow, without Spark's reader and writer.
 
-Spark gives each task's records to a Python worker. The worker reads them (`anabranch.records.fast_json`, of Avro
-`fast_avro`) and writes them to files (`anabranch.iceberg.parquet_writer`). It reports the files, and the records left
-to Spark: few or none.
+Spark gives each task's records to a Python worker. The worker reads them
+(`anabranch.records.fast_json`, of Avro `fast_avro`) and writes them to files
+(`anabranch.iceberg.parquet_writer`). It reports the files, and the records left to Spark: few or
+none.
 """
 
 from __future__ import annotations
@@ -32,24 +33,32 @@ from anabranch.records.formats import Format
 from anabranch.spark.workers import can_use_workers
 
 MOST_LEFT = 2_000
-"""A micro-batch's most records that workers may leave to Spark; with more, Spark reads all of it."""
+"""A micro-batch's most records that workers may leave to Spark; with more, Spark reads all of
+it."""
 
 _REMEDY = "none of it is published: start the speed layer again, and report this"
 
 # A task reports one row for each file, and one for the records that it read and left.
 REPORT = (
-    f"{packed_files.REPORT}, seen BIGINT, left ARRAY<STRUCT<partition: INT, offset: BIGINT>>, unknown_ids ARRAY<BIGINT>"
+    f"{packed_files.REPORT}, seen BIGINT, left ARRAY<STRUCT<partition: INT, offset: BIGINT>>, "
+    "unknown_ids ARRAY<BIGINT>"
 )
 _LEFT = pa.list_(pa.struct([("partition", pa.int32()), ("offset", pa.int64())]))
 REPORT_SCHEMA = pa.schema(
-    [*packed_files.REPORT_SCHEMA, ("seen", pa.int64()), ("left", _LEFT), ("unknown_ids", pa.list_(pa.int64()))]
+    [
+        *packed_files.REPORT_SCHEMA,
+        ("seen", pa.int64()),
+        ("left", _LEFT),
+        ("unknown_ids", pa.list_(pa.int64())),
+    ]
 )
 _Task = Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]
 
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """What a task needs of the stream and its table. Picklable. `schemas`: of Avro, how each schema id is read."""
+    """What a task needs of the stream and its table. Picklable. `schemas`: of Avro, how each schema
+    id is read."""
 
     columns: tuple[Column, ...]
     event_time: EventTime | None
@@ -60,9 +69,11 @@ class TaskSpec:
 
 @dataclass(frozen=True)
 class Certain:
-    """The files that tasks wrote, the records they read, and by partition the offsets they left; None for too many.
+    """The files that tasks wrote, the records they read, and by partition the offsets they left;
+    None for too many.
 
-    `unknown_ids`: schema ids that tasks left records for because they did not know them; not all, if many."""
+    `unknown_ids`: schema ids that tasks left records for because they did not know them; not all,
+    if many."""
 
     written: Written
     seen: int
@@ -73,12 +84,19 @@ class Certain:
 def task_spec(
     stream: Stream, table: Table, columns: Schema, schemas: Mapping[int, Fields] | None = None
 ) -> TaskSpec | None:
-    """How tasks read the stream's records; None where Spark must: another format, other types, selected columns, or a
-    table whose columns differ from `columns`, the stream's. `schemas`: of Avro, how each schema id is read."""
+    """How tasks read the stream's records; None where Spark must: another format, other types,
+    selected columns, or a table whose columns differ from `columns`, the stream's. `schemas`: of
+    Avro, how each schema id is read."""
     is_avro = stream.format.type == "avro"
-    if not (is_avro or stream.format.type == "json") or stream.select is not None or not can_read(stream.columns):
+    if (
+        not (is_avro or stream.format.type == "json")
+        or stream.select is not None
+        or not can_read(stream.columns)
+    ):
         return None
-    if (is_avro and any(column.rescues for column in stream.columns)) or not has_columns(table, columns):
+    if (is_avro and any(column.rescues for column in stream.columns)) or not has_columns(
+        table, columns
+    ):
         return None
     target = target_of(table)
     if target is None:
@@ -87,16 +105,21 @@ def task_spec(
     return TaskSpec(stream.columns, stream.event_time, target, takes_unknown, known)
 
 
-def stage_certain(frame: DataFrame, spec: TaskSpec, table: Table, attempt: str, began: datetime) -> Certain:
-    """Write the certain records of `frame` (Kafka's columns and `ingest_hour`) in tasks; readers do not see the rows.
-    Raises Spark's errors, and Unexpected when the records read are not those written or left."""
+def stage_certain(
+    frame: DataFrame, spec: TaskSpec, table: Table, attempt: str, began: datetime
+) -> Certain:
+    """Write the certain records of `frame` (Kafka's columns and `ingest_hour`) in tasks; readers do
+    not see the rows. Raises Spark's errors, and Unexpected when the records read are not those
+    written or left."""
     columns = frame.select("partition", "offset", "timestamp", "value", "ingest_hour")
-    return certain_of(columns.mapInArrow(_certain_task(spec), REPORT).collect(), table, attempt, began)
+    return certain_of(
+        columns.mapInArrow(_certain_task(spec), REPORT).collect(), table, attempt, began
+    )
 
 
 def certain_of(reports: list[Row], table: Table, attempt: str, began: datetime) -> Certain:
-    """What tasks have done with a micro-batch's records, by their reports. Raises Unexpected when the records read are
-    not those written or left."""
+    """What tasks have done with a micro-batch's records, by their reports. Raises Unexpected when
+    the records read are not those written or left."""
     seen, written = _totals(reports, table, attempt, began)
     unknown = frozenset(id for row in reports for id in row.unknown_ids or ())
     if seen - written.rows > MOST_LEFT:
@@ -107,18 +130,25 @@ def certain_of(reports: list[Row], table: Table, attempt: str, began: datetime) 
             left.setdefault(record.partition, []).append(record.offset)
     if (number := sum(map(len, left.values()))) != seen - written.rows:
         raise Unexpected(
-            f"stage {attempt}: expected each of {seen} records written or left, found {written.rows} and {number}; "
-            f"{_REMEDY}"
+            f"stage {attempt}: expected each of {seen} records written or left, found "
+            f"{written.rows} and {number}; {_REMEDY}"
         )
     return Certain(written, seen, left, unknown)
 
 
-def stage_rows(rows: DataFrame, spec: TaskSpec, table: Table, attempt: str, began: datetime) -> Written:
-    """Write rows that Spark decoded, in the table's columns, in tasks; readers do not see them. Raises Spark's errors,
-    and Unexpected when the number of rows written is not the number read."""
-    seen, written = _totals(rows.mapInArrow(_rows_task(spec), REPORT).collect(), table, attempt, began)
+def stage_rows(
+    rows: DataFrame, spec: TaskSpec, table: Table, attempt: str, began: datetime
+) -> Written:
+    """Write rows that Spark decoded, in the table's columns, in tasks; readers do not see them.
+    Raises Spark's errors, and Unexpected when the number of rows written is not the number read."""
+    seen, written = _totals(
+        rows.mapInArrow(_rows_task(spec), REPORT).collect(), table, attempt, began
+    )
     if written.rows != seen:
-        raise Unexpected(f"stage {attempt}: expected each of {seen} rows written, found {written.rows}; {_REMEDY}")
+        raise Unexpected(
+            f"stage {attempt}: expected each of {seen} rows written, found {written.rows}; "
+            f"{_REMEDY}"
+        )
     return written
 
 
@@ -130,17 +160,23 @@ def warm_up(spark: SparkSession) -> None:
     """Start the workers, so the first micro-batch does not wait a second for them."""
     if can_use_workers(spark):
         at_once = spark.sparkContext.defaultParallelism
-        spark.range(at_once, numPartitions=at_once).mapInArrow(lambda batches: batches, "id BIGINT").collect()
+        spark.range(at_once, numPartitions=at_once).mapInArrow(
+            lambda batches: batches, "id BIGINT"
+        ).collect()
 
 
 def warm_up_decoder(spark: SparkSession, stream: Stream, form: Format) -> int:
-    """Decode one broken record and discard it, so that Spark loads and compiles its decoder before a micro-batch needs
-    it. Returns the number of dead letters: one."""
+    """Decode one broken record and discard it, so that Spark loads and compiles its decoder before
+    a micro-batch needs it. Returns the number of dead letters: one."""
     now = datetime.now(UTC)
     record = one_record(spark, b"{", now).cache()
     try:
-        decoded = records.decode(records.assign_hours(record, [HourRange(hour_of(now), None)]), stream, form)
-        return len(records.good(decoded, stream).collect()) + len(records.dead(decoded, "", "speed").collect())
+        decoded = records.decode(
+            records.assign_hours(record, [HourRange(hour_of(now), None)]), stream, form
+        )
+        return len(records.good(decoded, stream).collect()) + len(
+            records.dead(decoded, "", "speed").collect()
+        )
     finally:
         record.unpersist()
 
@@ -152,8 +188,8 @@ def _totals(reports: list[Row], table: Table, attempt: str, began: datetime) -> 
 
 
 class CertainTask:
-    """What a task does with the records of one stream: it writes the certain ones, and keeps the places of those that
-    it left."""
+    """What a task does with the records of one stream: it writes the certain ones, and keeps the
+    places of those that it left."""
 
     def __init__(self, spec: TaskSpec) -> None:
         self._rows: CertainRows | AvroRows = (
@@ -204,7 +240,9 @@ def _rows_task(spec: TaskSpec) -> _Task:
     return run
 
 
-def report_rows(outputs: list[Output], seen: int, left: Sequence[dict[str, int]] = ()) -> list[dict[str, object]]:
+def report_rows(
+    outputs: list[Output], seen: int, left: Sequence[dict[str, int]] = ()
+) -> list[dict[str, object]]:
     return [*map(asdict, outputs), {"seen": seen, "left": left}]
 
 

@@ -1,9 +1,11 @@
-"""One speed process for many streams: one Spark session, one read of all their topics, a publish for each table.
+"""One speed process for many streams: one Spark session, one read of all their topics, a publish
+for each table.
 
-The coordinator asks Kafka how far the topics reach, and stages all micro-batches that are due by one Spark job
-(`speed_layer.group_staging`). Each stream has a thread of its own, which starts from the table, publishes what was
-staged, and retries, so that a stream that fails or waits delays no other. There is no streaming query and no
-checkpoint: the ranges to read follow from each table's position and Kafka's ends alone.
+The coordinator asks Kafka how far the topics reach, and stages all micro-batches that are due by
+one Spark job (`speed_layer.group_staging`). Each stream has a thread of its own, which starts from
+the table, publishes what was staged, and retries, so that a stream that fails or waits delays no
+other. There is no streaming query and no checkpoint: the ranges to read follow from each table's
+position and Kafka's ends alone.
 """
 
 from __future__ import annotations
@@ -54,12 +56,14 @@ _DESCRIBE_SECONDS = 5.0
 _FILES_SECONDS = 2.0
 # A stream whose error needs an operator starts again after so long, in case one has acted.
 _SET_ASIDE_SECONDS = 60.0
-# More publishes at once only share the driver's interpreter. No stream waits longer than this for the others.
+# More publishes at once only share the driver's interpreter. No stream waits longer than this for
+# the others.
 _AT_ONCE, _TURN_SECONDS = 8, 2.0
 _DRAIN_SECONDS = 120.0
 
 GROUP_SETTINGS = {
-    # A consumer for each partition of all topics: Spark would end the 65th, and connect again for each read.
+    # A consumer for each partition of all topics: Spark would end the 65th, and connect again for
+    # each read.
     "spark.kafka.consumer.cache.capacity": "2000",
     # A query's plan is needed once; the driver runs many.
     "spark.sql.ui.retainedExecutions": "1",
@@ -69,11 +73,13 @@ GROUP_SETTINGS = {
 """Settings of a session that reads many topics."""
 
 Streams = Callable[[], Mapping[str, Job | AnabranchError]]
-"""The group's streams as their files are now; the same Job for as long as its file does not change."""
+"""The group's streams as their files are now; the same Job for as long as its file does not
+change."""
 
 
 class _Turns:
-    """At most so many at once, without a guarantee: a thread that waited long enough continues without a turn."""
+    """At most so many at once, without a guarantee: a thread that waited long enough continues
+    without a turn."""
 
     def __init__(self, at_once: int, seconds: float) -> None:
         self._free, self._seconds = threading.Semaphore(at_once), seconds
@@ -90,8 +96,9 @@ class _Turns:
 
 @dataclass(frozen=True)
 class Work:
-    """What a stream's thread does next with `ranges`: publish what workers staged, or read and publish them by Spark
-    (without `prepared`), or with `only_decide` decide again. `error` is the error with which staging failed."""
+    """What a stream's thread does next with `ranges`: publish what workers staged, or read and
+    publish them by Spark (without `prepared`), or with `only_decide` decide again. `error` is the
+    error with which staging failed."""
 
     ranges: Ranges
     prepared: PreparedBatch | None = None
@@ -116,7 +123,8 @@ class Member:
         self.asked_again = False
         """Whether a new decision has not made its next micro-batch one for workers."""
         self.reads_alone = False
-        """Whether its own read of its topic has failed, or had records at which the read of all fails."""
+        """Whether its own read of its topic has failed, or had records at which the read of all
+        fails."""
         self.failure: AnabranchError | None = None
         """Why it is set aside; None while it runs, starts or retries."""
         self._tried: AnabranchError | None = None
@@ -127,7 +135,8 @@ class Member:
         self._ready = threading.Event()
         self._inbox: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self.progress = 0
-        """Grows with each publish, and while nothing waits: an idle stream that fails begins to count its tries."""
+        """Grows with each publish, and while nothing waits: an idle stream that fails begins to
+        count its tries."""
         self._reader = _new_reader()
         self._tally = Tally()
         self.batches = MicroBatches(job, self._stop, self._tally)
@@ -156,7 +165,11 @@ class Member:
         limit = (PATIENCE + 2 * speed.trigger + within).total_seconds()
         if (quiet := time.monotonic() - self._moved) <= limit:
             return None
-        why = f"its last error: {self._tried}" if self._tried is not None else "its current step has not ended"
+        why = (
+            f"its last error: {self._tried}"
+            if self._tried is not None
+            else "its current step has not ended"
+        )
         return f"expected a publish within {limit:.0f} s, found none for {quiet:.0f} s; {why}"
 
     @property
@@ -194,8 +207,8 @@ class Member:
                 self.job.kafka.close()
 
     def _run_until_failure(self) -> bool:
-        """Start and publish until a stop (True), or an error that retries did not pass (False: the stream is set
-        aside)."""
+        """Start and publish until a stop (True), or an error that retries did not pass (False: the
+        stream is set aside)."""
         retry = Retry(self.job.stream.speed.retry_for, "speed.retry_for", self._stop)
         try:
             retry.call(f"stream {self.name}", self._try_noting_errors, lambda: self.progress)
@@ -225,7 +238,8 @@ class Member:
         # The topic may be another one since: see GroupJob.
         self._reader = _new_reader()
         with explained(self.spark, f"run stream {self.name}"):
-            # One that was set aside may wait for seconds until it is certain that nothing has changed.
+            # One that was set aside may wait for seconds until it is certain that nothing has
+            # changed.
             with self._turns.turn() if self.failure is None else nullcontext():
                 position = self._start.run()
                 self._drop_work()
@@ -236,7 +250,8 @@ class Member:
                 self.batches.finish()
 
     def _drop_work(self) -> None:
-        """Drop the work from before a restart; a request to stop stays, also one that comes meanwhile."""
+        """Drop the work from before a restart; a request to stop stays, also one that comes
+        meanwhile."""
         while not self._stop.is_set() and not self._inbox.empty():
             self._inbox.get_nowait()
         if self._stop.is_set():
@@ -274,8 +289,9 @@ class Member:
 
 
 class GroupJob:
-    """Runs the streams of a group until a stop is requested, or until all records present at its start are published.
-    Streams join, leave and change as `streams` returns them. `failures` has the streams that are set aside."""
+    """Runs the streams of a group until a stop is requested, or until all records present at its
+    start are published. Streams join, leave and change as `streams` returns them. `failures` has
+    the streams that are set aside."""
 
     def __init__(
         self,
@@ -294,8 +310,8 @@ class GroupJob:
         self._without_job: dict[str, AnabranchError] = {}
         self._described: dict[str, Topic | None] = {}
         self._described_at = self._read_files_at = float("-inf")
-        # Executors keep consumers by this name. A new name where a topic has become another one: what a consumer has
-        # fetched is of the old one.
+        # Executors keep consumers by this name. A new name where a topic has become another one:
+        # what a consumer has fetched is of the old one.
         self._reader = _new_reader()
         self._topic_ids: dict[str, str] = {}
         self._stop = threading.Event()
@@ -308,14 +324,17 @@ class GroupJob:
 
     @property
     def failures(self) -> dict[str, AnabranchError]:
-        """By stream, why it is set aside, what is wrong with its file, or why its columns are unknown."""
-        failed = {name: one.failure for name, one in self._members.items() if one.failure is not None}
+        """By stream, why it is set aside, what is wrong with its file, or why its columns are
+        unknown."""
+        failed = {
+            name: one.failure for name, one in self._members.items() if one.failure is not None
+        }
         return {**self._without_job, **failed}
 
     @property
     def set_aside(self) -> dict[str, str]:
-        """By stream, why it makes no progress: its failure, or that it publishes nothing though records wait, also
-        while it ends for a changed file."""
+        """By stream, why it makes no progress: its failure, or that it publishes nothing though
+        records wait, also while it ends for a changed file."""
         stalls = {name: one.stall for name, one in (self._leaving | self._members).items()}
         stalled = {name: stall for name, stall in stalls.items() if stall is not None}
         return stalled | {name: str(error) for name, error in self.failures.items()}
@@ -341,7 +360,8 @@ class GroupJob:
                 raise one.failure
 
     def _follow_files(self) -> None:
-        """Start streams whose files are new or changed, and stop those whose files are gone or changed."""
+        """Start streams whose files are new or changed, and stop those whose files are gone or
+        changed."""
         now = time.monotonic()
         if now - self._read_files_at < _FILES_SECONDS:
             return
@@ -349,7 +369,9 @@ class GroupJob:
             return
         self._read_files_at = now
         found = self._streams()
-        self._without_job = {name: one for name, one in found.items() if isinstance(one, AnabranchError)}
+        self._without_job = {
+            name: one for name, one in found.items() if isinstance(one, AnabranchError)
+        }
         for name, member in list(self._members.items()):
             current = found.get(name)
             # A file that is wrong for the moment changes nothing.
@@ -362,7 +384,9 @@ class GroupJob:
         for name, job in found.items():
             # Two threads never publish to one table.
             if isinstance(job, Job) and name not in self._members and name not in self._leaving:
-                member = self._members[name] = Member(job, self._spark, self._turns, self._available_now)
+                member = self._members[name] = Member(
+                    job, self._spark, self._turns, self._available_now
+                )
                 member.start()
 
     def _publish_due(self) -> bool:
@@ -370,13 +394,16 @@ class GroupJob:
         ready = {name: one for name, one in self._members.items() if one.is_ready}
         now = time.monotonic()
         try:
-            ends = self._kafka.stable_ends_of({one.job.stream.topic: tuple(one.position) for one in ready.values()})
+            ends = self._kafka.stable_ends_of(
+                {one.job.stream.topic: tuple(one.position) for one in ready.values()}
+            )
             self._describe(now)
         except Transient as error:
             LOG.warning("group: topics not read: %s", error)
             return False
         except AnabranchError as error:
-            # An operator has to act, such as for credentials that the brokers refuse: of each stream.
+            # An operator has to act, such as for credentials that the brokers refuse: of each
+            # stream.
             for one in ready.values():
                 one.hand(Work({}, error=error))
             return False
@@ -388,7 +415,8 @@ class GroupJob:
         return True
 
     def _waiting(self, one: Member, ends: Offsets | AnabranchError, now: float) -> Waiting | None:
-        """What a ready stream publishes now; None where nothing is due, or its own thread looks at its topic first."""
+        """What a ready stream publishes now; None where nothing is due, or its own thread looks at
+        its topic first."""
         stream = one.job.stream
         topic = self._described.get(stream.topic)
         changed = stream.topic in self._described and partitions_changed(
@@ -397,7 +425,9 @@ class GroupJob:
         if isinstance(ends, AnabranchError) or is_behind(one.position, ends) or changed:
             one.hand(Work({p: (o, o) for p, o in one.position.items()}, only_decide=True))
             return None
-        one.waiting = plan_waiting(one.position, ends, stream.speed.max_offsets_per_trigger, one.waiting, now)
+        one.waiting = plan_waiting(
+            one.position, ends, stream.speed.max_offsets_per_trigger, one.waiting, now
+        )
         if one.waiting is None:
             one.note_progress()
         if self._available_now:
@@ -406,20 +436,26 @@ class GroupJob:
                 one.finish()
                 return None
             return one.waiting
-        return one.waiting if one.waiting is not None and is_due(one.waiting, one.last, stream.speed, now) else None
+        return (
+            one.waiting
+            if one.waiting is not None and is_due(one.waiting, one.last, stream.speed, now)
+            else None
+        )
 
     def _describe(self, now: float) -> None:
-        """Look for topics that are gone, other topics of the same name, and new partitions; also of idle streams."""
+        """Look for topics that are gone, other topics of the same name, and new partitions; also of
+        idle streams."""
         if now - self._described_at >= _DESCRIBE_SECONDS:
             topics = sorted({one.job.stream.topic for one in self._members.values()})
             self._described = self._kafka.describe_all(topics) if topics else {}
             self._described_at = now
 
     def _publish(self, due: Mapping[str, Waiting], asked: float) -> None:
-        """Stage the due micro-batches that workers can read, by one job, and hand each stream its work.
+        """Stage the due micro-batches that workers can read, by one job, and hand each stream its
+        work.
 
-        Of two streams of one topic, the one that has waited longer. A stream with `reads_alone` reads its topic itself:
-        it would fail the read of all, or delay it, each time.
+        Of two streams of one topic, the one that has waited longer. A stream with `reads_alone`
+        reads its topic itself: it would fail the read of all, or delay it, each time.
         """
         prepared: dict[str, PreparedBatch] = {}
         in_turn = sorted(due, key=lambda name: self._members[name].last or float("-inf"))
@@ -434,7 +470,11 @@ class GroupJob:
                 continue
             try:
                 made = one.batches.prepare(one.spark, waiting.ranges)
-                is_decided = made is not None or one.asked_again or not one.batches.needs_decision(waiting.ranges)
+                is_decided = (
+                    made is not None
+                    or one.asked_again
+                    or not one.batches.needs_decision(waiting.ranges)
+                )
             except Exception as error:
                 one.hand(Work(waiting.ranges, error=error))
                 continue
@@ -449,19 +489,29 @@ class GroupJob:
         if prepared:
             self._stage(prepared, due, asked)
 
-    def _stage(self, prepared: Mapping[str, PreparedBatch], due: Mapping[str, Waiting], asked: float) -> None:
+    def _stage(
+        self, prepared: Mapping[str, PreparedBatch], due: Mapping[str, Waiting], asked: float
+    ) -> None:
         by_topic = {self._members[name].job.stream.topic: name for name in prepared}
         began = time.monotonic()
         try:
             staged = stage_group(
-                self._read({topic: due[name].ranges for topic, name in by_topic.items()}, prepared, by_topic),
+                self._read(
+                    {topic: due[name].ranges for topic, name in by_topic.items()},
+                    prepared,
+                    by_topic,
+                ),
                 {topic: prepared[name] for topic, name in by_topic.items()},
             )
         except Exception as error:
             failure = explain_spark(self._spark, "stage a group's micro-batches", error)
             if isinstance(failure, JvmGone):
                 raise failure from error
-            LOG.warning("group: one read of %d topics failed, reading each alone: %s", len(prepared), failure)
+            LOG.warning(
+                "group: one read of %d topics failed, reading each alone: %s",
+                len(prepared),
+                failure,
+            )
             for name in prepared:
                 self._hand_alone(self._members[name], due[name], asked)
             return
@@ -473,10 +523,21 @@ class GroupJob:
             elif isinstance(result, Exception):
                 one.hand(Work(ranges, error=result))
             else:
-                one.hand(Work(ranges, prepared[name], result, began, self._read_until(one, due[name], asked)))
+                one.hand(
+                    Work(
+                        ranges,
+                        prepared[name],
+                        result,
+                        began,
+                        self._read_until(one, due[name], asked),
+                    )
+                )
 
     def _read(
-        self, ranges: Mapping[str, Ranges], prepared: Mapping[str, PreparedBatch], by_topic: Mapping[str, str]
+        self,
+        ranges: Mapping[str, Ranges],
+        prepared: Mapping[str, PreparedBatch],
+        by_topic: Mapping[str, str],
     ) -> DataFrame:
         ids = {topic: prepared[name].decided.position.topic_id for topic, name in by_topic.items()}
         if any(self._topic_ids.get(topic, id) != id for topic, id in ids.items()):
@@ -494,7 +555,9 @@ class GroupJob:
     def _read_until(self, one: Member, waiting: Waiting, asked: float) -> datetime | None:
         """Until when the log is known to have ended with these ranges; None where more waits."""
         clock = one.job.lake.clock
-        return clock.time_of(clock.elapsed() - (time.monotonic() - asked)) if waiting.whole else None
+        return (
+            clock.time_of(clock.elapsed() - (time.monotonic() - asked)) if waiting.whole else None
+        )
 
     def _drain(self) -> None:
         """Let every stream end its publish, all at once."""
@@ -506,7 +569,9 @@ class GroupJob:
             one.join(max(0.0, deadline - time.monotonic()))
             if not one.has_ended:
                 LOG.warning(
-                    "stream %s: still publishing %.0f s after the stop; ending anyway", one.name, _DRAIN_SECONDS
+                    "stream %s: still publishing %.0f s after the stop; ending anyway",
+                    one.name,
+                    _DRAIN_SECONDS,
                 )
         self._kafka.close()
 

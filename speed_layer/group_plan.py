@@ -11,17 +11,20 @@ from anabranch.offsets.position import Offsets, Ranges, size
 
 @dataclass(frozen=True)
 class Waiting:
-    """What waits in Kafka for a stream: the offsets behind its position, and by the monotonic clock the time from which
-    at least one waited. `whole`: they end where the log did."""
+    """What waits in Kafka for a stream: the offsets behind its position, and by the monotonic clock
+    the time from which at least one waited. `whole`: they end where the log did."""
 
     ranges: Ranges
     since: float
     whole: bool
 
 
-def plan_waiting(position: Offsets, ends: Offsets, at_most: int, before: Waiting | None, now: float) -> Waiting | None:
-    """The next micro-batch's offsets, at most `at_most` (one from each partition counts as none too many); None without
-    any. Pure. Partitions share the limit in proportion to what waits in each, as Spark's source does."""
+def plan_waiting(
+    position: Offsets, ends: Offsets, at_most: int, before: Waiting | None, now: float
+) -> Waiting | None:
+    """The next micro-batch's offsets, at most `at_most` (one from each partition counts as none too
+    many); None without any. Pure. Partitions share the limit in proportion to what waits in each,
+    as Spark's source does."""
     waiting = {p: end - position[p] for p, end in ends.items() if end > position.get(p, end)}
     if not waiting:
         return None
@@ -29,21 +32,28 @@ def plan_waiting(position: Offsets, ends: Offsets, at_most: int, before: Waiting
     if total > at_most:
         waiting = {p: max(1, count * at_most // total) for p, count in waiting.items()}
     ranges = {p: (position[p], position[p] + count) for p, count in waiting.items()}
-    return Waiting(ranges, before.since if before is not None else now, total == sum(waiting.values()))
+    return Waiting(
+        ranges, before.since if before is not None else now, total == sum(waiting.values())
+    )
 
 
 def is_due(waiting: Waiting, last: float | None, speed: Speed, now: float) -> bool:
-    """Whether a stream's next micro-batch is due, whose last one began at `last`. Pure. With `publish`, once enough
-    offsets wait, or for so long; not before the trigger's interval either way."""
+    """Whether a stream's next micro-batch is due, whose last one began at `last`. Pure. With
+    `publish`, once enough offsets wait, or for so long; not before the trigger's interval either
+    way."""
     if last is not None and now - last < speed.trigger.total_seconds():
         return False
     if speed.publish is None or not waiting.whole:
         return True
-    return size(waiting.ranges) >= speed.publish.records or now - waiting.since >= speed.publish.within.total_seconds()
+    return (
+        size(waiting.ranges) >= speed.publish.records
+        or now - waiting.since >= speed.publish.within.total_seconds()
+    )
 
 
 def is_behind(position: Offsets, ends: Offsets) -> bool:
-    """Whether a log ends before the position: a recreated topic, or a broker that lags behind. Pure."""
+    """Whether a log ends before the position: a recreated topic, or a broker that lags behind.
+    Pure."""
     return any(end < position.get(p, 0) for p, end in ends.items())
 
 
@@ -53,7 +63,8 @@ def partitions_changed(position: Offsets, partitions: tuple[int, ...] | None) ->
 
 
 def unique_topics(topics: Mapping[str, str]) -> list[str]:
-    """Of streams by name with their topics, the first of each topic: one read cannot give two ranges of one. Pure."""
+    """Of streams by name with their topics, the first of each topic: one read cannot give two
+    ranges of one. Pure."""
     first: dict[str, str] = {}
     for name, topic in topics.items():
         first.setdefault(topic, name)

@@ -1,7 +1,8 @@
 """Stage micro-batches of many streams by one Spark job: each worker splits its records by topic.
 
-One job reads all topics, so that Spark plans and schedules once, whatever the number of streams. Each stream has files
-of its own, and an error of its own: what fails for one stream leaves the others' files as they are.
+One job reads all topics, so that Spark plans and schedules once, whatever the number of streams.
+Each stream has files of its own, and an error of its own: what fails for one stream leaves the
+others' files as they are.
 """
 
 from __future__ import annotations
@@ -17,7 +18,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from anabranch.common.errors import Transient, Unexpected
-from speed_layer.fast_staging import REPORT, REPORT_SCHEMA, Certain, CertainTask, TaskSpec, certain_of
+from speed_layer.fast_staging import (
+    REPORT,
+    REPORT_SCHEMA,
+    Certain,
+    CertainTask,
+    TaskSpec,
+    certain_of,
+)
 
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO
@@ -31,11 +39,15 @@ _REPORT_SCHEMA = pa.schema([("topic", pa.string()), *REPORT_SCHEMA, ("error", pa
 _LONGEST_ERROR = 2_000
 
 
-def stage_group(frame: DataFrame, prepared: Mapping[str, PreparedBatch]) -> dict[str, Certain | Exception]:
-    """Write the certain records of `frame` (Kafka's columns) in tasks, by topic; readers do not see the rows.
+def stage_group(
+    frame: DataFrame, prepared: Mapping[str, PreparedBatch]
+) -> dict[str, Certain | Exception]:
+    """Write the certain records of `frame` (Kafka's columns) in tasks, by topic; readers do not see
+    the rows.
 
-    `prepared` names each topic of the frame. Returns by topic the files and the records left, or the error that a
-    worker met with that topic's records. Raises Spark's errors, which are of all topics.
+    `prepared` names each topic of the frame. Returns by topic the files and the records left, or
+    the error that a worker met with that topic's records. Raises Spark's errors, which are of all
+    topics.
     """
     parts = {topic: (one.spec, tuple(one.plan.hours)) for topic, one in prepared.items()}
     columns = frame.select("topic", "partition", "offset", "timestamp", "value")
@@ -47,7 +59,9 @@ def stage_group(frame: DataFrame, prepared: Mapping[str, PreparedBatch]) -> dict
     for topic, rows in by_topic.items():
         one = prepared[topic]
         if (error := next((row.error for row in rows if row.error), None)) is not None:
-            staged[topic] = Transient(f"stage {one.attempt}: a worker failed with records of topic {topic}: {error}")
+            staged[topic] = Transient(
+                f"stage {one.attempt}: a worker failed with records of topic {topic}: {error}"
+            )
             continue
         try:
             staged[topic] = certain_of(rows, one.decided.state.table, one.attempt, one.began)
@@ -57,19 +71,21 @@ def stage_group(frame: DataFrame, prepared: Mapping[str, PreparedBatch]) -> dict
 
 
 def hours_of(partition: int, offsets: pa.Array, hours: Sequence[HourRange]) -> pa.Array:
-    """The ingest hour of each offset of a partition, as `anabranch.records.assign_hours` assigns it. Pure. Raises
-    ValueError for an offset behind the last of `hours`."""
+    """The ingest hour of each offset of a partition, as `anabranch.records.assign_hours` assigns
+    it. Pure. Raises ValueError for an offset behind the last of `hours`."""
     closed = [entry for entry in hours if entry.ends is not None]
     if not closed:
         return pa.repeat(hours[-1].hour, len(offsets))
     ends = [entry.ends.get(partition, 0) for entry in closed if entry.ends is not None]
     names = [entry.hour for entry in hours]
-    # The first hour whose end is above the offset: as many as ends at or below it. Ends never decrease.
+    # The first hour whose end is above the offset: as many as ends at or below it. Ends never
+    # decrease.
     places = np.searchsorted(np.asarray(ends), offsets.to_numpy(), side="right")
     if len(places) and places.max() >= len(names):
         at = offsets[int(places.argmax())].as_py()
         raise ValueError(
-            f"partition {partition}, offset {at}: expected an offset of the hours {names[0]} to {names[-1]}"
+            f"partition {partition}, offset {at}: expected an offset of the hours {names[0]} to "
+            f"{names[-1]}"
         )
     return pa.array(names).take(pa.array(places))
 
@@ -105,7 +121,9 @@ class _Topic:
         self.report = self.task.end()
 
 
-def _task(parts: Mapping[str, tuple[TaskSpec, tuple[HourRange, ...]]]) -> Callable[..., Iterable[pa.RecordBatch]]:
+def _task(
+    parts: Mapping[str, tuple[TaskSpec, tuple[HourRange, ...]]],
+) -> Callable[..., Iterable[pa.RecordBatch]]:
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
         topics: dict[str, _Topic] = {}
@@ -134,8 +152,12 @@ def _attempt(one: _Topic, step: Callable[[], None]) -> None:
 
 
 def _shared(io: FileIO, known: list[FileIO]) -> FileIO:
-    """An equal `io` that another topic uses already: opening a connection takes longer than writing a small file."""
-    same = next((other for other in known if type(other) is type(io) and other.properties == io.properties), None)
+    """An equal `io` that another topic uses already: opening a connection takes longer than writing
+    a small file."""
+    same = next(
+        (other for other in known if type(other) is type(io) and other.properties == io.properties),
+        None,
+    )
     if same is None:
         known.append(io)
     return same or io

@@ -1,8 +1,9 @@
-"""The speed job: `spark-submit speed_layer/job.py --stream NAME [--available-now]`; with several names, `--group NAME`
-or `--all` one process of many streams (`speed_layer.group`).
+"""The speed job: `spark-submit speed_layer/job.py --stream NAME [--available-now]`; with several
+names, `--group NAME` or `--all` one process of many streams (`speed_layer.group`).
 
-A Structured Streaming query that publishes each micro-batch with its position in one commit. It starts from the
-table's position with a new checkpoint in a temporary folder, so there is no checkpoint to keep, migrate or lose.
+A Structured Streaming query that publishes each micro-batch with its position in one commit. It
+starts from the table's position with a new checkpoint in a temporary folder, so there is no
+checkpoint to keep, migrate or lose.
 """
 
 from __future__ import annotations
@@ -43,7 +44,13 @@ from anabranch.job import FollowedJob, Job, StreamFolder, main, open_job, parser
 from anabranch.kafka.source import read_stream
 from anabranch.offsets.position import Offsets, from_keys, ranges_between, to_keys
 from anabranch.spark import workers
-from anabranch.spark.session import close_session, explain_spark, explained, open_session, stop_on_signal
+from anabranch.spark.session import (
+    close_session,
+    explain_spark,
+    explained,
+    open_session,
+    stop_on_signal,
+)
 from speed_layer import fast_staging
 from speed_layer.group import GROUP_SETTINGS, GroupJob
 from speed_layer.micro_batch import MicroBatches
@@ -52,8 +59,9 @@ from speed_layer.starting import StreamStart
 
 LOG = logging.getLogger(__name__)
 
-# The checkpoint lives in a temporary folder and is never read again. Spark's default writer starts processes for the
-# permissions and links of both files of a micro-batch, which takes longer than deciding on it.
+# The checkpoint lives in a temporary folder and is never read again. Spark's default writer starts
+# processes for the permissions and links of both files of a micro-batch, which takes longer than
+# deciding on it.
 _CHECKPOINT = {
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
@@ -68,8 +76,9 @@ _SETTLED_SECONDS = 30
 
 
 class SpeedJob:
-    """Runs a stream until a stop is requested, or until all records present at its start are published. It also ends,
-    between two micro-batches, once `has_new_columns`: it reads by the columns of its start."""
+    """Runs a stream until a stop is requested, or until all records present at its start are
+    published. It also ends, between two micro-batches, once `has_new_columns`: it reads by the
+    columns of its start."""
 
     def __init__(
         self,
@@ -98,12 +107,14 @@ class SpeedJob:
     def run(self) -> None:
         """Start from the table, and restart after transient failures for up to `speed.retry_for`.
 
-        A publish resets the retries, and so does an idle trigger. Raises terminal errors, and Transient when the time
-        is over. Returns when a stop is requested.
+        A publish resets the retries, and so does an idle trigger. Raises terminal errors, and
+        Transient when the time is over. Returns when a stop is requested.
         """
         retry = Retry(self._job.stream.speed.retry_for, "speed.retry_for", self._stop)
         try:
-            retry.call(f"stream {self._job.stream.name}", self._try, lambda: self._published + self._idle)
+            retry.call(
+                f"stream {self._job.stream.name}", self._try, lambda: self._published + self._idle
+            )
         except Transient:
             if not self._stop.is_set():
                 raise
@@ -112,7 +123,8 @@ class SpeedJob:
             self._batches.close()
 
     def warm_up(self) -> None:
-        """Warm up the decoder that few records need, half a minute after the first publish, so that no record waits."""
+        """Warm up the decoder that few records need, half a minute after the first publish, so that
+        no record waits."""
         while not self._published and not self._stop.wait(0.2):
             pass
         if not self._stop.wait(_SETTLED_SECONDS):
@@ -148,10 +160,13 @@ class SpeedJob:
         limit = stream.speed.max_offsets_per_trigger
         # A job that ends by itself leaves nothing waiting.
         wait = stream.speed.publish if not self._available_now else None
-        frame = read_stream(self._spark, self._job.environment.kafka, stream.topic, position, limit, wait)
+        frame = read_stream(
+            self._spark, self._job.environment.kafka, stream.topic, position, limit, wait
+        )
 
         def each(batch: DataFrame, batch_id: int) -> None:
-            # The thread that stops the query takes the lock and waits for this function, so do not block here.
+            # The thread that stops the query takes the lock and waits for this function, so do not
+            # block here.
             while not self._running.acquire(timeout=0.1):
                 if self._stop.is_set():
                     return
@@ -161,7 +176,9 @@ class SpeedJob:
                 try:
                     ends = _batch_end(checkpoint, batch_id, stream.topic)
                     ranges = ranges_between(starts["offsets"], ends)
-                    read_until = clock.time_of(asked["after"]) if reaches_log_end(ranges, limit) else None
+                    read_until = (
+                        clock.time_of(asked["after"]) if reaches_log_end(ranges, limit) else None
+                    )
                     self._count(self._batches.submit(lambda: batch, ranges, read_until))
                     starts["offsets"] = ends
                     if not self._available_now:
@@ -182,14 +199,19 @@ class SpeedJob:
         query = writer.start()
         try:
             while query.isActive and not self._is_ending:
-                # Check often, so that a publish after an idle period gets a recent time, whatever the trigger interval.
+                # Check often, so that a publish after an idle period gets a recent time, whatever
+                # the trigger interval.
                 query.awaitTermination(0.25)  # type: ignore[arg-type]  # it takes fractions of a second
                 # With availableNow, Spark asks Kafka for the log end once, when the query starts.
                 now, status = clock.elapsed(), query.status
                 if not self._available_now and not status["isTriggerActive"]:
                     asked["after"] = now
-                # The last trigger ended without data to read; before the first trigger the message differs.
-                is_idle = status["message"] == "Waiting for next trigger" and not status["isDataAvailable"]
+                # The last trigger ended without data to read; before the first trigger the message
+                # differs.
+                is_idle = (
+                    status["message"] == "Waiting for next trigger"
+                    and not status["isDataAvailable"]
+                )
                 if is_idle and not (self._batches.is_publishing or self._batches.has_failed):
                     self._idle += 1
                     self._note_progress()
@@ -216,7 +238,8 @@ class SpeedJob:
             self._failure = self._failure or error
 
     def _cause(self, error: Exception) -> Exception:
-        """The failure as our own error. Failures of Spark, Kafka and S3 are transient unless classified otherwise."""
+        """The failure as our own error. Failures of Spark, Kafka and S3 are transient unless
+        classified otherwise."""
         failure = self._failure or error
         if isinstance(failure, AnabranchError):
             return failure
@@ -249,9 +272,14 @@ def _warm_up(spark: SparkSession) -> None:
 def run(arguments: Sequence[str]) -> int:
     """The entry of spark-submit. Returns the exit code."""
     options = parser("Publish streams' records within seconds.")
-    options.add_argument("--available-now", action="store_true", help="publish the records present, then exit")
     options.add_argument(
-        "--health", type=Path, default=None, help="write progress to this file, for `anabranch health`"
+        "--available-now", action="store_true", help="publish the records present, then exit"
+    )
+    options.add_argument(
+        "--health",
+        type=Path,
+        default=None,
+        help="write progress to this file, for `anabranch health`",
     )
     parsed = options.parse_args(list(arguments))
     if parsed.stream is None or len(parsed.stream) > 1:
@@ -260,7 +288,10 @@ def run(arguments: Sequence[str]) -> int:
     job = open_job(name, parsed.conf)
     of_process(stream=name, layer="speed")
     trigger = job.stream.speed.trigger
-    with health_file(parsed.health, trigger) as note_progress, _session(job.environment, name) as spark:
+    with (
+        health_file(parsed.health, trigger) as note_progress,
+        _session(job.environment, name) as spark,
+    ):
         runs = SpeedRuns(FollowedJob(job), spark, parsed.available_now, note_progress)
         stop_on_signal(spark, runs.stop, (signal.SIGTERM, signal.SIGINT))
         with closing(job.kafka):
@@ -273,7 +304,11 @@ class SpeedRuns:
     """The runs of one stream: another one each time that its columns change."""
 
     def __init__(
-        self, followed: FollowedJob, spark: SparkSession, available_now: bool, note_progress: NoteProgress
+        self,
+        followed: FollowedJob,
+        spark: SparkSession,
+        available_now: bool,
+        note_progress: NoteProgress,
     ) -> None:
         self._followed, self._spark = followed, spark
         self._available_now, self._note_progress = available_now, note_progress
@@ -293,7 +328,9 @@ class SpeedRuns:
             def has_new_columns(job: Job = job) -> bool:
                 return self._followed.current() is not job
 
-            speed = SpeedJob(job, self._spark, self._available_now, self._note_progress, has_new_columns)
+            speed = SpeedJob(
+                job, self._spark, self._available_now, self._note_progress, has_new_columns
+            )
             self._speed = speed
             if self._stop.is_set():
                 speed.stop()
@@ -306,15 +343,20 @@ class SpeedRuns:
 
 
 def _run_group(parsed: argparse.Namespace) -> int:
-    """Run many streams. Returns the exit code of the first stream, by name, that is set aside at the end; else 0."""
-    folder = StreamFolder(parsed.conf, parsed.stream or (), parsed.group, strict=False, takes_up=True)
+    """Run many streams. Returns the exit code of the first stream, by name, that is set aside at
+    the end; else 0."""
+    folder = StreamFolder(
+        parsed.conf, parsed.stream or (), parsed.group, strict=False, takes_up=True
+    )
     what = f"group {parsed.group}" if parsed.group else "streams"
     of_process(layer="speed", **({"group": parsed.group} if parsed.group else {}))
     with (
         health_file(parsed.health, _GROUP_TRIGGER) as note_progress,
         _session(folder.environment, what, GROUP_SETTINGS) as spark,
     ):
-        group = GroupJob(spark, folder.environment.kafka, folder.jobs, parsed.available_now, note_progress)
+        group = GroupJob(
+            spark, folder.environment.kafka, folder.jobs, parsed.available_now, note_progress
+        )
         stop_on_signal(spark, group.stop, (signal.SIGTERM, signal.SIGINT))
         group.run()
         for name, error in sorted(group.failures.items()):
@@ -324,7 +366,9 @@ def _run_group(parsed: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _session(environment: Environment, what: str, settings: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
+def _session(
+    environment: Environment, what: str, settings: Mapping[str, str] | None = None
+) -> Iterator[SparkSession]:
     """A session whose Python workers start in the background."""
     own = workers.SETTINGS | _CHECKPOINT | dict(settings or {})
     spark = open_session(environment, f"anabranch speed {what}", own)

@@ -1,7 +1,8 @@
 """One micro-batch: stage, check, publish. The table holds the position; no checkpoint is trusted.
 
-The stream stages the next micro-batch while the previous one is still being published. It stages by a guess at the
-micro-batch's hours. The decision that counts is made after the previous publish, as for any other micro-batch.
+The stream stages the next micro-batch while the previous one is still being published. It stages by
+a guess at the micro-batch's hours. The decision that counts is made after the previous publish, as
+for any other micro-batch.
 """
 
 from __future__ import annotations
@@ -82,14 +83,15 @@ LOG = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# After a micro-batch with too many records left by the workers, Spark alone reads this many micro-batches.
+# After a micro-batch with too many records left by the workers, Spark alone reads this many
+# micro-batches.
 _WITHOUT_WORKERS = 50
 
 
 @dataclass(frozen=True)
 class PreparedBatch:
-    """A micro-batch that workers can stage by the last decision: its offsets by hour, how to read and write it, and the
-    id and time under which its files are staged."""
+    """A micro-batch that workers can stage by the last decision: its offsets by hour, how to read
+    and write it, and the id and time under which its files are staged."""
 
     decided: ResolvedState
     plan: Plan
@@ -99,10 +101,12 @@ class PreparedBatch:
 
 
 class MicroBatches:
-    """Publishes a stream's micro-batches to `speed` and `main`, each offset once, beside any other publisher.
+    """Publishes a stream's micro-batches to `speed` and `main`, each offset once, beside any other
+    publisher.
 
-    For use by one thread. One micro-batch may be publishing in the background (`submit`). `tally`: the stream's own, in
-    a process of many streams; the caller's thread counts into it (`anabranch.common.counters.counting`).
+    For use by one thread. One micro-batch may be publishing in the background (`submit`). `tally`:
+    the stream's own, in a process of many streams; the caller's thread counts into it
+    (`anabranch.common.counters.counting`).
     """
 
     def __init__(self, job: Job, stop: threading.Event | None = None, tally: Tally = TALLY) -> None:
@@ -129,8 +133,8 @@ class MicroBatches:
         self._staging = threading.Lock()
 
     def recover(self) -> State:
-        """Complete what an earlier publisher left unfinished: the merge, dead letters, ledger rows. Returns the
-        resulting state."""
+        """Complete what an earlier publisher left unfinished: the merge, dead letters, ledger rows.
+        Returns the resulting state."""
         state = self._publisher.recover()
         self._decided = None
         self._clock.start_from(state)
@@ -146,16 +150,20 @@ class MicroBatches:
         self._compaction.close()
 
     def warm_up(self, spark: SparkSession) -> None:
-        """Warm up Spark's decoder if workers read most records, so the first record they leave does not wait."""
+        """Warm up Spark's decoder if workers read most records, so the first record they leave does
+        not wait."""
         if self._stream.format.type == "json" and can_use_workers(spark):
             warm_up_decoder(spark, self._stream, self._format)
 
-    def submit(self, frame: Callable[[], DataFrame], ranges: Ranges, read_until: datetime | None = None) -> int:
-        """Stage the records of `ranges`, which `frame` reads from Kafka, and publish them in a background thread.
+    def submit(
+        self, frame: Callable[[], DataFrame], ranges: Ranges, read_until: datetime | None = None
+    ) -> int:
+        """Stage the records of `ranges`, which `frame` reads from Kafka, and publish them in a
+        background thread.
 
-        The next call stages while that publish runs. Returns the number of offsets published since the last call.
-        Raises like `publish`, for this micro-batch or the previous one; this one is then not published. The caller must
-        `wait` after its last call.
+        The next call stages while that publish runs. Returns the number of offsets published since
+        the last call. Raises like `publish`, for this micro-batch or the previous one; this one is
+        then not published. The caller must `wait` after its last call.
         """
         began = time.monotonic()
         with fields(offsets=ranges_to_keys(ranges)):
@@ -168,12 +176,14 @@ class MicroBatches:
             raise
         if staged is None:
             return published + self.publish(frame, ranges, read_until=read_until)
-        self._publishing = self._executor.submit(self.publish, frame, ranges, staged, began, read_until)
+        self._publishing = self._executor.submit(
+            self.publish, frame, ranges, staged, began, read_until
+        )
         return published
 
     def wait(self) -> int:
-        """Wait for the running publish; returns the number of offsets published since the last call. Raises like
-        `publish`."""
+        """Wait for the running publish; returns the number of offsets published since the last
+        call. Raises like `publish`."""
         publishing, self._publishing = self._publishing, None
         return publishing.result() if publishing is not None else 0
 
@@ -196,25 +206,29 @@ class MicroBatches:
         began: float | None = None,
         read_until: datetime | None = None,
     ) -> int:
-        """Publish the records of `ranges`, which `frame` reads from Kafka; returns the number of offsets published.
+        """Publish the records of `ranges`, which `frame` reads from Kafka; returns the number of
+        offsets published.
 
-        `read_until`: the log ended at the end of `ranges` at this time or later, if known. Published offsets are
-        skipped and overlaps trimmed. Offsets of hours that are not decided yet get a publish of their own. Rows in
-        `staged` are staged again only when necessary. Raises Transient when the range lies ahead of the position
-        (restart from the table) or Kafka or the lake does not answer, PositionError for a recreated topic, Terminal
-        when the table's schema changed meanwhile.
+        `read_until`: the log ended at the end of `ranges` at this time or later, if known.
+        Published offsets are skipped and overlaps trimmed. Offsets of hours that are not decided
+        yet get a publish of their own. Rows in `staged` are staged again only when necessary.
+        Raises Transient when the range lies ahead of the position (restart from the table) or Kafka
+        or the lake does not answer, PositionError for a recreated topic, Terminal when the table's
+        schema changed meanwhile.
         """
         published, whole = 0, False
         self.has_read_around = False
         while not whole:
             with fields(offsets=ranges_to_keys(ranges)):
-                part, whole = self._publish_next(frame, ranges, staged, began or time.monotonic(), read_until)
+                part, whole = self._publish_next(
+                    frame, ranges, staged, began or time.monotonic(), read_until
+                )
             published, staged, began = published + part, None, None
         return published
 
     def decide(self, ranges: Ranges) -> Offsets:
-        """Decide again, so that `prepare` has a decision; publish the ends of hours before `ranges`, if any ended.
-        Returns the table's position. Raises like `publish`."""
+        """Decide again, so that `prepare` has a decision; publish the ends of hours before
+        `ranges`, if any ended. Returns the table's position. Raises like `publish`."""
         needed = {p: e for p, (_, e) in ranges.items()}
         while True:
             decided = self._decided = self._clock.decide(needed=needed)
@@ -227,8 +241,9 @@ class MicroBatches:
             self._publish_boundaries(decided)
 
     def prepare(self, spark: SparkSession, ranges: Ranges) -> PreparedBatch | None:
-        """How workers stage `ranges` by the last decision, without asking Kafka or the lake. None if a new decision is
-        needed first (`needs_decision`), or Spark has to read them (`publish`)."""
+        """How workers stage `ranges` by the last decision, without asking Kafka or the lake. None
+        if a new decision is needed first (`needs_decision`), or Spark has to read them
+        (`publish`)."""
         decided, plan = self._decided, self._plan_ahead(ranges)
         if decided is None or plan is None:
             return None
@@ -241,11 +256,16 @@ class MicroBatches:
         return PreparedBatch(decided, plan, spec, new_id(), self._lake.clock.now())
 
     def needs_decision(self, ranges: Ranges) -> bool:
-        """Whether nothing is known of `ranges` by the last decision: an hour has ended since, or a partition is new."""
+        """Whether nothing is known of `ranges` by the last decision: an hour has ended since, or a
+        partition is new."""
         return self._plan_ahead(ranges) is None
 
     def _plan_ahead(self, ranges: Ranges) -> Plan | None:
-        return plan_ahead(self._decided, ranges, self._lake.clock.now()) if self._decided is not None else None
+        return (
+            plan_ahead(self._decided, ranges, self._lake.clock.now())
+            if self._decided is not None
+            else None
+        )
 
     def publish_prepared(
         self,
@@ -256,8 +276,9 @@ class MicroBatches:
         began: float,
         read_until: datetime | None = None,
     ) -> int:
-        """Publish `ranges`, whose certain records workers have staged; like `publish` otherwise. `frame` reads the
-        records that they left, and all of them where the staged rows are not valid any more."""
+        """Publish `ranges`, whose certain records workers have staged; like `publish` otherwise.
+        `frame` reads the records that they left, and all of them where the staged rows are not
+        valid any more."""
         with fields(offsets=ranges_to_keys(ranges)):
             staged = self._with_listed_ids(lambda: self._complete(frame(), prepared, certain))
             if staged is not None:
@@ -273,7 +294,8 @@ class MicroBatches:
         began: float,
         read_until: datetime | None,
     ) -> tuple[int, bool]:
-        """Publish the part of `ranges` in decided hours; returns how many offsets, and whether that was all."""
+        """Publish the part of `ranges` in decided hours; returns how many offsets, and whether that
+        was all."""
         if staged is not None:
             note(attempt=staged.attempt)
         needed = {p: e for p, (_, e) in ranges.items()}
@@ -318,7 +340,9 @@ class MicroBatches:
         ended = self._publisher.run(decide, f"stream {self._stream.name}", take_turns=False)
         (decided, plan), landed = ended.result, ended.landed
         if landed is None:
-            LOG.info("stream %s: skipped published offsets=%s", self._stream.name, ranges_to_keys(ranges))
+            LOG.info(
+                "stream %s: skipped published offsets=%s", self._stream.name, ranges_to_keys(ranges)
+            )
             return 0, True
         if staged is None:
             self._log_boundaries(decided)
@@ -340,13 +364,18 @@ class MicroBatches:
 
     def _restart(self, decided: ResolvedState, ranges: Ranges) -> Transient:
         return Transient(
-            f"stream {self._stream.name}: expected offsets from the position {decided.position.to_json()} on, "
-            f"found {ranges_to_keys(ranges)}; the position moved back, or a partition is new; restarting "
-            "from the table"
+            f"stream {self._stream.name}: expected offsets from the position "
+            f"{decided.position.to_json()} on, found {ranges_to_keys(ranges)}; the position moved "
+            "back, or a partition is new; restarting from the table"
         )
 
     def _publish_boundaries(self, decided: ResolvedState) -> bool:
-        if self._publisher.land(decided.state, plan_boundary_publish(decided, new_id()), decided.now) is None:
+        if (
+            self._publisher.land(
+                decided.state, plan_boundary_publish(decided, new_id()), decided.now
+            )
+            is None
+        ):
             return False
         self._log_boundaries(decided)
         return True
@@ -356,7 +385,8 @@ class MicroBatches:
         LOG.info("stream %s: hour boundaries set up to %s; continuing", self._stream.name, ended)
 
     def skip(self, skip: Skip) -> bool:
-        """Move the position behind hours that the batch layer serves; False when the table moved meanwhile."""
+        """Move the position behind hours that the batch layer serves; False when the table moved
+        meanwhile."""
         decided = self._clock.decide()
         publish = plan_skip(decided, skip, new_id())
         if publish is None:
@@ -371,7 +401,8 @@ class MicroBatches:
             return self._publish_boundaries(decided)
         publish, lost = planned
         LOG.error(
-            "stream %s: retention deleted offsets before they were read, recorded as a gap count=%d ranges=%s",
+            "stream %s: retention deleted offsets before they were read, recorded as a gap "
+            "count=%d ranges=%s",
             self._stream.name,
             size(lost),
             ranges_to_keys(lost),
@@ -383,12 +414,17 @@ class MicroBatches:
             return False
         reach(Step.SPEED_SKIPPED)
         assert publish.position is not None
-        LOG.info("stream %s: position moved position=%s reason=%s", self._stream.name, publish.position.to_json(), why)
+        LOG.info(
+            "stream %s: position moved position=%s reason=%s",
+            self._stream.name,
+            publish.position.to_json(),
+            why,
+        )
         return True
 
     def _stage_ahead(self, frame: Callable[[], DataFrame], ranges: Ranges) -> StagedBatch | None:
-        """Stage what `frame` reads, by the last decision. None if a new decision is needed first, or Spark cannot read
-        one of the records."""
+        """Stage what `frame` reads, by the last decision. None if a new decision is needed first,
+        or Spark cannot read one of the records."""
         decided, plan = self._decided, self._plan_ahead(ranges)
         if decided is None or plan is None:
             return None
@@ -402,7 +438,9 @@ class MicroBatches:
                 raise
             return None
 
-    def _stage_readable(self, frame: Callable[[], DataFrame], plan: Plan, decided: ResolvedState) -> StagedBatch:
+    def _stage_readable(
+        self, frame: Callable[[], DataFrame], plan: Plan, decided: ResolvedState
+    ) -> StagedBatch:
         """Stage what `frame` reads; if Spark cannot read a record, stage the records around it."""
         try:
             return self._stage(frame(), plan, decided)
@@ -431,32 +469,41 @@ class MicroBatches:
         return replace(staged, seconds=time.monotonic() - began)
 
     def _with_listed_ids(self, stage: Callable[[], T]) -> T:
-        """Stage, a second time where a record has a schema id that Spark's decoder has not listed."""
+        """Stage, a second time where a record has a schema id that Spark's decoder has not
+        listed."""
         try:
             return stage()
         except (PySparkException, Py4JError) as error:
             if not is_unlisted_schema_id(error):
                 raise
-            LOG.info("stream %s: new schema id, reloading the list of schema ids", self._stream.name)
+            LOG.info(
+                "stream %s: new schema id, reloading the list of schema ids", self._stream.name
+            )
             self._format = open_format(self._environment, self._stream, cache_schema_ids=True)
             return stage()
 
     def _stage_all(self, frame: DataFrame, plan: Plan, decided: ResolvedState) -> StagedBatch:
         topic_id = decided.position.topic_id
-        # Most micro-batches need no trim: changing bounds in the query plan would recompile it each time.
+        # Most micro-batches need no trim: changing bounds in the query plan would recompile it each
+        # time.
         frame = records.trim(frame, plan.todo) if plan.trimmed else frame
         # One file for each task, so at most one for each core, whatever the number of partitions.
         at_once = frame.sparkSession.sparkContext.defaultParallelism
         frame = frame.coalesce(at_once) if len(plan.todo) > at_once else frame
         left_out = load_filter(
-            self._environment, self._stream, self._publisher.ledger, decided.state, topic_id, plan.by_hour
+            self._environment,
+            self._stream,
+            self._publisher.ledger,
+            decided.state,
+            topic_id,
+            plan.by_hour,
         )
         if left_out is not None:
             return self._stage_without_erased(frame, plan, decided, left_out)
         if (staged := self._stage_certain(frame, plan, decided)) is not None:
             return staged
-        # Count first, before a copy of each row is made. A retried task may count twice, which only costs an unneeded
-        # search for dead letters.
+        # Count first, before a copy of each row is made. A retried task may count twice, which only
+        # costs an unneeded search for dead letters.
         counts = Observation()
         counted = frame.observe(counts, F.count(F.lit(1)).alias("records"))
         rows = self._stage_rows(self._decode(counted, plan, with_errors=False), plan, decided)
@@ -478,7 +525,11 @@ class MicroBatches:
             rows = self._stage_rows(left, plan, decided)
             count = left.count()
             dead = self._stage_dead(left, plan, topic_id) if count > rows.rows else None
-            LOG.info("stream %s: left out erased records count=%d", self._stream.name, decoded.count() - count)
+            LOG.info(
+                "stream %s: left out erased records count=%d",
+                self._stream.name,
+                decoded.count() - count,
+            )
         finally:
             left.unpersist()
             decoded.unpersist()
@@ -488,7 +539,9 @@ class MicroBatches:
     def _stage_rows(self, decoded: DataFrame, plan: Plan, decided: ResolvedState) -> Staged:
         """Stage the good records by Spark's writer, in the columns of the decision's table."""
         stream, catalog = self._stream, self._environment.catalog.name
-        fitted = fit_to_table(records.good(decoded, stream), catalog, decided.state.table, rows_columns(stream))
+        fitted = fit_to_table(
+            records.good(decoded, stream), catalog, decided.state.table, rows_columns(stream)
+        )
         write = plan_write(stream.most_event_dates, len(plan.by_hour))
         with self._staging:
             rows = stage(fitted, self._lake, catalog, stream.table, new_id(), write)
@@ -496,16 +549,21 @@ class MicroBatches:
         reach(Step.SPEED_ROWS_STAGED)
         return rows
 
-    def _stage_certain(self, frame: DataFrame, plan: Plan, decided: ResolvedState) -> StagedBatch | None:
-        """Stage certain records without Spark's reader and writer, and the few others with Spark's reader. None if too
-        many records are left for Spark, or the stream's records cannot be read this way."""
+    def _stage_certain(
+        self, frame: DataFrame, plan: Plan, decided: ResolvedState
+    ) -> StagedBatch | None:
+        """Stage certain records without Spark's reader and writer, and the few others with Spark's
+        reader. None if too many records are left for Spark, or the stream's records cannot be read
+        this way."""
         spec = self._spec(frame.sparkSession, decided)
         if spec is None:
             return None
         prepared = PreparedBatch(decided, plan, spec, new_id(), self._lake.clock.now())
         hours = records.assign_hours(frame, plan.hours)
         try:
-            certain = stage_certain(hours, spec, decided.state.table, prepared.attempt, prepared.began)
+            certain = stage_certain(
+                hours, spec, decided.state.table, prepared.attempt, prepared.began
+            )
             if self.learn(frame.sparkSession, certain):
                 # Files of the first attempt are in no snapshot.
                 return self._stage_certain(frame, plan, decided)
@@ -519,8 +577,8 @@ class MicroBatches:
             return None
 
     def leave_to_spark(self, failure: Exception) -> None:
-        """Let Spark read the next micro-batches, because workers failed: an executor may lack what they need. For a
-        cluster. Files of workers are in no snapshot until a publish names them."""
+        """Let Spark read the next micro-batches, because workers failed: an executor may lack what
+        they need. For a cluster. Files of workers are in no snapshot until a publish names them."""
         LOG.warning(
             "stream %s: Python workers failed spark_reads_next=%d: %s",
             self._stream.name,
@@ -539,11 +597,13 @@ class MicroBatches:
         schemas = {id: fields for id, fields in list(self._schemas.items()) if fields}
         if self._schemas and not schemas:
             return None
-        return task_spec(self._stream, decided.state.table, rows_columns(self._stream).schema, schemas)
+        return task_spec(
+            self._stream, decided.state.table, rows_columns(self._stream).schema, schemas
+        )
 
     def learn(self, spark: SparkSession, certain: Certain) -> bool:
-        """Ask the registry for schemas that workers did not know. Returns whether workers can read more records now,
-        so that these are worth another attempt.
+        """Ask the registry for schemas that workers did not know. Returns whether workers can read
+        more records now, so that these are worth another attempt.
 
         Raises Transient when the registry does not answer, ConfigurationError when it refuses.
         """
@@ -557,14 +617,17 @@ class MicroBatches:
                 has_learned |= bool(fields)
         return has_learned
 
-    def _complete(self, frame: DataFrame, prepared: PreparedBatch, certain: Certain) -> StagedBatch | None:
-        """The staged micro-batch, after Spark has read from `frame` the few records that workers left. None if too many
-        records are left."""
+    def _complete(
+        self, frame: DataFrame, prepared: PreparedBatch, certain: Certain
+    ) -> StagedBatch | None:
+        """The staged micro-batch, after Spark has read from `frame` the few records that workers
+        left. None if too many records are left."""
         plan, table, attempt = prepared.plan, prepared.decided.state.table, prepared.attempt
         topic_id = prepared.decided.position.topic_id
         if certain.left is None:
             LOG.info(
-                "stream %s: workers left too many records to Spark left=%d of=%d spark_reads_next=%d",
+                "stream %s: workers left too many records to Spark left=%d of=%d "
+                "spark_reads_next=%d",
                 self._stream.name,
                 certain.seen - certain.written.rows,
                 certain.seen,
@@ -590,8 +653,9 @@ class MicroBatches:
                 left.unpersist()
             if rows.rows + (dead.rows if dead else 0) != certain.seen:
                 raise Transient(
-                    f"stage {attempt}: expected a row or a dead letter for each of {certain.seen} records, found "
-                    f"{rows.rows} and {dead.rows if dead else 0}; restarting from the table"
+                    f"stage {attempt}: expected a row or a dead letter for each of {certain.seen} "
+                    f"records, found {rows.rows} and {dead.rows if dead else 0}; restarting from "
+                    "the table"
                 )
         reach(Step.SPEED_STAGED)
         return StagedBatch(topic_id, plan.by_hour, rows, dead)
@@ -600,15 +664,25 @@ class MicroBatches:
         stream, catalog = self._stream, self._environment.catalog.name
         letters, write = records.dead(decoded, topic_id, "speed"), plan_write(1, len(plan.by_hour))
         with self._staging:
-            return stage(letters, self._lake, catalog, stream.dead_letters_table, new_id(), write, protected=True)
+            return stage(
+                letters,
+                self._lake,
+                catalog,
+                stream.dead_letters_table,
+                new_id(),
+                write,
+                protected=True,
+            )
 
     def _decode(self, frame: DataFrame, plan: Plan, with_errors: bool) -> DataFrame:
         assigned, secret = records.assign_hours(frame, plan.hours), self._environment.masking_secret
         return records.decode(assigned, self._stream, self._format, with_errors, secret=secret)
 
-    def _finish_publish(self, publish: Publish, staged: StagedBatch, ended: Landed | Merged) -> None:
-        """The steps after a publish, or after the merge that follows it. If lost in a crash, the next publish repeats
-        them."""
+    def _finish_publish(
+        self, publish: Publish, staged: StagedBatch, ended: Landed | Merged
+    ) -> None:
+        """The steps after a publish, or after the merge that follows it. If lost in a crash, the
+        next publish repeats them."""
         self._queue.published()
         reach(Step.SPEED_PUBLISHED)
         if staged.dead is not None:
@@ -619,7 +693,8 @@ class MicroBatches:
         reach(Step.SPEED_OFFSETS_COMMITTED)
 
     def _commit_lag(self, offsets: Offsets) -> None:
-        """Commit offsets for lag monitors. Nothing else reads them, so a failure does not end the job."""
+        """Commit offsets for lag monitors. Nothing else reads them, so a failure does not end the
+        job."""
         if self._lacks_commit_right:
             return
         try:
@@ -627,18 +702,21 @@ class MicroBatches:
         except MissingRight as error:
             self._lacks_commit_right = True
             LOG.warning(
-                "stream %s: offsets for lag monitors not committed until a restart with the right to do so; "
-                "records and tables do not need them: %s",
+                "stream %s: offsets for lag monitors not committed until a restart with the right "
+                "to do so; records and tables do not need them: %s",
                 self._stream.name,
                 error,
             )
         except AnabranchError as error:
-            LOG.debug("stream %s: offsets for lag monitors not committed: %s", self._stream.name, error)
+            LOG.debug(
+                "stream %s: offsets for lag monitors not committed: %s", self._stream.name, error
+            )
 
     def _discard(self, staged: StagedBatch | None) -> None:
         if staged is None:
             return
-        # Orphan removal deletes files without a snapshot: a publish that named them may have landed.
+        # Orphan removal deletes files without a snapshot: a publish that named them may have
+        # landed.
         if isinstance(staged.rows, Staged):
             self._lake.discard(self._stream.table, staged.rows)
         if staged.dead is not None:
@@ -646,8 +724,11 @@ class MicroBatches:
 
 
 def _count(staged: StagedBatch) -> None:
-    """Count what tasks have written: the bytes of all files, and the requests of workers, one for each file."""
+    """Count what tasks have written: the bytes of all files, and the requests of workers, one for
+    each file."""
     written = [*staged.rows.files, *(staged.dead.files if staged.dead else ())]
     count_written((f.file_path, f.file_size_in_bytes) for f in written)
     if isinstance(staged.rows, Written):
-        TALLY.count(S3_REQUESTS, "PutObject", sum(f.file_path.startswith("s3") for f in staged.rows.files))
+        TALLY.count(
+            S3_REQUESTS, "PutObject", sum(f.file_path.startswith("s3") for f in staged.rows.files)
+        )

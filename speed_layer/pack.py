@@ -1,7 +1,9 @@
-"""An archive of our code and of the packages that its workers import, for executors: `spark.archives`.
+"""An archive of our code and of the packages that its workers import, for executors:
+`spark.archives`.
 
-It has no Python: `bin/python` of the archive runs the machine's own, of the same minor version, with the archive's
-packages before all others. It works in any folder. Compiled packages need executors of this machine's platform.
+It has no Python: `bin/python` of the archive runs the machine's own, of the same minor version,
+with the archive's packages before all others. It works in any folder. Compiled packages need
+executors of this machine's platform.
 """
 
 from __future__ import annotations
@@ -15,7 +17,12 @@ import sys
 import tarfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from importlib.metadata import Distribution, PackageNotFoundError, distribution, packages_distributions
+from importlib.metadata import (
+    Distribution,
+    PackageNotFoundError,
+    distribution,
+    packages_distributions,
+)
 from pathlib import Path
 
 import anabranch
@@ -23,7 +30,9 @@ from anabranch.common.errors import Terminal
 from anabranch.spark.executor_python import ARCHIVE, CODE, VERSIONS, installed
 
 # Of PySpark, what executors have in Spark itself.
-_OF_SPARK = tuple(f"pyspark/{name}/" for name in ("jars", "bin", "sbin", "examples", "data", "licenses", "python"))
+_OF_SPARK = tuple(
+    f"pyspark/{name}/" for name in ("jars", "bin", "sbin", "examples", "data", "licenses", "python")
+)
 _IMPORTED = (
     "import json, sys, pyspark.daemon, pyspark.worker, speed_layer.group_staging\n"
     "from anabranch.spark.executor_python import installed\n"
@@ -31,7 +40,8 @@ _IMPORTED = (
     "print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
 )
 _PYTHON = """#!/bin/sh
-# The machine's Python {version} with the packages beside this file. ANABRANCH_PYTHON names another one.
+# The machine's Python {version} with the packages beside this file. ANABRANCH_PYTHON names
+# another one.
 here=$(cd "$(dirname "$0")/.." && pwd)
 PYTHONPATH="$here/lib${{PYTHONPATH:+:$PYTHONPATH}}"
 export PYTHONPATH
@@ -51,7 +61,8 @@ def python_version() -> str:
 
 
 def pack(folder: Path) -> Packed:
-    """Write the archive to `folder`, in place of one of the same name. Raises Terminal and OSError."""
+    """Write the archive to `folder`, in place of one of the same name. Raises Terminal and
+    OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder.resolve() / f"{ARCHIVE}-{anabranch.__version__}-python{python_version()}.tar.gz"
     new = file.with_suffix(f".{os.getpid()}")
@@ -64,7 +75,10 @@ def pack(folder: Path) -> Packed:
         new.replace(file)
     finally:
         new.unlink(missing_ok=True)
-    return Packed(file, {"spark.archives": f"{file}#{ARCHIVE}", "spark.pyspark.python": f"./{ARCHIVE}/bin/python"})
+    return Packed(
+        file,
+        {"spark.archives": f"{file}#{ARCHIVE}", "spark.pyspark.python": f"./{ARCHIVE}/bin/python"},
+    )
 
 
 def _files() -> Iterator[tuple[Path, str]]:
@@ -76,7 +90,11 @@ def _files() -> Iterator[tuple[Path, str]]:
     for found in needed():
         for file in found.files or ():
             name, path = file.as_posix(), Path(str(file.locate()))
-            if name.startswith((*_OF_SPARK, "..")) or "__pycache__" in file.parts or not path.is_file():
+            if (
+                name.startswith((*_OF_SPARK, ".."))
+                or "__pycache__" in file.parts
+                or not path.is_file()
+            ):
                 continue
             yield path, name
 
@@ -87,7 +105,8 @@ def needed() -> list[Distribution]:
     run = subprocess.run(command, capture_output=True, text=True, timeout=120)
     if run.returncode:
         raise Terminal(
-            f"pack: expected our modules to be importable by {sys.executable}, found: {run.stderr.strip()[-500:]}"
+            f"pack: expected our modules to be importable by {sys.executable}, found: "
+            f"{run.stderr.strip()[-500:]}"
         )
     by_module = packages_distributions()
     roots = {name for module in json.loads(run.stdout) for name in by_module.get(module, ())}

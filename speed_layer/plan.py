@@ -1,4 +1,5 @@
-"""The speed layer's decisions, pure: a micro-batch's hours and next step, its publish, and how the job catches up."""
+"""The speed layer's decisions, pure: a micro-batch's hours and next step, its publish, and how the
+job catches up."""
 
 from __future__ import annotations
 
@@ -37,8 +38,8 @@ from anabranch.protocol.watermarks import Watermarks, waiting_since
 
 @dataclass(frozen=True)
 class StagedBatch:
-    """Staged rows and dead letters, with the split by hour and the topic id at that time; seconds it took to stage.
-    `erasures`: what erased records were left out by."""
+    """Staged rows and dead letters, with the split by hour and the topic id at that time; seconds
+    it took to stage. `erasures`: what erased records were left out by."""
 
     topic_id: str
     by_hour: dict[str, Ranges]
@@ -63,8 +64,8 @@ class Next(Enum):
 
 @dataclass(frozen=True)
 class Plan:
-    """A micro-batch's next step, and for STAGE and PUBLISH its remaining offsets by hour. `whole` is false when offsets
-    beyond the decided hours are left for a later publish."""
+    """A micro-batch's next step, and for STAGE and PUBLISH its remaining offsets by hour. `whole`
+    is false when offsets beyond the decided hours are left for a later publish."""
 
     next: Next
     todo: Ranges
@@ -77,8 +78,9 @@ class Plan:
 def plan_micro_batch(
     decided: ResolvedState, ranges: Ranges, staged: StagedBatch | None, now: datetime | None = None
 ) -> Plan:
-    """Decide what to do next with the offsets of `ranges`, given what is `staged` already. `now`: the clock, read after
-    the state was loaded, to judge the age of files without a snapshot. The decision's own time is earlier."""
+    """Decide what to do next with the offsets of `ranges`, given what is `staged` already. `now`:
+    the clock, read after the state was loaded, to judge the age of files without a snapshot. The
+    decision's own time is earlier."""
     state, position = decided.state, decided.position
     if not ranges.keys() <= position.offsets.keys():
         # The broker that answered does not have the new partition yet: no hour could end there.
@@ -93,49 +95,65 @@ def plan_micro_batch(
     if not todo:
         return Plan(Next.DECIDE, {}, False, hours, {}, whole=False)
     by_hour = assign(todo, hours)
-    # Keep only the micro-batch's own hours, usually one: each more costs a comparison for each record.
+    # Keep only the micro-batch's own hours, usually one: each more costs a comparison for each
+    # record.
     hours = [h for h in hours if h.ends is None or h.hour in by_hour]
     matches = staged is not None and _matches_decision(staged, state, position, by_hour)
     if staged is None or not matches or not _still_exists(state, staged, now):
         step = Next.STAGE
     else:
         step = Next.MERGE if needs_merge(state) else Next.PUBLISH
-    return Plan(step, todo, relation is RangeRelation.OVERLAPPING or todo != left, hours, by_hour, todo == left)
+    return Plan(
+        step,
+        todo,
+        relation is RangeRelation.OVERLAPPING or todo != left,
+        hours,
+        by_hour,
+        todo == left,
+    )
 
 
 def plan_ahead(decided: ResolvedState, ranges: Ranges, now: datetime) -> Plan | None:
-    """Plan how to stage `ranges` while the offsets before them are still being published, by the last decision.
+    """Plan how to stage `ranges` while the offsets before them are still being published, by the
+    last decision.
 
-    A guess: `plan_micro_batch` accepts the staged rows later, or has them staged again. None where the guess is
-    likely wrong: an hour has ended since, or a partition is new.
+    A guess: `plan_micro_batch` accepts the staged rows later, or has them staged again. None where
+    the guess is likely wrong: an hour has ended since, or a partition is new.
     """
     if hour_of(now) != hour_of(decided.now):
         return None
     position = decided.position
     before = {p: ranges[p][0] if p in ranges else o for p, o in position.offsets.items()}
-    guess = plan_micro_batch(replace(decided, position=Position(position.topic_id, before)), ranges, None)
+    guess = plan_micro_batch(
+        replace(decided, position=Position(position.topic_id, before)), ranges, None
+    )
     return guess if guess.next is Next.STAGE and guess.whole else None
 
 
 def plan_write(dates: int | None, hours: int) -> dict[str, str]:
     """Iceberg write options for rows of so many event dates (None: unbounded) and hours.
 
-    Few table partitions: fanout, with an open file for each. Otherwise each task sorts its rows by partition and has
-    one file open at a time. The table's sort order is the batch layer's, so the files do not claim it.
+    Few table partitions: fanout, with an open file for each. Otherwise each task sorts its rows by
+    partition and has one file open at a time. The table's sort order is the batch layer's, so the
+    files do not claim it.
     """
     if dates is not None and dates * hours <= MOST_OPEN_FILES:
         return {"fanout-enabled": "true", "use-table-distribution-and-ordering": "false"}
     return {"fanout-enabled": "false", "distribution-mode": "none", "output-sort-order-id": "0"}
 
 
-def _matches_decision(staged: StagedBatch, state: State, position: Position, by_hour: Mapping[str, Ranges]) -> bool:
+def _matches_decision(
+    staged: StagedBatch, state: State, position: Position, by_hour: Mapping[str, Ranges]
+) -> bool:
     is_split_so = staged.topic_id == position.topic_id and staged.by_hour == by_hour
     return is_split_so and staged.erasures == erasure_marks(state, position.topic_id, by_hour)
 
 
 def erasure_marks(state: State, topic_id: str, by_hour: Mapping[str, Ranges]) -> frozenset[str]:
     """What the rows of a micro-batch are to be staged by."""
-    return frozenset(m for hour, ranges in by_hour.items() for m in state.erasures.marks(hour, topic_id, ranges))
+    return frozenset(
+        m for hour, ranges in by_hour.items() for m in state.erasures.marks(hour, topic_id, ranges)
+    )
 
 
 def _still_exists(state: State, staged: StagedBatch, now: datetime | None) -> bool:
@@ -155,13 +173,16 @@ def plan_publish(
 ) -> Publish:
     """The publish of a staged micro-batch.
 
-    `hour_of` maps each staged file's path to its hour. `read_until`: the log ended at the micro-batch's end at this
-    time or later. `measured`: properties for `main`.
-    Rows of hours that the batch layer serves go to `speed` only. So do rows of an hour whose rows in `main` a merge
-    retained: `main` may contain the same offsets already, and gets the hour once the speed layer covers it.
+    `hour_of` maps each staged file's path to its hour. `read_until`: the log ended at the
+    micro-batch's end at this time or later. `measured`: properties for `main`. Rows of hours that
+    the batch layer serves go to `speed` only. So do rows of an hour whose rows in `main` a merge
+    retained: `main` may contain the same offsets already, and gets the hour once the speed layer
+    covers it.
     """
     # Of an hour that batch has accepted and that has expired since.
-    files = tuple(f for f in staged.rows.files if not decided.state.is_expired(hour_of[f.file_path]))
+    files = tuple(
+        f for f in staged.rows.files if not decided.state.is_expired(hour_of[f.file_path])
+    )
     to_main = _files_for_main(decided.state, staged, hour_of)
     return Publish(
         id=staged.attempt,
@@ -170,22 +191,34 @@ def plan_publish(
         position=advance(decided.position, plan.todo),
         dead_letters=(waiting_speed(staged.dead, decided.now),) if staged.dead else (),
         read_until=read_until if plan.whole else None,
-        staged={staged.rows.wap_id: staged.rows.snapshot_id} if isinstance(staged.rows, Staged) else {},
+        staged={staged.rows.wap_id: staged.rows.snapshot_id}
+        if isinstance(staged.rows, Staged)
+        else {},
     )
 
 
-def _files_for_main(state: State, staged: StagedBatch, hour_of: Mapping[str, str]) -> tuple[DataFile, ...]:
-    direct = {h for h in hour_of.values() if state.served_by(h) == "speed" and h not in state.retained_hours}
+def _files_for_main(
+    state: State, staged: StagedBatch, hour_of: Mapping[str, str]
+) -> tuple[DataFile, ...]:
+    direct = {
+        h
+        for h in hour_of.values()
+        if state.served_by(h) == "speed" and h not in state.retained_hours
+    }
     return tuple(f for f in staged.rows.files if hour_of[f.file_path] in direct)
 
 
-def readable_after(state: State, staged: StagedBatch, hour_of: Mapping[str, str], now: datetime) -> float | None:
+def readable_after(
+    state: State, staged: StagedBatch, hour_of: Mapping[str, str], now: datetime
+) -> float | None:
     """Seconds that the oldest of a micro-batch's rows for `main` has waited, if readable now. Pure.
 
-    None without rows, or if the files lack the statistics. Measured from the Kafka timestamp, but never from before
-    the time that `main` is fresh through, whatever timestamp a producer set.
+    None without rows, or if the files lack the statistics. Measured from the Kafka timestamp, but
+    never from before the time that `main` is fresh through, whatever timestamp a producer set.
     """
-    stamps = oldest_timestamps(state.table, _files_for_main(state, staged, hour_of), "kafka_timestamp")
+    stamps = oldest_timestamps(
+        state.table, _files_for_main(state, staged, hour_of), "kafka_timestamp"
+    )
     fresh_through = Watermarks.from_properties(state.branch_properties["main"]).fresh_through
     since = waiting_since(stamps, fresh_through, now)
     return (now - since).total_seconds() if since is not None else None
@@ -244,8 +277,9 @@ def assign(ranges: Ranges, hours: Sequence[HourRange]) -> dict[str, Ranges]:
 
 
 def plan_catch_up(state: State, position: Offsets) -> Skip | HourToRead | None:
-    """The next step of catching up: skip hours that batch serves, or read the hours before them by their cut. None when
-    the stream can read the rest. A refused hour between two accepted ones is never skipped."""
+    """The next step of catching up: skip hours that batch serves, or read the hours before them by
+    their cut. None when the stream can read the rest. A refused hour between two accepted ones is
+    never skipped."""
     if (forgotten := _skip_forgotten(state, position)) is not None:
         return forgotten
     cuts = _comparable_cuts(state)
@@ -267,20 +301,29 @@ def plan_catch_up(state: State, position: Offsets) -> Skip | HourToRead | None:
 
 
 def plan_skip(decided: ResolvedState, skip: Skip, id: str) -> Publish | None:
-    """The publish that moves the position past hours that the batch layer serves. None when the next step has changed
-    meanwhile: a position never moves back."""
+    """The publish that moves the position past hours that the batch layer serves. None when the
+    next step has changed meanwhile: a position never moves back."""
     if plan_catch_up(decided.state, decided.position.offsets) != skip:
         return None
     to = Position(decided.position.topic_id, skip.to)
-    timeline = replace(decided.timeline, skipped=tuple(sorted({*decided.timeline.skipped, *skip.hours})))
+    timeline = replace(
+        decided.timeline, skipped=tuple(sorted({*decided.timeline.skipped, *skip.hours}))
+    )
     return Publish(id, (Change("speed"),), timeline, to)
 
 
-def plan_skip_lost(decided: ResolvedState, log_starts: Offsets, id: str) -> tuple[Publish, Ranges] | None:
-    """The publish that moves the position to the log's starts and records the lost ranges; returns both. Pure. None
-    when all of them belong to hours that are not decided yet: publish the boundaries first."""
+def plan_skip_lost(
+    decided: ResolvedState, log_starts: Offsets, id: str
+) -> tuple[Publish, Ranges] | None:
+    """The publish that moves the position to the log's starts and records the lost ranges; returns
+    both. Pure. None when all of them belong to hours that are not decided yet: publish the
+    boundaries first."""
     position = decided.position
-    lost = {p: (position.offsets.get(p, 0), s) for p, s in log_starts.items() if s > position.offsets.get(p, 0)}
+    lost = {
+        p: (position.offsets.get(p, 0), s)
+        for p, s in log_starts.items()
+        if s > position.offsets.get(p, 0)
+    }
     known = hour_ranges(decided.timeline, decided.state.cuts, position.offsets, decided.now)
     # The next call records the rest, once its hours are decided.
     lost = within_hours(lost, known)
@@ -305,7 +348,8 @@ def _comparable_cuts(state: State) -> list[tuple[str, Cut]]:
 
 
 def _skip_forgotten(state: State, position: Offsets) -> Skip | None:
-    """Skip from a position in accepted hours that the state no longer lists to the first hour that it does."""
+    """Skip from a position in accepted hours that the state no longer lists to the first hour that
+    it does."""
     cuts = _comparable_cuts(state)
     start = cuts[0][1].starts if cuts else state.timeline.start
     if size(ranges_between(position, start)) == 0 or state.timeline.open == state.timeline.first:
@@ -314,8 +358,8 @@ def _skip_forgotten(state: State, position: Offsets) -> Skip | None:
 
 
 def reaches_log_end(ranges: Ranges, at_most: int) -> bool:
-    """Whether a Spark micro-batch of `at_most` offsets reaches the log end that Spark asked for. Pure. With more
-    offsets available than it takes, Spark rounds each partition's share down."""
+    """Whether a Spark micro-batch of `at_most` offsets reaches the log end that Spark asked for.
+    Pure. With more offsets available than it takes, Spark rounds each partition's share down."""
     return size(ranges) <= at_most - len(ranges)
 
 

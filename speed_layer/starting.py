@@ -1,4 +1,5 @@
-"""The start of a stream: recover from the table, then catch up hour by hour to where reading continues."""
+"""The start of a stream: recover from the table, then catch up hour by hour to where reading
+continues."""
 
 from __future__ import annotations
 
@@ -27,8 +28,9 @@ LOG = logging.getLogger(__name__)
 
 
 class StreamStart:
-    """Finds the position that a stream continues from, and publishes the sealed hours before it. `count` is called with
-    the number of offsets of each publish; `note_progress` after each step of a long catch-up."""
+    """Finds the position that a stream continues from, and publishes the sealed hours before it.
+    `count` is called with the number of offsets of each publish; `note_progress` after each step of
+    a long catch-up."""
 
     def __init__(
         self,
@@ -43,11 +45,12 @@ class StreamStart:
         self._count, self._note_progress = count, note_progress
 
     def run(self) -> Offsets:
-        """Create the tables of a new topic, where its family has it so; recover, compare clocks, catch up. Returns the
-        start position.
+        """Create the tables of a new topic, where its family has it so; recover, compare clocks,
+        catch up. Returns the start position.
 
-        Raises Transient when a stop is requested or a service does not answer, PositionError when the topic and the
-        table contradict each other or retention deleted unread offsets, Terminal for a table that needs `apply`.
+        Raises Transient when a stop is requested or a service does not answer, PositionError when
+        the topic and the table contradict each other or retention deleted unread offsets, Terminal
+        for a table that needs `apply`.
         """
         job = self._job
         if job.creates_tables and not is_created(job.lake, job.stream):
@@ -60,17 +63,23 @@ class StreamStart:
         return self._catch_up()
 
     def _catch_up(self) -> Offsets:
-        """Skip or read whole sealed hours until the stream can continue; returns its start position."""
+        """Skip or read whole sealed hours until the stream can continue; returns its start
+        position."""
         name, job = self._job.stream.name, self._job
         while not self._stop.is_set():
             state = load_state(job.lake, job.stream.table)
-            topic, owner = job.kafka.describe(job.stream.topic, state.position), read_owner(state.table)
+            topic, owner = (
+                job.kafka.describe(job.stream.topic, state.position),
+                read_owner(state.table),
+            )
             if state.position.topic_id == "" and topic is None:
                 raise Transient(
-                    f"topic {job.stream.topic}: expected it to exist, found none yet; create it, or correct `topic:` "
-                    "in the stream's file"
+                    f"topic {job.stream.topic}: expected it to exist, found none yet; create it, "
+                    "or correct `topic:` in the stream's file"
                 )
-            position = check_topic(state.position, topic, job.stream.topic, owner.cluster_id if owner else "")
+            position = check_topic(
+                state.position, topic, job.stream.topic, owner.cluster_id if owner else ""
+            )
             assert topic is not None
             step = plan_catch_up(state, position.offsets)
             if isinstance(step, Skip):
@@ -78,21 +87,34 @@ class StreamStart:
                     self._note_progress()
                 continue
             starts = job.kafka.log_starts(topic)
-            check_log_end(position, job.kafka.stable_ends(topic, position.offsets), job.stream.topic)
+            check_log_end(
+                position, job.kafka.stable_ends(topic, position.offsets), job.stream.topic
+            )
             if any(s > position.offsets[p] for p, s in starts.items()):
                 if job.stream.speed.lost_offsets == "stop":
-                    lost = {p: [position.offsets[p], s] for p, s in starts.items() if s > position.offsets[p]}
+                    lost = {
+                        p: [position.offsets[p], s]
+                        for p, s in starts.items()
+                        if s > position.offsets[p]
+                    }
                     raise PositionError(
-                        f"stream {name}: expected all offsets from the position {to_keys(position.offsets)} on, "
-                        f"found that retention deleted {lost}; to record the gap, set speed.lost_offsets: continue"
+                        f"stream {name}: expected all offsets from the position "
+                        f"{to_keys(position.offsets)} on, found that retention deleted {lost}; to "
+                        "record the gap, set speed.lost_offsets: continue"
                     )
                 self._batches.skip_lost(starts)
                 continue
             if step is None:
                 take_over(job.lake, job.stream, job.kafka, state.position)
                 return position.offsets
-            LOG.info("stream %s: reading an hour that batch does not serve, by its cut hour=%s", name, step.hour)
+            LOG.info(
+                "stream %s: reading an hour that batch does not serve, by its cut hour=%s",
+                name,
+                step.hour,
+            )
             for piece in chunks(step.ranges, job.stream.speed.max_offsets_per_trigger):
-                read = partial(read_ranges, self._spark, job.environment.kafka, job.stream.topic, piece)
+                read = partial(
+                    read_ranges, self._spark, job.environment.kafka, job.stream.topic, piece
+                )
                 self._count(self._batches.publish(read, piece))
         raise Transient(f"stream {name}: stopped on request; no data is lost, run it again")

@@ -1,6 +1,8 @@
-"""What all tests share: nothing of the user's environment reaches them; and the real neighbours, once for a test run.
+"""What all tests share: nothing of the user's environment reaches them; and the real neighbours,
+once for a test run.
 
-A Kafka broker, an S3 server and one Spark session, for those tests that ask for them; unit tests never do.
+A Kafka broker, an S3 server and one Spark session, for those tests that ask for them; unit tests
+never do.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ _END_SECONDS = 60.0
 
 @event.listens_for(Engine, "connect")
 def do_not_wait_for_the_disk(connection: Any, _: object) -> None:
-    """A catalog's SQLite file need not outlive a power failure here; a process that is killed loses nothing by this."""
+    """A catalog's SQLite file need not outlive a power failure here; a process that is killed loses
+    nothing by this."""
     if isinstance(connection, sqlite3.Connection):
         # A test may hold the file locked.
         with suppress(sqlite3.OperationalError):
@@ -60,14 +63,17 @@ class Neighbours:
 
 
 def pytest_configure() -> None:
-    """A run that gets SIGTERM still stops its services: the ends of their fixtures run as on Ctrl-C."""
+    """A run that gets SIGTERM still stops its services: the ends of their fixtures run as on
+    Ctrl-C."""
     signal.signal(signal.SIGTERM, _end)
 
 
 def pytest_collection_finish() -> None:
-    """Collect garbage from here on, less often than by default, and of what tests make alone: modules and tests stay.
+    """Collect garbage from here on, less often than by default, and of what tests make alone:
+    modules and tests stay.
 
-    Most of what a test makes is many small objects without a cycle, which are gone with their last reference.
+    Most of what a test makes is many small objects without a cycle, which are gone with their last
+    reference.
     """
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
@@ -109,7 +115,8 @@ def _has_children(process: psutil.Process) -> bool:
 
 @pytest.fixture(autouse=True)
 def log_given_back() -> Iterator[None]:
-    """A command that a test runs in this process logs to the test's own standard error, which is closed behind it."""
+    """A command that a test runs in this process logs to the test's own standard error, which is
+    closed behind it."""
     root = logging.getLogger()
     before = root.handlers[:], root.level
     yield
@@ -122,7 +129,10 @@ def services(pytestconfig: pytest.Config) -> Iterator[Neighbours]:
     from steadiness import shared_folder
 
     with shared_services(shared_folder(pytestconfig) / "services") as servers:
-        os.environ |= {"AWS_ACCESS_KEY_ID": servers.access_key, "AWS_SECRET_ACCESS_KEY": servers.secret_key}
+        os.environ |= {
+            "AWS_ACCESS_KEY_ID": servers.access_key,
+            "AWS_SECRET_ACCESS_KEY": servers.secret_key,
+        }
         yield Neighbours(servers.bootstrap_servers, servers.s3_endpoint)
 
 
@@ -151,7 +161,9 @@ def environment(services: Neighbours, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.fixture(scope="session")
-def spark(environment: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def spark(
+    environment: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SparkSession]:
     """The one Spark session of a test run."""
     from sessions import running_spark
 
@@ -170,21 +182,25 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SchemaRegistr
 
 @pytest.fixture
 def steady_hour() -> None:
-    """For a test that counts hours without `environment`: if it fails and an hour ended meanwhile, it is run again."""
+    """For a test that counts hours without `environment`: if it fails and an hour ended meanwhile,
+    it is run again."""
 
 
 @pytest.fixture
 def single_broker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Accept that a topic is gone or recreated after one second: the tests' cluster has no second broker that could
-    contradict. test_topic_metadata.py tests the real delay."""
+    """Accept that a topic is gone or recreated after one second: the tests' cluster has no second
+    broker that could contradict. test_topic_metadata.py tests the real delay."""
     from anabranch.kafka import client
 
     monkeypatch.setattr(client, "_BELIEVED_AFTER_S", 1.0)
 
 
 @pytest.fixture
-def world(tmp_path: Path, environment: dict[str, Any], spark: SparkSession) -> Iterator[Callable[..., World]]:
-    """Makes streams of their own for a test, each in a configuration folder of its own or `beside` another."""
+def world(
+    tmp_path: Path, environment: dict[str, Any], spark: SparkSession
+) -> Iterator[Callable[..., World]]:
+    """Makes streams of their own for a test, each in a configuration folder of its own or `beside`
+    another."""
     from world import World, closed_at_the_end
 
     def make(registry: str | None = None, beside: World | None = None, **stream: Any) -> World:

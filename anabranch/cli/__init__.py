@@ -15,7 +15,8 @@ from anabranch.cli import completion, deliver, dev, docs, jobs, lazy_pandas, ope
 from anabranch.cli.options import explain
 from anabranch.common.errors import AnabranchError
 
-# A command's imports make 130,000 objects that stay: Python would look through them again and again for what can go.
+# A command's imports make 130,000 objects that stay: Python would look through them again and again
+# for what can go.
 _COLLECT_AFTER = (100_000, 50, 50)
 
 
@@ -56,9 +57,16 @@ class _Commands(click.Group):
         names = [name for section in self.sections.values() for name in section]
         width = max(map(len, names))
         for title, section in self.sections.items():
-            commands = [(name, command) for name in section if (command := self.get_command(ctx, name)) is not None]
+            commands = [
+                (name, command)
+                for name in section
+                if (command := self.get_command(ctx, name)) is not None
+            ]
             # Padded, so that the columns of all sections are one.
-            rows = [(name.ljust(width), command.get_short_help_str(formatter.width)) for name, command in commands]
+            rows = [
+                (name.ljust(width), command.get_short_help_str(formatter.width))
+                for name, command in commands
+            ]
             with formatter.section(title):
                 formatter.write_dl(rows)
 
@@ -81,16 +89,16 @@ def _fail(error: AnabranchError) -> NoReturn:
 def main() -> None:
     """Kafka to one exact Iceberg table through two arms.
 
-    Exit codes: 0 done, 1 refused, or a check failed, 2 wrong usage or configuration, 70 unexpected, 75 transient (try
-    again).
+    Exit codes: 0 done, 1 refused, or a check failed, 2 wrong usage or configuration, 70 unexpected,
+    75 transient (try again).
     """
 
 
 def run() -> NoReturn:
     """Run the command of this process and end it with its exit code, at once.
 
-    What it said is written. Beyond that nothing is tidied up: to free the libraries' objects one by one would take
-    Python a fifth of the command's time.
+    What it said is written. Beyond that nothing is tidied up: to free the libraries' objects one by
+    one would take Python a fifth of the command's time.
     """
     gc.set_threshold(*_COLLECT_AFTER)
     lazy_pandas.install()
@@ -102,7 +110,8 @@ def run() -> NoReturn:
             raise
         code = ended.code or 0
     logging.shutdown()
-    # Who read it may have left (`anabranch hours | head`): no error of ours, yet not all was said. Click ends so too.
+    # Who read it may have left (`anabranch hours | head`): no error of ours, yet not all was said.
+    # Click ends so too.
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

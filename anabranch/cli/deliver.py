@@ -13,15 +13,20 @@ from anabranch.cli.options import HOUR, open_stream, options, stream_argument
 @click.command()
 @stream_argument
 @click.option("--target", metavar="NAME", help="Deliver to this target only.")
-@click.option("--redeliver", is_flag=True, help="Deliver every accepted hour again, as after a restore.")
+@click.option(
+    "--redeliver", is_flag=True, help="Deliver every accepted hour again, as after a restore."
+)
 @click.option("--why", metavar="TEXT", help="Reason for --redeliver, for the ledger.")
 @options
-def egress(stream: str, target: str | None, redeliver: bool, why: str | None, conf: str | None, output: str) -> None:
+def egress(
+    stream: str, target: str | None, redeliver: bool, why: str | None, conf: str | None, output: str
+) -> None:
     """Deliver accepted hours to a stream's targets.
 
-    Ends when each target of the stream's file (`egress:`) has all hours. Prints one line (one object with --output
-    json) for each delivered hour. The next run delivers hours accepted or restated since, and continues after an
-    interruption. A failed target does not block the others; the exit code is then that of the first failure.
+    Ends when each target of the stream's file (`egress:`) has all hours. Prints one line (one
+    object with --output json) for each delivered hour. The next run delivers hours accepted or
+    restated since, and continues after an interruption. A failed target does not block the others;
+    the exit code is then that of the first failure.
     """
     from anabranch.cli.render import print_text
     from anabranch.cli.render.changes import print_delivery
@@ -53,8 +58,9 @@ def webhook(stream: str, skip: bool, conf: str | None, output: str) -> None:
 
     Posts each change of an hour's state to `webhook:` of the stream's file, in order.
 
-    One line (with --output json one object) for each that it took, at once. Jobs post what they change themselves:
-    this is for what a receiver missed. Exit code 75 when it does not take one, which waits with all behind it.
+    One line (with --output json one object) for each that it took, at once. Jobs post what they
+    change themselves: this is for what a receiver missed. Exit code 75 when it does not take one,
+    which waits with all behind it.
     """
     from anabranch.cli.render import print_event, print_text
     from anabranch.operations.notifications.webhook import Notifier
@@ -68,7 +74,9 @@ def webhook(stream: str, skip: bool, conf: str | None, output: str) -> None:
     posted = 0
     for one in notifier.post():
         posted += 1
-        print_event(vars(one), f"{one.hour}  {one.event}  revision {one.revision}  {one.id}", output)
+        print_event(
+            vars(one), f"{one.hour}  {one.event}  revision {one.revision}  {one.id}", output
+        )
     if not posted:
         print_text(f"{stream}: nothing to post", output)
 
@@ -76,14 +84,17 @@ def webhook(stream: str, skip: bool, conf: str | None, output: str) -> None:
 @click.command()
 @stream_argument
 @click.option("--since", type=HOUR, help="Of this hour (UTC) and all after it; default: of all.")
-@click.option("--print", "as_events", is_flag=True, help="Print the events, one a line, without sending.")
+@click.option(
+    "--print", "as_events", is_flag=True, help="Print the events, one a line, without sending."
+)
 @options
 def lineage(stream: str, since: str | None, as_events: bool, conf: str | None, output: str) -> None:
     """Send OpenLineage events of the ledger again.
 
     Sends every accepted and refused revision in the ledger to `lineage.url`.
 
-    The batch job sends events as it goes; this command sends what was missed. An event sent again is of the same run.
+    The batch job sends events as it goes; this command sends what was missed. An event sent again
+    is of the same run.
     """
     from anabranch.cli.render import print_event, print_text
     from anabranch.common.errors import ConfigurationError
@@ -93,8 +104,8 @@ def lineage(stream: str, since: str | None, as_events: bool, conf: str | None, o
     settings = job.environment.lineage
     if not (settings.url or as_events):
         raise ConfigurationError(
-            "lineage.url: expected the address of a receiver in anabranch.yaml (as it ships: OPENLINEAGE_URL), found "
-            "none; --print shows the events"
+            "lineage.url: expected the address of a receiver in anabranch.yaml (as it ships: "
+            "OPENLINEAGE_URL), found none; --print shows the events"
         )
     subject = reporting.subject_of(job)
     from openlineage.client.serde import Serde
@@ -108,10 +119,21 @@ def lineage(stream: str, since: str | None, as_events: bool, conf: str | None, o
         sent += 1
         if receiver is not None:
             receiver.send(events)
-            state = {"hour": row.hour, "revision": row.revision, "decision": row.decision, "run": run.id}
-            print_event(state, f"{row.hour}  revision {row.revision}  {row.decision}  run {run.id}", output)
+            state = {
+                "hour": row.hour,
+                "revision": row.revision,
+                "decision": row.decision,
+                "run": run.id,
+            }
+            print_event(
+                state, f"{row.hour}  revision {row.revision}  {row.decision}  run {run.id}", output
+            )
         else:
             for event in events:
                 print_event(None, Serde.to_json(event), "text")
     if not sent and not as_events:
-        print_text(f"{stream}: nothing to send: no hour was accepted or refused{' since' if since else ''}", output)
+        print_text(
+            f"{stream}: nothing to send: no hour was accepted or "
+            f"refused{' since' if since else ''}",
+            output,
+        )

@@ -35,8 +35,12 @@ def dev() -> None:
 
 @dev.command()
 @_home
-@click.option("--kafka-port", type=_port, help="Kafka's port.  [default: the one it had, else 19092]")
-@click.option("--s3-port", type=_port, help="The S3 server's port.  [default: the one it had, else 19000]")
+@click.option(
+    "--kafka-port", type=_port, help="Kafka's port.  [default: the one it had, else 19092]"
+)
+@click.option(
+    "--s3-port", type=_port, help="The S3 server's port.  [default: the one it had, else 19000]"
+)
 @output_option
 def up(home: Path, kafka_port: int | None, s3_port: int | None, output: str) -> None:
     """Start Kafka and S3, or whichever of them does not run.
@@ -66,7 +70,9 @@ def up(home: Path, kafka_port: int | None, s3_port: int | None, output: str) -> 
 
 @dev.command()
 @_home
-@click.option("--wipe", is_flag=True, help="Remove their data, logs and the embedded catalog as well.")
+@click.option(
+    "--wipe", is_flag=True, help="Remove their data, logs and the embedded catalog as well."
+)
 @output_option
 def down(home: Path, wipe: bool, output: str) -> None:
     """Stop Kafka and S3; fine if nothing runs."""
@@ -100,13 +106,21 @@ def status(ctx: click.Context, home: Path, output: str) -> None:
 
 def _topic_name(context: click.Context, parameter: click.Parameter, value: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,249}", value) or value in (".", ".."):
-        raise click.BadParameter(f"expected 1 to 249 of A-Z, a-z, 0-9, dot, underscore and hyphen, found {value!r}")
+        raise click.BadParameter(
+            f"expected 1 to 249 of A-Z, a-z, 0-9, dot, underscore and hyphen, found {value!r}"
+        )
     return value
 
 
 @dev.command()
 @click.argument("name", callback=_topic_name)
-@click.option("--partitions", type=click.IntRange(min=1), default=3, show_default=True, help="How many it gets.")
+@click.option(
+    "--partitions",
+    type=click.IntRange(min=1),
+    default=3,
+    show_default=True,
+    help="How many it gets.",
+)
 @conf_option
 @output_option
 def topic(name: str, partitions: int, conf: str | None, output: str) -> None:
@@ -126,8 +140,14 @@ def topic(name: str, partitions: int, conf: str | None, output: str) -> None:
 
 @dev.command()
 @click.argument("stream")
-@click.option("--events", type=click.IntRange(min=1), required=True, help="How many; --dirty adds to them.")
-@click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Records a second.  [default: unpaced]")
+@click.option(
+    "--events", type=click.IntRange(min=1), required=True, help="How many; --dirty adds to them."
+)
+@click.option(
+    "--rate",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Records a second.  [default: unpaced]",
+)
 @click.option(
     "--hours",
     type=click.FloatRange(min=0),
@@ -135,13 +155,26 @@ def topic(name: str, partitions: int, conf: str | None, output: str) -> None:
     show_default=True,
     help="Spread the Kafka timestamps over the last HOURS; 0 stamps each as it is sent.",
 )
-@click.option("--seed", type=int, default=1, show_default=True, help="The same seed plays the same games.")
-@click.option("--dirty", is_flag=True, help="Of 100 events one late, one sent twice, one malformed record added.")
-@click.option("--partitions", type=click.IntRange(min=1), default=3, show_default=True, help="Of a topic it creates.")
+@click.option(
+    "--seed", type=int, default=1, show_default=True, help="The same seed plays the same games."
+)
+@click.option(
+    "--dirty",
+    is_flag=True,
+    help="Of 100 events one late, one sent twice, one malformed record added.",
+)
+@click.option(
+    "--partitions",
+    type=click.IntRange(min=1),
+    default=3,
+    show_default=True,
+    help="Of a topic it creates.",
+)
 @click.option(
     "--acks",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Append one JSON line for each acknowledged record: partition, offset, kind, sha256, timestamp_ms.",
+    help="Append one JSON line for each acknowledged record: partition, offset, kind, sha256, "
+    "timestamp_ms.",
 )
 @output_option
 @conf_option
@@ -161,8 +194,8 @@ def produce(
 ) -> None:
     """Send seeded, realistic game events to Kafka.
 
-    Every send is accounted for; the exit code is 75 if any was not acknowledged. Ctrl-C flushes and prints what was
-    acknowledged so far.
+    Every send is accounted for; the exit code is 75 if any was not acknowledged. Ctrl-C flushes and
+    prints what was acknowledged so far.
     """
     from contextlib import ExitStack
 
@@ -174,9 +207,9 @@ def produce(
 
     if stream != producing.STREAM:
         raise ConfigurationError(
-            f"dev produce: expected {producing.STREAM}, the one stream whose events it can make up, found {stream!r}. "
-            "For real flights run 'python -m anabranch.dev.demo.flights'; to any other topic send records of your own: "
-            "'anabranch dev send TOPIC FILE'."
+            f"dev produce: expected {producing.STREAM}, the one stream whose events it can make "
+            f"up, found {stream!r}. For real flights run 'python -m anabranch.dev.demo.flights'; "
+            "to any other topic send records of your own: 'anabranch dev send TOPIC FILE'."
         )
     topic = config.load_stream(stream, conf).topic
     kafka = config.load_environment(conf).kafka
@@ -196,13 +229,18 @@ def produce(
             stop=stop,
             on_ack=on_ack,
         )
-    print_event(producing.as_json(stream, sent), producing.as_text(stream, sent, time.monotonic() - began), output)
+    print_event(
+        producing.as_json(stream, sent),
+        producing.as_text(stream, sent, time.monotonic() - began),
+        output,
+    )
     if signals:
         ctx.exit(128 + signals[0])
     if sent.failed:
         raise Transient(
-            f"dev produce {stream}: expected {sent.sent.total()} acknowledgements, found {sent.acknowledged}; "
-            f"the first failure: {sent.first_error}. Check that the broker is up with 'anabranch dev status'."
+            f"dev produce {stream}: expected {sent.sent.total()} acknowledgements, found "
+            f"{sent.acknowledged}; the first failure: {sent.first_error}. Check that the broker "
+            "is up with 'anabranch dev status'."
         )
 
 
@@ -214,8 +252,8 @@ def produce(
 def send(topic: str, file: IO[bytes], conf: str | None, output: str) -> None:
     """Send each line of FILE as a record to a topic.
 
-    FILE - is standard input. A record has the line as its value, no key, and the time of its send as its timestamp;
-    blank lines are left out. Every record is acknowledged when the command ends.
+    FILE - is standard input. A record has the line as its value, no key, and the time of its send
+    as its timestamp; blank lines are left out. Every record is acknowledged when the command ends.
     """
     from anabranch import config
     from anabranch.cli.render import print_event

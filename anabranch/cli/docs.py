@@ -14,14 +14,16 @@ import click
 def docs(page: str | None) -> None:
     """Print a page of the documentation, or list the pages.
 
-    PAGE is a name such as `formats`, or a path such as `docs/reference/formats.md`, each also with a section:
-    `docs/runbooks.md#anabranchspeedlate`.
+    PAGE is a name such as `formats`, or a path such as `docs/reference/formats.md`, each also with
+    a section: `docs/runbooks.md#anabranchspeedlate`.
     """
     from anabranch.common.errors import ConfigurationError
     from anabranch.common.resources import shipped
 
     folder = shipped("docs/design.md", "_docs/design.md").parent
-    pages = {str(file.relative_to(folder).with_suffix("")): file for file in sorted(folder.rglob("*.md"))}
+    pages = {
+        str(file.relative_to(folder).with_suffix("")): file for file in sorted(folder.rglob("*.md"))
+    }
     if page is None:
         _list(folder, {name: file for name, file in pages.items() if _is_listed(name)})
         return
@@ -34,7 +36,9 @@ def docs(page: str | None) -> None:
         raise ConfigurationError(f"docs: expected one of the pages {known}, found {name!r}")
     text = pages[name].read_text(encoding="utf-8")
     if section and not (text := section_of(text, section)):
-        raise ConfigurationError(f"docs: expected a section of {name}.md, found none that is named {section!r}")
+        raise ConfigurationError(
+            f"docs: expected a section of {name}.md, found none that is named {section!r}"
+        )
     if sys.stdout.isatty():
         click.echo_via_pager(text)
     else:
@@ -55,7 +59,8 @@ def _list(folder: Path, pages: dict[str, Path]) -> None:
 
 
 def section_of(text: str, name: str) -> str:
-    """A section of Markdown, with those below it, by the name that a link has for it; empty for none. Pure."""
+    """A section of Markdown, with those below it, by the name that a link has for it; empty for
+    none. Pure."""
     found: list[str] = []
     depth, is_code = 0, False
     for line in text.splitlines(keepends=True):

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from anabranch.cli.options import StreamSelection, master_option, open_stream, options, output_option, selection
+from anabranch.cli.options import (
+    StreamSelection,
+    master_option,
+    open_stream,
+    options,
+    output_option,
+    selection,
+)
 
 if TYPE_CHECKING:
     from anabranch.job import Job
@@ -20,7 +27,9 @@ if TYPE_CHECKING:
 @click.command()
 @selection
 @click.option("--available-now", is_flag=True, help="Publish the records present, then exit.")
-@click.option("--health", metavar="FILE", help="Write progress to this file, for `anabranch health`.")
+@click.option(
+    "--health", metavar="FILE", help="Write progress to this file, for `anabranch health`."
+)
 @master_option
 @options
 def speed(
@@ -48,15 +57,21 @@ def speed(
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--within", type=click.FloatRange(min=0), metavar="SECONDS", help="Longest time without progress.")
+@click.option(
+    "--within",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="Longest time without progress.",
+)
 @click.option("--liveness", is_flag=True, help="Ignore restarts, for a liveness probe.")
 @output_option
 def health(file: Path, within: float | None, liveness: bool, output: str) -> None:
     """Check a speed job by its health file.
 
-    The job writes the file with `anabranch speed STREAM --health FILE`. A healthy job runs, has published or found
-    nothing to read within five minutes and two triggers, and restarted less than twice in 15 minutes. The exit code is
-    1 for an unhealthy job. A job of many streams is healthy while some are set aside; the output names them.
+    The job writes the file with `anabranch speed STREAM --health FILE`. A healthy job runs, has
+    published or found nothing to read within five minutes and two triggers, and restarted less than
+    twice in 15 minutes. The exit code is 1 for an unhealthy job. A job of many streams is healthy
+    while some are set aside; the output names them.
     """
     import time
 
@@ -75,7 +90,9 @@ def health(file: Path, within: float | None, liveness: bool, output: str) -> Non
 
 def _at_most_one(_: click.Context, option: click.Parameter, given: Sequence[str]) -> str | None:
     if len(given) > 1:
-        raise click.BadParameter(f"expected it once, as HOUR or A..B, found {' '.join(given)}", param=option)
+        raise click.BadParameter(
+            f"expected it once, as HOUR or A..B, found {' '.join(given)}", param=option
+        )
     return given[0] if given else None
 
 
@@ -89,12 +106,23 @@ def _at_most_one(_: click.Context, option: click.Parameter, given: Sequence[str]
     help="An hour such as 2026-11-21T03 (UTC), or A..B; default: all waiting hours.",
 )
 @click.option("--restate", is_flag=True, help="Publish a new revision of accepted hours.")
-@click.option("--accept", is_flag=True, help="Publish an hour despite gaps or a failed quality gate; needs --why.")
-@click.option("--audit", is_flag=True, help="Decode all records twice, by Python workers and by Spark, and compare.")
+@click.option(
+    "--accept",
+    is_flag=True,
+    help="Publish an hour despite gaps or a failed quality gate; needs --why.",
+)
+@click.option(
+    "--audit",
+    is_flag=True,
+    help="Decode all records twice, by Python workers and by Spark, and compare.",
+)
 @click.option("--why", metavar="TEXT", help="Reason for --restate or --accept, for the ledger.")
 @click.option("--seal-only", is_flag=True, help="Only seal ended hours; needs no Spark.")
 @click.option(
-    "--at-once", type=click.IntRange(min=1), metavar="N", help="Small hours of many streams at once; default: cores."
+    "--at-once",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Small hours of many streams at once; default: cores.",
 )
 @click.option(
     "--parent-run",
@@ -127,11 +155,13 @@ def batch(
 ) -> None:
     """Run the batch layer: seal and rebuild ended hours.
 
-    Seals every hour that has ended, and rebuilds each that is not accepted, oldest first. `anabranch hours` shows the
-    reason of a refused hour. --accept overrules the stream's rules, but never an account that does not close.
+    Seals every hour that has ended, and rebuilds each that is not accepted, oldest first.
+    `anabranch hours` shows the reason of a refused hour. --accept overrules the stream's rules, but
+    never an account that does not close.
 
-    Many streams share one Spark, and their hours run side by side. The outcome of one changes nothing for the others.
-    The exit code is 0 when all are done, else the first of 70, 2, 1 and 75 that a stream has.
+    Many streams share one Spark, and their hours run side by side. The outcome of one changes
+    nothing for the others. The exit code is 0 when all are done, else the first of 70, 2, 1 and 75
+    that a stream has.
     """
     from anabranch.offsets.hours import span_of
     from anabranch.operations.notifications.lineage.parents import parse_run
@@ -145,7 +175,9 @@ def batch(
     if accept and not why:
         raise click.UsageError("--accept: expected --why TEXT with it, found none")
     if accept and span is not None and span[0] != span[1]:
-        raise click.UsageError(f"--accept: expected one hour, found {hour}; accept hours one by one")
+        raise click.UsageError(
+            f"--accept: expected one hour, found {hour}; accept hours one by one"
+        )
     if accept and one is None:
         raise click.UsageError("--accept: expected one stream, found many; accept hours one by one")
     if seal_only:
@@ -154,7 +186,11 @@ def batch(
         else:
             _seal_many(chosen, span, conf, output)
         return
-    flags = [flag for flag, given in (("--restate", restate), ("--accept", accept), ("--audit", audit)) if given]
+    flags = [
+        flag
+        for flag, given in (("--restate", restate), ("--accept", accept), ("--audit", audit))
+        if given
+    ]
     options = [*(["--hour", hour] if hour else []), *flags, *([f"--why={why}"] if why else [])]
     options += ["--at-once", str(at_once)] if at_once is not None else []
     for name, run in (("--parent-run", parent_run), ("--root-run", root_run)):
@@ -171,8 +207,8 @@ def batch(
 
 
 def _java_options(chosen: StreamSelection, span: tuple[str, str] | None, conf: str | None) -> str:
-    """Options of the driver's Java by the offsets that wait for the job; none where a stream does not answer. The job
-    itself reports errors."""
+    """Options of the driver's Java by the offsets that wait for the job; none where a stream does
+    not answer. The job itself reports errors."""
     from anabranch.cli.many import ask, select
     from anabranch.common.errors import AnabranchError
     from batch_layer import compilers
@@ -205,7 +241,8 @@ def _seal_many(
     conf: str | None,
     output: str,
 ) -> None:
-    """Seal the streams' hours, several streams side by side; what one ends with changes nothing for the others."""
+    """Seal the streams' hours, several streams side by side; what one ends with changes nothing for
+    the others."""
     from concurrent.futures import ThreadPoolExecutor
 
     from anabranch.cli.render import print_result
@@ -228,12 +265,17 @@ def _seal_many(
     with ThreadPoolExecutor(_SEALED_AT_ONCE) as threads:
         ended: dict[str, tuple[str, ...] | AnabranchError] = dict(broken)
         ended |= dict(zip((job.stream.name for job in jobs), threads.map(seal, jobs), strict=True))
-    codes = {name: found.exit_code if isinstance(found, AnabranchError) else 0 for name, found in ended.items()}
+    codes = {
+        name: found.exit_code if isinstance(found, AnabranchError) else 0
+        for name, found in ended.items()
+    }
     views, lines = [], []
     for name, found in sorted(ended.items()):
         hours = () if isinstance(found, AnabranchError) else found
         error = str(found) if isinstance(found, AnabranchError) else None
-        views.append({"stream": name, "sealed": list(hours), "exit_code": codes[name], "error": error})
+        views.append(
+            {"stream": name, "sealed": list(hours), "exit_code": codes[name], "error": error}
+        )
         lines.append(_sealed_words(name, hours) if error is None else f"{name}: failed: {error}")
     print_result({"streams": views}, lines, output)
     sys.exit(combined_exit_code(codes.values()))
@@ -243,8 +285,8 @@ _SEALED_AT_ONCE = 8
 
 
 def _sealed_hours(job: Job, span: tuple[str, str] | None, of_many: bool = False) -> tuple[str, ...]:
-    """Seal a stream's ended hours; returns those that were sealed now. Raises as `sealing.require_sealed` for the hours
-    of `span`; of many streams, one may begin after them."""
+    """Seal a stream's ended hours; returns those that were sealed now. Raises as
+    `sealing.require_sealed` for the hours of `span`; of many streams, one may begin after them."""
     from anabranch.protocol import sealing
     from anabranch.protocol.publisher import Publisher
 
@@ -264,15 +306,21 @@ def _sealed_words(stream: str, sealed: tuple[str, ...]) -> str:
 @click.command()
 @click.option("--verify", is_flag=True, help="Verify every checksum, also in a cached folder.")
 @click.option("--spark-submit", is_flag=True, help="Link the jars into this environment's Spark.")
-@click.option("--archive", is_flag=True, help="Archive classes so that jobs start faster (one minute, 250 MB).")
+@click.option(
+    "--archive",
+    is_flag=True,
+    help="Archive classes so that jobs start faster (one minute, 250 MB).",
+)
 @click.option("--jobs-only", is_flag=True, help="Leave out the jars for `anabranch dev up`.")
 @click.option("--write-sums", is_flag=True, help="Write jars.sha256, after a change to ivy.xml.")
-def jars(verify: bool, spark_submit: bool, archive: bool, jobs_only: bool, write_sums: bool) -> None:
+def jars(
+    verify: bool, spark_submit: bool, archive: bool, jobs_only: bool, write_sums: bool
+) -> None:
     """Download the jars of the jobs and print their folder.
 
-    Verifies each checksum, and downloads only missing jars. --archive archives Java's classes once for jobs on this
-    machine (spark.master: local[...]), which then start in three quarters of the time. Run it again after an upgrade of
-    Java or of Anabranch.
+    Verifies each checksum, and downloads only missing jars. --archive archives Java's classes once
+    for jobs on this machine (spark.master: local[...]), which then start in three quarters of the
+    time. Run it again after an upgrade of Java or of Anabranch.
     """
     from anabranch.spark import jars as resolved
     from anabranch.spark.archive import make_archive
@@ -280,7 +328,9 @@ def jars(verify: bool, spark_submit: bool, archive: bool, jobs_only: bool, write
     def progress(message: str) -> None:
         click.echo(message, err=True)
 
-    found = resolved.resolve(verify, spark_submit, write_sums, progress, resolved.JOBS if jobs_only else resolved.CONFS)
+    found = resolved.resolve(
+        verify, spark_submit, write_sums, progress, resolved.JOBS if jobs_only else resolved.CONFS
+    )
     if archive:
         make_archive(found, progress)
     click.echo(found.folder)
@@ -299,8 +349,8 @@ def jars(verify: bool, spark_submit: bool, archive: bool, jobs_only: bool, write
 def pack(folder: Path, output: str) -> None:
     """Archive the Python packages that executors need.
 
-    Prints the archive and the settings of `spark.conf` that use it. Executors need this machine's platform and minor
-    version of Python. Run it again after each upgrade.
+    Prints the archive and the settings of `spark.conf` that use it. Executors need this machine's
+    platform and minor version of Python. Run it again after each upgrade.
     """
     from anabranch.cli.render import print_result
     from speed_layer.pack import pack

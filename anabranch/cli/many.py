@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ANSWER_SECONDS = 6.0
-"""How long many streams are waited for, so that a command that has to start first answers within 8 s."""
+"""How long many streams are waited for, so that a command that has to start first answers within 8
+s."""
 
 _AT_ONCE = 16
 _WORKING_AT_ONCE = 8
@@ -34,8 +35,8 @@ _WORKING_AT_ONCE = 8
 
 @dataclass(frozen=True)
 class Many:
-    """The selected streams. `catalog`: whose connections they share; `unanswered`: why families may have streams that
-    are not among them; `seconds`: how long the selection took."""
+    """The selected streams. `catalog`: whose connections they share; `unanswered`: why families may
+    have streams that are not among them; `seconds`: how long the selection took."""
 
     environment: Environment
     catalog: Lake
@@ -45,7 +46,8 @@ class Many:
 
 
 def select(chosen: StreamSelection, conf: str | None) -> Many:
-    """Read the configuration of the selected streams, and log to standard error. Raises ConfigurationError."""
+    """Read the configuration of the selected streams, and log to standard error. Raises
+    ConfigurationError."""
     from anabranch import config
     from anabranch.common.logs import configure_logging
     from anabranch.family_streams import select_streams
@@ -55,13 +57,19 @@ def select(chosen: StreamSelection, conf: str | None) -> Many:
     began = time.monotonic()
     environment = config.load_environment(conf)
     unanswered: list[AnabranchError] = []
-    selected = select_streams(environment, conf, chosen.streams, chosen.group, chosen.every, unanswered)
-    return Many(environment, Lake(environment), selected, tuple(unanswered), time.monotonic() - began)
+    selected = select_streams(
+        environment, conf, chosen.streams, chosen.group, chosen.every, unanswered
+    )
+    return Many(
+        environment, Lake(environment), selected, tuple(unanswered), time.monotonic() - began
+    )
 
 
-def ask(many: Many, read: Callable[[Job, Note], T], of_silence: bool = False) -> dict[str, T | AnabranchError]:
-    """What each stream answers to `read`, or why it does not, within `ANSWER_SECONDS`; with `of_silence`, of the last
-    answer of any."""
+def ask(
+    many: Many, read: Callable[[Job, Note], T], of_silence: bool = False
+) -> dict[str, T | AnabranchError]:
+    """What each stream answers to `read`, or why it does not, within `ANSWER_SECONDS`; with
+    `of_silence`, of the last answer of any."""
     from anabranch.common.deadline import ask_all
 
     with _connections(many.environment) as connect:
@@ -72,7 +80,9 @@ def ask(many: Many, read: Callable[[Job, Note], T], of_silence: bool = False) ->
             return read(_job(many, stream, connect()), note)
 
         asks = {name: partial(ask_one, stream) for name, stream in many.selected.items()}
-        return ask_all(asks, max(1.0, ANSWER_SECONDS - many.seconds), _AT_ONCE, "stream", of_silence)
+        return ask_all(
+            asks, max(1.0, ANSWER_SECONDS - many.seconds), _AT_ONCE, "stream", of_silence
+        )
 
 
 def load_table(job: Job, note: Note) -> None:
@@ -86,11 +96,11 @@ def load_table(job: Job, note: Note) -> None:
 def run(
     many: Many, ready: Callable[[Job, Note], object], work: Callable[[Job], T]
 ) -> Iterator[tuple[str, Callable[[], T]]]:
-    """Do the work of each stream, `_WORKING_AT_ONCE` side by side. Yields in the streams' order each name, and a call
-    that waits for its result and returns it, or raises its error.
+    """Do the work of each stream, `_WORKING_AT_ONCE` side by side. Yields in the streams' order
+    each name, and a call that waits for its result and returns it, or raises its error.
 
-    Of many streams, those that do not answer to `ready` before none has for `ANSWER_SECONDS` raise that error, and do
-    no work. One that falls silent later ends with its client's own error.
+    Of many streams, those that do not answer to `ready` before none has for `ANSWER_SECONDS` raise
+    that error, and do no work. One that falls silent later ends with its client's own error.
     """
     from anabranch.common import deadline
 
@@ -112,7 +122,8 @@ def run(
 
 @contextmanager
 def opened(many: Many, name: str) -> Iterator[Job]:
-    """A selected stream's job, whose connection to Kafka is closed at the end. Raises ConfigurationError."""
+    """A selected stream's job, whose connection to Kafka is closed at the end. Raises
+    ConfigurationError."""
     from anabranch.kafka.client import KafkaAdapter
 
     stream = many.selected[name]
@@ -123,9 +134,13 @@ def opened(many: Many, name: str) -> Iterator[Job]:
 
 
 def report_errors(many: Many, answers: Mapping[str, object]) -> int:
-    """Print the error of each stream without an answer, to standard error. Returns the exit code of the first; else
+    """Print the error of each stream without an answer, to standard error. Returns the exit code of
+    the first; else
     0."""
-    errors = [*many.unanswered, *(answer for answer in answers.values() if isinstance(answer, AnabranchError))]
+    errors = [
+        *many.unanswered,
+        *(answer for answer in answers.values() if isinstance(answer, AnabranchError)),
+    ]
     for error in errors:
         click.echo(f"anabranch: {error}", err=True)
     return errors[0].exit_code if errors else 0

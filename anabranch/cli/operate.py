@@ -34,9 +34,17 @@ if TYPE_CHECKING:
 
 @click.command()
 @selection
-@click.option("--register", is_flag=True, help="First register the tables found in storage with the catalog.")
-@click.option("--rolled-back", is_flag=True, help="Accept that the table has columns which the stream's file lacks.")
-@click.option("--renamed-from", metavar="OLD", help="Take over the table of OLD, the stream's former name.")
+@click.option(
+    "--register", is_flag=True, help="First register the tables found in storage with the catalog."
+)
+@click.option(
+    "--rolled-back",
+    is_flag=True,
+    help="Accept that the table has columns which the stream's file lacks.",
+)
+@click.option(
+    "--renamed-from", metavar="OLD", help="Take over the table of OLD, the stream's former name."
+)
 @options
 def apply(
     chosen: StreamSelection,
@@ -49,12 +57,13 @@ def apply(
     """Create or change tables, branches and bucket.
 
     Without STREAM and --group: for all streams. Prints each change. With `schema: registry`, first
-    lists what the subject's latest version changes. An error of one stream does not stop the others;
-    the exit code is that of the first stream with an error. A table that storage has and the catalog lacks is not
-    created again: after a lost or restored catalog, or a restored bucket, stop the stream's jobs and use --register.
-    Columns are never dropped. With --rolled-back, jobs run with a file that lacks some columns and write null there,
-    until a file with these columns is applied. A table belongs to one stream; after its file was renamed,
-    --renamed-from gives the table to the new name.
+    lists what the subject's latest version changes. An error of one stream does not stop the
+    others; the exit code is that of the first stream with an error. A table that storage has and
+    the catalog lacks is not created again: after a lost or restored catalog, or a restored bucket,
+    stop the stream's jobs and use --register. Columns are never dropped. With --rolled-back, jobs
+    run with a file that lacks some columns and write null there, until a file with these columns is
+    applied. A table belongs to one stream; after its file was renamed, --renamed-from gives the
+    table to the new name.
     """
     from anabranch import config
     from anabranch.cli.render.operate import print_applied, print_changes
@@ -63,9 +72,13 @@ def apply(
 
     streams, chosen = chosen.streams, chosen.or_every()
     if rolled_back and len(streams) != 1:
-        raise ConfigurationError(f"--rolled-back: expected one STREAM, whose file was put back; found {len(streams)}")
+        raise ConfigurationError(
+            f"--rolled-back: expected one STREAM, whose file was put back; found {len(streams)}"
+        )
     if renamed_from and len(streams) != 1:
-        raise ConfigurationError(f"--renamed-from: expected one STREAM, the new name; found {len(streams)}")
+        raise ConfigurationError(
+            f"--renamed-from: expected one STREAM, the new name; found {len(streams)}"
+        )
     configure_logging()
     environment = config.load_environment(conf)
     families = FamilyStreams(environment, conf)
@@ -103,15 +116,21 @@ def _list_new(environment: Environment, members: Members, selected: Selected) ->
 
     streams = [stream for stream in config.loaded(selected) if stream.name in members]
     lake = Lake(environment)
-    tables = set().union(*map(lake.table_names, {stream.table.partition(".")[0] for stream in streams}))
+    tables = set().union(
+        *map(lake.table_names, {stream.table.partition(".")[0] for stream in streams})
+    )
     new = [stream for stream in streams if stream.table not in tables]
     print_new_streams(new, members, len(streams))
 
 
 def _plan(
-    environment: Environment, found: Stream | ConfigurationError, register: bool, renamed_from: str | None
+    environment: Environment,
+    found: Stream | ConfigurationError,
+    register: bool,
+    renamed_from: str | None,
 ) -> tuple[list[str], Planned]:
-    """The tables that were registered first, in words; the stream with its columns, and what its subject changes."""
+    """The tables that were registered first, in words; the stream with its columns, and what its
+    subject changes."""
     from anabranch.iceberg.owner import open_lake
     from anabranch.subjects.resolve import plan_table, register_table
 
@@ -135,7 +154,12 @@ def _apply(
 
     with KafkaAdapter(environment.kafka) as kafka:
         return apply.apply(
-            environment, found, open_lake(environment, found, renamed_from), kafka, register, rolled_back
+            environment,
+            found,
+            open_lake(environment, found, renamed_from),
+            kafka,
+            register,
+            rolled_back,
         )
 
 
@@ -152,9 +176,10 @@ def _apply(
 def adopt(stream: str, begin: str | None, why: str | None, conf: str | None, output: str) -> None:
     """Continue with another topic, or with a truncated one.
 
-    Seals the open hour at the published position, so that no hour mixes two topics. The next hour starts in the topic
-    that the configuration names now. All rows stay served. A topic id that was read before continues at its last
-    position. A new topic with records needs --from; without it nothing changes, and the exit code is 1.
+    Seals the open hour at the published position, so that no hour mixes two topics. The next hour
+    starts in the topic that the configuration names now. All rows stay served. A topic id that was
+    read before continues at its last position. A new topic with records needs --from; without it
+    nothing changes, and the exit code is 1.
     """
     from anabranch.cli.render.operate import print_adopted
     from anabranch.operations.notifications import webhook
@@ -184,12 +209,17 @@ def adopt(stream: str, begin: str | None, why: str | None, conf: str | None, out
 @click.option("--why", metavar="TEXT", required=True, help="The reason, for the ledger.")
 @options
 def serve_hour(
-    stream: str, hour: str, layer: Literal["speed", "batch", "auto"], why: str, conf: str | None, output: str
+    stream: str,
+    hour: str,
+    layer: Literal["speed", "batch", "auto"],
+    why: str,
+    conf: str | None,
+    output: str,
 ) -> None:
     """Choose the layer that serves an hour.
 
-    The hour must be sealed. The choice overrides the rule until it is removed. Refused, with exit code 1 and without a
-    change, when that layer's rows do not cover the hour's cut.
+    The hour must be sealed. The choice overrides the rule until it is removed. Refused, with exit
+    code 1 and without a change, when that layer's rows do not cover the hour's cut.
     """
     from anabranch.cli.render.operate import print_served
     from anabranch.operations.notifications import webhook
@@ -213,8 +243,9 @@ def serve_hour(
 def hold(stream: str, hours: str, release: bool, why: str, conf: str | None, output: str) -> None:
     """Keep hours beyond the stream's `keep`.
 
-    HOURS is an hour, hours A..B (both included), or a day such as 2026-11-21 (UTC). Their rows do not expire until
-    --release. Hours to come can be held; refused, with exit code 1, for an hour that has expired.
+    HOURS is an hour, hours A..B (both included), or a day such as 2026-11-21 (UTC). Their rows do
+    not expire until --release. Hours to come can be held; refused, with exit code 1, for an hour
+    that has expired.
     """
     from anabranch.cli.render.operate import print_held
     from anabranch.protocol import holding
@@ -231,13 +262,26 @@ def hold(stream: str, hours: str, release: bool, why: str, conf: str | None, out
 @click.command("import")
 @stream_argument
 @click.option(
-    "--files", metavar="FOLDER", required=True, help="Parquet, JSON lines, an Iceberg or Delta table; s3://… or local."
+    "--files",
+    metavar="FOLDER",
+    required=True,
+    help="Parquet, JSON lines, an Iceberg or Delta table; s3://… or local.",
 )
 @click.option(
-    "--version", metavar="N", type=click.IntRange(0), help="The version of a Delta table; by default its newest."
+    "--version",
+    metavar="N",
+    type=click.IntRange(0),
+    help="The version of a Delta table; by default its newest.",
 )
-@click.option("--hours", metavar="A..B", required=True, help="The hours to import; A.. is up to the stream's first.")
-@click.option("--time", metavar="COLUMN", help="The column with the time at which a row was received.")
+@click.option(
+    "--hours",
+    metavar="A..B",
+    required=True,
+    help="The hours to import; A.. is up to the stream's first.",
+)
+@click.option(
+    "--time", metavar="COLUMN", help="The column with the time at which a row was received."
+)
 @click.option(
     "--seam",
     type=click.Choice(["offsets", "key"]),
@@ -262,11 +306,12 @@ def import_(
 ) -> None:
     """Import hours before the stream's first from files.
 
-    Each hour is accepted with an account of its own: source rows in place of offsets. The hours up to the stream's
-    first are imported, newest first, some in a commit; the live position is not touched. A row's hour follows from
-    --time, by default kafka_timestamp, timestamp or the stream's event time. Rows that repeat a row by the stream's key
-    are left out. The same command continues an import that was interrupted, of a Delta table from the version that it
-    began with, and changes nothing once it is done.
+    Each hour is accepted with an account of its own: source rows in place of offsets. The hours up
+    to the stream's first are imported, newest first, some in a commit; the live position is not
+    touched. A row's hour follows from --time, by default kafka_timestamp, timestamp or the stream's
+    event time. Rows that repeat a row by the stream's key are left out. The same command continues
+    an import that was interrupted, of a Delta table from the version that it began with, and
+    changes nothing once it is done.
     """
     from anabranch.cli.render.imports import print_imported, print_planned
     from anabranch.operations.importing import run
@@ -299,8 +344,8 @@ def _hours_to_import(text: str) -> tuple[str, str | None]:
 def init(folder: str, output: str) -> None:
     """Write a starter folder: configuration, DAGs, containers.
 
-    Writes to DIR, by default the current folder: README.md, conf/, dags/, deploy/, a compose file with its Dockerfile.
-    Overwrites nothing.
+    Writes to DIR, by default the current folder: README.md, conf/, dags/, deploy/, a compose file
+    with its Dockerfile. Overwrites nothing.
     """
     from pathlib import Path
 
@@ -317,12 +362,13 @@ def init(folder: str, output: str) -> None:
 def maintain(chosen: StreamSelection, dry_run: bool, conf: str | None, output: str) -> None:
     """Delete old speed rows, snapshots and orphan files.
 
-    Deletes no row of main, but for hours that were kept as long as the stream's `keep.rows` says. The stream sets the
-    other ages: `maintain: {orphans_after: 3 days, speed_hours: 1 day}`. Also deletes what killed jobs left in this
-    machine's temporary folder. Run it at least once a day; other jobs may run meanwhile. --dry-run shows what would be
-    deleted, how the last run ended, and what is waiting for each table; `anabranch metrics` and `anabranch serve` show
-    that too. Eight streams at a time; an error of one does not stop the others, and one that does not answer within 6
-    seconds is left out by name.
+    Deletes no row of main, but for hours that were kept as long as the stream's `keep.rows` says.
+    The stream sets the other ages: `maintain: {orphans_after: 3 days, speed_hours: 1 day}`. Also
+    deletes what killed jobs left in this machine's temporary folder. Run it at least once a day;
+    other jobs may run meanwhile. --dry-run shows what would be deleted, how the last run ended, and
+    what is waiting for each table; `anabranch metrics` and `anabranch serve` show that too. Eight
+    streams at a time; an error of one does not stop the others, and one that does not answer within
+    6 seconds is left out by name.
     """
     from anabranch.cli.render.maintenance import print_maintained
     from anabranch.common.output import print_json
@@ -343,7 +389,8 @@ def maintain(chosen: StreamSelection, dry_run: bool, conf: str | None, output: s
 
 
 def _maintain(job: Job, dry_run: bool) -> tuple[dict[str, Any], Maintenance | None]:
-    """Maintain one stream. Returns what was done, and with `dry_run` what is known of its maintenance."""
+    """Maintain one stream. Returns what was done, and with `dry_run` what is known of its
+    maintenance."""
     from datetime import UTC, datetime
 
     from anabranch.operations import maintenance
@@ -381,16 +428,32 @@ def merge(stream: str, dry_run: bool, conf: str | None, output: str) -> None:
 @stream_argument
 @click.option("--by", "column", metavar="COLUMN", help="The column whose values are erased.")
 @click.option(
-    "--values", "file", type=click.File("r", encoding="utf-8-sig"), help="A file of values, one a line; - is stdin."
+    "--values",
+    "file",
+    type=click.File("r", encoding="utf-8-sig"),
+    help="A file of values, one a line; - is stdin.",
 )
 @click.option("--why", metavar="TEXT", help="The reason, for the ledger.")
-@click.option("--until", type=DURATION, default="30 days", show_default=True, help="When nothing may be left.")
+@click.option(
+    "--until", type=DURATION, default="30 days", show_default=True, help="When nothing may be left."
+)
 @click.option("--dry-run", is_flag=True, help="Only show what would be erased.")
-@click.option("--again", is_flag=True, help="Also erase what arrived since the same request was done.")
-@click.option("--in-spite-of-hold", "in_spite", metavar="TEXT", help="Erase records of hours that are kept too; why.")
+@click.option(
+    "--again", is_flag=True, help="Also erase what arrived since the same request was done."
+)
+@click.option(
+    "--in-spite-of-hold",
+    "in_spite",
+    metavar="TEXT",
+    help="Erase records of hours that are kept too; why.",
+)
 @click.option("--status", is_flag=True, help="Show each erasure, and what is left of it.")
-@click.option("--verify", is_flag=True, help="With --status, scan every branch for the values again.")
-@click.option("--scan", is_flag=True, help="Only look for the values in every byte of the stream's tables.")
+@click.option(
+    "--verify", is_flag=True, help="With --status, scan every branch for the values again."
+)
+@click.option(
+    "--scan", is_flag=True, help="Only look for the values in every byte of the stream's tables."
+)
 @options
 def erase(
     stream: str,
@@ -409,12 +472,13 @@ def erase(
 ) -> None:
     """Erase records by the values of a column.
 
-    Removes rows and dead letters from every branch, and keeps both layers from bringing one back; the account of each
-    hour has the class `erased`. An erasure is of the records that Kafka has accepted when it is requested. The same
-    command continues it, and changes nothing once it is done; --again makes the next request. Refused while hours that
-    are held (`anabranch hold`) have such records. Needs `erasure.key` in conf/anabranch.yaml. With --status, exit code
-    1 while something is left. --scan reads every object of the stream's tables, versions included; exit code 1 if one
-    has a value.
+    Removes rows and dead letters from every branch, and keeps both layers from bringing one back;
+    the account of each hour has the class `erased`. An erasure is of the records that Kafka has
+    accepted when it is requested. The same command continues it, and changes nothing once it is
+    done; --again makes the next request. Refused while hours that are held (`anabranch hold`) have
+    such records. Needs `erasure.key` in conf/anabranch.yaml. With --status, exit code 1 while
+    something is left. --scan reads every object of the stream's tables, versions included; exit
+    code 1 if one has a value.
     """
     from anabranch.cli.render.erasures import print_erased, print_found
     from anabranch.operations.erasure import run
@@ -425,12 +489,15 @@ def erase(
         return
     if column is None or file is None or (why is None and not scan):
         raise click.UsageError(
-            "expected --by COLUMN, --values FILE and --why TEXT; without --why, --scan; or --status alone"
+            "expected --by COLUMN, --values FILE and --why TEXT; without --why, --scan; or "
+            "--status alone"
         )
     try:
         values = frozenset(line.rstrip("\r\n") for line in file if line.strip())
     except UnicodeDecodeError as error:
-        raise click.BadParameter(f"expected a file in UTF-8, found {error.reason}", param_hint="--values") from None
+        raise click.BadParameter(
+            f"expected a file in UTF-8, found {error.reason}", param_hint="--values"
+        ) from None
     if scan:
         _erasure_scan(stream, column, values, conf, output)
         return
@@ -443,7 +510,9 @@ def erase(
     print_erased(stream, run.erase(job, Publisher(job.lake, job.stream), order), output)
 
 
-def _erasure_scan(stream: str, column: str, values: frozenset[str], conf: str | None, output: str) -> None:
+def _erasure_scan(
+    stream: str, column: str, values: frozenset[str], conf: str | None, output: str
+) -> None:
     from anabranch.cli.render.erasures import print_scan
     from anabranch.operations.erasure.scan import scan
     from anabranch.operations.erasure.search import Values

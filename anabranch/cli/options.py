@@ -39,7 +39,8 @@ def hour(text: str) -> str:
 
 
 def hours(text: str) -> tuple[str, str]:
-    """The first and the last hour of `A..B`, or of one hour. Raises ConfigurationError for anything else."""
+    """The first and the last hour of `A..B`, or of one hour. Raises ConfigurationError for anything
+    else."""
     from anabranch.offsets.hours import span_of
 
     return span_of(text)
@@ -53,7 +54,9 @@ def _streams(context: click.Context, parameter: click.Parameter, incomplete: str
     """Complete stream names from the configuration folder, for a shell."""
     from anabranch.config import stream_names
 
-    return [name for name in stream_names(context.params.get("conf")) if name.startswith(incomplete)]
+    return [
+        name for name in stream_names(context.params.get("conf")) if name.startswith(incomplete)
+    ]
 
 
 stream_argument = click.argument("stream", shell_complete=_streams)
@@ -69,7 +72,8 @@ class StreamSelection:
     every: bool
 
     def one(self) -> str | None:
-        """The stream, where just one is named. Raises UsageError for anything but one way to select."""
+        """The stream, where just one is named. Raises UsageError for anything but one way to
+        select."""
         if [bool(self.streams), self.group is not None, self.every].count(True) != 1:
             raise click.UsageError("expected STREAM, or --group NAME, or --all; give one of them")
         return self.streams[0] if len(self.streams) == 1 else None
@@ -80,14 +84,19 @@ class StreamSelection:
 
 
 def selection(command: Callable[..., None]) -> Callable[..., None]:
-    """STREAM…, `--group` and `--all`, which the command takes as its first argument, a `StreamSelection`."""
+    """STREAM…, `--group` and `--all`, which the command takes as its first argument, a
+    `StreamSelection`."""
 
     @wraps(command)
-    def with_selection(streams: tuple[str, ...], group: str | None, every: bool, **values: Any) -> None:
+    def with_selection(
+        streams: tuple[str, ...], group: str | None, every: bool, **values: Any
+    ) -> None:
         command(StreamSelection(streams, group, every), **values)
 
     for decorate in (
-        click.option("--all", "every", is_flag=True, help="Every stream of the configuration folder."),
+        click.option(
+            "--all", "every", is_flag=True, help="Every stream of the configuration folder."
+        ),
         click.option("--group", metavar="NAME", help="Every stream whose file has `group: NAME`."),
         click.argument("streams", nargs=-1, metavar="[STREAM]...", shell_complete=_streams),
     ):
@@ -96,7 +105,8 @@ def selection(command: Callable[..., None]) -> Callable[..., None]:
 
 
 class Failures:
-    """The streams of a command that failed. An error of one stream is printed, and does not stop the others."""
+    """The streams of a command that failed. An error of one stream is printed, and does not stop
+    the others."""
 
     def __init__(self) -> None:
         self.errors: dict[str, AnabranchError] = {}
@@ -107,7 +117,9 @@ class Failures:
         try:
             yield
         except Exception as error:
-            explained = self.errors[stream] = error if isinstance(error, AnabranchError) else explain(error)
+            explained = self.errors[stream] = (
+                error if isinstance(error, AnabranchError) else explain(error)
+            )
             click.echo(f"anabranch: {stream}: {explained}", err=True)
 
     def views(self) -> list[dict[str, str]]:
@@ -132,8 +144,12 @@ def explain(error: Exception) -> AnabranchError:
     return explained
 
 
-output_option = click.option("--output", type=click.Choice(["text", "json"]), default="text", help="Output format.")
-conf_option = click.option("--conf", metavar="DIR", help="Configuration folder (ANABRANCH_CONF, else conf).")
+output_option = click.option(
+    "--output", type=click.Choice(["text", "json"]), default="text", help="Output format."
+)
+conf_option = click.option(
+    "--conf", metavar="DIR", help="Configuration folder (ANABRANCH_CONF, else conf)."
+)
 master_option = click.option(
     "--master",
     metavar="URL",

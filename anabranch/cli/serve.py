@@ -15,17 +15,38 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("streams", nargs=-1)
-@click.option("--port", type=click.IntRange(1, 65535), default=8090, show_default=True, help="The port to listen at.")
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65535),
+    default=8090,
+    show_default=True,
+    help="The port to listen at.",
+)
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
 @click.option(
     "--token-file",
     type=click.Path(path_type=Path, dir_okay=False),
     help="A file with the token that readers show: as Authorization: Bearer, or once at /login.",
 )
-@click.option("--behind-proxy", is_flag=True, help="A proxy in front speaks TLS and asks who it is.")
-@click.option("--allow-host", multiple=True, metavar="NAME", help="A name that the page is reached by. [repeatable]")
-@click.option("--refresh", type=DURATION, default="10 seconds", show_default=True, help="How often to ask.")
-@click.option("--deadline", type=DURATION, default="30 seconds", show_default=True, help="When an answer is overdue.")
+@click.option(
+    "--behind-proxy", is_flag=True, help="A proxy in front speaks TLS and asks who it is."
+)
+@click.option(
+    "--allow-host",
+    multiple=True,
+    metavar="NAME",
+    help="A name that the page is reached by. [repeatable]",
+)
+@click.option(
+    "--refresh", type=DURATION, default="10 seconds", show_default=True, help="How often to ask."
+)
+@click.option(
+    "--deadline",
+    type=DURATION,
+    default="30 seconds",
+    show_default=True,
+    help="When an answer is overdue.",
+)
 @click.option(
     "--late-after",
     type=DURATION,
@@ -48,9 +69,10 @@ def serve(
 ) -> None:
     """Serve the status page.
 
-    A page of all streams, or of STREAMS: how each stands, its hours as a calendar, and all about each hour. It only
-    reads, and only this machine reaches it, unless --token-file or --behind-proxy opens it further. Until stopped;
-    streams' files that are added, changed or removed meanwhile are taken up.
+    A page of all streams, or of STREAMS: how each stands, its hours as a calendar, and all about
+    each hour. It only reads, and only this machine reaches it, unless --token-file or
+    --behind-proxy opens it further. Until stopped; streams' files that are added, changed or
+    removed meanwhile are taken up.
     """
     from anabranch.common.errors import ConfigurationError
     from anabranch.common.logs import configure_logging
@@ -62,7 +84,8 @@ def serve(
         from anabranch.operations.page.server import listen, run
     except ModuleNotFoundError as error:
         raise ConfigurationError(
-            f"serve: expected Starlette, uvicorn and Jinja2, found no {error.name}; run `pip install 'anabranch[page]'`"
+            f"serve: expected Starlette, uvicorn and Jinja2, found no {error.name}; run `pip "
+            "install 'anabranch[page]'`"
         ) from error
 
     access = access_of(host, allow_host, token_file, behind_proxy)

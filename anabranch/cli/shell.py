@@ -1,4 +1,5 @@
-"""The interactive shell of `anabranch query`: statements that end with a semicolon, one after another, with history."""
+"""The interactive shell of `anabranch query`: statements that end with a semicolon, one after
+another, with history."""
 
 from __future__ import annotations
 
@@ -16,14 +17,14 @@ _LEAVE = frozenset({".quit", ".exit", "\\q"})
 # As in those of MySQL and Spark; inside a statement they may be names.
 _LEAVE_WORDS = frozenset({"exit", "quit"})
 _HELP = (
-    "End a statement with a semicolon. Ctrl-C discards what is typed; exit or Ctrl-D ends the shell. "
-    "SHOW TABLES; lists the tables."
+    "End a statement with a semicolon. Ctrl-C discards what is typed; exit or Ctrl-D ends the "
+    "shell. SHOW TABLES; lists the tables."
 )
 
 
 def interact(run: Callable[[str], None], history: Path, read: Callable[[str], str] = input) -> None:
-    r"""Read statements and run each, until `exit`, `quit`, `\q` or the end of the input. An error of ours is said, and
-    ends nothing.
+    r"""Read statements and run each, until `exit`, `quit`, `\q` or the end of the input. An error
+    of ours is said, and ends nothing.
 
     Lines typed are kept in `history`, as many as a thousand, where Python has readline.
     """
@@ -42,7 +43,10 @@ def _answer(run: Callable[[str], None], read: Callable[[str], str]) -> None:
             if only in _LEAVE or (only in _LEAVE_WORDS and not typed):
                 return
             if only in _LEAVE_WORDS:
-                click.echo(f"{only}: taken as part of the statement; \\q or Ctrl-D ends the shell", err=True)
+                click.echo(
+                    f"{only}: taken as part of the statement; \\q or Ctrl-D ends the shell",
+                    err=True,
+                )
             if word == ".help":
                 click.echo(_HELP)
             elif word != "":

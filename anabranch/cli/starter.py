@@ -1,5 +1,5 @@
-"""What a new user begins with: configuration, an example stream, the DAG files, a compose file that runs it all, and
-files for Kubernetes and YARN."""
+"""What a new user begins with: configuration, an example stream, the DAG files, a compose file that
+runs it all, and files for Kubernetes and YARN."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from anabranch.common.resources import shipped
 # By place in the new folder: where it lies in a checkout, and where the wheel carries it.
 _SHIPPED = {
     "conf/anabranch.yaml": ("conf/anabranch.yaml", "_conf/anabranch.yaml"),
-    "conf/streams/game_events.yaml": ("conf/streams/game_events.yaml", "_conf/streams/game_events.yaml"),
+    "conf/streams/game_events.yaml": (
+        "conf/streams/game_events.yaml",
+        "_conf/streams/game_events.yaml",
+    ),
     "conf/streams/game_events.expectations.yaml": (
         "conf/streams/game_events.expectations.yaml",
         "_conf/streams/game_events.expectations.yaml",
@@ -28,8 +31,9 @@ _LEFT_OUT_IF_THERE = ("README.md", ".gitignore")
 
 
 def write(folder: Path) -> list[Path]:
-    """Write the starter files into `folder`, made if missing; returns them. A README.md or .gitignore that is there
-    stays. Raises ConfigurationError, having written nothing, when another of them is there already."""
+    """Write the starter files into `folder`, made if missing; returns them. A README.md or
+    .gitignore that is there stays. Raises ConfigurationError, having written nothing, when another
+    of them is there already."""
     files = {
         folder / place: source
         for place, source in _sources().items()
@@ -48,7 +52,9 @@ def write(folder: Path) -> list[Path]:
 def _sources() -> dict[str, Path]:
     files = {place: shipped(*where) for place, where in _SHIPPED.items()}
     dags = shipped("dags/anabranch_operators.py", "_dags/anabranch_operators.py").parent
-    files |= {f"dags/{file.name}": file for file in [*sorted(dags.glob("*.py")), dags / ".airflowignore"]}
+    files |= {
+        f"dags/{file.name}": file for file in [*sorted(dags.glob("*.py")), dags / ".airflowignore"]
+    }
     # What the compose file mounts, and files for Kubernetes, YARN and S3.
     deploy = shipped("deploy/s3/jobs.json", "_deploy/deploy/s3/jobs.json").parents[1]
     more = [file for file in sorted(deploy.rglob("*")) if file.is_file()]

@@ -24,14 +24,18 @@ def watch_options(command: Callable[..., None]) -> Callable[..., None]:
         type=DURATION,
         help="How often --watch looks.",
     )
-    return click.option("--watch", is_flag=True, help="Again and again, until stopped.")(often(command))
+    return click.option("--watch", is_flag=True, help="Again and again, until stopped.")(
+        often(command)
+    )
 
 
-def watched(watch: bool, every: timedelta, read: Callable[[], Any], show: Callable[[Any], None]) -> Any:
+def watched(
+    watch: bool, every: timedelta, read: Callable[[], Any], show: Callable[[Any], None]
+) -> Any:
     """Read and show once and return the value, or repeat at an interval until interrupted.
 
-    On a terminal each report replaces the previous one, once it has been read. An unreachable service is reported in
-    its place and read again: watching is most useful during an outage.
+    On a terminal each report replaces the previous one, once it has been read. An unreachable
+    service is reported in its place and read again: watching is most useful during an outage.
     """
     from anabranch.common.errors import Transient
 

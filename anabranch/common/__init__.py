@@ -1,1 +1,2 @@
-"""What every part uses: errors, logs, output, retries, files. Knows no Kafka, no Spark and no Iceberg."""
+"""What every part uses: errors, logs, output, retries, files. Knows no Kafka, no Spark and no
+Iceberg."""

@@ -9,11 +9,14 @@ from collections.abc import Iterable, Iterator
 from itertools import count
 
 
-def attempts(pauses: Iterable[float], seconds: float = math.inf, at_most: int | None = None) -> Iterator[int]:
-    """Number the attempts of a loop, from 1 on, and pause between two of them; the loop is left when one succeeds.
+def attempts(
+    pauses: Iterable[float], seconds: float = math.inf, at_most: int | None = None
+) -> Iterator[int]:
+    """Number the attempts of a loop, from 1 on, and pause between two of them; the loop is left
+    when one succeeds.
 
-    The last attempt is the `at_most`th, or one that ends `seconds` after the first began. The code after the loop, or
-    in its `else`, raises the failure.
+    The last attempt is the `at_most`th, or one that ends `seconds` after the first began. The code
+    after the loop, or in its `else`, raises the failure.
     """
     deadline, pause = time.monotonic() + seconds, iter(pauses)
     for number in count(1):

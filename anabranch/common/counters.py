@@ -22,9 +22,11 @@ REFUSED = "refused_publishes"
 S3_REQUESTS = "s3_requests"
 """Requests of this process to S3, by S3's names of the operations."""
 S3_BYTES = "s3_bytes"
-"""Bytes of objects that this process has `read` from S3 and `written` to it; of rows, what the jobs' tasks wrote."""
+"""Bytes of objects that this process has `read` from S3 and `written` to it; of rows, what the
+jobs' tasks wrote."""
 COMMITS = "commits"
-"""Commits of this process that landed, to any table of a stream: publishes, ledger rows, dead letters."""
+"""Commits of this process that landed, to any table of a stream: publishes, ledger rows, dead
+letters."""
 CPU = "cpu_ms"
 """CPU time of a job's processes on its own machine, in milliseconds (`anabranch.common.cpu`)."""
 
@@ -64,7 +66,8 @@ TALLY: Tally = _ProcessTally()
 
 @contextmanager
 def counting(tally: Tally) -> Iterator[None]:
-    """What this thread counts inside is counted into `tally` too. Threads that it starts do not: see `count_into`."""
+    """What this thread counts inside is counted into `tally` too. Threads that it starts do not:
+    see `count_into`."""
     token = _OF_STREAM.set(tally)
     try:
         yield

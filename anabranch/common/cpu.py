@@ -1,4 +1,5 @@
-"""CPU time of a job: of its own process, of the JVM beside it, and of the JVM's Python workers on this machine."""
+"""CPU time of a job: of its own process, of the JVM beside it, and of the JVM's Python workers on
+this machine."""
 
 from __future__ import annotations
 
@@ -17,8 +18,9 @@ _counted, _at = 0, float("-inf")
 
 
 def count_cpu() -> None:
-    """Count the CPU time since the last call into the process's tally; since the processes began at the first call.
-    Within ten seconds of another call it does nothing: a later call counts that time."""
+    """Count the CPU time since the last call into the process's tally; since the processes began at
+    the first call. Within ten seconds of another call it does nothing: a later call counts that
+    time."""
     global _counted, _at
     with _alone:
         if time.monotonic() - _at < _EVERY_SECONDS:
@@ -29,8 +31,8 @@ def count_cpu() -> None:
 
 
 def cpu_ms() -> int:
-    """CPU time of the job's processes since they began, in milliseconds, with that of workers that have ended.
-    Executors on other machines are not included."""
+    """CPU time of the job's processes since they began, in milliseconds, with that of workers that
+    have ended. Executors on other machines are not included."""
     own = psutil.Process()
     parent = own.parent()
     # spark-submit starts the driver's Python from the JVM; PySpark starts the JVM from Python.
@@ -39,7 +41,8 @@ def cpu_ms() -> int:
 
 
 def _seconds(process: psutil.Process) -> float:
-    """CPU time of a process and of its children that have ended; 0 for one that has ended meanwhile."""
+    """CPU time of a process and of its children that have ended; 0 for one that has ended
+    meanwhile."""
     try:
         used = process.cpu_times()
     except psutil.NoSuchProcess:

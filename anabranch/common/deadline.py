@@ -1,4 +1,5 @@
-"""Calls that run in parallel, with a time limit, so that one service that hangs does not block the others."""
+"""Calls that run in parallel, with a time limit, so that one service that hangs does not block the
+others."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ def start(name: str, call: Callable[[], T]) -> Future[T]:
 
 
 def call_within(seconds: float, name: str, call: Callable[[], T], no_answer: AnabranchError) -> T:
-    """Return the call's value, or raise its error. Raises `no_answer` after this time; its thread is then abandoned."""
+    """Return the call's value, or raise its error. Raises `no_answer` after this time; its thread
+    is then abandoned."""
     future = start(name, call)
     if not wait([future], seconds).done:
         raise no_answer
@@ -41,7 +43,11 @@ class TimedRead(Generic[T]):
     """Begins to read at once, in a thread that the process does not wait for when it ends."""
 
     def __init__(
-        self, name: str, read: Callable[[], T], limit: float = threading.TIMEOUT_MAX, doing: str = "examine"
+        self,
+        name: str,
+        read: Callable[[], T],
+        limit: float = threading.TIMEOUT_MAX,
+        doing: str = "examine",
     ) -> None:
         self.name, self.doing = name, doing
         self._read, self._limit = read, limit
@@ -78,12 +84,15 @@ class TimedRead(Generic[T]):
         wait([self._answer], max(0.0, self._began + self._limit - time.monotonic()))
 
     def facts(self) -> T | AnabranchError:
-        """The result, or why there is none: the reader's error, or NoAnswer when `limit` seconds have
-        passed since it began, or when it was given up."""
+        """The result, or why there is none: the reader's error, or NoAnswer when `limit` seconds
+        have passed since it began, or when it was given up."""
         self.wait()
         if not self.has_ended:
             self.is_given_up = True
-            return NoAnswer(f"{self.doing} {self.name}: found no end within {self._limit:.0f} s; check that it answers")
+            return NoAnswer(
+                f"{self.doing} {self.name}: found no end within {self._limit:.0f} s; check that "
+                "it answers"
+            )
         return self._answer.result()
 
     @property
@@ -95,11 +104,17 @@ class TimedRead(Generic[T]):
 
 
 def wait_for_all(readings: Sequence[TimedRead[T]], seconds: float) -> None:
-    """Wait until all have ended, or none of them has for so long; those that are left are then given up. So many of one
-    service get the time that they need, and a service that hangs costs `seconds`."""
-    while waiting := [reading for reading in readings if not (reading.has_ended or reading.is_given_up)]:
+    """Wait until all have ended, or none of them has for so long; those that are left are then
+    given up. So many of one service get the time that they need, and a service that hangs costs
+    `seconds`."""
+    while waiting := [
+        reading for reading in readings if not (reading.has_ended or reading.is_given_up)
+    ]:
         rest = max(reading.began_or_ended for reading in readings) + seconds - time.monotonic()
-        if rest <= 0 or not wait([reading._answer for reading in waiting], rest, FIRST_COMPLETED).done:
+        if (
+            rest <= 0
+            or not wait([reading._answer for reading in waiting], rest, FIRST_COMPLETED).done
+        ):
             for reading in waiting:
                 reading.give_up()
             return
@@ -110,13 +125,18 @@ Note = Callable[[str], None]
 
 
 def ask_all(
-    asks: Mapping[str, Callable[[Note], T]], limit: float, at_once: int, doing: str = "ask", of_silence: bool = False
+    asks: Mapping[str, Callable[[Note], T]],
+    limit: float,
+    at_once: int,
+    doing: str = "ask",
+    of_silence: bool = False,
 ) -> dict[str, T | AnabranchError]:
-    """Call all, at most `at_once` side by side, and return what each answers, in the given order: its value, its error,
-    or NoAnswer for each that has not answered `limit` seconds from now. The NoAnswer names what that one waits for.
+    """Call all, at most `at_once` side by side, and return what each answers, in the given order:
+    its value, its error, or NoAnswer for each that has not answered `limit` seconds from now. The
+    NoAnswer names what that one waits for.
 
-    With `of_silence`, `limit` seconds from the last answer of any: many get the time that they need. Calls run in
-    threads that neither the caller nor the end of the process waits for.
+    With `of_silence`, `limit` seconds from the last answer of any: many get the time that they
+    need. Calls run in threads that neither the caller nor the end of the process waits for.
     """
     ended = time.monotonic() + limit
     answers: dict[str, T | AnabranchError] = {}
@@ -148,7 +168,9 @@ def ask_all(
         while len(answers) < len(asks) and (wait := ended - time.monotonic()) > 0:
             changed.wait(wait)
         return {
-            name: answers[name] if name in answers else _no_answer(doing, name, waits_for.get(name), limit)
+            name: answers[name]
+            if name in answers
+            else _no_answer(doing, name, waits_for.get(name), limit)
             for name in asks
         }
 
@@ -157,9 +179,10 @@ def _no_answer(doing: str, name: str, waits_for: str | None, limit: float) -> No
     seconds = f"{round(limit, 1):g} s"
     if waits_for is None:
         return NoAnswer(
-            f"{doing} {name}: not asked within {seconds}, because the streams before it did not answer; "
-            "try again once they do"
+            f"{doing} {name}: not asked within {seconds}, because the streams before it did not "
+            "answer; try again once they do"
         )
     return NoAnswer(
-        f"{doing} {name}: expected an answer within {seconds}, found none from {waits_for}; try again once it answers"
+        f"{doing} {name}: expected an answer within {seconds}, found none from {waits_for}; try "
+        "again once it answers"
     )

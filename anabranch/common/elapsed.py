@@ -8,8 +8,13 @@ from datetime import datetime, timedelta
 
 
 def elapsed_seconds() -> float:
-    """Seconds of the monotonic clock; on Linux of the one that also counts while the machine sleeps."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+    """Seconds of the monotonic clock; on Linux of the one that also counts while the machine
+    sleeps."""
+    return (
+        time.clock_gettime(time.CLOCK_BOOTTIME)
+        if hasattr(time, "CLOCK_BOOTTIME")
+        else time.monotonic()
+    )
 
 
 @dataclass(frozen=True)

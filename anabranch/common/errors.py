@@ -1,7 +1,8 @@
 """What can go wrong, by what the caller should do next.
 
-Every error carries the exit code of the command that it ends: 1 refused, or a check failed,
-2 wrong usage or configuration, 70 unexpected (sysexits.h's EX_SOFTWARE), 75 transient (try again; EX_TEMPFAIL).
+Every error carries the exit code of the command that it ends: 1 refused, or a check failed, 2 wrong
+usage or configuration, 70 unexpected (sysexits.h's EX_SOFTWARE), 75 transient (try again;
+EX_TEMPFAIL).
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ _FIRST = (70, 2, 1, 75)
 
 
 def combined_exit_code(codes: Iterable[int]) -> int:
-    """The exit code of a command over many streams: 0 when each is done, else the first of 70, 2, 1 and 75 that one
-    has. Pure."""
+    """The exit code of a command over many streams: 0 when each is done, else the first of 70, 2, 1
+    and 75 that one has. Pure."""
     found = set(codes) - {0}
     return next((code for code in _FIRST if code in found), max(found, default=0))
 
 
 class AnabranchError(Exception):
-    """The one base of every error of ours; the message says what was expected, found, and what to do next."""
+    """The one base of every error of ours; the message says what was expected, found, and what to
+    do next."""
 
     exit_code = 1
 
@@ -52,7 +54,8 @@ class MissingRight(ConfigurationError):
 
 
 class NoTopicIds(ConfigurationError):
-    """The brokers give topics no ids, so a recreated topic cannot be distinguished from the previous one."""
+    """The brokers give topics no ids, so a recreated topic cannot be distinguished from the
+    previous one."""
 
 
 class MetadataGone(ConfigurationError):
@@ -60,7 +63,8 @@ class MetadataGone(ConfigurationError):
 
 
 class Refused(Terminal):
-    """A decision of the protocol: the request would break a guarantee of the table, so nothing was changed."""
+    """A decision of the protocol: the request would break a guarantee of the table, so nothing was
+    changed."""
 
 
 class PositionError(Terminal):
@@ -74,7 +78,8 @@ class Unexpected(Terminal):
 
 
 class JvmGone(Terminal):
-    """Spark's JVM ended under the job: no other try of this process brings it back, another start does."""
+    """Spark's JVM ended under the job: no other try of this process brings it back, another start
+    does."""
 
     exit_code = 75
 
@@ -86,11 +91,13 @@ class Transient(AnabranchError):
 
 
 class ColumnsChanged(Transient):
-    """The table took up columns of its subject meanwhile: the next try reads the records by the table's columns."""
+    """The table took up columns of its subject meanwhile: the next try reads the records by the
+    table's columns."""
 
 
 class NoAnswer(Transient):
-    """A service said nothing for as long as it was waited for: another way to ask it would wait as long again."""
+    """A service said nothing for as long as it was waited for: another way to ask it would wait as
+    long again."""
 
 
 class NotYet(Transient):
@@ -98,7 +105,9 @@ class NotYet(Transient):
 
 
 class Unexplained(Transient):
-    """An error whose type and words say nothing of whether it may pass: tried again a few times, never for ever.
+    """An error whose type and words say nothing of whether it may pass: tried again a few times,
+    never for ever.
 
-    A job that has tried says so as Unexpected; of a command that tries once, the same may succeed later.
+    A job that has tried says so as Unexpected; of a command that tries once, the same may succeed
+    later.
     """

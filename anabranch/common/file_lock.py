@@ -16,8 +16,8 @@ from anabranch.common.errors import Transient
 def locked(file: Path, seconds: float, waiting: Callable[[], None] | None = None) -> Iterator[None]:
     """Holds `file` for this process alone; `waiting` is called once if another one holds it.
 
-    Raises Transient after `seconds`. The file itself is left: removing it would let two processes hold two files of
-    one name.
+    Raises Transient after `seconds`. The file itself is left: removing it would let two processes
+    hold two files of one name.
     """
     with file.open("a") as handle:
         for number in attempts(repeat(0.1), seconds):
@@ -29,7 +29,7 @@ def locked(file: Path, seconds: float, waiting: Callable[[], None] | None = None
                     waiting()
         else:
             raise Transient(
-                f"lock {file}: expected it within {seconds:.0f} s, found it taken by another process; `fuser {file}` "
-                "names it; try again once it has ended"
+                f"lock {file}: expected it within {seconds:.0f} s, found it taken by another "
+                f"process; `fuser {file}` names it; try again once it has ended"
             )
         yield

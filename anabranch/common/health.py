@@ -1,11 +1,13 @@
 """The health file of a speed job: the job writes it, `anabranch health` reads it.
 
-The job notes each publish, and each trigger that found nothing to read, so an idle topic is healthy. A process of many
-streams is healthy while one of them is set aside; the file names it. The file outlives
-the process: a start that finds it was not preceded by a stop, and counts as a restart. While the job runs, it holds a
-lock on `FILE.lock`, which the kernel releases when the process ends.
+The job notes each publish, and each trigger that found nothing to read, so an idle topic is
+healthy. A process of many streams is healthy while one of them is set aside; the file names it. The
+file outlives the process: a start that finds it was not preceded by a stop, and counts as a
+restart. While the job runs, it holds a lock on `FILE.lock`, which the kernel releases when the
+process ends.
 
-Times are of the machine's clock. A clock that is set forward makes the job unhealthy until its next trigger.
+Times are of the machine's clock. A clock that is set forward makes the job unhealthy until its next
+trigger.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ from anabranch.common.file_lock import locked
 
 LOG = logging.getLogger(__name__)
 
-# A job is unhealthy without progress for this long and two triggers, and after so many restarts within the window.
+# A job is unhealthy without progress for this long and two triggers, and after so many restarts
+# within the window.
 PATIENCE = timedelta(minutes=5)
 MOST_RESTARTS = 2
 RESTART_WINDOW = timedelta(minutes=15)
@@ -37,7 +40,8 @@ _WRITE_EVERY = 1.0
 
 @dataclass(frozen=True)
 class HealthRecord:
-    """What the file contains; times are seconds since 1970. `progress` is None until this process has made some."""
+    """What the file contains; times are seconds since 1970. `progress` is None until this process
+    has made some."""
 
     started: float
     trigger: float
@@ -58,25 +62,36 @@ def find_fault(
     within: float | None = None,
     ignore_restarts: bool = False,
 ) -> str | None:
-    """Why the job is unhealthy; None for a healthy one. `within`: how many seconds may pass without progress."""
+    """Why the job is unhealthy; None for a healthy one. `within`: how many seconds may pass without
+    progress."""
     if record is None:
         return "expected a health file, found none: the job has not started, or was stopped"
     if not is_running:
         return "expected a running job, found that its process has ended"
     if record.progress is None:
-        return f"expected a trigger that ended, found none in {now - record.started:.0f} s since the start"
+        return (
+            f"expected a trigger that ended, found none in {now - record.started:.0f} s since the "
+            "start"
+        )
     limit = PATIENCE.total_seconds() + 2 * record.trigger if within is None else within
     if (quiet := now - record.progress) > limit:
-        return f"expected a publish or an idle trigger within {limit:.0f} s, found none for {quiet:.0f} s"
+        return (
+            f"expected a publish or an idle trigger within {limit:.0f} s, found none for "
+            f"{quiet:.0f} s"
+        )
     recent = _recent(record.restarts, now)
     if len(recent) >= MOST_RESTARTS and not ignore_restarts:
         minutes = RESTART_WINDOW.total_seconds() / 60
-        return f"expected fewer than {MOST_RESTARTS} restarts within {minutes:.0f} minutes, found {len(recent)}"
+        return (
+            f"expected fewer than {MOST_RESTARTS} restarts within {minutes:.0f} minutes, found "
+            f"{len(recent)}"
+        )
     return None
 
 
 def record_start(previous: HealthRecord | None, trigger: float, now: float) -> HealthRecord:
-    """The record of a process that starts now; `previous` is what a process left that was not stopped."""
+    """The record of a process that starts now; `previous` is what a process left that was not
+    stopped."""
     if previous is None:
         return HealthRecord(now, trigger)
     return HealthRecord(now, trigger, None, (*_recent(previous.restarts, now), now))
@@ -87,7 +102,8 @@ def _recent(restarts: tuple[float, ...], now: float) -> tuple[float, ...]:
 
 
 def read_record(file: Path) -> HealthRecord | None:
-    """None when there is no file. Raises ConfigurationError for a file that is not a health file."""
+    """None when there is no file. Raises ConfigurationError for a file that is not a health
+    file."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
         return HealthRecord(**{**content, "restarts": tuple(content["restarts"])})
@@ -95,7 +111,8 @@ def read_record(file: Path) -> HealthRecord | None:
         return None
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ConfigurationError(
-            f"{file}: expected the health file of a speed job (anabranch speed --health FILE), found: {error}"
+            f"{file}: expected the health file of a speed job (anabranch speed --health FILE), "
+            f"found: {error}"
         ) from error
 
 
@@ -120,10 +137,15 @@ class Health:
         self._write()
 
     def note_progress(self, set_aside: Mapping[str, str] = MappingProxyType({})) -> None:
-        """Something was published, or a trigger found nothing to read; `set_aside` as in HealthRecord."""
+        """Something was published, or a trigger found nothing to read; `set_aside` as in
+        HealthRecord."""
         now = self._clock()
         last = self._record.progress
-        if last is None or not 0 <= now - last < _WRITE_EVERY or self._record.set_aside != set_aside:
+        if (
+            last is None
+            or not 0 <= now - last < _WRITE_EVERY
+            or self._record.set_aside != set_aside
+        ):
             self._record = replace(self._record, progress=now, set_aside=dict(set_aside))
             self._write()
 
@@ -146,16 +168,21 @@ def health_file(
 ) -> Iterator[NoteProgress]:
     """What notes a job's progress, for as long as the job runs; without a `file` it notes nothing.
 
-    The file is deleted when the job ends without an exception, so the next start is no restart. Raises
-    ConfigurationError when the folder cannot be written, and Transient when another job holds the file.
+    The file is deleted when the job ends without an exception, so the next start is no restart.
+    Raises ConfigurationError when the folder cannot be written, and Transient when another job
+    holds the file.
     """
     if file is None:
         yield lambda *_: None
         return
     if not os.access(file.parent, os.W_OK | os.X_OK):
-        raise ConfigurationError(f"--health {file}: expected a folder that this user may write, found {file.parent}")
+        raise ConfigurationError(
+            f"--health {file}: expected a folder that this user may write, found {file.parent}"
+        )
     with locked(_lock_of(file), _LOCK_SECONDS):
-        health = Health(file, record_start(read_record(file), trigger.total_seconds(), clock()), clock)
+        health = Health(
+            file, record_start(read_record(file), trigger.total_seconds(), clock()), clock
+        )
         yield health.note_progress
         file.unlink(missing_ok=True)
 

@@ -11,16 +11,25 @@ if TYPE_CHECKING:
 
 
 def is_transient(status: int) -> bool:
-    """Whether the same request may succeed later: time-outs, too early, too many requests, server errors. Pure."""
+    """Whether the same request may succeed later: time-outs, too early, too many requests, server
+    errors. Pure."""
     return status in (408, 425, 429) or status >= 500
 
 
 def request(
-    session: requests.Session, method: str, url: str, doing: str, check_url: str, check_ca: str, **options: Any
+    session: requests.Session,
+    method: str,
+    url: str,
+    doing: str,
+    check_url: str,
+    check_ca: str,
+    **options: Any,
 ) -> requests.Response:
-    """One request, by default without redirects. Errors name the configuration keys `check_url` and `check_ca`.
+    """One request, by default without redirects. Errors name the configuration keys `check_url` and
+    `check_ca`.
 
-    Raises Transient when the service is unreachable, ConfigurationError for a wrong URL or certificate.
+    Raises Transient when the service is unreachable, ConfigurationError for a wrong URL or
+    certificate.
     """
     import requests
 
@@ -35,8 +44,11 @@ def request(
 
 
 def check_answer(status: int, found: str, doing: str, check_rights: str) -> None:
-    """Raises Transient for an answer that may differ later, ConfigurationError when the service denies access."""
+    """Raises Transient for an answer that may differ later, ConfigurationError when the service
+    denies access."""
     if is_transient(status):
         raise Transient(f"{doing}: {found} (transient, try again)")
     if status in (401, 403):
-        raise ConfigurationError(f"{doing}: expected permission, found {found}; check {check_rights}")
+        raise ConfigurationError(
+            f"{doing}: expected permission, found {found}; check {check_rights}"
+        )

@@ -1,15 +1,17 @@
 """Logging: one line an event, readable on a terminal, JSON when `ANABRANCH_LOG=json` (deployed).
 
-In JSON an event has fields beside its message: what `fields` says around it, and what was noted since. They are of one
-thread, as the work is; `stream` and `layer` are of the process.
+In JSON an event has fields beside its message: what `fields` says around it, and what was noted
+since. They are of one thread, as the work is; `stream` and `layer` are of the process.
 
 | field | |
 |---|---|
 | `stream`, `layer` | whose log it is |
 | `hour` | the ingest hour that is rebuilt |
 | `offsets` | a micro-batch's offsets, `{partition: [first, behind the last]}` |
-| `attempt` | the id of the staged rows: their snapshot (`wap.id`); of an hour its publish and its ledger row too |
-| `publish` | the id of the newest publish that was asked for (`anabranch.publish` in the snapshots' summaries) |
+| `attempt` | the id of the staged rows: their snapshot (`wap.id`); of an hour its publish and its
+  ledger row too |
+| `publish` | the id of the newest publish that was asked for (`anabranch.publish` in the snapshots'
+  summaries) |
 | `snapshots` | the snapshots of the newest publish that landed, by branch |
 """
 
@@ -53,7 +55,8 @@ def fields(**values: Any) -> Iterator[None]:
 
 
 def note(**values: Any) -> None:
-    """Events from here on have these fields too, up to the end of the `fields` around; nothing outside of any."""
+    """Events from here on have these fields too, up to the end of the `fields` around; nothing
+    outside of any."""
     if (around := _OF_WORK.get()) is not None:
         around.update(values)
 
@@ -81,9 +84,12 @@ class _Plain(logging.Formatter):
 
 
 def configure_logging(as_json: bool = False) -> None:
-    """Log our own events to standard error, and of everybody else only warnings. Safe to call again."""
+    """Log our own events to standard error, and of everybody else only warnings. Safe to call
+    again."""
     handler = logging.StreamHandler(_standard_error())
-    handler.setFormatter(_Json() if as_json or os.environ.get("ANABRANCH_LOG") == "json" else _Plain())
+    handler.setFormatter(
+        _Json() if as_json or os.environ.get("ANABRANCH_LOG") == "json" else _Plain()
+    )
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
@@ -95,12 +101,19 @@ def configure_logging(as_json: bool = False) -> None:
 def readable_handler() -> logging.StreamHandler[TextIO] | None:
     """The handler of this process's log, where `configure_logging` has it in lines for people."""
     handlers = logging.getLogger().handlers
-    return next((h for h in handlers if isinstance(h, logging.StreamHandler) and isinstance(h.formatter, _Plain)), None)
+    return next(
+        (
+            h
+            for h in handlers
+            if isinstance(h, logging.StreamHandler) and isinstance(h.formatter, _Plain)
+        ),
+        None,
+    )
 
 
 def _standard_error() -> TextIO:
-    """Where to log. spark-submit joins a Python job's standard error to its standard output, meant for results: so our
-    command line names its own, where the system can open it."""
+    """Where to log. spark-submit joins a Python job's standard error to its standard output, meant
+    for results: so our command line names its own, where the system can open it."""
     named = os.environ.get("ANABRANCH_STDERR")
     if named is not None:
         with suppress(OSError):

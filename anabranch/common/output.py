@@ -1,7 +1,7 @@
 """Output: what every command prints, for people and for scripts.
 
-Text goes through rich on a terminal, whatever its width; piped, it is plain, one row a line. No value is ever cut. JSON
-keeps the order of its keys. In both, times are ISO 8601 (UTC as `Z`).
+Text goes through rich on a terminal, whatever its width; piped, it is plain, one row a line. No
+value is ever cut. JSON keeps the order of its keys. In both, times are ISO 8601 (UTC as `Z`).
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ _STYLES = {
 def plain(value: object) -> Any:
     """The value as JSON holds it.
 
-    Times become ISO 8601 text, durations seconds, whole decimals integers, other decimals text, bytes base64 text,
-    NaN and infinities text, models and dataclasses objects (by their `as_dict` where they have one), sets sorted lists.
-    Raises TypeError for anything else.
+    Times become ISO 8601 text, durations seconds, whole decimals integers, other decimals text,
+    bytes base64 text, NaN and infinities text, models and dataclasses objects (by their `as_dict`
+    where they have one), sets sorted lists. Raises TypeError for anything else.
     """
     match value:
         case Enum():
@@ -67,7 +67,11 @@ def plain(value: object) -> Any:
             return value
         case float():
             return (
-                value if math.isfinite(value) else "NaN" if math.isnan(value) else f"{value}".replace("inf", "Infinity")
+                value
+                if math.isfinite(value)
+                else "NaN"
+                if math.isnan(value)
+                else f"{value}".replace("inf", "Infinity")
             )
         case datetime():
             return _iso(value)
@@ -76,7 +80,9 @@ def plain(value: object) -> Any:
         case timedelta():
             return value.total_seconds()
         case Decimal():
-            return int(value) if value.is_finite() and value.as_tuple().exponent == 0 else str(value)
+            return (
+                int(value) if value.is_finite() and value.as_tuple().exponent == 0 else str(value)
+            )
         case bytes() | bytearray() | memoryview():
             return base64.b64encode(value).decode("ascii")
         case Path():
@@ -84,7 +90,10 @@ def plain(value: object) -> Any:
         case BaseModel():
             return plain(value.model_dump())
         case Mapping():
-            return {key if isinstance(key, str) else text(key): plain(item) for key, item in value.items()}
+            return {
+                key if isinstance(key, str) else text(key): plain(item)
+                for key, item in value.items()
+            }
         case AbstractSet():
             return sorted((plain(item) for item in value), key=str)
         case pa.MonthDayNano():
@@ -94,17 +103,24 @@ def plain(value: object) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         if (as_dict := getattr(value, "as_dict", None)) is not None:
             return plain(as_dict())
-        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    raise TypeError(f"output: expected a value that JSON can represent, found {type(value).__name__}")
+        return {
+            field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)
+        }
+    raise TypeError(
+        f"output: expected a value that JSON can represent, found {type(value).__name__}"
+    )
 
 
 def text(value: object) -> str:
-    """The value as one line of text: nothing for None, compact JSON for what nests, control characters escaped."""
+    """The value as one line of text: nothing for None, compact JSON for what nests, control
+    characters escaped."""
     if value is None:
         return ""
     simple = plain(value)
     line = simple if isinstance(simple, str) else json.dumps(simple, ensure_ascii=False)
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in line)
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in line
+    )
 
 
 def _json(value: object) -> str:
@@ -119,8 +135,8 @@ def print_json(value: object) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print a table to standard output: with lines and colour on a terminal, and each row in lines of its own where it
-    is not wide enough; plainly aligned when piped."""
+    """Print a table to standard output: with lines and colour on a terminal, and each row in lines
+    of its own where it is not wide enough; plainly aligned when piped."""
     cells = [list(row) for row in rows]
     if sys.stdout.isatty():
         _print_rich(columns, cells)
@@ -130,15 +146,19 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
 
 
 def write_result(
-    result: pa.RecordBatchReader, fmt: ResultFormat, out: Path | None = None, limit: int | None = None
+    result: pa.RecordBatchReader,
+    fmt: ResultFormat,
+    out: Path | None = None,
+    limit: int | None = None,
 ) -> bool:
-    """Write a query's result to `out`, or to standard output, as its rows come; only a table is made of all of them, or
-    of the first `limit`. Returns whether it has more rows than were written.
+    """Write a query's result to `out`, or to standard output, as its rows come; only a table is
+    made of all of them, or of the first `limit`. Returns whether it has more rows than were
+    written.
 
-    CSV has a header, an empty field for null, nested values as JSON, and texts as they are; for a spreadsheet it has
-    none that is run as a formula. JSON is a list of objects; Parquet is compressed with zstd. A file is there whole or
-    not at all. Raises ConfigurationError for Parquet on a terminal and for a file that cannot be written, and what
-    reading the result raises.
+    CSV has a header, an empty field for null, nested values as JSON, and texts as they are; for a
+    spreadsheet it has none that is run as a formula. JSON is a list of objects; Parquet is
+    compressed with zstd. A file is there whole or not at all. Raises ConfigurationError for Parquet
+    on a terminal and for a file that cannot be written, and what reading the result raises.
     """
     if out is not None:
         with _replacing(out) as sink:
@@ -149,7 +169,9 @@ def write_result(
         return limit is not None and len(rows) > limit
     elif fmt == "parquet":
         if sys.stdout.isatty():
-            raise ConfigurationError("query: expected a file or a pipe for Parquet, found a terminal (name a file)")
+            raise ConfigurationError(
+                "query: expected a file or a pipe for Parquet, found a terminal (name a file)"
+            )
         # Its writer asks where it is, which a pipe does not know.
         with tempfile.TemporaryFile(prefix="anabranch-query-") as file:
             _write(result, fmt, file)
@@ -174,7 +196,9 @@ def _replacing(out: Path) -> Iterator[IO[bytes]]:
         if apart != out:
             apart.replace(out)
     except OSError as error:
-        raise ConfigurationError(f"query: expected to write {out}, found: {error.strerror or error}") from error
+        raise ConfigurationError(
+            f"query: expected to write {out}, found: {error.strerror or error}"
+        ) from error
     finally:
         if apart != out:
             apart.unlink(missing_ok=True)
@@ -202,7 +226,8 @@ def _write(result: pa.RecordBatchReader, fmt: ResultFormat, sink: IO[bytes]) -> 
 
 
 def _csv_line(fields: Sequence[str]) -> str:
-    """A line of CSV. Python's writer leaves a lone carriage return unquoted, at which readers end a line."""
+    """A line of CSV. Python's writer leaves a lone carriage return unquoted, at which readers end a
+    line."""
     quoted = [f'"{f.replace(_QUOTE, 2 * _QUOTE)}"' if _TO_QUOTE.search(f) else f for f in fields]
     return ",".join(quoted if quoted != [""] else ['""']) + "\n"
 
@@ -222,8 +247,8 @@ def _csv_field(value: object) -> str:
 
 
 def _spreadsheet_field(value: object) -> str:
-    """As in CSV, but a text that a spreadsheet would run as a formula begins with an apostrophe (OWASP, CSV injection).
-    Numbers stay numbers."""
+    """As in CSV, but a text that a spreadsheet would run as a formula begins with an apostrophe
+    (OWASP, CSV injection). Numbers stay numbers."""
     field = _csv_field(value)
     return f"'{field}" if isinstance(value, str | bytes) and field.startswith(_FORMULAS) else field
 
@@ -236,10 +261,14 @@ def _iso(value: datetime) -> str:
 
 def _is_numeric(rows: Sequence[Sequence[object]], column: int) -> bool:
     values = [row[column] for row in rows if row[column] not in (None, "")]
-    return bool(values) and all(isinstance(v, int | float | Decimal) and not isinstance(v, bool) for v in values)
+    return bool(values) and all(
+        isinstance(v, int | float | Decimal) and not isinstance(v, bool) for v in values
+    )
 
 
-def _texts(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> tuple[list[list[str]], list[int]]:
+def _texts(
+    columns: Sequence[str], rows: Sequence[Sequence[object]]
+) -> tuple[list[list[str]], list[int]]:
     """The texts of a table, its header first, and the width of each column."""
     lines = [[text(value) for value in row] for row in (columns, *rows)]
     return lines, [max(cell_len(line[i]) for line in lines) for i in range(len(columns))]
@@ -260,7 +289,8 @@ def _aligned(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def _print_rich(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """As a table where it fits; else, column by column of their first, in lines that fit whatever there is."""
+    """As a table where it fits; else, column by column of their first, in lines that fit whatever
+    there is."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -289,7 +319,8 @@ def _print_rich(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
 
 
 def _fits(columns: Sequence[str], rows: Sequence[Sequence[object]], width: int) -> bool:
-    """Whether a table with lines does, of which the last column may fold into a third of the width. Pure."""
+    """Whether a table with lines does, of which the last column may fold into a third of the width.
+    Pure."""
     _, widths = _texts(columns, rows)
     return sum(widths[:-1]) + min(widths[-1], width // 3) + 3 * len(widths) + 1 <= width
 

@@ -1,8 +1,9 @@
 """Progress: how far long work is, how fast, and how long yet, from its third second on.
 
-On a terminal it is the last line, below the log's lines, and disappears with the work. Elsewhere it is a line of the
-log when a part of the work is done, or when the current unit changes: after two seconds, then after four more, up to
-once a minute. If nothing can be written, as on a closed terminal, the work continues without progress.
+On a terminal it is the last line, below the log's lines, and disappears with the work. Elsewhere it
+is a line of the log when a part of the work is done, or when the current unit changes: after two
+seconds, then after four more, up to once a minute. If nothing can be written, as on a closed
+terminal, the work continues without progress.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ _SPANS = (("a second", 1), ("a minute", 60), ("an hour", 3600))
 
 @dataclass(frozen=True)
 class HowFar:
-    """So many of `total` (None: unknown) `units` done. For units of different sizes: so much of `whole` `contents`,
-    from which the remaining time is estimated."""
+    """So many of `total` (None: unknown) `units` done. For units of different sizes: so much of
+    `whole` `contents`, from which the remaining time is estimated."""
 
     units: str
     total: int | None = None
@@ -45,9 +46,9 @@ class HowFar:
     contained: int = 0
 
     def text(self, seconds: float, since: float = 0.0, brief: bool = False) -> str:
-        """After so many seconds of work, and `since` so many more without news. It has a rate and a remaining
-        time once there is something to estimate them from, updated when work takes longer; `brief` leaves out the
-        counts of contents. Pure."""
+        """After so many seconds of work, and `since` so many more without news. It has a rate and a
+        remaining time once there is something to estimate them from, updated when work takes
+        longer; `brief` leaves out the counts of contents. Pure."""
         of = "" if self.total is None else f" of {self.total:,}"
         parts = [f"{self.done:,}{of} {self.units}"]
         if self.contents and not brief:
@@ -89,7 +90,9 @@ class Progress:
         contents: str = "",
     ) -> None:
         self._log, self._doing, self._sizes = log, doing, sizes
-        self._at = HowFar(units, len(sizes) if contents else total, contents, sum(sizes) if contents else None)
+        self._at = HowFar(
+            units, len(sizes) if contents else total, contents, sum(sizes) if contents else None
+        )
         self._began = self._news = time.monotonic()
         self._reported, self._pause = self._began, _PATIENCE
         self._in_place = False
@@ -103,7 +106,12 @@ class Progress:
             self._open.enter_context(_LastLine(handler, self))
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         self._open.close()
 
     def expect(self, total: int) -> None:
@@ -122,8 +130,8 @@ class Progress:
         self._report(replace(self._at, done=done, contained=sum(self._sizes[:done])))
 
     def beside(self, text: str) -> None:
-        """Set the current step of the current unit, which does not change the progress; empty for none. Callable from
-        another thread."""
+        """Set the current step of the current unit, which does not change the progress; empty for
+        none. Callable from another thread."""
         self._beside = text
         if text and self._may_log(time.monotonic()):
             self._log.info("%s", self.line())
@@ -134,7 +142,10 @@ class Progress:
         if self._at.done or self._at.contained:
             text = self._at.text(self._news - self._began, now - self._news, brief=True)
         else:
-            text = f"{self._at.text(0, brief=True)}, {timedelta(seconds=int(now - self._began))} so far"
+            text = (
+                f"{self._at.text(0, brief=True)}, {timedelta(seconds=int(now - self._began))} so "
+                "far"
+            )
         return f"{self._doing}: {text}" + (f"; {self._beside}" if self._beside else "")
 
     def _report(self, at: HowFar) -> None:
@@ -152,8 +163,8 @@ class Progress:
 
 @contextmanager
 def repeating(update: Callable[[], None], seconds: float) -> Iterator[None]:
-    """Call `update` each so many seconds, in a thread, until the end of the `with`. An error of it ends the calls, and
-    nothing else."""
+    """Call `update` each so many seconds, in a thread, until the end of the `with`. An error of it
+    ends the calls, and nothing else."""
     ended = threading.Event()
 
     def run() -> None:

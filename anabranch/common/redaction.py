@@ -1,4 +1,5 @@
-"""Secrets that are known to this process are replaced in its errors and logs, whichever library wrote them there."""
+"""Secrets that are known to this process are replaced in its errors and logs, whichever library
+wrote them there."""
 
 from __future__ import annotations
 

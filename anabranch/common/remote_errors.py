@@ -1,9 +1,10 @@
 """What an error that is not ours means: transient, for an operator, or unknown.
 
-Kafka, S3 and the catalog are reached through clients of two languages, and what Spark's JVM throws arrives as text. So
-the meaning is read from the types of Python's errors, the names of Java's, and the words that the services themselves
-use. A job retries errors that are known to pass until its limit; ends at once for errors that by their type a retry
-does not fix; and retries unexplained errors a few times before it ends.
+Kafka, S3 and the catalog are reached through clients of two languages, and what Spark's JVM throws
+arrives as text. So the meaning is read from the types of Python's errors, the names of Java's, and
+the words that the services themselves use. A job retries errors that are known to pass until its
+limit; ends at once for errors that by their type a retry does not fix; and retries unexplained
+errors a few times before it ends.
 """
 
 from __future__ import annotations
@@ -16,18 +17,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
 
-from anabranch.common.errors import AnabranchError, ConfigurationError, Transient, Unexpected, Unexplained
+from anabranch.common.errors import (
+    AnabranchError,
+    ConfigurationError,
+    Transient,
+    Unexpected,
+    Unexplained,
+)
 from anabranch.common.http import is_transient
 
 _LONGEST = 300  # characters of an error that a message repeats
-# What Spark puts around a cause: which query it was, a number of its own; a name that a client says twice; and a cause
-# that names its Java class itself.
+# What Spark puts around a cause: which query it was, a number of its own; a name that a client says
+# twice; and a cause that names its Java class itself.
 _WRAPPED = re.compile(r"^\[STREAM_FAILED\] Query \[.*?\] terminated with exception: ")
 _SQLSTATE = re.compile(r"\.? SQLSTATE: \w+$")
 _TWICE = re.compile(r"\b(\w+): \1: ")
 _JAVA = re.compile(r"^[a-z]\w*(\.\w+)+(: |$)")
 # The end of a Python worker's traceback, in what Spark throws for it.
-_WORKER = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(\S.*)$", re.MULTILINE)
+_WORKER = re.compile(
+    r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(\S.*)$", re.MULTILINE
+)
 
 # A certificate of S3 that is not trusted, as botocore, the AWS SDKs for C++ and for Java say it.
 _UNTRUSTED_S3 = (
@@ -38,11 +47,15 @@ _UNTRUSTED_S3 = (
     "Unable to execute HTTP request: (certificate_unknown) PKIX",
 )
 
-# By what they concern: the words of S3's error codes (as botocore and the AWS SDKs for Java and C++ spell them), of
-# Kafka's and PostgreSQL's. S3 answers a HEAD without a body, so wrong keys and missing rights look alike there.
+# By what they concern: the words of S3's error codes (as botocore and the AWS SDKs for Java and C++
+# spell them), of Kafka's and PostgreSQL's. S3 answers a HEAD without a body, so wrong keys and
+# missing rights look alike there.
 _DENIED = {
     # Before S3: AWS reports both alike, except for the action that is denied.
-    "the keys of the standard AWS chain, and what they may do in Glue (docs/how-to/deploy/services.md)": (
+    (
+        "the keys of the standard AWS chain, and what they may do in Glue "
+        "(docs/how-to/deploy/services.md)"
+    ): (
         "perform: glue:",
         "UnrecognizedClientException",
     ),
@@ -78,7 +91,10 @@ _DENIED = {
         "ALERT_UNKNOWN_CA",
         "ALERT_HANDSHAKE_FAILURE",
     ),
-    "the user's rights with kafka-acls: it needs READ, DESCRIBE and DESCRIBE_CONFIGS of the topic": (
+    (
+        "the user's rights with kafka-acls: it needs READ, DESCRIBE and DESCRIBE_CONFIGS of the "
+        "topic"
+    ): (
         "TopicAuthorization",
         "GroupAuthorization",
         "ClusterAuthorization",
@@ -102,18 +118,22 @@ _SKEWED = ("RequestTimeTooSkewed", "REQUEST_TIME_TOO_SKEWED")
 
 # Temporary keys, by service, as botocore and the AWS SDKs for C++ and for Java say it.
 _EXPIRED_KEYS = {
-    "S3": re.compile(r"\(ExpiredToken\)|ExceptionName: ExpiredToken\b|token has expired\. \(Service: S3\b"),
+    "S3": re.compile(
+        r"\(ExpiredToken\)|ExceptionName: ExpiredToken\b|token has expired\. \(Service: S3\b"
+    ),
     "Glue": re.compile(r"\(ExpiredTokenException\)|token .* is expired \(Service: Glue\b"),
 }
 
-# Of Java a file that cannot be opened for it is one that is not found. At the end of a line, as the system says it: not
-# in the words of a record.
+# Of Java a file that cannot be opened for it is one that is not found. At the end of a line, as the
+# system says it: not in the words of a record.
 _DISK_FULL = re.compile(
     r"(?:No space left on device|Disk quota exceeded|database or disk is full)\)?\s*$", re.MULTILINE
 )
 
 # Errors that no wait fixes, at the end of a line: the place, and the remedy.
-_READ_ONLY = re.compile(r"(?:Read-only file system|attempt to write a readonly database)(?:\)|: .*)?\s*$", re.MULTILINE)
+_READ_ONLY = re.compile(
+    r"(?:Read-only file system|attempt to write a readonly database)(?:\)|: .*)?\s*$", re.MULTILINE
+)
 _ADDRESS_TAKEN = frozenset({errno.EADDRINUSE, errno.EADDRNOTAVAIL})
 # Of a path that a command was given, beside what `_of_a_path` names for all.
 _NO_SUCH_PLACE = frozenset(
@@ -176,8 +196,8 @@ _JAVA_TERMINAL = (
     "UnsupportedClassVersionError",
 )
 
-# These look like an unreachable service, and may be permanent: a memory that is too small, a file that is
-# gone, a broker that does not know a request, bytes that a disk lost.
+# These look like an unreachable service, and may be permanent: a memory that is too small, a file
+# that is gone, a broker that does not know a request, bytes that a disk lost.
 _JAVA_DOUBTFUL = (
     "OutOfMemoryError",
     "Location does not exist",
@@ -193,7 +213,8 @@ _JAVA_DOUBTFUL = (
     "OffsetOutOfRangeException",
 )
 
-# What passes by itself, beside `_AWAY`: as Java, Spark, Iceberg, SQLAlchemy, botocore and kafka-python name it.
+# What passes by itself, beside `_AWAY`: as Java, Spark, Iceberg, SQLAlchemy, botocore and
+# kafka-python name it.
 _PASSES = (
     "TimeoutException",
     "InterruptedException",
@@ -232,7 +253,8 @@ _PASSES = (
     "\nOSError: ",
 )
 
-# The same of Python, by type: an error of a library is known by its name, since not every job has every library.
+# The same of Python, by type: an error of a library is known by its name, since not every job has
+# every library.
 _PASSES_BY_TYPE = frozenset(
     {
         "builtins.OSError",
@@ -257,7 +279,13 @@ _PASSES_BY_TYPE = frozenset(
     }
 )
 # An OSError, but a path that is what it is.
-_DOUBTFUL_BY_TYPE = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
+_DOUBTFUL_BY_TYPE = (
+    FileNotFoundError,
+    FileExistsError,
+    PermissionError,
+    IsADirectoryError,
+    NotADirectoryError,
+)
 _TERMINAL_BY_TYPE = (
     ArithmeticError,
     TypeError,
@@ -270,9 +298,9 @@ _TERMINAL_BY_TYPE = (
     RecursionError,
 )
 
-# Spark's analysis errors repeat, since plans are built from our code and the stream's file; except these: a table that
-# changed between two reads, or that a catalog did not have for a moment. The next attempt reads again, and names a
-# lasting cause.
+# Spark's analysis errors repeat, since plans are built from our code and the stream's file; except
+# these: a table that changed between two reads, or that a catalog did not have for a moment. The
+# next attempt reads again, and names a lasting cause.
 _ANALYSIS = re.compile(r"(?:AnalysisException|\bParseException):\s+\[(\w+)")
 _CHANGED_MEANWHILE = frozenset(
     {
@@ -293,7 +321,8 @@ _CHANGED_MEANWHILE = frozenset(
     }
 )
 
-# The services by what their clients, and our own messages, say of them; the first one that is named was asked.
+# The services by what their clients, and our own messages, say of them; the first one that is named
+# was asked.
 _SERVICES = (
     ("registry", ("schema registry",)),
     ("kafka", ("org.apache.kafka", "kafka.errors")),
@@ -320,7 +349,8 @@ class Meaning(Enum):
 
 
 def classify_text(text: str) -> Meaning:
-    """The meaning of an error that is only text, such as a JVM's, by the names and words in it. Pure."""
+    """The meaning of an error that is only text, such as a JVM's, by the names and words in it.
+    Pure."""
     message = _FRAME.sub("", text)
     if any(name in message for name in _JAVA_TERMINAL):
         return Meaning.STAYS
@@ -335,7 +365,8 @@ def classify_text(text: str) -> Meaning:
 
 
 def classify(error: BaseException) -> Meaning:
-    """The meaning of an error, by its type and those of its causes, else by what all of them say. Pure."""
+    """The meaning of an error, by its type and those of its causes, else by what all of them say.
+    Pure."""
     chain = _chain(error)
     if any(isinstance(link, _DOUBTFUL_BY_TYPE) for link in chain):
         return Meaning.UNKNOWN
@@ -347,11 +378,16 @@ def classify(error: BaseException) -> Meaning:
 
 
 def _answered_later(error: BaseException) -> bool:
-    """Whether it is botocore's error for an answer that says: later; or SQLAlchemy's for a connection that was cut."""
+    """Whether it is botocore's error for an answer that says: later; or SQLAlchemy's for a
+    connection that was cut."""
     if getattr(error, "connection_invalidated", False):
         return True
     answer = getattr(error, "response", None)
-    status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0) if isinstance(answer, dict) else 0
+    status = (
+        answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        if isinstance(answer, dict)
+        else 0
+    )
     return is_transient(status)
 
 
@@ -360,32 +396,38 @@ def _names(error: BaseException) -> set[str]:
 
 
 def explain(doing: str, error: BaseException, reason: str | None = None) -> AnabranchError:
-    """The error of ours for what a client threw while `doing`; one of ours stays itself. `reason` is what a message
-    repeats of it. Pure.
+    """The error of ours for what a client threw while `doing`; one of ours stays itself. `reason`
+    is what a message repeats of it. Pure.
 
-    ConfigurationError when keys, rights or a bucket are what is wrong; Transient for what is known to pass; Unexpected
-    for errors that a retry does not fix; Unexplained for all else.
+    ConfigurationError when keys, rights or a bucket are what is wrong; Transient for what is known
+    to pass; Unexpected for errors that a retry does not fix; Unexplained for all else.
     """
     if isinstance(error, AnabranchError):
         return error
     if (why := _stays_of_system(error)) is not None:
         found = reason or one_line(error)
-        return ConfigurationError(f"{doing}: expected a path or port that this process may use, found {found}; {why}")
+        return ConfigurationError(
+            f"{doing}: expected a path or port that this process may use, found {found}; {why}"
+        )
     text = f"{full_text(error)}\n{reason or ''}"
     return _explained(doing, text, reason or one_line(error), classify(error))
 
 
 def _stays_of_system(error: BaseException) -> str | None:
-    """What to do about a path or an address that this process cannot have, however long it waits; None for all else."""
+    """What to do about a path or an address that this process cannot have, however long it waits;
+    None for all else."""
     for link in _chain(error):
         if not isinstance(link, OSError):
             continue
         if link.errno in _ADDRESS_TAKEN:
             return (
-                "another process listens there, or the address is not this machine's: stop it, or choose another port"
+                "another process listens there, or the address is not this machine's: stop it, or "
+                "choose another port"
             )
         # A right that S3 or a catalog does not give has no path of this machine.
-        if link.errno == errno.EROFS or (link.errno in (errno.EACCES, errno.EPERM) and link.filename is not None):
+        if link.errno == errno.EROFS or (
+            link.errno in (errno.EACCES, errno.EPERM) and link.filename is not None
+        ):
             return f"choose another path, or let {_user()} write there"
     return None
 
@@ -399,10 +441,12 @@ def _user() -> str:
 
 
 def classify_unexpected(doing: str, error: BaseException) -> AnabranchError:
-    """The same for an error that reached the end of the program: what nothing explains there is Unexpected, but for a
-    path that is no place for a file."""
+    """The same for an error that reached the end of the program: what nothing explains there is
+    Unexpected, but for a path that is no place for a file."""
     if isinstance(error, OSError) and error.errno in _NO_SUCH_PLACE and error.filename is not None:
-        return ConfigurationError(f"{doing}: expected a place for a file, found {one_line(error)}; choose another path")
+        return ConfigurationError(
+            f"{doing}: expected a place for a file, found {one_line(error)}; choose another path"
+        )
     explained = explain(doing, error)
     return Unexpected(str(explained)) if isinstance(explained, Unexplained) else explained
 
@@ -418,12 +462,17 @@ def _explained(doing: str, text: str, reason: str, meaning: Meaning) -> Anabranc
         return Transient(f"{failed}; set this machine's clock (NTP)")
     for service, said in _EXPIRED_KEYS.items():
         if said.search(text):
-            remedy = f"renew the temporary keys of {service}; those of environment variables by another start"
+            remedy = (
+                f"renew the temporary keys of {service}; those of environment variables by "
+                "another start"
+            )
             return Transient(f"{failed}; {remedy} (transient, tried again)")
     if _READ_ONLY.search(text):
         return ConfigurationError(f"{failed}; choose another path, or let {_user()} write there")
     if meaning is Meaning.PASSES and _DISK_FULL.search(text):
-        return Transient(f"{failed}; make room: `anabranch doctor` names the folder (transient, tried again)")
+        return Transient(
+            f"{failed}; make room: `anabranch doctor` names the folder (transient, tried again)"
+        )
     for subject, words in _DENIED.items():
         if any(word in text for word in words):
             return ConfigurationError(f"{failed}; check {subject}, then start it again")
@@ -431,8 +480,8 @@ def _explained(doing: str, text: str, reason: str, meaning: Meaning) -> Anabranc
         return Transient(f"{failed} (transient, try again)")
     if meaning is Meaning.STAYS:
         return Unexpected(
-            f"{failed}; trying again does not help; no partial data is visible; fix the cause above, or report it, "
-            "then start it again"
+            f"{failed}; trying again does not help; no partial data is visible; fix the cause "
+            "above, or report it, then start it again"
         )
     return Unexplained(f"{failed} (of unknown cause; try again, a few times only)")
 
@@ -440,8 +489,12 @@ def _explained(doing: str, text: str, reason: str, meaning: Meaning) -> Anabranc
 def asked_service(error: BaseException) -> str:
     """Which of SERVICES an error speaks of; other for none. Pure."""
     links = _chain(error)
-    text = _FRAME.sub("", "\n".join([full_text(error), *(name for link in links for name in _names(link))]))
-    return next((service for service, words in _SERVICES if any(word in text for word in words)), "other")
+    text = _FRAME.sub(
+        "", "\n".join([full_text(error), *(name for link in links for name in _names(link))])
+    )
+    return next(
+        (service for service, words in _SERVICES if any(word in text for word in words)), "other"
+    )
 
 
 def is_denied(text: str) -> bool:
@@ -461,7 +514,8 @@ def is_away(text: str) -> bool:
 
 @contextmanager
 def lake_errors(doing: str) -> Iterator[None]:
-    """Turn errors of reading the lake's files, such as an unreachable object store, into errors of ours."""
+    """Turn errors of reading the lake's files, such as an unreachable object store, into errors of
+    ours."""
     try:
         yield
     except OSError as error:
@@ -476,13 +530,17 @@ def one_line(error: BaseException) -> str:
 
 
 def cause_line(text: str) -> str:
-    """The line of an error's text with the cause: a Python worker's error, else the innermost cause of a JVM's
-    stack trace, else the first."""
-    lines = [line.strip() for line in _WORKER.findall(text)[-1:] or text.splitlines() if line.strip()] or ["no message"]
+    """The line of an error's text with the cause: a Python worker's error, else the innermost cause
+    of a JVM's stack trace, else the first."""
+    lines = [
+        line.strip() for line in _WORKER.findall(text)[-1:] or text.splitlines() if line.strip()
+    ] or ["no message"]
     causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
     if not causes and lines[0].startswith("An error occurred while calling") and len(lines) > 1:
         causes = [lines[1].removeprefix(": ")]
-    line = _TWICE.sub(r"\1: ", _SQLSTATE.sub("", _WRAPPED.sub("", causes[-1] if causes else lines[0])))
+    line = _TWICE.sub(
+        r"\1: ", _SQLSTATE.sub("", _WRAPPED.sub("", causes[-1] if causes else lines[0]))
+    )
     return line if len(line) <= _LONGEST else line[:_LONGEST] + "…"
 
 
@@ -498,4 +556,6 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 def full_text(error: BaseException) -> str:
     """The messages of an error and of its causes; for Spark's errors also the Java stack trace."""
-    return "\n".join(f"{type(e).__name__}: {e}\n{getattr(e, '_stackTrace', None) or ''}" for e in _chain(error))
+    return "\n".join(
+        f"{type(e).__name__}: {e}\n{getattr(e, '_stackTrace', None) or ''}" for e in _chain(error)
+    )

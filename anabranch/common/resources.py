@@ -1,4 +1,5 @@
-"""Files that we ship beside the code: where a checkout has them, else where the wheel carries them."""
+"""Files that we ship beside the code: where a checkout has them, else where the wheel carries
+them."""
 
 from __future__ import annotations
 
@@ -16,6 +17,6 @@ def shipped(in_checkout: str, in_wheel: str) -> Path:
         if file.is_file():
             return file
     raise Terminal(
-        f"{places[0].name}: expected it in {places[0].parent} or {places[1].parent}, found it in neither; install the "
-        "package again"
+        f"{places[0].name}: expected it in {places[0].parent} or {places[1].parent}, found it in "
+        "neither; install the package again"
     )

@@ -1,9 +1,11 @@
-"""Trying again: the policy of both jobs for what is transient. A publish that is refused is decided again elsewhere
-(`anabranch.protocol.publish.run`), and what is asked again within seconds has no policy (`anabranch.common.attempts`).
+"""Trying again: the policy of both jobs for what is transient. A publish that is refused is decided
+again elsewhere (`anabranch.protocol.publish.run`), and what is asked again within seconds has no
+policy (`anabranch.common.attempts`).
 
-Capped exponential back-off with full jitter (each pause is anywhere between nothing and the bound, so that jobs which
-failed together do not come back together), one log line for each failure, and an end that the configuration sets. What
-nothing explains is tried a few times only, whatever the configuration says.
+Capped exponential back-off with full jitter (each pause is anywhere between nothing and the bound,
+so that jobs which failed together do not come back together), one log line for each failure, and an
+end that the configuration sets. What nothing explains is tried a few times only, whatever the
+configuration says.
 """
 
 from __future__ import annotations
@@ -15,7 +17,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
-from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_any, stop_before_delay, stop_when_event_set
+from tenacity import (
+    RetryCallState,
+    Retrying,
+    retry_if_exception_type,
+    stop_any,
+    stop_before_delay,
+    stop_when_event_set,
+)
 from tenacity.nap import sleep_using_event
 from tenacity.retry import retry_if_not_exception_type
 from tenacity.stop import stop_never
@@ -39,8 +48,8 @@ T = TypeVar("T")
 class Retry:
     """How long to try again (`limit`, None: for ever) and what ends a pause early (`stop`).
 
-    `setting` is the key of the configuration that a message names. `pause` waits for so many seconds or for `stop`, in
-    place of doing nothing else meanwhile.
+    `setting` is the key of the configuration that a message names. `pause` waits for so many
+    seconds or for `stop`, in place of doing nothing else meanwhile.
     """
 
     limit: timedelta | None
@@ -49,13 +58,17 @@ class Retry:
     longest_pause: timedelta = LONGEST_PAUSE
     pause: Callable[[float, threading.Event], None] | None = None
 
-    def call(self, what: str, action: Callable[[], T], progress: Callable[[], int] = lambda: 0) -> T:
-        """The result of `action`, called again after each Transient; any other error of ours passes at once, NotYet
-        too. An error that is not ours is what `anabranch.common.remote_errors.explain` makes of it.
+    def call(
+        self, what: str, action: Callable[[], T], progress: Callable[[], int] = lambda: 0
+    ) -> T:
+        """The result of `action`, called again after each Transient; any other error of ours passes
+        at once, NotYet too. An error that is not ours is what
+        `anabranch.common.remote_errors.explain` makes of it.
 
-        When `progress` has grown since the failure before, the failure is forgotten: pauses and limit restart. Raises
-        the last Transient once `stop` is set, or when the next try would come after the limit; Unexpected after
-        UNEXPLAINED_TRIES unexplained failures, whatever else failed between them.
+        When `progress` has grown since the failure before, the failure is forgotten: pauses and
+        limit restart. Raises the last Transient once `stop` is set, or when the next try would come
+        after the limit; Unexpected after UNEXPLAINED_TRIES unexplained failures, whatever else
+        failed between them.
         """
         seen, unexplained = progress(), 0
 
@@ -94,11 +107,14 @@ class Retry:
             )
 
         ended = stop_any(
-            stop_when_event_set(self.stop), stop_before_delay(self.limit) if self.limit is not None else stop_never
+            stop_when_event_set(self.stop),
+            stop_before_delay(self.limit) if self.limit is not None else stop_never,
         )
         policy = Retrying(
             retry=retry_if_exception_type(Transient) & retry_if_not_exception_type(NotYet),
-            wait=wait_random_exponential(multiplier=FIRST_PAUSE.total_seconds(), max=self.longest_pause),
+            wait=wait_random_exponential(
+                multiplier=FIRST_PAUSE.total_seconds(), max=self.longest_pause
+            ),
             stop=lambda state: bool(ended(state)) or too_often(state),
             sleep=self._sleep,
             after=after,
@@ -144,7 +160,8 @@ class Retry:
                     f"published rows stay as they are; the cause: {error}"
                 ) from error
             raise Transient(
-                f"{what}: given up after {state.attempt_number} tries within {self.limit} ({self.setting}): {error}"
+                f"{what}: given up after {state.attempt_number} tries within {self.limit} "
+                f"({self.setting}): {error}"
             ) from error
 
         return raise_last

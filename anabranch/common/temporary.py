@@ -1,5 +1,5 @@
-"""Temporary folders: a process locks each of its folders while it lives, so that a clean-up on the same machine
-recognises the folders of killed processes.
+"""Temporary folders: a process locks each of its folders while it lives, so that a clean-up on the
+same machine recognises the folders of killed processes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _YOUNG = timedelta(hours=1)
 
 @contextmanager
 def temporary_folder(kind: str) -> Iterator[Path]:
-    """An empty folder of this process alone, which is gone afterwards, with all that is in it by then."""
+    """An empty folder of this process alone, which is gone afterwards, with all that is in it by
+    then."""
     made = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{kind}-"))
     try:
         with (made / _HELD).open("w") as held:
@@ -51,14 +52,17 @@ def process_folder(kind: str) -> Path:
 
 
 def clear_abandoned(now: datetime, dry_run: bool = False) -> tuple[int, int]:
-    """Delete what processes left on this machine that were killed an hour ago or more; returns how many files, of how
-    many bytes. With `dry_run` only count them. Of several that clear at once, one deletes a folder."""
+    """Delete what processes left on this machine that were killed an hour ago or more; returns how
+    many files, of how many bytes. With `dry_run` only count them. Of several that clear at once,
+    one deletes a folder."""
     files = size = 0
     for folder in _abandoned(now):
         try:
             sizes = [path.lstat().st_size for path in folder.rglob("*") if not path.is_dir()]
         except OSError as error:
-            LOG.warning("%s: a killed process left it, and it cannot be looked through: %s", folder, error)
+            LOG.warning(
+                "%s: a killed process left it, and it cannot be looked through: %s", folder, error
+            )
             continue
         files, size = files + len(sizes), size + sum(sizes)
         if not dry_run:

@@ -1,8 +1,8 @@
 """Configuration: parsed once, validated once, frozen.
 
-`load_environment` reads `conf/anabranch.yaml`, `load_stream` one file of `conf/streams/`. Any mistake is a
-`ConfigurationError` that names file, key, what was expected and what was found. `${NAME}` and `${NAME:-default}`
-in a value read the process environment here, and nowhere later.
+`load_environment` reads `conf/anabranch.yaml`, `load_stream` one file of `conf/streams/`. Any
+mistake is a `ConfigurationError` that names file, key, what was expected and what was found.
+`${NAME}` and `${NAME:-default}` in a value read the process environment here, and nowhere later.
 """
 
 from __future__ import annotations
@@ -21,7 +21,15 @@ from anabranch.config.environment import (
     Spark,
     Webhook,
 )
-from anabranch.config.family import Family, FamilyKeys, FamilyMember, Members, expand, load_families, load_family
+from anabranch.config.family import (
+    Family,
+    FamilyKeys,
+    FamilyMember,
+    Members,
+    expand,
+    load_families,
+    load_family,
+)
 from anabranch.config.loading import (
     UNREADABLE,
     family_names,

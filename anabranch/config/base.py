@@ -72,7 +72,8 @@ def more_than_nothing(expected: str) -> AfterValidator:
 
 
 def web_address(example: str, secrets: str, optional: bool = False) -> AfterValidator:
-    """Refuse what is no URL such as `example`, and secrets in one; `secrets` names the keys that they belong to."""
+    """Refuse what is no URL such as `example`, and secrets in one; `secrets` names the keys that
+    they belong to."""
 
     def check(value: str) -> str:
         if optional and not value:

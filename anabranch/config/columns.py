@@ -25,7 +25,9 @@ _SIMPLE = {
     "BINARY": "binary",
 }
 _TYPES = sorted({*_SIMPLE, "DECIMAL", "ARRAY", "MAP", "STRUCT"})
-_WORDS = frozenset((*_TYPES, "NUMERIC", "DEC", "INTEGER", "LONG", "SHORT", "BYTE", "REAL", "BOOL", "NOT", "NULL"))
+_WORDS = frozenset(
+    (*_TYPES, "NUMERIC", "DEC", "INTEGER", "LONG", "SHORT", "BYTE", "REAL", "BOOL", "NOT", "NULL")
+)
 NO_COLUMNS = "expected columns such as 'id STRING NOT NULL, at TIMESTAMP'"
 MOST_DIGITS = 38
 """How many digits a DECIMAL of Iceberg and Spark has at most."""
@@ -33,8 +35,9 @@ MOST_DIGITS = 38
 
 @dataclass(frozen=True)
 class Column:
-    """One column. `type` is Spark's simple string (`bigint`, `decimal(10,2)`, `array<string>`), lower case. One that
-    `rescues` is no field of a record's: it holds those that no other column is for, as JSON."""
+    """One column. `type` is Spark's simple string (`bigint`, `decimal(10,2)`, `array<string>`),
+    lower case. One that `rescues` is no field of a record's: it holds those that no other column is
+    for, as JSON."""
 
     name: str
     type: str
@@ -47,7 +50,8 @@ RESCUED = Column("rescued", "string", True, rescues=True)
 
 
 def parse_columns(ddl: object) -> tuple[Column, ...]:
-    """Spark DDL (`a STRING NOT NULL, b INT`) -> columns. Raises ValueError with what was expected and found.
+    """Spark DDL (`a STRING NOT NULL, b INT`) -> columns. Raises ValueError with what was expected
+    and found.
 
     Integers narrower than 32 bits widen to INT, which is the narrowest that Iceberg has.
     """
@@ -59,7 +63,9 @@ def parse_columns(ddl: object) -> tuple[Column, ...]:
     try:
         parsed = sqlglot.parse_one(f"CREATE TABLE t ({ddl})", dialect="spark")
     except sqlglot.errors.SqlglotError as error:
-        raise ValueError(_explain(ddl) or f"expected Spark DDL, found {ddl!r} ({str(error).splitlines()[0]})") from None
+        raise ValueError(
+            _explain(ddl) or f"expected Spark DDL, found {ddl!r} ({str(error).splitlines()[0]})"
+        ) from None
     definitions = list(parsed.this.expressions) if isinstance(parsed.this, exp.Schema) else []
     columns = []
     for definition in definitions:
@@ -78,7 +84,9 @@ def parse_columns(ddl: object) -> tuple[Column, ...]:
         raise ValueError(f"expected at least one column, found {ddl!r}")
     names = [c.name.lower() for c in columns]
     if repeated := {n for n in names if names.count(n) > 1}:
-        raise ValueError(f"expected each column once, found {sorted(repeated)[0]!r} twice (case does not count)")
+        raise ValueError(
+            f"expected each column once, found {sorted(repeated)[0]!r} twice (case does not count)"
+        )
     return tuple(columns)
 
 
@@ -90,7 +98,8 @@ def columns_ddl(columns: Iterable[Column]) -> str:
 
 
 def _explain(ddl: str) -> str | None:
-    """Which column has a type that does not exist, and which type was meant; None where that is not the mistake."""
+    """Which column has a type that does not exist, and which type was meant; None where that is not
+    the mistake."""
     for column in _split(ddl):
         name, _, kind = column.strip().partition(" ")
         # The names of a STRUCT's fields come before a colon.
@@ -114,7 +123,9 @@ def _split(ddl: str) -> list[str]:
 
 def _name(name: str) -> str:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-        raise ValueError(f"expected a column name of letters, digits and underscores, found {name!r}")
+        raise ValueError(
+            f"expected a column name of letters, digits and underscores, found {name!r}"
+        )
     return name
 
 
@@ -136,8 +147,8 @@ def _simple(kind: object) -> str:
         precision, scale = [int(p.name) for p in inner] + [10, 0][len(inner) :]
         if not (1 <= precision <= MOST_DIGITS and 0 <= scale <= precision):
             raise ValueError(
-                f"expected DECIMAL of at most {MOST_DIGITS} digits, and of no more digits behind its point, found "
-                f"DECIMAL({precision},{scale})"
+                f"expected DECIMAL of at most {MOST_DIGITS} digits, and of no more digits behind "
+                f"its point, found DECIMAL({precision},{scale})"
             )
         return f"decimal({precision},{scale})"
     if name not in _SIMPLE:

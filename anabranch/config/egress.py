@@ -34,7 +34,8 @@ class _Target(Frozen):
 
 
 class FolderTarget(_Target):
-    """Folders of Parquet files, `ROOT/date=…/hour=…/`. `file_rows`: how many rows a file has at most."""
+    """Folders of Parquet files, `ROOT/date=…/hour=…/`. `file_rows`: how many rows a file has at
+    most."""
 
     type: Literal["folder"]
     root: Annotated[str, AfterValidator(_root)]
@@ -46,7 +47,8 @@ class FolderTarget(_Target):
 
 
 class TopicTarget(_Target):
-    """Another topic of the same Kafka. `transaction_rows`: how many records a transaction has at most."""
+    """Another topic of the same Kafka. `transaction_rows`: how many records a transaction has at
+    most."""
 
     type: Literal["topic"]
     topic: str = Field(pattern=r"^[A-Za-z0-9._-]{1,249}$")
@@ -58,7 +60,8 @@ class TopicTarget(_Target):
 
 
 class SearchTarget(_Target):
-    """An index of the environment's `search:`. `bulk_documents`: how many documents a bulk request has at most."""
+    """An index of the environment's `search:`. `bulk_documents`: how many documents a bulk request
+    has at most."""
 
     type: Literal["search"]
     index: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,199}$")
@@ -75,11 +78,16 @@ Target = Annotated[FolderTarget | TopicTarget | SearchTarget, Field(discriminato
 
 def check_targets(targets: tuple[Target, ...]) -> tuple[Target, ...]:
     """Check that no two targets have one name, or one place. Raises ValueError."""
-    for what, values in (("name", [t.name for t in targets]), ("place", [t.place for t in targets])):
+    for what, values in (
+        ("name", [t.name for t in targets]),
+        ("place", [t.place for t in targets]),
+    ):
         if twice := next((value for value in values if values.count(value) > 1), None):
             raise ValueError(f"expected each {what} once, found {twice!r} twice")
     places = [f"{t.place}/" for t in targets]
     for one in places:
-        if inside := next((other for other in places if other != one and other.startswith(one)), None):
+        if inside := next(
+            (other for other in places if other != one and other.startswith(one)), None
+        ):
             raise ValueError(f"expected no place within another, found {inside} in {one}")
     return targets

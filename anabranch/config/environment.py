@@ -47,8 +47,8 @@ def _brokers(value: str) -> str:
 
 
 class Kafka(Frozen):
-    """Where the brokers are. `security` takes Kafka's own client properties (`security.protocol`, `sasl.*`), and
-    `client_rack` the one of that name (KIP-392)."""
+    """Where the brokers are. `security` takes Kafka's own client properties (`security.protocol`,
+    `sasl.*`), and `client_rack` the one of that name (KIP-392)."""
 
     bootstrap_servers: Annotated[str, AfterValidator(_brokers)] = Field(min_length=1)
     client_rack: str = ""
@@ -56,33 +56,44 @@ class Kafka(Frozen):
 
 
 class Catalog(Frozen):
-    """The Iceberg catalog. `properties` go to both its clients unchanged, so REST or Glue are configuration alone; they
-    may hold a token, and `uri` a password."""
+    """The Iceberg catalog. `properties` go to both its clients unchanged, so REST or Glue are
+    configuration alone; they may hold a token, and `uri` a password."""
 
     name: Name
     type: Literal["sql", "rest", "glue"] = "sql"
     uri: str = Field(default="", repr=False, validate_default=True)
     warehouse: str = Field(pattern=r"^(s3|file)://")
-    properties: dict[str, Annotated[SecretStr, BeforeValidator(_scalar_as_text)]] = Field(default={})
+    properties: dict[str, Annotated[SecretStr, BeforeValidator(_scalar_as_text)]] = Field(
+        default={}
+    )
 
     @field_validator("warehouse")
     @classmethod
     def _one_place_for_all_clients(cls, value: str) -> str:
-        # PyIceberg and Iceberg's S3 client end a location there, and Hadoop does not: files would lie in two folders.
+        # PyIceberg and Iceberg's S3 client end a location there, and Hadoop does not: files would
+        # lie in two folders.
         if found := next((character for character in "?#" if character in value), None):
-            raise ValueError(f"expected a location without {found!r}: Iceberg's clients end a location there")
+            raise ValueError(
+                f"expected a location without {found!r}: Iceberg's clients end a location there"
+            )
         return value
 
     @field_validator("uri")
     @classmethod
     def _of_its_type(cls, value: str, info: ValidationInfo) -> str:
         expected = {
-            "sql": (_SQL_URI, "sqlite:///FILE or postgresql+psycopg2://USER:PASSWORD@HOST/DATABASE"),
+            "sql": (
+                _SQL_URI,
+                "sqlite:///FILE or postgresql+psycopg2://USER:PASSWORD@HOST/DATABASE",
+            ),
             "rest": (
                 _HTTP_URI,
                 "the address of the REST catalog without user, such as https://catalog.example.com/api/catalog",
             ),
-            "glue": (_NO_URI, "none for type glue (catalog.properties: glue.endpoint, where it is not AWS)"),
+            "glue": (
+                _NO_URI,
+                "none for type glue (catalog.properties: glue.endpoint, where it is not AWS)",
+            ),
         }.get(info.data.get("type", ""))
         if expected is not None and not expected[0].match(value):
             raise ValueError(f"expected {expected[1]}")
@@ -96,8 +107,8 @@ def _s3_endpoint(value: str) -> str:
 
 
 class S3(Frozen):
-    """The object store. Without keys the standard AWS chain decides; without an endpoint it is AWS itself. `ca` as of
-    `search`, for Python; Java has a trust store."""
+    """The object store. Without keys the standard AWS chain decides; without an endpoint it is AWS
+    itself. `ca` as of `search`, for Python; Java has a trust store."""
 
     endpoint: Annotated[str, AfterValidator(_s3_endpoint)] | None = None
     region: str = "us-east-1"
@@ -121,9 +132,12 @@ class Spark(Frozen):
 
 
 class Registry(Frozen):
-    """The schema registry of formats in Confluent's wire format: its REST API, and who asks, if it wants to know."""
+    """The schema registry of formats in Confluent's wire format: its REST API, and who asks, if it
+    wants to know."""
 
-    url: Annotated[str, web_address("https://registry.example.com:8081", "registry.user, registry.password")]
+    url: Annotated[
+        str, web_address("https://registry.example.com:8081", "registry.user, registry.password")
+    ]
     user: str | None = Field(default=None, min_length=1)
     password: SecretStr | None = None
 
@@ -136,11 +150,14 @@ class Registry(Frozen):
 
 
 class SearchCluster(Frozen):
-    """Elasticsearch or OpenSearch, for egress: its address, and who asks, by password or by API key. `ca` is a file of
-    certificates to trust, in place of the usual ones."""
+    """Elasticsearch or OpenSearch, for egress: its address, and who asks, by password or by API
+    key. `ca` is a file of certificates to trust, in place of the usual ones."""
 
     url: Annotated[
-        str, web_address("https://search.example.com:9200", "search.user and search.password, or search.api_key")
+        str,
+        web_address(
+            "https://search.example.com:9200", "search.user and search.password, or search.api_key"
+        ),
     ]
     user: str | None = Field(default=None, min_length=1)
     password: SecretStr | None = None
@@ -157,25 +174,33 @@ class SearchCluster(Frozen):
 
 
 class Hdfs(Frozen):
-    """HDFS, for egress, by WebHDFS: the address of the name node, of HttpFS or of a gateway, above `/webhdfs/v1`; as
-    whom files are written, with a password where a gateway asks for one. `ca` as of `search`."""
+    """HDFS, for egress, by WebHDFS: the address of the name node, of HttpFS or of a gateway, above
+    `/webhdfs/v1`; as whom files are written, with a password where a gateway asks for one. `ca` as
+    of `search`."""
 
-    url: Annotated[str, web_address("http://namenode.example.com:9870", "hdfs.user and hdfs.password")]
+    url: Annotated[
+        str, web_address("http://namenode.example.com:9870", "hdfs.user and hdfs.password")
+    ]
     user: str = Field(default="anabranch", min_length=1)
     password: SecretStr | None = None
     ca: str | None = Field(default=None, min_length=1)
 
 
 class Webhook(Frozen):
-    """Where each change of an hour's state is posted, with which headers; the status page that a message links to, and
-    within what time a receiver has to answer. The URL itself may be a secret."""
+    """Where each change of an hour's state is posted, with which headers; the status page that a
+    message links to, and within what time a receiver has to answer. The URL itself may be a
+    secret."""
 
     url: SecretStr
     headers: dict[str, SecretStr] = Field(default={})
     page: Annotated[str, AfterValidator(_page_url)] | None = None
     within: Annotated[
         Duration,
-        between(timedelta.resolution, timedelta(minutes=1), "expected 1 minute at most: a job waits for it"),
+        between(
+            timedelta.resolution,
+            timedelta(minutes=1),
+            "expected 1 minute at most: a job waits for it",
+        ),
     ] = timedelta(seconds=5)
 
     def __hash__(self) -> int:
@@ -192,10 +217,12 @@ class Webhook(Frozen):
 
 
 class Lineage(Frozen):
-    """Where OpenLineage events go; without `url`, nowhere. `endpoint` is the path below it, `namespace` that of our
-    jobs, `timeout` the longest that a job waits for the receiver."""
+    """Where OpenLineage events go; without `url`, nowhere. `endpoint` is the path below it,
+    `namespace` that of our jobs, `timeout` the longest that a job waits for the receiver."""
 
-    url: Annotated[str, web_address("https://lineage.example.com", "lineage.api_key", optional=True)] = ""
+    url: Annotated[
+        str, web_address("https://lineage.example.com", "lineage.api_key", optional=True)
+    ] = ""
     endpoint: str = Field(default="api/v1/lineage", pattern=r"^[^/\s?#][^\s?#]*$")
     api_key: SecretStr | None = None
     namespace: str = Field(default="anabranch", pattern=r"^\S+$")
@@ -204,13 +231,15 @@ class Lineage(Frozen):
         between(
             timedelta.resolution,
             timedelta(minutes=1),
-            "expected 1 minute at most, and more than nothing: an hour's job waits so long for the receiver",
+            "expected 1 minute at most, and more than nothing: an hour's job waits so long for "
+            "the receiver",
         ),
     ] = timedelta(seconds=5)
 
 
 class ErasureKeys(Frozen):
-    """The secret key by which erased values are hashed, and former ones, for erasures that they were used for."""
+    """The secret key by which erased values are hashed, and former ones, for erasures that they
+    were used for."""
 
     key: Annotated[SecretStr, Field(min_length=16)]
     former_keys: tuple[Annotated[SecretStr, Field(min_length=16)], ...] = ()
@@ -240,4 +269,8 @@ class Environment(Frozen):
     @property
     def masking_secret(self) -> bytes | None:
         """The secret of columns that are hashed, if there is one."""
-        return self.masking.secret.get_secret_value().encode() if self.masking.secret is not None else None
+        return (
+            self.masking.secret.get_secret_value().encode()
+            if self.masking.secret is not None
+            else None
+        )

@@ -52,8 +52,8 @@ def _pattern(value: str) -> str:
 
 @lru_cache(maxsize=20_000)
 def _matches(pattern: str, topic: str) -> bool:
-    """Whether a pattern matches a whole topic: by RE2, whose time is bounded. Python's `re` takes hours for some
-    patterns and topics that do not match, and stops all threads meanwhile."""
+    """Whether a pattern matches a whole topic: by RE2, whose time is bounded. Python's `re` takes
+    hours for some patterns and topics that do not match, and stops all threads meanwhile."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -65,8 +65,8 @@ def _whole(pattern: str) -> str:
 
 
 class Topics(Frozen):
-    """Which topics: `pattern` matches their whole name, `exclude` does not. `create`: a speed process creates the
-    tables of a topic that is new; otherwise `anabranch apply` does."""
+    """Which topics: `pattern` matches their whole name, `exclude` does not. `create`: a speed
+    process creates the tables of a topic that is new; otherwise `anabranch apply` does."""
 
     pattern: Annotated[str, AfterValidator(_pattern)] = Field(min_length=1)
     exclude: Annotated[str, AfterValidator(_pattern)] | None = None
@@ -74,8 +74,8 @@ class Topics(Frozen):
 
 
 class FamilyKeys(Frozen):
-    """The keys that a family's file has in place of `topic`. `table`, `name` and the places of `egress` name groups of
-    the pattern: `{1}`, `{NAME}`, or `{0}`, the whole topic."""
+    """The keys that a family's file has in place of `topic`. `table`, `name` and the places of
+    `egress` name groups of the pattern: `{1}`, `{NAME}`, or `{0}`, the whole topic."""
 
     topics: Topics
     table: str
@@ -95,7 +95,9 @@ class Family:
 
     def matches(self, topic: str) -> bool:
         """Whether the family has a stream for a topic."""
-        if topic.startswith(_INTERNAL) or (self.topics.exclude and _matches(self.topics.exclude, topic)):
+        if topic.startswith(_INTERNAL) or (
+            self.topics.exclude and _matches(self.topics.exclude, topic)
+        ):
             return False
         return _matches(self.topics.pattern, topic)
 
@@ -124,13 +126,15 @@ class Family:
         where = f"{self.file.path}: topic {topic}"
         if not _TABLE.fullmatch(table):
             raise ConfigurationError(
-                f"{where}: table: expected namespace.table of letters, digits and underscores, no digit first, found "
-                f"{table}; change `table: {self.table}`, or leave the topic out with `topics: {{exclude: ...}}`"
+                f"{where}: table: expected namespace.table of letters, digits and underscores, no "
+                f"digit first, found {table}; change `table: {self.table}`, or leave the topic "
+                "out with `topics: {exclude: ...}`"
             )
         if not NAME.fullmatch(name):
             raise ConfigurationError(
-                f"{where}: name: expected letters, digits and underscores, no digit first, found {name}; change "
-                f"`name: {self.stream}`, or leave the topic out with `topics: {{exclude: ...}}`"
+                f"{where}: name: expected letters, digits and underscores, no digit first, found "
+                f"{name}; change `name: {self.stream}`, or leave the topic out with `topics: "
+                "{exclude: ...}`"
             )
         return _build(self.file, name, topic, table, lambda place: self._fill(place, topic))
 
@@ -142,8 +146,8 @@ class Family:
 
 @dataclass(frozen=True)
 class FamilyMember:
-    """A stream of a family, or the reason that a topic has none. `is_gone`: Kafka no longer has the topic. `creates`:
-    a speed process creates the stream's tables."""
+    """A stream of a family, or the reason that a topic has none. `is_gone`: Kafka no longer has the
+    topic. `creates`: a speed process creates the stream's tables."""
 
     family: str
     group: str | None
@@ -169,8 +173,8 @@ def load_families(folder: str | Path | None = None) -> dict[str, Family | Config
 
 
 def load_family(name: str, folder: str | Path | None = None) -> Family:
-    """Read and check a family's file; its streams share all other keys, which are checked too. Raises
-    ConfigurationError."""
+    """Read and check a family's file; its streams share all other keys, which are checked too.
+    Raises ConfigurationError."""
     folder = resolve_folder(folder)
     path = folder / "streams" / f"{name}.yaml"
     file = read_stream_file(path, folder / DEFAULTS)
@@ -180,7 +184,9 @@ def load_family(name: str, folder: str | Path | None = None) -> Family:
     keys = validated(file.source, FamilyKeys, own, file.own)
     stream = keys.name or f"{name}_{keys.table.rpartition('.')[2]}"
     _check_templates(file, keys)
-    sample = _build(file, _SAMPLE, _SAMPLE, f"{_SAMPLE}.{_SAMPLE}", lambda place: _GROUP.sub(_SAMPLE, place))
+    sample = _build(
+        file, _SAMPLE, _SAMPLE, f"{_SAMPLE}.{_SAMPLE}", lambda place: _GROUP.sub(_SAMPLE, place)
+    )
     _check_places(file, keys.topics.pattern)
     require_services(sample, folder)
     return Family(name, keys.topics, keys.table, stream, sample.group, file)
@@ -191,18 +197,24 @@ def _check_templates(file: StreamFile, keys: FamilyKeys) -> None:
         _check_groups(file.path, key, template, keys.topics.pattern)
     if not _TABLE.fullmatch(_GROUP.sub("x", keys.table)) or "{" in keys.table.partition(".")[0]:
         raise ConfigurationError(
-            f"{file.path}: table: expected namespace.table with groups behind the point alone, such as raw.{{1}}, "
-            f"found {keys.table!r}"
+            f"{file.path}: table: expected namespace.table with groups behind the point alone, "
+            f"such as raw.{{1}}, found {keys.table!r}"
         )
 
 
 def _check_places(file: StreamFile, pattern: str) -> None:
-    """That each stream has folders of its own: an hour has the same name in those of all streams. Several may deliver
-    to one topic or index."""
+    """That each stream has folders of its own: an hour has the same name in those of all streams.
+    Several may deliver to one topic or index."""
     for i, target in enumerate(file.values.get("egress") or ()):
         for key in _PLACES:
             if key in target:
-                _check_groups(file.source(["egress"]), f"egress[{i}].{key}", target[key], pattern, key == "root")
+                _check_groups(
+                    file.source(["egress"]),
+                    f"egress[{i}].{key}",
+                    target[key],
+                    pattern,
+                    key == "root",
+                )
 
 
 def _check_groups(path: Path, key: str, template: str, pattern: str, is_own: bool = True) -> None:
@@ -211,12 +223,13 @@ def _check_groups(path: Path, key: str, template: str, pattern: str, is_own: boo
     known = [*map(str, range(compiled.groups + 1)), *compiled.groupindex]
     if unknown := next((group for group in used if group not in known), None):
         raise ConfigurationError(
-            f"{path}: {key}: expected groups of topics.pattern ({', '.join(known)}), found {{{unknown}}}"
+            f"{path}: {key}: expected groups of topics.pattern ({', '.join(known)}), found "
+            f"{{{unknown}}}"
         )
     if is_own and not used:
         raise ConfigurationError(
-            f"{path}: {key}: expected a group of topics.pattern such as {{1}}, so that each topic has its own, "
-            f"found {template!r}"
+            f"{path}: {key}: expected a group of topics.pattern such as {{1}}, so that each topic "
+            f"has its own, found {template!r}"
         )
 
 
@@ -226,12 +239,14 @@ def expand(
     streams: Sequence[Stream] = (),
     known: Mapping[str, str] | None = None,
 ) -> dict[str, FamilyMember]:
-    """The streams of families, by name: one for each topic that matches, and for each that matched before. Pure.
+    """The streams of families, by name: one for each topic that matches, and for each that matched
+    before. Pure.
 
-    `streams`: the streams with files of their own, whose topics are no family's. `known`: by name, the topic of each
-    member that there was before. It comes first where two topics would have one table, and stays when its topic is
-    gone. What cannot be a stream is a member with an error: a topic of two families, a table or a name of two streams.
-    One without a name of its own has that of its family with the topic, `app: app-x.y`.
+    `streams`: the streams with files of their own, whose topics are no family's. `known`: by name,
+    the topic of each member that there was before. It comes first where two topics would have one
+    table, and stays when its topic is gone. What cannot be a stream is a member with an error: a
+    topic of two families, a table or a name of two streams. One without a name of its own has that
+    of its family with the topic, `app: app-x.y`.
     """
     families, present, known = list(families), set(topics), known or {}
     taken = {table.casefold(): s.name for s in streams for table in s.tables}
@@ -241,15 +256,21 @@ def expand(
     before = {topic for _, topic in wanted}
     for topic in [*dict.fromkeys(topic for _, topic in wanted), *sorted(present - before - own)]:
         matching = [family for family in families if family.matches(topic)]
-        chosen = [family for family in matching if known.get(family.stream_name(topic)) == topic] or matching
+        chosen = [
+            family for family in matching if known.get(family.stream_name(topic)) == topic
+        ] or matching
         for family in matching:
             name = family.stream_name(topic)
-            found = _find_stream(family, topic, [f for f in chosen if f is not family], taken, members)
+            found = _find_stream(
+                family, topic, [f for f in chosen if f is not family], taken, members
+            )
             if isinstance(found, Stream):
                 taken |= dict.fromkeys(map(str.casefold, found.tables), name)
             place = name if name not in members else f"{family.name}: {topic}"
             is_gone = topic not in present
-            members[place] = FamilyMember(family.name, family.group, topic, found, is_gone, family.topics.create)
+            members[place] = FamilyMember(
+                family.name, family.group, topic, found, is_gone, family.topics.create
+            )
     return {name: member for name, member in members.items() if member.family}
 
 
@@ -264,13 +285,14 @@ def _find_stream(
     name = family.stream_name(topic)
     if rivals:
         return refused(
-            f"topic {topic}: expected one family for each topic, found that {rivals[0].file.path} matches it too; "
-            "narrow one `topics.pattern`, or use `topics.exclude`"
+            f"topic {topic}: expected one family for each topic, found that {rivals[0].file.path} "
+            "matches it too; narrow one `topics.pattern`, or use `topics.exclude`"
         )
     if name in members:
         return refused(
-            f"topic {topic}: expected a stream name of its own, found {name}, which topic {members[name].topic} has; "
-            "change `name:`, or leave one topic out with `topics.exclude`"
+            f"topic {topic}: expected a stream name of its own, found {name}, which topic "
+            f"{members[name].topic} has; change `name:`, or leave one topic out with "
+            "`topics.exclude`"
         )
     try:
         stream = family.build(topic)
@@ -279,12 +301,15 @@ def _find_stream(
     if shared := next((table for table in stream.tables if table.casefold() in taken), None):
         return refused(
             f"topic {topic}: expected tables of its own, found {shared}, which belongs to stream "
-            f"{taken[shared.casefold()]}; change `table:`, or leave one topic out with `topics.exclude`"
+            f"{taken[shared.casefold()]}; change `table:`, or leave one topic out with "
+            "`topics.exclude`"
         )
     return stream
 
 
-def _build(file: StreamFile, name: str, topic: str, table: str, fill: Callable[[str], str]) -> Stream:
+def _build(
+    file: StreamFile, name: str, topic: str, table: str, fill: Callable[[str], str]
+) -> Stream:
     values = {key: value for key, value in file.values.items() if key not in ("topics", "name")}
     if isinstance(targets := values.get("egress"), list):
         values["egress"] = [_with_place(target, fill) for target in targets]
@@ -295,7 +320,10 @@ def _with_place(target: object, fill: Callable[[str], str]) -> object:
     """A target of `egress` with the groups of its place filled."""
     if not isinstance(target, Mapping):
         return target
-    return {k: fill(value) if k in _PLACES and isinstance(value, str) else value for k, value in target.items()}
+    return {
+        k: fill(value) if k in _PLACES and isinstance(value, str) else value
+        for k, value in target.items()
+    }
 
 
 def _key(group: str) -> int | str:

@@ -20,9 +20,11 @@ UNKNOWN_NAME_LENGTH = 100
 
 
 class FormatSettings(Frozen):
-    """`format` of a stream's file: `format: avro`, or `format: {type: avro, subject: events-value}`.
+    """`format` of a stream's file: `format: avro`, or `format: {type: avro, subject:
+    events-value}`.
 
-    `subject`: the one that every schema id must belong to. `delimiter`: what separates a CSV line's fields.
+    `subject`: the one that every schema id must belong to. `delimiter`: what separates a CSV line's
+    fields.
     """
 
     type: FormatType = "json"
@@ -57,18 +59,25 @@ def parse_format(value: object) -> object:
 
 
 def check_columns(settings: FormatSettings, columns: Sequence[Column]) -> None:
-    """Raises ValueError for a column that the format can never fill, with what was expected and found."""
+    """Raises ValueError for a column that the format can never fill, with what was expected and
+    found."""
     names = {column.name for column in columns}
     for column in columns:
         actual = f"found {column.name} {column.type.upper()}"
         if settings.type == "raw" and column.type not in _RAW.get(column.name, ()):
             raise ValueError(
-                f"schema: expected with format raw the column value, BINARY or STRING, and at most a column key beside "
-                f"it, {actual}"
+                "schema: expected with format raw the column value, BINARY or STRING, and at most "
+                f"a column key beside it, {actual}"
             )
         if settings.type == "csv" and re.match(r"(array|map|struct)<", column.type):
             raise ValueError(f"schema: expected with format csv no ARRAY, MAP or STRUCT, {actual}")
-        if settings.type == "avro" and any(key != "string" for key in re.findall(r"map<(\w+)", column.type)):
-            raise ValueError(f"schema: expected with format avro only STRING as a MAP's key, {actual}")
+        if settings.type == "avro" and any(
+            key != "string" for key in re.findall(r"map<(\w+)", column.type)
+        ):
+            raise ValueError(
+                f"schema: expected with format avro only STRING as a MAP's key, {actual}"
+            )
     if settings.type == "raw" and "value" not in names:
-        raise ValueError(f"schema: expected with format raw the column value, found {', '.join(sorted(names))}")
+        raise ValueError(
+            f"schema: expected with format raw the column value, found {', '.join(sorted(names))}"
+        )

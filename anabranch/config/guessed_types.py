@@ -1,4 +1,5 @@
-"""The type that a column would need to hold values of a JSON field, as a stream's file writes it. Needs no Spark.
+"""The type that a column would need to hold values of a JSON field, as a stream's file writes it.
+Needs no Spark.
 
 A guess is wide rather than narrow: a value that does not fit makes its record a dead letter.
 """

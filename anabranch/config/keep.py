@@ -18,13 +18,15 @@ def _at_least_a_day(value: timedelta | None) -> timedelta | None:
     return value
 
 
-KeptFor = Annotated[timedelta | None, BeforeValidator(parse_retry_for), AfterValidator(_at_least_a_day)]
+KeptFor = Annotated[
+    timedelta | None, BeforeValidator(parse_retry_for), AfterValidator(_at_least_a_day)
+]
 
 
 class Keep(Frozen):
-    """How long data is kept; None: for ever. `rows` and `dead_letters` are counted from the end of their ingest hour,
-    `docs`, the pages of the quality gate, from when they were written. `ledger`: the rows of the ledger, in whole
-    quarters of a year of which nothing else is left."""
+    """How long data is kept; None: for ever. `rows` and `dead_letters` are counted from the end of
+    their ingest hour, `docs`, the pages of the quality gate, from when they were written. `ledger`:
+    the rows of the ledger, in whole quarters of a year of which nothing else is left."""
 
     rows: KeptFor = None
     dead_letters: KeptFor = None
@@ -33,8 +35,8 @@ class Keep(Frozen):
 
 
 class Archive(Frozen):
-    """The archive of a stream's records as Kafka gave them: how long, from the end of their ingest hour; None: for
-    ever."""
+    """The archive of a stream's records as Kafka gave them: how long, from the end of their ingest
+    hour; None: for ever."""
 
     raw: KeptFor
 

@@ -1,4 +1,5 @@
-"""Read the configuration's files into frozen models. Every mistake is a ConfigurationError that names file and key."""
+"""Read the configuration's files into frozen models. Every mistake is a ConfigurationError that
+names file and key."""
 
 from __future__ import annotations
 
@@ -62,13 +63,16 @@ def stream_names(folder: str | Path | None = None) -> tuple[str, ...]:
 
 
 def family_names(folder: str | Path | None = None) -> tuple[str, ...]:
-    """The families that the configuration folder has, sorted: files with `topics` in place of `topic`."""
+    """The families that the configuration folder has, sorted: files with `topics` in place of
+    `topic`."""
     return tuple(name for name, is_family in _files(folder) if is_family)
 
 
 def _files(folder: str | Path | None) -> list[tuple[str, bool]]:
     paths = sorted((resolve_folder(folder) / "streams").glob("*.yaml"))
-    return [(path.stem, _is_family(path)) for path in paths if not path.stem.endswith(".expectations")]
+    return [
+        (path.stem, _is_family(path)) for path in paths if not path.stem.endswith(".expectations")
+    ]
 
 
 def _is_family(path: Path) -> bool:
@@ -96,15 +100,15 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 
 def require_different_tables(folder: str | Path | None = None) -> None:
-    """That no two files of the configuration folder have a table in common. What else is wrong with a file is not
-    looked at: loading it raises. Raises ConfigurationError."""
+    """That no two files of the configuration folder have a table in common. What else is wrong with
+    a file is not looked at: loading it raises. Raises ConfigurationError."""
     for error in shared_tables(folder).values():
         raise error
 
 
 def shared_tables(folder: str | Path | None = None) -> dict[str, ConfigurationError]:
-    """By stream: an error for each file of which the file of a stream before it has a table too, its ledger and those
-    of views among them. Files that cannot be read are left out."""
+    """By stream: an error for each file of which the file of a stream before it has a table too,
+    its ledger and those of views among them. Files that cannot be read are left out."""
     streams = resolve_folder(folder) / "streams"
     files: dict[str, Path] = {}
     shared = {}
@@ -120,8 +124,11 @@ def shared_tables(folder: str | Path | None = None) -> dict[str, ConfigurationEr
     return shared
 
 
-def shared_tables_of(streams: Iterable[Stream], folder: str | Path | None = None) -> dict[str, ConfigurationError]:
-    """As `shared_tables`, of streams that were read from files, the first of which keeps a table of several."""
+def shared_tables_of(
+    streams: Iterable[Stream], folder: str | Path | None = None
+) -> dict[str, ConfigurationError]:
+    """As `shared_tables`, of streams that were read from files, the first of which keeps a table of
+    several."""
     owners: dict[str, str] = {}
     shared: dict[str, ConfigurationError] = {}
     files = resolve_folder(folder) / "streams"
@@ -130,25 +137,31 @@ def shared_tables_of(streams: Iterable[Stream], folder: str | Path | None = None
         for table in (stream.table, *stream.branched_tables, *stream.plain_tables, *views):
             if (other := owners.setdefault(table.casefold(), stream.name)) != stream.name:
                 path = files / f"{stream.name}.yaml"
-                shared.setdefault(stream.name, _shared(path, "table", table, files / f"{other}.yaml"))
+                shared.setdefault(
+                    stream.name, _shared(path, "table", table, files / f"{other}.yaml")
+                )
     return shared
 
 
 def _shared(path: Path, key: str, table: str, other: Path) -> ConfigurationError:
     return ConfigurationError(
-        f"{path}: {key}: expected a table of its own, found {table}, which {other} names too: a table "
-        "belongs to one stream; give one of them another name, or delete the file that was renamed"
+        f"{path}: {key}: expected a table of its own, found {table}, which {other} names too: a "
+        "table belongs to one stream; give one of them another name, or delete the file that was "
+        "renamed"
     )
 
 
 def _tables_of(written: Mapping[str, Any]) -> dict[str, str]:
-    """The names under which a file's stream has tables, and readers its views; and the key of each. As the properties
-    of Stream have them."""
+    """The names under which a file's stream has tables, and readers its views; and the key of each.
+    As the properties of Stream have them."""
     table, views = written.get("table"), written.get("views")
     if not isinstance(table, str):
         return {}
     asked = [key for key in ("egress", "archive") if written.get(key)]
-    tables = {f"{table}{suffix}": "table" for suffix in ("", "_dead_letters", "_hours", *(f"_{key}" for key in asked))}
+    tables = {
+        f"{table}{suffix}": "table"
+        for suffix in ("", "_dead_letters", "_hours", *(f"_{key}" for key in asked))
+    }
     for view in views if isinstance(views, Mapping) else ():
         tables |= dict.fromkeys((f"{table}_{view}", f"{table}_{view}{PARTIALS}"), f"views.{view}")
     return tables
@@ -172,16 +185,20 @@ def load_stream(name: str, folder: str | Path | None = None) -> Stream:
     """Read `streams/<name>.yaml` of the configuration folder. Raises ConfigurationError."""
     folder = resolve_folder(folder)
     if not NAME.fullmatch(name):
-        raise ConfigurationError(f"stream: expected a name of letters, digits and underscores, found {name!r}")
+        raise ConfigurationError(
+            f"stream: expected a name of letters, digits and underscores, found {name!r}"
+        )
     path = folder / "streams" / f"{name}.yaml"
     if path.is_file() and _is_family(path):
         raise ConfigurationError(
-            f"stream {name!r}: expected a stream, found that {path} is a family; name one of its streams, which "
-            "`anabranch streams` lists"
+            f"stream {name!r}: expected a stream, found that {path} is a family; name one of its "
+            "streams, which `anabranch streams` lists"
         )
     if not path.is_file():
         known = ", ".join(stream_names(folder)) or "none"
-        raise ConfigurationError(f"stream {name!r}: expected the file {path}, found none (known streams: {known})")
+        raise ConfigurationError(
+            f"stream {name!r}: expected the file {path}, found none (known streams: {known})"
+        )
     file = read_stream_file(path, folder / DEFAULTS)
     stream = build_stream(file, {"name": name})
     require_services(stream, folder)
@@ -189,8 +206,8 @@ def load_stream(name: str, folder: str | Path | None = None) -> Stream:
 
 
 def require_services(stream: Stream, folder: Path) -> None:
-    """That the environment names a schema registry, for a format that needs one, and has the secret of columns that are
-    hashed. Raises ConfigurationError."""
+    """That the environment names a schema registry, for a format that needs one, and has the secret
+    of columns that are hashed. Raises ConfigurationError."""
     if not (stream.masks or stream.format.needs_registry):
         return
     environment = load_environment(folder)
@@ -201,14 +218,15 @@ def require_services(stream: Stream, folder: Path) -> None:
         )
     if stream.format.needs_registry and environment.registry is None:
         raise ConfigurationError(
-            f"{folder / 'anabranch.yaml'}: registry: expected the url of a schema registry, which format "
-            f"{stream.format.type} of stream {stream.name} needs, found none"
+            f"{folder / 'anabranch.yaml'}: registry: expected the url of a schema registry, which "
+            f"format {stream.format.type} of stream {stream.name} needs, found none"
         )
 
 
 @dataclass(frozen=True)
 class StreamFile:
-    """A stream's file above the defaults: `values` with variables replaced, the others as written."""
+    """A stream's file above the defaults: `values` with variables replaced, the others as
+    written."""
 
     path: Path
     own: Mapping[str, Any]
@@ -218,7 +236,9 @@ class StreamFile:
 
     def source(self, key: Sequence[Any]) -> Path:
         """The file that a key comes from; a key that neither has is missing in the stream's own."""
-        return self.defaults_path if _depth(self.defaults, key) > _depth(self.own, key) else self.path
+        return (
+            self.defaults_path if _depth(self.defaults, key) > _depth(self.own, key) else self.path
+        )
 
 
 def read_stream_file(path: Path, defaults_path: Path) -> StreamFile:
@@ -226,8 +246,8 @@ def read_stream_file(path: Path, defaults_path: Path) -> StreamFile:
     defaults = _parse(defaults_path) if defaults_path.is_file() else {}
     if taken := [key for key in OF_ONE_STREAM if key in defaults]:
         raise ConfigurationError(
-            f"{defaults_path}: {taken[0]}: expected keys that streams share, found one that each stream has for "
-            "itself; move it to the stream's file"
+            f"{defaults_path}: {taken[0]}: expected keys that streams share, found one that each "
+            "stream has for itself; move it to the stream's file"
         )
     own = _parse(path)
     values = merge(_substitute(defaults_path, "", defaults), _substitute(path, "", own))
@@ -254,11 +274,16 @@ def _depth(values: Any, key: Sequence[Any]) -> int:
     return len(key)
 
 
-def build_stream(file: StreamFile, given: Mapping[str, Any], values: Mapping[str, Any] | None = None) -> Stream:
-    """The stream of a file, or of `values` in its place, with values that no file has. Raises ConfigurationError."""
+def build_stream(
+    file: StreamFile, given: Mapping[str, Any], values: Mapping[str, Any] | None = None
+) -> Stream:
+    """The stream of a file, or of `values` in its place, with values that no file has. Raises
+    ConfigurationError."""
     data = {**(file.values if values is None else values), **given}
     if ours := sorted(OURS & data.keys()):
-        raise ConfigurationError(f"{file.source(ours[:1])}: {ours[0]}: expected no such key, found it; remove it")
+        raise ConfigurationError(
+            f"{file.source(ours[:1])}: {ours[0]}: expected no such key, found it; remove it"
+        )
     if data.get("schema") == FROM_REGISTRY or isinstance(data.get("schema"), Mapping):
         return _build_without_columns(file, data)
     try:
@@ -266,7 +291,10 @@ def build_stream(file: StreamFile, given: Mapping[str, Any], values: Mapping[str
         fields = columns = parse_columns(data["schema"]) if "schema" in data else ()
         if data.get("unknown") == "rescue":
             if taken := [c.name for c in fields if c.name.lower() == RESCUED.name]:
-                raise ValueError(f"expected names other than {RESCUED.name} with unknown: rescue, found {taken[0]}")
+                raise ValueError(
+                    f"expected names other than {RESCUED.name} with unknown: rescue, found "
+                    f"{taken[0]}"
+                )
             columns = (*fields, RESCUED)
     except ValueError as error:
         raise ConfigurationError(f"{file.source(['schema'])}: schema: {error}") from None
@@ -285,16 +313,21 @@ def _build_without_columns(file: StreamFile, data: dict[str, Any]) -> Stream:
     """The stream of a file with `schema: registry`, whose columns are read from its table later."""
     if "select" in data:
         raise ConfigurationError(
-            f"{file.source(['select'])}: select: expected columns in schema, found registry; name the fields in schema"
+            f"{file.source(['select'])}: select: expected columns in schema, found registry; name "
+            "the fields in schema"
         )
     said = data["schema"] if isinstance(data["schema"], Mapping) else {}
     source, raw = file.source(["schema"]), merge(file.defaults, file.own)["schema"]
     try:
-        schema = validated(lambda _: source, SubjectSchema, said, raw if isinstance(raw, Mapping) else {})
+        schema = validated(
+            lambda _: source, SubjectSchema, said, raw if isinstance(raw, Mapping) else {}
+        )
     except ConfigurationError as error:
         text = str(error).replace(f"{source}: ", f"{source}: schema.")
         raise ConfigurationError(text) from None
-    return _validated_stream(file, {**data, "schema": FROM_REGISTRY, "subject_schema": schema, "columns": ()})
+    return _validated_stream(
+        file, {**data, "schema": FROM_REGISTRY, "subject_schema": schema, "columns": ()}
+    )
 
 
 def _validated_stream(file: StreamFile, data: dict[str, Any]) -> Stream:
@@ -302,7 +335,9 @@ def _validated_stream(file: StreamFile, data: dict[str, Any]) -> Stream:
         path = file.source(["expectations"])
         data["expectations"] = path.parent / data["expectations"]
         if not data["expectations"].is_file():
-            raise ConfigurationError(f"{path}: expectations: expected the file {data['expectations']}, found none")
+            raise ConfigurationError(
+                f"{path}: expectations: expected the file {data['expectations']}, found none"
+            )
     stream = validated(file.source, Stream, data, merge(file.defaults, file.own))
     remember(secrets_of(stream))
     return stream
@@ -324,7 +359,9 @@ def _parse(path: Path) -> dict[str, Any]:
         ) from None
     except yaml.YAMLError as error:
         # Neither its text nor the error itself goes on: both have lines of the file.
-        raise ConfigurationError(f"{path}: expected readable YAML, found: {explain_yaml(error)}") from None
+        raise ConfigurationError(
+            f"{path}: expected readable YAML, found: {explain_yaml(error)}"
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path}: expected readable YAML, found: {error}") from error
     if not isinstance(data, dict):
@@ -344,18 +381,25 @@ def _substitute(path: Path, key: str, value: Any) -> Any:
         name, default = match.groups()
         replacement = os.environ.get(name, default)
         if replacement is None:
-            raise ConfigurationError(f"{path}: {key}: expected the environment variable {name}, found it unset")
+            raise ConfigurationError(
+                f"{path}: {key}: expected the environment variable {name}, found it unset"
+            )
         return replacement
 
     return REFERENCE.sub(lookup, value)
 
 
 def validated(
-    source: Callable[[Sequence[Any]], Path], model: type[M], data: Mapping[str, Any], raw: Mapping[str, Any]
+    source: Callable[[Sequence[Any]], Path],
+    model: type[M],
+    data: Mapping[str, Any],
+    raw: Mapping[str, Any],
 ) -> M:
     """`source`: the file that a key is in."""
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        mistakes = "\n".join(f"{source(key)}: {line}" for key, line in explain_mistakes(model, raw, error))
+        mistakes = "\n".join(
+            f"{source(key)}: {line}" for key, line in explain_mistakes(model, raw, error)
+        )
         raise ConfigurationError(mistakes) from None

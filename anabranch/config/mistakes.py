@@ -1,7 +1,8 @@
-"""Messages for mistakes in configuration files: key, expected, and found unless that may be a secret.
+"""Messages for mistakes in configuration files: key, expected, and found unless that may be a
+secret.
 
-A value is repeated only if it is a single one, no secret by its key, and written in the file itself: what came from the
-environment is named by its variable.
+A value is repeated only if it is a single one, no secret by its key, and written in the file
+itself: what came from the environment is named by its variable.
 """
 
 from __future__ import annotations
@@ -21,13 +22,17 @@ REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 
 # Values under these keys never appear in a message.
 _SECRETS = frozenset({"security", "properties", "webhook", "headers", "conf", "erasure"})
-_SECRET = re.compile(r"pass|secret|token|credential|access.?key|api.?key|private|jaas", re.IGNORECASE)
+_SECRET = re.compile(
+    r"pass|secret|token|credential|access.?key|api.?key|private|jaas", re.IGNORECASE
+)
 _LONGEST = 200
 # Up to the last @, since a password may have a slash or an @ of its own.
 _USER = re.compile(r"//.*@", re.DOTALL)
 # What YAML's parser repeats of a file; a character that it expected is none.
 _QUOTED = re.compile(r"'(?!<)[^']{2,}'|\"[^\"]*\"")
-_SEVERAL = frozenset({"dict_type", "model_type", "model_attributes_type", "tuple_type", "list_type"})
+_SEVERAL = frozenset(
+    {"dict_type", "model_type", "model_attributes_type", "tuple_type", "list_type"}
+)
 # Messages that replace Pydantic's; all others stay as they are.
 _WORDS = {
     "missing": "required key, found none",
@@ -64,7 +69,10 @@ def without_user(address: str) -> str:
 def explain_yaml(error: yaml.YAMLError) -> str:
     """Where a file is no YAML and why, without any of its text. Pure."""
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-    why = " ".join(filter(None, (getattr(error, "context", None), getattr(error, "problem", None)))) or "no YAML"
+    why = (
+        " ".join(filter(None, (getattr(error, "context", None), getattr(error, "problem", None))))
+        or "no YAML"
+    )
     why = why if isinstance(error, RepeatedKey) else _QUOTED.sub("…", why)
     return f"line {mark.line + 1}, column {mark.column + 1}: {why}" if mark is not None else why
 
@@ -76,10 +84,11 @@ class RepeatedKey(yaml.constructor.ConstructorError):
 def explain_mistakes(
     model: type[BaseModel], raw: Mapping[str, Any], error: ValidationError
 ) -> list[tuple[tuple[Any, ...], str]]:
-    """The key and a line for each mistake, unknown keys first: one that is missing is often one that is misspelt.
-    `raw`: the file before variables were replaced. Pure."""
+    """The key and a line for each mistake, unknown keys first: one that is missing is often one
+    that is misspelt. `raw`: the file before variables were replaced. Pure."""
     problems = sorted(
-        error.errors(include_url=False, include_context=False), key=lambda p: p["type"] != "extra_forbidden"
+        error.errors(include_url=False, include_context=False),
+        key=lambda p: p["type"] != "extra_forbidden",
     )
     return [(tuple(problem["loc"]), _explain(model, raw, problem)) for problem in problems]
 
@@ -94,13 +103,19 @@ def _explain(model: type[BaseModel], raw: Mapping[str, Any], problem: Mapping[st
     if kind == "missing" and loc == ("schema",):
         message = f"{NO_COLUMNS}, found none"
     if kind == "string_pattern_mismatch":
-        message = _FORMS.get(str(loc[-1]), message.replace("String should match pattern", "expected the form"))
+        message = _FORMS.get(
+            str(loc[-1]), message.replace("String should match pattern", "expected the form")
+        )
     message = _SHOULD.sub("expected ", message)
     written = _written(raw, loc)
     if kind == "value_error":
         for name, value in _substituted(written):
             message = message.replace(value, f"${{{name}}}")
-    found = "" if kind == "missing" or not key else f", found {_found(loc, kind, problem['input'], written)}"
+    found = (
+        ""
+        if kind == "missing" or not key
+        else f", found {_found(loc, kind, problem['input'], written)}"
+    )
     return f"{where}{message}{found}"
 
 
@@ -124,7 +139,9 @@ def _found(loc: Sequence[Any], kind: str, value: Any, written: Any) -> str:
     several = list(value) if isinstance(value, list | tuple) else [value]
     if not all(item is None or isinstance(item, str | int | float) for item in several):
         return type(value).__name__
-    if isinstance(written, list) and any(isinstance(item, str) and REFERENCE.search(item) for item in written):
+    if isinstance(written, list) and any(
+        isinstance(item, str) and REFERENCE.search(item) for item in written
+    ):
         return type(value).__name__
     if isinstance(written, str) and (names := [match[1] for match in REFERENCE.finditer(written)]):
         return f"{'nothing' if value == '' else 'the value'} of ${{{'}, ${'.join(names)}}}"
@@ -133,15 +150,21 @@ def _found(loc: Sequence[Any], kind: str, value: Any, written: Any) -> str:
 
 
 def _written(raw: Any, loc: Sequence[Any]) -> Any:
-    """The file's value at a location; parts of the location that only select a model are no keys."""
+    """The file's value at a location; parts of the location that only select a model are no
+    keys."""
     for part in loc:
-        has_it = part in raw if isinstance(raw, Mapping) else isinstance(raw, list) and part in range(len(raw))
+        has_it = (
+            part in raw
+            if isinstance(raw, Mapping)
+            else isinstance(raw, list) and part in range(len(raw))
+        )
         raw = raw[part] if has_it else raw
     return raw
 
 
 def _substituted(written: Any) -> Iterator[tuple[str, str]]:
-    """By name, the values of the variables that a part of the file refers to; those of a few characters are words."""
+    """By name, the values of the variables that a part of the file refers to; those of a few
+    characters are words."""
     import os
 
     if isinstance(written, Mapping):
@@ -161,7 +184,11 @@ def _known(model: type[BaseModel], loc: Sequence[Any]) -> list[str]:
     models = [model]
     for part in loc:
         inner = [
-            m for one in models for name, f in one.model_fields.items() if part in (name, f.alias) for m in _models(f)
+            m
+            for one in models
+            for name, f in one.model_fields.items()
+            if part in (name, f.alias)
+            for m in _models(f)
         ]
         models = inner or models
     names = {field.alias or name for one in models for name, field in one.model_fields.items()}

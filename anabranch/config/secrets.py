@@ -17,7 +17,12 @@ _PASSWORD = re.compile(r"""password\s*=\s*["']([^"']+)["']""", re.IGNORECASE)
 
 def secrets_of(model: BaseModel) -> set[str]:
     """The passwords and keys of a configuration and of what it holds. Pure."""
-    return {text for name in type(model).model_fields for text in _of(name, getattr(model, name)) if text}
+    return {
+        text
+        for name in type(model).model_fields
+        for text in _of(name, getattr(model, name))
+        if text
+    }
 
 
 def _of(key: str, value: Any) -> Iterator[str]:

@@ -1,9 +1,10 @@
 """`select:` of a stream's file: the columns of the table, each made of a record. Needs no JVM.
 
-An expression is Spark SQL of the functions below. All of them are deterministic and throw for no value, however bad,
-with ANSI mode off: a record may never stop a job. So there are no regular expressions, which exhaust the stack; no
-functions whose result grows with a number in a record, or with the product of two lengths; no arithmetic of dates,
-which overflows; and nothing that depends on the present. `anabranch.records.selected` checks what depends on types.
+An expression is Spark SQL of the functions below. All of them are deterministic and throw for no
+value, however bad, with ANSI mode off: a record may never stop a job. So there are no regular
+expressions, which exhaust the stack; no functions whose result grows with a number in a record, or
+with the product of two lengths; no arithmetic of dates, which overflows; and nothing that depends
+on the present. `anabranch.records.selected` checks what depends on types.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ if TYPE_CHECKING:
 Kind = Literal["field", "sql", "hash", "truncate", "kafka", "header"]
 
 _FUNCTIONS = """
-    lower upper initcap trim ltrim rtrim btrim length char_length character_length octet_length bit_length
-    substring substr left right concat concat_ws translate reverse instr locate position
+    lower upper initcap trim ltrim rtrim btrim length char_length character_length octet_length
+    bit_length substring substr left right concat concat_ws translate reverse instr locate position
     startswith endswith contains ascii
     md5 sha sha1 sha2 crc32 xxhash64 hash base64 hex unhex
     coalesce nullif nvl nvl2 ifnull if isnull isnotnull isnan nanvl greatest least
-    abs sign signum floor ceil ceiling round bround sqrt cbrt exp ln log10 log2 pow power mod pmod degrees radians
-    array_size array_contains array_join map_contains_key get
-    unix_seconds unix_millis unix_micros unix_date date_trunc year quarter month day dayofmonth dayofweek weekday
-    dayofyear weekofyear hour minute second datediff last_day
+    abs sign signum floor ceil ceiling round bround sqrt cbrt exp ln log10 log2 pow power mod pmod
+    degrees radians array_size array_contains array_join map_contains_key get
+    unix_seconds unix_millis unix_micros unix_date date_trunc year quarter month day
+    dayofmonth dayofweek weekday dayofyear weekofyear hour minute second datediff last_day
 """
 FUNCTIONS = frozenset(re.findall(r"\w+", _FUNCTIONS))
 """What an expression may call."""
@@ -44,21 +45,28 @@ KAFKA: Mapping[str, str] = {
 """The types of what `kafka` makes a column of."""
 
 _NAMES = ("kafka_key", "kafka_topic", "kafka_partition", "kafka_offset", "kafka_timestamp")
-_WORDS = frozenset(re.split(" ", "AND OR NOT IS NULL TRUE FALSE IN BETWEEN CASE WHEN THEN ELSE END DIV"))
+_WORDS = frozenset(
+    re.split(" ", "AND OR NOT IS NULL TRUE FALSE IN BETWEEN CASE WHEN THEN ELSE END DIV")
+)
 _CASTS = ("CAST", "TRY_CAST")
 _CASES = ("LOWER", "UPPER")
-_CAST_TYPES = frozenset(re.split(" ", "STRING INT INTEGER BIGINT LONG FLOAT DOUBLE BOOLEAN DATE BINARY DECIMAL"))
+_CAST_TYPES = frozenset(
+    re.split(" ", "STRING INT INTEGER BIGINT LONG FLOAT DOUBLE BOOLEAN DATE BINARY DECIMAL")
+)
 _MARKS = frozenset(re.split(" ", "( ) [ ] , . + - * / % = == != <> < > <= >= <=> || &"))
 _UNITS = ("day", "hour", "minute", "second")
-_SIMPLE = re.compile(r"(string|int|bigint|float|double|boolean|date|timestamp|binary|decimal\(\d+,\d+\))")
+_SIMPLE = re.compile(
+    r"(string|int|bigint|float|double|boolean|date|timestamp|binary|decimal\(\d+,\d+\))"
+)
 
 
 @dataclass(frozen=True)
 class SelectedColumn:
-    """A column of the table. `sql`: Spark SQL over the fields of a record as `_row_<field>` and what Kafka has of it,
-    times of an expression as `_at_<field>`, null outside the calendar; of a `hash`, the bytes to hash. `fields`: those
-    that it reads. `masks`: it is hashed with the secret of the configuration. `is_checked`: its type is that of an
-    expression, which Spark alone knows. `source`: what the file makes it of, as JSON."""
+    """A column of the table. `sql`: Spark SQL over the fields of a record as `_row_<field>` and
+    what Kafka has of it, times of an expression as `_at_<field>`, null outside the calendar; of a
+    `hash`, the bytes to hash. `fields`: those that it reads. `masks`: it is hashed with the secret
+    of the configuration. `is_checked`: its type is that of an expression, which Spark alone knows.
+    `source`: what the file makes it of, as JSON."""
 
     name: str
     kind: Kind
@@ -85,23 +93,30 @@ class _Expression:
 
 
 def parse_select(value: object, fields: Sequence[Column]) -> tuple[SelectedColumn, ...]:
-    """The columns of a table by a file's `select`, of records with these `fields`. Raises ValueError with the column,
-    what was expected and what was found."""
+    """The columns of a table by a file's `select`, of records with these `fields`. Raises
+    ValueError with the column, what was expected and what was found."""
     if not isinstance(value, list) or not value:
-        raise ValueError(f"expected a list of columns, such as [event_id, {{player: player_id}}], found {value!r}")
+        raise ValueError(
+            "expected a list of columns, such as [event_id, {player: player_id}], found "
+            f"{value!r}"
+        )
     by_name = {column.name: column for column in fields}
     selected = []
     for item in value:
         name, source = (item, item) if isinstance(item, str) else _named(item)
         if not NAME.fullmatch(name):
-            raise ValueError(f"expected a column name of letters, digits and underscores, found {name!r}")
+            raise ValueError(
+                f"expected a column name of letters, digits and underscores, found {name!r}"
+            )
         try:
             one = _parse(name, source, by_name)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
         selected.append(replace(one, source=json.dumps(source, sort_keys=True)))
     if repeated := repeated_name(s.name for s in selected):
-        raise ValueError(f"expected each column once, found {repeated!r} twice (case does not count)")
+        raise ValueError(
+            f"expected each column once, found {repeated!r} twice (case does not count)"
+        )
     if any(s.name.lower() == RESCUED.name for s in selected):
         raise ValueError(f"expected names other than {RESCUED.name}, found it")
     return tuple(selected)
@@ -109,7 +124,9 @@ def parse_select(value: object, fields: Sequence[Column]) -> tuple[SelectedColum
 
 def _named(item: object) -> tuple[str, Any]:
     if not isinstance(item, dict) or len(item) != 1:
-        raise ValueError(f"expected a name, or one name with what the column is made of, found {item!r}")
+        raise ValueError(
+            f"expected a name, or one name with what the column is made of, found {item!r}"
+        )
     [(name, source)] = item.items()
     return str(name), source
 
@@ -117,14 +134,22 @@ def _named(item: object) -> tuple[str, Any]:
 def _parse(name: str, source: object, fields: Mapping[str, Column]) -> SelectedColumn:
     if isinstance(source, str):
         if source not in fields:
-            raise ValueError(f"expected a field of the schema, found {source!r}; an expression is {{sql: …, type: …}}")
+            raise ValueError(
+                f"expected a field of the schema, found {source!r}; an expression is {{sql: …, "
+                "type: …}"
+            )
         field = fields[source]
-        return SelectedColumn(name, "field", f"`_row_{source}`", (source,), field.type, field.nullable)
+        return SelectedColumn(
+            name, "field", f"`_row_{source}`", (source,), field.type, field.nullable
+        )
     if not isinstance(source, dict):
         raise ValueError(f"expected a field's name or a mapping, found {source!r}")
     kinds = [kind for kind in ("sql", "hash", "truncate", "kafka", "header") if kind in source]
     if len(kinds) != 1:
-        raise ValueError(f"expected one of sql, hash, truncate, kafka and header, found {', '.join(source) or 'none'}")
+        raise ValueError(
+            "expected one of sql, hash, truncate, kafka and header, found "
+            f"{', '.join(source) or 'none'}"
+        )
     more = {"sql": {"type"}, "truncate": {"to"}, "kafka": {"type"}}.get(kinds[0], set())
     if other := sorted({*source} - {kinds[0]} - more):
         raise ValueError(f"expected {', '.join([kinds[0], *sorted(more)])}, found {other[0]!r}")
@@ -141,7 +166,9 @@ def _parse(name: str, source: object, fields: Mapping[str, Column]) -> SelectedC
             return _parse_header(name, source["header"])
 
 
-def _parse_sql(name: str, source: Mapping[str, Any], fields: Mapping[str, Column]) -> SelectedColumn:
+def _parse_sql(
+    name: str, source: Mapping[str, Any], fields: Mapping[str, Column]
+) -> SelectedColumn:
     expression = parse_expression(source["sql"], fields)
     kind = source.get("type")
     try:
@@ -149,34 +176,52 @@ def _parse_sql(name: str, source: Mapping[str, Any], fields: Mapping[str, Column
     except ValueError as error:
         raise ValueError(f"type: {error}") from None
     if not _SIMPLE.fullmatch(column.type) or not column.nullable:
-        raise ValueError(f"type: expected a type without fields, elements and NOT NULL, found {kind!r}")
-    return SelectedColumn(name, "sql", f"({expression.sql})", expression.fields, column.type, True, is_checked=True)
+        raise ValueError(
+            f"type: expected a type without fields, elements and NOT NULL, found {kind!r}"
+        )
+    return SelectedColumn(
+        name, "sql", f"({expression.sql})", expression.fields, column.type, True, is_checked=True
+    )
 
 
 def _parse_hash(name: str, text: object, fields: Mapping[str, Column]) -> SelectedColumn:
     expression = parse_expression(text, fields)
     field = fields.get(text) if isinstance(text, str) else None
-    if field is not None and field.type not in ("string", "binary", "int", "bigint", "date", "boolean"):
-        raise ValueError(f"hash: expected a STRING, BINARY, INT, BIGINT, DATE or BOOLEAN, found {field.type.upper()}")
+    if field is not None and field.type not in (
+        "string",
+        "binary",
+        "int",
+        "bigint",
+        "date",
+        "boolean",
+    ):
+        raise ValueError(
+            "hash: expected a STRING, BINARY, INT, BIGINT, DATE or BOOLEAN, found "
+            f"{field.type.upper()}"
+        )
     as_bytes = f"CAST(CAST(({expression.sql}) AS STRING) AS BINARY)"
     return SelectedColumn(name, "hash", as_bytes, expression.fields, "string", True)
 
 
-def _parse_truncate(name: str, source: Mapping[str, Any], fields: Mapping[str, Column]) -> SelectedColumn:
+def _parse_truncate(
+    name: str, source: Mapping[str, Any], fields: Mapping[str, Column]
+) -> SelectedColumn:
     text, to = source["truncate"], source.get("to")
     expression = parse_expression(text, fields)
     field = fields.get(text) if isinstance(text, str) else None
     if isinstance(to, int) and not isinstance(to, bool):
         if field is not None and field.type != "string":
-            raise ValueError(f"to: expected one of {', '.join(_UNITS)} for a {field.type.upper()}, found {to!r}")
+            raise ValueError(
+                f"to: expected one of {', '.join(_UNITS)} for a {field.type.upper()}, found {to!r}"
+            )
         if not 0 < to < 2**31:
             raise ValueError(f"to: expected a number of characters, found {to!r}")
         sql = f"substring(CAST(({expression.sql}) AS STRING), 1, {to})"
         return SelectedColumn(name, "truncate", as_text(sql), expression.fields, "string", True)
     if field is None or field.type != "timestamp" or to not in _UNITS:
         raise ValueError(
-            f"to: expected a number of characters, or for a TIMESTAMP of the schema one of {', '.join(_UNITS)}, found "
-            f"{to!r}"
+            "to: expected a number of characters, or for a TIMESTAMP of the schema one of "
+            f"{', '.join(_UNITS)}, found {to!r}"
         )
     sql = f"date_trunc('{to}', {expression.sql})"
     return SelectedColumn(name, "truncate", sql, expression.fields, "timestamp", True)
@@ -194,27 +239,39 @@ def _parse_kafka(name: str, source: Mapping[str, Any]) -> SelectedColumn:
 
 
 def _parse_header(name: str, header: object) -> SelectedColumn:
-    if not isinstance(header, str) or not header or "'" in header or "\\" in header or "${" in header:
-        raise ValueError(f"header: expected the name of a header, without quotes and backslashes, found {header!r}")
+    if (
+        not isinstance(header, str)
+        or not header
+        or "'" in header
+        or "\\" in header
+        or "${" in header
+    ):
+        raise ValueError(
+            "header: expected the name of a header, without quotes and backslashes, found "
+            f"{header!r}"
+        )
     value = f"element_at(filter(kafka_headers, h -> h.key = '{header}'), -1).value"
     last = f"IF(exists(kafka_headers, h -> h.key = '{header}'), {value}, NULL)"
     return SelectedColumn(name, "header", as_text(last), (), "string", True)
 
 
 def as_text(sql: str) -> str:
-    """SQL for bytes, or a text, as a text; null where it is not UTF-8, which readers of Parquet refuse."""
+    """SQL for bytes, or a text, as a text; null where it is not UTF-8, which readers of Parquet
+    refuse."""
     return f"try_validate_utf8(CAST(({sql}) AS STRING))"
 
 
 def parse_expression(text: object, fields: Mapping[str, Column]) -> _Expression:
-    """An expression over the fields, in which each is `_row_<field>`. Raises ValueError for anything but the words,
-    functions and names above."""
+    """An expression over the fields, in which each is `_row_<field>`. Raises ValueError for
+    anything but the words, functions and names above."""
     import sqlglot
     from sqlglot import exp
 
     if not isinstance(text, str) or not text.strip():
         raise ValueError(f"expected an expression of Spark SQL, found {text!r}")
-    if wrong := next((mark for mark in ("\\", '"', "--", "/*", "${", ";", "`") if mark in text), None):
+    if wrong := next(
+        (mark for mark in ("\\", '"', "--", "/*", "${", ";", "`") if mark in text), None
+    ):
         raise ValueError(f"expected an expression without {wrong!r}, found {text!r}")
     try:
         tokens = sqlglot.tokenize(text, read="spark")
@@ -222,7 +279,9 @@ def parse_expression(text: object, fields: Mapping[str, Column]) -> _Expression:
     except sqlglot.errors.SqlglotError as error:
         found = f"{text!r} ({str(error).splitlines()[0]})"
         raise ValueError(f"expected an expression of Spark SQL, found {found}") from None
-    if not isinstance(parsed, exp.Expression) or parsed.find(exp.Star, exp.Query, exp.Alias, exp.Window, exp.Lambda):
+    if not isinstance(parsed, exp.Expression) or parsed.find(
+        exp.Star, exp.Query, exp.Alias, exp.Window, exp.Lambda
+    ):
         raise ValueError(f"expected one expression, found {text!r}")
     return _with_fields(text, tokens, fields)
 
@@ -242,10 +301,11 @@ def _with_fields(text: str, tokens: Sequence[Token], fields: Mapping[str, Column
 
 
 def _wrapped(text: str, tokens: Sequence[Token]) -> tuple[dict[int, str], dict[int, str]]:
-    """What comes before and after tokens of calls that are safe, or deterministic, only within others.
+    """What comes before and after tokens of calls that are safe, or deterministic, only within
+    others.
 
-    A cast to a text: functions read beyond the end of one that is cut within a character. A change of case: by the
-    rules of no language, whatever Java's locale.
+    A cast to a text: functions read beyond the end of one that is cut within a character. A change
+    of case: by the rules of no language, whatever Java's locale.
     """
     words = [text[token.start : token.end + 1].upper() for token in tokens]
     before, after, is_open = dict[int, str](), dict[int, str](), list[int]()
@@ -274,8 +334,11 @@ def is_time(field: Column) -> bool:
     return field.type in ("timestamp", "date")
 
 
-def _judged(text: str, tokens: Sequence[Token], fields: Mapping[str, str]) -> Iterator[tuple[Token, str | None]]:
-    """Each token with the field that it names. Raises ValueError for a token that may not be there."""
+def _judged(
+    text: str, tokens: Sequence[Token], fields: Mapping[str, str]
+) -> Iterator[tuple[Token, str | None]]:
+    """Each token with the field that it names. Raises ValueError for a token that may not be
+    there."""
     casts: list[bool] = []
     for i, token in enumerate(tokens):
         word = text[token.start : token.end + 1]
@@ -289,22 +352,34 @@ def _judged(text: str, tokens: Sequence[Token], fields: Mapping[str, str]) -> It
         if NAME.fullmatch(word):
             in_cast = bool(casts) and casts[-1]
             field = _name(word, before, after, in_cast, fields)
-        elif not (word in _MARKS or re.fullmatch(r"'[^']*'|[Xx]'[0-9A-Fa-f]*'|\d+(\.\d+)?([eE][+-]?\d+)?", word)):
-            raise ValueError(f"expected an expression of names, functions, numbers and texts, found {word!r}")
+        elif not (
+            word in _MARKS
+            or re.fullmatch(r"'[^']*'|[Xx]'[0-9A-Fa-f]*'|\d+(\.\d+)?([eE][+-]?\d+)?", word)
+        ):
+            raise ValueError(
+                f"expected an expression of names, functions, numbers and texts, found {word!r}"
+            )
         yield token, field
 
 
-def _name(word: str, before: str, after: str, in_cast: bool, fields: Mapping[str, str]) -> str | None:
-    """The field that a word names, if it names one. Raises ValueError for a word that may not be there."""
+def _name(
+    word: str, before: str, after: str, in_cast: bool, fields: Mapping[str, str]
+) -> str | None:
+    """The field that a word names, if it names one. Raises ValueError for a word that may not be
+    there."""
     upper = word.upper()
     if in_cast and (upper == "AS" or (before.upper() == "AS" and upper in _CAST_TYPES)):
         return None
     if before.upper() == "AS":
-        raise ValueError(f"expected a cast to one of {', '.join(sorted(_CAST_TYPES))}, found {word}")
+        raise ValueError(
+            f"expected a cast to one of {', '.join(sorted(_CAST_TYPES))}, found {word}"
+        )
     if after == "(":
         if upper in _WORDS or upper in _CASTS or word.lower() in FUNCTIONS:
             return None
-        raise ValueError(f"expected one of the functions {', '.join(sorted(FUNCTIONS))}, found {word!r}")
+        raise ValueError(
+            f"expected one of the functions {', '.join(sorted(FUNCTIONS))}, found {word!r}"
+        )
     if before == ".":
         return None
     if upper in _WORDS or word.lower() in _NAMES:
@@ -313,4 +388,6 @@ def _name(word: str, before: str, after: str, in_cast: bool, fields: Mapping[str
         return None
     if (field := fields.get(word.lower())) is not None:
         return field
-    raise ValueError(f"expected a field of the schema or one of {', '.join(_NAMES)}, found {word!r}")
+    raise ValueError(
+        f"expected a field of the schema or one of {', '.join(_NAMES)}, found {word!r}"
+    )

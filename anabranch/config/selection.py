@@ -1,4 +1,5 @@
-"""The streams that a command or a process works with: by name, by group, or all of the configuration folder."""
+"""The streams that a command or a process works with: by name, by group, or all of the
+configuration folder."""
 
 from __future__ import annotations
 
@@ -28,29 +29,37 @@ def select_streams(
     every: bool = False,
     members: Callable[[], Members] | None = None,
 ) -> Selected:
-    """The streams that are named, those with `group: GROUP`, or every stream; names keep their order.
+    """The streams that are named, those with `group: GROUP`, or every stream; names keep their
+    order.
 
-    `members` gives the streams of families, and is called only if the folder has a family that may be selected. Without
-    it families are left out, and so are names that may be of a family. A file that is wrong is in the result with its
-    error, and changes nothing for other streams. One whose group cannot be read belongs to every group. Raises
-    ConfigurationError for a name without a file, a group or a folder without streams, and for anything but one of the
-    three ways to select.
+    `members` gives the streams of families, and is called only if the folder has a family that may
+    be selected. Without it families are left out, and so are names that may be of a family. A file
+    that is wrong is in the result with its error, and changes nothing for other streams. One whose
+    group cannot be read belongs to every group. Raises ConfigurationError for a name without a
+    file, a group or a folder without streams, and for anything but one of the three ways to select.
     """
     if [bool(names), group is not None, every].count(True) != 1:
-        raise ConfigurationError("streams: expected names, or --group NAME, or --all; give one of them")
+        raise ConfigurationError(
+            "streams: expected names, or --group NAME, or --all; give one of them"
+        )
     known, families = stream_names(folder), family_names(folder)
     if names:
         return _named(folder, tuple(dict.fromkeys(names)), known, members, bool(families))
     if not known and not families:
         raise ConfigurationError(
-            f"{resolve_folder(folder)}/streams: expected a stream's file, found none; `anabranch init` writes examples"
+            f"{resolve_folder(folder)}/streams: expected a stream's file, found none; `anabranch "
+            "init` writes examples"
         )
     selected = {name: _load(name, folder) for name in known}
     groups = {name: group_in_file(name, folder) for name in broken(selected)}
     groups |= {stream.name: stream.group for stream in loaded(selected)}
     of_families = {name: group_in_file(name, folder) for name in families}
     if members is not None and (group is None or {group, UNREADABLE} & {*of_families.values()}):
-        wrong = {name: found for name, found in load_families(folder).items() if isinstance(found, ConfigurationError)}
+        wrong = {
+            name: found
+            for name, found in load_families(folder).items()
+            if isinstance(found, ConfigurationError)
+        }
         selected |= wrong
         groups |= {name: of_families[name] for name in wrong}
         found = members()
@@ -59,10 +68,13 @@ def select_streams(
     if group is None:
         return selected
     if group not in (*groups.values(), *of_families.values()):
-        names_of = sorted({str(name) for name in (*groups.values(), *of_families.values())} - {"None", UNREADABLE})
+        names_of = sorted(
+            {str(name) for name in (*groups.values(), *of_families.values())} - {"None", UNREADABLE}
+        )
         raise ConfigurationError(
-            f"group {group!r}: expected a stream's file with `group: {group}` in {resolve_folder(folder)}/streams, "
-            f"found none (known groups: {', '.join(names_of) or 'none'})"
+            f"group {group!r}: expected a stream's file with `group: {group}` in "
+            f"{resolve_folder(folder)}/streams, found none (known groups: "
+            f"{', '.join(names_of) or 'none'})"
         )
     return {name: found for name, found in selected.items() if groups[name] in (group, UNREADABLE)}
 
@@ -74,7 +86,9 @@ def loaded(selected: Selected) -> list[Stream]:
 
 def broken(selected: Selected) -> dict[str, ConfigurationError]:
     """By stream: the error of its file."""
-    return {name: found for name, found in selected.items() if isinstance(found, ConfigurationError)}
+    return {
+        name: found for name, found in selected.items() if isinstance(found, ConfigurationError)
+    }
 
 
 def _named(

@@ -29,19 +29,43 @@ from anabranch.config.environment import Webhook
 from anabranch.config.format_settings import FormatSettings, check_columns, parse_format
 from anabranch.config.keep import Archive, Keep, parse_keep
 from anabranch.config.select import SelectedColumn
-from anabranch.config.views import PARTIALS, Partial, View, check_view, definition_digest, parse_views, partials_of
+from anabranch.config.views import (
+    PARTIALS,
+    Partial,
+    View,
+    check_view,
+    definition_digest,
+    parse_views,
+    partials_of,
+)
 
-# Parquet has none for BOOLEAN. Of FLOAT and DOUBLE, 0.0 equals -0.0, and a filter distinguishes them.
+# Parquet has none for BOOLEAN. Of FLOAT and DOUBLE, 0.0 equals -0.0, and a filter distinguishes
+# them.
 _BLOOM_TYPES = ("string", "int", "bigint", "decimal", "date", "timestamp", "binary")
 
-RESERVED_COLUMNS = ("kafka_partition", "kafka_offset", "kafka_timestamp", "ingest_hour", "event_date")
+RESERVED_COLUMNS = (
+    "kafka_partition",
+    "kafka_offset",
+    "kafka_timestamp",
+    "ingest_hour",
+    "event_date",
+)
 
 TAKEN_COLUMNS = (
     *RESERVED_COLUMNS,
-    *("kafka_key", "kafka_value", "kafka_headers", "is_dead", "error_code", "error_text", "unknown_fields"),
+    *(
+        "kafka_key",
+        "kafka_value",
+        "kafka_headers",
+        "is_dead",
+        "error_code",
+        "error_text",
+        "unknown_fields",
+    ),
     *("_hash", "_rank", "_row"),
 )
-"""Names that no column of a stream can have: the reserved ones, and those that jobs give to what they compute."""
+"""Names that no column of a stream can have: the reserved ones, and those that jobs give to what
+they compute."""
 
 
 def _declared_columns(value: object) -> object:
@@ -49,7 +73,8 @@ def _declared_columns(value: object) -> object:
 
 
 class EventTime(Frozen):
-    """The event's own time; `past` and `future` bound it, measured from the record's ingest hour."""
+    """The event's own time; `past` and `future` bound it, measured from the record's ingest
+    hour."""
 
     column: Name
     past: Duration | None = None
@@ -57,10 +82,11 @@ class EventTime(Frozen):
 
 
 class SubjectSchema(Frozen):
-    """`schema: registry`: the columns are those of the table, which take up those of the registry's subject.
+    """`schema: registry`: the columns are those of the table, which take up those of the registry's
+    subject.
 
-    `columns`: columns of the file, which come before the subject's of the same name. `exclude`: fields of the subject
-    that are no columns.
+    `columns`: columns of the file, which come before the subject's of the same name. `exclude`:
+    fields of the subject that are no columns.
     """
 
     source: Literal["registry"] = Field(default="registry", alias="from")
@@ -69,18 +95,19 @@ class SubjectSchema(Frozen):
 
 
 class PublishWhen(Frozen):
-    """When the speed layer publishes: as soon as `records` offsets wait, and `within` this time of the micro-batch
-    before if any wait. While none wait, it publishes nothing."""
+    """When the speed layer publishes: as soon as `records` offsets wait, and `within` this time of
+    the micro-batch before if any wait. While none wait, it publishes nothing."""
 
     records: int = Field(default=50_000, gt=0)
     within: Duration = timedelta(seconds=30)
 
 
 class Speed(Frozen):
-    """How the speed layer runs. `lost_offsets`: what to do when retention has overtaken the position.
+    """How the speed layer runs. `lost_offsets`: what to do when retention has overtaken the
+    position.
 
-    `retry_for`: how long a transient error is tried again while records wait and none is published; None is for ever.
-    `roll_up`: whether the small files of an hour are put together while it runs.
+    `retry_for`: how long a transient error is tried again while records wait and none is published;
+    None is for ever. `roll_up`: whether the small files of an hour are put together while it runs.
     """
 
     trigger: Duration = timedelta(seconds=2)
@@ -94,8 +121,8 @@ class Speed(Frozen):
     def _check_publish(self) -> Speed:
         if self.publish is not None and self.publish.records > self.max_offsets_per_trigger:
             raise ValueError(
-                f"publish.records: expected at most max_offsets_per_trigger ({self.max_offsets_per_trigger}), found "
-                f"{self.publish.records}"
+                "publish.records: expected at most max_offsets_per_trigger "
+                f"({self.max_offsets_per_trigger}), found {self.publish.records}"
             )
         return self
 
@@ -104,12 +131,12 @@ Gap = Literal["control", "aborted", "compacted", "retention"]
 
 
 class Batch(Frozen):
-    """How the batch layer decides. `allow_gaps`: the classes of offsets that an hour may lack, of which
-    neither Kafka nor the table has a record.
+    """How the batch layer decides. `allow_gaps`: the classes of offsets that an hour may lack, of
+    which neither Kafka nor the table has a record.
 
-    `retry_for`: how long a transient error of one hour is tried again before the job ends; None is for ever.
-    `decoder`: who decodes certain records. `compare_one_in`: of so many blocks of offsets that workers decode, Spark
-    decodes one as well.
+    `retry_for`: how long a transient error of one hour is tried again before the job ends; None is
+    for ever. `decoder`: who decodes certain records. `compare_one_in`: of so many blocks of offsets
+    that workers decode, Spark decodes one as well.
     """
 
     grace: Duration = timedelta(minutes=2)
@@ -121,10 +148,12 @@ class Batch(Frozen):
 
 
 class Files(Frozen):
-    """How an hour's files are written. `target`: the bytes that a file of the batch layer is to have at most.
+    """How an hour's files are written. `target`: the bytes that a file of the batch layer is to
+    have at most.
 
-    Physical design, by columns of the schema: `sort` keeps equal values together, within a file and among an hour's;
-    `bloom` gives files Bloom filters; `statistics` says of which the manifests hold bounds (None: as Iceberg does).
+    Physical design, by columns of the schema: `sort` keeps equal values together, within a file and
+    among an hour's; `bloom` gives files Bloom filters; `statistics` says of which the manifests
+    hold bounds (None: as Iceberg does).
     """
 
     target: Annotated[ByteSize, Field(ge=1_000_000)] = ByteSize(256_000_000)
@@ -134,9 +163,10 @@ class Files(Frozen):
 
 
 class Maintain(Frozen):
-    """What `anabranch maintain` clears away. `orphans_after`: files that nothing refers to, older than the longest that
-    a writer takes or pauses before it stages them. `speed_hours`: the speed layer's rows of hours that the batch layer
-    has served for so long. `group_hours`: tags of hours that are complete for the stream's group."""
+    """What `anabranch maintain` clears away. `orphans_after`: files that nothing refers to, older
+    than the longest that a writer takes or pauses before it stages them. `speed_hours`: the speed
+    layer's rows of hours that the batch layer has served for so long. `group_hours`: tags of hours
+    that are complete for the stream's group."""
 
     orphans_after: Annotated[
         Duration,
@@ -152,7 +182,8 @@ class Maintain(Frozen):
         between(
             timedelta(hours=1),
             timedelta(days=31),
-            "expected 1 hour to 31 days: each tag keeps a snapshot in the metadata that every publish writes",
+            "expected 1 hour to 31 days: each tag keeps a snapshot in the metadata that every "
+            "publish writes",
         ),
     ] = timedelta(days=3)
 
@@ -164,9 +195,9 @@ def _an_hour(value: object) -> object:
 
 
 class Airflow(Frozen):
-    """What the DAG files read. `start`: the first hour that Airflow catches up; without it, only hours that end from
-    now on. `speed_restart`: the command that starts a speed layer that is late, where Airflow owns it; without it, the
-    watching DAG fails."""
+    """What the DAG files read. `start`: the first hour that Airflow catches up; without it, only
+    hours that end from now on. `speed_restart`: the command that starts a speed layer that is late,
+    where Airflow owns it; without it, the watching DAG fails."""
 
     owner: str = "anabranch"
     start: Annotated[str, BeforeValidator(_an_hour)] | None = None
@@ -178,9 +209,9 @@ Promised = Annotated[Duration, more_than_nothing("expected a duration longer tha
 
 
 class Slo(Frozen):
-    """What readers of the stream are promised, and alerts go by; None: no promise. `fresh`: the longest that `main`
-    lacks a record that Kafka acknowledged. `complete`: the longest from an hour's end until it and all before it are
-    accepted."""
+    """What readers of the stream are promised, and alerts go by; None: no promise. `fresh`: the
+    longest that `main` lacks a record that Kafka acknowledged. `complete`: the longest from an
+    hour's end until it and all before it are accepted."""
 
     fresh: Promised | None = None
     complete: Promised | None = None
@@ -189,10 +220,11 @@ class Slo(Frozen):
 class Stream(Frozen):
     """One Kafka topic, its schema, its rules and its tables: one file under `conf/streams/`.
 
-    `unknown`: the treatment of fields that the schema does not have. The batch layer counts them, unless they are
-    ignored; both layers keep them in a column of their own, or refuse the records that have any. With `select`,
-    `fields` are the columns of the schema and `columns` those that are made of them. With
-    `subject_schema`, `columns` are those of the stream's table, and empty until they are read (`with_columns`).
+    `unknown`: the treatment of fields that the schema does not have. The batch layer counts them,
+    unless they are ignored; both layers keep them in a column of their own, or refuse the records
+    that have any. With `select`, `fields` are the columns of the schema and `columns` those that
+    are made of them. With `subject_schema`, `columns` are those of the stream's table, and empty
+    until they are read (`with_columns`).
     """
 
     name: Name
@@ -236,8 +268,8 @@ class Stream(Frozen):
 
     @property
     def branched_tables(self) -> tuple[str, ...]:
-        """The tables beside that of the rows whose branches commits require: dead letters, views' partials, and the
-        archive, if the stream has one."""
+        """The tables beside that of the rows whose branches commits require: dead letters, views'
+        partials, and the archive, if the stream has one."""
         archive = (self.archive_table,) if self.archive is not None else ()
         return (self.dead_letters_table, *map(self.partials_table, self.views), *archive)
 
@@ -273,19 +305,31 @@ class Stream(Frozen):
 
     @property
     def plain_tables(self) -> tuple[str, ...]:
-        """The tables that are appended to and have no branch but `main`: the ledger, and what was delivered where."""
+        """The tables that are appended to and have no branch but `main`: the ledger, and what was
+        delivered where."""
         return (self.hours_table, self.egress_table) if self.egress else (self.hours_table,)
 
     @property
     def tables(self) -> tuple[str, ...]:
         """Every table of the stream, and every name that a view is read by."""
-        views = [name for view in self.views for name in (self.view_table(view), self.partials_table(view))]
-        return (self.table, self.dead_letters_table, self.hours_table, self.egress_table, self.archive_table, *views)
+        views = [
+            name
+            for view in self.views
+            for name in (self.view_table(view), self.partials_table(view))
+        ]
+        return (
+            self.table,
+            self.dead_letters_table,
+            self.hours_table,
+            self.egress_table,
+            self.archive_table,
+            *views,
+        )
 
     @property
     def most_event_dates(self) -> int | None:
-        """On how many dates the events of one ingest hour can lie; None when nothing bounds it: where a record has no
-        event time, its date is what its producer stamped."""
+        """On how many dates the events of one ingest hour can lie; None when nothing bounds it:
+        where a record has no event time, its date is what its producer stamped."""
         bounds = self.event_time
         if bounds is None or bounds.past is None or bounds.future is None:
             return None
@@ -296,7 +340,11 @@ class Stream(Frozen):
     @property
     def record_columns(self) -> tuple[Column, ...]:
         """The fields of a record that are read."""
-        return self.fields if self.select is not None else tuple(c for c in self.columns if not c.rescues)
+        return (
+            self.fields
+            if self.select is not None
+            else tuple(c for c in self.columns if not c.rescues)
+        )
 
     @property
     def masks(self) -> bool:
@@ -304,8 +352,11 @@ class Stream(Frozen):
         return any(selected.masks for selected in self.select or ())
 
     def source_of(self, column: str) -> str:
-        """What the file makes a column of the table of, as JSON: the name of a field, or `select`'s expression."""
-        return next((one.source for one in self.select or () if one.name == column), json.dumps(column))
+        """What the file makes a column of the table of, as JSON: the name of a field, or `select`'s
+        expression."""
+        return next(
+            (one.source for one in self.select or () if one.name == column), json.dumps(column)
+        )
 
     @property
     def lacks_columns(self) -> bool:
@@ -318,8 +369,8 @@ class Stream(Frozen):
         return self.format.subject or f"{self.topic}-value"
 
     def with_columns(self, columns: Iterable[Column]) -> Stream:
-        """The stream with the columns of its table, `rescued` left out. Raises ConfigurationError for columns that
-        contradict its file."""
+        """The stream with the columns of its table, `rescued` left out. Raises ConfigurationError
+        for columns that contradict its file."""
         rescued = (RESCUED,) if self.unknown == "rescue" else ()
         own = tuple(c for c in columns if c.name not in {r.name for r in rescued})
         stream = self.model_copy(update={"columns": (*own, *rescued), "ddl": columns_ddl(own)})
@@ -327,19 +378,25 @@ class Stream(Frozen):
             stream._check_columns()
             stream._check_views()
         except ValueError as error:
-            raise ConfigurationError(f"streams/{self.name}.yaml, with the columns of its subject: {error}") from None
+            raise ConfigurationError(
+                f"streams/{self.name}.yaml, with the columns of its subject: {error}"
+            ) from None
         return stream
 
     def without_columns(self) -> Stream:
         """The stream as its file is, for one whose columns are those of its table."""
-        return self.model_copy(update={"columns": (), "ddl": "registry"}) if self.subject_schema is not None else self
+        return (
+            self.model_copy(update={"columns": (), "ddl": "registry"})
+            if self.subject_schema is not None
+            else self
+        )
 
     @model_validator(mode="after")
     def _columns_exist(self) -> Stream:
         if self.subject_schema is not None and not self.format.needs_registry:
             raise ValueError(
-                f"schema: expected columns with format {self.format.type}, found registry; use format avro or "
-                "json_schema"
+                f"schema: expected columns with format {self.format.type}, found registry; use "
+                "format avro or json_schema"
             )
         if not self.lacks_columns:
             self._check_columns()
@@ -348,11 +405,13 @@ class Stream(Frozen):
     def _check_columns(self) -> None:
         by_name = {column.name: column for column in self.columns}
         if taken := [name for name in by_name if name.lower() in TAKEN_COLUMNS]:
-            raise ValueError(f"schema: expected names other than {', '.join(TAKEN_COLUMNS)}, found {taken[0]}")
+            raise ValueError(
+                f"schema: expected names other than {', '.join(TAKEN_COLUMNS)}, found {taken[0]}"
+            )
         if self.unknown in ("rescue", "refuse") and not self.format.names_fields:
             raise ValueError(
-                f"unknown: expected count or ignore with format {self.format.type}, whose values name no fields, "
-                f"found {self.unknown}"
+                f"unknown: expected count or ignore with format {self.format.type}, whose values "
+                f"name no fields, found {self.unknown}"
             )
         check_columns(self.format, self.columns if self.select is None else self.fields)
         for name in self.key:
@@ -361,19 +420,29 @@ class Stream(Frozen):
             if "map<" in by_name[name].type:
                 # Neither Spark nor DuckDB compares maps.
                 raise ValueError(
-                    f"key: expected columns that can be compared, found {name} {by_name[name].type.upper()}"
+                    f"key: expected columns that can be compared, found {name} "
+                    f"{by_name[name].type.upper()}"
                 )
         if taken := [t.name for t in self.egress if t.place == self.topic]:
-            raise ValueError(f"egress: expected other topics than the stream's own, found {self.topic!r} of {taken[0]}")
+            raise ValueError(
+                f"egress: expected other topics than the stream's own, found {self.topic!r} of "
+                f"{taken[0]}"
+            )
         if self.event_time is not None:
             column = by_name.get(self.event_time.column)
             if column is None or column.type != "timestamp":
                 raise ValueError(
-                    f"event_time.column: expected a TIMESTAMP column of the schema, found {self.event_time.column!r}"
+                    "event_time.column: expected a TIMESTAMP column of the schema, found "
+                    f"{self.event_time.column!r}"
                 )
-            as_it_is = {s.name for s in self.select or () if s.kind == "field" and s.fields == (s.name,)}
+            as_it_is = {
+                s.name for s in self.select or () if s.kind == "field" and s.fields == (s.name,)
+            }
             if self.select is not None and column.name not in as_it_is:
-                raise ValueError(f"select: expected {column.name}, the event time, as it is, found another column")
+                raise ValueError(
+                    f"select: expected {column.name}, the event time, as it is, found another "
+                    "column"
+                )
         self._check_physical_design(by_name)
         self._check_keep()
 
@@ -383,8 +452,8 @@ class Stream(Frozen):
         if self.keep.rows is not None and self.keep.rows < least:
             hours, found = (value / timedelta(hours=1) for value in (least, self.keep.rows))
             raise ValueError(
-                f"keep.rows: expected a day longer than batch.lookback_hours at least ({hours:.0f} hours), in which "
-                f"duplicates are looked for, found {found:.0f} hours"
+                "keep.rows: expected a day longer than batch.lookback_hours at least "
+                f"({hours:.0f} hours), in which duplicates are looked for, found {found:.0f} hours"
             )
         if self.keep.ledger is None:
             return
@@ -393,8 +462,9 @@ class Stream(Frozen):
             if value is None or self.keep.ledger < value:
                 found_text = "for ever" if value is None else f"{value.days} days"
                 raise ValueError(
-                    f"keep.ledger: expected a time that is at least keep.{name}, since the ledger accounts for what is "
-                    f"kept, found {self.keep.ledger.days} days and keep.{name}: {found_text}"
+                    f"keep.ledger: expected a time that is at least keep.{name}, since the ledger "
+                    f"accounts for what is kept, found {self.keep.ledger.days} days and "
+                    f"keep.{name}: {found_text}"
                 )
 
     def _check_physical_design(self, by_name: Mapping[str, Column]) -> None:
@@ -402,22 +472,32 @@ class Stream(Frozen):
             for name in getattr(self.files, key) or ():
                 column = by_name.get(name)
                 if column is None:
-                    raise ValueError(f"files.{key}: expected a column of the schema, found {name!r}")
+                    raise ValueError(
+                        f"files.{key}: expected a column of the schema, found {name!r}"
+                    )
                 kind = column.type.partition("(")[0]
                 if "<" in kind:
                     raise ValueError(
-                        f"files.{key}: expected a column that is no array, map or struct, found {name} {kind.upper()}"
+                        f"files.{key}: expected a column that is no array, map or struct, found "
+                        f"{name} {kind.upper()}"
                     )
                 if key == "bloom" and kind not in _BLOOM_TYPES:
                     known = ", ".join(t.upper() for t in _BLOOM_TYPES)
-                    raise ValueError(f"files.bloom: expected a column of type {known}, found {name} {kind.upper()}")
+                    raise ValueError(
+                        f"files.bloom: expected a column of type {known}, found {name} "
+                        f"{kind.upper()}"
+                    )
 
     @model_validator(mode="after")
     def _views_are_of_columns(self) -> Stream:
         if self.views and self.event_time is None:
-            raise ValueError("views: expected event_time beside them, whose column windows are of, found none")
+            raise ValueError(
+                "views: expected event_time beside them, whose column windows are of, found none"
+            )
         if repeated := repeated_name(view.name for view in self.views):
-            raise ValueError(f"views: expected each name once (case does not count), found {repeated!r} twice")
+            raise ValueError(
+                f"views: expected each name once (case does not count), found {repeated!r} twice"
+            )
         if not self.lacks_columns:
             self._check_views()
         return self

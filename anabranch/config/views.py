@@ -1,8 +1,9 @@
-"""A stream's views: what its file declares of windowed aggregates, and of what each is made. Needs no engine.
+"""A stream's views: what its file declares of windowed aggregates, and of what each is made. Needs
+no engine.
 
-A view's partials are what one ingest hour adds to each window and group, in columns that are merged over hours: a count
-and a sum by adding, least and most by comparing, sketches of distinct values by their union. Several aggregates may be
-made of one of them, as an average is of a sum and a count.
+A view's partials are what one ingest hour adds to each window and group, in columns that are merged
+over hours: a count and a sum by adding, least and most by comparing, sketches of distinct values by
+their union. Several aggregates may be made of one of them, as an average is of a sum and a count.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class Aggregate:
-    """One column of a view: a function of a column's values, or, without a column, the number of rows."""
+    """One column of a view: a function of a column's values, or, without a column, the number of
+    rows."""
 
     name: str
     function: Function
@@ -68,7 +70,8 @@ class Aggregate:
 
 @dataclass(frozen=True)
 class Partial:
-    """One column of a view's partials: its name, its type as Spark says it, and what it is of which column."""
+    """One column of a view's partials: its name, its type as Spark says it, and what it is of which
+    column."""
 
     name: str
     type: str
@@ -89,7 +92,9 @@ def parse_aggregate(name: str, text: object) -> Aggregate:
 
 def _aggregates(value: object) -> object:
     if not isinstance(value, dict) or not value:
-        raise ValueError("expected names with what each is, such as {events: count, spent: sum(amount)}")
+        raise ValueError(
+            "expected names with what each is, such as {events: count, spent: sum(amount)}"
+        )
     found = []
     for name, text in value.items():
         try:
@@ -100,10 +105,11 @@ def _aggregates(value: object) -> object:
 
 
 class View(Frozen):
-    """A windowed aggregate over a stream's rows: one row for each window of event time and each group.
+    """A windowed aggregate over a stream's rows: one row for each window of event time and each
+    group.
 
-    Windows are aligned to 1970-01-01 00:00 UTC. `late_after`: a record counts as late when its ingest hour began so
-    long after its window's end.
+    Windows are aligned to 1970-01-01 00:00 UTC. `late_after`: a record counts as late when its
+    ingest hour began so long after its window's end.
     """
 
     name: Name
@@ -132,15 +138,21 @@ def parse_views(value: object) -> object:
 
 
 def check_view(view: View, columns: Sequence[Column]) -> None:
-    """Raises ValueError for a view that the columns do not allow, with what was expected and found."""
+    """Raises ValueError for a view that the columns do not allow, with what was expected and
+    found."""
     if view.name.lower() in _TAKEN_VIEWS or view.name.lower().endswith(PARTIALS):
-        raise ValueError(f"expected a name other than {', '.join(_TAKEN_VIEWS)} and those that end with {PARTIALS}")
+        raise ValueError(
+            f"expected a name other than {', '.join(_TAKEN_VIEWS)} and those that end with "
+            f"{PARTIALS}"
+        )
     types = {column.name: column.type for column in columns}
     for column in view.group:
         if column not in types:
             raise ValueError(f"group: expected columns of the schema, found {column!r}")
         if _plain(types[column]) not in _GROUPED:
-            raise ValueError(f"group: expected {_words(_GROUPED)}, found {column} {types[column].upper()}")
+            raise ValueError(
+                f"group: expected {_words(_GROUPED)}, found {column} {types[column].upper()}"
+            )
     for aggregate in view.aggregates:
         what = f"aggregates.{aggregate.name}"
         if aggregate.column is None:
@@ -149,10 +161,15 @@ def check_view(view: View, columns: Sequence[Column]) -> None:
             raise ValueError(f"{what}: expected a column of the schema, found {aggregate.column!r}")
         kind, takes = types[aggregate.column], _TAKES.get(aggregate.function)
         if takes is not None and _plain(kind) not in takes:
-            raise ValueError(f"{what}: expected {_words(takes)}, found {aggregate.column} {kind.upper()}")
-    if repeated := repeated_name((*_TAKEN_COLUMNS, *view.group, *(a.name for a in view.aggregates))):
+            raise ValueError(
+                f"{what}: expected {_words(takes)}, found {aggregate.column} {kind.upper()}"
+            )
+    if repeated := repeated_name(
+        (*_TAKEN_COLUMNS, *view.group, *(a.name for a in view.aggregates))
+    ):
         raise ValueError(
-            f"expected each name once among group, aggregates, {', '.join(_TAKEN_COLUMNS)}, found {repeated!r} twice"
+            f"expected each name once among group, aggregates, {', '.join(_TAKEN_COLUMNS)}, found "
+            f"{repeated!r} twice"
         )
 
 
@@ -162,9 +179,15 @@ def group_column(column: str) -> str:
 
 
 def partials_of(aggregates: Sequence[Aggregate], columns: Sequence[Column]) -> tuple[Partial, ...]:
-    """The columns of which aggregates are made, each once. The number of rows is kept for every view."""
+    """The columns of which aggregates are made, each once. The number of rows is kept for every
+    view."""
     types = {column.name: column.type for column in columns}
-    made = [p for a in aggregates if a.column is not None for p in _made_of(a.function, a.column, types[a.column])]
+    made = [
+        p
+        for a in aggregates
+        if a.column is not None
+        for p in _made_of(a.function, a.column, types[a.column])
+    ]
     return tuple(dict.fromkeys(made))
 
 
@@ -182,8 +205,8 @@ def _made_of(function: Function, column: str, kind: str) -> Iterator[Partial]:
 
 
 def sum_type(kind: str) -> str:
-    """In which type values are added up: whole numbers and decimals in the widest decimal of their scale, which holds
-    10^19 of the largest BIGINT and does not wrap; floating point as DOUBLE."""
+    """In which type values are added up: whole numbers and decimals in the widest decimal of their
+    scale, which holds 10^19 of the largest BIGINT and does not wrap; floating point as DOUBLE."""
     if kind in ("float", "double"):
         return "double"
     scale = kind.rstrip(")").rpartition(",")[2] if kind.startswith("decimal") else "0"
@@ -191,10 +214,16 @@ def sum_type(kind: str) -> str:
 
 
 def definition_digest(view: View, event_time: str, columns: Sequence[Column]) -> str:
-    """What partials are of: those of another definition are of no use to this one. Names of aggregates, and what is
-    made of the same partials, change nothing."""
+    """What partials are of: those of another definition are of no use to this one. Names of
+    aggregates, and what is made of the same partials, change nothing."""
     partials = sorted(p.name for p in partials_of(view.aggregates, columns))
-    said = [_VERSION, view.window // timedelta(microseconds=1), event_time, sorted(view.group), partials]
+    said = [
+        _VERSION,
+        view.window // timedelta(microseconds=1),
+        event_time,
+        sorted(view.group),
+        partials,
+    ]
     return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:32]
 
 

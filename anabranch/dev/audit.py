@@ -1,4 +1,5 @@
-"""The audit that ends every story: what Kafka acknowledged against what `main` and the dead letters serve now."""
+"""The audit that ends every story: what Kafka acknowledged against what `main` and the dead letters
+serve now."""
 
 from __future__ import annotations
 
@@ -16,13 +17,17 @@ from anabranch.protocol.state import load_state
 if TYPE_CHECKING:
     from anabranch.job import Job
 
-# The bytes of the event that a row came from, so that their hash can be compared with the acknowledged one's.
+# The bytes of the event that a row came from, so that their hash can be compared with the
+# acknowledged one's.
 AsSent = Callable[[Mapping[str, Any]], bytes]
 
 
 def audit(job: Job, acks: Iterable[Ack], as_sent: AsSent) -> Reconciliation:
-    """Compare every acknowledged record with the serving tables, by partition, offset and content."""
-    table, letters = (job.lake.load(name) for name in (job.stream.table, job.stream.dead_letters_table))
+    """Compare every acknowledged record with the serving tables, by partition, offset and
+    content."""
+    table, letters = (
+        job.lake.load(name) for name in (job.stream.table, job.stream.dead_letters_table)
+    )
     rows = (
         ServedRecord(row["kafka_partition"], row["kafka_offset"], sha256(as_sent(row)))
         for batch in table.scan().to_arrow().to_batches()
@@ -34,10 +39,17 @@ def audit(job: Job, acks: Iterable[Ack], as_sent: AsSent) -> Reconciliation:
         for row in letters.scan(selected_fields=wanted).to_arrow().to_pylist()
     )
     state = load_state(job.lake, job.stream.table)
-    accepted = [a.cut.ranges for hour, a in state.accepted.items() if state.served_by(hour) == "batch"]
+    accepted = [
+        a.cut.ranges for hour, a in state.accepted.items() if state.served_by(hour) == "batch"
+    ]
 
     def by_batch(partition: int, offset: int) -> bool:
-        return any(start <= offset < end for r in accepted if partition in r for start, end in (r[partition],))
+        return any(
+            start <= offset < end
+            for r in accepted
+            if partition in r
+            for start, end in (r[partition],)
+        )
 
     return compare(acks, rows, dead, by_batch)
 
@@ -49,7 +61,9 @@ def run_audit(story: Story, job: Job, acks: Iterable[Ack], as_sent: AsSent) -> N
     for line in comparison.sentences():
         story.say(line)
     if not comparison.is_exact:
-        raise Refused("main differs from what Kafka acknowledged; that must not be, please report it")
+        raise Refused(
+            "main differs from what Kafka acknowledged; that must not be, please report it"
+        )
     story.say(f"Exact, after {story.seconds:.0f} s.", "bold green")
 
 

@@ -1,4 +1,5 @@
-"""Comparison: what a producer was acknowledged for against what the tables serve, record by record. Pure."""
+"""Comparison: what a producer was acknowledged for against what the tables serve, record by record.
+Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ At = tuple[int, int]
 
 
 class ServedRecord(NamedTuple):
-    """A row or dead letter of a serving table; `sha256` is of the value that it came from, None for a null value."""
+    """A row or dead letter of a serving table; `sha256` is of the value that it came from, None for
+    a null value."""
 
     partition: int
     offset: int
@@ -52,7 +54,10 @@ class Reconciliation:
             ("different content", self.changed),
         ):
             sample = ", ".join(f"{partition}:{offset}" for partition, offset in places[:5])
-            lines.append(f"{name:<32} {len(places):>9,}" + (f"  (partition:offset {sample} …)" if sample else ""))
+            lines.append(
+                f"{name:<32} {len(places):>9,}"
+                + (f"  (partition:offset {sample} …)" if sample else "")
+            )
         return lines
 
 
@@ -62,9 +67,9 @@ def compare(
     dead_letters: Iterable[ServedRecord],
     by_batch: Callable[[int, int], bool],
 ) -> Reconciliation:
-    """Each acknowledged record has to be served once, with its own content: malformed as a dead letter, all others as a
-    row. Only where the batch layer serves (`by_batch`: partition, offset) may a record be absent, and only if a row of
-    the same bytes is there.
+    """Each acknowledged record has to be served once, with its own content: malformed as a dead
+    letter, all others as a row. Only where the batch layer serves (`by_batch`: partition, offset)
+    may a record be absent, and only if a row of the same bytes is there.
     """
     acknowledged = {(ack.partition, ack.offset): ack for ack in acks}
     good, dead = list(rows), list(dead_letters)

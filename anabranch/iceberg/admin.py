@@ -46,8 +46,15 @@ TABLE_PROPERTIES = {
 }
 
 
-def create(lake: Lake, name: str, schema: Schema, partition_by: Iterable[str], properties: Mapping[str, str]) -> bool:
-    """Create a table and its namespace; True if it was created. Partitioned by identity of the columns named."""
+def create(
+    lake: Lake,
+    name: str,
+    schema: Schema,
+    partition_by: Iterable[str],
+    properties: Mapping[str, str],
+) -> bool:
+    """Create a table and its namespace; True if it was created. Partitioned by identity of the
+    columns named."""
     # Check first: PyIceberg writes a metadata file before it finds that the table exists.
     if lake.exists(name):
         return False
@@ -127,7 +134,9 @@ def change_schema(lake: Lake, name: str, write: Callable[[Table, UpdateSchema], 
     change_table(lake, name, "schema", change)
 
 
-def change_table(lake: Lake, name: str, what: str, write: Callable[[Table, Transaction], None]) -> None:
+def change_table(
+    lake: Lake, name: str, what: str, write: Callable[[Table, Transaction], None]
+) -> None:
     """Commit the changes that `write` adds to a transaction on a fresh load of the table, and retry
     when another process was first. `what` names the change. Without changes there is no commit.
     Raises Transient when ten attempts are refused or the answer is lost.
@@ -148,7 +157,9 @@ def change_table(lake: Lake, name: str, what: str, write: Callable[[Table, Trans
             LOG.debug("change of the %s of %s refused: %s", what, name, error)
         except Exception as error:
             raise explain(f"change the {what} of {name}", error) from error
-    raise Transient(f"change the {what} of {name}: expected to be first once in ten attempts; run it again")
+    raise Transient(
+        f"change the {what} of {name}: expected to be first once in ten attempts; run it again"
+    )
 
 
 def add_branches(lake: Lake, name: str, properties: Mapping[str, str]) -> list[str]:
@@ -180,7 +191,9 @@ def add_branches(lake: Lake, name: str, properties: Mapping[str, str]) -> list[s
     try:
         lake.catalog.commit_table(table, tuple(requirements), tuple(updates))
     except CommitFailedException as error:
-        raise Transient(f"create branches of {name}: another process was first ({error}); run it again") from error
+        raise Transient(
+            f"create branches of {name}: another process was first ({error}); run it again"
+        ) from error
     except Exception as error:
         raise explain(f"create branches of {name}", error) from error
     return made
@@ -193,7 +206,8 @@ def _ensure_namespace(lake: Lake, name: str) -> None:
     except NamespaceAlreadyExistsError:
         LOG.debug("namespace %s exists", namespace)
     except Exception as error:
-        # Of two clients that create it at once, a SQL catalog refuses one by the uniqueness of its rows.
+        # Of two clients that create it at once, a SQL catalog refuses one by the uniqueness of its
+        # rows.
         if not _has_namespace(lake, namespace):
             raise explain(f"create namespace {namespace}", error) from error
 
@@ -208,7 +222,9 @@ def _has_namespace(lake: Lake, namespace: str) -> bool:
 def _partitioned(schema: Schema, by: Iterable[str]) -> PartitionSpec:
     return PartitionSpec(
         *(
-            PartitionField(schema.find_field(column).field_id, 1000 + i, IdentityTransform(), column)
+            PartitionField(
+                schema.find_field(column).field_id, 1000 + i, IdentityTransform(), column
+            )
             for i, column in enumerate(by)
         )
     )

@@ -17,9 +17,11 @@ if TYPE_CHECKING:
 
 
 def write_files(table: Table, rows: pa.Table, properties: Mapping[str, str]) -> list[DataFile]:
-    """Write rows in the table's columns into files of their partitions, by the table's properties and these over them.
-    Raises OSError."""
-    metadata = table.metadata.model_copy(update={"properties": {**table.metadata.properties, **properties}})
+    """Write rows in the table's columns into files of their partitions, by the table's properties
+    and these over them. Raises OSError."""
+    metadata = table.metadata.model_copy(
+        update={"properties": {**table.metadata.properties, **properties}}
+    )
     files = list(write_data_files(metadata, rows, table.io))
     count_written((file.file_path, file.file_size_in_bytes) for file in files)
     for file in files:

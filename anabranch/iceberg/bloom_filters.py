@@ -1,7 +1,9 @@
-"""Parquet's Bloom filters: the row groups of a file that cannot hold any of some values. PyArrow writes them only.
+"""Parquet's Bloom filters: the row groups of a file that cannot hold any of some values. PyArrow
+writes them only.
 
-Source: https://github.com/apache/parquet-format/blob/master/BloomFilter.md. A filter is a header and blocks of eight
-words; the upper half of a value's XXH64 selects a block, the lower half a bit of each word.
+Source: https://github.com/apache/parquet-format/blob/master/BloomFilter.md. A filter is a header
+and blocks of eight words; the upper half of a value's XXH64 selects a block, the lower half a bit
+of each word.
 """
 
 from __future__ import annotations
@@ -19,11 +21,22 @@ if TYPE_CHECKING:
     from pyiceberg.io import InputStream
 
 _SALTS = np.array(
-    [0x47B6137B, 0x44974D91, 0x8824AD5B, 0xA2B7289D, 0x705495C7, 0x2DF1424B, 0x9EFC4947, 0x5C6BFB31], np.uint64
+    [
+        0x47B6137B,
+        0x44974D91,
+        0x8824AD5B,
+        0xA2B7289D,
+        0x705495C7,
+        0x2DF1424B,
+        0x9EFC4947,
+        0x5C6BFB31,
+    ],
+    np.uint64,
 )
 _LOW = np.uint64(0xFFFFFFFF)
 _WORDS = len(_SALTS)
-# The header in Thrift's compact protocol: field 1 is an i32, the number of bytes; then block, XXH64 and uncompressed.
+# The header in Thrift's compact protocol: field 1 is an i32, the number of bytes; then block, XXH64
+# and uncompressed.
 _BYTES_FIELD = 0x15
 _ONLY_KIND = bytes.fromhex("1c1c00001c1c00001c1c000000")
 # A header with the largest number of bytes.
@@ -33,12 +46,17 @@ Hashes = npt.NDArray[np.uint64]
 
 
 def groups_that_may_hold(
-    open_file: Callable[[], InputStream], metadata: pq.FileMetaData, column: str, values: Sequence[str | int]
+    open_file: Callable[[], InputStream],
+    metadata: pq.FileMetaData,
+    column: str,
+    values: Sequence[str | int],
 ) -> list[int]:
-    """The numbers of a file's row groups, without those whose Bloom filter of a top-level column excludes every value.
+    """The numbers of a file's row groups, without those whose Bloom filter of a top-level column
+    excludes every value.
 
-    A filter has no false negatives: a row group that holds a value is always among them. So is one without a filter,
-    or with one of a kind that the format does not know yet. The file is opened only if it has filters.
+    A filter has no false negatives: a row group that holds a value is always among them. So is one
+    without a filter, or with one of a kind that the format does not know yet. The file is opened
+    only if it has filters.
     """
     at = next(i for i in range(len(metadata.schema)) if metadata.schema.column(i).path == column)
     chunks = [metadata.row_group(group).column(at) for group in range(metadata.num_row_groups)]
@@ -48,7 +66,9 @@ def groups_that_may_hold(
     with open_file() as source:
         kept = []
         for group, chunk in enumerate(chunks):
-            found = _bitset(source, chunk.bloom_filter_offset) if chunk.bloom_filter_offset else None
+            found = (
+                _bitset(source, chunk.bloom_filter_offset) if chunk.bloom_filter_offset else None
+            )
             if found is None or _holds_any(found, hashes):
                 kept.append(group)
     return kept

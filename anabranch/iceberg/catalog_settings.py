@@ -37,8 +37,8 @@ _PSYCOPG2_ALONE = {
 
 
 def catalog_properties(environment: Environment) -> dict[str, str]:
-    """PyIceberg's properties for the catalog and S3; `catalog.properties` take precedence. Makes the folder of an
-    SQLite file, and limits the waits of psycopg2 and of the REST client."""
+    """PyIceberg's properties for the catalog and S3; `catalog.properties` take precedence. Makes
+    the folder of an SQLite file, and limits the waits of psycopg2 and of the REST client."""
     catalog, s3 = environment.catalog, environment.s3
     properties = {
         "type": catalog.type,
@@ -84,7 +84,8 @@ def given_properties(catalog: Catalog) -> dict[str, str]:
 
 
 def spark_properties(catalog: Catalog, region: str) -> dict[str, str]:
-    """The properties of Iceberg's Java client for the catalog. Raises ConfigurationError for an unknown database."""
+    """The properties of Iceberg's Java client for the catalog. Raises ConfigurationError for an
+    unknown database."""
     if catalog.type == "sql":
         return {"type": "jdbc", "jdbc.schema-version": "V1", **jdbc_properties(catalog.uri)}
     if catalog.type == "rest":
@@ -126,7 +127,9 @@ def limit_waits() -> None:
             socket = [connection.fileno()]
             wanted = (socket, []) if state == extensions.POLL_READ else ([], socket)
             if not any(select.select(*wanted, [], 3 * PATIENCE_SECONDS)):
-                raise psycopg2.OperationalError(f"the server has not answered for {3 * PATIENCE_SECONDS} s")
+                raise psycopg2.OperationalError(
+                    f"the server has not answered for {3 * PATIENCE_SECONDS} s"
+                )
 
     extensions.set_wait_callback(wait)
 
@@ -145,15 +148,18 @@ def limit_rest_waits() -> None:
 
 
 def keep_state_out_of_glue(catalog: Any) -> None:
-    """Keep our changing table properties (state, turns) out of what PyIceberg copies into Glue's own record of a table.
+    """Keep our changing table properties (state, turns) out of what PyIceberg copies into Glue's
+    own record of a table.
 
-    Glue limits a request's size, and PyIceberg takes no property out of that record again. The metadata file has all
-    of them, and a table is read from it alone.
+    Glue limits a request's size, and PyIceberg takes no property out of that record again. The
+    metadata file has all of them, and a table is read from it alone.
     """
 
     def strip(params: dict[str, Any], **_: object) -> dict[str, Any]:
         table = params["TableInput"]
-        kept = {k: v for k, v in table.get("Parameters", {}).items() if not k.startswith(_OURS_ALONE)}
+        kept = {
+            k: v for k, v in table.get("Parameters", {}).items() if not k.startswith(_OURS_ALONE)
+        }
         return {**params, "TableInput": {**table, "Parameters": kept}}
 
     catalog.glue.meta.events.register("provide-client-params.glue.UpdateTable", strip)
@@ -176,11 +182,13 @@ def jdbc_properties(uri: str) -> dict[str, str]:
             "jdbc.busy_timeout": str(1000 * PATIENCE_SECONDS),
         }
     if kind != "postgresql":
-        raise ConfigurationError(f"catalog.uri: expected sqlite:///… or postgresql+psycopg2://…, found {kind}://…")
+        raise ConfigurationError(
+            f"catalog.uri: expected sqlite:///… or postgresql+psycopg2://…, found {kind}://…"
+        )
     if unknown := sorted(url.query.keys() - _PGJDBC.keys() - _PSYCOPG2_ALONE):
         raise ConfigurationError(
-            f"catalog.uri: expected only the parameters {', '.join(sorted(_PGJDBC))}, found {unknown[0]!r}, which "
-            "Spark's client of PostgreSQL does not have"
+            f"catalog.uri: expected only the parameters {', '.join(sorted(_PGJDBC))}, found "
+            f"{unknown[0]!r}, which Spark's client of PostgreSQL does not have"
         )
     properties = {
         "uri": f"jdbc:postgresql://{url.host}:{url.port or 5432}/{url.database or ''}",
@@ -188,7 +196,9 @@ def jdbc_properties(uri: str) -> dict[str, str]:
         "jdbc.socketTimeout": str(3 * PATIENCE_SECONDS),
         "jdbc.tcpKeepAlive": "true",
     }
-    properties |= {f"jdbc.{_PGJDBC[key]}": str(value) for key, value in url.query.items() if key in _PGJDBC}
+    properties |= {
+        f"jdbc.{_PGJDBC[key]}": str(value) for key, value in url.query.items() if key in _PGJDBC
+    }
     if url.username:
         properties |= {"jdbc.user": url.username, "jdbc.password": url.password or ""}
     return properties

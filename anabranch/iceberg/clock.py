@@ -34,7 +34,8 @@ def should_compare(last: Compared | None, wall: datetime, elapsed: float) -> boo
 
 class Clock:
     """Returns the time, or raises Transient. `ask` reads the other clock; without one, the first
-    reading of this machine's clock is trusted, and later changes of it are not. Threads may share one."""
+    reading of this machine's clock is trusted, and later changes of it are not. Threads may share
+    one."""
 
     def __init__(
         self,
@@ -57,8 +58,9 @@ class Clock:
             updated = datetime.fromtimestamp(updated_ms / 1000, UTC)
             if updated - wall > MAX_CLOCK_SKEW:
                 raise Transient(
-                    f"clock: expected this machine not to be behind the table's last update {updated.isoformat()}, "
-                    f"found {wall.isoformat()}; set the clocks (NTP) of the machines that publish"
+                    "clock: expected this machine not to be behind the table's last update "
+                    f"{updated.isoformat()}, found {wall.isoformat()}; set the clocks (NTP) of "
+                    "the machines that publish"
                 )
         return wall
 
@@ -76,21 +78,28 @@ class Clock:
         wall, elapsed = self._wall(), self._elapsed()
         if store_time is not None and is_apart(wall, store_time):
             raise Transient(
-                f"clock: expected this machine ({wall.isoformat()}) and the object store ({store_time.isoformat()}) "
-                f"within {MAX_CLOCK_SKEW}; set this machine's clock (NTP)"
+                f"clock: expected this machine ({wall.isoformat()}) and the object store "
+                f"({store_time.isoformat()}) within {MAX_CLOCK_SKEW}; set this machine's clock "
+                "(NTP)"
             )
-        if store_time is None and self._last is not None and is_apart(wall, self._last.says(elapsed)):
+        if (
+            store_time is None
+            and self._last is not None
+            and is_apart(wall, self._last.says(elapsed))
+        ):
             raise Transient(
-                f"clock: expected this machine's clock at {self._last.says(elapsed).isoformat()} by its earlier time, "
-                f"found {wall.isoformat()}: it was set while this ran, and there is no object store to compare with; "
-                "set it (NTP), or restart this if it is right now"
+                f"clock: expected this machine's clock at {self._last.says(elapsed).isoformat()} "
+                f"by its earlier time, found {wall.isoformat()}: it was set while this ran, and "
+                "there is no object store to compare with; set it (NTP), or restart this if it is "
+                "right now"
             )
         self._last = Compared(store_time or wall, elapsed)
         return wall
 
 
 def store_clock(environment: Environment) -> Clock:
-    """The clock of a process that commits to the warehouse; only an object store has one to compare with."""
+    """The clock of a process that commits to the warehouse; only an object store has one to compare
+    with."""
     bucket = bucket_of(environment.catalog.warehouse)
     if bucket is None:
         return Clock(None)

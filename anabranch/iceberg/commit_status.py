@@ -35,30 +35,38 @@ def classify_commit(table: Table, commit: Commit) -> CommitFate:
     if has_landed(table, commit.id):
         return CommitFate.LANDED
     refs = table.metadata.refs
-    if all(branch in refs and refs[branch].snapshot_id == id for branch, id in commit.heads.items()):
+    if all(
+        branch in refs and refs[branch].snapshot_id == id for branch, id in commit.heads.items()
+    ):
         return CommitFate.OPEN
     # It lands on all of its branches or on none, so one that did not get it settles it for all.
-    if any(_comes_from(table, change.branch, commit.heads[change.branch]) for change in commit.changes):
+    if any(
+        _comes_from(table, change.branch, commit.heads[change.branch]) for change in commit.changes
+    ):
         return CommitFate.NEVER
     return CommitFate.FORGOTTEN
 
 
 def plan_fence(table: Table, commit: Commit) -> Commit:
-    """An empty commit after which an `OPEN` one cannot land: it requires the same heads, and moves one of them.
+    """An empty commit after which an `OPEN` one cannot land: it requires the same heads, and moves
+    one of them.
 
-    It repeats the properties of the newest publish on that publish's branch, so they stay the newest. Pure but for its
-    id.
+    It repeats the properties of the newest publish on that publish's branch, so they stay the
+    newest. Pure but for its id.
     """
 
     def age(branch: str) -> int:
         newest = newest_publish(table, branch)
         return (newest.sequence_number or 0) if newest is not None else 0
 
-    return Commit(uuid.uuid4().hex, dict(commit.heads), (Change(max(sorted(commit.heads), key=age)),))
+    return Commit(
+        uuid.uuid4().hex, dict(commit.heads), (Change(max(sorted(commit.heads), key=age)),)
+    )
 
 
 def _comes_from(table: Table, branch: str, id: int) -> bool:
-    """Whether a branch's head was made from a snapshot, with every snapshot between them remembered."""
+    """Whether a branch's head was made from a snapshot, with every snapshot between them
+    remembered."""
     ref = table.metadata.refs.get(branch)
     head = table.metadata.snapshot_by_id(ref.snapshot_id) if ref is not None else None
     return head is not None and any(s.snapshot_id == id for s in ancestors_of(head, table.metadata))

@@ -27,7 +27,8 @@ class Change:
     `clear` names hours all of whose files leave; `copy` names hours whose files are replaced by
     another branch's, at the commit's heads. Neither reads the files' entries where a manifest is of
     one hour. Properties not named here are carried forward from the head. `rewrites`: the rows stay
-    the same. `tags`: tags that move to the change's snapshot, by name, and when each ends (ms since the epoch).
+    the same. `tags`: tags that move to the change's snapshot, by name, and when each ends (ms since
+    the epoch).
     """
 
     branch: str
@@ -56,10 +57,11 @@ class Tag:
 
 @dataclass(frozen=True)
 class Commit:
-    """One atomic change of one table, and the heads it rests on. `id` names the attempt in every snapshot it makes.
+    """One atomic change of one table, and the heads it rests on. `id` names the attempt in every
+    snapshot it makes.
 
-    `staged` has, by attempt, the staged snapshots whose files the commit adds. It is refused when one of them is gone:
-    who expired it deletes these files.
+    `staged` has, by attempt, the staged snapshots whose files the commit adds. It is refused when
+    one of them is gone: who expired it deletes these files.
     """
 
     id: str

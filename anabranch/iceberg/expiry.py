@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 
 from pyiceberg.table.refs import SnapshotRefType
 
-from anabranch.iceberg.snapshots import BRANCHES, PUBLISH_ID, STAGED, WAP_ID, ancestors_to_last_publish
+from anabranch.iceberg.snapshots import (
+    BRANCHES,
+    PUBLISH_ID,
+    STAGED,
+    WAP_ID,
+    ancestors_to_last_publish,
+)
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -32,12 +38,15 @@ def plan_expiry(
     """The snapshots that the next commit removes: staged ones that are published or abandoned, and
     all but the newest. A snapshot staged under an id of `waiting` is never abandoned: a publish
     refers to it. Heads, their ancestors down to the newest publish, tags, and the parents of
-    waiting staged snapshots stay. Files are never deleted here. `gone_before`: snapshots from before
-    it have rows that no branch is to keep, so they stay for SNAPSHOTS_OF_EXPIRED alone. Snapshots of `ended` do not
-    stay. Tags of `dropped` leave with the same commit, so they keep nothing.
+    waiting staged snapshots stay. Files are never deleted here. `gone_before`: snapshots from
+    before it have rows that no branch is to keep, so they stay for SNAPSHOTS_OF_EXPIRED alone.
+    Snapshots of `ended` do not stay. Tags of `dropped` leave with the same commit, so they keep
+    nothing.
     """
     snapshots = table.snapshots()
-    published = {s.summary.get(PUBLISH_ID) for s in snapshots if s.summary is not None} | {publishing}
+    published = {s.summary.get(PUBLISH_ID) for s in snapshots if s.summary is not None} | {
+        publishing
+    }
     refs = {name: ref for name, ref in table.metadata.refs.items() if name not in dropped}
     kept = {ref.snapshot_id for name, ref in refs.items() if not name.startswith(STAGED)}
     kept |= {s.snapshot_id for b in BRANCHES for s in ancestors_to_last_publish(table, b)}

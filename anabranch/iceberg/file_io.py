@@ -17,7 +17,14 @@ from io import BytesIO
 from typing import Any
 
 from pyarrow.fs import FileSystem, S3FileSystem
-from pyiceberg.io import S3_RETRY_STRATEGY_IMPL, FileIO, InputFile, InputStream, OutputFile, OutputStream
+from pyiceberg.io import (
+    S3_RETRY_STRATEGY_IMPL,
+    FileIO,
+    InputFile,
+    InputStream,
+    OutputFile,
+    OutputStream,
+)
 from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
 
 from anabranch import config
@@ -30,10 +37,11 @@ LOG = logging.getLogger(__name__)
 
 
 class _Remembered:
-    """The contents of files of metadata on S3 that were read or written in the last seconds, for one thread.
+    """The contents of files of metadata on S3 that were read or written in the last seconds, for
+    one thread.
 
-    Each has a name of its own and is written once, so the content cannot have changed. That another program deleted a
-    file is noticed `_REMEMBERED_SECONDS` later at the latest.
+    Each has a name of its own and is written once, so the content cannot have changed. That another
+    program deleted a file is noticed `_REMEMBERED_SECONDS` later at the latest.
     """
 
     def __init__(self) -> None:
@@ -45,7 +53,9 @@ class _Remembered:
 
     def put(self, location: str, content: bytes) -> None:
         now = time.monotonic()
-        self._contents = {k: v for k, v in self._contents.items() if now - v[0] < _REMEMBERED_SECONDS}
+        self._contents = {
+            k: v for k, v in self._contents.items() if now - v[0] < _REMEMBERED_SECONDS
+        }
         self._contents[location] = (now, content)
 
     def forget(self, location: str) -> None:
@@ -58,8 +68,8 @@ _REMEMBERED: ContextVar[_Remembered | None] = ContextVar("remembered", default=N
 
 @contextmanager
 def remembering_files() -> Iterator[None]:
-    """Inside, this thread reads no file of metadata on S3 again that it read or wrote seconds ago. The catalog is asked
-    each time, so what is loaded is the newest state."""
+    """Inside, this thread reads no file of metadata on S3 again that it read or wrote seconds ago.
+    The catalog is asked each time, so what is loaded is the newest state."""
     token = _REMEMBERED.set(_Remembered())
     try:
         yield
@@ -157,7 +167,8 @@ def count_written(files: Iterable[tuple[str, int]]) -> None:
 
 
 class LakeFileIO(PyArrowFileIO):
-    """PyIceberg's own file access by PyArrow; on S3 with fewer requests, over connections that the process shares."""
+    """PyIceberg's own file access by PyArrow; on S3 with fewer requests, over connections that the
+    process shares."""
 
     def __init__(self, properties: dict[str, str]) -> None:
         super().__init__(properties)
@@ -170,7 +181,11 @@ class LakeFileIO(PyArrowFileIO):
         return _open_s3(os.getpid(), netloc, tuple(sorted(self.properties.items())), shared_files())
 
     def new_input(self, location: str) -> PyArrowFile:
-        return self.whole(location) if location.endswith((".avro", ".json")) else super().new_input(location)
+        return (
+            self.whole(location)
+            if location.endswith((".avro", ".json"))
+            else super().new_input(location)
+        )
 
     def whole(self, location: str) -> PyArrowFile:
         """A file that is read completely into memory, by one request where possible."""
@@ -205,7 +220,11 @@ class LakeFileIO(PyArrowFileIO):
         found = bucket_and_key(location)
         if found is None or self.properties.keys() & _NOT_OURS:
             return None
-        keys = {key: self.properties[f"s3.{name}"] for key, name in _STORE.items() if f"s3.{name}" in self.properties}
+        keys = {
+            key: self.properties[f"s3.{name}"]
+            for key, name in _STORE.items()
+            if f"s3.{name}" in self.properties
+        }
         return open_store(config.S3.model_validate(keys)), *found
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -239,15 +258,21 @@ _NOT_OURS = {
 
 @lru_cache(maxsize=16)
 def _open_s3(
-    process: int, netloc: str | None, properties: tuple[tuple[str, str], ...], keys: tuple[tuple[int, int], ...]
+    process: int,
+    netloc: str | None,
+    properties: tuple[tuple[str, str], ...],
+    keys: tuple[tuple[int, int], ...],
 ) -> FileSystem:
     io = PyArrowFileIO(dict(properties))
     opened = open_file_system(io, "s3", netloc)
     if not isinstance(opened, S3FileSystem):
         return opened
-    # PyIceberg has no properties for these. The first: opening a file reads its first part, so a file of one part is
-    # one request.
-    more: dict[str, Any] = {"allow_delayed_open": True, "tls_ca_file_path": io.properties.get("s3.ca")}
+    # PyIceberg has no properties for these. The first: opening a file reads its first part, so a
+    # file of one part is one request.
+    more: dict[str, Any] = {
+        "allow_delayed_open": True,
+        "tls_ca_file_path": io.properties.get("s3.ca"),
+    }
     # PyArrow's options are without its own.
     if (name := io.properties.get(S3_RETRY_STRATEGY_IMPL)) and (strategy := retry_strategy(name)):
         more["retry_strategy"] = strategy

@@ -51,8 +51,8 @@ def list_files(environment: Environment, folder: str) -> Iterator[Stored]:
 
 
 def list_versions(environment: Environment, folder: str) -> Iterator[Version]:
-    """The versions of deleted and replaced files under `folder`; none where the bucket has kept none, or storage keeps
-    none. Raises Terminal without the right to list them, Transient."""
+    """The versions of deleted and replaced files under `folder`; none where the bucket has kept
+    none, or storage keeps none. Raises Terminal without the right to list them, Transient."""
     if (on_s3 := bucket_and_key(folder.rstrip("/") + "/")) is None:
         return
     store = open_store(environment.s3)
@@ -76,8 +76,8 @@ def _below(folder: str, path: Path) -> Iterator[Stored]:
         return
     except OSError as error:
         raise Transient(
-            f"list {folder}: expected permission to read {error.filename or path}, found {error}; grant it, then run "
-            "it again"
+            f"list {folder}: expected permission to read {error.filename or path}, found {error}; "
+            "grant it, then run it again"
         ) from error
 
 
@@ -102,7 +102,7 @@ def delete_files(environment: Environment, paths: Iterable[str]) -> int:
     if left:
         path, first = left[0]
         raise Transient(
-            f"delete {done} files: expected permission, found {len(left)} left, first {path}: {first}; all others "
-            "are deleted: run it again as a user that may delete these"
+            f"delete {done} files: expected permission, found {len(left)} left, first {path}: "
+            f"{first}; all others are deleted: run it again as a user that may delete these"
         ) from first
     return done

@@ -40,13 +40,15 @@ def check_foreign_commits(table: Table) -> None:
         if (changed := _changed(table, commits, base)) is not None:
             name = ".".join(table.name())
             raise Terminal(
-                f"table {name}: expected branch {branch} to have the rows of its newest publish, found snapshot "
-                f"{commits[0].snapshot_id} of another program, {changed}; nothing is published. Only Anabranch changes "
-                f"rows of this table: roll it back ({_remedy(name, branch, base)}) and restart"
+                f"table {name}: expected branch {branch} to have the rows of its newest publish, "
+                f"found snapshot {commits[0].snapshot_id} of another program, {changed}; nothing "
+                "is published. Only Anabranch changes rows of this table: roll it back "
+                f"({_remedy(name, branch, base)}) and restart"
             )
         _ACCEPTED[key] = commits[0].snapshot_id
         LOG.warning(
-            "table %s: branch %s has commits of another program (%s, the newest %d); its rows are the same, continuing",
+            "table %s: branch %s has commits of another program (%s, the newest %d); its rows are "
+            "the same, continuing",
             ".".join(table.name()),
             branch,
             ", ".join(sorted({operation_of(s) for s in commits})),
@@ -56,7 +58,9 @@ def check_foreign_commits(table: Table) -> None:
 
 def foreign_commits(table: Table, branch: str) -> list[Snapshot]:
     """The remembered snapshots above a branch's newest publish, newest first. Pure."""
-    return [s for s in snapshots.ancestors_to_last_publish(table, branch) if not snapshots.is_publish(s)]
+    return [
+        s for s in snapshots.ancestors_to_last_publish(table, branch) if not snapshots.is_publish(s)
+    ]
 
 
 def operation_of(snapshot: Snapshot) -> str:
@@ -68,18 +72,25 @@ def _changed(table: Table, commits: list[Snapshot], base: Snapshot) -> str | Non
     """The change of rows between a publish and the commits above it, in words, or None."""
     for snapshot in commits:
         if snapshot.summary is None or snapshot.summary.operation is not Operation.REPLACE:
-            touched = [snapshots.count(snapshot, f"{how}-data-files") for how in ("added", "deleted")]
+            touched = [
+                snapshots.count(snapshot, f"{how}-data-files") for how in ("added", "deleted")
+            ]
             if any(touched) or snapshots.count(snapshot, "added-delete-files"):
-                return f"whose operation is {operation_of(snapshot)} ({touched[0]} files added, {touched[1]} removed)"
+                return (
+                    f"whose operation is {operation_of(snapshot)} ({touched[0]} files added, "
+                    f"{touched[1]} removed)"
+                )
     head = commits[0]
     with lake_errors(f"count the rows of {'.'.join(table.name())}"):
         before, after = (_rows_by_hour(table, s) for s in (base, head))
-    differing = sorted(h for h in before.keys() | after.keys() if before.get(h, 0) != after.get(h, 0))
+    differing = sorted(
+        h for h in before.keys() | after.keys() if before.get(h, 0) != after.get(h, 0)
+    )
     if differing:
         hour = differing[0]
         return (
-            f"which changed the rows of {len(differing)} hours (hour {hour}: expected {before.get(hour, 0)} rows, "
-            f"found {after.get(hour, 0)})"
+            f"which changed the rows of {len(differing)} hours (hour {hour}: expected "
+            f"{before.get(hour, 0)} rows, found {after.get(hour, 0)})"
         )
     return None
 
@@ -92,4 +103,7 @@ def _rows_by_hour(table: Table, snapshot: Snapshot) -> dict[str, int]:
 def _remedy(name: str, branch: str, base: Snapshot) -> str:
     if branch == "main":
         return f"CALL CATALOG.system.set_current_snapshot('{name}', {base.snapshot_id})"
-    return f"ALTER TABLE CATALOG.{name} CREATE OR REPLACE BRANCH {branch} AS OF VERSION {base.snapshot_id}"
+    return (
+        f"ALTER TABLE CATALOG.{name} CREATE OR REPLACE BRANCH {branch} AS OF VERSION "
+        f"{base.snapshot_id}"
+    )

@@ -22,7 +22,11 @@ def oldest_timestamps(table: Table, files: Iterable[DataFile], column: str) -> l
     Pure."""
     id = table.schema().find_field(column).field_id
     bounds = [(file.lower_bounds or {}).get(id) for file in files]
-    return [int.from_bytes(least, "little", signed=True) // 1000 for least in bounds if least is not None]
+    return [
+        int.from_bytes(least, "little", signed=True) // 1000
+        for least in bounds
+        if least is not None
+    ]
 
 
 def files_of(table: Table, branch: str, hour: str) -> tuple[DataFile, ...]:
@@ -31,12 +35,16 @@ def files_of(table: Table, branch: str, hour: str) -> tuple[DataFile, ...]:
     return tuple(files_by_hour(table, branch, (hour,)).get(hour, {}).values())
 
 
-def files_by_hour(table: Table, branch: str, hours: Collection[str] | None = None) -> dict[str, dict[str, DataFile]]:
+def files_by_hour(
+    table: Table, branch: str, hours: Collection[str] | None = None
+) -> dict[str, dict[str, DataFile]]:
     """The data files of a branch, all or those of `hours`: hour -> path -> file."""
     return files_at(table, head(table, branch), hours)
 
 
-def files_at(table: Table, snapshot: Snapshot, hours: Collection[str] | None = None) -> dict[str, dict[str, DataFile]]:
+def files_at(
+    table: Table, snapshot: Snapshot, hours: Collection[str] | None = None
+) -> dict[str, dict[str, DataFile]]:
     """The same of a snapshot."""
     files: dict[str, dict[str, DataFile]] = {}
     with lake_errors(f"read the manifests of {'.'.join(table.name())}"):
@@ -50,7 +58,9 @@ def files_at(table: Table, snapshot: Snapshot, hours: Collection[str] | None = N
     return files
 
 
-def files_by_branch(table: Table, hours: Collection[str] | None = None) -> dict[str, dict[str, dict[str, DataFile]]]:
+def files_by_branch(
+    table: Table, hours: Collection[str] | None = None
+) -> dict[str, dict[str, dict[str, DataFile]]]:
     """The data files of each branch, as `files_by_hour`."""
     return {branch: files_by_hour(table, branch, hours) for branch in BRANCHES}
 
@@ -81,7 +91,8 @@ def hours_apart(table: Table, one: str, other: str) -> set[str]:
     them has."""
     with lake_errors(f"read the manifests of {'.'.join(table.name())}"):
         here, there = (
-            {m.manifest.manifest_path: m for m in list_manifests(table, head(table, b))[0]} for b in (one, other)
+            {m.manifest.manifest_path: m for m in list_manifests(table, head(table, b))[0]}
+            for b in (one, other)
         )
         both = here.keys() & there.keys()
         alone = [m for path, m in (here | there).items() if path not in both]
@@ -91,7 +102,9 @@ def hours_apart(table: Table, one: str, other: str) -> set[str]:
     return hours
 
 
-def content_by_hour(table: Table, branch: str, hours: Collection[str] | None = None) -> dict[str, HourContent]:
+def content_by_hour(
+    table: Table, branch: str, hours: Collection[str] | None = None
+) -> dict[str, HourContent]:
     """The content of each hour on a branch, or of `hours`. Opens only manifests of several hours,
     which are old ones."""
     counted: dict[str, list[tuple[int, int]]] = {}

@@ -40,7 +40,11 @@ from anabranch.common.logs import note
 from anabranch.common.remote_errors import explain, lake_errors, one_line
 from anabranch.config import Environment
 from anabranch.iceberg import ledger_files, pyiceberg_fixes
-from anabranch.iceberg.catalog_settings import PATIENCE_SECONDS, catalog_properties, keep_state_out_of_glue
+from anabranch.iceberg.catalog_settings import (
+    PATIENCE_SECONDS,
+    catalog_properties,
+    keep_state_out_of_glue,
+)
 from anabranch.iceberg.clock import Clock, store_clock
 from anabranch.iceberg.commit_status import CommitFate, classify_commit, plan_fence
 from anabranch.iceberg.commits import Commit, Outcome
@@ -58,12 +62,17 @@ LOG = logging.getLogger(__name__)
 # exist.
 _NO_FILE = "Location does not exist"
 
-# What SQLite and PostgreSQL answer to a CREATE TABLE that another client was faster with; a catalog has two tables.
+# What SQLite and PostgreSQL answer to a CREATE TABLE that another client was faster with; a catalog
+# has two tables.
 _MADE_MEANWHILE = "already exists"
 _CATALOG_TABLES = 2
 
 # PyIceberg's messages, in a plain ValueError, when another process changed the table first.
-_OVERTAKEN = ("Cannot add snapshot with sequence number", "Snapshot with snapshot id", "to unknown snapshot")
+_OVERTAKEN = (
+    "Cannot add snapshot with sequence number",
+    "Snapshot with snapshot id",
+    "to unknown snapshot",
+)
 
 # A commit is sent within this time of its decision, or decided again: its files are young then, so
 # no orphan removal has deleted them. Other programs' orphan removal moves no head.
@@ -82,7 +91,8 @@ pyiceberg_fixes.share_file_schemas()
 
 
 def _load_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
-    """PyIceberg's catalog. It creates the tables of a new SQL catalog, which two clients may do at once."""
+    """PyIceberg's catalog. It creates the tables of a new SQL catalog, which two clients may do at
+    once."""
     for _ in range(_CATALOG_TABLES):
         try:
             return load_catalog(name, **properties)
@@ -97,11 +107,12 @@ class _Unknown(Transient):
 
 
 class Lake:
-    """The catalog and its tables. Reads are always fresh: between calls only the connection is cached, and what the
-    text of a file of metadata means.
+    """The catalog and its tables. Reads are always fresh: between calls only the connection is
+    cached, and what the text of a file of metadata means.
 
-    `require` is called with each loaded table and its name, and raises for a table that must not be used. `shared` is
-    another lake of the same environment whose connections and clock this one uses.
+    `require` is called with each loaded table and its name, and raises for a table that must not be
+    used. `shared` is another lake of the same environment whose connections and clock this one
+    uses.
     """
 
     def __init__(
@@ -118,14 +129,15 @@ class Lake:
 
     @property
     def catalog(self) -> Catalog:
-        """PyIceberg's catalog. Of Glue another one once AWS's shared files have changed: its client keeps the keys that
-        it read first. Raises as `load` does."""
+        """PyIceberg's catalog. Of Glue another one once AWS's shared files have changed: its client
+        keeps the keys that it read first. Raises as `load` does."""
         if self._shared is not None:
             return self._shared.catalog
         keys = shared_files() if self.environment.catalog.type == "glue" else ()
         if self._opened is not None and self._opened[0] == keys:
             return self._opened[1]
-        # Threads that share this open it once. One that a silent server keeps waiting does not hold the others up.
+        # Threads that share this open it once. One that a silent server keeps waiting does not hold
+        # the others up.
         is_alone = self._opening.acquire(timeout=PATIENCE_SECONDS)
         try:
             if self._opened is None or self._opened[0] != keys:
@@ -164,8 +176,8 @@ class Lake:
         return table
 
     def find(self, name: str) -> Table | None:
-        """The current table, of any owner; None where the catalog has no Iceberg table of that name. Raises
-        like `load`."""
+        """The current table, of any owner; None where the catalog has no Iceberg table of that
+        name. Raises like `load`."""
         gone = None
         while True:
             try:
@@ -181,9 +193,10 @@ class Lake:
                 # Try twice: publishes may have deleted the first metadata file since.
                 if gone == message:
                     raise MetadataGone(
-                        f"table {name}: expected the metadata file that the catalog names, found {message}; if the "
-                        "bucket was restored to an earlier time, stop the stream's jobs and run `anabranch apply "
-                        "STREAM --register`, which takes the newest available metadata file"
+                        f"table {name}: expected the metadata file that the catalog names, found "
+                        f"{message}; if the bucket was restored to an earlier time, stop the "
+                        "stream's jobs and run `anabranch apply STREAM --register`, which takes "
+                        "the newest available metadata file"
                     ) from error
                 gone = message
 
@@ -200,8 +213,8 @@ class Lake:
         return self.find(name) is not None
 
     def table_names(self, namespace: str) -> set[str]:
-        """The tables of a namespace, as `namespace.table`; none where there is no such namespace. Raises Transient when
-        the catalog does not answer."""
+        """The tables of a namespace, as `namespace.table`; none where there is no such namespace.
+        Raises Transient when the catalog does not answer."""
         try:
             return {".".join(identifier) for identifier in self.catalog.list_tables(namespace)}
         except NoSuchNamespaceError:
@@ -234,11 +247,15 @@ class Lake:
             AssertCurrentSchemaId(current_schema_id=table.metadata.current_schema_id),
             *(AssertRefSnapshotId(ref=ref, snapshot_id=id) for ref, id in commit.heads.items()),
         )
-        # Tags that a rebuild sets for its reads move no branch: a fail point of commits is one of a publish.
+        # Tags that a rebuild sets for its reads move no branch: a fail point of commits is one of a
+        # publish.
         at = reach if commit.changes else _go_on
         at(Step.COMMIT_PREPARED)
         note(publish=commit.id)
-        if commit.heads and (took := self.clock.now(table.metadata.last_updated_ms) - began) > PREPARED_WITHIN:
+        if (
+            commit.heads
+            and (took := self.clock.now(table.metadata.last_updated_ms) - began) > PREPARED_WITHIN
+        ):
             LOG.warning(
                 "commit %s of %s: expected to send it within %s, found %s; deciding again, since "
                 "orphan removal may have deleted its files",
@@ -254,18 +271,24 @@ class Lake:
             landed = self.catalog.commit_table(table, requirements, prepared.updates)
             at(Step.COMMIT_ANSWER_LOST)
             at(Step.COMMIT_LANDED)
-            note(snapshots={c.branch: landed.metadata.refs[c.branch].snapshot_id for c in commit.changes})
+            note(
+                snapshots={
+                    c.branch: landed.metadata.refs[c.branch].snapshot_id for c in commit.changes
+                }
+            )
             TALLY.count(COMMITS)
             delete_old_metadata(table, landed)
             return _with(table, landed)
         except (CommitFailedException, ValidationException) as error:
             LOG.debug("commit %s of %s refused: %s", commit.id, table.name(), error)
             # An HTTP client may repeat a request; the refusal may then be of that repetition.
-            if self.environment.catalog.type != "sql" and (settled := self._settle(table, commit, refused=True)):
+            if self.environment.catalog.type != "sql" and (
+                settled := self._settle(table, commit, refused=True)
+            ):
                 return settled
         except ValueError as error:
-            # Another commit took the sequence number between this decision and its publish, or expired what this one
-            # would have expired, or has staged.
+            # Another commit took the sequence number between this decision and its publish, or
+            # expired what this one would have expired, or has staged.
             if not any(text in str(error) for text in _OVERTAKEN):
                 raise
             LOG.debug("commit %s of %s refused: %s", commit.id, table.name(), error)
@@ -277,26 +300,32 @@ class Lake:
                 one_line(error),
             )
             return self._settle(table, commit)
-        # The catalog refused, so no snapshot will ever refer to the written files. If only the answer was lost, the
-        # files are left to maintenance.
+        # The catalog refused, so no snapshot will ever refer to the written files. If only the
+        # answer was lost, the files are left to maintenance.
         delete_quietly(table, prepared.written)
         return None
 
     def stage(self, name: str, wap_id: str, files: Sequence[DataFile]) -> Staged:
-        """Add files in one snapshot that no branch points to, under a new `wap_id`; no reader sees their rows.
+        """Add files in one snapshot that no branch points to, under a new `wap_id`; no reader sees
+        their rows.
 
-        It requires no head, so a refused attempt is sent again over the table as it is then. When the answer is lost,
-        the table decides. Raises Transient when the snapshot is not there: orphan removal deletes the files.
+        It requires no head, so a refused attempt is sent again over the table as it is then. When
+        the answer is lost, the table decides. Raises Transient when the snapshot is not there:
+        orphan removal deletes the files.
         """
         for _ in attempts(jitter(0.1), _LANDS_WITHIN_SECONDS):
             table = self.load(name)
-            prepared = prepare_stage(table, wap_id, files, self.clock.now(table.metadata.last_updated_ms))
+            prepared = prepare_stage(
+                table, wap_id, files, self.clock.now(table.metadata.last_updated_ms)
+            )
             requirements = (
                 AssertTableUUID(uuid=table.metadata.table_uuid),
                 AssertCurrentSchemaId(current_schema_id=table.metadata.current_schema_id),
             )
             try:
-                delete_old_metadata(table, self.catalog.commit_table(table, requirements, prepared.updates))
+                delete_old_metadata(
+                    table, self.catalog.commit_table(table, requirements, prepared.updates)
+                )
             except (CommitFailedException, ValidationException, ValueError) as error:
                 if type(error) is ValueError and not any(text in str(error) for text in _OVERTAKEN):
                     raise
@@ -307,17 +336,25 @@ class Lake:
                 delete_quietly(table, prepared.written)
                 continue
             except Exception as error:
-                LOG.warning("stage %s in %s: answer lost, checking the table: %s", wap_id, name, one_line(error))
+                LOG.warning(
+                    "stage %s in %s: answer lost, checking the table: %s",
+                    wap_id,
+                    name,
+                    one_line(error),
+                )
             if (staged := find_staged(self._look(name), wap_id)) is not None:
                 return staged
             break
         raise Transient(f"stage {wap_id} in {name}: expected its snapshot, found none; try again")
 
-    def commit_until_landed(self, name: str, what: str, plan: Callable[[Table], Commit | None]) -> Commit | None:
-        """Commit what `plan` decides on a fresh load of a table, and decide again after each refusal.
+    def commit_until_landed(
+        self, name: str, what: str, plan: Callable[[Table], Commit | None]
+    ) -> Commit | None:
+        """Commit what `plan` decides on a fresh load of a table, and decide again after each
+        refusal.
 
-        Returns the commit that landed, None when `plan` found nothing left to do. Raises Transient, naming `what`, when
-        other commits come first for a quarter of a minute.
+        Returns the commit that landed, None when `plan` found nothing left to do. Raises Transient,
+        naming `what`, when other commits come first for a quarter of a minute.
         """
         for _ in attempts(jitter(0.1), _LANDS_WITHIN_SECONDS):
             table = self.load(name)
@@ -325,8 +362,8 @@ class Lake:
             if commit is None or self.commit(table, commit) is Outcome.LANDED:
                 return commit
         raise Transient(
-            f"{what}: expected a commit of {name} to land within {_LANDS_WITHIN_SECONDS:.0f} s, found that other "
-            "commits were first each time; try again"
+            f"{what}: expected a commit of {name} to land within {_LANDS_WITHIN_SECONDS:.0f} s, "
+            "found that other commits were first each time; try again"
         )
 
     def _settle(self, table: Table, commit: Commit, refused: bool = False) -> Table | None:
@@ -345,9 +382,9 @@ class Lake:
                 fate = classify_commit(fresh, commit)
                 if fate is CommitFate.FORGOTTEN:
                     raise _Unknown(
-                        f"commit {commit.id} of {name}: expected to learn whether it landed, found that later "
-                        "publishes have removed the snapshots that show it; nothing is deleted, restart from the "
-                        "table"
+                        f"commit {commit.id} of {name}: expected to learn whether it landed, "
+                        "found that later publishes have removed the snapshots that show it; "
+                        "nothing is deleted, restart from the table"
                     )
                 # Glue compares a version that has changed since: no repetition of this request can
                 # land.
@@ -369,8 +406,8 @@ class Lake:
             except Transient as error:
                 last_error = str(error)
         raise Transient(
-            f"commit {commit.id} of {name}: expected to learn whether it landed, found {last_error}; nothing is "
-            "deleted, try again"
+            f"commit {commit.id} of {name}: expected to learn whether it landed, found "
+            f"{last_error}; nothing is deleted, try again"
         )
 
     def _fence(self, table: Table, fence: Commit) -> bool:
@@ -383,7 +420,10 @@ class Lake:
                 table,
                 (
                     AssertTableUUID(uuid=table.metadata.table_uuid),
-                    *(AssertRefSnapshotId(ref=ref, snapshot_id=id) for ref, id in fence.heads.items()),
+                    *(
+                        AssertRefSnapshotId(ref=ref, snapshot_id=id)
+                        for ref, id in fence.heads.items()
+                    ),
                 ),
                 updates,
             )
@@ -396,7 +436,9 @@ class Lake:
         delete_old_metadata(table, landed)
         return True
 
-    def append(self, name: str, rows: Callable[[Table], pa.Table | None], complete_letters: str = "") -> Table:
+    def append(
+        self, name: str, rows: Callable[[Table], pa.Table | None], complete_letters: str = ""
+    ) -> Table:
         """Append to a plain table (the ledger); returns it with the new rows. `rows` gets the table
         that the commit requires, whose next sequence number it will have, and is called again when
         another process was first; it returns None for nothing to append. `complete_letters`: as
@@ -407,8 +449,12 @@ class Lake:
             new_rows = rows(table)
             if new_rows is None:
                 return table
-            if lacking := [c for c in new_rows.column_names if c not in table.schema().column_names]:
-                raise Terminal(f"table {name}: expected column {lacking[0]}, found none; run `anabranch apply`")
+            if lacking := [
+                c for c in new_rows.column_names if c not in table.schema().column_names
+            ]:
+                raise Terminal(
+                    f"table {name}: expected column {lacking[0]}, found none; run `anabranch apply`"
+                )
             self.clock.now(table.metadata.last_updated_ms)
             commit_id = uuid.uuid4().hex
             with lake_errors(f"write rows of {name}"):
@@ -423,13 +469,16 @@ class Lake:
             except CommitFailedException as error:
                 LOG.debug("append to %s refused: %s", name, error)
             except Exception as error:
-                LOG.warning("append to %s: answer lost, checking the table: %s", name, one_line(error))
+                LOG.warning(
+                    "append to %s: answer lost, checking the table: %s", name, one_line(error)
+                )
                 # If it still lands, the next attempt is refused, or finds its rows: both require
                 # one head.
                 if has_landed(fresh := self._look(name), commit_id):
                     return fresh
         raise Transient(
-            f"append to {name}: expected to be first once in ten attempts, found other commits first; try again"
+            f"append to {name}: expected to be first once in ten attempts, found other commits "
+            "first; try again"
         )
 
     def merge_files(self, name: str, idle: bool = False) -> MergeStep:
@@ -445,8 +494,9 @@ class Lake:
         )
 
     def expire_files(self, name: str, hour: str) -> MergeStep:
-        """Remove the files of a plain table (the ledger) whose rows are all of hours before `hour`. After a refusal or
-        a lost answer it may be done or not: the next step checks again. Raises Transient when the lake does not answer.
+        """Remove the files of a plain table (the ledger) whose rows are all of hours before `hour`.
+        After a refusal or a lost answer it may be done or not: the next step checks again. Raises
+        Transient when the lake does not answer.
         """
         return self._step(
             name,
@@ -487,7 +537,9 @@ class Lake:
         with lake_errors(f"move the head of {name}"):
             updates = ledger_files.touch(table, uuid.uuid4().hex)
         try:
-            delete_old_metadata(table, self.catalog.commit_table(table, _require_main(table), updates))
+            delete_old_metadata(
+                table, self.catalog.commit_table(table, _require_main(table), updates)
+            )
         except CommitFailedException as error:
             LOG.debug("moving the head of %s: another process was first (%s)", name, error)
             return False
@@ -537,7 +589,10 @@ def delete_old_metadata(before: Table, landed: CommitTableResponse) -> None:
     (`write.metadata.delete-after-commit.enabled`): the catalog does not. Files left by a failure
     are orphans."""
     kept = {entry.metadata_file for entry in landed.metadata.metadata_log}
-    delete_quietly(before, [e.metadata_file for e in before.metadata.metadata_log if e.metadata_file not in kept])
+    delete_quietly(
+        before,
+        [e.metadata_file for e in before.metadata.metadata_log if e.metadata_file not in kept],
+    )
 
 
 class _Tables(Mapping[str, Table]):

@@ -1,10 +1,11 @@
 """The ledger's files: few and sorted by hour, however many appends there were.
 
-Every append writes a file and a manifest, and reads neither. `anabranch maintain` merges the files of one quarter of a
-year when there are many of about one size, so a row is written again a logarithmic number of times, and the bounds of a
-file's column `hour` stay narrow: a reader of an hour opens few files of a ledger of any age. Manifests are merged by
-the same rule, entry by entry. A writer merges only when the appends since the last merge are very many, as in a stream
-that has no maintenance.
+Every append writes a file and a manifest, and reads neither. `anabranch maintain` merges the files
+of one quarter of a year when there are many of about one size, so a row is written again a
+logarithmic number of times, and the bounds of a file's column `hour` stay narrow: a reader of an
+hour opens few files of a ledger of any age. Manifests are merged by the same rule, entry by entry.
+A writer merges only when the appends since the last merge are very many, as in a stream that has no
+maintenance.
 
 Merging changes no row. It requires the head of `main`: a refused merge is postponed, and its files
 become orphans. A ledger that is kept for a limited time loses whole quarters, by metadata alone.
@@ -25,7 +26,13 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, GreaterThanOrEqual, LessThanOrEqual
+from pyiceberg.expressions import (
+    AlwaysTrue,
+    And,
+    BooleanExpression,
+    GreaterThanOrEqual,
+    LessThanOrEqual,
+)
 from pyiceberg.io.pyarrow import ArrowScan
 from pyiceberg.manifest import DataFile, ManifestEntry, ManifestFile
 from pyiceberg.table import FileScanTask
@@ -56,7 +63,8 @@ RECORDED = "anabranch.recorded"
 """In the summary of an append of few rows: the ids of their decisions."""
 
 COMPLETE = "anabranch.dead-letters-complete"
-"""In a snapshot's summary: the dead letters that were found published and complete. Later snapshots repeat it."""
+"""In a snapshot's summary: the dead letters that were found published and complete. Later snapshots
+repeat it."""
 
 MANY = 16
 """The number of files of similar size that are merged."""
@@ -64,14 +72,14 @@ MANY = 16
 MANY_MANIFESTS = 8
 
 MANY_APPENDS = 32
-"""The number of appends since the last merge after which a writer merges: an hour without records appends once, so more
-than a day's."""
+"""The number of appends since the last merge after which a writer merges: an hour without records
+appends once, so more than a day's."""
 
 SNAPSHOTS_KEPT = 20
 
 REMOVED_THROUGH = "anabranch.ledger-removed-through"
-"""A property of the table: the newest sequence of a row that has left, because the ledger is kept for a limited
-time."""
+"""A property of the table: the newest sequence of a row that has left, because the ledger is kept
+for a limited time."""
 
 FIRST_HOUR = "anabranch.ledger-first-hour"
 """A property of the table: the rows of hours before it have left."""
@@ -162,8 +170,8 @@ def tiered(sizes: Sequence[int], least: int, small: int, most: int) -> int:
 def plan_merge(files: Iterable[File], idle: bool = False) -> tuple[File, ...]:
     """The files that the next commit merges; none when they are few enough. Pure.
 
-    A file whose rows are of several quarters is split. In the newest quarter files of about one size are merged; an
-    earlier one is to be one file.
+    A file whose rows are of several quarters is split. In the newest quarter files of about one
+    size are merged; an earlier one is to be one file.
     """
     by_bucket: dict[str, list[File]] = {}
     for file in sorted(files, key=lambda f: (f.rows, f.path)):
@@ -175,7 +183,9 @@ def plan_merge(files: Iterable[File], idle: bool = False) -> tuple[File, ...]:
         sizes = [f.rows for f in in_bucket]
         count = tiered(sizes, MANY, _SMALL, _MOST_ROWS)
         if bucket != newest:
-            count = max(count, _count_of_over([rows for rows in sizes if rows <= _MOST_ROWS // 2], idle))
+            count = max(
+                count, _count_of_over([rows for rows in sizes if rows <= _MOST_ROWS // 2], idle)
+            )
         if count > 1:
             return tuple(in_bucket[: min(count, _MOST_FILES)])
     return ()
@@ -197,10 +207,12 @@ def _count_of_over(sizes: Sequence[int], idle: bool) -> int:
 
 
 def plan_fold(counts: Mapping[str, int], must: Iterable[str] = ()) -> tuple[str, ...]:
-    """The manifests, by the number of entries of each, whose entries the next commit writes into one; `must` are among
-    them. Pure."""
+    """The manifests, by the number of entries of each, whose entries the next commit writes into
+    one; `must` are among them. Pure."""
     chosen = set(must)
-    others = sorted((path for path in counts if path not in chosen), key=lambda path: (counts[path], path))
+    others = sorted(
+        (path for path in counts if path not in chosen), key=lambda path: (counts[path], path)
+    )
     least = 1 if chosen else MANY_MANIFESTS
     count = tiered([counts[path] for path in others], least, _MOST_ENTRIES, _LARGEST)
     return (*sorted(chosen), *others[: min(count, _MOST_MANIFESTS)])
@@ -214,7 +226,10 @@ def read(table: Table, hours: Span | Collection[str] | None, columns: Sequence[s
     wanted = hours if isinstance(hours, Span) else sorted(set(hours))
     span = hours if isinstance(hours, Span) else Span(wanted[0], wanted[-1])  # type: ignore[index]
     chosen = [f for f in files if _file(table, f).may_hold(wanted)]
-    of_span = And(GreaterThanOrEqual(term="hour", value=span.first), LessThanOrEqual(term="hour", value=span.last))
+    of_span = And(
+        GreaterThanOrEqual(term="hour", value=span.first),
+        LessThanOrEqual(term="hour", value=span.last),
+    )
     rows = _read(table, chosen, columns, of_span)
     if isinstance(wanted, Span):
         return rows
@@ -229,14 +244,20 @@ def read_since(table: Table, sequence: int, columns: Sequence[str]) -> pa.Table:
 
 
 def has_many(table: Table) -> bool:
-    """Whether there were so many appends since the last merge planning that a writer merges. Pure."""
+    """Whether there were so many appends since the last merge planning that a writer merges.
+    Pure."""
     snapshot = table.current_snapshot()
-    return snapshot is not None and _number(snapshot, "total-data-files") - _number(snapshot, MERGED) >= MANY_APPENDS
+    return (
+        snapshot is not None
+        and _number(snapshot, "total-data-files") - _number(snapshot, MERGED) >= MANY_APPENDS
+    )
 
 
-def append(table: Table, rows: pa.Table, commit_id: str, complete_letters: str = "") -> tuple[TableUpdate, ...]:
-    """Write a file of `rows`; returns the updates of the commit that appends it, and that states which dead letters are
-    complete, for `complete_letters` to read. Raises OSError."""
+def append(
+    table: Table, rows: pa.Table, commit_id: str, complete_letters: str = ""
+) -> tuple[TableUpdate, ...]:
+    """Write a file of `rows`; returns the updates of the commit that appends it, and that states
+    which dead letters are complete, for `complete_letters` to read. Raises OSError."""
     # Tables of egress have rows without decisions.
     is_named = "decision_id" in rows.column_names and rows.num_rows <= _NAMED
     named = {RECORDED: json.dumps(rows["decision_id"].to_pylist())} if is_named else {}
@@ -245,8 +266,8 @@ def append(table: Table, rows: pa.Table, commit_id: str, complete_letters: str =
 
 
 def newest_ids(table: Table) -> tuple[frozenset[str], datetime]:
-    """The ids that the newest appends name in their summaries, and a time: whatever was appended later is among them.
-    Only the metadata is read. Pure."""
+    """The ids that the newest appends name in their summaries, and a time: whatever was appended
+    later is among them. Only the metadata is read. Pure."""
     ids: set[str] = set()
     since = _BEGINNING
     for snapshot in ancestors_of(table.current_snapshot(), table.metadata):
@@ -254,11 +275,14 @@ def newest_ids(table: Table) -> tuple[frozenset[str], datetime]:
         properties = summary.additional_properties if summary is not None else {}
         if RECORDED in properties:
             ids.update(json.loads(properties[RECORDED]))
-        elif PUBLISH_ID not in properties or (summary is not None and summary.operation == Operation.APPEND):
+        elif PUBLISH_ID not in properties or (
+            summary is not None and summary.operation == Operation.APPEND
+        ):
             # It adds rows that it does not name; another program's may have changed any row.
             break
         if snapshot.sequence_number == 1:
-            # The table's first. That a snapshot has no parent is no sign: PyIceberg takes away one that expires.
+            # The table's first. That a snapshot has no parent is no sign: PyIceberg takes away one
+            # that expires.
             since = _BEGINNING
     return frozenset(ids), since
 
@@ -271,7 +295,8 @@ def complete_letters(table: Table) -> str:
 
 
 def _properties(table: Table, commit_id: str, merged: int | None = None) -> dict[str, str]:
-    """The summary properties of a snapshot: `merged` files at the last merge planning, by default as before."""
+    """The summary properties of a snapshot: `merged` files at the last merge planning, by default
+    as before."""
     snapshot = table.current_snapshot()
     if merged is None:
         merged = _number(snapshot, MERGED) if snapshot is not None else 0
@@ -301,7 +326,10 @@ def merge(table: Table, commit_id: str, idle: bool = False) -> tuple[TableUpdate
     removed = tuple(files[f.path] for f in chosen)
     added = _write(table, *_split(_read(table, removed))) if removed else []
     merged = max(0, _number(snapshot, "total-data-files") - len(removed) + len(added))
-    return (*_commit(table, _properties(table, commit_id, merged), removed, added), *_expired(expire))
+    return (
+        *_commit(table, _properties(table, commit_id, merged), removed, added),
+        *_expired(expire),
+    )
 
 
 def files_before(table: Table, hour: str) -> list[DataFile]:
@@ -310,8 +338,8 @@ def files_before(table: Table, hour: str) -> list[DataFile]:
 
 
 def expire(table: Table, hour: str, commit_id: str) -> tuple[TableUpdate, ...]:
-    """The updates of the commit by which the files of `files_before` leave; none for no file. Files of several quarters
-    stay, as long as they are not split by `merge`. Raises OSError."""
+    """The updates of the commit by which the files of `files_before` leave; none for no file. Files
+    of several quarters stay, as long as they are not split by `merge`. Raises OSError."""
     files, snapshot = files_before(table, hour), table.current_snapshot()
     if not files or snapshot is None:
         return ()
@@ -336,9 +364,14 @@ class PerFile(Generic[T]):
         self._known: dict[str, dict[str, T]] = {}
 
     def ask(self, table: Table, hours: Collection[str] | None = None) -> dict[str, T]:
-        """The value of each file of the loaded table, by its path; of those that may contain a row of `hours`."""
+        """The value of each file of the loaded table, by its path; of those that may contain a row
+        of `hours`."""
         files = _live(table)
-        known = {path: value for path, value in self._known.get(table.location(), {}).items() if path in files}
+        known = {
+            path: value
+            for path, value in self._known.get(table.location(), {}).items()
+            if path in files
+        }
         wanted = sorted(hours) if hours is not None else None
         asked = [p for p, f in files.items() if wanted is None or _file(table, f).may_hold(wanted)]
         if unknown := [files[p] for p in asked if p not in known]:
@@ -369,28 +402,38 @@ def _commit(
     added: Sequence[DataFile],
     operation: Operation | None = None,
 ) -> tuple[TableUpdate, ...]:
-    """The updates of a commit that removes and adds files, and writes the entries of small manifests into one."""
+    """The updates of a commit that removes and adds files, and writes the entries of small
+    manifests into one."""
     parent = table.current_snapshot()
     there = {m.manifest_path: m for m in parent.manifests(table.io)} if parent is not None else {}
     entries = _entries(table, there.values()) if removed else {}
     gone = {f.file_path for f in removed}
-    touched = [p for p, listed in entries.items() if any(e.data_file.file_path in gone for e in listed)]
+    touched = [
+        p for p, listed in entries.items() if any(e.data_file.file_path in gone for e in listed)
+    ]
     # An append reads no manifest.
     fold = plan_fold(_counts(there.values()), touched) if removed or not added else ()
     entries |= _entries(table, (there[path] for path in fold if path not in entries))
     kept = [e for path in fold for e in entries[path] if e.data_file.file_path not in gone]
-    writer = ManifestWriter(table, max(time.time_ns() // 1_000_000, table.metadata.last_updated_ms + 1))
+    writer = ManifestWriter(
+        table, max(time.time_ns() // 1_000_000, table.metadata.last_updated_ms + 1)
+    )
     writer.begin_snapshot()
     manifests = [writer.write_manifest(table.metadata.default_spec_id, (), added)] if added else []
     of_spec = attrgetter("data_file.spec_id")
-    manifests += [writer.write_manifest(spec, some) for spec, some in groupby(sorted(kept, key=of_spec), of_spec)]
+    manifests += [
+        writer.write_manifest(spec, some)
+        for spec, some in groupby(sorted(kept, key=of_spec), of_spec)
+    ]
     folded = set(fold)
     manifests += [m for path, m in there.items() if path not in folded]
     # But for an append and an expiry, rows are unchanged: incremental readers skip such a snapshot.
     replaces = Operation.REPLACE if removed or not added else Operation.APPEND
     summary = Summary(operation or replaces, **_summary(parent, removed, added), **properties)
     snapshot = writer.write_snapshot(parent, manifests, summary)
-    return AddSnapshotUpdate(snapshot=snapshot), set_ref("main", snapshot.snapshot_id, SnapshotRefType.BRANCH)
+    return AddSnapshotUpdate(snapshot=snapshot), set_ref(
+        "main", snapshot.snapshot_id, SnapshotRefType.BRANCH
+    )
 
 
 def _entries(table: Table, manifests: Iterable[ManifestFile]) -> dict[str, list[ManifestEntry]]:
@@ -398,19 +441,27 @@ def _entries(table: Table, manifests: Iterable[ManifestFile]) -> dict[str, list[
     return {m.manifest_path: e for m, e in zip(some, read_entries(table.io, some), strict=True)}
 
 
-def _summary(parent: Snapshot | None, removed: Sequence[DataFile], added: Sequence[DataFile]) -> dict[str, str]:
+def _summary(
+    parent: Snapshot | None, removed: Sequence[DataFile], added: Sequence[DataFile]
+) -> dict[str, str]:
     """The counts of a snapshot, and the totals with it."""
     rows = sum(f.record_count for f in removed)
     changes = {
         "total-data-files": len(added) - len(removed),
         "total-records": sum(f.record_count for f in added) - rows,
     }
-    totals = {name: str((_number(parent, name) if parent is not None else 0) + by) for name, by in changes.items()}
+    totals = {
+        name: str((_number(parent, name) if parent is not None else 0) + by)
+        for name, by in changes.items()
+    }
     return counts_of(added, len(removed), rows) | totals
 
 
 def _counts(manifests: Iterable[ManifestFile]) -> dict[str, int]:
-    return {m.manifest_path: (m.added_files_count or 0) + (m.existing_files_count or 0) for m in manifests}
+    return {
+        m.manifest_path: (m.added_files_count or 0) + (m.existing_files_count or 0)
+        for m in manifests
+    }
 
 
 # The files of each manifest, by table. A manifest never changes.
@@ -424,7 +475,9 @@ def _live(table: Table) -> dict[str, DataFile]:
         return {}
     before, manifests = _LISTED.get(table.location(), {}), snapshot.manifests(table.io)
     unknown = _entries(table, (m for m in manifests if m.manifest_path not in before))
-    known = before | {path: tuple(e.data_file for e in entries) for path, entries in unknown.items()}
+    known = before | {
+        path: tuple(e.data_file for e in entries) for path, entries in unknown.items()
+    }
     listed = {m.manifest_path: known[m.manifest_path] for m in manifests}
     _LISTED[table.location()] = listed
     return {f.file_path: f for files in listed.values() for f in files}
@@ -432,12 +485,17 @@ def _live(table: Table) -> dict[str, DataFile]:
 
 def _file(table: Table, data_file: DataFile) -> File:
     id = table.schema().find_field("hour").field_id
-    first, last = (bounds.get(id, b"").decode() for bounds in (data_file.lower_bounds, data_file.upper_bounds))
+    first, last = (
+        bounds.get(id, b"").decode() for bounds in (data_file.lower_bounds, data_file.upper_bounds)
+    )
     return File(data_file.file_path, data_file.record_count, first, last)
 
 
 def _read(
-    table: Table, files: Iterable[DataFile], columns: Sequence[str] = (), row_filter: BooleanExpression = _ALL
+    table: Table,
+    files: Iterable[DataFile],
+    columns: Sequence[str] = (),
+    row_filter: BooleanExpression = _ALL,
 ) -> pa.Table:
     """The rows that match, in the files' order, with all columns or some."""
     schema = table.schema().select(*columns) if columns else table.schema()
@@ -446,7 +504,8 @@ def _read(
 
 
 def _split(rows: pa.Table) -> list[pa.Table]:
-    """By quarter, in the order of the hours; what a decision of one hour came after stays before it. Pure."""
+    """By quarter, in the order of the hours; what a decision of one hour came after stays before
+    it. Pure."""
     ordered = rows.sort_by([("hour", "ascending"), ("sequence", "ascending")])
     starts = [0]
     hours: list[str] = ordered["hour"].to_pylist()

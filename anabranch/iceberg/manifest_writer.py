@@ -40,8 +40,8 @@ _MANIFEST_FIELDS = (
 
 
 class ManifestWriter:
-    """Writes the snapshots of one commit, one after the other: first `begin_snapshot`, then its manifests, then
-    `write_snapshot`. `written`: the paths of all files written so far."""
+    """Writes the snapshots of one commit, one after the other: first `begin_snapshot`, then its
+    manifests, then `write_snapshot`. `written`: the paths of all files written so far."""
 
     def __init__(self, table: Table, timestamp_ms: int) -> None:
         self._table, self._timestamp_ms = table, timestamp_ms
@@ -57,13 +57,19 @@ class ManifestWriter:
 
     def begin_snapshot(self) -> None:
         """The next snapshot has an id and a sequence number of its own."""
-        self._snapshot_id, self._sequence = self._table.metadata.new_snapshot_id(), self._sequence + 1
+        self._snapshot_id, self._sequence = (
+            self._table.metadata.new_snapshot_id(),
+            self._sequence + 1,
+        )
 
     def write_manifest(
         self, spec_id: int, kept: Iterable[ManifestEntry], fresh: Iterable[DataFile] = ()
     ) -> ManifestFile:
         """A manifest of entries that other manifests had, and of new files. Raises OSError."""
-        metadata, path = self._table.metadata, self._new_path(f"{self._commit}-m{len(self.written)}.avro")
+        metadata, path = (
+            self._table.metadata,
+            self._new_path(f"{self._commit}-m{len(self.written)}.avro"),
+        )
         writer = write_manifest(
             format_version=metadata.format_version,
             spec=metadata.specs()[spec_id],
@@ -74,14 +80,21 @@ class ManifestWriter:
         )
         with writer:
             for data_file in fresh:
-                writer.add(ManifestEntry.from_args(status=ManifestEntryStatus.ADDED, data_file=data_file))
+                writer.add(
+                    ManifestEntry.from_args(status=ManifestEntryStatus.ADDED, data_file=data_file)
+                )
             for entry in kept:
                 writer.existing(entry)
         return _numbered(writer.to_manifest_file(), self._sequence)
 
-    def write_snapshot(self, parent: Snapshot | None, manifests: Sequence[ManifestFile], summary: Summary) -> Snapshot:
+    def write_snapshot(
+        self, parent: Snapshot | None, manifests: Sequence[ManifestFile], summary: Summary
+    ) -> Snapshot:
         """The snapshot of these manifests. Raises OSError."""
-        metadata, parent_id = self._table.metadata, parent.snapshot_id if parent is not None else None
+        metadata, parent_id = (
+            self._table.metadata,
+            parent.snapshot_id if parent is not None else None,
+        )
         path = self._new_path(f"snap-{self._snapshot_id}-0-{self._commit}.avro")
         with write_manifest_list(
             format_version=metadata.format_version,
@@ -121,9 +134,13 @@ def counts_of(added: Collection[DataFile], removed_files: int, removed_rows: int
 
 
 def _numbered(manifest: ManifestFile, sequence: int) -> ManifestFile:
-    """The manifest with the sequence number of the snapshot that adds it. The writer of a manifest list would give it
-    that of its own snapshot, but the list of another branch, with a later number, may name this manifest too."""
+    """The manifest with the sequence number of the snapshot that adds it. The writer of a manifest
+    list would give it that of its own snapshot, but the list of another branch, with a later
+    number, may name this manifest too."""
     values = {field: getattr(manifest, field) for field in _MANIFEST_FIELDS}
     least = manifest.min_sequence_number
-    values |= {"sequence_number": sequence, "min_sequence_number": least if least >= 0 else sequence}
+    values |= {
+        "sequence_number": sequence,
+        "min_sequence_number": least if least >= 0 else sequence,
+    }
     return ManifestFile.from_args(**values)

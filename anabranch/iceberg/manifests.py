@@ -31,7 +31,8 @@ HOUR = "ingest_hour"
 _FAN_IN = 8
 # Manifests of at least 8**3 = 512 files are merged no further within their hour,
 _FULL = 3
-# and older ones, across hours, as long as the result holds no more files than this: half a second of work.
+# and older ones, across hours, as long as the result holds no more files than this: half a second
+# of work.
 _MOST_FILES = 4096
 # The most manifests read for one merge: those of an older version are merged over several
 # publishes.
@@ -99,7 +100,9 @@ def hour_of_file(table: Table, data_file: DataFile) -> str:
     """The ingest hour of a data file, from its partition."""
     index = hour_index(table.specs()[data_file.spec_id])
     if index is None:
-        raise ValueError(f"{data_file.file_path}: expected a partition by {HOUR}, found spec {data_file.spec_id}")
+        raise ValueError(
+            f"{data_file.file_path}: expected a partition by {HOUR}, found spec {data_file.spec_id}"
+        )
     return str(data_file.partition[index])
 
 
@@ -115,7 +118,9 @@ def with_hours(table: Table, manifest: ManifestFile) -> HourManifest:
     return HourManifest(manifest, summary.lower_bound.decode(), summary.upper_bound.decode())
 
 
-def list_manifests(table: Table, snapshot: Snapshot) -> tuple[list[HourManifest], list[ManifestFile]]:
+def list_manifests(
+    table: Table, snapshot: Snapshot
+) -> tuple[list[HourManifest], list[ManifestFile]]:
     """A snapshot's manifests with live data files, by hour; and those of delete files, which other
     programs wrote. One read.
 
@@ -142,10 +147,11 @@ def plan_merges(slots: Iterable[Slot]) -> list[tuple[Slot, ...]]:
 
     1. Within one of the newest hours: as soon as there are eight of one size.
     2. Of one newer hour that nothing is added to any more: all that are not full.
-    3. Across hours, of those before the newest day of hours: as soon as there are eight of one size.
+    3. Across hours, of those before the newest day of hours: as soon as there are eight of one
+      size.
 
-    So an hour has some tens of manifests while micro-batches come, few afterwards, and the past grows by one manifest
-    for some thousand files. An entry is written again once for each size.
+    So an hour has some tens of manifests while micro-batches come, few afterwards, and the past
+    grows by one manifest for some thousand files. An entry is written again once for each size.
     """
     slots = list(slots)
     hours = sorted({s.last for s in slots})

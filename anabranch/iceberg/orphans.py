@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 _METADATA = r"metadata/[^/]+\.(metadata\.json|avro|stats|puffin|anabranch)"
 
 
-def list_table(environment: Environment, table: Table, listed: Callable[[], None] = lambda: None) -> list[Stored]:
+def list_table(
+    environment: Environment, table: Table, listed: Callable[[], None] = lambda: None
+) -> list[Stored]:
     """The files that this table's writers may have written, by their names and folders, so files of
     another table in or beside this one's folder are excluded. Calls `listed` for each file. Raises
     Transient."""
@@ -38,15 +40,19 @@ def folders_of(table: Table) -> tuple[str, ...]:
 
 def own_files(table: Table) -> Callable[[str], bool]:
     """Whether a path may be one that this table's writers wrote. Pure."""
-    parts = ["".join(f"{re.escape(f.name)}=[^/]*/" for f in spec.fields) for spec in table.specs().values()]
+    parts = [
+        "".join(f"{re.escape(f.name)}=[^/]*/" for f in spec.fields)
+        for spec in table.specs().values()
+    ]
     pattern = re.compile("|".join([_METADATA, *(rf"data/{part}[^/]+\.parquet" for part in parts)]))
     below = len(same_file(table.location().rstrip("/"))) + 1
     return lambda path: pattern.fullmatch(same_file(path)[below:]) is not None
 
 
 def references(table: Table) -> Iterator[str]:
-    """Every file that a table's metadata refers to: itself and its log, and through each of its snapshots, staged and
-    tagged ones too, the manifest lists, manifests and data files. Raises Transient when one cannot be read."""
+    """Every file that a table's metadata refers to: itself and its log, and through each of its
+    snapshots, staged and tagged ones too, the manifest lists, manifests and data files. Raises
+    Transient when one cannot be read."""
     metadata = table.metadata
     yield table.metadata_location
     yield from (entry.metadata_file for entry in metadata.metadata_log)
@@ -75,8 +81,11 @@ def plan_orphans(
     listed, named = list(listed), {same_file(path) for path in referenced}
     if listed and not any(same_file(f.path) in named for f in listed):
         raise Refused(
-            f"look for orphans: expected some of {len(listed)} files to be referenced, found none, first "
-            f"{listed[0].path}; nothing is deleted: compare the table's location with the paths in its metadata"
+            f"look for orphans: expected some of {len(listed)} files to be referenced, found "
+            f"none, first {listed[0].path}; nothing is deleted: compare the table's location with "
+            "the paths in its metadata"
         )
     unreferenced = [f for f in listed if same_file(f.path) not in named]
-    return [f for f in unreferenced if f.modified < before], [f for f in unreferenced if f.modified >= before]
+    return [f for f in unreferenced if f.modified < before], [
+        f for f in unreferenced if f.modified >= before
+    ]

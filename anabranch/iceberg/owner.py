@@ -36,7 +36,9 @@ class Owner:
     cluster_id: str = ""
 
     def to_json(self) -> str:
-        return json.dumps({"stream": self.stream, "topic": self.topic, "cluster_id": self.cluster_id})
+        return json.dumps(
+            {"stream": self.stream, "topic": self.topic, "cluster_id": self.cluster_id}
+        )
 
     @staticmethod
     def from_json(text: str) -> Owner:
@@ -51,8 +53,8 @@ def read_owner(table: Table) -> Owner | None:
 
 
 def require_owner(stream: Stream, renamed_from: str | None = None) -> Callable[[str, Table], None]:
-    """Raises AnotherStreamsTable for the stream's table when it belongs to another stream than this one, or than the
-    one that its file was `renamed_from`. A table without an owner passes."""
+    """Raises AnotherStreamsTable for the stream's table when it belongs to another stream than this
+    one, or than the one that its file was `renamed_from`. A table without an owner passes."""
 
     def require(name: str, table: Table) -> None:
         if name != stream.table or (owner := read_owner(table)) is None:
@@ -60,17 +62,22 @@ def require_owner(stream: Stream, renamed_from: str | None = None) -> Callable[[
         if owner.stream in (stream.name, renamed_from):
             return
         raise AnotherStreamsTable(
-            f"streams/{stream.name}.yaml: table {name}: expected a table of stream {stream.name}, found that it "
-            f"belongs to stream {owner.stream} (streams/{owner.stream}.yaml, topic {owner.topic}); nothing was "
-            f"changed. Give `table:` of streams/{stream.name}.yaml another name. If streams/{owner.stream}.yaml was "
-            f"renamed to it: see --renamed-from of `anabranch apply`"
+            f"streams/{stream.name}.yaml: table {name}: expected a table of stream {stream.name}, "
+            f"found that it belongs to stream {owner.stream} (streams/{owner.stream}.yaml, topic "
+            f"{owner.topic}); nothing was changed. Give `table:` of streams/{stream.name}.yaml "
+            f"another name. If streams/{owner.stream}.yaml was renamed to it: see --renamed-from "
+            "of `anabranch apply`"
         )
 
     return require
 
 
 def open_lake(
-    environment: Environment, stream: Stream, renamed_from: str | None = None, shared: Lake | None = None
+    environment: Environment,
+    stream: Stream,
+    renamed_from: str | None = None,
+    shared: Lake | None = None,
 ) -> Lake:
-    """The catalog, for one stream: its table is refused when it belongs to another. `shared`: whose client it uses."""
+    """The catalog, for one stream: its table is refused when it belongs to another. `shared`: whose
+    client it uses."""
     return Lake(environment, require_owner(stream, renamed_from), shared)

@@ -69,8 +69,8 @@ _ARROW: dict[type[IcebergType], pa.DataType] = {
 
 @dataclass(frozen=True)
 class Target:
-    """The settings of a task that writes rows of a table: file access, location, physical schema, compression.
-    Picklable."""
+    """The settings of a task that writes rows of a table: file access, location, physical schema,
+    compression. Picklable."""
 
     io: FileIO
     folder: str
@@ -82,8 +82,15 @@ def target_of(table: Table) -> Target | None:
     """The settings to write rows of a table; None where only Iceberg's own writer supports the
     table's properties."""
     properties = table.metadata.properties
-    placed = ("write.object-storage.enabled", "write.location-provider.impl", "write.parquet.compression-level")
-    if any(name in properties for name in placed) or properties.get("write.format.default", "parquet") != "parquet":
+    placed = (
+        "write.object-storage.enabled",
+        "write.location-provider.impl",
+        "write.parquet.compression-level",
+    )
+    if (
+        any(name in properties for name in placed)
+        or properties.get("write.format.default", "parquet") != "parquet"
+    ):
         return None
     if tuple(f.name for f in table.spec().fields) != PARTITION or not all(
         isinstance(f.transform, IdentityTransform) for f in table.spec().fields
@@ -101,14 +108,16 @@ def target_of(table: Table) -> Target | None:
 
 
 def _file_access(table: Table) -> FileIO:
-    """The table's file access without what only the catalog needs: its address, password and token. Temporary keys that
-    the catalog hands out are new: the table may have been loaded hours ago."""
+    """The table's file access without what only the catalog needs: its address, password and token.
+    Temporary keys that the catalog hands out are new: the table may have been loaded hours ago."""
     io = table.io
     if "s3.session-token" in io.properties:
         io = table.catalog.load_table(table.name()).io
     if not isinstance(io, PyArrowFileIO):
         return io
-    return type(io)({key: value for key, value in io.properties.items() if key.startswith(_OF_FILES)})
+    return type(io)(
+        {key: value for key, value in io.properties.items() if key.startswith(_OF_FILES)}
+    )
 
 
 def has_columns(table: Table, columns: Schema) -> bool:
@@ -121,9 +130,12 @@ def _kinds(schema: Schema) -> dict[str, tuple[str, bool]]:
 
 
 def has_own_layout(table: Table) -> bool:
-    """Whether a table's properties ask for a layout of Parquet files that only Iceberg's own writer knows."""
+    """Whether a table's properties ask for a layout of Parquet files that only Iceberg's own writer
+    knows."""
     known = "write.parquet.compression-codec"
-    return any(name.startswith("write.parquet.") and name != known for name in table.metadata.properties)
+    return any(
+        name.startswith("write.parquet.") and name != known for name in table.metadata.properties
+    )
 
 
 def codec_of(table: Table) -> str:
@@ -134,12 +146,15 @@ def codec_of(table: Table) -> str:
 
 def open_writer(sink: Any, schema: pa.Schema, **options: Any) -> pq.ParquetWriter:
     """A writer of files like those of Iceberg's own writer: without the Arrow schema."""
-    return pq.ParquetWriter(sink, schema, store_schema=False, store_decimal_as_integer=True, **options)
+    return pq.ParquetWriter(
+        sink, schema, store_schema=False, store_decimal_as_integer=True, **options
+    )
 
 
 @dataclass(frozen=True)
 class Output:
-    """A file that was written: its partition (days since 1970, hour), its length, and its Parquet footer."""
+    """A file that was written: its partition (days since 1970, hour), its length, and its Parquet
+    footer."""
 
     path: str
     day: int
@@ -160,8 +175,8 @@ class _Open:
 
 
 class FileWriter:
-    """Writes rows into a file for each partition of the table. Its files are complete once `close` has returned; later
-    rows go to new files."""
+    """Writes rows into a file for each partition of the table. Its files are complete once `close`
+    has returned; later rows go to new files."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -207,7 +222,8 @@ class FileWriter:
             return known
         if len(self._open) == MOST_OPEN_FILES:
             return None
-        name = f"event_date={date.fromordinal(_EPOCH.toordinal() + day).isoformat()}/ingest_hour={hour}"
+        event_date = date.fromordinal(_EPOCH.toordinal() + day).isoformat()
+        name = f"event_date={event_date}/ingest_hour={hour}"
         path = f"{self._target.folder}/{name}/{uuid.uuid4().hex}.parquet"
         footers: list[pq.FileMetaData] = []
         sink = self._target.io.new_output(path).create()
@@ -221,7 +237,9 @@ def data_file_of(table: Table, output: Output) -> DataFile:
     """An output as a manifest entry."""
     footer = pq.read_metadata(pa.BufferReader(output.footer))
     partition = Record(*(output.day if name == "event_date" else output.hour for name in PARTITION))
-    return data_file_from(table, output.path, output.size, footer, partition, table.metadata.default_spec_id)
+    return data_file_from(
+        table, output.path, output.size, footer, partition, table.metadata.default_spec_id
+    )
 
 
 def data_file_from(
@@ -230,8 +248,12 @@ def data_file_from(
     """A Parquet file as a manifest entry, with the statistics of its footer."""
     # The metadata of fields has their ids; that of the schema differs between writers.
     schema = footer.schema.to_arrow_schema().remove_metadata().serialize().to_pybytes()
-    modes = tuple((k, v) for k, v in sorted(table.metadata.properties.items()) if k.startswith(_METRICS))
-    statistics = data_file_statistics_from_parquet_metadata(footer, *_statistics_plan(schema, modes))
+    modes = tuple(
+        (k, v) for k, v in sorted(table.metadata.properties.items()) if k.startswith(_METRICS)
+    )
+    statistics = data_file_statistics_from_parquet_metadata(
+        footer, *_statistics_plan(schema, modes)
+    )
     made = DataFile.from_args(
         content=DataFileContent.DATA,
         file_path=path,
@@ -252,7 +274,8 @@ def data_file_from(
 def _statistics_plan(
     schema: bytes, modes: tuple[tuple[str, str], ...]
 ) -> tuple[dict[int, StatisticsCollector], dict[str, int]]:
-    """Which statistics a file of this Arrow schema gets by the table's properties, and the field ids of its columns."""
+    """Which statistics a file of this Arrow schema gets by the table's properties, and the field
+    ids of its columns."""
     ours = pyarrow_to_schema(pa.ipc.read_schema(pa.py_buffer(schema)))
     return compute_statistics_plan(ours, dict(modes)), parquet_path_to_id_mapping(ours)
 

@@ -49,13 +49,16 @@ class PhysicalDesign:
         if self.sort or self.bloom:
             said["write.parquet.row-group-size-bytes"] = str(_ROW_GROUP_BYTES)
         if self.bloom:
-            # As large as what a row group holds of different values asks for, and not a megabyte each.
+            # As large as what a row group holds of different values asks for, and not a megabyte
+            # each.
             said[f"{_BLOOM}-adaptive-enabled"] = "true"
         said |= {f"{_BLOOM}-enabled.column.{name}": "true" for name in self.bloom}
         if self.bounded is not None:
             # Counts stay: they show which columns a file has.
             said[f"{_METRICS}.default"] = "counts"
-        return said | {f"{_METRICS}.column.{name}": _BOUNDS for name in (*self.sort, *(self.bounded or ()))}
+        return said | {
+            f"{_METRICS}.column.{name}": _BOUNDS for name in (*self.sort, *(self.bounded or ()))
+        }
 
     def words(self) -> str:
         parts = [
@@ -72,8 +75,8 @@ class PhysicalDesign:
 
 @dataclass(frozen=True)
 class DesignChange:
-    """What a table lacks of a design: properties to set (`values`) and to remove, and the columns to be its sort order
-    (none: unsorted), or None where that stays."""
+    """What a table lacks of a design: properties to set (`values`) and to remove, and the columns
+    to be its sort order (none: unsorted), or None where that stays."""
 
     values: Mapping[str, str]
     remove: tuple[str, ...]
@@ -83,7 +86,9 @@ class DesignChange:
         return bool(self.values or self.remove or self.sort is not None)
 
 
-def plan_design(properties: Mapping[str, str], sorted_by: Sequence[str] | None, wanted: PhysicalDesign) -> DesignChange:
+def plan_design(
+    properties: Mapping[str, str], sorted_by: Sequence[str] | None, wanted: PhysicalDesign
+) -> DesignChange:
     """The changes that give a table of these properties the wanted design. Pure. `sorted_by`: the
     columns of its sort order; None for an order that no design has.
     """
@@ -128,9 +133,13 @@ def lay_out(lake: Lake, name: str, wanted: PhysicalDesign) -> list[str]:
 
 
 def sort_order_id(table: Table, columns: Sequence[str]) -> int:
-    """The id by which files that are sorted by `columns` may say so: that of the table's sort order, where it is just
-    that one, or else that of none."""
-    return table.sort_order().order_id if columns and _sorted_by(table) == tuple(columns) else UNSORTED_SORT_ORDER_ID
+    """The id by which files that are sorted by `columns` may say so: that of the table's sort
+    order, where it is just that one, or else that of none."""
+    return (
+        table.sort_order().order_id
+        if columns and _sorted_by(table) == tuple(columns)
+        else UNSORTED_SORT_ORDER_ID
+    )
 
 
 def _sorted_by(table: Table) -> tuple[str, ...] | None:

@@ -47,7 +47,9 @@ class Prepared:
 def prepare(table: Table, commit: Commit, now: datetime) -> Prepared:
     """Write the commit's manifests and build its updates, stamped with `now`, or just after the
     table's last update if that is ahead. Nothing is visible yet. Raises Transient."""
-    writer = SnapshotWriter(table, max(int(now.timestamp() * 1000), table.metadata.last_updated_ms + 1))
+    writer = SnapshotWriter(
+        table, max(int(now.timestamp() * 1000), table.metadata.last_updated_ms + 1)
+    )
     updates: list[TableUpdate] = []
     state, summaries = dict[str, str](), []
     try:
@@ -60,7 +62,9 @@ def prepare(table: Table, commit: Commit, now: datetime) -> Prepared:
             snapshot = writer.write(change, summary)
             updates.append(AddSnapshotUpdate(snapshot=snapshot))
             updates.append(set_ref(change.branch, snapshot.snapshot_id, SnapshotRefType.BRANCH))
-            updates.append(set_ref(PUBLISHED + change.branch, snapshot.snapshot_id, SnapshotRefType.TAG))
+            updates.append(
+                set_ref(PUBLISHED + change.branch, snapshot.snapshot_id, SnapshotRefType.TAG)
+            )
             for name, ends in change.tags.items():
                 age = max(1, ends - snapshot.timestamp_ms)
                 updates.append(set_ref(name, snapshot.snapshot_id, SnapshotRefType.TAG, age))
@@ -68,38 +72,52 @@ def prepare(table: Table, commit: Commit, now: datetime) -> Prepared:
         delete_quietly(table, writer.written)
         if not isinstance(error, OSError):
             raise
-        raise explain(f"write the manifests of commit {commit.id} of {'.'.join(table.name())}", error) from error
+        raise explain(
+            f"write the manifests of commit {commit.id} of {'.'.join(table.name())}", error
+        ) from error
     held = table.metadata.properties
     if put := {k: v for k, v in state.items() if held.get(k) != v} | dict(commit.set_properties):
         updates.append(SetPropertiesUpdate(updates=put))
     if gone := [*commit.remove_properties, *unused_properties(table, commit, state, summaries)]:
         updates.append(RemovePropertiesUpdate(removals=gone))
-    # No requirement of Iceberg's asks for a snapshot. A ref to one that is gone is refused by every catalog.
+    # No requirement of Iceberg's asks for a snapshot. A ref to one that is gone is refused by every
+    # catalog.
     for wap_id, snapshot_id in commit.staged.items():
         updates.append(set_ref(staged_ref(wap_id), snapshot_id, SnapshotRefType.BRANCH))
-    dropped = {staged_ref(wap_id) for wap_id in commit.staged} | {*staged_refs(table, commit.expire)}
+    dropped = {staged_ref(wap_id) for wap_id in commit.staged} | {
+        *staged_refs(table, commit.expire)
+    }
     updates += [RemoveSnapshotRefUpdate(ref_name=name) for name in sorted(dropped)]
     updates += [RemoveSnapshotRefUpdate(ref_name=name) for name in commit.drop_tags]
     if commit.expire:
         updates.append(RemoveSnapshotsUpdate(snapshot_ids=list(commit.expire)))
-    updates += [set_ref(t.name, t.snapshot_id, SnapshotRefType.TAG, t.max_age_ms) for t in commit.tags]
+    updates += [
+        set_ref(t.name, t.snapshot_id, SnapshotRefType.TAG, t.max_age_ms) for t in commit.tags
+    ]
     return Prepared(tuple(updates), tuple(writer.written))
 
 
 def prepare_stage(table: Table, wap_id: str, files: Sequence[DataFile], now: datetime) -> Prepared:
-    """A commit that adds files in a snapshot beside the staging branch, under `wap_id`. Raises Transient."""
-    writer = SnapshotWriter(table, max(int(now.timestamp() * 1000), table.metadata.last_updated_ms + 1))
+    """A commit that adds files in a snapshot beside the staging branch, under `wap_id`. Raises
+    Transient."""
+    writer = SnapshotWriter(
+        table, max(int(now.timestamp() * 1000), table.metadata.last_updated_ms + 1)
+    )
     try:
         snapshot = writer.write(Change(STAGING, tuple(files)), {WAP_ID: wap_id})
     except Exception as error:
         delete_quietly(table, writer.written)
         if not isinstance(error, OSError):
             raise
-        raise explain(f"write the manifests of {wap_id} of {'.'.join(table.name())}", error) from error
+        raise explain(
+            f"write the manifests of {wap_id} of {'.'.join(table.name())}", error
+        ) from error
     return Prepared((AddSnapshotUpdate(snapshot=snapshot),), tuple(writer.written))
 
 
-def set_ref(name: str, snapshot_id: int, kind: str, max_age_ms: int | None = None) -> SetSnapshotRefUpdate:
+def set_ref(
+    name: str, snapshot_id: int, kind: str, max_age_ms: int | None = None
+) -> SetSnapshotRefUpdate:
     return SetSnapshotRefUpdate(
         ref_name=name,
         snapshot_id=snapshot_id,

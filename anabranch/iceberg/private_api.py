@@ -1,5 +1,5 @@
-"""PyIceberg's private names that we need: no other module uses one. Each has no public counterpart in the pinned
-version; `tests/unit/iceberg/test_private_api.py` names what an upgrade breaks."""
+"""PyIceberg's private names that we need: no other module uses one. Each has no public counterpart
+in the pinned version; `tests/unit/iceberg/test_private_api.py` names what an upgrade breaks."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ if TYPE_CHECKING:
 
 
 def write_data_files(metadata: TableMetadata, rows: pa.Table, io: FileIO) -> Iterable[DataFile]:
-    """Write rows into files of their partitions; the public `Table.append` commits them too. Raises OSError."""
+    """Write rows into files of their partitions; the public `Table.append` commits them too. Raises
+    OSError."""
     return _dataframe_to_data_files(metadata, rows, io)
 
 
 def updates_of(tx: Transaction) -> tuple[TableUpdate, ...]:
-    """The updates of an open transaction; the public `commit_transaction` sends them with its own requirements."""
+    """The updates of an open transaction; the public `commit_transaction` sends them with its own
+    requirements."""
     return tuple(tx._updates)
 
 
@@ -40,7 +42,8 @@ def open_file_system(io: PyArrowFileIO, scheme: str, netloc: str | None) -> File
 
 
 def retry_strategy(name: str) -> Any:
-    """A retry strategy of PyArrow by its class's name, as `s3.retry-strategy-impl` has it; None if there is none."""
+    """A retry strategy of PyArrow by its class's name, as `s3.retry-strategy-impl` has it; None if
+    there is none."""
     return _import_retry_strategy(name)
 
 

@@ -1,4 +1,5 @@
-"""What PyIceberg 0.12.0 does slowly, corrected when the lake is imported. Each goes when a release has it."""
+"""What PyIceberg 0.12.0 does slowly, corrected when the lake is imported. Each goes when a release
+has it."""
 
 from __future__ import annotations
 
@@ -44,8 +45,17 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-PARTS = (Schema, PartitionSpec, SortOrder, Snapshot, SnapshotRef, SnapshotLogEntry, MetadataLogEntry)
-"""The parts of a table's metadata. PyIceberg declares them frozen, and nothing changes one in place."""
+PARTS = (
+    Schema,
+    PartitionSpec,
+    SortOrder,
+    Snapshot,
+    SnapshotRef,
+    SnapshotLogEntry,
+    MetadataLogEntry,
+)
+"""The parts of a table's metadata. PyIceberg declares them frozen, and nothing changes one in
+place."""
 LISTS_OF_PARTS = (
     "schemas",
     "partition_specs",
@@ -64,8 +74,8 @@ _MOST_SCHEMAS = 256
 def share_parts() -> None:
     """Have a deep copy of a table's metadata share its parts with the original.
 
-    PyIceberg copies all of the metadata once for each update of a transaction and once for each commit: every field of
-    every schema and every property of every snapshot.
+    PyIceberg copies all of the metadata once for each update of a transaction and once for each
+    commit: every field of every schema and every property of every snapshot.
     """
     for part in PARTS:
         part.__deepcopy__ = _itself  # type: ignore[method-assign,assignment]
@@ -76,7 +86,9 @@ def _itself(part: T, memo: object = None) -> T:
     return part
 
 
-def _copy(metadata: TableMetadataCommonFields, memo: dict[int, Any] | None = None) -> TableMetadataCommonFields:
+def _copy(
+    metadata: TableMetadataCommonFields, memo: dict[int, Any] | None = None
+) -> TableMetadataCommonFields:
     copied = metadata.model_copy()
     values = vars(copied)
     for name, value in values.items():
@@ -86,17 +98,19 @@ def _copy(metadata: TableMetadataCommonFields, memo: dict[int, Any] | None = Non
 
 
 def share_metadata() -> None:
-    """Parse the metadata of a table once, as long as the catalog names the same file, and none that this process wrote.
+    """Parse the metadata of a table once, as long as the catalog names the same file, and none that
+    this process wrote.
 
-    The file is read each time. PyIceberg parses it for each load of a table, and once more for each commit.
+    The file is read each time. PyIceberg parses it for each load of a table, and once more for each
+    commit.
     """
     TableMetadataUtil.parse_raw = _PARSED.of  # type: ignore[method-assign,assignment]
     ToOutputFile.table_metadata = _write_metadata  # type: ignore[method-assign]
 
 
 def read_summaries_directly() -> None:
-    """Have the summary of a snapshot look its properties up in their dict. Pydantic finds a private attribute only
-    after it has looked for others, which takes ten times as long."""
+    """Have the summary of a snapshot look its properties up in their dict. Pydantic finds a private
+    attribute only after it has looked for others, which takes ten times as long."""
     Summary.__getitem__ = _property_of  # type: ignore[method-assign]
     Summary.additional_properties = property(_properties_of)  # type: ignore[assignment,method-assign]
 
@@ -113,8 +127,8 @@ def _property_of(summary: Summary, key: str) -> Any:
 
 
 def share_readers() -> None:
-    """Have the manifests and manifest lists of one Avro schema share its Iceberg schema and their reader, neither of
-    which has any state.
+    """Have the manifests and manifest lists of one Avro schema share its Iceberg schema and their
+    reader, neither of which has any state.
 
     PyIceberg builds both again for each file, which takes longer than to read it.
     """
@@ -127,12 +141,20 @@ def share_readers() -> None:
 
 
 def share_writers() -> None:
-    """Have the manifests and manifest lists of one Iceberg schema share its Avro schema and their writer, neither of
-    which has any state."""
+    """Have the manifests and manifest lists of one Iceberg schema share its Avro schema and their
+    writer, neither of which has any state."""
     for owner, name, ours in (
         # A partition's type is made again for each manifest, and is small.
-        (pyiceberg.manifest, "data_file_with_partition", lru_cache(_MOST_SCHEMAS)(data_file_with_partition)),
-        (pyiceberg.manifest, "manifest_entry_schema_with_data_file", _once(manifest_entry_schema_with_data_file)),
+        (
+            pyiceberg.manifest,
+            "data_file_with_partition",
+            lru_cache(_MOST_SCHEMAS)(data_file_with_partition),
+        ),
+        (
+            pyiceberg.manifest,
+            "manifest_entry_schema_with_data_file",
+            _once(manifest_entry_schema_with_data_file),
+        ),
         (pyiceberg.avro.file, "construct_writer", _once(construct_writer)),
         (pyiceberg.avro.file, "resolve_writer", _once(resolve_writer)),
         (AvroSchemaConversion, "iceberg_to_avro", _iceberg_to_avro),
@@ -141,21 +163,27 @@ def share_writers() -> None:
 
 
 def share_file_schemas() -> None:
-    """Have the Parquet files of one schema share its Iceberg schema, and the columns of it that a scan reads."""
-    for name, ours in (("pyarrow_to_schema", _pyarrow_to_schema), ("prune_columns", _prune_columns)):
+    """Have the Parquet files of one schema share its Iceberg schema, and the columns of it that a
+    scan reads."""
+    for name, ours in (
+        ("pyarrow_to_schema", _pyarrow_to_schema),
+        ("prune_columns", _prune_columns),
+    ):
         setattr(pyiceberg.io.pyarrow, name, ours)
 
 
 def find_rows_by_one_statement() -> None:
-    """Have a SQL catalog find a table's row by a statement that is built once. PyIceberg builds it for each load of a
-    table, and the ORM makes an object of the row, which takes longer than the database."""
+    """Have a SQL catalog find a table's row by a statement that is built once. PyIceberg builds it
+    for each load of a table, and the ORM makes an object of the row, which takes longer than the
+    database."""
     from pyiceberg.catalog.sql import SqlCatalog
 
     SqlCatalog.load_table = _load_table  # type: ignore[method-assign,assignment]
 
 
 def _once(function: Function) -> Function:
-    """The function, called once for equal arguments; schemas are compared by identity, which is fast."""
+    """The function, called once for equal arguments; schemas are compared by identity, which is
+    fast."""
     # With the schemas that a key names by their ids, so that no other objects have these.
     known: dict[object, tuple[object, Any]] = {}
 
@@ -219,7 +247,9 @@ class _Noted:
         return self.text
 
 
-def _write_metadata(metadata: TableMetadata, output_file: OutputFile, overwrite: bool = False) -> None:
+def _write_metadata(
+    metadata: TableMetadata, output_file: OutputFile, overwrite: bool = False
+) -> None:
     noted: Any = _Noted(metadata)
     _write(noted, output_file, overwrite)
     _PARSED.keep(noted.text, metadata)
@@ -254,7 +284,9 @@ def _reader_of(
     read_types: Mapping[int, Any] = EMPTY_DICT,
     read_enums: Mapping[int, Any] = EMPTY_DICT,
 ) -> Reader:
-    return _resolved(file_schema, read_schema, frozenset(read_types.items()), frozenset(read_enums.items()))
+    return _resolved(
+        file_schema, read_schema, frozenset(read_types.items()), frozenset(read_enums.items())
+    )
 
 
 def _construct_reader(file_schema: Schema, read_types: Mapping[int, Any] = EMPTY_DICT) -> Reader:
@@ -269,13 +301,17 @@ def _as_avro(schema: Schema, schema_name: str | None) -> Any:
     return _convert(AvroSchemaConversion(), schema, schema_name)
 
 
-def _iceberg_to_avro(_: AvroSchemaConversion, schema: Schema, schema_name: str | None = None) -> Any:
+def _iceberg_to_avro(
+    _: AvroSchemaConversion, schema: Schema, schema_name: str | None = None
+) -> Any:
     return _as_avro(schema, schema_name)
 
 
 @lru_cache(maxsize=_MOST_SCHEMAS)
 def _schema_of_file(serialized: bytes, downcast: bool, format_version: TableVersion) -> Schema:
-    return pyarrow_to_schema(pa.ipc.read_schema(pa.py_buffer(serialized)), None, downcast, format_version)
+    return pyarrow_to_schema(
+        pa.ipc.read_schema(pa.py_buffer(serialized)), None, downcast, format_version
+    )
 
 
 def _pyarrow_to_schema(
@@ -287,13 +323,17 @@ def _pyarrow_to_schema(
     if name_mapping is not None:
         return pyarrow_to_schema(schema, name_mapping, downcast_ns_timestamp_to_us, format_version)
     # Arrow's own comparison of schemas leaves the ids of fields out.
-    return _schema_of_file(schema.serialize().to_pybytes(), downcast_ns_timestamp_to_us, format_version)
+    return _schema_of_file(
+        schema.serialize().to_pybytes(), downcast_ns_timestamp_to_us, format_version
+    )
 
 
 _pruned = _once(prune_columns)
 
 
-def _prune_columns(schema: Schema, selected: Collection[int], select_full_types: bool = True) -> Schema:
+def _prune_columns(
+    schema: Schema, selected: Collection[int], select_full_types: bool = True
+) -> Schema:
     return _pruned(schema, frozenset(selected), select_full_types)  # type: ignore[arg-type]
 
 
@@ -309,7 +349,9 @@ def _statement(has_types: bool) -> Select[Any]:
         row.table_name == bindparam("name"),
     )
     if has_types:
-        statement = statement.where((row.iceberg_type == ICEBERG_TABLE_TYPE) | row.iceberg_type.is_(None))
+        statement = statement.where(
+            (row.iceberg_type == ICEBERG_TABLE_TYPE) | row.iceberg_type.is_(None)
+        )
     return statement
 
 
@@ -318,7 +360,9 @@ def _load_table(catalog: SqlCatalog, identifier: str | Identifier) -> Table:
     name = Catalog.table_name_from(identifier)
     with catalog.engine.connect() as connection:
         statement = _statement(has_types(catalog))
-        row = connection.execute(statement, {"catalog": catalog.name, "namespace": namespace, "name": name}).first()
+        row = connection.execute(
+            statement, {"catalog": catalog.name, "namespace": namespace, "name": name}
+        ).first()
     if row is None:
         raise NoSuchTableError(f"Table does not exist: {namespace}.{name}")
     return open_row(catalog, row)

@@ -42,7 +42,10 @@ def _hold(lake: Lake, table_name: str, tags: dict[str, int]) -> None:
     for _ in attempts(jitter(0.1), _PATIENCE_SECONDS):
         table = lake.load(table_name)
         if gone := [s for s in tags.values() if table.metadata.snapshot_by_id(s) is None]:
-            raise Transient(f"read {table_name}: expected snapshot {gone[0]}, found it expired meanwhile; try again")
+            raise Transient(
+                f"read {table_name}: expected snapshot {gone[0]}, found it expired meanwhile; try "
+                "again"
+            )
         # The answer of the attempt before may have been lost.
         if tags.keys() <= table.metadata.refs.keys():
             return
@@ -50,7 +53,8 @@ def _hold(lake: Lake, table_name: str, tags: dict[str, int]) -> None:
         if lake.commit(table, Commit(uuid.uuid4().hex, {}, (), tags=made)) is Outcome.LANDED:
             return
     raise Transient(
-        f"keep snapshots of {table_name} to be read: expected to be first once, found others were; try again"
+        f"keep snapshots of {table_name} to be read: expected to be first once, found others "
+        "were; try again"
     )
 
 
@@ -59,7 +63,11 @@ def _release(lake: Lake, table_name: str, tags: dict[str, int]) -> None:
         for _ in attempts(jitter(0.1), _PATIENCE_SECONDS):
             table = lake.load(table_name)
             left = tuple(name for name in tags if name in table.metadata.refs)
-            if not left or lake.commit(table, Commit(uuid.uuid4().hex, {}, (), drop_tags=left)) is Outcome.LANDED:
+            if (
+                not left
+                or lake.commit(table, Commit(uuid.uuid4().hex, {}, (), drop_tags=left))
+                is Outcome.LANDED
+            ):
                 return
     except AnabranchError as error:
         LOG.debug("tags of %s stay until their age ends: %s", table_name, error)

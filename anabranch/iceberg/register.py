@@ -30,7 +30,8 @@ _NUMBER = re.compile(r"/metadata/(?:v|0*)(\d+)[^/]*\.metadata\.json$")
 
 @dataclass(frozen=True)
 class Candidate:
-    """A metadata file. `past` are the files that it names as those before it; `broken` says why it cannot be read.
+    """A metadata file. `past` are the files that it names as those before it; `broken` says why it
+    cannot be read.
 
     `empty`: it has no branch yet. Creating a table that is there already leaves such a file.
     """
@@ -48,8 +49,9 @@ class Candidate:
 
 
 def newest_first(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Newest first. Whatever the clocks said, a file comes before those that it names as its past; of files that do not
-    know of each other the one that was written last comes first, and an empty one last. Pure."""
+    """Newest first. Whatever the clocks said, a file comes before those that it names as its past;
+    of files that do not know of each other the one that was written last comes first, and an empty
+    one last. Pure."""
     left, ordered = list(candidates), list[Candidate]()
     while left:
         tips = [c for c in left if not any(same_file(c.path) in other.past for other in left)]
@@ -59,7 +61,9 @@ def newest_first(candidates: Iterable[Candidate]) -> list[Candidate]:
     return ordered
 
 
-def require_unknown(environment: Environment, lake: Lake, name: str, schema: Schema, stream: str) -> None:
+def require_unknown(
+    environment: Environment, lake: Lake, name: str, schema: Schema, stream: str
+) -> None:
     """Require that the location of a table that the catalog does not have is empty. Raises
     ConfigurationError. Otherwise a lost catalog would start a second table beside the files, with
     the records that Kafka still has.
@@ -73,9 +77,10 @@ def require_unknown(environment: Environment, lake: Lake, name: str, schema: Sch
         return
     newest = newest_first(_read(lake, path)[0] for path in metadata_files)[0]
     raise ConfigurationError(
-        f"table {name}: expected nothing below {location}, since the catalog {environment.catalog.name} does not have "
-        f"the table, found its files up to {newest.path}; has the catalog been lost? `anabranch apply {stream} "
-        "--register` registers the table again; to start a new table, move that folder away first"
+        f"table {name}: expected nothing below {location}, since the catalog "
+        f"{environment.catalog.name} does not have the table, found its files up to "
+        f"{newest.path}; has the catalog been lost? `anabranch apply {stream} --register` "
+        "registers the table again; to start a new table, move that folder away first"
     )
 
 
@@ -111,8 +116,9 @@ def register(environment: Environment, lake: Lake, name: str, schema: Schema) ->
             break
     if passed:
         raise ConfigurationError(
-            f"table {name}: expected a metadata file below {location} with all its files, found none that fits "
-            f"the table; {'; '.join(passed)}; restore the bucket to a time with all of them"
+            f"table {name}: expected a metadata file below {location} with all its files, found "
+            f"none that fits the table; {'; '.join(passed)}; restore the bucket to a time with "
+            "all of them"
         )
     return []
 
@@ -138,8 +144,9 @@ def _why_not(table: Table, location: str, listed: Collection[str]) -> str | None
     location differs."""
     if same_file(table.location()).rstrip("/") != same_file(location).rstrip("/"):
         return (
-            f"expected the location {location}, found {table.location()}; paths in metadata are absolute: rewrite them "
-            "with Iceberg's rewrite_table_path (docs/how-to/deploy/upgrade.md)"
+            f"expected the location {location}, found {table.location()}; paths in metadata are "
+            "absolute: rewrite them with Iceberg's rewrite_table_path "
+            "(docs/how-to/deploy/upgrade.md)"
         )
     try:
         missing = next((path for path in _needed(table) if same_file(path) not in listed), None)

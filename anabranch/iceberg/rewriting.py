@@ -1,7 +1,8 @@
-"""Rewrite many data files as one: the same rows in the same physical schema, read back before its commit.
+"""Rewrite many data files as one: the same rows in the same physical schema, read back before its
+commit.
 
-PyArrow reads and writes the files in the job's driver, batch by batch on one core. Memory is bounded, and Spark keeps
-the other cores.
+PyArrow reads and writes the files in the job's driver, batch by batch on one core. Memory is
+bounded, and Spark keeps the other cores.
 """
 
 from __future__ import annotations
@@ -59,8 +60,9 @@ class SortedFiles:
 def sort_out(table: Table, files: Sequence[DataFile]) -> SortedFiles:
     """Which of `files` have the most frequent schema, if PyArrow writes that schema unchanged.
 
-    A file has the columns and types of its writer. Files of different schemas are not merged, because the schema
-    distinguishes old rows from new ones (`serving_layer.layer_diff.spark`). Raises Transient.
+    A file has the columns and types of its writer. Files of different schemas are not merged,
+    because the schema distinguishes old rows from new ones (`serving_layer.layer_diff.spark`).
+    Raises Transient.
     """
     schemas: dict[str, str] = {}
     for data_file in files:
@@ -69,8 +71,12 @@ def sort_out(table: Table, files: Sequence[DataFile]) -> SortedFiles:
             if schema_text(_written_empty(parquet.schema_arrow)) != schemas[data_file.file_path]:
                 schemas[data_file.file_path] = f"alone: {data_file.file_path}"
     most, _ = Counter(schemas.values()).most_common(1)[0]
-    same_schema = tuple(f for f in files if schemas[f.file_path] == most and not most.startswith("alone: "))
-    return SortedFiles(same_schema, {f.file_path: schemas[f.file_path] for f in files if f not in same_schema})
+    same_schema = tuple(
+        f for f in files if schemas[f.file_path] == most and not most.startswith("alone: ")
+    )
+    return SortedFiles(
+        same_schema, {f.file_path: schemas[f.file_path] for f in files if f not in same_schema}
+    )
 
 
 def schema_text(parquet: pq.ParquetFile) -> str:
@@ -79,11 +85,14 @@ def schema_text(parquet: pq.ParquetFile) -> str:
     return _ASIDE.sub("", "\n".join(str(parquet.schema).splitlines()[2:]))
 
 
-def rewrite(table: Table, sources: Sequence[DataFile], is_stopped: Callable[[], bool] = lambda: False) -> Rewritten:
-    """Write the rows of `sources`, of one partition and one schema, to a new file, and read it back.
+def rewrite(
+    table: Table, sources: Sequence[DataFile], is_stopped: Callable[[], bool] = lambda: False
+) -> Rewritten:
+    """Write the rows of `sources`, of one partition and one schema, to a new file, and read it
+    back.
 
-    Raises Terminal when the rows read back differ from the rows of the sources; the file is then deleted. Raises
-    Transient when storage does not answer, Stopped when `is_stopped` returns true.
+    Raises Terminal when the rows read back differ from the rows of the sources; the file is then
+    deleted. Raises Transient when storage does not answer, Stopped when `is_stopped` returns true.
     """
     first = sources[0]
     path = f"{first.file_path.rsplit('/', 1)[0]}/rolled-{uuid.uuid4().hex}.parquet"
@@ -98,9 +107,11 @@ def rewrite(table: Table, sources: Sequence[DataFile], is_stopped: Callable[[], 
     return Rewritten(new_file, tuple(sources))
 
 
-def rewrite_kept(table: Table, source: DataFile, keep: Callable[[pa.RecordBatch], pa.BooleanArray]) -> DataFile | None:
-    """Write the rows of a file that `keep` is true of to a new file, in their order, and read it back; None where it is
-    true of none.
+def rewrite_kept(
+    table: Table, source: DataFile, keep: Callable[[pa.RecordBatch], pa.BooleanArray]
+) -> DataFile | None:
+    """Write the rows of a file that `keep` is true of to a new file, in their order, and read it
+    back; None where it is true of none.
 
     Raises Terminal when the rows read back are others; the file is then deleted. Raises Transient.
     """
@@ -117,8 +128,9 @@ def rewrite_kept(table: Table, source: DataFile, keep: Callable[[pa.RecordBatch]
             new_file = _written_file(table, path, source)
             if not is_same(read_batches(table, (new_file,)), kept()):
                 raise Terminal(
-                    f"rewrite {source.file_path}: expected to read the rows that are kept from {path}, found others; "
-                    "the new file was deleted, nothing was published; report this"
+                    f"rewrite {source.file_path}: expected to read the rows that are kept from "
+                    f"{path}, found others; the new file was deleted, nothing was published; "
+                    "report this"
                 )
     except BaseException:
         delete_quietly(table, [path])
@@ -126,11 +138,15 @@ def rewrite_kept(table: Table, source: DataFile, keep: Callable[[pa.RecordBatch]
     return new_file
 
 
-def _write(table: Table, path: str, sources: Sequence[DataFile], is_stopped: Callable[[], bool]) -> None:
+def _write(
+    table: Table, path: str, sources: Sequence[DataFile], is_stopped: Callable[[], bool]
+) -> None:
     _write_batches(table, path, sources[0], read_batches(table, sources, is_stopped))
 
 
-def _write_batches(table: Table, path: str, like: DataFile, batches: Iterable[pa.RecordBatch]) -> None:
+def _write_batches(
+    table: Table, path: str, like: DataFile, batches: Iterable[pa.RecordBatch]
+) -> None:
     with opened(table, like) as parquet:
         schema, metadata = parquet.schema_arrow, parquet.metadata.metadata or {}
     with (
@@ -169,7 +185,9 @@ def _written_file(table: Table, path: str, like: DataFile) -> DataFile:
     """The new file's manifest entry, with the statistics of its footer."""
     with table.io.new_input(path).open() as source:
         footer = pq.read_metadata(source)
-    return data_file_from(table, path, len(table.io.new_input(path)), footer, like.partition, like.spec_id)
+    return data_file_from(
+        table, path, len(table.io.new_input(path)), footer, like.partition, like.spec_id
+    )
 
 
 def _require_same(
@@ -181,15 +199,17 @@ def _require_same(
     ):
         return
     raise Terminal(
-        f"compact {len(sources)} files of {'.'.join(table.name())}: expected to read the {rows} rows of "
-        f"{sources[0].file_path} and others from {new_file.file_path}, found {new_file.record_count} rows or other "
-        "values; the new file was deleted, nothing was published; set `speed: {roll_up: false}` in the stream's file, "
-        "start the speed layer again, and report this"
+        f"compact {len(sources)} files of {'.'.join(table.name())}: expected to read the {rows} "
+        f"rows of {sources[0].file_path} and others from {new_file.file_path}, found "
+        f"{new_file.record_count} rows or other values; the new file was deleted, nothing was "
+        "published; set `speed: {roll_up: false}` in the stream's file, start the speed layer "
+        "again, and report this"
     )
 
 
 def is_same(ones: Iterable[pa.RecordBatch], others: Iterable[pa.RecordBatch]) -> bool:
-    """Whether two streams of batches contain the same rows in the same order, each value bit by bit."""
+    """Whether two streams of batches contain the same rows in the same order, each value bit by
+    bit."""
     ahead = [iter(ones), iter(others)]
     left: list[pa.RecordBatch | None] = [None, None]
     while True:
@@ -223,10 +243,13 @@ def _as_bits(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_float32(kind):
         return pa.int32()
     if pa.types.is_struct(kind):
-        return pa.struct([kind.field(i).with_type(_as_bits(kind.field(i).type)) for i in range(kind.num_fields)])
+        return pa.struct(
+            [kind.field(i).with_type(_as_bits(kind.field(i).type)) for i in range(kind.num_fields)]
+        )
     if pa.types.is_map(kind):
         return pa.map_(
-            kind.key_field.with_type(_as_bits(kind.key_type)), kind.item_field.with_type(_as_bits(kind.item_type))
+            kind.key_field.with_type(_as_bits(kind.key_type)),
+            kind.item_field.with_type(_as_bits(kind.item_type)),
         )
     if pa.types.is_large_list(kind):
         return pa.large_list(kind.value_field.with_type(_as_bits(kind.value_type)))
@@ -238,7 +261,8 @@ def _as_bits(kind: pa.DataType) -> pa.DataType:
 def read_batches(
     table: Table, files: Sequence[DataFile], is_stopped: Callable[[], bool] = lambda: False
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of some files, in their order. Raises Transient; Stopped when `is_stopped` returns true."""
+    """The rows of some files, in their order. Raises Transient; Stopped when `is_stopped` returns
+    true."""
     for data_file in files:
         with opened(table, data_file) as parquet:
             for batch in parquet.iter_batches(batch_size=_BATCH_ROWS, use_threads=False):

@@ -23,15 +23,20 @@ from anabranch.common.remote_errors import explain
 # S3's own limit for one request.
 _DELETED_AT_ONCE = 1000
 
-# An answer's time is used for this long: by the monotonic clock, which drifts by far less than a second meanwhile.
+# An answer's time is used for this long: by the monotonic clock, which drifts by far less than a
+# second meanwhile.
 _TIME_KEPT_SECONDS = 60
 
 # AWS's shared files with keys, by the variable that names another one.
-_SHARED_FILES = {"AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials", "AWS_CONFIG_FILE": "~/.aws/config"}
+_SHARED_FILES = {
+    "AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials",
+    "AWS_CONFIG_FILE": "~/.aws/config",
+}
 
 
 def bucket_and_key(path: str) -> tuple[str, str] | None:
-    """The bucket and the key of a path on S3, as Hadoop spells it (`s3a://`) too; None for a path elsewhere."""
+    """The bucket and the key of a path on S3, as Hadoop spells it (`s3a://`) too; None for a path
+    elsewhere."""
     scheme, _, rest = path.partition("://")
     bucket, _, key = rest.partition("/")
     return (bucket, key) if scheme in ("s3", "s3a") else None
@@ -84,8 +89,8 @@ class LifecycleRule:
 
 
 def open_store(s3: config.S3) -> ObjectStore:
-    """The object store, over connections that the process shares; a new client takes a tenth of a second. Keys of AWS's
-    shared files are read again once these change."""
+    """The object store, over connections that the process shares; a new client takes a tenth of a
+    second. Keys of AWS's shared files are read again once these change."""
     # A forked process must not use its parent's connections.
     return _opened(os.getpid(), s3, shared_files())
 
@@ -93,10 +98,12 @@ def open_store(s3: config.S3) -> ObjectStore:
 def shared_files() -> tuple[tuple[int, int], ...]:
     """Which versions of AWS's shared files with keys this machine has now.
 
-    Clients of boto3 and PyArrow keep the keys that they read first. Who keeps a client opens another one for other
-    versions, so that renewed keys are used at once.
+    Clients of boto3 and PyArrow keep the keys that they read first. Who keeps a client opens
+    another one for other versions, so that renewed keys are used at once.
     """
-    return tuple(_version(os.environ.get(name) or default) for name, default in _SHARED_FILES.items())
+    return tuple(
+        _version(os.environ.get(name) or default) for name, default in _SHARED_FILES.items()
+    )
 
 
 def _version(file: str) -> tuple[int, int]:
@@ -141,7 +148,8 @@ class ObjectStore:
                 # The caller retries and logs it: a command should fail within seconds.
                 connect_timeout=3,
                 read_timeout=read_timeout,
-                # The threads of a process of many streams share them; more would be opened and closed at once.
+                # The threads of a process of many streams share them; more would be opened and
+                # closed at once.
                 max_pool_connections=64,
                 retries={"max_attempts": 1, "mode": "standard"},
                 s3={"addressing_style": "path" if s3.endpoint else "auto"},
@@ -155,13 +163,15 @@ class ObjectStore:
         self._answered: Compared | None = None
 
     def ensure_bucket(self, bucket: str) -> bool:
-        """Create the bucket if it is missing; True if it was created. Raises ConfigurationError (keys, rights)
-        or Transient."""
+        """Create the bucket if it is missing; True if it was created. Raises ConfigurationError
+        (keys, rights) or Transient."""
         if self.has_bucket(bucket):
             return False
         placed = {} if self._s3.region == "us-east-1" else {"LocationConstraint": self._s3.region}
         with self._errors(f"create bucket {bucket}"):
-            self._client.create_bucket(Bucket=bucket, **({"CreateBucketConfiguration": placed} if placed else {}))
+            self._client.create_bucket(
+                Bucket=bucket, **({"CreateBucketConfiguration": placed} if placed else {})
+            )
         return True
 
     def clock(self, bucket: str) -> datetime:
@@ -177,8 +187,8 @@ class ObjectStore:
         return _date(answer["ResponseMetadata"]["HTTPHeaders"])
 
     def time_now(self, bucket: str) -> datetime:
-        """The object store's time, by its last answer to any request if that is at most a minute old, else as `clock`
-        asks for it."""
+        """The object store's time, by its last answer to any request if that is at most a minute
+        old, else as `clock` asks for it."""
         last, elapsed = self._answered, elapsed_seconds()
         if last is not None and elapsed - last.elapsed < _TIME_KEPT_SECONDS:
             return last.says(elapsed)
@@ -190,9 +200,12 @@ class ObjectStore:
             self._answered = Compared(_date(http_response.headers), elapsed_seconds())
 
     def list_objects(self, bucket: str, prefix: str) -> Iterator[tuple[str, int, datetime]]:
-        """Key, size and time of every object whose key begins with `prefix`. Raises Terminal (rights) or Transient."""
+        """Key, size and time of every object whose key begins with `prefix`. Raises Terminal
+        (rights) or Transient."""
         with self._errors(f"list s3://{bucket}/{prefix}"):
-            for page in self._client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
+            for page in self._client.get_paginator("list_objects_v2").paginate(
+                Bucket=bucket, Prefix=prefix
+            ):
                 for entry in page.get("Contents", ()):
                     yield entry["Key"], entry["Size"], entry["LastModified"].astimezone(UTC)
 
@@ -205,7 +218,8 @@ class ObjectStore:
         return body
 
     def put(self, bucket: str, key: str, body: bytes, content_type: str) -> None:
-        """Write one object. Raises ConfigurationError (keys, rights, no such bucket) or Transient."""
+        """Write one object. Raises ConfigurationError (keys, rights, no such bucket) or
+        Transient."""
         with self._errors(f"write s3://{bucket}/{key}"):
             self._client.put_object(Bucket=bucket, Key=key, Body=body, ContentType=content_type)
 
@@ -220,14 +234,18 @@ class ObjectStore:
                     raise
         return None
 
-    def put_if(self, bucket: str, key: str, body: bytes, content_type: str, tag: str | None) -> bool:
+    def put_if(
+        self, bucket: str, key: str, body: bytes, content_type: str, tag: str | None
+    ) -> bool:
         """Replace the object with this entity tag, or create it for None; False when another is
         there by then. Raises as `put` does. Source: Amazon S3's conditional writes; a store without
         them writes in any case."""
         condition = {"IfMatch": tag} if tag is not None else {"IfNoneMatch": "*"}
         with self._errors(f"write s3://{bucket}/{key}"):
             try:
-                self._client.put_object(Bucket=bucket, Key=key, Body=body, ContentType=content_type, **condition)
+                self._client.put_object(
+                    Bucket=bucket, Key=key, Body=body, ContentType=content_type, **condition
+                )
                 return True
             except ClientError as error:
                 # 404: the object to replace is gone; 409: another write of it is in progress.
@@ -236,8 +254,8 @@ class ObjectStore:
         return False
 
     def delete_objects(self, bucket: str, keys: Sequence[str]) -> None:
-        """Delete objects, a thousand a request. Raises Terminal (rights) or Transient, with some of them deleted: all
-        that can be, unless S3 does not answer."""
+        """Delete objects, a thousand a request. Raises Terminal (rights) or Transient, with some of
+        them deleted: all that can be, unless S3 does not answer."""
         self._delete(bucket, [{"Key": key} for key in keys], "objects", "s3:DeleteObject")
 
     def _delete(self, bucket: str, named: Sequence[dict[str, str]], what: str, right: str) -> None:
@@ -245,12 +263,16 @@ class ObjectStore:
         for i in range(0, len(named), _DELETED_AT_ONCE):
             some = named[i : i + _DELETED_AT_ONCE]
             with self._errors(f"delete {len(some)} {what} of bucket {bucket}"):
-                answer = self._client.delete_objects(Bucket=bucket, Delete={"Objects": some, "Quiet": True})
-            left += [f"{e['Key']}: {e.get('Code')} {e.get('Message')}" for e in answer.get("Errors", ())]
+                answer = self._client.delete_objects(
+                    Bucket=bucket, Delete={"Objects": some, "Quiet": True}
+                )
+            left += [
+                f"{e['Key']}: {e.get('Code')} {e.get('Message')}" for e in answer.get("Errors", ())
+            ]
         if left:
             raise Transient(
-                f"delete {len(named)} {what} of bucket {bucket}: expected all to go, found {len(left)} left, first "
-                f"{left[0]}; check the policy ({right}), then run it again"
+                f"delete {len(named)} {what} of bucket {bucket}: expected all to go, found "
+                f"{len(left)} left, first {left[0]}; check the policy ({right}), then run it again"
             )
 
     def has_bucket(self, bucket: str) -> bool:
@@ -272,8 +294,8 @@ class ObjectStore:
             return self._versioning(bucket) == "Enabled"
 
     def had_versions(self, bucket: str) -> bool:
-        """Whether the bucket keeps versions, or has kept some; False for a server without versioning. Raises
-        ConfigurationError (rights) or Transient."""
+        """Whether the bucket keeps versions, or has kept some; False for a server without
+        versioning. Raises ConfigurationError (rights) or Transient."""
         with self._errors(f"ask for the versioning of bucket {bucket}"):
             try:
                 return self._versioning(bucket) is not None
@@ -287,10 +309,12 @@ class ObjectStore:
         return str(status) if status else None
 
     def former_versions(self, bucket: str, prefix: str) -> Iterator[Version]:
-        """The versions of objects whose keys begin with `prefix`, without those that are current. Raises Terminal
-        (rights) or Transient."""
+        """The versions of objects whose keys begin with `prefix`, without those that are current.
+        Raises Terminal (rights) or Transient."""
         with self._errors(f"list the versions of s3://{bucket}/{prefix}"):
-            for page in self._client.get_paginator("list_object_versions").paginate(Bucket=bucket, Prefix=prefix):
+            for page in self._client.get_paginator("list_object_versions").paginate(
+                Bucket=bucket, Prefix=prefix
+            ):
                 for entry in page.get("Versions", ()):
                     if not entry["IsLatest"]:
                         written = entry["LastModified"].astimezone(UTC)
@@ -299,7 +323,9 @@ class ObjectStore:
     def get_version(self, version: Version) -> bytes:
         """The contents of a version. Raises as `get` does."""
         with self._errors(f"read version {version.id} of {version.path}"):
-            answer = self._client.get_object(Bucket=version.bucket, Key=version.key, VersionId=version.id)
+            answer = self._client.get_object(
+                Bucket=version.bucket, Key=version.key, VersionId=version.id
+            )
             body: bytes = answer["Body"].read()
         TALLY.count(S3_BYTES, "read", len(body))
         return body
@@ -313,7 +339,9 @@ class ObjectStore:
         """The enabled rules of the bucket's lifecycle."""
         with self._errors(f"ask for the lifecycle of bucket {bucket}"):
             try:
-                rules = self._client.get_bucket_lifecycle_configuration(Bucket=bucket).get("Rules", ())
+                rules = self._client.get_bucket_lifecycle_configuration(Bucket=bucket).get(
+                    "Rules", ()
+                )
             except ClientError as error:
                 if _code(error) != "NoSuchLifecycleConfiguration":
                     raise
@@ -325,7 +353,9 @@ class ObjectStore:
         without one."""
         with self._errors(f"ask for the object lock of bucket {bucket}"):
             try:
-                lock = self._client.get_object_lock_configuration(Bucket=bucket).get("ObjectLockConfiguration", {})
+                lock = self._client.get_object_lock_configuration(Bucket=bucket).get(
+                    "ObjectLockConfiguration", {}
+                )
             except ClientError as error:
                 if _code(error) != "ObjectLockConfigurationNotFoundError":
                     raise
@@ -334,13 +364,17 @@ class ObjectStore:
         if not kept:
             return None
         return (
-            f"{kept.get('Mode')} {kept['Days']} days" if "Days" in kept else f"{kept.get('Mode')} {kept['Years']} years"
+            f"{kept.get('Mode')} {kept['Days']} days"
+            if "Days" in kept
+            else f"{kept.get('Mode')} {kept['Years']} years"
         )
 
     def uploads(self, bucket: str, prefix: str) -> tuple[Upload, ...]:
         """The incomplete uploads under `prefix`."""
         with self._errors(f"list the unfinished uploads of s3://{bucket}/{prefix}"):
-            pages = self._client.get_paginator("list_multipart_uploads").paginate(Bucket=bucket, Prefix=prefix)
+            pages = self._client.get_paginator("list_multipart_uploads").paginate(
+                Bucket=bucket, Prefix=prefix
+            )
             return tuple(
                 Upload(entry["Key"], entry["UploadId"], entry["Initiated"].astimezone(UTC))
                 for page in pages
@@ -353,13 +387,16 @@ class ObjectStore:
         try:
             yield
         except (ClientError, BotoCoreError) as error:
-            explained = explain(f"{doing} at {self._s3.endpoint or f'AWS {self._s3.region}'}", error)
+            explained = explain(
+                f"{doing} at {self._s3.endpoint or f'AWS {self._s3.region}'}", error
+            )
             is_silent = isinstance(error, (ConnectTimeoutError, ReadTimeoutError))
             raise (NoAnswer(str(explained)) if is_silent else explained) from error
 
 
 def _count_request(event_name: str, **_: Any) -> None:
-    """Called by botocore before each request, also one that is a repetition: `before-send.s3.GetObject`."""
+    """Called by botocore before each request, also one that is a repetition:
+    `before-send.s3.GetObject`."""
     TALLY.count(S3_REQUESTS, event_name.rpartition(".")[2])
 
 
@@ -376,15 +413,21 @@ def _status(error: ClientError) -> int:
 
 
 def _rule(rule: Any) -> LifecycleRule:
-    """A rule as S3 gives it: its filter is a prefix, a tag, a size, or several of them under `And`."""
+    """A rule as S3 gives it: its filter is a prefix, a tag, a size, or several of them under
+    `And`."""
     filters = rule.get("Filter", {})
     expiration = rule.get("Expiration", {})
     after = f"{expiration['Days']} days" if "Days" in expiration else expiration.get("Date")
     moves = [move.get("StorageClass") for move in rule.get("Transitions", ())]
     return LifecycleRule(
         name=str(rule.get("ID", "")),
-        prefix=filters.get("Prefix") or filters.get("And", {}).get("Prefix") or rule.get("Prefix") or "",
-        is_narrowed=bool(filters.keys() - {"Prefix", "And"} or filters.get("And", {}).keys() - {"Prefix"}),
+        prefix=filters.get("Prefix")
+        or filters.get("And", {}).get("Prefix")
+        or rule.get("Prefix")
+        or "",
+        is_narrowed=bool(
+            filters.keys() - {"Prefix", "And"} or filters.get("And", {}).keys() - {"Prefix"}
+        ),
         deletes_after=str(after) if after is not None else None,
         moves_to=next((str(kind) for kind in moves if kind), None),
         clears_versions="NoncurrentVersionExpiration" in rule,

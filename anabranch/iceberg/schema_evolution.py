@@ -44,7 +44,8 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class SchemaChange:
-    """One change of one column; `path` leads to it through structs, `element` of arrays and `value` of maps."""
+    """One change of one column; `path` leads to it through structs, `element` of arrays and `value`
+    of maps."""
 
     kind: Kind
     path: tuple[str, ...]
@@ -67,7 +68,10 @@ class SchemaChange:
             return f"added column {column} to {table}"
         if self.kind is Kind.WIDENED:
             assert self.before is not None
-            return f"widened column {column} of {table} from {type_words(self.before)} to {type_words(self.after)}"
+            return (
+                f"widened column {column} of {table} from {type_words(self.before)} to "
+                f"{type_words(self.after)}"
+            )
         return f"made column {column} of {table} optional"
 
 
@@ -126,8 +130,9 @@ def _fields(
     known, names = {f.name: f for f in have}, {f.name for f in wanted}
     if gone := [f.name for f in have if f.name not in names and columns.complete]:
         raise Refused(
-            f"{where}, column {'.'.join((*path, gone[0]))}: expected it in the schema, found it gone; put it back: "
-            "rows that have it would lose it (to rename a column, add the new name beside the old one)"
+            f"{where}, column {'.'.join((*path, gone[0]))}: expected it in the schema, found it "
+            "gone; put it back: rows that have it would lose it (to rename a column, add the new "
+            "name beside the old one)"
         )
     for f in wanted:
         at = (*path, f.name)
@@ -136,39 +141,48 @@ def _fields(
         if existing is None:
             if f.required:
                 raise Refused(
-                    f"{column}: expected the new column to be nullable, found NOT NULL; leave out NOT NULL: old rows "
-                    "do not have it"
+                    f"{column}: expected the new column to be nullable, found NOT NULL; leave out "
+                    "NOT NULL: old rows do not have it"
                 )
             if f.name in columns.key and not path:
                 raise Refused(
-                    f"{column}: expected a key of columns that the table has, found a new one; keep the key, or make a "
-                    "new stream with its own table: old records without the column would all be one event"
+                    f"{column}: expected a key of columns that the table has, found a new one; "
+                    "keep the key, or make a new stream with its own table: old records without "
+                    "the column would all be one event"
                 )
             yield SchemaChange(Kind.ADDED, at, None, f.field_type)
             continue
         if f.required and not existing.required:
             raise Refused(
-                f"{column}: expected it to stay nullable, found NOT NULL; leave out NOT NULL: rows may have null there "
-                "(to refuse hours for it: expect_column_values_to_not_be_null in the quality gate)"
+                f"{column}: expected it to stay nullable, found NOT NULL; leave out NOT NULL: "
+                "rows may have null there (to refuse hours for it: "
+                "expect_column_values_to_not_be_null in the quality gate)"
             )
         is_key = f.name in columns.key and not path
         yield from _types(where, at, existing.field_type, f.field_type, columns, is_key)
         if existing.required and not f.required:
             if is_key:
                 raise Refused(
-                    f"{column}: expected the key's column to stay NOT NULL, found it nullable; put NOT NULL back: "
-                    "records without it would all be one event"
+                    f"{column}: expected the key's column to stay NOT NULL, found it nullable; "
+                    "put NOT NULL back: records without it would all be one event"
                 )
             yield SchemaChange(Kind.OPTIONAL, at, existing.field_type, f.field_type)
 
 
 def _types(
-    where: str, path: tuple[str, ...], have: IcebergType, wanted: IcebergType, columns: Columns, is_key: bool = False
+    where: str,
+    path: tuple[str, ...],
+    have: IcebergType,
+    wanted: IcebergType,
+    columns: Columns,
+    is_key: bool = False,
 ) -> Iterator[SchemaChange]:
     if isinstance(have, StructType) and isinstance(wanted, StructType):
         yield from _fields(where, path, have.fields, wanted.fields, columns)
     elif isinstance(have, ListType) and isinstance(wanted, ListType):
-        yield from _types(where, (*path, "element"), have.element_type, wanted.element_type, columns)
+        yield from _types(
+            where, (*path, "element"), have.element_type, wanted.element_type, columns
+        )
     elif (
         isinstance(have, MapType)
         and isinstance(wanted, MapType)
@@ -181,15 +195,20 @@ def _types(
         yield SchemaChange(Kind.WIDENED, path, have, wanted)
     else:
         raise Refused(
-            f"{where}, column {'.'.join(path)}: expected {_or_wider(have, is_key)}, found {type_words(wanted)}; put "
-            "the type back, and add a new column of the other type, or make a new stream with its own table"
+            f"{where}, column {'.'.join(path)}: expected {_or_wider(have, is_key)}, found "
+            f"{type_words(wanted)}; put the type back, and add a new column of the other type, or "
+            "make a new stream with its own table"
         )
 
 
 def is_wider(wide: IcebergType, narrow: IcebergType) -> bool:
     """Whether Iceberg reads values of `narrow` as `wide` (format v2). Pure."""
     if isinstance(narrow, DecimalType):
-        return isinstance(wide, DecimalType) and wide.scale == narrow.scale and wide.precision > narrow.precision
+        return (
+            isinstance(wide, DecimalType)
+            and wide.scale == narrow.scale
+            and wide.precision > narrow.precision
+        )
     return (type(narrow), type(wide)) in {(IntegerType, LongType), (FloatType, DoubleType)}
 
 
@@ -198,8 +217,18 @@ def _or_wider(kind: IcebergType, is_key: bool) -> str:
     read again."""
     if isinstance(kind, DecimalType):
         return f"{type_words(kind)} or more digits before the point (decimal(N,{kind.scale}))"
-    wider = "bigint" if isinstance(kind, IntegerType) else "double" if isinstance(kind, FloatType) else None
-    return f"{type_words(kind)} or {wider}" if wider and not (is_key and wider == "double") else type_words(kind)
+    wider = (
+        "bigint"
+        if isinstance(kind, IntegerType)
+        else "double"
+        if isinstance(kind, FloatType)
+        else None
+    )
+    return (
+        f"{type_words(kind)} or {wider}"
+        if wider and not (is_key and wider == "double")
+        else type_words(kind)
+    )
 
 
 def type_words(kind: IcebergType) -> str:

@@ -70,7 +70,9 @@ def read(table: Table, name: str) -> Mapping[str, str]:
     except OSError as error:
         raise explain(doing, error) from error
     if not name.endswith(f"-{hashlib.sha256(content).hexdigest()[:16]}{SUFFIX}"):
-        raise SideFileGone(f"{doing}: expected {path} as it was written, found {len(content)} other bytes")
+        raise SideFileGone(
+            f"{doing}: expected {path} as it was written, found {len(content)} other bytes"
+        )
     aside: dict[str, str] = json.loads(zlib.decompress(content))
     _READ[path] = aside
     while len(_READ) > _REMEMBERED:

@@ -70,7 +70,9 @@ class SnapshotWriter(ManifestWriter):
         elif change.remove or change.clear or change.copy:
             operation = Operation.OVERWRITE
         summary = Summary(operation, **_counts(change, content), **properties)
-        return self.write_snapshot(parent, [*(m.manifest for m in content.manifests), *content.others], summary)
+        return self.write_snapshot(
+            parent, [*(m.manifest for m in content.manifests), *content.others], summary
+        )
 
     def _head(self, branch: str) -> Snapshot:
         metadata = self._table.metadata
@@ -109,13 +111,17 @@ class SnapshotWriter(ManifestWriter):
             if len(left) == len(entries):
                 kept.append(manifest)
                 continue
-            key = ("left", manifest.manifest.manifest_path, frozenset(e.data_file.file_path for e in left))
+            key = (
+                "left",
+                manifest.manifest.manifest_path,
+                frozenset(e.data_file.file_path for e in left),
+            )
             made = self._once(key, manifest.manifest.partition_spec_id, left)
             kept += [made] if made is not None else []
         if missing:
             raise ValueError(
-                f"table {'.'.join(self._table.name())}: expected to remove {sorted(missing)[0]} from branch "
-                f"{change.branch}, found none ({len(missing)} such files)"
+                f"table {'.'.join(self._table.name())}: expected to remove {sorted(missing)[0]} "
+                f"from branch {change.branch}, found none ({len(missing)} such files)"
             )
         content.manifests = kept
         return content
@@ -159,8 +165,14 @@ class SnapshotWriter(ManifestWriter):
                 merged += self._merge(slot.spec_id, [], added[slot.key])
         return [*merged, *there.values()]
 
-    def _merge(self, spec_id: int, inputs: Sequence[HourManifest], fresh: Sequence[DataFile]) -> list[HourManifest]:
-        key = ("merged", frozenset(m.manifest.manifest_path for m in inputs), frozenset(f.file_path for f in fresh))
+    def _merge(
+        self, spec_id: int, inputs: Sequence[HourManifest], fresh: Sequence[DataFile]
+    ) -> list[HourManifest]:
+        key = (
+            "merged",
+            frozenset(m.manifest.manifest_path for m in inputs),
+            frozenset(f.file_path for f in fresh),
+        )
         if key not in self._made:
             entries = [entry for of_one in self._read(inputs) for entry in of_one]
             self._once(key, spec_id, entries, fresh)
@@ -168,16 +180,24 @@ class SnapshotWriter(ManifestWriter):
         return [made] if made is not None else []
 
     def _read(self, manifests: Sequence[HourManifest]) -> list[list[ManifestEntry]]:
-        return list(read_entries(self._table.io, [m.manifest for m in manifests])) if manifests else []
+        return (
+            list(read_entries(self._table.io, [m.manifest for m in manifests])) if manifests else []
+        )
 
     def _once(
-        self, key: tuple[object, ...], spec_id: int, kept: Sequence[ManifestEntry], fresh: Sequence[DataFile] = ()
+        self,
+        key: tuple[object, ...],
+        spec_id: int,
+        kept: Sequence[ManifestEntry],
+        fresh: Sequence[DataFile] = (),
     ) -> HourManifest | None:
         """A manifest of kept entries and new files; reuses one that was written for another branch
         of this commit. None without entries."""
         if key not in self._made:
             self._made[key] = (
-                with_hours(self._table, self.write_manifest(spec_id, kept, fresh)) if kept or fresh else None
+                with_hours(self._table, self.write_manifest(spec_id, kept, fresh))
+                if kept or fresh
+                else None
             )
         return self._made[key]
 
@@ -201,4 +221,6 @@ def _counts(change: Change, content: _Content) -> dict[str, str]:
         "total-position-deletes": 0,
         "total-equality-deletes": 0,
     }
-    return counts_of(change.add, content.removed_files, content.removed_rows) | {k: str(v) for k, v in totals.items()}
+    return counts_of(change.add, content.removed_files, content.removed_rows) | {
+        k: str(v) for k, v in totals.items()
+    }

@@ -57,7 +57,8 @@ def heads(table: Table) -> dict[str, int]:
     refs = table.metadata.refs
     if missing := [b for b in BRANCHES if b not in refs]:
         raise Terminal(
-            f"table {'.'.join(table.name())}: expected branch {missing[0]}, found none; run `anabranch apply`"
+            f"table {'.'.join(table.name())}: expected branch {missing[0]}, found none; run "
+            "`anabranch apply`"
         )
     return {b: refs[b].snapshot_id for b in BRANCHES}
 
@@ -66,15 +67,17 @@ def head(table: Table, branch: str) -> Snapshot:
     snapshot = table.metadata.snapshot_by_id(heads(table)[branch])
     if snapshot is None:
         raise Terminal(
-            f"table {'.'.join(table.name())}: expected the snapshot that branch {branch} points to, found none; "
-            "another writer has damaged its metadata: roll back to an earlier metadata file of the table"
+            f"table {'.'.join(table.name())}: expected the snapshot that branch {branch} points "
+            "to, found none; another writer has damaged its metadata: roll back to an earlier "
+            "metadata file of the table"
         )
     return snapshot
 
 
 PUBLISHED = "published-"
-"""With a branch's name: the tag of its newest publish, which moves with each. It keeps the publish from expiring where
-another program's snapshots came after it, and `expire_snapshots` kept the newest of those alone."""
+"""With a branch's name: the tag of its newest publish, which moves with each. It keeps the publish
+from expiring where another program's snapshots came after it, and `expire_snapshots` kept the
+newest of those alone."""
 
 READING = "reading-"
 """The prefix of the tags for long reads (`anabranch.iceberg.reading_tags`)."""
@@ -106,13 +109,17 @@ def _tagged_publish(table: Table, branch: str) -> Snapshot | None:
 def newest_publish(table: Table, branch: str) -> Snapshot | None:
     """The publish whose properties are the state of a branch: its last one.
 
-    For `main`, it is the tagged publish if another program rolled the branch back to an older one. A rollback removes
-    rows from `main`, which the next merge restores, and no decision. If the state of the tagged publish is gone, it is
-    the publish that the branch was rolled back to.
+    For `main`, it is the tagged publish if another program rolled the branch back to an older one.
+    A rollback removes rows from `main`, which the next merge restores, and no decision. If the
+    state of the tagged publish is gone, it is the publish that the branch was rolled back to.
     """
     last = last_publish(table, branch)
     tagged = _tagged_publish(table, branch) if branch == "main" else None
-    if last is None or tagged is None or (tagged.sequence_number or 0) <= (last.sequence_number or 0):
+    if (
+        last is None
+        or tagged is None
+        or (tagged.sequence_number or 0) <= (last.sequence_number or 0)
+    ):
         return last
     return tagged if _is_readable(table, tagged) else last
 
@@ -154,8 +161,8 @@ def made_at(snapshot: Snapshot) -> datetime:
 
 
 def branch_properties(table: Table, branch: str) -> dict[str, str]:
-    """Our properties of a branch (`anabranch.*`), without the id of its newest publish. Those of a `main` that was
-    rolled back state that it was merged from no branch."""
+    """Our properties of a branch (`anabranch.*`), without the id of its newest publish. Those of a
+    `main` that was rolled back state that it was merged from no branch."""
     snapshot = newest_publish(table, branch)
     if snapshot is None:
         return {}
@@ -197,19 +204,27 @@ def _what_is_left(table: Table, remedy: str) -> str:
     if not lost:
         return "the branches themselves are complete: name a newer snapshot"
     others = " and ".join(b for b in lost if b != "main")
-    steps = [f"drop branch {others}", "run `anabranch apply STREAM`, which recreates it from main"] if others else []
+    steps = (
+        [f"drop branch {others}", "run `anabranch apply STREAM`, which recreates it from main"]
+        if others
+        else []
+    )
     if "main" in lost:
         of_main = (s for s in main_snapshots(table) if is_publish(s) and _is_readable(table, s))
         newest = max(of_main, key=made_at, default=None)
         if newest is None:
             return (
-                f"lost are {', '.join(lost)}, and every snapshot of main: {remedy}; without it the "
-                f"rows stay readable, and the stream has to start again in another table: {_DOCUMENTED}"
+                f"lost are {', '.join(lost)}, and every snapshot of main: {remedy}; without it "
+                "the rows stay readable, and the stream has to start again in another table: "
+                f"{_DOCUMENTED}"
             )
         set_back = f"roll main back to snapshot {newest.snapshot_id} of "
         f"{made_at(newest).isoformat()}, which is complete"
         steps = [set_back, *(steps or ["run `anabranch merge STREAM`"])]
-    return f"lost are {', '.join(lost)}: {remedy}, or stop the jobs, then {', then '.join(steps)}: {_DOCUMENTED}"
+    return (
+        f"lost are {', '.join(lost)}: {remedy}, or stop the jobs, then {', then '.join(steps)}: "
+        f"{_DOCUMENTED}"
+    )
 
 
 _DOCUMENTED = 'docs/failures.md, "The state of a branch is gone"'
@@ -243,12 +258,15 @@ def published_since(table: Table, branch: str, key: str) -> datetime:
 
 
 def staged_snapshot(table: Table, wap_id: str) -> Snapshot | None:
-    """The snapshot of an attempt, or None when it is gone. Raises Terminal when two carry the same id. Pure."""
-    staged = [s for s in table.snapshots() if s.summary is not None and s.summary.get(WAP_ID) == wap_id]
+    """The snapshot of an attempt, or None when it is gone. Raises Terminal when two carry the same
+    id. Pure."""
+    staged = [
+        s for s in table.snapshots() if s.summary is not None and s.summary.get(WAP_ID) == wap_id
+    ]
     if len(staged) > 1:
         raise Terminal(
-            f"table {'.'.join(table.name())}: expected one staged snapshot {wap_id}, found {len(staged)}; nothing is "
-            "published: restart the job, which stages again"
+            f"table {'.'.join(table.name())}: expected one staged snapshot {wap_id}, found "
+            f"{len(staged)}; nothing is published: restart the job, which stages again"
         )
     return staged[0] if staged else None
 
@@ -261,12 +279,16 @@ def staged_ref(wap_id: str) -> str:
 def staged_refs(table: Table, expired: Collection[int]) -> tuple[str, ...]:
     """The branches of staged snapshots that expire. Pure."""
     refs = table.metadata.refs.items()
-    return tuple(name for name, ref in refs if name.startswith(STAGED) and ref.snapshot_id in expired)
+    return tuple(
+        name for name, ref in refs if name.startswith(STAGED) and ref.snapshot_id in expired
+    )
 
 
 def has_landed(table: Table, commit_id: str) -> bool:
     """Whether a snapshot of the table carries the commit's id. Pure."""
-    return any(s.summary is not None and s.summary.get(PUBLISH_ID) == commit_id for s in table.snapshots())
+    return any(
+        s.summary is not None and s.summary.get(PUBLISH_ID) == commit_id for s in table.snapshots()
+    )
 
 
 def main_snapshots(table: Table) -> list[Snapshot]:
@@ -274,13 +296,18 @@ def main_snapshots(table: Table) -> list[Snapshot]:
     of_main = {s.snapshot_id: s for s in ancestors_of(head(table, "main"), table.metadata)}
     for name, ref in table.metadata.refs.items():
         tagged = table.metadata.snapshot_by_id(ref.snapshot_id)
-        if name.startswith("main-") and ref.snapshot_ref_type == SnapshotRefType.TAG and tagged is not None:
+        if (
+            name.startswith("main-")
+            and ref.snapshot_ref_type == SnapshotRefType.TAG
+            and tagged is not None
+        ):
             of_main[tagged.snapshot_id] = tagged
     return list(of_main.values())
 
 
 def snapshots_by_commit(table: Table) -> dict[str, int]:
-    """By a commit's id, the snapshot that it made on `main`, else on another branch; without those expired. Pure."""
+    """By a commit's id, the snapshot that it made on `main`, else on another branch; without those
+    expired. Pure."""
     of_main = ancestors_of(head(table, "main"), table.metadata)
     # Those of main come last, and so they count.
     return {
@@ -306,41 +333,51 @@ def reachable(table: Table, snapshots: Iterable[Snapshot]) -> Iterator[str]:
             yield from (e.data_file.file_path for e in manifest.fetch_manifest_entry(table.io))
 
 
-def carried(table: Table, branch: str, properties: Mapping[str, str], commit_id: str) -> dict[str, str]:
+def carried(
+    table: Table, branch: str, properties: Mapping[str, str], commit_id: str
+) -> dict[str, str]:
     """All properties of a commit's snapshot of a branch: those of the branch, the commit's own, and
     its id."""
     return branch_properties(table, branch) | dict(properties) | {PUBLISH_ID: commit_id}
 
 
-def summary_of(table: Table, branch: str, properties: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+def summary_of(
+    table: Table, branch: str, properties: Mapping[str, str]
+) -> tuple[dict[str, str], dict[str, str]]:
     """The part of the `carried` properties in the summary of a branch's next snapshot, and the
     table properties with the rest. Raises Terminal, Transient."""
     return state_properties.plan_summary(properties, branch_properties(table, branch))
 
 
 def is_unguarded(table: Table) -> bool:
-    """Whether other programs' maintenance may destroy a branch's state: it is in a side file, or no tag keeps the
-    newest publish, as in versions before both. Pure."""
+    """Whether other programs' maintenance may destroy a branch's state: it is in a side file, or no
+    tag keeps the newest publish, as in versions before both. Pure."""
     published = (s for b in BRANCHES if (s := last_publish(table, b)) is not None)
-    has_side_file = any(state_properties.side_file_of(_own_properties(s)) is not None for s in published)
+    has_side_file = any(
+        state_properties.side_file_of(_own_properties(s)) is not None for s in published
+    )
     return has_side_file or any(PUBLISHED + b not in table.metadata.refs for b in BRANCHES)
 
 
 def unused_properties(
     table: Table, commit: Commit, needed: Mapping[str, str], summaries: Iterable[Mapping[str, str]]
 ) -> tuple[str, ...]:
-    """The table properties of the state that no snapshot refers to once the commit has landed, whose snapshots have
-    `summaries` and come with the properties `needed`. None for a commit that does not require all branches' heads:
-    another publish, of a snapshot that refers to one of them, may land before it. Pure."""
+    """The table properties of the state that no snapshot refers to once the commit has landed,
+    whose snapshots have `summaries` and come with the properties `needed`. None for a commit that
+    does not require all branches' heads: another publish, of a snapshot that refers to one of them,
+    may land before it. Pure."""
     if not (commit.changes and commit.heads.keys() >= set(BRANCHES)):
         return ()
     expired = set(commit.expire)
     remembered = (_own_properties(s) for s in table.snapshots() if s.snapshot_id not in expired)
-    return state_properties.plan_unused(table.metadata.properties, needed, (*remembered, *summaries))
+    return state_properties.plan_unused(
+        table.metadata.properties, needed, (*remembered, *summaries)
+    )
 
 
 def find_staged(table: Table, wap_id: str) -> Staged | None:
-    """The staged rows of an attempt, or None when they are gone. Raises Terminal when two carry the same id."""
+    """The staged rows of an attempt, or None when they are gone. Raises Terminal when two carry the
+    same id."""
     snapshot = staged_snapshot(table, wap_id)
     if snapshot is None:
         return None

@@ -1,4 +1,5 @@
-"""Stage: Spark writes rows as files and one snapshot that no branch points to (Iceberg's write-audit-publish)."""
+"""Stage: Spark writes rows as files and one snapshot that no branch points to (Iceberg's
+write-audit-publish)."""
 
 from __future__ import annotations
 
@@ -26,9 +27,9 @@ MOST_OPEN_FILES = 64
 # Until its snapshot exists, a written file is unreferenced: orphan removal, which keeps files
 # younger than a day, may delete it.
 WITHIN = timedelta(hours=12)
-# Files that no snapshot names are published only while they are younger than this, and their commit is asked for within
-# `lake.PREPARED_WITHIN` of its decision: together less than an hour, the least age by which other programs' orphan
-# removal takes files.
+# Files that no snapshot names are published only while they are younger than this, and their commit
+# is asked for within `lake.PREPARED_WITHIN` of its decision: together less than an hour, the least
+# age by which other programs' orphan removal takes files.
 NAMED_WITHIN = timedelta(minutes=30)
 
 
@@ -48,11 +49,12 @@ class Written:
 
 
 def is_young(written: Written, now: datetime) -> bool:
-    """Whether orphan removal, ours or another program's, spares the files for long enough that a publish may name
-    them. Pure.
+    """Whether orphan removal, ours or another program's, spares the files for long enough that a
+    publish may name them. Pure.
 
-    `now` is read after the heads that the publish requires were loaded. From then on orphan removal moves one of them
-    before it deletes; a clock that was read before may be of a time when the files were young and the head another.
+    `now` is read after the heads that the publish requires were loaded. From then on orphan removal
+    moves one of them before it deletes; a clock that was read before may be of a time when the
+    files were young and the head another.
     """
     return abs(now - written.began) <= NAMED_WITHIN
 
@@ -82,7 +84,9 @@ def stage(
     setting = "spark.wap.branch" if protected else "spark.wap.id"
     session.conf.set(setting, staged_ref(wap_id) if protected else wap_id)
     try:
-        target = f"{catalog}.{table_name}" if protected else f"{catalog}.{table_name}.branch_{STAGING}"
+        target = (
+            f"{catalog}.{table_name}" if protected else f"{catalog}.{table_name}.branch_{STAGING}"
+        )
         writer = frame.writeTo(target).option("check-nullability", "false")
         if protected:
             writer = writer.option(f"snapshot-property.{WAP_ID}", wap_id)
@@ -93,16 +97,25 @@ def stage(
         session.conf.unset(setting)
     staged = find_staged(lake.load(table_name), wap_id)
     if staged is None:
-        raise Transient(f"stage {wap_id} in {table_name}: expected its snapshot, found none; try again")
+        raise Transient(
+            f"stage {wap_id} in {table_name}: expected its snapshot, found none; try again"
+        )
     _require_young(lake, table_name, staged, first)
     LOG.debug(
-        "staged %s: %d rows in %d files, %.2f s", wap_id, staged.rows, len(staged.files), time.monotonic() - began
+        "staged %s: %d rows in %d files, %.2f s",
+        wap_id,
+        staged.rows,
+        len(staged.files),
+        time.monotonic() - began,
     )
     return staged
 
 
-def stage_files(lake: Lake, table_name: str, wap_id: str, write: Callable[[], Sequence[DataFile]]) -> Staged:
-    """Stage the files that `write` writes, as `stage` does; for files that no snapshot refers to yet."""
+def stage_files(
+    lake: Lake, table_name: str, wap_id: str, write: Callable[[], Sequence[DataFile]]
+) -> Staged:
+    """Stage the files that `write` writes, as `stage` does; for files that no snapshot refers to
+    yet."""
     first = lake.clock.now()
     staged = lake.stage(table_name, wap_id, write())
     _require_young(lake, table_name, staged, first)
@@ -110,16 +123,19 @@ def stage_files(lake: Lake, table_name: str, wap_id: str, write: Callable[[], Se
 
 
 def _require_young(lake: Lake, table_name: str, staged: Staged, first: datetime) -> None:
-    """Raises Transient if the files, begun at `first` or later, may be deleted as orphans by now."""
+    """Raises Transient if the files, begun at `first` or later, may be deleted as orphans by
+    now."""
     if (took := lake.clock.now() - first) > WITHIN:
         lake.discard(table_name, staged)
         raise Transient(
-            f"stage {staged.wap_id} in {table_name}: expected it within {WITHIN}, found that it took {took}: its files "
-            "may be deleted as orphans by now; try again"
+            f"stage {staged.wap_id} in {table_name}: expected it within {WITHIN}, found that it "
+            f"took {took}: its files may be deleted as orphans by now; try again"
         )
 
 
-def read_snapshot(session: SparkSession, catalog: str, table_name: str, snapshot_id: int) -> DataFrame:
+def read_snapshot(
+    session: SparkSession, catalog: str, table_name: str, snapshot_id: int
+) -> DataFrame:
     """The table's rows as of a snapshot, such as a branch's head that a decision rests on."""
     return session.sql(f"SELECT * FROM {catalog}.{table_name} VERSION AS OF {snapshot_id}")
 
@@ -128,8 +144,8 @@ def read_staged(session: SparkSession, catalog: str, table_name: str, staged: St
     """Only the staged rows, as in the files."""
     if staged.parent_id is None:
         raise Terminal(
-            f"staged snapshot {staged.wap_id} of {table_name}: expected a parent, found none; start the job again, "
-            "which stages again"
+            f"staged snapshot {staged.wap_id} of {table_name}: expected a parent, found none; "
+            "start the job again, which stages again"
         )
     return (
         session.read.format("iceberg")

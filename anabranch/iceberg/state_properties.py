@@ -82,12 +82,16 @@ def unpack(value: str) -> str:
     return zlib.decompress(base64.b85decode(value.removeprefix(_PACKED))).decode()
 
 
-def plan_split(properties: Mapping[str, str], before: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+def plan_split(
+    properties: Mapping[str, str], before: Mapping[str, str]
+) -> tuple[dict[str, str], dict[str, str]]:
     """The packed properties for a snapshot, and the long ones for table properties; `before`: all
     previous properties of the branch. Pure."""
     properties = {k: v for k, v in properties.items() if v != _NOTHING}
     carried_on = (
-        {_ITSELF_WHILE_NEW} if properties.get(_ITSELF_WHILE_NEW) == before.get(_ITSELF_WHILE_NEW) else set[str]()
+        {_ITSELF_WHILE_NEW}
+        if properties.get(_ITSELF_WHILE_NEW) == before.get(_ITSELF_WHILE_NEW)
+        else set[str]()
     )
     own = [k for k in _ITSELF if k in properties and k not in carried_on]
     itself = {k: packed for k in own if len(packed := pack(properties[k])) <= _ITSELF[k]}
@@ -100,25 +104,32 @@ def plan_split(properties: Mapping[str, str], before: Mapping[str, str]) -> tupl
     return itself, aside
 
 
-def plan_summary(properties: Mapping[str, str], before: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+def plan_summary(
+    properties: Mapping[str, str], before: Mapping[str, str]
+) -> tuple[dict[str, str], dict[str, str]]:
     """A new snapshot's properties, and the table properties that it needs, for all properties of
     its branch; `before`: all previous properties of the branch. Pure."""
     itself, aside = plan_split(properties, before)
     if not aside:
         return itself, {}
     parts: dict[str, str] = {}
-    root = _store("\n".join(f"{key} {_by_hours(aside[key], parts)}" for key in sorted(aside)), parts)
+    root = _store(
+        "\n".join(f"{key} {_by_hours(aside[key], parts)}" for key in sorted(aside)), parts
+    )
     return itself | reference(_IN_PROPERTIES + root, TIMELINE in aside), parts
 
 
 def _by_hours(text: str, parts: dict[str, str]) -> str:
     """The text with a link for each hour's entry, so that the snapshots of a week share each hour's
     entry."""
-    return _HOUR.sub(lambda m: _link(_store(m[0], parts)) if len(m[0]) >= _WORTH_A_PART else m[0], text)
+    return _HOUR.sub(
+        lambda m: _link(_store(m[0], parts)) if len(m[0]) >= _WORTH_A_PART else m[0], text
+    )
 
 
 def _store(text: str, parts: dict[str, str]) -> str:
-    """Add the text to the parts, in as many as it takes; returns the hash of the first, which leads to the others."""
+    """Add the text to the parts, in as many as it takes; returns the hash of the first, which leads
+    to the others."""
     while text.count("\t") > 2 * _LINKS or len(text) > 4 * LONGEST or len(_part(text)[1]) > LONGEST:
         text = "".join(_link(_add(chunk, parts)) for chunk in _chunks(text))
     return _add(text, parts)
@@ -154,8 +165,8 @@ def _chunks(text: str) -> Iterable[str]:
 
 
 def load_all(table: Table, properties: Mapping[str, str]) -> dict[str, str]:
-    """All properties of a snapshot: its own, and those that it refers to in table properties or, in snapshots of
-    earlier versions, in a side file. Raises Terminal, Transient."""
+    """All properties of a snapshot: its own, and those that it refers to in table properties or, in
+    snapshots of earlier versions, in a side file. Raises Terminal, Transient."""
     name = side_files.named(properties)
     aside: Mapping[str, str] = {}
     if name is not None and name.startswith(_IN_PROPERTIES):
@@ -187,7 +198,11 @@ def plan_unused(
     `summaries`: all snapshots that the table will have; `needed`: properties of this commit.
     Pure."""
     names = [side_files.named(s) for s in summaries]
-    roots = {STATE + n.removeprefix(_IN_PROPERTIES) for n in names if n is not None and n.startswith(_IN_PROPERTIES)}
+    roots = {
+        STATE + n.removeprefix(_IN_PROPERTIES)
+        for n in names
+        if n is not None and n.startswith(_IN_PROPERTIES)
+    }
     used, to_read = set[str](), list(roots)
     while to_read:
         key = to_read.pop()
@@ -225,7 +240,8 @@ def _text_of(table: Table, digest: str) -> str:
         found = "none" if value is None else f"{len(value)} other characters"
         name = ".".join(table.name())
         raise StateGone(
-            f"read the state of the branches of {name}: expected its property {STATE}{digest}, found {found}"
+            f"read the state of the branches of {name}: expected its property {STATE}{digest}, "
+            f"found {found}"
         )
     return _LINK.sub(lambda m: _text_of(table, m[1]), text)
 

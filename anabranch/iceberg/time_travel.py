@@ -24,10 +24,15 @@ def find_snapshot(table: Table, as_of: str) -> int:
         return int(as_of)
     if (when := _moment(as_of)) is not None:
         return _main_at(table, when)
-    known = ", ".join(sorted(n for n in table.metadata.refs if n != STAGING and not n.startswith(UNNAMED))) or "none"
+    known = (
+        ", ".join(
+            sorted(n for n in table.metadata.refs if n != STAGING and not n.startswith(UNNAMED))
+        )
+        or "none"
+    )
     raise ConfigurationError(
-        f"table {'.'.join(table.name())}: expected a tag, a branch, a snapshot's id or a time, found {as_of!r} (known: "
-        f"{known}; tags expire)"
+        f"table {'.'.join(table.name())}: expected a tag, a branch, a snapshot's id or a time, "
+        f"found {as_of!r} (known: {known}; tags expire)"
     )
 
 
@@ -47,15 +52,27 @@ def _main_at(table: Table, when: datetime) -> int:
     name, metadata = ".".join(table.name()), table.metadata
     ref = metadata.refs.get("main")
     oldest = None
-    for snapshot in ancestors_of(metadata.snapshot_by_id(ref.snapshot_id), metadata) if ref is not None else ():
+    for snapshot in (
+        ancestors_of(metadata.snapshot_by_id(ref.snapshot_id), metadata) if ref is not None else ()
+    ):
         if made_at(snapshot) <= when:
             return snapshot.snapshot_id
         oldest = snapshot
-    since = f"its publishes only since {made_at(oldest).isoformat()}" if oldest is not None else "none of its publishes"
-    made = {n: made_at(s) for n, r in metadata.refs.items() if (s := metadata.snapshot_by_id(r.snapshot_id))}
+    since = (
+        f"its publishes only since {made_at(oldest).isoformat()}"
+        if oldest is not None
+        else "none of its publishes"
+    )
+    made = {
+        n: made_at(s)
+        for n, r in metadata.refs.items()
+        if (s := metadata.snapshot_by_id(r.snapshot_id))
+    }
     tags = {n: made[n] for n in made if is_tag(metadata.refs, n)}
     before = max((n for n in tags if tags[n] <= when), key=tags.__getitem__, default=None)
     after = min((n for n in tags if tags[n] > when), key=tags.__getitem__, default=None)
     near = [f"{n} ({tags[n].isoformat()})" for n in (before, after) if n is not None]
     remedy = f"name a tag beside it: {', '.join(near)}" if near else "no tag of that time is left"
-    raise ConfigurationError(f"table {name}: expected main's snapshot at {when.isoformat()}, found {since}; {remedy}")
+    raise ConfigurationError(
+        f"table {name}: expected main's snapshot at {when.isoformat()}, found {since}; {remedy}"
+    )

@@ -1,1 +1,2 @@
-"""Kafka: its client, its security, its records as Spark frames, and the schema registry beside it."""
+"""Kafka: its client, its security, its records as Spark frames, and the schema registry beside
+it."""

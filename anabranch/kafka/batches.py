@@ -1,10 +1,13 @@
-"""Why a consumer is not given an offset: read from the record batches that the partition's log holds there.
+"""Why a consumer is not given an offset: read from the record batches that the partition's log
+holds there.
 
-A consumer passes over control records, records of aborted transactions and what the log cleaner removed without a
-word. The batches say which it was: a control batch has a flag in its header, a fetch with READ_COMMITTED lists the
-transactions that were aborted (KIP-98), and what compaction removed is missing from its batch, or with its batch.
+A consumer passes over control records, records of aborted transactions and what the log cleaner
+removed without a word. The batches say which it was: a control batch has a flag in its header, a
+fetch with READ_COMMITTED lists the transactions that were aborted (KIP-98), and what compaction
+removed is missing from its batch, or with its batch.
 
-Only batches around missing offsets are fetched, some at a time: time grows with what is fetched, memory does not.
+Only batches around missing offsets are fetched, some at a time: time grows with what is fetched,
+memory does not.
 """
 
 from __future__ import annotations
@@ -36,7 +39,8 @@ CONTROL, ABORTED, COMPACTED, RETENTION, PRESENT = CLASSES = (
 )
 _CODES = {name: code for code, name in enumerate(CLASSES, 1)}
 
-# A fetch returns one whole batch at least, and about so many bytes: few where the next missing offset is far away.
+# A fetch returns one whole batch at least, and about so many bytes: few where the next missing
+# offset is far away.
 _SMALL, _LARGE = 16 << 10, 4 << 20
 # Version 13 names topics by their ids only, which kafka-python 3.0.12 does not do yet either.
 _NEWEST_FETCH = 12
@@ -48,7 +52,8 @@ _ABORT = 0
 
 @dataclass(frozen=True)
 class Missing:
-    """Offsets of one partition that a read did not give: those of `start + i` where `mask[i]` is set."""
+    """Offsets of one partition that a read did not give: those of `start + i` where `mask[i]` is
+    set."""
 
     start: int
     mask: NDArray[np.bool_]
@@ -60,8 +65,8 @@ class Missing:
 
 @dataclass(frozen=True)
 class Seen:
-    """How many missing offsets the log explains, by class; `present_at` are the first ranges of those of class
-    `present`: records that the log holds, and that a consumer is to be given."""
+    """How many missing offsets the log explains, by class; `present_at` are the first ranges of
+    those of class `present`: records that the log holds, and that a consumer is to be given."""
 
     counts: Mapping[str, int]
     present_at: tuple[tuple[int, int], ...] = ()
@@ -69,10 +74,11 @@ class Seen:
 
 @dataclass(frozen=True)
 class Fetched:
-    """Record batches of a partition, from the one that holds an offset on, or from the first behind it.
+    """Record batches of a partition, from the one that holds an offset on, or from the first behind
+    it.
 
-    `aborted` are (producer id, first offset) of the aborted transactions among them. Nothing before `log_start` can be
-    fetched, and nothing from `stable_end` on is fetched.
+    `aborted` are (producer id, first offset) of the aborted transactions among them. Nothing before
+    `log_start` can be fetched, and nothing from `stable_end` on is fetched.
     """
 
     records: bytes = b""
@@ -106,7 +112,9 @@ class _Explained:
 
     def holes(self, start: int, end: int) -> bool:
         """Whether any offset in the range is missing."""
-        return end > self.missing.start and self._any(max(0, start - self.missing.start), end - self.missing.start)
+        return end > self.missing.start and self._any(
+            max(0, start - self.missing.start), end - self.missing.start
+        )
 
     def mark(self, start: int, end: int, name: str) -> None:
         """The missing offsets in the range are of a class."""
@@ -117,7 +125,9 @@ class _Explained:
     def seen(self) -> Seen:
         counts = {name: int(np.count_nonzero(self.codes == code)) for name, code in _CODES.items()}
         edges = np.flatnonzero(
-            np.diff(np.concatenate(([False], self.codes == _CODES[PRESENT], [False])).astype(np.int8))
+            np.diff(
+                np.concatenate(([False], self.codes == _CODES[PRESENT], [False])).astype(np.int8)
+            )
         )
         pairs = edges.reshape(-1, 2)[:3] + self.missing.start
         present_at = tuple((int(low), int(high)) for low, high in pairs)
@@ -142,13 +152,14 @@ def explain_missing(fetch: Fetch, missing: Missing) -> Seen:
             # Nothing is left from there on, up to where all is decided.
             if fetched.stable_end <= at:
                 raise Transient(
-                    f"read record batches from offset {at} on: expected that offset to be decided, found the last "
-                    f"stable offset at {fetched.stable_end}; try again"
+                    f"read record batches from offset {at} on: expected that offset to be "
+                    f"decided, found the last stable offset at {fetched.stable_end}; try again"
                 )
             reached = fetched.stable_end
             explained.mark(at, reached, COMPACTED)
         following = explained.next_from(reached)
-        # Where the next missing offset is about as near as this fetch reached, a larger one finds several.
+        # Where the next missing offset is about as near as this fetch reached, a larger one finds
+        # several.
         is_near = following is not None and following - reached <= 2 * (reached - at)
         size = min(2 * size, _LARGE) if is_near else _SMALL
         at = following
@@ -156,15 +167,19 @@ def explain_missing(fetch: Fetch, missing: Missing) -> Seen:
 
 
 def _read(explained: _Explained, fetched: Fetched, at: int) -> int | None:
-    """Classify what a fetch from `at` on covers; up to which offset that is, None when it holds no whole batch."""
+    """Classify what a fetch from `at` on covers; up to which offset that is, None when it holds no
+    whole batch."""
     waiting = sorted(fetched.aborted, key=lambda transaction: transaction[1], reverse=True)
     aborting: set[int] = set()
     reached: int | None = None
     for batch in _batches(fetched.records):
         start, is_legacy = at if reached is None else reached, batch.magic < 2
         offsets = {record.offset for record in batch} if is_legacy else set[int]()
-        # Before format 2, a batch does not say where it begins: what it lacks may have been before it too.
-        first, end = (start, max(offsets) + 1) if is_legacy else (batch.base_offset, batch.next_offset)
+        # Before format 2, a batch does not say where it begins: what it lacks may have been before
+        # it too.
+        first, end = (
+            (start, max(offsets) + 1) if is_legacy else (batch.base_offset, batch.next_offset)
+        )
         if start < first:
             explained.mark(start, first, COMPACTED)
         reached = max(start, end)
@@ -224,33 +239,49 @@ def _is_abort(batch: Any) -> bool:
     return bool(_CONTROL_KEY.unpack(record.key)[1] == _ABORT)
 
 
-def fetch_batches(admin: Any, leaders: dict[int, int], topic: str, partition: int, offset: int, size: int) -> Fetched:
-    """One fetch from a partition's leader over an admin client's connections. `leaders` remembers who that is.
+def fetch_batches(
+    admin: Any, leaders: dict[int, int], topic: str, partition: int, offset: int, size: int
+) -> Fetched:
+    """One fetch from a partition's leader over an admin client's connections. `leaders` remembers
+    who that is.
 
     Raises kafka-python's errors, also when no leader answers within some seconds.
     """
-    fetched: Fetched = admin._manager.run(_fetch, admin, leaders, TopicPartition(topic, partition), offset, size)
+    fetched: Fetched = admin._manager.run(
+        _fetch, admin, leaders, TopicPartition(topic, partition), offset, size
+    )
     return fetched
 
 
-async def _fetch(admin: Any, leaders: dict[int, int], place: Any, offset: int, size: int) -> Fetched:
+async def _fetch(
+    admin: Any, leaders: dict[int, int], place: Any, offset: int, size: int
+) -> Fetched:
     kind: Any = errors.NoError
     for number in range(_TRIES):
         if number:
             await admin._net.sleep(_PAUSE_S)
         if number or place.partition not in leaders:
             [leaders[place.partition]] = await admin._async_get_leader_for_partitions({place})
-        response = await admin._manager.send(_request(place, offset, size), node_id=leaders[place.partition])
-        [answer] = [partition for of_topic in response.responses for partition in of_topic.partitions]
+        response = await admin._manager.send(
+            _request(place, offset, size), node_id=leaders[place.partition]
+        )
+        [answer] = [
+            partition for of_topic in response.responses for partition in of_topic.partitions
+        ]
         kind = errors.for_code(answer.error_code)
         if kind is errors.OffsetOutOfRangeError:
             starts = await admin._async_list_partition_offsets({place: OffsetSpec.EARLIEST})
             if starts[place].offset > offset:
                 return Fetched(log_start=starts[place].offset)
         if kind is errors.NoError:
-            aborted = tuple((t.producer_id, t.first_offset) for t in answer.aborted_transactions or ())
+            aborted = tuple(
+                (t.producer_id, t.first_offset) for t in answer.aborted_transactions or ()
+            )
             return Fetched(
-                bytes(answer.records or b""), aborted, answer.log_start_offset or 0, answer.last_stable_offset
+                bytes(answer.records or b""),
+                aborted,
+                answer.log_start_offset or 0,
+                answer.last_stable_offset,
             )
         if not (kind.retriable or kind is errors.OffsetOutOfRangeError):
             break

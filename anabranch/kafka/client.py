@@ -1,4 +1,5 @@
-"""The one place that speaks kafka-python: topics, offsets, times, lag for monitors, and a producer for tools.
+"""The one place that speaks kafka-python: topics, offsets, times, lag for monitors, and a producer
+for tools.
 
 Nothing here decides; every answer is a plain value. A broker that does not answer is `Transient`.
 """
@@ -61,11 +62,20 @@ _NO_COORDINATOR = (
     errors.CoordinatorLoadInProgressError,
     errors.NotCoordinatorError,
 )
-# What the brokers may refuse, the resource's option of kafka-acls.sh, and the options for all that is asked of it.
+# What the brokers may refuse, the resource's option of kafka-acls.sh, and the options for all that
+# is asked of it.
 _RIGHTS = (
-    (errors.TopicAuthorizationFailedError, "--topic", "--operation Read --operation Describe --topic TOPIC"),
+    (
+        errors.TopicAuthorizationFailedError,
+        "--topic",
+        "--operation Read --operation Describe --topic TOPIC",
+    ),
     (errors.GroupAuthorizationFailedError, "--group", "--operation Read --group GROUP"),
-    (errors.ClusterAuthorizationFailedError, "--cluster", "--operation Describe --operation IdempotentWrite --cluster"),
+    (
+        errors.ClusterAuthorizationFailedError,
+        "--cluster",
+        "--operation Describe --operation IdempotentWrite --cluster",
+    ),
     (
         errors.TransactionalIdAuthorizationFailedError,
         "--transactional-id",
@@ -80,17 +90,18 @@ _RIGHTS = (
 # For what a partition waits that cannot be read now.
 _WAITS = {
     errors.OffsetNotAvailableError: (
-        "its leader was elected just now and cannot confirm where its log ends: too few of its replicas are in sync "
-        "(min.insync.replicas); start the brokers that are missing"
+        "its leader was elected just now and cannot confirm where its log ends: too few of its "
+        "replicas are in sync (min.insync.replicas); start the brokers that are missing"
     ),
     errors.LeaderNotAvailableError: (
-        "it has no leader: no replica that has all records is there; start the brokers that have it, and do not allow "
-        "an unclean election, which loses records"
+        "it has no leader: no replica that has all records is there; start the brokers that have "
+        "it, and do not allow an unclean election, which loses records"
     ),
 }
 # The packages that kafka-python decompresses with, by codec.
 _CODEC_PACKAGES = {"snappy": "python-snappy", "lz4": "lz4", "zstd": "zstandard"}
-# What kafka-python says of a connection that was still being made when the bootstrap's time was over.
+# What kafka-python says of a connection that was still being made when the bootstrap's time was
+# over.
 _CUT_OFF = "Connection timed out"
 # A consumer that reads a few existing records is replaced after so long.
 _STUCK_S = 3
@@ -114,20 +125,24 @@ class _Failures(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         values = record.args if isinstance(record.args, tuple) else ()
         failure = next((a for a in values if isinstance(a, Exception)), None)
-        # The error itself says that it timed out; the line logged before it says why no broker answered.
+        # The error itself says that it timed out; the line logged before it says why no broker
+        # answered.
         if failure is not None and not isinstance(failure, errors.KafkaTimeoutError):
             self._failures.append((time.monotonic(), record.threadName or "", one_line(failure)))
 
     def since(self, began: float, servers: str) -> str | None:
-        """The most specific failure of clients of these brokers: the last about keys or rights, else the last that a
-        broker or the network gave, else that of a connection which our own bound cut off."""
+        """The most specific failure of clients of these brokers: the last about keys or rights,
+        else the last that a broker or the network gave, else that of a connection which our own
+        bound cut off."""
         failures = [
             failure
             for at, thread, failure in reversed(self._failures)
             if at >= began and (thread == IO_THREAD + servers or not thread.startswith(IO_THREAD))
         ]
         heard = (f for f in failures if not f.endswith(_CUT_OFF))
-        return next((f for f in failures if is_denied(f)), None) or next(heard, next(iter(failures), None))
+        return next((f for f in failures if is_denied(f)), None) or next(
+            heard, next(iter(failures), None)
+        )
 
 
 _FAILURES = _Failures()
@@ -158,7 +173,8 @@ def new_producer(kafka: config.Kafka, **overrides: Any) -> Any:
 
 
 def _client_settings(kafka: config.Kafka) -> dict[str, Any]:
-    """A consumer's or producer's settings: it asks for a topic without creating it, whatever the brokers allow."""
+    """A consumer's or producer's settings: it asks for a topic without creating it, whatever the
+    brokers allow."""
     return kafka_python_settings(kafka) | {"allow_auto_create_topics": False}
 
 
@@ -167,11 +183,14 @@ def _consumer_settings(kafka: config.Kafka) -> dict[str, Any]:
 
 
 def position_to_commit(topic: str, text: str) -> Any:
-    """Offsets for `send_offsets_to_transaction` that say no more than a text (`KafkaAdapter.group_metadata`)."""
+    """Offsets for `send_offsets_to_transaction` that say no more than a text
+    (`KafkaAdapter.group_metadata`)."""
     return {TopicPartition(topic, 0): OffsetAndMetadata(0, text, -1)}
 
 
-def create_topic(kafka: config.Kafka, topic: str, partitions: int, configs: Mapping[str, str] | None = None) -> bool:
+def create_topic(
+    kafka: config.Kafka, topic: str, partitions: int, configs: Mapping[str, str] | None = None
+) -> bool:
     """Create a topic; True if it was created, False if it was there."""
     with KafkaAdapter(kafka) as adapter:
         return adapter.create_topic(topic, partitions, configs or {})
@@ -179,8 +198,9 @@ def create_topic(kafka: config.Kafka, topic: str, partitions: int, configs: Mapp
 
 @dataclass(frozen=True)
 class TopicSettings:
-    """How the brokers keep a topic. `retention` and `retention_bytes` (of one partition) are None where nothing ends
-    them; `replicas` are those of the partition that has fewest, `brokers` all that there are."""
+    """How the brokers keep a topic. `retention` and `retention_bytes` (of one partition) are None
+    where nothing ends them; `replicas` are those of the partition that has fewest, `brokers` all
+    that there are."""
 
     retention: timedelta | None
     retention_bytes: int | None
@@ -193,10 +213,11 @@ class TopicSettings:
 
 
 class KafkaAdapter:
-    """Questions to the brokers over one admin connection. Not safe for use by several threads at once.
+    """Questions to the brokers over one admin connection. Not safe for use by several threads at
+    once.
 
-    Each raises Transient within half a minute when the brokers do not answer, ConfigurationError for credentials or
-    rights that they do not accept.
+    Each raises Transient within half a minute when the brokers do not answer, ConfigurationError
+    for credentials or rights that they do not accept.
     """
 
     def __init__(self, kafka: config.Kafka) -> None:
@@ -216,12 +237,15 @@ class KafkaAdapter:
     def describe(self, topic: str, expected: Position | None = None) -> Topic | None:
         """The topic, or None when the brokers do not know it.
 
-        A broker that has just started, or lags behind the others, does not know a topic or a partition for a moment, or
-        still knows a topic that was deleted. So an answer of none, and one that contradicts the position `expected`, is
-        believed only when brokers go on to give it for some seconds, over new connections. Of a topic with another id
-        than the expected one, the answer also says how many records it has, and of which cluster it is.
+        A broker that has just started, or lags behind the others, does not know a topic or a
+        partition for a moment, or still knows a topic that was deleted. So an answer of none, and
+        one that contradicts the position `expected`, is believed only when brokers go on to give it
+        for some seconds, over new connections. Of a topic with another id than the expected one,
+        the answer also says how many records it has, and of which cluster it is.
         """
-        found = self._believed(lambda: self._describe(topic), lambda described: is_contradicted(described, expected))
+        found = self._believed(
+            lambda: self._describe(topic), lambda described: is_contradicted(described, expected)
+        )
         if found is None or expected is None or expected.topic_id in ("", found.id):
             return found
         starts, ends = self.log_starts(found), self.stable_ends(found)
@@ -233,7 +257,8 @@ class KafkaAdapter:
         return frozenset(self._ask("list the topics", lambda admin: admin.list_topics()))
 
     def cluster_id(self) -> str:
-        """The id that the brokers' cluster was given when it was made; empty where they do not say it, or not to us."""
+        """The id that the brokers' cluster was given when it was made; empty where they do not say
+        it, or not to us."""
         try:
             cluster = self._ask("describe the cluster", lambda admin: admin.describe_cluster())
         except ConfigurationError:
@@ -262,45 +287,65 @@ class KafkaAdapter:
                 return None
             if entry["error_code"]:
                 error = errors.for_code(entry["error_code"])()
-                raise explained(self._kafka, doing, error, began, f"--operation Describe --topic {topic}")
+                raise explained(
+                    self._kafka, doing, error, began, f"--operation Describe --topic {topic}"
+                )
             return _topic_of(entry)
         return None
 
     def log_starts(self, topic: Topic) -> dict[int, int]:
         """The oldest offset that each partition still holds."""
         return {
-            p: s.offset for p, s in self._offsets(topic, dict.fromkeys(topic.partitions, OffsetSpec.EARLIEST)).items()
+            p: s.offset
+            for p, s in self._offsets(
+                topic, dict.fromkeys(topic.partitions, OffsetSpec.EARLIEST)
+            ).items()
         }
 
     def stable_ends(self, topic: Topic, reached: Mapping[int, int] | None = None) -> dict[int, int]:
-        """The last stable offset of each partition: all before it is decided, no open transaction (KIP-98).
+        """The last stable offset of each partition: all before it is decided, no open transaction
+        (KIP-98).
 
-        A leader that was replaced and does not know it yet answers with an earlier end. So an end below `reached` is
-        accepted only when brokers repeat it for some seconds.
+        A leader that was replaced and does not know it yet answers with an earlier end. So an end
+        below `reached` is accepted only when brokers repeat it for some seconds.
         """
         return self._ends(topic, reached, _READ_COMMITTED)
 
-    def accepted_ends(self, topic: Topic, reached: Mapping[int, int] | None = None) -> dict[int, int]:
-        """The end of each partition's log: all records that Kafka has accepted are before it, those of open
-        transactions too. `reached` as in `stable_ends`."""
+    def accepted_ends(
+        self, topic: Topic, reached: Mapping[int, int] | None = None
+    ) -> dict[int, int]:
+        """The end of each partition's log: all records that Kafka has accepted are before it, those
+        of open transactions too. `reached` as in `stable_ends`."""
         return self._ends(topic, reached, IsolationLevel.READ_UNCOMMITTED)
 
-    def _ends(self, topic: Topic, reached: Mapping[int, int] | None, isolation: Any) -> dict[int, int]:
+    def _ends(
+        self, topic: Topic, reached: Mapping[int, int] | None, isolation: Any
+    ) -> dict[int, int]:
         def ends() -> dict[int, int]:
-            latest = self._offsets(topic, dict.fromkeys(topic.partitions, OffsetSpec.LATEST), isolation)
+            latest = self._offsets(
+                topic, dict.fromkeys(topic.partitions, OffsetSpec.LATEST), isolation
+            )
             return {p: stamped.offset for p, stamped in latest.items()}
 
         known = reached or {}
-        return self._believed(ends, lambda offsets: any(offsets.get(p, o) < o for p, o in known.items()))
+        return self._believed(
+            ends, lambda offsets: any(offsets.get(p, o) < o for p, o in known.items())
+        )
 
-    def stable_ends_of(self, topics: Mapping[str, Iterable[int]]) -> dict[str, Offsets | AnabranchError]:
-        """The last stable offset of each partition of several topics, by one request to each broker.
+    def stable_ends_of(
+        self, topics: Mapping[str, Iterable[int]]
+    ) -> dict[str, Offsets | AnabranchError]:
+        """The last stable offset of each partition of several topics, by one request to each
+        broker.
 
-        A topic that the brokers have no answer for, such as one that was deleted or that this client may not describe,
-        has its own error. An end may be that of a leader that was just replaced: see `stable_ends`. Raises Transient
-        when the brokers do not answer at all, ConfigurationError for credentials that they refuse.
+        A topic that the brokers have no answer for, such as one that was deleted or that this
+        client may not describe, has its own error. An end may be that of a leader that was just
+        replaced: see `stable_ends`. Raises Transient when the brokers do not answer at all,
+        ConfigurationError for credentials that they refuse.
         """
-        specs = {TopicPartition(topic, p): OffsetSpec.LATEST for topic, of in topics.items() for p in of}
+        specs = {
+            TopicPartition(topic, p): OffsetSpec.LATEST for topic, of in topics.items() for p in of
+        }
         if not specs:
             return {}
         began = time.monotonic()
@@ -321,31 +366,44 @@ class KafkaAdapter:
             cast("Offsets", ends[partition.topic])[partition.partition] = found.offset
         return ends
 
-    def _stable_ends_or_error(self, topic: str, partitions: Iterable[int]) -> Offsets | AnabranchError:
+    def _stable_ends_or_error(
+        self, topic: str, partitions: Iterable[int]
+    ) -> Offsets | AnabranchError:
         try:
-            offsets = self._offsets(Topic(topic, "", tuple(partitions)), dict.fromkeys(partitions, OffsetSpec.LATEST))
+            offsets = self._offsets(
+                Topic(topic, "", tuple(partitions)), dict.fromkeys(partitions, OffsetSpec.LATEST)
+            )
         except AnabranchError as error:
             return error
         return {p: stamped.offset for p, stamped in offsets.items()}
 
     def describe_all(self, names: Sequence[str]) -> dict[str, Topic | None]:
-        """Topics by name, by one request; None for one that the brokers do not know, or do not describe to us now.
+        """Topics by name, by one request; None for one that the brokers do not know, or do not
+        describe to us now.
 
         The answer is one broker's at this moment: `describe` confirms what it contradicts.
         """
         found: dict[str, Topic | None] = dict.fromkeys(names)
-        for entry in self._ask(f"describe {len(names)} topics", lambda admin: admin.describe_topics(list(names))):
+        for entry in self._ask(
+            f"describe {len(names)} topics", lambda admin: admin.describe_topics(list(names))
+        ):
             if entry["name"] in found and not entry["error_code"]:
                 found[entry["name"]] = _topic_of(entry)
         return found
 
     def first_from(self, topic: Topic, when: datetime) -> dict[int, Stamped | None]:
-        """By partition, the earliest offset whose record is stamped at `when` or later and is decided, else None."""
-        return self._first_at(topic, dict.fromkeys(topic.partitions, max(0, int(when.timestamp() * 1000))))
+        """By partition, the earliest offset whose record is stamped at `when` or later and is
+        decided, else None."""
+        return self._first_at(
+            topic, dict.fromkeys(topic.partitions, max(0, int(when.timestamp() * 1000)))
+        )
 
-    def first_later(self, topic: Topic, records: Mapping[int, Stamped]) -> dict[int, Stamped | None]:
-        """By partition of `records`, the earliest offset whose record is stamped later than this one and is decided,
-        else None. Nothing at all where the topic's records are small: to look at them costs less."""
+    def first_later(
+        self, topic: Topic, records: Mapping[int, Stamped]
+    ) -> dict[int, Stamped | None]:
+        """By partition of `records`, the earliest offset whose record is stamped later than this
+        one and is decided, else None. Nothing at all where the topic's records are small: to look
+        at them costs less."""
         if not records or not self._are_large(topic, *next(iter(records.items()))):
             return {}
         return self._first_at(topic, {p: record.timestamp_ms + 1 for p, record in records.items()})
@@ -361,19 +419,23 @@ class KafkaAdapter:
     def stamps_from(
         self, topic: Topic, starts: Mapping[int, int], ends: Mapping[int, int], count: int
     ) -> dict[int, tuple[Stamped, ...]]:
-        """By partition of `starts`, the first `count` records that a consumer is given from there on and below `ends`
-        (decided offsets), with their timestamps; fewer where there are no more. Cheap for a few."""
+        """By partition of `starts`, the first `count` records that a consumer is given from there
+        on and below `ends` (decided offsets), with their timestamps; fewer where there are no more.
+        Cheap for a few."""
         by_partition: dict[int, list[Stamped]] = {p: [] for p in starts}
         ranges = {p: (s, ends.get(p, 0)) for p, s in starts.items() if s < ends.get(p, 0)}
         for p, records in self._few(topic.name, ranges, count):
             by_partition[p] += [Stamped(r.offset, r.timestamp) for r in records]
         return {p: tuple(stamps[:count]) for p, stamps in by_partition.items()}
 
-    def oldest_stamp(self, topic: Topic, starts: Offsets, ends: Offsets, low: int, high: int) -> int | None:
-        """The least timestamp, in milliseconds, of the first records from `starts` on and below `ends`; None for none.
+    def oldest_stamp(
+        self, topic: Topic, starts: Offsets, ends: Offsets, low: int, high: int
+    ) -> int | None:
+        """The least timestamp, in milliseconds, of the first records from `starts` on and below
+        `ends`; None for none.
 
-        Fetches one batch of each partition at most, and of few partitions where records are large: then
-        as `find_oldest` does, by the times `low` and `high`."""
+        Fetches one batch of each partition at most, and of few partitions where records are large:
+        then as `find_oldest` does, by the times `low` and `high`."""
         unread = {p: s for p, s in starts.items() if s < ends.get(p, 0)}
         if len(unread) > MOST_FETCHED:
             partition, offset = min(unread.items())
@@ -384,11 +446,13 @@ class KafkaAdapter:
         return min((s.timestamp_ms for first in stamps.values() for s in first), default=None)
 
     def _first_at(self, topic: Topic, times: Mapping[int, int]) -> dict[int, Stamped | None]:
-        """By partition, the earliest offset whose record is stamped at its time in milliseconds or later, else None."""
+        """By partition, the earliest offset whose record is stamped at its time in milliseconds or
+        later, else None."""
         return {p: s if s.offset >= 0 else None for p, s in self._offsets(topic, times).items()}
 
     def _few(self, topic: str, ranges: Ranges, count: int) -> Iterator[tuple[int, list[Any]]]:
-        """Records of each range, in order, until there are `count` of it or no more. One connection for all calls."""
+        """Records of each range, in order, until there are `count` of it or no more. One connection
+        for all calls."""
         if not ranges:
             return
         began = heard = time.monotonic()
@@ -402,7 +466,9 @@ class KafkaAdapter:
                 for tp, records in consumer.poll(timeout_ms=1000).items():
                     if tp in open_ and records:
                         heard = time.monotonic()
-                        given = [r for r in records if open_[tp] <= r.offset < ranges[tp.partition][1]]
+                        given = [
+                            r for r in records if open_[tp] <= r.offset < ranges[tp.partition][1]
+                        ]
                         left[tp] -= len(given)
                         sizes += map(_bytes_of, given)
                         yield tp.partition, given
@@ -414,7 +480,8 @@ class KafkaAdapter:
                         del open_[tp]
                         heard = time.monotonic()
                 if open_ and len(open_) < fetched:
-                    # No pause for finished partitions: kafka-python 3.0.12 may then return nothing for the others.
+                    # No pause for finished partitions: kafka-python 3.0.12 may then return nothing
+                    # for the others.
                     consumer.assign(list(open_))
                 is_stuck = self._is_stuck(topic, doing, heard, open_, "from")
                 wanted = plan_fetch_bytes(self._fetch_bytes, sizes, count)
@@ -425,7 +492,9 @@ class KafkaAdapter:
             consumer.assign([])
         except (errors.KafkaError, OSError) as error:
             self.close()
-            raise explained(self._kafka, doing, error, began, f"--operation Read --topic {topic}") from error
+            raise explained(
+                self._kafka, doing, error, began, f"--operation Read --topic {topic}"
+            ) from error
 
     def _at(self, starts: Mapping[Any, int]) -> Any:
         """The consumer for looking at few records, at these positions."""
@@ -456,8 +525,15 @@ class KafkaAdapter:
 
     def settings(self, topic: str) -> TopicSettings | None:
         """How the brokers keep a topic; None when they do not know it."""
-        described = self._ask(f"describe topic {topic}", lambda admin: admin.describe_topics([topic]))
-        replicas = [len(p["replica_nodes"]) for t in described if t["name"] == topic for p in t["partitions"]]
+        described = self._ask(
+            f"describe topic {topic}", lambda admin: admin.describe_topics([topic])
+        )
+        replicas = [
+            len(p["replica_nodes"])
+            for t in described
+            if t["name"] == topic
+            for p in t["partitions"]
+        ]
         if not replicas:
             return None
         configs = self._configs(topic)
@@ -471,7 +547,9 @@ class KafkaAdapter:
             retention=_retention(number("retention.ms")),
             retention_bytes=retention_bytes if retention_bytes >= 0 else None,
             cleanup_policy=str(_config_value(configs, topic, "cleanup.policy")),
-            compaction_lag=timedelta(milliseconds=min(number("min.compaction.lag.ms"), _LONGEST_MS)),
+            compaction_lag=timedelta(
+                milliseconds=min(number("min.compaction.lag.ms"), _LONGEST_MS)
+            ),
             timestamp_type=str(_config_value(configs, topic, "message.timestamp.type")),
             min_insync=number("min.insync.replicas"),
             replicas=min(replicas),
@@ -479,8 +557,8 @@ class KafkaAdapter:
         )
 
     def partition_bytes(self, topic: str) -> dict[int, int]:
-        """By partition, how many bytes its log has on the broker that holds most of it. Needs DESCRIBE of the
-        cluster."""
+        """By partition, how many bytes its log has on the broker that holds most of it. Needs
+        DESCRIBE of the cluster."""
         doing = f"ask the size of topic {topic}"
         answer = self._ask(doing, lambda admin: admin.describe_log_dirs([topic]))
         sizes: dict[int, int] = {}
@@ -491,7 +569,10 @@ class KafkaAdapter:
         if not sizes:
             # kafka-python drops the error that the brokers gave.
             raise _missing_right(
-                self._kafka, doing, "expected the size of each partition, found none", "--operation Describe --cluster"
+                self._kafka,
+                doing,
+                "expected the size of each partition, found none",
+                "--operation Describe --cluster",
             )
         return sizes
 
@@ -504,21 +585,32 @@ class KafkaAdapter:
         )
 
     def group_metadata(self, group: str, topic: str) -> str | None:
-        """The metadata that a group committed with the offset of a topic's first partition; None for none.
+        """The metadata that a group committed with the offset of a topic's first partition; None
+        for none.
 
-        Waits until transactions that commit offsets of the group are complete (KIP-447): a commit returns before,
-        and an answer without the wait may lack it. Raises MissingRight, Transient.
+        Waits until transactions that commit offsets of the group are complete (KIP-447): a commit
+        returns before, and an answer without the wait may lack it. Raises MissingRight, Transient.
         """
-        settings = _consumer_settings(self._kafka) | {"group_id": group, "isolation_level": "read_committed"}
+        settings = _consumer_settings(self._kafka) | {
+            "group_id": group,
+            "isolation_level": "read_committed",
+        }
         with (
-            _explaining(self._kafka, f"read offsets of group {group}", f"--operation Describe --group {group}"),
+            _explaining(
+                self._kafka,
+                f"read offsets of group {group}",
+                f"--operation Describe --group {group}",
+            ),
             closing(connect(KafkaConsumer, **settings)) as consumer,
         ):
-            found = consumer.committed(TopicPartition(topic, 0), metadata=True, timeout_ms=_REQUEST_MS)
+            found = consumer.committed(
+                TopicPartition(topic, 0), metadata=True, timeout_ms=_REQUEST_MS
+            )
         return found.metadata or None if found is not None else None
 
     def _coordinated(self, question: Callable[[], T]) -> T:
-        """An answer of a group's coordinator: brokers that have just started do not have it at once."""
+        """An answer of a group's coordinator: brokers that have just started do not have it at
+        once."""
         for _ in attempts(repeat(_ASKED_AGAIN_AFTER_S), _COORDINATED_AFTER_S):
             try:
                 return question()
@@ -532,33 +624,45 @@ class KafkaAdapter:
         """Show lag monitors how far a stream is. Nothing of ours ever reads this back."""
         doing, began = f"commit offsets of group {group}", time.monotonic()
         for failure in self._commit(doing, group, topic, offsets):
-            raise explained(self._kafka, doing, failure(), began, f"--operation Read --group {group}")
+            raise explained(
+                self._kafka, doing, failure(), began, f"--operation Read --group {group}"
+            )
 
     def check_commits(self, group: str) -> None:
-        """Raise MissingRight where offsets may not be committed for a group. Commits none: it tries a topic that is not
-        there."""
+        """Raise MissingRight where offsets may not be committed for a group. Commits none: it tries
+        a topic that is not there."""
         doing, began = f"commit offsets of group {group}", time.monotonic()
         topic = f"{group}-{uuid.uuid4()}"
         for failure in self._coordinated(lambda: self._commit(doing, group, topic, {0: 0})):
             if issubclass(failure, errors.GroupAuthorizationFailedError):
-                raise explained(self._kafka, doing, failure(), began, f"--operation Read --group {group}")
+                raise explained(
+                    self._kafka, doing, failure(), began, f"--operation Read --group {group}"
+                )
 
-    def _commit(self, doing: str, group: str, topic: str, offsets: Mapping[int, int]) -> list[type[Exception]]:
+    def _commit(
+        self, doing: str, group: str, topic: str, offsets: Mapping[int, int]
+    ) -> list[type[Exception]]:
         """The failures of the partitions, as kafka-python's types."""
-        values = {TopicPartition(topic, p): OffsetAndMetadata(o, "", None) for p, o in offsets.items()}
+        values = {
+            TopicPartition(topic, p): OffsetAndMetadata(o, "", None) for p, o in offsets.items()
+        }
         right = f"--operation Read --group {group}"
         results = self._ask(doing, lambda admin: admin.alter_group_offsets(group, values), right)
         return [failure for failure in results.values() if failure is not errors.NoError]
 
     def read_offsets(self, topic: str, ranges: Ranges) -> Iterator[tuple[int, list[int]]]:
-        """The offsets that a consumer is given (`read_committed`) of `ranges` (none empty, all decided): by partition,
-        in order, piece by piece. Some 20,000 records a second on a core that others use too. Raises Transient when the
-        brokers fall silent, or no longer hold a range."""
+        """The offsets that a consumer is given (`read_committed`) of `ranges` (none empty, all
+        decided): by partition, in order, piece by piece. Some 20,000 records a second on a core
+        that others use too. Raises Transient when the brokers fall silent, or no longer hold a
+        range."""
         for p, records in self.read_records(topic, ranges):
             yield p, [r.offset for r in records]
 
-    def read_records(self, topic: str, ranges: Ranges, uncommitted: bool = False) -> Iterator[tuple[int, list[Any]]]:
-        """The same as kafka-python's records; with `uncommitted` also those of aborted and open transactions."""
+    def read_records(
+        self, topic: str, ranges: Ranges, uncommitted: bool = False
+    ) -> Iterator[tuple[int, list[Any]]]:
+        """The same as kafka-python's records; with `uncommitted` also those of aborted and open
+        transactions."""
         ends = {TopicPartition(topic, p): e for p, (_, e) in ranges.items()}
         doing = f"read topic {topic}"
         settings = _consumer_settings(self._kafka) | {
@@ -581,7 +685,11 @@ class KafkaAdapter:
                     heard = time.monotonic()
                     yield tp.partition, [r for r in records if r.offset < ends[tp]]
                 # The position also moves over what no consumer is given.
-                done = [tp for tp, end in ends.items() if consumer.position(tp, timeout_ms=_REQUEST_MS) >= end]
+                done = [
+                    tp
+                    for tp, end in ends.items()
+                    if consumer.position(tp, timeout_ms=_REQUEST_MS) >= end
+                ]
                 if done:
                     consumer.pause(*done)
                     ends = {tp: end for tp, end in ends.items() if tp not in done}
@@ -589,15 +697,21 @@ class KafkaAdapter:
                 self._is_stuck(topic, doing, heard, ends, "up to")
 
     def explain_missing(self, topic: str, missing: Mapping[int, Missing]) -> dict[int, Seen]:
-        """By partition, why a consumer is not given these offsets, all of them decided: as the log's record batches
-        show it (`anabranch.kafka.batches`). Reads the batches around them."""
+        """By partition, why a consumer is not given these offsets, all of them decided: as the
+        log's record batches show it (`anabranch.kafka.batches`). Reads the batches around them."""
         leaders: dict[int, int] = {}
 
         def fetch(partition: int, offset: int, size: int) -> Fetched:
-            doing = f"look for record batches of topic {topic}, partition {partition}, from offset {offset} on"
+            doing = (
+                f"look for record batches of topic {topic}, partition {partition}, from offset "
+                f"{offset} on"
+            )
             return cast(
                 Fetched,
-                self._ask(doing, lambda admin: fetch_batches(admin, leaders, topic, partition, offset, size)),
+                self._ask(
+                    doing,
+                    lambda admin: fetch_batches(admin, leaders, topic, partition, offset, size),
+                ),
             )
 
         return {p: explain_missing(partial(fetch, p), of) for p, of in sorted(missing.items())}
@@ -605,19 +719,28 @@ class KafkaAdapter:
     def create_topic(self, topic: str, partitions: int, configs: Mapping[str, str]) -> bool:
         if self._describe(topic) is not None:
             return False
-        new = NewTopic(topic, num_partitions=partitions, replication_factor=-1, topic_configs=dict(configs))
+        new = NewTopic(
+            topic, num_partitions=partitions, replication_factor=-1, topic_configs=dict(configs)
+        )
         try:
             right = f"--operation Create --topic {topic}"
             self._ask(f"create topic {topic}", lambda admin: admin.create_topics([new]), right)
         except errors.TopicAlreadyExistsError:
             return False
         for _ in attempts(repeat(0.05), seconds=30):
-            if (created := self._describe(topic)) is not None and len(created.partitions) >= partitions:
+            if (created := self._describe(topic)) is not None and len(
+                created.partitions
+            ) >= partitions:
                 return True
-        raise Transient(f"create topic {topic}: expected to see it within 30 s, found it missing; try again")
+        raise Transient(
+            f"create topic {topic}: expected to see it within 30 s, found it missing; try again"
+        )
 
-    def _offsets(self, topic: Topic, wanted: Mapping[int, Any], isolation: Any = _READ_COMMITTED) -> dict[int, Stamped]:
-        """By partition, the answer for its kafka-python OffsetSpec, or for its time in milliseconds."""
+    def _offsets(
+        self, topic: Topic, wanted: Mapping[int, Any], isolation: Any = _READ_COMMITTED
+    ) -> dict[int, Stamped]:
+        """By partition, the answer for its kafka-python OffsetSpec, or for its time in
+        milliseconds."""
         specs = {TopicPartition(topic.name, p): spec for p, spec in wanted.items()}
         try:
             offsets = self._ask(
@@ -629,26 +752,37 @@ class KafkaAdapter:
             if isinstance(error.__cause__, errors.UnknownTopicOrPartitionError):
                 self._require_rights(topic.name)
             raise
-        return {tp.partition: Stamped(value.offset, value.timestamp) for tp, value in offsets.items()}
+        return {
+            tp.partition: Stamped(value.offset, value.timestamp) for tp, value in offsets.items()
+        }
 
     def _require_rights(self, topic: str) -> None:
-        """Raise MissingRight where the topic may not be described: kafka-python then takes it for one that is missing,
-        and its consumer waits for it without end."""
+        """Raise MissingRight where the topic may not be described: kafka-python then takes it for
+        one that is missing, and its consumer waits for it without end."""
         self._describe(topic)
 
-    def _is_stuck(self, topic: str, doing: str, heard: float, waiting: Mapping[Any, int], word: str) -> bool:
-        """Whether a consumer has given nothing since `heard` for so long that it may be stuck. Raises MissingRight, and
-        Transient after `_SILENCE_S`; `waiting`, behind `word`, has an offset of each partition that is waited for."""
+    def _is_stuck(
+        self, topic: str, doing: str, heard: float, waiting: Mapping[Any, int], word: str
+    ) -> bool:
+        """Whether a consumer has given nothing since `heard` for so long that it may be stuck.
+        Raises MissingRight, and Transient after `_SILENCE_S`; `waiting`, behind `word`, has an
+        offset of each partition that is waited for."""
         silent = time.monotonic() - heard
         if silent > _STUCK_S:
             self._require_rights(topic)
         if silent > _SILENCE_S:
-            partitions = ", ".join(f"partition {tp.partition} {word} {at}" for tp, at in sorted(waiting.items()))
-            raise Transient(f"{doing}: expected records of {partitions}, found none in {_SILENCE_S} s; try again")
+            partitions = ", ".join(
+                f"partition {tp.partition} {word} {at}" for tp, at in sorted(waiting.items())
+            )
+            raise Transient(
+                f"{doing}: expected records of {partitions}, found none in {_SILENCE_S} s; try "
+                "again"
+            )
         return silent > _STUCK_S
 
     def _ask(self, doing: str, question: Any, right: str = "") -> Any:
-        """The answer to a question; `right` are the options of kafka-acls.sh that grant what it needs."""
+        """The answer to a question; `right` are the options of kafka-acls.sh that grant what it
+        needs."""
         began = time.monotonic()
         try:
             if self._admin is None:
@@ -662,7 +796,8 @@ class KafkaAdapter:
             raise explained(self._kafka, doing, error, began, right) from error
 
     def _open_admin(self, began: float) -> Any:
-        """Connect; slow brokers get twice the time of those that refuse, and of an address without a broker."""
+        """Connect; slow brokers get twice the time of those that refuse, and of an address without
+        a broker."""
         settings = kafka_python_settings(self._kafka) | {"request_timeout_ms": _REQUEST_MS}
         try:
             return connect(KafkaAdminClient, **settings, bootstrap_timeout_ms=_BOOTSTRAP_MS)
@@ -673,8 +808,8 @@ class KafkaAdapter:
             return connect(KafkaAdminClient, **settings, bootstrap_timeout_ms=_BOOTSTRAP_MS)
 
     def close(self) -> None:
-        """Close the connections; the next question opens others. What fails is logged: it takes nothing back of what
-        was asked for over them."""
+        """Close the connections; the next question opens others. What fails is logged: it takes
+        nothing back of what was asked for over them."""
         broken, self._admin, self._consumer = (self._admin, self._consumer), None, None
         for connection in broken:
             try:
@@ -694,13 +829,19 @@ def _explaining(kafka: config.Kafka, doing: str, right: str = "") -> Iterator[No
         raise explained(kafka, doing, error, began, right) from error
 
 
-def explained(kafka: config.Kafka, doing: str, error: BaseException, began: float, right: str = "") -> AnabranchError:
-    """The error of ours for what kafka-python threw while `doing`, which began then by `time.monotonic`.
+def explained(
+    kafka: config.Kafka, doing: str, error: BaseException, began: float, right: str = ""
+) -> AnabranchError:
+    """The error of ours for what kafka-python threw while `doing`, which began then by
+    `time.monotonic`.
 
     `right` are the options of kafka-acls.sh that grant what it needs.
     """
     if isinstance(error, errors.AuthorizationError):
-        kind, usual = next(((kind, usual) for refused, kind, usual in _RIGHTS if isinstance(error, refused)), ("", ""))
+        kind, usual = next(
+            ((kind, usual) for refused, kind, usual in _RIGHTS if isinstance(error, refused)),
+            ("", ""),
+        )
         return _missing_right(kafka, doing, one_line(error), right if kind in right else usual)
     if isinstance(error, errors.UnsupportedCodecError):
         return _codec_missing(f"{doing} at {kafka.bootstrap_servers}", error)
@@ -719,25 +860,30 @@ def explained(kafka: config.Kafka, doing: str, error: BaseException, began: floa
 
 def _missing_right(kafka: config.Kafka, doing: str, found: str, right: str) -> MissingRight:
     secured = " --command-config client.properties" if kafka.security else ""
-    command = f"kafka-acls.sh --bootstrap-server {kafka.bootstrap_servers}{secured} --add --allow-principal User:NAME"
+    command = (
+        f"kafka-acls.sh --bootstrap-server {kafka.bootstrap_servers}{secured} --add "
+        "--allow-principal User:NAME"
+    )
     command = f"{command} {right}".strip()
     return MissingRight(
-        f"{doing} at {kafka.bootstrap_servers}: {found}; check the user's rights with kafka-acls: the missing one is "
-        f"granted by `{command}`; then start it again",
+        f"{doing} at {kafka.bootstrap_servers}: {found}; check the user's rights with kafka-acls: "
+        f"the missing one is granted by `{command}`; then start it again",
         command,
     )
 
 
 def _codec_missing(doing: str, error: BaseException) -> CodecMissing:
-    package = next((package for codec, package in _CODEC_PACKAGES.items() if codec in str(error)), None)
+    package = next(
+        (package for codec, package in _CODEC_PACKAGES.items() if codec in str(error)), None
+    )
     remedy = (
         f"run `pip install {package}` in Anabranch's environment"
         if package is not None
         else "upgrade Anabranch and kafka-python"
     )
     return CodecMissing(
-        f"{doing}: expected a package for each codec (gzip, {', '.join(_CODEC_PACKAGES)}), found: {one_line(error)}; "
-        f"{remedy}, then start it again"
+        f"{doing}: expected a package for each codec (gzip, {', '.join(_CODEC_PACKAGES)}), found: "
+        f"{one_line(error)}; {remedy}, then start it again"
     )
 
 
@@ -748,13 +894,21 @@ def _topic_of(entry: Mapping[str, Any]) -> Topic:
 
 
 def _topic_id(topic: str, raw: Any) -> str:
-    """Kafka's own text form of a topic id: 22 characters of URL-safe base64. Raises NoTopicIds where there is none."""
-    value = uuid.UUID(bytes=raw) if isinstance(raw, bytes) else uuid.UUID(str(raw)) if raw else _NO_TOPIC_ID
+    """Kafka's own text form of a topic id: 22 characters of URL-safe base64. Raises NoTopicIds
+    where there is none."""
+    value = (
+        uuid.UUID(bytes=raw)
+        if isinstance(raw, bytes)
+        else uuid.UUID(str(raw))
+        if raw
+        else _NO_TOPIC_ID
+    )
     if value == _NO_TOPIC_ID:
         raise NoTopicIds(
-            f"topic {topic}: expected an id from the brokers (KIP-516), found none; without ids a recreated topic "
-            "looks like the one before it, and its first records would be skipped: run Kafka 2.8 or newer, with an "
-            "inter.broker.protocol.version of 2.8 or newer"
+            f"topic {topic}: expected an id from the brokers (KIP-516), found none; without ids a "
+            "recreated topic looks like the one before it, and its first records would be "
+            "skipped: run Kafka 2.8 or newer, with an inter.broker.protocol.version of 2.8 or "
+            "newer"
         )
     return base64.urlsafe_b64encode(value.bytes).decode().rstrip("=")
 
@@ -764,10 +918,11 @@ def _bytes_of(record: Any) -> int:
 
 
 def plan_fetch_bytes(now: int, sizes: Sequence[int], count: int) -> int:
-    """How many bytes of each partition to fetch at once, to have `count` records of each, by the sizes of some. Pure.
+    """How many bytes of each partition to fetch at once, to have `count` records of each, by the
+    sizes of some. Pure.
 
-    A response gives one batch whatever its size, and of all other partitions only what fits (KIP-74): with less, each
-    record would take a request.
+    A response gives one batch whatever its size, and of all other partitions only what fits
+    (KIP-74): with less, each record would take a request.
     """
     needed = 2 * count * sum(sizes) // len(sizes) if sizes else 0
     return max(now, min(needed, _LARGE_FETCH))
@@ -778,14 +933,17 @@ def _retention(milliseconds: int) -> timedelta | None:
 
 
 def _config_value(configs: Any, topic: str, key: str) -> Any:
-    """The value of one key in kafka-python's description, whose shape is nested dicts or lists by version."""
+    """The value of one key in kafka-python's description, whose shape is nested dicts or lists by
+    version."""
     for item in _mappings(configs):
         if key in item:
             value = item[key]
             return value.get("value", value) if isinstance(value, Mapping) else value
         if item.get("name") == key:
             return item.get("value")
-    raise Transient(f"describe the configuration of topic {topic}: expected {key}, found none; try again")
+    raise Transient(
+        f"describe the configuration of topic {topic}: expected {key}, found none; try again"
+    )
 
 
 def _mappings(answer: Any) -> Iterator[Mapping[str, Any]]:

@@ -1,4 +1,5 @@
-"""What kafka-python 3.0.12 gets wrong, corrected when the adapter is imported. Each goes when a release has it."""
+"""What kafka-python 3.0.12 gets wrong, corrected when the adapter is imported. Each goes when a
+release has it."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from kafka.record.default_records import DefaultRecordBatch
 T = TypeVar("T")
 
 IO_THREAD = "kafka-io-"
-"""How the name of a client's IO thread begins; that of a client of `connect` ends with its bootstrap servers."""
+"""How the name of a client's IO thread begins; that of a client of `connect` ends with its
+bootstrap servers."""
 
 
 def apply() -> None:
@@ -28,11 +30,11 @@ def apply() -> None:
 
 
 def connect(kind: Callable[..., T], **settings: Any) -> T:
-    """A client of kafka-python, such as KafkaConsumer. Raises what its constructor raises, and then leaves no thread
-    and no file descriptor.
+    """A client of kafka-python, such as KafkaConsumer. Raises what its constructor raises, and then
+    leaves no thread and no file descriptor.
 
-    kafka-python leaves the IO thread and the sockets of a client that found no broker, so a process that waits for its
-    brokers runs out of file descriptors.
+    kafka-python leaves the IO thread and the sockets of a client that found no broker, so a process
+    that waits for its brokers runs out of file descriptors.
     """
     opened: list[Any] = []
 
@@ -52,7 +54,8 @@ def connect(kind: Callable[..., T], **settings: Any) -> T:
 def deliver_data_before_eof(transport: type[Any]) -> None:
     """Have a transport give what was received before it says that the other side hung up.
 
-    kafka-python drops what comes in one piece with the end: a broker's reason for refusing a password.
+    kafka-python drops what comes in one piece with the end: a broker's reason for refusing a
+    password.
     """
     receive = transport._sock_recv
 
@@ -64,7 +67,8 @@ def deliver_data_before_eof(transport: type[Any]) -> None:
 
 
 class _AnyName(bytearray):
-    """A slice of a batch that decodes whatever its bytes are, as Java's client does: U+FFFD for what is not UTF-8."""
+    """A slice of a batch that decodes whatever its bytes are, as Java's client does: U+FFFD for
+    what is not UTF-8."""
 
     def decode(self, encoding: str = "utf-8", errors: str = "replace") -> str:
         return bytes(self).decode("utf-8", "replace")
@@ -81,8 +85,8 @@ class _AnyNames(bytearray):
 def read_any_header_names() -> None:
     """Read records whose header names are not UTF-8.
 
-    Kafka's brokers do not look at header names, and several clients write any bytes. kafka-python decodes them
-    strictly and takes such a batch for corrupt.
+    Kafka's brokers do not look at header names, and several clients write any bytes. kafka-python
+    decodes them strictly and takes such a batch for corrupt.
     """
     read_strictly = DefaultRecordBatch._read_msg
 
@@ -90,7 +94,8 @@ def read_any_header_names() -> None:
         try:
             return read_strictly(self, *arguments)
         except UnicodeDecodeError:
-            # The position in the batch moves only behind a record that was read, so the record is read again.
+            # The position in the batch moves only behind a record that was read, so the record is
+            # read again.
             self._buffer = _AnyNames(self._buffer)
             return read_strictly(self, *arguments)
 
@@ -108,7 +113,8 @@ def create_no_topics() -> None:
 def raise_failed_descriptions() -> None:
     """Raise the brokers' error for a configuration that they did not describe.
 
-    kafka-python drops it and gives an empty configuration, so a missing right looks like a topic without settings.
+    kafka-python drops it and gives an empty configuration, so a missing right looks like a topic
+    without settings.
     """
     process = KafkaAdminClient._describe_configs_process_responses.__func__
 

@@ -1,7 +1,9 @@
-"""The schema registry's client: schemas and subjects by id, over the REST API that Confluent's registry made common.
+"""The schema registry's client: schemas and subjects by id, over the REST API that Confluent's
+registry made common.
 
-Facts about the API: https://docs.confluent.io/platform/current/schema-registry/develop/api.html. A schema never changes
-under its id, so found schemas are cached; missing ones are asked for again, since they may be added.
+Facts about the API: https://docs.confluent.io/platform/current/schema-registry/develop/api.html. A
+schema never changes under its id, so found schemas are cached; missing ones are asked for again,
+since they may be added.
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ class SubjectVersion:
 
 
 class SchemaRegistryClient:
-    """A schema registry. Every call raises Transient when it does not answer, ConfigurationError when it refuses."""
+    """A schema registry. Every call raises Transient when it does not answer, ConfigurationError
+    when it refuses."""
 
     def __init__(self, settings: config.Registry) -> None:
         self._settings = settings
@@ -71,7 +74,9 @@ class SchemaRegistryClient:
             if not isinstance(text, str):
                 raise self._other_than_expected(f"schemas/ids/{schema_id}", "no schema")
             kind = answer.get("schemaType") or "AVRO"
-            self._schemas[schema_id] = RegisteredSchema(schema_id, kind, text, bool(answer.get("references")))
+            self._schemas[schema_id] = RegisteredSchema(
+                schema_id, kind, text, bool(answer.get("references"))
+            )
             LOG.info("schema registry: schema id %d is %s", schema_id, kind)
         return self._schemas[schema_id]
 
@@ -80,7 +85,9 @@ class SchemaRegistryClient:
         if subject not in self._subjects.get(schema_id, ()):
             path = f"schemas/ids/{schema_id}/versions?deleted=true"
             versions = self._get(path) or []
-            if not isinstance(versions, list) or not all(isinstance(v, dict) and "subject" in v for v in versions):
+            if not isinstance(versions, list) or not all(
+                isinstance(v, dict) and "subject" in v for v in versions
+            ):
                 raise self._other_than_expected(path, "no list of versions")
             self._subjects[schema_id] = frozenset(str(version["subject"]) for version in versions)
         return subject in self._subjects[schema_id]
@@ -95,16 +102,22 @@ class SchemaRegistryClient:
         answer = self._get(path)
         if answer is None:
             return None
-        text, version = (answer.get(key) if isinstance(answer, dict) else None for key in ("schema", "version"))
+        text, version = (
+            answer.get(key) if isinstance(answer, dict) else None for key in ("schema", "version")
+        )
         if not isinstance(text, str) or not isinstance(version, int):
             raise self._other_than_expected(path, "no version of a subject")
         kind = answer.get("schemaType") or "AVRO"
         return SubjectVersion(subject, version, kind, text, bool(answer.get("references")))
 
     def _get(self, path: str) -> Any:
-        """The answer's JSON; None when the registry itself says that what was asked for does not exist."""
+        """The answer's JSON; None when the registry itself says that what was asked for does not
+        exist."""
         url = f"{self._settings.url}/{path}"
-        doing, check_ca = f"ask the schema registry for {url}", "its certificate, then start it again"
+        doing, check_ca = (
+            f"ask the schema registry for {url}",
+            "its certificate, then start it again",
+        )
         options = {"allow_redirects": True, "timeout": _SECONDS}
         answer = http.request(self._session, "GET", url, doing, "registry.url", check_ca, **options)
         status, body = answer.status_code, _json(answer)
@@ -121,8 +134,8 @@ class SchemaRegistryClient:
 
     def _other_than_expected(self, path: str, actual: str) -> ConfigurationError:
         return ConfigurationError(
-            f"ask the schema registry for {self._settings.url}/{path}: expected the answer of a schema registry's REST "
-            f"API, found {actual}; check registry.url, then start it again"
+            f"ask the schema registry for {self._settings.url}/{path}: expected the answer of a "
+            f"schema registry's REST API, found {actual}; check registry.url, then start it again"
         )
 
 
@@ -130,8 +143,8 @@ def open_registry(environment: config.Environment, stream: config.Stream) -> Sch
     """The environment's registry. Raises ConfigurationError when it names none."""
     if environment.registry is None:
         raise ConfigurationError(
-            f"anabranch.yaml: registry: expected the url of a schema registry, which format {stream.format.type} of "
-            f"stream {stream.name} needs, found none"
+            "anabranch.yaml: registry: expected the url of a schema registry, which format "
+            f"{stream.format.type} of stream {stream.name} needs, found none"
         )
     return SchemaRegistryClient(environment.registry)
 

@@ -26,8 +26,8 @@ _JAAS = "org.apache.kafka.common.security"
 
 
 def kafka_python_settings(kafka: Kafka) -> dict[str, Any]:
-    """kafka-python's arguments for the configured brokers. Raises ConfigurationError for an unknown key and for a file
-    that is missing."""
+    """kafka-python's arguments for the configured brokers. Raises ConfigurationError for an unknown
+    key and for a file that is missing."""
     settings: dict[str, Any] = {"bootstrap_servers": kafka.bootstrap_servers.split(",")}
     for key, value in kafka.security.items():
         if key not in _KAFKA_PYTHON:
@@ -40,14 +40,21 @@ def kafka_python_settings(kafka: Kafka) -> dict[str, Any]:
 
 
 def spark_options(kafka: Kafka) -> dict[str, str]:
-    """The Java client's properties for the configured brokers, as options of Spark's Kafka source."""
+    """The Java client's properties for the configured brokers, as options of Spark's Kafka
+    source."""
     options = {"kafka.bootstrap.servers": kafka.bootstrap_servers}
     security = {key: value.get_secret_value() for key, value in kafka.security.items()}
     user, password = security.pop("sasl.username", None), security.pop("sasl.password", None)
     if user is not None and password is not None:
-        module = "scram.ScramLoginModule" if "SCRAM" in security.get("sasl.mechanism", "") else "plain.PlainLoginModule"
+        module = (
+            "scram.ScramLoginModule"
+            if "SCRAM" in security.get("sasl.mechanism", "")
+            else "plain.PlainLoginModule"
+        )
         quoted = [value.replace("\\", "\\\\").replace('"', '\\"') for value in (user, password)]
-        options["kafka.sasl.jaas.config"] = f'{_JAAS}.{module} required username="{quoted[0]}" password="{quoted[1]}";'
+        options["kafka.sasl.jaas.config"] = (
+            f'{_JAAS}.{module} required username="{quoted[0]}" password="{quoted[1]}";'
+        )
     for store in ("truststore", "keystore"):
         if f"ssl.{store}.location" in security:
             options[f"kafka.ssl.{store}.type"] = "PEM"
@@ -55,6 +62,9 @@ def spark_options(kafka: Kafka) -> dict[str, str]:
 
 
 def librdkafka_settings(kafka: Kafka) -> dict[str, str]:
-    """librdkafka's properties for the configured brokers; it objects itself to one that it does not know."""
-    security = {_LIBRDKAFKA.get(key, key): value.get_secret_value() for key, value in kafka.security.items()}
+    """librdkafka's properties for the configured brokers; it objects itself to one that it does not
+    know."""
+    security = {
+        _LIBRDKAFKA.get(key, key): value.get_secret_value() for key, value in kafka.security.items()
+    }
     return {"bootstrap.servers": kafka.bootstrap_servers} | security

@@ -1,7 +1,9 @@
-"""Kafka's records as Spark frames: exactly the ranges asked for, or a stream from a position. Both layers read so.
+"""Kafka's records as Spark frames: exactly the ranges asked for, or a stream from a position. Both
+layers read so.
 
-Spark's reader holds a record's timestamp in microseconds, so it throws at one that a producer stamped in nanoseconds,
-and no other try gets past it. Where it does, `read_around` finds such records and takes them through the driver.
+Spark's reader holds a record's timestamp in microseconds, so it throws at one that a producer
+stamped in nanoseconds, and no other try gets past it. Where it does, `read_around` finds such
+records and takes them through the driver.
 """
 
 from __future__ import annotations
@@ -31,16 +33,19 @@ T = TypeVar("T")
 
 # What Spark's reader gives, by name and type.
 _COLUMNS = (
-    "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, timestampType INT, "
-    "headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
+    "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, "
+    "timestampType INT, headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
 )
-# Milliseconds that microseconds in 64 bits hold, less a year: values between are read by the driver without need.
+# Milliseconds that microseconds in 64 bits hold, less a year: values between are read by the driver
+# without need.
 _LAST_MILLIS = (2**63 - 1) // 1000 - 366 * 86_400_000
-# Spark looks for what it cannot read in pieces down to this many offsets; the driver looks through those.
+# Spark looks for what it cannot read in pieces down to this many offsets; the driver looks through
+# those.
 _PIECE = 20_000
 # How many stretches are taken out of what Spark reads, at most: each makes the plan longer.
 _STRETCHES = 32
-# For how long a read of many topics waits for one record: longer than the client takes to repeat a request.
+# For how long a read of many topics waits for one record: longer than the client takes to repeat a
+# request.
 _JOINT_POLL_MS = 12_000
 
 
@@ -52,28 +57,40 @@ def read_ranges(
     uncommitted: bool = False,
     group: str | None = None,
 ) -> DataFrame:
-    """Kafka's records of `ranges` (none empty), the partitions assigned by name. Lazy; each action reads again.
+    """Kafka's records of `ranges` (none empty), the partitions assigned by name. Lazy; each action
+    reads again.
 
-    With `uncommitted` also the records of aborted and open transactions (KIP-98). `group` as in `read_topics`.
+    With `uncommitted` also the records of aborted and open transactions (KIP-98). `group` as in
+    `read_topics`.
     """
     isolation = {"kafka.isolation.level": "read_uncommitted"} if uncommitted else {}
     options = _options(kafka) | isolation | ({"kafka.group.id": group} if group is not None else {})
     return _read(spark, options, {topic: ranges}).option("includeHeaders", "true").load()
 
 
-def read_topics(spark: SparkSession, kafka: Kafka, ranges: Mapping[str, Ranges], group: str) -> DataFrame:
-    """Kafka's records of ranges (none empty) of several topics, like `read_ranges`, without headers.
+def read_topics(
+    spark: SparkSession, kafka: Kafka, ranges: Mapping[str, Ranges], group: str
+) -> DataFrame:
+    """Kafka's records of ranges (none empty) of several topics, like `read_ranges`, without
+    headers.
 
-    Executors keep a consumer for each partition under the name `group` and use it again in the next read; without one,
-    each read leaves its consumers for five minutes. Spark commits no offsets.
+    Executors keep a consumer for each partition under the name `group` and use it again in the next
+    read; without one, each read leaves its consumers for five minutes. Spark commits no offsets.
     """
     # One partition that cannot be read delays all topics for so long, then each is read alone.
-    options = _options(kafka) | {"kafka.group.id": group, "kafkaConsumer.pollTimeoutMs": str(_JOINT_POLL_MS)}
+    options = _options(kafka) | {
+        "kafka.group.id": group,
+        "kafkaConsumer.pollTimeoutMs": str(_JOINT_POLL_MS),
+    }
     return _read(spark, options, ranges).load()
 
 
-def _read(spark: SparkSession, options: Mapping[str, str], ranges: Mapping[str, Ranges]) -> DataFrameReader:
-    starts = {topic: to_keys({p: start for p, (start, _) in of.items()}) for topic, of in ranges.items()}
+def _read(
+    spark: SparkSession, options: Mapping[str, str], ranges: Mapping[str, Ranges]
+) -> DataFrameReader:
+    starts = {
+        topic: to_keys({p: start for p, (start, _) in of.items()}) for topic, of in ranges.items()
+    }
     ends = {topic: to_keys({p: end for p, (_, end) in of.items()}) for topic, of in ranges.items()}
     return (
         spark.read.format("kafka")
@@ -85,11 +102,18 @@ def _read(spark: SparkSession, options: Mapping[str, str], ranges: Mapping[str, 
 
 
 def read_stream(
-    spark: SparkSession, kafka: Kafka, topic: str, position: Offsets, max_offsets: int, wait: PublishWhen | None = None
+    spark: SparkSession,
+    kafka: Kafka,
+    topic: str,
+    position: Offsets,
+    max_offsets: int,
+    wait: PublishWhen | None = None,
 ) -> DataFrame:
-    """An endless frame of the topic from `position` on, at most `max_offsets` a micro-batch; lost data fails it.
+    """An endless frame of the topic from `position` on, at most `max_offsets` a micro-batch; lost
+    data fails it.
 
-    With `wait`, a micro-batch begins once that many offsets wait, or that long after the one before it.
+    With `wait`, a micro-batch begins once that many offsets wait, or that long after the one before
+    it.
     """
     waiting = {}
     if wait is not None:
@@ -117,8 +141,8 @@ def _options(kafka: Kafka) -> dict[str, str]:
         "kafka.request.timeout.ms": "10000",
         "kafka.default.api.timeout.ms": "15000",
         "kafkaConsumer.pollTimeoutMs": "60000",
-        # All planned records are there. Spark asks for a log's end behind a fetch that waits for later records: by
-        # default half a second for each partition.
+        # All planned records are there. Spark asks for a log's end behind a fetch that waits for
+        # later records: by default half a second for each partition.
         "kafka.fetch.max.wait.ms": "10",
     }
     if kafka.client_rack:
@@ -138,7 +162,8 @@ def one_record(spark: SparkSession, value: bytes, at: datetime) -> DataFrame:
 
 def is_unreadable(error: BaseException) -> bool:
     """Whether Spark's reader threw because a record's timestamp is none that it can hold. Pure."""
-    # PySpark makes some of Java's exceptions its own: then the name is that of the type, and the trace apart.
+    # PySpark makes some of Java's exceptions its own: then the name is that of the type, and the
+    # trace apart.
     text = full_text(error)
     return "ArithmeticException" in text and "long overflow" in text
 
@@ -151,8 +176,8 @@ def using(
     ranges: Ranges,
     use: Callable[[DataFrame], T],
 ) -> T:
-    """What `use` makes of Kafka's records of `ranges`, as `read_ranges` gives them; where Spark's reader cannot pass
-    one of them, what it makes of `read_around`."""
+    """What `use` makes of Kafka's records of `ranges`, as `read_ranges` gives them; where Spark's
+    reader cannot pass one of them, what it makes of `read_around`."""
     try:
         return use(read_ranges(spark, kafka, topic, ranges))
     except (PySparkException, Py4JError) as error:
@@ -162,17 +187,26 @@ def using(
 
 
 def read_around(
-    spark: SparkSession, kafka: Kafka, adapter: KafkaAdapter, topic: str, ranges: Ranges, uncommitted: bool = False
+    spark: SparkSession,
+    kafka: Kafka,
+    adapter: KafkaAdapter,
+    topic: str,
+    ranges: Ranges,
+    uncommitted: bool = False,
 ) -> DataFrame:
-    """As `read_ranges`, with the records that Spark's reader cannot pass, and those beside them, taken through the
-    driver: their bytes as they are, a timestamp that it cannot hold as null. Looks for them by reading."""
+    """As `read_ranges`, with the records that Spark's reader cannot pass, and those beside them,
+    taken through the driver: their bytes as they are, a timestamp that it cannot hold as null.
+    Looks for them by reading."""
     odd: dict[int, list[int]] = {}
     for piece in _failing(spark, kafka, topic, ranges, uncommitted):
         for p, records in adapter.read_records(topic, piece, uncommitted):
-            odd.setdefault(p, []).extend(r.offset for r in records if abs(r.timestamp) > _LAST_MILLIS)
+            odd.setdefault(p, []).extend(
+                r.offset for r in records if abs(r.timestamp) > _LAST_MILLIS
+            )
     taken = plan_stretches(odd, _STRETCHES)
     LOG.warning(
-        "topic %s: skipped timestamps too large for Spark, such as nanoseconds, by the driver records=%d offsets=%s",
+        "topic %s: skipped timestamps too large for Spark, such as nanoseconds, by the driver "
+        "records=%d offsets=%s",
         topic,
         sum(map(len, odd.values())),
         [ranges_to_keys(part) for part in taken],
@@ -183,18 +217,26 @@ def read_around(
         for _, records in adapter.read_records(topic, part, uncommitted)
         for r in records
     ]
-    frames = [read_ranges(spark, kafka, topic, part, uncommitted) for part in plan_rest(ranges, taken)]
-    return reduce(lambda one, other: one.unionByName(other), frames, spark.createDataFrame(rows, _COLUMNS))
+    frames = [
+        read_ranges(spark, kafka, topic, part, uncommitted) for part in plan_rest(ranges, taken)
+    ]
+    return reduce(
+        lambda one, other: one.unionByName(other), frames, spark.createDataFrame(rows, _COLUMNS)
+    )
 
 
-def _failing(spark: SparkSession, kafka: Kafka, topic: str, ranges: Ranges, uncommitted: bool) -> Iterable[Ranges]:
+def _failing(
+    spark: SparkSession, kafka: Kafka, topic: str, ranges: Ranges, uncommitted: bool
+) -> Iterable[Ranges]:
     """The pieces of `ranges`, of `_PIECE` offsets at most, that Spark's reader throws at."""
     waiting = [{p: span} for p, span in sorted(ranges.items())]
     while waiting:
         piece = waiting.pop()
         if size(piece) > _PIECE:
             try:
-                read_ranges(spark, kafka, topic, piece, uncommitted).agg({"offset": "max"}).collect()
+                read_ranges(spark, kafka, topic, piece, uncommitted).agg(
+                    {"offset": "max"}
+                ).collect()
                 continue
             except (PySparkException, Py4JError) as error:
                 if not is_unreadable(error):
@@ -206,8 +248,8 @@ def _failing(spark: SparkSession, kafka: Kafka, topic: str, ranges: Ranges, unco
 
 
 def plan_stretches(odd: dict[int, list[int]], at_most: int) -> list[Ranges]:
-    """Stretches that hold all `odd` offsets, each of one partition: close ones together, so that there are at most
-    `at_most`, or one for each partition."""
+    """Stretches that hold all `odd` offsets, each of one partition: close ones together, so that
+    there are at most `at_most`, or one for each partition."""
     joined = 0
     while True:
         stretches: list[Ranges] = []
@@ -223,7 +265,8 @@ def plan_stretches(odd: dict[int, list[int]], at_most: int) -> list[Ranges]:
 
 
 def plan_rest(ranges: Ranges, taken: Sequence[Ranges]) -> list[Ranges]:
-    """What `taken`, in order, leaves of `ranges`, in as few parts as there can be: each of one span a partition."""
+    """What `taken`, in order, leaves of `ranges`, in as few parts as there can be: each of one span
+    a partition."""
     left: list[Ranges] = []
     for p, (start, end) in sorted(ranges.items()):
         spans = [part[p] for part in taken if p in part]

@@ -1,11 +1,13 @@
-"""Where an hour ends in a partition's log, though some of its records are stamped wrongly. Pure: windows come in.
+"""Where an hour ends in a partition's log, though some of its records are stamped wrongly. Pure:
+windows come in.
 
-Kafka's time index knows the first record stamped at a moment or later, so one record stamped ahead answers for every
-moment up to its own. Its answer is therefore checked: a *window*, the first records that a consumer receives from an
-offset on, shows by most of its stamps whether that part of the log was received before a moment or after it. If the
-answer is wrong, the end is found after it by bisection. If further answers of the index confirm it, no window is
-fetched, which matters for large records. A stamp before Kafka's first release, or later than the clock of the asking
-process, is not usable.
+Kafka's time index knows the first record stamped at a moment or later, so one record stamped ahead
+answers for every moment up to its own. Its answer is therefore checked: a *window*, the first
+records that a consumer receives from an offset on, shows by most of its stamps whether that part of
+the log was received before a moment or after it. If the answer is wrong, the end is found after it
+by bisection. If further answers of the index confirm it, no window is fetched, which matters for
+large records. A stamp before Kafka's first release, or later than the clock of the asking process,
+is not usable.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from anabranch.offsets.position import Offsets, Stamped
 Window = tuple[Stamped, ...]
 Search = Generator[int, Window, int | None]
 FirstLater = Callable[[Mapping[int, Stamped]], Mapping[int, Stamped | None]]
-"""By partition, the first record that is stamped later than this one; nothing where a look costs less."""
+"""By partition, the first record that is stamped later than this one; nothing where a look costs
+less."""
 
 WINDOW = 15
 """How many records a window holds: enough that a few stamped wrongly are not most of it."""
@@ -57,10 +60,11 @@ def side_of(window: Sequence[Stamped], moment: int, now: int) -> Side:
 
 
 def plan_split(records: Sequence[Stamped], moment: int, now: int) -> int | None:
-    """The record that begins what was received at `moment` or later; None when that is behind all of them.
+    """The record that begins what was received at `moment` or later; None when that is behind all
+    of them.
 
-    The fewest records lie on the wrong side of it; of equals those furthest from the moment do, since they are the ones
-    that are stamped wrongly.
+    The fewest records lie on the wrong side of it; of equals those furthest from the moment do,
+    since they are the ones that are stamped wrongly.
     """
     usable = [r for r in records if _usable(r.timestamp_ms, now)]
     early = [r.timestamp_ms for r in usable if r.timestamp_ms < moment]
@@ -81,12 +85,12 @@ def plan_split(records: Sequence[Stamped], moment: int, now: int) -> int | None:
 def find_confirmed_ends(
     answers: Mapping[int, Stamped], ends: Offsets, now: int, first_later: FirstLater
 ) -> dict[int, int]:
-    """By partition, the answer of the time index for a moment, if the index alone confirms it: `find_end` would return
-    the same offset. Fetches no record.
+    """By partition, the answer of the time index for a moment, if the index alone confirms it:
+    `find_end` would return the same offset. Fetches no record.
 
-    The index gives the first record stamped above a stamp. Where that is the next record each time, the records rise
-    from the answer on, so all of them are later than the moment. Once they are more than half of a window, no other
-    split of the window leaves fewer records on the wrong side.
+    The index gives the first record stamped above a stamp. Where that is the next record each time,
+    the records rise from the answer on, so all of them are later than the moment. Once they are
+    more than half of a window, no other split of the window leaves fewer records on the wrong side.
     """
     confirmed: dict[int, int] = {}
     rising = {p: (answer, 1) for p, answer in answers.items() if _usable(answer.timestamp_ms, now)}
@@ -105,10 +109,11 @@ def find_confirmed_ends(
 
 
 def find_end(moment: int, low: int, end: int, now: int, seen: Mapping[int, Window]) -> Search:
-    """The offset in `[low, end)` from which on the log was received at `moment` or later; None when nothing there was.
+    """The offset in `[low, end)` from which on the log was received at `moment` or later; None when
+    nothing there was.
 
-    Yields each offset that it has to see and is sent the window from there. `seen` are windows known already. What
-    nothing usable is known of belongs to the time before.
+    Yields each offset that it has to see and is sent the window from there. `seen` are windows
+    known already. What nothing usable is known of belongs to the time before.
     """
     left = yield low
     if side_of(left, moment, now) is Side.LATER:
@@ -140,8 +145,9 @@ def find_end(moment: int, low: int, end: int, now: int, seen: Mapping[int, Windo
 
 
 def _first_usable(start: int, high: int, now: int) -> Generator[int, Window, tuple[int, Window]]:
-    """The first offset from `start` on with usable stamps, and its window; an empty window when there is none below
-    `high`. Skips unusable stretches in growing steps, then bisects for their end."""
+    """The first offset from `start` on with usable stamps, and its window; an empty window when
+    there is none below `high`. Skips unusable stretches in growing steps, then bisects for their
+    end."""
     window = yield start
     if _is_usable(window, high, now) or not window:
         return start, tuple(r for r in window if r.offset < high)
@@ -194,12 +200,15 @@ def find_ends(
 
 
 def plan_oldest(window: Sequence[Stamped], now: int) -> Stamped | None:
-    """The oldest record of a partition's first window that may open an hour; None without a usable stamp.
+    """The oldest record of a partition's first window that may open an hour; None without a usable
+    stamp.
 
-    What fewer than `WITNESSES` records say reaches `REACH` behind what the others say, so that one wrong stamp opens
-    no years of hours.
+    What fewer than `WITNESSES` records say reaches `REACH` behind what the others say, so that one
+    wrong stamp opens no years of hours.
     """
-    usable = sorted((r for r in window if _usable(r.timestamp_ms, now)), key=lambda r: r.timestamp_ms)
+    usable = sorted(
+        (r for r in window if _usable(r.timestamp_ms, now)), key=lambda r: r.timestamp_ms
+    )
     anchor = usable[WITNESSES - 1].timestamp_ms if len(usable) >= WITNESSES else now
     reach = anchor - REACH // timedelta(milliseconds=1)
     if usable and usable[-1].timestamp_ms < reach:

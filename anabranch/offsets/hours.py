@@ -1,7 +1,8 @@
-"""Ingest hours and cuts: which offsets belong to which hour, decided once. Pure: clocks and offsets come in.
+"""Ingest hours and cuts: which offsets belong to which hour, decided once. Pure: clocks and offsets
+come in.
 
-An hour is written `2026-11-21T03` (UTC). `Timeline` is what the table remembers of the hours; every function
-that changes it returns a new one.
+An hour is written `2026-11-21T03` (UTC). `Timeline` is what the table remembers of the hours; every
+function that changes it returns a new one.
 """
 
 from __future__ import annotations
@@ -29,10 +30,12 @@ from anabranch.offsets.position import (
 )
 
 _FORMAT = "%Y-%m-%dT%H"
-# How many hours one commit decides at most, and how many ends (an hour and a partition) they have together.
+# How many hours one commit decides at most, and how many ends (an hour and a partition) they have
+# together.
 _HOURS_AT_ONCE = 240
 _ENDS_AT_ONCE = 24_000
-# Of how many logs that were left the end is remembered; of an older one `adopt` asks where to begin.
+# Of how many logs that were left the end is remembered; of an older one `adopt` asks where to
+# begin.
 REMEMBERED_LOGS = 16
 
 
@@ -79,8 +82,8 @@ def hours_between(first: str, last: str) -> list[str]:
 
 
 def span_of(text: str) -> tuple[str, str]:
-    """The first and the last of `2026-11-21T03..2026-11-22T02`, both included, or twice the one hour that it is.
-    Raises ConfigurationError."""
+    """The first and the last of `2026-11-21T03..2026-11-22T02`, both included, or twice the one
+    hour that it is. Raises ConfigurationError."""
     first, dots, last = text.partition("..")
     last = last if dots else first
     if start_of(first) > start_of(last):
@@ -98,7 +101,8 @@ def spans_of(hours: Iterable[str]) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class Cut:
-    """An hour's exact input: per partition `[start, end)` of one topic id. Never changes once sealed."""
+    """An hour's exact input: per partition `[start, end)` of one topic id. Never changes once
+    sealed."""
 
     topic_id: str
     ranges: Ranges
@@ -125,14 +129,15 @@ class Cut:
 
 @dataclass(frozen=True)
 class Adoption:
-    """`hour` was the last of the log that had `topic_id`; the hours after it begin at `begins`: in the log of another
-    topic id, or in the same log where it lost its end.
+    """`hour` was the last of the log that had `topic_id`; the hours after it begin at `begins`: in
+    the log of another topic id, or in the same log where it lost its end.
 
-    `ended` is where the sealed hours of a log that was left end, and so where the stream goes on should it come back;
-    `read_ms` is when that log was published from last, in milliseconds since the epoch. Both are known of the newest
-    adoption that left the log, and of as many logs as REMEMBERED_LOGS says. `begins_ms` is when what lies before
-    `begins` was published from last, where the log that begins there was read before. `replaced` are the partitions in
-    which that log had lost its end, with the end that it had: offsets from `begins` up to there name two records.
+    `ended` is where the sealed hours of a log that was left end, and so where the stream goes on
+    should it come back; `read_ms` is when that log was published from last, in milliseconds since
+    the epoch. Both are known of the newest adoption that left the log, and of as many logs as
+    REMEMBERED_LOGS says. `begins_ms` is when what lies before `begins` was published from last,
+    where the log that begins there was read before. `replaced` are the partitions in which that log
+    had lost its end, with the end that it had: offsets from `begins` up to there name two records.
     """
 
     hour: str
@@ -144,30 +149,48 @@ class Adoption:
     replaced: Offsets = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        data: dict[str, Any] = {"hour": self.hour, "topic_id": self.topic_id, "begins": to_keys(self.begins)}
+        data: dict[str, Any] = {
+            "hour": self.hour,
+            "topic_id": self.topic_id,
+            "begins": to_keys(self.begins),
+        }
         data |= {"ended": to_keys(self.ended), "read_ms": self.read_ms} if self.ended else {}
         data |= {"begins_ms": self.begins_ms} if self.begins_ms else {}
         return data | ({"replaced": to_keys(self.replaced)} if self.replaced else {})
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Adoption:
-        ended, read_ms, begins_ms = from_keys(data.get("ended", {})), data.get("read_ms", 0), data.get("begins_ms", 0)
+        ended, read_ms, begins_ms = (
+            from_keys(data.get("ended", {})),
+            data.get("read_ms", 0),
+            data.get("begins_ms", 0),
+        )
         replaced = from_keys(data.get("replaced", {}))
-        return Adoption(data["hour"], data["topic_id"], from_keys(data["begins"]), ended, read_ms, begins_ms, replaced)
+        return Adoption(
+            data["hour"],
+            data["topic_id"],
+            from_keys(data["begins"]),
+            ended,
+            read_ms,
+            begins_ms,
+            replaced,
+        )
 
 
 IMPORTED = "import"
-"""The topic id of hours that were imported, which Kafka never had: they are of a log of their own."""
+"""The topic id of hours that were imported, which Kafka never had: they are of a log of their
+own."""
 
 
 @dataclass(frozen=True)
 class Timeline:
     """The decisions about the hours.
 
-    `open` is the oldest hour not sealed and begins at `start`. `boundaries` holds, for hours that have ended but are
-    not sealed, the ends that the speed layer has already used. `sealed` holds the cuts of sealed hours until the
-    batch layer has accepted them. `skipped` names the hours that the speed layer jumped over, wholly or in part; of
-    those before `covered_from` it has the rows of the `kept` ones alone. `adoptions` come oldest first.
+    `open` is the oldest hour not sealed and begins at `start`. `boundaries` holds, for hours that
+    have ended but are not sealed, the ends that the speed layer has already used. `sealed` holds
+    the cuts of sealed hours until the batch layer has accepted them. `skipped` names the hours that
+    the speed layer jumped over, wholly or in part; of those before `covered_from` it has the rows
+    of the `kept` ones alone. `adoptions` come oldest first.
     """
 
     first: str
@@ -182,12 +205,14 @@ class Timeline:
 
     @property
     def since(self) -> str:
-        """The first hour whose offsets are of the log that the position belongs to; others cannot be compared."""
+        """The first hour whose offsets are of the log that the position belongs to; others cannot
+        be compared."""
         return shift(self.adoptions[-1].hour, 1) if self.adoptions else self.first
 
     @property
     def imported_through(self) -> str:
-        """The last imported hour; an empty text where none was imported. All hours of Kafka come later."""
+        """The last imported hour; an empty text where none was imported. All hours of Kafka come
+        later."""
         first = self.adoptions[0] if self.adoptions else None
         return first.hour if first is not None and first.topic_id == IMPORTED else ""
 
@@ -197,18 +222,26 @@ class Timeline:
         return shift(self.imported_through, 1) if self.imported_through else self.first
 
     def left_at(self, topic_id: str) -> Adoption | None:
-        """The adoption that left the log of a topic id, where its end is remembered: the stream goes on from there."""
-        return next((a for a in reversed(self.adoptions) if a.topic_id == topic_id and a.ended), None)
+        """The adoption that left the log of a topic id, where its end is remembered: the stream
+        goes on from there."""
+        return next(
+            (a for a in reversed(self.adoptions) if a.topic_id == topic_id and a.ended), None
+        )
 
     def replaced_before(self, hour: str, topic_id: str) -> list[tuple[Offsets, Offsets]]:
-        """By adoption, oldest first, which offsets of a log were lost and given to other records before an hour: where
-        they begin and end, by partition."""
+        """By adoption, oldest first, which offsets of a log were lost and given to other records
+        before an hour: where they begin and end, by partition."""
         following = [*(a.topic_id for a in self.adoptions[1:]), topic_id]
         pairs = zip(self.adoptions, following, strict=False)
-        return [(a.begins, a.replaced) for a, after in pairs if a.hour < hour and after == topic_id and a.replaced]
+        return [
+            (a.begins, a.replaced)
+            for a, after in pairs
+            if a.hour < hour and after == topic_id and a.replaced
+        ]
 
     def is_skipped(self, hour: str) -> bool:
-        """Whether the speed layer's rows do not account for the whole hour: jumped over, or dropped since."""
+        """Whether the speed layer's rows do not account for the whole hour: jumped over, or dropped
+        since."""
         return hour in self.skipped or (hour < self.covered_from and hour not in self.kept)
 
     def to_json(self) -> str:
@@ -255,11 +288,14 @@ def _timeline_of(text: str) -> Timeline:
 
 
 def plan_remembered(adoptions: Iterable[Adoption]) -> tuple[Adoption, ...]:
-    """The same adoptions, in which only the newest of each log still has the log's end, of REMEMBERED_LOGS logs."""
+    """The same adoptions, in which only the newest of each log still has the log's end, of
+    REMEMBERED_LOGS logs."""
     kept: list[Adoption] = []
     known: set[str] = set()
     for adoption in reversed(tuple(adoptions)):
-        is_newest = adoption.ended and adoption.topic_id not in known and len(known) < REMEMBERED_LOGS
+        is_newest = (
+            adoption.ended and adoption.topic_id not in known and len(known) < REMEMBERED_LOGS
+        )
         known |= {adoption.topic_id} if is_newest else set()
         kept.insert(0, adoption if is_newest else replace(adoption, ended={}, read_ms=0))
     return tuple(kept)
@@ -267,7 +303,8 @@ def plan_remembered(adoptions: Iterable[Adoption]) -> tuple[Adoption, ...]:
 
 @dataclass(frozen=True)
 class HourRange:
-    """An hour and where it ends, per partition; `ends` is None for the hour that is still running."""
+    """An hour and where it ends, per partition; `ends` is None for the hour that is still
+    running."""
 
     hour: str
     ends: Offsets | None
@@ -276,9 +313,10 @@ class HourRange:
 def plan_boundary(record: Stamped | None, stable_end: int, floor: int, now: datetime) -> int:
     """Where one partition's hour ends, asked after the hour has ended on the clock.
 
-    `record` is the earliest decided record stamped at the hour's end or later. A record stamped later than the clock
-    says nothing about now, and without a record there is nothing to say: then all that is decided (`stable_end`)
-    belongs to the hour. Never below `floor`, what is already published for the hour.
+    `record` is the earliest decided record stamped at the hour's end or later. A record stamped
+    later than the clock says nothing about now, and without a record there is nothing to say: then
+    all that is decided (`stable_end`) belongs to the hour. Never below `floor`, what is already
+    published for the hour.
     """
     boundary = stable_end
     if record is not None and record.timestamp_ms <= millis(now):
@@ -292,40 +330,55 @@ def is_untouched(timeline: Timeline, position: Position) -> bool:
     return not decided and all(o == timeline.start.get(p, 0) for p, o in position.offsets.items())
 
 
-def plan_first_hour(timeline: Timeline, position: Position, earliest: Stamped | None, now: datetime) -> Timeline:
-    """Begin at the hour of the oldest record that waits (`cuts.plan_oldest`), while nothing is published or decided.
+def plan_first_hour(
+    timeline: Timeline, position: Position, earliest: Stamped | None, now: datetime
+) -> Timeline:
+    """Begin at the hour of the oldest record that waits (`cuts.plan_oldest`), while nothing is
+    published or decided.
 
     So a topic that already holds hours of records is cut into those hours, not squeezed into one.
     """
-    if earliest is None or earliest.timestamp_ms > millis(now) or not is_untouched(timeline, position):
+    if (
+        earliest is None
+        or earliest.timestamp_ms > millis(now)
+        or not is_untouched(timeline, position)
+    ):
         return timeline
     hour = hour_of(datetime.fromtimestamp(earliest.timestamp_ms / 1000, UTC))
     return replace(timeline, first=hour, open=hour) if hour < timeline.open else timeline
 
 
 def _ended(timeline: Timeline, until: datetime) -> list[str]:
-    """The unsealed hours that ended by `until`, or whose end a process with a clock ahead has used already."""
+    """The unsealed hours that ended by `until`, or whose end a process with a clock ahead has used
+    already."""
     used = [shift(max(timeline.boundaries), 1)] if timeline.boundaries else []
     running = max([hour_of(until), *used])
     return hours_between(timeline.open, running)
 
 
 def undecided(timeline: Timeline, partitions: Iterable[int], until: datetime) -> list[str]:
-    """The unsealed hours that have ended and whose end is not yet known for every partition, oldest first."""
+    """The unsealed hours that have ended and whose end is not yet known for every partition, oldest
+    first."""
     wanted = set(partitions) | set(timeline.start)
-    return [h for h in _ended(timeline, until) if not wanted <= timeline.boundaries.get(h, {}).keys()]
+    return [
+        h for h in _ended(timeline, until) if not wanted <= timeline.boundaries.get(h, {}).keys()
+    ]
 
 
 def at_once(partitions: int) -> int:
-    """How many hours one commit decides at most, so that a year of them is many commits of bounded size."""
+    """How many hours one commit decides at most, so that a year of them is many commits of bounded
+    size."""
     return max(1, min(_HOURS_AT_ONCE, _ENDS_AT_ONCE // max(1, partitions)))
 
 
 def decided_ends(timeline: Timeline, partitions: Iterable[int], until: datetime) -> list[HourRange]:
-    """The unsealed hours that ended by `until`, oldest first, up to the first whose end is not known everywhere."""
+    """The unsealed hours that ended by `until`, oldest first, up to the first whose end is not
+    known everywhere."""
     wanted = set(partitions) | set(timeline.start)
     known = ((h, timeline.boundaries.get(h, {})) for h in _ended(timeline, until))
-    return [HourRange(h, ends) for h, ends in takewhile(lambda entry: wanted <= set(entry[1]), known)]
+    return [
+        HourRange(h, ends) for h, ends in takewhile(lambda entry: wanted <= set(entry[1]), known)
+    ]
 
 
 def plan_wanted(
@@ -333,8 +386,8 @@ def plan_wanted(
 ) -> list[str]:
     """The hours to be decided next, oldest first, `at_most` so many.
 
-    Empty while what a process is about to publish (up to `needed`) lies inside the hours that are decided: so a backlog
-    of many hours is decided as it is read, not all at once.
+    Empty while what a process is about to publish (up to `needed`) lies inside the hours that are
+    decided: so a backlog of many hours is decided as it is read, not all at once.
     """
     waiting = undecided(timeline, position, until)
     if waiting and needed is not None:
@@ -353,9 +406,11 @@ def plan_boundaries(
     until: datetime,
     now: datetime,
 ) -> Timeline:
-    """Fill in the ends of hours that ended by `until`, from Kafka's answers by hour, keeping every end already used.
+    """Fill in the ends of hours that ended by `until`, from Kafka's answers by hour, keeping every
+    end already used.
 
-    Ends never fall from one hour to the next, and never below the position in the oldest hour that has none yet.
+    Ends never fall from one hour to the next, and never below the position in the oldest hour that
+    has none yet.
     """
     if not answers:
         return timeline
@@ -370,7 +425,8 @@ def plan_boundaries(
                 if p in known:
                     ends[p] = known[p]
                     continue
-                # Published offsets belong to the first hour without an end, so that end is not below them.
+                # Published offsets belong to the first hour without an end, so that end is not
+                # below them.
                 low = max(floor[p], position.get(p, 0))
                 ends[p] = plan_boundary(answers[hour].get(p), stable_ends.get(p, 0), low, now)
             boundaries[hour] = ends
@@ -381,8 +437,8 @@ def plan_boundaries(
 def plan_seal(
     timeline: Timeline, topic_id: str, until: datetime, at_most: int | None = None
 ) -> tuple[Timeline, list[str]]:
-    """Seal the hours that have ended by `until` and whose ends are decided, oldest first and `at_most` of them; returns
-    those sealed."""
+    """Seal the hours that have ended by `until` and whose ends are decided, oldest first and
+    `at_most` of them; returns those sealed."""
     sealed, boundaries = dict(timeline.sealed), dict(timeline.boundaries)
     start, hour, done = dict(timeline.start), timeline.open, list[str]()
     while end_of(hour) <= until and hour in boundaries and (at_most is None or len(done) < at_most):
@@ -397,9 +453,11 @@ def plan_seal(
     return replace(timeline, open=hour, start=start, boundaries=boundaries, sealed=sealed), done
 
 
-def hour_ranges(timeline: Timeline, cuts: Mapping[str, Cut], position: Offsets, now: datetime) -> list[HourRange]:
-    """Which hour the offsets from the position on belong to: `cuts` of sealed hours, then the ended hours whose ends
-    are decided, then, when all are, the running one.
+def hour_ranges(
+    timeline: Timeline, cuts: Mapping[str, Cut], position: Offsets, now: datetime
+) -> list[HourRange]:
+    """Which hour the offsets from the position on belong to: `cuts` of sealed hours, then the ended
+    hours whose ends are decided, then, when all are, the running one.
 
     Without the running one, nothing behind the last hour's ends may be published yet.
     """

@@ -13,13 +13,16 @@ Ranges = dict[int, tuple[int, int]]
 
 @dataclass(frozen=True)
 class Position:
-    """By partition, the next offset to read, with the id of the topic that the offsets belong to."""
+    """By partition, the next offset to read, with the id of the topic that the offsets belong
+    to."""
 
     topic_id: str
     offsets: Offsets
 
     def to_json(self) -> str:
-        return json.dumps({"topic_id": self.topic_id, "partitions": to_keys(self.offsets)}, sort_keys=True)
+        return json.dumps(
+            {"topic_id": self.topic_id, "partitions": to_keys(self.offsets)}, sort_keys=True
+        )
 
     @staticmethod
     def from_json(text: str) -> Position:
@@ -33,10 +36,11 @@ class Position:
 
 @dataclass(frozen=True)
 class Topic:
-    """A topic as the broker knows it now. `id` changes when the topic is deleted and made again (KIP-516).
+    """A topic as the broker knows it now. `id` changes when the topic is deleted and made again
+    (KIP-516).
 
-    `records` (offsets that its log holds) and `cluster_id` are asked where the id is not the expected one; they say
-    nothing of which topic it is.
+    `records` (offsets that its log holds) and `cluster_id` are asked where the id is not the
+    expected one; they say nothing of which topic it is.
     """
 
     name: str
@@ -47,10 +51,13 @@ class Topic:
 
 
 def is_contradicted(topic: Topic | None, expected: Position | None) -> bool:
-    """Whether a broker's answer contradicts a position: no topic, another one, or one of fewer partitions. Pure."""
+    """Whether a broker's answer contradicts a position: no topic, another one, or one of fewer
+    partitions. Pure."""
     if topic is None or expected is None:
         return topic is None
-    return expected.topic_id not in ("", topic.id) or not set(expected.offsets) <= set(topic.partitions)
+    return expected.topic_id not in ("", topic.id) or not set(expected.offsets) <= set(
+        topic.partitions
+    )
 
 
 @dataclass(frozen=True)
@@ -88,7 +95,8 @@ def ranges_from_keys(data: Mapping[str, list[int]]) -> Ranges:
 
 
 def ranges_between(start: Mapping[int, int], end: Mapping[int, int]) -> Ranges:
-    """`[start, end)` for each partition of `end`; a partition that `start` does not know begins at 0."""
+    """`[start, end)` for each partition of `end`; a partition that `start` does not know begins at
+    0."""
     return {p: (start.get(p, 0), e) for p, e in end.items()}
 
 
@@ -108,7 +116,8 @@ def clip(ranges: Ranges, within: Ranges) -> Ranges:
 
 
 def classify(ranges: Ranges, position: Offsets) -> RangeRelation:
-    """How a micro-batch `ranges` stands to what is published. A gap in any partition decides over everything else."""
+    """How a micro-batch `ranges` stands to what is published. A gap in any partition decides over
+    everything else."""
     live = {p: (s, e) for p, (s, e) in ranges.items() if s < e}
     if any(s > position.get(p, 0) for p, (s, _) in live.items()):
         return RangeRelation.AHEAD

@@ -1,1 +1,2 @@
-"""What operators look at and run: reports, doctor, audit, maintenance, the status page, notifications."""
+"""What operators look at and run: reports, doctor, audit, maintenance, the status page,
+notifications."""

@@ -1,13 +1,18 @@
 """Maintenance: delete data that is no longer needed, in independent steps that may be interrupted
 anywhere.
 
-1. Remove the speed layer's files from the `speed` branch, in hours that the batch layer has served for long, some hours
-   in a commit; `main` does not change. The publish expires snapshots and tags, as every publish does.
-2. Remove hours from every branch whose rows, or dead letters, were kept as long as the stream's file says (`keep`).
-3. Do step 1 for dead letters; remove the partials of expired hours; expire snapshots of the ledger and of the partials,
+1. Remove the speed layer's files from the `speed` branch, in hours that the batch layer has served
+  for long, some hours
+   in a commit; `main` does not change. The publish expires snapshots and tags, as every publish
+   does.
+2. Remove hours from every branch whose rows, or dead letters, were kept as long as the stream's
+  file says (`keep`).
+3. Do step 1 for dead letters; remove the partials of expired hours; expire snapshots of the ledger
+  and of the partials,
    and rows of the ledger (`keep.ledger`).
 4. Delete files without a reference, after their minimum age.
-5. End erasures whose deadline has passed (`anabranch.operations.erasure.end`): before step 4 tags and former snapshots,
+5. End erasures whose deadline has passed (`anabranch.operations.erasure.end`): before step 4 tags
+  and former snapshots,
    after it versions of deleted objects.
 6. Delete what killed processes left in this machine's temporary folder.
 
@@ -39,9 +44,21 @@ from anabranch.iceberg.snapshots import heads, total
 from anabranch.offsets.hours import Timeline, end_of
 from anabranch.operations.erasure import end
 from anabranch.operations.erasure.status import finished
-from anabranch.operations.retention import LedgerExpired, RowsExpired, expire_ledger, expire_letters, expire_rows
+from anabranch.operations.retention import (
+    LedgerExpired,
+    RowsExpired,
+    expire_ledger,
+    expire_letters,
+    expire_rows,
+)
 from anabranch.protocol import archive, dead_letters, ledger
-from anabranch.protocol.maintained import MaintainedFolder, MaintainedTable, MaintenanceRun, Size, record_run
+from anabranch.protocol.maintained import (
+    MaintainedFolder,
+    MaintainedTable,
+    MaintenanceRun,
+    Size,
+    record_run,
+)
 from anabranch.protocol.publish import Decision, Publish, new_id, run
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.retention import letters_expired, plan_uncovered
@@ -119,12 +136,16 @@ def plan_drop(
 
 
 def plan_maintenance(state: State, drop: Collection[str], timeline: Timeline, id: str) -> Publish:
-    """The publish that drops hours from the speed branch, and expires snapshots. It moves every branch where only
-    `main` lists accepted hours, so that `batch` lists them too. Pure."""
-    return Publish(id, (Change("speed", clear=tuple(drop)), *list_on_batch(state), Change("main")), timeline)
+    """The publish that drops hours from the speed branch, and expires snapshots. It moves every
+    branch where only `main` lists accepted hours, so that `batch` lists them too. Pure."""
+    return Publish(
+        id, (Change("speed", clear=tuple(drop)), *list_on_batch(state), Change("main")), timeline
+    )
 
 
-def maintain(job: Job, now: datetime, dry_run: bool = False, publisher: Publisher | None = None) -> Maintained:
+def maintain(
+    job: Job, now: datetime, dry_run: bool = False, publisher: Publisher | None = None
+) -> Maintained:
     """Delete data that is no longer needed, and record the run in the table; with `dry_run` only
     report. Idempotent.
 
@@ -137,25 +158,40 @@ def maintain(job: Job, now: datetime, dry_run: bool = False, publisher: Publishe
     began, steps = lake.clock.now(), _Steps()
     publisher = publisher or Publisher(lake, stream)
     nothing: tuple[tuple[str, ...], int] = ((), 0)
-    dropped, expired = steps.run("speed hours", lambda: _drop_hours(publisher, now, dry_run), nothing)
+    dropped, expired = steps.run(
+        "speed hours", lambda: _drop_hours(publisher, now, dry_run), nothing
+    )
     reach(Step.MAINTAIN_DROPPED)
-    rows = steps.run("expiry of rows", lambda: expire_rows(job, publisher, now, dry_run), RowsExpired())
+    rows = steps.run(
+        "expiry of rows", lambda: expire_rows(job, publisher, now, dry_run), RowsExpired()
+    )
     gone_letters = steps.run(
-        "expiry of dead letters", lambda: expire_letters(job, publisher, now, dry_run), RowsExpired()
+        "expiry of dead letters",
+        lambda: expire_letters(job, publisher, now, dry_run),
+        RowsExpired(),
     )
     letters = steps.run("dead letters", lambda: _maintain_dead_letters(job, now, dry_run), 0)
-    expired_by_table, merged = {stream.table: expired, stream.dead_letters_table: letters}, dict[str, int]()
+    expired_by_table, merged = (
+        {stream.table: expired, stream.dead_letters_table: letters},
+        dict[str, int](),
+    )
     for name in stream.plain_tables:
-        expired_by_table[name], merged[name] = steps.run("ledger", partial(_expire_plain, job, name, dry_run), (0, 0))
+        expired_by_table[name], merged[name] = steps.run(
+            "ledger", partial(_expire_plain, job, name, dry_run), (0, 0)
+        )
     of_ledger = steps.run(
         "expiry of the ledger",
         lambda: expire_ledger(job, now, dry_run, gone_letters.hours),
         LedgerExpired(),
     )
     for name in map(stream.partials_table, stream.views):
-        expired_by_table[name] = steps.run("views", partial(_expire_partials, job, name, now, dry_run), 0)
+        expired_by_table[name] = steps.run(
+            "views", partial(_expire_partials, job, name, now, dry_run), 0
+        )
     if stream.archive is not None:
-        expired_by_table[stream.archive_table] = steps.run("archive", lambda: _expire_archive(job, now, dry_run), 0)
+        expired_by_table[stream.archive_table] = steps.run(
+            "archive", lambda: _expire_archive(job, now, dry_run), 0
+        )
     if not dry_run:
         steps.run("erasures", lambda: end.clear_partials(job), 0)
         steps.run("erasures", lambda: end.end_snapshots(job, now), 0)
@@ -168,7 +204,15 @@ def maintain(job: Job, now: datetime, dry_run: bool = False, publisher: Publishe
     left_behind = steps.run("folders", lambda: Size(*clear_abandoned(now, dry_run)), Size())
     folders = {TEMPORARY: MaintainedFolder(left_behind)}
     done = Maintained(
-        dropped, rows, gone_letters, of_ledger, expired_by_table, found.of_age, merged, found.young, folders
+        dropped,
+        rows,
+        gone_letters,
+        of_ledger,
+        expired_by_table,
+        found.of_age,
+        merged,
+        found.young,
+        folders,
     )
     if not dry_run:
         run = plan_run(done, began, lake.clock.now(), steps.seconds, steps.reasons)
@@ -179,7 +223,11 @@ def maintain(job: Job, now: datetime, dry_run: bool = False, publisher: Publishe
 
 
 def plan_run(
-    done: Maintained, began: datetime, ended: datetime, seconds: Mapping[str, float], failed: Mapping[str, str]
+    done: Maintained,
+    began: datetime,
+    ended: datetime,
+    seconds: Mapping[str, float],
+    failed: Mapping[str, str],
 ) -> MaintenanceRun:
     """The record of a run, stored in the table. Pure."""
     tables = {
@@ -192,7 +240,14 @@ def plan_run(
         for name, expired in done.expired.items()
     }
     return MaintenanceRun(
-        began, ended, len(done.speed_hours), tables, dict(seconds), dict(failed), done.folders, len(done.rows.hours)
+        began,
+        ended,
+        len(done.speed_hours),
+        tables,
+        dict(seconds),
+        dict(failed),
+        done.folders,
+        len(done.rows.hours),
     )
 
 
@@ -238,7 +293,12 @@ def _delete_orphans(job: Job, now: datetime, dry_run: bool) -> _Unreferenced:
                     some = files[first : first + _FILES_AT_ONCE]
                     delete_files(job.environment, [f.path for f in some])
                     progress.step(len(some))
-            LOG.info("table %s: %d orphan files deleted, %d bytes", name, len(files), sum(f.size for f in files))
+            LOG.info(
+                "table %s: %d orphan files deleted, %d bytes",
+                name,
+                len(files),
+                sum(f.size for f in files),
+            )
     return found
 
 
@@ -266,7 +326,9 @@ def _drop_some(publisher: Publisher, now: datetime, dry_run: bool) -> tuple[tupl
             if row.decision in ("accepted", "served"):
                 served_since[row.hour] = row.recorded_at
         at_most = None if dry_run else _HOURS_A_COMMIT
-        drop, timeline = plan_drop(state, have, served_since, now - stream.maintain.speed_hours, at_most)
+        drop, timeline = plan_drop(
+            state, have, served_since, now - stream.maintain.speed_hours, at_most
+        )
         expired = len(plan_expiry(state.table, None, now, gone_before=state.removed_at)) + len(
             expired_tags(state.table, now)
         )
@@ -282,17 +344,23 @@ def _drop_some(publisher: Publisher, now: datetime, dry_run: bool) -> tuple[tupl
     return drop, expired
 
 
-def plan_dead_letters(table: Table, state: State, hours: Iterable[str], id: str, now: datetime) -> Commit:
+def plan_dead_letters(
+    table: Table, state: State, hours: Iterable[str], id: str, now: datetime
+) -> Commit:
     """The commit that removes dead letters from the speed branch, for those of `hours` whose rows
     were dropped, and expires snapshots except those that a publish of rows refers to. Pure."""
     timeline = state.timeline
     gone = tuple(
         hour
         for hour in hours
-        if hour < timeline.covered_from and timeline.is_skipped(hour) and state.served_by(hour) == "batch"
+        if hour < timeline.covered_from
+        and timeline.is_skipped(hour)
+        and state.served_by(hour) == "batch"
     )
     removed = [at for at in (letters_expired(table).at, state.erasures.changed) if at is not None]
-    expire = plan_expiry(table, None, now, waiting=state.waiting_letters, gone_before=max(removed, default=None))
+    expire = plan_expiry(
+        table, None, now, waiting=state.waiting_letters, gone_before=max(removed, default=None)
+    )
     return Commit(id, heads(table), (Change("speed", clear=gone),), expire=expire)
 
 
@@ -307,13 +375,17 @@ def _maintain_dead_letters(job: Job, now: datetime, dry_run: bool) -> int:
         commit = plan_dead_letters(table, state, content_by_hour(table, "speed"), new_id(), now)
         return commit if commit.changes[0].clear or commit.expire else None
 
-    done = plan(lake.load(name)) if dry_run else lake.commit_until_landed(name, f"maintain {name}", plan)
+    done = (
+        plan(lake.load(name))
+        if dry_run
+        else lake.commit_until_landed(name, f"maintain {name}", plan)
+    )
     return len(done.expire) if done is not None else 0
 
 
 def _expire_partials(job: Job, name: str, now: datetime, dry_run: bool) -> int:
-    """Remove the partials of expired hours, some hours in a commit, and expire snapshots; returns their number. That
-    table has no staged snapshots."""
+    """Remove the partials of expired hours, some hours in a commit, and expire snapshots; returns
+    their number. That table has no staged snapshots."""
     known = load_state(job.lake, job.stream.table).expired
 
     def plan(table: Table) -> Commit | None:
@@ -333,15 +405,17 @@ def _expire_partials(job: Job, name: str, now: datetime, dry_run: bool) -> int:
 
 
 def _expire_archive(job: Job, now: datetime, dry_run: bool) -> int:
-    """Remove hours from the archive that were kept long enough, or that have expired, some in a commit, and expire
-    snapshots; returns their number."""
+    """Remove hours from the archive that were kept long enough, or that have expired, some in a
+    commit, and expire snapshots; returns their number."""
     lake, stream = job.lake, job.stream
     name, kept = stream.archive_table, stream.archive
     assert kept is not None
 
     def plan(table: Table) -> Commit | None:
         state = load_state(lake, stream.table)
-        due = archive.plan_due(state, content_by_hour(table, "main"), kept.raw, now)[:_HOURS_A_COMMIT]
+        due = archive.plan_due(state, content_by_hour(table, "main"), kept.raw, now)[
+            :_HOURS_A_COMMIT
+        ]
         return archive.plan_remove(table, due, new_id(), now)
 
     if dry_run:
@@ -351,7 +425,9 @@ def _expire_archive(job: Job, now: datetime, dry_run: bool) -> int:
     while (landed := lake.commit_until_landed(name, f"maintain {name}", plan)) is not None:
         expired += len(landed.expire)
         if hours := landed.changes[0].clear:
-            LOG.info("stream %s: expired archive hours=%d last=%s", stream.name, len(hours), hours[-1])
+            LOG.info(
+                "stream %s: expired archive hours=%d last=%s", stream.name, len(hours), hours[-1]
+            )
     return expired
 
 
@@ -371,7 +447,11 @@ def _expire_plain(job: Job, name: str, dry_run: bool) -> tuple[int, int]:
             raise Transient(f"maintain {name}: expected to land in {_ATTEMPTS} attempts; try again")
     after = lake.load(name)
     left = {s.snapshot_id for s in after.snapshots()}
-    fewer = max(0, total(before.current_snapshot(), "data-files") - total(after.current_snapshot(), "data-files"))
+    fewer = max(
+        0,
+        total(before.current_snapshot(), "data-files")
+        - total(after.current_snapshot(), "data-files"),
+    )
     return sum(s.snapshot_id not in left for s in before.snapshots()), fewer
 
 
@@ -396,7 +476,9 @@ def _move_heads(job: Job, names: Collection[str]) -> None:
         run(lake, stream.table, decide, f"maintain {stream.name}", take_turns=True)
     # The dead letters, views' partials, and the archive.
     for name in sorted(set(names) - {stream.table, *stream.plain_tables}):
-        lake.commit_until_landed(name, f"maintain {name}", lambda t: Commit(new_id(), heads(t), (Change("speed"),)))
+        lake.commit_until_landed(
+            name, f"maintain {name}", lambda t: Commit(new_id(), heads(t), (Change("speed"),))
+        )
     for name in stream.plain_tables:
         if name in names and not any(lake.touch(name) for _ in range(_ATTEMPTS)):
             raise Transient(f"maintain {name}: expected to land in {_ATTEMPTS} attempts; try again")
@@ -406,7 +488,9 @@ def _unreferenced(job: Job, before: datetime) -> _Unreferenced:
     lake, stream, names = job.lake, job.stream, end.tables_of(job)
     # List files first: files published from here on are either referenced or not in the list.
     with Progress(LOG, f"list the files of {stream.name}", "files") as progress:
-        listed = {name: list_table(job.environment, lake.load(name), progress.step) for name in names}
+        listed = {
+            name: list_table(job.environment, lake.load(name), progress.step) for name in names
+        }
     referenced = {path for name in names for path in references(lake.load(name))}
     referenced |= dead_letters.named_files(load_state(lake, stream.table))
     of_age, young = dict[str, list[Stored]](), dict[str, Size]()
@@ -417,5 +501,7 @@ def _unreferenced(job: Job, before: datetime) -> _Unreferenced:
 
 
 def view(stream: str, done: Maintained, dry_run: bool) -> dict[str, Any]:
-    orphans = {n: {"files": len(fs), "bytes": sum(f.size for f in fs)} for n, fs in done.orphans.items()}
+    orphans = {
+        n: {"files": len(fs), "bytes": sum(f.size for f in fs)} for n, fs in done.orphans.items()
+    }
     return {"stream": stream, "dry_run": dry_run} | vars(done) | {"orphans": orphans}

@@ -1,6 +1,8 @@
-"""Expiry of rows: hours that were kept as long as the stream's file says leave every branch, some in a commit.
+"""Expiry of rows: hours that were kept as long as the stream's file says leave every branch, some
+in a commit.
 
-Files are deleted later, as orphans, once no snapshot and no tag has them (`anabranch.operations.maintenance`).
+Files are deleted later, as orphans, once no snapshot and no tag has them
+(`anabranch.operations.maintenance`).
 """
 
 from __future__ import annotations
@@ -51,7 +53,8 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 
-# Hours that leave with one commit. With a file for each, and one ledger row for each, it takes well under a second.
+# Hours that leave with one commit. With a file for each, and one ledger row for each, it takes well
+# under a second.
 _HOURS_A_COMMIT = 240
 _PATIENCE_SECONDS = 30.0
 
@@ -67,10 +70,11 @@ class Holder:
 
 @dataclass(frozen=True)
 class Promise:
-    """`leaving`: the files of the hours that leave the branches with the next run. `stored`: these, and the files of
-    hours that have left, which snapshots still refer to. The first run after `gone_at`, when the last of the `holders`
-    ends, deletes them; None where one of these has no end. `versions`: whether the bucket keeps deleted objects as
-    versions, for as long as its lifecycle rules say; None: not known."""
+    """`leaving`: the files of the hours that leave the branches with the next run. `stored`: these,
+    and the files of hours that have left, which snapshots still refer to. The first run after
+    `gone_at`, when the last of the `holders` ends, deletes them; None where one of these has no
+    end. `versions`: whether the bucket keeps deleted objects as versions, for as long as its
+    lifecycle rules say; None: not known."""
 
     leaving: Size
     stored: Size
@@ -81,8 +85,8 @@ class Promise:
 
 @dataclass(frozen=True)
 class RowsExpired:
-    """The hours whose rows have left (in a dry run, would leave), oldest first; hours that are kept beyond their time,
-    with the reason; and in a dry run what that frees, and when."""
+    """The hours whose rows have left (in a dry run, would leave), oldest first; hours that are kept
+    beyond their time, with the reason; and in a dry run what that frees, and when."""
 
     hours: tuple[str, ...] = ()
     kept: Mapping[str, str] = field(default_factory=dict)
@@ -91,16 +95,16 @@ class RowsExpired:
 
 @dataclass(frozen=True)
 class LedgerExpired:
-    """The ledger's files that have left (in a dry run, would leave), with all its rows of hours before `before`; None
-    for no file."""
+    """The ledger's files that have left (in a dry run, would leave), with all its rows of hours
+    before `before`; None for no file."""
 
     before: str | None = None
     size: Size = field(default_factory=Size)
 
 
 def expire_rows(job: Job, publisher: Publisher, now: datetime, dry_run: bool) -> RowsExpired:
-    """Remove the hours that are due from every branch, one commit after another. Idempotent: a run that was killed is
-    continued by the next. Raises Transient."""
+    """Remove the hours that are due from every branch, one commit after another. Idempotent: a run
+    that was killed is continued by the next. Raises Transient."""
     if dry_run:
         state = load_state(job.lake, job.stream.table)
         due = plan_due_now(job, state, now, finished_ids(job, state))
@@ -127,8 +131,8 @@ def expire_rows(job: Job, publisher: Publisher, now: datetime, dry_run: bool) ->
 
 
 def expire_letters(job: Job, publisher: Publisher, now: datetime, dry_run: bool) -> RowsExpired:
-    """Remove the dead letters of hours that are due from every branch, some hours in a commit. Idempotent. Raises
-    Transient."""
+    """Remove the dead letters of hours that are due from every branch, some hours in a commit.
+    Idempotent. Raises Transient."""
     lake, name, keep = job.lake, job.stream.dead_letters_table, job.stream.keep.dead_letters
     due = Due()
 
@@ -142,7 +146,9 @@ def expire_letters(job: Job, publisher: Publisher, now: datetime, dry_run: bool)
             return None
         content = hours_on_branches(table)
         at_most = len(content) if dry_run else _HOURS_A_COMMIT
-        commit = plan_expire_letters(table, state, due.leaving, content, new_id(), lake.clock.now(), at_most)
+        commit = plan_expire_letters(
+            table, state, due.leaving, content, new_id(), lake.clock.now(), at_most
+        )
         reach(Step.EXPIRE_LETTERS_DECIDED)
         return commit
 
@@ -153,21 +159,34 @@ def expire_letters(job: Job, publisher: Publisher, now: datetime, dry_run: bool)
         hours = commit.changes[0].clear if commit is not None else ()
         promise = read_promise(job, table, letters_expired(table), Due(hours, due.kept), state, now)
         return RowsExpired(hours, due.kept, promise)
-    while (landed := lake.commit_until_landed(name, f"expire dead letters of {job.stream.name}", plan)) is not None:
+    while (
+        landed := lake.commit_until_landed(name, f"expire dead letters of {job.stream.name}", plan)
+    ) is not None:
         reach(Step.EXPIRE_LETTERS_PUBLISHED)
         hours = landed.changes[0].clear
         gone = (*gone, *hours)
-        LOG.info("stream %s: expired dead letters hours=%d last=%s", job.stream.name, len(hours), hours[-1])
+        LOG.info(
+            "stream %s: expired dead letters hours=%d last=%s",
+            job.stream.name,
+            len(hours),
+            hours[-1],
+        )
     return RowsExpired(gone, due.kept)
 
 
-def expire_ledger(job: Job, now: datetime, dry_run: bool, letters: Collection[str] = ()) -> LedgerExpired:
-    """Remove whole quarters of a year from the ledger that were kept long enough, in a commit. Its files are merged by
-    quarter before. `letters`: the hours whose dead letters leave with the same run. Idempotent. Raises Transient."""
+def expire_ledger(
+    job: Job, now: datetime, dry_run: bool, letters: Collection[str] = ()
+) -> LedgerExpired:
+    """Remove whole quarters of a year from the ledger that were kept long enough, in a commit. Its
+    files are merged by quarter before. `letters`: the hours whose dead letters leave with the same
+    run. Idempotent. Raises Transient."""
     lake, stream = job.lake, job.stream
     if stream.keep.ledger is None:
         return LedgerExpired()
-    state, left = load_state(lake, stream.table), hours_on_branches(lake.load(stream.dead_letters_table)) - set(letters)
+    state, left = (
+        load_state(lake, stream.table),
+        hours_on_branches(lake.load(stream.dead_letters_table)) - set(letters),
+    )
     start = plan_ledger_start(state, left, stream.keep.ledger, now)
     if start is None:
         return LedgerExpired()
@@ -179,15 +198,26 @@ def expire_ledger(job: Job, now: datetime, dry_run: bool, letters: Collection[st
         if not files or dry_run:
             return done if files else LedgerExpired()
         if lake.expire_files(stream.hours_table, start) is MergeStep.LANDED:
-            LOG.info("stream %s: expired rows of the ledger hours_before=%s files=%d", stream.name, start, len(files))
+            LOG.info(
+                "stream %s: expired rows of the ledger hours_before=%s files=%d",
+                stream.name,
+                start,
+                len(files),
+            )
             return done
-    raise Transient(f"maintain {stream.hours_table}: expected to land within {_PATIENCE_SECONDS:.0f} s; try again")
+    raise Transient(
+        f"maintain {stream.hours_table}: expected to land within {_PATIENCE_SECONDS:.0f} s; try "
+        "again"
+    )
 
 
 def plan_due_now(job: Job, state: State, now: datetime, finished: Confirmed) -> Due:
-    """The hours that are due by the stream's file, the state, and what egress has delivered. Raises Transient."""
+    """The hours that are due by the stream's file, the state, and what egress has delivered. Raises
+    Transient."""
     stream = job.stream
-    plan = partial(plan_due, state, stream.keep.rows, now, stream.batch.lookback_hours, finished=finished)
+    plan = partial(
+        plan_due, state, stream.keep.rows, now, stream.batch.lookback_hours, finished=finished
+    )
     due = plan({})
     if not due.leaving or not stream.egress:
         return due
@@ -219,7 +249,9 @@ def _expire_some(job: Job, publisher: Publisher, now: datetime) -> tuple[tuple[s
         assert kept is not None or not due.leaving
         reason = f"kept for {kept.days} days (keep.rows)" if kept is not None else "expired before"
         speed_hours = content_by_hour(state.table, "speed")
-        publish = plan_expire(state, hours, speed_hours, revisions, reason, new_id(), job.lake.clock.now())
+        publish = plan_expire(
+            state, hours, speed_hours, revisions, reason, new_id(), job.lake.clock.now()
+        )
         reach(Step.EXPIRE_DECIDED)
         return Decision(state, publish, (hours, due))
 
@@ -229,12 +261,19 @@ def _expire_some(job: Job, publisher: Publisher, now: datetime) -> tuple[tuple[s
         reach(Step.EXPIRE_PUBLISHED)
         publisher.record_decisions(published.state)
         reach(Step.EXPIRE_RECORDED)
-        LOG.info("stream %s: expired hours count=%d first=%s last=%s", stream.name, len(hours), hours[0], hours[-1])
+        LOG.info(
+            "stream %s: expired hours count=%d first=%s last=%s",
+            stream.name,
+            len(hours),
+            hours[0],
+            hours[-1],
+        )
     return hours, due
 
 
 def come_back(state: State) -> Sequence[str]:
-    """The expired hours that a branch has rows of again, because it was set back. Raises Transient."""
+    """The expired hours that a branch has rows of again, because it was set back. Raises
+    Transient."""
     expired, found = state.expired, set[str]()
     if not expired.before:
         return ()
@@ -243,28 +282,43 @@ def come_back(state: State) -> Sequence[str]:
             listed = list_manifests(state.table, head(state.table, branch))[0]
             old = [m for m in listed if m.first < expired.before]
             found |= {m.hour for m in old if m.hour is not None}
-            for entries in read_entries(state.table.io, [m.manifest for m in old if m.hour is None]):
+            for entries in read_entries(
+                state.table.io, [m.manifest for m in old if m.hour is None]
+            ):
                 found |= {hour_of_file(state.table, entry.data_file) for entry in entries}
     return sorted(filter(state.is_expired, found))
 
 
-def read_promise(job: Job, table: Table, expired: Expired, due: Due, state: State, now: datetime) -> Promise:
-    """The files of a table that the expiry of the hours that are due, and of those `expired` before, frees. Raises
-    Transient."""
+def read_promise(
+    job: Job, table: Table, expired: Expired, due: Due, state: State, now: datetime
+) -> Promise:
+    """The files of a table that the expiry of the hours that are due, and of those `expired`
+    before, frees. Raises Transient."""
     hours, first = set(due.leaving), state.timeline.first
     bound = max([expired.before, *(shift(hour, 1) for hour in due.leaving)])
-    files = FilesByManifest(table, lambda hour: hour in hours or (hour >= first and hour in expired))
-    of_snapshot = {snapshot.snapshot_id: files.of(snapshot, bound) for snapshot in table.snapshots()}
-    on_heads = {path: size for id in heads(table).values() for path, size in of_snapshot[id].items()}
+    files = FilesByManifest(
+        table, lambda hour: hour in hours or (hour >= first and hour in expired)
+    )
+    of_snapshot = {
+        snapshot.snapshot_id: files.of(snapshot, bound) for snapshot in table.snapshots()
+    }
+    on_heads = {
+        path: size for id in heads(table).values() for path, size in of_snapshot[id].items()
+    }
     holders = list(holders_of(table, of_snapshot, expired.at, now))
     ends = [holder.until for holder in holders]
-    gone_at = max((end for end in ends if end is not None), default=now) if None not in ends else None
+    gone_at = (
+        max((end for end in ends if end is not None), default=now) if None not in ends else None
+    )
     stored = {path: size for of_one in of_snapshot.values() for path, size in of_one.items()}
-    return Promise(Size.of(on_heads.values()), Size.of(stored.values()), holders, gone_at, is_versioned(job))
+    return Promise(
+        Size.of(on_heads.values()), Size.of(stored.values()), holders, gone_at, is_versioned(job)
+    )
 
 
 class FilesByManifest:
-    """The data files of some hours in snapshots, by path with their bytes; reads each manifest once."""
+    """The data files of some hours in snapshots, by path with their bytes; reads each manifest
+    once."""
 
     def __init__(self, table: Table, is_wanted: Callable[[str], bool]) -> None:
         self._table, self._is_wanted = table, is_wanted
@@ -272,18 +326,30 @@ class FilesByManifest:
 
     def of(self, snapshot: Snapshot, before: str) -> dict[str, int]:
         with lake_errors(f"read the manifests of {'.'.join(self._table.name())}"):
-            listed = [m.manifest for m in list_manifests(self._table, snapshot)[0] if m.first < before]
+            listed = [
+                m.manifest for m in list_manifests(self._table, snapshot)[0] if m.first < before
+            ]
             new = [m for m in listed if m.manifest_path not in self._read]
             for manifest, entries in zip(new, read_entries(self._table.io, new), strict=True):
-                wanted = (e.data_file for e in entries if self._is_wanted(hour_of_file(self._table, e.data_file)))
-                self._read[manifest.manifest_path] = {f.file_path: f.file_size_in_bytes for f in wanted}
+                wanted = (
+                    e.data_file
+                    for e in entries
+                    if self._is_wanted(hour_of_file(self._table, e.data_file))
+                )
+                self._read[manifest.manifest_path] = {
+                    f.file_path: f.file_size_in_bytes for f in wanted
+                }
         return {path: size for m in listed for path, size in self._read[m.manifest_path].items()}
 
 
 def holders_of(
-    table: Table, of_snapshot: Mapping[int, Mapping[str, int]], removed_at: datetime | None, now: datetime
+    table: Table,
+    of_snapshot: Mapping[int, Mapping[str, int]],
+    removed_at: datetime | None,
+    now: datetime,
 ) -> Iterator[Holder]:
-    """What refers to files that leave the branches or have left them at `removed_at`, of the files of each snapshot."""
+    """What refers to files that leave the branches or have left them at `removed_at`, of the files
+    of each snapshot."""
     named = set[int]()
     for name, ref in sorted(table.metadata.refs.items()):
         snapshot = table.metadata.snapshot_by_id(ref.snapshot_id)
@@ -296,11 +362,15 @@ def holders_of(
         kind = "tag" if ref.snapshot_ref_type == SnapshotRefType.TAG else "branch"
         yield Holder(f"{kind} {name}", until, Size.of(of_snapshot[ref.snapshot_id].values()))
     # Once the hours have left, the snapshots that are the heads now are former ones too.
-    former = {p: size for id, files in of_snapshot.items() if id not in named for p, size in files.items()}
+    former = {
+        p: size for id, files in of_snapshot.items() if id not in named for p, size in files.items()
+    }
     leaving = {p: size for id in heads(table).values() for p, size in of_snapshot[id].items()}
     if former or leaving:
         left = now if leaving or removed_at is None else removed_at
-        yield Holder("former snapshots", left + SNAPSHOTS_OF_EXPIRED, Size.of((former | leaving).values()))
+        yield Holder(
+            "former snapshots", left + SNAPSHOTS_OF_EXPIRED, Size.of((former | leaving).values())
+        )
 
 
 def is_versioned(job: Job) -> bool | None:

@@ -1,7 +1,7 @@
 """Acts of operators: who decided something about hours, on which host, when, and why.
 
-The ledger's rows that follow from an act carry it. User and host are what the operating system reports: a record for
-colleagues, not a proof of identity.
+The ledger's rows that follow from an act carry it. User and host are what the operating system
+reports: a record for colleagues, not a proof of identity.
 """
 
 from __future__ import annotations
@@ -15,7 +15,16 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 ActName = Literal[
-    "restate", "accept", "replay", "serve-hour", "adopt", "redeliver", "hold", "release", "erase", "import"
+    "restate",
+    "accept",
+    "replay",
+    "serve-hour",
+    "adopt",
+    "redeliver",
+    "hold",
+    "release",
+    "erase",
+    "import",
 ]
 
 
@@ -30,7 +39,13 @@ class Act:
     why: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        values = {"name": self.name, "user": self.user, "host": self.host, "at": self.at.isoformat(), "why": self.why}
+        values = {
+            "name": self.name,
+            "user": self.user,
+            "host": self.host,
+            "at": self.at.isoformat(),
+            "why": self.why,
+        }
         return {name: value for name, value in values.items() if value is not None}
 
     @staticmethod

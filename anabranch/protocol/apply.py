@@ -37,7 +37,13 @@ from anabranch.iceberg.commits import Change, Commit, Outcome
 from anabranch.iceberg.owner import OWNER, AnotherStreamsTable, Owner, read_owner
 from anabranch.iceberg.physical_design import PhysicalDesign, lay_out
 from anabranch.iceberg.schema_evolution import Columns, evolve, plan_evolution
-from anabranch.iceberg.snapshots import BRANCHES, branch_properties, heads, is_unguarded, snapshot_properties
+from anabranch.iceberg.snapshots import (
+    BRANCHES,
+    branch_properties,
+    heads,
+    is_unguarded,
+    snapshot_properties,
+)
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.offsets.hours import Timeline, hour_of
 from anabranch.offsets.position import Position
@@ -48,7 +54,13 @@ from anabranch.protocol.ledger import LEDGER_SCHEMA, Ledger
 from anabranch.protocol.owner import take_over
 from anabranch.protocol.publish import Decision, Publish, new_id, run
 from anabranch.protocol.restore_ledger import restore_ledger
-from anabranch.protocol.rolled_back import column_words, is_ahead, is_rolled_back, roll_back, roll_forward
+from anabranch.protocol.rolled_back import (
+    column_words,
+    is_ahead,
+    is_rolled_back,
+    roll_back,
+    roll_forward,
+)
 from anabranch.protocol.state import POSITION, TIMELINE, load_state
 
 if TYPE_CHECKING:
@@ -82,7 +94,8 @@ _FROM_KAFKA = (
 
 
 def iceberg_type(spark_type: str, ids: list[int]) -> IcebergType:
-    """Spark's simple string as an Iceberg type; `ids` is a counter of field ids for what is nested."""
+    """Spark's simple string as an Iceberg type; `ids` is a counter of field ids for what is
+    nested."""
     from sqlglot import parse_one
 
     quoted = re.sub(r"(\w+):", r"`\1`:", spark_type)  # a field's name may be a word of SQL
@@ -99,12 +112,18 @@ def _convert(kind: exp.DataType, ids: list[int]) -> IcebergType:
         return ListType(next_id(), _convert(inner[0], ids), element_required=False)
     if name == "MAP":
         key, value = next_id(), next_id()
-        return MapType(key, _convert(inner[0], ids), value, _convert(inner[1], ids), value_required=False)
+        return MapType(
+            key, _convert(inner[0], ids), value, _convert(inner[1], ids), value_required=False
+        )
     if name == "STRUCT":
-        return StructType(*(NestedField(next_id(), f.name, _convert(f.args["kind"], ids)) for f in inner))
+        return StructType(
+            *(NestedField(next_id(), f.name, _convert(f.args["kind"], ids)) for f in inner)
+        )
     if name == "DECIMAL":
         return DecimalType(int(inner[0].name), int(inner[1].name))
-    return _PRIMITIVES[{"TEXT": "string", "VARCHAR": "string", "TIMESTAMPTZ": "timestamp"}.get(name, name.lower())]
+    return _PRIMITIVES[
+        {"TEXT": "string", "VARCHAR": "string", "TIMESTAMPTZ": "timestamp"}.get(name, name.lower())
+    ]
 
 
 # Of every stream of a process: parsing the types takes as long as a small publish.
@@ -124,7 +143,13 @@ def rows_schema(stream: Stream) -> Schema:
 def rows_columns(stream: Stream) -> Columns:
     """The columns of the stream's table, and how they may change."""
     source = f"subject {stream.subject}" if stream.subject_schema is not None else "`schema:`"
-    return Columns(rows_schema(stream), f"stream {stream.name} ({source})", stream.key, True, before="kafka_partition")
+    return Columns(
+        rows_schema(stream),
+        f"stream {stream.name} ({source})",
+        stream.key,
+        True,
+        before="kafka_partition",
+    )
 
 
 def rows_design(stream: Stream) -> PhysicalDesign:
@@ -134,12 +159,16 @@ def rows_design(stream: Stream) -> PhysicalDesign:
     if files.statistics is None:
         return PhysicalDesign(files.sort, files.bloom)
     times = (stream.event_time.column,) if stream.event_time is not None else ()
-    bounded = dict.fromkeys((*files.sort, *files.statistics, *times, *(name for name, _ in _FROM_KAFKA)))
+    bounded = dict.fromkeys(
+        (*files.sort, *files.statistics, *times, *(name for name, _ in _FROM_KAFKA))
+    )
     return PhysicalDesign(files.sort, files.bloom, tuple(bounded))
 
 
 def dead_letters_schema() -> Schema:
-    header = StructType(NestedField(12, "key", StringType()), NestedField(13, "value", BinaryType()))
+    header = StructType(
+        NestedField(12, "key", StringType()), NestedField(13, "value", BinaryType())
+    )
     return Schema(
         NestedField(1, "topic_id", StringType(), required=True),
         NestedField(2, "kafka_partition", IntegerType(), required=True),
@@ -169,7 +198,12 @@ def partials_schema(stream: Stream, view: View) -> Schema:
         NestedField(1, "ingest_hour", StringType(), required=True),
         NestedField(2, WINDOW_START, TimestamptzType()),
     ]
-    columns = [("decision", "string"), ("files", "string"), ("definition", "string"), ("records", "bigint")]
+    columns = [
+        ("decision", "string"),
+        ("files", "string"),
+        ("definition", "string"),
+        ("records", "bigint"),
+    ]
     columns += [(group_column(name), stream.column_type(name)) for name in view.group]
     columns += [(partial.name, partial.type) for partial in stream.partials(view)]
     for name, kind in columns:
@@ -191,8 +225,9 @@ def apply(
     (`auto.offset.reset`) are never used after it. With `register`, tables that storage holds and
     the catalog has lost are registered first; with `rolled_back`, the stream's table stays ahead of
     a file that was put back to an older one. Raises Refused for a change of schema that would lose
-    or hide data, ConfigurationError for tables that the catalog lost, for a table of another stream,
-    and for another source of a column by which records are erased, before anything is changed.
+    or hide data, ConfigurationError for tables that the catalog lost, for a table of another
+    stream, and for another source of a column by which records are erased, before anything is
+    changed.
     """
     changes: list[str] = []
     # Tables to register first can only be loaded afterwards.
@@ -211,7 +246,11 @@ def apply(
             for v in stream.views
         ),
         *(((stream.egress_table, Columns(DELIVERIES_SCHEMA, _OURS), ()),) if stream.egress else ()),
-        *(((stream.archive_table, Columns(archive_schema(), _OURS), ("ingest_hour",)),) if stream.archive else ()),
+        *(
+            ((stream.archive_table, Columns(archive_schema(), _OURS), ("ingest_hour",)),)
+            if stream.archive
+            else ()
+        ),
     )
     # Their contents can be computed again.
     derived = {*stream.plain_tables, *map(stream.partials_table, stream.views)}
@@ -242,7 +281,11 @@ def apply(
     first = _beginning(stream, kafka) if stream.table in missing else {}
     # The stream's own table first: only its columns can be refused, and then nothing has changed.
     for name, columns, by in wanted:
-        owner = {OWNER: Owner(stream.name, stream.topic, kafka.cluster_id()).to_json()} if name == stream.table else {}
+        owner = (
+            {OWNER: Owner(stream.name, stream.topic, kafka.cluster_id()).to_json()}
+            if name == stream.table
+            else {}
+        )
         if admin.create(lake, name, columns.schema, by, admin.TABLE_PROPERTIES | owner):
             changes.append(f"created table {name}")
         elif name == stream.table:
@@ -261,13 +304,15 @@ def apply(
     changes += guard_state(lake, stream)
     if rows := restore_ledger(lake, stream):
         changes.append(
-            f"restored {rows} rows of {stream.hours_table} from the state on the branches: it had none of these hours"
+            f"restored {rows} rows of {stream.hours_table} from the state on the branches: it had "
+            "none of these hours"
         )
     return changes
 
 
 def is_created(lake: Lake, stream: Stream) -> bool:
-    """Whether a stream has all tables and branches that `apply` creates. Raises Terminal, Transient."""
+    """Whether a stream has all tables and branches that `apply` creates. Raises Terminal,
+    Transient."""
     branched = (stream.table, *stream.branched_tables)
     if not all(map(lake.exists, (*branched, *stream.plain_tables))):
         return False
@@ -284,7 +329,9 @@ def guard_state(lake: Lake, stream: Stream) -> list[str]:
         state = load_state(lake, stream.table)
         if not is_unguarded(state.table):
             return Decision(state, None, None)
-        return Decision(state, Publish(new_id(), tuple(map(Change, BRANCHES)), state.timeline), None)
+        return Decision(
+            state, Publish(new_id(), tuple(map(Change, BRANCHES)), state.timeline), None
+        )
 
     published = run(lake, stream.table, decide, f"apply {stream.name}", take_turns=True)
     guarded = [stream.table] if published.landed is not None else []
@@ -294,32 +341,36 @@ def guard_state(lake: Lake, stream: Stream) -> list[str]:
         # After a refusal, the publish that was first moves the state, or the next publish does.
         if is_unguarded(table) and lake.commit(table, commit) is Outcome.LANDED:
             guarded.append(name)
-    return [f"protected the state of {name} against other programs' maintenance" for name in guarded]
+    return [
+        f"protected the state of {name} against other programs' maintenance" for name in guarded
+    ]
 
 
 def _require_own(stream: Stream, lake: Lake) -> None:
-    """That a stream's table has rows, and none of its other tables is a stream's. Raises AnotherStreamsTable."""
+    """That a stream's table has rows, and none of its other tables is a stream's. Raises
+    AnotherStreamsTable."""
     file = f"streams/{stream.name}.yaml"
     for name in filter(lake.exists, (*stream.branched_tables, *stream.plain_tables)):
         if (owner := read_owner(lake.load(name))) is not None:
             raise AnotherStreamsTable(
-                f"{file}: table {name}: expected a table of its own beside {stream.table}, found the table of stream "
-                f"{owner.stream} (streams/{owner.stream}.yaml); nothing was changed. Give `table:` or the view of one "
-                "of the two files another name"
+                f"{file}: table {name}: expected a table of its own beside {stream.table}, found "
+                f"the table of stream {owner.stream} (streams/{owner.stream}.yaml); nothing was "
+                "changed. Give `table:` or the view of one of the two files another name"
             )
     if not lake.exists(stream.table):
         return
     found = lake.load(stream.table).schema().column_names
     if missing := [name for name, _ in _FROM_KAFKA if name not in found]:
         raise AnotherStreamsTable(
-            f"{file}: table {stream.table}: expected a stream's rows, found no column {missing[0]}, as in another "
-            "stream's dead letters, ledger, partial results or archive; nothing was changed. Give `table:` of "
-            f"{file} another name"
+            f"{file}: table {stream.table}: expected a stream's rows, found no column "
+            f"{missing[0]}, as in another stream's dead letters, ledger, partial results or "
+            f"archive; nothing was changed. Give `table:` of {file} another name"
         )
 
 
 def _take_over(stream: Stream, lake: Lake, kafka: KafkaAdapter) -> list[str]:
-    """Record the stream as the owner of its table; returns the changes, in words. Raises AnotherStreamsTable."""
+    """Record the stream as the owner of its table; returns the changes, in words. Raises
+    AnotherStreamsTable."""
     table = lake.load(stream.table)
     if not set(BRANCHES) <= table.metadata.refs.keys():
         return []  # by the next run, or by a job
@@ -342,14 +393,19 @@ def _take_over(stream: Stream, lake: Lake, kafka: KafkaAdapter) -> list[str]:
 
 
 def _beginning(stream: Stream, kafka: KafkaAdapter) -> dict[str, str]:
-    """Position and timeline of the first commit. A topic that does not exist yet will begin at offset 0."""
+    """Position and timeline of the first commit. A topic that does not exist yet will begin at
+    offset 0."""
     topic = kafka.describe(stream.topic)
     now = datetime.now(UTC)
     if topic is None:
-        LOG.warning("topic %s does not exist yet: the stream will begin at its first record", stream.topic)
+        LOG.warning(
+            "topic %s does not exist yet: the stream will begin at its first record", stream.topic
+        )
         position = Position("", {})
     else:
-        offsets = kafka.log_starts(topic) if stream.start == "earliest" else kafka.stable_ends(topic)
+        offsets = (
+            kafka.log_starts(topic) if stream.start == "earliest" else kafka.stable_ends(topic)
+        )
         position = Position(topic.id, offsets)
     timeline = Timeline(hour_of(now), hour_of(now), dict(position.offsets))
     return {POSITION: position.to_json(), TIMELINE: timeline.to_json()}
@@ -373,15 +429,17 @@ def _evolve_rows(lake: Lake, stream: Stream, columns: Columns, rolled_back: bool
 
 def require_columns(table: Table, stream: Stream) -> None:
     """Require that the table's columns are those of the stream's file as this process has read it,
-    or of a file that was rolled back to it. Raises Terminal, and ColumnsChanged for a stream whose columns
-    are those of its subject. A job that keeps running while `apply` evolves its table would write rows
-    without the new columns.
+    or of a file that was rolled back to it. Raises Terminal, and ColumnsChanged for a stream whose
+    columns are those of its subject. A job that keeps running while `apply` evolves its table would
+    write rows without the new columns.
     """
     columns = rows_columns(stream)
     have = {f.name: f for f in table.schema().fields}
     wanted = {f.name: f for f in columns.schema.fields}
     names = {**wanted, **have}
-    differs = next((n for n in names if column_words(wanted.get(n)) != column_words(have.get(n))), None)
+    differs = next(
+        (n for n in names if column_words(wanted.get(n)) != column_words(have.get(n))), None
+    )
     if differs is None or is_rolled_back(table, columns):
         return
     name = ".".join(table.name())
@@ -390,14 +448,20 @@ def require_columns(table: Table, stream: Stream) -> None:
         f"{column_words(have.get(differs))}"
     )
     if stream.subject_schema is not None:
-        raise ColumnsChanged(f"{difference}; nothing is lost: the next try reads by the table's columns")
-    remedy = f"run `anabranch apply {stream.name}`, then restart the jobs that were started before it: nothing is lost"
+        raise ColumnsChanged(
+            f"{difference}; nothing is lost: the next try reads by the table's columns"
+        )
+    remedy = (
+        f"run `anabranch apply {stream.name}`, then restart the jobs that were started before it: "
+        "nothing is lost"
+    )
     try:
         plan_evolution(name, table.schema(), columns)
     except Refused as error:
         if not is_ahead(name, table.schema(), columns):
             raise Terminal(
-                f"{difference}; nothing is lost; `anabranch apply {stream.name}` fails with: {error}"
+                f"{difference}; nothing is lost; `anabranch apply {stream.name}` fails with: "
+                f"{error}"
             ) from error
         remedy = f"{remedy}; {_if_rolled_back(stream)}"
     raise Terminal(f"{difference}; {remedy}")
@@ -405,6 +469,6 @@ def require_columns(table: Table, stream: Stream) -> None:
 
 def _if_rolled_back(stream: Stream) -> str:
     return (
-        f"if the stream's file was rolled back on purpose: `anabranch apply {stream.name} --rolled-back` "
-        "leaves the table ahead of it"
+        f"if the stream's file was rolled back on purpose: `anabranch apply {stream.name} "
+        "--rolled-back` leaves the table ahead of it"
     )

@@ -1,9 +1,10 @@
-"""The archive: a stream's records as Kafka gave them, hour by hour, in a table of their own (`archive` of its file).
+"""The archive: a stream's records as Kafka gave them, hour by hour, in a table of their own
+(`archive` of its file).
 
-It is an input of the batch layer, as Kafka is, and no result: no reader is given it, and no account depends on it.
-So its commits are apart from those of the rows, and come first. What an hour has is only ever completed, by the records
-that it lacks; a commit requires the head that these were looked for on, so no record is in it twice. Erasure and
-retention remove records.
+It is an input of the batch layer, as Kafka is, and no result: no reader is given it, and no account
+depends on it. So its commits are apart from those of the rows, and come first. What an hour has is
+only ever completed, by the records that it lacks; a commit requires the head that these were looked
+for on, so no record is in it twice. Erasure and retention remove records.
 """
 
 from __future__ import annotations
@@ -28,13 +29,18 @@ _REMOVED = "anabranch.archive-removed"
 
 
 def plan_archive(
-    table: Table, staged: Staged, had: Collection[str], has: Collection[str], is_current: bool, now: datetime
+    table: Table,
+    staged: Staged,
+    had: Collection[str],
+    has: Collection[str],
+    is_current: bool,
+    now: datetime,
 ) -> Commit | None:
     """The commit that adds an hour's staged records; None if they are to be looked for again. Pure.
 
-    `had`: the paths of the hour's files when they were looked for, `has`: in `table`. `is_current`, of a state loaded
-    after `table`: the erasures are those by which the records were read. An erasure first records itself on the
-    branches, then moves this head.
+    `had`: the paths of the hour's files when they were looked for, `has`: in `table`. `is_current`,
+    of a state loaded after `table`: the erasures are those by which the records were read. An
+    erasure first records itself on the branches, then moves this head.
     """
     if set(had) != set(has) or not is_current:
         return None
@@ -53,17 +59,22 @@ def is_current(before: State, now: State, hour: str, cut: Cut) -> bool:
     return not now.is_expired(hour) and marks_of(before, hour, cut) == marks_of(now, hour, cut)
 
 
-def plan_due(state: State, content: Collection[str], keep: timedelta | None, now: datetime) -> tuple[str, ...]:
-    """The hours that leave the archive, of those in it: kept long enough and not held, or expired. Pure."""
+def plan_due(
+    state: State, content: Collection[str], keep: timedelta | None, now: datetime
+) -> tuple[str, ...]:
+    """The hours that leave the archive, of those in it: kept long enough and not held, or expired.
+    Pure."""
     bound = hour_of(now - keep) if keep is not None else ""
     return tuple(
-        hour for hour in sorted(content) if state.is_expired(hour) or (hour < bound and state.holds.of(hour) is None)
+        hour
+        for hour in sorted(content)
+        if state.is_expired(hour) or (hour < bound and state.holds.of(hour) is None)
     )
 
 
 def plan_remove(table: Table, hours: Collection[str], id: str, now: datetime) -> Commit | None:
-    """The commit by which hours leave, and snapshots expire: those from before records left after a day. None for
-    nothing to do. Pure."""
+    """The commit by which hours leave, and snapshots expire: those from before records left after a
+    day. None for nothing to do. Pure."""
     expire = plan_expiry(table, None, now, gone_before=removed_at(table))
     if not (hours or expire):
         return None
@@ -89,8 +100,8 @@ def plan_erase(
     began: datetime,
     now: datetime,
 ) -> Commit | None:
-    """The commit that replaces files by those without erased records; None if a file left meanwhile, or the new ones
-    may be orphans by now. Pure."""
+    """The commit that replaces files by those without erased records; None if a file left
+    meanwhile, or the new ones may be orphans by now. Pure."""
     if abs(now - began) > NAMED_WITHIN or not written.keys() <= files.keys():
         return None
     added = tuple(new for new in written.values() if new is not None)
@@ -102,8 +113,8 @@ def plan_erase(
 def plan_searched(
     table: Table, files: Collection[str], searched: Collection[str], id: str, now: datetime
 ) -> Commit | None:
-    """The commit that moves the head once each of the files was searched for erased records; None if one was not: it
-    came meanwhile. Pure."""
+    """The commit that moves the head once each of the files was searched for erased records; None
+    if one was not: it came meanwhile. Pure."""
     if not set(files) <= set(searched):
         return None
     return Commit(id, heads(table), (Change("main"),), expire=plan_expiry(table, id, now))

@@ -35,15 +35,16 @@ class EventTimeCompleteness:
 
 
 def parse_event_time(text: str) -> tuple[datetime, datetime]:
-    """The span `[start, end)` of a day (UTC) such as 2026-11-20, or of an hour such as 2026-11-20T13. Raises
-    ConfigurationError."""
+    """The span `[start, end)` of a day (UTC) such as 2026-11-20, or of an hour such as
+    2026-11-20T13. Raises ConfigurationError."""
     if "T" in text:
         return start_of(text), end_of(text)
     try:
         day = datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=UTC)
     except ValueError as error:
         raise ConfigurationError(
-            f"--event-time: expected a UTC day such as 2026-11-20, or an hour such as 2026-11-20T13, found {text!r}"
+            "--event-time: expected a UTC day such as 2026-11-20, or an hour such as "
+            f"2026-11-20T13, found {text!r}"
         ) from error
     return day, day + timedelta(days=1)
 
@@ -63,7 +64,9 @@ def plan_hours(bounds: EventTime, start: datetime, end: datetime) -> tuple[str |
     return first, last
 
 
-def plan_open_spans(bounds: EventTime, state: State) -> list[tuple[datetime, datetime | None]] | None:
+def plan_open_spans(
+    bounds: EventTime, state: State
+) -> list[tuple[datetime, datetime | None]] | None:
     """The disjoint spans of event time, both ends included and in order, that hours which are not
     accepted can contain events of. The end of an unbounded span is None; the result is None where
     the stream has no bound for late events. Pure.
@@ -74,7 +77,9 @@ def plan_open_spans(bounds: EventTime, state: State) -> list[tuple[datetime, dat
         return None
     timeline = state.timeline
     spans: list[tuple[datetime, datetime | None]] = []
-    for hour in (h for h in hours_between(timeline.first, timeline.open) if not state.is_accepted(h)):
+    for hour in (
+        h for h in hours_between(timeline.first, timeline.open) if not state.is_accepted(h)
+    ):
         begin = start_of(hour) - bounds.past
         end = end_of(hour) + bounds.future if bounds.future is not None else None
         if spans and (spans[-1][1] is None or begin <= spans[-1][1]):
@@ -93,7 +98,8 @@ def completeness(stream: Stream, state: State, text: str) -> EventTimeCompletene
     """
     if stream.event_time is None:
         raise ConfigurationError(
-            f"stream {stream.name}: expected `event_time:` in its file, the bound for late events, found none"
+            f"stream {stream.name}: expected `event_time:` in its file, the bound for late "
+            "events, found none"
         )
     start, end = parse_event_time(text)
     earliest, last = plan_hours(stream.event_time, start, end)

@@ -1,4 +1,5 @@
-"""An hour's account in numbers, for reports. The fields are the keys of their JSON, in their order."""
+"""An hour's account in numbers, for reports. The fields are the keys of their JSON, in their
+order."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from anabranch.protocol.ledger_row import HourAccount
 
 @dataclass(frozen=True)
 class Counts:
-    """An hour's account in numbers; None where the ledger has no value. JSON has `erased` only where something was."""
+    """An hour's account in numbers; None where the ledger has no value. JSON has `erased` only
+    where something was."""
 
     offsets: int | None
     good: int | None
@@ -22,10 +24,19 @@ class Counts:
 
     @staticmethod
     def of(account: HourAccount) -> Counts:
-        return Counts(account.offsets, account.good, account.dead, account.duplicate, account.gap, account.erased)
+        return Counts(
+            account.offsets,
+            account.good,
+            account.dead,
+            account.duplicate,
+            account.gap,
+            account.erased,
+        )
 
     def as_dict(self) -> dict[str, int | None]:
-        return {name: getattr(self, name) for name in COUNTS} | ({"erased": self.erased} if self.erased else {})
+        return {name: getattr(self, name) for name in COUNTS} | (
+            {"erased": self.erased} if self.erased else {}
+        )
 
     @property
     def cells(self) -> list[object]:
@@ -37,7 +48,8 @@ COUNTS = ("offsets", *TERMS)
 
 
 def accounted(account: HourAccount | Counts) -> int | None:
-    """How many offsets the terms account for, with those that were erased; None where a term is not recorded. Pure."""
+    """How many offsets the terms account for, with those that were erased; None where a term is not
+    recorded. Pure."""
     terms = [getattr(account, name) for name in TERMS]
     return sum(terms) + (account.erased or 0) if None not in terms else None
 

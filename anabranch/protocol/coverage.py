@@ -23,7 +23,9 @@ def uncovered_reason(state: State, layer: Layer, hour: str) -> str | None:
     if state.timeline.is_skipped(hour):
         return "the speed layer skipped it, wholly or in part"
     cut = state.cuts.get(hour) if hour >= state.timeline.since else None
-    if cut is not None and any(state.position.offsets.get(p, 0) < end for p, end in cut.ends.items()):
+    if cut is not None and any(
+        state.position.offsets.get(p, 0) < end for p, end in cut.ends.items()
+    ):
         return "the speed layer has not read it to its end"
     return None
 
@@ -36,8 +38,8 @@ def behind(cut: Cut, offsets: Offsets) -> Ranges:
 def unread_ranges(state: State, hour: str, cut: Cut) -> Ranges:
     """The parts of an hour's cut that the speed layer's rows do not account for.
 
-    All of an hour that it jumped over, lost a part of to retention, or whose rows were dropped since: which part that
-    was is not known. Else what lies behind the position.
+    All of an hour that it jumped over, lost a part of to retention, or whose rows were dropped
+    since: which part that was is not known. Else what lies behind the position.
     """
     if state.timeline.is_skipped(hour):
         return dict(cut.ranges)
@@ -47,10 +49,16 @@ def unread_ranges(state: State, hour: str, cut: Cut) -> Ranges:
 
 
 def unread_hours(state: State, hours: Iterable[str]) -> frozenset[str]:
-    """Those of `hours` of which `main` has yet to get rows: the speed layer serves them, and is not at their ends.
+    """Those of `hours` of which `main` has yet to get rows: the speed layer serves them, and is not
+    at their ends.
 
-    Not those that it jumped over, or that are of a log which was given up: nothing more comes of them.
+    Not those that it jumped over, or that are of a log which was given up: nothing more comes of
+    them.
     """
     timeline, cuts = state.timeline, state.cuts
-    of_speed = [h for h in hours if h in cuts and state.served_by(h) == "speed" and not timeline.is_skipped(h)]
+    of_speed = [
+        h
+        for h in hours
+        if h in cuts and state.served_by(h) == "speed" and not timeline.is_skipped(h)
+    ]
     return frozenset(h for h in of_speed if unread_ranges(state, h, cuts[h]))

@@ -29,7 +29,14 @@ from anabranch.iceberg.expiry import plan_expiry
 from anabranch.iceberg.hour_files import files_by_hour
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.manifests import hour_of_file
-from anabranch.iceberg.snapshots import BRANCHES, Staged, branch_properties, find_staged, heads, staged_snapshot
+from anabranch.iceberg.snapshots import (
+    BRANCHES,
+    Staged,
+    branch_properties,
+    find_staged,
+    heads,
+    staged_snapshot,
+)
 from anabranch.iceberg.staging import NAMED_WITHIN
 from anabranch.protocol.expired import Expired
 from anabranch.protocol.ledger_row import Layer
@@ -52,10 +59,11 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True)
 class Complete:
-    """Dead letters that are published and complete: the sets with these `ids`, and those of each hour that branch
-    `batch` had accepted by its publish `content`.
+    """Dead letters that are published and complete: the sets with these `ids`, and those of each
+    hour that branch `batch` had accepted by its publish `content`.
 
-    It stays true, since neither a set that is done nor what a revision lacks changes: the ledger's snapshots state it.
+    It stays true, since neither a set that is done nor what a revision lacks changes: the ledger's
+    snapshots state it.
     """
 
     content: str
@@ -63,13 +71,14 @@ class Complete:
 
     @staticmethod
     def of(state: State) -> Complete | None:
-        """Those of a state whose sets are all done and of whose accepted hours none lacks any; None where they are more
-        than a snapshot names. Pure."""
+        """Those of a state whose sets are all done and of whose accepted hours none lacks any; None
+        where they are more than a snapshot names. Pure."""
         ids = state.waiting_letters
         return Complete(state.content["batch"], ids) if len(ids) <= _NAMED else None
 
     def covers(self, state: State) -> bool:
-        """Whether these are all the dead letters that are to be published, or to be looked for, in a state. Pure.
+        """Whether these are all the dead letters that are to be published, or to be looked for, in
+        a state. Pure.
 
         A `batch` made again from `main` names no publish, whatever its hours are.
         """
@@ -87,7 +96,12 @@ class Complete:
 
 def waiting_speed(staged: Staged, now: datetime) -> dict[str, Any]:
     """The entry of a speed publish for the dead letters of its micro-batch."""
-    return {"id": staged.wap_id, "at": now.isoformat(), "layer": "speed", "paths": [f.file_path for f in staged.files]}
+    return {
+        "id": staged.wap_id,
+        "at": now.isoformat(),
+        "layer": "speed",
+        "paths": [f.file_path for f in staged.files],
+    }
 
 
 def waiting_batch(
@@ -110,12 +124,19 @@ def waiting_batch(
 def waiting_served(hour: str, layer: Layer, now: datetime, id: str | None = None) -> dict[str, Any]:
     """The entry of a swap to another layer: the hour's dead letters in `main` become that
     layer's."""
-    return {"id": id or new_id(), "at": now.isoformat(), "layer": "main", "hour": hour, "served": layer, "paths": []}
+    return {
+        "id": id or new_id(),
+        "at": now.isoformat(),
+        "layer": "main",
+        "hour": hour,
+        "served": layer,
+        "paths": [],
+    }
 
 
 def is_due(state: State, item: Mapping[str, Any]) -> bool:
-    """Whether a set of dead letters is to be published: the rows' table, loaded after that of the dead letters, still
-    names it, and for no revision that was replaced since. Pure.
+    """Whether a set of dead letters is to be published: the rows' table, loaded after that of the
+    dead letters, still names it, and for no revision that was replaced since. Pure.
 
     One that is not named any more was published, or is of a rows' publish that was taken back.
     """
@@ -125,14 +146,18 @@ def is_due(state: State, item: Mapping[str, Any]) -> bool:
     if (accepted := state.accepted.get(str(hour))) is not None:
         return bool(accepted.revision == item["revision"])
     # No hour is forgotten while dead letters of it wait; by older versions it was.
-    newest = max(i["revision"] for i in waiting.values() if i.get("hour") == hour and i["layer"] == "batch")
+    newest = max(
+        i["revision"] for i in waiting.values() if i.get("hour") == hour and i["layer"] == "batch"
+    )
     return state.is_accepted(str(hour)) and bool(item["revision"] == newest)
 
 
 def roll_forward(lake: Lake, table_name: str, state: State) -> frozenset[str]:
-    """Publish every set of dead letters that a rows' publish named; returns the ids that are published now.
+    """Publish every set of dead letters that a rows' publish named; returns the ids that are
+    published now.
 
-    Each is published once, by any process: the dead letters' own snapshots remember the ids. Raises Transient.
+    Each is published once, by any process: the dead letters' own snapshots remember the ids. Raises
+    Transient.
     """
     done = set()
     rows_table, table = ".".join(state.table.name()), None
@@ -143,7 +168,10 @@ def roll_forward(lake: Lake, table_name: str, state: State) -> frozenset[str]:
             if table is not None:
                 break
         else:
-            raise Transient(f"dead letters {item['id']} of {table_name}: expected to land in 20 attempts; try again")
+            raise Transient(
+                f"dead letters {item['id']} of {table_name}: expected to land in 20 attempts; try "
+                "again"
+            )
         done.add(str(item["id"]))
     return frozenset(done)
 
@@ -166,25 +194,38 @@ def plan_changes(
         return (Change("main", copy={str(hour): item["served"]}),) if served else ()
     if hour:
         batch = Change("batch", files, clear=(hour,))
-        return (batch, Change("main", files, clear=(hour,))) if state.served_by(hour) == "batch" else (batch,)
+        return (
+            (batch, Change("main", files, clear=(hour,)))
+            if state.served_by(hour) == "batch"
+            else (batch,)
+        )
     by_speed = tuple(f for f in files if state.served_by(hour_of[f.file_path]) == "speed")
     return Change("speed", files), Change("main", by_speed)
 
 
 def plan_commit(
-    table: Table, state: State, item: Mapping[str, Any], changes: Sequence[Change], lacks: bool, now: datetime
+    table: Table,
+    state: State,
+    item: Mapping[str, Any],
+    changes: Sequence[Change],
+    lacks: bool,
+    now: datetime,
 ) -> Commit:
-    """The commit of a set's changes; the branches remember it as done. What other sets wait for stays staged, however
-    long. `lacks`: files of it are gone. Pure."""
+    """The commit of a set's changes; the branches remember it as done. What other sets wait for
+    stays staged, however long. `lacks`: files of it are gone. Pure."""
     id, hour = str(item["id"]), item.get("hour")
     remembered, staged = _remembered(table), staged_snapshot(table, id)
     waiting = frozenset(str(other["id"]) for other in state.dead_letters) - {id}
     lost: dict[str, int] = json.loads(branch_properties(table, "batch").get(LOST, "{}"))
-    now_lost = {h: r for h, r in lost.items() if h != hour} | ({str(hour): item["revision"]} if hour and lacks else {})
+    now_lost = {h: r for h, r in lost.items() if h != hour} | (
+        {str(hour): item["revision"]} if hour and lacks else {}
+    )
 
     def properties_of(branch: str) -> dict[str, str]:
         done = {DONE: json.dumps(remembered_ids(remembered[branch], id, waiting))}
-        return done | ({LOST: json.dumps(now_lost)} if branch == "batch" and now_lost != lost else {})
+        return done | (
+            {LOST: json.dumps(now_lost)} if branch == "batch" and now_lost != lost else {}
+        )
 
     return Commit(
         id=id,
@@ -206,41 +247,53 @@ def is_named(state: State, staged: Staged) -> bool:
 
 
 def discard(lake: Lake, stream: Stream, staged: Staged) -> None:
-    """Forget staged dead letters that their publisher will not publish, unless a publish of rows names them."""
+    """Forget staged dead letters that their publisher will not publish, unless a publish of rows
+    names them."""
     if is_named(load_state(lake, stream.table), staged):
         LOG.info(
-            "dead letters %s of %s: kept, since a publish refers to them", staged.wap_id, stream.dead_letters_table
+            "dead letters %s of %s: kept, since a publish refers to them",
+            staged.wap_id,
+            stream.dead_letters_table,
         )
         return
     lake.discard(stream.dead_letters_table, staged)
 
 
 def lost_hours(lake: Lake, stream: Stream, state: State) -> dict[str, int]:
-    """The hours whose accepted revision, which is named too, lacks dead letters: their files were lost before they were
-    published. Raises Transient."""
+    """The hours whose accepted revision, which is named too, lacks dead letters: their files were
+    lost before they were published. Raises Transient."""
     return plan_lost(lake.load(stream.dead_letters_table), state) if may_lack(state) else {}
 
 
 def may_lack(state: State) -> bool:
-    """Whether any are to be published or looked for: hours without records have no dead letters. Pure."""
-    return bool(state.dead_letters) or any(accepted.cut.offsets for accepted in state.accepted.values())
+    """Whether any are to be published or looked for: hours without records have no dead letters.
+    Pure."""
+    return bool(state.dead_letters) or any(
+        accepted.cut.offsets for accepted in state.accepted.values()
+    )
 
 
 def plan_lost(table: Table, state: State) -> dict[str, int]:
     """`lost_hours` of the loaded table of dead letters. Pure."""
     lost: dict[str, int] = json.loads(branch_properties(table, "batch").get(LOST, "{}"))
-    return {h: r for h, r in lost.items() if h in state.accepted and state.accepted[h].revision == r}
+    return {
+        h: r for h, r in lost.items() if h in state.accepted and state.accepted[h].revision == r
+    }
 
 
 def _publish(lake: Lake, table: Table, rows_table: str, item: Mapping[str, Any]) -> Table | None:
-    """The dead letters' table in which nothing of an item is left to do; None when its publish was refused."""
+    """The dead letters' table in which nothing of an item is left to do; None when its publish was
+    refused."""
     layer, hour = item["layer"], item.get("hour")
     if is_done(table, item):
         return table
-    # The rows' state after the dead letters' table: what an acceptance since then publishes refuses this one.
+    # The rows' state after the dead letters' table: what an acceptance since then publishes refuses
+    # this one.
     state = load_state(lake, rows_table)
     if not is_due(state, item):
-        LOG.info("dead letters %s: of layer %s, hour %s: done or replaced since", item["id"], layer, hour)
+        LOG.info(
+            "dead letters %s: of layer %s, hour %s: done or replaced since", item["id"], layer, hour
+        )
         return table
     began = lake.clock.now(table.metadata.last_updated_ms)
     files, gone = _files(table, item)
@@ -251,24 +304,32 @@ def _publish(lake: Lake, table: Table, rows_table: str, item: Mapping[str, Any])
         return table
     changes = plan_changes(state, item, files, {f.file_path: hour_of_file(table, f) for f in files})
     if not changes:
-        LOG.info("dead letters %s: hour %s is served by %s since", item["id"], hour, state.served_by(str(hour)))
+        LOG.info(
+            "dead letters %s: hour %s is served by %s since",
+            item["id"],
+            hour,
+            state.served_by(str(hour)),
+        )
         return table
     if lake.clock.now(table.metadata.last_updated_ms) - began > NAMED_WITHIN:
         # A copy that nothing names may be an orphan by now.
         return None
-    landed = lake.land(table, plan_commit(table, state, item, changes, bool(gone), datetime.now(UTC)))
+    landed = lake.land(
+        table, plan_commit(table, state, item, changes, bool(gone), datetime.now(UTC))
+    )
     if landed is None:
         return None
     if gone:
         LOG.error(
-            "dead letters %s of %s: expected %d files, found %d gone (%s); published without them: %s",
+            "dead letters %s of %s: expected %d files, found %d gone (%s); published without "
+            "them: %s",
             item["id"],
             ".".join(table.name()),
             len(item["paths"]),
             len(gone),
             gone[0],
-            f"the batch layer restates hour {hour} at its next run (at once: `anabranch batch STREAM --hour {hour} "
-            "--restate`)"
+            f"the batch layer restates hour {hour} at its next run (at once: `anabranch batch "
+            f"STREAM --hour {hour} --restate`)"
             if hour
             else "the batch layer has them again once it has rebuilt their hours",
         )
@@ -282,8 +343,8 @@ def _remembered(table: Table) -> dict[str, list[str]]:
 
 
 def _files(table: Table, item: Mapping[str, Any]) -> tuple[tuple[DataFile, ...], tuple[str, ...]]:
-    """The files of an item, as they were staged, or else copies of those that storage still has by the paths that it
-    names; and the paths that it has not. Raises Transient."""
+    """The files of an item, as they were staged, or else copies of those that storage still has by
+    the paths that it names; and the paths that it has not. Raises Transient."""
     paths: list[str] = item["paths"]
     if not paths:
         return (), ()
@@ -294,8 +355,8 @@ def _files(table: Table, item: Mapping[str, Any]) -> tuple[tuple[DataFile, ...],
     with lake_errors(f"copy the dead letters that {item['id']} names in {name}"):
         copies = {path: copy for path in paths if (copy := _copy(table, path)) is not None}
     LOG.warning(
-        "dead letters %s of %s: expected the staged snapshot, found none; publishing copies of the %d files that are "
-        "there",
+        "dead letters %s of %s: expected the staged snapshot, found none; publishing copies of "
+        "the %d files that are there",
         item["id"],
         name,
         len(copies),
@@ -306,11 +367,14 @@ def _files(table: Table, item: Mapping[str, Any]) -> tuple[tuple[DataFile, ...],
 
 
 def _copy(table: Table, path: str) -> str | None:
-    """Copy a file to a name that only its own path gives, and that no other program's list of files to delete has; None
-    when the file is gone."""
+    """Copy a file to a name that only its own path gives, and that no other program's list of files
+    to delete has; None when the file is gone."""
     copy = _copy_of(path)
     try:
-        with table.io.new_input(path).open() as source, table.io.new_output(copy).create(overwrite=True) as target:
+        with (
+            table.io.new_input(path).open() as source,
+            table.io.new_output(copy).create(overwrite=True) as target,
+        ):
             shutil.copyfileobj(source, target, _CHUNK)
     except FileNotFoundError:
         return None
@@ -339,9 +403,11 @@ def _staged(table: Table, id: str) -> Staged | None:
         raise
 
 
-def _is_published(table: Table, branch: str, files: tuple[DataFile, ...], paths: Collection[str]) -> bool:
-    """Whether a branch has one of the files that an item names, or its copy: they are published together, and a file
-    twice has its records twice."""
+def _is_published(
+    table: Table, branch: str, files: tuple[DataFile, ...], paths: Collection[str]
+) -> bool:
+    """Whether a branch has one of the files that an item names, or its copy: they are published
+    together, and a file twice has its records twice."""
     have = files_by_hour(table, branch, {hour_of_file(table, f) for f in files})
     names = {name for path in paths for name in (path, _copy_of(path))}
     return any(not names.isdisjoint(of_hour) for of_hour in have.values())

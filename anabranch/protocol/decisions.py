@@ -29,7 +29,8 @@ _COMPARED = (*COUNTS, "gaps", "speed_rows", "sources", "cut", "topic_id")
 
 @dataclass(frozen=True)
 class Tagged:
-    """A tag of a replaced revision: its snapshot, the rows that it shows of the hour, and its end."""
+    """A tag of a replaced revision: its snapshot, the rows that it shows of the hour, and its
+    end."""
 
     name: str
     snapshot_id: int
@@ -39,8 +40,8 @@ class Tagged:
 
 @dataclass(frozen=True)
 class DecisionFacts:
-    """A decision, the operator's `act` that it follows from, and of an accepted revision what it `changed`
-    (`changed_values`), and whether and how its rows can be read."""
+    """A decision, the operator's `act` that it follows from, and of an accepted revision what it
+    `changed` (`changed_values`), and whether and how its rows can be read."""
 
     hour: str
     at: datetime
@@ -59,23 +60,33 @@ class DecisionFacts:
 
 
 def decisions(lake: Lake, stream: Stream, hour: str | None) -> list[DecisionFacts]:
-    """Every decision about one hour or all, by hour, oldest first, with what it changed and how to read what it
-    replaced. Raises Transient when the lake does not answer."""
+    """Every decision about one hour or all, by hour, oldest first, with what it changed and how to
+    read what it replaced. Raises Transient when the lake does not answer."""
     wanted_hours = [hour] if hour is not None else None
     rows = Ledger(lake, stream.hours_table).history(wanted_hours, ("partitions", "quality", "diff"))
     state = load_state(lake, stream.table)
-    wanted = [row for row in with_waiting(rows, state.decisions) if hour is None or row.hour == hour]
-    tags = tagged(state.table, [(row.hour, row.revision) for row in wanted if row.decision == "accepted"])
+    wanted = [
+        row for row in with_waiting(rows, state.decisions) if hour is None or row.hour == hour
+    ]
+    tags = tagged(
+        state.table, [(row.hour, row.revision) for row in wanted if row.decision == "accepted"]
+    )
     return history_rows(stream.table, wanted, tags)
 
 
 def with_waiting(rows: Sequence[LedgerRow], waiting: Sequence[LedgerRow]) -> list[LedgerRow]:
-    """The ledger's rows, and behind them the decisions that still wait on a branch to be written. Pure."""
+    """The ledger's rows, and behind them the decisions that still wait on a branch to be written.
+    Pure."""
     known = {row.decision_id for row in rows}
-    return [*rows, *(row for row in waiting if row.decision_id not in known and row.decision not in NOTES)]
+    return [
+        *rows,
+        *(row for row in waiting if row.decision_id not in known and row.decision not in NOTES),
+    ]
 
 
-def history_rows(table: str, rows: Sequence[LedgerRow], tags: Mapping[str, Tagged]) -> list[DecisionFacts]:
+def history_rows(
+    table: str, rows: Sequence[LedgerRow], tags: Mapping[str, Tagged]
+) -> list[DecisionFacts]:
     """The decisions of `rows` (the ledger's, oldest first) hour by hour. Pure."""
     made = []
     for hour in sorted({row.hour for row in rows}):
@@ -100,7 +111,9 @@ def _decision(
         served=row.served,
         counts=Counts.of(row),
         sources=row.sources,
-        changed=changed_values(before, row) if row.decision == "accepted" and before is not None else {},
+        changed=changed_values(before, row)
+        if row.decision == "accepted" and before is not None
+        else {},
         reason=row.reason or _why(row),
         code_version=row.code_version,
         act=row.act,
@@ -118,8 +131,11 @@ def _why(row: LedgerRow) -> str | None:
     return "restated (`anabranch batch --restate`)" if row.revision > 1 else None
 
 
-def _readable(table: str, row: LedgerRow, newest: int, tag: Tagged | None) -> tuple[str | None, str | None, str]:
-    """The tag and the command that read a revision's rows, where there are such, and in words whether they can be."""
+def _readable(
+    table: str, row: LedgerRow, newest: int, tag: Tagged | None
+) -> tuple[str | None, str | None, str]:
+    """The tag and the command that read a revision's rows, where there are such, and in words
+    whether they can be."""
     query = hour_query(table, row.hour)
     if row.revision == newest:
         return None, query, "it is the newest revision"
@@ -168,6 +184,10 @@ def tagged(table: Table, revisions: Sequence[tuple[str, int]]) -> dict[str, Tagg
         with lake_errors(f"read the manifests of {'.'.join(table.name())}"):
             rows = sum(task.file.record_count for task in scan.plan_files())
         made = datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC)
-        until = made + timedelta(milliseconds=ref.max_ref_age_ms) if ref.max_ref_age_ms is not None else None
+        until = (
+            made + timedelta(milliseconds=ref.max_ref_age_ms)
+            if ref.max_ref_age_ms is not None
+            else None
+        )
         by_name[name] = Tagged(name, ref.snapshot_id, rows, until)
     return by_name

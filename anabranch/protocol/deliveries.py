@@ -30,14 +30,20 @@ if TYPE_CHECKING:
     from anabranch.iceberg.lake import Lake
 
 DELIVERIES_SCHEMA = Schema(
-    NestedField(1, "sequence", LongType(), required=True, doc="order of the deliveries, no clock's"),
+    NestedField(
+        1, "sequence", LongType(), required=True, doc="order of the deliveries, no clock's"
+    ),
     NestedField(2, "delivery_id", StringType(), required=True),
     NestedField(3, "hour", StringType(), required=True),
     NestedField(4, "target", StringType(), required=True, doc="its name in the stream's file"),
-    NestedField(5, "place", StringType(), required=True, doc="the folder's root, or the topic and its id"),
+    NestedField(
+        5, "place", StringType(), required=True, doc="the folder's root, or the topic and its id"
+    ),
     NestedField(6, "revision", IntegerType(), required=True),
     NestedField(7, "served", StringType(), required=True, doc="the layer whose rows they are"),
-    NestedField(8, "snapshot_id", LongType(), required=True, doc="of main, that the rows were read at"),
+    NestedField(
+        8, "snapshot_id", LongType(), required=True, doc="of main, that the rows were read at"
+    ),
     NestedField(9, "rows", LongType(), required=True),
     NestedField(10, "files", IntegerType(), required=True, doc="at the target; 0 for a topic"),
     NestedField(11, "token", StringType(), required=True, doc="of the changes, to go on from"),
@@ -95,7 +101,9 @@ def newest(lake: Lake, name: str, target: str, place: str | None = None) -> Deli
     with lake_errors(f"read table {name}"):
         for since in (recent, 0) if recent else (0,):
             rows: list[dict[str, Any]] = read_since(table, since, _COLUMNS).to_pylist()
-            if own := [row for row in rows if row["target"] == target and place in (None, row["place"])]:
+            if own := [
+                row for row in rows if row["target"] == target and place in (None, row["place"])
+            ]:
                 last = max(own, key=itemgetter("sequence"))
                 return Delivery(**{key: value for key, value in last.items() if key != "sequence"})
     return None

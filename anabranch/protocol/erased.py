@@ -1,7 +1,8 @@
 """Erasures: which records were erased by the values of a column, as far as each branch records it.
 
-An erasure is of the records that Kafka had accepted when it was requested: those before `ends`. So both layers judge a
-record alike, whenever they read it. The ledger has keyed hashes of the values, and the places of erased dead letters.
+An erasure is of the records that Kafka had accepted when it was requested: those before `ends`. So
+both layers judge a record alike, whenever they read it. The ledger has keyed hashes of the values,
+and the places of erased dead letters.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ _NEVER = datetime.min.replace(tzinfo=UTC)
 
 @dataclass(frozen=True)
 class Erasure:
-    """The erasure of rows by values of `column`, requested `at`, of which nothing is to be left by `until`.
+    """The erasure of rows by values of `column`, requested `at`, of which nothing is to be left by
+    `until`.
 
-    It is of the records of hours before `since`, and of later ones before `ends` in the log of `topic_id`. `places`:
-    how often places of dead letters were added. `changed`: when records last left a branch. `done`: when none was left.
+    It is of the records of hours before `since`, and of later ones before `ends` in the log of
+    `topic_id`. `places`: how often places of dead letters were added. `changed`: when records last
+    left a branch. `done`: when none was left.
     """
 
     id: str
@@ -48,14 +51,18 @@ class Erasure:
         return clip(ranges, {p: self.offsets(hour, topic_id, p) for p in ranges})
 
     def offsets(self, hour: str, topic_id: str, partition: int) -> tuple[int, int]:
-        """The offsets of a partition that the erasure is of, in an hour of a log. A log that was left may have had
-        partitions that the position's does not have."""
+        """The offsets of a partition that the erasure is of, in an hour of a log. A log that was
+        left may have had partitions that the position's does not have."""
         if hour < self.since:
             return 0, _EVERYTHING
         return 0, self.ends.get(partition, 0) if topic_id == self.topic_id else 0
 
     def as_dict(self) -> dict[str, Any]:
-        times = {name: t.isoformat() for name in ("at", "until", "changed", "done") if (t := getattr(self, name))}
+        times = {
+            name: t.isoformat()
+            for name in ("at", "until", "changed", "done")
+            if (t := getattr(self, name))
+        }
         return {
             "id": self.id,
             "column": self.column,
@@ -68,7 +75,11 @@ class Erasure:
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Erasure:
-        times = {n: datetime.fromisoformat(data[n]) for n in ("at", "until", "changed", "done") if n in data}
+        times = {
+            n: datetime.fromisoformat(data[n])
+            for n in ("at", "until", "changed", "done")
+            if n in data
+        }
         return Erasure(**{**data, **times, "ends": from_keys(data["ends"])})
 
 
@@ -113,8 +124,8 @@ class Erasures:
 
     @staticmethod
     def of_branches(branches: Iterable[Mapping[str, str]]) -> Erasures:
-        """What the branches record together: of each erasure the furthest state. One that was set back has an older
-        one."""
+        """What the branches record together: of each erasure the furthest state. One that was set
+        back has an older one."""
         found = Erasures()
         for one in (one for branch in branches for one in Erasures.from_properties(branch).all):
             known = found.of(one.id)

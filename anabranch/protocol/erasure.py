@@ -1,10 +1,13 @@
 """Erase: the publishes by which records with some values of a column leave every branch.
 
-1. The ledger gets the keyed hashes, then one publish records the erasure on each branch. It moves every head: whatever
+1. The ledger gets the keyed hashes, then one publish records the erasure on each branch. It moves
+  every head: whatever
    was staged without it is staged again, without these records.
-2. Files with such rows are replaced by files without them, on every branch that has them, some hours in a commit. The
+2. Files with such rows are replaced by files without them, on every branch that has them, some
+  hours in a commit. The
    hour's account changes with it.
-3. The places of such dead letters go to the ledger and to the hours' accounts by a publish that moves every head
+3. The places of such dead letters go to the ledger and to the hours' accounts by a publish that
+  moves every head
    again; then the dead letters leave their own table.
 4. Once every record that the erasure is of was read, and nothing is left, it is recorded as done.
 """
@@ -37,15 +40,21 @@ Files = Mapping[str, Mapping[str, "DataFile"]]
 
 def by_path(there: Mapping[str, Files]) -> dict[str, DataFile]:
     """The files of all branches, by path. Pure."""
-    return {path: f for files in there.values() for of_hour in files.values() for path, f in of_hour.items()}
+    return {
+        path: f
+        for files in there.values()
+        for of_hour in files.values()
+        for path, f in of_hour.items()
+    }
 
 
 UNSERVED = "unserved"
-"""What marks a row of the ledger that records files which no branch of the rows has: `main` has the same rows as
-before."""
+"""What marks a row of the ledger that records files which no branch of the rows has: `main` has the
+same rows as before."""
 
 Rewritten = Mapping[str, "DataFile | None"]
-"""By the path of a file with erased records, the file that has the others; None where it has no others."""
+"""By the path of a file with erased records, the file that has the others; None where it has no
+others."""
 
 
 def plan_request(state: State, erasure: Erasure, id: str) -> Publish | None:
@@ -53,11 +62,13 @@ def plan_request(state: State, erasure: Erasure, id: str) -> Publish | None:
     return None if state.erasures.of(erasure.id) is not None else _recorded(state, erasure, id)
 
 
-def held_against(state: State, erasure: Erasure, hours: Collection[str], now: datetime) -> str | None:
+def held_against(
+    state: State, erasure: Erasure, hours: Collection[str], now: datetime
+) -> str | None:
     """What of a request to erase is held, in words; None for nothing. Pure.
 
-    `hours`: those that have such records. Records that are yet to be read may be of any hour from the open one to that
-    of `now`.
+    `hours`: those that have such records. Records that are yet to be read may be of any hour from
+    the open one to that of `now`.
     """
     holds = state.holds
     found = ((hour, hold) for hour in sorted(hours) if (hold := holds.of(hour)) is not None)
@@ -67,7 +78,11 @@ def held_against(state: State, erasure: Erasure, hours: Collection[str], now: da
         return None
     begin, end = state.timeline.open, max(state.timeline.open, hour_of(now))
     unread = next((hold for hold in holds.holds if hold.first <= end and begin <= hold.last), None)
-    return f"records that are yet to be read, which may be of hours {unread.reason}" if unread is not None else None
+    return (
+        f"records that are yet to be read, which may be of hours {unread.reason}"
+        if unread is not None
+        else None
+    )
 
 
 def plan_rewrite(
@@ -82,9 +97,10 @@ def plan_rewrite(
 ) -> Publish | None:
     """The publish that replaces each file of `rewritten` on every branch that has it. Pure.
 
-    `there`: the files of each branch, by branch. None when a file left every branch since, by a compaction or a
-    rebuild, or when the new files may be orphans by now: `began` is when writing them began, `now` a time after
-    `state` was loaded. A file that only some branches have is replaced there.
+    `there`: the files of each branch, by branch. None when a file left every branch since, by a
+    compaction or a rebuild, or when the new files may be orphans by now: `began` is when writing
+    them began, `now` a time after `state` was loaded. A file that only some branches have is
+    replaced there.
     """
     if not _can_replace(rewritten, there, began, now):
         return None
@@ -93,13 +109,19 @@ def plan_rewrite(
 
 
 def plan_places(state: State, erasure: Erasure, decisions: Iterable[LedgerRow], id: str) -> Publish:
-    """The publish after which no layer stages the dead letters again whose places the `decisions` have. Pure."""
-    return replace(_recorded(state, replace(erasure, places=erasure.places + 1), id), decisions=tuple(decisions))
+    """The publish after which no layer stages the dead letters again whose places the `decisions`
+    have. Pure."""
+    return replace(
+        _recorded(state, replace(erasure, places=erasure.places + 1), id),
+        decisions=tuple(decisions),
+    )
 
 
-def plan_unserved(state: State, erasure: Erasure, decisions: Iterable[LedgerRow], id: str, now: datetime) -> Publish:
-    """The publish whose `decisions` record files that no branch of the rows has: files of the archive that are about to
-    be replaced, and files that former snapshots alone have. Pure."""
+def plan_unserved(
+    state: State, erasure: Erasure, decisions: Iterable[LedgerRow], id: str, now: datetime
+) -> Publish:
+    """The publish whose `decisions` record files that no branch of the rows has: files of the
+    archive that are about to be replaced, and files that former snapshots alone have. Pure."""
     unserved = (replace(row, erasure={**(row.erasure or {}), UNSERVED: True}) for row in decisions)
     return replace(_recorded(state, replace(erasure, changed=now), id), decisions=tuple(unserved))
 
@@ -113,14 +135,17 @@ def plan_letters(
     began: datetime,
     now: datetime,
 ) -> Commit | None:
-    """The commit of the dead letters' table that replaces each file of `rewritten`, as `plan_rewrite`. Pure."""
+    """The commit of the dead letters' table that replaces each file of `rewritten`, as
+    `plan_rewrite`. Pure."""
     if not _can_replace(rewritten, there, began, now):
         return None
     expire = plan_expiry(table, id, now, waiting=state.waiting_letters)
     return Commit(id, heads(table), _replacing(rewritten, there), expire=expire)
 
 
-def _can_replace(rewritten: Rewritten, there: Mapping[str, Files], began: datetime, now: datetime) -> bool:
+def _can_replace(
+    rewritten: Rewritten, there: Mapping[str, Files], began: datetime, now: datetime
+) -> bool:
     return abs(now - began) <= NAMED_WITHIN and set(rewritten) <= set(by_path(there))
 
 
@@ -130,7 +155,9 @@ def _replacing(
     """The changes by which each branch gets the new files in place of those that it has."""
     changes = []
     for branch in BRANCHES:
-        removed = tuple(f for path, f in by_path({branch: there[branch]}).items() if path in rewritten)
+        removed = tuple(
+            f for path, f in by_path({branch: there[branch]}).items() if path in rewritten
+        )
         added = tuple(new for f in removed if (new := rewritten[f.file_path]) is not None)
         changes.append(Change(branch, added, removed, properties=properties or {}))
     return tuple(changes)
@@ -149,9 +176,10 @@ def plan_forget(
     now: datetime,
     archived: Collection[str] = (),
 ) -> Publish | None:
-    """The publish after which the branches no longer record erasures that are done, whose deadline has passed, of which
-    nothing is left (`finished`), and that no layer can read a record of: none that Kafka has, with `log_starts`, and
-    none of the hours that are `archived`; None where there is none. Pure."""
+    """The publish after which the branches no longer record erasures that are done, whose deadline
+    has passed, of which nothing is left (`finished`), and that no layer can read a record of: none
+    that Kafka has, with `log_starts`, and none of the hours that are `archived`; None where there
+    is none. Pure."""
 
     def may_be_archived(one: Erasure, hour: str) -> bool:
         cut = state.cuts.get(hour)
@@ -173,7 +201,8 @@ def plan_forget(
 
 
 def is_read(state: State, erasure: Erasure) -> bool:
-    """Whether the table has every record that an erasure is of, as far as it will ever have it. Pure."""
+    """Whether the table has every record that an erasure is of, as far as it will ever have it.
+    Pure."""
     if _is_left(state, erasure):
         return True
     read = dict(state.position.offsets)
@@ -185,19 +214,25 @@ def is_read(state: State, erasure: Erasure) -> bool:
 
 
 def _is_left(state: State, erasure: Erasure) -> bool:
-    """Whether the log that an erasure is of was left. A stream that has read nothing has not begun with its log."""
+    """Whether the log that an erasure is of was left. A stream that has read nothing has not begun
+    with its log."""
     return state.position.topic_id not in ("", erasure.topic_id)
 
 
-def plan_account(before: HourAccount | None, rows: Mapping[int, int], dead: Mapping[int, int]) -> HourAccount:
-    """An accepted hour's account once so many of its rows and dead letters, by partition, are erased; of `before`, its
-    account until then. Empty without one. Pure."""
+def plan_account(
+    before: HourAccount | None, rows: Mapping[int, int], dead: Mapping[int, int]
+) -> HourAccount:
+    """An accepted hour's account once so many of its rows and dead letters, by partition, are
+    erased; of `before`, its account until then. Empty without one. Pure."""
     if before is None or before.good is None:
         return HourAccount()
     gone = sum(rows.values()) + sum(dead.values())
     partitions = None
     if before.partitions is not None:
-        partitions = {p: _less(account, rows.get(p, 0), dead.get(p, 0)) for p, account in before.partitions.items()}
+        partitions = {
+            p: _less(account, rows.get(p, 0), dead.get(p, 0))
+            for p, account in before.partitions.items()
+        }
     return HourAccount(
         good=before.good - sum(rows.values()),
         dead=(before.dead or 0) - sum(dead.values()),
@@ -216,15 +251,20 @@ def places_of(history: Iterable[LedgerRow]) -> dict[str, set[tuple[int, int]]]:
     places: dict[str, set[tuple[int, int]]] = {}
     for row in history:
         if row.erasure is not None and row.decision == "erased":
-            places.setdefault(row.hour, set()).update((p, o) for p, o in row.erasure.get("places", ()))
+            places.setdefault(row.hour, set()).update(
+                (p, o) for p, o in row.erasure.get("places", ())
+            )
     return places
 
 
 def erased_of_hour(
-    erasure: Erasure, rows: Mapping[int, int], places: Collection[tuple[int, int]], files: Collection[str] = ()
+    erasure: Erasure,
+    rows: Mapping[int, int],
+    places: Collection[tuple[int, int]],
+    files: Collection[str] = (),
 ) -> dict[str, Any]:
-    """What a row of the ledger records of the part of an erasure in one hour: how many rows by partition, the places of
-    dead letters, and the files that had them."""
+    """What a row of the ledger records of the part of an erasure in one hour: how many rows by
+    partition, the places of dead letters, and the files that had them."""
     counts = dict(rows)
     for p, _ in places:
         counts[p] = counts.get(p, 0) + 1
@@ -248,12 +288,16 @@ def log_of(state: State, hour: str) -> str:
 
 def marks_of(state: State, hour: str, cut: Cut) -> frozenset[str]:
     """What an hour's rows are to be staged by; a value to compare. Pure."""
-    return frozenset(f"erased {mark}" for mark in state.erasures.marks(hour, cut.topic_id, cut.ranges))
+    return frozenset(
+        f"erased {mark}" for mark in state.erasures.marks(hour, cut.topic_id, cut.ranges)
+    )
 
 
 def _recorded(state: State, erasure: Erasure, id: str) -> Publish:
     said = _said(state, erasure)
-    return Publish(id, tuple(Change(branch, properties=said) for branch in BRANCHES), state.timeline)
+    return Publish(
+        id, tuple(Change(branch, properties=said) for branch in BRANCHES), state.timeline
+    )
 
 
 def _said(state: State, erasure: Erasure) -> dict[str, str]:

@@ -1,5 +1,5 @@
-"""The filter by which a layer leaves erased records out: the hashes of the erasures that cover its offsets, and the
-places of erased dead letters of its hours."""
+"""The filter by which a layer leaves erased records out: the hashes of the erasures that cover its
+offsets, and the places of erased dead letters of its hours."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from anabranch.protocol.state import State
 
 @dataclass(frozen=True)
 class Request:
-    """What the ledger has of an erasure: its column, the keyed hashes of its values, and the id of their key. `source`:
-    what the column was made of, as `source_of`; None of a request of an older version."""
+    """What the ledger has of an erasure: its column, the keyed hashes of its values, and the id of
+    their key. `source`: what the column was made of, as `source_of`; None of a request of an older
+    version."""
 
     column: str
     key: str
@@ -66,9 +67,10 @@ def load_filter(
     topic_id: str,
     by_hour: Mapping[str, Ranges],
 ) -> ErasureFilter | None:
-    """The filter of some offsets by hour, of one log; None where no erasure is of them. The filter is that of the marks
-    that `state` gives. Raises ConfigurationError without the key of an erasure, and for a column that is made of
-    something else than at its request; Terminal where the ledger lacks its hashes, Transient."""
+    """The filter of some offsets by hour, of one log; None where no erasure is of them. The filter
+    is that of the marks that `state` gives. Raises ConfigurationError without the key of an
+    erasure, and for a column that is made of something else than at its request; Terminal where the
+    ledger lacks its hashes, Transient."""
     covering = {h: state.erasures.covering(h, topic_id, ranges) for h, ranges in by_hour.items()}
     wanted = {one.id: one for erasures in covering.values() for one in erasures}
     if not wanted:
@@ -81,11 +83,13 @@ def load_filter(
         request = requests[one.id]
         if (key := keys.get(request.key)) is None:
             raise ConfigurationError(
-                f"erasure.key: expected the key {request.key} of erasure {one.id}, found {', '.join(keys) or 'none'}; "
-                "add the former key to `erasure.former_keys` in conf/anabranch.yaml: without it, erased records would "
-                "come back"
+                f"erasure.key: expected the key {request.key} of erasure {one.id}, found "
+                f"{', '.join(keys) or 'none'}; add the former key to `erasure.former_keys` in "
+                "conf/anabranch.yaml: without it, erased records would come back"
             )
-        return HashedValues(one.column, key, request.hashes, one.covered(hour, topic_id, by_hour[hour]))
+        return HashedValues(
+            one.column, key, request.hashes, one.covered(hour, topic_id, by_hour[hour])
+        )
 
     return ErasureFilter(
         tuple(
@@ -101,28 +105,34 @@ def load_filter(
 
 
 def source_of(environment: Environment, stream: Stream, column: str) -> str:
-    """What a stream's file makes a column of, and by which secret, if it is a keyed hash: what its values follow
-    from."""
+    """What a stream's file makes a column of, and by which secret, if it is a keyed hash: what its
+    values follow from."""
     source, secret = stream.source_of(column), environment.masking_secret
     is_masked = any(one.masks for one in stream.select or () if one.name == column)
     return f"{source} by secret {Key(secret).id}" if is_masked and secret is not None else source
 
 
-def require_sources(environment: Environment, stream: Stream, ledger: Ledger, erasures: Erasures) -> None:
-    """Raise ConfigurationError where the column of an erasure is made of something else than at its request: its hashes
-    are of the former values. Raises Terminal and Transient as `load_requests`."""
+def require_sources(
+    environment: Environment, stream: Stream, ledger: Ledger, erasures: Erasures
+) -> None:
+    """Raise ConfigurationError where the column of an erasure is made of something else than at its
+    request: its hashes are of the former values. Raises Terminal and Transient as
+    `load_requests`."""
     _require_sources(environment, stream, load_requests(ledger, erasures.all))
 
 
-def _require_sources(environment: Environment, stream: Stream, requests: Mapping[str, Request]) -> None:
+def _require_sources(
+    environment: Environment, stream: Stream, requests: Mapping[str, Request]
+) -> None:
     for id, request in requests.items():
         now = source_of(environment, stream, request.column)
         if request.source not in (None, now):
             raise ConfigurationError(
-                f"stream {stream.name}: select: {request.column}: expected {request.source}, as when erasure {id} was "
-                f"requested, found {now}: other values have other hashes, so erased records would come back; set it "
-                f"back until `anabranch erase {stream.name} --status` no longer lists the erasure, and select what is "
-                "new under another name"
+                f"stream {stream.name}: select: {request.column}: expected {request.source}, as "
+                f"when erasure {id} was requested, found {now}: other values have other hashes, "
+                "so erased records would come back; set it back until `anabranch erase "
+                f"{stream.name} --status` no longer lists the erasure, and select what is new "
+                "under another name"
             )
 
 
@@ -139,8 +149,8 @@ _REQUESTS: dict[tuple[str, str], Request] = {}
 
 
 def load_requests(ledger: Ledger, erasures: Sequence[Erasure]) -> dict[str, Request]:
-    """The requests of some erasures, by id. Each is read once in a process: it never changes. Raises Terminal for one
-    that the ledger lacks, Transient."""
+    """The requests of some erasures, by id. Each is read once in a process: it never changes.
+    Raises Terminal for one that the ledger lacks, Transient."""
     missing = [one for one in erasures if (ledger.name, one.id) not in _REQUESTS]
     if missing:
         rows = ledger.requests({hour_of(one.at) for one in missing})
@@ -148,10 +158,13 @@ def load_requests(ledger: Ledger, erasures: Sequence[Erasure]) -> dict[str, Requ
         for one in missing:
             if one.id not in found:
                 raise Terminal(
-                    f"ledger {ledger.name}: expected the request of erasure {one.id} of {one.at:%F %T} UTC, found "
-                    "none; roll the ledger back to a snapshot that has it: without it, erased records would come back"
+                    f"ledger {ledger.name}: expected the request of erasure {one.id} of "
+                    f"{one.at:%F %T} UTC, found none; roll the ledger back to a snapshot that has "
+                    "it: without it, erased records would come back"
                 )
             said = found[one.id]
             hashes = frozenset(said["hashes"])
-            _REQUESTS[ledger.name, one.id] = Request(said["column"], said["key"], hashes, said.get("source"))
+            _REQUESTS[ledger.name, one.id] = Request(
+                said["column"], said["key"], hashes, said.get("source")
+            )
     return {one.id: _REQUESTS[ledger.name, one.id] for one in erasures}

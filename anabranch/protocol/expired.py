@@ -1,4 +1,5 @@
-"""Expired hours: those whose rows have left every branch, because the stream's file keeps rows for a limited time.
+"""Expired hours: those whose rows have left every branch, because the stream's file keeps rows for
+a limited time.
 
 Each branch records them, so that a branch that is set back or recreated brings none of them back.
 """
@@ -19,8 +20,8 @@ EXPIRED = "anabranch.expired"
 
 @dataclass(frozen=True)
 class Expired:
-    """All hours before `before`, except those in the spans `kept` (first and last included, in order). `at`: when
-    hours expired last; snapshots that are older may have rows of them."""
+    """All hours before `before`, except those in the spans `kept` (first and last included, in
+    order). `at`: when hours expired last; snapshots that are older may have rows of them."""
 
     before: str = ""
     kept: tuple[tuple[str, str], ...] = ()
@@ -68,8 +69,8 @@ class Expired:
 
     @staticmethod
     def of_branches(branches: Iterable[Mapping[str, str]]) -> Expired:
-        """What the branches record together: the most hours. A branch that was set back has an older value, and hours
-        only ever expire."""
+        """What the branches record together: the most hours. A branch that was set back has an
+        older value, and hours only ever expire."""
         return max(map(Expired.from_properties, branches), key=Expired._extent)
 
     def _extent(self) -> tuple[str, int, float]:

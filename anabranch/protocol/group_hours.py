@@ -1,9 +1,10 @@
-"""Tags for an hour of a group: `group-<group>-<hour>` on each table, once the hour and all earlier ones are accepted in
-every stream of the group.
+"""Tags for an hour of a group: `group-<group>-<hour>` on each table, once the hour and all earlier
+ones are accepted in every stream of the group.
 
-A tag is on a snapshot of branch `batch`, so it shows each hour up to its own in the accepted revision, and no rows of
-the speed layer. A restatement moves the tags of its hour and of later hours in its own commit (`moved_tags`).
-docs/decisions/0047-tags-of-a-groups-hour.md has the reasons.
+A tag is on a snapshot of branch `batch`, so it shows each hour up to its own in the accepted
+revision, and no rows of the speed layer. A restatement moves the tags of its hour and of later
+hours in its own commit (`moved_tags`). docs/decisions/0047-tags-of-a-groups-hour.md has the
+reasons.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ def group_tag(group: str, hour: str) -> str:
 
 
 def tagged_hours(table: Table, group: str | None = None) -> dict[str, str]:
-    """The tags of groups that a loaded table has, of one group or of all: name -> hour, oldest hour first. Pure."""
+    """The tags of groups that a loaded table has, of one group or of all: name -> hour, oldest hour
+    first. Pure."""
     found = {}
     for name, ref in table.metadata.refs.items():
         match = _NAMED.fullmatch(name)
@@ -54,26 +56,32 @@ def tagged_hours(table: Table, group: str | None = None) -> dict[str, str]:
 
 
 def moved_tags(table: Table, hours: Iterable[str]) -> dict[str, int]:
-    """The tags of groups that show one of `hours`, and when each ends (ms since the epoch). The commit that replaces
-    rows of these hours on `batch` moves them to its snapshot. Pure."""
+    """The tags of groups that show one of `hours`, and when each ends (ms since the epoch). The
+    commit that replaces rows of these hours on `batch` moves them to its snapshot. Pure."""
     first, metadata, moved = min(hours), table.metadata, {}
     for name, hour in tagged_hours(table).items():
-        snapshot, age = metadata.snapshot_by_id(metadata.refs[name].snapshot_id), metadata.refs[name].max_ref_age_ms
+        snapshot, age = (
+            metadata.snapshot_by_id(metadata.refs[name].snapshot_id),
+            metadata.refs[name].max_ref_age_ms,
+        )
         if hour >= first and snapshot is not None and age is not None:
             moved[name] = snapshot.timestamp_ms + age
     return moved
 
 
 def plan_hours(through: str, tagged: Iterable[str], first: str, at_most: int) -> list[str]:
-    """The complete hours that get a tag: those since the newest tagged one, or since the stream's first, but only the
-    newest `at_most`, oldest first. Pure."""
+    """The complete hours that get a tag: those since the newest tagged one, or since the stream's
+    first, but only the newest `at_most`, oldest first. Pure."""
     begin = max([shift(first, -1), shift(through, -at_most), *tagged])
     return hours_between(shift(begin, 1), shift(through, 1)) if begin < through else []
 
 
-def plan_tags(state: State, group: str, through: str, keep: timedelta, now: datetime) -> Commit | None:
-    """The commit that tags the hours of a group that are complete `through` an hour; None when there is nothing to tag.
-    It requires the head of `batch` and moves no head, so it refuses no publish. Pure."""
+def plan_tags(
+    state: State, group: str, through: str, keep: timedelta, now: datetime
+) -> Commit | None:
+    """The commit that tags the hours of a group that are complete `through` an hour; None when
+    there is nothing to tag. It requires the head of `batch` and moves no head, so it refuses no
+    publish. Pure."""
     if (own := complete_through(state)) is None or own < through:
         return None
     table, made = state.table, head(state.table, "batch")
@@ -95,12 +103,12 @@ class GroupedStream:
 
 
 def tag_hours(group: str, through: str, members: Iterable[GroupedStream]) -> list[str]:
-    """Tag the hours of a group that are complete `through` an hour, on each member's table. Returns the hours that got
-    a tag in some table, oldest first.
+    """Tag the hours of a group that are complete `through` an hour, on each member's table. Returns
+    the hours that got a tag in some table, oldest first.
 
-    Idempotent: an hour that has its tag gets no other, and what a killed call left undone the next one does. An error
-    of one table does not stop the others. Raises the first one: Transient when the lake does not answer, or other
-    commits come first for a quarter of a minute.
+    Idempotent: an hour that has its tag gets no other, and what a killed call left undone the next
+    one does. An error of one table does not stop the others. Raises the first one: Transient when
+    the lake does not answer, or other commits come first for a quarter of a minute.
     """
     with ThreadPoolExecutor(_AT_ONCE, "tag") as threads:
         tagging = [threads.submit(_tag, group, through, member) for member in members]

@@ -1,4 +1,5 @@
-"""Hold hours, or release them: one publish that changes no rows, and a row of the ledger with the operator's act."""
+"""Hold hours, or release them: one publish that changes no rows, and a row of the ledger with the
+operator's act."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Held:
-    """The holds of a stream now. `changed` is False when the operator's wish was fulfilled before. `erasures`: the ids
-    of those that were requested before a hold and are not done."""
+    """The holds of a stream now. `changed` is False when the operator's wish was fulfilled before.
+    `erasures`: the ids of those that were requested before a hold and are not done."""
 
     holds: tuple[Hold, ...]
     changed: bool
@@ -33,40 +34,50 @@ class Held:
 
 
 def plan_hold(state: State, first: str, last: str, act: Act, release: bool) -> Holds | None:
-    """The holds after an operator's act; None when they are so already. Pure. Raises Refused for an hour to hold that
-    has expired."""
+    """The holds after an operator's act; None when they are so already. Pure. Raises Refused for an
+    hour to hold that has expired."""
     before = state.holds
     if release:
         is_held = any(hold.first <= last and first <= hold.last for hold in before.holds)
         return before.without(first, last, act.at) if is_held else None
     # A hold may be of centuries to come.
     until = min(last, state.expired.before)
-    gone = next((h for h in hours_between(first, until) if state.is_expired(h)), None) if until else None
+    gone = (
+        next((h for h in hours_between(first, until) if state.is_expired(h)), None)
+        if until
+        else None
+    )
     gone = gone or (last if state.is_expired(last) else None)
     if gone is not None:
         raise Refused(
-            f"hours {first}..{last}: expected hours whose rows are kept, found that {gone} has expired; name the hours "
-            "that are left"
+            f"hours {first}..{last}: expected hours whose rows are kept, found that {gone} has "
+            "expired; name the hours that are left"
         )
     if any((hold.first, hold.last, hold.why) == (first, last, act.why) for hold in before.holds):
         return None
     return before.plus(new_hold(first, last, act))
 
 
-def plan_held(state: State, holds: Holds, first: str, last: str, act: Act, id: str, now: datetime) -> Publish:
-    """The publish that records the holds on each branch. It moves every head, so no expiry that was decided before
-    lands. Pure."""
+def plan_held(
+    state: State, holds: Holds, first: str, last: str, act: Act, id: str, now: datetime
+) -> Publish:
+    """The publish that records the holds on each branch. It moves every head, so no expiry that was
+    decided before lands. Pure."""
     said = {HOLDS: holds.to_json()}
     kind: Kind = "held" if act.name == "hold" else "released"
     span = first if first == last else f"{first}..{last}"
-    row = ledger.decision(first, kind, 0, None, now, f"{id}-{first}", reason=f"{span}: {act.why}", act=act)
-    return Publish(id, tuple(Change(b, properties=said) for b in BRANCHES), state.timeline, decisions=(row,))
+    row = ledger.decision(
+        first, kind, 0, None, now, f"{id}-{first}", reason=f"{span}: {act.why}", act=act
+    )
+    return Publish(
+        id, tuple(Change(b, properties=said) for b in BRANCHES), state.timeline, decisions=(row,)
+    )
 
 
 def hold(publisher: Publisher, first: str, last: str, why: str, release: bool = False) -> Held:
-    """Keep the hours `first` to `last`, both included, however long the stream's file keeps hours; or end that.
-    Raises Refused, Transient. Idempotent: once it returns, nothing that was decided before removes data of these hours,
-    but for erasures that were requested before.
+    """Keep the hours `first` to `last`, both included, however long the stream's file keeps hours;
+    or end that. Raises Refused, Transient. Idempotent: once it returns, nothing that was decided
+    before removes data of these hours, but for erasures that were requested before.
     """
     lake, stream = publisher.lake, publisher.stream
     act = act_now("release" if release else "hold", why)
@@ -87,16 +98,25 @@ def hold(publisher: Publisher, first: str, last: str, why: str, release: bool = 
     reach(Step.HOLD_MOVED)
     if published.landed is not None:
         publisher.record_decisions(published.state)
-        LOG.info("stream %s: %s hours first=%s last=%s reason=%s", stream.name, act.name, first, last, why)
+        LOG.info(
+            "stream %s: %s hours first=%s last=%s reason=%s",
+            stream.name,
+            act.name,
+            first,
+            last,
+            why,
+        )
     return published.result
 
 
 def _move_other_heads(publisher: Publisher) -> None:
-    """Dead letters and archived records expire in commits of their own tables. This refuses those that were decided
-    before."""
+    """Dead letters and archived records expire in commits of their own tables. This refuses those
+    that were decided before."""
     lake, stream = publisher.lake, publisher.stream
     for name in (stream.dead_letters_table, stream.archive_table):
         if lake.exists(name):
             lake.commit_until_landed(
-                name, f"keep hours of {stream.name}", lambda table: Commit(new_id(), heads(table), (Change("speed"),))
+                name,
+                f"keep hours of {stream.name}",
+                lambda table: Commit(new_id(), heads(table), (Change("speed"),)),
             )

@@ -1,7 +1,7 @@
 """Holds: hours that an operator keeps beyond their time, until the hold is released.
 
-Each branch records all holds with the moment of the last change; the newest record counts, so a branch that is set back
-loses none.
+Each branch records all holds with the moment of the last change; the newest record counts, so a
+branch that is set back loses none.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ class Holds:
         return Holds((*self.holds, hold), hold.at)
 
     def without(self, first: str, last: str, at: datetime) -> Holds:
-        """Without the hours `first` to `last`; the rest of each hold on either side of them stays. Pure."""
+        """Without the hours `first` to `last`; the rest of each hold on either side of them stays.
+        Pure."""
         left: list[Hold] = []
         for hold in self.holds:
             if hold.last < first or last < hold.first:
@@ -81,7 +82,9 @@ class Holds:
             return Holds()
         data = json.loads(properties[HOLDS])
         holds = (Hold(**(one | {"at": datetime.fromisoformat(one["at"])})) for one in data["holds"])
-        return Holds(tuple(holds), datetime.fromisoformat(data["changed"]) if data["changed"] else None)
+        return Holds(
+            tuple(holds), datetime.fromisoformat(data["changed"]) if data["changed"] else None
+        )
 
     @staticmethod
     def of_branches(branches: Iterable[Mapping[str, str]]) -> Holds:
@@ -96,15 +99,15 @@ def new_hold(first: str, last: str, act: Act) -> Hold:
 
 
 def parse_hours(text: str) -> tuple[str, str]:
-    """The first and the last of `2026-11-21T03`, `2026-11-21T03..2026-11-21T07`, or of a day (UTC) such as 2026-11-21.
-    Raises ConfigurationError."""
+    """The first and the last of `2026-11-21T03`, `2026-11-21T03..2026-11-21T07`, or of a day (UTC)
+    such as 2026-11-21. Raises ConfigurationError."""
     try:
         day = datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=UTC)
     except ValueError:
         if not all(map(is_hour, text.split("..", 1))):
             raise ConfigurationError(
-                f"HOURS: expected an hour such as 2026-11-21T03, hours such as 2026-11-21T03..2026-11-21T07, or a day "
-                f"such as 2026-11-21, found {text!r}"
+                "HOURS: expected an hour such as 2026-11-21T03, hours such as "
+                f"2026-11-21T03..2026-11-21T07, or a day such as 2026-11-21, found {text!r}"
             ) from None
         return span_of(text)
     return hour_of(day), hour_of(day + timedelta(hours=23))
@@ -112,4 +115,6 @@ def parse_hours(text: str) -> tuple[str, str]:
 
 def span_words(holds: Sequence[Hold]) -> list[str]:
     """Each hold in words. Pure."""
-    return [f"{h.first if h.first == h.last else f'{h.first}..{h.last}'}: {h.reason}" for h in holds]
+    return [
+        f"{h.first if h.first == h.last else f'{h.first}..{h.last}'}: {h.reason}" for h in holds
+    ]

@@ -1,9 +1,10 @@
 """Imported hours: hours before the stream's first, whose rows come from files and not from Kafka.
 
-They are of a log of their own, whose topic id is `import`: the rows of an hour have the offsets from 0 on in partition
--1. So an imported hour has a cut and an account as every hour has, and ends like an hour of a log that was left by
-`anabranch adopt`. They are imported newest first: the stream's first hour moves back with each publish, so it says how
-far an import has come, and no hour between is without an account.
+They are of a log of their own, whose topic id is `import`: the rows of an hour have the offsets
+from 0 on in partition -1. So an imported hour has a cut and an account as every hour has, and ends
+like an hour of a log that was left by `anabranch adopt`. They are imported newest first: the
+stream's first hour moves back with each publish, so it says how far an import has come, and no hour
+between is without an account.
 """
 
 from __future__ import annotations
@@ -17,7 +18,16 @@ from typing import TYPE_CHECKING
 from anabranch.common.errors import Refused
 from anabranch.iceberg.commits import Change
 from anabranch.iceberg.staging import NAMED_WITHIN
-from anabranch.offsets.hours import IMPORTED, Adoption, Cut, Timeline, hour_of, hours_between, is_untouched, shift
+from anabranch.offsets.hours import (
+    IMPORTED,
+    Adoption,
+    Cut,
+    Timeline,
+    hour_of,
+    hours_between,
+    is_untouched,
+    shift,
+)
 from anabranch.offsets.position import Offsets
 from anabranch.protocol import ledger
 from anabranch.protocol.acts import Act
@@ -53,46 +63,51 @@ def cut_of(rows: int) -> Cut:
     return Cut(IMPORTED, {PARTITION: (0, rows)})
 
 
-def plan_hours(state: State, first: str, last: str | None, keep: timedelta | None, now: datetime) -> list[str]:
-    """The hours from `first` to `last` that are yet to be imported, newest first. `last`: None for the hour before the
-    stream's first. Pure.
+def plan_hours(
+    state: State, first: str, last: str | None, keep: timedelta | None, now: datetime
+) -> list[str]:
+    """The hours from `first` to `last` that are yet to be imported, newest first. `last`: None for
+    the hour before the stream's first. Pure.
 
-    Raises Refused for hours that Kafka's records are in, that would leave hours between without an account, or that
-    are older than rows are kept; and for a stream whose first hour is not decided yet.
+    Raises Refused for hours that Kafka's records are in, that would leave hours between without an
+    account, or that are older than rows are kept; and for a stream whose first hour is not decided
+    yet.
     """
     of_kafka, known = state.timeline.first_of_kafka, state.timeline.first
     end = last or shift(of_kafka, -1)
     if is_untouched(state.timeline, state.position) and not state.timeline.imported_through:
         raise Refused(
-            "import: expected a stream that has read records, found none: its first hour is that of the first record; "
-            "start the speed layer or the batch layer, then run it again"
+            "import: expected a stream that has read records, found none: its first hour is that "
+            "of the first record; start the speed layer or the batch layer, then run it again"
         )
     if end >= of_kafka:
         raise Refused(
-            f"import: expected hours before {of_kafka}, where the stream begins in Kafka, found {end}; "
-            f"use --hours {first}.. for all before it"
+            f"import: expected hours before {of_kafka}, where the stream begins in Kafka, found "
+            f"{end}; use --hours {first}.. for all before it"
         )
     if end < shift(known, -1):
         raise Refused(
-            f"import: expected hours up to {shift(known, -1)}, the one before the table's first, found {end}: the "
-            f"hours between would count as complete without an account; use --hours {first}.. to take them too"
+            f"import: expected hours up to {shift(known, -1)}, the one before the table's first, "
+            f"found {end}: the hours between would count as complete without an account; use "
+            f"--hours {first}.. to take them too"
         )
     if state.expired.before:
         raise Refused(
-            f"import: expected a stream of which no hour has expired, found that rows of hours before "
-            f"{state.expired.before} have (`keep.rows`): older rows would leave with the next maintenance"
+            "import: expected a stream of which no hour has expired, found that rows of hours "
+            f"before {state.expired.before} have (`keep.rows`): older rows would leave with the "
+            "next maintenance"
         )
     if keep is not None and first < (kept := shift(hour_of(now - keep), 1)):
         raise Refused(
-            f"import: expected hours from {kept} on, since the stream keeps rows for {keep.days} days (`keep.rows`), "
-            f"found {first}; import later hours, or keep rows for longer"
+            f"import: expected hours from {kept} on, since the stream keeps rows for {keep.days} "
+            f"days (`keep.rows`), found {first}; import later hours, or keep rows for longer"
         )
     return hours_between(first, known)[::-1]
 
 
 def begins_of(state: State, of_ledger: ledger.Ledger) -> Offsets:
-    """The offsets at which the stream begins in Kafka. Raises Refused when the ledger lacks its first hour,
-    Transient."""
+    """The offsets at which the stream begins in Kafka. Raises Refused when the ledger lacks its
+    first hour, Transient."""
     timeline = state.timeline
     if timeline.imported_through:
         return timeline.adoptions[0].begins
@@ -118,10 +133,10 @@ def plan_import(
 ) -> Publish | None:
     """The publish of hours that end where the table's first hour begins, each accepted. Pure.
 
-    `batch` and `main` get their files. The speed layer's branch gets none: it has never read them. `begins`: where the
-    stream begins in Kafka. None when the table begins elsewhere by now, since another import was first or a branch was
-    set back, or when the files may be orphans by now: `began` is when writing them began, `now` a time after `state`
-    was loaded.
+    `batch` and `main` get their files. The speed layer's branch gets none: it has never read them.
+    `begins`: where the stream begins in Kafka. None when the table begins elsewhere by now, since
+    another import was first or a branch was set back, or when the files may be orphans by now:
+    `began` is when writing them began, `now` a time after `state` was loaded.
     """
     hours = tuple(sorted(one.hour for one in imported))
     timeline = state.timeline
@@ -155,24 +170,32 @@ def plan_import(
 
 
 def _begun_at(timeline: Timeline, first: str, begins: Offsets) -> Timeline:
-    """The timeline that begins with an imported hour. The log of imported hours ends where Kafka's first hour
-    begins."""
+    """The timeline that begins with an imported hour. The log of imported hours ends where Kafka's
+    first hour begins."""
     of_kafka, adoptions = timeline.first_of_kafka, timeline.adoptions
     if not timeline.imported_through:
         adoptions = (Adoption(shift(of_kafka, -1), IMPORTED, dict(begins)), *adoptions)
-    return replace(timeline, first=first, covered_from=max(timeline.covered_from, of_kafka), adoptions=adoptions)
+    return replace(
+        timeline,
+        first=first,
+        covered_from=max(timeline.covered_from, of_kafka),
+        adoptions=adoptions,
+    )
 
 
 def require_of_kafka(state: State, hour: str) -> None:
     """Refuse to build an imported hour again. Raises Refused."""
     if hour <= state.timeline.imported_through:
         raise Refused(
-            f"hour {hour}: expected an hour of Kafka's records, found that it was imported; its rows stay as they are: "
-            f"`anabranch history STREAM --hour {hour}` shows where they came from"
+            f"hour {hour}: expected an hour of Kafka's records, found that it was imported; its "
+            f"rows stay as they are: `anabranch history STREAM --hour {hour}` shows where they "
+            "came from"
         )
 
 
-def account_of(rows: int, duplicate: int, erased: int, imported: Mapping[str, object]) -> HourAccount:
+def account_of(
+    rows: int, duplicate: int, erased: int, imported: Mapping[str, object]
+) -> HourAccount:
     """The account of an hour of so many source rows: offsets = good + duplicate + erased."""
     good = rows - duplicate - erased
     part = Account(rows, good, 0, duplicate, {}, erased or None)

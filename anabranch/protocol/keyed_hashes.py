@@ -1,6 +1,7 @@
 """Keyed hashes of the values that are erased, by secrets of the configuration.
 
-A hash is an HMAC-SHA256 of column and value, cut to 128 bits: without the key, values cannot be tried against it.
+A hash is an HMAC-SHA256 of column and value, cut to 128 bits: without the key, values cannot be
+tried against it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ class Key:
     @property
     def id(self) -> str:
         """What the ledger names it by."""
-        return hmac.new(self.secret, b"id of a key of erasures", hashlib.sha256).hexdigest()[:_BYTES]
+        return hmac.new(self.secret, b"id of a key of erasures", hashlib.sha256).hexdigest()[
+            :_BYTES
+        ]
 
     def hash(self, column: str, value: str) -> str:
         """The hash of a value of a column."""
@@ -34,7 +37,8 @@ class Key:
         return tuple(sorted({self.hash(column, value) for value in values}))
 
     def id_of(self, column: str, hashes: Iterable[str], number: int = 0) -> str:
-        """The id of the erasure of these values; `number`: of those that were requested again, counted from 1."""
+        """The id of the erasure of these values; `number`: of those that were requested again,
+        counted from 1."""
         message = "\0".join((column, *hashes, *([str(number)] if number else []))).encode()
         return hmac.new(self.secret, message, hashlib.sha256).hexdigest()[:_BYTES]
 

@@ -1,7 +1,8 @@
-"""The ledger: every decision about every hour, append-only, ordered by the table's sequence numbers.
+"""The ledger: every decision about every hour, append-only, ordered by the table's sequence
+numbers.
 
-A decision stays in the properties of its branch until its row has been read back from the ledger. So the next process
-writes a row that a crash prevented.
+A decision stays in the properties of its branch until its row has been read back from the ledger.
+So the next process writes a row that a crash prevented.
 """
 
 from __future__ import annotations
@@ -68,7 +69,11 @@ LEDGER_SCHEMA = Schema(
     NestedField(2, "decision_id", StringType(), required=True),
     NestedField(3, "hour", StringType(), required=True),
     NestedField(
-        4, "decision", StringType(), required=True, doc="sealed, accepted, refused, served, expired, erased; or an act"
+        4,
+        "decision",
+        StringType(),
+        required=True,
+        doc="sealed, accepted, refused, served, expired, erased; or an act",
     ),
     NestedField(5, "revision", IntegerType(), required=True),
     NestedField(6, "served", StringType(), doc="the layer that main serves the hour from"),
@@ -81,25 +86,66 @@ LEDGER_SCHEMA = Schema(
     NestedField(13, "gap", LongType()),
     NestedField(14, "gaps", StringType(), doc="JSON {class: offsets}"),
     NestedField(15, "speed_rows", LongType()),
-    NestedField(16, "diff", StringType(), doc="JSON {missing, extra, changed, duplicate, unread, sample}"),
-    NestedField(17, "quality", StringType(), doc="JSON {passed, failed, warnings, evaluated, suite, met}"),
+    NestedField(
+        16, "diff", StringType(), doc="JSON {missing, extra, changed, duplicate, unread, sample}"
+    ),
+    NestedField(
+        17, "quality", StringType(), doc="JSON {passed, failed, warnings, evaluated, suite, met}"
+    ),
     NestedField(18, "snapshot_id", LongType(), doc="of the publish, on main where it changed main"),
     NestedField(19, "reason", StringType()),
     NestedField(20, "code_version", StringType(), required=True),
     NestedField(21, "recorded_at", TimestamptzType(), required=True),
     NestedField(
-        22, "partitions", StringType(), doc='JSON {"partition": {offsets, good, dead, duplicate, gaps, erased}}'
+        22,
+        "partitions",
+        StringType(),
+        doc='JSON {"partition": {offsets, good, dead, duplicate, gaps, erased}}',
     ),
-    NestedField(23, "sources", StringType(), doc="JSON {kafka, accepted, dead_letters, speed}: records by where from"),
+    NestedField(
+        23,
+        "sources",
+        StringType(),
+        doc="JSON {kafka, accepted, dead_letters, speed}: records by where from",
+    ),
     NestedField(24, "run", StringType(), doc="JSON {began, spark, files, bytes, parent, root}"),
-    NestedField(25, "unknown", StringType(), doc="JSON {records, fields, others}: what the schema does not know"),
-    NestedField(26, "act", StringType(), doc="JSON {name, user, host, at, why}: the operator's act"),
+    NestedField(
+        25,
+        "unknown",
+        StringType(),
+        doc="JSON {records, fields, others}: what the schema does not know",
+    ),
+    NestedField(
+        26, "act", StringType(), doc="JSON {name, user, host, at, why}: the operator's act"
+    ),
     NestedField(27, "erased", LongType(), doc="offsets whose records were erased"),
-    NestedField(28, "erasure", StringType(), doc="JSON: a request with keyed hashes, or what it removed of an hour"),
-    NestedField(29, "imported", StringType(), doc="JSON {source, files, rows, checksum}: of an imported hour"),
+    NestedField(
+        28,
+        "erasure",
+        StringType(),
+        doc="JSON: a request with keyed hashes, or what it removed of an hour",
+    ),
+    NestedField(
+        29,
+        "imported",
+        StringType(),
+        doc="JSON {source, files, rows, checksum}: of an imported hour",
+    ),
 )
 
-_JSON = ("cut", "gaps", "diff", "quality", "partitions", "sources", "run", "unknown", "act", "erasure", "imported")
+_JSON = (
+    "cut",
+    "gaps",
+    "diff",
+    "quality",
+    "partitions",
+    "sources",
+    "run",
+    "unknown",
+    "act",
+    "erasure",
+    "imported",
+)
 BULKY = ("partitions", "sources", "quality", "diff", "cut", "run", "unknown", "erasure", "imported")
 """The long columns, for readers that need none of them."""
 
@@ -165,7 +211,8 @@ def decision(
 
 
 class Ledger:
-    """The ledger's table of one stream. Each method loads it; each raises Transient when the lake does not answer."""
+    """The ledger's table of one stream. Each method loads it; each raises Transient when the lake
+    does not answer."""
 
     def __init__(self, lake: Lake, name: str) -> None:
         self._lake, self._name = lake, name
@@ -180,18 +227,20 @@ class Ledger:
     ) -> frozenset[str]:
         """Write the decisions that wait on the branches, each with the snapshot of its publish.
 
-        Returns the ids that the ledger contains; those `confirmed` were read back before. An append states which dead
-        letters are complete: `complete_letters`.
+        Returns the ids that the ledger contains; those `confirmed` were read back before. An append
+        states which dead letters are complete: `complete_letters`.
         """
         waiting = [row for row in state.decisions if row.decision_id not in confirmed]
         made = snapshots_by_commit(state.table) if waiting else {}
         written = self.record(
-            [replace(row, snapshot_id=made.get(row.publish or "")) for row in waiting], complete_letters
+            [replace(row, snapshot_id=made.get(row.publish or "")) for row in waiting],
+            complete_letters,
         )
         return confirmed | written
 
     def record(self, waiting: Iterable[LedgerRow], complete_letters: str = "") -> frozenset[str]:
-        """Write the decisions that the ledger does not contain yet; returns the ids that were read back from it.
+        """Write the decisions that the ledger does not contain yet; returns the ids that were read
+        back from it.
 
         A writer that finds very many files afterwards compacts some of them.
         """
@@ -202,7 +251,8 @@ class Ledger:
         )
 
     def complete_letters(self) -> str:
-        """What the ledger states of dead letters, as this object read it last; empty for nothing. Raises Transient."""
+        """What the ledger states of dead letters, as this object read it last; empty for nothing.
+        Raises Transient."""
         if self._complete_letters is None:
             self._complete_letters = complete_letters(self._lake.load(self._name))
         return self._complete_letters
@@ -215,7 +265,9 @@ class Ledger:
             known.update(_known(table, wanted))
             rows = plan_missing(wanted, known)
             for row in rows:
-                LOG.debug("ledger %s: %s %s revision %s", self._name, row.hour, row.decision, row.revision)
+                LOG.debug(
+                    "ledger %s: %s %s revision %s", self._name, row.hour, row.decision, row.revision
+                )
             return _to_arrow(rows, table.metadata.next_sequence_number()) if rows else None
 
         table = self._lake.append(self._name, missing, stated)
@@ -228,10 +280,14 @@ class Ledger:
                 LOG.warning("ledger %s: compaction postponed: %s", self._name, error)
         return recorded
 
-    def history(self, hours: Span | Collection[str] | None = None, without: Collection[str] = ()) -> list[LedgerRow]:
-        """The decisions about `hours`, or all, oldest first. Of columns `without` nothing is read, and they are None.
+    def history(
+        self, hours: Span | Collection[str] | None = None, without: Collection[str] = ()
+    ) -> list[LedgerRow]:
+        """The decisions about `hours`, or all, oldest first. Of columns `without` nothing is read,
+        and they are None.
 
-        Only files that may hold one of the hours are opened: name the hours that are needed. Raises Transient.
+        Only files that may hold one of the hours are opened: name the hours that are needed. Raises
+        Transient.
         """
         if hours is not None and not isinstance(hours, Span) and not hours:
             return []
@@ -240,14 +296,15 @@ class Ledger:
             return _decisions(read(table, hours, _columns(table, without)))
 
     def history_since(self, sequence: int, without: Collection[str] = ()) -> list[LedgerRow]:
-        """The decisions that were recorded with this sequence or later, oldest first; as `history` otherwise."""
+        """The decisions that were recorded with this sequence or later, oldest first; as `history`
+        otherwise."""
         table = self._lake.load(self._name)
         with lake_errors(f"read ledger {self._name}"):
             return _decisions(read_since(table, sequence, _columns(table, without)))
 
     def acts(self) -> list[LedgerRow]:
-        """The rows that follow from operators' acts, those that decide nothing too, oldest first; of the columns in
-        `ACT_COLUMNS`. Raises Transient."""
+        """The rows that follow from operators' acts, those that decide nothing too, oldest first;
+        of the columns in `ACT_COLUMNS`. Raises Transient."""
         table = self._lake.load(self._name)
         if "act" not in table.schema().column_names:
             return []
@@ -256,15 +313,18 @@ class Ledger:
         return sorted((row for rows in answers for row in rows), key=_ORDER)
 
     def requests(self, hours: Collection[str]) -> list[LedgerRow]:
-        """The requests to erase that were recorded under some hours, oldest first. Raises Transient."""
+        """The requests to erase that were recorded under some hours, oldest first. Raises
+        Transient."""
         table = self._lake.load(self._name)
         with lake_errors(f"read ledger {self._name}"):
-            rows = read(table, hours, tuple(c for c in table.schema().column_names if c in _OF_REQUESTS))
+            rows = read(
+                table, hours, tuple(c for c in table.schema().column_names if c in _OF_REQUESTS)
+            )
         return _in_order(rows.filter(pc.equal(rows["decision"], "erasing")))
 
     def first_hour(self) -> str:
-        """The hour from which on the ledger has rows, if it is kept for a limited time; else an empty text. Raises
-        Transient."""
+        """The hour from which on the ledger has rows, if it is kept for a limited time; else an
+        empty text. Raises Transient."""
         return self._lake.load(self._name).properties.get(FIRST_HOUR, "")
 
     def removed_through(self) -> int:
@@ -277,8 +337,9 @@ class Ledger:
             return _together(_HOURS.ask(self._lake.load(self._name)))
 
     def remarkable_hours(self) -> frozenset[str]:
-        """The hours whose newest decision is a refusal, with offsets lost to retention, or with a difference between
-        the layers that unread offsets of the speed layer do not explain. Raises Transient."""
+        """The hours whose newest decision is a refusal, with offsets lost to retention, or with a
+        difference between the layers that unread offsets of the speed layer do not explain. Raises
+        Transient."""
         with lake_errors(f"read ledger {self._name}"):
             answers = _REMARKABLE.ask(self._lake.load(self._name)).values()
         last: dict[str, tuple[datetime, str]] = {}
@@ -289,12 +350,16 @@ class Ledger:
         return refused.union(*(hours for hours, _ in answers))
 
     def acceptances(self) -> frozenset[Acceptance]:
-        """Every acceptance of any hour that the ledger has, and each erasure in one. Raises Transient."""
+        """Every acceptance of any hour that the ledger has, and each erasure in one. Raises
+        Transient."""
         with lake_errors(f"read ledger {self._name}"):
-            return frozenset[Acceptance]().union(*_ACCEPTANCES.ask(self._lake.load(self._name)).values())
+            return frozenset[Acceptance]().union(
+                *_ACCEPTANCES.ask(self._lake.load(self._name)).values()
+            )
 
     def accepted(self, state: State, hour: str) -> Accepted | None:
-        """The accepted revision of an hour; read from the ledger if the state no longer remembers the hour.
+        """The accepted revision of an hour; read from the ledger if the state no longer remembers
+        the hour.
 
         Raises Refused when the ledger does not have it.
         """
@@ -303,13 +368,14 @@ class Ledger:
         last = last_accepted(self.history([hour]))
         if last is None:
             raise Refused(
-                f"hour {hour}: expected its cut in the ledger {self._name}, found none; the hour is unchanged: roll "
-                "the ledger back to a snapshot that has it"
+                f"hour {hour}: expected its cut in the ledger {self._name}, found none; the hour "
+                "is unchanged: roll the ledger back to a snapshot that has it"
             )
         return last
 
     def remembering(self, state: State, hours: Iterable[str]) -> State:
-        """The state with each accepted hour of `hours` remembered one by one; forgotten ones are read from the ledger.
+        """The state with each accepted hour of `hours` remembered one by one; forgotten ones are
+        read from the ledger.
 
         Raises Refused when the ledger does not have one.
         """
@@ -327,10 +393,15 @@ def plan_missing(wanted: Mapping[str, LedgerRow], known: Collection[str]) -> lis
 
 
 def _known(table: Table, wanted: Mapping[str, LedgerRow]) -> set[str]:
-    """The ids, of these decisions, that the ledger contains. Files are read only for those that an append may have
-    written which is not named in the metadata any more; a decision is always among the rows of its hour."""
+    """The ids, of these decisions, that the ledger contains. Files are read only for those that an
+    append may have written which is not named in the metadata any more; a decision is always among
+    the rows of its hour."""
     named, since = newest_ids(table)
-    older = {row.hour for id, row in wanted.items() if id not in named and row.recorded_at < since + _APART}
+    older = {
+        row.hour
+        for id, row in wanted.items()
+        if id not in named and row.recorded_at < since + _APART
+    }
     if not older:
         return set(wanted) & named
     with lake_errors(f"read ledger {'.'.join(table.name())}"):
@@ -353,7 +424,8 @@ def _in_order(rows: pa.Table) -> list[LedgerRow]:
 
 
 def open_refusals(rows: Iterable[LedgerRow]) -> dict[str, LedgerRow]:
-    """By hour, the refusal that no later decision, by a build or an operator, has replaced. Pure."""
+    """By hour, the refusal that no later decision, by a build or an operator, has replaced.
+    Pure."""
     refusals: dict[str, LedgerRow] = {}
     for row in rows:
         if row.decision == "refused":
@@ -412,10 +484,20 @@ def _all_hours(rows: pa.Table) -> frozenset[str]:
 def _remarkable(rows: pa.Table) -> tuple[frozenset[str], dict[str, tuple[datetime, str]]]:
     """The hours with losses and differences, and the newest decision of each hour with its time."""
     # Most rows have one of few values.
-    diffs = {text for text in rows["diff"].unique().to_pylist() if text and _differs(from_json(Diff, json.loads(text)))}
-    gaps = {text for text in rows["gaps"].unique().to_pylist() if text and json.loads(text).get("retention")}
+    diffs = {
+        text
+        for text in rows["diff"].unique().to_pylist()
+        if text and _differs(from_json(Diff, json.loads(text)))
+    }
+    gaps = {
+        text
+        for text in rows["gaps"].unique().to_pylist()
+        if text and json.loads(text).get("retention")
+    }
     columns = (rows[name].to_pylist() for name in ("hour", "diff", "gaps"))
-    hours = frozenset(hour for hour, diff, gap in zip(*columns, strict=True) if diff in diffs or gap in gaps)
+    hours = frozenset(
+        hour for hour, diff, gap in zip(*columns, strict=True) if diff in diffs or gap in gaps
+    )
     return hours, _decided_last(rows)
 
 
@@ -441,12 +523,15 @@ def last_accepted(rows: Iterable[LedgerRow]) -> Accepted | None:
 
 
 def with_waiting(state: State, hour: str, recorded: Iterable[LedgerRow]) -> list[LedgerRow]:
-    """The decisions about an hour: those that the ledger has, then those that wait for their row. Pure."""
+    """The decisions about an hour: those that the ledger has, then those that wait for their row.
+    Pure."""
     rows = {row.decision_id: row for row in (*recorded, *state.decisions) if row.hour == hour}
     return [row for row in rows.values() if row.decision not in NOTES]
 
 
-def partitions_before(state: State, hour: str, recorded: Iterable[LedgerRow]) -> Mapping[int, Account]:
+def partitions_before(
+    state: State, hour: str, recorded: Iterable[LedgerRow]
+) -> Mapping[int, Account]:
     """As `Ledger.partitions_before`, of an hour's rows. Pure."""
     rows = with_waiting(state, hour, recorded)
     if state.is_accepted(hour):
@@ -459,8 +544,11 @@ def partitions_before(state: State, hour: str, recorded: Iterable[LedgerRow]) ->
     return {p: Account(n, 0, 0, 0, {}, n) for p, n in sorted(counts.items())}
 
 
-def plan_remembering(state: State, hours: Iterable[str], read: Callable[[str], Accepted | None]) -> State:
-    """The state in which each accepted one of `hours` is remembered: `read` is asked for those that are forgotten."""
+def plan_remembering(
+    state: State, hours: Iterable[str], read: Callable[[str], Accepted | None]
+) -> State:
+    """The state in which each accepted one of `hours` is remembered: `read` is asked for those that
+    are forgotten."""
     forgotten = [h for h in hours if h not in state.accepted and state.is_accepted(h)]
     recalled = {h: a for h in forgotten if (a := read(h)) is not None}
     return replace(state, accepted=state.accepted | recalled) if recalled else state
@@ -469,10 +557,10 @@ def plan_remembering(state: State, hours: Iterable[str], read: Callable[[str], A
 def newest(rows: Iterable[LedgerRow]) -> dict[str, LedgerRow]:
     """By hour, its current row in the ledger.
 
-    The newest decision of an hour counts; fields that it lacks (counts, quality) come from the newest decision that has
-    them. A refusal after an acceptance changes only the reason, since the accepted revision stays; a change of the
-    serving layer changes only that, an erasure only the account. An hour that has expired keeps the account of its
-    accepted revision.
+    The newest decision of an hour counts; fields that it lacks (counts, quality) come from the
+    newest decision that has them. A refusal after an acceptance changes only the reason, since the
+    accepted revision stays; a change of the serving layer changes only that, an erasure only the
+    account. An hour that has expired keeps the account of its accepted revision.
     """
     by_hour: dict[str, LedgerRow] = {}
     for row in rows:
@@ -489,7 +577,11 @@ def _fold(before: LedgerRow | None, row: LedgerRow) -> LedgerRow:
     elif row.decision == "erased":
         values = {k: v for k, v in values.items() if k in _ERASED}
     elif row.decision == "expired":
-        values = {k: v for k, v in values.items() if k in ("decision", "reason", "recorded_at", "sequence")}
+        values = {
+            k: v
+            for k, v in values.items()
+            if k in ("decision", "reason", "recorded_at", "sequence")
+        }
     elif before.decision == "accepted" and row.decision in ("refused", "sealed"):
         values = {k: v for k, v in values.items() if k in ("served", "reason", "sequence")}
     elif row.decision == "accepted":
@@ -507,16 +599,23 @@ def _from_arrow(table: pa.Table) -> list[LedgerRow]:
     for name in (c for c in _JSON if c in columns and c != "cut"):
         parse = PARSED.get(name, _as_it_is)
         # Most rows have one of few values.
-        values = {text: parse(json.loads(text)) for text in table[name].unique().to_pylist() if text}
+        values = {
+            text: parse(json.loads(text)) for text in table[name].unique().to_pylist() if text
+        }
         columns[name] = [values.get(text) for text in columns[name]]
     if "cut" in columns:
         cuts: dict[tuple[str | None, str | None], Cut | None] = {(None, None): None}
         columns["cut"] = [_cut(cuts, key) for key in zip(topic_ids, columns["cut"], strict=True)]
     names = tuple(columns)
-    return [LedgerRow.of(dict(zip(names, values, strict=True))) for values in zip(*columns.values(), strict=True)]
+    return [
+        LedgerRow.of(dict(zip(names, values, strict=True)))
+        for values in zip(*columns.values(), strict=True)
+    ]
 
 
-def _cut(known: dict[tuple[str | None, str | None], Cut | None], key: tuple[str | None, str | None]) -> Cut | None:
+def _cut(
+    known: dict[tuple[str | None, str | None], Cut | None], key: tuple[str | None, str | None]
+) -> Cut | None:
     """The cut of two columns; the rows of an hour mostly have the same."""
     if key not in known:
         topic_id, ranges = key
@@ -533,5 +632,7 @@ def _to_arrow(rows: Iterable[LedgerRow], sequence: int) -> pa.Table:
     for row in rows:
         columns = row.as_columns()
         columns |= {key: json.dumps(columns[key]) for key in _JSON if key in columns}
-        values.append(columns | {"sequence": sequence, "recorded_at": row.recorded_at.astimezone(UTC)})
+        values.append(
+            columns | {"sequence": sequence, "recorded_at": row.recorded_at.astimezone(UTC)}
+        )
     return pa.Table.from_pylist(values, schema=_ARROW)

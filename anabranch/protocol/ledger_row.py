@@ -1,7 +1,8 @@
 """A row of the ledger: one decision about one hour, and the account that it rests on.
 
-It has two forms beside this one: the ledger's columns, and the JSON that waits in a branch's properties until the row
-has been read back. A field without a value is None here, null in the ledger, and absent from the JSON.
+It has two forms beside this one: the ledger's columns, and the JSON that waits in a branch's
+properties until the row has been read back. A field without a value is None here, null in the
+ledger, and absent from the JSON.
 """
 
 from __future__ import annotations
@@ -22,7 +23,16 @@ from anabranch.protocol.sample_shapes import shape_of
 
 Layer = Literal["speed", "batch"]
 Kind = Literal[
-    "sealed", "accepted", "refused", "served", "expired", "erased", "redelivered", "held", "released", "erasing"
+    "sealed",
+    "accepted",
+    "refused",
+    "served",
+    "expired",
+    "erased",
+    "redelivered",
+    "held",
+    "released",
+    "erasing",
 ]
 
 NOTES: tuple[Kind, ...] = ("redelivered", "held", "released", "erasing")
@@ -57,8 +67,8 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Diff:
-    """Speed compared with batch, counted as in `serving_layer.layer_diff.kinds.Difference`. `duplicate` and `unread`
-    are None in rows written before these fields existed."""
+    """Speed compared with batch, counted as in `serving_layer.layer_diff.kinds.Difference`.
+    `duplicate` and `unread` are None in rows written before these fields existed."""
 
     missing: int
     extra: int
@@ -73,7 +83,8 @@ class Diff:
 
 @dataclass(frozen=True, slots=True)
 class QualityResult:
-    """The quality gate's result; its expectations are JSON. A field is None in rows written before it existed."""
+    """The quality gate's result; its expectations are JSON. A field is None in rows written before
+    it existed."""
 
     passed: bool
     failed: Entries = ()
@@ -89,9 +100,9 @@ class QualityResult:
 
 @dataclass(frozen=True, slots=True)
 class Decoders:
-    """How many of an hour's records of Kafka each decoder decoded: Python `workers`, and `spark` what they left. Of the
-    records of workers, `compared` were decoded by Spark as well; `differing` has places and columns of the first whose
-    values differ."""
+    """How many of an hour's records of Kafka each decoder decoded: Python `workers`, and `spark`
+    what they left. Of the records of workers, `compared` were decoded by Spark as well; `differing`
+    has places and columns of the first whose values differ."""
 
     workers: int
     spark: int
@@ -104,9 +115,10 @@ class Decoders:
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """How a decision was reached: since when, by which Spark, with how many files of how many bytes, and as part of
-    which runs of a scheduler (the run that started it, and that run's outermost one, as OpenLineage's clients write
-    them: NAMESPACE/JOB/RUN ID). `decoders`: for a build."""
+    """How a decision was reached: since when, by which Spark, with how many files of how many
+    bytes, and as part of which runs of a scheduler (the run that started it, and that run's
+    outermost one, as OpenLineage's clients write them: NAMESPACE/JOB/RUN ID). `decoders`: for a
+    build."""
 
     began: datetime
     spark: str | None = None
@@ -128,9 +140,10 @@ def _shape(sample: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class UnknownField:
-    """A field that the schema does not know, and in how many of an hour's good records it was. `first` and `last`
-    are (partition, offset), by partition, then offset; `sample` is the shape of a value as JSON text, cut short, and
-    `type` what the values that were looked at would be as a column; None where none was, or all were null."""
+    """A field that the schema does not know, and in how many of an hour's good records it was.
+    `first` and `last` are (partition, offset), by partition, then offset; `sample` is the shape of
+    a value as JSON text, cut short, and `type` what the values that were looked at would be as a
+    column; None where none was, or all were null."""
 
     name: str
     records: int
@@ -150,14 +163,19 @@ class UnknownFields:
     others: int = 0
 
     def as_dict(self) -> dict[str, Any]:
-        return {"records": self.records, "fields": [_present_fields(f) for f in self.fields], "others": self.others}
+        return {
+            "records": self.records,
+            "fields": [_present_fields(f) for f in self.fields],
+            "others": self.others,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
 class HourAccount:
-    """The counts of an hour, the sources of its records, the results of its checks, and the run that produced them.
-    `erased` is None for an hour of which nothing was erased, `imported` for one whose records are of Kafka; of an
-    imported hour it has where its rows came from, and their checksum (`anabranch.protocol.imported`)."""
+    """The counts of an hour, the sources of its records, the results of its checks, and the run
+    that produced them. `erased` is None for an hour of which nothing was erased, `imported` for one
+    whose records are of Kafka; of an imported hour it has where its rows came from, and their
+    checksum (`anabranch.protocol.imported`)."""
 
     offsets: int | None = None
     good: int | None = None
@@ -179,7 +197,9 @@ class HourAccount:
         """As JSON has it."""
         values = {name: v for name in ACCOUNT_COLUMNS if (v := getattr(self, name)) is not None}
         if self.partitions is not None:
-            values["partitions"] = {str(p): account.as_dict() for p, account in self.partitions.items()}
+            values["partitions"] = {
+                str(p): account.as_dict() for p, account in self.partitions.items()
+            }
         for name in ("diff", "quality", "run", "unknown"):
             if name in values:
                 values[name] = values[name].as_dict()
@@ -192,9 +212,10 @@ class HourAccount:
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerRow(HourAccount):
-    """A decision about an hour. `sequence` and `snapshot_id` are None while it waits for its row of the ledger, and
-    `publish` is the publish that it waits with. `act` is the operator's act that it follows from, `erasure` the part of
-    an erasure that it records (`anabranch.protocol.erasure`). Columns that were not read are None too."""
+    """A decision about an hour. `sequence` and `snapshot_id` are None while it waits for its row of
+    the ledger, and `publish` is the publish that it waits with. `act` is the operator's act that it
+    follows from, `erasure` the part of an erasure that it records (`anabranch.protocol.erasure`).
+    Columns that were not read are None too."""
 
     hour: str
     decision: Kind
@@ -213,7 +234,8 @@ class LedgerRow(HourAccount):
 
     @staticmethod
     def of(values: Mapping[str, Any]) -> LedgerRow:
-        """From the fields' values. A year has some 20,000 rows, and a frozen `__init__` takes six times as long."""
+        """From the fields' values. A year has some 20,000 rows, and a frozen `__init__` takes six
+        times as long."""
         row = object.__new__(LedgerRow)
         vars(row).update(values)
         return row
@@ -238,7 +260,11 @@ class LedgerRow(HourAccount):
             "erasure": self.erasure,
         }
         # A build always has a reason, which may be null.
-        return {k: v for k, v in row.items() if v is not None or (k == "reason" and self.quality is not None)}
+        return {
+            k: v
+            for k, v in row.items()
+            if v is not None or (k == "reason" and self.quality is not None)
+        }
 
     @staticmethod
     def from_waiting(data: Mapping[str, Any]) -> LedgerRow:
@@ -251,7 +277,9 @@ class LedgerRow(HourAccount):
             code_version=data["code_version"],
             served=data.get("served"),
             reason=data.get("reason"),
-            cut=cut_from(data.get("topic_id"), data["cut"]) if data.get("cut") is not None else None,
+            cut=cut_from(data.get("topic_id"), data["cut"])
+            if data.get("cut") is not None
+            else None,
             publish=data.get("publish"),
             act=Act.from_dict(data["act"]) if data.get("act") is not None else None,
             erasure=data.get("erasure"),
@@ -259,7 +287,8 @@ class LedgerRow(HourAccount):
         )
 
     def as_columns(self) -> dict[str, Any]:
-        """By the ledger's columns, each value as JSON has it; but for the sequence, which the append gives."""
+        """By the ledger's columns, each value as JSON has it; but for the sequence, which the
+        append gives."""
         act = {"act": self.act.as_dict()} if self.act is not None else {}
         erasure = {"erasure": self.erasure} if self.erasure is not None else {}
         return (

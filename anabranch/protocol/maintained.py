@@ -1,8 +1,9 @@
 """Runs of maintenance: each is a property of the stream's table, `anabranch.maintained.<id>`.
 
-A run is recorded when it ends, whether or not its steps succeeded, in a commit that moves no head. So two runs that
-end at once do not overwrite each other, and no publish is refused because of one. The table keeps the newest runs, and
-the newest complete one. A run that was killed, or that cannot reach the lake at its end, is not recorded.
+A run is recorded when it ends, whether or not its steps succeeded, in a commit that moves no head.
+So two runs that end at once do not overwrite each other, and no publish is refused because of one.
+The table keeps the newest runs, and the newest complete one. A run that was killed, or that cannot
+reach the lake at its end, is not recorded.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ class Size:
 
 @dataclass(frozen=True)
 class MaintainedTable:
-    """What a run did to a table: snapshots and tags that it expired, by how many files merging made it fewer,
-    unreferenced files that it deleted, and those that it spared for their age."""
+    """What a run did to a table: snapshots and tags that it expired, by how many files merging made
+    it fewer, unreferenced files that it deleted, and those that it spared for their age."""
 
     expired: int = 0
     merged: int = 0
@@ -74,8 +75,9 @@ class MaintainedFolder:
 
 @dataclass(frozen=True)
 class MaintenanceRun:
-    """A run of maintenance: how many hours it took off the speed branch, what it did by table and to temporary folders,
-    how long each step took, why steps failed, and of how many hours it removed the rows from every branch."""
+    """A run of maintenance: how many hours it took off the speed branch, what it did by table and
+    to temporary folders, how long each step took, why steps failed, and of how many hours it
+    removed the rows from every branch."""
 
     began: datetime
     ended: datetime
@@ -118,7 +120,8 @@ def newest_complete(runs: Iterable[MaintenanceRun]) -> MaintenanceRun | None:
 def plan_record(properties: Mapping[str, str], id: str, run: MaintenanceRun) -> Commit:
     """The commit that records a run and removes the runs that are not kept. Pure.
 
-    It sets a key before it removes it: PyIceberg fails to remove a key that another process has removed meanwhile.
+    It sets a key before it removes it: PyIceberg fails to remove a key that another process has
+    removed meanwhile.
     """
     key = _PREFIX + id
     runs = [(key, run), *_by_key(properties)]
@@ -126,7 +129,13 @@ def plan_record(properties: Mapping[str, str], id: str, run: MaintenanceRun) -> 
     kept = {k for k, _ in [*runs[:KEPT], *[pair for pair in runs if pair[1].is_complete][:1]]}
     gone = [k for k in properties if k.startswith(_PREFIX) and k not in kept]
     added = {key: run.to_json()} if key in kept else {}
-    return Commit(uuid.uuid4().hex, {}, (), set_properties=dict.fromkeys(gone, "") | added, remove_properties=(*gone,))
+    return Commit(
+        uuid.uuid4().hex,
+        {},
+        (),
+        set_properties=dict.fromkeys(gone, "") | added,
+        remove_properties=(*gone,),
+    )
 
 
 def record_run(lake: Lake, table_name: str, run: MaintenanceRun) -> None:
@@ -141,7 +150,8 @@ def record_run(lake: Lake, table_name: str, run: MaintenanceRun) -> None:
 
 
 def _by_key(properties: Mapping[str, str]) -> list[tuple[str, MaintenanceRun]]:
-    """The runs by key, newest first. Skips values that do not parse: edited by hand, or of a later version."""
+    """The runs by key, newest first. Skips values that do not parse: edited by hand, or of a later
+    version."""
     runs = []
     for key, text in properties.items():
         if key.startswith(_PREFIX):

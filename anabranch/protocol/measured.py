@@ -25,7 +25,8 @@ BOUNDS = (0.1, 0.25, 0.5, 1, 2, 3, 5, 10, 20, 30, 60, 120, 300, 900, 1800, 3600,
 """The upper bounds, in seconds, that durations are counted by."""
 
 READABLE = "readable"
-"""From when Kafka acknowledged a micro-batch's oldest record until the commit that made it readable."""
+"""From when Kafka acknowledged a micro-batch's oldest record until the commit that made it
+readable."""
 STAGE = "stage"
 """Staging a micro-batch; of the batch layer, building an hour: reading, staging and checking it."""
 PUBLISH = "publish"
@@ -47,17 +48,25 @@ class Durations:
 
     def plus(self, seconds: float) -> Durations:
         bound = next(b for b in BOUNDS if seconds <= b)
-        return Durations(self.sum + seconds, dict(self.counts) | {bound: self.counts.get(bound, 0) + 1})
+        return Durations(
+            self.sum + seconds, dict(self.counts) | {bound: self.counts.get(bound, 0) + 1}
+        )
 
     def since(self, before: Durations) -> Durations:
-        """The durations since `before`; all of them if `before` is not their past: `main` was recreated."""
-        left = {b: n - before.counts.get(b, 0) for b, n in self.counts.items() if n != before.counts.get(b, 0)}
+        """The durations since `before`; all of them if `before` is not their past: `main` was
+        recreated."""
+        left = {
+            b: n - before.counts.get(b, 0)
+            for b, n in self.counts.items()
+            if n != before.counts.get(b, 0)
+        }
         if before.counts.keys() - self.counts.keys() or any(n < 0 for n in left.values()):
             return self
         return Durations(max(0.0, self.sum - before.sum), left)
 
     def quantile(self, share: float) -> float | None:
-        """The bound that at least this share of the durations is within; None of none, infinity beyond all bounds."""
+        """The bound that at least this share of the durations is within; None of none, infinity
+        beyond all bounds."""
         wanted, seen = share * self.count, 0
         for bound in sorted(self.counts):
             seen += self.counts[bound]
@@ -96,13 +105,20 @@ class Measured:
         counts: dict[str, dict[str, int]] = {}
         for (name, label), n in sorted(self.counts.items()):
             counts.setdefault(name, {})[label] = n
-        return {"seconds": {name: d.as_json() for name, d in sorted(self.durations.items())}, "counts": counts}
+        return {
+            "seconds": {name: d.as_json() for name, d in sorted(self.durations.items())},
+            "counts": counts,
+        }
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Measured:
         return Measured(
             {name: Durations.from_json(d) for name, d in data["seconds"].items()},
-            {(name, label): n for name, labels in data["counts"].items() for label, n in labels.items()},
+            {
+                (name, label): n
+                for name, labels in data["counts"].items()
+                for label, n in labels.items()
+            },
         )
 
 
@@ -113,10 +129,12 @@ def read_measured(text: str | None) -> dict[Layer, Measured]:
 
 
 class Meter:
-    """Adds to each publish of a job the measurements since its last publish that landed. For one thread.
+    """Adds to each publish of a job the measurements since its last publish that landed. For one
+    thread.
 
-    With the process's own tally they include the CPU time of the job's processes, from their start on. A stream of
-    many in one process has a tally of its own: its share of the CPU time is not known.
+    With the process's own tally they include the CPU time of the job's processes, from their start
+    on. A stream of many in one process has a tally of its own: its share of the CPU time is not
+    known.
     """
 
     def __init__(self, layer: Layer, tally: Tally = TALLY) -> None:
@@ -124,15 +142,19 @@ class Meter:
         self._published = self._pending = tally.totals()
         self._commit: float | None = None
 
-    def to_properties(self, main: Mapping[str, str], seconds: Iterable[tuple[str, float]]) -> dict[str, str]:
-        """The properties of a publish on `main`: the totals so far, these durations, and all not published yet."""
+    def to_properties(
+        self, main: Mapping[str, str], seconds: Iterable[tuple[str, float]]
+    ) -> dict[str, str]:
+        """The properties of a publish on `main`: the totals so far, these durations, and all not
+        published yet."""
         if self._tally is TALLY:
             count_cpu()
         self._pending = self._tally.totals()
         totals = read_measured(main.get(MEASURED))
         last = [(COMMIT, self._commit)] if self._commit is not None else []
         totals[self._layer] = totals.get(self._layer, Measured()).plus(
-            [*last, *((name, max(0.0, value)) for name, value in seconds)], self._pending - self._published
+            [*last, *((name, max(0.0, value)) for name, value in seconds)],
+            self._pending - self._published,
         )
         said = {layer: measured.as_json() for layer, measured in sorted(totals.items())}
         return {MEASURED: json.dumps(said, separators=(",", ":"))}

@@ -1,7 +1,8 @@
-"""The merge: `main` has, for each hour, the files of the layer that serves it. Deterministic and idempotent.
+"""The merge: `main` has, for each hour, the files of the layer that serves it. Deterministic and
+idempotent.
 
-Speed and batch publish `main` in their own commits, so a merge seldom has anything to do; it repairs what a crash, an
-override or a restored branch left. A swap copies no data.
+Speed and batch publish `main` in their own commits, so a merge seldom has anything to do; it
+repairs what a crash, an override or a restored branch left. A swap copies no data.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ def plan_merge(state: State, main: Files, speed: Files, batch: Files) -> list[Sw
     for hour in sorted({*main, *speed, *batch}):
         layer = state.served_by(hour)
         # A branch that was set back brings no expired hour back.
-        wanted = {} if state.is_expired(hour) else (batch if layer == "batch" else speed).get(hour, {})
+        wanted = (
+            {} if state.is_expired(hour) else (batch if layer == "batch" else speed).get(hour, {})
+        )
         have = main.get(hour, {})
         if set(wanted) == set(have):
             continue
@@ -73,7 +76,8 @@ def plan_merge(state: State, main: Files, speed: Files, batch: Files) -> list[Sw
 
 
 def plan_swaps(state: State, swaps: Sequence[Swap], id: str) -> Publish | None:
-    """The one publish that makes those of `swaps` that are not refused, and remembers the others' hours as kept.
+    """The one publish that makes those of `swaps` that are not refused, and remembers the others'
+    hours as kept.
 
     None when `main` needs none. Pure.
     """
@@ -93,21 +97,26 @@ def _swap(swaps: Sequence[Swap]) -> Change:
 def _hours_to_compare(state: State) -> set[str]:
     """The hours in which `main` may differ from the layer that should serve them."""
     layers: tuple[Layer, ...] = ("speed", "batch")
-    return {h for b in layers for h in hours_apart(state.table, "main", b) if state.served_by(h) == b}
+    return {
+        h for b in layers for h in hours_apart(state.table, "main", b) if state.served_by(h) == b
+    }
 
 
 def needs_merge(state: State) -> bool:
-    """Whether a merge has something to do: a branch moved without `main`, or a retained hour is covered. Pure."""
+    """Whether a merge has something to do: a branch moved without `main`, or a retained hour is
+    covered. Pure."""
     return not state.is_merged or any(
-        coverage.uncovered_reason(state, state.served_by(h), h) is None for h in state.retained_hours
+        coverage.uncovered_reason(state, state.served_by(h), h) is None
+        for h in state.retained_hours
     )
 
 
 def merge(lake: Lake, stream: Stream, dry_run: bool = False, everything: bool = False) -> Merged:
-    """Correct `main` in one zero-copy publish; returns the swaps that were (with `dry_run`: would be) made or refused,
-    and the state after it.
+    """Correct `main` in one zero-copy publish; returns the swaps that were (with `dry_run`: would
+    be) made or refused, and the state after it.
 
-    Without `everything`, nothing is compared when `main` is recorded as merged from the branches as they are.
+    Without `everything`, nothing is compared when `main` is recorded as merged from the branches as
+    they are.
     """
 
     def decide() -> Decision[list[Swap]]:
@@ -115,7 +124,9 @@ def merge(lake: Lake, stream: Stream, dry_run: bool = False, everything: bool = 
         if not everything and not needs_merge(state):
             return Decision(state, None, [])
         hours = _hours_to_compare(state)
-        swaps = plan_merge(state, *(files_by_hour(state.table, b, hours) for b in ("main", "speed", "batch")))
+        swaps = plan_merge(
+            state, *(files_by_hour(state.table, b, hours) for b in ("main", "speed", "batch"))
+        )
         publish = None if dry_run else plan_swaps(state, swaps, new_id())
         if publish is not None:
             reach(Step.MERGE_PLANNED)

@@ -1,4 +1,5 @@
-"""Overrides: an operator assigns an hour to one layer with a reason; swap and override land in one commit."""
+"""Overrides: an operator assigns an hour to one layer with a reason; swap and override land in one
+commit."""
 
 from __future__ import annotations
 
@@ -17,7 +18,14 @@ from anabranch.protocol.publish import Again, Decision, Publish, new_id
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.retention import require_kept
 from anabranch.protocol.sealing import require_sealed
-from anabranch.protocol.state import KEPT, OVERRIDES, Accepted, State, accepted_properties, load_state
+from anabranch.protocol.state import (
+    KEPT,
+    OVERRIDES,
+    Accepted,
+    State,
+    accepted_properties,
+    load_state,
+)
 
 LOG = logging.getLogger(__name__)
 
@@ -43,10 +51,14 @@ def plan_override(state: State, hour: str, choice: Choice) -> tuple[dict[str, La
     if choice != "auto":
         overrides[hour] = choice
     layer = replace(state, overrides=overrides).served_by(hour)
-    if overrides != state.overrides and (reason := coverage.uncovered_reason(state, layer, hour)) is not None:
+    if (
+        overrides != state.overrides
+        and (reason := coverage.uncovered_reason(state, layer, hour)) is not None
+    ):
         raise Refused(
-            f"hour {hour}: expected the {layer} layer's rows to cover its cut, found that {reason}; "
-            f"{state.served_by(hour)} keeps serving it: `anabranch explain` shows the options"
+            f"hour {hour}: expected the {layer} layer's rows to cover its cut, found that "
+            f"{reason}; {state.served_by(hour)} keeps serving it: `anabranch explain` shows the "
+            "options"
         )
     return overrides, layer
 
@@ -70,21 +82,25 @@ def plan_served(
     properties = {OVERRIDES: json.dumps(overrides, sort_keys=True), KEPT: json.dumps(kept)}
     changes = [Change("main", properties=properties, copy={hour: layer})]
     if accepted is not None and layer == "speed":
-        # Remembered one by one from now on: a recreated batch branch could not distinguish it from other hours.
+        # Remembered one by one from now on: a recreated batch branch could not distinguish it from
+        # other hours.
         changes.append(Change("batch", properties=accepted_properties(state, {hour: accepted})))
     revision = accepted.revision if accepted is not None else 0
     cut = accepted.cut if accepted is not None else state.cuts.get(hour)
-    row = ledger.decision(hour, "served", revision, cut, now, f"{id}-{hour}", served=layer, reason=why, act=act)
+    row = ledger.decision(
+        hour, "served", revision, cut, now, f"{id}-{hour}", served=layer, reason=why, act=act
+    )
     letters = dead_letters.waiting_served(hour, layer, now, f"{id}-{hour}")
     return Publish(id, tuple(changes), state.timeline, decisions=(row,), dead_letters=(letters,))
 
 
 def serve_hour(publisher: Publisher, hour: str, choice: Choice, why: str) -> Served:
-    """Assign a sealed hour to a layer, or remove that override (`auto`); later publishes and merges respect it.
+    """Assign a sealed hour to a layer, or remove that override (`auto`); later publishes and merges
+    respect it.
 
-    One zero-copy swap with the override; the ledger's row and the hour's dead letters follow. Raises Refused
-    when the layer's rows do not cover the hour or it has expired, ConfigurationError for an hour before the first,
-    Transient for one that is not sealed.
+    One zero-copy swap with the override; the ledger's row and the hour's dead letters follow.
+    Raises Refused when the layer's rows do not cover the hour or it has expired, ConfigurationError
+    for an hour before the first, Transient for one that is not sealed.
     """
     lake, stream = publisher.lake, publisher.stream
     act = act_now("serve-hour", why)
@@ -109,5 +125,11 @@ def serve_hour(publisher: Publisher, hour: str, choice: Choice, why: str) -> Ser
     if published.landed is not None:
         publisher.record_decisions(published.state)
         publisher.publish_dead_letters(published.state)
-        LOG.info("stream %s: hour %s is now served by %s: %s", stream.name, hour, published.result.layer, why)
+        LOG.info(
+            "stream %s: hour %s is now served by %s: %s",
+            stream.name,
+            hour,
+            published.result.layer,
+            why,
+        )
     return published.result

@@ -21,10 +21,11 @@ LOG = logging.getLogger(__name__)
 
 
 def take_over(lake: Lake, stream: Stream, kafka: KafkaAdapter, position: Position) -> bool:
-    """Write the stream into its table when no stream, or its former name, is there; True if it was written.
+    """Write the stream into its table when no stream, or its former name, is there; True if it was
+    written.
 
-    `position` is the table's. A table is only taken over by a stream that reads its position's topic: raises
-    AnotherStreamsTable for another topic id, since the owner is then unknown.
+    `position` is the table's. A table is only taken over by a stream that reads its position's
+    topic: raises AnotherStreamsTable for another topic id, since the owner is then unknown.
     """
     owner = read_owner(lake.load(stream.table))
     if owner is not None and owner.stream == stream.name:
@@ -35,10 +36,11 @@ def take_over(lake: Lake, stream: Stream, kafka: KafkaAdapter, position: Positio
             return False
         if topic.id != position.topic_id:
             raise AnotherStreamsTable(
-                f"streams/{stream.name}.yaml: table {stream.table}: expected a table that was read from topic "
-                f"{stream.topic} (id {topic.id}), found a position of topic id {position.topic_id}; "
-                "nothing was changed. If the table is another stream's: give `table:` another name. If the topic was "
-                f"deleted and made again, or moved to another cluster: run `anabranch adopt {stream.name}`"
+                f"streams/{stream.name}.yaml: table {stream.table}: expected a table that was "
+                f"read from topic {stream.topic} (id {topic.id}), found a position of topic id "
+                f"{position.topic_id}; nothing was changed. If the table is another stream's: "
+                "give `table:` another name. If the topic was deleted and made again, or moved to "
+                f"another cluster: run `anabranch adopt {stream.name}`"
             )
     wanted = Owner(stream.name, stream.topic, kafka.cluster_id()).to_json()
 

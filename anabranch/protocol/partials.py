@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
 PROVENANCE_COLUMNS = ("decision", "files", "definition")
-"""The columns that record from what partials were computed: one value in each file, found in its bounds."""
+"""The columns that record from what partials were computed: one value in each file, found in its
+bounds."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,10 @@ def filled_hours(table: Table, files_of: Mapping[str, Mapping[str, DataFile]]) -
     ids = {name: table.schema().find_field(name).field_id for name in PROVENANCE_COLUMNS}
     filled = {}
     for hour, files in files_of.items():
-        values = {tuple(_only_value(file, ids[name]) for name in PROVENANCE_COLUMNS) for file in files.values()}
+        values = {
+            tuple(_only_value(file, ids[name]) for name in PROVENANCE_COLUMNS)
+            for file in files.values()
+        }
         if len(values) == 1 and None not in (only := values.pop()):
             filled[hour] = Filled(*map(str, only))
     return filled
@@ -48,12 +52,15 @@ def filled_hours(table: Table, files_of: Mapping[str, Mapping[str, DataFile]]) -
 
 def _only_value(file: DataFile, id: int) -> str | None:
     """The only value of a text column in a file; None if its bounds differ or are missing."""
-    least, most = (bounds.get(id) if bounds else None for bounds in (file.lower_bounds, file.upper_bounds))
+    least, most = (
+        bounds.get(id) if bounds else None for bounds in (file.lower_bounds, file.upper_bounds)
+    )
     return least.decode() if least is not None and least == most else None
 
 
 def stale_hours(partials: Table, rows: Table, hours: Collection[str]) -> list[str]:
-    """Those of some hours that have partials of other files than `main` has now, oldest first. Raises Transient."""
+    """Those of some hours that have partials of other files than `main` has now, oldest first.
+    Raises Transient."""
     if not (files_of := files_by_hour(partials, "main", hours)):
         return []
     filled, now = filled_hours(partials, files_of), files_by_hour(rows, "main", files_of)

@@ -1,13 +1,18 @@
-"""The publish protocol: decide on a fresh load, commit, and decide again after a refusal. `run` is the only loop.
+"""The publish protocol: decide on a fresh load, commit, and decide again after a refusal. `run` is
+the only loop.
 
-1. Stage: rows become files and one snapshot that no branch points to (`anabranch.iceberg.staging`). The batch layer
-   stages before the loop, the speed layer inside its first decision, which has the hours to stage by.
-2. Check: `decide` reads the state and the staged rows. It returns a publish, or that nothing is left to do, or that it
+1. Stage: rows become files and one snapshot that no branch points to (`anabranch.iceberg.staging`).
+  The batch layer
+   stages before the loop, the speed layer inside its first decision, which has the hours to stage
+   by.
+2. Check: `decide` reads the state and the staged rows. It returns a publish, or that nothing is
+  left to do, or that it
    did something first (`Again`).
-3. Publish: one commit (`land`) moves every branch concerned and requires the heads that step 2 read.
+3. Publish: one commit (`land`) moves every branch concerned and requires the heads that step 2
+  read.
 
-A publish that is not worth an immediate second attempt (a compaction, a position moved past hours of the batch layer)
-is decided once and landed; its caller loads and decides again.
+A publish that is not worth an immediate second attempt (a compaction, a position moved past hours
+of the batch layer) is decided once and landed; its caller loads and decides again.
 """
 
 from __future__ import annotations
@@ -63,11 +68,13 @@ TAG_AGE = timedelta(days=7)
 
 @dataclass(frozen=True)
 class Publish:
-    """The contents of a commit. `changes` have the properties of the decision; `to_commit` adds the rest.
+    """The contents of a commit. `changes` have the properties of the decision; `to_commit` adds the
+    rest.
 
-    `confirmed`: the waiting decisions and dead letters that were read back; the publish drops them from its
-    branches. `anabranch.protocol.publisher` fills them in. `read_until`: `position` was the log's end then, or lies
-    behind it. `staged`: the staged snapshots whose files it adds, by attempt.
+    `confirmed`: the waiting decisions and dead letters that were read back; the publish drops them
+    from its branches. `anabranch.protocol.publisher` fills them in. `read_until`: `position` was
+    the log's end then, or lies behind it. `staged`: the staged snapshots whose files it adds, by
+    attempt.
     """
 
     id: str
@@ -100,14 +107,16 @@ class Landed:
 
 
 class Again(Enum):
-    """The decision did something first (staged, merged, waited in the queue): load and decide again."""
+    """The decision did something first (staged, merged, waited in the queue): load and decide
+    again."""
 
     AGAIN = 0
 
 
 @dataclass(frozen=True)
 class Decision(Generic[T]):
-    """What to commit over the heads of `state`, None when nothing is left to do, and a result for the caller."""
+    """What to commit over the heads of `state`, None when nothing is left to do, and a result for
+    the caller."""
 
     state: State
     publish: Publish | None
@@ -116,7 +125,8 @@ class Decision(Generic[T]):
 
 @dataclass(frozen=True)
 class Published(Generic[T]):
-    """The last decision of a `run`, and the publish as it landed; None when nothing was left to do."""
+    """The last decision of a `run`, and the publish as it landed; None when nothing was left to
+    do."""
 
     decision: Decision[T]
     landed: Landed | None
@@ -137,26 +147,32 @@ def new_id() -> str:
 
 
 def new_tag(state: State, name: str, branch: str, now: datetime) -> Tag:
-    """A tag of a branch's head that expires TAG_AGE from now; Iceberg counts from when the snapshot was made."""
+    """A tag of a branch's head that expires TAG_AGE from now; Iceberg counts from when the snapshot
+    was made."""
     made = head(state.table, branch)
     age = int(now.timestamp() * 1000) - made.timestamp_ms + int(TAG_AGE.total_seconds() * 1000)
     return Tag(name, made.snapshot_id, age)
 
 
 def to_commit(state: State, publish: Publish, now: datetime) -> Commit:
-    """The commit of a publish: the properties of each branch, the watermarks of `main`, expiry, and the three heads
-    that it requires. Pure."""
+    """The commit of a publish: the properties of each branch, the watermarks of `main`, expiry, and
+    the three heads that it requires. Pure."""
     content = dict(state.content)
-    content |= {c.branch: publish.id for c in publish.changes if c.branch != "main" and c.changes_rows}
+    content |= {
+        c.branch: publish.id for c in publish.changes if c.branch != "main" and c.changes_rows
+    }
     merged = any(c.branch == "main" for c in publish.changes)
     promised = _watermarks(state, publish)
     changes = []
-    by_batch = {k: v for c in publish.changes if c.branch == "batch" for k, v in c.properties.items()}
+    by_batch = {
+        k: v for c in publish.changes if c.branch == "batch" for k, v in c.properties.items()
+    }
     for change in publish.changes:
         properties = dict(change.properties) | {TIMELINE: publish.timeline.to_json()}
         if change.branch == "main":
             properties |= promised
-            # A batch branch that is lost begins again there, and what it had accepted stays accepted.
+            # A batch branch that is lost begins again there, and what it had accepted stays
+            # accepted.
             properties |= {SETTLED: by_batch[SETTLED]} if SETTLED in by_batch else {}
             properties |= {ACCEPTED: by_batch[ACCEPTED]} if ACCEPTED in by_batch else {}
         # This publish does not merge a branch that moved without `main`.
@@ -201,11 +217,14 @@ def _watermarks(state: State, publish: Publish) -> dict[str, str]:
     return dict.fromkeys(before.to_properties(), "") | promised.to_properties()
 
 
-def land(lake: Lake, state: State, publish: Publish, now: datetime, entry: QueueEntry | None = None) -> Landed | None:
-    """Step 3 of every publish: one commit over the heads of `state`, which also removes `entry` from the queue.
+def land(
+    lake: Lake, state: State, publish: Publish, now: datetime, entry: QueueEntry | None = None
+) -> Landed | None:
+    """Step 3 of every publish: one commit over the heads of `state`, which also removes `entry`
+    from the queue.
 
-    None when it is refused: a head moved, and the caller has to load and decide again. Raises Transient when
-    the outcome stays unknown.
+    None when it is refused: a head moved, and the caller has to load and decide again. Raises
+    Transient when the outcome stays unknown.
     """
     commit = to_commit(state, publish, now)
     if entry is not None:
@@ -223,11 +242,13 @@ def run(
     take_turns: bool = False,
     timeout: timedelta = timedelta(minutes=10),
 ) -> Published[T]:
-    """Publish what `decide` decides on a state that it loads itself; after each refusal it decides again.
+    """Publish what `decide` decides on a state that it loads itself; after each refusal it decides
+    again.
 
-    With `take_turns` it joins the publish queue when refusals repeat, and waits for the publishers before it
-    (`anabranch.protocol.publish_queue`); it pauses after a refusal, and raises Transient after `timeout`, with nothing
-    published. Without, it retries at once until it lands: the speed layer waits for the queue inside its decision.
+    With `take_turns` it joins the publish queue when refusals repeat, and waits for the publishers
+    before it (`anabranch.protocol.publish_queue`); it pauses after a refusal, and raises Transient
+    after `timeout`, with nothing published. Without, it retries at once until it lands: the speed
+    layer waits for the queue inside its decision.
     """
     deadline = time.monotonic() + timeout.total_seconds()
     refusals = 0
@@ -235,7 +256,10 @@ def run(
         began = time.monotonic()
         while True:
             if take_turns and time.monotonic() > deadline:
-                raise Transient(f"{what}: expected a publish within {timeout}, found {refusals} refusals; try again")
+                raise Transient(
+                    f"{what}: expected a publish within {timeout}, found {refusals} refusals; try "
+                    "again"
+                )
             decision = decide()
             if isinstance(decision, Again):
                 continue

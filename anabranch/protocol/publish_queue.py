@@ -1,14 +1,20 @@
-"""The publish queue: a publisher whose commits would be refused repeatedly gets a turn before other publishers.
+"""The publish queue: a publisher whose commits would be refused repeatedly gets a turn before other
+publishers.
 
-Each turn is a table property of its own, `anabranch.turn.<id>`, so concurrent processes never overwrite each other's
-turns. The turns of a table are a queue: the first publishes, the others wait until it is removed or its timeout has
-passed. A publisher that sees a timeout pass removes that turn.
+Each turn is a table property of its own, `anabranch.turn.<id>`, so concurrent processes never
+overwrite each other's turns. The turns of a table are a queue: the first publishes, the others wait
+until it is removed or its timeout has passed. A publisher that sees a timeout pass removes that
+turn.
 
-1. Join: a publisher that was refused, or that finds others before it, adds its turn at the end of the queue.
-2. Wait: a publisher that is about to commit and finds a turn before its own waits for that turn, then decides again.
-3. Leave: the publish that lands removes the turn in the same commit; otherwise the publisher removes it at its end.
+1. Join: a publisher that was refused, or that finds others before it, adds its turn at the end of
+  the queue.
+2. Wait: a publisher that is about to commit and finds a turn before its own waits for that turn,
+  then decides again.
+3. Leave: the publish that lands removes the turn in the same commit; otherwise the publisher
+  removes it at its end.
 
-A waiter measures a timeout by its own clock, from when it first saw that turn at the head: no clocks are compared.
+A waiter measures a timeout by its own clock, from when it first saw that turn at the head: no
+clocks are compared.
 """
 
 from __future__ import annotations
@@ -35,13 +41,15 @@ from anabranch.protocol.state import TURN
 LOG = logging.getLogger(__name__)
 
 _PREFIX = f"{TURN}."
-# A turn's timeout, in seconds: several attempts of its owner, short enough for readers of fresh rows.
+# A turn's timeout, in seconds: several attempts of its owner, short enough for readers of fresh
+# rows.
 TRIES, LEAST, MOST = 4.0, 10.0, 60.0
 # A longer attempt needs a longer turn: one attempt and a half, at most LIMIT.
 TRY_AND_A_HALF, LIMIT = 1.5, 300.0
 # The timeout of a turn of an older version, whose property is only an id.
 BARE_BOUND = 5.0
-# A publisher joins after this many refusals in a row, or after one refusal of an attempt this long (seconds).
+# A publisher joins after this many refusals in a row, or after one refusal of an attempt this long
+# (seconds).
 REFUSALS, LONG_TRY = 3, 0.3
 # The longest queue; further publishers continue without a turn.
 LONGEST_LINE = 16
@@ -53,7 +61,8 @@ SETTLING = 2.0
 
 @dataclass(frozen=True)
 class Turn:
-    """An entry of the queue. `bound`: its timeout in seconds; `what`, `by` and `asked_at` are for operators."""
+    """An entry of the queue. `bound`: its timeout in seconds; `what`, `by` and `asked_at` are for
+    operators."""
 
     id: str
     number: int
@@ -99,7 +108,12 @@ def _read(id: str, text: str) -> Turn:
     try:
         values = json.loads(text)
         bound = min(LIMIT, float(values["bound"]))
-        return Turn(id, int(values["number"]), bound, *(str(values.get(k, "")) for k in ("what", "by", "asked_at")))
+        return Turn(
+            id,
+            int(values["number"]),
+            bound,
+            *(str(values.get(k, "")) for k in ("what", "by", "asked_at")),
+        )
     except (ValueError, KeyError, TypeError, AttributeError):
         # Edited by hand, or of a later version: others wait for it only briefly.
         return Turn(id, 0, BARE_BOUND)
@@ -118,7 +132,8 @@ def plan_turn(line: Line, turn: Turn) -> Turn | None:
 
 
 def should_ask(refusals: int, longest: float) -> bool:
-    """Whether a publisher joins the queue after this many refusals, with its longest attempt in seconds. Pure.
+    """Whether a publisher joins the queue after this many refusals, with its longest attempt in
+    seconds. Pure.
 
     An attempt of one second always loses against a publisher that commits every second.
     """
@@ -126,7 +141,8 @@ def should_ask(refusals: int, longest: float) -> bool:
 
 
 def turn_before(line: Line, mine: str | None, over: str | None = None) -> Turn | None:
-    """The turn to wait for before a publisher with turn `mine` commits; None when it is first. Pure.
+    """The turn to wait for before a publisher with turn `mine` commits; None when it is first.
+    Pure.
 
     `over` was waited for already. A publisher that is not in the queue comes after all turns.
     """
@@ -137,7 +153,8 @@ def turn_before(line: Line, mine: str | None, over: str | None = None) -> Turn |
 def turn_to_yield_to(line: Line, waited: str | None, has_yielded: bool) -> Turn | None:
     """The turn that the speed layer waits for before it stages or commits a micro-batch. Pure.
 
-    It waits once for each turn, and for at most one turn in each micro-batch, so it publishes between any two turns.
+    It waits once for each turn, and for at most one turn in each micro-batch, so it publishes
+    between any two turns.
     """
     return None if has_yielded else turn_before(line, None, waited)
 
@@ -150,7 +167,8 @@ def is_over(turn: Turn, seconds: float) -> bool:
 def plan_taking_back(properties: Mapping[str, str], id: str, commit: Commit) -> Commit:
     """`commit`, which also removes a turn from the queue. Pure.
 
-    It sets a key before it removes it: PyIceberg fails to remove a key that another process has removed meanwhile.
+    It sets a key before it removes it: PyIceberg fails to remove a key that another process has
+    removed meanwhile.
     """
     keys = (_PREFIX + id, *((TURN,) if properties.get(TURN) == id else ()))
     if not any(key in properties for key in keys):
@@ -163,11 +181,16 @@ def plan_taking_back(properties: Mapping[str, str], id: str, commit: Commit) -> 
 
 
 def ask_for_turn(lake: Lake, table_name: str, what: str, longest: float = 0.0) -> Turn | None:
-    """Add a new turn at the end of the queue, with a timeout that follows from the longest attempt so far.
+    """Add a new turn at the end of the queue, with a timeout that follows from the longest attempt
+    so far.
 
-    None when the queue is full, or when other commits come first for ASKING seconds. Raises Transient.
+    None when the queue is full, or when other commits come first for ASKING seconds. Raises
+    Transient.
     """
-    by, at = f"{socket.gethostname()}:{os.getpid()}", datetime.now(UTC).isoformat(timespec="seconds")
+    by, at = (
+        f"{socket.gethostname()}:{os.getpid()}",
+        datetime.now(UTC).isoformat(timespec="seconds"),
+    )
     wanted = Turn(uuid.uuid4().hex, 0, turn_bound(longest), what, by, at)
     for _ in attempts(jitter(0.1), ASKING):
         table = lake.load(table_name)
@@ -178,7 +201,10 @@ def ask_for_turn(lake: Lake, table_name: str, what: str, longest: float = 0.0) -
         turn = plan_turn(line, wanted)
         if turn is None:
             return None
-        if lake.commit(table, Commit(turn.id, {}, (), set_properties=turn.to_properties())) is Outcome.LANDED:
+        if (
+            lake.commit(table, Commit(turn.id, {}, (), set_properties=turn.to_properties()))
+            is Outcome.LANDED
+        ):
             return turn
     return None
 
@@ -186,7 +212,8 @@ def ask_for_turn(lake: Lake, table_name: str, what: str, longest: float = 0.0) -
 def take_back_turn(lake: Lake, table_name: str, id: str) -> None:
     """Remove a turn from the queue: one's own that no publish removed, or another's that timed out.
 
-    When other commits come first for ASKING seconds, the turn stays until a waiter sees its timeout pass.
+    When other commits come first for ASKING seconds, the turn stays until a waiter sees its timeout
+    pass.
     """
     for _ in attempts(jitter(0.1), ASKING):
         table = lake.load(table_name)
@@ -198,12 +225,17 @@ def take_back_turn(lake: Lake, table_name: str, id: str) -> None:
 
 
 def wait_for_turn(
-    lake: Lake, table_name: str, turn: str | None, waited: str | None, stop: threading.Event | None = None
+    lake: Lake,
+    table_name: str,
+    turn: str | None,
+    waited: str | None,
+    stop: threading.Event | None = None,
 ) -> str | None:
-    """Wait until `turn` is removed or its timeout has passed, counted from now; a turn that timed out is removed.
+    """Wait until `turn` is removed or its timeout has passed, counted from now; a turn that timed
+    out is removed.
 
-    Does not wait for `waited`, the turn of an earlier call, again. `stop` ends the wait at once. Returns the turn to
-    pass as `waited` to the next call.
+    Does not wait for `waited`, the turn of an earlier call, again. `stop` ends the wait at once.
+    Returns the turn to pass as `waited` to the next call.
     """
     if turn is None or turn == waited:
         return turn
@@ -211,12 +243,16 @@ def wait_for_turn(
     ahead = _find(lake, table_name, turn)
     if ahead is not None:
         LOG.info(
-            "table %s: waiting up to %.0f s for %s, first in the publish queue", table_name, ahead.bound, ahead.who
+            "table %s: waiting up to %.0f s for %s, first in the publish queue",
+            table_name,
+            ahead.bound,
+            ahead.who,
         )
     while ahead is not None and not stop.is_set():
         if is_over(ahead, time.monotonic() - began):
             LOG.warning(
-                "table %s: removed %s from the publish queue after its timeout of %.0f s; continuing",
+                "table %s: removed %s from the publish queue after its timeout of %.0f s; "
+                "continuing",
                 table_name,
                 ahead.who,
                 ahead.bound,
@@ -234,7 +270,8 @@ def _find(lake: Lake, table_name: str, id: str) -> Turn | None:
 
 
 class YieldToQueue:
-    """The speed layer's side of the queue: it waits once for each turn, and publishes between any two."""
+    """The speed layer's side of the queue: it waits once for each turn, and publishes between any
+    two."""
 
     def __init__(self, lake: Lake, table_name: str, stop: threading.Event | None = None) -> None:
         self._lake, self._table_name, self._stop = lake, table_name, stop
@@ -246,7 +283,9 @@ class YieldToQueue:
         turn = turn_to_yield_to(read_line(properties), self._waited, self._has_held)
         if turn is None:
             return False
-        self._waited = wait_for_turn(self._lake, self._table_name, turn.id, self._waited, self._stop)
+        self._waited = wait_for_turn(
+            self._lake, self._table_name, turn.id, self._waited, self._stop
+        )
         self._has_held = True
         return True
 
@@ -256,10 +295,16 @@ class YieldToQueue:
 
 
 class QueueEntry:
-    """A publisher's entry in the queue, until it landed or gave up; without `takes_turns` it never joins."""
+    """A publisher's entry in the queue, until it landed or gave up; without `takes_turns` it never
+    joins."""
 
     def __init__(self, lake: Lake, table_name: str, what: str, takes_turns: bool) -> None:
-        self._lake, self._table_name, self._what, self._takes_turns = lake, table_name, what, takes_turns
+        self._lake, self._table_name, self._what, self._takes_turns = (
+            lake,
+            table_name,
+            what,
+            takes_turns,
+        )
         self._turn: Turn | None = None
         self._over: str | None = None
         self._longest = 0.0
@@ -267,10 +312,11 @@ class QueueEntry:
         self._inner = 0
 
     def wait_for_others(self, properties: Mapping[str, str], deadline: float) -> bool:
-        """Wait for the turns before this one, according to the loaded properties; False when there are none.
+        """Wait for the turns before this one, according to the loaded properties; False when there
+        are none.
 
-        Joins the queue if it is not in it yet, so publishes land in request order. Does not wait after `deadline`, of
-        the monotonic clock.
+        Joins the queue if it is not in it yet, so publishes land in request order. Does not wait
+        after `deadline`, of the monotonic clock.
         """
         first = self._before(properties)
         if first is None:
@@ -291,7 +337,8 @@ class QueueEntry:
             self._settle()
 
     def with_removal(self, properties: Mapping[str, str], commit: Commit) -> Commit:
-        """The commit, which also removes its turn; unchanged in a publish inside another publish's decision."""
+        """The commit, which also removes its turn; unchanged in a publish inside another publish's
+        decision."""
         if self._turn is None or self._inner:
             return commit
         return plan_taking_back(properties, self._turn.id, commit)
@@ -303,8 +350,8 @@ class QueueEntry:
 
     @contextmanager
     def inside(self) -> Iterator[QueueEntry]:
-        """This entry, for a publish inside this one's decision (a merge that has to come first): it must not wait for
-        this turn."""
+        """This entry, for a publish inside this one's decision (a merge that has to come first): it
+        must not wait for this turn."""
         self._inner += 1
         try:
             yield self
@@ -312,7 +359,8 @@ class QueueEntry:
             self._inner -= 1
 
     def leave(self) -> None:
-        """Remove a turn that no publish removed. If the lake does not answer, the turn ends by its timeout."""
+        """Remove a turn that no publish removed. If the lake does not answer, the turn ends by its
+        timeout."""
         if self._turn is None:
             return
         try:
@@ -336,10 +384,16 @@ class QueueEntry:
     def _ask(self) -> None:
         self._turn = ask_for_turn(self._lake, self._table_name, self._what, self._longest)
         if self._turn is not None:
-            LOG.info("%s: joined the publish queue turn=%s timeout=%.0f s", self._what, self._turn.id, self._turn.bound)
+            LOG.info(
+                "%s: joined the publish queue turn=%s timeout=%.0f s",
+                self._what,
+                self._turn.id,
+                self._turn.bound,
+            )
 
     def _settle(self) -> None:
-        # A long attempt would be lost to a commit that began before its publisher could see the turn.
+        # A long attempt would be lost to a commit that began before its publisher could see the
+        # turn.
         time.sleep(min(SETTLING, self._longest / 4))
 
 

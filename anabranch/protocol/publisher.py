@@ -1,7 +1,9 @@
-"""A publisher of one stream: it finishes what earlier publishers left, commits decisions, and completes each publish.
+"""A publisher of one stream: it finishes what earlier publishers left, commits decisions, and
+completes each publish.
 
-A publish names decisions and dead letters that wait on the branches until they are in the ledger and in the dead
-letters' table. A publisher keeps the ids that it has read back there; its next publish drops them from the branches.
+A publish names decisions and dead letters that wait on the branches until they are in the ledger
+and in the dead letters' table. A publisher keeps the ids that it has read back there; its next
+publish drops them from the branches.
 """
 
 from __future__ import annotations
@@ -39,15 +41,19 @@ class Publisher:
     def recover(self, state: State | None = None, by_ledger: bool = False) -> State:
         """Finish the incomplete work of an earlier publisher of either layer: the merge, dead
         letters, ledger rows. Returns the state that the job continues from; a step that has just
-        ended passes its `state` instead of another load. `by_ledger`: as `finish`. Raises Transient.
+        ended passes its `state` instead of another load. `by_ledger`: as `finish`. Raises
+        Transient.
         """
         if state is None or merge.needs_merge(state):
             state = merge.merge(self.lake, self.stream).state
         self.finish(state, by_ledger)
         return state
 
-    def run(self, decide: Callable[[], Decision[T] | Again], what: str, take_turns: bool = True) -> Published[T]:
-        """Publish what `decide` decides, as `anabranch.protocol.publish.run`; dead letters and ledger rows follow."""
+    def run(
+        self, decide: Callable[[], Decision[T] | Again], what: str, take_turns: bool = True
+    ) -> Published[T]:
+        """Publish what `decide` decides, as `anabranch.protocol.publish.run`; dead letters and
+        ledger rows follow."""
 
         def confirming() -> Decision[T] | Again:
             decision = decide()
@@ -61,7 +67,8 @@ class Publisher:
         return published
 
     def run_merged(self, decide: Callable[[State], Decision[T]], what: str) -> Published[T]:
-        """As `run`; `decide` gets the state that was loaded, once `main` is merged of the other branches."""
+        """As `run`; `decide` gets the state that was loaded, once `main` is merged of the other
+        branches."""
 
         def merged() -> Decision[T] | Again:
             state = load_state(self.lake, self.stream.table)
@@ -80,10 +87,11 @@ class Publisher:
         return landed
 
     def finish(self, state: State, by_ledger: bool = False) -> None:
-        """Publish the dead letters and write the ledger rows that wait in `state`. Raises Transient.
+        """Publish the dead letters and write the ledger rows that wait in `state`. Raises
+        Transient.
 
-        `by_ledger`: the table of dead letters is not loaded for those that the ledger states as complete, and the
-        publisher's next rows state what it finds complete.
+        `by_ledger`: the table of dead letters is not loaded for those that the ledger states as
+        complete, and the publisher's next rows state what it finds complete.
         """
         if not by_ledger:
             self.publish_dead_letters(state)
@@ -94,7 +102,9 @@ class Publisher:
     def record_decisions(self, state: State) -> None:
         """Write the decisions that wait in `state` to the ledger. Raises Transient."""
         complete = self._complete.to_json() if self._complete is not None else ""
-        self._confirmed |= Confirmed(self.ledger.record_waiting(state, self._confirmed.decisions, complete))
+        self._confirmed |= Confirmed(
+            self.ledger.record_waiting(state, self._confirmed.decisions, complete)
+        )
 
     def publish_dead_letters(self, state: State) -> None:
         """Publish the dead letters that wait in `state`. Raises Transient."""
@@ -102,15 +112,15 @@ class Publisher:
         self._confirmed |= Confirmed(letters=done)
 
     def complete_dead_letters(self, state: State) -> None:
-        """As `publish_dead_letters`; the next rows of the ledger state that those of `state` are complete, unless some
-        were lost. Raises Transient."""
+        """As `publish_dead_letters`; the next rows of the ledger state that those of `state` are
+        complete, unless some were lost. Raises Transient."""
         self.publish_dead_letters(state)
         if not dead_letters.lost_hours(self.lake, self.stream, state):
             self._complete = Complete.of(state)
 
     def knows_complete(self, state: State) -> bool:
-        """Whether `state` has no dead letters to publish or to look for, by what the publisher found and what the
-        ledger states. Raises Transient."""
+        """Whether `state` has no dead letters to publish or to look for, by what the publisher
+        found and what the ledger states. Raises Transient."""
         if not dead_letters.may_lack(state):
             return True
         stated = self.ledger.complete_letters()

@@ -28,9 +28,10 @@ def plan_rows(
     now: datetime,
     first: str = "",
 ) -> list[LedgerRow]:
-    """Rows for the sealed hours from `first` on that the ledger lacks, oldest first: cut, revision, and the counts that
-    the branches have (`good` and `dead`: the rows of the batch branches, by hour; those of an expired hour are not
-    known). The ids are deterministic, so two processes that restore at once write each row once.
+    """Rows for the sealed hours from `first` on that the ledger lacks, oldest first: cut, revision,
+    and the counts that the branches have (`good` and `dead`: the rows of the batch branches, by
+    hour; those of an expired hour are not known). The ids are deterministic, so two processes that
+    restore at once write each row once.
     """
     rows = []
     for hour in missing_hours(state, known, first):
@@ -44,21 +45,34 @@ def plan_rows(
             if not state.is_expired(hour):
                 account = HourAccount(good=good.get(hour, 0), dead=dead.get(hour, 0))
         id = f"restored-{hour}-{kind}-{revision}"
-        rows.append(ledger.decision(hour, kind, revision, cut, now, id, served=served, reason=WHY, account=account))
+        rows.append(
+            ledger.decision(
+                hour, kind, revision, cut, now, id, served=served, reason=WHY, account=account
+            )
+        )
         if state.is_expired(hour):
-            rows.append(ledger.decision(hour, "expired", revision, None, now, f"restored-{hour}-expired", reason=WHY))
+            rows.append(
+                ledger.decision(
+                    hour, "expired", revision, None, now, f"restored-{hour}-expired", reason=WHY
+                )
+            )
     return rows
 
 
 def missing_hours(state: State, known: Collection[str], first: str = "") -> list[str]:
     """The sealed hours, from `first` on, that are not `known`. Pure."""
-    return [h for h in hours_between(max(state.timeline.first, first), state.timeline.open) if h not in known]
+    return [
+        h
+        for h in hours_between(max(state.timeline.first, first), state.timeline.open)
+        if h not in known
+    ]
 
 
 def restore_ledger(lake: Lake, stream: Stream) -> int:
     """Write the ledger rows that are missing for hours of the table; returns how many. Idempotent.
 
-    Decisions that wait on a branch are written first, since they have more fields. Raises Transient.
+    Decisions that wait on a branch are written first, since they have more fields. Raises
+    Transient.
     """
     state = load_state(lake, stream.table)
     if state.timeline.open == state.timeline.first:
@@ -74,5 +88,9 @@ def restore_ledger(lake: Lake, stream: Stream) -> int:
     )
     rows = plan_rows(state, known, good, dead, datetime.now(UTC), first)
     of_stream.record(rows)
-    LOG.warning("stream %s: restored ledger rows from the state on the branches rows=%d", stream.name, len(rows))
+    LOG.warning(
+        "stream %s: restored ledger rows from the state on the branches rows=%d",
+        stream.name,
+        len(rows),
+    )
     return len(rows)

@@ -1,7 +1,9 @@
-"""Retention: which hours have been kept long enough, what keeps others longer, and the publish by which hours leave.
+"""Retention: which hours have been kept long enough, what keeps others longer, and the publish by
+which hours leave.
 
-The rows of an hour leave every branch in one publish, by metadata alone: every data file belongs to one ingest hour.
-The hour stays accepted, and the ledger keeps its account; its newest row says `expired`. It is never rebuilt again.
+The rows of an hour leave every branch in one publish, by metadata alone: every data file belongs to
+one ingest hour. The hour stays accepted, and the ledger keeps its account; its newest row says
+`expired`. It is never rebuilt again.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ Undelivered = Mapping[str, Collection[str] | None]
 
 @dataclass(frozen=True)
 class Due:
-    """`leaving`: the hours to remove now, oldest first. `kept`: hours past their time, and what keeps them."""
+    """`leaving`: the hours to remove now, oldest first. `kept`: hours past their time, and what
+    keeps them."""
 
     leaving: tuple[str, ...] = ()
     kept: Mapping[str, str] = field(default_factory=dict)
@@ -49,11 +52,13 @@ def plan_due(
     undelivered: Undelivered,
     finished: Confirmed = NOTHING_CONFIRMED,
 ) -> Due:
-    """The hours whose rows have been kept for `keep` since the hour ended, and that have not expired. Pure.
+    """The hours whose rows have been kept for `keep` since the hour ended, and that have not
+    expired. Pure.
 
-    Only accepted hours leave, and none that an operator holds. An hour stays while a publish of it is incomplete, while
-    an hour that is not accepted yet, or not finally, looks for duplicates in it, and until each target of egress has
-    it. `finished`: the decisions and dead letters that wait on a branch and were seen to be complete.
+    Only accepted hours leave, and none that an operator holds. An hour stays while a publish of it
+    is incomplete, while an hour that is not accepted yet, or not finally, looks for duplicates in
+    it, and until each target of egress has it. `finished`: the decisions and dead letters that wait
+    on a branch and were seen to be complete.
     """
     if keep is None:
         return Due()
@@ -77,21 +82,27 @@ def plan_due(
 
 @dataclass(frozen=True)
 class Overdue:
-    """Hours that are more than a day past their time and that no operator holds: how many, the oldest, and what keeps
-    that one; None if the next maintenance may remove it."""
+    """Hours that are more than a day past their time and that no operator holds: how many, the
+    oldest, and what keeps that one; None if the next maintenance may remove it."""
 
     hours: int
     oldest: str
     reason: str | None
 
 
-def find_overdue(state: State, keep: timedelta | None, now: datetime, lookback: int) -> Overdue | None:
-    """The hours that should have expired a day ago; None for no hour. What targets of egress wait for is not looked
-    up. Pure."""
+def find_overdue(
+    state: State, keep: timedelta | None, now: datetime, lookback: int
+) -> Overdue | None:
+    """The hours that should have expired a day ago; None for no hour. What targets of egress wait
+    for is not looked up. Pure."""
     due = plan_due(state, keep + _GRACE if keep is not None else None, now, lookback, {})
     kept = {hour: reason for hour, reason in due.kept.items() if state.holds.of(hour) is None}
     oldest = min((*due.leaving, *kept), default=None)
-    return Overdue(len(due.leaving) + len(kept), oldest, kept.get(oldest)) if oldest is not None else None
+    return (
+        Overdue(len(due.leaving) + len(kept), oldest, kept.get(oldest))
+        if oldest is not None
+        else None
+    )
 
 
 def _incomplete(state: State, finished: Confirmed) -> dict[str, str]:
@@ -101,13 +112,17 @@ def _incomplete(state: State, finished: Confirmed) -> dict[str, str]:
     waiting |= {row.hour for row in decisions if row.decision not in NOTES}
     unread = {hour for hour, accepted in state.accepted.items() if accepted.unread}
     reasons = dict.fromkeys(waiting, "a publish of it is not complete")
-    return reasons | dict.fromkeys(unread, "its duplicates are dropped again once the speed layer has read on")
+    return reasons | dict.fromkeys(
+        unread, "its duplicates are dropped again once the speed layer has read on"
+    )
 
 
 def _looked_at(state: State, lookback: int) -> dict[str, str]:
     """The hours of the look-backs of hours that are yet to be accepted, or to be decided again."""
     undecided = {h for h in state.timeline.sealed if not state.is_accepted(h)}
-    undecided |= {h for h, accepted in state.accepted.items() if accepted.unread} | {state.timeline.open}
+    undecided |= {h for h, accepted in state.accepted.items() if accepted.unread} | {
+        state.timeline.open
+    }
     return {
         shift(hour, -back): f"hour {hour}, which is not accepted yet, looks for duplicates in it"
         for hour in sorted(undecided, reverse=True)
@@ -116,7 +131,9 @@ def _looked_at(state: State, lookback: int) -> dict[str, str]:
 
 
 def _wanted_by(hour: str, undelivered: Undelivered) -> str | None:
-    waits = sorted(target for target, hours in undelivered.items() if hours is None or hour in hours)
+    waits = sorted(
+        target for target, hours in undelivered.items() if hours is None or hour in hours
+    )
     return f"egress has not delivered it to {', '.join(waits)}" if waits else None
 
 
@@ -131,7 +148,8 @@ def plan_expire(
 ) -> Publish:
     """The publish by which the rows of `hours` leave every branch. Pure.
 
-    `speed_hours`: the hours that the speed branch has rows of. `revisions`: the accepted revisions, for the ledger.
+    `speed_hours`: the hours that the speed branch has rows of. `revisions`: the accepted revisions,
+    for the ledger.
     """
     first = min(state.timeline.first, *hours)
     said = {EXPIRED: state.expired.plus(hours, first, now).to_json()}
@@ -140,7 +158,10 @@ def plan_expire(
     of_main = {KEPT: json.dumps([h for h in state.retained_hours if h not in gone])}
     if overrides != state.overrides:
         of_main[OVERRIDES] = json.dumps(overrides, sort_keys=True)
-    changes = tuple(Change(b, properties=said | (of_main if b == "main" else {}), clear=tuple(hours)) for b in BRANCHES)
+    changes = tuple(
+        Change(b, properties=said | (of_main if b == "main" else {}), clear=tuple(hours))
+        for b in BRANCHES
+    )
     rows = tuple(
         ledger.decision(h, "expired", revisions.get(h, 0), None, now, f"{id}-{h}", reason=reason)
         for h in hours
@@ -155,10 +176,14 @@ def letters_expired(table: Table) -> Expired:
 
 
 def plan_due_letters(
-    state: State, expired: Expired, keep: timedelta | None, now: datetime, finished: Confirmed = NOTHING_CONFIRMED
+    state: State,
+    expired: Expired,
+    keep: timedelta | None,
+    now: datetime,
+    finished: Confirmed = NOTHING_CONFIRMED,
 ) -> Due:
-    """As `plan_due`, of dead letters, which have expired in the hours `expired`. No hour looks for duplicates in them,
-    and egress delivers none. Pure."""
+    """As `plan_due`, of dead letters, which have expired in the hours `expired`. No hour looks for
+    duplicates in them, and egress delivers none. Pure."""
     return plan_due(replace(state, expired=expired), keep, now, 0, {}, finished)
 
 
@@ -171,22 +196,30 @@ def plan_expire_letters(
     now: datetime,
     at_most: int,
 ) -> Commit | None:
-    """The commit by which the dead letters of `due` hours leave every branch, of at most so many hours; and those of
-    expired hours that came back. `content`: the hours that any branch has dead letters of. None for no hour. Pure."""
+    """The commit by which the dead letters of `due` hours leave every branch, of at most so many
+    hours; and those of expired hours that came back. `content`: the hours that any branch has dead
+    letters of. None for no hour. Pure."""
     expired, wanted = letters_expired(table), set(due)
     gone = tuple(sorted(h for h in content if h in wanted or h in expired))[:at_most]
     if not gone:
         return None
     first = min(state.timeline.first, gone[0])
-    known = expired.plus([h for h in due if h <= gone[-1]], first, now) if wanted else replace(expired, at=now)
+    known = (
+        expired.plus([h for h in due if h <= gone[-1]], first, now)
+        if wanted
+        else replace(expired, at=now)
+    )
     changes = tuple(Change(b, properties={EXPIRED: known.to_json()}, clear=gone) for b in BRANCHES)
     expire = plan_expiry(table, id, now, waiting=state.waiting_letters, gone_before=expired.at)
     return Commit(id, heads(table), changes, expire=expire)
 
 
-def plan_ledger_start(state: State, letter_hours: Iterable[str], keep: timedelta, now: datetime) -> str | None:
-    """The first hour of the ledger once all quarters of a year have left that ended `keep` ago and that have neither
-    rows, nor dead letters (of `letter_hours`), nor the request of an erasure left; None for no quarter. Pure."""
+def plan_ledger_start(
+    state: State, letter_hours: Iterable[str], keep: timedelta, now: datetime
+) -> str | None:
+    """The first hour of the ledger once all quarters of a year have left that ended `keep` ago and
+    that have neither rows, nor dead letters (of `letter_hours`), nor the request of an erasure
+    left; None for no quarter. Pure."""
     first_kept = state.expired.first_kept(state.timeline.first)
     if first_kept <= state.timeline.first:
         return None
@@ -200,12 +233,15 @@ def plan_ledger_start(state: State, letter_hours: Iterable[str], keep: timedelta
 
 
 def plan_uncovered(state: State, speed_hours: Iterable[str], drop: Sequence[str]) -> Timeline:
-    """The timeline that counts `drop` (in order) as not covered by the speed layer, whose branch has rows of
-    `speed_hours`. Pure. It stays small: before `covered_from` it lists only hours that are kept.
+    """The timeline that counts `drop` (in order) as not covered by the speed layer, whose branch
+    has rows of `speed_hours`. Pure. It stays small: before `covered_from` it lists only hours that
+    are kept.
     """
     timeline = state.timeline
     covered_from = max(timeline.covered_from, shift(drop[-1], 1))
-    others = ({*speed_hours} | set(timeline.sealed) | set(state.accepted) | set(state.overrides)) - set(drop)
+    others = (
+        {*speed_hours} | set(timeline.sealed) | set(state.accepted) | set(state.overrides)
+    ) - set(drop)
     kept = {h for h in others if h < covered_from and not timeline.is_skipped(h)}
     skipped = tuple(h for h in timeline.skipped if h >= covered_from)
     return replace(timeline, covered_from=covered_from, kept=tuple(sorted(kept)), skipped=skipped)
@@ -217,17 +253,18 @@ def is_kept(state: State, hour: str, lookback: int = 0) -> bool:
 
 
 def require_kept(state: State, hour: str, lookback: int = 0) -> None:
-    """Refuse what would bring rows of an expired hour back, or needs its rows. `lookback`: for how many hours before
-    it duplicates are looked for. Raises Refused."""
+    """Refuse what would bring rows of an expired hour back, or needs its rows. `lookback`: for how
+    many hours before it duplicates are looked for. Raises Refused."""
     if is_kept(state, hour, lookback):
         return
     if state.is_expired(hour):
         raise Refused(
-            f"hour {hour}: expected rows that are kept, found that they have expired (`keep.rows`); an expired hour is "
-            f"not built, served or replayed again: `anabranch history STREAM --hour {hour}` shows its account"
+            f"hour {hour}: expected rows that are kept, found that they have expired "
+            "(`keep.rows`); an expired hour is not built, served or replayed again: `anabranch "
+            f"history STREAM --hour {hour}` shows its account"
         )
     raise Refused(
-        f"hour {hour}: expected the rows of its look-back ({lookback} hours, batch.lookback_hours), found that some of "
-        "these hours have expired (`keep.rows`); its duplicates cannot be found any more, so the hour stays as it was "
-        "accepted"
+        f"hour {hour}: expected the rows of its look-back ({lookback} hours, "
+        "batch.lookback_hours), found that some of these hours have expired (`keep.rows`); its "
+        "duplicates cannot be found any more, so the hour stays as it was accepted"
     )

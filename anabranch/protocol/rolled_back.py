@@ -36,9 +36,14 @@ def columns_said(schema: Schema) -> str:
 
 
 def is_ahead(name: str, have: Schema, wanted: Columns) -> bool:
-    """Whether a table has all wanted columns, or wider ones, and more: rows of the wanted columns fit. Pure."""
+    """Whether a table has all wanted columns, or wider ones, and more: rows of the wanted columns
+    fit. Pure."""
     try:
-        return bool(plan_evolution(name, wanted.schema, Columns(have, wanted.source, wanted.key, complete=True)))
+        return bool(
+            plan_evolution(
+                name, wanted.schema, Columns(have, wanted.source, wanted.key, complete=True)
+            )
+        )
     except Refused:
         return False
 
@@ -49,22 +54,31 @@ def is_rolled_back(table: Table, wanted: Columns) -> bool:
 
 
 def roll_back(lake: Lake, name: str, wanted: Columns) -> list[str]:
-    """Record that the wanted columns are those of an older stream file; returns the changes, in words. Raises Refused
-    for columns that the table never had, Transient."""
+    """Record that the wanted columns are those of an older stream file; returns the changes, in
+    words. Raises Refused for columns that the table never had, Transient."""
     table = lake.load(name)
     if is_rolled_back(table, wanted) or columns_said(table.schema()) == columns_said(wanted.schema):
         return []
     if not is_ahead(name, table.schema(), wanted):
         plan_evolution(name, table.schema(), wanted)
         raise Refused(
-            f"table {name}, {wanted.source}: expected columns that the table has too, found more; run "
-            "`anabranch apply` without --rolled-back"
+            f"table {name}, {wanted.source}: expected columns that the table has too, found more; "
+            "run `anabranch apply` without --rolled-back"
         )
-    _change(lake, name, Commit(new_id(), {}, (), set_properties={ROLLED_BACK: columns_said(wanted.schema)}))
+    _change(
+        lake,
+        name,
+        Commit(new_id(), {}, (), set_properties={ROLLED_BACK: columns_said(wanted.schema)}),
+    )
     have = {f.name: column_words(f) for f in table.schema().fields}
     older = {f.name: column_words(f) for f in wanted.schema.fields}
     newer = ", ".join(column for column, words in have.items() if older.get(column) != words)
-    return [f"left {name} as it is, ahead of the stream's file in {newer}: new rows have null, or less, there"]
+    return [
+        (
+            f"left {name} as it is, ahead of the stream's file in {newer}: new rows have null, or "
+            "less, there"
+        )
+    ]
 
 
 def roll_forward(lake: Lake, name: str) -> list[str]:

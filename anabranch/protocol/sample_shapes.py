@@ -12,8 +12,9 @@ _CHARACTER = re.compile(r"\\u[0-9a-fA-F]{4}|\\.|[^\\]", re.DOTALL)
 
 
 def shape_of(sample: str) -> str:
-    """A JSON text with each letter of a value as `a` or `A` and each digit as `9`: `"2026-11-21T03Z"` becomes
-    `"9999-99-99A99A"`. Names of fields, true, false and null stay; a shape is its own shape. Pure."""
+    """A JSON text with each letter of a value as `a` or `A` and each digit as `9`:
+    `"2026-11-21T03Z"` becomes `"9999-99-99A99A"`. Names of fields, true, false and null stay; a
+    shape is its own shape. Pure."""
     return _PART.sub(_masked, sample)
 
 

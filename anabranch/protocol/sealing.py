@@ -36,8 +36,8 @@ SEALED_AT_ONCE = 48
 def check_clock(lake: Lake, state: State) -> None:
     """Compare this machine's clock with the object store's and the table's last update, now.
 
-    A clock ahead would seal hours to come and stamp the table into the future. Raises Transient, naming all, when they
-    are more than half a minute apart.
+    A clock ahead would seal hours to come and stamp the table into the future. Raises Transient,
+    naming all, when they are more than half a minute apart.
     """
     lake.clock.compare()
     lake.clock.now(state.table.metadata.last_updated_ms)
@@ -47,8 +47,8 @@ def check_clock(lake: Lake, state: State) -> None:
 class KafkaOffsets:
     """Kafka's answers to a publisher at `now` by its clock, about the hours that ended by `until`.
 
-    `answers` are of the hours that were wanted (`hours.plan_wanted`) for offsets up to `needed`: by partition the
-    record that begins the next hour.
+    `answers` are of the hours that were wanted (`hours.plan_wanted`) for offsets up to `needed`: by
+    partition the record that begins the next hour.
     """
 
     topic: Topic
@@ -62,7 +62,8 @@ class KafkaOffsets:
 
 @dataclass(frozen=True)
 class ResolvedState:
-    """A load of the state, the position bound to the topic as it is now, and a timeline with the ends it needs."""
+    """A load of the state, the position bound to the topic as it is now, and a timeline with the
+    ends it needs."""
 
     state: State
     position: Position
@@ -71,13 +72,18 @@ class ResolvedState:
 
 
 class OffsetSource(Protocol):
-    """The questions of a decision to Kafka; `anabranch.kafka.client.KafkaAdapter` implements them."""
+    """The questions of a decision to Kafka; `anabranch.kafka.client.KafkaAdapter` implements
+    them."""
 
     def describe(self, topic: str, expected: Position | None = None) -> Topic | None: ...
     def stable_ends(self, topic: Topic, reached: Offsets | None = None) -> dict[int, int]: ...
     def first_from(self, topic: Topic, when: datetime) -> dict[int, Stamped | None]: ...
-    def first_later(self, topic: Topic, records: Mapping[int, Stamped]) -> dict[int, Stamped | None]: ...
-    def stamps_from(self, topic: Topic, starts: Offsets, ends: Offsets, count: int) -> dict[int, hour_ends.Window]: ...
+    def first_later(
+        self, topic: Topic, records: Mapping[int, Stamped]
+    ) -> dict[int, Stamped | None]: ...
+    def stamps_from(
+        self, topic: Topic, starts: Offsets, ends: Offsets, count: int
+    ) -> dict[int, hour_ends.Window]: ...
 
 
 Seen = dict[tuple[str, int], dict[int, hour_ends.Window]]
@@ -96,8 +102,8 @@ def ask(
     seen: Seen | None = None,
     at_most: int | None = None,
 ) -> KafkaOffsets:
-    """Ask Kafka where the hours that `state` needs to have ended, end: those that offsets up to `needed` belong to, or
-    all; at most `at_most` at once. Raises PositionError, Transient."""
+    """Ask Kafka where the hours that `state` needs to have ended, end: those that offsets up to
+    `needed` belong to, or all; at most `at_most` at once. Raises PositionError, Transient."""
     topic = kafka.describe(topic_name, state.position)
     position = check_topic(state.position, topic, topic_name, _read_from(state))
     assert topic is not None
@@ -107,7 +113,8 @@ def ask(
             topic, position.offsets, kafka.stable_ends(topic, position.offsets), hour_ends.WINDOW
         )
         offsets = replace(
-            offsets, oldest={p: hour_ends.plan_oldest(w, hour_ends.millis(now)) for p, w in windows.items()}
+            offsets,
+            oldest={p: hour_ends.plan_oldest(w, hour_ends.millis(now)) for p, w in windows.items()},
         )
     timeline = _with_first_hour(state, position, offsets)
     at_most = at_most or hours.at_once(len(topic.partitions))
@@ -117,7 +124,11 @@ def ask(
     ends = kafka.stable_ends(topic, position.offsets)
     check_log_end(position, ends, topic_name)
     # Published offsets, and the hours before, end below.
-    before = [e.ends or {} for e in hours.decided_ends(timeline, position.offsets, offsets.until) if e.hour < wanted[0]]
+    before = [
+        e.ends or {}
+        for e in hours.decided_ends(timeline, position.offsets, offsets.until)
+        if e.hour < wanted[0]
+    ]
     start = before[-1] if before else timeline.start
     lows = {p: max(o, start.get(p, 0)) for p, o in position.offsets.items()}
     answers: dict[str, Mapping[int, Stamped | None]] = {}
@@ -125,12 +136,20 @@ def ask(
     for hour in wanted:
         # The first record from a moment on answers for every moment up to its own stamp.
         moment = hour_ends.millis(hours.end_of(hour))
-        if not stamps or not all(s is not None and s.timestamp_ms >= moment for s in stamps.values()):
+        if not stamps or not all(
+            s is not None and s.timestamp_ms >= moment for s in stamps.values()
+        ):
             stamps = kafka.first_from(topic, hours.end_of(hour))
-        answers[hour] = _look_behind(kafka, topic, hours.end_of(hour), stamps, lows, ends, now, seen)
+        answers[hour] = _look_behind(
+            kafka, topic, hours.end_of(hour), stamps, lows, ends, now, seen
+        )
         known = timeline.boundaries.get(hour, {})
         for p, low in lows.items():
-            lows[p] = known[p] if p in known else hours.plan_boundary(answers[hour].get(p), ends.get(p, 0), low, now)
+            lows[p] = (
+                known[p]
+                if p in known
+                else hours.plan_boundary(answers[hour].get(p), ends.get(p, 0), low, now)
+            )
     return replace(offsets, answers=answers, ends=ends)
 
 
@@ -156,8 +175,14 @@ def _look_behind(
     at, clock = hour_ends.millis(moment), hour_ends.millis(now)
     open_ = {p: o for p, o in starts.items() if o < ends.get(p, 0)}
     exact = {p: s for p, s in stamps.items() if s is not None and open_.get(p) == s.offset}
-    confirmed = hour_ends.find_confirmed_ends(exact, ends, clock, lambda wants: kafka.first_later(topic, wants))
-    searches = {p: hour_ends.find_end(at, o, ends[p], clock, known[p]) for p, o in open_.items() if p not in confirmed}
+    confirmed = hour_ends.find_confirmed_ends(
+        exact, ends, clock, lambda wants: kafka.first_later(topic, wants)
+    )
+    searches = {
+        p: hour_ends.find_end(at, o, ends[p], clock, known[p])
+        for p, o in open_.items()
+        if p not in confirmed
+    }
     offsets = confirmed | hour_ends.find_ends(
         searches,
         lambda wants: kafka.stamps_from(topic, wants, ends, hour_ends.WINDOW),
@@ -173,36 +198,49 @@ def first_after(kafka: OffsetSource, topic: Topic, moment: datetime) -> dict[int
     A stamp later than the clock counts too: a record that came since must not be passed over.
     """
     ends, clock = kafka.stable_ends(topic), datetime.max.replace(tzinfo=UTC)
-    return _look_behind(kafka, topic, moment, kafka.first_from(topic, moment), {}, ends, clock, None)
+    return _look_behind(
+        kafka, topic, moment, kafka.first_from(topic, moment), {}, ends, clock, None
+    )
 
 
 def resolve_state(state: State, offsets: KafkaOffsets) -> ResolvedState | None:
-    """The state as loaded after Kafka was asked, in which the hours that were wanted have their ends. Pure.
+    """The state as loaded after Kafka was asked, in which the hours that were wanted have their
+    ends. Pure.
 
     None when the table moved on so far that it needs answers which were not asked for.
     """
     if not _fits(state.position, offsets.topic):
-        # Another process published offsets newer than the answers; `ask` checks whether Kafka contradicts them.
+        # Another process published offsets newer than the answers; `ask` checks whether Kafka
+        # contradicts them.
         return None
     position = check_topic(state.position, offsets.topic, offsets.topic.name, _read_from(state))
     timeline = _with_first_hour(state, position, offsets)
-    wanted = hours.plan_wanted(timeline, position.offsets, offsets.until, offsets.needed, len(offsets.answers) or 1)
+    wanted = hours.plan_wanted(
+        timeline, position.offsets, offsets.until, offsets.needed, len(offsets.answers) or 1
+    )
     # Never an hour before those ahead of it.
     answers = {h: offsets.answers[h] for h in takewhile(offsets.answers.__contains__, wanted)}
     if wanted and not answers:
         return None
-    planned = hours.plan_boundaries(timeline, position.offsets, answers, offsets.ends, offsets.until, offsets.now)
+    planned = hours.plan_boundaries(
+        timeline, position.offsets, answers, offsets.ends, offsets.until, offsets.now
+    )
     return ResolvedState(state, position, planned, offsets.now)
 
 
 def _with_first_hour(state: State, position: Position, offsets: KafkaOffsets) -> Timeline:
-    waiting = [s for p, s in offsets.oldest.items() if s is not None and s.offset >= position.offsets.get(p, 0)]
+    waiting = [
+        s
+        for p, s in offsets.oldest.items()
+        if s is not None and s.offset >= position.offsets.get(p, 0)
+    ]
     oldest = min(waiting, key=lambda s: s.timestamp_ms, default=None)
     return hours.plan_first_hour(state.timeline, position, oldest, offsets.now)
 
 
 class BoundaryResolver:
-    """Asks Kafka where ended hours end before the heads are loaded, so that the window between the two is short."""
+    """Asks Kafka where ended hours end before the heads are loaded, so that the window between the
+    two is short."""
 
     def __init__(self, stream: Stream, lake: Lake, kafka: KafkaAdapter) -> None:
         self._stream, self._lake, self._kafka = stream, lake, kafka
@@ -210,23 +248,31 @@ class BoundaryResolver:
         self._seen: Seen = {}
 
     def start_from(self, state: State) -> None:
-        """Use a state that is already loaded for the next questions to Kafka; the decision loads a fresh one."""
+        """Use a state that is already loaded for the next questions to Kafka; the decision loads a
+        fresh one."""
         self._last = state
 
-    def decide(self, grace: timedelta = timedelta(0), needed: Offsets | None = None) -> ResolvedState:
-        """A fresh state in which the hours that ended `grace` ago have their ends: the oldest `hours.at_once` that have
-        none yet, unless offsets up to `needed` belong to hours that have theirs. Nothing is published here.
+    def decide(
+        self, grace: timedelta = timedelta(0), needed: Offsets | None = None
+    ) -> ResolvedState:
+        """A fresh state in which the hours that ended `grace` ago have their ends: the oldest
+        `hours.at_once` that have none yet, unless offsets up to `needed` belong to hours that have
+        theirs. Nothing is published here.
 
-        Raises PositionError for a recreated topic, Transient when Kafka or the lake does not answer.
+        Raises PositionError for a recreated topic, Transient when Kafka or the lake does not
+        answer.
         """
         fresh = self._last is None
         state = self._last or load_state(self._lake, self._stream.table)
         while True:
             try:
                 now = self._lake.clock.now()
-                offsets = ask(self._kafka, self._stream.topic, state, now, grace, needed, self._seen)
+                offsets = ask(
+                    self._kafka, self._stream.topic, state, now, grace, needed, self._seen
+                )
             except PositionError:
-                # The state may be older than an adoption: only a description after a fresh load contradicts it.
+                # The state may be older than an adoption: only a description after a fresh load
+                # contradicts it.
                 if fresh:
                     raise
                 state, fresh = load_state(self._lake, self._stream.table), True
@@ -238,17 +284,21 @@ class BoundaryResolver:
 
 
 def plan_sealing(decided: ResolvedState, grace: timedelta, id: str) -> Publish | None:
-    """The publish that seals the hours whose end and grace have passed, SEALED_AT_ONCE at most; its decisions name
-    them, oldest first. Pure.
+    """The publish that seals the hours whose end and grace have passed, SEALED_AT_ONCE at most; its
+    decisions name them, oldest first. Pure.
 
     None when there is none.
     """
     state, position, now = decided.state, decided.position, decided.now
-    planned, sealed = hours.plan_seal(decided.timeline, position.topic_id, now - grace, SEALED_AT_ONCE)
+    planned, sealed = hours.plan_seal(
+        decided.timeline, position.topic_id, now - grace, SEALED_AT_ONCE
+    )
     if not sealed:
         return None
     rows = tuple(
-        ledger.decision(h, "sealed", 0, planned.sealed[h], now, id=f"{id}-{h}", served=state.served_by(h))
+        ledger.decision(
+            h, "sealed", 0, planned.sealed[h], now, id=f"{id}-{h}", served=state.served_by(h)
+        )
         for h in sealed
     )
     tag = new_tag(state, f"{SEALED_TAG}{sealed[-1]}", "main", now)
@@ -289,8 +339,9 @@ def seal(
 ) -> Sealed:
     """Seal every hour whose end and grace have passed, in commits of bounded size.
 
-    Waiting decisions are written to the ledger before each commit and after it, and dead letters that wait are
-    published before the first. Cut short anywhere, it goes on where it ended. `on_landed` is called after each commit.
+    Waiting decisions are written to the ledger before each commit and after it, and dead letters
+    that wait are published before the first. Cut short anywhere, it goes on where it ended.
+    `on_landed` is called after each commit.
     """
     lake, stream = publisher.lake, publisher.stream
     state = load_state(lake, stream.table)
@@ -313,7 +364,11 @@ def seal(
         on_landed(published.landed)
         rows = published.landed.publish.decisions
         now = tuple(row.hour for row in rows if row.decision == "sealed")
-        LOG.info("stream %s: sealed %s", stream.name, f"{now[0]} to {now[-1]}" if len(now) > 1 else now[0])
+        LOG.info(
+            "stream %s: sealed %s",
+            stream.name,
+            f"{now[0]} to {now[-1]}" if len(now) > 1 else now[0],
+        )
         state, sealed = published.state, (*sealed, *now)
         publisher.record_decisions(state)
         reach(Step.SEAL_RECORDED)
@@ -354,7 +409,8 @@ def require_sealed(state: State, stream: Stream, hour: str) -> None:
     for one that has not ended, grace included."""
     if hour < state.timeline.first:
         raise ConfigurationError(
-            f"hour {hour}: expected an hour from {state.timeline.first} on, where stream {stream.name} begins"
+            f"hour {hour}: expected an hour from {state.timeline.first} on, where stream "
+            f"{stream.name} begins"
         )
     if not state.is_sealed(hour):
         raise _open(stream, hour)

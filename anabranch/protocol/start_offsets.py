@@ -44,8 +44,8 @@ class StartChoice:
 
 
 def parse_start(text: str) -> StartChoice:
-    """Read `earliest`, `latest`, a time such as `2026-11-21T03:15:00Z` (UTC where it names no zone), or offsets such as
-    `0=120,1=98`. Raises ConfigurationError."""
+    """Read `earliest`, `latest`, a time such as `2026-11-21T03:15:00Z` (UTC where it names no
+    zone), or offsets such as `0=120,1=98`. Raises ConfigurationError."""
     if text == "earliest":
         return StartChoice("earliest")
     if text == "latest":
@@ -59,35 +59,43 @@ def parse_start(text: str) -> StartChoice:
         when = datetime.fromisoformat(text)
     except ValueError:
         raise ConfigurationError(
-            "--from: expected earliest, latest, a time such as 2026-11-21T03:15:00Z, or the offset of each partition "
-            f"once, such as 0=120,1=98, found {text!r}"
+            "--from: expected earliest, latest, a time such as 2026-11-21T03:15:00Z, or the "
+            f"offset of each partition once, such as 0=120,1=98, found {text!r}"
         ) from None
     return StartChoice("time", when=when if when.tzinfo is not None else when.replace(tzinfo=UTC))
 
 
 def read_log(kafka: KafkaAdapter, topic: Topic, reached: Offsets) -> Log:
-    """The topic's log. An end below what was `reached` is believed only when the brokers repeat it."""
+    """The topic's log. An end below what was `reached` is believed only when the brokers repeat
+    it."""
     return Log(topic, kafka.log_starts(topic), kafka.stable_ends(topic, reached))
 
 
 def resolve_start(choice: StartChoice, kafka: KafkaAdapter, log: Log) -> Offsets:
-    """The offset of each partition of the log that a choice means. A time means the first record stamped then or later,
-    and the log's end where there is none. Raises Refused for offsets that the log does not have."""
+    """The offset of each partition of the log that a choice means. A time means the first record
+    stamped then or later, and the log's end where there is none. Raises Refused for offsets that
+    the log does not have."""
     if choice.kind == "earliest":
         return dict(log.starts)
     if choice.kind == "latest":
         return dict(log.ends)
     if choice.when is not None:
         first = kafka.first_from(log.topic, choice.when)
-        return {p: stamped.offset if (stamped := first.get(p)) is not None else end for p, end in log.ends.items()}
+        return {
+            p: stamped.offset if (stamped := first.get(p)) is not None else end
+            for p, end in log.ends.items()
+        }
     offsets = choice.offsets or {}
     if offsets.keys() != set(log.topic.partitions) or any(
         not log.starts.get(p, 0) <= o <= log.ends.get(p, 0) for p, o in offsets.items()
     ):
-        ranges = ", ".join(f"{p}={log.starts.get(p, 0)}..{log.ends.get(p, 0)}" for p in log.topic.partitions)
+        ranges = ", ".join(
+            f"{p}={log.starts.get(p, 0)}..{log.ends.get(p, 0)}" for p in log.topic.partitions
+        )
         raise Refused(
-            f"adopt topic {log.topic.name}: expected --from with an offset of each partition within {ranges}, found "
-            f"{to_text(offsets)}; nothing was changed: run it again with offsets that are there"
+            f"adopt topic {log.topic.name}: expected --from with an offset of each partition "
+            f"within {ranges}, found {to_text(offsets)}; nothing was changed: run it again with "
+            "offsets that are there"
         )
     return offsets
 
@@ -96,18 +104,24 @@ def question(stream: str, kafka: KafkaAdapter, position: Position, log: Log) -> 
     """The reason that an operator has to choose where to begin, and when each choice applies."""
     now_ms = int(datetime.now(UTC).timestamp() * 1000)
     stamp = kafka.oldest_stamp(log.topic, log.starts, log.ends, 0, now_ms)
-    oldest = f"{datetime.fromtimestamp(stamp / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}" if stamp is not None else "unknown"
+    oldest = (
+        f"{datetime.fromtimestamp(stamp / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}"
+        if stamp is not None
+        else "unknown"
+    )
     mirrored = {
-        p: max(log.starts.get(p, 0), min(position.offsets.get(p, 0), log.ends.get(p, 0))) for p in log.topic.partitions
+        p: max(log.starts.get(p, 0), min(position.offsets.get(p, 0), log.ends.get(p, 0)))
+        for p in log.topic.partitions
     }
     return (
-        f"adopt topic {log.topic.name}: expected topic id {position.topic_id}, which was read up to "
-        f"{to_text(position.offsets)}, or an id that was read before, found id {log.topic.id} with {log.records} "
-        f"records, the oldest of {oldest}; nothing was changed. If `topic:` or kafka.bootstrap_servers name the wrong "
-        "topic or cluster: correct them. Otherwise choose where to begin: "
-        f"`anabranch adopt {stream} --from earliest` when the topic was deleted and made again and all of it is new; "
-        f"`--from {to_text(mirrored)}` when it mirrors the former topic offset by offset; `--from TIME` when it "
-        "mirrors it otherwise; `--from latest` when none of its records are wanted"
+        f"adopt topic {log.topic.name}: expected topic id {position.topic_id}, which was read up "
+        f"to {to_text(position.offsets)}, or an id that was read before, found id {log.topic.id} "
+        f"with {log.records} records, the oldest of {oldest}; nothing was changed. If `topic:` or "
+        "kafka.bootstrap_servers name the wrong topic or cluster: correct them. Otherwise choose "
+        f"where to begin: `anabranch adopt {stream} --from earliest` when the topic was deleted "
+        f"and made again and all of it is new; `--from {to_text(mirrored)}` when it mirrors the "
+        "former topic offset by offset; `--from TIME` when it mirrors it otherwise; `--from "
+        "latest` when none of its records are wanted"
     )
 
 

@@ -64,7 +64,9 @@ class Accepted:
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Accepted:
         unread = tuple(data.get("unread", ()))
-        return Accepted(data["revision"], Cut.from_dict(data["cut"]), data.get("by_choice", False), unread)
+        return Accepted(
+            data["revision"], Cut.from_dict(data["cut"]), data.get("by_choice", False), unread
+        )
 
 
 @dataclass(frozen=True)
@@ -102,16 +104,22 @@ class State:
     def is_accepted(self, hour: str) -> bool:
         if hour in self.accepted or self.is_expired(hour):
             return True
-        return self.is_sealed(hour) and hour < self.settled_before and hour not in self.timeline.sealed
+        return (
+            self.is_sealed(hour) and hour < self.settled_before and hour not in self.timeline.sealed
+        )
 
     def is_expired(self, hour: str) -> bool:
-        """Whether the rows of an accepted hour have left every branch, because they were kept long enough."""
+        """Whether the rows of an accepted hour have left every branch, because they were kept long
+        enough."""
         return self.timeline.first <= hour and hour in self.expired
 
     @property
     def removed_at(self) -> datetime | None:
-        """When rows last left every branch, expired or erased; snapshots that are older may have them."""
-        return max((at for at in (self.expired.at, self.erasures.changed) if at is not None), default=None)
+        """When rows last left every branch, expired or erased; snapshots that are older may have
+        them."""
+        return max(
+            (at for at in (self.expired.at, self.erasures.changed) if at is not None), default=None
+        )
 
     def served_by(self, hour: str) -> Layer:
         """The layer that serves the hour: an operator's override, else batch once it has accepted
@@ -131,8 +139,8 @@ class State:
 
 @dataclass(frozen=True)
 class Confirmed:
-    """What waits on the branches and was read back: decisions that the ledger has, and dead letters that are published,
-    by their ids. A decision and dead letters may have one id."""
+    """What waits on the branches and was read back: decisions that the ledger has, and dead letters
+    that are published, by their ids. A decision and dead letters may have one id."""
 
     decisions: frozenset[str] = frozenset()
     letters: frozenset[str] = frozenset()
@@ -144,7 +152,9 @@ class Confirmed:
 NOTHING_CONFIRMED = Confirmed()
 
 
-def plan_after(state: State, changes: Iterable[Change], timeline: Timeline, position: Position | None) -> State:
+def plan_after(
+    state: State, changes: Iterable[Change], timeline: Timeline, position: Position | None
+) -> State:
     """The state once a publish of these has landed, for derived values: position, timeline,
     accepted hours, overrides and retained hours. Everything else is unchanged. Pure."""
     said = {change.branch: change.properties for change in changes}
@@ -173,17 +183,25 @@ def read_state(table: Table) -> State:
     properties = {b: snapshots.branch_properties(table, b) for b in snapshots.BRANCHES}
     if POSITION not in properties["speed"]:
         name = ".".join(table.name())
-        raise Terminal(f"table {name}: expected a position on branch speed, found none; run `anabranch apply`")
+        raise Terminal(
+            f"table {name}: expected a position on branch speed, found none; run `anabranch apply`"
+        )
     publishes = {b: snapshots.newest_publish(table, b) for b in snapshots.BRANCHES}
     newest = max(
-        properties, key=lambda b: (TIMELINE in properties[b], (p.sequence_number or 0) if (p := publishes[b]) else 0)
+        properties,
+        key=lambda b: (
+            TIMELINE in properties[b],
+            (p.sequence_number or 0) if (p := publishes[b]) else 0,
+        ),
     )
     timeline = _with_imported(Timeline.from_json(properties[newest][TIMELINE]), properties["batch"])
     accepted, waiting = read_accepted(properties)
     expired = Expired.of_branches(properties.values())
     waiting = {hour: cut for hour, cut in waiting.items() if hour not in expired}
     # An older version writes hours that only `main` lists as sealed.
-    sealed = {hour: cut for hour, cut in (timeline.sealed | waiting).items() if hour not in accepted}
+    sealed = {
+        hour: cut for hour, cut in (timeline.sealed | waiting).items() if hour not in accepted
+    }
     if sealed != timeline.sealed:
         timeline = replace(timeline, sealed=sealed)
     return State(
@@ -207,8 +225,8 @@ def read_state(table: Table) -> State:
 
 
 def _with_imported(timeline: Timeline, batch: Mapping[str, str]) -> Timeline:
-    """The timeline whose first hour is the first that the batch branch has: one that was set back behind an import does
-    not have the imported hours, and no rebuild brings them back."""
+    """The timeline whose first hour is the first that the batch branch has: one that was set back
+    behind an import does not have the imported hours, and no rebuild brings them back."""
     if not timeline.imported_through:
         return timeline
     return replace(timeline, first=batch.get(IMPORTED_FROM, timeline.first_of_kafka))
@@ -222,8 +240,8 @@ def state_of(table: Table, snapshot_id: int) -> State:
     properties = snapshots.snapshot_properties(table, snapshot_id)
     if not properties.keys() >= {POSITION, TIMELINE}:
         raise Terminal(
-            f"table {'.'.join(table.name())}: expected snapshot {snapshot_id} to be one of main, found none of the "
-            "hours' state in it; name a tag or a snapshot of main"
+            f"table {'.'.join(table.name())}: expected snapshot {snapshot_id} to be one of main, "
+            "found none of the hours' state in it; name a tag or a snapshot of main"
         )
     return State(
         table=table,
@@ -244,7 +262,9 @@ def state_of(table: Table, snapshot_id: int) -> State:
     )
 
 
-def read_accepted(properties: Mapping[str, Mapping[str, str]]) -> tuple[dict[str, Accepted], dict[str, Cut]]:
+def read_accepted(
+    properties: Mapping[str, Mapping[str, str]],
+) -> tuple[dict[str, Accepted], dict[str, Cut]]:
     """The accepted hours whose rows the batch branch contains, and the cuts of hours that it lost
     and that wait again. `main` lists the accepted hours too. A batch branch recreated from `main`
     contains the rows that `main` served then: hours stay accepted, except those that an override
@@ -265,7 +285,9 @@ def main_only_hours(properties: Mapping[str, Mapping[str, str]]) -> tuple[str, .
     """The accepted hours without records that only `main` lists, oldest first."""
     batch, settled = _accepted(properties["batch"]), properties["batch"].get(SETTLED, "")
     listed = _accepted(properties["main"])
-    return tuple(h for h in sorted(listed) if h not in batch and h >= settled and not listed[h].cut.offsets)
+    return tuple(
+        h for h in sorted(listed) if h not in batch and h >= settled and not listed[h].cut.offsets
+    )
 
 
 def _accepted(properties: Mapping[str, str]) -> dict[str, Accepted]:
@@ -282,26 +304,31 @@ def _accepted_of(text: str) -> Mapping[str, Accepted]:
 REMEMBERED_HOURS = 48
 
 
-# The most accepted hours that only `main` lists; `anabranch maintain` lists them on `batch` each day.
+# The most accepted hours that only `main` lists; `anabranch maintain` lists them on `batch` each
+# day.
 MAX_MAIN_ONLY_HOURS = 36
 
 
-def empty_hours_changes(state: State, hours: Mapping[str, Accepted], measured: Mapping[str, str]) -> tuple[Change, ...]:
+def empty_hours_changes(
+    state: State, hours: Mapping[str, Accepted], measured: Mapping[str, str]
+) -> tuple[Change, ...]:
     """The changes of a publish that accepts `hours`, which have no records. Pure.
 
-    Only `main` moves, unless more than MAX_MAIN_ONLY_HOURS would then be on its list alone. In that case all branches
-    move: `batch` lists the hours too, and recorded decisions leave `batch` and `speed`. `measured`: the measurements
-    that the publish writes to `main`.
+    Only `main` moves, unless more than MAX_MAIN_ONLY_HOURS would then be on its list alone. In that
+    case all branches move: `batch` lists the hours too, and recorded decisions leave `batch` and
+    `speed`. `measured`: the measurements that the publish writes to `main`.
     """
     if len(main_only_hours(state.branch_properties)) + len(hours) > MAX_MAIN_ONLY_HOURS:
         batch = Change("batch", properties=accepted_properties(state, hours))
         return Change("speed"), batch, Change("main", properties=measured)
-    return (Change("main", properties={**measured, ACCEPTED: _to_json(state.accepted | dict(hours))}),)
+    return (
+        Change("main", properties={**measured, ACCEPTED: _to_json(state.accepted | dict(hours))}),
+    )
 
 
 def list_on_batch(state: State) -> tuple[Change, ...]:
-    """The change by which a publish of every branch lists on `batch` the hours that only `main` lists; none without
-    such hours. Pure."""
+    """The change by which a publish of every branch lists on `batch` the hours that only `main`
+    lists; none without such hours. Pure."""
     hours = main_only_hours(state.branch_properties)
     return (Change("batch", properties=accepted_properties(state, {})),) if hours else ()
 
@@ -322,12 +349,18 @@ def accepted_properties(state: State, hours: Mapping[str, Accepted]) -> dict[str
     """
     accepted = state.accepted | dict(hours)
     settled = state.settled_before
-    waits = {str(item.get("hour")) for item in state.dead_letters} | {row.hour for row in state.decisions} | set(hours)
+    waits = (
+        {str(item.get("hour")) for item in state.dead_letters}
+        | {row.hour for row in state.decisions}
+        | set(hours)
+    )
     waits |= {h for h, a in accepted.items() if a.unread or state.overrides.get(h) == "speed"}
     old = [h for h in sorted(accepted)[:-REMEMBERED_HOURS] if h not in waits]
     for hour in old:
         ends = accepted[hour].cut.ends
-        behind = hour >= state.timeline.since and any(state.position.offsets.get(p, 0) < e for p, e in ends.items())
+        behind = hour >= state.timeline.since and any(
+            state.position.offsets.get(p, 0) < e for p, e in ends.items()
+        )
         if hour in state.timeline.sealed or behind:
             break
         del accepted[hour]
@@ -368,22 +401,27 @@ def _union(properties: Iterable[Mapping[str, str]], key: str) -> tuple[dict[str,
     return tuple(sorted(items.values(), key=lambda item: str(item["at"])))
 
 
-def check_topic(position: Position, topic: Topic | None, name: str, read_from: str = "") -> Position:
-    """The position, bound to the topic as Kafka knows it now: partitions that are new begin at offset 0.
+def check_topic(
+    position: Position, topic: Topic | None, name: str, read_from: str = ""
+) -> Position:
+    """The position, bound to the topic as Kafka knows it now: partitions that are new begin at
+    offset 0.
 
-    `read_from` is the id of the cluster that the position's topic was in, where it is known. Raises PositionError when
-    the topic was recreated, is gone, or has fewer partitions than the position.
+    `read_from` is the id of the cluster that the position's topic was in, where it is known. Raises
+    PositionError when the topic was recreated, is gone, or has fewer partitions than the position.
     """
     if topic is None:
         raise PositionError(
-            f"topic {name}: expected it to exist, found none; create it, or correct `topic:` in the stream's file"
+            f"topic {name}: expected it to exist, found none; create it, or correct `topic:` in "
+            "the stream's file"
         )
     if position.topic_id not in ("", topic.id):
         raise PositionError(_another_log(position, topic, name, read_from))
     if lost := sorted(set(position.offsets) - set(topic.partitions)):
         raise PositionError(
-            f"topic {name}: expected partition {lost[0]}, found only {len(topic.partitions)} partitions; Kafka never "
-            "removes partitions: check that kafka.bootstrap_servers names the cluster that the stream was read from"
+            f"topic {name}: expected partition {lost[0]}, found only {len(topic.partitions)} "
+            "partitions; Kafka never removes partitions: check that kafka.bootstrap_servers names "
+            "the cluster that the stream was read from"
         )
     bound = Position(topic.id, position.offsets)
     return bound.with_partitions(topic.partitions)
@@ -392,23 +430,28 @@ def check_topic(position: Position, topic: Topic | None, name: str, read_from: s
 def _another_log(position: Position, topic: Topic, name: str, read_from: str) -> str:
     records = f", which has {topic.records} records" if topic.records is not None else ""
     moved = topic.cluster_id and read_from and topic.cluster_id != read_from
-    cluster, former = (f" in cluster {topic.cluster_id}", f" in cluster {read_from}") if moved else ("", "")
+    cluster, former = (
+        (f" in cluster {topic.cluster_id}", f" in cluster {read_from}") if moved else ("", "")
+    )
     return (
-        f"topic {name}: expected id {position.topic_id}{former}, read up to {sum(position.offsets.values())} offsets "
-        f"in {len(position.offsets)} partitions, found id {topic.id}{cluster}{records}: it was deleted and made again, "
-        "or `topic:` or kafka.bootstrap_servers name the wrong topic or cluster; none of it is read, and "
-        "published rows stay served. If the wrong one is named: correct the configuration and start the job again. "
-        "Else: run `anabranch adopt`, which shows the topic's offsets and asks where to begin"
+        f"topic {name}: expected id {position.topic_id}{former}, read up to "
+        f"{sum(position.offsets.values())} offsets in {len(position.offsets)} partitions, found "
+        f"id {topic.id}{cluster}{records}: it was deleted and made again, or `topic:` or "
+        "kafka.bootstrap_servers name the wrong topic or cluster; none of it is read, and "
+        "published rows stay served. If the wrong one is named: correct the configuration and "
+        "start the job again. Else: run `anabranch adopt`, which shows the topic's offsets and "
+        "asks where to begin"
     )
 
 
 def check_log_end(position: Position, ends: Offsets, name: str, what: str = "the position") -> None:
-    """Raise PositionError with the lost offsets when a partition's log ends below the position, or below `what` has
-    these offsets. `ends` were asked after the position was loaded."""
+    """Raise PositionError with the lost offsets when a partition's log ends below the position, or
+    below `what` has these offsets. `ends` were asked after the position was loaded."""
     lost = {p: (ends[p], o) for p, o in position.offsets.items() if ends.get(p, o) < o}
     if lost:
         raise PositionError(
-            f"topic {name}: expected its log to reach {what} {to_keys(position.offsets)}, found that Kafka lost "
-            f"published records: {ranges_to_keys(lost)}; their rows stay served, and nothing is read, since new "
-            "records get their offsets: run `anabranch adopt` to continue at the first new record"
+            f"topic {name}: expected its log to reach {what} {to_keys(position.offsets)}, found "
+            f"that Kafka lost published records: {ranges_to_keys(lost)}; their rows stay served, "
+            "and nothing is read, since new records get their offsets: run `anabranch adopt` to "
+            "continue at the first new record"
         )

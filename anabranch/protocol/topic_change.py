@@ -21,14 +21,29 @@ from anabranch.iceberg.owner import OWNER, Owner
 from anabranch.iceberg.snapshots import published_since
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.offsets import hour_ends, hours
-from anabranch.offsets.hours import Adoption, Cut, Timeline, end_of, hours_between, plan_remembered, shift
+from anabranch.offsets.hours import (
+    Adoption,
+    Cut,
+    Timeline,
+    end_of,
+    hours_between,
+    plan_remembered,
+    shift,
+)
 from anabranch.offsets.position import Offsets, Position, Ranges, Stamped, ranges_to_keys, size
 from anabranch.protocol import coverage, ledger
 from anabranch.protocol.acts import Act, act_now
 from anabranch.protocol.publish import Decision, Publish, new_id
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.sealing import check_clock, first_after
-from anabranch.protocol.start_offsets import Log, StartChoice, question, read_log, resolve_start, to_text
+from anabranch.protocol.start_offsets import (
+    Log,
+    StartChoice,
+    question,
+    read_log,
+    resolve_start,
+    to_text,
+)
 from anabranch.protocol.state import LOST, POSITION, State, load_state, lost_entries
 
 LOG = logging.getLogger(__name__)
@@ -58,10 +73,11 @@ def plan_begins(
 ) -> Offsets | None:
     """Where the stream goes on in `log`, by partition; None when there is nothing to adopt. Pure.
 
-    In the log of the position: where it ends below the position, the first record that cannot have been published
-    (`unpublished`), or the log's end without one; other partitions are not named. In a log that was read before: where
-    its sealed hours end, by the same rule, or behind that where the operator has `chosen` so. In a log that was never
-    read: what the operator has chosen, else its start.
+    In the log of the position: where it ends below the position, the first record that cannot have
+    been published (`unpublished`), or the log's end without one; other partitions are not named. In
+    a log that was read before: where its sealed hours end, by the same rule, or behind that where
+    the operator has `chosen` so. In a log that was never read: what the operator has chosen, else
+    its start.
 
     Raises Refused for a choice that would publish records twice.
     """
@@ -76,14 +92,17 @@ def plan_begins(
     begins |= _lost_ends(begins, log.ends, unpublished)
     if below := sorted(p for p, o in (chosen or {}).items() if o < begins[p]):
         raise Refused(
-            f"adopt topic {log.topic.name}: expected --from at or behind {to_text(begins)}, where reading topic id "
-            f"{log.topic.id} ended with hour {left.hour}, found {(chosen or {})[below[0]]} for partition {below[0]}: "
-            "records would be published twice; nothing was changed: leave out --from to continue there"
+            f"adopt topic {log.topic.name}: expected --from at or behind {to_text(begins)}, where "
+            f"reading topic id {log.topic.id} ended with hour {left.hour}, found "
+            f"{(chosen or {})[below[0]]} for partition {below[0]}: records would be published "
+            "twice; nothing was changed: leave out --from to continue there"
         )
     return begins | (chosen or {})
 
 
-def _lost_ends(reached: Offsets, ends: Offsets, unpublished: Mapping[int, Stamped | None]) -> Offsets:
+def _lost_ends(
+    reached: Offsets, ends: Offsets, unpublished: Mapping[int, Stamped | None]
+) -> Offsets:
     begins = {}
     for p, end in ends.items():
         if end < reached.get(p, 0):
@@ -108,26 +127,42 @@ def plan_adopt(
     read_ms: int = 0,
     begins_ms: int = 0,
 ) -> Adopted:
-    """Seal the hour at hand, and those before it, by what is published; the next hour begins at `begins`. Pure.
+    """Seal the hour at hand, and those before it, by what is published; the next hour begins at
+    `begins`. Pure.
 
-    Ends that were used stay. In a log that only lost its end, a partition that lost nothing goes on behind the hours
-    that are sealed now. Hours that the speed layer has not read to their ends count as skipped from now on: their
-    offsets can no longer be compared with the position. The log that is left is remembered by where its sealed hours
-    end, and by when it was published from last (`read_ms`); of the log that it goes on in, `begins_ms` says that.
+    Ends that were used stay. In a log that only lost its end, a partition that lost nothing goes on
+    behind the hours that are sealed now. Hours that the speed layer has not read to their ends
+    count as skipped from now on: their offsets can no longer be compared with the position. The log
+    that is left is remembered by where its sealed hours end, and by when it was published from last
+    (`read_ms`); of the log that it goes on in, `begins_ms` says that.
     """
     # Published offsets belong to the first hour without an end, or to one before it.
     at_hand = shift(max(timeline.boundaries), 1) if timeline.boundaries else timeline.open
     until = end_of(at_hand)
-    nothing: dict[str, dict[int, Stamped | None]] = {h: {} for h in hours_between(timeline.open, shift(at_hand, 1))}
+    nothing: dict[str, dict[int, Stamped | None]] = {
+        h: {} for h in hours_between(timeline.open, shift(at_hand, 1))
+    }
     ended = hours.plan_boundaries(timeline, position.offsets, nothing, {}, until, until)
     closed, sealed = hours.plan_seal(ended, position.topic_id, until)
     is_left = topic_id != position.topic_id
     goes_on = begins if is_left else closed.start | begins
     comparable = {h: c for h, c in {**accepted, **closed.sealed}.items() if h >= timeline.since}
-    unread = {h: part for h, c in sorted(comparable.items()) if (part := coverage.behind(c, position.offsets))}
-    before = closed.start if not is_left else known.ended if (known := timeline.left_at(topic_id)) is not None else {}
+    unread = {
+        h: part
+        for h, c in sorted(comparable.items())
+        if (part := coverage.behind(c, position.offsets))
+    }
+    before = (
+        closed.start
+        if not is_left
+        else known.ended
+        if (known := timeline.left_at(topic_id)) is not None
+        else {}
+    )
     replaced = {p: end for p, end in sorted(before.items()) if goes_on.get(p, end) < end}
-    left = Adoption(at_hand, position.topic_id, dict(goes_on), begins_ms=begins_ms, replaced=replaced)
+    left = Adoption(
+        at_hand, position.topic_id, dict(goes_on), begins_ms=begins_ms, replaced=replaced
+    )
     if is_left:
         left = replace(left, ended=dict(closed.start), read_ms=read_ms)
     adopted = replace(
@@ -165,32 +200,38 @@ def _gone(adoption: Adoption) -> str:
     if adoption.topic_id == hours.IMPORTED:
         return "Kafka never had it: it was imported (`anabranch import`)"
     return (
-        f"Kafka no longer has it: the log of topic id {adoption.topic_id} ended with hour {adoption.hour} "
-        "(`anabranch adopt`)"
+        f"Kafka no longer has it: the log of topic id {adoption.topic_id} ended with hour "
+        f"{adoption.hour} (`anabranch adopt`)"
     )
 
 
 def adopt(
-    publisher: Publisher, kafka: KafkaAdapter, choice: StartChoice | None = None, why: str | None = None
+    publisher: Publisher,
+    kafka: KafkaAdapter,
+    choice: StartChoice | None = None,
+    why: str | None = None,
 ) -> Adopted | None:
-    """Go on with the topic as Kafka has it now, in one commit; None when there is nothing to adopt. Idempotent.
+    """Go on with the topic as Kafka has it now, in one commit; None when there is nothing to adopt.
+    Idempotent.
 
-    Raises PositionError when the topic does not exist, Refused when an operator has to choose where to begin and has
-    not (`choice`), or has chosen what would publish records twice; Transient when Kafka or the lake does not answer.
+    Raises PositionError when the topic does not exist, Refused when an operator has to choose where
+    to begin and has not (`choice`), or has chosen what would publish records twice; Transient when
+    Kafka or the lake does not answer.
     """
     lake, stream = publisher.lake, publisher.stream
     act = act_now("adopt", why)
     check_clock(lake, load_state(lake, stream.table))
 
     def decide() -> Decision[Adopted | None]:
-        # The state first: a position that moves after Kafka was asked moves a head, and the publish is refused.
+        # The state first: a position that moves after Kafka was asked moves a head, and the publish
+        # is refused.
         state = load_state(lake, stream.table)
         position, timeline = state.position, state.timeline
         topic = kafka.describe(stream.topic, position)
         if topic is None:
             raise PositionError(
-                f"adopt topic {stream.topic}: expected it to exist, found none; create it, or correct `topic:` in the "
-                "stream's file, then run `anabranch adopt` again"
+                f"adopt topic {stream.topic}: expected it to exist, found none; create it, or "
+                "correct `topic:` in the stream's file, then run `anabranch adopt` again"
             )
         if position.topic_id == "":
             return Decision(state, None, None)
@@ -203,7 +244,9 @@ def adopt(
             raise Refused(question(stream.name, kafka, position, log))
         # A record that was received after the log was published from last cannot be published.
         since = read_ms if is_same else left.read_ms if left is not None else 0
-        unpublished = first_after(kafka, topic, datetime.fromtimestamp(since / 1000, UTC)) if since else {}
+        unpublished = (
+            first_after(kafka, topic, datetime.fromtimestamp(since / 1000, UTC)) if since else {}
+        )
         begins = plan_begins(timeline, position, log, unpublished, chosen)
         if begins is None:
             return Decision(state, None, None)
@@ -231,7 +274,8 @@ def adopt(
     )
     for hour, ranges in adopted.lost.items():
         LOG.error(
-            "stream %s: hour %s: %d offsets were never read, and are lost unless topic id %s comes back: %s",
+            "stream %s: hour %s: %d offsets were never read, and are lost unless topic id %s "
+            "comes back: %s",
             stream.name,
             hour,
             size(ranges),
@@ -242,19 +286,27 @@ def adopt(
 
 
 def last_read_ms(state: State) -> int:
-    """When the position's log was published from last, in milliseconds since the epoch, or later. Pure.
+    """When the position's log was published from last, in milliseconds since the epoch, or later.
+    Pure.
 
     Where nothing was read since an adoption, its own publish is none of records.
     """
     newest = state.timeline.adoptions[-1] if state.timeline.adoptions else None
     offsets = state.position.offsets.items()
-    if newest is not None and newest.begins_ms and all(o == newest.begins.get(p, 0) for p, o in offsets):
+    if (
+        newest is not None
+        and newest.begins_ms
+        and all(o == newest.begins.get(p, 0) for p, o in offsets)
+    ):
         return newest.begins_ms
     return hour_ends.millis(published_since(state.table, "speed", POSITION))
 
 
-def plan_publish(state: State, adopted: Adopted, id: str, now: datetime, act: Act | None = None) -> Publish:
-    """The publish of an adoption: what it seals and where it goes on, and what is lost, in one commit. Pure."""
+def plan_publish(
+    state: State, adopted: Adopted, id: str, now: datetime, act: Act | None = None
+) -> Publish:
+    """The publish of an adoption: what it seals and where it goes on, and what is lost, in one
+    commit. Pure."""
     rows = tuple(
         ledger.decision(
             h,
@@ -280,7 +332,8 @@ def plan_publish(state: State, adopted: Adopted, id: str, now: datetime, act: Ac
         for hour, part in adopted.lost.items()
     ]
     properties = {LOST: lost_entries(state, lost)} if lost else {}
-    # On `main` too: a speed branch that is lost begins again there, and must not fall back to the old log.
+    # On `main` too: a speed branch that is lost begins again there, and must not fall back to the
+    # old log.
     changes = (Change("speed", properties=properties), Change("main"))
     return Publish(id, changes, adopted.timeline, adopted.position, decisions=rows)
 

@@ -21,12 +21,13 @@ FRESH_THROUGH = "anabranch.fresh-through"
 
 @dataclass(frozen=True)
 class Watermarks:
-    """`complete_through` is the last hour such that it and all before it are accepted. `fresh_through` is a moment up
-    to which `main` holds what Kafka had acknowledged and gives to readers of committed records, so nothing of what lies
-    behind an open transaction. None: nothing yet.
+    """`complete_through` is the last hour such that it and all before it are accepted.
+    `fresh_through` is a moment up to which `main` holds what Kafka had acknowledged and gives to
+    readers of committed records, so nothing of what lies behind an open transaction. None: nothing
+    yet.
 
-    Of a whole hour, a moment is one of Kafka's timestamps, by which hours are cut; within the running hour, one of the
-    speed layer's clock.
+    Of a whole hour, a moment is one of Kafka's timestamps, by which hours are cut; within the
+    running hour, one of the speed layer's clock.
     """
 
     complete_through: str | None = None
@@ -55,9 +56,10 @@ def plan_watermarks(
 ) -> Watermarks:
     """What a publish promises that leaves `state` behind, after what `main` promised `before`.
 
-    Fresh through what was promised before, the end of the hours that `main` holds whole, and `read_until`: when the log
-    ended at the position at the latest, as far as the publisher knows. Only the first of them while `main` is not
-    merged. An hour that lacks records which the speed layer jumped over, and that is not accepted, holds it back.
+    Fresh through what was promised before, the end of the hours that `main` holds whole, and
+    `read_until`: when the log ended at the position at the latest, as far as the publisher knows.
+    Only the first of them while `main` is not merged. An hour that lacks records which the speed
+    layer jumped over, and that is not accepted, holds it back.
     """
     candidates = [before.fresh_through]
     if is_merged:
@@ -66,11 +68,14 @@ def plan_watermarks(
         last = _last_held(state, by_speed, lacking)
         candidates.append(end_of(last) if last is not None else None)
         candidates.append(read_until if lacking is None else None)
-    return Watermarks(complete_through(state), max((m for m in candidates if m is not None), default=None))
+    return Watermarks(
+        complete_through(state), max((m for m in candidates if m is not None), default=None)
+    )
 
 
 def complete_through(state: State) -> str | None:
-    """The last hour such that it and all before it, from the stream's first, are accepted; None when there is none."""
+    """The last hour such that it and all before it, from the stream's first, are accepted; None
+    when there is none."""
     timeline = state.timeline
     hour = max(timeline.first, min(state.settled_before, timeline.open))
     waiting = min((h for h in timeline.sealed if h not in state.accepted), default=timeline.open)
@@ -81,15 +86,19 @@ def complete_through(state: State) -> str | None:
 
 
 def complete_through_all(hours: Collection[str | None]) -> str | None:
-    """The last hour that is complete in each of several streams; None when one of them has none, and of no stream.
-    Hours are cut by Kafka's time, so that it is one cut through all of them. Pure."""
+    """The last hour that is complete in each of several streams; None when one of them has none,
+    and of no stream. Hours are cut by Kafka's time, so that it is one cut through all of them.
+    Pure."""
     known = [hour for hour in hours if hour is not None]
     return min(known) if known and len(known) == len(hours) else None
 
 
-def waiting_since(stamps: Collection[int], fresh_through: datetime | None, now: datetime) -> datetime | None:
-    """When Kafka received the oldest of some records, by their timestamps in milliseconds: not after now, whatever a
-    producer stamped them with, and not before what `main` is fresh through; None of no record. Pure."""
+def waiting_since(
+    stamps: Collection[int], fresh_through: datetime | None, now: datetime
+) -> datetime | None:
+    """When Kafka received the oldest of some records, by their timestamps in milliseconds: not
+    after now, whatever a producer stamped them with, and not before what `main` is fresh through;
+    None of no record. Pure."""
     if not stamps:
         return None
     # A stamp below 0 means a record without a timestamp.
@@ -116,7 +125,8 @@ def _last_held(state: State, by_speed: Sequence[str], lacking: str | None) -> st
     at = bisect_left(hours, True, key=is_behind)
     missing = [h for h in (hours[at] if at < len(hours) else None, lacking) if h is not None]
     last = shift(min([frontier, *missing]), -1)
-    # Where a log was given up, records went on coming in its last hour, which belong to the hour after it.
+    # Where a log was given up, records went on coming in its last hour, which belong to the hour
+    # after it.
     while any(a.hour == last for a in timeline.adoptions):
         last = shift(last, -1)
     return last if last >= timeline.first else None
@@ -129,12 +139,14 @@ def _by_speed(state: State) -> list[str]:
 
 
 def _lacking(state: State, by_speed: Sequence[str]) -> str | None:
-    """The oldest hour served from the speed layer that `main` does not have whole, whatever the position: jumped over,
-    dropped since, or kept by a merge until the speed layer covers it."""
+    """The oldest hour served from the speed layer that `main` does not have whole, whatever the
+    position: jumped over, dropped since, or kept by a merge until the speed layer covers it."""
     timeline = state.timeline
     lacking = set(state.retained_hours)
     if timeline.skipped or timeline.covered_from:
         skipped, kept = set(timeline.skipped), set(timeline.kept)
         lacking |= {h for h in skipped if h >= timeline.open}
-        lacking |= {h for h in by_speed if h in skipped or (h < timeline.covered_from and h not in kept)}
+        lacking |= {
+            h for h in by_speed if h in skipped or (h < timeline.covered_from and h not in kept)
+        }
     return min(lacking, default=None)

@@ -1,12 +1,14 @@
 """Records: from Kafka's bytes to the stream's columns, once, for both layers.
 
-`assign_hours` says which ingest hour a record belongs to, `decode` reads its value and gives a verdict, `good` and
-`dead` split by it. All are DataFrame -> DataFrame and lazy. A verdict depends on the record's bytes, the stream and
-the ingest hour alone (with a schema registry also on the schema of the record's id, which never changes): not on the
-layer, the present, or a session's settings (ANSI mode, time zone). No bytes make `decode` throw; whatever cannot become
-a row gets a verdict and a sentence.
+`assign_hours` says which ingest hour a record belongs to, `decode` reads its value and gives a
+verdict, `good` and `dead` split by it. All are DataFrame -> DataFrame and lazy. A verdict depends
+on the record's bytes, the stream and the ingest hour alone (with a schema registry also on the
+schema of the record's id, which never changes): not on the layer, the present, or a session's
+settings (ANSI mode, time zone). No bytes make `decode` throw; whatever cannot become a row gets a
+verdict and a sentence.
 
-`anabranch.records.formats` turns each format into columns, `anabranch.records.checks` has the verdicts.
+`anabranch.records.formats` turns each format into columns, `anabranch.records.checks` has the
+verdicts.
 """
 
 from __future__ import annotations
@@ -32,25 +34,30 @@ BYTES = ("kafka_key", "kafka_value", "kafka_headers")
 """Of a decoded record, what Kafka held: for a dead letter."""
 
 UNKNOWN = "unknown_fields"
-"""Of a decoded record, the names of its fields that the stream has no column for; empty or null where none is."""
+"""Of a decoded record, the names of its fields that the stream has no column for; empty or null
+where none is."""
 
 REFUSED_FIELD = "unknown_field"
-"""The error of a record that nothing but such a field keeps from being a row, where the stream refuses it."""
+"""The error of a record that nothing but such a field keeps from being a row, where the stream
+refuses it."""
 
 _HEADERS = "array<struct<key:string,value:binary>>"
 _NO_NAMES = "CAST(NULL AS array<string>)"
 
 
 def assign_hours(frame: DataFrame, hours: Sequence[HourRange]) -> DataFrame:
-    """Add `ingest_hour`: the first of `hours` (oldest first) whose end for the record's partition is above its offset.
+    """Add `ingest_hour`: the first of `hours` (oldest first) whose end for the record's partition
+    is above its offset.
 
-    A partition that an hour's `ends` lacks has no record in that hour (it was added later). The hour with
-    `ends=None` takes the rest and comes last. Without one, a record that belongs to none of the hours fails the
-    query, so trim the frame to the hours first. Raises ValueError for hours that contradict each other.
+    A partition that an hour's `ends` lacks has no record in that hour (it was added later). The
+    hour with `ends=None` takes the rest and comes last. Without one, a record that belongs to none
+    of the hours fails the query, so trim the frame to the hours first. Raises ValueError for hours
+    that contradict each other.
     """
     _check(hours)
     closed = [(entry.hour, entry.ends) for entry in hours if entry.ends is not None]
-    # A search by halves: one small projection for each step, so that the plan grows with the logarithm of the hours.
+    # A search by halves: one small projection for each step, so that the plan grows with the
+    # logarithm of the hours.
     steps = len(closed).bit_length()
     places = 2**steps
     ends = {p: [e.get(p, 0) for _, e in closed] for _, e in closed for p in e}
@@ -65,8 +72,9 @@ def assign_hours(frame: DataFrame, hours: Sequence[HourRange]) -> DataFrame:
         hour = f"get({texts([*names, *[hours[-1].hour] * (places - len(names))])}, _place)"
     else:
         hour = (
-            f"coalesce(get({texts(names)}, _place), raise_error(concat('partition ', partition, ', offset ', offset, "
-            f"': expected an offset of the hours {names[0]} to {names[-1]}')))"
+            f"coalesce(get({texts(names)}, _place), raise_error(concat('partition ', partition, "
+            f"', offset ', offset, ': expected an offset of the hours {names[0]} to "
+            f"{names[-1]}')))"
         )
     return searched.withColumn("ingest_hour", F.expr(hour)).drop("_ends", "_place")
 
@@ -86,15 +94,16 @@ def _check(hours: Sequence[HourRange]) -> None:
         for partition, end in known.items():
             if entry.ends.get(partition, -1) < end:
                 raise ValueError(
-                    f"hours: {entry.hour}: expected an end of at least {end} for partition {partition}, "
-                    f"found {entry.ends.get(partition)}"
+                    f"hours: {entry.hour}: expected an end of at least {end} for partition "
+                    f"{partition}, found {entry.ends.get(partition)}"
                 )
         known |= entry.ends
         previous = entry.hour
 
 
 def trim(frame: DataFrame, ranges: Ranges) -> DataFrame:
-    """Only the records whose offset lies inside `[start, end)` of their partition; other partitions have none."""
+    """Only the records whose offset lies inside `[start, end)` of their partition; other partitions
+    have none."""
     return frame.where(F.expr(inside(ranges, "partition", "offset")))
 
 
@@ -107,16 +116,19 @@ def decode(
     beside: Sequence[str] = (),
     secret: bytes | None = None,
 ) -> DataFrame:
-    """Read Kafka's `value` as the stream's columns, by its format and by what it selects of that, and judge it.
+    """Read Kafka's `value` as the stream's columns, by its format and by what it selects of that,
+    and judge it.
 
-    `frame` has the columns of Spark's Kafka source and `ingest_hour`. The result has the stream's columns (exact
-    types), `kafka_partition`, `kafka_offset`, `kafka_timestamp`, `ingest_hour`, `event_date`, then `is_dead`, and where
-    it is true `error_code` and `error_text`, then `kafka_key`, `kafka_value` and `kafka_headers` as they came. Where
-    `is_dead`, the stream's columns hold whatever could be read. Not `with_errors`, nothing comes behind `is_dead`, and
-    Spark has less to plan. `with_unknown`, `unknown_fields` comes next, the names of a value's fields that the
-    stream has no column for: empty or null where there are none, and for all if the stream ignores them. `beside`:
-    columns of the frame that come behind all others, unchanged. `secret`: of the columns that are hashed. A format with
-    a schema registry looks at the frame's schema ids first, and raises as `Format.read` says.
+    `frame` has the columns of Spark's Kafka source and `ingest_hour`. The result has the stream's
+    columns (exact types), `kafka_partition`, `kafka_offset`, `kafka_timestamp`, `ingest_hour`,
+    `event_date`, then `is_dead`, and where it is true `error_code` and `error_text`, then
+    `kafka_key`, `kafka_value` and `kafka_headers` as they came. Where `is_dead`, the stream's
+    columns hold whatever could be read. Not `with_errors`, nothing comes behind `is_dead`, and
+    Spark has less to plan. `with_unknown`, `unknown_fields` comes next, the names of a value's
+    fields that the stream has no column for: empty or null where there are none, and for all if the
+    stream ignores them. `beside`: columns of the frame that come behind all others, unchanged.
+    `secret`: of the columns that are hashed. A format with a schema registry looks at the frame's
+    schema ids first, and raises as `Format.read` says.
     """
     fields = types_of(stream.record_columns)
     headers = "headers" if "headers" in frame.columns else f"CAST(NULL AS {_HEADERS})"
@@ -124,8 +136,8 @@ def decode(
         "CAST(partition AS INT) AS kafka_partition",
         "CAST(offset AS BIGINT) AS kafka_offset",
         # Dates of Python, and so of most readers, hold no other years.
-        f"IF({in_the_calendar('unix_micros(CAST(timestamp AS TIMESTAMP))')}, CAST(timestamp AS TIMESTAMP), NULL) "
-        "AS kafka_timestamp",
+        f"IF({in_the_calendar('unix_micros(CAST(timestamp AS TIMESTAMP))')}, CAST(timestamp AS "
+        "TIMESTAMP), NULL) AS kafka_timestamp",
         "ingest_hour",
         "key AS kafka_key",
         "value AS kafka_value",
@@ -141,7 +153,9 @@ def decode(
         read, unknown = read.selectExpr("*", f"{unknown} AS _unknown"), "_unknown"
     verdict = judge(stream, reading.checks, reading.shown, tuple(_refusal(stream)))
     rescued = (
-        f"IF(size(_unknown) > 0, {reading.rescued}, NULL) AS `_row_{c.name}`" for c in stream.columns if c.rescues
+        f"IF(size(_unknown) > 0, {reading.rescued}, NULL) AS `_row_{c.name}`"
+        for c in stream.columns
+        if c.rescues
     )
     judged = read.selectExpr("*", *rescued, f"{opaque(verdict.is_dead)} AS is_dead")
     errors: tuple[str, ...] = ()
@@ -154,7 +168,10 @@ def decode(
         )
     event_time = "coalesce(kafka_timestamp, timestamp_micros(_hour_start))"
     if stream.event_time is not None:
-        event_time = f"coalesce(`_row_{stream.event_time.column}`, kafka_timestamp, timestamp_micros(_hour_start))"
+        event_time = (
+            f"coalesce(`_row_{stream.event_time.column}`, kafka_timestamp, "
+            "timestamp_micros(_hour_start))"
+        )
     rest = (
         *_KAFKA_COLUMNS,
         f"{utc_date(event_time)} AS event_date",
@@ -171,7 +188,10 @@ def decode(
 
 def _refusal(stream: Stream) -> Iterator[Check]:
     if stream.unknown == "refuse":
-        found = "concat('expected no fields beside those of the schema, found ', array_join(_unknown, ', '))"
+        found = (
+            "concat('expected no fields beside those of the schema, found ', array_join(_unknown, "
+            "', '))"
+        )
         yield Check("size(_unknown) > 0", error(REFUSED_FIELD, found))
 
 
@@ -180,7 +200,8 @@ def types_of(columns: Iterable[Column]) -> dict[str, DataType]:
 
 
 def as_decoded(rows: DataFrame, stream: Stream) -> DataFrame:
-    """Rows of the table in the columns of `decode`, as good records whose bytes are not known any more."""
+    """Rows of the table in the columns of `decode`, as good records whose bytes are not known any
+    more."""
     names = [column.name for column in stream.columns]
     unknown = {
         "error_code": "STRING",

@@ -1,7 +1,8 @@
-"""Checks: why a record cannot become a row, in Spark SQL. The first condition that holds gives code and text.
+"""Checks: why a record cannot become a row, in Spark SQL. The first condition that holds gives code
+and text.
 
-A format's own checks come first (`anabranch.records.formats`), then what holds for every format: required columns,
-event time.
+A format's own checks come first (`anabranch.records.formats`), then what holds for every format:
+required columns, event time.
 """
 
 from __future__ import annotations
@@ -21,13 +22,18 @@ FIRST_MICROS, LAST_MICROS = -62_135_596_800_000_000, 253_402_300_799_999_999
 HOUR_MICROS = 3_600_000_000
 
 _FOUND_LENGTH = 80
-_CLOCK = ((86_400, 3_600), (3_600, 60), (60, 1))  # hours, minutes, seconds: of how many seconds, in how many
+_CLOCK = (
+    (86_400, 3_600),
+    (3_600, 60),
+    (60, 1),
+)  # hours, minutes, seconds: of how many seconds, in how many
 _NO_VERDICT = "CAST(NULL AS STRUCT<code: STRING, text: STRING>)"
 
 
 @dataclass(frozen=True)
 class Check:
-    """Why a value cannot become a row. Both are Spark SQL: a condition, and `error(code, text)` for where it holds."""
+    """Why a value cannot become a row. Both are Spark SQL: a condition, and `error(code, text)` for
+    where it holds."""
 
     test: str
     error: str
@@ -44,15 +50,16 @@ def expected_found(expected: str, text: str) -> str:
 
 
 def literal(text: str) -> str:
-    """Any text as an SQL literal, single quotes as double ones, and nothing in it that Spark takes for a variable."""
+    """Any text as an SQL literal, single quotes as double ones, and nothing in it that Spark takes
+    for a variable."""
     return "r'" + text.replace("'", '"').replace("${", "$ {") + "'"
 
 
 def opaque(sql: str) -> str:
     """`sql`, not deterministic in name only: so that Spark's optimizer leaves it where it is.
 
-    It pushes no filter on it below, where every value would be parsed twice; and it derives no constraints from it, of
-    which a value that rests on twenty columns has a million.
+    It pushes no filter on it below, where every value would be parsed twice; and it derives no
+    constraints from it, of which a value that rests on twenty columns has a million.
     """
     return f"IF(spark_partition_id() < 0, NULL, {sql})"
 
@@ -60,7 +67,10 @@ def opaque(sql: str) -> str:
 def utc(moment: str) -> str:
     """SQL for a timestamp as text in UTC, to the second, whatever the session's time zone."""
     seconds = f"unix_seconds({moment})"
-    clock = [f"lpad(CAST(pmod({seconds}, {whole}) div {part} AS STRING), 2, '0')" for whole, part in _CLOCK]
+    clock = [
+        f"lpad(CAST(pmod({seconds}, {whole}) div {part} AS STRING), 2, '0')"
+        for whole, part in _CLOCK
+    ]
     return f"concat({utc_date(moment)}, 'T', concat_ws(':', {', '.join(clock)}), 'Z')"
 
 
@@ -78,21 +88,28 @@ def in_the_calendar(at: str) -> str:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the checks say of a record, as Spark SQL: whether one of them holds, and the error of the first that does.
-    `error` is a struct of code and text, or null. It costs much more than `is_dead`, and few need it."""
+    """What the checks say of a record, as Spark SQL: whether one of them holds, and the error of
+    the first that does. `error` is a struct of code and text, or null. It costs much more than
+    `is_dead`, and few need it."""
 
     is_dead: str
     error: str
 
 
-def judge(stream: Stream, checks: Sequence[Check], shown: Callable[[str], str], last: Sequence[Check] = ()) -> Verdict:
-    """The verdict on a record, by the format's checks, by the stream's, and by those that come `last`."""
+def judge(
+    stream: Stream, checks: Sequence[Check], shown: Callable[[str], str], last: Sequence[Check] = ()
+) -> Verdict:
+    """The verdict on a record, by the format's checks, by the stream's, and by those that come
+    `last`."""
     every = [
         *checks,
         *(
             Check(
                 f"`_row_{c.name}` IS NULL",
-                error("missing_required", f"'{c.name}: expected {c.type} NOT NULL, found null or no such field'"),
+                error(
+                    "missing_required",
+                    f"'{c.name}: expected {c.type} NOT NULL, found null or no such field'",
+                ),
             )
             for c in stream.record_columns
             if not c.nullable
@@ -108,9 +125,12 @@ def judge(stream: Stream, checks: Sequence[Check], shown: Callable[[str], str], 
 
 
 def _judge_event_time(bounds: EventTime, shown: Callable[[str], str]) -> Iterator[Check]:
-    """The bounds are measured from the ingest hour's start and end, so every rebuild gives the same verdict."""
+    """The bounds are measured from the ingest hour's start and end, so every rebuild gives the same
+    verdict."""
     at = f"unix_micros(`_row_{bounds.column}`)"
-    text = expected_found(f"{bounds.column}: expected a time near the ingest hour", shown(bounds.column))
+    text = expected_found(
+        f"{bounds.column}: expected a time near the ingest hour", shown(bounds.column)
+    )
     verdict = error("event_time_out_of_bounds", text)
     # Spark could write a date outside the calendar, and no other program could read or publish it.
     yield Check(f"NOT {in_the_calendar(at)}", verdict)

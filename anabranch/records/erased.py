@@ -1,4 +1,5 @@
-"""Leave erased records out while a layer stages: by the keyed hash of a column, or by the place of a dead letter.
+"""Leave erased records out while a layer stages: by the keyed hash of a column, or by the place of
+a dead letter.
 
 The driver hashes the distinct values of the column, so that no key reaches a plan or an executor.
 """
@@ -19,14 +20,21 @@ _PLACE_TYPES = "kafka_partition INT, kafka_offset BIGINT"
 
 
 def find_erased(decoded: DataFrame, erased: ErasureFilter) -> DataFrame:
-    """The places, partition and offset, of the records that an hour's or a micro-batch's filter leaves out; each once.
-    `decoded` has the columns of `records.decode`, of the hours that the filter is of. It is read for each erasure."""
-    found = [frame for one in erased.hours for frame in _of_hour(decoded.where(F.col("ingest_hour") == one.hour), one)]
+    """The places, partition and offset, of the records that an hour's or a micro-batch's filter
+    leaves out; each once. `decoded` has the columns of `records.decode`, of the hours that the
+    filter is of. It is read for each erasure."""
+    found = [
+        frame
+        for one in erased.hours
+        for frame in _of_hour(decoded.where(F.col("ingest_hour") == one.hour), one)
+    ]
     places = [place for one in erased.hours for place in sorted(one.places)]
     if places:
         at = decoded.sparkSession.createDataFrame(places, _PLACE_TYPES)
         found.append(decoded.select(*PLACE).join(F.broadcast(at), [*PLACE], "left_semi"))
-    return reduce(lambda one, other: one.unionByName(other), found, decoded.select(*PLACE).limit(0)).distinct()
+    return reduce(
+        lambda one, other: one.unionByName(other), found, decoded.select(*PLACE).limit(0)
+    ).distinct()
 
 
 def without(frame: DataFrame, erased: DataFrame) -> DataFrame:
@@ -37,8 +45,17 @@ def _of_hour(records: DataFrame, one: HourFilter) -> Iterator[DataFrame]:
     for hashed in one.values:
         inside_it = records.where(inside(hashed.ranges))
         text = F.col(f"`{hashed.column}`").cast("string")
-        values = inside_it.select(text.alias("value")).where("value IS NOT NULL").distinct().toArrow()["value"]
+        values = (
+            inside_it.select(text.alias("value"))
+            .where("value IS NOT NULL")
+            .distinct()
+            .toArrow()["value"]
+        )
         matching = [value for value in values.to_pylist() if hashed.matches(value)]
         if matching:
-            wanted = inside_it.sparkSession.createDataFrame([(value,) for value in matching], "_erased STRING")
-            yield inside_it.join(F.broadcast(wanted), text == F.col("_erased"), "left_semi").select(*PLACE)
+            wanted = inside_it.sparkSession.createDataFrame(
+                [(value,) for value in matching], "_erased STRING"
+            )
+            yield inside_it.join(F.broadcast(wanted), text == F.col("_erased"), "left_semi").select(
+                *PLACE
+            )

@@ -1,9 +1,11 @@
-"""Avro records that are certain to be good, read as Arrow columns: field by field, each over all records of a batch.
+"""Avro records that are certain to be good, read as Arrow columns: field by field, each over all
+records of a batch.
 
-As `anabranch.records.fast_json`: for every record that `AvroRows.read` takes, `anabranch.records.decode` has the same
-row and the verdict "good"; the others are left to it. Certain are values in Confluent's wire format whose writer's
-schema has fields of simple types only, and that are as Avro's encoders write them: each number in its shortest form,
-and no byte behind the last field. Why what it takes is right is in docs/decisions/0059.
+As `anabranch.records.fast_json`: for every record that `AvroRows.read` takes,
+`anabranch.records.decode` has the same row and the verdict "good"; the others are left to it.
+Certain are values in Confluent's wire format whose writer's schema has fields of simple types only,
+and that are as Avro's encoders write them: each number in its shortest form, and no byte behind the
+last field. Why what it takes is right is in docs/decisions/0059.
 
 It runs in Spark's Python workers, and imports no Spark.
 """
@@ -19,7 +21,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from anabranch.records.checks import FIRST_MICROS, LAST_MICROS
-from anabranch.records.fast_json import LONGEST, Read, in_the_calendar, is_utf8, type_of, with_places
+from anabranch.records.fast_json import (
+    LONGEST,
+    Read,
+    in_the_calendar,
+    is_utf8,
+    type_of,
+    with_places,
+)
 from anabranch.subjects.avro_names import Incompatible, Node, parse
 
 if TYPE_CHECKING:
@@ -36,7 +45,8 @@ MOST_UNKNOWN_IDS = 16
 
 _WIRE = 5  # a zero byte, and an id of four
 _LARGEST_ID = 2**31 - 1
-# Bytes behind the last value: a number has at most ten, and no value is read further once it is behind its end.
+# Bytes behind the last value: a number has at most ten, and no value is read further once it is
+# behind its end.
 _MARGIN = 16
 # How many bytes of values are read at once, and copied for it.
 _AT_ONCE = 4 * 2**20
@@ -58,10 +68,11 @@ _NUMBERS, _TEXTS = ("int", "long", "enum"), ("string", "bytes")
 
 @dataclass(frozen=True)
 class Field:
-    """A field of a writer's schema: its kind, the place of null if it is a union with null, the size of a `fixed`.
+    """A field of a writer's schema: its kind, the place of null if it is a union with null, the
+    size of a `fixed`.
 
-    `column` is the column that it becomes, of Spark's type `type`; "" for a field that the stream does not have. `unit`
-    is a timestamp's units a second.
+    `column` is the column that it becomes, of Spark's type `type`; "" for a field that the stream
+    does not have. `unit` is a timestamp's units a second.
     """
 
     kind: str
@@ -77,8 +88,8 @@ Fields = tuple[Field, ...]
 
 
 def plan_fields(text: str, columns: Sequence[Column]) -> Fields | None:
-    """How values of a writer's schema are read, for one that `avro_schema.project` takes for these columns; None where
-    only `decode` reads them. Pure."""
+    """How values of a writer's schema are read, for one that `avro_schema.project` takes for these
+    columns; None where only `decode` reads them. Pure."""
     try:
         writer = parse(text)
     except Incompatible:
@@ -99,12 +110,18 @@ def _plan_field(node: Node, name: str, type: str) -> Field | None:
         node = node.branches[1 - null]
     if node.kind not in (*_NUMBERS, *_TEXTS, *_SIZES, "fixed"):
         return None
-    field = Field(node.kind, null, node.attributes.get("size", 0), tuple(node.attributes.get("symbols", ())))
+    field = Field(
+        node.kind, null, node.attributes.get("size", 0), tuple(node.attributes.get("symbols", ()))
+    )
     if not type:
         return field
     unit = unit_of(node.logical)
     is_read = node.kind in _FROM.get(type, ()) and node.logical != "decimal"
-    if not is_read or (type == "timestamp" and not unit) or (type == "date" and node.logical != "date"):
+    if (
+        not is_read
+        or (type == "timestamp" and not unit)
+        or (type == "date" and node.logical != "date")
+    ):
         return None
     return Field(node.kind, null, field.size, field.symbols, name, type, unit)
 
@@ -112,16 +129,23 @@ def _plan_field(node: Node, name: str, type: str) -> Field | None:
 def unit_of(logical: str) -> int:
     """Units a second of a logical type that is a timestamp, else 0. Pure."""
     is_timestamp = "timestamp-" in logical
-    return _PER_SECOND.get(logical.removeprefix("local-").removeprefix("timestamp-"), 0) if is_timestamp else 0
+    return (
+        _PER_SECOND.get(logical.removeprefix("local-").removeprefix("timestamp-"), 0)
+        if is_timestamp
+        else 0
+    )
 
 
 class AvroRows:
     """Reads the values of one stream, in a process of its own. `schemas`: how, by schema id."""
 
-    def __init__(self, columns: Sequence[Column], event_time: EventTime | None, schemas: Mapping[int, Fields]) -> None:
+    def __init__(
+        self, columns: Sequence[Column], event_time: EventTime | None, schemas: Mapping[int, Fields]
+    ) -> None:
         self._columns, self._event_time, self._schemas = tuple(columns), event_time, schemas
         self.unknown_ids: set[int] = set()
-        """Ids that records were left for, because `schemas` lacks them: at most MOST_UNKNOWN_IDS."""
+        """Ids that records were left for, because `schemas` lacks them: at most
+        MOST_UNKNOWN_IDS."""
 
     def read(self, batch: pa.RecordBatch) -> Read:
         """As `fast_json.CertainRows.read`."""
@@ -139,10 +163,15 @@ class AvroRows:
         """The certain rows of a piece, in order, and their places in it."""
         ids = self._ids(batch)
         known = np.unique(ids[ids >= 0]).tolist()
-        parts = [self._of_schema(batch, np.flatnonzero(ids == id), self._schemas[id]) for id in known]
+        parts = [
+            self._of_schema(batch, np.flatnonzero(ids == id), self._schemas[id]) for id in known
+        ]
         if not parts:
             return self._of_schema(batch, np.array([], np.int64), ())
-        rows, places = pa.concat_tables([rows for rows, _ in parts]), np.concatenate([of for _, of in parts])
+        rows, places = (
+            pa.concat_tables([rows for rows, _ in parts]),
+            np.concatenate([of for _, of in parts]),
+        )
         if len(parts) > 1:
             order = np.argsort(places)
             rows, places = rows.take(pa.array(order)), places[order]
@@ -168,15 +197,22 @@ class AvroRows:
         ids[places[is_wire]] = found[is_wire]
         return ids
 
-    def _of_schema(self, batch: pa.RecordBatch, places: Integers, fields: Fields) -> tuple[pa.Table, Integers]:
-        """The certain rows among the records at `places`, whose values are of one schema, and the places of these."""
+    def _of_schema(
+        self, batch: pa.RecordBatch, places: Integers, fields: Fields
+    ) -> tuple[pa.Table, Integers]:
+        """The certain rows among the records at `places`, whose values are of one schema, and the
+        places of these."""
         records = batch if len(places) == len(batch) else batch.take(pa.array(places, pa.int64()))
         values = _Values(records.column("value"))
         read = values.read(fields)
         certain, rows = pa.array(values.is_sure), {}
         for column in self._columns:
             target = type_of(column)
-            of_column = read[column.name].cast(target) if column.name in read else pa.nulls(len(records), target)
+            of_column = (
+                read[column.name].cast(target)
+                if column.name in read
+                else pa.nulls(len(records), target)
+            )
             if not column.nullable and of_column.null_count:
                 certain = pc.and_(certain, of_column.is_valid())
             rows[column.name] = of_column
@@ -185,7 +221,8 @@ class AvroRows:
 
 
 class _Values:
-    """Values of one schema, each read up to a place of its own. `is_sure`: which of them may still be certain."""
+    """Values of one schema, each read up to a place of its own. `is_sure`: which of them may still
+    be certain."""
 
     def __init__(self, value: pa.Array) -> None:
         self._data, bounds = _bytes_of(value, _MARGIN)
@@ -194,13 +231,19 @@ class _Values:
         self.is_sure = np.ones(len(value), bool)
 
     def read(self, fields: Fields) -> dict[str, pa.Array]:
-        """Read all fields; returns what they become, by column. A value that is not sure is arbitrary."""
+        """Read all fields; returns what they become, by column. A value that is not sure is
+        arbitrary."""
         found = [(field, *self._field(field)) for field in fields]
         self.is_sure &= self._at == self._ends
-        return {field.column: self._column(field, rows, at, size) for field, rows, at, size in found if field.column}
+        return {
+            field.column: self._column(field, rows, at, size)
+            for field, rows, at, size in found
+            if field.column
+        }
 
     def _field(self, field: Field) -> tuple[Integers, Integers, Integers]:
-        """Read a field: which values have it, and its numbers, or the places and sizes of its bytes."""
+        """Read a field: which values have it, and its numbers, or the places and sizes of its
+        bytes."""
         rows = np.flatnonzero(self.is_sure)
         if field.null is not None:
             branch = self._number(rows)
@@ -210,8 +253,11 @@ class _Values:
         if field.kind in _NUMBERS or field.kind in _TEXTS:
             size = self._number(rows)
         if field.kind in _NUMBERS:
-            # Java reads an int of more bits as another number, or not at all; also of a field that is read over.
-            first, end = {"int": (-(2**31), 2**31), "enum": (0, len(field.symbols))}.get(field.kind, (None, None))
+            # Java reads an int of more bits as another number, or not at all; also of a field that
+            # is read over.
+            first, end = {"int": (-(2**31), 2**31), "enum": (0, len(field.symbols))}.get(
+                field.kind, (None, None)
+            )
             if first is not None:
                 self._keep(rows, (size >= first) & (size < end))
             return rows, size, size
@@ -240,13 +286,15 @@ class _Values:
         return half ^ -sign
 
     def _keep(self, rows: Integers, is_sure: Mask) -> None:
-        """Of `rows`, keep those that are sure. The others are read no further, and their places lie within them."""
+        """Of `rows`, keep those that are sure. The others are read no further, and their places lie
+        within them."""
         left = rows[~is_sure]
         self.is_sure[left] = False
         self._at[left] = np.minimum(self._at[left], self._ends[left])
 
     def _column(self, field: Field, rows: Integers, found: Integers, size: Integers) -> pa.Array:
-        """What a field becomes, null where a value has none. Leaves values that cannot become it."""
+        """What a field becomes, null where a value has none. Leaves values that cannot become
+        it."""
         sure = self.is_sure[rows]
         rows, found, size = rows[sure], found[sure], size[sure]
         if field.kind in _TEXTS:
@@ -266,7 +314,11 @@ class _Values:
             return byte == 1, byte <= 1
         if field.kind in ("float", "double"):
             width = _SIZES[field.kind]
-            number = self._data[found[:, None] + np.arange(width)].view(f"<f{width}")[:, 0].astype(np.float64)
+            number = (
+                self._data[found[:, None] + np.arange(width)]
+                .view(f"<f{width}")[:, 0]
+                .astype(np.float64)
+            )
             # There are many NaN, and two zeros: Spark says which of them a row has.
             return number, ~np.isnan(number) & ~((number == 0) & np.signbit(number))
         if field.type == "timestamp":
@@ -293,7 +345,9 @@ class _Values:
         try:
             return text.cast(pa.string())
         except pa.ArrowInvalid:
-            is_text = np.array([v.is_valid and is_utf8(v.as_buffer().to_pybytes()) for v in text], bool)
+            is_text = np.array(
+                [v.is_valid and is_utf8(v.as_buffer().to_pybytes()) for v in text], bool
+            )
             self.is_sure &= is_text | is_null
             return pc.if_else(pa.array(is_text), text, None).cast(pa.string())
 
@@ -303,7 +357,9 @@ def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     _, bounds = _bytes_of(batch.column("value"))
     start = 0
     while start < len(batch):
-        end = max(start + 1, int(np.searchsorted(bounds, bounds[start] + _AT_ONCE, side="right")) - 1)
+        end = max(
+            start + 1, int(np.searchsorted(bounds, bounds[start] + _AT_ONCE, side="right")) - 1
+        )
         yield batch.slice(start, end - start)
         start = end
     if not len(batch):
@@ -311,11 +367,18 @@ def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def _bytes_of(value: pa.Array, margin: int = 0) -> tuple[npt.NDArray[np.uint8], Integers]:
-    """The bytes of all values, one behind the other, and the places between them. With a margin, it is a copy."""
+    """The bytes of all values, one behind the other, and the places between them. With a margin, it
+    is a copy."""
     _, offsets, data = value.buffers()
-    bounds = np.frombuffer(offsets, np.int32)[value.offset : value.offset + len(value) + 1].astype(np.int64)
+    bounds = np.frombuffer(offsets, np.int32)[value.offset : value.offset + len(value) + 1].astype(
+        np.int64
+    )
     bounds = bounds if len(bounds) else np.zeros(1, np.int64)
-    whole = np.frombuffer(data, np.uint8) if data is not None and data.size else np.zeros(0, np.uint8)
+    whole = (
+        np.frombuffer(data, np.uint8) if data is not None and data.size else np.zeros(0, np.uint8)
+    )
     if not margin:
         return whole, bounds
-    return np.concatenate([whole[bounds[0] : bounds[-1]], np.zeros(margin, np.uint8)]), bounds - bounds[0]
+    return np.concatenate(
+        [whole[bounds[0] : bounds[-1]], np.zeros(margin, np.uint8)]
+    ), bounds - bounds[0]

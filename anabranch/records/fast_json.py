@@ -1,8 +1,10 @@
-"""JSON records that are certain to be good, read as Arrow columns: several times as fast as Spark reads them.
+"""JSON records that are certain to be good, read as Arrow columns: several times as fast as Spark
+reads them.
 
-For every record that `CertainRows.read` takes, `anabranch.records.decode` has the same row and the verdict "good". What
-it does not take is left to `decode`, which alone separates good records from dead letters. So this module may know less
-JSON than `decode` does, and never more. Why what it takes is right is in docs/decisions/0021.
+For every record that `CertainRows.read` takes, `anabranch.records.decode` has the same row and the
+verdict "good". What it does not take is left to `decode`, which alone separates good records from
+dead letters. So this module may know less JSON than `decode` does, and never more. Why what it
+takes is right is in docs/decisions/0021.
 
 It runs in Spark's Python workers, and imports no Spark.
 """
@@ -31,25 +33,28 @@ MOST_DIGITS = 1_000
 """Spark's parser reads no number with more digits."""
 
 LONGEST_NAME = 50_000
-"""How many bytes the name of a field may have: Spark's parser (Jackson, `StreamReadConstraints`) reads no name of more
-UTF-16 units, of which each takes a byte of UTF-8 at least."""
+"""How many bytes the name of a field may have: Spark's parser (Jackson, `StreamReadConstraints`)
+reads no name of more UTF-16 units, of which each takes a byte of UTF-8 at least."""
 
 _TOO_MANY = b"0" * (MOST_DIGITS + 1)
 _TENTHS_OF_TOO_MANY = b"0" * ((MOST_DIGITS + 1) // 10)
 # As a table for `bytes.translate`: all that a number is written with becomes a zero.
 _OF_NUMBERS = bytes.maketrans(b"123456789.+-eE", b"0" * 14)
 
-# How many lines are read at once behind a reading that failed, which costs something for all that it might have read;
-# and of how few all are left.
+# How many lines are read at once behind a reading that failed, which costs something for all that
+# it might have read; and of how few all are left.
 _AT_ONCE, _SMALLEST = 512, 16
-# How often a batch is read, in all, before what could not be read so far is left. A reading costs as much as so many
-# lines, also of none: a few odd records in a hundred are found, and where there are more, `decode` is as fast.
+# How often a batch is read, in all, before what could not be read so far is left. A reading costs
+# as much as so many lines, also of none: a few odd records in a hundred are found, and where there
+# are more, `decode` is as fast.
 _MOST_READINGS, _A_READING = 4, 70
 # How PyArrow reports the row that failed. A hint only: `decode` reads the lines that it leaves.
 _ROW = re.compile(r" in row (\d+)")
 # How many fields that the stream does not know are read and left out.
 _MOST_OTHERS = 64
-_DAY = "([1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
+_DAY = (
+    "([1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
+)
 _TIME = "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]([.][0-9]{1,6})?"
 _ZONE = "(Z|[+-](0[0-9]|1[0-7]):[0-5][0-9])"
 _DATE = f"^{_DAY}$"
@@ -66,12 +71,14 @@ _TYPES: dict[str, tuple[pa.DataType, pa.DataType]] = {
     "timestamp": (pa.string(), _MICROS),
     "date": (pa.string(), pa.date32()),
 }
-"""By Spark's name of a type: the type to read, and the type that it becomes. `decode` reads other types."""
+"""By Spark's name of a type: the type to read, and the type that it becomes. `decode` reads other
+types."""
 
 
 @dataclass(frozen=True)
 class Read:
-    """The rows that are certain, and the places (ascending) in the batch of the records that were left."""
+    """The rows that are certain, and the places (ascending) in the batch of the records that were
+    left."""
 
     rows: pa.Table
     left: pa.Array
@@ -85,19 +92,25 @@ def can_read(columns: Sequence[Column]) -> bool:
 class CertainRows:
     """Reads the values of one stream, in a process of its own."""
 
-    def __init__(self, columns: Sequence[Column], event_time: EventTime | None, takes_unknown: bool = True) -> None:
+    def __init__(
+        self, columns: Sequence[Column], event_time: EventTime | None, takes_unknown: bool = True
+    ) -> None:
         self._columns, self._event_time = tuple(columns), event_time
         self._known = pa.schema([(c.name, _TYPES[c.type][0]) for c in columns if not c.rescues])
-        # Fields that the stream does not know, by the type that they were seen with. Read, so that one that is there
-        # twice fails, and left out; unless a record is no ordinary row because it has any.
-        self._most_others = _MOST_OTHERS if takes_unknown and len(self._known) == len(self._columns) else 0
+        # Fields that the stream does not know, by the type that they were seen with. Read, so that
+        # one that is there twice fails, and left out; unless a record is no ordinary row because it
+        # has any.
+        self._most_others = (
+            _MOST_OTHERS if takes_unknown and len(self._known) == len(self._columns) else 0
+        )
         self._others: dict[str, pa.DataType] = {}
 
     def read(self, batch: pa.RecordBatch) -> Read:
-        """Read `value`, beside `partition`, `offset`, `timestamp` and `ingest_hour` of Spark's Kafka source.
+        """Read `value`, beside `partition`, `offset`, `timestamp` and `ingest_hour` of Spark's
+        Kafka source.
 
-        The rows are in the columns of the stream's table: the stream's own, `kafka_partition`, `kafka_offset`,
-        `kafka_timestamp`, `ingest_hour`, `event_date`; in the order of the records.
+        The rows are in the columns of the stream's table: the stream's own, `kafka_partition`,
+        `kafka_offset`, `kafka_timestamp`, `ingest_hour`, `event_date`; in the order of the records.
         """
         places = pc.indices_nonzero(self._may_be(batch)).cast(pa.int64())
         value = batch.column("value")
@@ -114,7 +127,8 @@ class CertainRows:
         return Read(rows, left)
 
     def _may_be(self, batch: pa.RecordBatch) -> pa.Array:
-        """Which values begin and end as an object, and are of a length that Spark's parser takes."""
+        """Which values begin and end as an object, and are of a length that Spark's parser
+        takes."""
         value = batch.column("value")
         looks = pc.and_(pc.starts_with(value, b"{"), pc.ends_with(value, b"}"))
         looks = pc.and_(looks, pc.less_equal(pc.binary_length(value), LONGEST))
@@ -130,7 +144,8 @@ class CertainRows:
             is_text = pa.array([is_utf8(v.as_buffer().to_pybytes()) for v in values], pa.bool_())
             places = places.filter(is_text)
             text = values.filter(is_text).cast(pa.string())
-        # Escapes of half a character (UTF-16's surrogates) are `decode`'s to judge. No line of JSON has a NUL.
+        # Escapes of half a character (UTF-16's surrogates) are `decode`'s to judge. No line of JSON
+        # has a NUL.
         whole = _bytes(text)
         for odd in ("\0", *(("\\ud", "\\uD") if b"\\" in whole else ())):
             if odd.encode() in whole:
@@ -148,8 +163,9 @@ class CertainRows:
         return pa.concat_tables(found), pa.concat_arrays(spans)
 
     def _pieces(self, lines: pa.Array) -> Iterator[tuple[int, pa.Table]]:
-        """Tables of consecutive lines, with the place of the first; without those lines that cannot be read. A read
-        that reports the failed line leaves that line; otherwise the lines are halved."""
+        """Tables of consecutive lines, with the place of the first; without those lines that cannot
+        be read. A read that reports the failed line leaves that line; otherwise the lines are
+        halved."""
         may_read = _MOST_READINGS * (len(lines) + _A_READING)
         is_first = True
         waiting = [(0, len(lines))]
@@ -165,12 +181,16 @@ class CertainRows:
                 continue
             suspects = some.slice(failed or 0, 1) if failed is not None or is_first else some
             # Each of a few lines: the first of a batch may have none of the fields that are new.
-            has_learned = len(suspects) <= _SMALLEST and sum(map(self._learn, suspects.to_pylist())) > 0
+            has_learned = (
+                len(suspects) <= _SMALLEST and sum(map(self._learn, suspects.to_pylist())) > 0
+            )
             is_first = False
             if has_learned:
                 waiting.append((start, end))
             elif len(some) > _AT_ONCE:
-                waiting += [(at, min(at + _AT_ONCE, end)) for at in reversed(range(start, end, _AT_ONCE))]
+                waiting += [
+                    (at, min(at + _AT_ONCE, end)) for at in reversed(range(start, end, _AT_ONCE))
+                ]
             elif failed is not None:
                 waiting += [(start + failed + 1, end), (start, start + failed)]
             elif len(some) > _SMALLEST:
@@ -178,8 +198,8 @@ class CertainRows:
                 waiting += [(middle, end), (start, middle)]
 
     def _table(self, lines: pa.Array) -> tuple[pa.Table | None, int | None]:
-        """The objects of lines, a row for each line; None unless each is one object of known fields, none twice. Then
-        also the line at which the read ended, if it is reported."""
+        """The objects of lines, a row for each line; None unless each is one object of known
+        fields, none twice. Then also the line at which the read ended, if it is reported."""
         data = _buffer(lines)
         schema = pa.schema([*self._known, *self._others.items()])
         try:
@@ -204,9 +224,15 @@ class CertainRows:
         if not isinstance(value, dict):
             return False
         new = {
-            name: _kind(v) for name, v in value.items() if name not in self._known.names and name not in self._others
+            name: _kind(v)
+            for name, v in value.items()
+            if name not in self._known.names and name not in self._others
         }
-        kinds = {name: kind for name, kind in new.items() if kind is not None and len(name.encode()) <= LONGEST_NAME}
+        kinds = {
+            name: kind
+            for name, kind in new.items()
+            if kind is not None and len(name.encode()) <= LONGEST_NAME
+        }
         if not kinds or len(kinds) < len(new) or len(self._others) + len(kinds) > self._most_others:
             return False
         self._others |= kinds
@@ -227,7 +253,9 @@ class CertainRows:
             elif column.type == "double":
                 # Spark reads `-0` as 0.0.
                 is_sure = pc.not_equal(values.view(pa.int64()), -(2**63))
-                certain = certain if _all(is_sure) else pc.and_(certain, pc.fill_null(is_sure, True))
+                certain = (
+                    certain if _all(is_sure) else pc.and_(certain, pc.fill_null(is_sure, True))
+                )
             if not column.nullable and values.null_count:
                 certain = pc.and_(certain, values.is_valid())
             rows[column.name] = values
@@ -235,9 +263,13 @@ class CertainRows:
 
 
 def with_places(
-    rows: Mapping[str, pa.Array], certain: pa.Array, records: pa.RecordBatch, bounds: EventTime | None
+    rows: Mapping[str, pa.Array],
+    certain: pa.Array,
+    records: pa.RecordBatch,
+    bounds: EventTime | None,
 ) -> tuple[pa.Table, pa.Array]:
-    """The rows with the columns that every table has, and which of those that are `certain` keep the bounds."""
+    """The rows with the columns that every table has, and which of those that are `certain` keep
+    the bounds."""
     at, hours = records.column("timestamp").cast(_MICROS), records.column("ingest_hour")
     event_time = at
     if bounds is not None:
@@ -268,7 +300,8 @@ def _has_numbers(table: pa.Table) -> bool:
 
 
 def _has_short_numbers(lines: pa.Array) -> bool:
-    """Whether no number has more than MOST_DIGITS: nowhere do so many characters of numbers follow each other."""
+    """Whether no number has more than MOST_DIGITS: nowhere do so many characters of numbers follow
+    each other."""
     if pc.max(pc.binary_length(lines)).as_py() <= MOST_DIGITS:
         return True
     data = _bytes(lines)
@@ -279,9 +312,12 @@ def _has_short_numbers(lines: pa.Array) -> bool:
 
 
 def _moments(text: pa.Array, kind: str) -> tuple[pa.Array, pa.Array | None]:
-    """Text as times or days, null where it is not certain what it says; and where it is, or null. None: all is."""
+    """Text as times or days, null where it is not certain what it says; and where it is, or null.
+    None: all is."""
     target = _TYPES[kind][1]
-    is_read = pc.fill_null(pc.match_substring_regex(text, _TIMESTAMP if kind == "timestamp" else _DATE), True)
+    is_read = pc.fill_null(
+        pc.match_substring_regex(text, _TIMESTAMP if kind == "timestamp" else _DATE), True
+    )
     whole = _all(is_read)
     if not whole and kind == "timestamp":
         # Where no zone is given, it is UTC.
@@ -310,7 +346,8 @@ def in_the_calendar(at: pa.Array) -> pa.Array:
 
 
 def _is_near(at: pa.Array, hours: pa.Array, bounds: EventTime) -> pa.Array:
-    """Whether times lie within the stream's bounds of their ingest hour; of a null, null or True."""
+    """Whether times lie within the stream's bounds of their ingest hour; of a null, null or
+    True."""
     near, since = pa.repeat(True, len(at)), at.cast(pa.int64())
     names = pc.unique(hours)
     starts = pa.array([millis(start_of(name)) * 1000 for name in names.to_pylist()], pa.int64())
@@ -318,12 +355,15 @@ def _is_near(at: pa.Array, hours: pa.Array, bounds: EventTime) -> pa.Array:
     if bounds.past is not None:
         near = pc.and_(near, pc.greater_equal(since, pc.subtract(start, micros(bounds.past))))
     if bounds.future is not None:
-        near = pc.and_(near, pc.less_equal(since, pc.add(start, HOUR_MICROS + micros(bounds.future))))
+        near = pc.and_(
+            near, pc.less_equal(since, pc.add(start, HOUR_MICROS + micros(bounds.future)))
+        )
     return near
 
 
 def _kind(value: object) -> pa.DataType | None:
-    """The type that a field is read with, which the stream does not know; None for what is no single value."""
+    """The type that a field is read with, which the stream does not know; None for what is no
+    single value."""
     match value:
         case bool():
             return pa.bool_()

@@ -7,11 +7,11 @@ A row of the frame (`PACKED`) is of one kind:
 - `COMPARED`: certain records of compared blocks, as Kafka holds them, each with its row (`ROW`);
 - `REPORT`: what a task read, as JSON (`Reports`).
 
-Rows and records are in pieces of about a megabyte. Spark stores and moves them without converting their rows;
-`unpacked` converts the columns that are asked for.
+Rows and records are in pieces of about a megabyte. Spark stores and moves them without converting
+their rows; `unpacked` converts the columns that are asked for.
 
-Spark decodes records that were left and those of compared blocks. Of the latter, workers compare what it decodes with
-the rows (`compared`).
+Spark decodes records that were left and those of compared blocks. Of the latter, workers compare
+what it decodes with the rows (`compared`).
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ Task = Callable[[Batches], Batches]
 ROWS, LEFT, COMPARED, REPORT = "rows", "left", "compared", "report"
 PACKED = "kind STRING, data BINARY, keys BINARY"
 RAW = (
-    "key BINARY, value BINARY, partition INT, offset BIGINT, timestamp TIMESTAMP, ingest_hour STRING, "
-    "headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
+    "key BINARY, value BINARY, partition INT, offset BIGINT, timestamp TIMESTAMP, ingest_hour "
+    "STRING, headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
 )
 """The columns of a record as Kafka holds it, with its hour."""
 
@@ -56,17 +56,19 @@ SAMPLE = 5
 """Of so many differing records, the first, the columns are reported."""
 
 ROW = "_row"
-"""The column beside those of `RAW` with the row of a compared record; null for a record that was left."""
+"""The column beside those of `RAW` with the row of a compared record; null for a record that was
+left."""
 
-# Spark adds up the bytes of all columns with every record, which takes several times as long for an array as for all
-# others: headers are text here. Most records have none.
+# Spark adds up the bytes of all columns with every record, which takes several times as long for an
+# array as for all others: headers are text here. Most records have none.
 _INPUT = (
     "key",
     "value",
     "partition",
     "offset",
     "timestamp",
-    "CAST(to_json(transform(headers, h -> struct(hex(h.key) AS key, hex(h.value) AS value))) AS BINARY) AS headers",
+    "CAST(to_json(transform(headers, h -> struct(hex(h.key) AS key, hex(h.value) AS value))) AS "
+    "BINARY) AS headers",
 )
 _RAW = ("key", "value", "partition", "offset", "timestamp", "ingest_hour", "headers")
 _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -76,8 +78,8 @@ _SCHEMA = pa.schema([("kind", pa.string()), ("data", pa.binary()), ("keys", pa.b
 
 @dataclass(frozen=True)
 class PackSpec:
-    """What a task needs of the stream and the hour. `keys`: columns to keep apart, which are read alone. `one_in`: of
-    so many blocks one is compared. Picklable."""
+    """What a task needs of the stream and the hour. `keys`: columns to keep apart, which are read
+    alone. `one_in`: of so many blocks one is compared. Picklable."""
 
     columns: tuple[Column, ...]
     event_time: EventTime | None
@@ -89,9 +91,9 @@ class PackSpec:
 
 @dataclass
 class Reports:
-    """What tasks read: `rows` and `left` by partition, and runs of ascending offsets `(partition, first, last)`. Of the
-    rows, `compared` are compared with what Spark decodes; `differing` differ, and `sample` has places and columns of
-    some, the first of each task."""
+    """What tasks read: `rows` and `left` by partition, and runs of ascending offsets `(partition,
+    first, last)`. Of the rows, `compared` are compared with what Spark decodes; `differing` differ,
+    and `sample` has places and columns of some, the first of each task."""
 
     rows: Counter[int] = field(default_factory=Counter)
     left: Counter[int] = field(default_factory=Counter)
@@ -114,7 +116,9 @@ class Reports:
         """Add the places of the next records that were read."""
         begins = np.flatnonzero((np.diff(partitions) != 0) | (np.diff(offsets) <= 0)) + 1
         for some in np.split(np.arange(len(offsets)), begins):
-            p, first, last = (int(n) for n in (partitions[some[0]], offsets[some[0]], offsets[some[-1]]))
+            p, first, last = (
+                int(n) for n in (partitions[some[0]], offsets[some[0]], offsets[some[-1]])
+            )
             if self.runs and self.runs[-1][0] == p and self.runs[-1][2] < first:
                 first = self.runs.pop()[1]
             self.runs.append((p, first, last))
@@ -137,19 +141,23 @@ class Reports:
 
 
 def pack_spec(stream: Stream, hour: str, one_in: int) -> PackSpec | None:
-    """How workers read the hour's records; None where Spark must: another format, other types, or selected columns.
+    """How workers read the hour's records; None where Spark must: another format, other types, or
+    selected columns.
 
-    Records with fields that the schema does not have are certain only if the stream ignores such fields: Spark counts
-    them.
+    Records with fields that the schema does not have are certain only if the stream ignores such
+    fields: Spark counts them.
     """
     if stream.format.type != "json" or stream.select is not None or not can_read(stream.columns):
         return None
     keys = (*PLACE, *stream.key)
-    return PackSpec(stream.columns, stream.event_time, stream.unknown == "ignore", keys, hour, one_in)
+    return PackSpec(
+        stream.columns, stream.event_time, stream.unknown == "ignore", keys, hour, one_in
+    )
 
 
 def is_compared(hour: str, partitions: np.ndarray, offsets: np.ndarray, one_in: int) -> np.ndarray:
-    """Whether the blocks of records are compared: a choice by the hour's name, the same in each attempt. Pure."""
+    """Whether the blocks of records are compared: a choice by the hour's name, the same in each
+    attempt. Pure."""
     if not len(offsets):
         return np.zeros(0, bool)
     blocks = offsets // BLOCK
@@ -160,23 +168,32 @@ def is_compared(hour: str, partitions: np.ndarray, offsets: np.ndarray, one_in: 
 
 
 def packed(records: DataFrame, spec: PackSpec) -> DataFrame:
-    """The hour's records, in the columns of Spark's Kafka source, decoded by workers, as pieces. Lazy."""
+    """The hour's records, in the columns of Spark's Kafka source, decoded by workers, as pieces.
+    Lazy."""
     return records.selectExpr(*_INPUT).mapInArrow(_pack_task(spec), PACKED)
 
 
 def compared(decoded: DataFrame, spec: PackSpec) -> DataFrame:
-    """Compare rows of workers (`ROW`) with what Spark decoded beside them, with names of unknown fields. A report of
-    each task, as JSON in the column `data`. Lazy."""
+    """Compare rows of workers (`ROW`) with what Spark decoded beside them, with names of unknown
+    fields. A report of each task, as JSON in the column `data`. Lazy."""
     names = decoded.select(f"{ROW}.*").columns
     columns = (f"`{name}`" for name in (*names, "is_dead", UNKNOWN, ROW))
-    return decoded.where(f"{ROW} IS NOT NULL").selectExpr(*columns).mapInArrow(_compare_task(spec), "data BINARY")
+    return (
+        decoded.where(f"{ROW} IS NOT NULL")
+        .selectExpr(*columns)
+        .mapInArrow(_compare_task(spec), "data BINARY")
+    )
 
 
 def unpacked(
-    pieces: DataFrame, kinds: Sequence[str], ddl: str, columns: Sequence[str] | None = None, data: str = "data"
+    pieces: DataFrame,
+    kinds: Sequence[str],
+    ddl: str,
+    columns: Sequence[str] | None = None,
+    data: str = "data",
 ) -> DataFrame:
-    """The rows of the pieces of some kinds, in the `columns` of `ddl`; all by default. `data`: `keys` reads the columns
-    that are kept apart. Lazy."""
+    """The rows of the pieces of some kinds, in the `columns` of `ddl`; all by default. `data`:
+    `keys` reads the columns that are kept apart. Lazy."""
     of_kinds = pieces.where(f"kind IN ({', '.join(map(repr, kinds))})")
     return of_kinds.select(data).mapInArrow(_unpack_task(columns), ddl)
 
@@ -188,21 +205,29 @@ def _pack_task(spec: PackSpec) -> Task:
             if not len(batch):
                 continue
             records = batch.append_column("ingest_hour", pa.repeat(spec.hour, len(batch)))
-            read = rows.read(records.select(["value", "partition", "offset", "timestamp", "ingest_hour"]))
+            read = rows.read(
+                records.select(["value", "partition", "offset", "timestamp", "ingest_hour"])
+            )
             is_certain = np.ones(len(batch), bool)
             is_certain[read.left.to_numpy()] = False
-            partitions, offsets = (records.column(name).to_numpy() for name in ("partition", "offset"))
+            partitions, offsets = (
+                records.column(name).to_numpy() for name in ("partition", "offset")
+            )
             _require_rows(read.rows, partitions[is_certain], offsets[is_certain])
             report.add_places(partitions, offsets)
             _count(report.rows, partitions[is_certain])
             _count(report.left, partitions[~is_certain])
-            chosen = np.flatnonzero(is_certain & is_compared(spec.hour, partitions, offsets, spec.one_in))
+            chosen = np.flatnonzero(
+                is_certain & is_compared(spec.hour, partitions, offsets, spec.one_in)
+            )
             report.compared += len(chosen)
             yield from _pieces(ROWS, read.rows, spec.keys)
             without_rows = pa.nulls(len(read.left), pa.struct(read.rows.schema))
             yield from _pieces(LEFT, _as_read(records, read.left, without_rows))
             its_rows = read.rows.take(np.cumsum(is_certain)[chosen] - 1)
-            yield from _pieces(COMPARED, _as_read(records, pa.array(chosen), its_rows.to_struct_array()))
+            yield from _pieces(
+                COMPARED, _as_read(records, pa.array(chosen), its_rows.to_struct_array())
+            )
         yield _piece(REPORT, report.as_bytes())
 
     return run
@@ -213,8 +238,9 @@ def _require_rows(rows: pa.Table, partitions: np.ndarray, offsets: np.ndarray) -
     found = [rows.column(name).to_numpy() for name in PLACE]
     if not all(map(np.array_equal, found, (partitions, offsets))):
         raise Unexpected(
-            f"decode in a worker: expected a row for each of {len(offsets)} records that are not left, found "
-            f"{len(rows)} rows, or rows of other records; nothing is published, report this"
+            f"decode in a worker: expected a row for each of {len(offsets)} records that are not "
+            f"left, found {len(rows)} rows, or rows of other records; nothing is published, "
+            "report this"
         )
 
 
@@ -223,7 +249,9 @@ def _count(counts: Counter[int], partitions: np.ndarray) -> None:
         counts[int(p)] += int(n)
 
 
-def _as_read(records: pa.RecordBatch, places: pa.Array, rows: pa.Array | pa.ChunkedArray) -> pa.Table:
+def _as_read(
+    records: pa.RecordBatch, places: pa.Array, rows: pa.Array | pa.ChunkedArray
+) -> pa.Table:
     """The records at some places, in the columns of `RAW`, each with its row, if any."""
     some = pa.table(records.take(places))
     headers = pa.array(map(_headers, some.column("headers").to_pylist()), _HEADERS)
@@ -236,8 +264,13 @@ def _headers(text: bytes | None) -> list[dict[str, Any]] | None:
     if text is None:
         return None
     # A null value is null or absent, as Spark is set (`spark.sql.jsonGenerator.ignoreNullFields`).
-    found = ((bytes.fromhex(header["key"]).decode(), header.get("value")) for header in json.loads(text))
-    return [{"key": key, "value": bytes.fromhex(value) if value is not None else None} for key, value in found]
+    found = (
+        (bytes.fromhex(header["key"]).decode(), header.get("value")) for header in json.loads(text)
+    )
+    return [
+        {"key": key, "value": bytes.fromhex(value) if value is not None else None}
+        for key, value in found
+    ]
 
 
 def _compare_task(spec: PackSpec) -> Task:
@@ -252,9 +285,13 @@ def _compare_task(spec: PackSpec) -> Task:
     return run
 
 
-def _compare(ours: pa.RecordBatch, of_spark: pa.RecordBatch, spec: PackSpec, report: Reports) -> None:
+def _compare(
+    ours: pa.RecordBatch, of_spark: pa.RecordBatch, spec: PackSpec, report: Reports
+) -> None:
     """Compare rows of workers with what Spark decoded of the same records, in the same order."""
-    differs = {name: _differs(ours.column(name), of_spark.column(name)) for name in ours.schema.names}
+    differs = {
+        name: _differs(ours.column(name), of_spark.column(name)) for name in ours.schema.names
+    }
     verdict = of_spark.column("is_dead")
     if not spec.takes_unknown:
         unknown = pc.fill_null(pc.list_value_length(of_spark.column(UNKNOWN)), 0)

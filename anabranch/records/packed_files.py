@@ -1,6 +1,7 @@
 """Write the rows of pieces (`anabranch.records.packed`) to the files of an hour, in Python workers.
 
-Each task sorts its rows and writes a file for each event date, and another one where they take too much memory.
+Each task sorts its rows and writes a file for each event date, and another one where they take too
+much memory.
 """
 
 from __future__ import annotations
@@ -18,21 +19,28 @@ from anabranch.iceberg.parquet_writer import FileWriter, Output, Target, data_fi
 from anabranch.records.packed import PLACE, ROWS, Batches, Task, as_bytes, tables
 
 MOST_BYTES = 256 * 2**20
-"""The rows of a file take at most about so much memory in a task, besides their sorted copy of a row group."""
+"""The rows of a file take at most about so much memory in a task, besides their sorted copy of a
+row group."""
 
 _SLICE_ROWS = 65_536
 
 REPORT = "path STRING, day INT, hour STRING, size BIGINT, footer BINARY"
 """The columns of a task's report of its files."""
 REPORT_SCHEMA = pa.schema(
-    [("path", pa.string()), ("day", pa.int32()), ("hour", pa.string()), ("size", pa.int64()), ("footer", pa.binary())]
+    [
+        ("path", pa.string()),
+        ("day", pa.int32()),
+        ("hour", pa.string()),
+        ("size", pa.int64()),
+        ("footer", pa.binary()),
+    ]
 )
 
 
 @dataclass(frozen=True)
 class WriteSpec:
-    """What a task needs. `order`: the columns by which rows are sorted, nulls first. `dropped`: by partition, the
-    offsets of rows to leave out. Picklable."""
+    """What a task needs. `order`: the columns by which rows are sorted, nulls first. `dropped`: by
+    partition, the offsets of rows to leave out. Picklable."""
 
     target: Target
     order: tuple[str, ...]
@@ -49,8 +57,9 @@ def dropped_places(places: pa.Table) -> dict[int, pa.Array]:
 def write_files(
     pieces: DataFrame, others: DataFrame | None, tasks: int, spec: WriteSpec, table: Table
 ) -> list[DataFile]:
-    """Write the certain rows of pieces, and rows of Spark's in the table's columns, in so many tasks. No snapshot
-    refers to the files yet. They are those of one successful attempt of each task. Raises Spark's errors."""
+    """Write the certain rows of pieces, and rows of Spark's in the table's columns, in so many
+    tasks. No snapshot refers to the files yet. They are those of one successful attempt of each
+    task. Raises Spark's errors."""
     data = pieces.where(f"kind = '{ROWS}'").select("data")
     if others is not None:
         data = data.union(others.mapInArrow(_pack_rows, "data BINARY"))
@@ -58,26 +67,34 @@ def write_files(
 
 
 def data_files(table: Table, reports: Iterable[Row]) -> list[DataFile]:
-    return [data_file_of(table, Output(r.path, r.day, r.hour, r.size, bytes(r.footer))) for r in reports]
+    return [
+        data_file_of(table, Output(r.path, r.day, r.hour, r.size, bytes(r.footer))) for r in reports
+    ]
 
 
 def _pack_rows(batches: Batches) -> Batches:
     for batch in batches:
-        yield pa.RecordBatch.from_pydict({"data": pa.array([as_bytes(pa.table(batch))], pa.binary())})
+        yield pa.RecordBatch.from_pydict(
+            {"data": pa.array([as_bytes(pa.table(batch))], pa.binary())}
+        )
 
 
 def _write_task(spec: WriteSpec) -> Task:
     def run(batches: Batches) -> Batches:
         waiting, size, outputs = list[pa.Table](), 0, list[Output]()
         for table in tables(batches):
-            rows = _kept(table, spec.dropped).select(spec.target.schema.names).cast(spec.target.schema)
+            rows = (
+                _kept(table, spec.dropped).select(spec.target.schema.names).cast(spec.target.schema)
+            )
             waiting.append(rows)
             size += rows.nbytes
             if size > spec.most_bytes:
                 outputs += _write_sorted(waiting, spec)
                 waiting, size = [], 0
         outputs += _write_sorted(waiting, spec)
-        yield pa.RecordBatch.from_pylist([asdict(output) for output in outputs], schema=REPORT_SCHEMA)
+        yield pa.RecordBatch.from_pylist(
+            [asdict(output) for output in outputs], schema=REPORT_SCHEMA
+        )
 
     return run
 
@@ -104,7 +121,8 @@ def _write_sorted(tables: Sequence[pa.Table], spec: WriteSpec) -> list[Output]:
 
 
 def write_all(files: FileWriter, rows: pa.Table) -> list[Output]:
-    """Write rows. Few files are open at once, whatever the number of partitions: returns those that were closed."""
+    """Write rows. Few files are open at once, whatever the number of partitions: returns those that
+    were closed."""
     closed: list[Output] = []
     while (mask := files.write(rows)) is not None:
         rows = rows.filter(mask)

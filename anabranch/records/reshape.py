@@ -12,15 +12,20 @@ from anabranch.protocol.rolled_back import is_rolled_back
 
 
 def to_schema(frame: DataFrame, schema: StructType) -> DataFrame:
-    """The columns of `schema`, in its types, with null for columns that the frame lacks. DataFrame -> DataFrame."""
+    """The columns of `schema`, in its types, with null for columns that the frame lacks. DataFrame
+    -> DataFrame."""
     have = {f.name: f.dataType for f in frame.schema.fields}
-    columns = (_cast(F.col(f"`{f.name}`"), have.get(f.name), f.dataType).alias(f.name) for f in schema.fields)
+    columns = (
+        _cast(F.col(f"`{f.name}`"), have.get(f.name), f.dataType).alias(f.name)
+        for f in schema.fields
+    )
     return frame.select(*columns)
 
 
 def fit_to_table(rows: DataFrame, catalog: str, table: Table, columns: Columns) -> DataFrame:
-    """Rows to stage, with null for fields that only the table has, after the stream's file was put back to an older
-    one. Spark adds missing columns by itself, but not missing fields of structs. DataFrame -> DataFrame."""
+    """Rows to stage, with null for fields that only the table has, after the stream's file was put
+    back to an older one. Spark adds missing columns by itself, but not missing fields of structs.
+    DataFrame -> DataFrame."""
     if not is_rolled_back(table, columns):
         return rows
     return to_schema(rows, rows.sparkSession.table(f"{catalog}.{'.'.join(table.name())}").schema)
@@ -34,10 +39,15 @@ def _cast(read: Column, have: DataType | None, want: DataType) -> Column:
         return read
     if isinstance(have, StructType) and isinstance(want, StructType):
         kinds = {f.name: f.dataType for f in have.fields}
-        fields = [_cast(read.getField(f.name), kinds.get(f.name), f.dataType).alias(f.name) for f in want.fields]
+        fields = [
+            _cast(read.getField(f.name), kinds.get(f.name), f.dataType).alias(f.name)
+            for f in want.fields
+        ]
         return F.when(read.isNotNull(), F.struct(*fields))
     if isinstance(have, ArrayType) and isinstance(want, ArrayType):
         return F.transform(read, lambda item: _cast(item, have.elementType, want.elementType))
     if isinstance(have, MapType) and isinstance(want, MapType):
-        return F.transform_values(read, lambda _, value: _cast(value, have.valueType, want.valueType))
+        return F.transform_values(
+            read, lambda _, value: _cast(value, have.valueType, want.valueType)
+        )
     return read.cast(want)

@@ -1,7 +1,8 @@
-"""Whether an analyzed expression of Spark can throw, exhaust memory or read foreign memory for some value of a record.
+"""Whether an analyzed expression of Spark can throw, exhaust memory or read foreign memory for some
+value of a record.
 
-The functions by name are checked before (`anabranch.config.select`): this is what depends on types, and on conversions
-that Spark inserts.
+The functions by name are checked before (`anabranch.config.select`): this is what depends on types,
+and on conversions that Spark inserts.
 """
 
 from __future__ import annotations
@@ -12,13 +13,17 @@ from typing import Any
 
 _OVERFLOWS = frozenset({"DateAdd", "DateSub", "TruncDate", "AddMonths"})
 _ROUNDS = frozenset({"Round", "BRound", "RoundCeil", "RoundFloor"})
-_OF_NESTED = frozenset({"GetStructField", "GetArrayItem", "GetMapValue", "ElementAt", "GetArrayStructFields"})
+_OF_NESTED = frozenset(
+    {"GetStructField", "GetArrayItem", "GetMapValue", "ElementAt", "GetArrayStructFields"}
+)
 _MOST_DIGITS = re.compile(r"-?\d{1,2}")
 
 
 def unsafe(expression: Any) -> str | None:
     """The form that is expected, if the expression, of Catalyst, is not safe; else None."""
-    return next((found for node, parent in _nodes(expression) if (found := _refusal(node, parent))), None)
+    return next(
+        (found for node, parent in _nodes(expression) if (found := _refusal(node, parent))), None
+    )
 
 
 def _nodes(node: Any, parent: str = "") -> Iterator[tuple[Any, str]]:
@@ -40,7 +45,9 @@ def _refusal(node: Any, parent: str) -> str | None:
         return "a number of 1 or 2 digits to round to"
     if name == "ConcatWs" and not node.children().apply(0).foldable():
         return "a text in quotes as separator, because the result may be very long"
-    if name == "ArrayJoin" and not all(node.children().apply(i).foldable() for i in range(1, node.children().size())):
+    if name == "ArrayJoin" and not all(
+        node.children().apply(i).foldable() for i in range(1, node.children().size())
+    ):
         return "a text in quotes as separator, because the result may be very long"
     return None
 
@@ -48,11 +55,18 @@ def _refusal(node: Any, parent: str) -> str | None:
 def _refused_cast(of: str, to: str, parent: str) -> str | None:
     # Of a text without a date Spark makes a time of the present day.
     if to == "timestamp" and of != "void":
-        return "no text and no date that is read as a TIMESTAMP (compare dates: CAST(at AS DATE) >= DATE '2026-11-01')"
+        return (
+            "no text and no date that is read as a TIMESTAMP (compare dates: CAST(at AS DATE) >= "
+            "DATE '2026-11-01')"
+        )
     # A text with a large exponent takes minutes.
     if to.startswith("decimal") and of.startswith("string"):
         return "no text that is read as a DECIMAL (use CAST(CAST(... AS DOUBLE) AS DECIMAL(p,s)))"
-    if to.startswith("string") and of == "binary" and parent not in ("TryValidateUTF8", "StaticInvoke", "Cast"):
+    if (
+        to.startswith("string")
+        and of == "binary"
+        and parent not in ("TryValidateUTF8", "StaticInvoke", "Cast")
+    ):
         return "bytes that are read as text by CAST(... AS STRING)"
     return None
 

@@ -1,7 +1,7 @@
 """The columns that a stream's `select` makes of a record, as Spark SQL.
 
-An expression gives the same value whatever the session's settings: it is analyzed with ANSI mode off and in UTC, which
-Spark then keeps in it.
+An expression gives the same value whatever the session's settings: it is analyzed with ANSI mode
+off and in UTC, which Spark then keeps in it.
 """
 
 from __future__ import annotations
@@ -35,9 +35,12 @@ _OF_KAFKA = {f"kafka_{name}": kind for name, kind in KAFKA.items()} | {
 _checked: set[tuple[object, ...]] = set()
 
 
-def project(judged: DataFrame, stream: Stream, secret: bytes | None, others: Sequence[str]) -> DataFrame:
-    """The columns of the table by the stream's `select`, then others. Raises ConfigurationError, with the column, for
-    an expression that Spark does not know, or that has another type, and for a hash without a secret."""
+def project(
+    judged: DataFrame, stream: Stream, secret: bytes | None, others: Sequence[str]
+) -> DataFrame:
+    """The columns of the table by the stream's `select`, then others. Raises ConfigurationError,
+    with the column, for an expression that Spark does not know, or that has another type, and for a
+    hash without a secret."""
     spark = judged.sparkSession
     check_selected(spark, stream)
     columns = [f"{_sql(one)} AS `{one.name}`" for one in stream.select or ()]
@@ -56,12 +59,13 @@ def _times(stream: Stream) -> list[str]:
 
 
 def _keys(spark: SparkSession, stream: Stream, secret: bytes | None) -> Column:
-    """The two keys of HMAC (RFC 2104), as a scalar subquery: neither Spark's plans, and so its UI and event logs, nor
-    its errors have them, as they would have a literal."""
+    """The two keys of HMAC (RFC 2104), as a scalar subquery: neither Spark's plans, and so its UI
+    and event logs, nor its errors have them, as they would have a literal."""
     if secret is None:
         masked = next(one.name for one in stream.select or () if one.masks)
         raise ConfigurationError(
-            f"streams/{stream.name}.yaml: select.{masked}.hash: expected masking.secret in anabranch.yaml, found none"
+            f"streams/{stream.name}.yaml: select.{masked}.hash: expected masking.secret in "
+            "anabranch.yaml, found none"
         )
     key = (hashlib.sha256(secret).digest() if len(secret) > _BLOCK else secret).ljust(_BLOCK, b"\0")
     inner, outer = (bytes(b ^ mask for b in key) for mask in (0x36, 0x5C))
@@ -76,7 +80,9 @@ def check_selected(spark: SparkSession, stream: Stream) -> None:
         return
     with _analysis_settings(spark):
         fields = (f"CAST(NULL AS {c.type}) AS `_row_{c.name}`" for c in stream.record_columns)
-        empty = spark.range(0).selectExpr(*fields, *(f"CAST(NULL AS {k}) AS {n}" for n, k in _OF_KAFKA.items()))
+        empty = spark.range(0).selectExpr(
+            *fields, *(f"CAST(NULL AS {k}) AS {n}" for n, k in _OF_KAFKA.items())
+        )
         # A column of its own, so that an expression refers to it.
         empty = empty.selectExpr("*", *_times(stream))
         for one in stream.select or ():
@@ -91,7 +97,8 @@ def _check(empty: DataFrame, stream: Stream, one: SelectedColumn) -> None:
         found, plan = made.schema["made"].dataType, made._jdf.queryExecution().analyzed()
     except (AnalysisException, ParseException) as error:
         raise ConfigurationError(
-            f"{where}: expected an expression that Spark can analyze, found: {str(error).splitlines()[0]}"
+            f"{where}: expected an expression that Spark can analyze, found: "
+            f"{str(error).splitlines()[0]}"
         ) from None
     expected = DataType.fromDDL(one.type)
     if one.is_checked and found != expected:

@@ -1,8 +1,10 @@
-"""Java's archive of classes: the jobs' Java maps what it would else read, check and link from 150 jars at each start.
+"""Java's archive of classes: the jobs' Java maps what it would else read, check and link from 150
+jars at each start.
 
-`anabranch jars --archive` makes it of `conf/jvm/classes.gz`, the classes that both jobs load (a class that is not there
-any more is left out, one that is not in the list is loaded as ever). It is of one Java and one class path; a Java whose
-own differ does not use it. `make class-list` writes the list.
+`anabranch jars --archive` makes it of `conf/jvm/classes.gz`, the classes that both jobs load (a
+class that is not there any more is left out, one that is not in the list is loaded as ever). It is
+of one Java and one class path; a Java whose own differ does not use it. `make class-list` writes
+the list.
 
 https://docs.oracle.com/en/java/javase/17/vm/class-data-sharing.html
 """
@@ -26,7 +28,8 @@ from anabranch.spark.jars import Jars, Progress, cache_folder, jvm_folder
 from anabranch.spark.java import java_executable
 
 _LOCK_SECONDS = 600.0
-# The collector decides how classes are laid out; what Java says of the archive would be in the jobs' output.
+# The collector decides how classes are laid out; what Java says of the archive would be in the
+# jobs' output.
 COLLECTOR = "-XX:+UseParallelGC"
 _QUIET = "-Xlog:cds*=off"
 
@@ -42,8 +45,9 @@ def class_path(jars: Jars) -> list[str]:
 
 
 def archive_options(jars: Jars) -> tuple[list[str], Mapping[str, str]]:
-    """Java's options, and the environment of spark-submit, by which a job on a local master uses the archive; nothing
-    where there is none, or Spark is configured by files, which Java does not take in an archive's class path."""
+    """Java's options, and the environment of spark-submit, by which a job on a local master uses
+    the archive; nothing where there is none, or Spark is configured by files, which Java does not
+    take in an archive's class path."""
     file = _archive_of(jars)
     if file is None or not file.exists():
         return [], {}
@@ -55,12 +59,17 @@ def make_archive(jars: Jars, progress: Progress) -> Path:
     file = _archive_of(jars)
     if file is None:
         raise Terminal(
-            "archive of classes: expected Spark without configuration files (SPARK_CONF_DIR, HADOOP_CONF_DIR, "
-            f"YARN_CONF_DIR, {spark_home() / 'conf'}), found some: jobs start without an archive; unset or remove them "
-            "if they are not needed, then run `anabranch jars --archive`"
+            "archive of classes: expected Spark without configuration files (SPARK_CONF_DIR, "
+            f"HADOOP_CONF_DIR, YARN_CONF_DIR, {spark_home() / 'conf'}), found some: jobs start "
+            "without an archive; unset or remove them if they are not needed, then run `anabranch "
+            "jars --archive`"
         )
     _empty_folder(file).mkdir(parents=True, exist_ok=True)
-    with locked(file.with_suffix(".lock"), _LOCK_SECONDS, lambda: progress("another process makes the archive")):
+    with locked(
+        file.with_suffix(".lock"),
+        _LOCK_SECONDS,
+        lambda: progress("another process makes the archive"),
+    ):
         if not file.exists():
             progress("making the archive of Java's classes (once; a minute, 250 MB)")
             with temporary_folder("archive") as folder:
@@ -74,18 +83,33 @@ def _make(jars: Jars, file: Path, classes: Path) -> None:
         shutil.copyfileobj(packed, plain)
     part = file.with_suffix(".part")
     part.unlink(missing_ok=True)
-    options = ["-Xshare:dump", f"-XX:SharedClassListFile={classes}", f"-XX:SharedArchiveFile={part}", COLLECTOR, _QUIET]
+    options = [
+        "-Xshare:dump",
+        f"-XX:SharedClassListFile={classes}",
+        f"-XX:SharedArchiveFile={part}",
+        COLLECTOR,
+        _QUIET,
+    ]
     # Started as a job is, so that the class path is a job's; Java ends before it would run one.
-    command = [str(spark_home() / "bin" / "spark-submit"), "--master", "local[1]", *class_path(jars)]
+    command = [
+        str(spark_home() / "bin" / "spark-submit"),
+        "--master",
+        "local[1]",
+        *class_path(jars),
+    ]
     command += ["--driver-java-options", " ".join(options), "--driver-memory", "1g", "nothing.py"]
     done = subprocess.run(
-        command, env=dict(os.environ) | _environment(file), capture_output=True, text=True, check=False
+        command,
+        env=dict(os.environ) | _environment(file),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode != 0 or not part.exists():
         raise Terminal(
-            f"archive of classes: expected Java to write {part}, found exit code {done.returncode}: "
-            f"{(done.stderr or done.stdout).strip()[-500:]}; jobs start without it: fix the cause, then run "
-            "`anabranch jars --archive`"
+            f"archive of classes: expected Java to write {part}, found exit code "
+            f"{done.returncode}: {(done.stderr or done.stdout).strip()[-500:]}; jobs start "
+            "without it: fix the cause, then run `anabranch jars --archive`"
         )
     part.rename(file)
 
@@ -99,7 +123,14 @@ def _archive_of(jars: Jars) -> Path | None:
         return None
     java = java_executable().resolve()
     status = java.stat()
-    of = (jars.folder, home, java, status.st_size, status.st_mtime_ns, (jvm_folder() / "classes.gz").stat().st_size)
+    of = (
+        jars.folder,
+        home,
+        java,
+        status.st_size,
+        status.st_mtime_ns,
+        (jvm_folder() / "classes.gz").stat().st_size,
+    )
     key = hashlib.sha256("\n".join(map(str, of)).encode()).hexdigest()[:16]
     return cache_folder() / "archives" / f"{key}.jsa"
 

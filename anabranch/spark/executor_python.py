@@ -1,4 +1,5 @@
-"""The Python packages that executors need in common with the driver, and the archive that brings them.
+"""The Python packages that executors need in common with the driver, and the archive that brings
+them.
 
 `anabranch pack` writes the archive (`speed_layer.pack`).
 """
@@ -28,9 +29,14 @@ _PACKAGES = ("numpy", "pyarrow", "pyiceberg")
 
 @cache
 def installed() -> dict[str, str]:
-    """The versions of Python and of the packages, and a digest of our code, which has one version in many builds."""
+    """The versions of Python and of the packages, and a digest of our code, which has one version
+    in many builds."""
     versions = {name: version(name) for name in _PACKAGES}
-    return {"python": ".".join(platform.python_version_tuple()[:2]), **versions, "anabranch": _code_digest()}
+    return {
+        "python": ".".join(platform.python_version_tuple()[:2]),
+        **versions,
+        "anabranch": _code_digest(),
+    }
 
 
 def _code_digest() -> str:
@@ -61,8 +67,11 @@ def packed_archive(conf: Mapping[str, str]) -> Path | None:
 
 
 def packed_versions(file: Path) -> dict[str, str]:
-    """The versions in an archive; nothing for an archive of another program. Raises OSError and tarfile.TarError."""
+    """The versions in an archive; nothing for an archive of another program. Raises OSError and
+    tarfile.TarError."""
     with tarfile.open(file) as archive:
         first = archive.next()
-        content = archive.extractfile(first) if first is not None and first.name == VERSIONS else None
+        content = (
+            archive.extractfile(first) if first is not None and first.name == VERSIONS else None
+        )
         return dict(json.load(content)) if content is not None else {}

@@ -1,9 +1,10 @@
 """The jars: pinned by conf/jvm/ivy.xml, proven by conf/jvm/jars.sha256, kept in one cache.
 
-The pyspark wheel has no Kafka, Iceberg or S3 jar, but it ships Ivy, so Java and the wheel are all that it takes.
-The cache (`~/.cache/anabranch`, or ANABRANCH_CACHE) has one folder for each content of the two files, so another
-checkout with other versions has another folder. In it is one folder for each configuration of ivy.xml. A folder that
-exists is complete: it is renamed into place once every jar in it has its expected checksum.
+The pyspark wheel has no Kafka, Iceberg or S3 jar, but it ships Ivy, so Java and the wheel are all
+that it takes. The cache (`~/.cache/anabranch`, or ANABRANCH_CACHE) has one folder for each content
+of the two files, so another checkout with other versions has another folder. In it is one folder
+for each configuration of ivy.xml. A folder that exists is complete: it is renamed into place once
+every jar in it has its expected checksum.
 """
 
 from __future__ import annotations
@@ -55,22 +56,30 @@ def jvm_folder() -> Path:
 
 def cache_folder() -> Path:
     """Where jars are kept: ANABRANCH_CACHE, else ~/.cache/anabranch."""
-    return Path(os.environ.get("ANABRANCH_CACHE") or Path.home() / ".cache" / "anabranch").absolute()
+    return Path(
+        os.environ.get("ANABRANCH_CACHE") or Path.home() / ".cache" / "anabranch"
+    ).absolute()
 
 
 def read_sums(file: Path) -> dict[str, str]:
-    """`{"spark/kafka-clients-3.9.1.jar": sha256}` of lines as sha256sum writes them; Terminal for anything else."""
+    """`{"spark/kafka-clients-3.9.1.jar": sha256}` of lines as sha256sum writes them; Terminal for
+    anything else."""
     sums: dict[str, str] = {}
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
         if not line.strip() or line.startswith("#"):
             continue
         digest, _, name = line.partition("  ")
-        if not re.fullmatch(r"[0-9a-f]{64}", digest) or not re.fullmatch(rf"({'|'.join(CONFS)})/[^/\s]+\.jar", name):
+        if not re.fullmatch(r"[0-9a-f]{64}", digest) or not re.fullmatch(
+            rf"({'|'.join(CONFS)})/[^/\s]+\.jar", name
+        ):
             raise Terminal(
-                f"{file}, line {number}: expected 'sha256  conf/artifact-revision.jar', found {line!r}; {_WRITE_SUMS}"
+                f"{file}, line {number}: expected 'sha256  conf/artifact-revision.jar', found "
+                f"{line!r}; {_WRITE_SUMS}"
             )
         if name in sums:
-            raise Terminal(f"{file}, line {number}: expected each jar once, found {name} again; {_WRITE_SUMS}")
+            raise Terminal(
+                f"{file}, line {number}: expected each jar once, found {name} again; {_WRITE_SUMS}"
+            )
         sums[name] = digest
     return sums
 
@@ -85,7 +94,8 @@ def sums_of(folder: Path, confs: Sequence[str] = CONFS) -> dict[str, str]:
 
 
 def differences(expected: Mapping[str, str], actual: Mapping[str, str]) -> list[str]:
-    """One sentence for each jar that is missing, extra or different; empty if all is as expected."""
+    """One sentence for each jar that is missing, extra or different; empty if all is as
+    expected."""
     sentences = []
     for name in sorted(expected.keys() | actual.keys()):
         want, have = expected.get(name), actual.get(name)
@@ -99,23 +109,25 @@ def differences(expected: Mapping[str, str], actual: Mapping[str, str]) -> list[
 
 
 def verify(folder: Path, sums: Path, confs: Sequence[str] = CONFS) -> None:
-    """Raises Terminal, naming each jar, unless `folder` has exactly those jars of `sums` that are of `confs`, byte for
-    byte."""
+    """Raises Terminal, naming each jar, unless `folder` has exactly those jars of `sums` that are
+    of `confs`, byte for byte."""
     wrong = differences(_of(read_sums(sums), confs), sums_of(folder, confs))
     if wrong:
         raise Terminal(
-            f"jars in {folder}: expected those of {sums}, found others: {'; '.join(wrong)}. If ivy.xml was changed on "
-            "purpose, run `anabranch jars --write-sums` and review the change. If not, the download was altered: "
-            f"delete the cache {folder.parent.parent} and run `anabranch jars` again"
+            f"jars in {folder}: expected those of {sums}, found others: {'; '.join(wrong)}. If "
+            "ivy.xml was changed on purpose, run `anabranch jars --write-sums` and review the "
+            f"change. If not, the download was altered: delete the cache {folder.parent.parent} "
+            "and run `anabranch jars` again"
         )
 
 
 def ensure_jars(progress: Progress = lambda _: None, confs: Sequence[str] = CONFS) -> Jars:
-    """The jars of `confs`, from the cache, or downloaded into it first (200 MB, minutes; reported to `progress`); of
-    other confs those that the cache has.
+    """The jars of `confs`, from the cache, or downloaded into it first (200 MB, minutes; reported
+    to `progress`); of other confs those that the cache has.
 
-    Safe to call from several processes at once: one resolves, the others wait. Raises Terminal if Java is missing or
-    a jar is not what jars.sha256 says, and Transient if the download failed four times.
+    Safe to call from several processes at once: one resolves, the others wait. Raises Terminal if
+    Java is missing or a jar is not what jars.sha256 says, and Transient if the download failed four
+    times.
     """
     conf = jvm_folder()
     root = cache_folder() / "jars"
@@ -124,7 +136,11 @@ def ensure_jars(progress: Progress = lambda _: None, confs: Sequence[str] = CONF
     if _missing(folder, expected, confs):
         java = require_java()
         root.mkdir(parents=True, exist_ok=True)
-        with locked(root / f"{folder.name}.lock", _LOCK_SECONDS, lambda: progress("another process resolves the jars")):
+        with locked(
+            root / f"{folder.name}.lock",
+            _LOCK_SECONDS,
+            lambda: progress("another process resolves the jars"),
+        ):
             # Checked again: the process that held the lock may have resolved them.
             if missing := _missing(folder, expected, confs):
                 _resolve(java, conf, folder, missing, progress)
@@ -132,15 +148,19 @@ def ensure_jars(progress: Progress = lambda _: None, confs: Sequence[str] = CONF
 
 
 def cached() -> tuple[Path, list[str]]:
-    """The folder that the jobs take their jars from, and a sentence for each of these that is missing, extra or
-    different. Downloads nothing and needs no Java; every jar is read, which takes a quarter of a second."""
+    """The folder that the jobs take their jars from, and a sentence for each of these that is
+    missing, extra or different. Downloads nothing and needs no Java; every jar is read, which takes
+    a quarter of a second."""
     conf = jvm_folder()
     folder = cache_folder() / "jars" / _key(conf)
     return folder, differences(_of(read_sums(conf / "jars.sha256"), JOBS), sums_of(folder, JOBS))
 
 
-def _resolve(java: Path, conf: Path, folder: Path, confs: Sequence[str], progress: Progress) -> None:
-    """Step 1: retrieve into a temporary folder. Step 2: verify it. Step 3: rename its folders into place."""
+def _resolve(
+    java: Path, conf: Path, folder: Path, confs: Sequence[str], progress: Progress
+) -> None:
+    """Step 1: retrieve into a temporary folder. Step 2: verify it. Step 3: rename its folders into
+    place."""
     attempt = folder.with_name(folder.name + ".part")
     for leftover in (attempt, *(folder / name for name in confs)):
         if leftover.exists():
@@ -169,13 +189,28 @@ def _retrieve(
     progress: Progress,
     confs: Sequence[str] = CONFS,
 ) -> None:
-    """Runs Ivy until it succeeds; what it has downloaded stays in its own cache, so a retry goes on from there."""
+    """Runs Ivy until it succeeds; what it has downloaded stays in its own cache, so a retry goes on
+    from there."""
     ivy_jars = sorted((spark_home() / "jars").glob("ivy-*.jar"))
     if not ivy_jars:
-        raise Terminal(f"jars: expected an ivy-*.jar in {spark_home() / 'jars'}, found none; install pyspark again")
+        raise Terminal(
+            f"jars: expected an ivy-*.jar in {spark_home() / 'jars'}, found none; install pyspark "
+            "again"
+        )
     # Java waits for ever by default on a connection that has gone silent.
-    timeouts = ["-Dsun.net.client.defaultConnectTimeout=20000", "-Dsun.net.client.defaultReadTimeout=60000"]
-    command = [str(java), "-Xmx256m", *timeouts, "-jar", str(ivy_jars[-1]), "-cache", str(ivy_cache)]
+    timeouts = [
+        "-Dsun.net.client.defaultConnectTimeout=20000",
+        "-Dsun.net.client.defaultReadTimeout=60000",
+    ]
+    command = [
+        str(java),
+        "-Xmx256m",
+        *timeouts,
+        "-jar",
+        str(ivy_jars[-1]),
+        "-cache",
+        str(ivy_cache),
+    ]
     command += ["-ivy", str(ivy_xml), "-confs", *confs]
     command += ["-retrieve", f"{into}/[conf]/[artifact]-[revision].[ext]"]
     for number in attempts(doubling(_FIRST_PAUSE), at_most=ATTEMPTS):
@@ -185,11 +220,13 @@ def _retrieve(
             return
         if number < ATTEMPTS:
             pause = _FIRST_PAUSE * 2 ** (number - 1)
-            progress(f"download failed: {tail[-1] if tail else 'no message'}; next try in {pause:.0f} s")
+            progress(
+                f"download failed: {tail[-1] if tail else 'no message'}; next try in {pause:.0f} s"
+            )
     raise Transient(
-        f"jars of {ivy_xml}: expected to download them in {ATTEMPTS} attempts, found that the last one failed too; "
-        "check the network, then run `anabranch jars` again: downloaded files are kept. Ivy's last lines:\n  "
-        + "\n  ".join(tail or [])
+        f"jars of {ivy_xml}: expected to download them in {ATTEMPTS} attempts, found that the "
+        "last one failed too; check the network, then run `anabranch jars` again: downloaded "
+        "files are kept. Ivy's last lines:\n  " + "\n  ".join(tail or [])
     )
 
 
@@ -198,7 +235,9 @@ def _run_ivy(command: list[str], total: int, progress: Progress) -> list[str] | 
     lines: list[str] = []
     resolved = downloaded = 0
     reported_at = time.monotonic()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
         assert process.stdout is not None
         try:
             for line in process.stdout:
@@ -214,7 +253,11 @@ def _run_ivy(command: list[str], total: int, progress: Progress) -> list[str] | 
             raise
     if process.returncode == 0:
         return None
-    telling = [line.strip() for line in lines if re.search(r"FAILED|[Ee]rror|[Ee]xception|not found|failed", line)]
+    telling = [
+        line.strip()
+        for line in lines
+        if re.search(r"FAILED|[Ee]rror|[Ee]xception|not found|failed", line)
+    ]
     return (telling or [line.strip() for line in lines])[-8:]
 
 
@@ -240,7 +283,8 @@ def _missing(folder: Path, expected: Mapping[str, str], confs: Sequence[str]) ->
 
 
 def _write_sums(progress: Progress) -> Path:
-    """Resolves ivy.xml as it stands and writes what came of it; for a developer who changes a version."""
+    """Resolves ivy.xml as it stands and writes what came of it; for a developer who changes a
+    version."""
     conf = jvm_folder()
     root = cache_folder() / "jars"
     root.mkdir(parents=True, exist_ok=True)
@@ -251,7 +295,9 @@ def _write_sums(progress: Progress) -> Path:
         known = len(read_sums(conf / "jars.sha256"))
         _retrieve(require_java(), conf / "ivy.xml", root.parent / "ivy", folder, known, progress)
         file = conf / "jars.sha256"
-        head = [line for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
+        head = [
+            line for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("#")
+        ]
         body = [f"{digest}  {name}" for name, digest in sums_of(folder).items()]
         file.write_text("\n".join(head + body) + "\n", encoding="utf-8")
         shutil.rmtree(folder)
@@ -259,7 +305,11 @@ def _write_sums(progress: Progress) -> Path:
 
 
 def resolve(
-    compare: bool, let_submit_find: bool, write_sums: bool, progress: Progress, confs: Sequence[str] = CONFS
+    compare: bool,
+    let_submit_find: bool,
+    write_sums: bool,
+    progress: Progress,
+    confs: Sequence[str] = CONFS,
 ) -> Jars:
     """What `anabranch jars` does. Raises Terminal, Transient."""
     if write_sums:

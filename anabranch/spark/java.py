@@ -12,42 +12,54 @@ from anabranch.common.errors import ConfigurationError
 
 OLDEST = 17
 _REMEDY = (
-    f"Install a Java runtime {OLDEST} or newer (Debian, Ubuntu: apt-get install openjdk-17-jre-headless; "
-    "macOS: brew install openjdk@17), or set JAVA_HOME to one."
+    f"Install a Java runtime {OLDEST} or newer (Debian, Ubuntu: apt-get install "
+    "openjdk-17-jre-headless; macOS: brew install openjdk@17), or set JAVA_HOME to one."
 )
 FIRST_COMPILER = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
-"""Options of a Java that lives for minutes: its second compiler takes more CPU time than it saves. Without the size,
-the first one has 48 MB for its code, which Spark fills, and the JVM compiles evicted code again."""
+"""Options of a Java that lives for minutes: its second compiler takes more CPU time than it saves.
+Without the size, the first one has 48 MB for its code, which Spark fills, and the JVM compiles
+evicted code again."""
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
 
 def parse_major(output: str) -> int | None:
-    """The major version in what `java -version` prints: 17 for 17.0.15, 8 for 1.8.0_402; None if it says none."""
+    """The major version in what `java -version` prints: 17 for 17.0.15, 8 for 1.8.0_402; None if it
+    says none."""
     match = _VERSION.search(output)
     return int(match.group(1)) if match else None
 
 
 def java_executable() -> Path:
-    """`$JAVA_HOME/bin/java`, else the `java` on the PATH, as spark-submit chooses it. Raises ConfigurationError, with
-    the remedy, if there is none."""
+    """`$JAVA_HOME/bin/java`, else the `java` on the PATH, as spark-submit chooses it. Raises
+    ConfigurationError, with the remedy, if there is none."""
     if home := os.environ.get("JAVA_HOME"):
         executable = Path(home) / "bin" / "java"
         if not executable.is_file():
-            raise ConfigurationError(f"JAVA_HOME is {home}, but {executable} does not exist. {_REMEDY}")
+            raise ConfigurationError(
+                f"JAVA_HOME is {home}, but {executable} does not exist. {_REMEDY}"
+            )
         return executable
     if on_path := shutil.which("java"):
         return Path(on_path)
-    raise ConfigurationError(f"No Java found: neither JAVA_HOME nor the PATH leads to one. {_REMEDY}")
+    raise ConfigurationError(
+        f"No Java found: neither JAVA_HOME nor the PATH leads to one. {_REMEDY}"
+    )
 
 
 def require_java() -> Path:
-    """The executable of the Java that spark-submit chooses. Raises ConfigurationError, with the remedy, if
-    there is none or it is older than 17."""
+    """The executable of the Java that spark-submit chooses. Raises ConfigurationError, with the
+    remedy, if there is none or it is older than 17."""
     executable = java_executable()
-    answer = subprocess.run([executable, "-version"], capture_output=True, text=True, timeout=60, check=False)
+    answer = subprocess.run(
+        [executable, "-version"], capture_output=True, text=True, timeout=60, check=False
+    )
     major = parse_major(answer.stderr + answer.stdout)
     if major is None:
-        raise ConfigurationError(f"{executable} -version did not name a version: {answer.stderr.strip()!r}. {_REMEDY}")
+        raise ConfigurationError(
+            f"{executable} -version did not name a version: {answer.stderr.strip()!r}. {_REMEDY}"
+        )
     if major < OLDEST:
-        raise ConfigurationError(f"{executable} is Java {major}; expected {OLDEST} or newer. {_REMEDY}")
+        raise ConfigurationError(
+            f"{executable} is Java {major}; expected {OLDEST} or newer. {_REMEDY}"
+        )
     return executable

@@ -1,4 +1,5 @@
-"""The JVM behind a job's Spark session: opening it, stopping it on a signal, and what its errors mean.
+"""The JVM behind a job's Spark session: opening it, stopping it on a signal, and what its errors
+mean.
 
 Only the `job.py` files open a session.
 """
@@ -16,7 +17,13 @@ from typing import Any
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
-from anabranch.common.errors import AnabranchError, ConfigurationError, JvmGone, Transient, Unexplained
+from anabranch.common.errors import (
+    AnabranchError,
+    ConfigurationError,
+    JvmGone,
+    Transient,
+    Unexplained,
+)
 from anabranch.common.remote_errors import explain, one_line
 from anabranch.common.signals import in_own_thread
 from anabranch.config import S3, Environment
@@ -28,11 +35,14 @@ LOG = logging.getLogger(__name__)
 logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
 
 
-def open_session(environment: Environment, name: str, settings: Mapping[str, str] | None = None) -> SparkSession:
-    """A session that reaches the lake, with a job's own `settings`. Raises ConfigurationError when our jars are not on
-    its class path.
+def open_session(
+    environment: Environment, name: str, settings: Mapping[str, str] | None = None
+) -> SparkSession:
+    """A session that reaches the lake, with a job's own `settings`. Raises ConfigurationError when
+    our jars are not on its class path.
 
-    The master is the one of spark-submit, which our commands set; without spark-submit, the configured one.
+    The master is the one of spark-submit, which our commands set; without spark-submit, the
+    configured one.
     """
     builder = SparkSession.builder.appName(name)
     # Before its JVM has started, a SparkConf has none of spark-submit's settings.
@@ -50,12 +60,17 @@ def open_session(environment: Environment, name: str, settings: Mapping[str, str
     except Exception as error:
         explained = explain("start Spark", error)
         # An unreachable master causes many errors, and nothing has begun that could be in doubt.
-        raise (Transient(str(explained)) if isinstance(explained, Unexplained) else explained) from error
+        raise (
+            Transient(str(explained)) if isinstance(explained, Unexplained) else explained
+        ) from error
     spark.sparkContext.setLogLevel("ERROR")
-    if not runs_here(master) and (exposed := exposed_keys(master, dict(spark.sparkContext.getConf().getAll()))):
+    if not runs_here(master) and (
+        exposed := exposed_keys(master, dict(spark.sparkContext.getConf().getAll()))
+    ):
         LOG.warning(
-            "executors: secrets reach them unencrypted: set spark.authenticate and spark.network.crypto.enabled, or "
-            "replace the keys by a role of the executors; docs/how-to/deploy/jobs.md keys=%s",
+            "executors: secrets reach them unencrypted: set spark.authenticate and "
+            "spark.network.crypto.enabled, or replace the keys by a role of the executors; "
+            "docs/how-to/deploy/jobs.md keys=%s",
             ",".join(exposed),
         )
     jvm: Any = spark.sparkContext._jvm
@@ -63,12 +78,14 @@ def open_session(environment: Environment, name: str, settings: Mapping[str, str
     jvm.java.lang.System.setProperty("aws.requestChecksumCalculation", "WHEN_REQUIRED")
     jvm.java.lang.System.setProperty("aws.responseChecksumValidation", "WHEN_REQUIRED")
     try:
-        jvm.java.lang.Thread.currentThread().getContextClassLoader().loadClass("org.apache.iceberg.spark.SparkCatalog")
+        jvm.java.lang.Thread.currentThread().getContextClassLoader().loadClass(
+            "org.apache.iceberg.spark.SparkCatalog"
+        )
     except Exception:
         spark.stop()
         raise ConfigurationError(
-            "spark: expected the Iceberg and Kafka jars on Spark's class path, found none; run the job by `anabranch`, "
-            "or let spark-submit find them: anabranch jars --spark-submit"
+            "spark: expected the Iceberg and Kafka jars on Spark's class path, found none; run "
+            "the job by `anabranch`, or let spark-submit find them: anabranch jars --spark-submit"
         ) from None
     try:
         require_trust(spark, environment.s3)
@@ -79,8 +96,8 @@ def open_session(environment: Environment, name: str, settings: Mapping[str, str
 
 
 def session_of(spark: SparkSession, environment: Environment) -> SparkSession:
-    """A session of its own in the same Spark application, with the environment's catalog. Iceberg takes the id of what
-    is staged from the session, so streams that stage at once each need one."""
+    """A session of its own in the same Spark application, with the environment's catalog. Iceberg
+    takes the id of what is staged from the session, so streams that stage at once each need one."""
     session = spark.newSession()
     prefix = f"spark.sql.catalog.{environment.catalog.name}"
     for key, value in session_settings(environment).items():
@@ -91,20 +108,23 @@ def session_of(spark: SparkSession, environment: Environment) -> SparkSession:
 
 
 def explain_spark(spark: SparkSession, doing: str, error: BaseException) -> AnabranchError:
-    """The error of ours for what Spark threw while `doing`: JvmGone when its JVM or its context ended, which no other
-    try brings back, else as `explain`."""
+    """The error of ours for what Spark threw while `doing`: JvmGone when its JVM or its context
+    ended, which no other try brings back, else as `explain`."""
     if isinstance(error, AnabranchError):
         return error
     jvm: Any = spark.sparkContext._jvm
     try:
         jvm.java.lang.System.nanoTime()
     except Exception:
-        return JvmGone(f"{doing}: expected Spark's JVM to answer, found it gone; nothing is lost, start it again")
+        return JvmGone(
+            f"{doing}: expected Spark's JVM to answer, found it gone; nothing is lost, start it "
+            "again"
+        )
     context: Any = spark.sparkContext._jsc
     if context is None or context.sc().isStopped():
         return JvmGone(
-            f"{doing}: expected Spark's context to run, found it stopped ({one_line(error)}); nothing is lost, "
-            "start it again"
+            f"{doing}: expected Spark's context to run, found it stopped ({one_line(error)}); "
+            "nothing is lost, start it again"
         )
     return explain(doing, error)
 
@@ -118,8 +138,8 @@ def close_session(spark: SparkSession) -> None:
 
 
 def require_trust(spark: SparkSession, s3: S3) -> None:
-    """Raise ConfigurationError if Java does not trust a server that Python trusts by `s3.ca`: the first file that Java
-    writes may come hours later. A server that does not answer passes."""
+    """Raise ConfigurationError if Java does not trust a server that Python trusts by `s3.ca`: the
+    first file that Java writes may come hours later. A server that does not answer passes."""
     if s3.ca is None or not (s3.endpoint or "").startswith("https://"):
         return
     jvm: Any = spark.sparkContext._jvm
@@ -132,8 +152,9 @@ def require_trust(spark: SparkSession, s3: S3) -> None:
         LOG.debug("Java asked %s", s3.endpoint, exc_info=True)
         if "PKIX" in str(error):
             raise ConfigurationError(
-                f"s3.endpoint {s3.endpoint}: expected Java to trust its certificate, as Python does by s3.ca, found "
-                f"{one_line(error)}; add the authority to Java's trust store (docs/how-to/deploy/services.md)"
+                f"s3.endpoint {s3.endpoint}: expected Java to trust its certificate, as Python "
+                f"does by s3.ca, found {one_line(error)}; add the authority to Java's trust store "
+                "(docs/how-to/deploy/services.md)"
             ) from error
     else:
         connection.disconnect()
@@ -141,7 +162,8 @@ def require_trust(spark: SparkSession, s3: S3) -> None:
 
 @contextmanager
 def explained(spark: SparkSession, doing: str) -> Iterator[None]:
-    """Turn whatever is thrown while `doing` into an error of ours, so that none of it ends a job by a traceback."""
+    """Turn whatever is thrown while `doing` into an error of ours, so that none of it ends a job by
+    a traceback."""
     try:
         yield
     except AnabranchError:
@@ -164,7 +186,9 @@ class _Handler:
         implements = ("sun.misc.SignalHandler",)
 
 
-def stop_on_signal(spark: SparkSession, stop: Callable[[], None], signals: Iterable[signal.Signals]) -> None:
+def stop_on_signal(
+    spark: SparkSession, stop: Callable[[], None], signals: Iterable[signal.Signals]
+) -> None:
     """Call `stop` once a signal reaches this process or its JVM, in place of ending either."""
     from pyspark.java_gateway import ensure_callback_server_started
 
@@ -174,4 +198,6 @@ def stop_on_signal(spark: SparkSession, stop: Callable[[], None], signals: Itera
     handler = _Handler(request)
     for number in signals:
         signal.signal(number, lambda *_: request())
-        gateway.jvm.sun.misc.Signal.handle(gateway.jvm.sun.misc.Signal(number.name.removeprefix("SIG")), handler)
+        gateway.jvm.sun.misc.Signal.handle(
+            gateway.jvm.sun.misc.Signal(number.name.removeprefix("SIG")), handler
+        )

@@ -1,4 +1,5 @@
-"""The settings with which a Spark session reaches the lake. Values only: sessions are built by the jobs."""
+"""The settings with which a Spark session reaches the lake. Values only: sessions are built by the
+jobs."""
 
 from __future__ import annotations
 
@@ -14,36 +15,49 @@ AVRO_LIMITS = {
     "org.apache.avro.limits.bytes.maxLength": AVRO_LONGEST_TEXT,
     "org.apache.avro.limits.collectionItems.maxLength": 1_000_000,
 }
-"""Properties of a JVM that reads Avro: the longest text and the most items that a value may have. Without them Avro
-allocates whatever a value announces, and one record of ten bytes ends the JVM. Avro reads them when first used."""
+"""Properties of a JVM that reads Avro: the longest text and the most items that a value may have.
+Without them Avro allocates whatever a value announces, and one record of ten bytes ends the JVM.
+Avro reads them when first used."""
 AVRO_OPTIONS = " ".join(f"-D{name}={value}" for name, value in AVRO_LIMITS.items())
 
 REDACTED = re.compile("(?i)secret|password|token|access[.-]?key|credential|authorization|jaas")
-"""The keys whose values Spark redacts, as `spark.redaction.regex`: its own words and those of REST catalogs."""
+"""The keys whose values Spark redacts, as `spark.redaction.regex`: its own words and those of REST
+catalogs."""
 
 
 def runs_here(master: str | None) -> bool:
-    """Whether tasks run on the driver's machine, with its Python: no code of ours is on other machines."""
-    return master is not None and master.startswith("local") and not master.startswith("local-cluster")
+    """Whether tasks run on the driver's machine, with its Python: no code of ours is on other
+    machines."""
+    return (
+        master is not None and master.startswith("local") and not master.startswith("local-cluster")
+    )
 
 
-_ENCRYPTED = ("spark.network.crypto.enabled", "spark.ssl.rpc.enabled", "spark.authenticate.enableSaslEncryption")
+_ENCRYPTED = (
+    "spark.network.crypto.enabled",
+    "spark.ssl.rpc.enabled",
+    "spark.authenticate.enableSaslEncryption",
+)
 
 
 def exposed_keys(master: str, conf: Mapping[str, str]) -> tuple[str, ...]:
-    """The secrets of catalogs, S3's keys among them, that executors get over a connection that Spark's settings do not
-    encrypt. Pure.
+    """The secrets of catalogs, S3's keys among them, that executors get over a connection that
+    Spark's settings do not encrypt. Pure.
 
-    Spark sends all of its settings to each executor, and those of `spark.sql` with each task, whatever code runs there.
+    Spark sends all of its settings to each executor, and those of `spark.sql` with each task,
+    whatever code runs there.
     """
     if runs_here(master) or any(conf.get(key, "").lower() == "true" for key in _ENCRYPTED):
         return ()
-    return tuple(sorted(key for key in conf if key.startswith("spark.sql.catalog.") and REDACTED.search(key)))
+    return tuple(
+        sorted(key for key in conf if key.startswith("spark.sql.catalog.") and REDACTED.search(key))
+    )
 
 
 def session_settings(environment: Environment) -> dict[str, str]:
-    """Spark configuration: Iceberg's catalog under the configured name, S3, UTC; `spark.conf` of the file wins. Reading
-    through the catalog's cache would hide what another process has published, so it is off."""
+    """Spark configuration: Iceberg's catalog under the configured name, S3, UTC; `spark.conf` of
+    the file wins. Reading through the catalog's cache would hide what another process has
+    published, so it is off."""
     catalog, s3 = environment.catalog, environment.s3
     prefix = f"spark.sql.catalog.{catalog.name}"
     settings = {
@@ -57,19 +71,23 @@ def session_settings(environment: Environment) -> dict[str, str]:
         "spark.sql.shuffle.partitions": "4",
         "spark.sql.streaming.numRecentProgressUpdates": "10",
         "spark.sql.iceberg.handle-timestamp-without-timezone": "true",
-        # A micro-batch must be whole or absent: a failed query is started again from the table, never patched up.
+        # A micro-batch must be whole or absent: a failed query is started again from the table,
+        # never patched up.
         "spark.streaming.stopGracefullyOnShutdown": "false",
         "spark.redaction.regex": REDACTED.pattern,
         # Servers that are not AWS do not all know the newer checksums.
         "spark.driverEnv.AWS_REQUEST_CHECKSUM_CALCULATION": "when_required",
         "spark.executorEnv.AWS_REQUEST_CHECKSUM_CALCULATION": "when_required",
     }
-    settings |= {f"{prefix}.{key}": value for key, value in spark_properties(catalog, s3.region).items()}
+    settings |= {
+        f"{prefix}.{key}": value for key, value in spark_properties(catalog, s3.region).items()
+    }
     if catalog.warehouse.startswith("s3://"):
         settings |= {
             f"{prefix}.io-impl": "org.apache.iceberg.aws.s3.S3FileIO",
             f"{prefix}.client.region": s3.region,
-            # A request that gets no answer is tried again by the client within seconds, the whole try by the job.
+            # A request that gets no answer is tried again by the client within seconds, the whole
+            # try by the job.
             f"{prefix}.http-client.apache.connection-timeout-ms": "3000",
             f"{prefix}.http-client.apache.socket-timeout-ms": "10000",
             f"{prefix}.s3.retry.num-retries": "3",
@@ -77,7 +95,10 @@ def session_settings(environment: Environment) -> dict[str, str]:
             f"{prefix}.s3.retry.max-wait-ms": "2000",
         }
         if s3.endpoint:
-            settings |= {f"{prefix}.s3.endpoint": s3.endpoint, f"{prefix}.s3.path-style-access": "true"}
+            settings |= {
+                f"{prefix}.s3.endpoint": s3.endpoint,
+                f"{prefix}.s3.path-style-access": "true",
+            }
         if s3.access_key and s3.secret_key:
             settings |= {
                 f"{prefix}.s3.access-key-id": s3.access_key.get_secret_value(),

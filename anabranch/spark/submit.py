@@ -1,4 +1,5 @@
-"""spark-submit, as our commands run it: the right jars, the configured master, no secret on the command line."""
+"""spark-submit, as our commands run it: the right jars, the configured master, no secret on the
+command line."""
 
 from __future__ import annotations
 
@@ -29,12 +30,13 @@ def job_file(layer: str) -> Path:
 def submit_command(
     environment: Environment, layer: str, arguments: Sequence[str], java: str = ""
 ) -> tuple[list[str], dict[str, str]]:
-    """The command line and process environment that run a layer's job, its driver on this machine, with these options
-    of its Java; configured ones win.
+    """The command line and process environment that run a layer's job, its driver on this machine,
+    with these options of its Java; configured ones win.
 
-    On a local master the jars go on the class path as they lie, with the archive of their classes where one was made; a
-    cluster is sent copies. Executors are sent nothing else, since no code of ours runs there. Raises ConfigurationError
-    when the driver is to run elsewhere: its exit code and its signals would be lost.
+    On a local master the jars go on the class path as they lie, with the archive of their classes
+    where one was made; a cluster is sent copies. Executors are sent nothing else, since no code of
+    ours runs there. Raises ConfigurationError when the driver is to run elsewhere: its exit code
+    and its signals would be lost.
     """
     master = environment.spark.master
     if environment.spark.conf.get("spark.submit.deployMode", "client") != "client":
@@ -52,13 +54,26 @@ def submit_command(
     command += [*class_path(jars), "--conf", "spark.jars="] if local else sent
     log4j = jvm_folder() / "log4j2-spark.properties"
     # The option wins over the setting of the same meaning, so what is configured joins it.
-    # A Python that is configured for executors is on their machines: the driver's is the one that runs this.
+    # A Python that is configured for executors is on their machines: the driver's is the one that
+    # runs this.
     conf = {"spark.pyspark.driver.python": os.environ.get("PYSPARK_DRIVER_PYTHON", sys.executable)}
     conf |= environment.spark.conf
-    ours = " ".join([f"-Dlog4j2.configurationFile=file:{log4j}", COLLECTOR, AVRO_OPTIONS, *java.split(), *archive])
-    command += ["--driver-java-options", f"{ours} {conf.pop('spark.driver.extraJavaOptions', '')}".strip()]
+    ours = " ".join(
+        [
+            f"-Dlog4j2.configurationFile=file:{log4j}",
+            COLLECTOR,
+            AVRO_OPTIONS,
+            *java.split(),
+            *archive,
+        ]
+    )
+    command += [
+        "--driver-java-options",
+        f"{ours} {conf.pop('spark.driver.extraJavaOptions', '')}".strip(),
+    ]
     for key, value in conf.items():
-        # Every process of the machine can read a command line; the job itself sets the secrets in its session.
+        # Every process of the machine can read a command line; the job itself sets the secrets in
+        # its session.
         if not REDACTED.search(key):
             command += ["--conf", f"{key}={value}"]
     process = dict(os.environ) | {
@@ -66,7 +81,8 @@ def submit_command(
         "SPARK_HOME": str(spark_home()),
         **({"SPARK_LOCAL_IP": "127.0.0.1"} if local else {}),
         **archived,
-        # spark-submit takes this process's place, so its standard error is the one that we have now.
+        # spark-submit takes this process's place, so its standard error is the one that we have
+        # now.
         "ANABRANCH_STDERR": f"/proc/{os.getpid()}/fd/2",
         "AWS_REQUEST_CHECKSUM_CALCULATION": "when_required",
         "AWS_RESPONSE_CHECKSUM_VALIDATION": "when_required",
@@ -75,8 +91,9 @@ def submit_command(
 
 
 def submit(environment: Environment, layer: str, arguments: Sequence[str], java: str = "") -> None:
-    """Become spark-submit: signals and the exit code are the job's own. Never returns. Raises ConfigurationError
-    without a Java: spark-submit would end with exit code 1, as a refusal does."""
+    """Become spark-submit: signals and the exit code are the job's own. Never returns. Raises
+    ConfigurationError without a Java: spark-submit would end with exit code 1, as a refusal
+    does."""
     require_java()
     command, process = submit_command(environment, layer, arguments, java)
     append_standard_error()
@@ -88,8 +105,8 @@ def submit(environment: Environment, layer: str, arguments: Sequence[str], java:
 def append_standard_error() -> None:
     """Have what is written to standard error go to its file's end, where it is a file.
 
-    The job opens the file itself for its log (ANABRANCH_STDERR). Without this, what a script writes to the same file
-    later (`script > log 2>&1`) lies over the job's lines.
+    The job opens the file itself for its log (ANABRANCH_STDERR). Without this, what a script writes
+    to the same file later (`script > log 2>&1`) lies over the job's lines.
     """
     with suppress(OSError):
         if stat.S_ISREG(os.fstat(2).st_mode):
@@ -106,10 +123,11 @@ def submit_streams(
     master: str | None = None,
     java: str = "",
 ) -> None:
-    """Become the job of `streams`, else of `group`, else of all; `master` replaces the configured one. Never returns.
+    """Become the job of `streams`, else of `group`, else of all; `master` replaces the configured
+    one. Never returns.
 
-    Raises ConfigurationError for a selection without streams, and for one stream whose file is wrong: of many, the job
-    reports it. The job itself finds a stream of a family.
+    Raises ConfigurationError for a selection without streams, and for one stream whose file is
+    wrong: of many, the job reports it. The job itself finds a stream of a family.
     """
     selected = select_streams(conf, streams, group, every=not streams and group is None)
     for error in broken(selected).values() if len(streams) == 1 else ():
@@ -118,6 +136,8 @@ def submit_streams(
     chosen = named or (["--group", group] if group else ["--all"])
     environment = load_environment(conf)
     if master is not None:
-        environment = environment.model_copy(update={"spark": environment.spark.model_copy(update={"master": master})})
+        environment = environment.model_copy(
+            update={"spark": environment.spark.model_copy(update={"master": master})}
+        )
     folder = ["--conf", conf] if conf else []
     submit(environment, layer, [*chosen, *folder, "--output", output, *extra], java)

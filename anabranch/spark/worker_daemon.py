@@ -1,8 +1,9 @@
 """The process that Spark's Python workers are forked from, `spark.python.daemon.module`.
 
-It imports their modules once, so that a worker starts in milliseconds and shares memory with the others. It also
-removes Spark's archives from Python's path, its own jar among them. A worker would read their directories before every
-task, which takes longer (130 ms and 25 ms) than the records of a micro-batch.
+It imports their modules once, so that a worker starts in milliseconds and shares memory with the
+others. It also removes Spark's archives from Python's path, its own jar among them. A worker would
+read their directories before every task, which takes longer (130 ms and 25 ms) than the records of
+a micro-batch.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ def forget_archives() -> None:
 
 
 def _is_sparks(path: str) -> bool:
-    return path.endswith(".jar") or (path.endswith(".zip") and ("pyspark" in path or "py4j" in path))
+    return path.endswith(".jar") or (
+        path.endswith(".zip") and ("pyspark" in path or "py4j" in path)
+    )
 
 
 if __name__ == "__main__":
@@ -39,7 +42,7 @@ if __name__ == "__main__":
 
     for module in MODULES:
         importlib.import_module(module)
-    # A worker collects garbage after every task. Scanning these objects takes longer than the task, and none is
-    # garbage.
+    # A worker collects garbage after every task. Scanning these objects takes longer than the task,
+    # and none is garbage.
     gc.freeze()
     pyspark.daemon.manager()  # type: ignore[no-untyped-call]

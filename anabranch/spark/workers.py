@@ -1,8 +1,8 @@
 """Whether Python workers read certain records, or Spark reads all of them.
 
-On a local master, tasks run with the driver's own Python. On any other master, a job probes it once: tasks report the
-versions of Python, of the packages and of our code on their executors. Workers are used only if all reports equal the
-driver's.
+On a local master, tasks run with the driver's own Python. On any other master, a job probes it
+once: tasks report the versions of Python, of the packages and of our code on their executors.
+Workers are used only if all reports equal the driver's.
 """
 
 from __future__ import annotations
@@ -32,11 +32,15 @@ SETTINGS = {
 _EXCLUDES = "spark.excludeOnFailure.enabled"
 _REMEDY = "docs/how-to/deploy/jobs.md lists how packages reach executors"
 
-_OF_WORKERS = ("api.python.PythonException", "PythonWorkerFactory", "Python worker exited unexpectedly")
+_OF_WORKERS = (
+    "api.python.PythonException",
+    "PythonWorkerFactory",
+    "Python worker exited unexpectedly",
+)
 
 Versions = Mapping[str, str]
-"""Versions by part: Python, each package, and the digest of our code. A report of an executor also has its `host`, or
-`missing`, the import error."""
+"""Versions by part: Python, each package, and the digest of our code. A report of an executor also
+has its `host`, or `missing`, the import error."""
 
 # By Spark's application. A process has one at a time.
 _decided: dict[str, bool] = {}
@@ -55,13 +59,16 @@ def reason_for_spark(expected: Versions, reports: Iterable[Versions]) -> str | N
 
 
 def is_of_workers(error: BaseException) -> bool:
-    """Whether a Spark job failed because a Python worker did not start, ended, or raised an error. Pure."""
-    return isinstance(error, PythonException) or any(part in full_text(error) for part in _OF_WORKERS)
+    """Whether a Spark job failed because a Python worker did not start, ended, or raised an error.
+    Pure."""
+    return isinstance(error, PythonException) or any(
+        part in full_text(error) for part in _OF_WORKERS
+    )
 
 
 def can_use_workers(spark: SparkSession) -> bool:
-    """Whether tasks of this session can read certain records in Python workers. The first call on a cluster runs a
-    Spark job and logs its result. Later calls return the same."""
+    """Whether tasks of this session can read certain records in Python workers. The first call on a
+    cluster runs a Spark job and logs its result. Later calls return the same."""
     context = spark.sparkContext
     if runs_here(context.master):
         return True
@@ -99,14 +106,16 @@ def _probe(spark: SparkSession) -> list[dict[str, str]]:
     context.setLogLevel("OFF")
     try:
         return [
-            json.loads(report) for report in context.parallelize(range(tasks), tasks).mapPartitions(_task()).collect()
+            json.loads(report)
+            for report in context.parallelize(range(tasks), tasks).mapPartitions(_task()).collect()
         ]
     finally:
         context.setLogLevel("ERROR")
 
 
 def _task() -> Callable[[Iterable[int]], Iterator[str]]:
-    """The task of a probe. Spark sends a nested function by value, so it also runs where our code is missing."""
+    """The task of a probe. Spark sends a nested function by value, so it also runs where our code
+    is missing."""
 
     def run(_: Iterable[int]) -> Iterator[str]:
         import importlib

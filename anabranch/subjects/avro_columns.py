@@ -13,8 +13,8 @@
 | array, map, record | ARRAY, MAP with STRING keys, STRUCT |
 | a union of one of these and null | the same; any column but the key's may be null |
 
-Other logical types are read as what they annotate. Other unions, null alone, records without fields and types that
-contain themselves are refused.
+Other logical types are read as what they annotate. Other unions, null alone, records without fields
+and types that contain themselves are refused.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _PLAIN = {
 
 
 def avro_fields(text: str, given: Mapping[str, str | None] = NOTHING) -> list[tuple[str, str]]:
-    """The name and type of each field of a record's schema, in its order; `given` as `fields_of`. Raises
-    NotAColumn."""
+    """The name and type of each field of a record's schema, in its order; `given` as `fields_of`.
+    Raises NotAColumn."""
     try:
         root = parse(text)
     except Incompatible as error:
@@ -61,11 +61,15 @@ def _type(node: Node, path: str) -> str:
     if node.kind == "map":
         return f"map<string,{_type(node.inner, f'{path}{{}}')}>"
     if node.kind == "record":
-        return struct_type(path, [(name, _type(inner, f"{path}.{name}")) for name, inner in node.fields.items()])
+        return struct_type(
+            path, [(name, _type(inner, f"{path}.{name}")) for name, inner in node.fields.items()]
+        )
     if node.logical == "decimal":
         precision, scale = node.attributes["precision"], node.attributes["scale"]
         if precision > MOST_DIGITS:
-            raise NotAColumn(path, f"a decimal of at most {MOST_DIGITS} digits", f"decimal({precision},{scale})")
+            raise NotAColumn(
+                path, f"a decimal of at most {MOST_DIGITS} digits", f"decimal({precision},{scale})"
+            )
         return f"decimal({precision},{scale})"
     if (node.kind, node.logical) == ("int", "date"):
         return "date"

@@ -1,4 +1,5 @@
-"""An Avro schema as values: names resolved, and refused where reading by it could not be bounded. Pure."""
+"""An Avro schema as values: names resolved, and refused where reading by it could not be bounded.
+Pure."""
 
 from __future__ import annotations
 
@@ -48,8 +49,9 @@ class Node:
 
 
 def parse(text: str) -> Node:
-    """The schema as a tree. Raises Incompatible for what is no Avro schema, and where a few bytes could hold endless
-    work: a type that contains itself, arrays of items that take no bytes, more than 100 levels or 10,000 types."""
+    """The schema as a tree. Raises Incompatible for what is no Avro schema, and where a few bytes
+    could hold endless work: a type that contains itself, arrays of items that take no bytes, more
+    than 100 levels or 10,000 types."""
     try:
         return _Parser().node(json.loads(text), "", 0)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
@@ -77,28 +79,47 @@ class _Parser:
             return Node("union", branches=branches, size=_size(branches))
         if isinstance(schema, str):
             known = schema in _PRIMITIVES
-            return Node(schema, is_empty=schema == "null") if known else self._by_name(schema, namespace)
+            return (
+                Node(schema, is_empty=schema == "null")
+                if known
+                else self._by_name(schema, namespace)
+            )
         kind = schema["type"]
         if not isinstance(kind, str) or kind not in (*_PRIMITIVES, *_NAMED, "array", "map"):
             return self.node(kind, namespace, depth + 1)
         if kind in _NAMED:
             return self._named(kind, schema, namespace, depth)
         if kind in ("array", "map"):
-            inner = self.node(schema["items" if kind == "array" else "values"], namespace, depth + 1)
+            inner = self.node(
+                schema["items" if kind == "array" else "values"], namespace, depth + 1
+            )
             if kind == "array" and inner.is_empty:
-                raise Incompatible(f"expected arrays of items that take bytes, found an array of {inner.describe()}")
+                raise Incompatible(
+                    "expected arrays of items that take bytes, found an array of "
+                    f"{inner.describe()}"
+                )
             return Node(kind, items=inner, size=_size((inner,)))
-        return Node(kind, logical=_logical(schema), attributes=_digits(schema), is_empty=kind == "null")
+        return Node(
+            kind, logical=_logical(schema), attributes=_digits(schema), is_empty=kind == "null"
+        )
 
     def _named(self, kind: str, schema: Mapping[str, Any], namespace: str, depth: int) -> Node:
         name = _full_name(schema["name"], schema.get("namespace", namespace))
         if name in self._known or name in self._open:
             raise ValueError(f"{name} is defined twice")
         if kind == "enum":
-            node = Node(kind, name, attributes={"symbols": [str(symbol) for symbol in schema["symbols"]]})
+            node = Node(
+                kind, name, attributes={"symbols": [str(symbol) for symbol in schema["symbols"]]}
+            )
         elif kind == "fixed":
             attributes = {"size": int(schema["size"]), **_digits(schema)}
-            node = Node(kind, name, _logical(schema), attributes=attributes, is_empty=attributes["size"] == 0)
+            node = Node(
+                kind,
+                name,
+                _logical(schema),
+                attributes=attributes,
+                is_empty=attributes["size"] == 0,
+            )
         else:
             self._open.add(name)
             inner = name.rpartition(".")[0]
@@ -117,7 +138,9 @@ class _Parser:
                 raise Incompatible(f"expected no type that contains itself, found {candidate}")
             if candidate in self._known:
                 return self._known[candidate]
-        raise Incompatible(f"expected a schema that stands alone, found the name {full} without its definition")
+        raise Incompatible(
+            f"expected a schema that stands alone, found the name {full} without its definition"
+        )
 
 
 def _size(parts: Iterable[Node]) -> int:
@@ -133,7 +156,9 @@ def _logical(schema: Mapping[str, Any]) -> str:
     logical = schema.get("logicalType")
     digits = _digits(schema)
     if logical == "decimal" and not (
-        schema["type"] in ("bytes", "fixed") and 0 <= digits["scale"] <= digits["precision"] and digits["precision"] > 0
+        schema["type"] in ("bytes", "fixed")
+        and 0 <= digits["scale"] <= digits["precision"]
+        and digits["precision"] > 0
     ):
         return ""
     return logical if isinstance(logical, str) else ""

@@ -12,7 +12,8 @@ NOTHING: Mapping[str, str | None] = MappingProxyType({})
 
 
 class NotAColumn(Exception):
-    """A field of a subject's schema that no column type is for; the message begins with the field's path."""
+    """A field of a subject's schema that no column type is for; the message begins with the field's
+    path."""
 
     def __init__(self, path: str, expected: str, found: str) -> None:
         where = f"{path}: " if path else ""
@@ -26,8 +27,8 @@ class NotReadable(NotAColumn):
 def fields_of(
     fields: Mapping[str, T], given: Mapping[str, str | None], read: Callable[[T, str], str]
 ) -> list[tuple[str, str]]:
-    """The name and type of each field. `given`: by name, types in place of those of the schema; None leaves a field
-    out. Raises NotAColumn."""
+    """The name and type of each field. `given`: by name, types in place of those of the schema;
+    None leaves a field out. Raises NotAColumn."""
     kept = ((str(name), field) for name, field in fields.items() if given.get(name, "") is not None)
     return [(name, given.get(name) or read(field, name)) for name, field in kept]
 
@@ -41,11 +42,14 @@ def struct_type(path: str, fields: Collection[tuple[str, str]]) -> str:
 
 
 def require_names(path: str, names: Collection[str]) -> None:
-    """Raises NotAColumn for the first name that is not a column's, and for two that differ by case alone."""
+    """Raises NotAColumn for the first name that is not a column's, and for two that differ by case
+    alone."""
     seen: dict[str, str] = {}
     for name in names:
         at = f"{path}.{name}" if path else name
         if not name.isascii() or not name.isidentifier():
-            raise NotAColumn(at, "a name of letters, digits and underscores, no digit first", repr(name))
+            raise NotAColumn(
+                at, "a name of letters, digits and underscores, no digit first", repr(name)
+            )
         if (other := seen.setdefault(name.lower(), name)) != name:
             raise NotAColumn(at, "names that differ by more than case", f"{other} and {name}")

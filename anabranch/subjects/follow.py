@@ -1,4 +1,5 @@
-"""Take up a subject's changes while jobs run: the table gets the columns, and jobs read its columns again."""
+"""Take up a subject's changes while jobs run: the table gets the columns, and jobs read its columns
+again."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ Read = Callable[[Stream, Lake], Stream]
 
 @dataclass(frozen=True)
 class _TakenUp:
-    """What a stream has of a version of its subject: by which file, its columns, and when its table was read."""
+    """What a stream has of a version of its subject: by which file, its columns, and when its table
+    was read."""
 
     file: Stream
     version: SubjectVersion | None
@@ -45,8 +47,9 @@ class _TakenUp:
 
 
 class SubjectReader:
-    """Has tables take up the latest versions of their subjects. Reads a table where its subject has another version
-    than the last time, and every ten minutes, since an idle stream is to cost no requests to the store."""
+    """Has tables take up the latest versions of their subjects. Reads a table where its subject has
+    another version than the last time, and every ten minutes, since an idle stream is to cost no
+    requests to the store."""
 
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
@@ -55,12 +58,14 @@ class SubjectReader:
         self._logged: dict[str, str] = {}
 
     def read(self, stream: Stream, lake: Lake) -> Stream:
-        """Change a stream's table by the latest version of its subject, and return the stream with the table's columns.
+        """Change a stream's table by the latest version of its subject, and return the stream with
+        the table's columns.
 
-        A version that cannot be taken up, and a registry that does not answer or refuses, change nothing: the error is
-        logged once, and the columns are those that the table has. A stream whose file has columns stays as it is. One
-        without a table gets the columns that `apply` would give it. Raises ConfigurationError for columns that
-        contradict the file, Transient; of a stream without a table also what `plan_version` raises.
+        A version that cannot be taken up, and a registry that does not answer or refuses, change
+        nothing: the error is logged once, and the columns are those that the table has. A stream
+        whose file has columns stays as it is. One without a table gets the columns that `apply`
+        would give it. Raises ConfigurationError for columns that contradict the file, Transient; of
+        a stream without a table also what `plan_version` raises.
         """
         if stream.subject_schema is None:
             return stream
@@ -68,7 +73,11 @@ class SubjectReader:
         known = known if known is not None and known.file == stream else None
         try:
             version = self._latest(stream)
-            if known is not None and known.version == version and time.monotonic() - known.at < _TABLE_S:
+            if (
+                known is not None
+                and known.version == version
+                and time.monotonic() - known.at < _TABLE_S
+            ):
                 return known.found
             planned = plan_version(stream, version, lake)
         except (Refused, Transient, ConfigurationError) as error:
@@ -80,20 +89,28 @@ class SubjectReader:
         if planned.changes:
             for change in evolve(lake, stream.table, rows_columns(planned.stream)):
                 LOG.info("stream %s: %s", stream.name, change)
-        return self._keep(stream, version, with_table_columns(stream, lake) if planned.changes else planned.stream)
+        return self._keep(
+            stream, version, with_table_columns(stream, lake) if planned.changes else planned.stream
+        )
 
     def _latest(self, stream: Stream) -> SubjectVersion | None:
         self._registry = self._registry or open_registry(self._environment, stream)
         return self._registry.latest(stream.subject)
 
-    def _continue(self, stream: Stream, lake: Lake, error: AnabranchError, found: Stream | None) -> Stream:
+    def _continue(
+        self, stream: Stream, lake: Lake, error: AnabranchError, found: Stream | None
+    ) -> Stream:
         """The stream with the columns that it has. Raises the error where it has none."""
         found = found or with_table_columns(stream, lake)
         if found.lacks_columns:
             raise error
         if self._logged.get(stream.name) != str(error):
             self._logged[stream.name] = str(error)
-            LOG.warning("stream %s: subject not taken up, continuing with the table's columns: %s", stream.name, error)
+            LOG.warning(
+                "stream %s: subject not taken up, continuing with the table's columns: %s",
+                stream.name,
+                error,
+            )
         return found
 
     def _keep(self, stream: Stream, version: SubjectVersion | None, found: Stream) -> Stream:
@@ -115,11 +132,11 @@ class _Known:
 
 
 class ColumnsFollower:
-    """The columns of streams with `schema: registry`, as `read` finds them by now, every `every` seconds
-    (`POLL_S` without it).
+    """The columns of streams with `schema: registry`, as `read` finds them by now, every `every`
+    seconds (`POLL_S` without it).
 
-    Calls do not wait for the registry or the catalog, but for the first one: `WAIT_S` at most. A stream whose columns
-    were read keeps them while they cannot be read again.
+    Calls do not wait for the registry or the catalog, but for the first one: `WAIT_S` at most. A
+    stream whose columns were read keeps them while they cannot be read again.
     """
 
     def __init__(self, read: Read, every: float | None = None) -> None:
@@ -129,15 +146,22 @@ class ColumnsFollower:
         self._reading: TimedRead[bool] | None = None
         self._began = float("-inf")
 
-    def follow(self, streams: Mapping[str, tuple[Stream, Lake]]) -> dict[str, Stream | AnabranchError]:
+    def follow(
+        self, streams: Mapping[str, tuple[Stream, Lake]]
+    ) -> dict[str, Stream | AnabranchError]:
         """By name: each stream with its columns, or why they are unknown."""
         with self._lock:
             wanted = {name: one for name, one in streams.items() if one[0].lacks_columns}
-            is_first, is_new = self._began == float("-inf"), any(map(self._is_new, (s for s, _ in wanted.values())))
+            is_first, is_new = (
+                self._began == float("-inf"),
+                any(map(self._is_new, (s for s, _ in wanted.values()))),
+            )
             is_due = is_new or time.monotonic() - self._began >= self._every
             if wanted and is_due and (self._reading is None or self._reading.has_ended):
                 self._began = time.monotonic()
-                self._reading = TimedRead("the columns of subjects", partial(self._read_all, wanted), WAIT_S, "read")
+                self._reading = TimedRead(
+                    "the columns of subjects", partial(self._read_all, wanted), WAIT_S, "read"
+                )
                 if is_first:
                     self._reading.wait()
             return {name: self._found(stream) for name, (stream, _) in streams.items()}
@@ -152,13 +176,15 @@ class ColumnsFollower:
         known = self._known.get(stream.name)
         if known is None or (known.file != stream and isinstance(known.found, AnabranchError)):
             return NotYet(
-                f"stream {stream.name}: expected its columns, found that its table is still being read; "
-                "try again in a few seconds"
+                f"stream {stream.name}: expected its columns, found that its table is still being "
+                "read; try again in a few seconds"
             )
         return known.found
 
     def _read_all(self, wanted: Mapping[str, tuple[Stream, Lake]]) -> bool:
-        asks = {name: partial(self._read_one, stream, lake) for name, (stream, lake) in wanted.items()}
+        asks = {
+            name: partial(self._read_one, stream, lake) for name, (stream, lake) in wanted.items()
+        }
         for name, answer in ask_all(asks, _ROUND_S, _AT_ONCE, "read the columns of stream").items():
             if isinstance(answer, AnabranchError):
                 self._keep(wanted[name][0], answer)
@@ -181,6 +207,8 @@ class ColumnsFollower:
             and is_known
             and (isinstance(found, Transient) or not self._is_new(stream))
         ):
-            LOG.warning("stream %s: columns not read, continuing with those known: %s", stream.name, found)
+            LOG.warning(
+                "stream %s: columns not read, continuing with those known: %s", stream.name, found
+            )
             return
         self._known[stream.name] = _Known(stream, found)

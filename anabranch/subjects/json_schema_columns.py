@@ -9,11 +9,13 @@
 | array with one schema for its items | ARRAY |
 | object with properties | STRUCT |
 | object without properties, with a schema as additionalProperties | MAP with STRING keys |
-| a type array, an anyOf or a oneOf of one of these and null | the same; any column but the key's may be null |
+| a type array, an anyOf or a oneOf of one of these and null | the same; any column but the key's
+  may be null |
 | allOf of one schema, a $ref within the schema | what they contain |
 
-Anything else is refused: other combinations, objects and arrays of anything, a schema that contains itself, a $ref to
-another document, and one of more than 100 levels or, each $ref followed, 10,000 types.
+Anything else is refused: other combinations, objects and arrays of anything, a schema that contains
+itself, a $ref to another document, and one of more than 100 levels or, each $ref followed, 10,000
+types.
 """
 
 from __future__ import annotations
@@ -32,9 +34,11 @@ _VALUES = {bool: "boolean", int: "bigint", float: "double", str: "string"}
 _LONGEST = 80
 
 
-def json_schema_fields(text: str, given: Mapping[str, str | None] = NOTHING) -> list[tuple[str, str]]:
-    """The name and type of each property of an object's schema, in its order; `given` as `fields_of`. Raises
-    NotAColumn."""
+def json_schema_fields(
+    text: str, given: Mapping[str, str | None] = NOTHING
+) -> list[tuple[str, str]]:
+    """The name and type of each property of an object's schema, in its order; `given` as
+    `fields_of`. Raises NotAColumn."""
     try:
         root = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -48,8 +52,9 @@ def json_schema_fields(text: str, given: Mapping[str, str | None] = NOTHING) -> 
 
 
 class _Reader:
-    """`seen`: the references that led to a place, of which none may come again. A few references, each of which occurs
-    twice in the one before it, make endless types, so their number is bounded."""
+    """`seen`: the references that led to a place, of which none may come again. A few references,
+    each of which occurs twice in the one before it, make endless types, so their number is
+    bounded."""
 
     def __init__(self, root: Any) -> None:
         self._root = root
@@ -85,15 +90,20 @@ class _Reader:
             raise NotAColumn(path, "one type, alone or with null", _words(schema))
         return _PLAIN[kind]
 
-    def resolved(self, schema: Any, path: str, seen: tuple[str, ...]) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-        """What a schema stands for: through references, and through combinations of one schema and null."""
+    def resolved(
+        self, schema: Any, path: str, seen: tuple[str, ...]
+    ) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+        """What a schema stands for: through references, and through combinations of one schema and
+        null."""
         while True:
             if not isinstance(schema, Mapping):
                 raise NotAColumn(path, "a schema with a type", json.dumps(schema)[:_LONGEST])
             if "$ref" in schema:
                 reference = str(schema["$ref"])
                 if reference in seen:
-                    raise NotAColumn(path, "a schema that does not contain itself", f"$ref {reference}")
+                    raise NotAColumn(
+                        path, "a schema that does not contain itself", f"$ref {reference}"
+                    )
                 seen = (*seen, reference)
                 schema = self._at(reference, path)
                 continue
@@ -101,19 +111,31 @@ class _Reader:
             if combined is None:
                 return schema, seen
             parts = schema[combined] if isinstance(schema[combined], list) else []
-            others = [part for part in parts if not (isinstance(part, Mapping) and part.get("type") == "null")]
+            others = [
+                part
+                for part in parts
+                if not (isinstance(part, Mapping) and part.get("type") == "null")
+            ]
             if len(others) != 1 or "properties" in schema:
-                raise NotAColumn(path, f"{combined} of one schema, alone or with null", _words(schema))
+                raise NotAColumn(
+                    path, f"{combined} of one schema, alone or with null", _words(schema)
+                )
             schema = others[0]
 
     def _at(self, reference: str, path: str) -> Any:
         found = self._root
         if not reference.startswith("#"):
-            raise NotAColumn(path, "a $ref within the schema, such as #/$defs/NAME", f"$ref {reference}")
+            raise NotAColumn(
+                path, "a $ref within the schema, such as #/$defs/NAME", f"$ref {reference}"
+            )
         for part in filter(None, reference[1:].split("/")):
             name = unquote(part).replace("~1", "/").replace("~0", "~")
             if not isinstance(found, Mapping) or name not in found:
-                raise NotAColumn(path, "a $ref to a part of the schema", f"$ref {reference}, which it does not have")
+                raise NotAColumn(
+                    path,
+                    "a $ref to a part of the schema",
+                    f"$ref {reference}, which it does not have",
+                )
             found = found[name]
         return found
 
@@ -126,12 +148,16 @@ class _Reader:
     def _object(self, schema: Mapping[str, Any], path: str, seen: tuple[str, ...]) -> str:
         properties, values = schema.get("properties"), schema.get("additionalProperties")
         if isinstance(properties, Mapping) and properties:
-            fields = [(str(name), self.type(of, f"{path}.{name}", seen)) for name, of in properties.items()]
+            fields = [
+                (str(name), self.type(of, f"{path}.{name}", seen))
+                for name, of in properties.items()
+            ]
             return struct_type(path, fields)
         if not isinstance(values, Mapping) or not values:
             raise NotAColumn(
                 path,
-                "an object with properties, or with one schema for all of them as additionalProperties",
+                "an object with properties, or with one schema for all of them as "
+                "additionalProperties",
                 _words(schema),
             )
         return f"map<string,{self.type(values, f'{path}{{}}', seen)}>"
@@ -147,5 +173,11 @@ def _of_values(values: Any, path: str, schema: Mapping[str, Any]) -> str:
 
 
 def _words(schema: Mapping[str, Any]) -> str:
-    text = json.dumps({key: value for key, value in schema.items() if key not in ("description", "title", "$defs")})
+    text = json.dumps(
+        {
+            key: value
+            for key, value in schema.items()
+            if key not in ("description", "title", "$defs")
+        }
+    )
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"

@@ -1,7 +1,9 @@
-"""The columns of a stream with `schema: registry`, decided from its table, its subject and its file. Pure.
+"""The columns of a stream with `schema: registry`, decided from its table, its subject and its
+file. Pure.
 
-The table's columns are what both layers read by. A subject adds columns and widens them; it drops, narrows or requires
-none. So a record of an older or a newer version of the subject is read by the same columns.
+The table's columns are what both layers read by. A subject adds columns and widens them; it drops,
+narrows or requires none. So a record of an older or a newer version of the subject is read by the
+same columns.
 """
 
 from __future__ import annotations
@@ -40,13 +42,16 @@ _READS: dict[type[IcebergType], tuple[type[IcebergType], ...]] = {
 }
 
 
-def plan_columns(stream: Stream, version: SubjectVersion, have: Schema | None = None) -> tuple[Column, ...]:
-    """The columns that the stream is to have, by its file and a version of its subject; those of its table first.
+def plan_columns(
+    stream: Stream, version: SubjectVersion, have: Schema | None = None
+) -> tuple[Column, ...]:
+    """The columns that the stream is to have, by its file and a version of its subject; those of
+    its table first.
 
-    A column of the table stays, with a type at least as wide. Its type may be one that the table cannot take:
-    `plan_evolution` refuses that. NOT NULL are the key's columns, and those of the file that have it. Raises Refused,
-    with the field's path, for a field that cannot be a column or differs from one of the table by case alone, and for a
-    key column that the subject lacks.
+    A column of the table stays, with a type at least as wide. Its type may be one that the table
+    cannot take: `plan_evolution` refuses that. NOT NULL are the key's columns, and those of the
+    file that have it. Raises Refused, with the field's path, for a field that cannot be a column or
+    differs from one of the table by case alone, and for a key column that the subject lacks.
     """
     rules = stream.subject_schema
     assert rules is not None
@@ -60,34 +65,43 @@ def plan_columns(stream: Stream, version: SubjectVersion, have: Schema | None = 
             raise NotAColumn(taken, f"names other than {', '.join(_taken_names(stream))}", taken)
     except NotReadable as error:
         raise Refused(
-            f"{where}: {error}; no record of it can be read, whichever fields are left out: change the subject"
+            f"{where}: {error}; no record of it can be read, whichever fields are left out: "
+            "change the subject"
         ) from None
     except NotAColumn as error:
         raise Refused(
-            f"{where}: {error}; change the subject, or in the stream's file give the column a type "
-            "(`schema: {from: registry, columns: NAME TYPE}`) or leave it out (`schema: {from: registry, exclude: "
-            "[NAME]}`)"
+            f"{where}: {error}; change the subject, or in the stream's file give the column a "
+            "type (`schema: {from: registry, columns: NAME TYPE}`) or leave it out (`schema: "
+            "{from: registry, exclude: [NAME]}`)"
         ) from None
     if missing := [name for name in stream.key if name not in said]:
         raise Refused(
-            f"{where}: key: expected a field {missing[0]}, found {', '.join(said)}; correct `key:` or the subject"
+            f"{where}: key: expected a field {missing[0]}, found {', '.join(said)}; correct "
+            "`key:` or the subject"
         )
     known = {column.name: column for column in table_columns(have)} if have is not None else {}
     try:
         columns = tuple(_merge(stream, declared, known, said))
     except NotAColumn as error:
         raise Refused(
-            f"{where}: {error}, of the table and the subject; give the field its former name in the subject, or leave "
-            "it out in the stream's file (`schema: {from: registry, exclude: [NAME]}`)"
+            f"{where}: {error}, of the table and the subject; give the field its former name in "
+            "the subject, or leave it out in the stream's file (`schema: {from: registry, "
+            "exclude: [NAME]}`)"
         ) from None
-    return tuple(column for column in columns if stream.unknown != "rescue" or column.name != RESCUED.name)
+    return tuple(
+        column for column in columns if stream.unknown != "rescue" or column.name != RESCUED.name
+    )
 
 
 def _merge(
-    stream: Stream, declared: Mapping[str, Column], known: Mapping[str, Column], said: Mapping[str, str]
+    stream: Stream,
+    declared: Mapping[str, Column],
+    known: Mapping[str, Column],
+    said: Mapping[str, str],
 ) -> Iterator[Column]:
-    """The columns of the table, then those that the subject or the file adds. Raises NotAColumn for two names, of
-    columns or of a struct's fields, that differ by case alone: Spark takes them for one."""
+    """The columns of the table, then those that the subject or the file adds. Raises NotAColumn for
+    two names, of columns or of a struct's fields, that differ by case alone: Spark takes them for
+    one."""
     names = list(dict.fromkeys((*known, *said)))
     require_names("", names)
     for name in names:
@@ -124,7 +138,9 @@ def _taken_names(stream: Stream) -> Sequence[str]:
     return (*TAKEN_COLUMNS, RESCUED.name) if stream.unknown == "rescue" else TAKEN_COLUMNS
 
 
-def _fields(stream: Stream, version: SubjectVersion, given: Mapping[str, str | None]) -> Iterable[tuple[str, str]]:
+def _fields(
+    stream: Stream, version: SubjectVersion, given: Mapping[str, str | None]
+) -> Iterable[tuple[str, str]]:
     expected = {"avro": "AVRO", "json_schema": "JSON"}[stream.format.type]
     if version.type != expected:
         raise NotReadable("", f"type {expected} with format {stream.format.type}", version.type)
@@ -135,8 +151,8 @@ def _fields(stream: Stream, version: SubjectVersion, given: Mapping[str, str | N
 
 
 def _merged(path: str, have: str, said: str) -> str:
-    """The type of a column of a table for what a subject says now: wider where the subject is, never narrower. Raises
-    NotAColumn as `_merge`."""
+    """The type of a column of a table for what a subject says now: wider where the subject is,
+    never narrower. Raises NotAColumn as `_merge`."""
     ids = [0]
     return column_type(_wider(path, iceberg_type(have, ids), iceberg_type(said, ids)))
 
@@ -146,14 +162,25 @@ def _wider(path: str, have: IcebergType, said: IcebergType) -> IcebergType:
         new = {f.name: f.field_type for f in said.fields}
         old = {f.name: f.field_type for f in have.fields}
         require_names(path, list(dict.fromkeys((*old, *new))))
-        kinds = {name: _wider(f"{path}.{name}", kind, new[name]) if name in new else kind for name, kind in old.items()}
+        kinds = {
+            name: _wider(f"{path}.{name}", kind, new[name]) if name in new else kind
+            for name, kind in old.items()
+        }
         kinds |= {name: kind for name, kind in new.items() if name not in old}
-        return StructType(*(NestedField(i, name, kind) for i, (name, kind) in enumerate(kinds.items(), 1)))
+        return StructType(
+            *(NestedField(i, name, kind) for i, (name, kind) in enumerate(kinds.items(), 1))
+        )
     if isinstance(have, ListType) and isinstance(said, ListType):
-        return ListType(1, _wider(f"{path}[]", have.element_type, said.element_type), element_required=False)
+        return ListType(
+            1, _wider(f"{path}[]", have.element_type, said.element_type), element_required=False
+        )
     if isinstance(have, MapType) and isinstance(said, MapType):
         return MapType(
-            1, have.key_type, 2, _wider(f"{path}{{}}", have.value_type, said.value_type), value_required=False
+            1,
+            have.key_type,
+            2,
+            _wider(f"{path}{{}}", have.value_type, said.value_type),
+            value_required=False,
         )
     if isinstance(have, DecimalType) and isinstance(said, DecimalType):
         digits = max(said.precision - said.scale, have.precision - have.scale)

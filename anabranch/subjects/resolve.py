@@ -1,4 +1,5 @@
-"""The columns of streams with `schema: registry`, read from their tables and from the schema registry."""
+"""The columns of streams with `schema: registry`, read from their tables and from the schema
+registry."""
 
 from __future__ import annotations
 
@@ -29,22 +30,28 @@ class Planned:
 
 
 def with_table_columns(stream: Stream, lake: Lake) -> Stream:
-    """A stream with the columns of its table. A stream whose file has columns stays as it is; one without a table still
-    lacks its columns. Raises ConfigurationError for columns that contradict the file, Transient."""
+    """A stream with the columns of its table. A stream whose file has columns stays as it is; one
+    without a table still lacks its columns. Raises ConfigurationError for columns that contradict
+    the file, Transient."""
     if not stream.lacks_columns or not lake.exists(stream.table):
         return stream
     return with_columns_of(stream, lake.load(stream.table))
 
 
 def with_columns_of(stream: Stream, table: Table) -> Stream:
-    """A stream whose columns are those of its subject, with the columns of this state of its table; any other stream as
-    it is. Raises ConfigurationError for columns that contradict the file."""
-    return stream if stream.subject_schema is None else stream.with_columns(table_columns(table.schema()))
+    """A stream whose columns are those of its subject, with the columns of this state of its table;
+    any other stream as it is. Raises ConfigurationError for columns that contradict the file."""
+    return (
+        stream
+        if stream.subject_schema is None
+        else stream.with_columns(table_columns(table.schema()))
+    )
 
 
 def register_table(environment: Environment, stream: Stream, lake: Lake) -> list[str]:
-    """Register the table of a stream with `schema: registry` that storage holds and the catalog has lost: its subject's
-    version is planned over the table's columns. Returns the changes, in words; none for any other stream.
+    """Register the table of a stream with `schema: registry` that storage holds and the catalog has
+    lost: its subject's version is planned over the table's columns. Returns the changes, in words;
+    none for any other stream.
 
     Raises ConfigurationError when no metadata file is usable, Transient.
     """
@@ -54,7 +61,8 @@ def register_table(environment: Environment, stream: Stream, lake: Lake) -> list
 
 
 def plan_table(environment: Environment, stream: Stream, lake: Lake) -> Planned:
-    """As `plan_version`, for the latest version of a stream's subject; a stream whose file has columns as it is."""
+    """As `plan_version`, for the latest version of a stream's subject; a stream whose file has
+    columns as it is."""
     if stream.subject_schema is None:
         return Planned(stream)
     return plan_version(stream, open_registry(environment, stream).latest(stream.subject), lake)
@@ -63,19 +71,23 @@ def plan_table(environment: Environment, stream: Stream, lake: Lake) -> Planned:
 def plan_version(stream: Stream, version: SubjectVersion | None, lake: Lake) -> Planned:
     """The columns that a stream's table is to have by a version of its subject. Nothing is changed.
 
-    Without a version a table keeps its columns. Raises Refused for a version that the table
-    cannot take up, with the field; NotYet for a new table without a subject, ConfigurationError, Transient.
+    Without a version a table keeps its columns. Raises Refused for a version that the table cannot
+    take up, with the field; NotYet for a new table without a subject, ConfigurationError,
+    Transient.
     """
     have = lake.load(stream.table).schema() if lake.exists(stream.table) else None
     if version is None:
         if have is None:
             raise NotYet(
-                f"stream {stream.name}: expected subject {stream.subject} in the schema registry, found none; register "
-                "its schema, or name the subject: `format: {type: ..., subject: ...}`"
+                f"stream {stream.name}: expected subject {stream.subject} in the schema registry, "
+                "found none; register its schema, or name the subject: `format: {type: ..., "
+                "subject: ...}`"
             )
         return Planned(stream.with_columns(table_columns(have)))
     planned = stream.with_columns(plan_columns(stream, version, have))
-    return Planned(planned, _changes(planned, have, f"subject {version.subject} version {version.version}"))
+    return Planned(
+        planned, _changes(planned, have, f"subject {version.subject} version {version.version}")
+    )
 
 
 def _changes(stream: Stream, have: Schema | None, source: str) -> tuple[str, ...]:

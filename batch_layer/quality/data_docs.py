@@ -1,7 +1,8 @@
-"""Great Expectations' Data Docs of what the quality gate said, from the ledger alone: no row is read again.
+"""Great Expectations' Data Docs of what the quality gate said, from the ledger alone: no row is
+read again.
 
-The ledger keeps every expectation of a decision about an hour with its kwargs, its verdict, and what was found where it
-failed; long lists and texts are cut short there, and so in the pages.
+The ledger keeps every expectation of a decision about an hour with its kwargs, its verdict, and
+what was found where it failed; long lists and texts are cut short there, and so in the pages.
 """
 
 from __future__ import annotations
@@ -40,20 +41,30 @@ _NO_FILE_NAME = re.compile(r"[^\w .-]|^\.+")
 
 _LAST = "9999-12-31T23"
 
-# Great Expectations puts values, kwargs and names into its pages with and without escaping them, by the place. So no
-# character of HTML's own reaches it: each is another one of Unicode's private use until the page is written.
+# Great Expectations puts values, kwargs and names into its pages with and without escaping them, by
+# the place. So no character of HTML's own reaches it: each is another one of Unicode's private use
+# until the page is written.
 _HTML = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#x27;"}
 _PRIVATE = {character: chr(0xE000 + place) for place, character in enumerate(_HTML)}
 _TO_PRIVATE = str.maketrans(_PRIVATE)
 # As JSON within a page writes them, too.
-_ENTITIES = {form: _HTML[c] for c, private in _PRIVATE.items() for form in (private, f"\\u{ord(private):04x}")}
+_ENTITIES = {
+    form: _HTML[c]
+    for c, private in _PRIVATE.items()
+    for form in (private, f"\\u{ord(private):04x}")
+}
 _IN_PAGES = re.compile("|".join(map(re.escape, _ENTITIES)))
 
-_NOTHING_RAISED = {"raised_exception": False, "exception_message": None, "exception_traceback": None}
+_NOTHING_RAISED = {
+    "raised_exception": False,
+    "exception_message": None,
+    "exception_traceback": None,
+}
 
 
 def plan_pages(history: Sequence[LedgerRow], hour: str | None) -> list[LedgerRow]:
-    """The ledger's rows that get a page: all of one hour's, or the newest of each of the newest hours. Pure."""
+    """The ledger's rows that get a page: all of one hour's, or the newest of each of the newest
+    hours. Pure."""
     judged = [row for row in history if row.quality is not None and row.quality.evaluated]
     if hour is not None:
         return [row for row in judged if row.hour == hour]
@@ -62,8 +73,8 @@ def plan_pages(history: Sequence[LedgerRow], hour: str | None) -> list[LedgerRow
 
 
 def find_pages(lake: Lake, table: str, timeline: Timeline, hour: str | None) -> list[LedgerRow]:
-    """The same, from the ledger `table`: back in time from the newest hour, as far as there are judged ones to find.
-    Raises Transient."""
+    """The same, from the ledger `table`: back in time from the newest hour, as far as there are
+    judged ones to find. Raises Transient."""
     if hour is not None:
         return plan_pages(Ledger(lake, table).history([hour]), hour)
     back = NEWEST
@@ -83,13 +94,17 @@ def publish(
     now: datetime,
     keep: timedelta | None = None,
 ) -> str:
-    """Build a site with a page for each row of the ledger at `to`, a folder or `s3://bucket/prefix`; returns where its
-    index is. Deletes pages that earlier calls wrote there longer than `keep` ago (None: no page), which a list beside
-    the index names; every other file stays. Raises ConfigurationError, Terminal, Transient."""
+    """Build a site with a page for each row of the ledger at `to`, a folder or
+    `s3://bucket/prefix`; returns where its index is. Deletes pages that earlier calls wrote there
+    longer than `keep` ago (None: no page), which a list beside the index names; every other file
+    stays. Raises ConfigurationError, Terminal, Transient."""
     place: _Folder | _Bucket
     if (on_s3 := bucket_and_key(to)) is not None and on_s3[0]:
         prefix = f"{on_s3[1].strip('/')}/".lstrip("/")
-        place, index = _Bucket(ObjectStore(environment.s3), on_s3[0], prefix), f"s3://{on_s3[0]}/{prefix}index.html"
+        place, index = (
+            _Bucket(ObjectStore(environment.s3), on_s3[0], prefix),
+            f"s3://{on_s3[0]}/{prefix}index.html",
+        )
     elif "://" not in to:
         place, index = _Folder(Path(to)), str(Path(to) / "index.html")
     else:
@@ -97,7 +112,9 @@ def publish(
     with temporary_folder("data-docs") as made:
         build(stream.name, stream.table, rows, made)
         files = sorted(p.relative_to(made).as_posix() for p in made.rglob("*") if p.is_file())
-        kept, gone = plan_retention(_parse_pages(place.read(_PAGES)), [f for f in files if _PAGE.match(f)], now, keep)
+        kept, gone = plan_retention(
+            _parse_pages(place.read(_PAGES)), [f for f in files if _PAGE.match(f)], now, keep
+        )
         # The list first: a page that it does not name would stay for ever.
         place.write(_PAGES, json.dumps(kept | gone, indent=0, sort_keys=True).encode())
         for name in files:
@@ -110,8 +127,8 @@ def publish(
 def plan_retention(
     listed: Mapping[str, str], written: Sequence[str], now: datetime, keep: timedelta | None
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Of the pages that earlier calls wrote, by name with their times, and those that are written now: those to keep
-    and those to delete. Pure."""
+    """Of the pages that earlier calls wrote, by name with their times, and those that are written
+    now: those to keep and those to delete. Pure."""
     oldest = (now - keep).isoformat() if keep is not None else ""
     gone = {name: at for name, at in listed.items() if at < oldest and name not in written}
     kept = {name: at for name, at in listed.items() if name not in gone}
@@ -119,10 +136,15 @@ def plan_retention(
 
 
 def _parse_pages(body: bytes | None) -> dict[str, str]:
-    """The list of pages; empty where it is not ours to read. A name that could lie outside the site is none."""
+    """The list of pages; empty where it is not ours to read. A name that could lie outside the site
+    is none."""
     try:
         listed = json.loads(body or b"{}")
-        return {str(name): str(at) for name, at in listed.items() if _PAGE.match(name) and ".." not in name.split("/")}
+        return {
+            str(name): str(at)
+            for name, at in listed.items()
+            if _PAGE.match(name) and ".." not in name.split("/")
+        }
     except (ValueError, AttributeError, TypeError):
         return {}
 
@@ -161,7 +183,9 @@ class _Folder:
         try:
             yield
         except OSError as error:
-            raise Terminal(f"--to: expected to {doing} {self.folder}, found {error}; choose another folder") from error
+            raise Terminal(
+                f"--to: expected to {doing} {self.folder}, found {error}; choose another folder"
+            ) from error
 
 
 @dataclass(frozen=True)
@@ -186,12 +210,15 @@ class _Bucket:
 
 
 def build(stream: str, table: str, rows: Sequence[LedgerRow], folder: Path) -> None:
-    """Write the site into an empty folder; whatever a record, a kwarg or a name holds is text there and never markup.
-    Raises Terminal unless every row has its page: Great Expectations leaves out
+    """Write the site into an empty folder; whatever a record, a kwarg or a name holds is text there
+    and never markup. Raises Terminal unless every row has its page: Great Expectations leaves out
     what it cannot render, and only logs it."""
     site = {
         "class_name": "SiteBuilder",
-        "store_backend": {"class_name": "TupleFilesystemStoreBackend", "base_directory": str(folder.resolve())},
+        "store_backend": {
+            "class_name": "TupleFilesystemStoreBackend",
+            "base_directory": str(folder.resolve()),
+        },
         "site_index_builder": {"class_name": "DefaultSiteIndexBuilder"},
         "show_how_to_buttons": False,
     }
@@ -200,25 +227,31 @@ def build(stream: str, table: str, rows: Sequence[LedgerRow], folder: Path) -> N
     judged = [(row, _without_html(row.quality)) for row in rows if row.quality is not None]
     for name, quality in {quality.suite or stream: quality for _, quality in judged}.items():
         # Use the newest row's suite; each page links to it. Shortened values may not load again.
-        docs.suites.add(suite.build(name, dict(enumerate(e for e, _ in _expectations(quality) if _loads(e)))))
+        docs.suites.add(
+            suite.build(name, dict(enumerate(e for e, _ in _expectations(quality) if _loads(e))))
+        )
     for row, quality in judged:
         docs.validation_results_store.set(*_page(stream, table, row, quality))
     docs.build_data_docs()
     for page in folder.rglob("*.html"):
         text = page.read_text(encoding="utf-8")
-        page.write_text(_IN_PAGES.sub(lambda match: _ENTITIES[match.group()], text), encoding="utf-8")
+        page.write_text(
+            _IN_PAGES.sub(lambda match: _ENTITIES[match.group()], text), encoding="utf-8"
+        )
     pages = sum(1 for _ in (folder / "validations").rglob("*.html"))
     if pages != len(rows):
         raise Terminal(
-            f"data docs of {stream}: expected {len(rows)} pages, found that {pages} could be rendered; the ledger has "
-            f"the rest: `anabranch explain {stream} HOUR`"
+            f"data docs of {stream}: expected {len(rows)} pages, found that {pages} could be "
+            f"rendered; the ledger has the rest: `anabranch explain {stream} HOUR`"
         )
 
 
 def _without_html(quality: QualityResult) -> QualityResult:
     changed = from_json(QualityResult, _private(quality.as_dict()))
     # The suite's name is a file's name too.
-    return replace(changed, suite=_NO_FILE_NAME.sub("_", changed.suite) if changed.suite is not None else None)
+    return replace(
+        changed, suite=_NO_FILE_NAME.sub("_", changed.suite) if changed.suite is not None else None
+    )
 
 
 def _private(value: Any) -> Any:
@@ -291,7 +324,9 @@ def _results(quality: QualityResult) -> Iterator[Any]:
 def _expectations(quality: QualityResult) -> list[tuple[Expectation, Mapping[str, Any]]]:
     """Every expectation of a verdict, with what the ledger keeps of it."""
     entries = [*quality.failed, *(quality.warnings or ()), *(quality.met or ())]
-    return [(Expectation(e["type"], e["kwargs"], e.get("severity", "critical")), e) for e in entries]
+    return [
+        (Expectation(e["type"], e["kwargs"], e.get("severity", "critical")), e) for e in entries
+    ]
 
 
 def _loads(expectation: Expectation) -> bool:
@@ -304,7 +339,11 @@ def _loads(expectation: Expectation) -> bool:
 
 def _failed_result(entry: Mapping[str, Any]) -> dict[str, Any]:
     """The observations, in Great Expectations' result format."""
-    observed, count, elements = entry["observed"], entry["unexpected_count"], entry.get("element_count")
+    observed, count, elements = (
+        entry["observed"],
+        entry["unexpected_count"],
+        entry.get("element_count"),
+    )
     if count is None or not elements:
         return {"observed_value": observed}
     return {
@@ -313,6 +352,7 @@ def _failed_result(entry: Mapping[str, Any]) -> dict[str, Any]:
         "unexpected_percent": 100 * count / elements,
         # Its pages show a list of values, so put the rows' positions there.
         "partial_unexpected_list": [
-            f"partition {row['partition']}, offset {row['offset']}" for row in entry.get("rows") or ()
+            f"partition {row['partition']}, offset {row['offset']}"
+            for row in entry.get("rows") or ()
         ],
     }

@@ -1,7 +1,8 @@
 """The quality gate: the Great Expectations suite that an hour must pass before it is published.
 
-`batch_layer.quality.suite` defines the suite's file. Each expectation gets a verdict. A failed one names a few rows by
-their positions, so that an operator finds them in Kafka and in the table; it keeps no value of a row.
+`batch_layer.quality.suite` defines the suite's file. Each expectation gets a verdict. A failed one
+names a few rows by their positions, so that an operator finds them in Kafka and in the table; it
+keeps no value of a row.
 """
 
 from __future__ import annotations
@@ -22,11 +23,19 @@ from anabranch.protocol.ledger_row import QualityResult
 from batch_layer.quality import one_pass
 from batch_layer.quality.row_counts import TYPES, Bounds, RowCountBaseline, plan_bounds
 from batch_layer.quality.suite import PLACE, Expectation, build, context, load_suite
-from batch_layer.quality.wording import POSITION, SAMPLE, FailedExpectation, describe_failure, json_safe, shorten
+from batch_layer.quality.wording import (
+    POSITION,
+    SAMPLE,
+    FailedExpectation,
+    describe_failure,
+    json_safe,
+    shorten,
+)
 
 LOG = logging.getLogger(__name__)
 
-# Great Expectations has its project in global variables: hours of several streams are evaluated one after the other.
+# Great Expectations has its project in global variables: hours of several streams are evaluated one
+# after the other.
 _ALONE = threading.Lock()
 
 _VERDICTS = {"result_format": "BOOLEAN_ONLY"}
@@ -36,8 +45,9 @@ _ROWS = _VALUES | {"unexpected_index_column_names": list(POSITION)}
 
 @dataclass(frozen=True)
 class SuiteResult:
-    """The outcome of a suite on an hour. `passed`: no critical expectation failed. `met`: the expectations that passed,
-    including those in `not_applicable`, which had nothing to compare with, with the reason."""
+    """The outcome of a suite on an hour. `passed`: no critical expectation failed. `met`: the
+    expectations that passed, including those in `not_applicable`, which had nothing to compare
+    with, with the reason."""
 
     passed: bool
     failed: tuple[FailedExpectation, ...] = ()
@@ -49,7 +59,10 @@ class SuiteResult:
 
     def recorded(self) -> QualityResult:
         """The ledger's form: JSON-safe, a few hundred bytes for each expectation."""
-        met = tuple({"type": e.type, "kwargs": json_safe(e.kwargs), "severity": e.severity} for e in self.met)
+        met = tuple(
+            {"type": e.type, "kwargs": json_safe(e.kwargs), "severity": e.severity}
+            for e in self.met
+        )
         return QualityResult(
             passed=self.passed,
             failed=tuple(f.as_dict() for f in self.failed),
@@ -57,18 +70,21 @@ class SuiteResult:
             evaluated=self.evaluated,
             suite=self.suite,
             met=met if self.suite is not None else None,
-            not_applicable=tuple({"type": e.type, "reason": why} for e, why in self.not_applicable) or None,
+            not_applicable=tuple({"type": e.type, "reason": why} for e, why in self.not_applicable)
+            or None,
         )
 
 
-def run_suite(frame: DataFrame, path: Path | None, known: RowCountBaseline | None = None) -> SuiteResult:
+def run_suite(
+    frame: DataFrame, path: Path | None, known: RowCountBaseline | None = None
+) -> SuiteResult:
     """Evaluate the suite of `path` on an hour's rows; without a file everything passes.
 
-    `known`: the baseline for expectations on the row count. Each expectation gets a verdict; one that raised has
-    failed. Without rows, expectations on each row pass, and those on columns or aggregates are evaluated as usual (an
-    aggregate of no rows meets no bound). Only failed expectations are read a second time, for their rows. Raises
-    ConfigurationError as `load_suite`, Refused when Great Expectations omits an expectation, Transient when the rows
-    could not be read.
+    `known`: the baseline for expectations on the row count. Each expectation gets a verdict; one
+    that raised has failed. Without rows, expectations on each row pass, and those on columns or
+    aggregates are evaluated as usual (an aggregate of no rows meets no bound). Only failed
+    expectations are read a second time, for their rows. Raises ConfigurationError as `load_suite`,
+    Refused when Great Expectations omits an expectation, Transient when the rows could not be read.
     """
     if path is None:
         return SuiteResult(passed=True)
@@ -87,20 +103,26 @@ def _run_suite(frame: DataFrame, path: Path, known: RowCountBaseline | None) -> 
     verdicts = _evaluate(frame, suite.name, bound, _VERDICTS)
     if len(verdicts) != len(suite.expectations):
         raise Refused(
-            f"{path}: expected {len(suite.expectations)} verdicts of the suite, found {len(verdicts)}; nothing is "
-            "published; remove repeated expectations, and report this if there are none"
+            f"{path}: expected {len(suite.expectations)} verdicts of the suite, found "
+            f"{len(verdicts)}; nothing is published; remove repeated expectations, and report "
+            "this if there are none"
         )
     raised = {i: _exception(result) for i, result in verdicts.items()}
     unmet = {i: e for i, e in bound.items() if raised[i] or not verdicts[i].success}
     observed = _observed(frame, suite.name, {i: e for i, e in unmet.items() if not raised[i]})
     if sum(map(bool, raised.values())) > 1:
-        # Great Expectations gives all that raised in one query the last one's message: evaluate each on its own.
+        # Great Expectations gives all that raised in one query the last one's message: evaluate
+        # each on its own.
         for i in filter(raised.get, unmet):
-            raised[i] = _exception(_evaluate(frame, suite.name, {i: unmet[i]}, _VALUES)[i]) or raised[i]
+            raised[i] = (
+                _exception(_evaluate(frame, suite.name, {i: unmet[i]}, _VALUES)[i]) or raised[i]
+            )
     failed: list[FailedExpectation] = []
     warnings: list[FailedExpectation] = []
     for i, expectation in unmet.items():
-        failure = describe_failure(expectation, observed.get(i, {}), raised[i], ours[i].basis if i in ours else None)
+        failure = describe_failure(
+            expectation, observed.get(i, {}), raised[i], ours[i].basis if i in ours else None
+        )
         (failed if expectation.severity == "critical" else warnings).append(failure)
         LOG.warning(
             "quality gate: expectation not met suite=%s severity=%s: %s",
@@ -112,9 +134,14 @@ def _run_suite(frame: DataFrame, path: Path, known: RowCountBaseline | None) -> 
     without = tuple((bound[i], b.basis) for i, b in ours.items() if not b.applies)
     for expectation, why in without:
         LOG.info(
-            "quality gate: expectation does not apply suite=%s type=%s reason=%s", suite.name, expectation.type, why
+            "quality gate: expectation does not apply suite=%s type=%s reason=%s",
+            suite.name,
+            expectation.type,
+            why,
         )
-    return SuiteResult(not failed, tuple(failed), tuple(warnings), len(verdicts), suite.name, met, without)
+    return SuiteResult(
+        not failed, tuple(failed), tuple(warnings), len(verdicts), suite.name, met, without
+    )
 
 
 def _bounded(expectation: Expectation, bounds: Bounds | None) -> Expectation:
@@ -123,7 +150,9 @@ def _bounded(expectation: Expectation, bounds: Bounds | None) -> Expectation:
     return replace(expectation, kwargs={**expectation.kwargs, **bounds.as_kwargs()})
 
 
-def _observed(frame: DataFrame, name: str, expectations: Mapping[int, Expectation]) -> dict[int, Mapping[str, Any]]:
+def _observed(
+    frame: DataFrame, name: str, expectations: Mapping[int, Expectation]
+) -> dict[int, Mapping[str, Any]]:
     """Counts and statistics, with rows for the types where Great Expectations can name them."""
     results = _evaluate(frame, name, expectations, _ROWS)
     # Some types cannot name rows: evaluate these again without them.
@@ -133,30 +162,44 @@ def _observed(frame: DataFrame, name: str, expectations: Mapping[int, Expectatio
 
 
 def _evaluate(
-    frame: DataFrame, name: str, expectations: Mapping[int, Expectation], result_format: Mapping[str, Any]
+    frame: DataFrame,
+    name: str,
+    expectations: Mapping[int, Expectation],
+    result_format: Mapping[str, Any],
 ) -> dict[int, Any]:
-    """Great Expectations' result of each expectation, by its place in the file; it returns them in another order."""
+    """Great Expectations' result of each expectation, by its place in the file; it returns them in
+    another order."""
     if not expectations:
         return {}
     one_pass.source_type()
     # Persisted frames would stay in the executors' memory.
-    asset = context().data_sources.add_staged_rows("staged", persist=False).add_dataframe_asset("rows")
-    batch = asset.add_batch_definition_whole_dataframe("all").get_batch(batch_parameters={"dataframe": frame})
+    asset = (
+        context().data_sources.add_staged_rows("staged", persist=False).add_dataframe_asset("rows")
+    )
+    batch = asset.add_batch_definition_whole_dataframe("all").get_batch(
+        batch_parameters={"dataframe": frame}
+    )
     doing, suite = f"evaluate the suite {name}", build(name, expectations)
     try:
         one_pass.precompute_counts(batch, suite.expectation_configurations, result_format)
-    except Exception as error:  # the expectation's own evaluation reports it, for instance a bad pattern
+    except (
+        Exception
+    ) as error:  # the expectation's own evaluation reports it, for instance a bad pattern
         _pass_on_if_away(doing, "".join(traceback.format_exception(error)))
     try:
-        # A ValidationDefinition also stores the result, and fails on values that are not JSON (a NumPy bool).
+        # A ValidationDefinition also stores the result, and fails on values that are not JSON (a
+        # NumPy bool).
         validation = batch.validate(suite, result_format=dict(result_format))
     except Exception as error:
         _pass_on_if_away(doing, "".join(traceback.format_exception(error)))
         raise
     for result in validation.results:
         for info in _raised(result):
-            # Great Expectations counts any exception as the expectation's failure, even when S3 is down.
-            _pass_on_if_away(doing, f"{info.get('exception_message')}\n{info.get('exception_traceback')}")
+            # Great Expectations counts any exception as the expectation's failure, even when S3 is
+            # down.
+            _pass_on_if_away(
+                doing, f"{info.get('exception_message')}\n{info.get('exception_traceback')}"
+            )
     return {result.expectation_config.meta[PLACE]: result for result in validation.results}
 
 
@@ -169,7 +212,9 @@ def _pass_on_if_away(doing: str, text: str) -> None:
 def _raised(result: Any) -> list[Mapping[str, Any]]:
     """The exceptions of an evaluation. Some expectations list them flat, others by metric id."""
     info = result.exception_info or {}
-    infos = [info] if "raised_exception" in info else [i for i in info.values() if isinstance(i, dict)]
+    infos = (
+        [info] if "raised_exception" in info else [i for i in info.values() if isinstance(i, dict)]
+    )
     return [i for i in infos if i.get("raised_exception")]
 
 

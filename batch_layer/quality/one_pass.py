@@ -1,10 +1,10 @@
 """Compute the counts of a suite's expectations in one pass over the rows.
 
-Great Expectations evaluates metrics. It queries the rows for their number, for the aggregates of single columns, for
-the unexpected values of single columns, and twice for each expectation of several columns. Here its own expressions run
-in one query, and its execution engine gets the values before it evaluates the suite. The engine computes all other
-metrics itself: types outside TYPES, rows chosen by `row_condition`, missing columns, and expressions that Spark
-rejects.
+Great Expectations evaluates metrics. It queries the rows for their number, for the aggregates of
+single columns, for the unexpected values of single columns, and twice for each expectation of
+several columns. Here its own expressions run in one query, and its execution engine gets the values
+before it evaluates the suite. The engine computes all other metrics itself: types outside TYPES,
+rows chosen by `row_condition`, missing columns, and expressions that Spark rejects.
 """
 
 from __future__ import annotations
@@ -56,17 +56,25 @@ TYPES = frozenset(
         *row_counts.TYPES,
     }
 )
-"""The types whose counts are made in the one pass; a test compares each with Great Expectations' own execution."""
+"""The types whose counts are made in the one pass; a test compares each with Great Expectations'
+own execution."""
 
 _ROW_COUNT = "table.row_count"
 _UNEXPECTED, _FILTERED = ".unexpected_count", ".filtered_row_count"
-_READ_NO_ROW = (".condition", ".aggregate_fn", ".value_length.map", "table.columns", "table.column_types")
+_READ_NO_ROW = (
+    ".condition",
+    ".aggregate_fn",
+    ".value_length.map",
+    "table.columns",
+    "table.column_types",
+)
 _DOMAIN = {"batch_id", "ignore_row_if"}
 
 
 @cache
 def source_type() -> Any:
-    """Great Expectations' source of Spark frames, with an execution engine that accepts precomputed metrics."""
+    """Great Expectations' source of Spark frames, with an execution engine that accepts precomputed
+    metrics."""
     great_expectations()
     from great_expectations.datasource.fluent import SparkDatasource
     from great_expectations.execution_engine import SparkDFExecutionEngine
@@ -79,10 +87,15 @@ def source_type() -> Any:
             self.precomputed: dict[Any, Any] = {}
 
         def resolve_metrics(
-            self, metrics_to_resolve: Iterable[Any], metrics: Any = None, runtime_configuration: Any = None
+            self,
+            metrics_to_resolve: Iterable[Any],
+            metrics: Any = None,
+            runtime_configuration: Any = None,
         ) -> dict[Any, Any]:
             metrics_to_resolve = list(metrics_to_resolve)
-            precomputed = {m.id: self.precomputed[m.id] for m in metrics_to_resolve if m.id in self.precomputed}
+            precomputed = {
+                m.id: self.precomputed[m.id] for m in metrics_to_resolve if m.id in self.precomputed
+            }
             rest = [m for m in metrics_to_resolve if m.id not in precomputed]
             return dict(super().resolve_metrics(rest, metrics, runtime_configuration)) | precomputed
 
@@ -93,11 +106,14 @@ def source_type() -> Any:
     return StagedRows
 
 
-def precompute_counts(batch: Any, configurations: Iterable[Any], result_format: Mapping[str, Any]) -> None:
-    """Compute in one query what the expectations of TYPES count in `batch`, one of StagedRows, for its engine.
+def precompute_counts(
+    batch: Any, configurations: Iterable[Any], result_format: Mapping[str, Any]
+) -> None:
+    """Compute in one query what the expectations of TYPES count in `batch`, one of StagedRows, for
+    its engine.
 
-    Reads no row if there is nothing to count. Raises Spark errors when the query fails; the engine then gets
-    no counts and computes all of them itself.
+    Reads no row if there is nothing to count. Raises Spark errors when the query fails; the engine
+    then gets no counts and computes all of them itself.
     """
     great_expectations()
     from great_expectations.execution_engine.execution_engine import MetricComputationConfiguration
@@ -109,9 +125,14 @@ def precompute_counts(batch: Any, configurations: Iterable[Any], result_format: 
         if configuration.type not in TYPES or configuration.kwargs.get("row_condition"):
             continue
         try:
-            counts = {m.id: (m, column) for m, column in _counts(engine, batch.id, configuration, result_format)}
+            counts = {
+                m.id: (m, column)
+                for m, column in _counts(engine, batch.id, configuration, result_format)
+            }
             if counts:
-                batch.data.dataframe.agg(*(column for _, column in counts.values()))  # analysed, not run
+                batch.data.dataframe.agg(
+                    *(column for _, column in counts.values())
+                )  # analysed, not run
         except Exception:  # the engine's evaluation raises and reports it again
             continue
         for key, (metric, column) in counts.items():
@@ -146,11 +167,13 @@ def _aggregates(engine: Any, metric: Any) -> Iterator[tuple[Any, Column]]:
 
 
 def _expression(engine: Any, metric: Any) -> tuple[Column, Mapping[str, Any], Mapping[str, Any]]:
-    """An aggregate or a condition as Great Expectations makes it, with its domain. Raises ValueError where that is not
-    all rows, or takes more to know than the columns."""
+    """An aggregate or a condition as Great Expectations makes it, with its domain. Raises
+    ValueError where that is not all rows, or takes more to know than the columns."""
     column, domain, accessor = _without_rows(engine, metric)
     if beyond := {key for key, value in domain.items() if value} - _DOMAIN:
-        raise ValueError(f"{metric.metric_name}: expected all rows, found {', '.join(sorted(beyond))}")
+        raise ValueError(
+            f"{metric.metric_name}: expected all rows, found {', '.join(sorted(beyond))}"
+        )
     return column, domain, accessor
 
 
@@ -170,7 +193,8 @@ def _without_rows(engine: Any, metric: Any) -> Any:
 def _count_of_columns(
     filtered: bool, unexpected: Column, domain: Mapping[str, Any], accessor: Mapping[str, Any]
 ) -> Column:
-    """How many rows an expectation of several columns speaks of, or, unless `filtered`, finds otherwise."""
+    """How many rows an expectation of several columns speaks of, or, unless `filtered`, finds
+    otherwise."""
     columns = accessor.get("column_list") or (accessor["column_A"], accessor["column_B"])
     nulls = [F.col(name).isNull() for name in columns]
     every, some, none = ~reduce(and_, nulls), ~reduce(or_, nulls), F.lit(True)

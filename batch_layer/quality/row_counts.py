@@ -1,13 +1,19 @@
-"""Two expectations of ours, in Great Expectations' vocabulary: an hour's row count against what else is known of it.
+"""Two expectations of ours, in Great Expectations' vocabulary: an hour's row count against what
+else is known of it.
 
-- `expect_table_row_count_to_be_close_to_speed_layer`: kwargs `min_ratio`, `max_ratio`. Against the speed layer's rows
-  of the hour, without those that the batch layer dropped as duplicates. Does not apply to an hour that the speed layer
+- `expect_table_row_count_to_be_close_to_speed_layer`: kwargs `min_ratio`, `max_ratio`. Against the
+  speed layer's rows
+  of the hour, without those that the batch layer dropped as duplicates. Does not apply to an hour
+  that the speed layer
   does not cover.
-- `expect_table_row_count_to_be_close_to_previous_days`: kwargs `min_ratio`, `max_ratio`, `days` (7), `min_days` (3).
-  Against the median of the same hour of the `days` days before, as accepted; does not apply while fewer than `min_days`
+- `expect_table_row_count_to_be_close_to_previous_days`: kwargs `min_ratio`, `max_ratio`, `days`
+  (7), `min_days` (3).
+  Against the median of the same hour of the `days` days before, as accepted; does not apply while
+  fewer than `min_days`
   of them are known.
 
-Each becomes bounds of the row count, which Great Expectations then evaluates. Without bounds any count passes.
+Each becomes bounds of the row count, which Great Expectations then evaluates. Without bounds any
+count passes.
 """
 
 from __future__ import annotations
@@ -30,8 +36,9 @@ DAYS, MIN_DAYS = 7, 3
 class RowCountBaseline:
     """The expected row count of an hour, from other sources.
 
-    `speed_rows` is None, for the reason `why`, if the speed layer does not cover the hour. `previous` gives the
-    accepted row counts of the same hour on so many days before, as far as the ledger has them; called only when needed.
+    `speed_rows` is None, for the reason `why`, if the speed layer does not cover the hour.
+    `previous` gives the accepted row counts of the same hour on so many days before, as far as the
+    ledger has them; called only when needed.
     """
 
     speed_rows: int | None = None
@@ -41,7 +48,8 @@ class RowCountBaseline:
 
 @dataclass(frozen=True)
 class Bounds:
-    """The row counts that pass (None: any), and a clause for where they come from or why there are none."""
+    """The row counts that pass (None: any), and a clause for where they come from or why there are
+    none."""
 
     min_value: int | None
     max_value: int | None
@@ -58,30 +66,49 @@ def plan_bounds(type: str, kwargs: Mapping[str, Any], known: RowCountBaseline) -
     if type == SPEED:
         if known.speed_rows is None:
             return Bounds(None, None, known.why, applies=False)
-        return _around(Fraction(known.speed_rows), kwargs, f"the speed layer has {known.speed_rows}")
-    days, least = kwargs.get("days", DAYS), kwargs.get("min_days", min(MIN_DAYS, kwargs.get("days", DAYS)))
+        return _around(
+            Fraction(known.speed_rows), kwargs, f"the speed layer has {known.speed_rows}"
+        )
+    days, least = (
+        kwargs.get("days", DAYS),
+        kwargs.get("min_days", min(MIN_DAYS, kwargs.get("days", DAYS))),
+    )
     counts = list(known.previous(days))
     if len(counts) < least:
-        return Bounds(None, None, f"of {days} days before, {len(counts)} are known, {least} are needed", applies=False)
+        return Bounds(
+            None,
+            None,
+            f"of {days} days before, {len(counts)} are known, {least} are needed",
+            applies=False,
+        )
     median = statistics.median(counts)
-    return _around(Fraction(median), kwargs, f"the median of {len(counts)} days before is {median:g}")
+    return _around(
+        Fraction(median), kwargs, f"the median of {len(counts)} days before is {median:g}"
+    )
 
 
 def _around(count: Fraction, kwargs: Mapping[str, Any], basis: str) -> Bounds:
     # Exact: 0.07 times 100 rows are 7, not a little more.
-    low, high = (None if kwargs.get(k) is None else Fraction(str(kwargs[k])) for k in ("min_ratio", "max_ratio"))
+    low, high = (
+        None if kwargs.get(k) is None else Fraction(str(kwargs[k]))
+        for k in ("min_ratio", "max_ratio")
+    )
     return Bounds(
-        None if low is None else math.ceil(low * count), None if high is None else math.floor(high * count), basis
+        None if low is None else math.ceil(low * count),
+        None if high is None else math.floor(high * count),
+        basis,
     )
 
 
 @cache
 def register() -> None:
-    """Make both types known to Great Expectations, which checks their kwargs and renders them in its Data Docs."""
+    """Make both types known to Great Expectations, which checks their kwargs and renders them in
+    its Data Docs."""
     from great_expectations.compatibility import pydantic
     from great_expectations.expectations.core import ExpectTableRowCountToBeBetween
 
-    # A class of Great Expectations is a type that a suite may name, so there is no common base beside them.
+    # A class of Great Expectations is a type that a suite may name, so there is no common base
+    # beside them.
     class ExpectTableRowCountToBeCloseToSpeedLayer(ExpectTableRowCountToBeBetween):  # type: ignore[misc]
         """Expect as many rows as the speed layer has of the hour."""
 
@@ -106,5 +133,7 @@ def register() -> None:
         @pydantic.root_validator(skip_on_failure=True)  # type: ignore[untyped-decorator]
         def _enough(cls, values: dict[str, Any]) -> dict[str, Any]:
             if values["min_days"] is not None and values["min_days"] > values["days"]:
-                raise ValueError(f"expected min_days up to days ({values['days']}), found {values['min_days']}")
+                raise ValueError(
+                    f"expected min_days up to days ({values['days']}), found {values['min_days']}"
+                )
             return values

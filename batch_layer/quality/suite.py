@@ -1,9 +1,10 @@
 """A suite's file: Great Expectations' own vocabulary, loaded whole or not at all.
 
-`name` and `expectations`, each a `type`, its `kwargs`, and perhaps a `severity`: `critical` (also when omitted) refuses
-the hour, `warning` and `info` are recorded and let it pass. Beside Great Expectations' types there are two of ours,
-which compare row counts (`batch_layer.quality.row_counts`). Great Expectations itself logs and drops what it cannot
-load, so the file is checked here first: nothing is ever left out.
+`name` and `expectations`, each a `type`, its `kwargs`, and perhaps a `severity`: `critical` (also
+when omitted) refuses the hour, `warning` and `info` are recorded and let it pass. Beside Great
+Expectations' types there are two of ours, which compare row counts
+(`batch_layer.quality.row_counts`). Great Expectations itself logs and drops what it cannot load, so
+the file is checked here first: nothing is ever left out.
 
 Its import takes seconds, hence only inside functions; it sends nothing and writes nothing to disk.
 """
@@ -29,10 +30,16 @@ from batch_layer.quality import row_counts
 SEVERITIES = ("critical", "warning", "info")
 _SUITE_KEYS = {"name", "expectations", "meta", "notes"}
 _ENTRY_KEYS = {"type", "kwargs", "severity", "meta", "notes", "description"}
-# Great Expectations takes these among the kwargs too, where they would override what the entry or the gate says.
-_NOT_KWARGS = {"id", "batch_id", "catch_exceptions", "rendered_content", "result_format", "windows"} | (
-    _ENTRY_KEYS - {"type", "kwargs"}
-)
+# Great Expectations takes these among the kwargs too, where they would override what the entry or
+# the gate says.
+_NOT_KWARGS = {
+    "id",
+    "batch_id",
+    "catch_exceptions",
+    "rendered_content",
+    "result_format",
+    "windows",
+} | (_ENTRY_KEYS - {"type", "kwargs"})
 PLACE = "anabranch_place"  # in an expectation's meta: its place in the file
 
 
@@ -54,18 +61,25 @@ class Suite:
 
 
 def load_suite(path: Path) -> Suite:
-    """Read a suite's file. Raises ConfigurationError, naming file and entry, unless all of it loads."""
+    """Read a suite's file. Raises ConfigurationError, naming file and entry, unless all of it
+    loads."""
     data = _read(path)
     _only_keys(str(path), data, _SUITE_KEYS)
     name, entries = data.get("name"), data.get("expectations")
     if not isinstance(name, str) or not name:
         raise ConfigurationError(f"{path}: name: expected a text, found {name!r}")
     if not isinstance(entries, list) or not entries:
-        raise ConfigurationError(f"{path}: expectations: expected a list of at least one, found {entries!r}")
-    suite = Suite(name, tuple(_parse(f"{path}: expectations[{i}]", entry) for i, entry in enumerate(entries)))
+        raise ConfigurationError(
+            f"{path}: expectations: expected a list of at least one, found {entries!r}"
+        )
+    suite = Suite(
+        name, tuple(_parse(f"{path}: expectations[{i}]", entry) for i, entry in enumerate(entries))
+    )
     loaded = len(build(suite.name, dict(enumerate(suite.expectations))).expectations)
     if loaded != len(entries):
-        raise ConfigurationError(f"{path}: expectations: expected all {len(entries)} to load, found {loaded}")
+        raise ConfigurationError(
+            f"{path}: expectations: expected all {len(entries)} to load, found {loaded}"
+        )
     return suite
 
 
@@ -74,9 +88,13 @@ def _read(path: Path) -> dict[str, Any]:
         data = strict_yaml.load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         why = explain_yaml(error)
-        raise ConfigurationError(f"{path}: expected a readable suite of expectations, found: {why}") from None
+        raise ConfigurationError(
+            f"{path}: expected a readable suite of expectations, found: {why}"
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path}: expected a readable suite of expectations, found: {error}") from error
+        raise ConfigurationError(
+            f"{path}: expected a readable suite of expectations, found: {error}"
+        ) from error
     if not isinstance(data, dict):
         raise ConfigurationError(f"{path}: expected a mapping of keys, found {type(data).__name__}")
     return data
@@ -96,24 +114,37 @@ def _parse(where: str, entry: Any) -> Expectation:
     _only_keys(where, entry, _ENTRY_KEYS)
     kwargs, severity = entry.get("kwargs"), entry.get("severity", "critical")
     if severity not in SEVERITIES:
-        raise ConfigurationError(f"{where}: severity: expected one of {', '.join(SEVERITIES)}, found {severity!r}")
+        raise ConfigurationError(
+            f"{where}: severity: expected one of {', '.join(SEVERITIES)}, found {severity!r}"
+        )
     if not isinstance(kwargs, dict):
         raise ConfigurationError(f"{where}: kwargs: expected a mapping, found {kwargs!r}")
     misplaced = sorted(_NOT_KWARGS.intersection(kwargs))
     if misplaced:
-        raise ConfigurationError(f"{where}: kwargs: expected none but the expectation's own, found {misplaced[0]}")
-    if entry["type"] in row_counts.TYPES and (given := sorted({"min_value", "max_value"} & set(kwargs))):
-        raise ConfigurationError(f"{where}: kwargs: expected ratios (min_ratio, max_ratio), found {given[0]}")
-    parameters = [k for k, value in kwargs.items() if isinstance(value, dict) and "$PARAMETER" in value]
+        raise ConfigurationError(
+            f"{where}: kwargs: expected none but the expectation's own, found {misplaced[0]}"
+        )
+    if entry["type"] in row_counts.TYPES and (
+        given := sorted({"min_value", "max_value"} & set(kwargs))
+    ):
+        raise ConfigurationError(
+            f"{where}: kwargs: expected ratios (min_ratio, max_ratio), found {given[0]}"
+        )
+    parameters = [
+        k for k, value in kwargs.items() if isinstance(value, dict) and "$PARAMETER" in value
+    ]
     if parameters:
-        raise ConfigurationError(f"{where}: kwargs: {parameters[0]}: expected a value, found a suite parameter")
+        raise ConfigurationError(
+            f"{where}: kwargs: {parameters[0]}: expected a value, found a suite parameter"
+        )
     expectation = Expectation(entry["type"], kwargs, severity)
     gx = great_expectations()
     try:
         configuration(expectation).to_domain_obj()
     except gx.exceptions.ExpectationNotFoundError:
         raise ConfigurationError(
-            f"{where}: type: expected one that Great Expectations {gx.__version__} knows, found {expectation.type!r}"
+            f"{where}: type: expected one that Great Expectations {gx.__version__} knows, found "
+            f"{expectation.type!r}"
         ) from None
     except Exception as error:  # pydantic's, Python's and its own: there is no common base
         raise ConfigurationError(
@@ -125,19 +156,23 @@ def _parse(where: str, entry: Any) -> Expectation:
 def _reason(error: Exception) -> str:
     errors = getattr(error, "errors", None)
     if callable(errors):  # a pydantic error: the place and the complaint, without its types
-        return "; ".join(f"{'.'.join(str(part) for part in e['loc'])}: {e['msg']}" for e in errors())
+        return "; ".join(
+            f"{'.'.join(str(part) for part in e['loc'])}: {e['msg']}" for e in errors()
+        )
     return str(error)
 
 
 @cache
 def great_expectations() -> Any:
-    """The library, imported quiet: no analytics, no log lines of its own (each failure is logged here instead)."""
+    """The library, imported quiet: no analytics, no log lines of its own (each failure is logged
+    here instead)."""
     os.environ["GX_ANALYTICS_ENABLED"] = "false"  # read at import
     import great_expectations
     from great_expectations.validator import validation_graph
 
     logging.getLogger("great_expectations").setLevel(logging.CRITICAL)
-    # It reads the rows three times when a reading fails, unheard; the batch job tries again, and says so.
+    # It reads the rows three times when a reading fails, unheard; the batch job tries again, and
+    # says so.
     validation_graph.MAX_METRIC_COMPUTATION_RETRIES = 1
     row_counts.register()
     return great_expectations
@@ -148,12 +183,16 @@ def configuration(expectation: Expectation, place: int = 0) -> Any:
     from great_expectations.expectations.expectation_configuration import ExpectationConfiguration
 
     kwargs = copy.deepcopy(dict(expectation.kwargs))
-    return ExpectationConfiguration(expectation.type, kwargs, severity=expectation.severity, meta={PLACE: place})
+    return ExpectationConfiguration(
+        expectation.type, kwargs, severity=expectation.severity, meta={PLACE: place}
+    )
 
 
 def build(name: str, expectations: Mapping[int, Expectation]) -> Any:
     gx = great_expectations()
-    return gx.ExpectationSuite(name=name, expectations=[configuration(e, place) for place, e in expectations.items()])
+    return gx.ExpectationSuite(
+        name=name, expectations=[configuration(e, place) for place, e in expectations.items()]
+    )
 
 
 def context() -> Any:

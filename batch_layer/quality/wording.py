@@ -1,6 +1,8 @@
-"""How the quality gate describes an expectation that failed: for messages, and for the ledger. Pure.
+"""How the quality gate describes an expectation that failed: for messages, and for the ledger.
+Pure.
 
-Neither has a value of a row: the ledger outlives rows that are erased or expire. Positions lead to the values.
+Neither has a value of a row: the ledger outlives rows that are erased or expire. Positions lead to
+the values.
 """
 
 from __future__ import annotations
@@ -20,11 +22,13 @@ POSITION = ("kafka_partition", "kafka_offset")
 
 Rows = tuple[Mapping[str, Any], ...]
 
-# Expectations whose observed value is computed from all rows. That of others, such as a maximum, is a value of a row.
+# Expectations whose observed value is computed from all rows. That of others, such as a maximum, is
+# a value of a row.
 _STATISTICS = re.compile(
     "expect_table_|expect_column_(mean|sum|stdev|unique_value_count|proportion_of|kl_divergence)|unexpected_rows_"
 )
-# Exceptions have values in quotes, which may have quotes themselves or be cut short, and numbers without quotes.
+# Exceptions have values in quotes, which may have quotes themselves or be cut short, and numbers
+# without quotes.
 _VALUES = re.compile(r"""'.*['…]|".*["…]|(?<!\w)[-+]?\d(?:[\w.,:+-]*\w)?""", re.DOTALL)
 
 
@@ -32,9 +36,9 @@ _VALUES = re.compile(r"""'.*['…]|".*["…]|(?<!\w)[-+]?\d(?:[\w.,:+-]*\w)?""",
 class FailedExpectation:
     """An expectation that the rows did not meet, or that could not be evaluated.
 
-    `observed`: a count or another statistic. `unexpected_count`: of `element_count` rows. Each is None if Great
-    Expectations gives none. `rows`: the positions of up to SAMPLE unexpected rows. `message`: one sentence for an
-    operator. `raised`: why it could not be evaluated.
+    `observed`: a count or another statistic. `unexpected_count`: of `element_count` rows. Each is
+    None if Great Expectations gives none. `rows`: the positions of up to SAMPLE unexpected rows.
+    `message`: one sentence for an operator. `raised`: why it could not be evaluated.
     """
 
     type: str
@@ -75,10 +79,21 @@ def describe_failure(
     raised = _without_values(raised, columns) if raised is not None else None
     outcome = _outcome(result, raised, rows, observed)
     subject = f"({', '.join(str(c) for c in columns)})" if columns else ""
-    message = f"{expectation.type}{subject}: expected {_expected(expectation)}, {outcome}{f' ({why})' if why else ''}"
+    message = (
+        f"{expectation.type}{subject}: expected {_expected(expectation)}, "
+        f"{outcome}{f' ({why})' if why else ''}"
+    )
     elements = result.get("element_count")
     return FailedExpectation(
-        expectation.type, kwargs, observed, count, message, expectation.severity, elements, rows, raised
+        expectation.type,
+        kwargs,
+        observed,
+        count,
+        message,
+        expectation.severity,
+        elements,
+        rows,
+        raised,
     )
 
 
@@ -87,7 +102,11 @@ def _outcome(result: Mapping[str, Any], raised: str | None, rows: Rows, observed
     if raised:
         return f"could not be evaluated: {raised}"
     if count is not None and "element_count" in result:
-        at = f" (the first: partition {rows[0]['partition']}, offset {rows[0]['offset']})" if rows else ""
+        at = (
+            f" (the first: partition {rows[0]['partition']}, offset {rows[0]['offset']})"
+            if rows
+            else ""
+        )
         return f"found {count} of {result['element_count']} rows otherwise{at}"
     if observed is not None:
         return f"found {shorten(_words(observed))}"
@@ -97,7 +116,8 @@ def _outcome(result: Mapping[str, Any], raised: str | None, rows: Rows, observed
 
 
 def _without_values(raised: str, columns: Iterable[object]) -> str:
-    """An exception's text without what may be a value of a row: numbers, and quoted texts but for a column's name."""
+    """An exception's text without what may be a value of a row: numbers, and quoted texts but for a
+    column's name."""
     named = {f"{quote}{column}{quote}" for column in columns for quote in "'\""}
     return _VALUES.sub(lambda found: found[0] if found[0] in named else "'…'", raised)
 
@@ -108,8 +128,14 @@ def _rows(result: Mapping[str, Any]) -> Rows:
 
 
 def _expected(expectation: Expectation) -> str:
-    kwargs = {k: v for k, v in expectation.kwargs.items() if not k.startswith("column") and v is not None}
-    low, high, mostly = kwargs.pop("min_value", None), kwargs.pop("max_value", None), kwargs.pop("mostly", None)
+    kwargs = {
+        k: v for k, v in expectation.kwargs.items() if not k.startswith("column") and v is not None
+    }
+    low, high, mostly = (
+        kwargs.pop("min_value", None),
+        kwargs.pop("max_value", None),
+        kwargs.pop("mostly", None),
+    )
     if low is not None and high is not None:
         text = f"{_words(low)} to {_words(high)}"
     elif low is not None or high is not None:
@@ -137,7 +163,8 @@ def shorten(text: str) -> str:
 
 
 def json_safe(value: Any) -> Any:
-    """The value in JSON's types, with long texts and lists shortened; other types (time, decimal, NaN) as text."""
+    """The value in JSON's types, with long texts and lists shortened; other types (time, decimal,
+    NaN) as text."""
     if isinstance(value, Mapping):
         return {str(k): json_safe(v) for k, v in value.items()}
     if isinstance(value, list | tuple | set):

@@ -6,9 +6,10 @@ from serving_layer.changes import changes
     for change in changes("game_events", since=my_token):
         ...  # replace all your rows of change.hour, and store change.token, in one transaction
 
-The changes come from durable data: the ledger's rows, in the order in which they were recorded, and the current state
-of `main`. So a token stays valid when every snapshot of its time has expired. Each change is delivered at least once;
-repeating it changes nothing for a consumer that replaces the hour's rows: docs/how-to/follow-changes.md, decision 23.
+The changes come from durable data: the ledger's rows, in the order in which they were recorded, and
+the current state of `main`. So a token stays valid when every snapshot of its time has expired.
+Each change is delivered at least once; repeating it changes nothing for a consumer that replaces
+the hour's rows: docs/how-to/follow-changes.md, decision 23.
 """
 
 from __future__ import annotations
@@ -47,13 +48,15 @@ EVERY = timedelta(seconds=5)
 
 @dataclass(frozen=True)
 class HourChange:
-    """An hour as `main` serves it in `snapshot`. Its rows replace all rows that the consumer has of it.
+    """An hour as `main` serves it in `snapshot`. Its rows replace all rows that the consumer has of
+    it.
 
-    `kind`: `completed` for an hour that the consumer has not got before; `erased` when rows that it was given may have
-    been erased, by the `erasures` with these ids; else `replaced`.
+    `kind`: `completed` for an hour that the consumer has not got before; `erased` when rows that it
+    was given may have been erased, by the `erasures` with these ids; else `replaced`.
 
-    `replaces`: the revision that the consumer got before, or None. `removed`: that revision's files that `main` no
-    longer serves; None if its snapshots have expired. `token`: to be stored with the hour's rows; continues after it.
+    `replaces`: the revision that the consumer got before, or None. `removed`: that revision's files
+    that `main` no longer serves; None if its snapshots have expired. `token`: to be stored with the
+    hour's rows; continues after it.
     """
 
     hour: str
@@ -69,7 +72,11 @@ class HourChange:
     token: str
 
     def as_dict(self) -> dict[str, Any]:
-        values = {k: v for k, v in vars(self).items() if k not in ("added", "removed", "erasures", "token")}
+        values = {
+            k: v
+            for k, v in vars(self).items()
+            if k not in ("added", "removed", "erasures", "token")
+        }
         files = {"added": self.added, "removed": self.removed}
         return values | {"files": files, "erasures": self.erasures, "token": self.token}
 
@@ -82,12 +89,12 @@ def changes(
     following: bool = False,
     every: timedelta = EVERY,
 ) -> Iterator[HourChange]:
-    """The changes of a stream after `since`: a token; an hour to start from; a snapshot of `main` that the consumer
-    has, by id or tag; or None, for all hours. `conf`: the configuration folder.
+    """The changes of a stream after `since`: a token; an hour to start from; a snapshot of `main`
+    that the consumer has, by id or tag; or None, for all hours. `conf`: the configuration folder.
 
-    Ends with the last change; every complete hour is then as `main` serves it. With `following`, waits for more and
-    polls at the interval `every`. Raises ConfigurationError if `since` is not of this stream, Transient when the lake
-    does not answer, unless following.
+    Ends with the last change; every complete hour is then as `main` serves it. With `following`,
+    waits for more and polls at the interval `every`. Raises ConfigurationError if `since` is not of
+    this stream, Transient when the lake does not answer, unless following.
     """
     job = open_job(stream, conf)
     token = start_from(job, since)
@@ -102,7 +109,9 @@ def start_from(job: Job, since: str | None) -> Token:
     if since.startswith(PREFIX):
         token = Token.decode(since)
         if token.stream != stream:
-            raise ConfigurationError(f"--since: expected a token of stream {stream}, found one of {token.stream}")
+            raise ConfigurationError(
+                f"--since: expected a token of stream {stream}, found one of {token.stream}"
+            )
         return token
     if _HOUR.fullmatch(since):
         return Token(stream, first=since)
@@ -130,7 +139,10 @@ def poll(job: Job, token: Token) -> Iterator[HourChange]:
     # Step 1: read the ledger, then the table, so that the table is never older than the rows.
     new = _rows_behind(job, token)
     if new is None:
-        LOG.warning("stream %s: the ledger of the token was recreated; delivering all its hours again", job.stream.name)
+        LOG.warning(
+            "stream %s: the ledger of the token was recreated; delivering all its hours again",
+            job.stream.name,
+        )
         token = replace(token, cursor=None, ahead={})
         new = job.ledger.history(without=ledger.BULKY_BUT_ERASURES)
     ids, erased = {row.decision_id for row in new}, plan.erasures_of(new)
@@ -142,7 +154,9 @@ def poll(job: Job, token: Token) -> Iterator[HourChange]:
             LOG.info("stream %s: waiting for main to be merged", job.stream.name)
             return
         # Step 2: select what is complete and was not given yet.
-        given = plan.plan_given(state, token, todo, ids | _recorded(job, state, token), _AT_ONCE, erased)
+        given = plan.plan_given(
+            state, token, todo, ids | _recorded(job, state, token), _AT_ONCE, erased
+        )
         # Step 3: read their files, and the files that they replace.
         for change in _changes(job, state, token, given, ids):
             yield change
@@ -153,10 +167,13 @@ def poll(job: Job, token: Token) -> Iterator[HourChange]:
 
 
 def pending_hours(job: Job, token: Token) -> set[str]:
-    """The hours that may have a change behind a token, whether or not the ledger has its row yet. Raises Transient."""
+    """The hours that may have a change behind a token, whether or not the ledger has its row yet.
+    Raises Transient."""
     state = load_state(job.lake, job.stream.table)
     recorded = _recorded(job, state, token)
-    waiting = [row for row in plan.waiting_changes(state, token.first) if row.decision_id not in recorded]
+    waiting = [
+        row for row in plan.waiting_changes(state, token.first) if row.decision_id not in recorded
+    ]
     new = _rows_behind(job, token)
     if new is None:
         new = job.ledger.history(without=ledger.BULKY_BUT_ERASURES)
@@ -165,10 +182,13 @@ def pending_hours(job: Job, token: Token) -> set[str]:
 
 def _rows_behind(job: Job, token: Token) -> list[LedgerRow] | None:
     cursor = token.cursor
-    rows = job.ledger.history_since(cursor.sequence if cursor is not None else 0, ledger.BULKY_BUT_ERASURES)
+    rows = job.ledger.history_since(
+        cursor.sequence if cursor is not None else 0, ledger.BULKY_BUT_ERASURES
+    )
     new = plan.rows_after(rows, cursor)
     if new is None and cursor is not None and cursor.sequence <= job.ledger.removed_through():
-        return rows  # Its row has left with its quarter (`keep.ledger`); some of its commit may be given again.
+        # Its row has left with its quarter (`keep.ledger`); some of its commit may be given again.
+        return rows
     return new
 
 
@@ -179,7 +199,9 @@ def _recorded(job: Job, state: State, token: Token) -> set[str]:
     return {row.decision_id for row in rows}
 
 
-def _changes(job: Job, state: State, token: Token, given: Sequence[plan.Given], new: set[str]) -> Iterator[HourChange]:
+def _changes(
+    job: Job, state: State, token: Token, given: Sequence[plan.Given], new: set[str]
+) -> Iterator[HourChange]:
     if not given:
         return
     hours = {g.hour for g in given}
@@ -209,14 +231,23 @@ def _changes(job: Job, state: State, token: Token, given: Sequence[plan.Given], 
         )
 
 
-def _old_files(table: Table, before: dict[str, tuple[Content, LedgerRow | None]]) -> dict[str, dict[str, DataFile]]:
+def _old_files(
+    table: Table, before: dict[str, tuple[Content, LedgerRow | None]]
+) -> dict[str, dict[str, DataFile]]:
     """By hour, the files of its content `before`; without hours whose snapshots have expired."""
     hours_of: dict[int, list[str]] = {}
     for hour, (content, row) in before.items():
         tag = table.metadata.refs.get(f"{hour}-r{content.revision}")
         is_tagged = tag is not None and content.layer == "batch" and not content.erased
         tagged = tag.snapshot_id if tag is not None and is_tagged else None
-        id = next((i for i in (row.snapshot_id if row is not None else None, tagged) if _is_kept(table, i)), None)
+        id = next(
+            (
+                i
+                for i in (row.snapshot_id if row is not None else None, tagged)
+                if _is_kept(table, i)
+            ),
+            None,
+        )
         if id is not None:
             hours_of.setdefault(id, []).append(hour)
     old: dict[str, dict[str, DataFile]] = {}

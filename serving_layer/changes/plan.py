@@ -1,7 +1,8 @@
 """The next changes for a consumer, from the ledger's rows and what `main` serves. Pure.
 
-The feed has the ledger's order: an hour is given at its newest row. Its content is what `main` serves at that time,
-which is never older than the row. A decision whose row is not written yet is given too, and recorded in the token.
+The feed has the ledger's order: an hour is given at its newest row. Its content is what `main`
+serves at that time, which is never older than the row. A decision whose row is not written yet is
+given too, and recorded in the token.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from anabranch.protocol.ledger_row import LedgerRow
 from anabranch.protocol.state import State
 from serving_layer.changes.token import Content, Cursor, Token, digest_of
 
-# Largest clock error. A decision is stamped after its load, by a clock that is wrong by at most this; a commit before
-# that load was stamped by another such clock.
+# Largest clock error. A decision is stamped after its load, by a clock that is wrong by at most
+# this; a commit before that load was stamped by another such clock.
 _DOUBT = 4 * MAX_CLOCK_SKEW
 
 
 @dataclass(frozen=True)
 class Given:
-    """An hour to give: its content, the token once it is consumed, and the ids of the erasures in it that are behind
-    the token before."""
+    """An hour to give: its content, the token once it is consumed, and the ids of the erasures in
+    it that are behind the token before."""
 
     hour: str
     content: Content
@@ -33,24 +34,32 @@ class Given:
 
 
 def rows_after(rows: Sequence[LedgerRow], cursor: Cursor | None) -> list[LedgerRow] | None:
-    """The rows after the cursor; None if `rows`, in the ledger's order, lack its row and so belong to another
-    ledger."""
+    """The rows after the cursor; None if `rows`, in the ledger's order, lack its row and so belong
+    to another ledger."""
     if cursor is None:
         return list(rows)
-    at = next((i for i, row in enumerate(rows) if row.sequence == cursor.sequence and Cursor.at(row) == cursor), None)
+    at = next(
+        (
+            i
+            for i, row in enumerate(rows)
+            if row.sequence == cursor.sequence and Cursor.at(row) == cursor
+        ),
+        None,
+    )
     return list(rows[at + 1 :]) if at is not None else None
 
 
 def newest_of_each(rows: Iterable[LedgerRow], first: str) -> list[LedgerRow]:
-    """The newest row of each hour from `first` on that may have changed what is served, in the rows' order."""
+    """The newest row of each hour from `first` on that may have changed what is served, in the
+    rows' order."""
     newest = {row.hour: row for row in rows if is_change(row) and row.hour >= first}
     kept = {row.decision_id for row in newest.values()}
     return [row for row in rows if row.decision_id in kept]
 
 
 def is_change(row: LedgerRow) -> bool:
-    """Whether a decision may change what `main` serves of a complete hour. An erasure of dead letters, or of archived
-    records, does not."""
+    """Whether a decision may change what `main` serves of a complete hour. An erasure of dead
+    letters, or of archived records, does not."""
     return is_erasure(row) or row.decision in ("accepted", "served")
 
 
@@ -80,13 +89,16 @@ def plan_given(
     at_most: int,
     erased: Mapping[str, Sequence[LedgerRow]],
 ) -> list[Given]:
-    """The changes for the first `at_most` of `rows` (newest of their hours, behind the token's cursor), and, behind the
-    last row, for decisions that wait in `state` and that the ledger (ids `recorded`) lacks. An hour that is not
-    accepted is not complete: its change follows with its acceptance. An hour that was already given ahead of its row,
-    with the same content, is not given again. Nor is one that has expired: consumers keep what they have of it.
-    `erased`: the erasures behind the token's cursor that the ledger has, by hour.
+    """The changes for the first `at_most` of `rows` (newest of their hours, behind the token's
+    cursor), and, behind the last row, for decisions that wait in `state` and that the ledger (ids
+    `recorded`) lacks. An hour that is not accepted is not complete: its change follows with its
+    acceptance. An hour that was already given ahead of its row, with the same content, is not given
+    again. Nor is one that has expired: consumers keep what they have of it. `erased`: the erasures
+    behind the token's cursor that the ledger has, by hour.
     """
-    unrecorded = [row for row in waiting_changes(state, token.first) if row.decision_id not in recorded]
+    unrecorded = [
+        row for row in waiting_changes(state, token.first) if row.decision_id not in recorded
+    ]
     waiting, erasing = {row.hour: row for row in unrecorded}, erasures_of(unrecorded)
     pending = {row.hour for row in rows}
     ahead = {h: content for h, content in token.ahead.items() if h in waiting or h in pending}
@@ -97,7 +109,9 @@ def plan_given(
         erasures = [*erased.get(hour, ()), *erasing.get(hour, ())]
         # By its newest row, if the state no longer lists the hour: no decision waits then.
         accepted = state.accepted.get(hour)
-        content = Content(accepted.revision if accepted is not None else row.revision, state.served_by(hour))
+        content = Content(
+            accepted.revision if accepted is not None else row.revision, state.served_by(hour)
+        )
         if erasures:
             content = replace(content, erased=digest_of(erasures[-1]))
         if hour not in waiting:
@@ -134,8 +148,9 @@ def token_at(stream: str, rows: Sequence[LedgerRow], snapshot_at: datetime) -> T
 def replaced(
     token: Token, rows: Iterable[LedgerRow], new: Collection[str]
 ) -> dict[str, tuple[Content, LedgerRow | None]]:
-    """By hour, the content that a consumer with this token got last, and the ledger's row of that content if there is
-    one. `rows`: all rows of these hours; rows with ids in `new` are behind its cursor."""
+    """By hour, the content that a consumer with this token got last, and the ledger's row of that
+    content if there is one. `rows`: all rows of these hours; rows with ids in `new` are behind its
+    cursor."""
     given: dict[str, Content] = {}
     newest: dict[str, Content] = {}
     made_of: dict[tuple[str, Content], LedgerRow] = {}

@@ -1,4 +1,5 @@
-"""A token: what a consumer has received, in a few printable characters that stay valid when snapshots expire."""
+"""A token: what a consumer has received, in a few printable characters that stay valid when
+snapshots expire."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ PREFIX = "ab1."
 
 @dataclass(frozen=True)
 class Content:
-    """The content of an hour in `main`: a revision, from a layer. `erased`: the digest of the newest erasure in it that
-    is known; empty for none."""
+    """The content of an hour in `main`: a revision, from a layer. `erased`: the digest of the
+    newest erasure in it that is known; empty for none."""
 
     revision: int
     layer: Layer
@@ -26,8 +27,9 @@ class Content:
 
 @dataclass(frozen=True)
 class Cursor:
-    """The newest ledger row that was consumed. A row never changes its sequence, and leaves the ledger only with its
-    quarter (`keep.ledger`). `digest`: of its decision's id; it differs in another ledger."""
+    """The newest ledger row that was consumed. A row never changes its sequence, and leaves the
+    ledger only with its quarter (`keep.ledger`). `digest`: of its decision's id; it differs in
+    another ledger."""
 
     sequence: int
     digest: str
@@ -45,8 +47,8 @@ def digest_of(row: LedgerRow) -> str:
 
 @dataclass(frozen=True)
 class Token:
-    """`cursor` is None before the first row. Hours before `first` are not wanted. `ahead` are the contents that were
-    given while the ledger's rows of their decisions were still to be written."""
+    """`cursor` is None before the first row. Hours before `first` are not wanted. `ahead` are the
+    contents that were given while the ledger's rows of their decisions were still to be written."""
 
     stream: str
     first: str = ""
@@ -61,9 +63,14 @@ class Token:
         if self.cursor is not None:
             data["c"] = [self.cursor.sequence, self.cursor.digest]
         if self.ahead:
-            data["a"] = {hour: [content.revision, content.layer] for hour, content in sorted(self.ahead.items())}
+            data["a"] = {
+                hour: [content.revision, content.layer]
+                for hour, content in sorted(self.ahead.items())
+            }
         # Apart from "a", whose values earlier versions of the code read as pairs.
-        if erased := {hour: content.erased for hour, content in sorted(self.ahead.items()) if content.erased}:
+        if erased := {
+            hour: content.erased for hour, content in sorted(self.ahead.items()) if content.erased
+        }:
             data["e"] = erased
         text = json.dumps(data, separators=(",", ":")).encode()
         return PREFIX + base64.urlsafe_b64encode(text).decode().rstrip("=")

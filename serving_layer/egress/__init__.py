@@ -1,6 +1,7 @@
 """Egress: delivers accepted hours to other systems, as a consumer of the changes. 1. Read the
 position: the newest delivery in the stream's table of deliveries (`anabranch.protocol.deliveries`).
-2. List the changes behind it: hours that were completed or restated, or of which rows were erased. 3. Deliver each hour
+2. List the changes behind it: hours that were completed or restated, or of which rows were erased.
+  3. Deliver each hour
 completely, in place of the target's rows of it, then record the delivery. A process that ends
 between two steps delivers that hour again, which leaves the target as after one delivery:
 docs/how-to/deliver.md for each kind of target, decision 28 for the reason. When a target shows that
@@ -51,27 +52,34 @@ def targets_of(job: Job, name: str | None) -> tuple[Target, ...]:
     stream, warehouse = job.stream, job.environment.catalog.warehouse.rstrip("/") + "/"
     chosen = tuple(t for t in stream.egress if name in (None, t.name))
     if not chosen:
-        known = ", ".join(t.name for t in stream.egress) or "none: the stream's file has no `egress:`"
+        known = (
+            ", ".join(t.name for t in stream.egress) or "none: the stream's file has no `egress:`"
+        )
         wanted = f"the target {name!r}" if name is not None else "a target"
-        raise ConfigurationError(f"egress of stream {stream.name}: expected {wanted}, found {known}")
+        raise ConfigurationError(
+            f"egress of stream {stream.name}: expected {wanted}, found {known}"
+        )
     for target in chosen:
         if f"{target.place}/".startswith(warehouse):
             raise ConfigurationError(
-                f"egress.{target.name}: expected a place outside the warehouse {warehouse}, found {target.place}"
+                f"egress.{target.name}: expected a place outside the warehouse {warehouse}, found "
+                f"{target.place}"
             )
     return chosen
 
 
 def record_redelivery(job: Job, targets: tuple[Target, ...], why: str | None) -> None:
-    """Record in the ledger, before anything is delivered, that an operator has every accepted hour delivered again: in
-    one row, at the newest hour that the stream has sealed. Raises Transient."""
+    """Record in the ledger, before anything is delivered, that an operator has every accepted hour
+    delivered again: in one row, at the newest hour that the stream has sealed. Raises Transient."""
     act, state = act_now("redeliver", why), load_state(job.lake, job.stream.table)
     hour = max(state.timeline.first, shift(state.timeline.open, -1))
     reason = f"every accepted hour again to {', '.join(target.name for target in targets)}"
     job.ledger.record([decision(hour, "redelivered", 0, None, act.at, reason=reason, act=act)])
 
 
-def egress(job: Job, targets: tuple[Target, ...], all_again: bool = False) -> Iterator[Delivery | Failed]:
+def egress(
+    job: Job, targets: tuple[Target, ...], all_again: bool = False
+) -> Iterator[Delivery | Failed]:
     """Deliver the missing hours to each target, or every hour with `all_again`, one by one, and
     report each. A target that fails does not block the others; unexpected errors are raised."""
     for target in targets:
@@ -83,13 +91,15 @@ def egress(job: Job, targets: tuple[Target, ...], all_again: bool = False) -> It
 
 
 def deliver(job: Job, target: Target, all_again: bool = False) -> Iterator[Delivery]:
-    """Deliver the hours behind a target's position, in the order of the changes; every hour with `all_again`, and when
-    the table was restored to an earlier time. Raises Transient, ConfigurationError, Terminal for a stream to which
-    `egress:` was added and not applied."""
+    """Deliver the hours behind a target's position, in the order of the changes; every hour with
+    `all_again`, and when the table was restored to an earlier time. Raises Transient,
+    ConfigurationError, Terminal for a stream to which `egress:` was added and not applied."""
     lake, stream = job.lake, job.stream
     with _open(job, target) as outlet:
         last = outlet.last()
-        token = Token.decode(last.token) if last is not None and not all_again else Token(stream.name)
+        token = (
+            Token.decode(last.token) if last is not None and not all_again else Token(stream.name)
+        )
         tried = 0
         while tried < _TRIES:
             for change in feed.poll(job, token):
@@ -103,8 +113,9 @@ def deliver(job: Job, target: Target, all_again: bool = False) -> Iterator[Deliv
                     delivery = outlet.deliver(hour, change.token, all_again)
                 except Restored:
                     LOG.warning(
-                        "egress %s of stream %s: the target has a later reading of hour %s than the table, so the "
-                        "table was restored to an earlier time; delivering every hour again",
+                        "egress %s of stream %s: the target has a later reading of hour %s than "
+                        "the table, so the table was restored to an earlier time; delivering "
+                        "every hour again",
                         target.name,
                         stream.name,
                         hour.name,
@@ -119,14 +130,16 @@ def deliver(job: Job, target: Target, all_again: bool = False) -> Iterator[Deliv
             else:
                 return
     raise Transient(
-        f"egress {target.name} of stream {stream.name}: expected to open an hour's snapshot once in {_TRIES} tries, "
-        "found that it had expired, or that rows had been erased since, each time; run it again"
+        f"egress {target.name} of stream {stream.name}: expected to open an hour's snapshot once "
+        f"in {_TRIES} tries, found that it had expired, or that rows had been erased since, each "
+        "time; run it again"
     )
 
 
 def undelivered_hours(job: Job, target: Target) -> set[str] | None:
-    """The hours that a target has yet to get, by what the table says was delivered; None for all of them. Asks nothing
-    of the target. Raises Transient, Terminal for a stream to which `egress:` was added and not applied."""
+    """The hours that a target has yet to get, by what the table says was delivered; None for all of
+    them. Asks nothing of the target. Raises Transient, Terminal for a stream to which `egress:` was
+    added and not applied."""
     last = deliveries.newest(job.lake, job.stream.egress_table, target.name)
     return feed.pending_hours(job, Token.decode(last.token)) if last is not None else None
 

@@ -1,6 +1,7 @@
-"""Bulk requests to a search engine: their contents, and the engine's answer for each document. Pure. Every document is
-written with the version of the snapshot of `main` that it was read from (`external_gte`), so the engine itself keeps
-documents of later readings: https://docs.opensearch.org/latest/api-reference/document-apis/bulk/.
+"""Bulk requests to a search engine: their contents, and the engine's answer for each document.
+Pure. Every document is written with the version of the snapshot of `main` that it was read from
+(`external_gte`), so the engine itself keeps documents of later readings:
+https://docs.opensearch.org/latest/api-reference/document-apis/bulk/.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ BULK_BYTES = 8 * 1024 * 1024
 
 @dataclass(frozen=True)
 class Document:
-    """The document of a record's place: its row as JSON, or None to delete it. `version`: that of the reading."""
+    """The document of a record's place: its row as JSON, or None to delete it. `version`: that of
+    the reading."""
 
     id: str
     partition: int
@@ -48,14 +50,18 @@ class Answered:
     reason: str = ""
 
 
-def document(identity: Identity, place: tuple[int, int, Mapping[str, Any] | None], version: int) -> Document:
+def document(
+    identity: Identity, place: tuple[int, int, Mapping[str, Any] | None], version: int
+) -> Document:
     """A place of an hour, as it was at a version of `main`."""
     partition, offset, row = place
     value = value_of(row) if row is not None else None
     return Document(identity.key_of(partition, offset).decode(), partition, offset, version, value)
 
 
-def bulks(documents: Iterable[Document], at_most: int, size: int = BULK_BYTES) -> Iterator[list[Document]]:
+def bulks(
+    documents: Iterable[Document], at_most: int, size: int = BULK_BYTES
+) -> Iterator[list[Document]]:
     """The documents in their order, so many and so many bytes at a time; one at least."""
     bulk: list[Document] = []
     held = 0
@@ -71,10 +77,13 @@ def bulks(documents: Iterable[Document], at_most: int, size: int = BULK_BYTES) -
 
 
 def read_answer(documents: Sequence[Document], answer: Any) -> Answered:
-    """The engine's result for each document of a request. Raises ValueError for an answer to another request."""
+    """The engine's result for each document of a request. Raises ValueError for an answer to
+    another request."""
     items = answer.get("items") if isinstance(answer, dict) else None
     if not isinstance(items, list) or len(items) != len(documents):
-        raise ValueError(f"expected an item for each of {len(documents)} documents, found {str(answer)[:200]}")
+        raise ValueError(
+            f"expected an item for each of {len(documents)} documents, found {str(answer)[:200]}"
+        )
     found = Answered([], [], [])
     for one, item in zip(documents, items, strict=True):
         kind, said = next(iter(item.items()))

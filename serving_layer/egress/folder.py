@@ -4,8 +4,9 @@
     ROOT/date=2026-11-20/hour=13/_manifest.json
     ROOT/date=2026-11-20/hour=13/_SUCCESS
 
-The steps keep two promises, whatever ends between them: the manifest names files that are all there, of one revision;
-and while `_SUCCESS` is there, the folder holds the files of the manifest and no others.
+The steps keep two promises, whatever ends between them: the manifest names files that are all
+there, of one revision; and while `_SUCCESS` is there, the folder holds the files of the manifest
+and no others.
 """
 
 from __future__ import annotations
@@ -43,8 +44,11 @@ class Folder:
     storage: Storage
 
     def last(self) -> Delivery | None:
-        """The newest delivery. Raises Transient, Terminal for a table of deliveries that is not there."""
-        return deliveries.newest(self.job.lake, self.job.stream.egress_table, self.target.name, self.target.root)
+        """The newest delivery. Raises Transient, Terminal for a table of deliveries that is not
+        there."""
+        return deliveries.newest(
+            self.job.lake, self.job.stream.egress_table, self.target.name, self.target.root
+        )
 
     def deliver(self, hour: Hour, token: str, all_again: bool) -> Delivery:
         """Write the hour's rows into the hour's folder. Idempotent. Raises Restored, unless
@@ -60,10 +64,14 @@ class Folder:
             is_ours = manifest.is_later(before, hour) and is_current(self.job, hour)
             if is_ours and not all_again:
                 raise Restored
-            todo = manifest.plan_folder(path, before, marked.body if marked is not None else None, hour, is_ours)
+            todo = manifest.plan_folder(
+                path, before, marked.body if marked is not None else None, hour, is_ours
+            )
             delivery = new_id()
             if before is not None and todo is manifest.Todo.NOTHING:
-                return hour.delivered(self.target.name, self.target.root, before.delivery, len(before.files), token)
+                return hour.delivered(
+                    self.target.name, self.target.root, before.delivery, len(before.files), token
+                )
             listed = storage.names(folder)
             begun = self._begun(folder, listed)
             _require_own(folder, manifest.find_foreign(before, begun.values(), listed))
@@ -72,7 +80,9 @@ class Folder:
                 if marked is not None:
                     storage.delete(folder, frozenset({manifest.SUCCESS}))
                 reach(Step.EGRESS_BEGUN)
-                files = self._write(folder, hour, delivery, before.names if before is not None else frozenset())
+                files = self._write(
+                    folder, hour, delivery, before.names if before is not None else frozenset()
+                )
             else:
                 files = before.files
             reach(Step.EGRESS_WRITTEN)
@@ -92,7 +102,9 @@ class Folder:
             # stays until then.
             left = listed - after.names
             own = manifest.begun_name(delivery)
-            done = {name for name, one in begun.items() if name == own or left.isdisjoint(one.files)}
+            done = {
+                name for name, one in begun.items() if name == own or left.isdisjoint(one.files)
+            }
             storage.delete(folder, frozenset(done))
             reach(Step.EGRESS_CLEARED)
             # Step 5: the folder is complete.
@@ -103,14 +115,20 @@ class Folder:
         """The deliveries that processes began, by the file that lists the names of each."""
         found = {}
         for name in listed:
-            seen = self.storage.find(f"{folder}/{name}") if name.startswith(manifest.BEGUN) else None
+            seen = (
+                self.storage.find(f"{folder}/{name}") if name.startswith(manifest.BEGUN) else None
+            )
             if seen is not None and (begun := Begun.decode(seen.body)) is not None:
                 found[name] = begun
         return found
 
-    def _write(self, folder: str, hour: Hour, delivery: str, former: frozenset[str]) -> tuple[ParquetFile, ...]:
+    def _write(
+        self, folder: str, hour: Hour, delivery: str, former: frozenset[str]
+    ) -> tuple[ParquetFile, ...]:
         count = -(-hour.rows // self.target.file_rows)
-        names = [f"{hour.name}-r{hour.revision}-{delivery[:8]}-{i:05}.parquet" for i in range(count)]
+        names = [
+            f"{hour.name}-r{hour.revision}-{delivery[:8]}-{i:05}.parquet" for i in range(count)
+        ]
         begun = Begun(hour.stream, tuple(names), tuple(sorted(former)))
         self.storage.put(f"{folder}/{manifest.begun_name(delivery)}", begun.encode())
         written: list[ParquetFile] = []
@@ -121,12 +139,14 @@ class Folder:
                 written.append(ParquetFile(name, rows, size))
         if (rows := sum(file.rows for file in written)) != hour.rows:
             raise Transient(
-                f"deliver to {folder}: expected {hour.rows} rows of hour {hour.name} by its manifests, found "
-                f"{rows}; readers see no change, run it again"
+                f"deliver to {folder}: expected {hour.rows} rows of hour {hour.name} by its "
+                f"manifests, found {rows}; readers see no change, run it again"
             )
         return tuple(written)
 
-    def _write_file(self, path: str, schema: pa.Schema, part: Iterator[pa.RecordBatch]) -> tuple[int, int]:
+    def _write_file(
+        self, path: str, schema: pa.Schema, part: Iterator[pa.RecordBatch]
+    ) -> tuple[int, int]:
         rows = 0
         with self.storage.output(path) as stream:
             with pq.ParquetWriter(stream, schema, compression="zstd") as writer:
@@ -137,8 +157,9 @@ class Folder:
         return rows, size
 
     def _give_up_unless_named(self, path: str, after: Manifest) -> None:
-        """Return when the manifest exists: it was written, and the answer was lost. Otherwise deletes the written
-        files, except those that another process lists in its manifest, and raises Transient."""
+        """Return when the manifest exists: it was written, and the answer was lost. Otherwise
+        deletes the written files, except those that another process lists in its manifest, and
+        raises Transient."""
         seen = self.storage.find(path)
         now = Manifest.decode(path, seen.body) if seen is not None else None
         if now == after:
@@ -148,8 +169,8 @@ class Folder:
         named = now.names if now is not None else frozenset()
         self.storage.delete(folder, frozenset(mine - named) | {manifest.begun_name(after.delivery)})
         raise Transient(
-            f"deliver to {folder}: expected to be the only process, found that another delivered the hour meanwhile; "
-            "run it again"
+            f"deliver to {folder}: expected to be the only process, found that another delivered "
+            "the hour meanwhile; run it again"
         )
 
 
@@ -158,8 +179,9 @@ def _require_own(folder: str, foreign: list[str]) -> None:
     if foreign:
         more = f" and {len(foreign) - 5} more" if len(foreign) > 5 else ""
         raise ConfigurationError(
-            f"deliver to {folder}: expected only files that egress wrote, found {', '.join(foreign[:5])}"
-            f"{more}; nothing was changed there: give the target its own root, or move these files away"
+            f"deliver to {folder}: expected only files that egress wrote, found "
+            f"{', '.join(foreign[:5])}{more}; nothing was changed there: give the target its own "
+            "root, or move these files away"
         )
 
 
@@ -185,6 +207,7 @@ def _parts(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[Iterator[pa
 
 @contextmanager
 def open_folder(job: Job, target: FolderTarget) -> Iterator[Folder]:
-    """A folder target, until the end of the `with`. Raises Transient while another process has a local one."""
+    """A folder target, until the end of the `with`. Raises Transient while another process has a
+    local one."""
     with opened(job.environment, target.root) as storage:
         yield Folder(job, target, storage)

@@ -62,8 +62,9 @@ class Batches:
 
 @dataclass(frozen=True)
 class Hour:
-    """An accepted hour at a snapshot of `main`. `source` identifies its content: a digest of the names of its data
-    files, which never change. `sequence`: the snapshot's, which orders two contents."""
+    """An accepted hour at a snapshot of `main`. `source` identifies its content: a digest of the
+    names of its data files, which never change. `sequence`: the snapshot's, which orders two
+    contents."""
 
     stream: str
     name: str
@@ -92,8 +93,9 @@ class Hour:
 
     @contextmanager
     def batches(self, target: str) -> Iterator[Batches]:
-        """All rows with all columns, by partition and offset, with bounded memory; reports the progress of their
-        delivery to `target`. Raises Transient when a file cannot be read, also while the rows are read."""
+        """All rows with all columns, by partition and offset, with bounded memory; reports the
+        progress of their delivery to `target`. Raises Transient when a file cannot be read, also
+        while the rows are read."""
         doing = f"egress {target} of stream {self.stream}: hour {self.name}"
         with (
             reading_failures(f"read hour {self.name}: expected its files", "; run it again"),
@@ -107,8 +109,8 @@ class Hour:
 
 
 def cut_of(job: Job, hour: Hour) -> tuple[Cut, Identity]:
-    """The hour's places in its topic, which never change, and the identity of their records. Raises Refused when its
-    cut is no longer known."""
+    """The hour's places in its topic, which never change, and the identity of their records. Raises
+    Refused when its cut is no longer known."""
     state = load_state(job.lake, job.stream.table)
     accepted = job.ledger.accepted(state, hour.name)
     cut = accepted.cut if accepted is not None else Cut("", {})
@@ -116,8 +118,9 @@ def cut_of(job: Job, hour: Hour) -> tuple[Cut, Identity]:
 
 
 def is_current(job: Job, hour: Hour) -> bool:
-    """Whether the table now serves this content of the hour. If so, a later reading at a target is not of this table:
-    it was delivered before the table was restored to an earlier time. Raises Transient."""
+    """Whether the table now serves this content of the hour. If so, a later reading at a target is
+    not of this table: it was delivered before the table was restored to an earlier time. Raises
+    Transient."""
     stream = job.stream
     table = job.lake.load(stream.table)
     planned = plan_files(stream.table, table, heads(table)["main"], {hour.name})
@@ -133,14 +136,15 @@ def _source(table: Table, files: Iterable[DataFile]) -> str:
 def _is_erased_since(table: Table, snapshot_id: int) -> bool:
     """Whether rows have left `main` by an erasure since one of its snapshots."""
     then, now = (
-        Erasures.from_properties(snapshot_properties(table, id)).changed for id in (snapshot_id, heads(table)["main"])
+        Erasures.from_properties(snapshot_properties(table, id)).changed
+        for id in (snapshot_id, heads(table)["main"])
     )
     return now is not None and now != then
 
 
 def open_hour(job: Job, change: HourChange) -> Hour | None:
-    """The hour of a change; None when the snapshot that it was looked up in has expired since, or rows were erased
-    since. Raises Transient."""
+    """The hour of a change; None when the snapshot that it was looked up in has expired since, or
+    rows were erased since. Raises Transient."""
     stream = job.stream
     table = job.lake.load(stream.table)
     snapshot = table.metadata.snapshot_by_id(change.snapshot)

@@ -1,4 +1,5 @@
-"""The manifest of an hour's folder: the list of its current files; and the work left for an hour. Pure."""
+"""The manifest of an hour's folder: the list of its current files; and the work left for an hour.
+Pure."""
 
 from __future__ import annotations
 
@@ -26,8 +27,9 @@ class ParquetFile:
 
 @dataclass(frozen=True)
 class Manifest:
-    """An hour in a folder. Each process that writes the folder sets its own `delivery`, and `_SUCCESS` repeats it once
-    the folder contains exactly these files. The other fields are those of `Hour`."""
+    """An hour in a folder. Each process that writes the folder sets its own `delivery`, and
+    `_SUCCESS` repeats it once the folder contains exactly these files. The other fields are those
+    of `Hour`."""
 
     stream: str
     hour: str
@@ -55,11 +57,13 @@ class Manifest:
             data: dict[str, Any] = json.loads(text)
             if data["version"] != VERSION:
                 raise ValueError(f"version {data['version']}")
-            return Manifest(**(data | {"files": tuple(ParquetFile(**file) for file in data["files"])}))
+            return Manifest(
+                **(data | {"files": tuple(ParquetFile(**file) for file in data["files"])})
+            )
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigurationError(
-                f"{path}: expected a manifest of version {VERSION}, found {error!r}; if that folder is not needed, "
-                "remove it"
+                f"{path}: expected a manifest of version {VERSION}, found {error!r}; if that "
+                "folder is not needed, remove it"
             ) from error
 
 
@@ -80,8 +84,9 @@ def of_hour(hour: Hour, files: tuple[ParquetFile, ...], delivery: str) -> Manife
 
 @dataclass(frozen=True)
 class Begun:
-    """The names of the files that a delivery writes and of those that it replaces. Egress stores them in a small file
-    before it writes the first one, so it recognizes the files that a killed process left and deletes no others."""
+    """The names of the files that a delivery writes and of those that it replaces. Egress stores
+    them in a small file before it writes the first one, so it recognizes the files that a killed
+    process left and deletes no others."""
 
     stream: str
     files: tuple[str, ...]
@@ -110,10 +115,14 @@ def begun_name(delivery: str) -> str:
     return f"{BEGUN}{delivery[:8]}.json"
 
 
-def find_foreign(before: Manifest | None, begun: Iterable[Begun], listed: Iterable[str]) -> list[str]:
+def find_foreign(
+    before: Manifest | None, begun: Iterable[Begun], listed: Iterable[str]
+) -> list[str]:
     """The files of a folder that egress did not write. Readers skip names that begin with `_` or
     `.`; but `_SUCCESS` without a manifest marks the folder as another program's. Pure."""
-    own = {name for one in begun for name in one.names} | (before.names if before is not None else set())
+    own = {name for one in begun for name in one.names} | (
+        before.names if before is not None else set()
+    )
     is_hidden = {name: name.startswith(("_", ".")) for name in listed}
     found = {name for name, hidden in is_hidden.items() if not hidden and name not in own}
     return sorted(found | ({SUCCESS} & is_hidden.keys() if before is None else set()))
@@ -140,7 +149,8 @@ def plan_folder(
         return Todo.WRITE
     if before.stream != hour.stream:
         raise ConfigurationError(
-            f"{path}: expected hours of stream {hour.stream}, found some of {before.stream}; give each stream a root"
+            f"{path}: expected hours of stream {hour.stream}, found some of {before.stream}; give "
+            "each stream a root"
         )
     if before.source == hour.source:
         done = success is not None and success.decode(errors="replace").strip() == before.delivery
@@ -148,7 +158,8 @@ def plan_folder(
     if is_later(before, hour) and not is_current:
         raise Refused(
             f"{path}: expected the hour as delivered before snapshot {hour.snapshot_id} (sequence "
-            f"{hour.sequence}), found a later reading (sequence {before.sequence}): another process delivers to "
-            "this place; run it again. If there is none, the stream's tables were recreated: name another root"
+            f"{hour.sequence}), found a later reading (sequence {before.sequence}): another "
+            "process delivers to this place; run it again. If there is none, the stream's tables "
+            "were recreated: name another root"
         )
     return Todo.WRITE

@@ -1,4 +1,5 @@
-"""The records of an hour in a topic: keys, values, tombstones, and the position of the sender. Pure."""
+"""The records of an hour in a topic: keys, values, tombstones, and the position of the sender.
+Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ LONGEST = 4096
 
 @dataclass(frozen=True)
 class At:
-    """The last place of an hour of this content that was sent, in the order of partition and offset."""
+    """The last place of an hour of this content that was sent, in the order of partition and
+    offset."""
 
     hour: str
     source: str
@@ -44,8 +46,9 @@ class SenderPosition:
         text = json.dumps(plain(asdict(self)), separators=(",", ":"))
         if len(text.encode()) > LONGEST:
             raise Transient(
-                f"deliver hour {self.done.hour if self.done else ''}: expected a position of {LONGEST} bytes at most, "
-                f"found {len(text)}: decisions wait to be recorded; run `anabranch merge STREAM`, then again"
+                f"deliver hour {self.done.hour if self.done else ''}: expected a position of "
+                f"{LONGEST} bytes at most, found {len(text)}: decisions wait to be recorded; run "
+                "`anabranch merge STREAM`, then again"
             )
         return text
 
@@ -58,12 +61,14 @@ class SenderPosition:
             if done is not None:
                 done["delivered_at"] = datetime.fromisoformat(done["delivered_at"])
             return SenderPosition(
-                data["place"], Delivery(**done) if done is not None else None, At(**at) if at is not None else None
+                data["place"],
+                Delivery(**done) if done is not None else None,
+                At(**at) if at is not None else None,
             )
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigurationError(
-                f"egress: expected a position of its own in the group's offsets, found {text[:80]!r}; if they are not "
-                "needed, delete the group"
+                "egress: expected a position of its own in the group's offsets, found "
+                f"{text[:80]!r}; if they are not needed, delete the group"
             ) from error
 
 
@@ -78,7 +83,10 @@ class Identity:
 
     def key_of(self, partition: int, offset: int) -> bytes:
         """The permanent identity of a record."""
-        times = sum(begins.get(partition, 0) <= offset < ends.get(partition, 0) for begins, ends in self.replaced)
+        times = sum(
+            begins.get(partition, 0) <= offset < ends.get(partition, 0)
+            for begins, ends in self.replaced
+        )
         again = f"~{times}" if times else ""
         return f"{self.topic_id}{again}:{partition}:{offset}".encode()
 
@@ -87,14 +95,20 @@ def value_of(row: Mapping[str, Any]) -> bytes:
     return json.dumps(plain(row), ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def places(rows: Iterable[Mapping[str, Any]], cut: Cut) -> Iterator[tuple[int, int, Mapping[str, Any] | None]]:
-    """Each row with its partition and offset, in that order, and every other place of the cut without a row, since an
-    earlier delivery that the table does not remember may have sent one. `rows` are in that order too."""
+def places(
+    rows: Iterable[Mapping[str, Any]], cut: Cut
+) -> Iterator[tuple[int, int, Mapping[str, Any] | None]]:
+    """Each row with its partition and offset, in that order, and every other place of the cut
+    without a row, since an earlier delivery that the table does not remember may have sent one.
+    `rows` are in that order too."""
     waiting = iter(rows)
     row = next(waiting, None)
     for partition, (start, end) in sorted(cut.ranges.items()):
         for offset in range(start, end):
-            if row is not None and (row["kafka_partition"], row["kafka_offset"]) == (partition, offset):
+            if row is not None and (row["kafka_partition"], row["kafka_offset"]) == (
+                partition,
+                offset,
+            ):
                 yield partition, offset, row
                 row = next(waiting, None)
             else:
@@ -105,7 +119,8 @@ def places(rows: Iterable[Mapping[str, Any]], cut: Cut) -> Iterator[tuple[int, i
 
 
 def chunks(items: Iterable[T], size: int) -> Iterator[tuple[list[T], bool]]:
-    """The items in chunks of this size, each with whether it is the last; one empty chunk for no items."""
+    """The items in chunks of this size, each with whether it is the last; one empty chunk for no
+    items."""
     chunk: list[T] = []
     for item in items:
         if len(chunk) == size:

@@ -71,15 +71,17 @@ class Index:
             return str(settings["settings"]["index"]["uuid"])
         except (AttributeError, ValueError, KeyError, TypeError) as error:
             raise ConfigurationError(
-                f"ask {self.where}: expected one index, or an alias of one, found {str(answer)[:200]}"
+                f"ask {self.where}: expected one index, or an alias of one, found "
+                f"{str(answer)[:200]}"
             ) from error
 
     def refresh(self) -> None:
         self._ask("POST", "_refresh")
 
     def send(self, documents: Sequence[Document]) -> None:
-        """Write the documents; documents that the engine postpones are sent again. Raises Refused, naming a document,
-        if the engine rejects it; Transient also if the index has a later reading of it."""
+        """Write the documents; documents that the engine postpones are sent again. Raises Refused,
+        naming a document, if the engine rejects it; Transient also if the index has a later reading
+        of it."""
         left, reason = list(documents), ""
         for _ in attempts(doubling(_FIRST_PAUSE, _LONGEST_PAUSE), seconds=_PATIENCE):
             try:
@@ -93,24 +95,37 @@ class Index:
             try:
                 found = read_answer(left, answer)
             except (ValueError, AttributeError, StopIteration) as error:
-                raise ConfigurationError(f"send to {self.where}: {error}; check search.url") from error
+                raise ConfigurationError(
+                    f"send to {self.where}: {error}; check search.url"
+                ) from error
             if found.refused:
                 one, why = found.refused[0]
                 raise self._refused(
-                    one, f"{why}; the same for {len(found.refused)} of {len(left)} documents of the request"
+                    one,
+                    f"{why}; the same for {len(found.refused)} of {len(left)} documents of the "
+                    "request",
                 )
             if found.overtaken:
                 one = found.overtaken[0]
                 raise OvertakenError(
-                    f"send to {self.where}: expected no later reading of partition {one.partition}, offset "
-                    f"{one.offset}, found one: another process delivers; run it again. If there is none, the stream's "
-                    "tables were recreated: name another index"
+                    f"send to {self.where}: expected no later reading of partition "
+                    f"{one.partition}, offset {one.offset}, found one: another process delivers; "
+                    "run it again. If there is none, the stream's tables were recreated: name "
+                    "another index"
                 )
             if not found.again:
                 return
             left, reason = found.again, found.reason
-            LOG.warning("%s: %s; sending %d of %d documents again", self.where, reason, len(left), len(documents))
-        raise Transient(f"send to {self.where}: {reason}, for {_PATIENCE:.0f} s; nothing is lost, run it again")
+            LOG.warning(
+                "%s: %s; sending %d of %d documents again",
+                self.where,
+                reason,
+                len(left),
+                len(documents),
+            )
+        raise Transient(
+            f"send to {self.where}: {reason}, for {_PATIENCE:.0f} s; nothing is lost, run it again"
+        )
 
     def versions(self, documents: Sequence[Document]) -> dict[str, int]:
         """The versions of the documents that the index has, by id."""
@@ -120,7 +135,8 @@ class Index:
             return {str(d["_id"]): int(d["_version"]) for d in answer["docs"] if d.get("found")}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ConfigurationError(
-                f"ask {self.where}: expected documents with their versions, found {str(answer)[:200]}; check search.url"
+                f"ask {self.where}: expected documents with their versions, found "
+                f"{str(answer)[:200]}; check search.url"
             ) from error
 
     def _send_halves(self, documents: list[Document], reason: str) -> None:
@@ -132,19 +148,28 @@ class Index:
 
     def _refused(self, one: Document, reason: str) -> Refused:
         return Refused(
-            f"send to {self.where}: expected the document of partition {one.partition}, offset {one.offset} to be "
-            f"accepted, found {reason}; the hour counts as not delivered: change the index's mapping or settings, "
-            "then run it again"
+            f"send to {self.where}: expected the document of partition {one.partition}, offset "
+            f"{one.offset} to be accepted, found {reason}; the hour counts as not delivered: "
+            "change the index's mapping or settings, then run it again"
         )
 
-    def _ask(self, method: str, path: str, body: bytes | None = None, kind: str = "application/x-ndjson") -> Any:
+    def _ask(
+        self, method: str, path: str, body: bytes | None = None, kind: str = "application/x-ndjson"
+    ) -> Any:
         """The answer's JSON; None for an index that is not there."""
         doing = f"ask {self.where}/{path}"
         headers = {"Content-Type": kind} if body is not None else {}
-        # `verify` of the request, since REQUESTS_CA_BUNDLE takes precedence over a session's setting.
+        # `verify` of the request, since REQUESTS_CA_BUNDLE takes precedence over a session's
+        # setting.
         options = {"data": body, "headers": headers, "timeout": _SECONDS, "verify": self._ca}
         answer = http.request(
-            self._session, method, f"{self.where}/{path}", doing, "search.url", "search.ca", **options
+            self._session,
+            method,
+            f"{self.where}/{path}",
+            doing,
+            "search.url",
+            "search.ca",
+            **options,
         )
         status, text = answer.status_code, f"{answer.status_code} {answer.text[:300]}"
         if status == 413:
@@ -158,12 +183,15 @@ class Index:
                 return answer.json()
         except ValueError:
             pass
-        raise ConfigurationError(f"{doing}: expected the answer of a search engine, found {text}; check search.url")
+        raise ConfigurationError(
+            f"{doing}: expected the answer of a search engine, found {text}; check search.url"
+        )
 
 
 @dataclass(frozen=True)
 class Search:
-    """An open search target. The place names the index with its id: a recreated index is another place."""
+    """An open search target. The place names the index with its id: a recreated index is another
+    place."""
 
     job: Job
     target: SearchTarget
@@ -175,8 +203,11 @@ class Search:
         return f"{self.index.where} ({self.uuid})"
 
     def last(self) -> Delivery | None:
-        """The newest delivery. Raises Transient, Terminal for a table of deliveries that is not there."""
-        return deliveries.newest(self.job.lake, self.job.stream.egress_table, self.target.name, self.place)
+        """The newest delivery. Raises Transient, Terminal for a table of deliveries that is not
+        there."""
+        return deliveries.newest(
+            self.job.lake, self.job.stream.egress_table, self.target.name, self.place
+        )
 
     def deliver(self, hour: Hour, token: str, all_again: bool) -> Delivery:
         """Write the hour's rows to the index, and delete everything else at its places. Idempotent.
@@ -184,7 +215,9 @@ class Search:
         when the index was deleted meanwhile, and as `Index.send` does."""
         cut, identity = cut_of(self.job, hour)
         with hour.batches(self.target.name) as batches:
-            documents = (document(identity, place, hour.sequence) for place in places(batches.rows(), cut))
+            documents = (
+                document(identity, place, hour.sequence) for place in places(batches.rows(), cut)
+            )
             latest = hour.sequence
             for bulk in bulks(documents, self.target.bulk_documents):
                 latest = self._send(hour, bulk, all_again, latest)
@@ -192,8 +225,9 @@ class Search:
         self.index.refresh()
         if (uuid := self.index.uuid()) != self.uuid:
             raise Transient(
-                f"deliver hour {hour.name} to {self.index.where}: expected the index {self.uuid}, found "
-                f"{uuid or 'none'}: it was deleted meanwhile; create it with its mapping, then run it again"
+                f"deliver hour {hour.name} to {self.index.where}: expected the index {self.uuid}, "
+                f"found {uuid or 'none'}: it was deleted meanwhile; create it with its mapping, "
+                "then run it again"
             )
         return hour.delivered(self.target.name, self.place, new_id(), 0, token)
 
@@ -213,33 +247,40 @@ class Search:
             versions = self.index.versions(bulk)
             version = max([latest, *versions.values()])
             # A later reading's deletions are done already; the engine may remember their version.
-            again = [one.at_version(version) for one in bulk if one.id in versions or one.value is not None]
+            again = [
+                one.at_version(version)
+                for one in bulk
+                if one.id in versions or one.value is not None
+            ]
             LOG.debug("hour %s: replacing later readings of %d documents", hour.name, len(again))
             try:
                 if again:
                     self.index.send(again)
             except OvertakenError as deleted:
                 raise Transient(
-                    f"send to {self.index.where}: expected to write documents that a later reading has deleted, found "
-                    "that the engine still remembers the deletion (index.gc_deletes): run it again in a minute"
+                    f"send to {self.index.where}: expected to write documents that a later "
+                    "reading has deleted, found that the engine still remembers the deletion "
+                    "(index.gc_deletes): run it again in a minute"
                 ) from deleted
             return version
 
 
 @contextmanager
 def open_search(job: Job, target: SearchTarget) -> Iterator[Search]:
-    """A search target, until the end of the `with`. Raises ConfigurationError for no such index, Transient."""
+    """A search target, until the end of the `with`. Raises ConfigurationError for no such index,
+    Transient."""
     settings = job.environment.search
     if settings is None:
         raise ConfigurationError(
-            f"egress.{target.name}: expected `search:` with the url of Elasticsearch or OpenSearch in anabranch.yaml, "
-            "found none"
+            f"egress.{target.name}: expected `search:` with the url of Elasticsearch or "
+            "OpenSearch in anabranch.yaml, found none"
         )
     index = Index(settings, target.index)
     try:
         if (uuid := index.uuid()) is None:
             raise ConfigurationError(
-                f"egress.{target.name}: expected the index {index.where}, found none; create it with its mapping"
+                f"egress.{target.name}: expected the index {index.where}, found none; create it "
+                "with its mapping"
             )
         yield Search(job, target, index, uuid)
     finally:

@@ -36,20 +36,22 @@ class Small:
 
 
 class Storage(Protocol):
-    """The operations of a folder target on storage. Each raises Transient, or ConfigurationError for missing rights."""
+    """The operations of a folder target on storage. Each raises Transient, or ConfigurationError
+    for missing rights."""
 
     def find(self, path: str) -> Small | None:
         """A small file, whole; None where there is none."""
 
     def replace(self, path: str, body: bytes, before: Small | None) -> bool:
-        """Replace `before` by a small file in one step; False when another file is there by then."""
+        """Replace `before` by a small file in one step; False when another file is there by
+        then."""
 
     def put(self, path: str, body: bytes) -> None:
         """Write a small file in one step."""
 
     def output(self, path: str) -> AbstractContextManager[IO[bytes]]:
-        """A stream to a new file: on S3 it appears complete at close, elsewhere as it grows. Once closed, it survives a
-        machine failure."""
+        """A stream to a new file: on S3 it appears complete at close, elsewhere as it grows. Once
+        closed, it survives a machine failure."""
 
     def names(self, folder: str) -> frozenset[str]:
         """The names of the files in a folder."""
@@ -70,7 +72,9 @@ class _LakeStorage:
         return stream  # type: ignore[no-any-return]
 
     def names(self, folder: str) -> frozenset[str]:
-        return frozenset(file.path.rpartition("/")[2] for file in list_files(self.environment, folder))
+        return frozenset(
+            file.path.rpartition("/")[2] for file in list_files(self.environment, folder)
+        )
 
     def delete(self, folder: str, names: frozenset[str]) -> None:
         delete_files(self.environment, [f"{folder}/{name}" for name in sorted(names)])
@@ -87,17 +91,20 @@ class S3Storage(_LakeStorage):
         return Small(*found) if found is not None else None
 
     def replace(self, path: str, body: bytes, before: Small | None) -> bool:
-        return self._store.put_if(*_on_s3(path), body, _JSON, before.tag if before is not None else None)
+        return self._store.put_if(
+            *_on_s3(path), body, _JSON, before.tag if before is not None else None
+        )
 
     def put(self, path: str, body: bytes) -> None:
         self._store.put(*_on_s3(path), body, _JSON)
 
 
 class HdfsStorage:
-    """By atomic renames of HDFS, and extended attributes that are set once. A small file is replaced in two steps: an
-    attribute of the old file names its successor, once; then the successor is renamed into its place. A process that
-    finds another's name there does the rename for it, so no process waits for one that was killed between the steps.
-    The rename happens once, since its source is gone afterwards.
+    """By atomic renames of HDFS, and extended attributes that are set once. A small file is
+    replaced in two steps: an attribute of the old file names its successor, once; then the
+    successor is renamed into its place. A process that finds another's name there does the rename
+    for it, so no process waits for one that was killed between the steps. The rename happens once,
+    since its source is gone afterwards.
     """
 
     def __init__(self, hdfs: WebHdfs) -> None:
@@ -113,7 +120,8 @@ class HdfsStorage:
         if before is None:
             self._hdfs.rename(written, place)
         else:
-            # By the tag: a file that came into the place meanwhile has another, and keeps its own attribute unset.
+            # By the tag: a file that came into the place meanwhile has another, and keeps its own
+            # attribute unset.
             successor = self._hdfs.set_once(place, f"user.after-{before.tag[:32]}", written)
             if successor is not None and self.find(path) == before:
                 moved = self._hdfs.rename(successor, place, overwrite=True)
@@ -132,7 +140,8 @@ class HdfsStorage:
         written = self._aside(path, body)
         if not self._hdfs.rename(written, _on_hdfs(path), overwrite=True):
             raise Transient(
-                f"write {path}: expected {written} to be there, found it gone: another process delivers; run it again"
+                f"write {path}: expected {written} to be there, found it gone: another process "
+                "delivers; run it again"
             )
 
     @contextmanager
@@ -191,12 +200,13 @@ class LocalStorage(_LakeStorage):
 
 @contextmanager
 def opened(environment: config.Environment, root: str) -> Iterator[Storage]:
-    """The storage of a root. On this machine for one process alone: raises Transient while another has it, and
-    ConfigurationError for HDFS that the environment does not name."""
+    """The storage of a root. On this machine for one process alone: raises Transient while another
+    has it, and ConfigurationError for HDFS that the environment does not name."""
     if root.startswith(HDFS):
         if environment.hdfs is None:
             raise ConfigurationError(
-                f"open {root}: expected `hdfs:` with the name node's url in anabranch.yaml, found none"
+                f"open {root}: expected `hdfs:` with the name node's url in anabranch.yaml, found "
+                "none"
             )
         with closing(WebHdfs(environment.hdfs)) as hdfs:
             yield HdfsStorage(hdfs)

@@ -28,7 +28,8 @@ LOG = logging.getLogger(__name__)
 
 @dataclass
 class TopicSender:
-    """An open topic target. The place names the topic with its id: a recreated topic is another place."""
+    """An open topic target. The place names the topic with its id: a recreated topic is another
+    place."""
 
     job: Job
     target: TopicTarget
@@ -36,9 +37,10 @@ class TopicSender:
     position: SenderPosition
 
     def last(self) -> Delivery | None:
-        """The newest delivery by Kafka, or by the table once Kafka has forgotten it; None when the topic has a part of
-        an hour that a lost commit had changed, so that every hour is delivered again. Records in the table a delivery
-        whose row a crash prevented. Raises Transient, Terminal for a table of deliveries that is not there."""
+        """The newest delivery by Kafka, or by the table once Kafka has forgotten it; None when the
+        topic has a part of an hour that a lost commit had changed, so that every hour is delivered
+        again. Records in the table a delivery whose row a crash prevented. Raises Transient,
+        Terminal for a table of deliveries that is not there."""
         lake, name = self.job.lake, self.job.stream.egress_table
         recorded = deliveries.newest(lake, name, self.target.name, self.position.place)
         if (done := self.position.done) is None:
@@ -48,14 +50,19 @@ class TopicSender:
         return self.position.done if not self._has_lost_part() else None
 
     def _has_lost_part(self) -> bool:
-        """Whether the table was restored to a time before the change of the hour of which a part was
-        sent. Then the last delivery may be from an earlier time too, and nothing is behind it."""
+        """Whether the table was restored to a time before the change of the hour of which a part
+        was sent. Then the last delivery may be from an earlier time too, and nothing is behind
+        it."""
         done, at = self.position.done, self.position.at
-        if done is None or at is None or at.hour in pending_hours(self.job, Token.decode(done.token)):
+        if (
+            done is None
+            or at is None
+            or at.hour in pending_hours(self.job, Token.decode(done.token))
+        ):
             return False
         LOG.warning(
-            "egress %s of stream %s: the topic has a part of hour %s that the table has not changed, so the table was "
-            "restored to an earlier time; delivering every hour again",
+            "egress %s of stream %s: the topic has a part of hour %s that the table has not "
+            "changed, so the table was restored to an earlier time; delivering every hour again",
             self.target.name,
             self.job.stream.name,
             at.hour,
@@ -63,14 +70,20 @@ class TopicSender:
         return True
 
     def deliver(self, hour: Hour, token: str, all_again: bool) -> Delivery:
-        """Send the hour's records that were not sent of this content. A restored table shows by Kafka's position: the
-        changes then give every hour again. Raises Transient, also when another process was started for this topic."""
+        """Send the hour's records that were not sent of this content. A restored table shows by
+        Kafka's position: the changes then give every hour again. Raises Transient, also when
+        another process was started for this topic."""
         place = self.position.place
         delivery = hour.delivered(self.target.name, place, new_id(), 0, token)
         cut, identity = cut_of(self.job, hour)
         at = self.position.at
         if at is not None and (at.hour, at.source) == (hour.name, hour.source):
-            LOG.info("hour %s continues behind partition %d, offset %d", hour.name, at.partition, at.offset)
+            LOG.info(
+                "hour %s continues behind partition %d, offset %d",
+                hour.name,
+                at.partition,
+                at.offset,
+            )
             sent = (at.partition, at.offset)
         else:
             sent = (-1, -1)
@@ -81,10 +94,14 @@ class TopicSender:
                 if is_last:
                     position = SenderPosition(place, delivery)
                 else:
-                    position = SenderPosition(place, self.position.done, At(hour.name, hour.source, *chunk[-1][:2]))
+                    position = SenderPosition(
+                        place, self.position.done, At(hour.name, hour.source, *chunk[-1][:2])
+                    )
                 headers = (("hour", hour.name.encode()), ("revision", str(hour.revision).encode()))
                 records = [
-                    Outgoing(identity.key_of(p, o), value_of(row) if row is not None else None, headers)
+                    Outgoing(
+                        identity.key_of(p, o), value_of(row) if row is not None else None, headers
+                    )
                     for p, o, row in chunk
                 ]
                 self.producer.send(self.target.topic, records, position.encode())
@@ -94,7 +111,8 @@ class TopicSender:
 
 @contextmanager
 def open_topic(job: Job, target: TopicTarget) -> Iterator[TopicSender]:
-    """A topic target, until the end of the `with`. Raises ConfigurationError for no such topic, Transient."""
+    """A topic target, until the end of the `with`. Raises ConfigurationError for no such topic,
+    Transient."""
     described = job.kafka.describe(target.topic)
     if described is None:
         raise ConfigurationError(
@@ -107,4 +125,6 @@ def open_topic(job: Job, target: TopicTarget) -> Iterator[TopicSender]:
         # Read after all other producers are fenced.
         text = producer.committed(target.topic, job.kafka)
         position = SenderPosition.decode(text) if text is not None else SenderPosition(place)
-        yield TopicSender(job, target, producer, position if position.place == place else SenderPosition(place))
+        yield TopicSender(
+            job, target, producer, position if position.place == place else SenderPosition(place)
+        )

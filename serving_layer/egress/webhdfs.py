@@ -1,4 +1,5 @@
-"""HDFS by WebHDFS: the REST API of a name node, of HttpFS and of gateways such as Knox. No Hadoop is installed here."""
+"""HDFS by WebHDFS: the REST API of a name node, of HttpFS and of gateways such as Knox. No Hadoop
+is installed here."""
 
 from __future__ import annotations
 
@@ -59,21 +60,27 @@ class WebHdfs:
             raise self._unexpected(doing, answer)
 
     def rename(self, path: str, to: str, overwrite: bool = False) -> bool:
-        """Rename a file in one step; False when it is not there, or, without `overwrite`, when another has the name."""
+        """Rename a file in one step; False when it is not there, or, without `overwrite`, when
+        another has the name."""
         options = {"renameoptions": "OVERWRITE"} if overwrite else {}
-        answer = self._ask("PUT", path, "RENAME", f"rename hdfs://{path}", destination=to, **options)
+        answer = self._ask(
+            "PUT", path, "RENAME", f"rename hdfs://{path}", destination=to, **options
+        )
         if answer.status_code == _GONE:
             return False
         return overwrite or bool(answer.json()["boolean"])
 
     def set_once(self, path: str, name: str, value: str) -> str | None:
-        """Set an extended attribute that a file does not have, in one step; returns its value now, whichever process
-        set it. None without a file, and for a file that has replaced the first since."""
+        """Set an extended attribute that a file does not have, in one step; returns its value now,
+        whichever process set it. None without a file, and for a file that has replaced the first
+        since."""
         doing = f"set {name} of hdfs://{path}"
         of_name = {"xattr.name": name}
         to_set = {"xattr.value": value, "flag": "CREATE"}
         self._ask("PUT", path, "SETXATTR", doing, allowed="already exists", **of_name, **to_set)
-        answer = self._ask("GET", path, "GETXATTRS", doing, encoding="TEXT", allowed="XAttrNotFound", **of_name)
+        answer = self._ask(
+            "GET", path, "GETXATTRS", doing, encoding="TEXT", allowed="XAttrNotFound", **of_name
+        )
         if answer.status_code in (_GONE, _REFUSED):
             return None
         (attribute,) = answer.json()["XAttrs"]
@@ -91,11 +98,20 @@ class WebHdfs:
         self._ask("DELETE", path, "DELETE", f"delete hdfs://{path}")
 
     def _ask(
-        self, method: str, path: str, operation: str, doing: str, allowed: str | None = None, **parameters: str
+        self,
+        method: str,
+        path: str,
+        operation: str,
+        doing: str,
+        allowed: str | None = None,
+        **parameters: str,
     ) -> requests.Response:
-        """The answer of the name node: 404 for no such file, 403 for a refusal that says what is `allowed`."""
+        """The answer of the name node: 404 for no such file, 403 for a refusal that says what is
+        `allowed`."""
         asked = {"op": operation, **self._user, **parameters}
-        return self._request(method, f"{self._url}{quote(path, safe='/=')}", doing, parameters=asked, allowed=allowed)
+        return self._request(
+            method, f"{self._url}{quote(path, safe='/=')}", doing, parameters=asked, allowed=allowed
+        )
 
     def _request(
         self,
@@ -109,16 +125,26 @@ class WebHdfs:
         headers = {"Content-Type": "application/octet-stream"} if body is not None else {}
         if self._origin[0] == "https" and _origin(url)[0] != "https":
             raise ConfigurationError(
-                f"{doing}: expected a redirect within https, found one to {_origin(url)[0]}://{_origin(url)[1]}; make "
-                "HDFS answer by https (dfs.http.policy HTTPS_ONLY), or set hdfs.url to a gateway that does"
+                f"{doing}: expected a redirect within https, found one to "
+                f"{_origin(url)[0]}://{_origin(url)[1]}; make HDFS answer by https "
+                "(dfs.http.policy HTTPS_ONLY), or set hdfs.url to a gateway that does"
             )
-        # A redirect comes from the server: the password is only for the host in the configuration. Without one, none of
-        # the machine's own .netrc either.
+        # A redirect comes from the server: the password is only for the host in the configuration.
+        # Without one, none of the machine's own .netrc either.
         is_ours = self._auth is not None and _origin(url) == self._origin
         auth = self._auth if is_ours else lambda prepared: prepared
-        # `verify` of the request, since REQUESTS_CA_BUNDLE takes precedence over a session's setting.
-        options = {"params": parameters, "data": body, "headers": headers, "timeout": _SECONDS, "verify": self._ca}
-        answer = http.request(self._session, method, url, doing, "hdfs.url", "hdfs.ca", auth=auth, **options)
+        # `verify` of the request, since REQUESTS_CA_BUNDLE takes precedence over a session's
+        # setting.
+        options = {
+            "params": parameters,
+            "data": body,
+            "headers": headers,
+            "timeout": _SECONDS,
+            "verify": self._ca,
+        }
+        answer = http.request(
+            self._session, method, url, doing, "hdfs.url", "hdfs.ca", auth=auth, **options
+        )
         status, text = answer.status_code, answer.text[:300] if answer.status_code >= 400 else ""
         if any(name in text for name in _LATER):
             raise Transient(f"{doing}: {status} {text} (transient, try again)")
@@ -132,4 +158,6 @@ class WebHdfs:
 
     def _unexpected(self, doing: str, answer: requests.Response) -> ConfigurationError:
         found = f"{answer.status_code} {answer.text[:300]}"
-        return ConfigurationError(f"{doing}: expected the answer of WebHDFS, found {found}; check hdfs.url")
+        return ConfigurationError(
+            f"{doing}: expected the answer of WebHDFS, found {found}; check hdfs.url"
+        )

@@ -1,1 +1,2 @@
-"""The difference between the layers' rows of an hour: its kinds, and the two engines that compute it."""
+"""The difference between the layers' rows of an hour: its kinds, and the two engines that compute
+it."""

@@ -10,20 +10,27 @@ from pyiceberg.types import FloatType
 
 
 def held_fields(schemas: Sequence[Schema], files: Sequence[DataFile]) -> set[int]:
-    """The ids of the fields that all of `files` contain. A field of all the table's `schemas` is in every file. A field
-    that was added later counts unless a file lacks it: that file's rows are null only for that reason.
+    """The ids of the fields that all of `files` contain. A field of all the table's `schemas` is in
+    every file. A field that was added later counts unless a file lacks it: that file's rows are
+    null only for that reason.
     """
     by_id = [_fields(schema) for schema in schemas]
     known = set.intersection(*by_id)
     return known | {
-        id for fields in by_id for id in fields if all(id in f.column_sizes or id in f.value_counts for f in files)
+        id
+        for fields in by_id
+        for id in fields
+        if all(id in f.column_sizes or id in f.value_counts for f in files)
     }
 
 
 def once_floats(schemas: Sequence[Schema]) -> set[int]:
     """The ids of the fields that were FLOAT in one of the table's schemas."""
     return {
-        id for schema in schemas for id in _fields(schema) if isinstance(schema.find_field(id).field_type, FloatType)
+        id
+        for schema in schemas
+        for id in _fields(schema)
+        if isinstance(schema.find_field(id).field_type, FloatType)
     }
 
 

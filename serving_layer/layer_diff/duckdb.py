@@ -1,6 +1,7 @@
-"""One hour in both layers, without Spark: the rows that differ side by side, and which row repeats which. DuckDB reads
-the files of the branches. The kind of a row follows the batch job's rule (`kinds.KIND`). The speed layer keeps
-duplicates, so its rows that the batch layer lacks are the source for what was removed.
+"""One hour in both layers, without Spark: the rows that differ side by side, and which row repeats
+which. DuckDB reads the files of the branches. The kind of a row follows the batch job's rule
+(`kinds.KIND`). The speed layer keeps duplicates, so its rows that the batch layer lacks are the
+source for what was removed.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class Place:
 
 @dataclass(frozen=True)
 class Repeated:
-    """A record that the batch layer removed: its place, its event's key, and the row that it repeats."""
+    """A record that the batch layer removed: its place, its event's key, and the row that it
+    repeats."""
 
     partition: int
     offset: int
@@ -51,7 +53,8 @@ class Repeated:
 
 @dataclass(frozen=True)
 class Sample:
-    """A row of one `kind`, with its content in each layer that has it, and the columns that differ."""
+    """A row of one `kind`, with its content in each layer that has it, and the columns that
+    differ."""
 
     kind: str
     partition: int
@@ -64,21 +67,28 @@ class Sample:
 class Comparison:
     """The rows of one hour in both layers. Opened by `open_comparison`."""
 
-    def __init__(self, connection: duckdb.DuckDBPyConnection, content: Mapping[str, str], key: Sequence[str]) -> None:
+    def __init__(
+        self, connection: duckdb.DuckDBPyConnection, content: Mapping[str, str], key: Sequence[str]
+    ) -> None:
         self._connection, self._key = connection, tuple(key)
         self._columns = frozenset(content)
         self._content = f"hash({', '.join(content.values())})"
         self._has_removed = self._has_judged = False
 
     def repeated(self, limit: int) -> tuple[int, list[Repeated]]:
-        """How many rows of the speed layer, that the batch layer lacks, repeat a row of it or of the look-back; and the
-        first of them, by (partition, offset)."""
+        """How many rows of the speed layer, that the batch layer lacks, repeat a row of it or of
+        the look-back; and the first of them, by (partition, offset)."""
         self._find_removed()
         columns = ", ".join(quoted(c) for c in self._key)
-        rows = self._ask(f"SELECT {', '.join(_AT)}, repeats, {columns} FROM removed ORDER BY ALL LIMIT {limit}")
+        rows = self._ask(
+            f"SELECT {', '.join(_AT)}, repeats, {columns} FROM removed ORDER BY ALL LIMIT {limit}"
+        )
         listed = [
             Repeated(
-                row["kafka_partition"], row["kafka_offset"], {c: row[c] for c in self._key}, Place(**row["repeats"])
+                row["kafka_partition"],
+                row["kafka_offset"],
+                {c: row[c] for c in self._key},
+                Place(**row["repeats"]),
             )
             for row in rows
         ]
@@ -86,7 +96,10 @@ class Comparison:
 
     def difference(self, unread: Ranges) -> Difference:
         self._judge(unread)
-        counts = {row["kind"]: row["n"] for row in self._ask("SELECT kind, count(*) AS n FROM judged GROUP BY kind")}
+        counts = {
+            row["kind"]: row["n"]
+            for row in self._ask("SELECT kind, count(*) AS n FROM judged GROUP BY kind")
+        }
         differing = sum(counts.get(kind, 0) for kind in ("extra", "changed", "duplicate"))
         counts["same"] = self._number("SELECT count(*) AS n FROM speed") - differing
         return to_difference(counts, [])
@@ -98,7 +111,8 @@ class Comparison:
             row
             for kind in KINDS
             for row in self._ask(
-                f"SELECT {', '.join(_AT)}, kind FROM judged WHERE kind = '{kind}' ORDER BY ALL LIMIT {each}"
+                f"SELECT {', '.join(_AT)}, kind FROM judged WHERE kind = '{kind}' ORDER BY ALL "
+                f"LIMIT {each}"
             )
         ]
         places = [(row["kafka_partition"], row["kafka_offset"]) for row in chosen]
@@ -106,14 +120,18 @@ class Comparison:
         samples = []
         for row, place in zip(chosen, places, strict=True):
             one, other = speed.get(place), batch.get(place)
-            differing = tuple(name for name in differing_columns(one, other) if name in self._columns)
+            differing = tuple(
+                name for name in differing_columns(one, other) if name in self._columns
+            )
             samples.append(Sample(row["kind"], *place, differing, one, other))
         return samples
 
     def unrepeated(self) -> int:
         """How many of the speed layer's rows the batch layer lacks although they repeat nothing."""
         self._find_removed()
-        return self._number(f"SELECT count(*) AS n FROM lacking ANTI JOIN removed USING ({', '.join(_AT)})")
+        return self._number(
+            f"SELECT count(*) AS n FROM lacking ANTI JOIN removed USING ({', '.join(_AT)})"
+        )
 
     def _find_removed(self) -> None:
         if self._has_removed:
@@ -133,8 +151,9 @@ class Comparison:
                 SELECT ingest_hour, {", ".join(_AT)}, {key} FROM earlier
                 UNION ALL SELECT ingest_hour, {", ".join(_AT)}, {key} FROM batch
             )
-            SELECT l.*, min({{'hour': o.ingest_hour, 'offset': o.kafka_offset, 'partition': o.kafka_partition}})
-                AS repeats
+            SELECT l.*, min({{
+                'hour': o.ingest_hour, 'offset': o.kafka_offset, 'partition': o.kafka_partition
+            }}) AS repeats
             FROM lacking l JOIN origins o ON {same} WHERE {named} GROUP BY ALL
         """)
 
@@ -144,10 +163,17 @@ class Comparison:
         self._find_removed()
         self._has_judged = True
         self._connection.register("ranges", _table_of(unread))
-        content = (f"SELECT {', '.join(_AT)}, {self._content} AS hash FROM {layer}" for layer in ("speed", "batch"))
-        self._run(f"CREATE TEMP TABLE judged AS SELECT * FROM ({_judge(*content)}) WHERE kind <> 'same'")
+        content = (
+            f"SELECT {', '.join(_AT)}, {self._content} AS hash FROM {layer}"
+            for layer in ("speed", "batch")
+        )
+        self._run(
+            f"CREATE TEMP TABLE judged AS SELECT * FROM ({_judge(*content)}) WHERE kind <> 'same'"
+        )
 
-    def _rows(self, layer: str, places: Sequence[tuple[int, int]]) -> dict[tuple[int, int], dict[str, Any]]:
+    def _rows(
+        self, layer: str, places: Sequence[tuple[int, int]]
+    ) -> dict[tuple[int, int], dict[str, Any]]:
         if not places:
             return {}
         ranges = " OR ".join(f"(kafka_partition = {p} AND kafka_offset = {o})" for p, o in places)
@@ -167,29 +193,37 @@ class Comparison:
             self._connection.execute(sql)
 
 
-def compare_hashes(speed: pa.Table, batch: pa.Table, removed: pa.Table, unread: Ranges) -> Difference:
-    """The difference of the layers' rows of one hour, given their places and the `hash` of their contents. `removed`:
-    the places of what the batch layer dropped as duplicates. `unread`: the offsets that the speed layer's rows do not
-    account for. Pure."""
+def compare_hashes(
+    speed: pa.Table, batch: pa.Table, removed: pa.Table, unread: Ranges
+) -> Difference:
+    """The difference of the layers' rows of one hour, given their places and the `hash` of their
+    contents. `removed`: the places of what the batch layer dropped as duplicates. `unread`: the
+    offsets that the speed layer's rows do not account for. Pure."""
     tables = {"speed": speed, "batch": batch, "removed": removed, "ranges": _table_of(unread)}
     with connected() as connection:
         for name, table in tables.items():
             connection.register(name, table)
         connection.execute(f"CREATE TEMP TABLE judged AS {_judge('FROM speed', 'FROM batch')}")
-        counts = dict(connection.execute("SELECT kind, count(*) FROM judged GROUP BY kind").fetchall())
+        counts = dict(
+            connection.execute("SELECT kind, count(*) FROM judged GROUP BY kind").fetchall()
+        )
         shown = connection.execute(
-            f"SELECT kind, {', '.join(_AT)} FROM judged WHERE kind IN {SHOWN} ORDER BY ALL LIMIT {SAMPLE}"
+            f"SELECT kind, {', '.join(_AT)} FROM judged WHERE kind IN {SHOWN} ORDER BY ALL LIMIT "
+            f"{SAMPLE}"
         ).fetchall()
-    return to_difference(counts, [{"kind": kind, "partition": p, "offset": o} for kind, p, o in shown])
+    return to_difference(
+        counts, [{"kind": kind, "partition": p, "offset": o} for kind, p, o in shown]
+    )
 
 
 def _judge(speed: str, batch: str) -> str:
-    """SQL for the place and the kind of each row, from the layers' places with a `hash`, and from the tables `removed`
-    and `ranges` of a connection."""
+    """SQL for the place and the kind of each row, from the layers' places with a `hash`, and from
+    the tables `removed` and `ranges` of a connection."""
     at = ", ".join(_AT)
     return f"""
         SELECT {at}, {KIND} AS kind FROM (
-            SELECT {at}, speed, batch, removed, {within("kafka_offset", "first", "behind")} AS unread
+            SELECT {at}, speed, batch, removed,
+                {within("kafka_offset", "first", "behind")} AS unread
             FROM (SELECT {at}, hash AS speed FROM ({speed}))
             FULL JOIN (SELECT {at}, hash AS batch FROM ({batch})) USING ({at})
             LEFT JOIN (SELECT {at}, true AS removed FROM removed) USING ({at})
@@ -199,15 +233,21 @@ def _judge(speed: str, batch: str) -> str:
 
 
 def _table_of(ranges: Ranges) -> pa.Table:
-    """Ranges as a table, not as a condition: that would take seconds to plan for thousands of partitions."""
+    """Ranges as a table, not as a condition: that would take seconds to plan for thousands of
+    partitions."""
     bounds = [{"partition": p, "first": s, "behind": e} for p, (s, e) in ranges.items()]
-    return pa.Table.from_pylist(bounds, pa.schema({"partition": pa.int32(), "first": pa.int64(), "behind": pa.int64()}))
+    return pa.Table.from_pylist(
+        bounds, pa.schema({"partition": pa.int32(), "first": pa.int64(), "behind": pa.int64()})
+    )
 
 
 @contextmanager
-def open_comparison(table: Table, hour: str, key: Sequence[str], lookback: int) -> Iterator[Comparison]:
-    """Compare an hour's rows on the branches of a loaded table, and those that `main` serves in the look-back. Raises
-    Refused for a table that has delete files, Transient when a file could not be read."""
+def open_comparison(
+    table: Table, hour: str, key: Sequence[str], lookback: int
+) -> Iterator[Comparison]:
+    """Compare an hour's rows on the branches of a loaded table, and those that `main` serves in the
+    look-back. Raises Refused for a table that has delete files, Transient when a file could not be
+    read."""
     at, name = heads(table), ".".join(table.name())
     earlier = [shift(hour, -i) for i in range(1, lookback + 1)]
     reading = QueryProgress()
@@ -224,29 +264,39 @@ def open_comparison(table: Table, hour: str, key: Sequence[str], lookback: int) 
 
 
 def has_same_rows(table: Table, hour: str, one: str, other: str) -> bool:
-    """Whether two branches of a loaded table have the same rows of an hour, each as often, whatever files they are in.
-    Raises Refused for a table that has delete files, Transient when a file could not be read."""
+    """Whether two branches of a loaded table have the same rows of an hour, each as often, whatever
+    files they are in. Raises Refused for a table that has delete files, Transient when a file could
+    not be read."""
     at, name, reading = heads(table), ".".join(table.name()), QueryProgress()
     with reading.show_progress(f"compare hour {hour}"), connected(_MEMORY) as connection:
         for view, branch in (("one", one), ("other", other)):
             connection.register(view, plan_files(name, table, at[branch], [hour]).dataset(reading))
-        with reading_failures(f"compare hour {hour} of {name}: expected its rows", "; run it again"):
+        with reading_failures(
+            f"compare hour {hour} of {name}: expected its rows", "; run it again"
+        ):
             [(n,)] = connection.execute(
-                "SELECT count(*) FROM ((FROM one EXCEPT ALL FROM other) UNION ALL (FROM other EXCEPT ALL FROM one))"
+                "SELECT count(*) FROM ((FROM one EXCEPT ALL FROM other) UNION ALL (FROM other "
+                "EXCEPT ALL FROM one))"
             ).fetchall()
     return bool(n == 0)
 
 
-def differing_columns(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> tuple[str, ...]:
+def differing_columns(
+    one: Mapping[str, Any] | None, other: Mapping[str, Any] | None
+) -> tuple[str, ...]:
     """The columns in which two rows differ; none when there is but one. Pure."""
     if one is None or other is None:
         return ()
     return tuple(
-        name for name in one if text(one[name]) != text(other[name]) or type(one[name]) is not type(other[name])
+        name
+        for name in one
+        if text(one[name]) != text(other[name]) or type(one[name]) is not type(other[name])
     )
 
 
-def content_types(now: Schema, schemas: Sequence[Schema], files: Sequence[DataFile]) -> dict[str, str]:
+def content_types(
+    now: Schema, schemas: Sequence[Schema], files: Sequence[DataFile]
+) -> dict[str, str]:
     """By column, the SQL to compare two rows of an hour by; `files`: the hour's files of the speed
     layer. Pure. As in the batch job (`serving_layer.layer_diff.spark`), it leaves out columns that
     a file of the speed layer lacks, and compares a DOUBLE that was FLOAT as FLOAT. Here a nested
@@ -256,7 +306,9 @@ def content_types(now: Schema, schemas: Sequence[Schema], files: Sequence[DataFi
     content = {}
     for field in now.fields:
         # Files count what is in a nested column, not the column itself.
-        leaves = {f.field_id for f in index_by_id(Schema(field)).values() if f.field_type.is_primitive}
+        leaves = {
+            f.field_id for f in index_by_id(Schema(field)).values() if f.field_type.is_primitive
+        }
         if field.name in _AT or not leaves <= field_ids:
             continue
         name = quoted(field.name)

@@ -1,4 +1,5 @@
-"""The difference of the two layers for one hour: row by row on (partition, offset), by a hash of the content.
+"""The difference of the two layers for one hour: row by row on (partition, offset), by a hash of
+the content.
 
 `KIND` defines the kind of a row once, in SQL that both Spark and DuckDB read: the batch job
 compares in Spark, `anabranch diff` without it.
@@ -14,8 +15,8 @@ from anabranch.protocol.ledger_row import Diff
 
 SAMPLE = 5
 
-# Over `speed` and `batch` (hashes of the content, null without the row), `removed` (batch dropped it as a duplicate)
-# and `unread` (outside of what the speed layer's rows account for).
+# Over `speed` and `batch` (hashes of the content, null without the row), `removed` (batch dropped
+# it as a duplicate) and `unread` (outside of what the speed layer's rows account for).
 KIND = """CASE
     WHEN speed IS NULL AND unread THEN 'unread'
     WHEN speed IS NULL THEN 'missing'
@@ -33,10 +34,11 @@ _GONE = ("compacted", "retention")
 
 @dataclass(frozen=True)
 class Difference:
-    """`missing`: in batch, not in speed. `extra`: in speed, not read by batch. `changed`: other content.
+    """`missing`: in batch, not in speed. `extra`: in speed, not read by batch. `changed`: other
+    content.
 
-    Of those missing, `unread` are offsets that the speed layer's rows did not account for when they were compared.
-    What batch removed as a `duplicate` is no difference.
+    Of those missing, `unread` are offsets that the speed layer's rows did not account for when they
+    were compared. What batch removed as a `duplicate` is no difference.
     """
 
     speed_rows: int
@@ -49,18 +51,33 @@ class Difference:
 
     @property
     def diff(self) -> Diff:
-        return Diff(self.missing, self.extra, self.changed, self.duplicate, self.unread, self.sample)
+        return Diff(
+            self.missing, self.extra, self.changed, self.duplicate, self.unread, self.sample
+        )
 
 
 def to_difference(counts: Mapping[str, int], sample: Sequence[dict[str, Any]]) -> Difference:
     """The difference, from the number of rows of each `KIND`. Pure."""
-    of = {kind: counts.get(kind, 0) for kind in ("missing", "unread", "extra", "changed", "duplicate", "same")}
+    of = {
+        kind: counts.get(kind, 0)
+        for kind in ("missing", "unread", "extra", "changed", "duplicate", "same")
+    }
     speed_rows = of["extra"] + of["changed"] + of["duplicate"] + of["same"]
     missing = of["missing"] + of["unread"]
-    return Difference(speed_rows, missing, of["extra"], of["changed"], of["duplicate"], of["unread"], tuple(sample))
+    return Difference(
+        speed_rows,
+        missing,
+        of["extra"],
+        of["changed"],
+        of["duplicate"],
+        of["unread"],
+        tuple(sample),
+    )
 
 
-def unexplained_counts(diff: Diff | None, gaps: Mapping[str, int] | None, covered: bool) -> dict[str, int]:
+def unexplained_counts(
+    diff: Diff | None, gaps: Mapping[str, int] | None, covered: bool
+) -> dict[str, int]:
     """The unexplained counts of a ledger's `diff`, by kind; empty when all is explained. Pure.
     Duplicates that batch removed are not a difference. Missing rows are explained by offsets that
     the speed layer had not read at the time; for a ledger row without that count, `covered`

@@ -1,8 +1,9 @@
-"""Compare the layers' rows of an hour in Spark: bring both to one schema first, after the table's schema evolved.
+"""Compare the layers' rows of an hour in Spark: bring both to one schema first, after the table's
+schema evolved.
 
-A snapshot is read with its own schema, and a file has its writer's columns. So both sides get the columns that every
-speed file of the hour has, in today's types. A DOUBLE that once was FLOAT is compared as FLOAT, the precision of the
-old rows.
+A snapshot is read with its own schema, and a file has its writer's columns. So both sides get the
+columns that every speed file of the hour has, in today's types. A DOUBLE that once was FLOAT is
+compared as FLOAT, the precision of the old rows.
 """
 
 from __future__ import annotations
@@ -20,7 +21,15 @@ from pyiceberg.types import MapType as IcebergMap
 from pyiceberg.types import StructType as IcebergStruct
 from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F
-from pyspark.sql.types import ArrayType, DataType, DoubleType, FloatType, MapType, StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    DoubleType,
+    FloatType,
+    MapType,
+    StructField,
+    StructType,
+)
 
 from anabranch.offsets.partition_sql import inside
 from anabranch.offsets.position import Ranges
@@ -36,24 +45,34 @@ _BLOCK_BITS = 10
 def to_common_schema(
     speed: DataFrame, batch: DataFrame, table: Table, files: Sequence[DataFile]
 ) -> tuple[DataFrame, DataFrame]:
-    """Both layers' rows in the schema in which they are compared. `speed` may be read with an older schema than
-    `batch`, whose columns are the table's. `files`: the speed layer's."""
+    """Both layers' rows in the schema in which they are compared. `speed` may be read with an older
+    schema than `batch`, whose columns are the table's. `files`: the speed layer's."""
     schema = common_schema(batch.schema, list(table.schemas().values()), table.schema(), files)
     return to_schema(speed, schema), to_schema(batch, schema)
 
 
-def common_schema(rows: StructType, schemas: Sequence[Schema], now: Schema, files: Sequence[DataFile]) -> StructType:
+def common_schema(
+    rows: StructType, schemas: Sequence[Schema], now: Schema, files: Sequence[DataFile]
+) -> StructType:
     """The schema in which rows with schema `rows` are compared with those in `files`. Pure."""
     return _struct(rows, now.as_struct(), held_fields(schemas, files), once_floats(schemas))
 
 
-def _struct(kind: StructType, iceberg: IcebergStruct, known: Collection[int], floats: Collection[int]) -> StructType:
+def _struct(
+    kind: StructType, iceberg: IcebergStruct, known: Collection[int], floats: Collection[int]
+) -> StructType:
     fields = {f.name: f for f in iceberg.fields}
-    kinds = [(f, _kind(f.dataType, fields[f.name], known, floats)) for f in kind.fields if f.name in fields]
+    kinds = [
+        (f, _kind(f.dataType, fields[f.name], known, floats))
+        for f in kind.fields
+        if f.name in fields
+    ]
     return StructType([StructField(f.name, k, f.nullable) for f, k in kinds if k is not None])
 
 
-def _kind(kind: DataType, field: NestedField, known: Collection[int], floats: Collection[int]) -> DataType | None:
+def _kind(
+    kind: DataType, field: NestedField, known: Collection[int], floats: Collection[int]
+) -> DataType | None:
     """The type to compare a column in; None if a file lacks it."""
     iceberg = field.field_type
     if isinstance(kind, StructType) and isinstance(iceberg, IcebergStruct):
@@ -70,12 +89,15 @@ def _kind(kind: DataType, field: NestedField, known: Collection[int], floats: Co
     return FloatType() if isinstance(kind, DoubleType) and field.field_id in floats else kind
 
 
-def compare(speed: DataFrame, batch: DataFrame, duplicates: DataFrame, unread: Ranges) -> Difference:
-    """Compare the rows of one hour in Spark. All frames have `kafka_partition` and `kafka_offset`, the first two the
-    whole rows. `unread`: the offsets that the speed layer's rows do not account for (`anabranch.protocol.coverage`).
+def compare(
+    speed: DataFrame, batch: DataFrame, duplicates: DataFrame, unread: Ranges
+) -> Difference:
+    """Compare the rows of one hour in Spark. All frames have `kafka_partition` and `kafka_offset`,
+    the first two the whole rows. `unread`: the offsets that the speed layer's rows do not account
+    for (`anabranch.protocol.coverage`).
 
-    Digests of blocks of offsets are compared first, and of blocks that differ the rows: one pass, without a shuffle of
-    rows, where the layers agree.
+    Digests of blocks of offsets are compared first, and of blocks that differ the rows: one pass,
+    without a shuffle of rows, where the layers agree.
     """
     left, right = _hashed(speed, batch)
     removed = duplicates.select(*_PLACE, F.lit(True).alias("removed"))
@@ -87,26 +109,38 @@ def compare(speed: DataFrame, batch: DataFrame, duplicates: DataFrame, unread: R
     blocks = pa.schema([("kafka_partition", pa.int32()), ("block", pa.int64())])
     table = pa.Table.from_pylist([row.asDict() for row in equal["others"]], blocks)
     others = left.sparkSession.createDataFrame(table)
-    left, right = (rows.join(F.broadcast(others), _in_block(rows, others), "left_semi") for rows in (left, right))
+    left, right = (
+        rows.join(F.broadcast(others), _in_block(rows, others), "left_semi")
+        for rows in (left, right)
+    )
     by_row = left.withColumnRenamed("hash", "speed").join(
         right.withColumnRenamed("hash", "batch"), _PLACE, "full_outer"
     )
     judged = by_row.join(removed, _PLACE, "left").withColumn("unread", F.expr(inside(unread)))
     judged = judged.select(*_PLACE, F.expr(KIND).alias("kind"))
-    counts += Counter({row["kind"]: row["count"] for row in judged.groupBy("kind").count().collect()})
+    counts += Counter(
+        {row["kind"]: row["count"] for row in judged.groupBy("kind").count().collect()}
+    )
     differing = judged.where(F.col("kind").isin(*SHOWN))
-    shown = differing.orderBy("kind", *_PLACE).limit(SAMPLE).collect() if set(counts) & set(SHOWN) else []
+    shown = (
+        differing.orderBy("kind", *_PLACE).limit(SAMPLE).collect()
+        if set(counts) & set(SHOWN)
+        else []
+    )
     sample = [
-        {"kind": row["kind"], "partition": row["kafka_partition"], "offset": row["kafka_offset"]} for row in shown
+        {"kind": row["kind"], "partition": row["kafka_partition"], "offset": row["kafka_offset"]}
+        for row in shown
     ]
     return to_difference(counts, sample)
 
 
 def read_hashes(speed: DataFrame, batch: DataFrame) -> tuple[pa.Table, pa.Table]:
-    """The places of few rows of both layers, each with a hash of its content: read by one task into the driver's
-    memory, for `serving_layer.layer_diff.duckdb.compare_hashes`."""
+    """The places of few rows of both layers, each with a hash of its content: read by one task into
+    the driver's memory, for `serving_layer.layer_diff.duckdb.compare_hashes`."""
     left, right = _hashed(speed, batch)
-    every = left.withColumn("is_batch", F.lit(False)).unionAll(right.withColumn("is_batch", F.lit(True)))
+    every = left.withColumn("is_batch", F.lit(False)).unionAll(
+        right.withColumn("is_batch", F.lit(True))
+    )
     read = every.coalesce(1).toArrow()
     is_batch = read.column("is_batch")
     hashes = read.select([*_PLACE, "hash"])
@@ -121,13 +155,17 @@ def _hashed(speed: DataFrame, batch: DataFrame) -> tuple[DataFrame, DataFrame]:
 
 
 def _equal_blocks(speed: DataFrame, batch: DataFrame, removed: DataFrame) -> Row:
-    """Of the blocks in which both have the same rows, removed ones aside: the number of rows that are the `same`, and
-    of `duplicates`. And the `others`, by partition and block."""
+    """Of the blocks in which both have the same rows, removed ones aside: the number of rows that
+    are the `same`, and of `duplicates`. And the `others`, by partition and block."""
     # By its place, so that two rows that changed places differ.
     digest = F.xxhash64(*_PLACE, "hash").alias("digest")
     marked = speed.join(removed, _PLACE, "left").withColumn("sign", F.expr("IF(removed, 0, 1)"))
-    every = marked.select(*_PLACE, digest, "sign").unionAll(batch.select(*_PLACE, digest, F.lit(-1)))
-    blocks = every.groupBy("kafka_partition", F.shiftright("kafka_offset", _BLOCK_BITS).alias("block")).agg(
+    every = marked.select(*_PLACE, digest, "sign").unionAll(
+        batch.select(*_PLACE, digest, F.lit(-1))
+    )
+    blocks = every.groupBy(
+        "kafka_partition", F.shiftright("kafka_offset", _BLOCK_BITS).alias("block")
+    ).agg(
         F.count_if(F.expr("sign = -1")).alias("batch_rows"),
         F.count_if(F.expr("sign = 0")).alias("removed_rows"),
         F.sum("sign").alias("rows"),
@@ -141,7 +179,9 @@ def _equal_blocks(speed: DataFrame, batch: DataFrame, removed: DataFrame) -> Row
         .agg(
             F.expr("sum(batch_rows) FILTER (WHERE is_equal)").alias("same"),
             F.expr("sum(removed_rows) FILTER (WHERE is_equal)").alias("duplicates"),
-            F.expr("collect_list(struct(kafka_partition, block)) FILTER (WHERE NOT is_equal)").alias("others"),
+            F.expr(
+                "collect_list(struct(kafka_partition, block)) FILTER (WHERE NOT is_equal)"
+            ).alias("others"),
         )
         .collect()
     )
@@ -154,12 +194,15 @@ def _in_block(rows: DataFrame, blocks: DataFrame) -> Column:
 
 
 def _hash(content: Sequence[StructField]) -> Column:
-    """A hash of the content. Spark's hash skips nulls, so their positions are hashed too; it refuses maps, so nested
-    values are hashed as text, in the order in which both layers decoded the same bytes."""
+    """A hash of the content. Spark's hash skips nulls, so their positions are hashed too; it
+    refuses maps, so nested values are hashed as text, in the order in which both layers decoded the
+    same bytes."""
     parts = []
     for field in content:
         nested = isinstance(field.dataType, (ArrayType, MapType, StructType))
         column = F.col(f"`{field.name}`")
-        parts.append(F.to_json(F.struct(column), {"ignoreNullFields": "false"}) if nested else column)
+        parts.append(
+            F.to_json(F.struct(column), {"ignoreNullFields": "false"}) if nested else column
+        )
         parts.append(column.isNull())
     return F.xxhash64(*parts)

@@ -1,6 +1,7 @@
-"""Query: an analyst's SQL over the serving tables, with DuckDB and no download. Tables have no delete files, so the
-planned data files are the table: they are given to DuckDB as a PyArrow dataset, which keeps projection and filter
-push-down, and read through the table's own file system and credentials.
+"""Query: an analyst's SQL over the serving tables, with DuckDB and no download. Tables have no
+delete files, so the planned data files are the table: they are given to DuckDB as a PyArrow
+dataset, which keeps projection and filter push-down, and read through the table's own file system
+and credentials.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ _BATCH_ROWS = 65_536
 
 @dataclass(frozen=True)
 class Selected:
-    """The rows of a table that a query sees: of the table object's snapshot or another, of all ingest hours or some."""
+    """The rows of a table that a query sees: of the table object's snapshot or another, of all
+    ingest hours or some."""
 
     snapshot_id: int | None = None
     hours: Collection[str] | None = None
@@ -48,7 +50,8 @@ Select = Callable[[str, Table], Selected]
 
 @dataclass(frozen=True)
 class Derived:
-    """A view under a table's name: SQL over `files`, by the names that `source` gives in the SQL."""
+    """A view under a table's name: SQL over `files`, by the names that `source` gives in the
+    SQL."""
 
     sql: str
     files: Mapping[str, TableFiles]
@@ -61,7 +64,9 @@ class Derived:
         self.register(connection)
         return ds.dataset(connection.sql(f"SELECT * FROM ({self.sql}) LIMIT 0").to_arrow_table())
 
-    def register(self, connection: duckdb.DuckDBPyConnection, reading: QueryProgress | None = None) -> None:
+    def register(
+        self, connection: duckdb.DuckDBPyConnection, reading: QueryProgress | None = None
+    ) -> None:
         """Register the names of the SQL with a connection."""
         for name, planned in self.files.items():
             connection.register(name, planned.dataset(reading))
@@ -103,20 +108,22 @@ def open_query(
     unlisted: Collection[str] = (),
     reading: QueryProgress | None = None,
 ) -> Iterator[Answer]:
-    """Run one reading statement over `tables` (`schema.table` -> table), and over what is `derived`, likewise by name.
-    Of its result no more is in memory than a batch of rows.
+    """Run one reading statement over `tables` (`schema.table` -> table), and over what is
+    `derived`, likewise by name. Of its result no more is in memory than a batch of rows.
 
-    A table is known to the SQL as `schema.table` and as `catalog.schema.table`; only tables that the SQL mentions are
-    taken from the mapping, so it may load them lazily. Those of `unlisted` are read by their names alone: SHOW TABLES
-    and errors do not list them. Times are aware UTC. Of the columns only those that the SQL
-    needs are read, and files are passed over that cannot hold a row of it. The SQL reaches no file, no network and no
-    setting, and what it writes is refused. A column name that comes twice gets a number (`id`, `id_1`).
+    A table is known to the SQL as `schema.table` and as `catalog.schema.table`; only tables that
+    the SQL mentions are taken from the mapping, so it may load them lazily. Those of `unlisted` are
+    read by their names alone: SHOW TABLES and errors do not list them. Times are aware UTC. Of the
+    columns only those that the SQL needs are read, and files are passed over that cannot hold a row
+    of it. The SQL reaches no file, no network and no setting, and what it writes is refused. A
+    column name that comes twice gets a number (`id`, `id_1`).
 
     How far the files are that it reads is followed in `reading`.
 
-    Raises, also while the rows are read, ConfigurationError for SQL that DuckDB does not accept (with its message),
-    Refused for a table that has delete files, Transient when a data file could not be read, and what loading a table
-    and `select` raise; all that only for tables that the SQL reads.
+    Raises, also while the rows are read, ConfigurationError for SQL that DuckDB does not accept
+    (with its message), Refused for a table that has delete files, Transient when a data file could
+    not be read, and what loading a table and `select` raise; all that only for tables that the SQL
+    reads.
     """
     with _session(catalog) as connection:
         statement = _single_reading(connection, sql)
@@ -173,10 +180,12 @@ def _own_connection() -> duckdb.DuckDBPyConnection:
 
 
 def open_relation(name: str, table: Table, selected: Selected) -> duckdb.DuckDBPyRelation:
-    """The rows of one table as a relation of a connection of its own, in UTC, which lives as long as what is made of
-    it. Raises Refused, Transient."""
+    """The rows of one table as a relation of a connection of its own, in UTC, which lives as long
+    as what is made of it. Raises Refused, Transient."""
     connection = _own_connection()
-    connection.register(name, plan_files(name, table, selected.snapshot_id, selected.hours).dataset())
+    connection.register(
+        name, plan_files(name, table, selected.snapshot_id, selected.hours).dataset()
+    )
     return connection.table(quoted(name))
 
 
@@ -187,7 +196,9 @@ def _explained(tables: Sequence[str], absent: Mapping[str, AnabranchError]) -> I
         yield
     except (duckdb.Error, pa.ArrowException, OSError) as error:
         if is_reading_failure(error):
-            raise Transient(f"query: expected to read every data file, found: {error} (run it again)") from error
+            raise Transient(
+                f"query: expected to read every data file, found: {error} (run it again)"
+            ) from error
         if isinstance(error, duckdb.CatalogException):
             lacking = str(error).partition(" does not exist")[0]
             for name, why in absent.items():
@@ -198,10 +209,14 @@ def _explained(tables: Sequence[str], absent: Mapping[str, AnabranchError]) -> I
         raise ConfigurationError(f"query: {error}{hint}") from error
 
 
-def _checked(rows: pa.RecordBatchReader, explained: Callable[[], AbstractContextManager[None]]) -> pa.RecordBatchReader:
+def _checked(
+    rows: pa.RecordBatchReader, explained: Callable[[], AbstractContextManager[None]]
+) -> pa.RecordBatchReader:
     """The same rows, under distinct names, with our errors."""
     names = _distinct(rows.schema.names)
-    schema = pa.schema([column.with_name(name) for column, name in zip(rows.schema, names, strict=True)])
+    schema = pa.schema(
+        [column.with_name(name) for column, name in zip(rows.schema, names, strict=True)]
+    )
 
     def batches() -> Iterator[pa.RecordBatch]:
         with explained():
@@ -221,7 +236,8 @@ def _session(catalog: str) -> Iterator[duckdb.DuckDBPyConnection]:
 
 
 def _lock(connection: duckdb.DuckDBPyConnection) -> None:
-    """Lock the connection before the user's SQL: no access to files, network, extensions or Python variables."""
+    """Lock the connection before the user's SQL: no access to files, network, extensions or Python
+    variables."""
     for setting in (
         "enable_external_access = false",
         "python_enable_replacements = false",
@@ -241,18 +257,25 @@ def _single_reading(connection: duckdb.DuckDBPyConnection, sql: str) -> str:
         raise ConfigurationError(f"query: expected one statement, found {len(statements)}")
     kind = statements[0].type.name
     if kind not in _READING:
-        raise ConfigurationError(f"query: expected a statement that reads, such as SELECT, found {kind}")
+        raise ConfigurationError(
+            f"query: expected a statement that reads, such as SELECT, found {kind}"
+        )
     return str(statements[0].query)
 
 
 def _mentions(sql: str, name: str) -> bool:
-    """Whether the SQL may read the table: its last name is a word of it. A false positive is harmless."""
+    """Whether the SQL may read the table: its last name is a word of it. A false positive is
+    harmless."""
     last = name.rpartition(".")[2]
     return re.search(rf"(?<!\w){re.escape(last)}(?!\w)", sql, re.IGNORECASE) is not None
 
 
-def _register(connection: duckdb.DuckDBPyConnection, catalog: str, name: str, dataset: ds.Dataset) -> None:
-    connection.register(name, dataset)  # as one identifier with a dot in it, which no other name collides with
+def _register(
+    connection: duckdb.DuckDBPyConnection, catalog: str, name: str, dataset: ds.Dataset
+) -> None:
+    connection.register(
+        name, dataset
+    )  # as one identifier with a dot in it, which no other name collides with
     _name(connection, name, f"SELECT * FROM {source(name)}")
 
 

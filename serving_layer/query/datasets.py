@@ -1,7 +1,9 @@
-"""A table's files for DuckDB: a PyArrow dataset that opens what a query needs, and a connection that spills to disk.
+"""A table's files for DuckDB: a PyArrow dataset that opens what a query needs, and a connection
+that spills to disk.
 
-Tables have no delete files, so the planned data files are the table. They are read through the table's own file system
-and credentials, with projection and filter push-down, and nothing is downloaded.
+Tables have no delete files, so the planned data files are the table. They are read through the
+table's own file system and credentials, with projection and filter push-down, and nothing is
+downloaded.
 """
 
 from __future__ import annotations
@@ -24,7 +26,13 @@ from pyiceberg.table import Table
 
 from anabranch.common.errors import Refused, Transient
 from anabranch.common.temporary import temporary_folder
-from anabranch.iceberg.manifests import HOUR, HourManifest, hour_of_file, list_manifests, read_entries
+from anabranch.iceberg.manifests import (
+    HOUR,
+    HourManifest,
+    hour_of_file,
+    list_manifests,
+    read_entries,
+)
 from serving_layer.query.pruning import all_of, known_of_file, known_of_manifest, null_cases
 from serving_layer.query.reading import QueryProgress
 
@@ -36,7 +44,8 @@ _NOWHERE = LocalFileSystem()
 
 @contextmanager
 def connected(memory: str | None = None) -> Iterator[duckdb.DuckDBPyConnection]:
-    """A new connection, in UTC. Data beyond `memory` (default: most of the machine's) spills to a temporary folder."""
+    """A new connection, in UTC. Data beyond `memory` (default: most of the machine's) spills to a
+    temporary folder."""
     with temporary_folder("query") as folder:
         connection = duckdb.connect(":memory:")
         try:
@@ -63,7 +72,11 @@ def is_reading_failure(error: Exception) -> bool:
     PyArrow wraps DuckDB's; only the text remains."""
     said = str(error).partition("\n")[0]
     signs = ("reading the stream registered as", _ManifestsUnreadable.__name__)
-    return isinstance(error, duckdb.IOException) or said.startswith("IO Error") or any(sign in said for sign in signs)
+    return (
+        isinstance(error, duckdb.IOException)
+        or said.startswith("IO Error")
+        or any(sign in said for sign in signs)
+    )
 
 
 @contextmanager
@@ -83,7 +96,8 @@ def columns_only(table: Table) -> ds.Dataset:
 
 @dataclass(frozen=True)
 class Scan:
-    """One scan of a table: the projected columns, the pushed-down condition, and the files that remain to open."""
+    """One scan of a table: the projected columns, the pushed-down condition, and the files that
+    remain to open."""
 
     columns: tuple[str, ...]
     condition: str | None
@@ -127,14 +141,18 @@ class TableFiles:
         files = self.listed
         if files is None:
             files = self._read(self._satisfiable(self._of_hours(), known_of, condition))
-        return self._satisfiable(files, lambda f: known_of_file(schema, compared, specs[f.spec_id], f), condition)
+        return self._satisfiable(
+            files, lambda f: known_of_file(schema, compared, specs[f.spec_id], f), condition
+        )
 
     def _read(self, manifests: Sequence[HourManifest]) -> list[DataFile]:
         try:
             read = read_entries(self.table.io, [m.manifest for m in manifests])
             files = [entry.data_file for entries in read for entry in entries]
         except OSError as error:
-            raise _ManifestsUnreadable(f"expected the manifests of {self.name}, found: {error}") from error
+            raise _ManifestsUnreadable(
+                f"expected the manifests of {self.name}, found: {error}"
+            ) from error
         if self.hours is not None:
             files = [file for file in files if hour_of_file(self.table, file) in self.hours]
         if self.without:
@@ -147,7 +165,8 @@ class TableFiles:
         if not self.manifests:
             return columns_only(self.table)
         if not _readable_by_name(self.table):
-            # PyIceberg reads by field id: right for a renamed column too, but the whole table goes through memory.
+            # PyIceberg reads by field id: right for a renamed column too, but the whole table goes
+            # through memory.
             rows: BooleanExpression = AlwaysTrue()
             if self.hours is not None:
                 rows = And(rows, In(term=HOUR, literals=set(self.hours)))
@@ -157,7 +176,9 @@ class TableFiles:
                 self.scans.append(Scan(tuple(self.columns.names), None, tuple(self.select())))
                 return ds.dataset(self.table.scan(rows, snapshot_id=self.snapshot_id).to_arrow())
             except OSError as error:
-                raise Transient(f"read {self.name}: expected its files, found: {error} (run it again)") from error
+                raise Transient(
+                    f"read {self.name}: expected its files, found: {error} (run it again)"
+                ) from error
         made = _PlannedDataset([], self.columns, _PARQUET, _NOWHERE)
         made.planned, made.reading = self, reading
         return made
@@ -173,7 +194,9 @@ class TableFiles:
         for (scheme, netloc), paths in by_place.items():
             file_system = io.fs_by_scheme(scheme, netloc)
             # Its size spares a request for each file.
-            fragments = [_PARQUET.make_fragment(path, file_system, file_size=size) for path, size in paths]
+            fragments = [
+                _PARQUET.make_fragment(path, file_system, file_size=size) for path, size in paths
+            ]
             places.append(ds.FileSystemDataset(fragments, self.columns, _PARQUET, file_system))
         if not places:
             return columns_only(self.table)
@@ -188,9 +211,13 @@ class TableFiles:
         return [manifest for manifest, i in places if i < len(hours) and hours[i] <= manifest.last]
 
     def _satisfiable(
-        self, items: Sequence[T], known_of: Callable[[T], pc.Expression | None], condition: pc.Expression | None
+        self,
+        items: Sequence[T],
+        known_of: Callable[[T], pc.Expression | None],
+        condition: pc.Expression | None,
     ) -> Sequence[T]:
-        """The items with a possible row that meets the condition, by PyArrow's simplification of what is known."""
+        """The items with a possible row that meets the condition, by PyArrow's simplification of
+        what is known."""
         if condition is None:
             return items
         cases = null_cases(self.columns, condition)
@@ -207,15 +234,20 @@ class TableFiles:
 
 
 class _PlannedDataset(ds.FileSystemDataset):  # type: ignore[misc]
-    """The dataset for DuckDB: files are chosen when it requests a scanner with columns and a condition."""
+    """The dataset for DuckDB: files are chosen when it requests a scanner with columns and a
+    condition."""
 
     planned: TableFiles
     reading: QueryProgress | None
 
-    def scanner(self, columns: Any = None, filter: pc.Expression | None = None, **options: Any) -> Any:
+    def scanner(
+        self, columns: Any = None, filter: pc.Expression | None = None, **options: Any
+    ) -> Any:
         files = self.planned.select(filter)
         asked = tuple(columns if columns is not None else self.schema.names)
-        self.planned.scans.append(Scan(asked, str(filter) if filter is not None else None, tuple(files)))
+        self.planned.scans.append(
+            Scan(asked, str(filter) if filter is not None else None, tuple(files))
+        )
         scanner = self.planned.open(files).scanner(columns=columns, filter=filter, **options)
         return scanner if self.reading is None else self.reading.follow(scanner, len(files))
 
@@ -229,15 +261,22 @@ def plan_files(
 ) -> TableFiles:
     """The files of the table object's snapshot, or of `snapshot_id`. Raises Refused for a table
     that has delete files, Transient when the manifest list could not be read."""
-    snapshot = table.snapshot_by_id(snapshot_id) if snapshot_id is not None else table.current_snapshot()
+    snapshot = (
+        table.snapshot_by_id(snapshot_id) if snapshot_id is not None else table.current_snapshot()
+    )
     try:
         manifests, others = list_manifests(table, snapshot) if snapshot is not None else ([], [])
     except OSError as error:
-        raise Transient(f"read {name}: expected its manifests, found: {error} (run it again)") from error
-    if with_deletes := [m.manifest_path for m in others if m.has_added_files() or m.has_existing_files()]:
+        raise Transient(
+            f"read {name}: expected its manifests, found: {error} (run it again)"
+        ) from error
+    if with_deletes := [
+        m.manifest_path for m in others if m.has_added_files() or m.has_existing_files()
+    ]:
         raise Refused(
-            f"read {name}: expected no delete files, found some in {with_deletes[0]}; "
-            "only another writer adds them: read the table with an Iceberg engine, then rewrite its files"
+            f"read {name}: expected no delete files, found some in {with_deletes[0]}; only "
+            "another writer adds them: read the table with an Iceberg engine, then rewrite its "
+            "files"
         )
     return TableFiles(name, table, snapshot_id, hours, tuple(manifests), without)
 
@@ -250,10 +289,15 @@ def dataset(
 
 
 def _readable_by_name(table: Table) -> bool:
-    """Whether every column, nested ones too, has kept one name and one field id over all of the table's schemas."""
+    """Whether every column, nested ones too, has kept one name and one field id over all of the
+    table's schemas."""
     pairs = {
         (schema.find_field(column).field_id, column)
         for schema in table.schemas().values()
         for column in schema.column_names
     }
-    return len({field_id for field_id, _ in pairs}) == len(pairs) == len({column for _, column in pairs})
+    return (
+        len({field_id for field_id, _ in pairs})
+        == len(pairs)
+        == len({column for _, column in pairs})
+    )

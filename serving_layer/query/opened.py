@@ -1,4 +1,5 @@
-"""The files that a query opened: for each scan of a table its columns, files and bytes, and the totals."""
+"""The files that a query opened: for each scan of a table its columns, files and bytes, and the
+totals."""
 
 from __future__ import annotations
 
@@ -12,8 +13,9 @@ from serving_layer.query.datasets import Scan, TableFiles
 
 @dataclass(frozen=True)
 class Opened:
-    """One scan of a table. `bytes`: of the opened files; `column_bytes`: of the columns read of them; `all_files` and
-    `all_bytes`: of the snapshot. `condition`: the pushed-down condition that chose the files, or None."""
+    """One scan of a table. `bytes`: of the opened files; `column_bytes`: of the columns read of
+    them; `all_files` and `all_bytes`: of the snapshot. `condition`: the pushed-down condition that
+    chose the files, or None."""
 
     table: str
     columns: tuple[str, ...]
@@ -26,7 +28,8 @@ class Opened:
 
 
 def opened(read: Iterable[TableFiles]) -> list[Opened]:
-    """The files opened by queries that have ended. Opens every manifest of the tables. Raises OSError."""
+    """The files opened by queries that have ended. Opens every manifest of the tables. Raises
+    OSError."""
     found = []
     for planned in read:
         everything = planned.whole().select()
@@ -37,7 +40,11 @@ def opened(read: Iterable[TableFiles]) -> list[Opened]:
 def _opened(planned: TableFiles, scan: Scan, everything: Sequence[DataFile]) -> Opened:
     read = {c for c in planned.columns.names if c in scan.columns or c in (scan.condition or "")}
     schema = planned.table.schema()
-    ids = {id for id in schema.field_ids if (schema.find_column_name(id) or "").partition(".")[0] in read}
+    ids = {
+        id
+        for id in schema.field_ids
+        if (schema.find_column_name(id) or "").partition(".")[0] in read
+    }
     return Opened(
         planned.name,
         tuple(c for c in planned.columns.names if c in read),
@@ -46,5 +53,10 @@ def _opened(planned: TableFiles, scan: Scan, everything: Sequence[DataFile]) -> 
         len(everything),
         sum(file.file_size_in_bytes for file in scan.files),
         sum(file.file_size_in_bytes for file in everything),
-        sum(size for file in scan.files for id, size in (file.column_sizes or {}).items() if id in ids),
+        sum(
+            size
+            for file in scan.files
+            for id, size in (file.column_sizes or {}).items()
+            if id in ids
+        ),
     )

@@ -1,8 +1,9 @@
-"""Pruning: guarantees about the rows of a file, or of a manifest, before it is opened. Pure. A guarantee is a PyArrow
-expression. DuckDB passes pushed-down conditions to PyArrow, which skips files without a possible matching row, and
-treats a condition as met only where the guarantee implies it. So DuckDB and PyArrow define the meaning of a condition
-(nulls, NaN, time zones, LIKE, NOT, OR), and no SQL is translated here. A guarantee that is too weak opens a file too
-many; it is never too strong.
+"""Pruning: guarantees about the rows of a file, or of a manifest, before it is opened. Pure. A
+guarantee is a PyArrow expression. DuckDB passes pushed-down conditions to PyArrow, which skips
+files without a possible matching row, and treats a condition as met only where the guarantee
+implies it. So DuckDB and PyArrow define the meaning of a condition (nulls, NaN, time zones, LIKE,
+NOT, OR), and no SQL is translated here. A guarantee that is too weak opens a file too many; it is
+never too strong.
 """
 
 from __future__ import annotations
@@ -38,20 +39,25 @@ _EXACT = (
 _ORDERED = (*_EXACT, *_FLOATS)
 
 
-def known_of_file(schema: Schema, columns: pa.Schema, spec: PartitionSpec, file: DataFile) -> pc.Expression | None:
+def known_of_file(
+    schema: Schema, columns: pa.Schema, spec: PartitionSpec, file: DataFile
+) -> pc.Expression | None:
     """The guarantee of a data file's partition and bounds about its rows, for `columns` of the
     table's schema; None for none. `columns`: those that may be compared; others are left out.
     """
     partition = zip(spec.fields, (file.partition[i] for i in range(len(spec.fields))), strict=True)
     known = [_of_value(schema, columns, field, value) for field, value in partition]
-    known += [_of_bounds(columns, field, file) for field in schema.fields if field.name in columns.names]
+    known += [
+        _of_bounds(columns, field, file) for field in schema.fields if field.name in columns.names
+    ]
     return all_of(known)
 
 
 def known_of_manifest(
     schema: Schema, columns: pa.Schema, spec: PartitionSpec, manifest: ManifestFile
 ) -> pc.Expression | None:
-    """The guarantee of the manifest list about the rows of a manifest's files, for `columns`; None for none."""
+    """The guarantee of the manifest list about the rows of a manifest's files, for `columns`; None
+    for none."""
     known = []
     for field, summary in zip(spec.fields, manifest.partitions or (), strict=False):
         if summary.lower_bound is None or summary.upper_bound is None:
@@ -60,19 +66,29 @@ def known_of_manifest(
         if not isinstance(kind, _EXACT):
             continue
         low, high = from_bytes(kind, summary.lower_bound), from_bytes(kind, summary.upper_bound)
-        known.append(_of_values(schema, columns, field, low, high, nulls=bool(summary.contains_null)))
+        known.append(
+            _of_values(schema, columns, field, low, high, nulls=bool(summary.contains_null))
+        )
     return all_of(known)
 
 
 def null_cases(columns: pa.Schema, condition: pc.Expression) -> list[pc.Expression | None]:
-    """The cases beside a guarantee, one of which is true of every row: which of the nullable columns that the condition
-    looks up in a list (IN) are null. PyArrow cannot simplify a list where a value may be null."""
+    """The cases beside a guarantee, one of which is true of every row: which of the nullable
+    columns that the condition looks up in a list (IN) are null. PyArrow cannot simplify a list
+    where a value may be null."""
     text = str(condition)
-    listed = [pc.field(c.name) for c in columns if c.nullable and f"is_in({c.name}, " in text][:_CASES_OF]
-    return [all_of(case) for case in product(*((column.is_valid(), column.is_null()) for column in listed))]
+    listed = [pc.field(c.name) for c in columns if c.nullable and f"is_in({c.name}, " in text][
+        :_CASES_OF
+    ]
+    return [
+        all_of(case)
+        for case in product(*((column.is_valid(), column.is_null()) for column in listed))
+    ]
 
 
-def _of_value(schema: Schema, columns: pa.Schema, field: PartitionField, value: Any) -> pc.Expression | None:
+def _of_value(
+    schema: Schema, columns: pa.Schema, field: PartitionField, value: Any
+) -> pc.Expression | None:
     name = schema.find_column_name(field.source_id)
     if value is None or name is None or name not in columns.names:
         return None
@@ -90,14 +106,18 @@ def _of_values(
         return None
     column, kind, transform = pc.field(name), columns.field(name).type, str(field.transform)
     if transform == "identity" and isinstance(schema.find_type(name), _EXACT):
-        return _between(column, column >= pa.scalar(low, kind), column <= pa.scalar(high, kind), nulls)
+        return _between(
+            column, column >= pa.scalar(low, kind), column <= pa.scalar(high, kind), nulls
+        )
     if transform in _MICROS and pa.types.is_timestamp(kind):
         start, end = (pa.scalar(value * _MICROS[transform], kind) for value in (low, high + 1))
         return _between(column, column >= start, column < end, nulls)
     return None
 
 
-def _of_bounds(columns: pa.Schema, field: iceberg.NestedField, file: DataFile) -> pc.Expression | None:
+def _of_bounds(
+    columns: pa.Schema, field: iceberg.NestedField, file: DataFile
+) -> pc.Expression | None:
     kind, id = field.field_type, field.field_id
     if not isinstance(kind, _ORDERED):
         return None

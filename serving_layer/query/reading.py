@@ -17,7 +17,9 @@ LOG = logging.getLogger(__name__)
 _UPDATE_SECONDS = 0.5
 
 
-def counting(rows: pa.RecordBatchReader, note: Callable[[], object], at_end: bool) -> pa.RecordBatchReader:
+def counting(
+    rows: pa.RecordBatchReader, note: Callable[[], object], at_end: bool
+) -> pa.RecordBatchReader:
     """The same rows; calls `note` before the first, or after the last."""
 
     def batches() -> Iterator[pa.RecordBatch]:

@@ -22,20 +22,31 @@ from serving_layer.views.read import derive
 
 @dataclass(frozen=True)
 class Reader:
-    """The tables and views of a configuration's streams. `streams`: the stream of each table name."""
+    """The tables and views of a configuration's streams. `streams`: the stream of each table
+    name."""
 
     lake: Lake
     streams: Mapping[str, Stream]
 
     @contextmanager
-    def query(self, sql: str, selection: Selection, reading: QueryProgress | None = None) -> Iterator[Answer]:
+    def query(
+        self, sql: str, selection: Selection, reading: QueryProgress | None = None
+    ) -> Iterator[Answer]:
         """The answer to one reading statement (`open_query`) over the selected rows of the current
         tables; `reading` follows its progress."""
-        tables, select = self.lake.tables(self.streams), Selector(self.lake, self.streams, selection)
+        tables, select = (
+            self.lake.tables(self.streams),
+            Selector(self.lake, self.streams, selection),
+        )
         views = [
-            (stream, view) for stream in {s.name: s for s in self.streams.values()}.values() for view in stream.views
+            (stream, view)
+            for stream in {s.name: s for s in self.streams.values()}.values()
+            for view in stream.views
         ]
-        derived = {stream.view_table(view): partial(self.derived, stream, view, selection) for stream, view in views}
+        derived = {
+            stream.view_table(view): partial(self.derived, stream, view, selection)
+            for stream, view in views
+        }
         with open_query(
             sql,
             tables,
@@ -49,12 +60,13 @@ class Reader:
             yield answer
 
     def derived(self, stream: Stream, view: View, selection: Selection) -> Derived:
-        """A view over the selected rows. Raises ConfigurationError for one revision of one hour and for a group's hour,
-        Terminal, Transient."""
+        """A view over the selected rows. Raises ConfigurationError for one revision of one hour and
+        for a group's hour, Terminal, Transient."""
         if selection.revision is not None or selection.through is not None:
             kept = "by revision" if selection.revision is not None else "for a group's hour"
             raise ConfigurationError(
-                f"read {stream.view_table(view)}: expected {stream.table}, whose rows alone are kept {kept}"
+                f"read {stream.view_table(view)}: expected {stream.table}, whose rows alone are "
+                f"kept {kept}"
             )
         table = self.lake.load(stream.table)
         selected = Selector(self.lake, self.streams, selection)(stream.table, table)
@@ -66,8 +78,8 @@ class Reader:
 
 
 def open_reader(conf: str | Path | None = None) -> Reader:
-    """Read the configuration, and where it has families, which streams of them have tables. Raises ConfigurationError;
-    with families, Transient."""
+    """Read the configuration, and where it has families, which streams of them have tables. Raises
+    ConfigurationError; with families, Transient."""
     config.require_different_tables(conf)
     environment = config.load_environment(conf)
     streams = [config.load_stream(name, conf) for name in config.stream_names(conf)]

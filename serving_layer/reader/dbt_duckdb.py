@@ -1,7 +1,8 @@
 """A dbt-duckdb plugin: a stream's table, and its watermarks, as sources of a dbt project.
 
-A profile names this module among its `plugins`. A source's `config` says `plugin` and, unless they are its name and
-`rows`, `stream` and `read` (`rows` or `watermarks`). docs/how-to/follow-changes.md has a whole project.
+A profile names this module among its `plugins`. A source's `config` says `plugin` and, unless they
+are its name and `rows`, `stream` and `read` (`rows` or `watermarks`). docs/how-to/follow-changes.md
+has a whole project.
 """
 
 from __future__ import annotations
@@ -23,7 +24,11 @@ if TYPE_CHECKING:
 
 _TIME = pa.timestamp("us", "UTC")
 _WATERMARKS = pa.schema(
-    {"complete_through": pa.string(), "complete_until": _TIME, "fresh_through": _TIME}  # the hour, and its end
+    {
+        "complete_through": pa.string(),
+        "complete_until": _TIME,
+        "fresh_through": _TIME,
+    }  # the hour, and its end
 )
 
 
@@ -35,7 +40,8 @@ class Plugin(BasePlugin):  # type: ignore[misc]
         self._conf = plugin_config.get("conf")
 
     def load(self, source_config: SourceConfig) -> ds.Dataset | pa.Table:
-        """All rows of `main`, or one row of watermarks. Raises ConfigurationError, Refused, Transient."""
+        """All rows of `main`, or one row of watermarks. Raises ConfigurationError, Refused,
+        Transient."""
         table = open_table(source_config.get("stream", source_config.identifier), conf=self._conf)
         match read := source_config.get("read", "rows"):
             case "rows":
@@ -43,7 +49,8 @@ class Plugin(BasePlugin):  # type: ignore[misc]
             case "watermarks":
                 return _as_table(table.watermarks())
         raise ConfigurationError(
-            f"source {source_config.table_name()}, read: expected rows or watermarks, found {read!r}"
+            f"source {source_config.table_name()}, read: expected rows or watermarks, found "
+            f"{read!r}"
         )
 
     def default_materialization(self) -> str:

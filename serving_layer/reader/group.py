@@ -1,6 +1,7 @@
 """The tables of a group as of one hour: `anabranch.open(group="small", hour="2026-11-21T03")`.
 
-Ingest hours are cut by Kafka's time in every topic alike, so the same hour of all streams is one consistent cut.
+Ingest hours are cut by Kafka's time in every topic alike, so the same hour of all streams is one
+consistent cut.
 """
 
 from __future__ import annotations
@@ -31,10 +32,12 @@ _AT_ONCE = 16
 
 @dataclass(frozen=True)
 class GroupTables(Mapping[str, StreamTable]):
-    """The tables of a group by stream name, each with exactly the rows of the hours up to `hour`, as accepted.
+    """The tables of a group by stream name, each with exactly the rows of the hours up to `hour`,
+    as accepted.
 
-    Every read is of the snapshots that the group was opened with. When an hour up to `hour` is restated, its tag moves:
-    a read then raises Refused, and never returns other rows than the reads before it; open the group again.
+    Every read is of the snapshots that the group was opened with. When an hour up to `hour` is
+    restated, its tag moves: a read then raises Refused, and never returns other rows than the reads
+    before it; open the group again.
     """
 
     group: str
@@ -45,7 +48,9 @@ class GroupTables(Mapping[str, StreamTable]):
         """Raises ConfigurationError for a name that is no stream of the group."""
         if stream not in self.tables:
             known = ", ".join(self.tables)
-            raise ConfigurationError(f"group {self.group}: expected one of its streams ({known}), found {stream!r}")
+            raise ConfigurationError(
+                f"group {self.group}: expected one of its streams ({known}), found {stream!r}"
+            )
         return self.tables[stream]
 
     def __iter__(self) -> Iterator[str]:
@@ -56,9 +61,9 @@ class GroupTables(Mapping[str, StreamTable]):
 
 
 def open_group(group: str, hour: str, *, conf: str | Path | None = None) -> GroupTables:
-    """The tables of a group as of an hour. Raises ConfigurationError for a group or an hour that is none, for a wrong
-    file of one of its streams, and for an hour whose tag has expired; Refused for one that is not complete, or not
-    tagged yet; Transient."""
+    """The tables of a group as of an hour. Raises ConfigurationError for a group or an hour that is
+    none, for a wrong file of one of its streams, and for an hour whose tag has expired; Refused for
+    one that is not complete, or not tagged yet; Transient."""
     start_of(hour)
     environment = config.load_environment(conf)
     selected = config.select_streams(
@@ -68,11 +73,17 @@ def open_group(group: str, hour: str, *, conf: str | Path | None = None) -> Grou
         raise error
     shared, streams = Lake(environment), config.loaded(selected)
     with ThreadPoolExecutor(_AT_ONCE, "open") as threads:
-        opened = list(threads.map(lambda stream: _open(environment, stream, shared, group, hour), streams))
+        opened = list(
+            threads.map(lambda stream: _open(environment, stream, shared, group, hour), streams)
+        )
     # A stream that is late is why the others have no tag.
-    for missing in sorted((o for o in opened if isinstance(o, _Untagged)), key=lambda o: not o.is_late):
+    for missing in sorted(
+        (o for o in opened if isinstance(o, _Untagged)), key=lambda o: not o.is_late
+    ):
         raise missing.error
-    return GroupTables(group, hour, {o.stream.name: o for o in opened if isinstance(o, StreamTable)})
+    return GroupTables(
+        group, hour, {o.stream.name: o for o in opened if isinstance(o, StreamTable)}
+    )
 
 
 @dataclass(frozen=True)
@@ -83,7 +94,9 @@ class _Untagged:
     is_late: bool = False
 
 
-def _open(environment: Environment, stream: Stream, shared: Lake, group: str, hour: str) -> StreamTable | _Untagged:
+def _open(
+    environment: Environment, stream: Stream, shared: Lake, group: str, hour: str
+) -> StreamTable | _Untagged:
     lake = open_lake(environment, stream, shared=shared)
     stream = with_table_columns(stream, lake)
     table = lake.load(stream.table)
@@ -96,14 +109,25 @@ def _open(environment: Environment, stream: Stream, shared: Lake, group: str, ho
 
 
 def _why_untagged(stream: Stream, table: Table, group: str, hour: str) -> _Untagged:
-    what = f"group {group}, hour {hour}, stream {stream.name}: expected tag {group_tag(group, hour)} on {stream.table}"
+    what = (
+        f"group {group}, hour {hour}, stream {stream.name}: expected tag {group_tag(group, hour)} "
+        f"on {stream.table}"
+    )
     through, tagged = complete_through(read_state(table)), list(tagged_hours(table, group).values())
     if through is None or through < hour:
-        found = f"found the stream complete through {through or 'no hour'}; wait for its batch layer"
+        found = (
+            f"found the stream complete through {through or 'no hour'}; wait for its batch layer"
+        )
         return _Untagged(Refused(f"{what}, {found}"), is_late=True)
     if tagged and hour < tagged[0]:
-        found = f"found tags since {tagged[0]}: older ones expired after maintain.group_hours; open a newer hour"
+        found = (
+            f"found tags since {tagged[0]}: older ones expired after maintain.group_hours; open a "
+            "newer hour"
+        )
         return _Untagged(ConfigurationError(f"{what}, {found}"))
-    remedy = f"once every stream of the group is complete, run `anabranch complete-through --group {group} --tag`"
+    remedy = (
+        "once every stream of the group is complete, run `anabranch complete-through --group "
+        f"{group} --tag`"
+    )
     found = f"found the stream complete and not tagged; {remedy}"
     return _Untagged(Refused(f"{what}, {found}"))

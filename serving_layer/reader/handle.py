@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 class Rows:
     """The wanted rows and columns; all by default.
 
-    `columns`: by name. `hours`: one ingest hour, or the first and the last. `since` and `until`: event time, the
-    latter exclusive; UTC without an offset. `where`: a condition in DuckDB's SQL.
+    `columns`: by name. `hours`: one ingest hour, or the first and the last. `since` and `until`:
+    event time, the latter exclusive; UTC without an offset. `where`: a condition in DuckDB's SQL.
     """
 
     columns: Sequence[str] | None = None
@@ -54,8 +54,9 @@ class Rows:
 
 @dataclass(frozen=True)
 class StreamTable:
-    """A stream's table: read as it is at each call, or as of what it was opened for. Each method takes the fields of
-    `Rows`. Raises ConfigurationError for wrong columns, hours or times, Transient when the lake does not answer."""
+    """A stream's table: read as it is at each call, or as of what it was opened for. Each method
+    takes the fields of `Rows`. Raises ConfigurationError for wrong columns, hours or times,
+    Transient when the lake does not answer."""
 
     reader: Reader
     stream: Stream
@@ -76,12 +77,14 @@ class StreamTable:
             import polars
         except ImportError as error:
             raise ConfigurationError(
-                f"read {self.stream.name}: expected polars to be installed, found none; run `pip install polars`"
+                f"read {self.stream.name}: expected polars to be installed, found none; run `pip "
+                "install polars`"
             ) from error
         return polars.from_arrow(self.arrow(**rows))
 
     def duckdb(self, **rows: Any) -> duckdb.DuckDBPyRelation:
-        """The rows as a relation of a new DuckDB connection: read lazily, and only what the whole query needs."""
+        """The rows as a relation of a new DuckDB connection: read lazily, and only what the whole
+        query needs."""
         table, selected = self._selected()
         relation = open_relation(self.stream.table, table, selected)
         wanted = Rows(**rows)
@@ -96,7 +99,8 @@ class StreamTable:
         return dataset(self.stream.table, table, selected.snapshot_id, selected.hours)
 
     def watermarks(self) -> Watermarks:
-        """The hour through which `main` is complete and the time through which it is fresh. Raises Transient."""
+        """The hour through which `main` is complete and the time through which it is fresh. Raises
+        Transient."""
         if self.selection.through is not None:
             return Watermarks(self.selection.through.hour)
         table, as_of = self.reader.lake.load(self.stream.table), self.selection.as_of
@@ -106,7 +110,8 @@ class StreamTable:
         return Watermarks.from_properties(snapshot_properties(table, at))
 
     def provenance(self, **rows: Any) -> Provenance:
-        """Provenance of the rows: ingest hours and event dates, serving layers, and whether more rows may come."""
+        """Provenance of the rows: ingest hours and event dates, serving layers, and whether more
+        rows may come."""
         with self._answer(Rows(**(rows | {"columns": ("kafka_offset",)}))) as answer:
             for _ in answer.rows:
                 pass
@@ -115,7 +120,9 @@ class StreamTable:
 
     def _selected(self) -> tuple[Table, Selected]:
         table = self.reader.lake.load(self.stream.table)
-        return table, Selector(self.reader.lake, self.reader.streams, self.selection)(self.stream.table, table)
+        return table, Selector(self.reader.lake, self.reader.streams, self.selection)(
+            self.stream.table, table
+        )
 
     def view(self, name: str) -> StreamView:
         """One of the stream's views. Raises ConfigurationError for an unknown name."""
@@ -123,7 +130,9 @@ class StreamTable:
             if view.name == name:
                 return StreamView(self.reader, self.stream, view, self.selection)
         known = ", ".join(v.name for v in self.stream.views) or "none"
-        raise ConfigurationError(f"stream {self.stream.name}: expected one of its views ({known}), found {name!r}")
+        raise ConfigurationError(
+            f"stream {self.stream.name}: expected one of its views ({known}), found {name!r}"
+        )
 
     @contextmanager
     def _answer(self, wanted: Rows) -> Iterator[Answer]:
@@ -137,24 +146,35 @@ class StreamTable:
     def _columns(self, wanted: Rows) -> str:
         if isinstance(wanted.columns, str):
             raise ConfigurationError(f"columns: expected a list of names, found {wanted.columns!r}")
-        return "*" if wanted.columns is None else ", ".join(quoted(column) for column in wanted.columns)
+        return (
+            "*"
+            if wanted.columns is None
+            else ", ".join(quoted(column) for column in wanted.columns)
+        )
 
     def _conditions(self, wanted: Rows) -> str:
         conditions = [f"({wanted.where}\n)"] if wanted.where is not None else []
         if wanted.hours is not None:
-            first, last = (wanted.hours, wanted.hours) if isinstance(wanted.hours, str) else wanted.hours
+            first, last = (
+                (wanted.hours, wanted.hours) if isinstance(wanted.hours, str) else wanted.hours
+            )
             if start_of(first) > start_of(last):
-                raise ConfigurationError(f"hours: expected the earlier hour first, found {first} and {last}")
+                raise ConfigurationError(
+                    f"hours: expected the earlier hour first, found {first} and {last}"
+                )
             conditions.append(f"ingest_hour BETWEEN '{first}' AND '{last}'")
         for name, when, comparison in (("since", wanted.since, ">="), ("until", wanted.until, "<")):
             if when is None:
                 continue
             if self.stream.event_time is None:
                 raise ConfigurationError(
-                    f"{name}: expected a stream whose file has an event_time, found {self.stream.name}; ask by hours="
+                    f"{name}: expected a stream whose file has an event_time, found "
+                    f"{self.stream.name}; ask by hours="
                 )
             moment = _moment(name, when).isoformat()
-            conditions.append(f"{quoted(self.stream.event_time.column)} {comparison} TIMESTAMPTZ '{moment}'")
+            conditions.append(
+                f"{quoted(self.stream.event_time.column)} {comparison} TIMESTAMPTZ '{moment}'"
+            )
         return " AND ".join(conditions)
 
 
@@ -188,7 +208,9 @@ class StreamView:
         name: of the current snapshots, while these are kept. Raises ConfigurationError for a handle
         that was opened as of another time or for accepted hours alone."""
         if self.selection != Selection():
-            raise ConfigurationError(f"view {self.definition.name}: Spark reads it as it is: expected no selection")
+            raise ConfigurationError(
+                f"view {self.definition.name}: Spark reads it as it is: expected no selection"
+            )
         state = load_state(self.reader.lake, self.stream.table)
         return session.sql(spark_sql(self.reader.lake, self.stream, self.definition, state))
 
@@ -197,18 +219,25 @@ def _moment(name: str, when: datetime | str) -> datetime:
     try:
         moment = datetime.fromisoformat(when) if isinstance(when, str) else when
     except ValueError as error:
-        raise ConfigurationError(f"{name}: expected a time such as 2026-11-21T03:00, found {when!r}") from error
+        raise ConfigurationError(
+            f"{name}: expected a time such as 2026-11-21T03:00, found {when!r}"
+        ) from error
     return moment.replace(tzinfo=moment.tzinfo or UTC).astimezone(UTC)
 
 
 def open_table(
-    stream: str, *, conf: str | Path | None = None, as_of: str | None = None, only_accepted: bool = False
+    stream: str,
+    *,
+    conf: str | Path | None = None,
+    as_of: str | None = None,
+    only_accepted: bool = False,
 ) -> StreamTable:
-    """A stream's table, to be read: as it is, or `as_of` a tag, a branch, a snapshot's id or a time; of all hours, or
-    of accepted ones alone. `conf` is the configuration folder (default: ANABRANCH_CONF, else conf).
+    """A stream's table, to be read: as it is, or `as_of` a tag, a branch, a snapshot's id or a
+    time; of all hours, or of accepted ones alone. `conf` is the configuration folder (default:
+    ANABRANCH_CONF, else conf).
 
-    Nothing is opened yet but the configuration, and the catalog where the stream may be a family's or its columns are
-    those of its subject. Raises ConfigurationError, Transient.
+    Nothing is opened yet but the configuration, and the catalog where the stream may be a family's
+    or its columns are those of its subject. Raises ConfigurationError, Transient.
     """
     environment = config.load_environment(conf)
     has_file = stream in config.stream_names(conf)

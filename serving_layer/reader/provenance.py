@@ -1,5 +1,5 @@
-"""Provenance of a result: the hours and event dates of its files, their serving layers and revisions, and whether more
-rows may come."""
+"""Provenance of a result: the hours and event dates of its files, their serving layers and
+revisions, and whether more rows may come."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ _EPOCH = date(1970, 1, 1)
 
 @dataclass(frozen=True)
 class HourProvenance:
-    """An ingest hour with opened files: the layer that serves it, the accepted revision if these are its rows, whether
-    all of the hour's records are in it, and the reason if not, or another remark. `rows`: those of the files."""
+    """An ingest hour with opened files: the layer that serves it, the accepted revision if these
+    are its rows, whether all of the hour's records are in it, and the reason if not, or another
+    remark. `rows`: those of the files."""
 
     hour: str
     layer: Layer
@@ -44,8 +45,8 @@ class HourProvenance:
 
 @dataclass(frozen=True)
 class DateProvenance:
-    """An event date in the files read, and its number of hours; complete once every hour that can contain records of it
-    is accepted."""
+    """An event date in the files read, and its number of hours; complete once every hour that can
+    contain records of it is accepted."""
 
     event_date: date
     hours: int
@@ -69,28 +70,43 @@ class Provenance:
 def provenance(
     lake: Lake, streams: Mapping[str, Stream], selection: Selection, read: Iterable[TableFiles]
 ) -> list[Provenance]:
-    """Provenance of a result in each stream's table. Raises Terminal for a snapshot without the state of `main`,
-    Transient."""
+    """Provenance of a result in each stream's table. Raises Terminal for a snapshot without the
+    state of `main`, Transient."""
     return [
         _provenance(lake, streams[planned.name], selection, planned)
         for planned in read
-        if streams[planned.name].table == planned.name and planned.table.current_snapshot() is not None
+        if streams[planned.name].table == planned.name
+        and planned.table.current_snapshot() is not None
     ]
 
 
-def _provenance(lake: Lake, stream: Stream, selection: Selection, planned: TableFiles) -> Provenance:
+def _provenance(
+    lake: Lake, stream: Stream, selection: Selection, planned: TableFiles
+) -> Provenance:
     table = planned.table
-    snapshot = table.snapshot_by_id(planned.snapshot_id) if planned.snapshot_id else table.current_snapshot()
+    snapshot = (
+        table.snapshot_by_id(planned.snapshot_id)
+        if planned.snapshot_id
+        else table.current_snapshot()
+    )
     assert snapshot is not None
     opened = list({file.file_path: file for scan in planned.scans for file in scan.files}.values())
-    by_hour, by_date = _grouped(opened, partial(hour_of_file, table)), _grouped(opened, partial(_date_of, table))
+    by_hour, by_date = (
+        _grouped(opened, partial(hour_of_file, table)),
+        _grouped(opened, partial(_date_of, table)),
+    )
     if (revision := selection.revision) is not None:
         seen, revisions = shown(table, None), {revision.hour: revision.number}
         seen = Shown(seen.state, "batch")
     else:
-        # A group's tag is on `batch`, and moves with each restatement: its hours are as the state has them.
+        # A group's tag is on `batch`, and moves with each restatement: its hours are as the state
+        # has them.
         is_of_group = selection.through is not None
-        seen = Shown(shown(table, None).state, "batch") if is_of_group else shown(table, planned.snapshot_id)
+        seen = (
+            Shown(shown(table, None).state, "batch")
+            if is_of_group
+            else shown(table, planned.snapshot_id)
+        )
         revisions = accepted_revisions(lake, stream, seen, by_hour, made_at(snapshot))
     return Provenance(
         planned.name,
@@ -128,10 +144,14 @@ def accepted_revisions(
     return revisions
 
 
-def _hour(seen: Shown, hour: str, revisions: Mapping[str, int], files: Sequence[DataFile]) -> HourProvenance:
+def _hour(
+    seen: Shown, hour: str, revisions: Mapping[str, int], files: Sequence[DataFile]
+) -> HourProvenance:
     complete, note = hour_completeness(seen, hour)
     rows = sum(file.record_count for file in files)
-    return HourProvenance(hour, seen.layer(hour), revisions.get(hour), complete, note, len(files), rows)
+    return HourProvenance(
+        hour, seen.layer(hour), revisions.get(hour), complete, note, len(files), rows
+    )
 
 
 def hour_completeness(seen: Shown, hour: str) -> tuple[bool, str | None]:
@@ -146,22 +166,34 @@ def hour_completeness(seen: Shown, hour: str) -> tuple[bool, str | None]:
     if (reason := coverage.uncovered_reason(state, layer, hour)) is not None:
         return False, reason
     if layer == "speed":
-        return True, "not accepted yet" if not state.is_accepted(hour) else "served by speed by choice"
+        return True, "not accepted yet" if not state.is_accepted(
+            hour
+        ) else "served by speed by choice"
     if (accepted := state.accepted.get(hour)) is not None and accepted.unread:
         return True, f"rebuilt once {', '.join(accepted.unread)} is read"
     return True, None
 
 
-def _date(stream: Stream, seen: Shown, day: date, table: Table, files: Sequence[DataFile]) -> DateProvenance:
+def _date(
+    stream: Stream, seen: Shown, day: date, table: Table, files: Sequence[DataFile]
+) -> DateProvenance:
     complete, note = date_completeness(stream, seen, day)
     hours = {hour_of_file(table, file) for file in files}
-    return DateProvenance(day, len(hours), complete, note, len(files), sum(file.record_count for file in files))
+    return DateProvenance(
+        day, len(hours), complete, note, len(files), sum(file.record_count for file in files)
+    )
 
 
 def date_completeness(stream: Stream, seen: Shown, day: date) -> tuple[bool, str | None]:
-    """Whether all hours that can contain records of an event date are accepted, and why not. Pure."""
+    """Whether all hours that can contain records of an event date are accepted, and why not.
+    Pure."""
     bounds = stream.event_time
-    if bounds is None or bounds.past is None or bounds.future is None or stream.most_event_dates is None:
+    if (
+        bounds is None
+        or bounds.past is None
+        or bounds.future is None
+        or stream.most_event_dates is None
+    ):
         return False, "its late records have no bound (event_time.past, event_time.future)"
     begin = datetime.combine(day, time(), UTC)
     end = begin + timedelta(days=1)
@@ -170,10 +202,25 @@ def date_completeness(stream: Stream, seen: Shown, day: date) -> tuple[bool, str
     first, last = hour_of(begin - bounds.future - timedelta(hours=1)), hour_of(end + bounds.past)
     if last >= timeline.open:
         return False, f"records of it may come until {last}"
-    waiting = [h for h in hours_between(max(first, timeline.first), shift(last, 1)) if not seen.is_accepted(h)]
+    waiting = [
+        h
+        for h in hours_between(max(first, timeline.first), shift(last, 1))
+        if not seen.is_accepted(h)
+    ]
     if waiting:
-        return False, f"{len(waiting)} hours that may contain it are not accepted, the first is {waiting[0]}"
-    gone = [h for h in hours_between(max(first, timeline.first), shift(last, 1)) if seen.state.is_expired(h)]
+        return (
+            False,
+            f"{len(waiting)} hours that may contain it are not accepted, the first is {waiting[0]}",
+        )
+    gone = [
+        h
+        for h in hours_between(max(first, timeline.first), shift(last, 1))
+        if seen.state.is_expired(h)
+    ]
     if gone:
-        return False, f"{len(gone)} hours that may contain it have expired (keep.rows), the last is {gone[-1]}"
+        return (
+            False,
+            f"{len(gone)} hours that may contain it have expired (keep.rows), the last is "
+            f"{gone[-1]}",
+        )
     return True, None

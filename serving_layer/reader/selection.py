@@ -38,9 +38,9 @@ class GroupHour:
 
 @dataclass(frozen=True)
 class Selection:
-    """The selected rows: as of a tag, branch, snapshot id or time; of accepted hours only; one revision of one hour; or
-    a group's hour: the hours up to `through`, as of the group's tag, while this is on the snapshot that it was opened
-    with.
+    """The selected rows: as of a tag, branch, snapshot id or time; of accepted hours only; one
+    revision of one hour; or a group's hour: the hours up to `through`, as of the group's tag, while
+    this is on the snapshot that it was opened with.
 
     Raises ConfigurationError for options that exclude each other.
     """
@@ -55,13 +55,15 @@ class Selection:
             return
         start_of(self.revision.hour)
         if self.as_of is not None or self.only_accepted:
-            raise ConfigurationError("a revision is of one moment and accepted: expected no as-of, no only-accepted")
+            raise ConfigurationError(
+                "a revision is of one moment and accepted: expected no as-of, no only-accepted"
+            )
 
 
 @dataclass(frozen=True)
 class Shown:
-    """The content of a snapshot: the hours' state, and the layer, if it is one layer's branch. `main` has each hour
-    from the layer that serves it."""
+    """The content of a snapshot: the hours' state, and the layer, if it is one layer's branch.
+    `main` has each hour from the layer that serves it."""
 
     state: State
     branch: Layer | None = None
@@ -76,17 +78,20 @@ class Shown:
 
     def accepted_hours(self) -> frozenset[str]:
         timeline = self.state.timeline
-        return frozenset(h for h in hours_between(timeline.first, timeline.open) if self.is_accepted(h))
+        return frozenset(
+            h for h in hours_between(timeline.first, timeline.open) if self.is_accepted(h)
+        )
 
 
 def snapshot_as_of(lake: Lake, stream: Stream, table: Table, as_of: str) -> int:
-    """The snapshot of `find_snapshot`. Of hours sealed together only the last has a tag, used for `main-<hour>` of
-    each. Raises ConfigurationError, Transient."""
+    """The snapshot of `find_snapshot`. Of hours sealed together only the last has a tag, used for
+    `main-<hour>` of each. Raises ConfigurationError, Transient."""
     return find_snapshot(table, _tag_of_hour(lake, stream, table, as_of) or as_of)
 
 
 def _tag_of_hour(lake: Lake, stream: Stream, table: Table, name: str) -> str | None:
-    """The tag of the seal that included the hour of `main-<hour>`, if the hour has no tag of its own."""
+    """The tag of the seal that included the hour of `main-<hour>`, if the hour has no tag of its
+    own."""
     refs = table.metadata.refs
     hour = name.removeprefix(SEALED_TAG)
     if name in refs or hour == name or not is_hour(hour):
@@ -95,8 +100,14 @@ def _tag_of_hour(lake: Lake, stream: Stream, table: Table, name: str) -> str | N
     if not later:
         return None
     rows = Ledger(lake, stream.hours_table).history((hour, later[0]), without=ledger.BULKY)
-    seals = {row.hour: row.decision_id.removesuffix(row.hour) for row in rows if row.decision == "sealed"}
-    return f"{SEALED_TAG}{later[0]}" if seals.keys() == {hour, later[0]} and len({*seals.values()}) == 1 else None
+    seals = {
+        row.hour: row.decision_id.removesuffix(row.hour) for row in rows if row.decision == "sealed"
+    }
+    return (
+        f"{SEALED_TAG}{later[0]}"
+        if seals.keys() == {hour, later[0]} and len({*seals.values()}) == 1
+        else None
+    )
 
 
 def shown(table: Table, snapshot_id: int | None) -> Shown:
@@ -133,13 +144,17 @@ class Selector:
         if not selection.only_accepted or name in stream.plain_tables:
             return Selected(snapshot_id)
         rows = table if name == stream.table else self.lake.load(stream.table)
-        seen = shown(rows, snapshot_as_of(self.lake, stream, rows, as_of) if as_of is not None else None)
+        seen = shown(
+            rows, snapshot_as_of(self.lake, stream, rows, as_of) if as_of is not None else None
+        )
         if seen.branch == "speed":
-            raise ConfigurationError(f"read {name}: expected main or batch, whose hours are accepted, found speed")
+            raise ConfigurationError(
+                f"read {name}: expected main or batch, whose hours are accepted, found speed"
+            )
         if seen.branch is None and selection.as_of is None and not seen.state.is_merged:
             raise Refused(
-                f"read {name}: expected main to be merged from its current branches, found that it is not; "
-                f"run `anabranch merge {stream.name}`"
+                f"read {name}: expected main to be merged from its current branches, found that "
+                f"it is not; run `anabranch merge {stream.name}`"
             )
         return Selected(snapshot_id, seen.accepted_hours())
 
@@ -147,23 +162,32 @@ class Selector:
         from anabranch.protocol.decisions import decisions
 
         if name != stream.table:
-            raise ConfigurationError(f"read {name}: expected {stream.table}, whose rows alone are kept by revision")
-        known = {d.revision: d for d in decisions(self.lake, stream, revision.hour) if d.decision == "accepted"}
+            raise ConfigurationError(
+                f"read {name}: expected {stream.table}, whose rows alone are kept by revision"
+            )
+        known = {
+            d.revision: d
+            for d in decisions(self.lake, stream, revision.hour)
+            if d.decision == "accepted"
+        }
         what = f"hour {revision.hour} of {stream.name}"
         if (wanted := known.get(revision.number)) is None:
             found = ", ".join(map(str, sorted(known))) or "none"
-            raise ConfigurationError(f"{what}: expected an accepted revision, found {revision.number} (known: {found})")
+            raise ConfigurationError(
+                f"{what}: expected an accepted revision, found {revision.number} (known: {found})"
+            )
         if revision.number == max(known):
             if not read_state(table).is_accepted(revision.hour):
                 raise Refused(
-                    f"{what}: expected it on the batch branch, found that it waits to be rebuilt; run `anabranch "
-                    f"batch {stream.name} --hour {revision.hour}`"
+                    f"{what}: expected it on the batch branch, found that it waits to be rebuilt; "
+                    f"run `anabranch batch {stream.name} --hour {revision.hour}`"
                 )
             return Selected(heads(table)["batch"], frozenset({revision.hour}))
         if wanted.tag is None or wanted.query is None:
             raise Refused(
-                f"{what}: expected revision {revision.number} to be readable, found: {wanted.readable}; `anabranch "
-                f"hours {stream.name} --history {revision.hour}` has those that are"
+                f"{what}: expected revision {revision.number} to be readable, found: "
+                f"{wanted.readable}; `anabranch hours {stream.name} --history {revision.hour}` "
+                "has those that are"
             )
         return Selected(find_snapshot(table, wanted.tag), frozenset({revision.hour}))
 
@@ -171,10 +195,12 @@ class Selector:
 def _through(name: str, table: Table, of: GroupHour) -> Selected:
     ref = table.metadata.refs.get(of.tag)
     if ref is None or ref.snapshot_id != of.snapshot_id:
-        found = "that it has expired" if ref is None else "that an hour up to it was restated meanwhile"
+        found = (
+            "that it has expired" if ref is None else "that an hour up to it was restated meanwhile"
+        )
         raise Refused(
-            f"read {name}: expected tag {of.tag} on the snapshot that it was opened with, found {found}; open the "
-            "group again"
+            f"read {name}: expected tag {of.tag} on the snapshot that it was opened with, found "
+            f"{found}; open the group again"
         )
     first = read_state(table).timeline.first
     return Selected(of.snapshot_id, frozenset(hours_between(first, shift(of.hour, 1))))

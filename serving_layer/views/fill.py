@@ -1,6 +1,7 @@
 """Fill views: compute the partials of hours accepted or restated since a view was last filled.
 
-1. Find accepted hours without partials of the rows that `main` serves; oldest first, some at a time.
+1. Find accepted hours without partials of the rows that `main` serves; oldest first, some at a
+  time.
 2. Compute them with DuckDB from the hours' files in that snapshot.
 3. Replace these hours' partials in the view's table, in one commit over its head.
 
@@ -48,7 +49,8 @@ _WRITE = {f"write.metadata.metrics.column.{name}": "full" for name in PROVENANCE
 
 @dataclass(frozen=True)
 class FilledView:
-    """How many accepted hours of a view are read from partials, and which are computed from rows."""
+    """How many accepted hours of a view are read from partials, and which are computed from
+    rows."""
 
     view: str
     table: str
@@ -60,7 +62,9 @@ def fill_status(lake: Lake, stream: Stream) -> list[FilledView]:
     """How far each view of a stream is filled. Raises Terminal, Transient."""
     state = load_state(lake, stream.table)
     hours = {view: partial_hours(lake, stream, view, state) for view in stream.views}
-    return [FilledView(v.name, stream.view_table(v), len(h.taken), h.lacking) for v, h in hours.items()]
+    return [
+        FilledView(v.name, stream.view_table(v), len(h.taken), h.lacking) for v, h in hours.items()
+    ]
 
 
 def try_fill(lake: Lake, stream: Stream) -> None:
@@ -70,8 +74,8 @@ def try_fill(lake: Lake, stream: Stream) -> None:
             fill(lake, stream, view)
         except AnabranchError as error:
             LOG.warning(
-                "view %s: not filled, hours are read from rows until the next batch run or `anabranch views "
-                "%s --fill`: %s",
+                "view %s: not filled, hours are read from rows until the next batch run or "
+                "`anabranch views %s --fill`: %s",
                 stream.view_table(view),
                 stream.name,
                 error,
@@ -81,8 +85,8 @@ def try_fill(lake: Lake, stream: Stream) -> None:
 def fill(lake: Lake, stream: Stream, view: View) -> int:
     """Fill a view until every accepted hour has partials; returns the number of hours filled.
 
-    Several processes may do so at once. Raises Terminal for values that cannot be aggregated, and when `apply` has not
-    created the view's table for its definition; Transient.
+    Several processes may do so at once. Raises Terminal for values that cannot be aggregated, and
+    when `apply` has not created the view's table for its definition; Transient.
     """
     done = refusals = 0
     with Progress(LOG, f"view {stream.view_table(view)}", "hours") as progress:
@@ -99,59 +103,78 @@ def fill(lake: Lake, stream: Stream, view: View) -> int:
                 continue
             reach(Step.VIEW_FILLED)
             done, refusals = done + len(some), 0
-            LOG.info("view %s: filled hours first=%s last=%s", stream.view_table(view), some[0], some[-1])
+            LOG.info(
+                "view %s: filled hours first=%s last=%s", stream.view_table(view), some[0], some[-1]
+            )
             progress.step(len(some))
         raise Transient(
-            f"fill view {stream.view_table(view)}: expected to commit in {_REFUSALS} attempts, found each refused; "
-            "run it again"
+            f"fill view {stream.view_table(view)}: expected to commit in {_REFUSALS} attempts, "
+            "found each refused; run it again"
         )
 
 
-def compute(stream: Stream, view: View, state: State, hours: PartialHours, some: tuple[str, ...]) -> pa.Table:
-    """The partials of some hours, in the columns of the view's table. Raises Terminal, Transient. An hour without
-    records gets one row, which records that it was computed."""
+def compute(
+    stream: Stream, view: View, state: State, hours: PartialHours, some: tuple[str, ...]
+) -> pa.Table:
+    """The partials of some hours, in the columns of the view's table. Raises Terminal, Transient.
+    An hour without records gets one row, which records that it was computed."""
     table = hours.partials
     files = files_by_hour(state.table, "main", some)
     provenance = [
-        (h, hours.decisions.get(h, _UNKNOWN), digest_of(files.get(h, ())), stream.definition(view)) for h in some
+        (h, hours.decisions.get(h, _UNKNOWN), digest_of(files.get(h, ())), stream.definition(view))
+        for h in some
     ]
     schema = schema_to_pyarrow(table.schema(), include_field_ids=False)
     rows = plan_files(stream.table, state.table, heads(state.table)["main"], some)
-    doing = f"compute the partials of view {stream.view_table(view)} of hours {some[0]} to {some[-1]}"
+    doing = (
+        f"compute the partials of view {stream.view_table(view)} of hours {some[0]} to {some[-1]}"
+    )
     with connected() as connection:
         connection.register(_ROWS, rows.dataset())
         if (add_functions := functions_of(stream, view)) is not None:
             add_functions(connection)
         connection.register(
-            "provenance", pa.table(dict(zip((HOUR, *PROVENANCE_COLUMNS), zip(*provenance, strict=True), strict=True)))
+            "provenance",
+            pa.table(
+                dict(zip((HOUR, *PROVENANCE_COLUMNS), zip(*provenance, strict=True), strict=True))
+            ),
         )
         partials = partials_sql(DUCKDB, stream, view, quoted(_ROWS))
         sql = (
-            f"SELECT provenance.*, p.* EXCLUDE ({HOUR}, {RECORDS}), coalesce(p.{RECORDS}, 0) AS {RECORDS} "
-            f"FROM provenance LEFT JOIN ({partials}) p ON p.{HOUR} = provenance.{HOUR} "
+            f"SELECT provenance.*, p.* EXCLUDE ({HOUR}, {RECORDS}), coalesce(p.{RECORDS}, 0) AS "
+            f"{RECORDS} FROM provenance LEFT JOIN ({partials}) p ON p.{HOUR} = provenance.{HOUR} "
             f"ORDER BY provenance.{HOUR}, {WINDOW_START}"
         )
         try:
             computed = connection.sql(sql).to_arrow_table()
         except (duckdb.Error, pa.ArrowException, OSError) as error:
             if is_reading_failure(error):
-                raise Transient(f"{doing}: expected to read every data file, found: {error} (run it again)") from error
+                raise Transient(
+                    f"{doing}: expected to read every data file, found: {error} (run it again)"
+                ) from error
             raise Terminal(
-                f"{doing}: expected values that can be aggregated, found: {error}; change the view in the stream's "
-                "file, then run `anabranch apply`"
+                f"{doing}: expected values that can be aggregated, found: {error}; change the "
+                "view in the stream's file, then run `anabranch apply`"
             ) from error
     if lacking := [name for name in computed.column_names if name not in schema.names]:
         name = ".".join(table.name())
-        raise Terminal(f"table {name}: expected column {lacking[0]}, found none; run `anabranch apply {stream.name}`")
+        raise Terminal(
+            f"table {name}: expected column {lacking[0]}, found none; run `anabranch apply "
+            f"{stream.name}`"
+        )
     # Columns of an older definition stay unused.
     columns = [
-        computed[f.name].cast(f.type) if f.name in computed.column_names else pa.nulls(len(computed), f.type)
+        computed[f.name].cast(f.type)
+        if f.name in computed.column_names
+        else pa.nulls(len(computed), f.type)
         for f in schema
     ]
     return pa.table(columns, schema=schema)
 
 
-def _replace(lake: Lake, stream: Stream, view: View, hours: PartialHours, partials: pa.Table) -> bool:
+def _replace(
+    lake: Lake, stream: Stream, view: View, hours: PartialHours, partials: pa.Table
+) -> bool:
     """Replace the partials of their hours; False when another process was first."""
     table, id = hours.partials, new_id()
     some = tuple(partials[HOUR].unique().to_pylist())
@@ -160,4 +183,7 @@ def _replace(lake: Lake, stream: Stream, view: View, hours: PartialHours, partia
         files = write_files(table, partials, _WRITE)
     reach(Step.VIEW_WRITTEN)
     change = Change("main", tuple(files), clear=some)
-    return lake.land(table, Commit(id, heads(table), (change,), expire=plan_expiry(table, id, now))) is not None
+    return (
+        lake.land(table, Commit(id, heads(table), (change,), expire=plan_expiry(table, id, now)))
+        is not None
+    )

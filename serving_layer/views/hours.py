@@ -1,10 +1,12 @@
-"""Which hours of a view are read from its partials: those whose partials are of the very rows that `main` serves.
+"""Which hours of a view are read from its partials: those whose partials are of the very rows that
+`main` serves.
 
-Partials record their inputs: the acceptance of the hour, its files, and the view's definition. A snapshot of `main` has
-the hours that are accepted and served by the batch layer. If the ledger and the branches have one acceptance of that
-revision and the partials are of it, they are current. If there are several acceptances (a branch was rolled back, an
-old hour was restated) or another one, the hour's files decide. Any other hour is computed from its rows, so a view
-always equals its rows, whatever the order of commits and whichever process is killed.
+Partials record their inputs: the acceptance of the hour, its files, and the view's definition. A
+snapshot of `main` has the hours that are accepted and served by the batch layer. If the ledger and
+the branches have one acceptance of that revision and the partials are of it, they are current. If
+there are several acceptances (a branch was rolled back, an old hour was restated) or another one,
+the hour's files decide. Any other hour is computed from its rows, so a view always equals its rows,
+whatever the order of commits and whichever process is killed.
 """
 
 from __future__ import annotations
@@ -27,8 +29,9 @@ from anabranch.protocol.state import State
 
 @dataclass(frozen=True)
 class PartialHours:
-    """A view in one load of both tables: the hours to read from partials, with their files, and the accepted hours
-    without partials. `decisions`: for hours without partials, the one known acceptance."""
+    """A view in one load of both tables: the hours to read from partials, with their files, and the
+    accepted hours without partials. `decisions`: for hours without partials, the one known
+    acceptance."""
 
     partials: Table
     taken: Mapping[str, Collection[DataFile]]
@@ -42,11 +45,16 @@ def serves_accepted(state: State, hour: str) -> bool:
     return is_there and state.served_by(hour) == "batch" and hour not in state.retained_hours
 
 
-def plan_known(state: State, acceptances: Iterable[Acceptance], hours: Iterable[str]) -> dict[str, str]:
+def plan_known(
+    state: State, acceptances: Iterable[Acceptance], hours: Iterable[str]
+) -> dict[str, str]:
     """For hours that `main` serves as accepted, the decision that accepted each, if only one can
-    have, and no erasure changed its rows since. `acceptances`: of a ledger that was loaded after the state. Pure."""
+    have, and no erasure changed its rows since. `acceptances`: of a ledger that was loaded after
+    the state. Pure."""
     waiting = {
-        Acceptance(d.hour, d.revision, d.decision_id) for d in state.decisions if d.decision in ("accepted", "erased")
+        Acceptance(d.hour, d.revision, d.decision_id)
+        for d in state.decisions
+        if d.decision in ("accepted", "erased")
     }
     by_hour: dict[str, set[str]] = defaultdict(set)
     for one in {*acceptances, *waiting}:
@@ -57,8 +65,8 @@ def plan_known(state: State, acceptances: Iterable[Acceptance], hours: Iterable[
 
 
 def partial_hours(lake: Lake, stream: Stream, view: View, state: State) -> PartialHours:
-    """Which hours of a view are read from its partials, as `main` is by `state`. Raises Terminal when `apply` has not
-    made their table, Transient."""
+    """Which hours of a view are read from its partials, as `main` is by `state`. Raises Terminal
+    when `apply` has not made their table, Transient."""
     partials = lake.load(stream.partials_table(view))
     # Of a main that is not merged from its current branches, only the rows are known.
     if not state.is_merged:
@@ -68,7 +76,9 @@ def partial_hours(lake: Lake, stream: Stream, view: View, state: State) -> Parti
     known = plan_known(state, Ledger(lake, stream.hours_table).acceptances(), served)
     definition = stream.definition(view)
     files_of = files_by_hour(partials, "main")
-    filled = {h: f for h, f in filled_hours(partials, files_of).items() if f.definition == definition}
+    filled = {
+        h: f for h, f in filled_hours(partials, files_of).items() if f.definition == definition
+    }
     taken = {h for h in served if h in filled and filled[h].decision == known.get(h)}
     if doubtful := [h for h in served if h in filled and h not in taken]:
         files = files_by_hour(state.table, "main", doubtful)

@@ -1,4 +1,5 @@
-"""A view for DuckDB and Spark: SQL over the partials of some hours and the rows of the others, each of one snapshot."""
+"""A view for DuckDB and Spark: SQL over the partials of some hours and the rows of the others, each
+of one snapshot."""
 
 from __future__ import annotations
 
@@ -26,21 +27,25 @@ def derive(
     snapshot_id: int | None = None,
     hours: Collection[str] | None = None,
 ) -> Derived:
-    """A view of `main` in `state`, of all hours or of `hours`; of another snapshot from rows only. Raises Terminal when
-    `apply` has not made the table of its partials, Refused, Transient."""
+    """A view of `main` in `state`, of all hours or of `hours`; of another snapshot from rows only.
+    Raises Terminal when `apply` has not made the table of its partials, Refused, Transient."""
     name = stream.view_table(view)
     rows, stored = f"{name} rows", f"{name} partials"
     if snapshot_id is not None:
         sql = view_sql(DUCKDB, stream, view, state, None, source(rows))
         return Derived(
-            sql, {rows: plan_files(stream.table, state.table, snapshot_id, hours)}, functions_of(stream, view)
+            sql,
+            {rows: plan_files(stream.table, state.table, snapshot_id, hours)},
+            functions_of(stream, view),
         )
     pinned = partial_hours(lake, stream, view, state)
     taken = frozenset(pinned.taken).intersection(pinned.taken if hours is None else hours)
     files = {rows: plan_files(stream.table, state.table, heads(state.table)["main"], hours, taken)}
     if taken:
         known = [file for hour in sorted(taken) for file in pinned.taken[hour]]
-        files[stored] = replace(plan_files(stream.partials_table(view), pinned.partials, None, taken), listed=known)
+        files[stored] = replace(
+            plan_files(stream.partials_table(view), pinned.partials, None, taken), listed=known
+        )
     sql = view_sql(DUCKDB, stream, view, state, source(stored) if taken else None, source(rows))
     return Derived(sql, files, functions_of(stream, view))
 
@@ -55,15 +60,21 @@ def functions_of(stream: Stream, view: View) -> Callable[[duckdb.DuckDBPyConnect
 
 
 def spark_sql(lake: Lake, stream: Stream, view: View, state: State) -> str:
-    """The same view in Spark SQL, for a session that has the catalog under its configured name: of fixed snapshots, so
-    its result does not change while they are kept. Raises Terminal, Transient."""
+    """The same view in Spark SQL, for a session that has the catalog under its configured name: of
+    fixed snapshots, so its result does not change while they are kept. Raises Terminal,
+    Transient."""
     pinned = partial_hours(lake, stream, view, state)
     main = heads(state.table)["main"]
     rows = f"{lake.catalog_name}.{stream.table} VERSION AS OF {main}"
     if not pinned.taken:
         return view_sql(SPARK, stream, view, state, None, f"(SELECT * FROM {rows})")
-    within = " OR ".join(f"{HOUR} BETWEEN '{first}' AND '{last}'" for first, last in spans_of(pinned.taken))
-    stored = f"{lake.catalog_name}.{stream.partials_table(view)} VERSION AS OF {heads(pinned.partials)['main']}"
+    within = " OR ".join(
+        f"{HOUR} BETWEEN '{first}' AND '{last}'" for first, last in spans_of(pinned.taken)
+    )
+    stored = (
+        f"{lake.catalog_name}.{stream.partials_table(view)} VERSION AS OF "
+        f"{heads(pinned.partials)['main']}"
+    )
     return view_sql(
         SPARK,
         stream,

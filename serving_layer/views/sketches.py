@@ -11,7 +11,8 @@ from serving_layer.views.sql import ESTIMATE, LG_K, SKETCH_TEXT, SKETCH_WHOLE
 
 
 def sketch(values: Sequence[str] | Sequence[int]) -> bytes:
-    """A sketch of values, in the bytes that Spark's `hll_union_agg` reads: text as UTF-8, integers as 64 bits."""
+    """A sketch of values, in the bytes that Spark's `hll_union_agg` reads: text as UTF-8, integers
+    as 64 bits."""
     made = hll_sketch(LG_K, tgt_hll_type.HLL_8)
     for value in values:
         made.update(value)

@@ -1,6 +1,8 @@
-"""A view in SQL: computing an hour's partials from rows, and merging partials. Pure, for DuckDB and Spark.
+"""A view in SQL: computing an hour's partials from rows, and merging partials. Pure, for DuckDB and
+Spark.
 
-Partials are computed once, by `partials_sql`, whether they are stored or read from rows; `view_sql` merges both.
+Partials are computed once, by `partials_sql`, whether they are stored or read from rows; `view_sql`
+merges both.
 """
 
 from __future__ import annotations
@@ -9,7 +11,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from anabranch.config import Stream, View
-from anabranch.config.views import COMPLETE, LATE, WINDOW_START, Aggregate, Partial, group_column, sum_type
+from anabranch.config.views import (
+    COMPLETE,
+    LATE,
+    WINDOW_START,
+    Aggregate,
+    Partial,
+    group_column,
+    sum_type,
+)
 from anabranch.protocol.completeness import plan_open_spans
 from anabranch.protocol.state import State
 
@@ -19,14 +29,15 @@ _MICROSECOND = timedelta(microseconds=1)
 HOUR, RECORDS = "ingest_hour", "records"
 
 LG_K = 12
-"""Registers of a sketch: 4,096 of one byte, for estimates within 1.6 per cent (one standard error)."""
+"""Registers of a sketch: 4,096 of one byte, for estimates within 1.6 per cent (one standard
+error)."""
 SKETCH_TEXT, SKETCH_WHOLE, ESTIMATE = "sketch_text", "sketch_whole", "sketch_estimate"
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """Differences between the engines' SQL: quotes, timestamp types, timestamps as microseconds, and sketches of
-    distinct values: of text, of integers, and their union."""
+    """Differences between the engines' SQL: quotes, timestamp types, timestamps as microseconds,
+    and sketches of distinct values: of text, of integers, and their union."""
 
     quote: str
     moment: str
@@ -54,8 +65,8 @@ class Dialect:
 
 _DISTINCT = "list(DISTINCT {0}) FILTER (WHERE {0} IS NOT NULL)"
 
-# DuckDB's connections are in UTC: a TIMESTAMP becomes the moment that it is there. Its functions of sketches are those
-# of `serving_layer.views.sketches`.
+# DuckDB's connections are in UTC: a TIMESTAMP becomes the moment that it is there. Its functions of
+# sketches are those of `serving_layer.views.sketches`.
 DUCKDB = Dialect(
     quote='"',
     moment="TIMESTAMPTZ",
@@ -77,18 +88,32 @@ SPARK = Dialect(
 
 
 def partial_columns(stream: Stream, view: View) -> tuple[str, ...]:
-    return (HOUR, WINDOW_START, *map(group_column, view.group), RECORDS, *(p.name for p in stream.partials(view)))
+    return (
+        HOUR,
+        WINDOW_START,
+        *map(group_column, view.group),
+        RECORDS,
+        *(p.name for p in stream.partials(view)),
+    )
 
 
 def partials_sql(dialect: Dialect, stream: Stream, view: View, rows: str) -> str:
-    """The partial of each ingest hour in `rows` (a table, with or without a condition), by window and group."""
+    """The partial of each ingest hour in `rows` (a table, with or without a condition), by window
+    and group."""
     q = dialect.quoted
     width = view.window // _MICROSECOND
-    keys = [q(HOUR), dialect.start_of_window(q(stream.window_column), width), *(q(name) for name in view.group)]
+    keys = [
+        q(HOUR),
+        dialect.start_of_window(q(stream.window_column), width),
+        *(q(name) for name in view.group),
+    ]
     names = [HOUR, WINDOW_START, *map(group_column, view.group)]
     columns = [f"{key} AS {q(name)}" for key, name in zip(keys, names, strict=True)]
     columns.append(f"count(*) AS {q(RECORDS)}")
-    columns += [f"{_partial(dialect, stream, partial)} AS {q(partial.name)}" for partial in stream.partials(view)]
+    columns += [
+        f"{_partial(dialect, stream, partial)} AS {q(partial.name)}"
+        for partial in stream.partials(view)
+    ]
     return f"SELECT {', '.join(columns)} FROM {rows} GROUP BY {', '.join(keys)}"
 
 
@@ -109,9 +134,11 @@ def _sum(dialect: Dialect, expression: str, kind: str) -> str:
     return dialect.typed(f"sum({dialect.typed(expression, kind)})", kind)
 
 
-def view_sql(dialect: Dialect, stream: Stream, view: View, state: State, stored: str | None, rows: str) -> str:
-    """The view: one row for each window and group, of the partials that are `stored` (a table, with or without a
-    condition) and of `rows` that have none. `state` says which hours are accepted."""
+def view_sql(
+    dialect: Dialect, stream: Stream, view: View, state: State, stored: str | None, rows: str
+) -> str:
+    """The view: one row for each window and group, of the partials that are `stored` (a table, with
+    or without a condition) and of `rows` that have none. `state` says which hours are accepted."""
     q = dialect.quoted
     columns = ", ".join(map(q, partial_columns(stream, view)))
     sources = [f"SELECT {columns} FROM ({partials_sql(dialect, stream, view, rows)})"]
@@ -127,7 +154,10 @@ def view_sql(dialect: Dialect, stream: Stream, view: View, state: State, stored:
         f"{_complete(stream, view, state, start)} AS {q(COMPLETE)}",
         f"{_late(dialect, view, start)} AS {q(LATE)}",
     ]
-    return f"SELECT {', '.join(results)} FROM ({' UNION ALL '.join(sources)}) GROUP BY {', '.join(keys)}"
+    return (
+        f"SELECT {', '.join(results)} FROM ({' UNION ALL '.join(sources)}) GROUP BY "
+        f"{', '.join(keys)}"
+    )
 
 
 def _merged(dialect: Dialect, stream: Stream, aggregate: Aggregate) -> str:
@@ -160,7 +190,8 @@ def _complete(stream: Stream, view: View, state: State, start: str) -> str:
         return "false"
     width = view.window // _MICROSECOND
     touched = [
-        f"({start} + {width} > {_micros(begin)}" + (f" AND {start} <= {_micros(end)})" if end is not None else ")")
+        f"({start} + {width} > {_micros(begin)}"
+        + (f" AND {start} <= {_micros(end)})" if end is not None else ")")
         for begin, end in spans
     ]
     return f"coalesce(NOT ({' OR '.join(touched)}), false)"

@@ -1,6 +1,7 @@
 """The image and the compose file in real containers, from a clean checkout: `make test-containers`.
 
-CONTAINERS_WITHOUT names services that are left out, such as `prometheus grafana` on a machine without their images.
+CONTAINERS_WITHOUT names services that are left out, such as `prometheus grafana` on a machine
+without their images.
 """
 
 from __future__ import annotations
@@ -42,7 +43,10 @@ token = ask("/auth/token", json.dumps({"username": "admin", "password": sys.argv
 print(json.dumps([ask(path, Authorization="Bearer " + token) for path in sys.argv[2:]]))
 """
 METRICS = "http://metrics:9188/metrics"
-FETCH = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], timeout=30).read().decode())"
+FETCH = (
+    "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], "
+    "timeout=30).read().decode())"
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -55,9 +59,15 @@ def engine() -> None:
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The committed files, and no others, with an .env."""
     folder = tmp_path_factory.mktemp("checkout") / "anabranch"
-    subprocess.run(["git", "clone", "--quiet", "--no-hardlinks", str(ROOT), str(folder)], check=True, timeout=120)
+    subprocess.run(
+        ["git", "clone", "--quiet", "--no-hardlinks", str(ROOT), str(folder)],
+        check=True,
+        timeout=120,
+    )
     subprocess.run(["sh", "deploy/dotenv.sh"], cwd=folder, check=True, timeout=60)
-    status = subprocess.run(["git", "status", "--short"], cwd=folder, capture_output=True, text=True, check=True)
+    status = subprocess.run(
+        ["git", "status", "--short"], cwd=folder, capture_output=True, text=True, check=True
+    )
     assert status.stdout == "", "expected git to ignore what was made"
     return folder
 
@@ -76,31 +86,43 @@ def project(checkout: Path) -> Iterator[Project]:
 
 def test_the_image_is_small_and_its_user_owns_nothing_that_it_runs(project: Project) -> None:
     [image] = json.loads(docker("image", "inspect", project.image))
-    assert image["Size"] <= MOST_BYTES, f"expected {MOST_BYTES} bytes at most, found {image['Size']}"
+    assert image["Size"] <= MOST_BYTES, (
+        f"expected {MOST_BYTES} bytes at most, found {image['Size']}"
+    )
 
     def inside(*command: str) -> str:
         return docker("run", "--rm", "--network", "none", project.image, *command)
 
     assert inside("find", "/opt", "/usr", "-writable", "-not", "-type", "l").split() == []
-    assert inside("find", "/opt", "/home", "-name", "s3proxy*.jar", "-o", "-name", "kafka_2*.jar") == ""
-    assert "[]" in inside("python", "-c", "from anabranch.spark import jars; print(jars.cached()[1])")
+    assert (
+        inside("find", "/opt", "/home", "-name", "s3proxy*.jar", "-o", "-name", "kafka_2*.jar")
+        == ""
+    )
+    assert "[]" in inside(
+        "python", "-c", "from anabranch.spark import jars; print(jars.cached()[1])"
+    )
     assert "Kafka to one exact Iceberg table" in inside("anabranch", "--help")
     assert inside("id", "-u") == "10001\n"
 
 
 def test_a_change_of_conf_dags_or_code_downloads_nothing(project: Project, checkout: Path) -> None:
-    change(checkout, "conf/anabranch.yaml", "dags/anabranch_hourly.py", "anabranch/common/health.py")
+    change(
+        checkout, "conf/anabranch.yaml", "dags/anabranch_hourly.py", "anabranch/common/health.py"
+    )
     ran = rebuilt_steps(checkout)
     subprocess.run(["git", "checkout", "--quiet", "."], cwd=checkout, check=True)
     # The base image is looked up, the package installed, the folders copied; no dependency, no jar.
-    assert ran and all(re.search(r"FROM|uv pip install|COPY (dags|conf) |WORKDIR|load", step) for step in ran), ran
+    assert ran and all(
+        re.search(r"FROM|uv pip install|COPY (dags|conf) |WORKDIR|load", step) for step in ran
+    ), ran
 
 
 @pytest.mark.timeout(5400)
 def test_every_service_works_and_kills_and_new_containers_lose_and_repeat_nothing(
     project: Project, checkout: Path
 ) -> None:
-    # Events first: Airflow begins with the hour that ended last, and skips it when the stream begins after it.
+    # Events first: Airflow begins with the hour that ended last, and skips it when the stream
+    # begins after it.
     project.compose("up", "--detach", "topic", seconds=300)
     until(lambda: project.states()["topic"] == [("exited", 0)], "the topic")
     sent = produce(project, 2.5)
@@ -108,10 +130,19 @@ def test_every_service_works_and_kills_and_new_containers_lose_and_repeat_nothin
     # Kills of both layers, and of a worker with their executors, while records flow.
     with Flow(project) as flow:
         start(project)
-        until(lambda: runs(project, "airflow-scheduler", "batch_layer"), "Airflow to rebuild an hour", 600)
+        until(
+            lambda: runs(project, "airflow-scheduler", "batch_layer"),
+            "Airflow to rebuild an hour",
+            600,
+        )
         kill(project, "airflow-scheduler")
         start(project)
-        until(lambda: not unhealthy(project), "every service to be healthy", 600, lambda: str(unhealthy(project)))
+        until(
+            lambda: not unhealthy(project),
+            "every service to be healthy",
+            600,
+            lambda: str(unhealthy(project)),
+        )
         require_batch_survives_a_kill(project, before_last)
         for service in ("speed", "spark-worker"):
             kill(project, service)
@@ -127,13 +158,22 @@ def test_every_service_works_and_kills_and_new_containers_lose_and_repeat_nothin
     require_exact(project, sent)
     # A stop is no restart: the speed layer is healthy again, however often it was restarted above.
     stop_and_start(project, "speed")
-    until(lambda: not unhealthy(project), "every service to be healthy again", 600, lambda: str(unhealthy(project)))
+    until(
+        lambda: not unhealthy(project),
+        "every service to be healthy again",
+        600,
+        lambda: str(unhealthy(project)),
+    )
     # The job that hangs.
     project.execute("speed", "pkill", "-STOP", "java")
-    until(lambda: "within 10 s" in fault(project, "--within", "10"), "a job that hangs to be unhealthy")
+    until(
+        lambda: "within 10 s" in fault(project, "--within", "10"),
+        "a job that hangs to be unhealthy",
+    )
     project.execute("speed", "pkill", "-CONT", "java")
     until(lambda: fault(project, "--within", "10") == "", "it to be healthy again")
-    # The job that ends again and again: the engine starts it again, it makes progress, and is unhealthy.
+    # The job that ends again and again: the engine starts it again, it makes progress, and is
+    # unhealthy.
     for times in (1, 2):
         project.execute("speed", "pkill", "-KILL", "java")
         until(lambda times=times: restarts(project) >= times, "the engine to start it again")
@@ -145,7 +185,8 @@ def test_every_service_works_and_kills_and_new_containers_lose_and_repeat_nothin
     require_airflow(project, checkout)
     if "prometheus" not in WITHOUT:
         require_metrics(project)
-    # Every container at once, as when the machine loses its power, with records that no layer has read.
+    # Every container at once, as when the machine loses its power, with records that no layer has
+    # read.
     sent += produce(project, 0.01)
     kill(project, *project.services)
     start(project)
@@ -153,7 +194,11 @@ def test_every_service_works_and_kills_and_new_containers_lose_and_repeat_nothin
     require_exact(project, sent)
     # Each ends within its time, and the volumes have it all.
     project.compose("stop", seconds=300)
-    killed = {name: states for name, states in project.states().items() if any(c == 137 for _, c in states)}
+    killed = {
+        name: states
+        for name, states in project.states().items()
+        if any(c == 137 for _, c in states)
+    }
     assert killed == {}, "expected each to end before its stop_grace_period"
     project.compose("down", seconds=300)
     start(project)
@@ -167,7 +212,9 @@ def test_every_service_works_and_kills_and_new_containers_lose_and_repeat_nothin
 def test_the_image_of_a_new_user_is_built_from_the_wheel_alone_and_runs_both_layers(
     project: Project, tmp_path: Path
 ) -> None:
-    project.compose("down", "--volumes", "--timeout", "10", seconds=300)  # two projects at once need much memory
+    project.compose(
+        "down", "--volumes", "--timeout", "10", seconds=300
+    )  # two projects at once need much memory
     wheel = installation.build_wheel(tmp_path / "wheels", project.folder)
     folder = tmp_path / "mine"
     subprocess.run([sys.executable, "-m", "anabranch.cli", "init", folder], check=True, timeout=60)
@@ -189,7 +236,17 @@ def test_the_image_of_a_new_user_is_built_from_the_wheel_alone_and_runs_both_lay
         mine.compose("up", "--detach", "speed", seconds=600)
         sent = produce(mine, 1.5)
         require_exact(mine, sent)
-        mine.compose("run", "--rm", "--no-deps", "-T", "speed", "anabranch", "batch", "game_events", seconds=600)
+        mine.compose(
+            "run",
+            "--rm",
+            "--no-deps",
+            "-T",
+            "speed",
+            "anabranch",
+            "batch",
+            "game_events",
+            seconds=600,
+        )
         states = {h["hour"]: h["state"] for h in mine.printed_json("hours", "game_events")}
         assert list(states.values()).count("accepted") >= 1, states
         require_exact(mine, sent)
@@ -205,27 +262,46 @@ def change(folder: Path, *names: str) -> None:
 
 
 def rebuilt_steps(folder: Path, *options: str) -> list[str]:
-    """Build the folder's image once more; returns the steps that BuildKit did not find in its cache."""
+    """Build the folder's image once more; returns the steps that BuildKit did not find in its
+    cache."""
     tag = f"{NAME}:changed"
-    command = ("buildx", "build", "--progress", "plain", "--load", "--tag", tag, *options, str(folder))
+    command = (
+        "buildx",
+        "build",
+        "--progress",
+        "plain",
+        "--load",
+        "--tag",
+        tag,
+        *options,
+        str(folder),
+    )
     done = docker_compose.run(*command, seconds=900)
     assert done.returncode == 0, done.stderr[-3000:]
     docker("image", "rm", "--force", tag)
     steps = dict(re.findall(r"^#(\d+) (\[.*)$", done.stderr, re.MULTILINE))
     cached = set(re.findall(r"^#(\d+) CACHED$", done.stderr, re.MULTILINE))
-    return [step for number, step in steps.items() if number not in cached and "internal" not in step]
+    return [
+        step for number, step in steps.items() if number not in cached and "internal" not in step
+    ]
 
 
 def require_complete_image(image: str) -> None:
-    """The package, its commands, Airflow, DAGs, configuration and all jars, in at most MOST_BYTES."""
+    """The package, its commands, Airflow, DAGs, configuration and all jars, in at most
+    MOST_BYTES."""
     [found] = json.loads(docker("image", "inspect", image))
-    assert found["Size"] <= MOST_BYTES, f"expected {MOST_BYTES} bytes at most, found {found['Size']}"
-    script = (
-        "import anabranch, os, shutil; from anabranch import config; from anabranch.spark import jars; "
-        "print(anabranch.__file__, *map(shutil.which, ('anabranch', 'airflow', 'spark-class', 'spark-submit')), "
-        "config.stream_names(None), sorted(os.listdir('/opt/anabranch/dags')), jars.cached()[1])"
+    assert found["Size"] <= MOST_BYTES, (
+        f"expected {MOST_BYTES} bytes at most, found {found['Size']}"
     )
-    words = docker("run", "--rm", "--read-only", "--network", "none", image, "python", "-c", script).split(maxsplit=5)
+    script = (
+        "import anabranch, os, shutil; from anabranch import config; from anabranch.spark import "
+        "jars; print(anabranch.__file__, *map(shutil.which, ('anabranch', 'airflow', "
+        "'spark-class', 'spark-submit')), config.stream_names(None), "
+        "sorted(os.listdir('/opt/anabranch/dags')), jars.cached()[1])"
+    )
+    words = docker(
+        "run", "--rm", "--read-only", "--network", "none", image, "python", "-c", script
+    ).split(maxsplit=5)
     assert words[0].startswith("/opt/anabranch/.venv/lib/")
     assert [Path(file).parent for file in words[1:5]] == [Path("/opt/anabranch/.venv/bin")] * 4
     dags = sorted(file.name for file in (ROOT / "dags").iterdir() if file.is_file())
@@ -233,7 +309,10 @@ def require_complete_image(image: str) -> None:
 
 
 def until(
-    condition: Callable[[], bool], what: str, seconds: float = 300, found: Callable[[], str] = lambda: ""
+    condition: Callable[[], bool],
+    what: str,
+    seconds: float = 300,
+    found: Callable[[], str] = lambda: "",
 ) -> None:
     try:
         wait_for(condition, what, seconds, pause=2)
@@ -252,52 +331,91 @@ def stop_and_start(project: Project, service: str) -> None:
 
 def kill(project: Project, *services: str) -> None:
     """Send SIGKILL to the services' containers, all at once."""
-    docker("kill", *(one["ID"] for one in project.containers(*services) if one["State"] == "running"))
-    until(lambda: all(one["State"] == "exited" for one in project.containers(*services)), "the containers to end")
+    docker(
+        "kill", *(one["ID"] for one in project.containers(*services) if one["State"] == "running")
+    )
+    until(
+        lambda: all(one["State"] == "exited" for one in project.containers(*services)),
+        "the containers to end",
+    )
 
 
 def runs(project: Project, service: str, name: str) -> bool:
-    """Whether the service's container is up and has a process with this name in its command line."""
+    """Whether the service's container is up and has a process with this name in its command
+    line."""
     running = [one["ID"] for one in project.containers(service) if one["State"] == "running"]
-    return any(docker_compose.run("exec", one, "pgrep", "--full", name).returncode == 0 for one in running)
+    return any(
+        docker_compose.run("exec", one, "pgrep", "--full", name).returncode == 0 for one in running
+    )
 
 
 def require_batch_survives_a_kill(project: Project, hour: str) -> None:
-    """The batch layer in a container of its own: killed while it rebuilds the hour, and run again."""
+    """The batch layer in a container of its own: killed while it rebuilds the hour, and run
+    again."""
     # The speed layer's service, since its temporary files are on the disk.
     job = ("speed", "anabranch", "batch", "game_events", "--hour", hour)
     container = project.compose("run", "--detach", "--no-deps", *job).strip()
     try:
         logs = functools.partial(docker_compose.run, "logs", container)
         until(
-            lambda: "rebuilding hour" in logs().stderr + logs().stdout, "the batch layer to rebuild", 300,
+            lambda: "rebuilding hour" in logs().stderr + logs().stdout,
+            "the batch layer to rebuild",
+            300,
             lambda: logs().stderr[-3000:],
-        )  # fmt: skip
+        )
         docker("kill", container)
     finally:
         docker("rm", "--force", "--volumes", container)
     states = {h["hour"]: h["state"] for h in project.printed_json("hours", "game_events")}
-    assert states[hour] != "accepted", f"expected the kill before the publish of {hour}, found {states}"
+    assert states[hour] != "accepted", (
+        f"expected the kill before the publish of {hour}, found {states}"
+    )
     project.compose("run", "--rm", "--no-deps", "-T", *job, seconds=600)
-    [state] = [h["state"] for h in project.printed_json("hours", "game_events") if h["hour"] == hour]
+    [state] = [
+        h["state"] for h in project.printed_json("hours", "game_events") if h["hour"] == hour
+    ]
     assert state == "accepted"
 
 
 def produce(project: Project, hours: float) -> int:
-    """Send events from a container of ours beside the others; returns how many Kafka has acknowledged."""
-    command = ["anabranch", "dev", "produce", "game_events", "--events", str(EVENTS), "--hours", str(hours), "--dirty"]
-    printed = project.compose("run", "--rm", "--no-deps", "-T", "apply", *command, "--output", "json", seconds=300)
+    """Send events from a container of ours beside the others; returns how many Kafka has
+    acknowledged."""
+    command = [
+        "anabranch",
+        "dev",
+        "produce",
+        "game_events",
+        "--events",
+        str(EVENTS),
+        "--hours",
+        str(hours),
+        "--dirty",
+    ]
+    printed = project.compose(
+        "run", "--rm", "--no-deps", "-T", "apply", *command, "--output", "json", seconds=300
+    )
     acknowledged: int = json.loads(printed)["acknowledged"]
     return acknowledged
 
 
 class Flow:
-    """Events that are sent without end, from a container of ours; `acknowledged` says how many, once it has ended."""
+    """Events that are sent without end, from a container of ours; `acknowledged` says how many,
+    once it has ended."""
 
     acknowledged = 0
 
     def __init__(self, project: Project) -> None:
-        command = ["anabranch", "dev", "produce", "game_events", "--events", "100000000", "--rate", "50", "--dirty"]
+        command = [
+            "anabranch",
+            "dev",
+            "produce",
+            "game_events",
+            "--events",
+            "100000000",
+            "--rate",
+            "50",
+            "--dirty",
+        ]
         self._container = project.compose(
             "run", "--detach", "--no-deps", "apply", *command, "--output", "json"
         ).strip()  # fmt: skip
@@ -321,8 +439,15 @@ class Flow:
 def unhealthy(project: Project) -> dict[str, list[tuple[str, int]]]:
     """The services that are neither healthy nor ended as they should, with their state."""
     states = project.states()
-    wanted = {name: ("healthy" if "healthcheck" in s else "exited", 0) for name, s in project.services.items()}
-    return {name: states.get(name, []) for name, state in wanted.items() if set(states.get(name, [])) != {state}}
+    wanted = {
+        name: ("healthy" if "healthcheck" in s else "exited", 0)
+        for name, s in project.services.items()
+    }
+    return {
+        name: states.get(name, [])
+        for name, state in wanted.items()
+        if set(states.get(name, [])) != {state}
+    }
 
 
 def fault(project: Project, *options: str) -> str:
@@ -341,7 +466,8 @@ def restarts(project: Project) -> int:
 
 
 def require_exact(project: Project, acknowledged: int) -> None:
-    """Every record that Kafka acknowledged is one row, one dead letter, or a duplicate that the batch layer removed."""
+    """Every record that Kafka acknowledged is one row, one dead letter, or a duplicate that the
+    batch layer removed."""
 
     def value(query: str) -> int:
         [row] = project.printed_json("query", query)
@@ -349,18 +475,24 @@ def require_exact(project: Project, acknowledged: int) -> None:
         return int(number)
 
     def counts() -> dict[str, int]:
-        status, hours = project.printed_json("status", "game_events"), project.printed_json("hours", "game_events")
+        status, hours = (
+            project.printed_json("status", "game_events"),
+            project.printed_json("hours", "game_events"),
+        )
         return {
             "waiting": status["lag"]["offsets"],
             "read": sum(status["position"].values()),
             "rows": value("SELECT count(*) FROM games.game_events"),
-            "offsets": value("SELECT count(DISTINCT (kafka_partition, kafka_offset)) FROM games.game_events"),
+            "offsets": value(
+                "SELECT count(DISTINCT (kafka_partition, kafka_offset)) FROM games.game_events"
+            ),
             "dead": value("SELECT count(*) FROM games.game_events_dead_letters"),
             "duplicates": sum(h["counts"]["duplicate"] for h in hours if h["served"] == "batch"),
         }
 
     def is_exact() -> bool:
-        # An hour may change hands between two questions, so they are asked again until the numbers agree.
+        # An hour may change hands between two questions, so they are asked again until the numbers
+        # agree.
         seen.update(counts())
         return (
             seen["waiting"] == 0
@@ -383,14 +515,20 @@ def require_least_rights(project: Project) -> None:
             assert host["ReadonlyRootfs"] is (service not in ("kafka", "topic")), service
             assert host["LogConfig"]["Config"].keys() == {"max-size", "max-file"}, service
             assert host["Memory"] > 0 and host["NanoCpus"] > 0 and host["PidsLimit"] > 0, service
-    for line in ("echo >/opt/anabranch/conf/x", "echo >/var/lib/anabranch/x", "echo >/home/anabranch/x"):
+    for line in (
+        "echo >/opt/anabranch/conf/x",
+        "echo >/var/lib/anabranch/x",
+        "echo >/home/anabranch/x",
+    ):
         with pytest.raises(AssertionError, match="Read-only file system"):
             project.execute("speed", "sh", "-c", line)
 
 
 def require_airflow(project: Project, checkout: Path) -> None:
     """It has read the DAGs, and closes the hour before this one by itself."""
-    values = dict(re.findall(r"^(\w+)=(.*)$", (checkout / ".env").read_text(encoding="utf-8"), re.MULTILINE))
+    values = dict(
+        re.findall(r"^(\w+)=(.*)$", (checkout / ".env").read_text(encoding="utf-8"), re.MULTILINE)
+    )
     paths = ("/api/v2/dags?limit=100", "/api/v2/importErrors")
 
     def dags() -> set[str]:
@@ -403,27 +541,41 @@ def require_airflow(project: Project, checkout: Path) -> None:
 
     ours = {f"anabranch_{kind}__game_events" for kind in ("hourly", "maintenance", "speed_watch")}
     until(lambda: ours <= dags(), "Airflow to read the DAGs")
-    # The next hour may begin while this waits, and Airflow needs minutes more for the hour that ended then.
+    # The next hour may begin while this waits, and Airflow needs minutes more for the hour that
+    # ended then.
     last = past_hour(1)
 
     def states() -> dict[str, str]:
         return {h["hour"]: h["state"] for h in project.printed_json("hours", "game_events")}
 
-    until(lambda: states()[last] == "accepted", f"Airflow to have {last} accepted", 900, lambda: str(states()))
+    until(
+        lambda: states()[last] == "accepted",
+        f"Airflow to have {last} accepted",
+        900,
+        lambda: str(states()),
+    )
 
 
 def require_metrics(project: Project) -> None:
     """Everything that the dashboard shows and the alerts ask about is there, and no rule fails."""
     [source] = yaml.safe_load(SOURCES.read_text(encoding="utf-8"))["datasources"]
-    dashboard = json.loads((ROOT / "deploy/grafana/dashboards/anabranch.json").read_text(encoding="utf-8"))
+    dashboard = json.loads(
+        (ROOT / "deploy/grafana/dashboards/anabranch.json").read_text(encoding="utf-8")
+    )
     asked_for = {target["expr"] for panel in dashboard["panels"] for target in panel["targets"]}
-    groups = yaml.safe_load((ROOT / "deploy" / "prometheus" / "alerts.yml").read_text(encoding="utf-8"))["groups"]
+    groups = yaml.safe_load(
+        (ROOT / "deploy" / "prometheus" / "alerts.yml").read_text(encoding="utf-8")
+    )["groups"]
     alerts = [rule["expr"] for group in groups for rule in group["rules"]]
-    asked_for |= {name for expr in alerts for name in re.findall(r"\banabranch_\w+|up\{[^}]*\}", expr)}
+    asked_for |= {
+        name for expr in alerts for name in re.findall(r"\banabranch_\w+|up\{[^}]*\}", expr)
+    }
     assert len(asked_for) > 15
     # No record has an unknown field, so this metric has no value, only its description.
     asked_for.remove("anabranch_unknown_fields")
-    assert "# HELP anabranch_unknown_fields " in project.execute("speed", "python", "-c", FETCH, METRICS)
+    assert "# HELP anabranch_unknown_fields " in project.execute(
+        "speed", "python", "-c", FETCH, METRICS
+    )
     for expr in sorted(asked_for):
         plain = expr.replace("$stream", ".+").replace("$__rate_interval", "2m")
 
@@ -432,6 +584,8 @@ def require_metrics(project: Project) -> None:
             return bool(json.loads(project.execute("prometheus", *line)))
 
         until(answers, f"data for {plain}", 180)
-    rules: Any = json.loads(project.execute("speed", "python", "-c", FETCH, f"{source['url']}/api/v1/rules"))
+    rules: Any = json.loads(
+        project.execute("speed", "python", "-c", FETCH, f"{source['url']}/api/v1/rules")
+    )
     states = [rule["health"] for group in rules["data"]["groups"] for rule in group["rules"]]
     assert states == ["ok"] * len(alerts), rules

@@ -1,7 +1,9 @@
-"""One story on four catalogs, each configured as in docs/how-to/deploy/services.md: SQLite, PostgreSQL, REST and Glue.
+"""One story on four catalogs, each configured as in docs/how-to/deploy/services.md: SQLite,
+PostgreSQL, REST and Glue.
 
-Real Kafka, Spark and S3; PostgreSQL's own server, the server of Iceberg's REST compatibility kit, moto's for Glue. What
-each catalog ends with is compared with what Kafka acknowledged, and with what the others end with.
+Real Kafka, Spark and S3; PostgreSQL's own server, the server of Iceberg's REST compatibility kit,
+moto's for Glue. What each catalog ends with is compared with what Kafka acknowledged, and with what
+the others end with.
 """
 
 from __future__ import annotations
@@ -40,7 +42,11 @@ Report = dict[str, Any]
 
 def documented(catalog: str) -> dict[str, Any]:
     """The block of docs/how-to/deploy/services.md that configures a catalog."""
-    block = re.search(rf"```yaml\n# conf/anabranch.yaml, {catalog}\b[^\n]*\n(.*?)```", DEPLOY.read_text(), re.DOTALL)
+    block = re.search(
+        rf"```yaml\n# conf/anabranch.yaml, {catalog}\b[^\n]*\n(.*?)```",
+        DEPLOY.read_text(),
+        re.DOTALL,
+    )
     assert block is not None, f"{DEPLOY}: expected a block that configures {catalog}"
     section: dict[str, Any] = yaml.safe_load(block.group(1))["catalog"]
     return section
@@ -69,7 +75,9 @@ def neighbours(
                 variables.setenv("CATALOG_HOST", f"127.0.0.1:{server.port}")
             elif catalog == "REST":
                 s3 = environment["s3"]["endpoint"]
-                rest = running.enter_context(running_rest_catalog(folder, f"s3://{BUCKET}/warehouse", s3))
+                rest = running.enter_context(
+                    running_rest_catalog(folder, f"s3://{BUCKET}/warehouse", s3)
+                )
                 variables.setenv("CATALOG_URL", rest.url)
                 variables.setenv("CATALOG_CREDENTIAL", CREDENTIAL)
             else:
@@ -83,14 +91,17 @@ def story(
     neighbours: Callable[[str], None], environment: dict[str, Any], spark: SparkSession,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Callable[[str], Report]:  # fmt: skip
-    """Runs the story on a catalog, once, and returns its result in words that all catalogs share."""
+    """Runs the story on a catalog, once, and returns its result in words that all catalogs
+    share."""
     by_catalog: dict[str, Report] = {}
 
     def run_once(catalog: str) -> Report:
         if catalog not in by_catalog:
             neighbours(catalog)
             # The session knows one catalog by the name "lake".
-            own = environment | {"catalog": documented(catalog) | {"name": f"c{uuid.uuid4().hex[:12]}"}}
+            own = environment | {
+                "catalog": documented(catalog) | {"name": f"c{uuid.uuid4().hex[:12]}"}
+            }
             one = World(tmp_path_factory.mktemp(catalog) / "conf", own, spark)
             add_catalog(spark, one.job.environment)
             try:
@@ -103,21 +114,30 @@ def story(
 
 
 def run_story(one: World) -> Report:
-    """Two hours from Kafka to proven rows, a restatement, an override, a stale publisher, maintenance, an audit; and
-    the tables lost and registered."""
+    """Two hours from Kafka to proven rows, a restatement, an override, a stale publisher,
+    maintenance, an audit; and the tables lost and registered."""
     first, second, now = past_hour(2), past_hour(1), datetime.now(UTC)
     one.topic()
     one.send([*spread(first, 20, "first"), (0, now - timedelta(hours=2), b"{")])
     one.send(spread(second, 20, "second"))
-    one.send([(1, now, event("first-0", now)), (0, now, event("now", now))])  # a duplicate, in an hour that is open
+    one.send(
+        [(1, now, event("first-0", now)), (0, now, event("now", now))]
+    )  # a duplicate, in an hour that is open
     # Step 1: apply, twice.
     assert any("created table" in change for change in one.apply())
     assert one.apply() == []
     # Step 2: the speed layer publishes; the batch layer rebuilds both hours and swaps them.
     one.speed()
-    good = sorted((r.partition, r.offset, json.loads(r.value)["event_id"]) for r in one.sent if r.value != b"{")
+    good = sorted(
+        (r.partition, r.offset, json.loads(r.value)["event_id"])
+        for r in one.sent
+        if r.value != b"{"
+    )
     assert one.contents() == one.contents("speed") == good
-    assert [(r.hour, r.decision) for r in one.batch()] == [(first, "accepted"), (second, "accepted")]
+    assert [(r.hour, r.decision) for r in one.batch()] == [
+        (first, "accepted"),
+        (second, "accepted"),
+    ]
     assert one.contents() == good
     # Step 3: a restatement, and an hour that is served by choice.
     assert [(r.decision, r.revision) for r in one.batch(first, restate=True)] == [("accepted", 2)]
@@ -141,10 +161,14 @@ def run_story(one: World) -> Report:
     name = one.job.stream.table
     sql = f"SELECT event_id FROM {name} ORDER BY kafka_partition, kafka_offset"
     answer = [r["event_id"] for r in json.loads(call(one, "query", sql, "--output", "json"))]
-    by_spark = one.spark.sql(sql.replace(name, f"{one.job.environment.catalog.name}.{name}")).collect()
+    by_spark = one.spark.sql(
+        sql.replace(name, f"{one.job.environment.catalog.name}.{name}")
+    ).collect()
     assert answer == [r["event_id"] for r in by_spark] == [e for _, _, e in sorted(good)]
     assert [(d["error_code"], bytes(d["value"])) for d in one.dead()] == [("malformed_json", b"{")]
-    audit = json.loads(call(one, "audit", one.name, "--hours", f"{first}..{second}", "--output", "json"))
+    audit = json.loads(
+        call(one, "audit", one.name, "--hours", f"{first}..{second}", "--output", "json")
+    )
     # Step 7
     _lose_and_register(one)
     assert one.contents() == sorted(good)
@@ -152,7 +176,8 @@ def run_story(one: World) -> Report:
 
 
 def _lose_and_register(one: World) -> None:
-    """The catalog loses the tables, and storage a metadata file: reported, and fixed by one command."""
+    """The catalog loses the tables, and storage a metadata file: reported, and fixed by one
+    command."""
     stream = one.job.stream
     tables = (stream.table, stream.dead_letters_table, stream.hours_table)
     before = [one.lake.load(name).metadata for name in tables]
@@ -165,14 +190,22 @@ def _lose_and_register(one: World) -> None:
     delete_files(one.job.environment, [newest.metadata_location])
     with pytest.raises(MetadataGone, match=re.escape(newest.metadata_location.rpartition("/")[2])):
         one.lake.load(stream.table)
-    assert newest.metadata.metadata_log[-1].metadata_file in call(one, "apply", one.name, "--register")
-    assert one.lake.load(stream.table).metadata_location == newest.metadata.metadata_log[-1].metadata_file
+    assert newest.metadata.metadata_log[-1].metadata_file in call(
+        one, "apply", one.name, "--register"
+    )
+    assert (
+        one.lake.load(stream.table).metadata_location
+        == newest.metadata.metadata_log[-1].metadata_file
+    )
 
 
 def _without(columns: dict[str, Any], unlike: tuple[str, ...]) -> dict[str, Any]:
     """A row of the ledger without these columns and fields of columns."""
     kept = {name: value for name, value in columns.items() if name not in unlike}
-    return {name: _without(value, unlike) if isinstance(value, dict) else value for name, value in kept.items()}
+    return {
+        name: _without(value, unlike) if isinstance(value, dict) else value
+        for name, value in kept.items()
+    }
 
 
 def _in_common_words(one: World, hours: dict[str, str], audit: Any) -> Report:
@@ -183,15 +216,27 @@ def _in_common_words(one: World, hours: dict[str, str], audit: Any) -> Report:
     decisions = one.job.ledger.history()
     unlike = ("decision_id", "recorded_at", "began", "at", "bytes", "snapshot_id", "sequence")
     contents = {
-        "branches": sorted(name for name in state.table.metadata.refs if not name.startswith("main-")),
+        "branches": sorted(
+            name for name in state.table.metadata.refs if not name.startswith("main-")
+        ),
         "rows": {
             b: sorted(
-                (r["kafka_partition"], r["kafka_offset"], r["event_id"], r["level"], r["ingest_hour"]) for r in rows
+                (
+                    r["kafka_partition"],
+                    r["kafka_offset"],
+                    r["event_id"],
+                    r["level"],
+                    r["ingest_hour"],
+                )
+                for r in rows
             )
             for b in ("main", "speed", "batch")
             if (rows := one.rows(b)) is not None
         },
-        "dead": [(d["kafka_partition"], d["kafka_offset"], d["ingest_hour"], d["layer"]) for d in one.dead()],
+        "dead": [
+            (d["kafka_partition"], d["kafka_offset"], d["ingest_hour"], d["layer"])
+            for d in one.dead()
+        ],
         "position": state.position.offsets,
         "accepted": {hour: accepted.as_dict() for hour, accepted in state.accepted.items()},
         "ledger": [_without(row.as_columns(), unlike) for row in decisions],

@@ -1,4 +1,5 @@
-"""A wheel that is installed alone reads all of Kafka's codecs, through both layers, audit and doctor."""
+"""A wheel that is installed alone reads all of Kafka's codecs, through both layers, audit and
+doctor."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ RECORDS = 30  # of each producer and codec
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The `anabranch` of an environment that has the wheel and its declared dependencies, nothing else."""
+    """The `anabranch` of an environment that has the wheel and its declared dependencies, nothing
+    else."""
     folder = tmp_path_factory.mktemp("wheel")
     return install(build_wheel(folder), folder / "venv") / "anabranch"
 
@@ -50,7 +52,11 @@ def produce(bootstrap_servers: str, parts: list[Part], at: datetime) -> None:
     """Send RECORDS to each part with librdkafka, then with Kafka's own producer."""
     stamp = int(at.timestamp() * 1000)
     for part in parts:
-        settings = {"bootstrap.servers": bootstrap_servers, "compression.type": part.codec, "linger.ms": 500}
+        settings = {
+            "bootstrap.servers": bootstrap_servers,
+            "compression.type": part.codec,
+            "linger.ms": 500,
+        }
         producer = Producer(settings)
         for value in part.values("c", at):
             producer.produce(part.topic, value, partition=part.partition, timestamp=stamp)
@@ -68,7 +74,9 @@ def produce(bootstrap_servers: str, parts: list[Part], at: datetime) -> None:
         bootstrap_servers,
         stamp,
     ]
-    done = subprocess.run([str(c) for c in command], input=b"\n".join(lines), capture_output=True, timeout=120)
+    done = subprocess.run(
+        [str(c) for c in command], input=b"\n".join(lines), capture_output=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -81,35 +89,57 @@ def test_the_wheel_alone_reads_every_codec(
     conf = tmp_path / "conf"
     (conf / "streams").mkdir(parents=True)
     (conf / "anabranch.yaml").write_text(yaml.safe_dump(environment))
-    # The layers and the audit read one topic with a codec in each partition; the doctor reads one record of a topic.
+    # The layers and the audit read one topic with a codec in each partition; the doctor reads one
+    # record of a topic.
     topics = {"codecs": CODECS} | {f"codec_{codec}": (codec,) for codec in CODECS}
     for name, codecs in topics.items():
         stream = {
-            "topic": name, "table": f"{name}.events", "format": "json", "schema": SCHEMA, "key": "event_id",
+            "topic": name,
+            "table": f"{name}.events",
+            "format": "json",
+            "schema": SCHEMA,
+            "key": "event_id",
             "event_time": {"column": "event_time", "past": "30 days", "future": "1 hour"},
             "batch": {"grace": "0 seconds", "lookback_hours": 1},
-        }  # fmt: skip
+        }
         (conf / "streams" / f"{name}.yaml").write_text(yaml.safe_dump(stream))
         create_topic(kafka, name, len(codecs))
     run(installed, "apply", "codecs", "--conf", conf)
-    parts = [Part(name, p, codec) for name, codecs in topics.items() for p, codec in enumerate(codecs)]
+    parts = [
+        Part(name, p, codec) for name, codecs in topics.items() for p, codec in enumerate(codecs)
+    ]
     produce(kafka.bootstrap_servers, parts, at)
     with KafkaAdapter(kafka) as adapter:
         sizes = adapter.partition_bytes("codecs")
-    assert all(sizes[p] < sizes[0] / 2 for p in range(1, len(CODECS))), f"a producer did not compress: {sizes}"
+    assert all(sizes[p] < sizes[0] / 2 for p in range(1, len(CODECS))), (
+        f"a producer did not compress: {sizes}"
+    )
 
     run(installed, "speed", "codecs", "--available-now", "--conf", conf)
     run(installed, "batch", "codecs", "--conf", conf)
     accepted = run(
-        installed, "query", "SELECT event_id FROM codecs.events", "--only-accepted", "--conf", conf, "--output", "json"
+        installed,
+        "query",
+        "SELECT event_id FROM codecs.events",
+        "--only-accepted",
+        "--conf",
+        conf,
+        "--output",
+        "json",
     )
-    expected = sorted(f"{codec}-{by}-{i}" for codec in CODECS for by in ("c", "java") for i in range(RECORDS))
+    expected = sorted(
+        f"{codec}-{by}-{i}" for codec in CODECS for by in ("c", "java") for i in range(RECORDS)
+    )
     assert sorted(row["event_id"] for row in json.loads(accepted)) == expected
     run(installed, "audit", "codecs", "--conf", conf)
     # It ends with 1: of most of these streams nothing was applied.
     command = [installed, "doctor", "--conf", conf, "--output", "json"]
     report = json.loads(subprocess.run(command, capture_output=True, text=True, timeout=120).stdout)
-    of_kafka = {one["name"]: one["findings"] for one in report["examined"] if one["name"].startswith("kafka ")}
+    of_kafka = {
+        one["name"]: one["findings"]
+        for one in report["examined"]
+        if one["name"].startswith("kafka ")
+    }
     assert set(of_kafka) == {f"kafka {name}" for name in topics}
     found = [finding for findings in of_kafka.values() for finding in findings]
     assert [finding for finding in found if finding["severity"] == "error"] == []

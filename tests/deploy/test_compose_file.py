@@ -1,4 +1,5 @@
-"""The compose file, the Dockerfiles, the alerts and the dashboard, each as its own tool reads it."""
+"""The compose file, the Dockerfiles, the alerts and the dashboard, each as its own tool reads
+it."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ DASHBOARD = ROOT / "deploy" / "grafana" / "dashboards" / "anabranch.json"
 
 
 def run(*command: object) -> str:
-    done = subprocess.run([str(c) for c in command], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [str(c) for c in command], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
@@ -41,7 +44,13 @@ def test_the_client_reads_the_file_and_every_value_comes_from_env(tmp_path: Path
         "grafana",
     } < set(services)
     speed = services["speed"]
-    assert speed["command"] == ["anabranch", "speed", "game_events", "--health", "/tmp/speed.health"]
+    assert speed["command"] == [
+        "anabranch",
+        "speed",
+        "game_events",
+        "--health",
+        "/tmp/speed.health",
+    ]
     assert speed["environment"]["AWS_SECRET_ACCESS_KEY"] == values["AWS_SECRET_ACCESS_KEY"]
     assert values["POSTGRES_PASSWORD"] in speed["environment"]["ANABRANCH_CATALOG"]
     assert services["spark-worker"]["deploy"]["replicas"] == 2
@@ -51,7 +60,9 @@ def test_the_client_reads_the_file_and_every_value_comes_from_env(tmp_path: Path
 def test_one_process_serves_a_group_with_its_profile_alone(tmp_path: Path) -> None:
     values = compose_file.filled()
     assert "speed-group" not in compose_file.config(values, tmp_path)["services"]
-    services = compose_file.config(values | {"ANABRANCH_GROUP": "fifty"}, tmp_path, profile="group")["services"]
+    services = compose_file.config(
+        values | {"ANABRANCH_GROUP": "fifty"}, tmp_path, profile="group"
+    )["services"]
     [program, name, *arguments] = services["speed-group"]["command"]
     parsed = main.commands[name].make_context(name, list(arguments)).params
     assert (program, name, parsed["group"]) == ("anabranch", "speed", "fifty")
@@ -62,7 +73,9 @@ def test_one_process_serves_a_group_with_its_profile_alone(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", compose_file.NAMES)
 def test_without_one_of_the_values_nothing_starts(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=rf"required variable {name} is missing a value: run sh deploy/dotenv\.sh"):
+    with pytest.raises(
+        ValueError, match=rf"required variable {name} is missing a value: run sh deploy/dotenv\.sh"
+    ):
         compose_file.config({**compose_file.filled(), name: ""}, tmp_path)
 
 
@@ -80,7 +93,9 @@ def test_the_file_of_a_new_user_reads_alike(tmp_path: Path) -> None:
     values = compose_file.filled()
     theirs = compose_file.config(values, tmp_path, tmp_path / "mine" / "docker-compose.yml")
     ours = compose_file.config(values, tmp_path)
-    assert json.dumps(theirs).replace(str(tmp_path / "mine"), "HERE") == json.dumps(ours).replace(str(ROOT), "HERE")
+    assert json.dumps(theirs).replace(str(tmp_path / "mine"), "HERE") == json.dumps(ours).replace(
+        str(ROOT), "HERE"
+    )
 
 
 @pytest.mark.parametrize("file", ["Dockerfile", "anabranch/starter_files/Dockerfile"])
@@ -91,21 +106,34 @@ def test_hadolint_finds_nothing_but_what_the_file_names(file: str, tmp_path: Pat
     assert named.count("hadolint ignore=") == 1
     without = tmp_path / "Dockerfile"
     without.write_text(named.replace("# hadolint ignore=DL3008\n", ""), encoding="utf-8")
-    done = subprocess.run([hadolint, "--no-color", without], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [hadolint, "--no-color", without], capture_output=True, text=True, timeout=60
+    )
     assert [line.split()[1] for line in done.stdout.splitlines()] == ["DL3008"]
 
 
 def test_prometheus_own_tool_reads_its_configuration_and_alerts() -> None:
     output = run(
-        go_tools.ensure(go_tools.PROMTOOL), "check", "config", ROOT / "deploy" / "prometheus" / "prometheus.yml"
+        go_tools.ensure(go_tools.PROMTOOL),
+        "check",
+        "config",
+        ROOT / "deploy" / "prometheus" / "prometheus.yml",
     )
     assert "16 rules found" in output
 
 
 def test_each_alert_fires_when_it_should_and_for_the_stream_concerned(tmp_path: Path) -> None:
     text = (Path(__file__).parent / "alerts_test.yml").read_text(encoding="utf-8")
-    rules = [rule["alert"] for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
-    tested = {one["alertname"] for test in yaml.safe_load(text)["tests"] for one in test["alert_rule_test"]}
+    rules = [
+        rule["alert"]
+        for group in yaml.safe_load(ALERTS.read_text())["groups"]
+        for rule in group["rules"]
+    ]
+    tested = {
+        one["alertname"]
+        for test in yaml.safe_load(text)["tests"]
+        for one in test["alert_rule_test"]
+    }
     assert set(rules) == tested
     file = tmp_path / "alerts_test.yml"
     file.write_text(text.replace("RULES", str(ALERTS)), encoding="utf-8")
@@ -122,9 +150,9 @@ def test_the_dashboard_is_valid_by_grafanas_schema() -> None:
     written: dict[str, Any] = json.loads(DASHBOARD.read_text(encoding="utf-8"))
     known = json.loads(json.dumps(Dashboard.from_json(written), cls=JSONEncoder))
     assert _kept(written, known) == written
-    [source] = yaml.safe_load((ROOT / "deploy/grafana/provisioning/datasources/prometheus.yml").read_text())[
-        "datasources"
-    ]
+    [source] = yaml.safe_load(
+        (ROOT / "deploy/grafana/provisioning/datasources/prometheus.yml").read_text()
+    )["datasources"]
     panels = written["panels"]
     assert {panel["datasource"]["uid"] for panel in panels} == {source["uid"]}
     assert len({panel["id"] for panel in panels}) == len(panels) == 24

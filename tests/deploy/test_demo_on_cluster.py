@@ -23,13 +23,26 @@ def test_the_demo_runs_on_a_cluster_and_in_postgresql(tmp_path: Path) -> None:
     with running_postgres() as postgres, running_cluster() as cluster, out.open("wb") as log:
         catalog = f"postgresql+psycopg2://lake:{PASSWORD}@127.0.0.1:{postgres.port}/catalog"
         demo = subprocess.Popen(
-            ["make", "--no-print-directory", "demo", f"MASTER={cluster.master}", f"CATALOG={catalog}"],
-            cwd=ROOT, stdout=log, stderr=log, start_new_session=True,
+            [
+                "make",
+                "--no-print-directory",
+                "demo",
+                f"MASTER={cluster.master}",
+                f"CATALOG={catalog}",
+            ],
+            cwd=ROOT,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
             env=os.environ | {"TMPDIR": str(tmp_path), "COLUMNS": "150"},
-        )  # fmt: skip
+        )
         try:
             seen: set[int] = set()
-            wait_for(lambda: seen.add(tables(postgres)) or demo.poll() is not None, "the demo to end", SECONDS)
+            wait_for(
+                lambda: seen.add(tables(postgres)) or demo.poll() is not None,
+                "the demo to end",
+                SECONDS,
+            )
         finally:
             if demo.poll() is None:
                 # Ctrl-C: it stops what it has started.
@@ -53,7 +66,8 @@ def test_the_demo_runs_on_a_cluster_and_in_postgresql(tmp_path: Path) -> None:
 
 
 def tables(postgres: Postgres) -> int:
-    """The number of tables in the catalog; none before the first one creates the catalog's own tables."""
+    """The number of tables in the catalog; none before the first one creates the catalog's own
+    tables."""
     exists = postgres.execute("SELECT to_regclass('iceberg_tables') IS NOT NULL")
     if exists != [(True,)]:
         return 0

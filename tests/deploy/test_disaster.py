@@ -1,6 +1,8 @@
-"""A catalog lost, a bucket restored to an earlier time, a warehouse moved: noticed, fixed by one command, exact.
+"""A catalog lost, a bucket restored to an earlier time, a warehouse moved: noticed, fixed by one
+command, exact.
 
-Each stream has lived before: hours accepted and restated, one refused, dead letters, a position in the running hour.
+Each stream has lived before: hours accepted and restated, one refused, dead letters, a position in
+the running hour.
 """
 
 from __future__ import annotations
@@ -59,8 +61,14 @@ def begin_again(one: World) -> None:
 
 
 def live(one: World) -> None:
-    """Three past hours: restated, refused, and waiting; a dead letter; records of now, published."""
-    one.expect({"type": "expect_column_values_to_be_between", "kwargs": {"column": "level", "max_value": 19}})
+    """Three past hours: restated, refused, and waiting; a dead letter; records of now,
+    published."""
+    one.expect(
+        {
+            "type": "expect_column_values_to_be_between",
+            "kwargs": {"column": "level", "max_value": 19},
+        }
+    )
     one.topic()
     one.send([*spread(past_hour(4), 20, "h4"), (0, _middle_of(4), BAD)])
     one.send(spread(past_hour(3), 30, "h3"))  # levels to 29: refused
@@ -84,7 +92,11 @@ def go_on(one: World, prefix: str) -> None:
 
 
 def acknowledged(one: World) -> list[tuple[int, int, str]]:
-    return sorted((r.partition, r.offset, json.loads(r.value or b"")["event_id"]) for r in one.sent if r.value != BAD)
+    return sorted(
+        (r.partition, r.offset, json.loads(r.value or b"")["event_id"])
+        for r in one.sent
+        if r.value != BAD
+    )
 
 
 def end(one: World) -> None:
@@ -126,7 +138,10 @@ class Bucket:
         return [entry["Key"] for page in pages for entry in page.get("Contents", ())]
 
     def copy(self) -> dict[str, bytes]:
-        return {key: self.client.get_object(Bucket=self.name, Key=key)["Body"].read() for key in self.objects()}
+        return {
+            key: self.client.get_object(Bucket=self.name, Key=key)["Body"].read()
+            for key in self.objects()
+        }
 
     def restore(self, then: dict[str, bytes]) -> None:
         for key in set(self.objects()) - set(then):
@@ -200,7 +215,9 @@ def test_a_bucket_restored_beneath_a_newer_catalog_is_reported_and_registered(ma
     named = one.lake.load(one.job.stream.table).metadata_location
     bucket.restore(then)
     begin_again(one)
-    with pytest.raises(MetadataGone, match=r"expected the metadata file that the catalog names.*--register"):
+    with pytest.raises(
+        MetadataGone, match=r"expected the metadata file that the catalog names.*--register"
+    ):
         one.speed()
     output = call(one, "apply", one.name, expect=2)
     assert named.rpartition("/")[2] in output
@@ -217,11 +234,13 @@ def test_a_warehouse_that_moves_to_another_bucket(make: Make, tmp_path: Path) ->
     new = f"{old.name}-new"
     before = {name: one.lake.load(name) for name in names(one)}
     old.client.create_bucket(Bucket=new)
-    # Step 1: with the jobs stopped, Iceberg rewrites what holds paths, beside the table, and says what belongs where.
+    # Step 1: with the jobs stopped, Iceberg rewrites what holds paths, beside the table, and says
+    # what belongs where.
     for name in names(one):
         [done] = one.spark.sql(
-            f"CALL {catalog.name}.system.rewrite_table_path(table => '{name}', source_prefix => 's3://{old.name}/', "
-            f"target_prefix => 's3://{new}/', staging_location => 's3://{old.name}/moving/{name}/')"
+            f"CALL {catalog.name}.system.rewrite_table_path(table => '{name}', source_prefix => "
+            f"'s3://{old.name}/', target_prefix => 's3://{new}/', staging_location => "
+            f"'s3://{old.name}/moving/{name}/')"
         ).collect()
         # Step 2: copy them.
         where = urlparse(done["file_list_location"])
@@ -231,7 +250,9 @@ def test_a_warehouse_that_moves_to_another_bucket(make: Make, tmp_path: Path) ->
                 for source, target in csv.reader(io.StringIO(listed)):
                     assert target.startswith(f"s3://{new}/warehouse/")
                     origin = {"Bucket": old.name, "Key": source.removeprefix(f"s3://{old.name}/")}
-                    old.client.copy_object(Bucket=new, Key=target.removeprefix(f"s3://{new}/"), CopySource=origin)
+                    old.client.copy_object(
+                        Bucket=new, Key=target.removeprefix(f"s3://{new}/"), CopySource=origin
+                    )
     old.restore({})
     # Step 3: the new place in the configuration, an empty catalog, and the command.
     place = {"uri": f"sqlite:///{tmp_path}/moved.db", "warehouse": f"s3://{new}/warehouse"}

@@ -1,4 +1,5 @@
-"""What the doctor finds of a real Airflow: each finding is caused, and its remedy, run as it is printed, clears it."""
+"""What the doctor finds of a real Airflow: each finding is caused, and its remedy, run as it is
+printed, clears it."""
 
 from __future__ import annotations
 
@@ -42,7 +43,9 @@ def dags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(command: str, code: int = 0) -> str:
-    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(
+        command, shell=True, capture_output=True, text=True, timeout=240, check=False
+    )
     assert done.returncode == code, f"{command}: {done.stdout[-2000:]}\n{done.stderr[-2000:]}"
     return done.stdout
 
@@ -75,14 +78,19 @@ def test_airflows_problems_are_found_and_their_remedies_work(dags: Path, tmp_pat
     assert "no such stream" in run(wrong[Issue.AIRFLOW_IMPORT].remedy, 1)
     (dags / "odd.py").unlink()
     run("airflow dag-processor --num-runs 1")
-    assert wrong[Issue.AIRFLOW_POOL].remedy == printed("airflow pools set default_pool 128 'Default pool'")
+    assert wrong[Issue.AIRFLOW_POOL].remedy == printed(
+        "airflow pools set default_pool 128 'Default pool'"
+    )
     run(wrong[Issue.AIRFLOW_POOL].remedy)
     assert wrong[Issue.AIRFLOW_SCHEDULER].remedy == printed("airflow scheduler")
     # Before the DAGs run: there is nothing that they could work on.
-    with serving(wrong[Issue.AIRFLOW_SCHEDULER].remedy.split(), tmp_path / "scheduler.log", is_alive, 90):
+    with serving(
+        wrong[Issue.AIRFLOW_SCHEDULER].remedy.split(), tmp_path / "scheduler.log", is_alive, 90
+    ):
         assert found().keys() == {Issue.AIRFLOW_PAUSED}
     assert wrong[Issue.AIRFLOW_PAUSED].remedy == printed(
-        "airflow dags unpause --yes --treat-dag-id-as-regex '^anabranch_.+__(STREAM)$'", STREAM=STREAM
+        "airflow dags unpause --yes --treat-dag-id-as-regex '^anabranch_.+__(STREAM)$'",
+        STREAM=STREAM,
     )
     run(wrong[Issue.AIRFLOW_PAUSED].remedy)
     assert not found().keys() - {Issue.AIRFLOW_SCHEDULER}

@@ -1,4 +1,5 @@
-"""Kafka over TLS with a password or a certificate, from one block of configuration for Spark and kafka-python."""
+"""Kafka over TLS with a password or a certificate, from one block of configuration for Spark and
+kafka-python."""
 
 from __future__ import annotations
 
@@ -48,7 +49,9 @@ def plain_world(
 
 
 @pytest.mark.parametrize("how", ["scram", "plain", "mutual"])
-def test_both_jobs_read_a_broker_that_wants_tls_and_a_name(plain_world: Make, broker: SecureBroker, how: str) -> None:
+def test_both_jobs_read_a_broker_that_wants_tls_and_a_name(
+    plain_world: Make, broker: SecureBroker, how: str
+) -> None:
     one = plain_world()
     broker.allow(one.name, f"anabranch-{one.name}")
     one.tell(kafka=broker.security(how))
@@ -60,8 +63,11 @@ def test_both_jobs_read_a_broker_that_wants_tls_and_a_name(plain_world: Make, br
     assert one.contents() == one.acknowledged()
 
 
-def assert_refused_everywhere(one: World, broker: SecureBroker, section: dict[str, Any], *texts: str) -> None:
-    """Every command and both jobs end with exit code 2 and say so; `apply` asks Kafka only before there are tables."""
+def assert_refused_everywhere(
+    one: World, broker: SecureBroker, section: dict[str, Any], *texts: str
+) -> None:
+    """Every command and both jobs end with exit code 2 and say so; `apply` asks Kafka only before
+    there are tables."""
     one.tell(kafka=section)
     assert_refused(one, ["apply"], texts)
     one.tell(kafka={"bootstrap_servers": broker.plain})
@@ -93,9 +99,15 @@ def assert_refused(one: World, command: list[str], texts: tuple[str, ...]) -> No
 def test_a_wrong_password_or_an_unknown_authority_is_named_and_terminal(
     plain_world: Make, broker: SecureBroker, how: str, wrong: dict[str, str], message: str
 ) -> None:
-    changes = {key: str(broker.other_ca) if value == "OTHER" else value for key, value in wrong.items()}
-    assert_refused_everywhere(plain_world(), broker, broker.security(how, **changes), message, REFUSED)
+    changes = {
+        key: str(broker.other_ca) if value == "OTHER" else value for key, value in wrong.items()
+    }
+    assert_refused_everywhere(
+        plain_world(), broker, broker.security(how, **changes), message, REFUSED
+    )
 
 
 def test_a_missing_right_is_named_and_terminal(plain_world: Make, broker: SecureBroker) -> None:
-    assert_refused_everywhere(plain_world(), broker, broker.security("scram"), "TopicAuthorization", DENIED)
+    assert_refused_everywhere(
+        plain_world(), broker, broker.security("scram"), "TopicAuthorization", DENIED
+    )

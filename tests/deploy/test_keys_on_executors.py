@@ -1,4 +1,5 @@
-"""Executors of a cluster write to S3 by TLS of a private authority, with temporary keys of a shared file of theirs."""
+"""Executors of a cluster write to S3 by TLS of a private authority, with temporary keys of a shared
+file of theirs."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ WRITERS = {"spark": "s3fileio", "workers": "aws-sdk-cpp"}
 
 
 class Keys:
-    """Temporary keys of the driver and of executors, each in a shared file of its own, and their server."""
+    """Temporary keys of the driver and of executors, each in a shared file of its own, and their
+    server."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, front: FlakyS3) -> None:
         self._front, self._number = front, 1
@@ -54,10 +56,16 @@ class Keys:
     def clients(self) -> set[tuple[str, str]]:
         """Which clients have used the present keys: the driver's and the executors'."""
         present = {f"{who}-{self._number}": who for who in self._renew}
-        return {(present[token], client) for token, client in list(self._front.tokens) if token in present}
+        return {
+            (present[token], client)
+            for token, client in list(self._front.tokens)
+            if token in present
+        }
 
 
-def stream(folder: Path, environment: dict[str, Any], front: FlakyS3, authority: Authority, executors: Path) -> World:
+def stream(
+    folder: Path, environment: dict[str, Any], front: FlakyS3, authority: Authority, executors: Path
+) -> World:
     """A stream without keys of S3 in its configuration: each machine has its own."""
     trust, given = authority.trust(folder / "trust.jks"), environment["spark"]["conf"]
     conf = given | {
@@ -82,7 +90,9 @@ def run_speed(one: World, cluster: SparkCluster, keys: Keys) -> None:
 
         def publish(prefix: str) -> None:
             one.send_now(2_000, prefix)
-            speed.until(lambda: one.published == len(one.sent), f"records {prefix} to be published", PATIENT)
+            speed.until(
+                lambda: one.published == len(one.sent), f"records {prefix} to be published", PATIENT
+            )
 
         publish("first")
         keys.renew()
@@ -96,10 +106,16 @@ def run_speed(one: World, cluster: SparkCluster, keys: Keys) -> None:
     assert one.contents() == one.acknowledged()
 
 
-def run_batch(one: World, cluster: SparkCluster, keys: Keys, hours: list[str], decoder: str) -> None:
+def run_batch(
+    one: World, cluster: SparkCluster, keys: Keys, hours: list[str], decoder: str
+) -> None:
     one.configure(batch=BATCH | {"decoder": decoder})
-    with started(one, "batch", one.name, "--hour", "..".join(hours), "--master", cluster.master) as batch:
-        batch.until(lambda: hours[0] in one.state.accepted, f"hour {hours[0]} to be accepted", PATIENT)
+    with started(
+        one, "batch", one.name, "--hour", "..".join(hours), "--master", cluster.master
+    ) as batch:
+        batch.until(
+            lambda: hours[0] in one.state.accepted, f"hour {hours[0]} to be accepted", PATIENT
+        )
         keys.revoke(batch)
         assert batch.wait() == 0, batch.log[-4000:]
     assert ("executors", WRITERS[decoder]) in keys.clients()
@@ -118,7 +134,9 @@ def test_both_jobs_are_exact_while_the_keys_of_executors_are_renewed_and_revoked
         running_cluster() as cluster,
     ):
         keys = Keys(tmp_path, monkeypatch, front)
-        one = stream(tmp_path, environment, front, authority, tmp_path / "executors" / "credentials")
+        one = stream(
+            tmp_path, environment, front, authority, tmp_path / "executors" / "credentials"
+        )
         for hour in hours:
             one.send(spread(hour, 1_000, hour))
         run_speed(one, cluster, keys)

@@ -1,4 +1,5 @@
-"""The wheel and the source distribution: built, installed into an environment of their own, and used from there."""
+"""The wheel and the source distribution: built, installed into an environment of their own, and
+used from there."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bin folder of an environment that has the wheel and what it asks for, far from the checkout."""
+    """The bin folder of an environment that has the wheel and what it asks for, far from the
+    checkout."""
     [wheel] = built.glob("*.whl")
     return install(wheel, tmp_path_factory.mktemp("environment") / "venv")
 
@@ -34,28 +36,50 @@ def test_both_contain_the_code_the_configuration_and_the_dags(built: Path) -> No
     [wheel], [source] = built.glob("*.whl"), built.glob("*.tar.gz")
     in_wheel = set(zipfile.ZipFile(wheel).namelist())
     assert {
-        "anabranch/cli/__init__.py", "speed_layer/job.py", "batch_layer/job.py", "anabranch/protocol/merge.py",
+        "anabranch/cli/__init__.py",
+        "speed_layer/job.py",
+        "batch_layer/job.py",
+        "anabranch/protocol/merge.py",
         "anabranch/operations/notifications/lineage/AnabranchHourRunFacet.json",
-        "anabranch/operations/page/templates/streams.html", "anabranch/operations/page/static/page.css",
-        "anabranch/_conf/jvm/ivy.xml", "anabranch/_conf/jvm/jars.sha256", "anabranch/_conf/anabranch.yaml",
-        "anabranch/_dags/anabranch_hourly.py", "anabranch/_deploy/docker-compose.yml",
-        "anabranch/starter_files/Dockerfile", "anabranch/starter_files/gitignore", "anabranch/_deploy/deploy/dotenv.sh",
+        "anabranch/operations/page/templates/streams.html",
+        "anabranch/operations/page/static/page.css",
+        "anabranch/_conf/jvm/ivy.xml",
+        "anabranch/_conf/jvm/jars.sha256",
+        "anabranch/_conf/anabranch.yaml",
+        "anabranch/_dags/anabranch_hourly.py",
+        "anabranch/_deploy/docker-compose.yml",
+        "anabranch/starter_files/Dockerfile",
+        "anabranch/starter_files/gitignore",
+        "anabranch/_deploy/deploy/dotenv.sh",
         "anabranch/_deploy/deploy/kubernetes/speed.yaml",
-        "anabranch/_deploy/deploy/yarn/spark.yaml", "anabranch/_deploy/deploy/prometheus/alerts.yml",
-    } <= in_wheel  # fmt: skip
+        "anabranch/_deploy/deploy/yarn/spark.yaml",
+        "anabranch/_deploy/deploy/prometheus/alerts.yml",
+    } <= in_wheel
     assert not [name for name in in_wheel if name.startswith("tests/") or "__pycache__" in name]
     with tarfile.open(source) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"pyproject.toml", "README.md", "LICENSE", "tests/support/world.py", "conf/jvm/ivy.xml"} <= names
+    assert {
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+        "tests/support/world.py",
+        "conf/jvm/ivy.xml",
+    } <= names
 
 
-def test_the_installed_command_answers_without_heavy_imports(installed: Path, tmp_path: Path) -> None:
-    assert "Kafka to one exact Iceberg table" in run(installed / "anabranch", "--help", cwd=tmp_path)
+def test_the_installed_command_answers_without_heavy_imports(
+    installed: Path, tmp_path: Path
+) -> None:
+    assert "Kafka to one exact Iceberg table" in run(
+        installed / "anabranch", "--help", cwd=tmp_path
+    )
     result = subprocess.run(
         [installed / "python", "-X", "importtime", "-m", "anabranch.cli", "--help"],
         cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
-    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in result.stderr.splitlines()}
+    imported = {
+        line.rpartition("|")[2].strip().partition(".")[0] for line in result.stderr.splitlines()
+    }
     assert "click" in imported
     assert not imported & {
         "pyspark",
@@ -69,16 +93,32 @@ def test_the_installed_command_answers_without_heavy_imports(installed: Path, tm
     }
 
 
-def test_init_writes_a_folder_that_works_and_overwrites_nothing(installed: Path, tmp_path: Path) -> None:
+def test_init_writes_a_folder_that_works_and_overwrites_nothing(
+    installed: Path, tmp_path: Path
+) -> None:
     run(installed / "anabranch", "init", "mine", cwd=tmp_path)
-    places = {str(file.relative_to(tmp_path / "mine")) for file in (tmp_path / "mine").rglob("*") if file.is_file()}
+    places = {
+        str(file.relative_to(tmp_path / "mine"))
+        for file in (tmp_path / "mine").rglob("*")
+        if file.is_file()
+    }
     assert {
-        "conf/anabranch.yaml", "conf/streams/game_events.yaml", "dags/anabranch_hourly.py", "docker-compose.yml",
-        "README.md", "Dockerfile", ".dockerignore", ".gitignore", ".env.example", "deploy/dotenv.sh",
+        "conf/anabranch.yaml",
+        "conf/streams/game_events.yaml",
+        "dags/anabranch_hourly.py",
+        "docker-compose.yml",
+        "README.md",
+        "Dockerfile",
+        ".dockerignore",
+        ".gitignore",
+        ".env.example",
+        "deploy/dotenv.sh",
         "deploy/kubernetes/speed.yaml",
-        "deploy/yarn/cluster.conf", "deploy/prometheus/alerts.yml", "deploy/postgres/airflow.sql",
+        "deploy/yarn/cluster.conf",
+        "deploy/prometheus/alerts.yml",
+        "deploy/postgres/airflow.sql",
         "deploy/grafana/dashboards/anabranch.json",
-    } <= places  # fmt: skip
+    } <= places
     loaded = run(
         installed / "python", "-c",
         "from anabranch import config; config.load_environment('mine/conf'); "
@@ -87,7 +127,11 @@ def test_init_writes_a_folder_that_works_and_overwrites_nothing(installed: Path,
     )  # fmt: skip
     assert loaded == "game_events\n"
     again = subprocess.run(
-        [installed / "anabranch", "init", "mine"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        [installed / "anabranch", "init", "mine"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert again.returncode == 2
     assert "expected none of its files" in again.stderr
@@ -96,25 +140,36 @@ def test_init_writes_a_folder_that_works_and_overwrites_nothing(installed: Path,
 def test_the_documentation_is_in_the_wheel(installed: Path, tmp_path: Path) -> None:
     pages = run(installed / "anabranch", "docs", cwd=tmp_path)
     assert "formats" in pages and str(tmp_path) not in pages
-    assert run(installed / "anabranch", "docs", "docs/reference/formats.md", cwd=tmp_path).startswith("# ")
+    assert run(
+        installed / "anabranch", "docs", "docs/reference/formats.md", cwd=tmp_path
+    ).startswith("# ")
 
 
-def test_the_jobs_are_found_in_the_zip_for_py_files(built: Path, installed: Path, tmp_path: Path) -> None:
+def test_the_jobs_are_found_in_the_zip_for_py_files(
+    built: Path, installed: Path, tmp_path: Path
+) -> None:
     [wheel] = built.glob("*.whl")
     archive = tmp_path / "anabranch-py-files.zip"
     archive.write_bytes(wheel.read_bytes())
     script = (
-        f"import sys; sys.path.insert(0, {str(archive)!r}); import speed_layer.job, batch_layer.job; "
-        "print(speed_layer.job.__file__, batch_layer.job.__file__)"
+        f"import sys; sys.path.insert(0, {str(archive)!r}); import speed_layer.job, "
+        "batch_layer.job; print(speed_layer.job.__file__, batch_layer.job.__file__)"
     )
     assert run(installed / "python", "-c", script, cwd=tmp_path).count(str(archive)) == 2
 
 
-def test_the_commands_of_the_new_folders_readme_run_in_their_order(installed: Path, tmp_path: Path) -> None:
-    """As a new user types them, from the wheel alone; with ports that are free instead of the usual ones."""
+def test_the_commands_of_the_new_folders_readme_run_in_their_order(
+    installed: Path, tmp_path: Path
+) -> None:
+    """As a new user types them, from the wheel alone; with ports that are free instead of the usual
+    ones."""
     folder = tmp_path / "mine"
     run(installed / "anabranch", "init", folder)
-    [block] = re.findall(r"## Try it\n\n```sh\n(.*?)```", (folder / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    [block] = re.findall(
+        r"## Try it\n\n```sh\n(.*?)```",
+        (folder / "README.md").read_text(encoding="utf-8"),
+        re.DOTALL,
+    )
     lines = [line.partition("  #")[0].strip() for line in block.splitlines()]
     lines.remove("anabranch serve")  # until Ctrl-C, and it needs the extra `page`
     kafka = free_port()
@@ -129,12 +184,24 @@ def test_the_commands_of_the_new_folders_readme_run_in_their_order(installed: Pa
     try:
         for line in lines:
             done = subprocess.run(
-                line, shell=True, cwd=folder, env=environment, capture_output=True, text=True, timeout=300
-            )  # fmt: skip
+                line,
+                shell=True,
+                cwd=folder,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=300,
+            )
             assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
             printed[line] = done.stdout
     finally:
-        subprocess.run([installed / "anabranch", "dev", "down"], cwd=folder, env=environment, check=True, timeout=60)
+        subprocess.run(
+            [installed / "anabranch", "dev", "down"],
+            cwd=folder,
+            env=environment,
+            check=True,
+            timeout=60,
+        )
     assert "ready; next: anabranch apply" in printed["anabranch doctor"]
     [query] = [line for line in lines if line.startswith("anabranch query")]
     counts = [int(row.split()[-1]) for row in printed[query].splitlines()[2:]]

@@ -1,4 +1,5 @@
-"""Each component with a key that may do what its policy of deploy/s3 says, and with one that may not."""
+"""Each component with a key that may do what its policy of deploy/s3 says, and with one that may
+not."""
 
 from __future__ import annotations
 
@@ -16,9 +17,16 @@ from world import World, past_hour, spread
 
 POLICIES = Path(__file__).resolve().parents[2] / "deploy" / "s3"
 ASKING = (
-    ["hours"], ["hours", "--history", "HOUR"], ["status"], ["explain", "HOUR"], ["audit"], ["diff", "HOUR"],
-    ["duplicates", "HOUR"], ["dead-letters"], ["metrics"],
-)  # fmt: skip
+    ["hours"],
+    ["hours", "--history", "HOUR"],
+    ["status"],
+    ["explain", "HOUR"],
+    ["audit"],
+    ["diff", "HOUR"],
+    ["duplicates", "HOUR"],
+    ["dead-letters"],
+    ["metrics"],
+)
 
 
 @pytest.fixture
@@ -32,8 +40,8 @@ class Lake:
 
     def __init__(self, aws: Aws, environment: dict[str, Any], folder: Path) -> None:
         self.aws = aws
-        # AWS judges a look at a bucket as s3:ListBucket, moto by a name of its own; and the deletion of several objects
-        # by each of them, moto by the bucket.
+        # AWS judges a look at a bucket as s3:ListBucket, moto by a name of its own; and the
+        # deletion of several objects by each of them, moto by the bucket.
         names = {
             '"s3:ListBucket"': '["s3:ListBucket", "s3:HeadBucket"]',
             '"arn:aws:s3:::EXPORTS/STREAM/*"': '["arn:aws:s3:::exports/events/*", "arn:aws:s3:::exports"]',
@@ -42,8 +50,13 @@ class Lake:
         }
         policies = {}
         for file in sorted(POLICIES.glob("*.json")):
-            policies[file.stem] = reduce(lambda text, name: text.replace(name, names[name]), names, file.read_text())
-        everything = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "s3:*", "Resource": "*"}]}
+            policies[file.stem] = reduce(
+                lambda text, name: text.replace(name, names[name]), names, file.read_text()
+            )
+        everything = {
+            "Version": "2012-10-17",
+            "Statement": [{"Effect": "Allow", "Action": "s3:*", "Resource": "*"}],
+        }
         policies |= {"everything": json.dumps(everything)}
         self.keys = {name: aws.user(name, policy) for name, policy in policies.items()}
         settings = environment | {
@@ -79,7 +92,9 @@ def test_each_component_does_its_work_with_its_policy_and_a_reader_publishes_not
     one.send(spread(hour, 20, "e"))
     run(one, "apply", one.name)
     encrypted = {"Rules": [{"ApplyServerSideEncryptionByDefault": {"SSEAlgorithm": "aws:kms"}}]}
-    lake.s3("everything").put_bucket_encryption(Bucket="lake", ServerSideEncryptionConfiguration=encrypted)
+    lake.s3("everything").put_bucket_encryption(
+        Bucket="lake", ServerSideEncryptionConfiguration=encrypted
+    )
     made = set(lake.objects())
 
     # A key that may only read: both jobs end at once, say why, and leave nothing.
@@ -103,7 +118,9 @@ def test_each_component_does_its_work_with_its_policy_and_a_reader_publishes_not
     # A user that only reads.
     lake.with_key("reader")
     for question in ASKING:
-        run(one, question[0], one.name, *(hour if word == "HOUR" else word for word in question[1:]))
+        run(
+            one, question[0], one.name, *(hour if word == "HOUR" else word for word in question[1:])
+        )
     run(one, "query", f"SELECT count(*) FROM {one.job.stream.table}")
 
     # Egress, to a bucket of its own; the jobs could not write there.
@@ -132,9 +149,15 @@ def test_each_component_does_its_work_with_its_policy_and_a_reader_publishes_not
     with pytest.raises(ClientError, match="AccessDenied"):
         lake.s3("jobs").put_object(Bucket="lake", Key="elsewhere/file", Body=b"")
 
-    # Objects written after the bucket's encryption was set are encrypted, whichever client wrote them.
+    # Objects written after the bucket's encryption was set are encrypted, whichever client wrote
+    # them.
     written = set(lake.objects()) - made
-    assert any(key.endswith(".metadata.json") for key in written) and any(key.endswith(".parquet") for key in written)
+    assert any(key.endswith(".metadata.json") for key in written) and any(
+        key.endswith(".parquet") for key in written
+    )
     for key in written:
-        assert lake.s3("everything").head_object(Bucket="lake", Key=key)["ServerSideEncryption"] == "aws:kms", key
+        assert (
+            lake.s3("everything").head_object(Bucket="lake", Key=key)["ServerSideEncryption"]
+            == "aws:kms"
+        ), key
     one.kafka.close()

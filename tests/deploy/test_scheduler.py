@@ -1,5 +1,5 @@
-"""A real Airflow catches up three hours by itself; one is refused, and restated by clearing its task. It runs a group's
-hour by one rebuild, and a day's DAG once the day's hours are accepted."""
+"""A real Airflow catches up three hours by itself; one is refused, and restated by clearing its
+task. It runs a group's hour by one rebuild, and a day's DAG once the day's hours are accepted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ PATIENCE = 600
 def wait_for(airflow: Scheduler, condition: Callable[[], bool], what: str) -> None:
     deadline = time.monotonic() + PATIENCE
     while not condition():
-        assert time.monotonic() < deadline, f"expected {what} within {PATIENCE} s, found:\n{airflow.log[-6000:]}"
+        assert time.monotonic() < deadline, (
+            f"expected {what} within {PATIENCE} s, found:\n{airflow.log[-6000:]}"
+        )
         time.sleep(1)
 
 
@@ -37,7 +39,10 @@ def dags_folder(folder: Path, name: str, text: str) -> Path:
 
 
 def level_below(maximum: int) -> dict[str, Any]:
-    return {"type": "expect_column_values_to_be_between", "kwargs": {"column": "level", "max_value": maximum}}
+    return {
+        "type": "expect_column_values_to_be_between",
+        "kwargs": {"column": "level", "max_value": maximum},
+    }
 
 
 @pytest.mark.timeout(3600)
@@ -62,7 +67,9 @@ def test_three_hours_catch_up_oldest_first_and_a_refused_one_is_restated_by_clea
 
         def ended() -> bool:
             states = airflow.runs(dag)
-            return {before, *hours} <= set(states) and all(states[h] in ("success", "failed") for h in (before, *hours))
+            return {before, *hours} <= set(states) and all(
+                states[h] in ("success", "failed") for h in (before, *hours)
+            )
 
         def revisions() -> list[int]:
             return [one.state.accepted[h].revision for h in hours]
@@ -70,37 +77,63 @@ def test_three_hours_catch_up_oldest_first_and_a_refused_one_is_restated_by_clea
         wait_for(airflow, ended, "three runs to end")
         # The hour before the stream's first has nothing to do.
         tasks = airflow.tasks(dag, before)
-        assert {t for t, state in tasks.items() if state == "skipped"} == {"seal", "rebuild", "verify"}
+        assert {t for t, state in tasks.items() if state == "skipped"} == {
+            "seal",
+            "rebuild",
+            "verify",
+        }
         states = airflow.runs(dag)
         assert states[before] == "success"
         assert [states[h] for h in hours] == ["success", "failed", "success"]
         assert airflow.tasks(dag, hours[1]) == {
-            "grace": "success", "seal": "success", "rebuild": "failed", "merge": "success", "verify": "upstream_failed",
-        }  # fmt: skip
-        assert "quality: expect_column_values_to_be_between(level)" in airflow.task_log(dag, "rebuild")
+            "grace": "success",
+            "seal": "success",
+            "rebuild": "failed",
+            "merge": "success",
+            "verify": "upstream_failed",
+        }
+        assert "quality: expect_column_values_to_be_between(level)" in airflow.task_log(
+            dag, "rebuild"
+        )
         refused = airflow.xcom(dag, "rebuild", hours[1], "refused")
         assert (refused["hour"], refused["revision"]) == (hours[1], 1)
         assert refused["reason"].startswith("quality: expect_column_values_to_be_between(level)")
-        accepted = [row.hour for row in one.job.ledger.history() if row.decision == "accepted" and row.hour in hours]
+        accepted = [
+            row.hour
+            for row in one.job.ledger.history()
+            if row.decision == "accepted" and row.hour in hours
+        ]
         assert accepted == [hours[0], hours[2]]
         assert one.contents() == one.acknowledged()
         # What an operator does: fix the suite, and clear the task.
         one.expect(level_below(100))
         airflow.clear(dag, "rebuild", hours[1])
-        wait_for(airflow, lambda: airflow.runs(dag)[hours[1]] == "success", "the refused hour to be accepted")
+        wait_for(
+            airflow,
+            lambda: airflow.runs(dag)[hours[1]] == "success",
+            "the refused hour to be accepted",
+        )
         assert one.state.accepted[hours[1]].revision == 1
         # And an hour that is accepted is restated by the same gesture.
         airflow.clear(dag, "rebuild", hours[0])
-        wait_for(airflow, lambda: one.state.accepted[hours[0]].revision == 2, "the first hour to be restated")
+        wait_for(
+            airflow,
+            lambda: one.state.accepted[hours[0]].revision == 2,
+            "the first hour to be restated",
+        )
         wait_for(airflow, lambda: airflow.runs(dag)[hours[0]] == "success", "its run to end")
         # A backfill restates just its hours, each time to the same rows.
         for again in (2, 3):
             airflow.backfill(dag, hours[1], hours[2])
             wait_for(airflow, lambda n=again: revisions() == [2, n, n], "two hours to be restated")
-            wait_for(airflow, lambda: set(airflow.runs(dag).values()) == {"success"}, "its runs to end")
+            wait_for(
+                airflow, lambda: set(airflow.runs(dag).values()) == {"success"}, "its runs to end"
+            )
             wait_for(airflow, lambda: not airflow.is_backfilling(), "the backfill to end")
             assert one.contents() == one.acknowledged()
-        events = [(e["hour"], e["revision"], e["rows"]) for e in airflow.events() if e["hour"] in hours]
+        events = [
+            (e["hour"], e["revision"], e["rows"]) for e in airflow.events() if e["hour"] in hours
+        ]
     first, second, third = hours
     assert events == [
         (first, 1, 20), (third, 1, 30), (second, 1, 60), (first, 2, 20),
@@ -132,8 +165,8 @@ with DAG("consumer", schedule=schedule, start_date=datetime(2026, 1, 1, tzinfo=t
 def counted(airflow: Scheduler) -> list[tuple[str, dict[str, int]]]:
     """The hour and the result of each run of the consumer that has ended, oldest first."""
     rows = airflow.select(
-        "SELECT r.partition_key, x.value FROM dag_run r JOIN xcom x ON r.id = x.dag_run_id "
-        "WHERE r.dag_id = 'consumer' AND x.key = 'return_value' AND r.state = 'success' ORDER BY r.id"
+        "SELECT r.partition_key, x.value FROM dag_run r JOIN xcom x ON r.id = x.dag_run_id WHERE "
+        "r.dag_id = 'consumer' AND x.key = 'return_value' AND r.state = 'success' ORDER BY r.id"
     )
     return [(str(key), value) for key, value in rows]
 
@@ -161,7 +194,10 @@ def test_a_groups_hour_is_rebuilt_once_and_each_stream_fails_and_is_cleared_alon
     with (
         running_postgres() as postgres,
         running_airflow(
-            tmp_path / "airflow", postgres, ANABRANCH_CONF=str(one.folder), AIRFLOW__CORE__DAGS_FOLDER=str(folder)
+            tmp_path / "airflow",
+            postgres,
+            ANABRANCH_CONF=str(one.folder),
+            AIRFLOW__CORE__DAGS_FOLDER=str(folder),
         ) as airflow,
     ):
         wait_for(airflow, lambda: airflow.runs(dag).get(hour) == "failed", "the group's run to end")
@@ -179,16 +215,29 @@ def test_a_groups_hour_is_rebuilt_once_and_each_stream_fails_and_is_cleared_alon
         # What an operator does: fix the suite, and clear the task of this stream alone.
         refused.expect(level_below(100))
         airflow.clear_mapped(dag, "stream", hour, refused.name)
-        wait_for(airflow, lambda: refused.state.is_accepted(hour), "the refused hour to be accepted")
-        wait_for(airflow, lambda: airflow.mapped(dag, "stream", hour)[refused.name] == "success", "its task to end")
+        wait_for(
+            airflow, lambda: refused.state.is_accepted(hour), "the refused hour to be accepted"
+        )
+        wait_for(
+            airflow,
+            lambda: airflow.mapped(dag, "stream", hour)[refused.name] == "success",
+            "its task to end",
+        )
         assert one.state.accepted[hour].revision == refused.state.accepted[hour].revision == 1
         assert {e["hour"] for e in airflow.events()} == {hour}
-        events = {name: airflow.partition_events(f"anabranch_partitions__{name}") for name in (one.name, refused.name)}
+        events = {
+            name: airflow.partition_events(f"anabranch_partitions__{name}")
+            for name in (one.name, refused.name)
+        }
         assert events == {one.name: [hour], refused.name: [hour]}
         # The streams' own DAGs run by hand only.
         assert airflow.runs(f"anabranch_hourly__{one.name}") == {}
         # The group is not complete: its third stream has no hour yet, and the hour before waits.
-        wait_for(airflow, lambda: airflow.tasks(dag, hour)["accepted"] == "skipped", "the group's event to be skipped")
+        wait_for(
+            airflow,
+            lambda: airflow.tasks(dag, hour)["accepted"] == "skipped",
+            "the group's event to be skipped",
+        )
         assert airflow.partition_events(asset) == []
         later.configure(group="later")
         for stream in (one, refused):
@@ -201,7 +250,9 @@ def test_a_groups_hour_is_rebuilt_once_and_each_stream_fails_and_is_cleared_alon
         assert dict(counted(airflow)) == rows
         # A restated hour: its event once more.
         airflow.clear_mapped(dag, "stream", hour, one.name)
-        wait_for(airflow, lambda: len(counted(airflow)) == 3, "the consumer to read the restated hour")
+        wait_for(
+            airflow, lambda: len(counted(airflow)) == 3, "the consumer to read the restated hour"
+        )
         assert one.state.accepted[hour].revision == 2
         *both, last = airflow.partition_events(asset)
         assert (sorted(both), last) == ([before, hour], hour)
@@ -238,7 +289,8 @@ with DAG("daily", schedule=day_schedule("{stream}"), start_date=datetime(2026, 1
 def test_a_days_dag_starts_when_all_its_hours_are_accepted_and_again_for_a_restated_one(
     world: Callable[..., World], tmp_path: Path
 ) -> None:
-    """The DAG's schedule is the product's `day_schedule`; its hours are announced by the product's last task."""
+    """The DAG's schedule is the product's `day_schedule`; its hours are announced by the product's
+    last task."""
     one = world()
     day = (datetime.now(UTC) - timedelta(days=1)).strftime("%Y-%m-%d")
     hours = [f"{day}T{hour:02}" for hour in range(24)]
@@ -255,12 +307,17 @@ def test_a_days_dag_starts_when_all_its_hours_are_accepted_and_again_for_a_resta
     (folder / "anabranch_operators.py").symlink_to(DAGS / "anabranch_operators.py")
     (folder / ".airflowignore").symlink_to(DAGS / ".airflowignore")
     begin = start_of(hours[0])
-    first, last = (f"{at.year}, {at.month}, {at.day}, {at.hour}" for at in (begin, begin + timedelta(hours=23)))
+    first, last = (
+        f"{at.year}, {at.month}, {at.day}, {at.hour}" for at in (begin, begin + timedelta(hours=23))
+    )
     (folder / "days.py").write_text(_DAYS.format(stream=one.name, first=first, last=last))
     with (
         running_postgres() as postgres,
         running_airflow(
-            tmp_path / "airflow", postgres, ANABRANCH_CONF=str(one.folder), AIRFLOW__CORE__DAGS_FOLDER=str(folder)
+            tmp_path / "airflow",
+            postgres,
+            ANABRANCH_CONF=str(one.folder),
+            AIRFLOW__CORE__DAGS_FOLDER=str(folder),
         ) as airflow,
     ):
         partitions = f"anabranch_partitions__{one.name}"
@@ -277,11 +334,19 @@ def test_a_days_dag_starts_when_all_its_hours_are_accepted_and_again_for_a_resta
         one.expect(level_below(100))
         assert [r.decision for r in one.batch(hours[7])] == ["accepted"]
         airflow.clear("verify", "verify", hours[7])
-        wait_for(airflow, lambda: airflow.partition_runs("daily") == [(day, "success")], "the day's run")
+        wait_for(
+            airflow, lambda: airflow.partition_runs("daily") == [(day, "success")], "the day's run"
+        )
         # A restated hour of a whole day: the day once more.
-        assert [(r.decision, r.revision) for r in one.batch(hours[0], restate=True)] == [("accepted", 2)]
+        assert [(r.decision, r.revision) for r in one.batch(hours[0], restate=True)] == [
+            ("accepted", 2)
+        ]
         airflow.clear("verify", "verify", hours[0])
-        wait_for(airflow, lambda: airflow.partition_runs("daily") == [(day, "success")] * 2, "the day's second run")
+        wait_for(
+            airflow,
+            lambda: airflow.partition_runs("daily") == [(day, "success")] * 2,
+            "the day's second run",
+        )
         assert airflow.partition_events(f"anabranch_restated_days__{one.name}") == [day]
         events = [(e["hour"], e["revision"]) for e in airflow.events()]
     assert sorted(events) == sorted([*((h, 1) for h in hours), (hours[0], 2)])

@@ -1,4 +1,5 @@
-"""Secrets stay where they belong: in no log, no command line, no page of Spark's, no event log, no file of the lake."""
+"""Secrets stay where they belong: in no log, no command line, no page of Spark's, no event log, no
+file of the lake."""
 
 from __future__ import annotations
 
@@ -40,10 +41,15 @@ def secrets() -> dict[str, bytes]:
     """By name, every text that gives a secret away."""
     quoted = KAFKA_PASSWORD.replace("\\", "\\\\").replace('"', '\\"')
     texts = {
-        "kafka": KAFKA_PASSWORD, "kafka, quoted": quoted, "kafka, as JSON": json.dumps(KAFKA_PASSWORD)[1:-1],
-        "kafka, in a page": KAFKA_PASSWORD.replace('"', "&quot;"), "catalog": CATALOG_PASSWORD,
-        "s3": os.environ["AWS_SECRET_ACCESS_KEY"], "registry": REGISTRY_PASSWORD, "spark.conf": CONFIGURED,
-    }  # fmt: skip
+        "kafka": KAFKA_PASSWORD,
+        "kafka, quoted": quoted,
+        "kafka, as JSON": json.dumps(KAFKA_PASSWORD)[1:-1],
+        "kafka, in a page": KAFKA_PASSWORD.replace('"', "&quot;"),
+        "catalog": CATALOG_PASSWORD,
+        "s3": os.environ["AWS_SECRET_ACCESS_KEY"],
+        "registry": REGISTRY_PASSWORD,
+        "spark.conf": CONFIGURED,
+    }
     return {name: value.encode() for name, value in texts.items()}
 
 
@@ -63,7 +69,9 @@ def pages(port: int) -> dict[str, bytes]:
     [application] = json.loads(get("/api/v1/applications"))
     texts = {page: get(page.format(app=application["id"])) for page in _PAGES}
     queries = json.loads(next(text for page, text in texts.items() if "/sql?" in page))
-    return texts | {f"/SQL/execution/?id={q['id']}": get(f"/SQL/execution/?id={q['id']}") for q in queries[-5:]}
+    return texts | {
+        f"/SQL/execution/?id={q['id']}": get(f"/SQL/execution/?id={q['id']}") for q in queries[-5:]
+    }
 
 
 def watched(command: Command, seen: set[str]) -> bool:
@@ -80,8 +88,14 @@ def test_no_secret_is_shown_logged_or_stored(
     events.mkdir()
     settings = environment | {
         "catalog": environment["catalog"]
-        | {"uri": f"postgresql+psycopg2://{USER}:{CATALOG_PASSWORD}@{HOST}:{postgres.port}/{DATABASE}"},
-        "registry": {"url": f"http://{HOST}:{free_port(ui)}", "user": "anabranch", "password": REGISTRY_PASSWORD},
+        | {
+            "uri": f"postgresql+psycopg2://{USER}:{CATALOG_PASSWORD}@{HOST}:{postgres.port}/{DATABASE}"
+        },
+        "registry": {
+            "url": f"http://{HOST}:{free_port(ui)}",
+            "user": "anabranch",
+            "password": REGISTRY_PASSWORD,
+        },
     }
     settings["spark"] = settings["spark"] | {
         "conf": settings["spark"]["conf"] | {
@@ -90,7 +104,9 @@ def test_no_secret_is_shown_logged_or_stored(
         }
     }  # fmt: skip
     with running_secure_broker(tmp_path / "broker") as broker:
-        one = World(tmp_path / "conf", settings | {"kafka": {"bootstrap_servers": broker.plain}}, None)  # type: ignore[arg-type]
+        one = World(
+            tmp_path / "conf", settings | {"kafka": {"bootstrap_servers": broker.plain}}, None
+        )  # type: ignore[arg-type]
         one.topic()
         one.send(spread(hour, 20, "e"))
         broker.allow(one.name, f"anabranch-{one.name}")
@@ -98,14 +114,21 @@ def test_no_secret_is_shown_logged_or_stored(
         one.apply()
         lines: set[str] = set()
         with started(one, "speed", one.name, ANABRANCH_LOG="json") as speed:
-            speed.until(lambda: watched(speed, lines) or one.published == 20, "all of it to be published")
+            speed.until(
+                lambda: watched(speed, lines) or one.published == 20, "all of it to be published"
+            )
             # The hazard: the pages show the session's settings, and the plans of its queries.
             shown = pages(ui)
             assert b"spark.sql.catalog.lake.jdbc.password" in shown["/environment/"]
-            assert any(b"kafka" in text.lower() for page, text in shown.items() if "execution" in page)
+            assert any(
+                b"kafka" in text.lower() for page, text in shown.items() if "execution" in page
+            )
             assert speed.terminate() == 0
         with started(one, "batch", one.name) as batch:
-            batch.until(lambda: watched(batch, lines) or one.state.is_accepted(hour), "the hour to be accepted")
+            batch.until(
+                lambda: watched(batch, lines) or one.state.is_accepted(hour),
+                "the hour to be accepted",
+            )
             assert batch.wait() == 0
         logs = {"speed": speed.log, "batch": batch.log}
         for question in (["status"], ["hours"], ["explain", hour], ["audit"], ["metrics"]):
@@ -117,7 +140,9 @@ def test_no_secret_is_shown_logged_or_stored(
             assert refused.wait() == 75, refused.log
             logs["an unreachable catalog"] = refused.log
         one.kafka.close()
-    assert any("speed_layer/job.py" in line for line in lines) and any("batch_layer/job.py" in line for line in lines)
+    assert any("speed_layer/job.py" in line for line in lines) and any(
+        "batch_layer/job.py" in line for line in lines
+    )
     for name, text in (shown | {name: text.encode() for name, text in logs.items()}).items():
         assert_none(name, text, secrets)
     assert_none("ps", "\n".join(lines).encode(), secrets)
@@ -126,8 +151,12 @@ def test_no_secret_is_shown_logged_or_stored(
     for file in files:
         assert_none(str(file), file.read_bytes(), secrets)
     s3 = boto3.client("s3", endpoint_url=environment["s3"]["endpoint"], region_name="us-east-1")
-    listed = s3.get_paginator("list_objects_v2").paginate(Bucket="tests", Prefix=f"warehouse/{one.name}")
+    listed = s3.get_paginator("list_objects_v2").paginate(
+        Bucket="tests", Prefix=f"warehouse/{one.name}"
+    )
     objects = [entry["Key"] for page in listed for entry in page.get("Contents", [])]
-    assert any(key.endswith(".metadata.json") for key in objects) and any(key.endswith(".parquet") for key in objects)
+    assert any(key.endswith(".metadata.json") for key in objects) and any(
+        key.endswith(".parquet") for key in objects
+    )
     for key in objects:
         assert_none(key, s3.get_object(Bucket="tests", Key=key)["Body"].read(), secrets)

@@ -1,4 +1,5 @@
-"""Both jobs on a Spark cluster with a PostgreSQL catalog, by their command lines; and a worker of it that is lost."""
+"""Both jobs on a Spark cluster with a PostgreSQL catalog, by their command lines; and a worker of
+it that is lost."""
 
 from __future__ import annotations
 
@@ -79,12 +80,15 @@ Make = Callable[..., World]
 
 @pytest.fixture
 def on_postgres(tmp_path: Path, environment: dict[str, Any], postgres: Postgres) -> Iterator[Make]:
-    """Makes streams whose catalog is PostgreSQL. Their configured master is this machine: commands name another."""
+    """Makes streams whose catalog is PostgreSQL. Their configured master is this machine: commands
+    name another."""
     with closed_at_the_end() as made:
 
         def make(conf: dict[str, str], **stream: Any) -> World:
             own = copy.deepcopy(environment)
-            own["catalog"]["uri"] = f"postgresql+psycopg2://lake:{PASSWORD}@127.0.0.1:{postgres.port}/catalog"
+            own["catalog"]["uri"] = (
+                f"postgresql+psycopg2://lake:{PASSWORD}@127.0.0.1:{postgres.port}/catalog"
+            )
             own["spark"]["conf"] |= conf
             one = World(tmp_path / f"conf{len(made)}", own, None, **stream)  # type: ignore[arg-type]
             made.append(one)
@@ -106,7 +110,8 @@ def successes(ui: SparkUi) -> set[str]:
 
 
 def assert_exact(one: World, speed_log: str, batches: int) -> None:
-    """Every acknowledged record once in `main`, and as many publishes of each layer as there should be."""
+    """Every acknowledged record once in `main`, and as many publishes of each layer as there should
+    be."""
     assert one.contents() == one.acknowledged()
     assert len(publishes(one)) == len(PUBLISHED.findall(speed_log)) > 0
     assert len(publishes(one, "batch")) == batches
@@ -123,7 +128,10 @@ def test_both_jobs_run_their_tasks_on_both_workers_which_need_no_python(
     one.send([*spread(hour, 2_000, "e")])
     one.expect(
         {"type": "expect_column_values_to_be_unique", "kwargs": {"column": "event_id"}},
-        {"type": "expect_column_values_to_match_regex", "kwargs": {"column": "event_id", "regex": "^e-"}},
+        {
+            "type": "expect_column_values_to_match_regex",
+            "kwargs": {"column": "event_id", "regex": "^e-"},
+        },
     )
     set_conf(one, speed.settings)
     log = run(one, "speed", one.name, "--available-now", "--master", cluster.master)
@@ -137,7 +145,9 @@ def test_both_jobs_run_their_tasks_on_both_workers_which_need_no_python(
     assert {app["name"] for app in cluster.view()["completedapps"]} >= {
         f"anabranch speed {one.name}", f"anabranch batch {one.name}",
     }  # fmt: skip
-    assert postgres.execute(f"SELECT count(*) FROM iceberg_tables WHERE table_namespace = '{one.name}'") == [(3,)]
+    assert postgres.execute(
+        f"SELECT count(*) FROM iceberg_tables WHERE table_namespace = '{one.name}'"
+    ) == [(3,)]
 
 
 @LONG
@@ -175,7 +185,9 @@ def test_a_job_that_streams_and_one_that_rebuilds_share_the_cluster_and_show_no_
     with started(one, "speed", one.name, "--master", cluster.master) as speed:
         speed.until(lambda: one.published == 400, "the past hour to be published")
         secrets = [PASSWORD, one.job.environment.s3.secret_key.get_secret_value()]  # type: ignore[union-attr]
-        seen = [line for host in HOSTS for process in cluster.executors(host) for line in shown(process)]
+        seen = [
+            line for host in HOSTS for process in cluster.executors(host) for line in shown(process)
+        ]
         assert any("CoarseGrainedExecutorBackend" in line for line in seen)
         assert not [line for line in seen if any(secret in line for secret in secrets)]
         with started(one, "batch", one.name, "--hour", hour, "--master", cluster.master) as batch:
@@ -194,17 +206,26 @@ def test_a_job_that_streams_and_one_that_rebuilds_share_the_cluster_and_show_no_
 
 def shown(process: psutil.Process) -> list[str]:
     """What `ps` shows of a process: its command line and its environment."""
-    return [" ".join(process.cmdline()), *(f"{key}={value}" for key, value in process.environ().items())]
+    return [
+        " ".join(process.cmdline()),
+        *(f"{key}={value}" for key, value in process.environ().items()),
+    ]
 
 
-def kill_in_a_task(cluster: SparkCluster, host: str, ui: SparkUi, command: Command, when: Callable[[], bool]) -> None:
+def kill_in_a_task(
+    cluster: SparkCluster, host: str, ui: SparkUi, command: Command, when: Callable[[], bool]
+) -> None:
     """Kill a worker with its executor while a task runs on it."""
 
-    command.until(lambda: pause_in_a_task(cluster, host, ui, when), f"a task to run on {host}", PATIENT)
+    command.until(
+        lambda: pause_in_a_task(cluster, host, ui, when), f"a task to run on {host}", PATIENT
+    )
     cluster.kill_worker(host)
 
 
-def pause_in_a_task(cluster: SparkCluster, host: str, ui: SparkUi, when: Callable[[], bool]) -> bool:
+def pause_in_a_task(
+    cluster: SparkCluster, host: str, ui: SparkUi, when: Callable[[], bool]
+) -> bool:
     """Pause the executors of a host if a task runs on them; returns whether they are paused."""
     if not when() or not ui.running_tasks(host):
         return False
@@ -222,11 +243,15 @@ def assert_lost_in_a_task(ui: SparkUi, host: str) -> None:
     assert (host, LOST) in ends, ends
     after = ends[ends.index((host, LOST)) :]
     assert {h for h, reason in after if reason == "Success"} == set(HOSTS) - {host}
-    assert any("worker" in reason.lower() or "lost" in reason.lower() for reason in ui.lost_executors())
+    assert any(
+        "worker" in reason.lower() or "lost" in reason.lower() for reason in ui.lost_executors()
+    )
 
 
 @LONG
-@pytest.mark.parametrize("decoded", [False, True], ids=["reading Kafka", "with a part of the decoded hour"])
+@pytest.mark.parametrize(
+    "decoded", [False, True], ids=["reading Kafka", "with a part of the decoded hour"]
+)
 def test_a_worker_killed_in_the_middle_of_a_rebuild(
     on_postgres: Make, cluster: SparkCluster, tmp_path: Path, decoded: bool
 ) -> None:
@@ -236,7 +261,13 @@ def test_a_worker_killed_in_the_middle_of_a_rebuild(
     set_conf(one, ui.settings)
     with started(one, "batch", one.name, "--hour", hour, "--master", cluster.master) as batch:
         # The probe of the executors is over.
-        kill_in_a_task(cluster, host, ui, batch, lambda: PROBED in batch.log and (ui.finished_stages() > 0) is decoded)
+        kill_in_a_task(
+            cluster,
+            host,
+            ui,
+            batch,
+            lambda: PROBED in batch.log and (ui.finished_stages() > 0) is decoded,
+        )
         assert batch.wait() == 0, batch.log[-4000:]
     assert_lost_in_a_task(ui, host)
     # What only the lost executor held of the decoded hour is read from Kafka again.
@@ -269,8 +300,11 @@ def test_the_decoded_hour_survives_dynamic_allocation_of_executors(
     on_postgres: Make, cluster: SparkCluster, tmp_path: Path
 ) -> None:
     ui, hour = SparkUi(tmp_path / "ui"), past_hour(1)
-    # Given back when idle for a second, which each is between two passes: but not those that keep a part of the hour.
-    one = on_postgres(ALLOCATED | {"spark.cores.max": "2", "spark.dynamicAllocation.executorIdleTimeout": "1s"})
+    # Given back when idle for a second, which each is between two passes: but not those that keep a
+    # part of the hour.
+    one = on_postgres(
+        ALLOCATED | {"spark.cores.max": "2", "spark.dynamicAllocation.executorIdleTimeout": "1s"}
+    )
     one.send(spread(hour, 60_000, "e"))
     set_conf(one, ui.settings)
     log = run(one, "batch", one.name, "--hour", hour, "--master", cluster.master)
@@ -316,13 +350,19 @@ def test_a_speculative_attempt_beside_a_slow_one_publishes_each_record_once(
     set_conf(one, ui.settings)
     with started(one, "speed", one.name, "--master", cluster.master) as speed:
         speed.until(
-            lambda: pause_in_a_task(cluster, host, ui, lambda: 0 < one.published < 200_000), "a slow task", PATIENT
+            lambda: pause_in_a_task(cluster, host, ui, lambda: 0 < one.published < 200_000),
+            "a slow task",
+            PATIENT,
         )
         at = one.published
-        speed.until(lambda: one.published > at, "another attempt of the task to be published", PATIENT)
+        speed.until(
+            lambda: one.published > at, "another attempt of the task to be published", PATIENT
+        )
         cluster.resume_executors(host)
         speed.until(lambda: one.published == 200_000, "the rest to be published", PATIENT)
         assert speed.terminate() == 0, speed.log[-4000:]
-    assert "TaskKilled" in {reason for _, reason in ui.tasks()}, "the hazard: one of two attempts was ended"
+    assert "TaskKilled" in {reason for _, reason in ui.tasks()}, (
+        "the hazard: one of two attempts was ended"
+    )
     assert set(writers(one)) == {BY_PYARROW}
     assert_exact(one, speed.log, batches=0)

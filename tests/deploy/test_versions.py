@@ -1,7 +1,8 @@
-"""Tables of an earlier version: read, continued and maintained by this one, and the other way round.
+"""Tables of an earlier version: read, continued and maintained by this one, and the other way
+round.
 
-Each step is a process with the code of one version on one lake. The rows, dead letters, ledger and state of the
-branches are those that this version writes.
+Each step is a process with the code of one version on one lake. The rows, dead letters, ledger and
+state of the branches are those that this version writes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,14 @@ from anabranch.offsets.hours import hour_of, shift
 ROOT = Path(__file__).resolve().parents[2]
 EARLIER = "0b9bb6ce163a493fc64cd88f6862309391b7997f"
 """The commit of the earlier version. Move it to the release before, once there is one."""
-CODE = ("anabranch", "speed_layer", "batch_layer", "serving_layer", "tests/unit/lakes.py", "tests/unit/brokers.py")
+CODE = (
+    "anabranch",
+    "speed_layer",
+    "batch_layer",
+    "serving_layer",
+    "tests/unit/lakes.py",
+    "tests/unit/brokers.py",
+)
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +38,9 @@ def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("earlier")
     archive = subprocess.run(["git", "archive", EARLIER, *CODE], cwd=ROOT, capture_output=True)
     found = archive.stderr.decode()
-    assert archive.returncode == 0, f"expected commit {EARLIER} in the history (git fetch --unshallow), found {found}"
+    assert archive.returncode == 0, (
+        f"expected commit {EARLIER} in the history (git fetch --unshallow), found {found}"
+    )
     subprocess.run(["tar", "-x"], cwd=folder, input=archive.stdout, check=True)
     return folder
 
@@ -47,7 +57,9 @@ def run(code: Path, lake: Path, first: str, *steps: str) -> dict[str, Any]:
     script = ROOT / "tests" / "support" / "version_steps.py"
     command = [sys.executable, str(script), str(lake), first, *steps]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
-    assert ended.returncode == 0, f"expected {steps} by {code} to succeed, found {ended.stderr[-3000:]}"
+    assert ended.returncode == 0, (
+        f"expected {steps} by {code} to succeed, found {ended.stderr[-3000:]}"
+    )
     state: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
     assert state.pop("code") == str(code), "expected the steps to run by the version's own code"
     return state
@@ -63,12 +75,16 @@ def test_a_table_of_one_version_is_read_continued_and_maintained_by_the_other(
     created = run(one, tmp_path, first, "create", "speed:0", "accept:0")
     assert run(other, tmp_path, first) == created
     continued = run(other, tmp_path, first, "apply", "speed:1", "accept:1", "maintain")
-    assert continued["rows"]["speed"] == [], "expected maintenance to drop the speed layer's rows of accepted hours"
+    assert continued["rows"]["speed"] == [], (
+        "expected maintenance to drop the speed layer's rows of accepted hours"
+    )
     assert run(one, tmp_path, first) == continued
     returned = run(one, tmp_path, first, "speed:2", "accept:2", "maintain")
     assert run(other, tmp_path, first) == returned
 
-    assert returned["rows"]["main"] == [[hours[i], 0, 3 * i + k] for i in range(3) for k in range(2)]
+    assert returned["rows"]["main"] == [
+        [hours[i], 0, 3 * i + k] for i in range(3) for k in range(2)
+    ]
     assert returned["rows"]["batch"] == returned["rows"]["main"]
     assert returned["dead"]["main"] == [[hours[i], 0, 3 * i + 2] for i in range(3)]
     assert returned["offsets"] == {"0": 9}
@@ -94,6 +110,8 @@ def test_hours_without_records_of_one_version_stay_accepted_or_are_accepted_agai
     assert sorted(continued["accepted"]) == [first, *idle[:2]]
     assert sorted(returned["accepted"]) == [first, shift(first, 1), *idle]
     assert continued["rows"] == made["rows"]
-    assert returned["rows"]["main"] == [[shift(first, i), 0, 3 * i + k] for i in range(2) for k in range(2)]
+    assert returned["rows"]["main"] == [
+        [shift(first, i), 0, 3 * i + k] for i in range(2) for k in range(2)
+    ]
     accepted = {row[0]: row[2] for row in returned["ledger"] if row[1] == "accepted"}
     assert accepted == dict.fromkeys([first, shift(first, 1), *idle], 1)

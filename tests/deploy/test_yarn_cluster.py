@@ -1,4 +1,5 @@
-"""Both jobs on a real YARN, by deploy/yarn/spark.yaml, their executors' Python from the archive of `anabranch pack`."""
+"""Both jobs on a real YARN, by deploy/yarn/spark.yaml, their executors' Python from the archive of
+`anabranch pack`."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ PATIENT = 400.0  # seconds to wait for a job on a cluster
 
 
 def settings(environment: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The shipped section for YARN with the archive's settings; Spark's jars and staging folder on this machine."""
+    """The shipped section for YARN with the archive's settings; Spark's jars and staging folder on
+    this machine."""
     packed = CliRunner().invoke(main, ["pack", "--to", str(folder / "packed"), "--output", "json"])
     section = yaml.safe_load((ROOT / "deploy" / "yarn" / "spark.yaml").read_text("utf-8"))["spark"]
     conf = section["conf"] | environment["spark"]["conf"] | json.loads(packed.stdout)["conf"]
@@ -33,17 +35,23 @@ def settings(environment: dict[str, Any], folder: Path) -> dict[str, Any]:
         "spark.yarn.jars": f"local:{spark_home()}/jars/*",
         "spark.yarn.stagingDir": f"file://{folder}/staging",
         # Without our packages: those of the archive are used.
-        "spark.executorEnv.ANABRANCH_PYTHON": str(Path(sys.base_prefix) / "bin" / f"python{python_version()}"),
+        "spark.executorEnv.ANABRANCH_PYTHON": str(
+            Path(sys.base_prefix) / "bin" / f"python{python_version()}"
+        ),
     }
     return environment | {"spark": section | {"conf": conf}}
 
 
 @pytest.mark.timeout(1200)
-def test_both_jobs_run_on_yarn_with_the_packed_python(environment: dict[str, Any], tmp_path: Path) -> None:
+def test_both_jobs_run_on_yarn_with_the_packed_python(
+    environment: dict[str, Any], tmp_path: Path
+) -> None:
     hour = past_hour(1)
     speed_conf = {"trigger": "1 second", "roll_up": False}
     own = settings(environment, tmp_path)
-    one = World(tmp_path / "conf", own, None, speed=speed_conf, batch=BATCH | {"decoder": "workers"})  # type: ignore[arg-type]
+    one = World(
+        tmp_path / "conf", own, None, speed=speed_conf, batch=BATCH | {"decoder": "workers"}
+    )  # type: ignore[arg-type]
     one.topic()
     one.apply()
     one.send(spread(hour, 2_000, "past"))

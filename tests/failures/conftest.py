@@ -1,4 +1,5 @@
-"""Faulty neighbours: proxies that delay, cut and throttle, an S3 front that fails at random, a PostgreSQL server."""
+"""Faulty neighbours: proxies that delay, cut and throttle, an S3 front that fails at random, a
+PostgreSQL server."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ def toxiproxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Toxiproxy]:
 
 
 @pytest.fixture(scope="session")
-def _broker(toxiproxy: Toxiproxy, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxiedBroker]:
+def _broker(
+    toxiproxy: Toxiproxy, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ProxiedBroker]:
     from broker import running_broker
 
     with running_broker(tmp_path_factory.mktemp("broker"), toxiproxy) as broker:
@@ -60,7 +63,8 @@ def proxied_s3(toxiproxy: Toxiproxy, environment: dict[str, Any]) -> Iterator[Pr
 
 @pytest.fixture
 def flaky_s3(environment: dict[str, Any]) -> Iterator[FlakyS3]:
-    """The S3 server behind a front that fails at random, once it is given faults; always the same ones."""
+    """The S3 server behind a front that fails at random, once it is given faults; always the same
+    ones."""
     from flaky_s3 import running_flaky_s3
 
     with running_flaky_s3(_s3_port(environment), seed=7) as front:
@@ -79,10 +83,13 @@ def postgres() -> Iterator[Postgres]:
 def behind(
     world: Callable[..., World], tmp_path: Path, environment: dict[str, Any], spark: SparkSession
 ) -> Iterator[Callable[..., World]]:
-    """Makes streams whose Kafka, S3 or catalog has another address, with a catalog of their own in the one session."""
+    """Makes streams whose Kafka, S3 or catalog has another address, with a catalog of their own in
+    the one session."""
     from world import World, add_catalog, closed_at_the_end
 
-    def make(kafka: str | None = None, s3: int | None = None, catalog: str | None = None, **stream: Any) -> World:
+    def make(
+        kafka: str | None = None, s3: int | None = None, catalog: str | None = None, **stream: Any
+    ) -> World:
         name = f"c{uuid.uuid4().hex[:12]}"
         own = copy.deepcopy(environment)
         own["catalog"] |= {"name": name, "uri": catalog or f"sqlite:///{tmp_path}/{name}.db"}
@@ -112,8 +119,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaCluster]:
 def on_cluster(
     tmp_path: Path, environment: dict[str, Any], spark: SparkSession, cluster: KafkaCluster
 ) -> Iterator[Callable[..., World]]:
-    """Makes a stream on the three brokers, with a topic of `configs` that is on the nodes `replicas`; its user has the
-    rights that docs/how-to/deploy/requirements.md names. `kafka` adds keys to the section of that name."""
+    """Makes a stream on the three brokers, with a topic of `configs` that is on the nodes
+    `replicas`; its user has the rights that docs/how-to/deploy/requirements.md names. `kafka` adds
+    keys to the section of that name."""
     from waiting import wait_for
     from world import World
 

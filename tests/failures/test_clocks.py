@@ -1,4 +1,5 @@
-"""A machine whose clock is wrong stops before it seals or publishes, and names the clocks; the table stays readable."""
+"""A machine whose clock is wrong stops before it seals or publishes, and names the clocks; the
+table stays readable."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ def libfaketime() -> Path:
 
 
 @pytest.mark.parametrize("offset", ["+10m", "-10m", "+3y"])
-def test_a_seal_by_a_wrong_clock_changes_nothing(world: Make, libfaketime: Path, offset: str) -> None:
+def test_a_seal_by_a_wrong_clock_changes_nothing(
+    world: Make, libfaketime: Path, offset: str
+) -> None:
     one = world()
     one.topic(1)
     one.send(spread(past_hour(1), 10, "e", partitions=1))
@@ -56,20 +59,27 @@ def test_a_speed_job_with_a_wrong_clock_publishes_nothing_until_it_is_right(
     python.write_text(f'#!/bin/sh\nexec env {setting} {sys.executable} "$@"\n')
     python.chmod(0o755)
     with started(one, "speed", one.name, PYSPARK_DRIVER_PYTHON=str(python)) as command:
-        command.until(lambda: command.log.count("clock: expected this machine") >= 2, "it to stop twice at the clock")
+        command.until(
+            lambda: command.log.count("clock: expected this machine") >= 2,
+            "it to stop twice at the clock",
+        )
         assert "try 2 in " in command.log
         assert one.state.heads == before
     one.speed()
     assert one.contents() == one.acknowledged()
 
 
-def test_a_clock_that_jumps_while_the_speed_job_runs_stamps_nothing(world: Make, tmp_path: Path) -> None:
-    """The hazard: timestamps ten minutes ahead stop the batch layer and Spark's readers for ten minutes."""
+def test_a_clock_that_jumps_while_the_speed_job_runs_stamps_nothing(
+    world: Make, tmp_path: Path
+) -> None:
+    """The hazard: timestamps ten minutes ahead stop the batch layer and Spark's readers for ten
+    minutes."""
     one = world()
     one.topic(1)
     one.apply()
     one.send_now(10, "before", partitions=1)
-    # The driver's Python alone, which decides and publishes; libfaketime breaks the sleep of a process that goes on.
+    # The driver's Python alone, which decides and publishes; libfaketime breaks the sleep of a
+    # process that goes on.
     ahead = tmp_path / "ahead"
     ahead.write_text("0")
     (tmp_path / "sitecustomize.py").write_text(
@@ -78,20 +88,27 @@ def test_a_clock_that_jumps_while_the_speed_job_runs_stamps_nothing(world: Make,
         "time.time = lambda: real() + float(ahead.read_text() or 0)\n"
     )
     python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\nexec env PYTHONPATH={tmp_path}:"$PYTHONPATH" {sys.executable} "$@"\n')
+    python.write_text(
+        f'#!/bin/sh\nexec env PYTHONPATH={tmp_path}:"$PYTHONPATH" {sys.executable} "$@"\n'
+    )
     python.chmod(0o755)
     with started(one, "speed", one.name, PYSPARK_DRIVER_PYTHON=str(python)) as command:
         command.until(lambda: one.published == 10, "a first micro-batch")
         ahead.write_text("600")
         one.send_now(10, "meanwhile", partitions=1)
-        command.until(lambda: command.log.count("clock: expected this machine") >= 2, "it to stop at its clock")
+        command.until(
+            lambda: command.log.count("clock: expected this machine") >= 2,
+            "it to stop at its clock",
+        )
         assert "and the object store" in command.log
         state = one.state
         assert one.published == 10
         assert state.table.metadata.last_updated_ms < (time.time() + 30) * 1000
         # Everybody else goes on: the batch layer's clock check, and Spark's readers.
         check_clock(one.lake, state)
-        assert one.spark.sql(f"SELECT count(*) FROM lake.{one.job.stream.table}").collect()[0][0] == 10
+        assert (
+            one.spark.sql(f"SELECT count(*) FROM lake.{one.job.stream.table}").collect()[0][0] == 10
+        )
         ahead.write_text("0")
         command.until(lambda: one.published == 20, "it to go on once its clock is right")
         assert command.terminate() == 0

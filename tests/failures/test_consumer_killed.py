@@ -1,4 +1,5 @@
-"""A consumer of the changes, killed twenty times while hours are accepted, refused, restated and adopted."""
+"""A consumer of the changes, killed twenty times while hours are accepted, refused, restated and
+adopted."""
 
 from __future__ import annotations
 
@@ -32,8 +33,8 @@ BEGIN INSERT INTO seen VALUES (new.token, new.hour, new.revision); END;
 
 @contextmanager
 def killed_again_and_again(one: World, own: Path) -> Iterator[Callable[[], int]]:
-    """The consumer beside what happens in the `with`: started, killed wherever it is, started again; gives how often
-    it was killed so far."""
+    """The consumer beside what happens in the `with`: started, killed wherever it is, started
+    again; gives how often it was killed so far."""
     dice, stop, kills, failed = random.Random(SEED), threading.Event(), 0, list[BaseException]()
 
     def go() -> None:
@@ -66,9 +67,12 @@ def test_a_consumer_killed_twenty_times_has_the_table_and_saw_each_change_once(
 ) -> None:
     one, own = world(), tmp_path / "own.db"
     one.expect(
-        {"type": "expect_column_values_to_be_between", "kwargs": {"column": "level", "max_value": 500},
-         "severity": "critical"}
-    )  # fmt: skip
+        {
+            "type": "expect_column_values_to_be_between",
+            "kwargs": {"column": "level", "max_value": 500},
+            "severity": "critical",
+        }
+    )
     with closing(sqlite3.connect(own)) as connection:
         connection.executescript(_LOG)
     dice, hours = random.Random(SEED), [past_hour(ago) for ago in (5, 4, 3, 2, 1)]
@@ -88,7 +92,9 @@ def test_a_consumer_killed_twenty_times_has_the_table_and_saw_each_change_once(
         return sorted((r["kafka_partition"], r["kafka_offset"], r["event_id"]) for r in rows)
 
     def serve(hour: str) -> None:
-        override.serve_hour(Publisher(one.lake, one.job.stream), hour, dice.choice(["speed", "auto"]), "a test")
+        override.serve_hour(
+            Publisher(one.lake, one.job.stream), hour, dice.choice(["speed", "auto"]), "a test"
+        )
 
     with killed_again_and_again(one, own) as killed:
         decided = {r.hour: r.decision for r in one.batch()}
@@ -96,7 +102,9 @@ def test_a_consumer_killed_twenty_times_has_the_table_and_saw_each_change_once(
         for hour in (hours[0], hours[4], hours[0]):
             assert [r.decision for r in one.batch(hour, restate=True)] == ["accepted"]
             serve(hours[1])
-        assert [r.decision for r in one.batch(refused, accept=True, why="it is right")] == ["accepted"]
+        assert [r.decision for r in one.batch(refused, accept=True, why="it is right")] == [
+            "accepted"
+        ]
         one.delete_topic()
         one.topic(3)
         now = datetime.now(UTC)
@@ -106,17 +114,22 @@ def test_a_consumer_killed_twenty_times_has_the_table_and_saw_each_change_once(
         one.speed()
         deadline = time.monotonic() + 300
         while killed() < KILLS:
-            assert time.monotonic() < deadline, f"expected {KILLS} kills within five minutes, found {killed()}"
+            assert time.monotonic() < deadline, (
+                f"expected {KILLS} kills within five minutes, found {killed()}"
+            )
             serve(dice.choice(hours))
             time.sleep(0.5)
     with consumer(one, own):
         wait_for(lambda: consumed(own)[1] == complete(), "the consumer to have the table's rows")
     state = one.state
-    assert consumed(own)[0] == [(h, a.revision, state.served_by(h)) for h, a in sorted(state.accepted.items())]
+    assert consumed(own)[0] == [
+        (h, a.revision, state.served_by(h)) for h, a in sorted(state.accepted.items())
+    ]
     assert len(state.accepted) == len(hours)
     with closing(sqlite3.connect(own)) as connection:
         seen = connection.execute("SELECT hour, revision FROM seen ORDER BY rowid").fetchall()
-    # No token came twice, or the consumer would have ended; of each hour no revision after a newer one.
+    # No token came twice, or the consumer would have ended; of each hour no revision after a newer
+    # one.
     assert len(seen) > len(hours)
     for hour in hours:
         revisions = [revision for h, revision in seen if h == hour]

@@ -61,8 +61,13 @@ def test_hours_accepted_in_any_order_have_an_event_once_in_its_first_hour(
         where(one)
     assert where(one) == {"a": A, "ab": A, "abc": A, "b": B, "bc": B, "c": C}
     counts = {h["hour"]: h["counts"] for h in plain(views.hours(one.job))}
-    assert [(counts[h]["good"], counts[h]["duplicate"]) for h in (A, B, C)] == [(3, 0), (2, 2), (1, 2)]
-    # The hazard: out of order, an hour that was accepted already had to give events back, and says so.
+    assert [(counts[h]["good"], counts[h]["duplicate"]) for h in (A, B, C)] == [
+        (3, 0),
+        (2, 2),
+        (1, 2),
+    ]
+    # The hazard: out of order, an hour that was accepted already had to give events back, and says
+    # so.
     if order != (A, B, C):
         assert max(revisions(one).values()) > 1
         rows = one.job.ledger.history()
@@ -107,7 +112,9 @@ def test_a_restatement_that_changes_no_event_leaves_the_hours_after_it_alone(str
     assert where(one) == {"a": A, "x": A, "b": B, "c": C}
 
 
-def test_a_restatement_whose_following_hour_fails_its_gate_is_refused_and_changes_nothing(stream: World) -> None:
+def test_a_restatement_whose_following_hour_fails_its_gate_is_refused_and_changes_nothing(
+    stream: World,
+) -> None:
     one = stream
     send(one, B, "twice", event_hour=past_hour(9))
     send(one, C, "twice", "c")
@@ -115,7 +122,9 @@ def test_a_restatement_whose_following_hour_fails_its_gate_is_refused_and_change
     one.batch()
     before = where(one)
     one.configure(event_time={"column": "event_time", "past": "2 hours", "future": "1 hour"})
-    one.expect({"type": "expect_table_row_count_to_be_between", "kwargs": {"min_value": 0, "max_value": 1}})
+    one.expect(
+        {"type": "expect_table_row_count_to_be_between", "kwargs": {"min_value": 0, "max_value": 1}}
+    )
     [result] = one.batch(B, restate=True)
     assert result.decision == "refused"
     assert f"{C}, decided again" in (result.reason or "")
@@ -130,12 +139,19 @@ def refuse_first_hour(one: World, count: int = 3) -> None:
     """The hour A has `count` records, x among them, and is refused; B has x too."""
     send(one, A, "x", *(f"a{i}" for i in range(1, count)))
     send(one, B, "x", "b")
-    one.expect({"type": "expect_column_values_to_not_be_in_set", "kwargs": {"column": "player", "value_set": [A]}})
+    one.expect(
+        {
+            "type": "expect_column_values_to_not_be_in_set",
+            "kwargs": {"column": "player", "value_set": [A]},
+        }
+    )
     one.apply()
 
 
 def twice(one: World) -> list[str]:
-    return [name for name, count in Counter(row["event_id"] for row in one.rows()).items() if count > 1]
+    return [
+        name for name, count in Counter(row["event_id"] for row in one.rows()).items() if count > 1
+    ]
 
 
 @contextmanager
@@ -154,7 +170,8 @@ def running_speed_job(one: World) -> Iterator[None]:
 def test_an_hour_is_accepted_while_the_speed_layer_works_off_its_look_back_and_decided_again_after_it(
     world: Make,
 ) -> None:
-    """The hazard: each micro-batch changes what duplicates were dropped against, and the hour is rebuilt for ever."""
+    """The hazard: each micro-batch changes what duplicates were dropped against, and the hour is
+    rebuilt for ever."""
     one = world(
         batch={"grace": "0 seconds", "lookback_hours": 1, "retry_for": "1 second"},
         speed={"trigger": "1 second", "max_offsets_per_trigger": 2},
@@ -181,20 +198,32 @@ def test_an_hour_is_accepted_while_the_speed_layer_works_off_its_look_back_and_d
     assert [r.decision for r in one.batch()] == ["refused"], "nothing else is left to do"
 
 
-def test_a_speed_layer_that_is_down_delays_no_hour_and_its_return_leaves_no_event_twice(world: Make) -> None:
+def test_a_speed_layer_that_is_down_delays_no_hour_and_its_return_leaves_no_event_twice(
+    world: Make,
+) -> None:
     one = world()
     one.topic(1)
     refuse_first_hour(one)
-    assert [(r.hour, r.decision) for r in one.batch()] == [(A, "refused"), (B, "accepted"), (C, "accepted")]
+    assert [(r.hour, r.decision) for r in one.batch()] == [
+        (A, "refused"),
+        (B, "accepted"),
+        (C, "accepted"),
+    ]
     assert where(one) == {"x": B, "b": B}
     one.speed()
     assert twice(one) == ["x"], "the hazard did not happen"
-    assert [(r.hour, r.decision, r.revision) for r in one.batch()] == [(A, "refused", 1), (B, "accepted", 2)]
+    assert [(r.hour, r.decision, r.revision) for r in one.batch()] == [
+        (A, "refused", 1),
+        (B, "accepted", 2),
+    ]
     assert where(one) == {"x": A, "a1": A, "a2": A, "b": B}
 
 
-def test_an_hour_accepted_once_the_speed_layer_has_read_it_has_the_next_one_decided_again(world: Make) -> None:
-    """The hazard: `main` serves the same events of it before and after, so nothing seems to have changed."""
+def test_an_hour_accepted_once_the_speed_layer_has_read_it_has_the_next_one_decided_again(
+    world: Make,
+) -> None:
+    """The hazard: `main` serves the same events of it before and after, so nothing seems to have
+    changed."""
     one = world()
     one.topic(1)
     refuse_first_hour(one)

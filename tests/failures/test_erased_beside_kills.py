@@ -1,5 +1,6 @@
-"""Erasure of many values beside both layers, with kills: once the deadline has passed, no byte of the stream's tables
-has one of them, a rebuild of every hour from Kafka brings none back, and all else is exact."""
+"""Erasure of many values beside both layers, with kills: once the deadline has passed, no byte of
+the stream's tables has one of them, a rebuild of every hour from Kafka brings none back, and all
+else is exact."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ VIEWS = {"per_player": {"window": "1 hour", "group": ["player"], "aggregates": {
 
 
 def send_hour(one: World, number: int, hour: str) -> None:
-    """Records of an hour: of erased people and of others, some too old to be accepted, some that cannot be decoded."""
+    """Records of an hour: of erased people and of others, some too old to be accepted, some that
+    cannot be decoded."""
     records = []
     for n in range(30):
         player = f"gone-{(10 * number + n) % VALUES}" if n < 20 else f"kept-{n}"
@@ -57,7 +59,9 @@ def send_hour(one: World, number: int, hour: str) -> None:
 def expected(one: World) -> list[tuple[int, int, str]]:
     """Every good record that Kafka acknowledged, but those of erased people."""
     good = [(r, json.loads(r.value)) for r in one.sent if r.value and r.value.endswith(b"}")]
-    return sorted((r.partition, r.offset, v["event_id"]) for r, v in good if v.get("player") not in GONE)
+    return sorted(
+        (r.partition, r.offset, v["event_id"]) for r, v in good if v.get("player") not in GONE
+    )
 
 
 def restarted(one: World, before: Command | None, *arguments: str) -> Command:
@@ -78,7 +82,9 @@ def test_many_values_are_erased_beside_both_layers_and_kills(world: Make, tmp_pa
     )
     # The ledger and its reasons have no value of these rows.
     regex = {"column": "player", "regex": "^kept"}
-    one.expect({"type": "expect_column_values_to_match_regex", "kwargs": regex, "severity": "warning"})
+    one.expect(
+        {"type": "expect_column_values_to_match_regex", "kwargs": regex, "severity": "warning"}
+    )
     one.topic()
     hours = [past_hour(ago) for ago in range(HOURS, 0, -1)]
     for number, hour in enumerate(hours):
@@ -104,7 +110,9 @@ def test_many_values_are_erased_beside_both_layers_and_kills(world: Make, tmp_pa
                 one.batch(hours[0], restate=True)
             if number == 8:
                 # Records that were too old are accepted now.
-                one.configure(event_time={"column": "event_time", "past": "30 days", "future": "1 hour"})
+                one.configure(
+                    event_time={"column": "event_time", "past": "30 days", "future": "1 hour"}
+                )
                 one.reopen()
                 one.replay()
         assert "done on every branch" in run(one, *erase)
@@ -118,12 +126,20 @@ def test_many_values_are_erased_beside_both_layers_and_kills(world: Make, tmp_pa
     assert one.contents() == expected(one)
     assert {json.loads(d["value"][:-2] + b"}")["player"] for d in one.dead()} == {"kept-0"}
     for hour, row in ledger.newest(one.job.ledger.history(hours)).items():
-        counted = (row.good or 0) + (row.dead or 0) + (row.duplicate or 0) + (row.gap or 0) + (row.erased or 0)
+        counted = (
+            (row.good or 0)
+            + (row.dead or 0)
+            + (row.duplicate or 0)
+            + (row.gap or 0)
+            + (row.erased or 0)
+        )
         assert (row.decision, counted) == ("accepted", row.offsets), hour
         assert (row.good, row.dead, row.erased) == (10, 1, 21), hour
     assert audit(one.job, None, True).agrees
     run(one, "egress", one.name)
-    assert "kept-20" in (exported := exported_rows(one, "tests", folder)) and not ERASED.search(exported)
+    assert "kept-20" in (exported := exported_rows(one, "tests", folder)) and not ERASED.search(
+        exported
+    )
 
     found = Values.of("player", GONE)
     # The hazard: former snapshots, tags and files have them until the deadline.
@@ -133,7 +149,10 @@ def test_many_values_are_erased_beside_both_layers_and_kills(world: Make, tmp_pa
     assert scan(one.job, found).hits == () and not ERASED.search(stored_rows(one))
     # The archive still has the others.
     archive = one.lake.load(one.job.stream.archive_table)
-    assert len(archive.scan(snapshot_id=archive.metadata.refs["main"].snapshot_id).to_arrow()) == 11 * HOURS
+    assert (
+        len(archive.scan(snapshot_id=archive.metadata.refs["main"].snapshot_id).to_arrow())
+        == 11 * HOURS
+    )
     [status] = read_statuses(one.job, later)
     assert status.is_certificate
     assert one.contents() == expected(one)

@@ -1,7 +1,9 @@
-"""kill -9 at every step there is, twice in a row; and the answer of a publish lost, before and after it landed.
+"""kill -9 at every step there is, twice in a row; and the answer of a publish lost, before and
+after it landed.
 
-Each test sends records, runs the real command into the step, proves that it got there, sends more, does it again,
-starts once more as an operator would, and compares exactly. Every `Step` has a case here.
+Each test sends records, runs the real command into the step, proves that it got there, sends more,
+does it again, starts once more as an operator would, and compares exactly. Every `Step` has a case
+here.
 """
 
 from __future__ import annotations
@@ -37,8 +39,8 @@ Make = Callable[..., World]
 
 @dataclass(frozen=True)
 class Case:
-    """A step, the how many-th time it is reached, and whether the rows are published by then; `after`: only after that
-    one."""
+    """A step, the how many-th time it is reached, and whether the rows are published by then;
+    `after`: only after that one."""
 
     step: Step
     lands: bool
@@ -119,7 +121,8 @@ BATCH = [
     Case(Step.BATCH_STAGED, False),
     Case(Step.BATCH_BALANCED, False),
     Case(Step.BATCH_CHECKED, False),
-    # The hours are sealed beforehand, so the first commit is that of the rows, the second that of the dead letters.
+    # The hours are sealed beforehand, so the first commit is that of the rows, the second that of
+    # the dead letters.
     Case(Step.COMMIT_PREPARED, False),
     Case(Step.COMMIT_REQUEST_LOST, True),
     Case(Step.COMMIT_ANSWER_LOST, True),
@@ -133,8 +136,13 @@ BATCH = [
     Case(Step.LEDGER_APPENDED, True),
     Case(Step.BATCH_RECORDED, True),
 ]
-# The hours are accepted and recorded by then. Where in a commit: tests/unit/serving_layer/test_views.py.
-FILL = [Case(Step.VIEW_COMPUTED, False), Case(Step.VIEW_WRITTEN, False), Case(Step.VIEW_FILLED, True)]
+# The hours are accepted and recorded by then. Where in a commit:
+# tests/unit/serving_layer/test_views.py.
+FILL = [
+    Case(Step.VIEW_COMPUTED, False),
+    Case(Step.VIEW_WRITTEN, False),
+    Case(Step.VIEW_FILLED, True),
+]
 EMPTY = [Case(Step.BATCH_EMPTY_ACCEPTED, True)]
 REFUSE = [Case(Step.BATCH_REFUSED, False)]
 MERGE = [
@@ -158,7 +166,8 @@ MAINTAIN = [
 ]
 
 
-# They need no JVM: tests/unit/serving_layer/test_egress.py and tests/integration/test_egress_targets.py kill at each.
+# They need no JVM: tests/unit/serving_layer/test_egress.py and
+# tests/integration/test_egress_targets.py kill at each.
 EGRESS = {step for step in Step if step.label.startswith("egress.")}
 # Nor do these: tests/unit/operations/test_retention.py.
 EXPIRE = {step for step in Step if step.label.startswith("expire.")}
@@ -166,12 +175,26 @@ EXPIRE = {step for step in Step if step.label.startswith("expire.")}
 ERASE = {step for step in Step if step.label.startswith("erase.")} | {
     Step.MAINTAIN_ENDED, Step.MAINTAIN_VERSIONS_DELETED,
 }  # fmt: skip
-# Nor do these: tests/unit/operations/test_holds.py, test_importing.py there, tests/unit/protocol/test_topic_change.py.
+# Nor do these: tests/unit/operations/test_holds.py, test_importing.py there,
+# tests/unit/protocol/test_topic_change.py.
 OTHERS = {step for step in Step if step.label.startswith(("hold.", "import.", "adopt."))}
 
 
 def test_every_step_has_a_case() -> None:
-    cases = [*SPEED, *ROLLUP, *SKIP, *SEAL, *BATCH, *ARCHIVING, *FILL, *EMPTY, *REFUSE, *MERGE, *LEDGER, *MAINTAIN]
+    cases = [
+        *SPEED,
+        *ROLLUP,
+        *SKIP,
+        *SEAL,
+        *BATCH,
+        *ARCHIVING,
+        *FILL,
+        *EMPTY,
+        *REFUSE,
+        *MERGE,
+        *LEDGER,
+        *MAINTAIN,
+    ]
     assert {case.step for case in cases} == set(Step) - EGRESS - EXPIRE - ERASE - OTHERS
 
 
@@ -190,8 +213,8 @@ def is_good(record: Record) -> bool:
 
 
 def assert_exact(one: World, duplicates: bool) -> None:
-    """`main` and the dead letters hold exactly what Kafka acknowledged; duplicates as the speed layer serves them, or
-    dropped as the batch layer does."""
+    """`main` and the dead letters hold exactly what Kafka acknowledged; duplicates as the speed
+    layer serves them, or dropped as the batch layer does."""
     expected, seen = [], set()
     for record in filter(is_good, one.sent):
         name = json.loads(record.value or b"")["event_id"]
@@ -222,7 +245,8 @@ def test_speed(stream: World, case: Case) -> None:
         send(one, datetime.now(UTC), attempt)
         run_into(one, case.fail_at, "speed", one.name, "--available-now")
         # The hazard: a micro-batch is published completely, or not at all.
-        # The second time, the first commit may be that of the first time's dead letters, and its rows still to come.
+        # The second time, the first commit may be that of the first time's dead letters, and its
+        # rows still to come.
         possible = {"first": {1}, "second": {1, 2}}[attempt] if case.lands else {0}
         assert len(publishes(one, "speed")) in possible
     one.speed()
@@ -233,7 +257,8 @@ def test_speed(stream: World, case: Case) -> None:
 
 @pytest.mark.parametrize("case", SPEED, ids=str)
 def test_speed_of_many_streams(stream: World, world: Make, case: Case) -> None:
-    """One process publishes two streams, each in a thread, and is killed where one of them reaches the step."""
+    """One process publishes two streams, each in a thread, and is killed where one of them reaches
+    the step."""
     both = (stream, world(beside=stream))
     both[1].topic()
     for one in both:
@@ -328,7 +353,10 @@ def test_seal(stream: World, case: Case) -> None:
         assert one.state.is_sealed(past_hour(1)) == case.lands
     run(one, "batch", one.name, "--seal-only")
     assert decisions(one) == {(past_hour(2), "sealed"): 1, (past_hour(1), "sealed"): 1}
-    assert {h: c.offsets for h, c in one.state.timeline.sealed.items()} == {past_hour(2): 10, past_hour(1): 10}
+    assert {h: c.offsets for h, c in one.state.timeline.sealed.items()} == {
+        past_hour(2): 10,
+        past_hour(1): 10,
+    }
 
 
 @pytest.mark.parametrize("case", BATCH, ids=str)
@@ -347,16 +375,20 @@ def test_batch(stream: World, case: Case) -> None:
             # The hazard: an hour is there whole, or not at all.
             served = Counter(row["ingest_hour"] for row in one.rows())
             # The second time, it may be reached by what was left over from the first time's hour.
-            possible = [[past_hour(2)], [past_hour(2), past_hour(1)]][:attempt] if case.lands else [[]]
+            possible = (
+                [[past_hour(2)], [past_hour(2), past_hour(1)]][:attempt] if case.lands else [[]]
+            )
             assert served in [dict.fromkeys(accepted, 8) for accepted in possible]
     one.batch()
     assert_exact(one, duplicates=False)
     assert len(publishes(one, "main")) == 2
     hours = [past_hour(2), past_hour(1)]
     assert decisions(one) == {(h, d): 1 for h in hours for d in ("sealed", "accepted")}
-    assert [(h["hour"], h["revision"], h["counts"]) for h in plain(views.hours(one.job)) if h["hour"] in hours] == [
-        (h, 1, {"offsets": 10, "good": 8, "dead": 1, "duplicate": 1, "gap": 0}) for h in hours
-    ]
+    assert [
+        (h["hour"], h["revision"], h["counts"])
+        for h in plain(views.hours(one.job))
+        if h["hour"] in hours
+    ] == [(h, 1, {"offsets": 10, "good": 8, "dead": 1, "duplicate": 1, "gap": 0}) for h in hours]
 
 
 @pytest.mark.parametrize("case", ARCHIVING, ids=str)
@@ -386,10 +418,13 @@ def archived(one: World) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("case", FILL, ids=str)
 def test_filling_views(stream: World, case: Case) -> None:
-    """Killed behind the first acceptance, and behind a restated one: the view is the GROUP BY all the time."""
+    """Killed behind the first acceptance, and behind a restated one: the view is the GROUP BY all
+    the time."""
     one = stream
     aggregates = {"events": "count", "who": "approx_distinct(event_id)"}
-    one.configure(views={"per_level": {"window": "5 minutes", "group": ["level"], "aggregates": aggregates}})
+    one.configure(
+        views={"per_level": {"window": "5 minutes", "group": ["level"], "aggregates": aggregates}}
+    )
     one.reopen()
     send_hour(one, 1)
     one.apply()
@@ -427,10 +462,15 @@ def test_empty_hours(stream: World, case: Case) -> None:
     send_hour(one, 3)
     one.apply()
     run_into(one, case.fail_at, "batch", one.name)
-    assert [h for h in (past_hour(2), past_hour(1)) if one.state.is_accepted(h)] == [past_hour(2), past_hour(1)]
+    assert [h for h in (past_hour(2), past_hour(1)) if one.state.is_accepted(h)] == [
+        past_hour(2),
+        past_hour(1),
+    ]
     run(one, "batch", one.name)
     assert_exact(one, duplicates=False)
-    assert decisions(one) == {(past_hour(ago), d): 1 for ago in (3, 2, 1) for d in ("sealed", "accepted")}
+    assert decisions(one) == {
+        (past_hour(ago), d): 1 for ago in (3, 2, 1) for d in ("sealed", "accepted")
+    }
 
 
 @pytest.mark.parametrize("case", REFUSE, ids=str)
@@ -438,7 +478,12 @@ def test_refusal(stream: World, case: Case) -> None:
     one = stream
     send_hour(one, 1)
     one.apply()
-    one.expect({"type": "expect_column_values_to_be_between", "kwargs": {"column": "level", "max_value": 3}})
+    one.expect(
+        {
+            "type": "expect_column_values_to_be_between",
+            "kwargs": {"column": "level", "max_value": 3},
+        }
+    )
     one.speed()
     served = one.contents()
     for _ in range(2):
@@ -476,7 +521,10 @@ def test_merging_the_ledger(stream: World, case: Case) -> None:
     name = one.job.stream.hours_table
     for ago in range(40, 40 - ledger_files.MANY_APPENDS, -1):
         row = ledger.decision(past_hour(ago), "sealed", 0, None, datetime.now(UTC))
-        one.lake.append(name, lambda table, row=row: ledger._to_arrow([row], table.metadata.next_sequence_number()))
+        one.lake.append(
+            name,
+            lambda table, row=row: ledger._to_arrow([row], table.metadata.next_sequence_number()),
+        )
     before = Ledger(one.lake, name).history()
     run_into(one, case.fail_at, "batch", one.name, "--seal-only")
     # The hazard: the files are compacted, or are not; no row changed.
@@ -502,7 +550,11 @@ def test_maintain(stream: World, case: Case) -> None:
     dead = sorted((d["kafka_partition"], d["kafka_offset"]) for d in one.dead())
     for _ in range(2):
         dropped = {row["ingest_hour"] for row in one.rows("speed")} == {past_hour(1)}
-        if dropped and case.step in (Step.COMMIT_PREPARED, Step.COMMIT_ANSWER_LOST, Step.COMMIT_LANDED):
+        if dropped and case.step in (
+            Step.COMMIT_PREPARED,
+            Step.COMMIT_ANSWER_LOST,
+            Step.COMMIT_LANDED,
+        ):
             break
         run_into(one, case.fail_at, "maintain", one.name)
         # The hazard: it died with the hour dropped, or not.
@@ -512,13 +564,17 @@ def test_maintain(stream: World, case: Case) -> None:
     assert {row["ingest_hour"] for row in one.rows("speed")} == {past_hour(1)}
     assert one.contents() == right
     assert sorted((d["kafka_partition"], d["kafka_offset"]) for d in one.dead()) == dead
-    assert one.spark.sql(f"SELECT count(*) FROM lake.{one.job.stream.table}").collect()[0][0] == len(right)
+    assert one.spark.sql(f"SELECT count(*) FROM lake.{one.job.stream.table}").collect()[0][
+        0
+    ] == len(right)
 
 
 def damage(one: World) -> None:
     """`main` without its rows, as after a wrong hand."""
     state = one.state
-    files: tuple[Any, ...] = tuple(task.file for task in state.table.scan(snapshot_id=state.heads["main"]).plan_files())
+    files: tuple[Any, ...] = tuple(
+        task.file for task in state.table.scan(snapshot_id=state.heads["main"]).plan_files()
+    )
     publish = Publish(new_id(), (Change("main", remove=files),), state.timeline)
     one.lake.commit(state.table, to_commit(state, publish, datetime.now(UTC)))
     assert one.rows() == []

@@ -1,5 +1,6 @@
-"""Every operation that other programs run on Iceberg tables, by real Spark procedures and PyIceberg, on a stream that
-stands still and on one that moves: afterwards both layers and the audit go on, exact.
+"""Every operation that other programs run on Iceberg tables, by real Spark procedures and
+PyIceberg, on a stream that stands still and on one that moves: afterwards both layers and the audit
+go on, exact.
 
 All files are days old when orphan removal runs, as on a stream that stood still over a weekend.
 """
@@ -31,7 +32,8 @@ DAYS = 3 * 86_400
 
 
 class Stream:
-    """A stream with accepted, overridden and running hours, and what a platform does to its tables."""
+    """A stream with accepted, overridden and running hours, and what a platform does to its
+    tables."""
 
     def __init__(self, one: World, base: Path, seed: int) -> None:
         self.one, self._base, self.dice = one, base, random.Random(seed)
@@ -40,7 +42,12 @@ class Stream:
         one.topic()
         self.accepted, self.overridden, last = (past_hour(ago) for ago in (3, 2, 1))
         for hour in (self.accepted, self.overridden, last):
-            one.send([*spread(hour, 20, hour), (0, spread(hour, 1, "x")[0][1], b"{broken " + hour.encode())])
+            one.send(
+                [
+                    *spread(hour, 20, hour),
+                    (0, spread(hour, 1, "x")[0][1], b"{broken " + hour.encode()),
+                ]
+            )
         one.apply()
         one.speed()
         assert {r.decision for r in one.batch()} == {"accepted"}
@@ -57,14 +64,17 @@ class Stream:
     def check(self) -> None:
         """Exact, with what was said by operators."""
         good = [r for r in self.one.sent if not (r.value or b"").startswith(b"{broken")]
-        expected = sorted((r.partition, r.offset, json.loads(r.value or b"")["event_id"]) for r in good)
+        expected = sorted(
+            (r.partition, r.offset, json.loads(r.value or b"")["event_id"]) for r in good
+        )
         assert self.one.contents() == expected
         dead = sorted((d["kafka_partition"], d["kafka_offset"]) for d in self.one.dead())
         assert dead == sorted((r.partition, r.offset) for r in self.one.sent if r not in good)
         assert self.one.state.served_by(self.accepted) == "batch"
 
     def finish(self) -> None:
-        """Both layers go on: a restatement, another micro-batch, an override lifted; and the audit closes."""
+        """Both layers go on: a restatement, another micro-batch, an override lifted; and the audit
+        closes."""
         one, hour = self.one, self.accepted
         assert {r.decision for r in one.batch(hour, restate=True)} == {"accepted"}
         serve_hour(Publisher(one.lake, one.job.stream), self.overridden, None, "a test")
@@ -80,7 +90,8 @@ class Stream:
         return [stream.table, stream.dead_letters_table, stream.hours_table]
 
     def age(self) -> None:
-        """Make files days old: all of them, or, while the stream moves, those that no attempt is still writing."""
+        """Make files days old: all of them, or, while the stream moves, those that no attempt is
+        still writing."""
         then, written = time.time() - DAYS, time.time() - (60 if self.moves else 0)
         for path in self._base.glob(f"services*/**/warehouse/{self.one.name}/**/*"):
             with contextlib.suppress(FileNotFoundError):
@@ -126,7 +137,12 @@ def expire_snapshots(s: Stream) -> None:
 def remove_orphans_of_a_day(s: Stream) -> None:
     s.age()
     for table in s.tables:
-        s.call(table, "remove_orphan_files", timestamp(timedelta(hours=24, minutes=1)), "prefix_listing => true")
+        s.call(
+            table,
+            "remove_orphan_files",
+            timestamp(timedelta(hours=24, minutes=1)),
+            "prefix_listing => true",
+        )
 
 
 def remove_orphans_of_an_hour(s: Stream) -> None:
@@ -156,7 +172,9 @@ def set_main(s: Stream) -> None:
 
 def use_a_foreign_branch(s: Stream) -> None:
     name = f"{s.one.job.environment.catalog.name}.{s.tables[0]}"
-    s.one.spark.sql(f"ALTER TABLE {name} CREATE OR REPLACE BRANCH audits AS OF VERSION {s.set_main(1)}")
+    s.one.spark.sql(
+        f"ALTER TABLE {name} CREATE OR REPLACE BRANCH audits AS OF VERSION {s.set_main(1)}"
+    )
     s.call(s.tables[0], "fast_forward", "branch => 'audits'", "to => 'main'")
     s.one.spark.sql(f"ALTER TABLE {name} DROP BRANCH audits")
 
@@ -168,9 +186,14 @@ def expire_by_pyiceberg(s: Stream) -> None:
 
 def alter_properties(s: Stream) -> None:
     name = f"{s.one.job.environment.catalog.name}.{s.tables[0]}"
-    s.one.spark.sql(f"ALTER TABLE {name} SET TBLPROPERTIES ('team' = 'platform', 'read.split.target-size' = '1048576')")
+    s.one.spark.sql(
+        f"ALTER TABLE {name} SET TBLPROPERTIES ('team' = 'platform', 'read.split.target-size' = "
+        "'1048576')"
+    )
     s.one.spark.sql(f"ALTER TABLE {name} UNSET TBLPROPERTIES ('read.split.target-size')")
-    s.one.spark.sql(f"ALTER TABLE {name} SET TBLPROPERTIES ('history.expire.max-ref-age-ms' = '604800000')")
+    s.one.spark.sql(
+        f"ALTER TABLE {name} SET TBLPROPERTIES ('history.expire.max-ref-age-ms' = '604800000')"
+    )
     namespace, table = s.tables[0].split(".")
     end = printed(
         "ALTER TABLE lake.NAMESPACE.NAME UNSET TBLPROPERTIES ('history.expire.max-ref-age-ms')",
@@ -181,10 +204,24 @@ def alter_properties(s: Stream) -> None:
 
 
 OPERATIONS: list[Operation] = [
-    rewrite_data_files, rewrite_manifests, expire_snapshots, remove_orphans_of_a_day, remove_orphans_of_an_hour,
-    compute_table_stats, roll_main_back, set_main, use_a_foreign_branch, expire_by_pyiceberg, alter_properties,
-]  # fmt: skip
-NIGHT: list[Operation] = [rewrite_data_files, rewrite_manifests, expire_snapshots, remove_orphans_of_a_day]
+    rewrite_data_files,
+    rewrite_manifests,
+    expire_snapshots,
+    remove_orphans_of_a_day,
+    remove_orphans_of_an_hour,
+    compute_table_stats,
+    roll_main_back,
+    set_main,
+    use_a_foreign_branch,
+    expire_by_pyiceberg,
+    alter_properties,
+]
+NIGHT: list[Operation] = [
+    rewrite_data_files,
+    rewrite_manifests,
+    expire_snapshots,
+    remove_orphans_of_a_day,
+]
 
 
 @pytest.fixture
@@ -193,7 +230,9 @@ def seed() -> int:
 
 
 @pytest.mark.timeout(1500)
-def test_each_operation_on_an_idle_stream(world: Make, tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
+def test_each_operation_on_an_idle_stream(
+    world: Make, tmp_path_factory: pytest.TempPathFactory, seed: int
+) -> None:
     stream = Stream(world(), tmp_path_factory.getbasetemp(), seed)
     for operation in OPERATIONS:
         print(operation.__name__)
@@ -260,7 +299,9 @@ def test_operations_at_random_on_a_stream_that_moves(
         stop.set()
         thread.join(120)
     assert not failed, failed
-    assert heads(stream.one.lake.load(stream.tables[0]))["speed"] != before["speed"], "the hazard did not happen"
+    assert heads(stream.one.lake.load(stream.tables[0]))["speed"] != before["speed"], (
+        "the hazard did not happen"
+    )
     stream.finish()
 
 
@@ -271,5 +312,7 @@ def test_the_tag_of_the_newest_publish_is_read_by_its_name(
     stream = Stream(world(), tmp_path_factory.getbasetemp(), 0)
     stream.call(stream.tables[0], "rewrite_data_files", "options => map('rewrite-all', 'true')")
     name = f"{stream.one.job.environment.catalog.name}.{stream.tables[0]}"
-    rows = stream.one.spark.sql(f"SELECT event_id FROM {name} VERSION AS OF '{PUBLISHED}main'").count()
+    rows = stream.one.spark.sql(
+        f"SELECT event_id FROM {name} VERSION AS OF '{PUBLISHED}main'"
+    ).count()
     assert rows == len(stream.one.contents())

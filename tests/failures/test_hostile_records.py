@@ -1,4 +1,5 @@
-"""Hostile records through real Kafka and both layers: a row or a dead letter each, the same verdict twice, no stop."""
+"""Hostile records through real Kafka and both layers: a row or a dead letter each, the same verdict
+twice, no stop."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ Verdicts = dict[int, str | None]
 
 
 def verdicts(one: World) -> Verdicts:
-    """By offset: the dead letter's code, None for a row; each offset is in exactly one of the two tables."""
+    """By offset: the dead letter's code, None for a row; each offset is in exactly one of the two
+    tables."""
     rows = [r["kafka_offset"] for r in one.rows()]
     dead = {d["kafka_offset"]: d["error_code"] for d in one.dead()}
     assert len(rows) == len(set(rows)) and not set(rows) & set(dead)
@@ -22,13 +24,17 @@ def verdicts(one: World) -> Verdicts:
     return dict.fromkeys(rows) | dead
 
 
-def test_each_ends_as_a_row_or_a_dead_letter_with_the_same_verdict_in_both_layers(world: Callable[..., World]) -> None:
+def test_each_ends_as_a_row_or_a_dead_letter_with_the_same_verdict_in_both_layers(
+    world: Callable[..., World],
+) -> None:
     one = world(schema=hostile.DDL, key="id", event_time=hostile.EVENT_TIME)
     hour = past_hour(1)
     start = start_of(hour)
     cases = hostile.cases(start)
     one.topic(1, **{"max.message.bytes": "4000000"})
-    values = [(0, start + timedelta(seconds=i), value) for i, (value, _, _) in enumerate(cases.values())]
+    values = [
+        (0, start + timedelta(seconds=i), value) for i, (value, _, _) in enumerate(cases.values())
+    ]
     sent = one.send(values)
     one.apply()
     expected = {r.offset: code for r, (_, code, _) in zip(sent, cases.values(), strict=True)}

@@ -30,7 +30,9 @@ def test_an_idle_job_is_healthy_a_hung_one_and_one_that_is_killed_again_and_agai
     with started(one, "speed", one.name, "--health", str(file)) as command:
         command.until(lambda: fault(file, within=5) is None, "an idle job to be healthy")
         command.pause()
-        command.until(lambda: found("idle trigger within 5 s", within=5), "a job that hangs to be unhealthy")
+        command.until(
+            lambda: found("idle trigger within 5 s", within=5), "a job that hangs to be unhealthy"
+        )
         command.resume()
         command.until(lambda: fault(file, within=5) is None, "it to be healthy again")
         command.kill()
@@ -39,7 +41,10 @@ def test_an_idle_job_is_healthy_a_hung_one_and_one_that_is_killed_again_and_agai
         command.until(lambda: found("since the start"), "the next process to start")
     one.send_now(20, "a")
     with started(one, "speed", one.name, "--health", str(file)) as command:
-        command.until(lambda: found("2 restarts within 15 minutes"), "a job that was restarted twice to be unhealthy")
+        command.until(
+            lambda: found("2 restarts within 15 minutes"),
+            "a job that was restarted twice to be unhealthy",
+        )
         assert fault(file, liveness=True) is None
         command.until(lambda: one.published == 20, "it to publish all the same")
         assert command.terminate(60) == 0, command.log[-3000:]

@@ -1,4 +1,5 @@
-"""Kafka as it really is: retention, compaction, new partitions, open transactions, and timestamps that lie."""
+"""Kafka as it really is: retention, compaction, new partitions, open transactions, and timestamps
+that lie."""
 
 from __future__ import annotations
 
@@ -40,13 +41,17 @@ ANY_TIME = {"message.timestamp.after.max.ms": "9223372036854775807"}
 FOR_EVER = {"retention.ms": "-1"}
 
 
-def now_values(count: int, prefix: str, partitions: int = 1) -> list[tuple[int, datetime, bytes | None]]:
+def now_values(
+    count: int, prefix: str, partitions: int = 1
+) -> list[tuple[int, datetime, bytes | None]]:
     at = datetime.now(UTC)
     return [(i % partitions, at, event(f"{prefix}-{i}", at)) for i in range(count)]
 
 
 @pytest.mark.parametrize("choice", ["stop", "continue"])
-def test_retention_that_overtook_the_position_stops_or_is_a_recorded_gap(world: Make, choice: str) -> None:
+def test_retention_that_overtook_the_position_stops_or_is_a_recorded_gap(
+    world: Make, choice: str
+) -> None:
     one = world(speed={"trigger": "1 second", "lost_offsets": choice})
     one.topic(1)
     one.apply()
@@ -56,7 +61,9 @@ def test_retention_that_overtook_the_position_stops_or_is_a_recorded_gap(world: 
     # The hazard: ten unread records are gone from Kafka.
     one.delete_records({0: 30})
     if choice == "stop":
-        with pytest.raises(PositionError, match=r"retention deleted \{0: \[20, 30\]\}.*lost_offsets: continue"):
+        with pytest.raises(
+            PositionError, match=r"retention deleted \{0: \[20, 30\]\}.*lost_offsets: continue"
+        ):
             one.speed()
         assert one.contents() == one.acknowledged()[:20]
         return
@@ -85,7 +92,9 @@ def test_retention_that_overtook_an_hour_refuses_it_or_is_an_allowed_gap(world: 
     assert one.contents() == one.acknowledged()[5:]
 
 
-def test_partitions_added_while_the_speed_layer_runs_begin_at_their_first_offset(world: Make) -> None:
+def test_partitions_added_while_the_speed_layer_runs_begin_at_their_first_offset(
+    world: Make,
+) -> None:
     one = world()
     one.topic(1)
     one.apply()
@@ -129,12 +138,16 @@ def test_an_open_transaction_delays_its_own_records_and_nothing_else(world: Make
     at = start_of(hour) + timedelta(minutes=10)
     servers = one.job.environment.kafka.bootstrap_servers
     open_ = KafkaProducer(
-        bootstrap_servers=servers, transactional_id=f"{one.name}-open", transaction_timeout_ms=600_000
+        bootstrap_servers=servers,
+        transactional_id=f"{one.name}-open",
+        transaction_timeout_ms=600_000,
     )
     open_.init_transactions()
     one.send([(p, at, event(f"before-{p}", at)) for p in (0, 1)])
     open_.begin_transaction()
-    future = open_.send(one.name, event("held", at), partition=0, timestamp_ms=int(at.timestamp() * 1000))
+    future = open_.send(
+        one.name, event("held", at), partition=0, timestamp_ms=int(at.timestamp() * 1000)
+    )
     open_.flush()
     one.send([(p, at, event(f"after-{p}", at)) for p in (0, 1)])
     one.apply()
@@ -156,7 +169,11 @@ def test_an_open_transaction_delays_its_own_records_and_nothing_else(world: Make
 
 def test_a_compacted_topic_closes_with_gaps_of_its_class(world: Make) -> None:
     one = world(batch={"grace": "0 seconds", "allow_gaps": ["control", "compacted"]})
-    compact = {"cleanup.policy": "compact", "segment.ms": "1000", "min.cleanable.dirty.ratio": "0.01"}
+    compact = {
+        "cleanup.policy": "compact",
+        "segment.ms": "1000",
+        "min.cleanable.dirty.ratio": "0.01",
+    }
     one.compact_soon()
     one.topic(1, **compact, **{"max.compaction.lag.ms": "1000"})
     hour = past_hour(1)
@@ -179,9 +196,13 @@ def test_a_compacted_topic_closes_with_gaps_of_its_class(world: Make) -> None:
 
 
 def test_records_that_compaction_takes_after_they_were_served_stay_rows(world: Make) -> None:
-    """Served by the speed layer, then gone from the middle of the log: at the first acceptance, by a restatement, where
-    the topic is no longer compacted, and where the log begins in the middle of the hour."""
-    one, hour = world(batch={"grace": "0 seconds", "allow_gaps": ["control", "aborted", "compacted"]}), past_hour(1)
+    """Served by the speed layer, then gone from the middle of the log: at the first acceptance, by
+    a restatement, where the topic is no longer compacted, and where the log begins in the middle of
+    the hour."""
+    one, hour = (
+        world(batch={"grace": "0 seconds", "allow_gaps": ["control", "aborted", "compacted"]}),
+        past_hour(1),
+    )
     one.compact_soon()
     one.topic(1)
     send_transactions(one, spread(hour, 8, "e", partitions=1), aborted=(3,))
@@ -193,12 +214,20 @@ def test_records_that_compaction_takes_after_they_were_served_stay_rows(world: M
     served = one.contents()
     assert served == one.acknowledged()
     assert len(served) == 7
-    # The topic is compacted only now: the log cleaner must not take records before the speed layer has read them.
-    compact = {"cleanup.policy": "compact", "segment.ms": "1000", "min.cleanable.dirty.ratio": "0.01"}
+    # The topic is compacted only now: the log cleaner must not take records before the speed layer
+    # has read them.
+    compact = {
+        "cleanup.policy": "compact",
+        "segment.ms": "1000",
+        "min.cleanable.dirty.ratio": "0.01",
+    }
     one.set_topic(**compact, **{"max.compaction.lag.ms": "1000"})
     ranges = {0: (0, 16)}
     # A record stamped later ends the segment of the others: the newest one is never compacted.
-    one.send([(0, datetime.now(UTC) + timedelta(minutes=30), event("later", datetime.now(UTC)))], key=b"other")
+    one.send(
+        [(0, datetime.now(UTC) + timedelta(minutes=30), event("later", datetime.now(UTC)))],
+        key=b"other",
+    )
     deadline = time.monotonic() + 120
     while read_ranges(one.spark, one.job.environment.kafka, one.name, ranges).count() == 7:
         assert time.monotonic() < deadline, "expected the log cleaner to compact within 120 s"
@@ -207,7 +236,8 @@ def test_records_that_compaction_takes_after_they_were_served_stay_rows(world: M
     assert (result.decision, result.reason) == ("accepted", None)
     assert one.contents() == served
     row = ledger.newest(one.job.ledger.history())[hour]
-    # The hazard: what Kafka no longer gives would pass for control records, of which it says itself how many there are.
+    # The hazard: what Kafka no longer gives would pass for control records, of which it says itself
+    # how many there are.
     assert row.sources is not None
     assert row.sources["speed"] == 7 - row.sources["kafka"] > 0
     assert (row.good, row.gap) == (7, 9)
@@ -237,7 +267,9 @@ def send_transactions(
         producer.init_transactions()
         for i, (p, at, value) in enumerate(values):
             producer.begin_transaction()
-            sent = producer.send(one.name, value, key=b"k", partition=p, timestamp_ms=int(at.timestamp() * 1000))
+            sent = producer.send(
+                one.name, value, key=b"k", partition=p, timestamp_ms=int(at.timestamp() * 1000)
+            )
             producer.flush()
             record = Record(p, sent.get(timeout=30).offset, value)
             if i in aborted:
@@ -250,8 +282,8 @@ def send_transactions(
 
 
 def use_whole_log(one: World, hour: str) -> dict[int, int]:
-    """Let the whole log be an hour, as it is when the records are as old as their control records: these are stamped
-    when they are written."""
+    """Let the whole log be an hour, as it is when the records are as old as their control records:
+    these are stamped when they are written."""
     state, topic = one.state, one.kafka.describe(one.name)
     assert topic is not None
     ends = one.kafka.stable_ends(topic)
@@ -272,7 +304,9 @@ def test_a_log_append_time_topic_is_cut_by_the_brokers_clock(world: Make) -> Non
     assert {row["ingest_hour"] for row in one.rows()} == {datetime.now(UTC).strftime("%Y-%m-%dT%H")}
 
 
-def test_records_out_of_order_around_an_hours_end_are_in_one_hour_of_both_layers(world: Make) -> None:
+def test_records_out_of_order_around_an_hours_end_are_in_one_hour_of_both_layers(
+    world: Make,
+) -> None:
     one = world()
     one.topic(2)
     boundary = end_of(past_hour(2))
@@ -293,17 +327,25 @@ def test_records_out_of_order_around_an_hours_end_are_in_one_hour_of_both_layers
     cuts = one.state.cuts
     assert cuts[past_hour(2)].ends == cuts[past_hour(1)].starts
     # The hazard: by their own stamps, some records would lie in the other hour.
-    stamped = {r["kafka_offset"]: r["kafka_timestamp"] < boundary for r in one.rows() if r["kafka_partition"] == 0}
+    stamped = {
+        r["kafka_offset"]: r["kafka_timestamp"] < boundary
+        for r in one.rows()
+        if r["kafka_partition"] == 0
+    }
     assert any(early != (by_batch[0, o] == past_hour(2)) for o, early in stamped.items())
     accepted = [h for h in plain(views.hours(one.job)) if h["state"] == "accepted"]
     assert [h["diff"] for h in accepted] == [{"missing": 0, "extra": 0, "changed": 0}] * 2
 
 
 @pytest.mark.parametrize(
-    "ahead", [timedelta(days=1), timedelta(days=-1), timedelta(days=1200)], ids=["a day ahead", "a day behind", "2030"]
+    "ahead",
+    [timedelta(days=1), timedelta(days=-1), timedelta(days=1200)],
+    ids=["a day ahead", "a day behind", "2030"],
 )
 @pytest.mark.parametrize("speed_is_alive", [True, False], ids=["speed alive", "speed down"])
-def test_a_producer_whose_clock_is_wrong_stops_no_hour(world: Make, ahead: timedelta, speed_is_alive: bool) -> None:
+def test_a_producer_whose_clock_is_wrong_stops_no_hour(
+    world: Make, ahead: timedelta, speed_is_alive: bool
+) -> None:
     one = world(event_time=None)
     one.topic(1, **ANY_TIME)
     lie = start_of(past_hour(3)) + ahead if ahead < timedelta(0) else datetime.now(UTC) + ahead
@@ -324,8 +366,8 @@ def test_a_producer_whose_clock_is_wrong_stops_no_hour(world: Make, ahead: timed
 
 @pytest.mark.parametrize("speed_is_alive", [True, False], ids=["speed first", "batch first"])
 def test_a_record_stamped_years_ahead_hides_no_hour(world: Make, speed_is_alive: bool) -> None:
-    """The hazard: Kafka's time index answers for every later hour with that record, so all fall into one hour, whose
-    bounds of event time make good records dead letters."""
+    """The hazard: Kafka's time index answers for every later hour with that record, so all fall
+    into one hour, whose bounds of event time make good records dead letters."""
     one = world()
     one.topic(2, **ANY_TIME, **FOR_EVER)
     ahead = datetime(2036, 1, 1, tzinfo=UTC)
@@ -365,14 +407,20 @@ ODD_STAMPS = {
 
 
 @pytest.mark.parametrize("speed_is_alive", [True, False], ids=["speed first", "batch first"])
-def test_any_timestamp_that_a_broker_accepts_is_served_by_both_layers(world: Make, speed_is_alive: bool) -> None:
+def test_any_timestamp_that_a_broker_accepts_is_served_by_both_layers(
+    world: Make, speed_is_alive: bool
+) -> None:
     """The hazard: a record at which Spark's Kafka reader throws in every read."""
-    one = world(batch={"grace": "0 seconds", "lookback_hours": 1, "allow_gaps": ["control", "aborted"]})
+    one = world(
+        batch={"grace": "0 seconds", "lookback_hours": 1, "allow_gaps": ["control", "aborted"]}
+    )
     one.topic(2, **ANY_TIME, **FOR_EVER)
     one.send(spread(past_hour(1), 20, "before"))
     one.send_stamped([(i % 2, stamp, name) for i, (name, stamp) in enumerate(ODD_STAMPS.items())])
     with pytest.raises((PySparkException, Py4JError), match="long overflow"):
-        read_ranges(one.spark, one.job.environment.kafka, one.name, {0: (10, 15), 1: (10, 14)}).collect()
+        read_ranges(
+            one.spark, one.job.environment.kafka, one.name, {0: (10, 15), 1: (10, 14)}
+        ).collect()
     one.send(spread(past_hour(1), 20, "after"))
     one.apply()
     if speed_is_alive:
@@ -391,7 +439,8 @@ def test_any_timestamp_that_a_broker_accepts_is_served_by_both_layers(world: Mak
 
 
 def test_a_long_past_is_cut_into_all_its_hours_in_commits_of_bounded_size(world: Make) -> None:
-    """The hazard: records older than a month fall into the first hour, whose bounds of event time refuse them."""
+    """The hazard: records older than a month fall into the first hour, whose bounds of event time
+    refuse them."""
     one = world()
     one.topic(1, **FOR_EVER)
     ago = [24 * 40, 24 * 35, 24 * 34, 24 * 33, 24 * 2, 1]
@@ -402,9 +451,13 @@ def test_a_long_past_is_cut_into_all_its_hours_in_commits_of_bounded_size(world:
     assert one.contents() == one.acknowledged()
     assert {r["ingest_hour"] for r in one.rows()} == {past_hour(hours_ago) for hours_ago in ago}
     table = one.lake.load(one.job.stream.table)
-    summaries = [dict(s.summary.additional_properties) for s in table.snapshots() if s.summary is not None]
+    summaries = [
+        dict(s.summary.additional_properties) for s in table.snapshots() if s.summary is not None
+    ]
     timelines = [
-        text for summary in summaries if (text := state_properties.look_up(table, summary, TIMELINE)) is not None
+        text
+        for summary in summaries
+        if (text := state_properties.look_up(table, summary, TIMELINE)) is not None
     ]
     steps = sorted(len(Timeline.from_json(text).boundaries) for text in timelines)
     assert max(b - a for a, b in pairwise(steps)) <= at_once(1) < 24 * 40 <= steps[-1]
@@ -415,7 +468,8 @@ def test_a_long_past_is_cut_into_all_its_hours_in_commits_of_bounded_size(world:
 
 
 def test_an_hour_that_took_in_others_is_mended_by_wider_bounds_and_a_replay(world: Make) -> None:
-    """What a version before this one made of a record stamped ahead: hours on end in one, most of it dead letters."""
+    """What a version before this one made of a record stamped ahead: hours on end in one, most of
+    it dead letters."""
     one = world()
     one.topic(1)
     for ago in (6, 5, 4, 3, 2, 1):
@@ -426,7 +480,9 @@ def test_an_hour_that_took_in_others_is_mended_by_wider_bounds_and_a_replay(worl
     ends = {past_hour(ago): one.kafka.stable_ends(topic) for ago in (6, 5, 4, 3, 2, 1)}
     timeline = replace(state.timeline, first=past_hour(6), open=past_hour(6), boundaries=ends)
     publish = Publish(new_id(), (Change("speed"),), timeline, Position(topic.id, {0: 0}))
-    assert one.lake.commit(state.table, to_commit(state, publish, datetime.now(UTC))) is Outcome.LANDED
+    assert (
+        one.lake.commit(state.table, to_commit(state, publish, datetime.now(UTC))) is Outcome.LANDED
+    )
     one.speed()
     one.batch()
     assert len(one.contents()) == 20 and len(one.dead()) == 40, "the hazard did not happen"

@@ -1,5 +1,6 @@
-"""Topics as companies have them, on three brokers: compacted, of one or a thousand partitions, filled by the clients of
-other languages, and mirrored to another cluster under other offsets. Each is exact through both layers."""
+"""Topics as companies have them, on three brokers: compacted, of one or a thousand partitions,
+filled by the clients of other languages, and mirrored to another cluster under other offsets. Each
+is exact through both layers."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ Make = Callable[..., World]
 
 
 @pytest.mark.parametrize("partitions", [1, 1000])
-def test_topics_of_any_number_of_partitions(on_cluster: Make, cluster: KafkaCluster, partitions: int) -> None:
+def test_topics_of_any_number_of_partitions(
+    on_cluster: Make, cluster: KafkaCluster, partitions: int
+) -> None:
     limits = {"trigger": "1 second", "max_offsets_per_trigger": 100_000}
     one = on_cluster(partitions, speed=limits)
     feed = Feed(cluster, one.name, partitions=partitions)
@@ -53,7 +56,11 @@ def test_rows_stay_after_compaction_and_retention_remove_their_records(
     ends = {p: max(o for q, o, _ in feed.rows if q == p) + 1 for p in (0, 1)}
     assert given(one, {p: (0, end) for p, end in ends.items()}) == feed.acknowledged
     cluster.compact_soon()
-    soon = {"min.compaction.lag.ms": "0", "max.compaction.lag.ms": "1000", "min.cleanable.dirty.ratio": "0.01"}
+    soon = {
+        "min.compaction.lag.ms": "0",
+        "max.compaction.lag.ms": "1000",
+        "min.cleanable.dirty.ratio": "0.01",
+    }
     cluster.set_topic(one.name, **soon, **{"delete.retention.ms": "0", "retention.ms": "-1"})
     # The newest segment is never compacted: a later record begins another.
     feed.send(2, "later", datetime.now(UTC) + timedelta(seconds=2))
@@ -79,13 +86,19 @@ def ranges_left(one: World, ends: dict[int, int]) -> Ranges:
 
 def given(one: World, ranges: Ranges) -> int:
     """How many records of the ranges a consumer is given."""
-    return sum(len(offsets) for _, offsets in one.kafka.read_offsets(one.name, ranges)) if ranges else 0
+    return (
+        sum(len(offsets) for _, offsets in one.kafka.read_offsets(one.name, ranges))
+        if ranges
+        else 0
+    )
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_records_of_every_languages_client(on_cluster: Make, cluster: KafkaCluster, client: str) -> None:
-    """Null keys, keys and headers of any bytes, tombstones; each client compresses by another codec, or sorts batches
-    and retries in its own way."""
+def test_records_of_every_languages_client(
+    on_cluster: Make, cluster: KafkaCluster, client: str
+) -> None:
+    """Null keys, keys and headers of any bytes, tombstones; each client compresses by another
+    codec, or sorts batches and retries in its own way."""
     one = on_cluster(3)
     at = middle_of(PAST)
     records, names = [], {}
@@ -93,15 +106,25 @@ def test_records_of_every_languages_client(on_cluster: Make, cluster: KafkaClust
     for i in range(60):
         name = None if i % 10 == 7 else f"{client}-{i}"
         key = [None, b"", b"\x00\xff\xfe", b"k%d" % i][i % 4]
-        headers = [(), ((any_name, b"\xff\x00"), (b"n", b"")), ((b"again", b"1"), (b"none", b"\xc3"))][i % 3]
+        headers = [
+            (),
+            ((any_name, b"\xff\x00"), (b"n", b"")),
+            ((b"again", b"1"), (b"none", b"\xc3")),
+        ][i % 3]
         value = None if name is None else event(name, at, player="\u4e16\u754c" * 50)
         records.append(Sent(i % 3, int(at.timestamp() * 1000) + i, key, value, headers))
         names[i] = name
     places = CLIENTS[client](cluster.super_servers, one.name, records)
     assert len(places) == len(records)
     feed = Feed(cluster, one.name)
-    feed.rows = [(*place, name) for place, name in zip(places, names.values(), strict=True) if name is not None]
-    feed.tombstones = [place for place, name in zip(places, names.values(), strict=True) if name is None]
+    feed.rows = [
+        (*place, name)
+        for place, name in zip(places, names.values(), strict=True)
+        if name is not None
+    ]
+    feed.tombstones = [
+        place for place, name in zip(places, names.values(), strict=True) if name is None
+    ]
     assert (len(feed.rows), len(feed.tombstones)) == (54, 6)
     assert_exact_through_both_layers(one, feed)
 
@@ -115,7 +138,8 @@ def other_cluster(services: Any) -> Iterator[config.Kafka]:
 def test_a_mirrored_topic_of_other_offsets_is_continued(
     on_cluster: Make, cluster: KafkaCluster, other_cluster: config.Kafka
 ) -> None:
-    """A failover to a cluster whose copy of the topic begins at offset 0 where the source had deleted its beginning."""
+    """A failover to a cluster whose copy of the topic begins at offset 0 where the source had
+    deleted its beginning."""
     one = on_cluster(2)
     feed = Feed(cluster, one.name, partitions=2)
     feed.send(60, "deleted", middle_of(3))
@@ -151,10 +175,12 @@ def test_a_mirrored_topic_of_other_offsets_is_continued(
 
 
 def mirror(source: str, target: config.Kafka, topic: str) -> dict[tuple[int, int], tuple[int, int]]:
-    """Copy every record that the source has, as MirrorMaker does: all of it stays but the offset. Returns by place in
-    the source the place in the target."""
+    """Copy every record that the source has, as MirrorMaker does: all of it stays but the offset.
+    Returns by place in the source the place in the target."""
     places: dict[tuple[int, int], tuple[int, int]] = {}
-    consumer = KafkaConsumer(bootstrap_servers=source.split(","), auto_offset_reset="earliest", group_id=None)
+    consumer = KafkaConsumer(
+        bootstrap_servers=source.split(","), auto_offset_reset="earliest", group_id=None
+    )
     producer = Producer({"bootstrap.servers": target.bootstrap_servers, "acks": "all"})
 
     def delivered(error: KafkaError | None, message: Message, partition: int, offset: int) -> None:

@@ -1,8 +1,9 @@
-"""Maintenance in a loop beside both layers, each killed at one of its steps, and main damaged and swapped back: exact
-at the end, and no file is ever gone that a branch, a tag or any remembered snapshot names.
+"""Maintenance in a loop beside both layers, each killed at one of its steps, and main damaged and
+swapped back: exact at the end, and no file is ever gone that a branch, a tag or any remembered
+snapshot names.
 
-Between two rounds, when every process is dead, all files are made days old, as if the machine had been away: what the
-dead left is of age then, and deleted beside new writers.
+Between two rounds, when every process is dead, all files are made days old, as if the machine had
+been away: what the dead left is of age then, and deleted beside new writers.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ DAYS = 3 * 86_400
 
 @dataclass(frozen=True)
 class Round:
-    """What the layers and the first maintenance die of, and whether the oldest hour is restated and `main` damaged."""
+    """What the layers and the first maintenance die of, and whether the oldest hour is restated and
+    `main` damaged."""
 
     speed: tuple[Step, int]
     batch: tuple[Step, int]
@@ -47,7 +49,13 @@ class Round:
 ROUNDS = [
     Round((Step.COMMIT_PREPARED, 3), (Step.BATCH_STAGED, 1), Step.MAINTAIN_DROPPED),
     Round((Step.SPEED_STAGED, 3), (Step.COMMIT_LANDED, 3), Step.MAINTAIN_LISTED, damage=True),
-    Round((Step.SPEED_PUBLISHED, 2), (Step.BATCH_PUBLISHED, 1), Step.MAINTAIN_DELETED, restate=True, damage=True),
+    Round(
+        (Step.SPEED_PUBLISHED, 2),
+        (Step.BATCH_PUBLISHED, 1),
+        Step.MAINTAIN_DELETED,
+        restate=True,
+        damage=True,
+    ),
 ]
 
 
@@ -59,7 +67,12 @@ def send_past(one: World, hours: list[str]) -> None:
 
 def send_live(one: World, prefix: str) -> None:
     now = datetime.now(UTC)
-    one.send([*((i % 2, now, event(f"{prefix}-{i}", now)) for i in range(8)), (1, now, b"{broken " + prefix.encode())])
+    one.send(
+        [
+            *((i % 2, now, event(f"{prefix}-{i}", now)) for i in range(8)),
+            (1, now, b"{broken " + prefix.encode()),
+        ]
+    )
 
 
 def tables(one: World) -> list[str]:
@@ -74,7 +87,9 @@ def named_files(table: Table) -> Iterator[str]:
         yield snapshot.manifest_list
         for manifest in snapshot.manifests(table.io):
             yield manifest.manifest_path
-            yield from (entry.data_file.file_path for entry in manifest.fetch_manifest_entry(table.io))
+            yield from (
+                entry.data_file.file_path for entry in manifest.fetch_manifest_entry(table.io)
+            )
     yield from references(table)
 
 
@@ -95,27 +110,39 @@ def tagged_rows(one: World) -> dict[str, list[Any]]:
     found = {}
     for name, ref in table.metadata.refs.items():
         if name not in (*BRANCHES, "staging") and not name.startswith(UNNAMED):
-            rows = table.scan(snapshot_id=ref.snapshot_id, selected_fields=columns).to_arrow().to_pylist()
+            rows = (
+                table.scan(snapshot_id=ref.snapshot_id, selected_fields=columns)
+                .to_arrow()
+                .to_pylist()
+            )
             found[name] = sorted(tuple(row[c] for c in columns) for row in rows)
     return found
 
 
 def died_at(command: Command, step: Step) -> None:
     """Prove that it was killed where it was to be."""
-    assert command.code == KILLED and f"fail point {step.label}: " in command.log, command.log[-3000:]
+    assert command.code == KILLED and f"fail point {step.label}: " in command.log, command.log[
+        -3000:
+    ]
 
 
 def play(one: World, number: int, plan: Round, oldest: str) -> int:
-    """Both layers into their fail points, maintenance in a loop beside them; returns how many orphans it deleted."""
+    """Both layers into their fail points, maintenance in a loop beside them; returns how many
+    orphans it deleted."""
     orphans = turn = 0
     asked = ["--hour", oldest, "--restate"] if plan.restate else []
-    at = {key: f"{step.label}:{n}" for key, (step, n) in (("speed", plan.speed), ("batch", plan.batch))}
+    at = {
+        key: f"{step.label}:{n}"
+        for key, (step, n) in (("speed", plan.speed), ("batch", plan.batch))
+    }
     deadline = time.monotonic() + 240
     with (
         started(one, "speed", one.name, **{FAIL_AT: at["speed"]}) as speed,
         started(one, "batch", one.name, *asked, **{FAIL_AT: at["batch"]}) as batch,
     ):
-        while turn < 2 or ((speed.code is None or batch.code is None) and time.monotonic() < deadline):
+        while turn < 2 or (
+            (speed.code is None or batch.code is None) and time.monotonic() < deadline
+        ):
             send_live(one, f"r{number}-{turn}")
             if turn == 0:
                 run_into(one, plan.maintain.label, "maintain", one.name)
@@ -172,10 +199,16 @@ def test_maintenance_in_a_loop_beside_kills_of_both_layers_loses_no_file_and_no_
 
     # The hazards: there were orphans to delete, and hours to drop.
     assert orphans > 0
-    dropped = {row["ingest_hour"] for row in one.rows("batch")} - {row["ingest_hour"] for row in one.rows("speed")}
+    dropped = {row["ingest_hour"] for row in one.rows("batch")} - {
+        row["ingest_hour"] for row in one.rows("speed")
+    }
     assert dropped >= set(hours)
 
-    good = sorted((r.partition, r.offset, json.loads(r.value or b"")["event_id"]) for r in one.sent if is_good(r))
+    good = sorted(
+        (r.partition, r.offset, json.loads(r.value or b"")["event_id"])
+        for r in one.sent
+        if is_good(r)
+    )
     assert one.contents() == good
     cuts = [accepted.cut.ranges for accepted in one.state.accepted.values()]
     of_batch = [g for g in good if any(c[g[0]][0] <= g[1] < c[g[0]][1] for c in cuts if g[0] in c)]
@@ -185,4 +218,6 @@ def test_maintenance_in_a_loop_beside_kills_of_both_layers_loses_no_file_and_no_
     dead = sorted((d["kafka_partition"], d["kafka_offset"], d["value"]) for d in one.dead())
     assert dead == sorted((r.partition, r.offset, r.value) for r in one.sent if not is_good(r))
     assert lost_files(one) == set()
-    assert tagged and tagged_rows(one) | tagged == tagged_rows(one), "what a tag names is what it was"
+    assert tagged and tagged_rows(one) | tagged == tagged_rows(one), (
+        "what a tag names is what it was"
+    )

@@ -1,4 +1,5 @@
-"""The schema registry away, silent, refusing, or late with a schema: no record becomes a dead letter for it."""
+"""The schema registry away, silent, refusing, or late with a schema: no record becomes a dead
+letter for it."""
 
 from __future__ import annotations
 
@@ -56,7 +57,9 @@ def schema(*more: str) -> dict[str, Any]:
     return {"type": "record", "name": f"E{uuid.uuid4().hex[:12]}", "fields": fields}
 
 
-def send(one: World, schema_id: int, by: dict[str, Any], event_id: str, at: datetime | None = None) -> None:
+def send(
+    one: World, schema_id: int, by: dict[str, Any], event_id: str, at: datetime | None = None
+) -> None:
     at = at or datetime.now(UTC)
     value = {"event_id": event_id, "event_time": int(at.timestamp()) * 1_000_000}
     value |= {field["name"]: 7 for field in by["fields"][2:]}
@@ -70,7 +73,8 @@ def events(one: World) -> list[str]:
 def test_registry_cut_under_a_running_speed_job(
     world: Make, registry: SchemaRegistry, proxy: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Records of schemas that are known go on; the first of a new one waits for the registry, and is no dead letter."""
+    """Records of schemas that are known go on; the first of a new one waits for the registry, and
+    is no dead letter."""
     one = avro_stream(world, registry, proxy.port)
     old, new = schema(), schema("level")
     old_id = registry.register(f"{one.name}-value", old)
@@ -79,9 +83,14 @@ def test_registry_cut_under_a_running_speed_job(
         wait_for(lambda: one.published == 1, "the first record to be published")
         proxy.cut()
         send(one, old_id, old, "b")
-        wait_for(lambda: one.published == 2, "a record of a known schema to be published without the registry")
+        wait_for(
+            lambda: one.published == 2,
+            "a record of a known schema to be published without the registry",
+        )
         send(one, registry.register(f"{one.name}-value", new), new, "c")
-        wait_for(lambda: bool(lines(caplog, TRIED_AGAIN)), "the failure to be logged with its next try")
+        wait_for(
+            lambda: bool(lines(caplog, TRIED_AGAIN)), "the failure to be logged with its next try"
+        )
         assert one.published == 2
         proxy.mend()
         wait_for(lambda: one.published == 3, "the speed job to reach the head")
@@ -93,12 +102,16 @@ def test_registry_cut_under_a_running_speed_job(
 def test_an_unreachable_registry_refuses_no_hour(
     world: Make, registry: SchemaRegistry, proxy: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
-    one = avro_stream(world, registry, proxy.port, batch={"grace": "0 seconds", "retry_for": "30 seconds"})
+    one = avro_stream(
+        world, registry, proxy.port, batch={"grace": "0 seconds", "retry_for": "30 seconds"}
+    )
     hour, by = past_hour(1), schema()
     schema_id = registry.register(f"{one.name}-value", by)
     send(one, schema_id, by, "a", start_of(hour) + timedelta(minutes=1))
     proxy.cut()
-    with pytest.raises(Transient, match=r"given up after .*batch.retry_for.*ask the schema registry"):
+    with pytest.raises(
+        Transient, match=r"given up after .*batch.retry_for.*ask the schema registry"
+    ):
         one.batch()
     assert lines(caplog, TRIED_AGAIN)
     proxy.mend()
@@ -116,7 +129,10 @@ def test_a_registry_that_does_not_answer_is_retried(
     registry.pause()
     try:
         with speed_running(one):
-            wait_for(lambda: bool(lines(caplog, TRIED_AGAIN)), "the failure to be logged with its next try")
+            wait_for(
+                lambda: bool(lines(caplog, TRIED_AGAIN)),
+                "the failure to be logged with its next try",
+            )
             assert "timed out" in lines(caplog, TRIED_AGAIN)[0]
             registry.resume()
             wait_for(lambda: one.published == 1, "the record to be published")
@@ -134,7 +150,9 @@ def test_another_path_than_the_registrys_ends_the_job_and_makes_no_dead_letter(
     one.topic(1)
     one.apply()
     send(one, registry.register(f"{one.name}-value", by), by, "a")
-    with pytest.raises(ConfigurationError, match=r"expected the answer of a schema registry's REST API, found 404"):
+    with pytest.raises(
+        ConfigurationError, match=r"expected the answer of a schema registry's REST API, found 404"
+    ):
         one.speed()
     assert one.published == 0 and one.dead() == []
 

@@ -1,4 +1,5 @@
-"""The speed job starts from the table alone: with its checkpoint gone, its trigger changed, its code changed."""
+"""The speed job starts from the table alone: with its checkpoint gone, its trigger changed, its
+code changed."""
 
 from __future__ import annotations
 
@@ -31,8 +32,9 @@ def test_a_checkpoint_deleted_between_any_two_micro_batches_changes_nothing(worl
     dice = random.Random(1)
 
     def delete() -> bool:
-        """Under the running query, at whatever it is doing: it writes on in a new folder, or fails and starts again
-        from the table by itself. At any moment of the second, once for each micro-batch. Whether that was enough."""
+        """Under the running query, at whatever it is doing: it writes on in a new folder, or fails
+        and starts again from the table by itself. At any moment of the second, once for each
+        micro-batch. Whether that was enough."""
         nonlocal sent, deleted, before
         if one.published > before and dice.random() < 0.3:
             before = one.published
@@ -52,7 +54,9 @@ def test_a_checkpoint_deleted_between_any_two_micro_batches_changes_nothing(worl
     assert one.contents() == one.acknowledged()
 
 
-def test_another_trigger_and_changed_code_continue_from_the_tables_position(world: Make, tmp_path: Path) -> None:
+def test_another_trigger_and_changed_code_continue_from_the_tables_position(
+    world: Make, tmp_path: Path
+) -> None:
     one = world(speed=SLOW)
     one.topic()
     one.apply()
@@ -64,7 +68,8 @@ def test_another_trigger_and_changed_code_continue_from_the_tables_position(worl
     changed = changed_code(tmp_path)
     with started(one, "speed", one.name, code=changed, PYTHONPATH=str(changed)) as speed:
         speed.until(lambda: one.published == 200, "the changed job to go on")
-        # The hazard: another plan than the one that the old checkpoint, which is still there, was written for.
+        # The hazard: another plan than the one that the old checkpoint, which is still there, was
+        # written for.
         assert "changed code" in speed.log
         assert len(checkpoints(speed)) == 2
         assert speed.terminate() == 0
@@ -72,7 +77,8 @@ def test_another_trigger_and_changed_code_continue_from_the_tables_position(worl
 
 
 def changed_code(folder: Path) -> Path:
-    """A copy of the project whose stream has another plan: a shuffle, which a checkpoint would not survive."""
+    """A copy of the project whose stream has another plan: a shuffle, which a checkpoint would not
+    survive."""
     copy = folder / "changed"
     for name in ("anabranch", "speed_layer", "batch_layer", "serving_layer", "conf"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -86,7 +92,9 @@ def changed_code(folder: Path) -> Path:
     return copy
 
 
-def test_a_column_added_between_two_runs_is_there_for_new_rows_and_null_in_old_ones(world: Make) -> None:
+def test_a_column_added_between_two_runs_is_there_for_new_rows_and_null_in_old_ones(
+    world: Make,
+) -> None:
     one = world()
     one.topic(1)
     hour = past_hour(1)
@@ -97,7 +105,9 @@ def test_a_column_added_between_two_runs_is_there_for_new_rows_and_null_in_old_o
     one.configure(schema=f"{SCHEMA}, colour STRING")
     one.reopen()
     # The hazard: the job knows a column that the table does not have. Nothing is lost by it.
-    with pytest.raises(Terminal, match="expected column colour string, found none; run `anabranch apply"):
+    with pytest.raises(
+        Terminal, match="expected column colour string, found none; run `anabranch apply"
+    ):
         one.send([(0, begin, event("early", begin, colour="red"))])
         one.speed()
     assert one.apply() == [f"added column colour to {one.job.stream.table}"]
@@ -106,5 +116,7 @@ def test_a_column_added_between_two_runs_is_there_for_new_rows_and_null_in_old_o
     assert one.contents() == one.acknowledged()
     one.batch()
     colours = {row["event_id"]: row["colour"] for row in one.rows()}
-    assert colours == {f"old-{i}": None for i in range(5)} | {"early": "red"} | {f"new-{i}": "blue" for i in range(5)}
+    assert colours == {f"old-{i}": None for i in range(5)} | {"early": "red"} | {
+        f"new-{i}": "blue" for i in range(5)
+    }
     assert one.contents() == one.acknowledged()

@@ -1,4 +1,5 @@
-"""The commands of the operators' pages that start a Spark job, a server or a tool of others, run as printed."""
+"""The commands of the operators' pages that start a Spark job, a server or a tool of others, run as
+printed."""
 
 from __future__ import annotations
 
@@ -47,9 +48,15 @@ def shell(command: str, tools: Path, folder: Path, **environment: str) -> str:
     """What a command prints, run in a shell, in a folder."""
     path = {"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        command, shell=True, cwd=folder, env=os.environ | path | environment, capture_output=True, text=True,
-        timeout=300, check=False,
-    )  # fmt: skip
+        command,
+        shell=True,
+        cwd=folder,
+        env=os.environ | path | environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
@@ -67,8 +74,18 @@ def test_an_hour_is_refused_mended_accepted_and_restated(world: Make, tools: Pat
     limit = {"type": "expect_column_values_to_be_between", "severity": "critical"}
     one.expect(limit | {"kwargs": {"column": "level", "max_value": 50}})
     one.topic()
-    one.send([(p, at, event(f"e-{i}", at, level=99)) for i, (p, at, _) in enumerate(spread(REFUSED, 20, "e"))])
-    one.send([(p, at, event(f"f-{i}", at, level=70)) for i, (p, at, _) in enumerate(spread(OTHER, 20, "f"))])
+    one.send(
+        [
+            (p, at, event(f"e-{i}", at, level=99))
+            for i, (p, at, _) in enumerate(spread(REFUSED, 20, "e"))
+        ]
+    )
+    one.send(
+        [
+            (p, at, event(f"f-{i}", at, level=70))
+            for i, (p, at, _) in enumerate(spread(OTHER, 20, "f"))
+        ]
+    )
     one.apply()
     with started(one, *words(printed("anabranch speed STREAM", STREAM=one.name))) as speed:
         speed.until(lambda: one.published == 40, "the speed layer to reach the head")
@@ -78,7 +95,10 @@ def test_an_hour_is_refused_mended_accepted_and_restated(world: Make, tools: Pat
     one.expect(limit | {"kwargs": {"column": "level", "max_value": 80}})
     job(one, printed("anabranch batch STREAM --hour HOUR", **name, HOUR=OTHER))
     accept = printed(
-        "anabranch batch STREAM --hour HOUR --accept --why TEXT", **name, HOUR=REFUSED, TEXT="'a level of 99 is real'"
+        "anabranch batch STREAM --hour HOUR --accept --why TEXT",
+        **name,
+        HOUR=REFUSED,
+        TEXT="'a level of 99 is real'",
     )
     job(one, accept)
     assert {REFUSED, OTHER} <= one.state.accepted.keys()
@@ -100,7 +120,9 @@ def test_the_jobs_logs_contain_the_events_of_an_hour(world: Make, tools: Path) -
                 "\n".join(line for line in running.log.splitlines() if line.startswith("{"))
             )
     asked = printed(
-        """jq -c 'select(.publish == "ID" or .hour == "HOUR")' speed.log batch.log""", ID="none", HOUR=OTHER
+        """jq -c 'select(.publish == "ID" or .hour == "HOUR")' speed.log batch.log""",
+        ID="none",
+        HOUR=OTHER,
     )
     lines = [json.loads(line) for line in shell(asked, tools, one.folder).splitlines()]
     assert lines and {line["hour"] for line in lines} == {OTHER}
@@ -110,14 +132,19 @@ def test_kafkas_own_tools(world: Make, tools: Path, tmp_path: Path) -> None:
     one = world()
     servers = {"BROKERS": one.job.environment.kafka.bootstrap_servers, "TOPIC": one.name}
     shell(
-        printed("kafka-topics.sh --bootstrap-server BROKERS --create --topic TOPIC --partitions 3", **servers),
-        tools, tmp_path,
-    )  # fmt: skip
+        printed(
+            "kafka-topics.sh --bootstrap-server BROKERS --create --topic TOPIC --partitions 3",
+            **servers,
+        ),
+        tools,
+        tmp_path,
+    )
     topic = one.kafka.describe(one.name)
     assert topic is not None and len(one.kafka.log_starts(topic)) == 3
     shell(
         printed(
-            "kafka-configs.sh --bootstrap-server BROKERS --alter --topic TOPIC --add-config min.insync.replicas=2",
+            "kafka-configs.sh --bootstrap-server BROKERS --alter --topic TOPIC --add-config "
+            "min.insync.replicas=2",
             **servers,
         ),
         tools, tmp_path,
@@ -125,17 +152,20 @@ def test_kafkas_own_tools(world: Make, tools: Path, tmp_path: Path) -> None:
     settings = one.kafka.settings(one.name)
     assert settings is not None and settings.min_insync == 2
     shell(
-        printed("kafka-transactions.sh --bootstrap-server BROKERS find-hanging --topic TOPIC", **servers),
-        tools, tmp_path,
-    )  # fmt: skip
+        printed(
+            "kafka-transactions.sh --bootstrap-server BROKERS find-hanging --topic TOPIC", **servers
+        ),
+        tools,
+        tmp_path,
+    )
 
 
 def test_rights_are_given_by_kafka_acls(world: Make, tools: Path, tmp_path: Path) -> None:
     one = world()
     with running_secure_broker(tmp_path / "broker") as broker:
         command = printed(
-            "kafka-acls.sh --bootstrap-server BROKERS --add --allow-principal User:NAME --operation Read "
-            "--operation Describe --operation DescribeConfigs --topic TOPIC",
+            "kafka-acls.sh --bootstrap-server BROKERS --add --allow-principal User:NAME "
+            "--operation Read --operation Describe --operation DescribeConfigs --topic TOPIC",
             BROKERS=broker.plain,
             TOPIC=one.name,
         )
@@ -144,12 +174,14 @@ def test_rights_are_given_by_kafka_acls(world: Make, tools: Path, tmp_path: Path
         assert remedy.startswith(f"{command}, or ")
         said = shell(command.replace("NAME", CLIENT), tools, tmp_path)
         group = printed(
-            "kafka-acls.sh --bootstrap-server BROKERS --add --allow-principal User:NAME --operation Read "
-            "--group anabranch-STREAM",
+            "kafka-acls.sh --bootstrap-server BROKERS --add --allow-principal User:NAME "
+            "--operation Read --group anabranch-STREAM",
             BROKERS=broker.plain,
             STREAM=one.name,
         )
-        assert "operation=READ, permissionType=ALLOW)" in shell(group.replace("NAME", CLIENT), tools, tmp_path)
+        assert "operation=READ, permissionType=ALLOW)" in shell(
+            group.replace("NAME", CLIENT), tools, tmp_path
+        )
     assert said.count("permissionType=ALLOW") >= 3
 
 
@@ -169,7 +201,9 @@ def test_the_clock_of_the_machine_is_corrected(world: Make, tools: Path, tmp_pat
 
     def checks(before: str, **environment: str) -> set[str]:
         command = f"{before}anabranch doctor {one.name} --output json || true"
-        report = json.loads(shell(command, tools, ROOT, ANABRANCH_CONF=str(one.folder), **environment))
+        report = json.loads(
+            shell(command, tools, ROOT, ANABRANCH_CONF=str(one.folder), **environment)
+        )
         return {finding["check"] for finding in report["findings"]}
 
     other = {"PYSPARK_PYTHON": "/bin/false"}
@@ -193,7 +227,9 @@ def test_services_of_this_machine_are_started(tools: Path, tmp_path: Path) -> No
     kafka = free_port()
     s3 = free_port(kafka)
     try:
-        said = shell(f"{printed('anabranch dev up')} --kafka-port {kafka} --s3-port {s3}", tools, tmp_path)
+        said = shell(
+            f"{printed('anabranch dev up')} --kafka-port {kafka} --s3-port {s3}", tools, tmp_path
+        )
         assert said.count("running") >= 2
     finally:
         shell("anabranch dev down --wipe", tools, tmp_path)
@@ -221,5 +257,7 @@ def test_the_exporter_and_the_page_are_started(world: Make) -> None:
     metrics = printed("anabranch metrics --listen PORT", PORT=port)
     with served(metrics, f"http://{HOST}:{port}/metrics", one) as text:
         assert f'anabranch_up{{stream="{one.name}"}} 1.0' in text()
-    with served(f"{printed('anabranch serve')} --port {port}", f"http://{HOST}:{port}/", one) as text:
+    with served(
+        f"{printed('anabranch serve')} --port {port}", f"http://{HOST}:{port}/", one
+    ) as text:
         wait_for(lambda: "in order" in text(), "the page to have read the stream", 60, 0.5)

@@ -1,6 +1,8 @@
-"""Kafka, S3 and the catalog away, slow or failing: tried again and said so, nothing lost, nothing twice.
+"""Kafka, S3 and the catalog away, slow or failing: tried again and said so, nothing lost, nothing
+twice.
 
-Each test proves that the fault was there before it compares what `main` holds with what Kafka acknowledged.
+Each test proves that the fault was there before it compares what `main` holds with what Kafka
+acknowledged.
 """
 
 from __future__ import annotations
@@ -59,7 +61,8 @@ BY_SPARK = "event_id STRING NOT NULL, event_time TIMESTAMP NOT NULL, price DECIM
 
 
 def _assert_exact(one: World, caplog: pytest.LogCaptureFixture) -> None:
-    """Every acknowledged record once in `main`, and no more publishes than the speed layer says it made."""
+    """Every acknowledged record once in `main`, and no more publishes than the speed layer says it
+    made."""
     assert one.contents() == one.acknowledged()
     assert len(publishes(one)) == len(lines(caplog, PUBLISHED))
 
@@ -89,7 +92,9 @@ def test_kafka_cut_under_a_running_speed_job(
         wait_for(lambda: one.published > 0, "a first micro-batch to be published")
         proxied_kafka.proxy.cut()
         assert one.published < 800
-        wait_for(lambda: bool(lines(caplog, TRIED_AGAIN)), "the failure to be logged with its next try")
+        wait_for(
+            lambda: bool(lines(caplog, TRIED_AGAIN)), "the failure to be logged with its next try"
+        )
         proxied_kafka.proxy.mend()
         one.send_now(300, "after")
         wait_for(lambda: one.published == 1100, "the speed job to reach the head")
@@ -126,7 +131,9 @@ def test_kafka_killed_and_started_again_under_a_running_speed_job(
         wait_for(lambda: one.published > 0, "a first micro-batch to be published")
         proxied_kafka.kill()
         assert one.published < 800
-        wait_for(lambda: bool(lines(caplog, TRIED_AGAIN)), "the failure to be logged with its next try")
+        wait_for(
+            lambda: bool(lines(caplog, TRIED_AGAIN)), "the failure to be logged with its next try"
+        )
         proxied_kafka.start()
         one.send_now(300, "after")
         wait_for(lambda: one.published == 1100, "the speed job to reach the head")
@@ -134,7 +141,10 @@ def test_kafka_killed_and_started_again_under_a_running_speed_job(
 
 
 def test_kafka_cut_while_the_batch_job_reads_an_hour(
-    behind: Behind, proxied_kafka: ProxiedBroker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    behind: Behind,
+    proxied_kafka: ProxiedBroker,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     one = behind(kafka=proxied_kafka.bootstrap_servers)
     one.topic()
@@ -159,7 +169,9 @@ def test_kafka_cut_while_the_batch_job_reads_an_hour(
 # S3
 
 
-def test_s3_cut_under_a_running_speed_job(behind: Behind, proxied_s3: Proxy, caplog: pytest.LogCaptureFixture) -> None:
+def test_s3_cut_under_a_running_speed_job(
+    behind: Behind, proxied_s3: Proxy, caplog: pytest.LogCaptureFixture
+) -> None:
     one = behind(s3=proxied_s3.port, **_small())
     one.topic()
     one.apply()
@@ -167,7 +179,9 @@ def test_s3_cut_under_a_running_speed_job(behind: Behind, proxied_s3: Proxy, cap
     with speed_running(one):
         wait_for(lambda: one.published > 0, "a first micro-batch to be published")
         proxied_s3.cut()
-        wait_for(lambda: bool(lines(caplog, TRIED_AGAIN)), "the failure to be logged with its next try")
+        wait_for(
+            lambda: bool(lines(caplog, TRIED_AGAIN)), "the failure to be logged with its next try"
+        )
         proxied_s3.mend()
         assert one.published < 800
         one.send_now(300, "after")
@@ -176,7 +190,9 @@ def test_s3_cut_under_a_running_speed_job(behind: Behind, proxied_s3: Proxy, cap
     _assert_exact(one, caplog)
 
 
-def test_slow_and_throttled_s3(behind: Behind, proxied_s3: Proxy, caplog: pytest.LogCaptureFixture) -> None:
+def test_slow_and_throttled_s3(
+    behind: Behind, proxied_s3: Proxy, caplog: pytest.LogCaptureFixture
+) -> None:
     one = behind(s3=proxied_s3.port, **_small(max_offsets_per_trigger=1000))
     one.topic()
     one.apply()
@@ -229,7 +245,10 @@ def test_s3_that_answers_nothing_but_503_is_tried_again_by_both_jobs(
 
 
 def test_s3_failing_in_the_quality_gate_refuses_no_hour(
-    behind: Behind, flaky_s3: FlakyS3, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    behind: Behind,
+    flaky_s3: FlakyS3,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     one = behind(s3=flaky_s3.port)
     one.expect(
@@ -240,7 +259,8 @@ def test_s3_failing_in_the_quality_gate_refuses_no_hour(
     one.apply()
     hour = past_hour(2)
     one.send(spread(hour, 200, "h"))
-    # Not the metadata: Iceberg tries to load it twenty times, for two minutes, before Spark hears of it.
+    # Not the metadata: Iceberg tries to load it twenty times, for two minutes, before Spark hears
+    # of it.
     flaky_s3.ending = ".parquet"
     fails = _once(lambda: setattr(flaky_s3, "faults", {"503": 1.0}))
     real = hours_of_batch.run_suite
@@ -260,7 +280,10 @@ def test_s3_failing_in_the_quality_gate_refuses_no_hour(
 
 
 def test_s3_cut_between_a_restatement_and_its_ledger_row_makes_one_revision(
-    behind: Behind, proxied_s3: Proxy, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    behind: Behind,
+    proxied_s3: Proxy,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     one = behind(s3=proxied_s3.port)
     one.topic()
@@ -298,7 +321,10 @@ def test_sqlite_catalog_locked_by_another_process(
     with speed_running(one):
         wait_for(lambda: one.published > 0, "a first micro-batch to be published")
         with _locked(database):
-            wait_for(lambda: bool(lines(caplog, TRIED_AGAIN)), "the failure to be logged with its next try")
+            wait_for(
+                lambda: bool(lines(caplog, TRIED_AGAIN)),
+                "the failure to be logged with its next try",
+            )
         assert one.published < 800
         wait_for(lambda: one.published == 800, "the speed job to reach the head")
     assert any("locked" in line for line in lines(caplog, TRIED_AGAIN))
@@ -331,9 +357,12 @@ def test_postgres_restarted_in_the_middle_of_a_publish(
     with speed_running(one):
         with postgres.holding_commits():
             wait_for(lambda: postgres.waiting_commits() == 1, "a publish to be inside its COMMIT")
-            # As if the machine went down: nothing of the publish has landed, and there is no answer.
+            # As if the machine went down: nothing of the publish has landed, and there is no
+            # answer.
             postgres.stop(signal.SIGQUIT)
-            wait_for(lambda: bool(lines(caplog, LOST)), "the publish to find that its answer is lost")
+            wait_for(
+                lambda: bool(lines(caplog, LOST)), "the publish to find that its answer is lost"
+            )
             postgres.start()
         wait_for(lambda: one.published == 500, "the speed job to reach the head")
     assert lines(caplog, HAD_NOT_LANDED)
@@ -366,7 +395,9 @@ def test_postgres_that_accepts_and_does_not_answer(
     monkeypatch.setattr(catalog_settings, "PATIENCE_SECONDS", 1)
     uri = f"postgresql+psycopg2://lake:lake-local@127.0.0.1:{proxied_postgres.port}/catalog"
     catalog = config.Catalog(name="lake", uri=uri, warehouse=f"file://{tmp_path}")
-    lake = Lake(config.Environment(kafka=config.Kafka(bootstrap_servers="127.0.0.1:1"), catalog=catalog))
+    lake = Lake(
+        config.Environment(kafka=config.Kafka(bootstrap_servers="127.0.0.1:1"), catalog=catalog)
+    )
     assert not lake.exists("games.events")
     proxied_postgres.lose_answers()
     began = time.monotonic()
@@ -404,7 +435,8 @@ def test_postgres_stage_that_lands_late_while_its_repetition_waits_behind_it(
             wait_for(lambda: postgres.waiting_commits() == 1, "a stage to be inside its commit")
             proxied_postgres.cut()
             proxied_postgres.mend()
-            # Repeated by Iceberg's JDBC client, or by the job's next try: which is a matter of milliseconds.
+            # Repeated by Iceberg's JDBC client, or by the job's next try: which is a matter of
+            # milliseconds.
             wait_for(lambda: postgres.waiting_updates() == 1, "its repetition to wait behind it")
         wait_for(lambda: one.published == 500, "the speed job to reach the head")
     _assert_exact(one, caplog)
@@ -413,14 +445,18 @@ def test_postgres_stage_that_lands_late_while_its_repetition_waits_behind_it(
 # Terminal errors, stops, and commands that do not wait
 
 
-def test_a_wrong_s3_secret_ends_both_jobs_with_a_remedy(behind: Behind, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_s3_secret_ends_both_jobs_with_a_remedy(
+    behind: Behind, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one = behind(**_small())
     one.topic()
     one.apply()
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
     one.reopen()
     for run in (one.speed, one.batch):
-        with pytest.raises(ConfigurationError, match=r"check s3\.access_key and s3\.secret_key") as raised:
+        with pytest.raises(
+            ConfigurationError, match=r"check s3\.access_key and s3\.secret_key"
+        ) as raised:
             run()
         assert raised.value.exit_code == 2
         assert "wrong" not in str(raised.value)
@@ -455,17 +491,24 @@ def test_a_speed_job_whose_jvm_is_killed_ends(behind: Behind) -> None:
     with started(one, "speed", one.name) as command:
         command.until(lambda: one.published > 0, "a first micro-batch to be published")
         command.kill_jvm()
-        wait_for(lambda: not command.is_alive(), "Spark's Python process to end without its JVM", 60)
+        wait_for(
+            lambda: not command.is_alive(), "Spark's Python process to end without its JVM", 60
+        )
 
 
 def test_the_batch_job_gives_up_after_its_time_with_exit_code_75(
     behind: Behind, proxied_kafka: ProxiedBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    one = behind(kafka=proxied_kafka.bootstrap_servers, batch={"grace": "0 seconds", "retry_for": "3 seconds"})
+    one = behind(
+        kafka=proxied_kafka.bootstrap_servers,
+        batch={"grace": "0 seconds", "retry_for": "3 seconds"},
+    )
     one.topic()
     one.apply()
     proxied_kafka.proxy.cut()
-    with pytest.raises(Transient, match=r"given up after \d+ tries within 0:00:03 \(batch.retry_for\)") as raised:
+    with pytest.raises(
+        Transient, match=r"given up after \d+ tries within 0:00:03 \(batch.retry_for\)"
+    ) as raised:
         one.batch()
     assert raised.value.exit_code == 75
 
@@ -479,7 +522,11 @@ def test_the_batch_job_gives_up_after_its_time_with_exit_code_75(
     ],
 )
 def test_a_command_without_spark_fails_within_seconds(
-    behind: Behind, proxied_kafka: ProxiedBroker, proxied_s3: Proxy, away: str, commands: list[list[str]]
+    behind: Behind,
+    proxied_kafka: ProxiedBroker,
+    proxied_s3: Proxy,
+    away: str,
+    commands: list[list[str]],
 ) -> None:
     one = behind(kafka=proxied_kafka.bootstrap_servers, s3=proxied_s3.port)
     one.topic()
@@ -508,12 +555,17 @@ def _once(action: Callable[[], None]) -> Callable[[], None]:
 
 
 @contextmanager
-def _mended_after_a_failure(fault: Proxy | FlakyS3, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """Restore the service once a failure was logged with its next try: the log line proves the fault."""
+def _mended_after_a_failure(
+    fault: Proxy | FlakyS3, caplog: pytest.LogCaptureFixture
+) -> Iterator[None]:
+    """Restore the service once a failure was logged with its next try: the log line proves the
+    fault."""
     import threading
 
     def mend() -> None:
-        wait_for(lambda: bool(lines(caplog, TRIED_AGAIN)), "a failure to be logged with its next try")
+        wait_for(
+            lambda: bool(lines(caplog, TRIED_AGAIN)), "a failure to be logged with its next try"
+        )
         if hasattr(fault, "mend"):
             fault.mend()
         else:
@@ -533,7 +585,8 @@ def _locked(database: Path) -> Iterator[None]:
     """Another process that holds the database for itself."""
     code = (
         "import sqlite3, sys; c = sqlite3.connect(sys.argv[1], timeout=60, isolation_level=None); "
-        "c.execute('BEGIN EXCLUSIVE'); print('locked', flush=True); sys.stdin.read(); c.execute('ROLLBACK')"
+        "c.execute('BEGIN EXCLUSIVE'); print('locked', flush=True); sys.stdin.read(); "
+        "c.execute('ROLLBACK')"
     )
     command = [sys.executable, "-c", code, str(database)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:

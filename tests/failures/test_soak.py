@@ -1,4 +1,5 @@
-"""The soak of five minutes, as `make soak` runs it; ten kills from outside under load; and a soak on a cluster."""
+"""The soak of five minutes, as `make soak` runs it; ten kills from outside under load; and a soak
+on a cluster."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ PATIENT = 400.0  # seconds to wait for a job on a cluster
 def test_a_soak_of_five_minutes_loses_and_repeats_nothing() -> None:
     command = [sys.executable, "-m", "soak", "--minutes", "5", "--seed", str(SEED)]
     variables = os.environ | {"PYTHONPATH": str(ROOT / "tests" / "support")}
-    done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=1400)
+    done = subprocess.run(
+        command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=1400
+    )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert re.search(r"lost +0\n.*twice +0\n", done.stdout), done.stdout[-3000:]
     faults = re.search(r"(\d+) faults in all", done.stdout)
@@ -43,11 +46,17 @@ def test_a_soak_of_five_minutes_loses_and_repeats_nothing() -> None:
 
 @contextmanager
 def load(one: World, rate: int = RATE) -> Iterator[dict[tuple[int, int], str]]:
-    """Events by librdkafka, `rate` a second; gives what Kafka acknowledged: (partition, offset) -> event id."""
+    """Events by librdkafka, `rate` a second; gives what Kafka acknowledged: (partition, offset) ->
+    event id."""
     acknowledged: dict[tuple[int, int], str] = {}
     failed: list[object] = []
     stop = threading.Event()
-    producer = Producer({"bootstrap.servers": one.job.environment.kafka.bootstrap_servers, "enable.idempotence": True})
+    producer = Producer(
+        {
+            "bootstrap.servers": one.job.environment.kafka.bootstrap_servers,
+            "enable.idempotence": True,
+        }
+    )
 
     def go() -> None:
         began, number = time.monotonic(), 0
@@ -62,10 +71,10 @@ def load(one: World, rate: int = RATE) -> Iterator[dict[tuple[int, int], str]]:
                     else:
                         acknowledged[message.partition() or 0, message.offset() or 0] = name
 
-                value = (
-                    f'{{"event_id":"{name}","event_time":"{moment}","player":"p{number % 97}","level":{number % 9}}}'
+                value = f'{{"event_id":"{name}","event_time":"{moment}","player":"p{number % 97}","level":{number % 9}}}'
+                producer.produce(
+                    one.name, value, partition=number % PARTITIONS, on_delivery=on_delivery
                 )
-                producer.produce(one.name, value, partition=number % PARTITIONS, on_delivery=on_delivery)
                 number += 1
             producer.poll(0)
             stop.wait(0.02)
@@ -82,7 +91,9 @@ def load(one: World, rate: int = RATE) -> Iterator[dict[tuple[int, int], str]]:
 
 
 @pytest.mark.timeout(1500)
-def test_ten_kills_from_outside_under_load_lose_and_repeat_nothing(world: Callable[..., World]) -> None:
+def test_ten_kills_from_outside_under_load_lose_and_repeat_nothing(
+    world: Callable[..., World],
+) -> None:
     one = world(speed={"trigger": "1 second", "max_offsets_per_trigger": 40_000})
     one.topic(PARTITIONS)
     one.apply()
@@ -103,12 +114,15 @@ def test_ten_kills_from_outside_under_load_lose_and_repeat_nothing(world: Callab
 
 
 def assert_exact(one: World, acknowledged: dict[tuple[int, int], str]) -> None:
-    """Each acknowledged record is in `main` with its event, none is lost, and none is there twice."""
+    """Each acknowledged record is in `main` with its event, none is lost, and none is there
+    twice."""
     table = one.lake.load(one.job.stream.table)
     rows = table.scan(selected_fields=("kafka_partition", "kafka_offset", "event_id")).to_arrow()
     names = ("kafka_partition", "kafka_offset", "event_id")
     served = Counter(zip(*(rows[name].to_pylist() for name in names), strict=True))
-    expected = {(partition, offset, event_id) for (partition, offset), event_id in acknowledged.items()}
+    expected = {
+        (partition, offset, event_id) for (partition, offset), event_id in acknowledged.items()
+    }
     lost, twice = expected - served.keys(), [row for row, times in served.items() if times > 1]
     print(f"{len(expected):,} records acknowledged, {len(lost)} lost, {len(twice)} twice")
     assert not lost and not twice, f"lost {sorted(lost)[:5]}, twice {sorted(twice)[:5]}"
@@ -120,7 +134,9 @@ def test_a_soak_on_two_workers_one_of_them_killed_every_minute_loses_and_repeats
     world: Callable[..., World],
 ) -> None:
     one = world(speed={"trigger": "1 second", "max_offsets_per_trigger": 40_000})
-    one.tell(spark=one.told["spark"] | {"conf": one.told["spark"]["conf"] | {"spark.cores.max": "1"}})
+    one.tell(
+        spark=one.told["spark"] | {"conf": one.told["spark"]["conf"] | {"spark.cores.max": "1"}}
+    )
     one.topic(PARTITIONS)
     one.apply()
     hours = [past_hour(ago) for ago in (4, 3, 2)]
@@ -151,18 +167,29 @@ def test_a_soak_on_two_workers_one_of_them_killed_every_minute_loses_and_repeats
 
 
 def rebuild(one: World, hours: list[str], master: str, done: threading.Event) -> int:
-    """Rebuild one of the hours after the other, each decoder in turn, until `done`; returns how many were."""
+    """Rebuild one of the hours after the other, each decoder in turn, until `done`; returns how
+    many were."""
     number = 0
     while not done.is_set():
         one.configure(batch=BATCH | {"decoder": ("spark", "workers")[number % 2]})
         restate = ("--restate",) if number >= len(hours) else ()
-        run(one, "batch", one.name, "--hour", hours[number % len(hours)], *restate, "--master", master)
+        run(
+            one,
+            "batch",
+            one.name,
+            "--hour",
+            hours[number % len(hours)],
+            *restate,
+            "--master",
+            master,
+        )
         number += 1
     return number
 
 
 def kill_workers(one: World, cluster: SparkCluster, speed: Command) -> None:
-    """Each minute kill a worker with an executor, of either layer, and start it again; records are published after."""
+    """Each minute kill a worker with an executor, of either layer, and start it again; records are
+    published after."""
     dice, began = random.Random(SEED), time.monotonic()
     for minute in range(1, MINUTES + 1):
         before = one.published
@@ -173,4 +200,6 @@ def kill_workers(one: World, cluster: SparkCluster, speed: Command) -> None:
         cluster.kill_worker(host)
         cluster.start_worker(host)
     before = one.published
-    speed.until(lambda: one.published > before, "records to be published after the last kill", PATIENT)
+    speed.until(
+        lambda: one.published > before, "records to be published after the last kill", PATIENT
+    )

@@ -1,4 +1,5 @@
-"""Spark's own second attempts: a task that fails once, and a task that Spark runs twice at the same time."""
+"""Spark's own second attempts: a task that fails once, and a task that Spark runs twice at the same
+time."""
 
 from __future__ import annotations
 
@@ -75,14 +76,18 @@ def failing_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
             yield batch.slice(len(batch) // 2)
 
     def failing(read: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda frame, *rest, **named: read(frame.mapInArrow(fail_once, frame.schema), *rest, **named)
+        return lambda frame, *rest, **named: read(
+            frame.mapInArrow(fail_once, frame.schema), *rest, **named
+        )
 
     monkeypatch.setattr(records, "decode", failing(records.decode))
     monkeypatch.setattr(micro_batch, "stage_certain", failing(micro_batch.stage_certain))
     return marks
 
 
-def test_a_task_that_fails_once_duplicates_no_row_in_either_layer(world: Make, failing_once: Path) -> None:
+def test_a_task_that_fails_once_duplicates_no_row_in_either_layer(
+    world: Make, failing_once: Path
+) -> None:
     one = world()
     one.topic(2)
     one.send(spread(past_hour(1), 60, "e"))

@@ -48,20 +48,34 @@ def sending(one: World, every: float = 0.05) -> Iterator[None]:
 
 def test_two_speed_jobs_at_once_publish_each_offset_once(stream: World) -> None:
     one = stream
-    with sending(one), started(one, "speed", one.name) as first, started(one, "speed", one.name) as second:
+    with (
+        sending(one),
+        started(one, "speed", one.name) as first,
+        started(one, "speed", one.name) as second,
+    ):
         for command in (first, second):
-            command.until(lambda c=command: " published " in c.log, "each of the two to publish once", 240)  # type: ignore[misc]
+            command.until(
+                lambda c=command: " published " in c.log, "each of the two to publish once", 240
+            )  # type: ignore[misc]
         before = one.published
         first.until(lambda: one.published > before + 500, "both to go on together")
     both = first.log + second.log
     # The hazard: they were in each other's way.
-    assert "publish refused" in both or "skipped published offsets" in both or "the position moved back" in both
+    assert (
+        "publish refused" in both
+        or "skipped published offsets" in both
+        or "the position moved back" in both
+    )
     one.speed()
     assert one.contents() == one.acknowledged()
 
 
-@pytest.mark.parametrize("step", [Step.SPEED_DECIDED, Step.SPEED_STAGED, Step.COMMIT_PREPARED], ids=lambda s: s.label)
-def test_a_speed_job_that_hangs_while_another_takes_over_publishes_nothing_twice(stream: World, step: Step) -> None:
+@pytest.mark.parametrize(
+    "step", [Step.SPEED_DECIDED, Step.SPEED_STAGED, Step.COMMIT_PREPARED], ids=lambda s: s.label
+)
+def test_a_speed_job_that_hangs_while_another_takes_over_publishes_nothing_twice(
+    stream: World, step: Step
+) -> None:
     one = stream
     one.send_now(300, "before")
     with paused_at(one, step, "speed", one.name) as hung:
@@ -73,10 +87,16 @@ def test_a_speed_job_that_hangs_while_another_takes_over_publishes_nothing_twice
         assert one.published == 500
         hung.resume()
         one.send_now(100, "after")
-        hung.until(lambda: one.published == 600, "the resumed job to go on from the table's position")
+        hung.until(
+            lambda: one.published == 600, "the resumed job to go on from the table's position"
+        )
         assert hung.terminate() == 0
         log = hung.log
-    assert "skipped published offsets" in log or "publish refused" in log or "restarting from the table" in log
+    assert (
+        "skipped published offsets" in log
+        or "publish refused" in log
+        or "restarting from the table" in log
+    )
     assert one.contents() == one.acknowledged()
 
 
@@ -87,13 +107,19 @@ def test_a_publisher_paused_across_an_expiry_is_refused_and_stages_again(
     from anabranch.protocol import publish
 
     # A type that Spark alone reads, so that the rows are staged by a snapshot.
-    one = world(schema="event_id STRING NOT NULL, event_time TIMESTAMP NOT NULL, price DECIMAL(9,2)")
+    one = world(
+        schema="event_id STRING NOT NULL, event_time TIMESTAMP NOT NULL, price DECIMAL(9,2)"
+    )
     one.topic()
     one.apply()
     one.send_now(50, "before")
     real = expiry.plan_expiry
     with paused_at(one, Step.COMMIT_PREPARED, "speed", one.name) as hung:
-        staged = [s for s in one.state.table.snapshots() if s.summary and "wap.id" in s.summary.additional_properties]
+        staged = [
+            s
+            for s in one.state.table.snapshots()
+            if s.summary and "wap.id" in s.summary.additional_properties
+        ]
         assert staged
         # A day later, as the next publisher sees it: what waits is given up.
         tomorrow = staged[0].timestamp_ms / 1000 + 2 * 86_400
@@ -109,7 +135,9 @@ def test_a_publisher_paused_across_an_expiry_is_refused_and_stages_again(
         monkeypatch.undo()
         hung.resume()
         one.send_now(50, "after")
-        hung.until(lambda: one.published == 100, "the resumed job to go on from the table's position")
+        hung.until(
+            lambda: one.published == 100, "the resumed job to go on from the table's position"
+        )
     assert one.contents() == one.acknowledged()
 
 
@@ -136,7 +164,9 @@ def test_a_batch_run_that_hangs_while_its_hour_is_restated_does_not_undo_it(stre
     hour = past_hour(1)
     one.send(spread(hour, 40, "e"))
     one.batch(hour)
-    with paused_at(one, Step.COMMIT_PREPARED, "batch", one.name, "--hour", hour, "--restate") as hung:
+    with paused_at(
+        one, Step.COMMIT_PREPARED, "batch", one.name, "--hour", hour, "--restate"
+    ) as hung:
         run(one, "batch", one.name, "--hour", hour, "--restate")
         assert one.state.accepted[hour].revision == 2
         hung.resume()
@@ -145,7 +175,9 @@ def test_a_batch_run_that_hangs_while_its_hour_is_restated_does_not_undo_it(stre
     assert one.contents() == one.acknowledged()
 
 
-def test_a_batch_publish_lands_against_a_speed_layer_that_publishes_every_second(stream: World) -> None:
+def test_a_batch_publish_lands_against_a_speed_layer_that_publishes_every_second(
+    stream: World,
+) -> None:
     one = stream
     hour = past_hour(1)
     one.send(spread(hour, 40, "e"))

@@ -1,6 +1,8 @@
-"""An operator's first day, at a terminal of 80 columns, with each command as tests/first_day/first-day.md has it.
+"""An operator's first day, at a terminal of 80 columns, with each command as
+tests/first_day/first-day.md has it.
 
-`make first-day WRITE=1` writes the page; without WRITE the commands and their exit codes are compared with it.
+`make first-day WRITE=1` writes the page; without WRITE the commands and their exit codes are
+compared with it.
 """
 
 from __future__ import annotations
@@ -39,19 +41,28 @@ class Terminal:
     environment: dict[str, str]
 
     def type(self, command: str, interrupt_at: str | None = None, seconds: float = 240) -> Step:
-        """What a command prints to a terminal, and its exit code. `interrupt_at`: Ctrl-C once that came twice."""
+        """What a command prints to a terminal, and its exit code. `interrupt_at`: Ctrl-C once that
+        came twice."""
         ours, its = pty.openpty()
         fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
         # A session of its own replaces a terminal's: its processes end with it.
         process = subprocess.Popen(
-            f"exec {command}", shell=True, cwd=self.folder, env=self.environment, stdin=its, stdout=its, stderr=its,
+            f"exec {command}",
+            shell=True,
+            cwd=self.folder,
+            env=self.environment,
+            stdin=its,
+            stdout=its,
+            stderr=its,
             start_new_session=True,
-        )  # fmt: skip
+        )
         os.close(its)
         printed, deadline = b"", time.monotonic() + seconds
         try:
             while True:
-                assert time.monotonic() < deadline, f"{command}: expected it to end, found {printed.decode()[-2000:]}"
+                assert time.monotonic() < deadline, (
+                    f"{command}: expected it to end, found {printed.decode()[-2000:]}"
+                )
                 if select.select([ours], [], [], 0.2)[0]:
                     try:
                         piece = os.read(ours, 65536)
@@ -73,7 +84,11 @@ class Terminal:
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
-        return Step(command, tuple(line.replace(str(self.folder), "~/lake") for line in shown(printed.decode())), code)
+        return Step(
+            command,
+            tuple(line.replace(str(self.folder), "~/lake") for line in shown(printed.decode())),
+            code,
+        )
 
 
 def shown(printed: str) -> list[str]:
@@ -113,35 +128,53 @@ def test_a_first_day(terminal: Terminal, steady_hour: None) -> None:
     parts: list[Part] = []
 
     def part(title: str, says: str, *commands: str, **more: str) -> None:
-        parts.append(Part(title, says, tuple(terminal.type(command, **more) for command in commands)))
+        parts.append(
+            Part(title, says, tuple(terminal.type(command, **more) for command in commands))
+        )
 
     hour = shift(hour_of(datetime.now(UTC)), -1)
     part(
         "A folder", "Nothing runs yet. The doctor is the first thing to run, whatever is wrong.",
         "anabranch init .", "anabranch doctor",
     )  # fmt: skip
-    part("Services and tables", "What it said first.", "anabranch dev up", "anabranch apply game_events")
     part(
-        "Records", "Two hours and a half, malformed records and duplicates among them; then all of it is published.",
+        "Services and tables",
+        "What it said first.",
+        "anabranch dev up",
+        "anabranch apply game_events",
+    )
+    part(
+        "Records", (
+            "Two hours and a half, malformed records and duplicates among them; then all of it is "
+            "published."
+        ),
         "anabranch dev produce game_events --events 2500 --hours 2.5 --dirty",
         "anabranch speed game_events --available-now", "anabranch status game_events",
     )  # fmt: skip
     part(
-        "Hours", "What the scheduler does each hour.", "anabranch batch game_events", "anabranch hours game_events",
-        f"anabranch explain game_events {hour}", f"anabranch audit game_events --hours {hour}",
-    )  # fmt: skip
+        "Hours",
+        "What the scheduler does each hour.",
+        "anabranch batch game_events",
+        "anabranch hours game_events",
+        f"anabranch explain game_events {hour}",
+        f"anabranch audit game_events --hours {hour}",
+    )
     part(
         "Answers", "For analysts, and for who asks where a record is.",
-        'anabranch query "SELECT game, count(*) AS events FROM games.game_events GROUP BY 1 ORDER BY 1"',
+        'anabranch query "SELECT game, count(*) AS events FROM games.game_events GROUP BY 1 ORDER '
+        'BY 1"',
         "anabranch dead-letters game_events", f"anabranch duplicates game_events {hour}",
     )  # fmt: skip
     part(
-        "Mistakes", "Each says what was wrong, where, and what to do.",
-        "anabranch status game_evnets", "anabranch hours game_events --history yesterday",
-        "anabranch batch game_events --hour 2026-01-01T00", f"anabranch batch game_events --hour {shift(hour, 1)}",
+        "Mistakes",
+        "Each says what was wrong, where, and what to do.",
+        "anabranch status game_evnets",
+        "anabranch hours game_events --history yesterday",
+        "anabranch batch game_events --hour 2026-01-01T00",
+        f"anabranch batch game_events --hour {shift(hour, 1)}",
         'anabranch query "SELECT level, sum(amuont) FROM games.game_events GROUP BY 1"',
         f"anabranch serve-hour game_events {hour} --layer speed",
-    )  # fmt: skip
+    )
     part(
         "Watching", "Until Ctrl-C.", "anabranch status game_events --watch --every '2 seconds'",
         interrupt_at="again every",
@@ -152,7 +185,9 @@ def test_a_first_day(terminal: Terminal, steady_hour: None) -> None:
     )  # fmt: skip
 
     steps = [step for one in parts for step in one.steps]
-    for step in (step for step in steps if step.command.split()[1] in ("status", "hours") and step.code == 0):
+    for step in (
+        step for step in steps if step.command.split()[1] in ("status", "hours") and step.code == 0
+    ):
         wide = [line for line in step.lines if len(line) > COLUMNS]
         assert not wide, f"{step.command}: expected lines of {COLUMNS} columns, found {wide}"
     if os.environ.get("WRITE"):

@@ -1,4 +1,5 @@
-"""A running demo, all that watches it, and a watch over what each of them says: the page, the terminal, the alerts."""
+"""A running demo, all that watches it, and a watch over what each of them says: the page, the
+terminal, the alerts."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ _UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
 def quickened(text: str, factor: int = FACTOR) -> str:
-    """Alert rules whose time runs so many times as fast: `for`, windows, and the age of a position."""
+    """Alert rules whose time runs so many times as fast: `for`, windows, and the age of a
+    position."""
     document = yaml.safe_load(text)
 
     def span(match: re.Match[str]) -> str:
@@ -80,8 +82,8 @@ class Front:
 
 @dataclass
 class Day:
-    """What runs, and what is asked. `machine` is of every process of ours: one clock for all. `watch` starts the
-    exporter, the page and Prometheus, which the end of the day stops."""
+    """What runs, and what is asked. `machine` is of every process of ours: one clock for all.
+    `watch` starts the exporter, the page and Prometheus, which the end of the day stops."""
 
     story: Story
     space: Workspace
@@ -111,13 +113,22 @@ class Day:
         return running
 
     def shell(self, command: str, codes: Sequence[int] = (0,)) -> str:
-        """What a command prints, typed by an operator at this machine, in the workspace's folder."""
+        """What a command prints, typed by an operator at this machine, in the workspace's
+        folder."""
         self.story.say(f"$ {command}", "bold green")
         done = subprocess.run(
-            command, shell=True, cwd=self.space.folder, env=self.environment, capture_output=True, text=True,
-            timeout=400, check=False,
-        )  # fmt: skip
-        assert done.returncode in codes, f"{command}: {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+            command,
+            shell=True,
+            cwd=self.space.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=400,
+            check=False,
+        )
+        assert done.returncode in codes, (
+            f"{command}: {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+        )
         return done.stdout
 
     @property
@@ -143,25 +154,37 @@ class Day:
         with urllib.request.urlopen(url, timeout=30) as answer:
             firing = [a for a in json.load(answer)["data"]["alerts"] if a["state"] == "firing"]
         return {
-            a["labels"]["alertname"]: f"{a['annotations']['summary']}\n{a['annotations']['runbook']}" for a in firing
+            a["labels"][
+                "alertname"
+            ]: f"{a['annotations']['summary']}\n{a['annotations']['runbook']}"
+            for a in firing
         }
 
     def findings(self) -> dict[str, str]:
-        """What `anabranch doctor` finds, by its check, as it prints it; those that ask for nothing left out."""
+        """What `anabranch doctor` finds, by its check, as it prints it; those that ask for nothing
+        left out."""
         done = subprocess.run(
             [sys.executable, "-m", "anabranch.cli", "doctor", STREAM, "--output", "json"],
-            cwd=self.space.folder, env=self.environment, capture_output=True, text=True, timeout=120, check=False,
-        )  # fmt: skip
+            cwd=self.space.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
         assert done.returncode in (0, 1), done.stdout + done.stderr
         found = [f for f in json.loads(done.stdout)["findings"] if f["severity"] != "info"]
         return {
-            f["check"]: f"{f['severity']} {f['check']}: {f['subject']}\n  expected {f['expected']}\n"
+            f[
+                "check"
+            ]: f"{f['severity']} {f['check']}: {f['subject']}\n  expected {f['expected']}\n"
             f"  found    {f['found'][:400]}\n  remedy   {f['remedy']}"
             for f in found
         }
 
     def is_quiet(self) -> bool:
-        """Nothing to look at, by the page and the alerts; those of an error budget look back on purpose."""
+        """Nothing to look at, by the page and the alerts; those of an error budget look back on
+        purpose."""
         return "in order" in self.words() and all("Budget" in name for name in self.alerts())
 
 
@@ -172,12 +195,23 @@ class Watch:
     """Looks at all three places, from `start` on, until each has said what is awaited there."""
 
     def __init__(
-        self, day: Day, page: str | None = None, terminal: str | None = None, alert: str | None = None,
-        ask_page: Ask | None = None, ask_terminal: Ask | None = None,
-    ) -> None:  # fmt: skip
-        asks = {"page": ask_page or day.words, "terminal": ask_terminal or day.findings, "alert": day.alerts}
+        self,
+        day: Day,
+        page: str | None = None,
+        terminal: str | None = None,
+        alert: str | None = None,
+        ask_page: Ask | None = None,
+        ask_terminal: Ask | None = None,
+    ) -> None:
+        asks = {
+            "page": ask_page or day.words,
+            "terminal": ask_terminal or day.findings,
+            "alert": day.alerts,
+        }
         names = {"page": page, "terminal": terminal, "alert": alert}
-        self._awaited = {where: (name, asks[where]) for where, name in names.items() if name is not None}
+        self._awaited = {
+            where: (name, asks[where]) for where, name in names.items() if name is not None
+        }
         self._over = threading.Event()
         self._seen: dict[str, Seen] = {}
         self._errors: list[BaseException] = []
@@ -188,7 +222,9 @@ class Watch:
         """The fault begins now."""
         began = time.monotonic()
         for where, (name, ask) in self._awaited.items():
-            thread = threading.Thread(target=self._look, args=(began, where, name, ask), daemon=True)
+            thread = threading.Thread(
+                target=self._look, args=(began, where, name, ask), daemon=True
+            )
             thread.start()
             self._threads.append(thread)
 
@@ -197,7 +233,9 @@ class Watch:
         try:
             poll(self._all, f"to see {self._missing()}", SECONDS, self._check)
         except Transient as error:
-            raise AssertionError(f"expected to see it everywhere, did not see {self._missing()}") from error
+            raise AssertionError(
+                f"expected to see it everywhere, did not see {self._missing()}"
+            ) from error
         finally:
             self._over.set()
             for thread in self._threads:
@@ -220,7 +258,11 @@ class Watch:
             self._errors.append(error)
 
     def _missing(self) -> list[str]:
-        return [f"{name} ({where})" for where, (name, _) in self._awaited.items() if where not in self._seen]
+        return [
+            f"{name} ({where})"
+            for where, (name, _) in self._awaited.items()
+            if where not in self._seen
+        ]
 
     def _all(self) -> bool | None:
         return True if self._seen.keys() == self._awaited.keys() else None
@@ -233,7 +275,9 @@ class Watch:
 @contextmanager
 def _small_disk(folder: Path, megabytes: int) -> Iterator[None]:
     """A disk of its own under a folder, which can be filled; only root may."""
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder)], check=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder)], check=True
+    )
     try:
         yield
     finally:
@@ -242,14 +286,16 @@ def _small_disk(folder: Path, megabytes: int) -> Iterator[None]:
 
 @contextmanager
 def running_day(folder: Path) -> Iterator[Day]:
-    """Services, workspace, exporter, page and Prometheus; the stream is not applied yet and no job runs."""
+    """Services, workspace, exporter, page and Prometheus; the stream is not applied yet and no job
+    runs."""
     story = Story()
     prometheus = go_tools.ensure(go_tools.PROMETHEUS)
     tools = folder / "tools"
     tools.mkdir()
     kafka_tools.write_scripts(tools)
     (tools / "anabranch").write_text(
-        f'#!/bin/sh\nexport PYTHONPATH="$PYTHONPATH:{ROOT}"\nexec {sys.executable} -m anabranch.cli "$@"\n'
+        f'#!/bin/sh\nexport PYTHONPATH="$PYTHONPATH:{ROOT}"\nexec {sys.executable} -m '
+        'anabranch.cli "$@"\n'
     )
     (tools / "anabranch").chmod(0o755)
     with ExitStack() as stack:
@@ -272,24 +318,46 @@ def running_day(folder: Path) -> Iterator[Day]:
         ours = [sys.executable, "-m", "anabranch.cli"]
         late = ["--late-after", f"{LATE} seconds"]
         servers = {
-            "metrics": ([*ours, "metrics", "--listen", str(metrics_port)], f"http://{HOST}:{metrics_port}/metrics"),
+            "metrics": (
+                [*ours, "metrics", "--listen", str(metrics_port)],
+                f"http://{HOST}:{metrics_port}/metrics",
+            ),
             "serve": (
-                [*ours, "serve", "--port", str(page_port), "--refresh", "2 seconds", "--deadline", "15 seconds", *late],
+                [
+                    *ours,
+                    "serve",
+                    "--port",
+                    str(page_port),
+                    "--refresh",
+                    "2 seconds",
+                    "--deadline",
+                    "15 seconds",
+                    *late,
+                ],
                 f"http://{HOST}:{page_port}/",
             ),
             "prometheus": (
-                [str(prometheus), f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/tsdb",
-                 f"--web.listen-address={HOST}:{prometheus_port}", "--log.level=warn"],
+                [
+                    str(prometheus),
+                    f"--config.file={folder}/prometheus.yml",
+                    f"--storage.tsdb.path={folder}/tsdb",
+                    f"--web.listen-address={HOST}:{prometheus_port}",
+                    "--log.level=warn",
+                ],
                 f"http://{HOST}:{prometheus_port}/-/ready",
             ),
-        }  # fmt: skip
+        }
 
         def watch() -> None:
             for name, (command, address) in servers.items():
                 log, answers = folder / f"{name}.log", _answering(address)
-                day.servers[name] = stack.enter_context(serving(command, log, answers, 90, space._environment))
+                day.servers[name] = stack.enter_context(
+                    serving(command, log, answers, 90, space._environment)
+                )
 
-        day = Day(story, space, job, interference, front.proxy, tools, page_port, prometheus_port, watch)
+        day = Day(
+            story, space, job, interference, front.proxy, tools, page_port, prometheus_port, watch
+        )
         yield day
 
 

@@ -1,4 +1,5 @@
-"""Every alert that no fault of tests/gameday/game-day.md shows: its cause is there, and a real Prometheus fires it."""
+"""Every alert that no fault of tests/gameday/game-day.md shows: its cause is there, and a real
+Prometheus fires it."""
 
 from __future__ import annotations
 
@@ -52,9 +53,13 @@ class Causes:
     def no_reader_runs(self) -> None:
         """Hours of records that no layer reads, of which Kafka drops the first."""
         sent = produce_events(
-            self.job.environment.kafka, self.job.stream.topic, events=400 * PAST_HOURS, hours=PAST_HOURS,
-            until=self.until, partitions=3,
-        )  # fmt: skip
+            self.job.environment.kafka,
+            self.job.stream.topic,
+            events=400 * PAST_HOURS,
+            hours=PAST_HOURS,
+            until=self.until,
+            partitions=3,
+        )
         assert sent.failed == 0
         self.day.space.run("apply", STREAM, show=False)
         self.day.watch()
@@ -72,11 +77,15 @@ class Causes:
         self.await_alerts("AnabranchHourLate")
 
     def a_hand_in_the_speed_branch(self) -> None:
-        """The rows of an hour go from the speed branch and main, which say that they have them; then all is rebuilt."""
+        """The rows of an hour go from the speed branch and main, which say that they have them;
+        then all is rebuilt."""
         self.require_silent("AnabranchLayersDiffer")
         spoiled = hours.shift(hours.hour_of(self.until), -1)
         state = load_state(self.job.lake, self.job.stream.table)
-        gone = [Change(branch, remove=files_of(state.table, branch, spoiled)) for branch in ("speed", "main")]
+        gone = [
+            Change(branch, remove=files_of(state.table, branch, spoiled))
+            for branch in ("speed", "main")
+        ]
         assert all(change.remove for change in gone)
         damage = to_commit(state, Publish(new_id(), (*gone,), state.timeline), datetime.now(UTC))
         assert self.job.lake.commit(state.table, damage) is Outcome.LANDED
@@ -90,9 +99,10 @@ class Causes:
         self.await_alerts("AnabranchMaintenanceLate")
         self.day.shell(f"anabranch maintain {STREAM}")
         poll(
-            lambda: True if "AnabranchMaintenanceLate" not in self.day.alerts() else None, "maintenance to be in time",
+            lambda: True if "AnabranchMaintenanceLate" not in self.day.alerts() else None,
+            "maintenance to be in time",
             SECONDS,
-        )  # fmt: skip
+        )
 
     def a_store_that_comes_and_goes(self) -> None:
         self.require_silent("AnabranchRetrying")

@@ -1,7 +1,8 @@
-"""Faults, one after the other, on the running demo: each is seen where game-day.md says, its command fixes
-it, and at the end every record that Kafka acknowledged is served exactly once.
+"""Faults, one after the other, on the running demo: each is seen where game-day.md says, its
+command fixes it, and at the end every record that Kafka acknowledged is served exactly once.
 
-`make game-day` runs it; with `WRITE=1` it writes the page. Needs Go (Toxiproxy, Prometheus), and root for a small disk.
+`make game-day` runs it; with `WRITE=1` it writes the page. Needs Go (Toxiproxy, Prometheus), and
+root for a small disk.
 """
 
 from __future__ import annotations
@@ -76,7 +77,12 @@ class GameDay:
         producer, stamp = new_producer(self.job.environment.kafka), int(at.timestamp() * 1000)
         try:
             sent = [
-                (v, producer.send(self.job.stream.topic, v, partition=i % PARTITIONS, timestamp_ms=stamp))
+                (
+                    v,
+                    producer.send(
+                        self.job.stream.topic, v, partition=i % PARTITIONS, timestamp_ms=stamp
+                    ),
+                )
                 for i, v in enumerate(values)
             ]
             for value, future in sent:
@@ -86,17 +92,28 @@ class GameDay:
             producer.close()
 
     def send_past(self, of_hours: int, until: datetime, other: dict[str, str]) -> None:
-        """Events of the hours until then, of which the last has something that is not as in others."""
+        """Events of the hours until then, of which the last has something that is not as in
+        others."""
         past = produce_events(
-            self.job.environment.kafka, self.job.stream.topic, events=500 * of_hours, hours=of_hours, until=until,
-            seed=10 + of_hours, dirty=True, partitions=PARTITIONS,
-        )  # fmt: skip
+            self.job.environment.kafka,
+            self.job.stream.topic,
+            events=500 * of_hours,
+            hours=of_hours,
+            until=until,
+            seed=10 + of_hours,
+            dirty=True,
+            partitions=PARTITIONS,
+        )
         assert past.failed == 0
         self.acks += past.acks
-        [record] = generate(1, 700 + of_hours, until - timedelta(seconds=2), until - timedelta(seconds=1), False)
+        [record] = generate(
+            1, 700 + of_hours, until - timedelta(seconds=2), until - timedelta(seconds=1), False
+        )
         assert record.value is not None
         odd = json.loads(record.value) | other
-        self.send("good", [json.dumps(odd, separators=(",", ":")).encode()], until - timedelta(seconds=1))
+        self.send(
+            "good", [json.dumps(odd, separators=(",", ":")).encode()], until - timedelta(seconds=1)
+        )
 
     def await_head(self, behind: int = 3 * RATE) -> None:
         """The speed layer has published all there is, but so many of those that come in."""
@@ -105,9 +122,15 @@ class GameDay:
             topic = self.job.kafka.describe(self.job.stream.topic)
             assert topic is not None
             published = sum(self.state().position.offsets.values())
-            return True if sum(self.job.kafka.stable_ends(topic).values()) - published <= behind else None
+            return (
+                True
+                if sum(self.job.kafka.stable_ends(topic).values()) - published <= behind
+                else None
+            )
 
-        poll(at_head, "the speed layer to reach the head", SECONDS, self.day.speed[-1].require_alive)
+        poll(
+            at_head, "the speed layer to reach the head", SECONDS, self.day.speed[-1].require_alive
+        )
 
     def await_quiet(self, quiet: Callable[[], bool] | None = None) -> None:
         poll(lambda: True if (quiet or self.day.is_quiet)() else None, "all to be quiet", SECONDS)
@@ -117,7 +140,8 @@ class GameDay:
         self, name: str, done: str, watch: Watch, command: str = "", instead: str = "",
         quiet: Callable[[], bool] | None = None,
     ) -> Iterator[Watch]:  # fmt: skip
-        """In the `with`: cause it, let it be seen, fix it. Its end waits until all is quiet again."""
+        """In the `with`: cause it, let it be seen, fix it. Its end waits until all is quiet
+        again."""
         self.story.step(name)
         yield watch
         for one in watch.seen:
@@ -130,8 +154,8 @@ class GameDay:
     # The course.
 
     def begin(self) -> str:
-        """Past hours of which the last has an event that its gate refuses, and the one before it one with a field that
-        the schema does not know; returns the last."""
+        """Past hours of which the last has an event that its gate refuses, and the one before it
+        one with a field that the schema does not know; returns the last."""
         until = hours.start_of(hours.hour_of(datetime.now(UTC) - self.job.stream.batch.grace))
         begun = until - timedelta(hours=1)
         self.send_past(PAST_HOURS - 1, begun, {UNKNOWN: "autumn"})
@@ -142,15 +166,25 @@ class GameDay:
     def hours_without_a_rebuild(self, refused: str) -> None:
         gate = Watch(self.day, "refused", "stream.refused", "AnabranchHourRefused")
         drift = Watch(
-            self.day, "drift", "drift", "AnabranchSchemaDrift",
-            ask_page=lambda: {"drift": said} if UNKNOWN in (said := "\n".join(self.day.words().values())) else {},
+            self.day,
+            "drift",
+            "drift",
+            "AnabranchSchemaDrift",
+            ask_page=lambda: (
+                {"drift": said} if UNKNOWN in (said := "\n".join(self.day.words().values())) else {}
+            ),
             ask_terminal=lambda: {"drift": said} if UNKNOWN in (said := self.drift_says()) else {},
-        )  # fmt: skip
+        )
         with self.fault(
-            "Late hour", "The batch layer does not run: hours have ended, and are neither sealed nor rebuilt.",
-            Watch(self.day, "waiting", "stream.backlog", "AnabranchHoursWaiting"), "anabranch batch STREAM",
-            quiet=lambda: "waiting" not in self.day.words() and "AnabranchHoursWaiting" not in self.day.alerts(),
-        ) as watch:  # fmt: skip
+            "Late hour",
+            ("The batch layer does not run: hours have ended, and are neither sealed nor rebuilt."),
+            Watch(self.day, "waiting", "stream.backlog", "AnabranchHoursWaiting"),
+            "anabranch batch STREAM",
+            quiet=lambda: (
+                "waiting" not in self.day.words()
+                and "AnabranchHoursWaiting" not in self.day.alerts()
+            ),
+        ) as watch:
             self.day.watch()
             watch.start()
             watch.await_all()
@@ -162,10 +196,13 @@ class GameDay:
             gate.start()
             drift.start()
         with self.fault(
-            "Drift", "A producer sends a field that the schema does not know; its hour is accepted.", drift,
-            "anabranch drift STREAM", "which prints the stream's new `schema:` and the commands that take the field up",
+            "Drift",
+            "A producer sends a field that the schema does not know; its hour is accepted.",
+            drift,
+            "anabranch drift STREAM",
+            "which prints the stream's new `schema:` and the commands that take the field up",
             quiet=lambda: "AnabranchSchemaDrift" not in self.day.alerts(),
-        ):  # fmt: skip
+        ):
             drift.await_all()
             poll(lambda: True if batch.code is not None else None, "the batch run to end", SECONDS)
             said = self.drift_says().splitlines()
@@ -180,9 +217,12 @@ class GameDay:
             TEXT="'players do teleport since today'",
         )  # fmt: skip
         with self.fault(
-            "Gate fails", "An event of a type that no expectation knows: the rebuilt hour is refused.", gate,
-            "anabranch batch STREAM --hour HOUR --accept --why TEXT", "or fix the rule, and omit `--accept`",
-        ):  # fmt: skip
+            "Gate fails",
+            "An event of a type that no expectation knows: the rebuilt hour is refused.",
+            gate,
+            "anabranch batch STREAM --hour HOUR --accept --why TEXT",
+            "or fix the rule, and omit `--accept`",
+        ):
             gate.await_all()
             self.day.shell(command)
 
@@ -198,25 +238,36 @@ class GameDay:
             return {"dead letters": line} if int(line.split()[-1]) >= POISON else {}
 
         with self.fault(
-            "Poison record", f"{POISON} records that are no JSON, beside the good ones.",
-            Watch(self.day, terminal="dead letters", alert="AnabranchDeadLetters", ask_terminal=status),
-            "anabranch dead-letters STREAM --hours A..B", "it names reason and bytes; nothing waits for them",
-        ) as watch:  # fmt: skip
+            "Poison record",
+            f"{POISON} records that are no JSON, beside the good ones.",
+            Watch(
+                self.day, terminal="dead letters", alert="AnabranchDeadLetters", ask_terminal=status
+            ),
+            "anabranch dead-letters STREAM --hours A..B",
+            "it names reason and bytes; nothing waits for them",
+        ) as watch:
             watch.start()
             self.send("malformed", [b"{poison %d" % i for i in range(POISON)], datetime.now(UTC))
             watch.await_all()
             running = hours.hour_of(datetime.now(UTC))
-            command = printed("anabranch dead-letters STREAM --hours A..B", STREAM=STREAM, A=hour, B=running)
+            command = printed(
+                "anabranch dead-letters STREAM --hours A..B", STREAM=STREAM, A=hour, B=running
+            )
             # Samples are of the first: at the turn of an hour these are others' records.
             reported = self.day.shell(command).splitlines()
-            assert sum(int(line.split()[1]) for line in reported if line.startswith("malformed_json ")) >= POISON
+            assert (
+                sum(int(line.split()[1]) for line in reported if line.startswith("malformed_json "))
+                >= POISON
+            )
 
     def broker_down(self) -> None:
         with self.fault(
             "Broker down", "Kafka is killed (`kill -9`).",
             Watch(self.day, "away", "kafka.away", "AnabranchStreamAway"), "anabranch dev up",
         ) as watch:  # fmt: skip
-            [kafka] = [s for s in services.status(self.day.space.services.home) if s.service == "kafka"]
+            [kafka] = [
+                s for s in services.status(self.day.space.services.home) if s.service == "kafka"
+            ]
             assert kafka.pid is not None
             watch.start()
             os.kill(kafka.pid, signal.SIGKILL)
@@ -242,22 +293,28 @@ class GameDay:
             "and an end of the process that it names and that is none of ours",
         ) as watch:  # fmt: skip
             holder = subprocess.Popen(
-                [sys.executable, "-c", _HOLD, str(file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+                [sys.executable, "-c", _HOLD, str(file)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
             )
             try:
                 assert holder.stdout is not None and holder.stdout.readline() == b"locked\n"
                 watch.start()
                 watch.await_all()
-                assert str(holder.pid) in self.day.shell(printed("fuser FILE", FILE=str(file))).split()
+                assert (
+                    str(holder.pid) in self.day.shell(printed("fuser FILE", FILE=str(file))).split()
+                )
             finally:
                 holder.kill()
                 holder.communicate()
 
     def clock_off(self) -> None:
         with self.fault(
-            "Clock off", "The speed job's machine is ten minutes ahead; exporter and page are elsewhere.",
-            Watch(self.day, "late", "s3.clock", "AnabranchSpeedLate"), instead="the clock set right, by NTP",
-        ) as watch:  # fmt: skip
+            "Clock off",
+            "The speed job's machine is ten minutes ahead; exporter and page are elsewhere.",
+            Watch(self.day, "late", "s3.clock", "AnabranchSpeedLate"),
+            instead="the clock set right, by NTP",
+        ) as watch:
             watch.start()
             self.day.set_clock(600)
             watch.await_all()
@@ -278,16 +335,21 @@ class GameDay:
 
     def retention_near(self) -> None:
         command = (
-            "kafka-configs.sh --bootstrap-server BROKERS --alter --topic TOPIC --add-config retention.ms=604800000"
+            "kafka-configs.sh --bootstrap-server BROKERS --alter --topic TOPIC --add-config "
+            "retention.ms=604800000"
         )
         with self.fault(
-            "Retention near", "The topic's retention is set to eight hours.",
-            Watch(self.day, "retention near", "kafka.retention-time", "AnabranchRetentionNear"), command,
-        ) as watch:  # fmt: skip
+            "Retention near",
+            "The topic's retention is set to eight hours.",
+            Watch(self.day, "retention near", "kafka.retention-time", "AnabranchRetentionNear"),
+            command,
+        ) as watch:
             watch.start()
             with admin(self.brokers()) as kafka:
                 eight_hours = {"retention.ms": str(8 * 3_600_000)}
-                kafka.alter_configs([ConfigResource(ConfigResourceType.TOPIC, self.job.stream.topic, eight_hours)])
+                kafka.alter_configs(
+                    [ConfigResource(ConfigResourceType.TOPIC, self.job.stream.topic, eight_hours)]
+                )
             watch.await_all()
             self.day.shell(
                 printed(
@@ -301,10 +363,12 @@ class GameDay:
     def zombie(self) -> None:
         hung = self.day.speed[-1]
         with self.fault(
-            "Zombie", "The speed job hangs (`SIGSTOP`), and comes back when another has taken over.",
-            Watch(self.day, "late", "stream.late", "AnabranchSpeedLate"), "anabranch speed STREAM",
+            "Zombie",
+            "The speed job hangs (`SIGSTOP`), and comes back when another has taken over.",
+            Watch(self.day, "late", "stream.late", "AnabranchSpeedLate"),
+            "anabranch speed STREAM",
             "what comes back is refused",
-        ) as watch:  # fmt: skip
+        ) as watch:
             watch.start()
             hung.pause()
             watch.await_all()
@@ -314,22 +378,33 @@ class GameDay:
             hung.resume()
             refused = ("publish refused", "already published")
             poll(
-                lambda: True if any(w in line for line in hung.log_lines()[before:] for w in refused) else None,
-                "the zombie to be refused", SECONDS,
-            )  # fmt: skip
+                lambda: (
+                    True
+                    if any(w in line for line in hung.log_lines()[before:] for w in refused)
+                    else None
+                ),
+                "the zombie to be refused",
+                SECONDS,
+            )
             hung.terminate()
 
     def topic_recreated(self) -> None:
         """No producer runs, and all is read: the records in Kafka are deleted with the topic."""
         topic = self.job.stream.topic
         with self.fault(
-            "Topic recreated", "The topic is deleted and made again.",
-            Watch(self.day, "recreated", "stream.topic-recreated", "AnabranchTopicRecreated"), "anabranch adopt STREAM",
+            "Topic recreated",
+            "The topic is deleted and made again.",
+            Watch(self.day, "recreated", "stream.topic-recreated", "AnabranchTopicRecreated"),
+            "anabranch adopt STREAM",
             "and the speed job started again",
-        ) as watch:  # fmt: skip
+        ) as watch:
             with admin(self.brokers()) as kafka:
                 kafka.delete_topics([topic])
-            poll(lambda: True if self.job.kafka.describe(topic) is None else None, "the topic to be gone", SECONDS)
+            poll(
+                lambda: True if self.job.kafka.describe(topic) is None else None,
+                "the topic to be gone",
+                SECONDS,
+            )
             create_topic(self.job.environment.kafka, topic, PARTITIONS, TOPIC_CONFIGS)
             watch.start()
             watch.await_all()
@@ -344,7 +419,8 @@ class GameDay:
     def compare(self, acks: list[Ack], of: Callable[[str], bool], topic_id: str) -> Reconciliation:
         """What Kafka acknowledged of one topic against what the hours that are its own serve."""
         table, letters = (
-            self.job.lake.load(name) for name in (self.job.stream.table, self.job.stream.dead_letters_table)
+            self.job.lake.load(name)
+            for name in (self.job.stream.table, self.job.stream.dead_letters_table)
         )
         rows = [
             ServedRecord(r["kafka_partition"], r["kafka_offset"], sha256(as_sent(r)))
@@ -357,10 +433,19 @@ class GameDay:
             if r["topic_id"] == topic_id
         ]
         state = self.state()
-        proven = [a.cut.ranges for hour, a in state.accepted.items() if of(hour) and state.served_by(hour) == "batch"]
+        proven = [
+            a.cut.ranges
+            for hour, a in state.accepted.items()
+            if of(hour) and state.served_by(hour) == "batch"
+        ]
 
         def by_batch(partition: int, offset: int) -> bool:
-            return any(start <= offset < end for r in proven if partition in r for start, end in (r[partition],))
+            return any(
+                start <= offset < end
+                for r in proven
+                if partition in r
+                for start, end in (r[partition],)
+            )
 
         return compare(acks, rows, dead, by_batch)
 
@@ -368,7 +453,11 @@ class GameDay:
 def as_sent(row: Mapping[str, Any]) -> bytes:
     """The bytes of a row's event, with the field that the schema did not know."""
     event = game_event_as_sent(row)
-    return event if row.get(UNKNOWN) is None else event[:-1] + f',"{UNKNOWN}":"{row[UNKNOWN]}"}}'.encode()
+    return (
+        event
+        if row.get(UNKNOWN) is None
+        else event[:-1] + f',"{UNKNOWN}":"{row[UNKNOWN]}"}}'.encode()
+    )
 
 
 @contextmanager
@@ -428,7 +517,11 @@ def test_a_game_day(tmp_path: Path) -> None:
         one.acks = []
         one.topic_recreated()
         with one.live(3):
-            poll(lambda: True if sum(one.state().position.offsets.values()) > 5 * RATE else None, "new rows", SECONDS)
+            poll(
+                lambda: True if sum(one.state().position.offsets.values()) > 5 * RATE else None,
+                "new rows",
+                SECONDS,
+            )
         one.await_head(0)
         adopted = one.state().timeline.open
         accounts = [
@@ -439,5 +532,7 @@ def test_a_game_day(tmp_path: Path) -> None:
     assert all(account.is_exact for account in accounts), "\n".join(audit)
     assert all(account.rows > 5 * RATE for account in accounts)
     if os.environ.get("WRITE"):
-        FILE.write_text(render(one.observed, audit, FACTOR, (time.monotonic() - began) / 60), encoding="utf-8")
+        FILE.write_text(
+            render(one.observed, audit, FACTOR, (time.monotonic() - began) / 60), encoding="utf-8"
+        )
     assert [o.skeleton for o in one.observed] == skeletons(FILE.read_text(encoding="utf-8"))

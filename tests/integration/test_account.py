@@ -1,4 +1,5 @@
-"""What a staged hour must be before it is published, and that a rebuild gives the same rows each time."""
+"""What a staged hour must be before it is published, and that a rebuild gives the same rows each
+time."""
 
 from __future__ import annotations
 
@@ -44,7 +45,9 @@ def one_file_more(write: Callable[[pa.Array], list[DataFile]]) -> list[DataFile]
     return [*write(pa.array([], pa.int64())), *write(pa.array(range(1, 11), pa.int64()))]
 
 
-ONE_LESS = "partition 0: expected 11 offsets in [0, 11), found 10: 10 good, 0 dead, 0 duplicate, 0 in gaps"
+ONE_LESS = (
+    "partition 0: expected 11 offsets in [0, 11), found 10: 10 good, 0 dead, 0 duplicate, 0 in gaps"
+)
 ONE_MORE = "rows: expected each offset once, found 1 more"
 
 
@@ -55,7 +58,12 @@ def test_a_staged_hour_that_lacks_a_file_or_has_a_row_more_is_refused_and_cannot
     one, hour = world(batch=BATCH | {"decoder": decoder}), past_hour(1)
     one.topic(1)
     late = start_of(hour) - timedelta(days=2)
-    one.send([*spread(hour, 10, "e", partitions=1), (0, start_of(hour) + timedelta(minutes=59), event("late", late))])
+    one.send(
+        [
+            *spread(hour, 10, "e", partitions=1),
+            (0, start_of(hour) + timedelta(minutes=59), event("late", late)),
+        ]
+    )
     one.apply()
     one.speed()
     served = one.rows()
@@ -71,17 +79,24 @@ def test_a_staged_hour_that_lacks_a_file_or_has_a_row_more_is_refused_and_cannot
             pieces: DataFrame, others: DataFrame | None, tasks: int, spec: WriteSpec, table: Table
         ) -> Any:
             return tamper(
-                lambda dropped: write_files(pieces, others, tasks, replace(spec, dropped={0: dropped}), table)
+                lambda dropped: write_files(
+                    pieces, others, tasks, replace(spec, dropped={0: dropped}), table
+                )
             )
 
         with monkeypatch.context() as broken:
-            broken.setattr(building, *(("stage", tampered) if decoder == "spark" else ("write_files", tampered_files)))
+            broken.setattr(
+                building,
+                *(("stage", tampered) if decoder == "spark" else ("write_files", tampered_files)),
+            )
             [result] = one.batch(hour, accept=accept, why="never mind" if accept else None)
         assert result.decision == "refused"
         assert one.rows() == served
         return result.reason
 
-    less, more = (one_day_less, one_row_more) if decoder == "spark" else (one_file_less, one_file_more)
+    less, more = (
+        (one_day_less, one_row_more) if decoder == "spark" else (one_file_less, one_file_more)
+    )
     assert refused_with(less, accept=False) == f"the balance does not close: {ONE_LESS}"
     assert refused_with(less, accept=True) == f"the balance does not close: {ONE_LESS}"
     assert refused_with(more, accept=True) == f"the balance does not close: {ONE_MORE}"
@@ -113,7 +128,9 @@ def test_an_hour_rebuilt_some_times_has_the_same_rows(world: Make) -> None:
 
 
 @pytest.mark.full
-def test_an_hour_gives_back_the_disk_that_it_took(world: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_hour_gives_back_the_disk_that_it_took(
+    world: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one, hours = world(), [past_hour(3), past_hour(2)]
     one.topic(1)
     for hour in hours:

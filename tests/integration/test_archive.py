@@ -32,7 +32,8 @@ def archived(one: World) -> list[tuple[int, int, bytes | None, bytes | None]]:
     table = one.lake.load(one.job.stream.archive_table)
     rows = table.scan(snapshot_id=table.metadata.refs["main"].snapshot_id).to_arrow().to_pylist()
     return sorted(
-        ((r["kafka_partition"], r["kafka_offset"], r["key"], r["value"]) for r in rows), key=lambda at: at[:2]
+        ((r["kafka_partition"], r["kafka_offset"], r["key"], r["value"]) for r in rows),
+        key=lambda at: at[:2],
     )
 
 
@@ -47,7 +48,11 @@ def send_hour(one: World, hour: str) -> None:
     """Eight good records with a field beside the schema, a duplicate, and one that is dead."""
     at = start_of(hour)
     good = [
-        (n % 2, at + timedelta(minutes=n), event(f"{hour}-{n}", at, player=f"p{n % 3}", score=n, level=n))
+        (
+            n % 2,
+            at + timedelta(minutes=n),
+            event(f"{hour}-{n}", at, player=f"p{n % 3}", score=n, level=n),
+        )
         for n in range(8)
     ]
     broken = b'{"event_id": "' + hour.encode() + b'-broken", "player": "p1", '
@@ -63,7 +68,9 @@ def gone_from_kafka(one: World) -> None:
 def newest(one: World, hour: str) -> LedgerRow:
     """The newest decision of an hour, whose account closes."""
     row = ledger.newest(one.job.ledger.history([hour]))[hour]
-    assert row.offsets == (row.good or 0) + (row.dead or 0) + (row.duplicate or 0) + (row.gap or 0) + (row.erased or 0)
+    assert row.offsets == (row.good or 0) + (row.dead or 0) + (row.duplicate or 0) + (
+        row.gap or 0
+    ) + (row.erased or 0)
     assert row.partitions is not None and all(p.total == p.offsets for p in row.partitions.values())
     return row
 
@@ -76,7 +83,12 @@ def counts(row: LedgerRow) -> tuple[int | None, ...]:
 def test_an_hour_is_rebuilt_from_its_bytes_when_kafka_has_it_no_more(world: Make) -> None:
     first, second = past_hour(2), past_hour(1)
     one = world(archive=ARCHIVE)
-    one.expect({"type": "expect_column_values_to_be_between", "kwargs": {"column": "level", "max_value": 3}})
+    one.expect(
+        {
+            "type": "expect_column_values_to_be_between",
+            "kwargs": {"column": "level", "max_value": 3},
+        }
+    )
     one.topic()
     send_hour(one, first)
     send_hour(one, second)
@@ -139,9 +151,12 @@ def test_erased_records_leave_the_archive_and_come_back_by_nothing(world: Make) 
     one.tell(erasure={"key": "a key of the tests, and of no other"})
     one.topic()
     send_hour(one, hour)
-    # A column has the value, its bytes have it not: the row shows which record it is of. And a duplicate.
+    # A column has the value, its bytes have it not: the row shows which record it is of. And a
+    # duplicate.
     late = start_of(hour) + timedelta(minutes=50)
-    escaped = event(f"{hour}-escaped", start_of(hour), player="p1").replace(b'"p1"', f'"{ESCAPED}"'.encode())
+    escaped = event(f"{hour}-escaped", start_of(hour), player="p1").replace(
+        b'"p1"', f'"{ESCAPED}"'.encode()
+    )
     again = next(r.value for r in one.sent if r.value is not None and b'"p1"' in r.value)
     one.send([(0, late, escaped), (0, late, again)])
     one.apply()
@@ -153,7 +168,9 @@ def test_erased_records_leave_the_archive_and_come_back_by_nothing(world: Make) 
         return rows + [v for *_, v in archived(one) if v is not None and ERASED.search(v.decode())]
 
     # The hazard: on each branch and in the archive, there with a dead letter, and escaped.
-    assert len(left()) == 5 + 4 + 4 + 6 and ESCAPED.encode() in b"".join(v or b"" for *_, v in archived(one))
+    assert len(left()) == 5 + 4 + 4 + 6 and ESCAPED.encode() in b"".join(
+        v or b"" for *_, v in archived(one)
+    )
     order = ErasureRequest("player", frozenset({"p1"}), "case 4711", timedelta(0))
     done = erase(one.job, Publisher(one.lake, one.job.stream), order)
     assert (done.left, left()) == (None, [])
@@ -171,7 +188,12 @@ def test_erased_records_leave_the_archive_and_come_back_by_nothing(world: Make) 
     # The files that had them are named until storage has none of them.
     table = one.lake.load(one.job.stream.archive_table)
     now_there = {path for of in files_by_hour(table, "main").values() for path in of}
-    files = {f for row in one.job.ledger.history([hour]) if row.erasure for f in row.erasure.get("files", ())}
+    files = {
+        f
+        for row in one.job.ledger.history([hour])
+        if row.erasure
+        for f in row.erasure.get("files", ())
+    }
     assert {f for f in files if "_archive" in f} and not now_there & files
     # The hazard: storage has the bytes. After the deadline no file of any table has them.
     assert ERASED.search(stored_rows(one))

@@ -1,4 +1,5 @@
-"""Java's archive of classes: the command makes it, the jobs use it, and ignore one that does not fit."""
+"""Java's archive of classes: the command makes it, the jobs use it, and ignore one that does not
+fit."""
 
 from __future__ import annotations
 
@@ -29,12 +30,20 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def classes_of_a_job(one: World, log: Path) -> list[str]:
-    """What Java says of where it has each class of a speed job from; the job's own output is JSON, and no more."""
-    conf = {"spark.driver.memory": "1g", "spark.driver.extraJavaOptions": f"-Xlog:class+load:file={log}"}
+    """What Java says of where it has each class of a speed job from; the job's own output is JSON,
+    and no more."""
+    conf = {
+        "spark.driver.memory": "1g",
+        "spark.driver.extraJavaOptions": f"-Xlog:class+load:file={log}",
+    }
     one.tell(spark={"master": "local[2]", "conf": conf})
     with started(one, "speed", one.name, "--available-now", "--output", "json") as command:
         assert command.wait() == 0, command.log
-        said = [line for line in command.log.splitlines() if not line.startswith("WARNING: Using incubator")]
+        said = [
+            line
+            for line in command.log.splitlines()
+            if not line.startswith("WARNING: Using incubator")
+        ]
         assert all(json.loads(line) for line in said if line), command.log
     return log.read_text(encoding="utf-8").splitlines()
 
@@ -59,7 +68,10 @@ def test_jobs_take_their_classes_from_the_archive_and_do_without_one_that_does_n
     of_archive = [line for line in loaded if SHARED in line]
     # All but what Spark compiles for its queries, and what Java makes on the way.
     assert len(of_archive) > 0.7 * len(loaded) > 5_000, (len(of_archive), len(loaded))
-    for name in ("org.apache.iceberg.spark.SparkCatalog ", "org.apache.kafka.clients.consumer.KafkaConsumer "):
+    for name in (
+        "org.apache.iceberg.spark.SparkCatalog ",
+        "org.apache.kafka.clients.consumer.KafkaConsumer ",
+    ):
         assert any(name in line for line in of_archive), name
 
     # Of another Java, say: it is passed over without a word.
@@ -69,7 +81,9 @@ def test_jobs_take_their_classes_from_the_archive_and_do_without_one_that_does_n
     assert archive_options(jars) != ([], {})
     one.send(spread(past_hour(0), 3, "f"))
     assert not [
-        line for line in classes_of_a_job(one, tmp_path / "without.log") if SHARED in line and "iceberg" in line
+        line
+        for line in classes_of_a_job(one, tmp_path / "without.log")
+        if SHARED in line and "iceberg" in line
     ]
     assert len(one.rows()) == 33
 
@@ -78,7 +92,10 @@ def test_a_spark_configured_by_files_has_no_archive(
     own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
-    with pytest.raises(Terminal, match=r"expected Spark without configuration files .* found some: jobs start without"):
+    with pytest.raises(
+        Terminal,
+        match=r"expected Spark without configuration files .* found some: jobs start without",
+    ):
         make_archive(ensure_jars(), print)
     assert archive_options(ensure_jars()) == ([], {})
     assert not (own_cache / "archives").exists()

@@ -12,7 +12,13 @@ from anabranch.offsets.hours import start_of
 def test_a_column_named_source_keeps_its_values_in_both_layers(world: Callable[..., World]) -> None:
     one, at = world(schema=f"{SCHEMA}, source STRING"), start_of(past_hour(1))
     one.topic()
-    one.send([(0, at, event("first", at, source="web")), (1, at, event("second", at)), (1, at, b"{broken")])
+    one.send(
+        [
+            (0, at, event("first", at, source="web")),
+            (1, at, event("second", at)),
+            (1, at, b"{broken"),
+        ]
+    )
     one.apply()
     one.speed()
     by_speed = sorted((r["event_id"], r["source"]) for r in one.rows())

@@ -33,7 +33,8 @@ def _json(one: World, *arguments: str) -> Any:
 
 
 def test_the_whole_path_by_command_line(world: Callable[..., World]) -> None:
-    """Run each layer once as a process. The batch process refuses the first hour and accepts the second."""
+    """Run each layer once as a process. The batch process refuses the first hour and accepts the
+    second."""
     one, small, hour = world(), past_hour(2), past_hour(1)
     one.topic()
     one.send(spread(small, 6, "s") + spread(hour, 30, "e"))
@@ -53,10 +54,16 @@ def test_the_whole_path_by_command_line(world: Callable[..., World]) -> None:
     one.expect({"type": "expect_table_row_count_to_be_between", "kwargs": {"min_value": 10}})
     assert _json(one, "batch", one.name, "--seal-only")["sealed"] == [small, hour]
     [first, sealed, running] = _json(one, "hours", one.name)
-    assert (first["state"], first["served"]) == (sealed["state"], sealed["served"]) == ("sealed", "speed")
+    assert (
+        (first["state"], first["served"])
+        == (sealed["state"], sealed["served"])
+        == ("sealed", "speed")
+    )
     assert (running["hour"], running["state"], running["served"]) == (past_hour(0), "open", "speed")
     with Receiver().serving() as receiver:
-        one.tell(webhook={"url": receiver.url, "headers": {"Authorization": "Bearer ${HOOK_TOKEN:-t}"}})
+        one.tell(
+            webhook={"url": receiver.url, "headers": {"Authorization": "Bearer ${HOOK_TOKEN:-t}"}}
+        )
         done = _run(one, "batch", one.name, "--output", "json", expect=1)
     assert "expect_table_row_count_to_be_between" in done.stdout + done.stderr
     built = [(h["hour"], h["state"], h["good"]) for h in json.loads(done.stdout)["hours"]]
@@ -66,7 +73,11 @@ def test_the_whole_path_by_command_line(world: Callable[..., World]) -> None:
     assert receiver.headers[0]["Authorization"] == "Bearer t"
 
     [refused, accepted, _] = _json(one, "hours", one.name)
-    assert (refused["state"], refused["served"], refused["quality"]["passed"]) == ("refused", "speed", False)
+    assert (refused["state"], refused["served"], refused["quality"]["passed"]) == (
+        "refused",
+        "speed",
+        False,
+    )
     assert accepted == {
         "hour": hour,
         "state": "accepted",
@@ -88,20 +99,31 @@ def test_the_whole_path_by_command_line(world: Callable[..., World]) -> None:
     for counted in ("anabranch_readable_after_seconds_count", "anabranch_stage_seconds_count"):
         assert f'{counted}{{layer="speed",stream="{one.name}"}} 1.0' in measured
     assert f'anabranch_stage_seconds_count{{layer="batch",stream="{one.name}"}} 1.0' in measured
-    assert f'anabranch_s3_requests_total{{layer="speed",operation="PutObject",stream="{one.name}"}}' in measured
+    assert (
+        f'anabranch_s3_requests_total{{layer="speed",operation="PutObject",stream="{one.name}"}}'
+        in measured
+    )
     assert f'anabranch_rows{{layer="batch",stream="{one.name}"}} 30.0' in measured
     merged = _json(one, "merge", one.name)
     assert merged == {"stream": one.name, "dry_run": False, "swaps": [], "overrides": {}}
-    answer = call(one, "query", f"SELECT count(*) AS n FROM {one.job.stream.table}", "--output", "json")
+    answer = call(
+        one, "query", f"SELECT count(*) AS n FROM {one.job.stream.table}", "--output", "json"
+    )
     assert json.loads(answer) == [{"n": 36}]
 
     # An operator accepts the hour and gives the reason.
     one.batch(small, accept=True, why="few players that night")
     [refused, *_] = _json(one, "hours", one.name)
-    assert (refused["state"], refused["served"], refused["quality"]["passed"]) == ("accepted", "batch", False)
+    assert (refused["state"], refused["served"], refused["quality"]["passed"]) == (
+        "accepted",
+        "batch",
+        False,
+    )
     # The receiver has stopped: the hour is accepted, and the message stays pending.
     assert "the message stays pending" in call(one, "webhook", one.name, expect=75)
-    assert refused["reason"].startswith("accepted by choice: few players that night; in spite of: quality: expect_")
+    assert refused["reason"].startswith(
+        "accepted by choice: few players that night; in spite of: quality: expect_"
+    )
 
 
 def test_apply_of_many_continues_after_an_error(world: Callable[..., World]) -> None:
@@ -112,7 +134,9 @@ def test_apply_of_many_continues_after_an_error(world: Callable[..., World]) -> 
     broken = {**good, "table": f"{one.name}.broken", "key": "nothing"}
     (files / "a_broken.yaml").write_text(yaml.safe_dump(broken))
     (files / "z_second.yaml").write_text(yaml.safe_dump(second))
-    (files / "elsewhere.yaml").write_text(yaml.safe_dump(second | {"group": "large", "table": f"{one.name}.elsewhere"}))
+    (files / "elsewhere.yaml").write_text(
+        yaml.safe_dump(second | {"group": "large", "table": f"{one.name}.elsewhere"})
+    )
 
     printed = call(one, "apply", "--group", "small", expect=2)
     assert "anabranch: a_broken: " in printed and "a_broken.yaml: key" in printed
@@ -120,10 +144,15 @@ def test_apply_of_many_continues_after_an_error(world: Callable[..., World]) -> 
     assert f"z_second: created table {one.name}.second" in printed
     assert "elsewhere" not in printed
 
-    done = CliRunner().invoke(main, ["apply", "z_second", "a_broken", "--output", "json", "--conf", str(one.folder)])
+    done = CliRunner().invoke(
+        main, ["apply", "z_second", "a_broken", "--output", "json", "--conf", str(one.folder)]
+    )
     [fine, broken] = json.loads(done.stdout)
     assert (done.exit_code, fine) == (2, {"stream": "z_second", "changes": [], "error": None})
-    assert (broken["stream"], broken["changes"]) == ("a_broken", []) and "a_broken.yaml: key" in broken["error"]
+    assert (broken["stream"], broken["changes"]) == (
+        "a_broken",
+        [],
+    ) and "a_broken.yaml: key" in broken["error"]
     assert "elsewhere: created table" in call(one, "apply", expect=2)
 
 
@@ -133,11 +162,31 @@ def test_an_operator_accepts_a_refused_hour_by_the_command(world: Callable[..., 
     one.topic()
     one.send(spread(past_hour(1), 6, "e"))
     one.apply()
-    one.expect({"type": "expect_column_values_to_be_between", "kwargs": {"column": "level", "max_value": 3}})
-    _run(one, "batch", one.name, "--hour", past_hour(1), "--accept", "--why", "the game has more levels now")
+    one.expect(
+        {
+            "type": "expect_column_values_to_be_between",
+            "kwargs": {"column": "level", "max_value": 3},
+        }
+    )
+    _run(
+        one,
+        "batch",
+        one.name,
+        "--hour",
+        past_hour(1),
+        "--accept",
+        "--why",
+        "the game has more levels now",
+    )
     [hour, _] = _json(one, "hours", one.name)
-    assert (hour["state"], hour["served"], hour["quality"]["passed"]) == ("accepted", "batch", False)
-    assert hour["reason"].startswith("accepted by choice: the game has more levels now; in spite of: quality: expect_")
+    assert (hour["state"], hour["served"], hour["quality"]["passed"]) == (
+        "accepted",
+        "batch",
+        False,
+    )
+    assert hour["reason"].startswith(
+        "accepted by choice: the game has more levels now; in spite of: quality: expect_"
+    )
 
 
 @pytest.mark.full
@@ -145,7 +194,10 @@ def test_without_readable_dead_letters_nothing_is_replayed(world: Callable[..., 
     one = world()
     one.topic()
     one.apply()
-    assert "no hour has dead letters that decode now" in _run(one, "dead-letters", one.name, "--replay").stdout
+    assert (
+        "no hour has dead letters that decode now"
+        in _run(one, "dead-letters", one.name, "--replay").stdout
+    )
 
 
 def test_wrong_usage_is_2_and_transient_is_75(world: Callable[..., World]) -> None:
@@ -153,6 +205,10 @@ def test_wrong_usage_is_2_and_transient_is_75(world: Callable[..., World]) -> No
     one.topic()
     assert "run `anabranch apply`" in call(one, "status", one.name, expect=1)
     one.apply()
-    assert "expected a UTC hour such as" in call(one, "batch", one.name, "--hour", "yesterday", expect=2)
+    assert "expected a UTC hour such as" in call(
+        one, "batch", one.name, "--hour", "yesterday", expect=2
+    )
     assert "known streams" in _run(one, "status", "nobody", expect=2).stderr
-    assert "can be sealed from" in call(one, "batch", one.name, "--hour", past_hour(0), "--seal-only", expect=75)
+    assert "can be sealed from" in call(
+        one, "batch", one.name, "--hour", past_hour(0), "--seal-only", expect=75
+    )

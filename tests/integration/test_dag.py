@@ -69,17 +69,28 @@ def test_the_hourly_dag_seals_rebuilds_merges_verifies_and_delivers(
     # A run after an interval is named by its end: the data interval is the hour before.
     command += [f"anabranch_hourly__{one.name}", end_of(hour).isoformat()]
     environment = airflow | {"ANABRANCH_CONF": str(one.folder)}
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=400)
+    done = subprocess.run(
+        command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=400
+    )
     assert done.returncode == 0, (done.stdout + done.stderr)[-5000:]
     assert "STATES success" in done.stdout
     assert one.state.is_accepted(hour)
     assert one.contents() == one.acknowledged()
-    # The hour's run is part of the task's, by the ids that Airflow's OpenLineage provider would give it.
+    # The hour's run is part of the task's, by the ids that Airflow's OpenLineage provider would
+    # give it.
     start, complete = receiver.events
-    assert (receiver.problems, start["eventType"], complete["eventType"]) == ([], "START", "COMPLETE")
+    assert (receiver.problems, start["eventType"], complete["eventType"]) == (
+        [],
+        "START",
+        "COMPLETE",
+    )
     parent, dag = complete["run"]["facets"]["parent"], f"anabranch_hourly__{one.name}"
     at = end_of(hour)
     assert parent["job"] == {"namespace": "default", "name": f"{dag}.rebuild", "facets": {}}
-    assert parent["run"]["runId"] == str(generate_static_uuid(at, f"default.{dag}.rebuild.1.-1".encode()))
-    assert parent["root"]["run"]["runId"] == str(generate_static_uuid(at, f"default.{dag}.0".encode()))
+    assert parent["run"]["runId"] == str(
+        generate_static_uuid(at, f"default.{dag}.rebuild.1.-1".encode())
+    )
+    assert parent["root"]["run"]["runId"] == str(
+        generate_static_uuid(at, f"default.{dag}.0".encode())
+    )
     assert (export / f"date={hour[:10]}" / f"hour={hour[11:]}" / "_SUCCESS").exists()

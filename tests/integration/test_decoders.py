@@ -1,4 +1,5 @@
-"""Python workers decode an hour's certain records and Spark the others; where both decode one, the values are equal."""
+"""Python workers decode an hour's certain records and Spark the others; where both decode one, the
+values are equal."""
 
 from __future__ import annotations
 
@@ -35,12 +36,15 @@ HEADERS = [("trace", b"\x00\xff"), ("ü", b"")]
 
 def _decoders(one: World, hour: str) -> list[Decoders | None]:
     """Of each decision on an hour, what decoded it."""
-    rows = [row for row in one.job.ledger.history([hour]) if row.decision in ("accepted", "refused")]
+    rows = [
+        row for row in one.job.ledger.history([hour]) if row.decision in ("accepted", "refused")
+    ]
     return [row.run.decoders if row.run is not None else None for row in rows]
 
 
 def _sent(one: World, hour: str) -> int:
-    """Good records, and one of each kind that workers leave; returns how many they leave at least."""
+    """Good records, and one of each kind that workers leave; returns how many they leave at
+    least."""
     at = start_of(hour) + timedelta(minutes=30)
     one.send(spread(hour, 400, "a"))
     odd: list[bytes | None] = [
@@ -77,9 +81,14 @@ def test_an_hour_of_both_decoders_is_the_hour_that_spark_alone_decodes(
     [by_both] = one.batch(hour, restate=True, why="workers")
 
     assert [r.decision for r in (by_spark, by_both)] == ["accepted"] * 2
-    counts = [(r.account.good, r.account.dead, r.account.duplicate, r.account.gap) for r in (by_spark, by_both)]
+    counts = [
+        (r.account.good, r.account.dead, r.account.duplicate, r.account.gap)
+        for r in (by_spark, by_both)
+    ]
     assert counts == [(802, 4, 1, 0)] * 2
-    assert [[(h["key"], h["value"]) for h in d["headers"]] for d in one.dead("batch") if d["headers"]] == [HEADERS]
+    assert [
+        [(h["key"], h["value"]) for h in d["headers"]] for d in one.dead("batch") if d["headers"]
+    ] == [HEADERS]
     assert _contents(one) == (rows, dead)
     assert by_both.account.unknown == by_spark.account.unknown
     of_spark, of_both = _decoders(one, hour)
@@ -112,7 +121,9 @@ def _change_spark(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def changed(frame: DataFrame, *rest: Any, **named: Any) -> DataFrame:
         is_it = "kafka_partition = 1 AND kafka_offset = 17"
-        return decode(frame, *rest, **named).withColumn("level", F.expr(f"IF({is_it}, level + 1, level)"))
+        return decode(frame, *rest, **named).withColumn(
+            "level", F.expr(f"IF({is_it}, level + 1, level)")
+        )
 
     monkeypatch.setattr(records, "decode", changed)
 
@@ -122,8 +133,13 @@ def _change_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     read = CertainRows.read
 
     def changed(self: CertainRows, batch: pa.RecordBatch) -> Read:
-        places = zip(*(batch.column(n).to_pylist() for n in ("value", "partition", "offset")), strict=True)
-        values = [v.replace(b'"level": 35', b'"level": 36') if (p, o) == (1, 17) else v for v, p, o in places]
+        places = zip(
+            *(batch.column(n).to_pylist() for n in ("value", "partition", "offset")), strict=True
+        )
+        values = [
+            v.replace(b'"level": 35', b'"level": 36') if (p, o) == (1, 17) else v
+            for v, p, o in places
+        ]
         place = batch.schema.names.index("value")
         return read(self, batch.set_column(place, "value", pa.array(values, pa.binary())))
 
@@ -144,7 +160,9 @@ def _change_workers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [pytest.param(_change_spark, marks=pytest.mark.full), _change_workers], ids=["spark", "workers"]
+    "change",
+    [pytest.param(_change_spark, marks=pytest.mark.full), _change_workers],
+    ids=["spark", "workers"],
 )
 def test_a_record_that_the_decoders_read_differently_refuses_its_hour_and_spark_decodes_it_next(
     world: Make, monkeypatch: pytest.MonkeyPatch, change: Callable[[pytest.MonkeyPatch], None]
@@ -170,7 +188,9 @@ def test_a_record_that_the_decoders_read_differently_refuses_its_hour_and_spark_
 
     assert (accepted.decision, accepted.revision) == ("accepted", 1)
     assert one.contents() == one.acknowledged()
-    assert {r["level"] for r in one.rows()} == {json.loads(r.value or b"")["level"] for r in one.sent}
+    assert {r["level"] for r in one.rows()} == {
+        json.loads(r.value or b"")["level"] for r in one.sent
+    }
     assert _decoders(one, hour)[1:] == [None]
 
 
@@ -194,7 +214,10 @@ def test_a_row_that_is_lost_between_decoder_and_file_refuses_the_hour(
 
     assert (result.decision, one.rows()) == ("refused", [])
     assert result.reason is not None
-    assert "the balance does not close: partition 1: expected 30 offsets in [0, 30), found 29: 29 good" in result.reason
+    assert (
+        "the balance does not close: partition 1: expected 30 offsets in [0, 30), found 29: 29 good"
+        in result.reason
+    )
 
 
 def _lose(monkeypatch: pytest.MonkeyPatch, offset: int) -> None:

@@ -1,4 +1,5 @@
-"""The real broker and the real S3 server as child processes: started, damaged, repaired, stopped."""
+"""The real broker and the real S3 server as child processes: started, damaged, repaired,
+stopped."""
 
 from __future__ import annotations
 
@@ -39,8 +40,12 @@ def home(tmp_path: Path) -> Iterator[Home]:
     services.down(home)
 
 
-def _up(home: Home, jars: Jars, kafka_port: int | None = None, s3_port: int | None = None) -> Services:
-    return services.up(home, kafka_port, s3_port, jars, access_key="anabranch", secret_key="anabranch-local")
+def _up(
+    home: Home, jars: Jars, kafka_port: int | None = None, s3_port: int | None = None
+) -> Services:
+    return services.up(
+        home, kafka_port, s3_port, jars, access_key="anabranch", secret_key="anabranch-local"
+    )
 
 
 def _alive(home: Home) -> list[int]:
@@ -84,7 +89,9 @@ def _read_value(running: Services, topic: str) -> bytes:
         values: list[bytes] = []
 
         def arrived() -> bool:
-            values.extend(record.value for records in consumer.poll(1000).values() for record in records)
+            values.extend(
+                record.value for records in consumer.poll(1000).values() for record in records
+            )
             return bool(values)
 
         _await(arrived, f"a record of {topic}")
@@ -101,11 +108,15 @@ def _require_private(home: Home, running: Services) -> None:
     """Only this machine is listened on, and others cannot read the secret."""
     for service in ("kafka", "s3"):
         process = psutil.Process(_pid(home, service))
-        listening = [c.laddr.ip for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+        listening = [
+            c.laddr.ip for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN
+        ]
         assert listening
         assert {ip.removeprefix("::ffff:") for ip in listening} == {HOST}
         assert running.secret_key not in " ".join(process.cmdline())
-    readable = [file for file in (home.path / "run").iterdir() if running.secret_key in file.read_text()]
+    readable = [
+        file for file in (home.path / "run").iterdir() if running.secret_key in file.read_text()
+    ]
     assert [file.name for file in readable] == ["s3.properties"]
     assert readable[0].stat().st_mode & 0o077 == 0
 
@@ -131,7 +142,9 @@ def test_both_serve_privately_keep_their_data_and_are_repaired(home: Home, jars:
     assert (second.kafka_port, second.s3_port) == (first.kafka_port, first.s3_port)
 
     # Another port or other keys than the running ones' are not silently ignored.
-    with pytest.raises(ConfigurationError, match=f"--kafka-port .* already runs on port {first.kafka_port}"):
+    with pytest.raises(
+        ConfigurationError, match=f"--kafka-port .* already runs on port {first.kafka_port}"
+    ):
         _up(home, jars, free_port())
     with pytest.raises(ConfigurationError, match="other keys"):
         services.up(home, jars=jars, access_key="someone", secret_key="else")
@@ -174,16 +187,22 @@ def test_a_taken_port_stops_up_before_anything_is_started(home: Home, jars: Jars
 def test_services_that_up_started_are_stopped_if_another_fails(home: Home, jars: Jars) -> None:
     # The hazard: Kafka's storage is damaged, so it ends at once, while the S3 server runs already.
     (home.path / "data" / "kafka").mkdir(parents=True)
-    (home.path / "data" / "kafka" / "meta.properties").write_text("version=1\nnode.id=99\ncluster.id=x\n")
+    (home.path / "data" / "kafka" / "meta.properties").write_text(
+        "version=1\nnode.id=99\ncluster.id=x\n"
+    )
     with pytest.raises(Terminal, match=r"(?s)Kafka ended while it was starting.*node"):
         _up(home, jars, free_port(), free_port())
     assert (home.path / "logs" / "s3.log").exists()
     assert _alive(home) == []
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "sent", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)]
+)
 @pytest.mark.parametrize("step", [pytest.param("formatting", marks=pytest.mark.full), "starting"])
-def test_an_interrupted_up_leaves_nothing_running(home: Home, step: str, sent: signal.Signals) -> None:
+def test_an_interrupted_up_leaves_nothing_running(
+    home: Home, step: str, sent: signal.Signals
+) -> None:
     code = "from anabranch.cli.dev import dev; dev()"
     ports = ["--kafka-port", str(free_port()), "--s3-port", str(free_port())]
     command = [sys.executable, "-c", code, "up", "--home", str(home.path), *ports]
@@ -205,7 +224,17 @@ def test_an_interrupted_up_leaves_nothing_running(home: Home, step: str, sent: s
 def test_the_services_outlive_the_command_and_its_ctrl_c(home: Home) -> None:
     code = "from anabranch.cli.dev import dev; dev()"
     ports = ["--kafka-port", str(free_port()), "--s3-port", str(free_port())]
-    command = [sys.executable, "-c", code, "up", "--home", str(home.path), *ports, "--output", "json"]
+    command = [
+        sys.executable,
+        "-c",
+        code,
+        "up",
+        "--home",
+        str(home.path),
+        *ports,
+        "--output",
+        "json",
+    ]
     # A session of its own replaces a terminal: Ctrl-C there goes to the whole foreground group.
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
         answer = json.loads(process.communicate(timeout=180)[0])

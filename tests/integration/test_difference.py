@@ -16,8 +16,8 @@ from serving_layer.layer_diff.duckdb import compare_hashes
 from serving_layer.layer_diff.kinds import SAMPLE, Difference
 
 SCHEMA = (
-    "kafka_partition INT, kafka_offset BIGINT, a INT, b INT, tags ARRAY<STRING>, scores MAP<STRING, DOUBLE>, "
-    "nested STRUCT<n: INT, m: MAP<STRING, INT>>"
+    "kafka_partition INT, kafka_offset BIGINT, a INT, b INT, tags ARRAY<STRING>, scores "
+    "MAP<STRING, DOUBLE>, nested STRUCT<n: INT, m: MAP<STRING, INT>>"
 )
 NOTHING = (None, None, None, None, None)
 
@@ -38,7 +38,13 @@ def test_missing_extra_and_duplicate_rows_are_distinguished(spark: SparkSession)
     batch = rows(spark, (0, 1, *NOTHING), (0, 4, *NOTHING))
     removed = spark.createDataFrame([(0, 2)], "kafka_partition INT, kafka_offset BIGINT")
     diff = compare(speed, batch, removed, {})
-    assert (diff.speed_rows, diff.missing, diff.extra, diff.changed, diff.duplicate) == (3, 1, 1, 0, 1)
+    assert (diff.speed_rows, diff.missing, diff.extra, diff.changed, diff.duplicate) == (
+        3,
+        1,
+        1,
+        0,
+        1,
+    )
     assert [(s["kind"], s["offset"]) for s in diff.sample] == [("extra", 3), ("missing", 4)]
 
 
@@ -51,7 +57,8 @@ def test_unread_offsets_explain_missing_rows(spark: SparkSession) -> None:
 
 
 def test_every_kind_is_counted_wherever_among_the_offsets_it_is(spark: SparkSession) -> None:
-    """Against a plain count, over many blocks: most alike, some with one thing in them, some with several."""
+    """Against a plain count, over many blocks: most alike, some with one thing in them, some with
+    several."""
     at, dice = "kafka_partition INT, kafka_offset BIGINT", random.Random(7)
     kinds = ["same"] * 400 + ["missing", "extra", "changed", "duplicate", "absent"]
     speed, batch, removed, counted = [], [], [], Counter[str]()
@@ -69,11 +76,16 @@ def test_every_kind_is_counted_wherever_among_the_offsets_it_is(spark: SparkSess
     # Two that changed places, and a row three times: what a digest alone would not see.
     speed[0], speed[1] = (1, 0, speed[1][2]), (1, 1, speed[0][2])
     speed += [speed[200], speed[200]]
-    assert all(counted[kind] > 1 for kind in ("missing", "unread", "extra", "changed", "duplicate")), counted
+    assert all(
+        counted[kind] > 1 for kind in ("missing", "unread", "extra", "changed", "duplicate")
+    ), counted
     ours, theirs = (spark.createDataFrame(rows, f"{at}, v STRING") for rows in (speed, batch))
     diff = compare(ours, theirs, spark.createDataFrame(removed, at), {1: (2_000, 2_200)})
     assert diff.speed_rows == len(speed)
-    assert (diff.missing, diff.unread) == (counted["missing"] + counted["unread"], counted["unread"])
+    assert (diff.missing, diff.unread) == (
+        counted["missing"] + counted["unread"],
+        counted["unread"],
+    )
     assert (diff.extra, diff.changed, diff.duplicate) == (
         counted["extra"],
         counted["changed"] + 2,
@@ -105,14 +117,17 @@ def test_other_content_is_seen_in_every_type(spark: SparkSession) -> None:
         assert compare(frame(which), frame(which), no_rows, {}).changed == 0
     diff = compare(frame(0), frame(1), no_rows, {})
     assert (diff.missing, diff.extra, diff.changed) == (0, 0, len(CHANGES))
-    assert [(s["kind"], s["offset"]) for s in diff.sample] == [("changed", offset) for offset in [*at][:SAMPLE]]
+    assert [(s["kind"], s["offset"]) for s in diff.sample] == [
+        ("changed", offset) for offset in [*at][:SAMPLE]
+    ]
 
 
 def test_rows_of_an_earlier_schema_differ_by_value_and_not_by_type(spark: SparkSession) -> None:
     at = "kafka_partition INT, kafka_offset BIGINT"
     earlier = f"{at}, n INT, f FLOAT, s STRUCT<a: INT>, tags ARRAY<INT>, m MAP<STRING, INT>"
     later = (
-        f"{at}, n BIGINT, f DOUBLE, s STRUCT<a: BIGINT, b: STRING>, tags ARRAY<BIGINT>, m MAP<STRING, BIGINT>, z INT"
+        f"{at}, n BIGINT, f DOUBLE, s STRUCT<a: BIGINT, b: STRING>, tags ARRAY<BIGINT>, m "
+        "MAP<STRING, BIGINT>, z INT"
     )
     common = StructType.fromDDL(
         f"{at}, n BIGINT, f FLOAT, s STRUCT<a: BIGINT>, tags ARRAY<BIGINT>, m MAP<STRING, BIGINT>"
@@ -120,9 +135,19 @@ def test_rows_of_an_earlier_schema_differ_by_value_and_not_by_type(spark: SparkS
     assert isinstance(common, StructType)
     no_rows = spark.createDataFrame([], at)
     same = (0.1, (1,), [1], {"k": 1})
-    speed = [(0, 1, 1, *same), (0, 2, 1, *same), (0, 3, None, *same), (0, 4, 1, None, None, None, None)]
+    speed = [
+        (0, 1, 1, *same),
+        (0, 2, 1, *same),
+        (0, 3, None, *same),
+        (0, 4, 1, None, None, None, None),
+    ]
     now = (0.1, (1, "b"), [1], {"k": 1}, 7)
-    batch = [(0, 1, 1, *now), (0, 2, 2, *now), (0, 3, None, *now), (0, 4, 1, None, None, None, None, 7)]
+    batch = [
+        (0, 1, 1, *now),
+        (0, 2, 2, *now),
+        (0, 3, None, *now),
+        (0, 4, 1, None, None, None, None, 7),
+    ]
     ours, theirs = spark.createDataFrame(speed, earlier), spark.createDataFrame(batch, later)
     diff = compare(to_schema(ours, common), to_schema(theirs, common), no_rows, {})
     assert (diff.missing, diff.extra, diff.changed) == (0, 0, 1)

@@ -38,7 +38,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of the commands that remedies name beside ours: Kafka's, of which the broker's jars hold one."""
+    """A folder of the commands that remedies name beside ours: Kafka's, of which the broker's jars
+    hold one."""
     folder = tmp_path_factory.mktemp("tools")
     java, class_path = require_java(), ":".join(map(str, jars.ensure_jars().broker))
     command = f"{java} -XX:TieredStopAtLevel=1 -cp {class_path} kafka.admin.ConfigCommand"
@@ -54,7 +55,9 @@ class Patient:
         self.one, self.tools = one, tools
 
     def report(self) -> dict[str, Any]:
-        done = CliRunner().invoke(main, ["doctor", self.one.name, "--conf", str(self.one.folder), "--output", "json"])
+        done = CliRunner().invoke(
+            main, ["doctor", self.one.name, "--conf", str(self.one.folder), "--output", "json"]
+        )
         report: dict[str, Any] = json.loads(done.stdout)
         assert done.exit_code == (0 if report["ready"] else 1), done.output
         assert any(f["severity"] == "error" for f in report["findings"]) is not report["ready"]
@@ -81,7 +84,14 @@ class Patient:
             return
         environment = os.environ | {"PATH": f"{self.tools}{os.pathsep}{os.environ['PATH']}"}
         done = subprocess.run(
-            remedy, shell=True, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False
+            remedy,
+            shell=True,
+            env=environment,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
         )
         assert done.returncode == 0, f"{remedy}: {done.stdout}\n{done.stderr}"
 
@@ -94,7 +104,10 @@ class Patient:
 
 @pytest.fixture(scope="module")
 def patient(
-    environment: dict[str, Any], spark: SparkSession, tools: Path, tmp_path_factory: pytest.TempPathFactory
+    environment: dict[str, Any],
+    spark: SparkSession,
+    tools: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Patient]:
     """A stream with an accepted hour, and records of the running one."""
     one = World(tmp_path_factory.mktemp("doctor") / "conf", environment, spark)
@@ -118,7 +131,11 @@ def test_a_stream_in_order_is_ready_and_is_left_as_it_was(patient: Patient) -> N
     assert names[:3] == ["this machine", "s3", "catalog"]
     assert names[3:] == [f"{what} {patient.one.name}" for what in ("kafka", "tables", "stream")]
     assert patient.one.state.heads == before
-    text = CliRunner().invoke(main, ["doctor", patient.one.name, "--conf", str(patient.one.folder)]).stdout
+    text = (
+        CliRunner()
+        .invoke(main, ["doctor", patient.one.name, "--conf", str(patient.one.folder)])
+        .stdout
+    )
     assert text.endswith(f"\nready; next: anabranch hours {patient.one.name}\n")
     assert all(len(line) <= 80 or "remedy" in line for line in text.splitlines())
 
@@ -165,7 +182,9 @@ def test_a_topic_kept_otherwise_than_the_layers_need(
     finding = patient.finding(check)
     assert (finding["severity"], finding["subject"]) == (severity, patient.one.name)
     servers = patient.one.job.environment.kafka.bootstrap_servers
-    assert finding["remedy"] == run_book.replace("BROKERS", servers).replace("TOPIC", patient.one.name)
+    assert finding["remedy"] == run_book.replace("BROKERS", servers).replace(
+        "TOPIC", patient.one.name
+    )
     patient.run(finding["remedy"])
     assert patient.findings(check) == []
 
@@ -174,14 +193,17 @@ def test_a_table_that_is_missing(patient: Patient) -> None:
     patient.one.lake.catalog.drop_table(patient.one.job.stream.hours_table)
     finding = patient.finding(Issue.TABLE_MISSING)
     assert (finding["subject"], finding["remedy"]) == (
-        patient.one.job.stream.hours_table, printed("anabranch apply STREAM", STREAM=patient.one.name),
-    )  # fmt: skip
+        patient.one.job.stream.hours_table,
+        printed("anabranch apply STREAM", STREAM=patient.one.name),
+    )
     patient.run(finding["remedy"])
     assert patient.findings(Issue.TABLE_MISSING) == []
 
 
 def test_a_branch_that_is_missing(patient: Patient) -> None:
-    patient.one.lake.load(patient.one.job.stream.table).manage_snapshots().remove_branch("batch").commit()
+    patient.one.lake.load(patient.one.job.stream.table).manage_snapshots().remove_branch(
+        "batch"
+    ).commit()
     finding = patient.finding(Issue.BRANCH_MISSING)
     assert (finding["severity"], finding["expected"]) == ("error", "branch batch")
     patient.run(finding["remedy"])
@@ -217,17 +239,23 @@ def test_a_ledger_that_differs_from_the_table(patient: Patient) -> None:
     one.job.ledger.record([wrong])
     finding = patient.finding(Issue.LEDGER)
     assert (finding["severity"], finding["subject"]) == ("error", f"{one.name} {hour}")
-    assert finding["remedy"] == printed("anabranch batch STREAM --hour HOUR --restate", STREAM=one.name, HOUR=hour)
+    assert finding["remedy"] == printed(
+        "anabranch batch STREAM --hour HOUR --restate", STREAM=one.name, HOUR=hour
+    )
     # What its command does, in this process.
     assert [r.decision for r in one.batch(hour, restate=True)] == ["accepted"]
     assert patient.findings(Issue.LEDGER) == []
 
 
-def test_an_unreachable_kafka_hides_nothing_else(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_kafka_hides_nothing_else(
+    patient: Patient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("anabranch.kafka.client._BOOTSTRAP_MS", 1_000)
     one = patient.one
     kafka = one.told["kafka"]
-    one.tell(kafka={"bootstrap_servers": "127.0.0.1:1"}, s3=one.told["s3"] | {"secret_key": "wrong"})
+    one.tell(
+        kafka={"bootstrap_servers": "127.0.0.1:1"}, s3=one.told["s3"] | {"secret_key": "wrong"}
+    )
     try:
         report = patient.report()
         found = {f["check"]: f for f in report["findings"]}
@@ -237,7 +265,9 @@ def test_an_unreachable_kafka_hides_nothing_else(patient: Patient, monkeypatch: 
         assert "wrong" not in json.dumps(report)
     finally:
         one.tell(kafka=kafka, s3=one.told["s3"] | {"secret_key": "${AWS_SECRET_ACCESS_KEY}"})
-    assert not {Issue.KAFKA_AWAY, Issue.S3_RIGHTS} & {f["check"] for f in patient.report()["findings"]}
+    assert not {Issue.KAFKA_AWAY, Issue.S3_RIGHTS} & {
+        f["check"] for f in patient.report()["findings"]
+    }
 
 
 def test_a_catalog_locked_by_another_process(
@@ -264,8 +294,11 @@ def test_a_recreated_topic(patient: Patient) -> None:
 
 
 @pytest.mark.usefixtures("single_broker")
-def test_the_first_thing_to_run(environment: dict[str, Any], spark: SparkSession, tools: Path, tmp_path: Path) -> None:
-    """Of a stream that has neither topic nor bucket nor tables, each remedy leads to the next, and the end is ready."""
+def test_the_first_thing_to_run(
+    environment: dict[str, Any], spark: SparkSession, tools: Path, tmp_path: Path
+) -> None:
+    """Of a stream that has neither topic nor bucket nor tables, each remedy leads to the next, and
+    the end is ready."""
     bucket = f"doctor-{uuid.uuid4().hex[:8]}"
     settings = environment | {
         "catalog": environment["catalog"]
@@ -283,7 +316,9 @@ def test_the_first_thing_to_run(environment: dict[str, Any], spark: SparkSession
         report = patient.report()
         assert (report["ready"], report["next"]) == (True, f"anabranch apply {one.name}")
         patient.run(report["next"])
-        assert not {Issue.NOT_APPLIED, Issue.BUCKET_MISSING} & {f["check"] for f in patient.report()["findings"]}
+        assert not {Issue.NOT_APPLIED, Issue.BUCKET_MISSING} & {
+            f["check"] for f in patient.report()["findings"]
+        }
         one.send_now(2, "e")
         assert patient.report()["next"] == f"anabranch speed {one.name}"
     finally:
@@ -305,7 +340,12 @@ def empty(s3: Any, bucket: str) -> None:
     """Remove every version: moto changes the lock of an empty bucket only."""
     listed = s3.list_object_versions(Bucket=bucket)
     for one in (*listed.get("Versions", ()), *listed.get("DeleteMarkers", ())):
-        s3.delete_object(Bucket=bucket, Key=one["Key"], VersionId=one["VersionId"], BypassGovernanceRetention=True)
+        s3.delete_object(
+            Bucket=bucket,
+            Key=one["Key"],
+            VersionId=one["VersionId"],
+            BypassGovernanceRetention=True,
+        )
 
 
 def test_a_bucket_whose_settings_delete_keep_or_refuse(
@@ -318,17 +358,26 @@ def test_a_bucket_whose_settings_delete_keep_or_refuse(
     with running_aws(tmp_path) as aws:
         settings = config.Environment(
             kafka=config.Kafka(bootstrap_servers="127.0.0.1:1"),
-            catalog=config.Catalog(name="lake", uri=f"sqlite:///{tmp_path}/c.db", warehouse="s3://lake/warehouse"),
-            s3=config.S3(endpoint=aws.url, access_key=SecretStr("root"), secret_key=SecretStr("root")),
+            catalog=config.Catalog(
+                name="lake", uri=f"sqlite:///{tmp_path}/c.db", warehouse="s3://lake/warehouse"
+            ),
+            s3=config.S3(
+                endpoint=aws.url, access_key=SecretStr("root"), secret_key=SecretStr("root")
+            ),
         )
         for name, value in {
-            "AWS_ENDPOINT_URL": aws.url, "AWS_DEFAULT_REGION": "us-east-1", "AWS_ACCESS_KEY_ID": "root",
-            "AWS_SECRET_ACCESS_KEY": "root", "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
-        }.items():  # fmt: skip
+            "AWS_ENDPOINT_URL": aws.url,
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_ACCESS_KEY_ID": "root",
+            "AWS_SECRET_ACCESS_KEY": "root",
+            "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
+        }.items():
             monkeypatch.setenv(name, value)
 
         def found() -> dict[Issue, Finding]:
-            return {f.check: f for f in store.findings(where, ("events",), store.read(settings, where))}
+            return {
+                f.check: f for f in store.findings(where, ("events",), store.read(settings, where))
+            }
 
         def run(remedy: str) -> None:
             subprocess.run(remedy, shell=True, check=True, timeout=300)
@@ -342,10 +391,14 @@ def test_a_bucket_whose_settings_delete_keep_or_refuse(
             "ID": "old", "Status": "Enabled", "Filter": {"Prefix": ""}, "Expiration": {"Days": 30},
             "NoncurrentVersionExpiration": {"NoncurrentDays": 7},
         }  # fmt: skip
-        s3.put_bucket_lifecycle_configuration(Bucket="lake", LifecycleConfiguration={"Rules": [rule]})
+        s3.put_bucket_lifecycle_configuration(
+            Bucket="lake", LifecycleConfiguration={"Rules": [rule]}
+        )
         assert {check: f.severity for check, f in found().items()} == {Issue.LIFECYCLE: "error"}
         del rule["Expiration"]
-        s3.put_bucket_lifecycle_configuration(Bucket="lake", LifecycleConfiguration={"Rules": [rule]})
+        s3.put_bucket_lifecycle_configuration(
+            Bucket="lake", LifecycleConfiguration={"Rules": [rule]}
+        )
         assert found() == {}
 
         kept = {"DefaultRetention": {"Mode": "GOVERNANCE", "Days": 30}}
@@ -379,15 +432,23 @@ def test_a_bucket_whose_settings_delete_keep_or_refuse(
         )
         run(left.remedy)
         assert found() == {}
-        assert s3.list_objects_v2(Bucket="lake").get("Contents") is None, "the doctor leaves nothing behind"
+        assert s3.list_objects_v2(Bucket="lake").get("Contents") is None, (
+            "the doctor leaves nothing behind"
+        )
 
-        policy = json.loads((ROOT / "deploy" / "s3" / "reader.json").read_text().replace("BUCKET", "lake"))
+        policy = json.loads(
+            (ROOT / "deploy" / "s3" / "reader.json").read_text().replace("BUCKET", "lake")
+        )
         policy["Statement"].append({"Effect": "Allow", "Action": "s3:HeadBucket", "Resource": "*"})
         access, secret = aws.user("reader", json.dumps(policy))
         aws.enforce()
-        reader = config.S3(endpoint=aws.url, access_key=SecretStr(access), secret_key=SecretStr(secret))
+        reader = config.S3(
+            endpoint=aws.url, access_key=SecretStr(access), secret_key=SecretStr(secret)
+        )
         facts = store.read(settings.model_copy(update={"s3": reader}), where)
-        denied = {f.check: f for f in store.findings(where, ("events",), facts) if f.severity == "error"}
+        denied = {
+            f.check: f for f in store.findings(where, ("events",), facts) if f.severity == "error"
+        }
         assert denied.keys() == {Issue.S3_RIGHTS}
         assert "s3:PutObject" in denied[Issue.S3_RIGHTS].remedy
 
@@ -403,4 +464,7 @@ def test_a_schema_registry_that_has_no_such_subject_yet(
     [finding] = of_registry.findings(one.job.stream, facts)
     assert (finding.check, finding.severity) == (Issue.SUBJECT_MISSING, "warning")
     registry.register(subject, '"string"')
-    assert of_registry.findings(one.job.stream, of_registry.read(one.job.environment, one.job.stream)) == []
+    assert (
+        of_registry.findings(one.job.stream, of_registry.read(one.job.environment, one.job.stream))
+        == []
+    )

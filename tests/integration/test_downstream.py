@@ -1,4 +1,5 @@
-"""What those downstream of `main` are promised, and a consumer in a process of its own that follows it."""
+"""What those downstream of `main` are promised, and a consumer in a process of its own that follows
+it."""
 
 from __future__ import annotations
 
@@ -58,7 +59,8 @@ def test_a_consumer_that_is_killed_equals_the_table_through_restatements_and_ove
         one.batch(older)
         wait_for(lambda: consumed(own) == ([(older, 1, "batch")], complete()), "the first hour")
         assert promised(one).complete_through == older
-    # Without a consumer: another hour, two restatements, and an hour that is given to the speed layer.
+    # Without a consumer: another hour, two restatements, and an hour that is given to the speed
+    # layer.
     one.batch(newer)
     one.batch(older, restate=True)
     one.batch(older, restate=True)
@@ -79,18 +81,34 @@ def test_a_consumer_that_is_killed_equals_the_table_through_restatements_and_ove
     exec(compile(code_of_page("## Spark"), "docs/how-to/follow-changes.md", "exec"), code)
     for _ in range(2):
         code["follow"](one.spark, one.name, source, target, str(one.folder))
-        copied = [(r.kafka_partition, r.kafka_offset, r.event_id) for r in one.spark.table(target).collect()]
+        copied = [
+            (r.kafka_partition, r.kafka_offset, r.event_id)
+            for r in one.spark.table(target).collect()
+        ]
         assert sorted(copied) == complete()
-    assert len(one.lake.load(f"{one.name}.copy").metadata.snapshots) == 3, "created, and one for each hour"
+    assert len(one.lake.load(f"{one.name}.copy").metadata.snapshots) == 3, (
+        "created, and one for each hour"
+    )
 
     # The same from the command line, and without Spark or the consumer's tokens.
-    printed = CliRunner().invoke(main, ["changes", one.name, "--output", "json", "--conf", str(one.folder)])
+    printed = CliRunner().invoke(
+        main, ["changes", one.name, "--output", "json", "--conf", str(one.folder)]
+    )
     lines = [json.loads(line) for line in printed.stdout.splitlines()]
     assert [(c["hour"], c["revision"], c["served"], c["rows"]) for c in lines] == [
         (older, 3, "batch", 20), (newer, 1, "batch", 20)
     ]  # fmt: skip
     assert not list(changes(one.name, lines[-1]["token"], conf=str(one.folder)))
-    asked = ["complete", one.name, "--event-time", older[:10], "--output", "json", "--conf", str(one.folder)]
+    asked = [
+        "complete",
+        one.name,
+        "--event-time",
+        older[:10],
+        "--output",
+        "json",
+        "--conf",
+        str(one.folder),
+    ]
     done = CliRunner().invoke(main, asked)
     assert done.exit_code == 1, "records of the next thirty days may contain an event of today"
     assert json.loads(done.stdout)["accepted"] == 2
@@ -112,19 +130,27 @@ def test_records_acknowledged_before_fresh_through_are_in_main(world: Make) -> N
     acknowledged: list[tuple[datetime, Record]] = []
 
     def send(count: int, name: str) -> None:
-        records = one.send([(i % 2, datetime.now(UTC), event(f"{name}-{i}", datetime.now(UTC))) for i in range(count)])
+        records = one.send(
+            [
+                (i % 2, datetime.now(UTC), event(f"{name}-{i}", datetime.now(UTC)))
+                for i in range(count)
+            ]
+        )
         acknowledged.extend((datetime.now(UTC), record) for record in records)
 
     def publishes() -> list[Snapshot]:
         """Those of main, in order."""
         snapshots = one.lake.load(one.job.stream.table).metadata.snapshots
         of_main = [
-            s for s in snapshots if s.summary is not None and "anabranch.merged" in s.summary.additional_properties
+            s
+            for s in snapshots
+            if s.summary is not None and "anabranch.merged" in s.summary.additional_properties
         ]
         return sorted(of_main, key=lambda s: s.sequence_number or 0)
 
     def moved_at_rest() -> bool:
-        """A publish knows that nothing had come after the one before it. Of the first two it may know so anyway."""
+        """A publish knows that nothing had come after the one before it. Of the first two it may
+        know so anyway."""
         send(1, f"at-rest-{len(acknowledged)}")
         wait_for(lambda: one.published == len(acknowledged), "a record to be published")
         landed = publishes()[1:]

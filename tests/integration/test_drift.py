@@ -1,4 +1,5 @@
-"""Fields that the schema does not know: counted with the hour, and taken up as `anabranch drift` says."""
+"""Fields that the schema does not know: counted with the hour, and taken up as `anabranch drift`
+says."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ def unknown_of(one: World, hour: str) -> UnknownFields | None:
     return ledger.newest(one.job.ledger.history([hour]))[hour].unknown
 
 
-def test_unknown_fields_are_counted_and_added_as_drift_proposes(world: Callable[..., World]) -> None:
+def test_unknown_fields_are_counted_and_added_as_drift_proposes(
+    world: Callable[..., World],
+) -> None:
     one, hour = world(), past_hour(1)
     one.topic(1)
     one.send(drifted(hour))
@@ -50,7 +53,9 @@ def test_unknown_fields_are_counted_and_added_as_drift_proposes(world: Callable[
             UnknownField("size\n", 1, (0, 3), (0, 3), "9.9", "DOUBLE"),
         ),
     )
-    assert "2 records with fields that the schema does not know: colour" in call(one, "explain", one.name, hour)
+    assert "2 records with fields that the schema does not know: colour" in call(
+        one, "explain", one.name, hour
+    )
 
     said = call(one, *words(printed("anabranch drift STREAM", STREAM=one.name)))
     [schema] = [line for line in said.splitlines() if line.startswith("schema: ")]
@@ -62,7 +67,9 @@ def test_unknown_fields_are_counted_and_added_as_drift_proposes(world: Callable[
     for command in reported["commands"]:
         program, verb, *_ = command.split()
         assert (program, verb) in (("anabranch", "apply"), ("anabranch", "batch"))
-    assert reported["restate"] == [hour] and reported["commands"][0] == f"anabranch apply {one.name}"
+    assert (
+        reported["restate"] == [hour] and reported["commands"][0] == f"anabranch apply {one.name}"
+    )
     one.apply()
     # A field that is now in the schema is still missing from the hour, until it is restated.
     assert json.loads(call(one, "drift", one.name, "--output", "json"))["restate"] == [hour]
@@ -71,7 +78,9 @@ def test_unknown_fields_are_counted_and_added_as_drift_proposes(world: Callable[
     assert {r["event_id"]: r["colour"] for r in one.rows()} == {
         "plain": None, "null": None, "red": "red", "both": "blue",
     }  # fmt: skip
-    assert [f["name"] for f in json.loads(call(one, "drift", one.name, "--output", "json"))["fields"]] == ["size\n"]
+    assert [
+        f["name"] for f in json.loads(call(one, "drift", one.name, "--output", "json"))["fields"]
+    ] == ["size\n"]
 
 
 @pytest.mark.full
@@ -84,7 +93,11 @@ def test_a_stream_that_ignores_them_counts_none_and_names_beyond_the_bound_are_o
     many = {f"f{i:03}": i for i in range(300)}
     hostile = {'it\'s \\ "q"': 1, "a\n\x07`b": 2}
     long = hostile | {"n" * 40_000: 3}
-    values = [event("many", at, **long, **many), event("long", at, **long), event("hostile", at, **hostile)]
+    values = [
+        event("many", at, **long, **many),
+        event("long", at, **long),
+        event("hostile", at, **hostile),
+    ]
     one.send([(0, at, value) for value in values])
     one.apply()
     one.batch(hour)
@@ -93,7 +106,11 @@ def test_a_stream_that_ignores_them_counts_none_and_names_beyond_the_bound_are_o
     one.reopen()
     one.batch(hour, restate=True)
     unknown = unknown_of(one, hour)
-    assert unknown is not None and (unknown.records, len(unknown.fields), unknown.others) == (3, 50, 150)
+    assert unknown is not None and (unknown.records, len(unknown.fields), unknown.others) == (
+        3,
+        50,
+        150,
+    )
     assert {f.name: (f.records, f.type) for f in unknown.fields[:3]} == {
         "it's \\ \"q\"": (3, "BIGINT"), "a\n\x07`b": (3, "BIGINT"), "n" * 100: (2, None),
     }  # fmt: skip
@@ -103,24 +120,38 @@ def test_a_stream_that_ignores_them_counts_none_and_names_beyond_the_bound_are_o
 
 
 @pytest.mark.full
-def test_rescued_fields_are_in_the_rows_of_both_layers_and_move_to_their_column(world: Callable[..., World]) -> None:
+def test_rescued_fields_are_in_the_rows_of_both_layers_and_move_to_their_column(
+    world: Callable[..., World],
+) -> None:
     one, hour, later = world(), past_hour(2), past_hour(1)
     one.topic(1)
     one.send(drifted(hour))
     at = start_of(later)
     one.send(
-        [(0, at, event(f"{later}-{i}", at, **({"size": {"w": [1.5, None]}} if i in (3, 7) else {}))) for i in range(9)]
+        [
+            (
+                0,
+                at,
+                event(f"{later}-{i}", at, **({"size": {"w": [1.5, None]}} if i in (3, 7) else {})),
+            )
+            for i in range(9)
+        ]
     )
     one.apply()
     one.batch(hour)
     one.configure(unknown="rescue")
     one.reopen()
-    # The batch layer's rows lack the column until an hour is restated; both layers write it from now on.
+    # The batch layer's rows lack the column until an hour is restated; both layers write it from
+    # now on.
     one.apply()
     one.speed()
 
     def rescued() -> dict[str, str]:
-        return {r["event_id"].removeprefix(f"{later}-"): r["rescued"] for r in one.rows() if r["rescued"] is not None}
+        return {
+            r["event_id"].removeprefix(f"{later}-"): r["rescued"]
+            for r in one.rows()
+            if r["rescued"] is not None
+        }
 
     of_later = {"3": '{"size":{"w":[1.5,null]}}', "7": '{"size":{"w":[1.5,null]}}'}
     assert rescued() == of_later
@@ -131,7 +162,11 @@ def test_rescued_fields_are_in_the_rows_of_both_layers_and_move_to_their_column(
     [restated] = one.batch(hour, restate=True)
     of_hour = {"red": '{"colour":"red"}', "both": '{"colour":"blue","gone":null,"size\\n":1.5}'}
     assert (restated.decision, rescued()) == ("accepted", of_later | of_hour)
-    assert [f.name for f in (unknown_of(one, hour) or UnknownFields(0)).fields] == ["colour", "gone", "size\n"]
+    assert [f.name for f in (unknown_of(one, hour) or UnknownFields(0)).fields] == [
+        "colour",
+        "gone",
+        "size\n",
+    ]
 
     # An added field is in its column, and in no other.
     one.configure(schema=one.job.stream.ddl + ", colour STRING, gone STRING")
@@ -176,5 +211,12 @@ def test_a_record_that_is_refused_for_a_field_is_a_dead_letter_until_the_schema_
     one.reopen()
     one.apply()
     one.replay()
-    assert {r["event_id"]: r["colour"] for r in one.rows()} == {"plain": None, "null": None, "red": "red"}
-    assert {r["kafka_offset"]: r["error_code"] for r in one.dead()} == {3: "unknown_field", 4: "missing_required"}
+    assert {r["event_id"]: r["colour"] for r in one.rows()} == {
+        "plain": None,
+        "null": None,
+        "red": "red",
+    }
+    assert {r["kafka_offset"]: r["error_code"] for r in one.dead()} == {
+        3: "unknown_field",
+        4: "missing_required",
+    }

@@ -52,7 +52,9 @@ def kept(rows: DataFrame, key: list[str], served: DataFrame | None) -> list[tupl
         assert sorted([*by_rule, *repeated]) == places(rows)
         assert places(found.leave_out(rows)) == by_rule
         assert found.offsets(dict.fromkeys(range(8), (0, 100))) == Counter(p for p, _ in repeated)
-        assert found.offsets({0: (2, 5)}).get(0, 0) == sum(p == 0 and 2 <= o < 5 for p, o in repeated)
+        assert found.offsets({0: (2, 5)}).get(0, 0) == sum(
+            p == 0 and 2 <= o < 5 for p, o in repeated
+        )
     return by_rule
 
 
@@ -78,14 +80,24 @@ def test_event_that_is_served_is_dropped_with_all_its_records(spark: SparkSessio
 
 
 def test_nulls_in_a_key_equal_each_other(spark: SparkSession) -> None:
-    rows: Rows = [(None, 1, 0, 1, ""), (None, 1, 0, 2, ""), ("a", None, 0, 4, ""), ("a", None, 0, 5, "")]
+    rows: Rows = [
+        (None, 1, 0, 1, ""),
+        (None, 1, 0, 2, ""),
+        ("a", None, 0, 4, ""),
+        ("a", None, 0, 5, ""),
+    ]
     assert kept(frame(spark, rows), ["id", "part"], None) == [(0, 1), (0, 4)]
     served = frame(spark, [(None, 1, 0, 0, "")])
     assert kept(frame(spark, rows), ["id", "part"], served) == [(0, 4)]
 
 
 def test_records_without_any_key_repeat_nothing(spark: SparkSession) -> None:
-    rows: Rows = [(None, None, 0, 1, ""), (None, None, 0, 2, ""), (None, 1, 0, 3, ""), (None, 1, 1, 3, "")]
+    rows: Rows = [
+        (None, None, 0, 1, ""),
+        (None, None, 0, 2, ""),
+        (None, 1, 0, 3, ""),
+        (None, 1, 1, 3, ""),
+    ]
     served = frame(spark, [(None, None, 0, 0, "")])
     for known in (None, served):
         assert kept(frame(spark, rows), ["id", "part"], known) == [(0, 1), (0, 2), (0, 3)]
@@ -116,10 +128,22 @@ def three_hashes(key: list[Any]) -> Any:
         ("DECIMAL(9,2)", "DECIMAL(30,2)"),
     ],
 )
-def test_a_widened_key_equals_its_former_values(spark: SparkSession, mine: str, theirs: str) -> None:
-    rows = frame(spark, [("1", None, 0, 1, ""), ("2", None, 0, 2, ""), ("2", None, 0, 3, ""), ("3", None, 0, 4, "")])
+def test_a_widened_key_equals_its_former_values(
+    spark: SparkSession, mine: str, theirs: str
+) -> None:
+    rows = frame(
+        spark,
+        [
+            ("1", None, 0, 1, ""),
+            ("2", None, 0, 2, ""),
+            ("2", None, 0, 3, ""),
+            ("3", None, 0, 4, ""),
+        ],
+    )
     served = frame(spark, [("3", None, 0, 0, ""), ("4", None, 0, 0, "")])
-    rows, served = (f.withColumn("id", F.col("id").cast(t)) for f, t in ((rows, mine), (served, theirs)))
+    rows, served = (
+        f.withColumn("id", F.col("id").cast(t)) for f, t in ((rows, mine), (served, theirs))
+    )
     assert kept(rows, ["id"], served) == [(0, 1), (0, 2)]
 
 
@@ -132,7 +156,9 @@ def test_zeros_of_both_signs_and_every_nan_are_one_key(spark: SparkSession) -> N
 
 
 @pytest.mark.parametrize("sent", [0, 500_000], ids=["shuffled", "sent"])
-@pytest.mark.parametrize("hashes", [None, pytest.param(three_hashes, marks=pytest.mark.full), every_hash_alike])
+@pytest.mark.parametrize(
+    "hashes", [None, pytest.param(three_hashes, marks=pytest.mark.full), every_hash_alike]
+)
 @pytest.mark.parametrize("slices", [pytest.param(1, marks=pytest.mark.full), 5])
 def test_same_result_whatever_the_partitioning_the_hashes_and_how_many_repeat(
     spark: SparkSession, slices: int, hashes: Any, sent: int, monkeypatch: pytest.MonkeyPatch
@@ -152,7 +178,9 @@ def test_same_result_whatever_the_partitioning_the_hashes_and_how_many_repeat(
     assert kept(frame(spark, rows, slices), ["id"], served) == expected
 
 
-def test_only_hashes_are_shuffled_where_nothing_repeats(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_hashes_are_shuffled_where_nothing_repeats(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def repeated(*_: object) -> None:
         raise AssertionError("the rule is applied to rows that repeat nothing")
 
@@ -164,11 +192,19 @@ def test_only_hashes_are_shuffled_where_nothing_repeats(spark: SparkSession, mon
         assert places(found.leave_out(rows)) == places(rows)
 
 
-def test_keys_that_a_bloom_filter_excludes_are_not_shuffled(spark: SparkSession, tmp_path: Path) -> None:
+def test_keys_that_a_bloom_filter_excludes_are_not_shuffled(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     hashed = F.xxhash64("id").alias("_hash")
     # As Kafka's rows: of no known size, which Spark takes for the largest that there is.
-    named = frame(spark, [(f"e{i}", None, 0, i, "") for i in range(50)], 3).select("*", hashed).localCheckpoint()
-    spark.range(10, 5_000).select(F.format_string("e%d", "id").alias("id")).write.parquet(f"{tmp_path}/served")
+    named = (
+        frame(spark, [(f"e{i}", None, 0, i, "") for i in range(50)], 3)
+        .select("*", hashed)
+        .localCheckpoint()
+    )
+    spark.range(10, 5_000).select(F.format_string("e%d", "id").alias("id")).write.parquet(
+        f"{tmp_path}/served"
+    )
     served = spark.read.parquet(f"{tmp_path}/served").select("id", hashed)
     # So few rows would be sent to every task.
     settings = bloom_filter_settings(50) | {"spark.sql.autoBroadcastJoinThreshold": "-1"}
@@ -177,7 +213,9 @@ def test_keys_that_a_bloom_filter_excludes_are_not_shuffled(spark: SparkSession,
         for key, value in settings.items():
             spark.conf.set(key, value)
         found = hash_candidates(served, named)
-        assert re.search(r"might_contain.*\n(.*\n)*.*bloom_filter_agg\(.*, 50, 500", plan(found)), plan(found)
+        assert re.search(r"might_contain.*\n(.*\n)*.*bloom_filter_agg\(.*, 50, 500", plan(found)), (
+            plan(found)
+        )
         assert sorted(row.id for row in found.collect()) == sorted(f"e{i}" for i in range(10, 50))
     finally:
         for key, value in before.items():

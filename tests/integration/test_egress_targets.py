@@ -1,4 +1,5 @@
-"""Egress by its command, from real hours to real S3: every accepted record once at the other end."""
+"""Egress by its command, from real hours to real S3: every accepted record once at the other
+end."""
 
 from __future__ import annotations
 
@@ -37,14 +38,17 @@ def names(one: World, prefix: str) -> set[str]:
 
 
 def exported(one: World, hour: str) -> list[tuple[int, int, str]]:
-    """What a reader by `_SUCCESS` reads of an hour's folder, and that the manifest says the same."""
+    """What a reader by `_SUCCESS` reads of an hour's folder, and that the manifest says the
+    same."""
     prefix = f"exports/{one.name}/date={hour[:10]}/hour={hour[11:]}/"
     store = store_of(one)
     manifest: dict[str, Any] = json.loads(store.get(BUCKET, f"{prefix}_manifest.json"))
     assert store.get(BUCKET, f"{prefix}_SUCCESS").decode().strip() == manifest["delivery"]
     files = names(one, prefix) - {"_manifest.json", "_SUCCESS"}
     assert files == {file["name"] for file in manifest["files"]}
-    tables = [pq.read_table(pa.BufferReader(store.get(BUCKET, prefix + name))) for name in sorted(files)]
+    tables = [
+        pq.read_table(pa.BufferReader(store.get(BUCKET, prefix + name))) for name in sorted(files)
+    ]
     rows = [row for table in tables for row in table.to_pylist()]
     return [(r["kafka_partition"], r["kafka_offset"], r["event_id"]) for r in rows]
 
@@ -60,9 +64,11 @@ def ends_of(one: World, topic: str) -> dict[int, int]:
     return one.kafka.stable_ends(described)
 
 
-def sent(one: World, topic: str, since: Mapping[int, int] | None = None) -> list[tuple[bytes, bytes | None]]:
-    """All records of a topic, or those behind the offsets `since`, as a reader of committed ones is given them: in the
-    order of each partition."""
+def sent(
+    one: World, topic: str, since: Mapping[int, int] | None = None
+) -> list[tuple[bytes, bytes | None]]:
+    """All records of a topic, or those behind the offsets `since`, as a reader of committed ones is
+    given them: in the order of each partition."""
     starts = {p: (since or {}).get(p, 0) for p in ends_of(one, topic)}
     ranges = {p: (starts[p], end) for p, end in ends_of(one, topic).items() if end > starts[p]}
     given = one.kafka.read_records(topic, ranges) if ranges else ()
@@ -80,12 +86,17 @@ def expected_values(one: World, *hours: str) -> dict[bytes, dict[str, Any]]:
     described = one.kafka.describe(one.name)
     assert described is not None
     rows = [r for r in one.rows() if r["ingest_hour"] in hours]
-    return {f"{described.id}:{r['kafka_partition']}:{r['kafka_offset']}".encode(): plain(r) for r in rows}
+    return {
+        f"{described.id}:{r['kafka_partition']}:{r['kafka_offset']}".encode(): plain(r)
+        for r in rows
+    }
 
 
 def recorded(one: World, target: str) -> list[str]:
     """The hours that the table of deliveries has of a target, in their order."""
-    rows = one.lake.load(one.job.stream.egress_table).scan().to_arrow().sort_by("sequence").to_pylist()
+    rows = (
+        one.lake.load(one.job.stream.egress_table).scan().to_arrow().sort_by("sequence").to_pylist()
+    )
     return [row["hour"] for row in rows if row["target"] == target]
 
 
@@ -119,7 +130,8 @@ def test_hours_restated_between_kills_are_once_at_the_other_end(world: Make) -> 
     assert len(sent(one, topic)) == 16
     run_into(one, Step.EGRESS_DELIVERED.label, "egress", one.name, "--target", "feed")
     assert recorded(one, "feed") == []
-    # A folder that is killed when its manifest names the files. The hazard: no marker shows that it is complete.
+    # A folder that is killed when its manifest names the files. The hazard: no marker shows that it
+    # is complete.
     run_into(one, Step.EGRESS_NAMED.label, "egress", one.name)
     assert "_SUCCESS" not in names(one, f"exports/{one.name}/")
     assert len(deliver(one)) == 1
@@ -171,7 +183,8 @@ def test_an_hour_between_kills_is_once_at_the_other_end(world: Make) -> None:
     assert len(sent(one, topic)) == 8
     run_into(one, Step.EGRESS_COMMITTED.label, "egress", one.name, "--target", "feed")
     assert len(sent(one, topic)) == 16
-    # Killed when the folder's manifest names the files. The hazard: no _SUCCESS says that the folder is whole.
+    # Killed when the folder's manifest names the files. The hazard: no _SUCCESS says that the
+    # folder is whole.
     run_into(one, Step.EGRESS_NAMED.label, "egress", one.name, "--target", "export")
     assert "_SUCCESS" not in names(one, f"exports/{one.name}/")
     assert len(deliver(one)) == 2
@@ -196,7 +209,11 @@ def test_erased_records_leave_the_targets_between_kills(world: Make) -> None:
         """Erase a player's records; returns the keys of those."""
         rows = [row for row in one.rows() if row["player"] == name]
         order = ErasureRequest("player", frozenset({name}), "case 4711")
-        assert erase(one.job, Publisher(one.lake, one.job.stream), order).removed.rows == len(rows) == 3
+        assert (
+            erase(one.job, Publisher(one.lake, one.job.stream), order).removed.rows
+            == len(rows)
+            == 3
+        )
         return {f"{described.id}:{r['kafka_partition']}:{r['kafka_offset']}".encode() for r in rows}
 
     # Erased in the middle of a delivery: the topic has some of the records by then.

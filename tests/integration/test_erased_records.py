@@ -1,5 +1,5 @@
-"""Erasure beside both layers: erased records leave every branch, and a rebuild, a replay or the speed layer brings none
-back, while the account of each hour closes."""
+"""Erasure beside both layers: erased records leave every branch, and a rebuild, a replay or the
+speed layer brings none back, while the account of each hour closes."""
 
 from __future__ import annotations
 
@@ -28,10 +28,14 @@ BRANCHES = ("speed", "batch", "main")
 
 
 def test_a_filter_leaves_out_values_and_places(spark: SparkSession) -> None:
-    rows = [("H0", 0, o, f"p{o % 3}", o * 7) for o in range(12)] + [("H1", 1, o, None, None) for o in range(3)]
+    rows = [("H0", 0, o, f"p{o % 3}", o * 7) for o in range(12)] + [
+        ("H1", 1, o, None, None) for o in range(3)
+    ]
     names = "ingest_hour STRING, kafka_partition INT, kafka_offset BIGINT, player STRING, level INT"
     frame, key = spark.createDataFrame(rows, names), Key(b"a key of this test")
-    of_player = HashedValues("player", key, frozenset(key.hashes("player", ["p1", "p9"])), {0: (0, 10)})
+    of_player = HashedValues(
+        "player", key, frozenset(key.hashes("player", ["p1", "p9"])), {0: (0, 10)}
+    )
     of_level = HashedValues("level", key, frozenset(key.hashes("level", ["0", "77"])), {0: (0, 20)})
     hours = (
         HourFilter("H0", (of_player, of_level), frozenset({(0, 5)})),
@@ -39,49 +43,76 @@ def test_a_filter_leaves_out_values_and_places(spark: SparkSession) -> None:
     )
     erased = find_erased(frame, ErasureFilter(hours))
     # Not offset 10, whose player is p1: it was accepted after the request.
-    assert sorted(map(tuple, erased.collect())) == [(0, 0), (0, 1), (0, 4), (0, 5), (0, 7), (0, 11), (1, 2)]
+    assert sorted(map(tuple, erased.collect())) == [
+        (0, 0),
+        (0, 1),
+        (0, 4),
+        (0, 5),
+        (0, 7),
+        (0, 11),
+        (1, 2),
+    ]
     assert without(frame, erased).count() == 8
     nothing = find_erased(frame, ErasureFilter((HourFilter("H1", (of_player,), frozenset()),)))
     assert (nothing.count(), without(frame, nothing).count()) == (0, 15)
 
 
 def erase_player(one: World) -> Erased:
-    return erase(one.job, Publisher(one.lake, one.job.stream), ErasureRequest("player", frozenset({GONE}), "case 4711"))
+    return erase(
+        one.job,
+        Publisher(one.lake, one.job.stream),
+        ErasureRequest("player", frozenset({GONE}), "case 4711"),
+    )
 
 
 def left(one: World) -> list[Any]:
     """What any branch still has of the player."""
     rows = [(b, r["event_id"]) for b in BRANCHES for r in one.rows(b) if r["player"] == GONE]
-    return rows + [(b, d["value"]) for b in BRANCHES for d in one.dead(b) if b'"p3"' in (d["value"] or b"")]
+    return rows + [
+        (b, d["value"]) for b in BRANCHES for d in one.dead(b) if b'"p3"' in (d["value"] or b"")
+    ]
 
 
 def kept(one: World) -> list[tuple[int, int, str]]:
     """Every good record that Kafka acknowledged, but those of the player."""
     good = [(r, json.loads(r.value)) for r in one.sent if r.value and r.value.endswith(b"}")]
-    return sorted((r.partition, r.offset, v["event_id"]) for r, v in good if v.get("player") != GONE)
+    return sorted(
+        (r.partition, r.offset, v["event_id"]) for r, v in good if v.get("player") != GONE
+    )
 
 
 def counts(one: World, hour: str) -> Any:
     row = ledger.newest(one.job.ledger.history([hour]))[hour]
-    assert row.offsets == (row.good or 0) + (row.dead or 0) + (row.duplicate or 0) + (row.gap or 0) + (row.erased or 0)
+    assert row.offsets == (row.good or 0) + (row.dead or 0) + (row.duplicate or 0) + (
+        row.gap or 0
+    ) + (row.erased or 0)
     assert row.partitions is not None and all(p.total == p.offsets for p in row.partitions.values())
     return {"good": row.good, "dead": row.dead, "erased": row.erased}
 
 
 @pytest.fixture
 def one(world: Make) -> World:
-    """Two past hours, the first accepted, with records that cannot be decoded; and records that are not read yet."""
+    """Two past hours, the first accepted, with records that cannot be decoded; and records that are
+    not read yet."""
     one = world()
     one.tell(erasure=KEY)
     one.topic()
     first, second = spread(past_hour(2), 14, "a"), spread(past_hour(1), 14, "b")
-    one.send([*first, (0, first[-1][1], b'{"event_id": "broken", "player": "p3", '), (0, first[-1][1], b"{other p33")])
+    one.send(
+        [
+            *first,
+            (0, first[-1][1], b'{"event_id": "broken", "player": "p3", '),
+            (0, first[-1][1], b"{other p33"),
+        ]
+    )
     one.send(second)
     one.apply()
     one.speed()
     assert [r.decision for r in one.batch(past_hour(2))] == ["accepted"]
     now = datetime.now(UTC)
-    one.send([(0, now, event("unread", now, player=GONE)), (1, now, event("other", now, player="p1"))])
+    one.send(
+        [(0, now, event("unread", now, player=GONE)), (1, now, event("other", now, player="p1"))]
+    )
     return one
 
 
@@ -89,7 +120,11 @@ def one(world: Make) -> World:
 def test_erased_records_come_back_by_nothing(one: World) -> None:
     hours = [past_hour(2), past_hour(1)]
     order = ErasureRequest("player", frozenset({GONE}), "case 4711")
-    assert (len(left(one)) > 0, find(one.job, order).rows, find(one.job, order).dead) == (True, 4, 1)
+    assert (len(left(one)) > 0, find(one.job, order).rows, find(one.job, order).dead) == (
+        True,
+        4,
+        1,
+    )
     begun = erase_player(one)
     assert (begun.removed.rows, begun.removed.dead, left(one)) == (4, 1, [])
     assert begun.left is not None and "yet to be read" in begun.left

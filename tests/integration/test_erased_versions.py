@@ -1,5 +1,5 @@
-"""The end of an erasure in a bucket that keeps versions: those of files with erased records are deleted once the
-deadline has passed, and the status names a missing right."""
+"""The end of an erasure in a bucket that keeps versions: those of files with erased records are
+deleted once the deadline has passed, and the status names a missing right."""
 
 from __future__ import annotations
 
@@ -27,14 +27,22 @@ from anabranch.operations.maintenance import maintain
 POLICIES = Path(__file__).resolve().parents[2] / "deploy" / "s3"
 # AWS judges a look at a bucket as s3:ListBucket, moto by a name of its own.
 NAMES = {"BUCKET": "lake", '"s3:ListBucket"': '["s3:ListBucket", "s3:HeadBucket"]'}
-ALL = json.dumps({"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "s3:*", "Resource": "*"}]})
+ALL = json.dumps(
+    {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "s3:*", "Resource": "*"}]}
+)
 
 
 def policy(*without: str) -> str:
     """That of `anabranch maintain`, without some of its statements."""
-    text = reduce(lambda text, name: text.replace(name, NAMES[name]), NAMES, (POLICIES / "maintain.json").read_text())
+    text = reduce(
+        lambda text, name: text.replace(name, NAMES[name]),
+        NAMES,
+        (POLICIES / "maintain.json").read_text(),
+    )
     read = json.loads(text)
-    return json.dumps(read | {"Statement": [one for one in read["Statement"] if one["Sid"] not in without]})
+    return json.dumps(
+        read | {"Statement": [one for one in read["Statement"] if one["Sid"] not in without]}
+    )
 
 
 def settings(aws: Aws, keys: tuple[str, str]) -> config.S3:
@@ -47,7 +55,9 @@ def versions_with(aws: Any, name: str) -> list[str]:
     for page in aws.get_paginator("list_object_versions").paginate(Bucket="lake"):
         for one in page.get("Versions", ()):
             if one["Key"].endswith(".parquet") and "/events/data" in one["Key"]:
-                body = aws.get_object(Bucket="lake", Key=one["Key"], VersionId=one["VersionId"])["Body"].read()
+                body = aws.get_object(Bucket="lake", Key=one["Key"], VersionId=one["VersionId"])[
+                    "Body"
+                ].read()
                 if name in pq.read_table(pa.BufferReader(body))["id"].to_pylist():
                     found.append(one["Key"])
     return found
@@ -56,12 +66,19 @@ def versions_with(aws: Any, name: str) -> list[str]:
 def versions(aws: Any) -> set[tuple[str, str]]:
     """All versions that are not current, by key and id."""
     pages = aws.get_paginator("list_object_versions").paginate(Bucket="lake")
-    return {(v["Key"], v["VersionId"]) for page in pages for v in page.get("Versions", ()) if not v["IsLatest"]}
+    return {
+        (v["Key"], v["VersionId"])
+        for page in pages
+        for v in page.get("Versions", ())
+        if not v["IsLatest"]
+    }
 
 
 def objects(aws: Any) -> list[str]:
     return [
-        one["Key"] for page in aws.get_paginator("list_objects_v2").paginate(Bucket="lake") for one in page["Contents"]
+        one["Key"]
+        for page in aws.get_paginator("list_objects_v2").paginate(Bucket="lake")
+        for one in page["Contents"]
     ]
 
 
@@ -97,22 +114,30 @@ def test_versions_of_files_with_erased_records_end_at_the_deadline(
 
         def job_with(keys: tuple[str, str]) -> Job:
             return replace(
-                people.job, environment=people.job.environment.model_copy(update={"s3": settings(aws, keys)})
+                people.job,
+                environment=people.job.environment.model_copy(update={"s3": settings(aws, keys)}),
             )
 
         # The hazard: the files are deleted, and the versions stay.
         run_into_versions(job_with(everything), later, monkeypatch)
-        assert not [key for key in objects(s3) if "/events/data" in key and key in versions_with(s3, "anna")]
+        assert not [
+            key for key in objects(s3) if "/events/data" in key and key in versions_with(s3, "anna")
+        ]
         assert versions_with(s3, "anna") != []
         with pytest.raises(AnabranchError, match=r"AccessDenied|s3:DeleteObject"):
             maintain(job_with(without), later)
         status = next(one for one in read_statuses(job_with(without), later) if one.until < later)
         assert status.versions
         assert any("versions of deleted files are stored" in line for line in status.left)
-        assert any("the last `anabranch maintain` could not delete versions:" in line for line in status.left)
+        assert any(
+            "the last `anabranch maintain` could not delete versions:" in line
+            for line in status.left
+        )
         status = next(one for one in read_statuses(job_with(blind), later) if one.until < later)
         assert status.versions is None
-        assert any("allow s3:GetBucketVersioning and s3:ListBucketVersions" in line for line in status.left)
+        assert any(
+            "allow s3:GetBucketVersioning and s3:ListBucketVersions" in line for line in status.left
+        )
 
         before = versions(s3)
         assert before

@@ -1,4 +1,5 @@
-"""Events of many dates in one hour: nothing bounds them where a stream's file does not, and they share one task."""
+"""Events of many dates in one hour: nothing bounds them where a stream's file does not, and they
+share one task."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ DATES = 80
 def dates_by_task(one: World, branch: str, hour: str) -> dict[str, list[str]]:
     """By writing task, the event dates of its files in the order in which they were opened."""
     by_task: dict[str, list[tuple[str, str]]] = defaultdict(list)
-    for path, date in ((f.file_path, str(f.partition[0])) for f in files_of(one.state.table, branch, hour)):
+    for path, date in (
+        (f.file_path, str(f.partition[0])) for f in files_of(one.state.table, branch, hour)
+    ):
         task, _, number = path.rpartition("-")
         by_task[task].append((number, date))
     return {task: [date for _, date in sorted(files)] for task, files in by_task.items()}

@@ -1,4 +1,5 @@
-"""A stream whose schema evolves: old and new rows for every reader, rebuilt hours with what Kafka had of the new."""
+"""A stream whose schema evolves: old and new rows for every reader, rebuilt hours with what Kafka
+had of the new."""
 
 from __future__ import annotations
 
@@ -24,19 +25,29 @@ Make = Callable[..., World]
 
 BIG = 2**40
 EARLIER = (
-    "event_id STRING NOT NULL, player STRING NOT NULL, event_time TIMESTAMP NOT NULL, level INT, ratio FLOAT, "
-    "price DECIMAL(6,2), place STRUCT<x: INT>, scores ARRAY<INT>, bonus MAP<STRING, INT>, items ARRAY<STRUCT<n: INT>>"
+    "event_id STRING NOT NULL, player STRING NOT NULL, event_time TIMESTAMP NOT NULL, level INT, "
+    "ratio FLOAT, price DECIMAL(6,2), place STRUCT<x: INT>, scores ARRAY<INT>, bonus MAP<STRING, "
+    "INT>, items ARRAY<STRUCT<n: INT>>"
 )
 LATER = (
-    "event_id STRING NOT NULL, player STRING, event_time TIMESTAMP NOT NULL, level BIGINT, ratio DOUBLE, "
-    "price DECIMAL(9,2), place STRUCT<name: STRING, x: BIGINT>, scores ARRAY<BIGINT>, bonus MAP<STRING, BIGINT>, "
-    "items ARRAY<STRUCT<n: BIGINT, of: STRING>>, colour STRING, home STRUCT<city: STRING>"
+    "event_id STRING NOT NULL, player STRING, event_time TIMESTAMP NOT NULL, level BIGINT, ratio "
+    "DOUBLE, price DECIMAL(9,2), place STRUCT<name: STRING, x: BIGINT>, scores ARRAY<BIGINT>, "
+    "bonus MAP<STRING, BIGINT>, items ARRAY<STRUCT<n: BIGINT, of: STRING>>, colour STRING, home "
+    "STRUCT<city: STRING>"
 )
 # What the producer sends from the beginning, whatever the stream's schema takes of it.
 FULL: dict[str, Any] = {
-    "player": "p", "level": 1, "ratio": 0.1, "price": 1.5, "place": {"x": 2, "name": "here"}, "scores": [1, 2],
-    "bonus": {"k": 3}, "items": [{"n": 4, "of": "gold"}], "colour": "red", "home": {"city": "Ulm"},
-}  # fmt: skip
+    "player": "p",
+    "level": 1,
+    "ratio": 0.1,
+    "price": 1.5,
+    "place": {"x": 2, "name": "here"},
+    "scores": [1, 2],
+    "bonus": {"k": 3},
+    "items": [{"n": 4, "of": "gold"}],
+    "colour": "red",
+    "home": {"city": "Ulm"},
+}
 
 
 def records(hour: str, prefix: str) -> list[tuple[int, datetime, bytes]]:
@@ -58,10 +69,15 @@ def diff(result: Result) -> dict[str, int]:
 def readings(one: World) -> list[list[dict[str, Any]]]:
     """The rows of `main` as PyIceberg, DuckDB and Spark read them."""
     name = one.job.stream.table
-    spark = one.spark.table(f"lake.{name}").selectExpr("to_json(struct(*), map('ignoreNullFields', 'false')) AS row")
+    spark = one.spark.table(f"lake.{name}").selectExpr(
+        "to_json(struct(*), map('ignoreNullFields', 'false')) AS row"
+    )
     by_spark = [json.loads(row["row"]) for row in spark.collect()]
     table = one.lake.load(name)
-    others = [table.scan().to_arrow().to_pylist(), run_query(f"SELECT * FROM {name}", {name: table}).to_pylist()]
+    others = [
+        table.scan().to_arrow().to_pylist(),
+        run_query(f"SELECT * FROM {name}", {name: table}).to_pylist(),
+    ]
     results = []
     for rows in (by_spark, *others):
         plain = [r | {"bonus": dict(r["bonus"]), "price": float(r["price"])} for r in rows]
@@ -86,14 +102,22 @@ def test_hours_of_both_schemas_are_read_and_rebuilt(world: Make) -> None:
     assert len(changes) == 12 and one.apply() == []
     # The hazard: Spark reads a snapshot with the columns of its own time.
     head = one.state.heads["speed"]
-    assert "colour" not in one.spark.sql(f"SELECT * FROM lake.{one.job.stream.table} VERSION AS OF {head}").columns
+    assert (
+        "colour"
+        not in one.spark.sql(
+            f"SELECT * FROM lake.{one.job.stream.table} VERSION AS OF {head}"
+        ).columns
+    )
     for rows in readings(one):
         assert [r["level"] for r in rows] == [1] * 6
         assert rows[0]["ratio"] == pytest.approx(0.1, rel=1e-6)
-        assert rows[0]["place"] == {"x": 2, "name": None} and rows[0]["items"] == [{"n": 4, "of": None}]
+        assert rows[0]["place"] == {"x": 2, "name": None} and rows[0]["items"] == [
+            {"n": 4, "of": None}
+        ]
         assert (rows[0]["colour"], rows[0]["home"]) == (None, None)
 
-    # Records that were dead only by the earlier types are missing in the speed layer; nothing else is a difference.
+    # Records that were dead only by the earlier types are missing in the speed layer; nothing else
+    # is a difference.
     results = [*one.batch(accepted, restate=True), *one.batch(served)]
     assert [(r.decision, r.revision, r.account.good, r.account.dead) for r in results] == [
         ("accepted", 2, 6, 0),
@@ -113,17 +137,24 @@ def test_hours_of_both_schemas_are_read_and_rebuilt(world: Make) -> None:
     one.send([(0, now, event("new", now, **FULL | {"level": BIG}))])
     one.speed()
     assert {r["event_id"]: r["colour"] for r in one.rows("speed")}["a-0"] is None
-    assert {r["event_id"]: (r["colour"], r["level"]) for r in one.rows("speed")}["new"] == ("red", BIG)
+    assert {r["event_id"]: (r["colour"], r["level"]) for r in one.rows("speed")}["new"] == (
+        "red",
+        BIG,
+    )
     assert one.contents() == one.acknowledged()
 
 
-def test_a_speed_job_that_runs_while_apply_evolves_its_table_stops_and_loses_nothing(world: Make) -> None:
+def test_a_speed_job_that_runs_while_apply_evolves_its_table_stops_and_loses_nothing(
+    world: Make,
+) -> None:
     one = world()
     one.topic()
     one.apply()
     one.send_now(20, "before")
     with (
-        pytest.raises(Terminal, match=r"expected column .*; run `anabranch apply .* nothing is lost"),
+        pytest.raises(
+            Terminal, match=r"expected column .*; run `anabranch apply .* nothing is lost"
+        ),
         speed_running(one) as job,
     ):
         wait_for(lambda: one.published == 20, "the first records to be published")
@@ -132,7 +163,9 @@ def test_a_speed_job_that_runs_while_apply_evolves_its_table_stops_and_loses_not
         one.reopen()
         assert len(one.apply()) == 2
         now = datetime.now(start_of(past_hour(0)).tzinfo)
-        one.send([(i % 2, now, event(f"after-{i}", now, level=BIG, colour="red")) for i in range(20)])
+        one.send(
+            [(i % 2, now, event(f"after-{i}", now, level=BIG, colour="red")) for i in range(20)]
+        )
         wait_for(lambda: job._failure is not None, "the job to find the table changed")
     assert one.published == 20
     one.speed()
@@ -142,7 +175,9 @@ def test_a_speed_job_that_runs_while_apply_evolves_its_table_stops_and_loses_not
 
 
 @pytest.mark.full
-def test_an_hour_built_while_apply_evolves_its_table_is_not_published_without_the_new_column(world: Make) -> None:
+def test_an_hour_built_while_apply_evolves_its_table_is_not_published_without_the_new_column(
+    world: Make,
+) -> None:
     one = world()
     one.topic(1)
     hour = past_hour(1)
@@ -199,9 +234,13 @@ def test_a_rolled_back_file_works_with_a_newer_table(world: Make) -> None:
     one.configure(schema=EARLIER)
     one.reopen()
     for run in (one.speed, one.batch):
-        with pytest.raises(Terminal, match=f"`anabranch apply {one.name} --rolled-back` leaves the table ahead"):
+        with pytest.raises(
+            Terminal, match=f"`anabranch apply {one.name} --rolled-back` leaves the table ahead"
+        ):
             run()
-    with pytest.raises(Refused, match=f"`anabranch apply {one.name} --rolled-back` leaves the table ahead"):
+    with pytest.raises(
+        Refused, match=f"`anabranch apply {one.name} --rolled-back` leaves the table ahead"
+    ):
         one.apply()
     job = one.job
     changes = apply.apply(job.environment, job.stream, one.lake, one.kafka, rolled_back=True)
@@ -217,7 +256,12 @@ def test_a_rolled_back_file_works_with_a_newer_table(world: Make) -> None:
     for rows in readings(one):
         full = {r["id"]: r for r in rows}
         assert full["a-1"] == FULL | {"id": "a-1"}
-        old = {"colour": None, "home": None, "place": {"x": 2, "name": None}, "items": [{"n": 4, "of": None}]}
+        old = {
+            "colour": None,
+            "home": None,
+            "place": {"x": 2, "name": None},
+            "items": [{"n": 4, "of": None}],
+        }
         assert full["b-1"] == FULL | old | {"id": "b-1", "ratio": pytest.approx(0.1, rel=1e-6)}
     # And forward again: rows written in between are like any older row, and an hour is restated.
     one.configure(schema=LATER)

@@ -1,4 +1,5 @@
-"""Hours that expire while both layers work: the promises about them and about the others stay true."""
+"""Hours that expire while both layers work: the promises about them and about the others stay
+true."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ def run(one: World, *arguments: str) -> str:
 
 
 def in_view(one: World) -> Counter[str | None]:
-    rows: list[dict[str, Any]] = anabranch.open(one.name, conf=str(one.folder)).view("per_player").arrow().to_pylist()
+    rows: list[dict[str, Any]] = (
+        anabranch.open(one.name, conf=str(one.folder)).view("per_player").arrow().to_pylist()
+    )
     total = Counter[str | None]()
     for row in rows:
         total[row["player"]] += row["events"]
@@ -46,10 +49,14 @@ def exported(one: World) -> set[tuple[str, int]]:
     return {(key, size) for key, size, _ in listed}
 
 
-def test_hours_expire_and_the_account_views_changes_and_egress_stay_true(world: Callable[..., World]) -> None:
+def test_hours_expire_and_the_account_views_changes_and_egress_stay_true(
+    world: Callable[..., World],
+) -> None:
     older, old, kept, now = (past_hour(ago) for ago in (52, 51, 2, 0))
     one = world(keep="2 days", views=VIEWS)
-    one.configure(egress=[{"name": "export", "type": "folder", "root": f"s3://tests/exports/{one.name}"}])
+    one.configure(
+        egress=[{"name": "export", "type": "folder", "root": f"s3://tests/exports/{one.name}"}]
+    )
     one.reopen()
     one.topic()
     for hour in (older, old, kept):
@@ -58,7 +65,9 @@ def test_hours_expire_and_the_account_views_changes_and_egress_stay_true(world: 
     one.apply()
     one.speed()
     results = one.batch()
-    assert {r.decision for r in results} == {"accepted"} and {older, old, kept} <= {r.hour for r in results}
+    assert {r.decision for r in results} == {"accepted"} and {older, old, kept} <= {
+        r.hour for r in results
+    }
     one.send_now(4, "now")
     one.speed()
     rows, letters, state = one.contents(), one.dead(), one.state
@@ -73,22 +82,31 @@ def test_hours_expire_and_the_account_views_changes_and_egress_stay_true(world: 
     assert older in run(one, "maintain", one.name, "--dry-run") and one.contents() == rows
     run(one, "maintain", one.name)
 
-    # The hazard: rows and dead letters of the old hours are on no branch, those of the others are exact.
+    # The hazard: rows and dead letters of the old hours are on no branch, those of the others are
+    # exact.
     def of(hours: set[str], found: list[dict[str, Any]]) -> list[tuple[int, int]]:
-        return sorted((r["kafka_partition"], r["kafka_offset"]) for r in found if r["ingest_hour"] in hours)
+        return sorted(
+            (r["kafka_partition"], r["kafka_offset"]) for r in found if r["ingest_hour"] in hours
+        )
 
     for branch in ("main", "batch", "speed"):
         assert of({older, old}, one.rows(branch)) == of({older, old}, one.dead(branch)) == []
     assert of({kept}, one.dead()) == of({kept}, letters) and len(of({kept}, letters)) == 1
     assert len(of({kept}, one.rows())) == 6 and len(of({now}, one.rows())) == 4
-    # The account: each hour's row of the ledger is that of its acceptance, and promises do not move back.
+    # The account: each hour's row of the ledger is that of its acceptance, and promises do not move
+    # back.
     newest = ledger.newest(one.job.ledger.history([older, old, kept]))
     assert [(r.decision, r.good, r.dead, r.duplicate) for r in newest.values()] == [
         ("expired", 6, 1, 1), ("expired", 6, 1, 1), ("accepted", 6, 1, 1),
     ]  # fmt: skip
     assert one.state.branch_properties["main"]["anabranch.complete-through"] == complete
     states = {h.hour: h.state for h in hours(one.job)}
-    assert [states[h] for h in (older, old, kept, now)] == ["expired", "expired", "accepted", "open"]
+    assert [states[h] for h in (older, old, kept, now)] == [
+        "expired",
+        "expired",
+        "accepted",
+        "open",
+    ]
     assert status(one.job).expired_hours == sum(state == "expired" for state in states.values())
     report = audit(one.job, None, with_kafka=True)
     assert report.agrees and report.expired >= 2, report.disagreements

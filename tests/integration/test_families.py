@@ -1,4 +1,5 @@
-"""A family with the real broker and catalog: new topics, tables that `apply` creates, a deleted topic."""
+"""A family with the real broker and catalog: new topics, tables that `apply` creates, a deleted
+topic."""
 
 from __future__ import annotations
 
@@ -24,9 +25,15 @@ from speed_layer.group import GroupJob
 
 def _streams(one: World) -> dict[str, tuple[str, str | None, str]]:
     """By stream: family, topic and state, as `anabranch streams` lists them."""
-    done = CliRunner().invoke(main, ["streams", "--all", "--output", "json", "--conf", str(one.folder)])
+    done = CliRunner().invoke(
+        main, ["streams", "--all", "--output", "json", "--conf", str(one.folder)]
+    )
     assert done.exit_code == 0, done.output
-    return {s["stream"]: (s["topic"], s["table"], s["state"]) for s in json.loads(done.stdout) if s["family"] == "fam"}
+    return {
+        s["stream"]: (s["topic"], s["table"], s["state"])
+        for s in json.loads(done.stdout)
+        if s["family"] == "fam"
+    }
 
 
 def test_a_familys_topics_become_streams_and_none_is_dropped(world: Callable[..., World]) -> None:
@@ -70,7 +77,9 @@ def test_a_familys_topics_become_streams_and_none_is_dropped(world: Callable[...
     assert "stream 'fam_other'" in call(one, "status", "fam_other", expect=2)
 
 
-def test_a_new_topic_becomes_a_stream_of_a_running_group(world: Callable[..., World], spark: SparkSession) -> None:
+def test_a_new_topic_becomes_a_stream_of_a_running_group(
+    world: Callable[..., World], spark: SparkSession
+) -> None:
     one = world()
     family: dict[str, Any] = {
         "topics": {"pattern": f"{one.name}-(.*)"},
@@ -94,7 +103,11 @@ def test_a_new_topic_becomes_a_stream_of_a_running_group(world: Callable[..., Wo
         send(one.job.environment.kafka, new, [event(f"b-{i}", datetime.now(UTC)) for i in range(7)])
         table = f"{one.name}_raw.new"
         wait_for(lambda: one.lake.exists(table), "the new topic's table to be created", 60)
-        wait_for(lambda: rows(one, table) == list(range(7)), "the new topic's records to be published", 60)
+        wait_for(
+            lambda: rows(one, table) == list(range(7)),
+            "the new topic's records to be published",
+            60,
+        )
         one.send_now(10, "c")
         wait_for(lambda: one.published == 20, "the stream with a file to be published again")
         assert group.failures == {}

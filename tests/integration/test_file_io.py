@@ -1,4 +1,5 @@
-"""What PyIceberg's files cost: the requests of S3 that a small file takes, and that nothing is lost by asking less."""
+"""What PyIceberg's files cost: the requests of S3 that a small file takes, and that nothing is lost
+by asking less."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ def front(environment: dict[str, Any]) -> Iterator[FlakyS3]:
 
 @pytest.fixture
 def files(environment: dict[str, Any], front: FlakyS3) -> LakeFileIO:
-    keys = {name: os.path.expandvars(environment["s3"][name]) for name in ("access_key", "secret_key")}
+    keys = {
+        name: os.path.expandvars(environment["s3"][name]) for name in ("access_key", "secret_key")
+    }
     s3 = {"endpoint": f"http://{HOST}:{front.port}", **keys}
     settings = Environment.model_validate(environment | {"s3": s3})
     ObjectStore(settings.s3).ensure_bucket("tests")
@@ -51,10 +54,15 @@ def folder(environment: dict[str, Any]) -> str:
 
 def test_the_lake_uses_it(environment: dict[str, Any]) -> None:
     lake = Lake(Environment.model_validate(environment))
-    assert lake.catalog.properties["py-io-impl"] == f"{LakeFileIO.__module__}.{LakeFileIO.__qualname__}"
+    assert (
+        lake.catalog.properties["py-io-impl"]
+        == f"{LakeFileIO.__module__}.{LakeFileIO.__qualname__}"
+    )
 
 
-def test_a_small_file_is_written_by_one_request(files: LakeFileIO, front: FlakyS3, folder: str) -> None:
+def test_a_small_file_is_written_by_one_request(
+    files: LakeFileIO, front: FlakyS3, folder: str
+) -> None:
     file = files.new_output(f"{folder}/one.avro")
     with file.create() as stream:
         assert (stream.write(b"ab"), stream.write(b"cde"), stream.tell()) == (2, 3, 5)
@@ -66,14 +74,21 @@ def test_a_small_file_is_written_by_one_request(files: LakeFileIO, front: FlakyS
 
 
 @pytest.mark.parametrize("name", ["one.avro", "one.metadata.json", "one.parquet"])
-def test_a_small_file_is_read_by_one_request(files: LakeFileIO, front: FlakyS3, folder: str, name: str) -> None:
+def test_a_small_file_is_read_by_one_request(
+    files: LakeFileIO, front: FlakyS3, folder: str, name: str
+) -> None:
     with files.new_output(f"{folder}/{name}").create() as stream:
         stream.write(b"abcde")
     # From the first deletion on, which a publish has: the library for it is there then.
     files.delete(f"{folder}/gone.avro")
     front.methods.clear()
     with as_whole(files, f"{folder}/{name}").open() as written:
-        assert (written.read(2), written.seek(1), written.read(), written.tell()) == (b"ab", 1, b"bcde", 5)
+        assert (written.read(2), written.seek(1), written.read(), written.tell()) == (
+            b"ab",
+            1,
+            b"bcde",
+            5,
+        )
     assert front.methods == {"GET": 1}
 
 
@@ -100,7 +115,8 @@ def test_inside_a_run_a_file_of_metadata_is_not_read_again(
             stream.write(b"ab")
             stream.write(b"cde")
         assert [requests(path), requests(other), requests(other)] == [0, 1, 0]
-        # A file that this process deleted is gone at once; one that another program deleted, seconds later.
+        # A file that this process deleted is gone at once; one that another program deleted,
+        # seconds later.
         files.delete(path)
         with pytest.raises(OSError):
             read(path)
@@ -109,7 +125,9 @@ def test_inside_a_run_a_file_of_metadata_is_not_read_again(
     assert requests(other) == 1
 
 
-def test_a_read_that_s3_refuses_is_another_librarys_next(files: LakeFileIO, front: FlakyS3, folder: str) -> None:
+def test_a_read_that_s3_refuses_is_another_librarys_next(
+    files: LakeFileIO, front: FlakyS3, folder: str
+) -> None:
     with files.new_output(f"{folder}/one.avro").create() as stream:
         stream.write(b"abcde")
     files.delete(f"{folder}/gone.avro")
@@ -127,12 +145,18 @@ def test_a_read_that_s3_refuses_is_another_librarys_next(files: LakeFileIO, fron
         files.new_input(f"{folder}/one.avro").open()
 
 
-def test_a_file_is_read_by_pyarrow_where_the_other_library_has_no_answer(files: LakeFileIO, folder: str) -> None:
+def test_a_file_is_read_by_pyarrow_where_the_other_library_has_no_answer(
+    files: LakeFileIO, folder: str
+) -> None:
     with files.new_output(f"{folder}/one.avro").create() as stream:
         stream.write(b"abcde")
     file = files.new_input(f"{folder}/one.avro")
     assert isinstance(file, _WholeFile)
-    unreachable = {"endpoint": f"http://{HOST}:{free_port()}", "access_key": "nobody", "secret_key": "nothing"}
+    unreachable = {
+        "endpoint": f"http://{HOST}:{free_port()}",
+        "access_key": "nobody",
+        "secret_key": "nothing",
+    }
     file.on_s3 = (ObjectStore(S3.model_validate(unreachable)), *bucket_and_key(file.location))
     with file.open() as written:
         assert written.read() == b"abcde"
@@ -150,14 +174,20 @@ def test_a_late_answer_of_s3_never_reaches_another_read(files: LakeFileIO, folde
             "access_key": "nobody",
             "secret_key": "nothing",
         }
-        file.on_s3 = (ObjectStore(S3.model_validate(unreachable), read_timeout=0.2), *bucket_and_key(file.location))
-        # PyArrow would have the content, and without an answer wait for it longer than a command may take.
+        file.on_s3 = (
+            ObjectStore(S3.model_validate(unreachable), read_timeout=0.2),
+            *bucket_and_key(file.location),
+        )
+        # PyArrow would have the content, and without an answer wait for it longer than a command
+        # may take.
         with pytest.raises(TimeoutError, match="Read timeout") as raised:
             file.open()
     assert isinstance(explain("load the table", raised.value), Transient)
 
 
-def test_a_large_file_is_written_in_parts_and_whole(files: LakeFileIO, front: FlakyS3, folder: str) -> None:
+def test_a_large_file_is_written_in_parts_and_whole(
+    files: LakeFileIO, front: FlakyS3, folder: str
+) -> None:
     content = bytes(range(256)) * 4096 * 24
     with files.new_output(f"{folder}/large.parquet").create() as stream:
         for at in range(0, len(content), 1 << 20):
@@ -175,7 +205,9 @@ def test_parquet_is_written_as_ever(files: LakeFileIO, folder: str) -> None:
         assert pq.read_table(written) == rows
 
 
-def test_a_file_is_deleted_by_one_request_and_no_marker_is_left(files: LakeFileIO, front: FlakyS3, folder: str) -> None:
+def test_a_file_is_deleted_by_one_request_and_no_marker_is_left(
+    files: LakeFileIO, front: FlakyS3, folder: str
+) -> None:
     with files.new_output(f"{folder}/a.avro").create() as stream:
         stream.write(b"a")
     front.methods.clear()

@@ -1,4 +1,5 @@
-"""A stream that is not the example: real flights, with nothing but what its own configuration file says."""
+"""A stream that is not the example: real flights, with nothing but what its own configuration file
+says."""
 
 from __future__ import annotations
 
@@ -34,10 +35,14 @@ def _flights_world(world: Callable[..., World]) -> World:
 
 
 @pytest.mark.full
-def test_real_flights_go_through_both_layers_and_answer_a_question(world: Callable[..., World]) -> None:
+def test_real_flights_go_through_both_layers_and_answer_a_question(
+    world: Callable[..., World],
+) -> None:
     one = _flights_world(world)
     # They fill the two hours before the last one, whose grace has passed whenever this runs.
-    sent = flights_data.send(one.job.environment.kafka, one.name, limit=FLIGHTS, hours=2, until=start_of(past_hour(1)))
+    sent = flights_data.send(
+        one.job.environment.kafka, one.name, limit=FLIGHTS, hours=2, until=start_of(past_hour(1))
+    )
     assert (sent.acknowledged, sent.failed) == (FLIGHTS, 0)
     assert list(sent.by_hour()) == [past_hour(3), past_hour(2)]
     one.apply()
@@ -63,7 +68,8 @@ def test_real_flights_go_through_both_layers_and_answer_a_question(world: Callab
         assert hour["quality"] == {"passed": True, "failed": []}
     table = one.job.stream.table
     answer = run_query(
-        f"SELECT carrier, count(*) AS flights, count(arr_delay) AS landed FROM {table} GROUP BY ALL ORDER BY carrier",
+        f"SELECT carrier, count(*) AS flights, count(arr_delay) AS landed FROM {table} GROUP BY "
+        "ALL ORDER BY carrier",
         one.lake.tables([table]),
         catalog=one.lake.catalog_name,
     ).to_pylist()

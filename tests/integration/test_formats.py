@@ -1,5 +1,5 @@
-"""Formats through real Kafka, a real schema registry and both layers: each record a row or a dead letter, as its bytes
-say, with the same verdict twice."""
+"""Formats through real Kafka, a real schema registry and both layers: each record a row or a dead
+letter, as its bytes say, with the same verdict twice."""
 
 from __future__ import annotations
 
@@ -33,12 +33,15 @@ Case = tuple[bytes | None, str | None, str]
 
 START = datetime(2026, 11, 21, 3, tzinfo=UTC)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-SOURCE = "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int"
+SOURCE = (
+    "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, "
+    "timestampType int"
+)
 EVENT_TIME = {"column": "event_time", "past": "30 days", "future": "1 hour"}
 DDL = (
-    "event_id STRING NOT NULL, event_time TIMESTAMP NOT NULL, player STRING, level BIGINT, amount DOUBLE, "
-    "price DECIMAL(10,2), day DATE, color STRING, raw BINARY, tags ARRAY<STRING>, scores MAP<STRING, DOUBLE>, "
-    "nested STRUCT<at: TIMESTAMP, n: INT, more: STRING>"
+    "event_id STRING NOT NULL, event_time TIMESTAMP NOT NULL, player STRING, level BIGINT, amount "
+    "DOUBLE, price DECIMAL(10,2), day DATE, color STRING, raw BINARY, tags ARRAY<STRING>, scores "
+    "MAP<STRING, DOUBLE>, nested STRUCT<at: TIMESTAMP, n: INT, more: STRING>"
 )
 
 
@@ -47,22 +50,37 @@ def of(logical: str, kind: str = "long", **more: Any) -> dict[str, Any]:
 
 
 def record(*fields: tuple[str, Any], name: str = "Event") -> dict[str, Any]:
-    return {"type": "record", "name": name, "namespace": "shop", "fields": [{"name": n, "type": t} for n, t in fields]}
+    return {
+        "type": "record",
+        "name": name,
+        "namespace": "shop",
+        "fields": [{"name": n, "type": t} for n, t in fields],
+    }
 
 
 # A stream's life: fields are added, types widen, units change.
 V1 = record(
-    ("event_id", "string"), ("event_time", of("timestamp-millis")), ("level", ["null", "int"]), ("amount", "float"),
-    ("price", of("decimal", "bytes", precision=9, scale=2)), ("gone", {"type": "array", "items": "string"}),
-)  # fmt: skip
+    ("event_id", "string"),
+    ("event_time", of("timestamp-millis")),
+    ("level", ["null", "int"]),
+    ("amount", "float"),
+    ("price", of("decimal", "bytes", precision=9, scale=2)),
+    ("gone", {"type": "array", "items": "string"}),
+)
 V2 = record(
-    ("player", ["null", "string"]), ("amount", ["double", "null"]), ("level", "long"), ("event_id", ["null", "string"]),
-    ("day", of("date", "int")), ("color", {"type": "enum", "name": "Color", "symbols": ["RED", "GREEN"]}),
-    ("raw", {"type": "fixed", "name": "Two", "size": 2}), ("tags", {"type": "array", "items": ["null", "string"]}),
-    ("scores", {"type": "map", "values": "float"}), ("price", of("decimal", "fixed", name="P", size=9, precision=8)),
+    ("player", ["null", "string"]),
+    ("amount", ["double", "null"]),
+    ("level", "long"),
+    ("event_id", ["null", "string"]),
+    ("day", of("date", "int")),
+    ("color", {"type": "enum", "name": "Color", "symbols": ["RED", "GREEN"]}),
+    ("raw", {"type": "fixed", "name": "Two", "size": 2}),
+    ("tags", {"type": "array", "items": ["null", "string"]}),
+    ("scores", {"type": "map", "values": "float"}),
+    ("price", of("decimal", "fixed", name="P", size=9, precision=8)),
     ("nested", ["null", record(("n", "int"), ("at", of("timestamp-nanos")), name="Nested")]),
     ("event_time", of("timestamp-micros")),
-)  # fmt: skip
+)
 
 
 def micros(moment: datetime) -> int:
@@ -70,7 +88,12 @@ def micros(moment: datetime) -> int:
 
 
 def v1(event_id: str, at: datetime, **more: Any) -> dict[str, Any]:
-    fields = {"event_id": event_id, "event_time": micros(at) // 1000, "level": {"int": 7}, "amount": 1.5}
+    fields = {
+        "event_id": event_id,
+        "event_time": micros(at) // 1000,
+        "level": {"int": 7},
+        "amount": 1.5,
+    }
     return {**fields, "price": "\u0030\u0039", "gone": ["x"], **more}
 
 
@@ -92,12 +115,18 @@ class Ids:
         self.subject = f"s{uuid.uuid4().hex[:12]}-value"
         self.v1 = registry.register(self.subject, V1)
         self.v2 = registry.register(self.subject, V2)
-        self.incompatible = registry.register(self.subject, record(("event_id", "int"), ("event_time", "long")))
+        self.incompatible = registry.register(
+            self.subject, record(("event_id", "int"), ("event_time", "long"))
+        )
         self.without_time = registry.register(self.subject, record(("event_id", "string")))
         self.recursive = registry.register(
             self.subject, record(("event_id", "string"), ("next", ["null", "shop.Event"]))
         )
-        schema = {"$schema": "http://json-schema.org/draft-07/schema#", "type": "object", "title": self.subject}
+        schema = {
+            "$schema": "http://json-schema.org/draft-07/schema#",
+            "type": "object",
+            "title": self.subject,
+        }
         self.json = registry.register(f"{self.subject}-json", schema, "JSON")
         self.foreign = registry.register(
             f"{self.subject}-other", record(("event_id", "string"), name=self.subject[:13])
@@ -105,7 +134,8 @@ class Ids:
 
 
 def avro_cases(spark: SparkSession, ids: Ids, start: datetime) -> dict[str, Case]:
-    """Every case by name, for records of the ingest hour that begins at `start`; made for `DDL` and `EVENT_TIME`."""
+    """Every case by name, for records of the ingest hour that begins at `start`; made for `DDL` and
+    `EVENT_TIME`."""
     at = start + timedelta(minutes=10)
     old, new = encode(spark, V1, v1("old", at)), encode(spark, V2, v2("new", at))
 
@@ -120,7 +150,11 @@ def avro_cases(spark: SparkSession, ids: Ids, start: datetime) -> dict[str, Case
     return {
         "first version": (wired(ids.v1, old), None, ""),
         "second version": (wired(ids.v2, new), None, ""),
-        "second version, nulls": (second("nulls", amount=None, nested=None, tags=[], scores={}), None, ""),
+        "second version, nulls": (
+            second("nulls", amount=None, nested=None, tags=[], scores={}),
+            None,
+            "",
+        ),
         "not a number": (second("nan").replace(pack("<d", 2.5), pack("<d", nan)), None, ""),
         "null value": (None, "null_value", ""),
         "empty": (b"", "not_wire_format", ""),
@@ -141,7 +175,11 @@ def avro_cases(spark: SparkSession, ids: Ids, start: datetime) -> dict[str, Case
             "incompatible_schema",
             "event_time: expected a field",
         ),
-        "recursive schema": (wired(ids.recursive, b"\2a\0"), "incompatible_schema", "contains itself"),
+        "recursive schema": (
+            wired(ids.recursive, b"\2a\0"),
+            "incompatible_schema",
+            "contains itself",
+        ),
         "no payload": (wired(ids.v1, b""), "malformed_avro", f"schema id {ids.v1}: "),
         "truncated": (wired(ids.v1, old[:-1]), "malformed_avro", ""),
         "truncated in a text": (wired(ids.v1, old[:2]), "malformed_avro", ""),
@@ -150,7 +188,11 @@ def avro_cases(spark: SparkSession, ids: Ids, start: datetime) -> dict[str, Case
         "twice": (wired(ids.v1, old + old), "malformed_avro", ""),
         "the other version's bytes": (wired(ids.v2, old), "malformed_avro", ""),
         "two gigabytes announced": (wired(ids.v1, huge), "malformed_avro", ""),
-        "two billion items announced": (wired(ids.v1, old[:-3] + varint(2**31 - 30) + b"\2x"), "malformed_avro", ""),
+        "two billion items announced": (
+            wired(ids.v1, old[:-3] + varint(2**31 - 30) + b"\2x"),
+            "malformed_avro",
+            "",
+        ),
         "negative length": (wired(ids.v1, varint(-5) + b"xxxx"), "malformed_avro", ""),
         "unknown branch of a union": (wired(ids.v2, varint(9) + new[1:]), "malformed_avro", ""),
         "random bytes": (wired(ids.v1, bytes(range(256))), "malformed_avro", ""),
@@ -163,14 +205,34 @@ def avro_cases(spark: SparkSession, ids: Ids, start: datetime) -> dict[str, Case
         "decimal of forty bytes": (first(price="\u007f" * 40), "malformed_avro", ""),
         "largest decimal": (first(price="\2\u0054\u000b\u00e3\u00ff"), None, ""),
         "a decimal more": (first(price="\2\u0054\u000b\u00e4\0"), "wrong_type", "price"),
-        "day of year 10000": (second("x", day=2_932_897), "unreadable_timestamp", "day: expected date, found 2932897"),
+        "day of year 10000": (
+            second("x", day=2_932_897),
+            "unreadable_timestamp",
+            "day: expected date, found 2932897",
+        ),
         "last day": (second("last-day", day=2_932_896), None, ""),
-        "largest time": (second("x", event_time=2**63 - 1), "unreadable_timestamp", "event_time: expected timestamp"),
+        "largest time": (
+            second("x", event_time=2**63 - 1),
+            "unreadable_timestamp",
+            "event_time: expected timestamp",
+        ),
         "smallest time": (second("x", event_time=-(2**63)), "unreadable_timestamp", "event_time"),
-        "smallest nested time": (second("nested", nested={"shop.Nested": {"n": 1, "at": -(2**63)}}), None, ""),
+        "smallest nested time": (
+            second("nested", nested={"shop.Nested": {"n": 1, "at": -(2**63)}}),
+            None,
+            "",
+        ),
         "null in NOT NULL": (second(None), "missing_required", "event_id"),
-        "31 days ago": (second("x", at=at - timedelta(days=31)), "event_time_out_of_bounds", f"{at:T%H:%M}:00Z"),
-        "2 hours ahead": (second("x", at=at + timedelta(hours=2)), "event_time_out_of_bounds", "event_time"),
+        "31 days ago": (
+            second("x", at=at - timedelta(days=31)),
+            "event_time_out_of_bounds",
+            f"{at:T%H:%M}:00Z",
+        ),
+        "2 hours ahead": (
+            second("x", at=at + timedelta(hours=2)),
+            "event_time_out_of_bounds",
+            "event_time",
+        ),
     }
 
 
@@ -187,14 +249,18 @@ def json_schema_cases(ids: Ids, start: datetime) -> dict[str, Case]:
         "no payload": (wired(ids.json, b""), "empty_value", ""),
         "truncated": (wired(ids.json, event("b")[:-1]), "malformed_json", ""),
         "trailing garbage": (wired(ids.json, event("b") + b"x"), "malformed_json", ""),
-        "wrong type": (wired(ids.json, event("b", level="x")), "wrong_type", "level: expected bigint, found x"),
+        "wrong type": (
+            wired(ids.json, event("b", level="x")),
+            "wrong_type",
+            "level: expected bigint, found x",
+        ),
         "field missing": (wired(ids.json, b"{}"), "missing_required", "event_id"),
     }
 
 
 CSV_DDL = (
-    "event_id STRING NOT NULL, event_time TIMESTAMP NOT NULL, level INT, amount DOUBLE, ok BOOLEAN, "
-    "price DECIMAL(10,2), day DATE, raw BINARY, small FLOAT, total BIGINT"
+    "event_id STRING NOT NULL, event_time TIMESTAMP NOT NULL, level INT, amount DOUBLE, ok "
+    "BOOLEAN, price DECIMAL(10,2), day DATE, raw BINARY, small FLOAT, total BIGINT"
 )
 
 
@@ -208,7 +274,11 @@ def csv_cases(start: datetime) -> dict[str, Case]:
         return line(rest=";".join(text if i == place else "" for i in range(8)))
 
     return {
-        "plain": (line("a", rest="7;1.5;true;2.345;2024-02-29;aGk=;0.5;9007199254740993"), None, ""),
+        "plain": (
+            line("a", rest="7;1.5;true;2.345;2024-02-29;aGk=;0.5;9007199254740993"),
+            None,
+            "",
+        ),
         "quoted": (line('"b;""quoted""\n line"', rest='"7";;;;;"";;'), None, ""),
         "line break at the end": (line("c") + b"\r\n", None, ""),
         "blanks are text": (line(" d "), None, ""),
@@ -223,7 +293,11 @@ def csv_cases(start: datetime) -> dict[str, Case]:
         "quote inside": (line('a"b'), "malformed_csv", ""),
         "two lines": (line() + b"\n" + line(), "malformed_csv", ""),
         "1 MB of open quotes": (b'"' + b'""' * 500_000, "malformed_csv", ""),
-        "too few fields": (f"a;{time}".encode(), "wrong_field_count", "expected 10 fields, found 2"),
+        "too few fields": (
+            f"a;{time}".encode(),
+            "wrong_field_count",
+            "expected 10 fields, found 2",
+        ),
         "too many fields": (line() + b";", "wrong_field_count", "found 11"),
         "1 MB of delimiters": (b";" * 1_000_000, "wrong_field_count", "found 1000001"),
         "other delimiter": (line().replace(b";", b","), "wrong_field_count", "found 1"),
@@ -245,10 +319,18 @@ def csv_cases(start: datetime) -> dict[str, Case]:
         "too large for DECIMAL": (only(3, "123456789.01"), "wrong_type", "price"),
         "exponent without end": (only(3, "1e-999999999"), "wrong_type", "price"),
         "1 MB of digits": (only(3, "1" * 1_000_000), "wrong_type", "price"),
-        "no such day": (only(4, "2026-02-30"), "unreadable_timestamp", "day: expected date, found 2026-02-30"),
+        "no such day": (
+            only(4, "2026-02-30"),
+            "unreadable_timestamp",
+            "day: expected date, found 2026-02-30",
+        ),
         "not Base64": (only(5, "!!"), "wrong_type", "raw"),
         "Base64 cut off": (only(5, "aGk"), "wrong_type", "raw"),
-        "no time": (line(at="noon"), "unreadable_timestamp", "event_time: expected timestamp, found noon"),
+        "no time": (
+            line(at="noon"),
+            "unreadable_timestamp",
+            "event_time: expected timestamp, found noon",
+        ),
         "year 1": (line(at="0001-01-01T00:00:00Z"), "event_time_out_of_bounds", "event_time"),
         "null in NOT NULL": (line(""), "missing_required", "event_id"),
         "empty text in NOT NULL": (line('""'), None, ""),
@@ -270,32 +352,66 @@ def session(spark: SparkSession, request: pytest.FixtureRequest) -> Iterator[Spa
         yield session
 
 
-def make_stream(ddl: str, form: Any, event_time: Any = EVENT_TIME, key: str = "event_id") -> config.Stream:
+def make_stream(
+    ddl: str, form: Any, event_time: Any = EVENT_TIME, key: str = "event_id"
+) -> config.Stream:
     columns = parse_columns(ddl)
-    definition = {"name": "events", "topic": "events", "table": "lake.events", "schema": ddl, "columns": columns}
-    return config.Stream.model_validate({**definition, "key": key, "format": form, "event_time": event_time})
+    definition = {
+        "name": "events",
+        "topic": "events",
+        "table": "lake.events",
+        "schema": ddl,
+        "columns": columns,
+    }
+    return config.Stream.model_validate(
+        {**definition, "key": key, "format": form, "event_time": event_time}
+    )
 
 
 def kafka(spark: SparkSession, values: list[bytes | None], key: bytes | None = b"k") -> DataFrame:
-    rows = [(key, None if v is None else bytearray(v), "events", 0, i, START, 0) for i, v in enumerate(values)]
+    rows = [
+        (key, None if v is None else bytearray(v), "events", 0, i, START, 0)
+        for i, v in enumerate(values)
+    ]
     return spark.createDataFrame(rows, SOURCE).withColumn("ingest_hour", F.lit("2026-11-21T03"))
 
 
-def expect(spark: SparkSession, stream: config.Stream, form: Format, cases: Mapping[str, Case]) -> None:
+def expect(
+    spark: SparkSession, stream: config.Stream, form: Format, cases: Mapping[str, Case]
+) -> None:
     """Decode every case at once: nothing throws, and each has its verdict."""
     decoded = decode(kafka(spark, [value for value, _, _ in cases.values()]), stream, form)
-    rows: list[Row] = decoded.select("kafka_offset", "error_code", "error_text").orderBy("kafka_offset").collect()
-    verdicts = {name: (row.error_code, row.error_text) for name, row in zip(cases, rows, strict=True)}
-    assert {name: verdict for name, verdict in verdicts.items() if verdict[0] != cases[name][1]} == {}
-    assert {name: verdict for name, verdict in verdicts.items() if cases[name][2] not in (verdict[1] or "")} == {}
+    rows: list[Row] = (
+        decoded.select("kafka_offset", "error_code", "error_text").orderBy("kafka_offset").collect()
+    )
+    verdicts = {
+        name: (row.error_code, row.error_text) for name, row in zip(cases, rows, strict=True)
+    }
+    assert {
+        name: verdict for name, verdict in verdicts.items() if verdict[0] != cases[name][1]
+    } == {}
+    assert {
+        name: verdict
+        for name, verdict in verdicts.items()
+        if cases[name][2] not in (verdict[1] or "")
+    } == {}
 
 
 def test_avro_by_bytes(session: SparkSession, registry: SchemaRegistry) -> None:
     ids = Ids(registry)
     cases = avro_cases(session, ids, START)
     stream = make_stream(DDL, {"type": "avro", "subject": ids.subject})
-    expect(session, stream, avro.AvroFormat(stream, SchemaRegistryClient(config.Registry(url=registry.url))), cases)
-    assert {code for _, code, _ in cases.values()} - {None} == {*checks.CODES, *wire.CODES, *avro.CODES}
+    expect(
+        session,
+        stream,
+        avro.AvroFormat(stream, SchemaRegistryClient(config.Registry(url=registry.url))),
+        cases,
+    )
+    assert {code for _, code, _ in cases.values()} - {None} == {
+        *checks.CODES,
+        *wire.CODES,
+        *avro.CODES,
+    }
 
 
 def test_avro_values(session: SparkSession, registry: SchemaRegistry) -> None:
@@ -303,18 +419,36 @@ def test_avro_values(session: SparkSession, registry: SchemaRegistry) -> None:
     stream = make_stream(DDL, "avro")
     form = avro.AvroFormat(stream, SchemaRegistryClient(config.Registry(url=registry.url)))
     cases = avro_cases(session, ids, START)
-    frame = kafka(session, [cases[n][0] for n in ("first version", "second version", "largest decimal")])
+    frame = kafka(
+        session, [cases[n][0] for n in ("first version", "second version", "largest decimal")]
+    )
     decoded = decode(frame, stream, form)
     assert [(f.name, f.dataType.simpleString()) for f in decoded.schema][:12] == [
         (c.name, c.type) for c in stream.columns
     ]
-    shown = decoded.withColumns({"event_time": F.unix_micros("event_time"), "nested_at": F.unix_micros("nested.at")})
+    shown = decoded.withColumns(
+        {"event_time": F.unix_micros("event_time"), "nested_at": F.unix_micros("nested.at")}
+    )
     old, new, largest = shown.drop("kafka_timestamp").orderBy("kafka_offset").collect()
     at = micros(START + timedelta(minutes=10))
-    assert (old.event_id, old.event_time, old.level, old.amount, old.price) == ("old", at, 7, 1.5, Decimal("123.45"))
-    assert (old.player, old.day, old.color, old.raw, old.tags, old.scores, old.nested) == (None,) * 7
+    assert (old.event_id, old.event_time, old.level, old.amount, old.price) == (
+        "old",
+        at,
+        7,
+        1.5,
+        Decimal("123.45"),
+    )
+    assert (old.player, old.day, old.color, old.raw, old.tags, old.scores, old.nested) == (
+        None,
+    ) * 7
     assert old.event_date == START.date()
-    assert (new.event_id, new.event_time, new.level, new.amount, new.price) == ("new", at + 123, 2**40, 2.5, Decimal(5))
+    assert (new.event_id, new.event_time, new.level, new.amount, new.price) == (
+        "new",
+        at + 123,
+        2**40,
+        2.5,
+        Decimal(5),
+    )
     assert (new.day, new.color, bytes(new.raw)) == (date(2024, 10, 4), "GREEN", b"\1\xff")
     assert (new.tags, new.scores) == (["x", None], {"k": 0.5})
     # Nanoseconds round down, before 1970 too.
@@ -325,13 +459,18 @@ def test_avro_values(session: SparkSession, registry: SchemaRegistry) -> None:
 def test_avro_without_any_readable_id(spark: SparkSession, registry: SchemaRegistry) -> None:
     stream = make_stream(DDL, "avro")
     form = avro.AvroFormat(stream, SchemaRegistryClient(config.Registry(url=registry.url)))
-    cases: dict[str, Case] = {"null": (None, "null_value", ""), "no id": (b"x", "not_wire_format", "")}
+    cases: dict[str, Case] = {
+        "null": (None, "null_value", ""),
+        "no id": (b"x", "not_wire_format", ""),
+    }
     expect(spark, stream, form, cases)
     expect(spark, stream, form, {"unknown": (wired(2**31 - 1, b""), "unknown_schema", "")})
     assert decode(kafka(spark, []), stream, form).count() == 0
 
 
-def test_a_schema_with_text_that_sql_would_misread(spark: SparkSession, registry: SchemaRegistry) -> None:
+def test_a_schema_with_text_that_sql_would_misread(
+    spark: SparkSession, registry: SchemaRegistry
+) -> None:
     schema = record(("event_id", "string"), name=f"E{uuid.uuid4().hex[:12]}")
     schema |= {"doc": 'it\'s \\ a "doc" of ${env:PATH}, ${spark.master} é 😀'}
     subject = "it's ${env:PATH}"
@@ -342,7 +481,12 @@ def test_a_schema_with_text_that_sql_would_misread(spark: SparkSession, registry
     expect(spark, stream, avro.AvroFormat(stream, client), {"doc": (value, None, "")})
     stream = make_stream("event_id STRING NOT NULL", {"type": "avro", "subject": subject}, None)
     message = 'subject it"s $ {env:PATH}, found another'
-    expect(spark, stream, avro.AvroFormat(stream, client), {"subject": (value, "wrong_subject", message)})
+    expect(
+        spark,
+        stream,
+        avro.AvroFormat(stream, client),
+        {"subject": (value, "wrong_subject", message)},
+    )
 
 
 def test_avro_values_are_read_once(spark: SparkSession, registry: SchemaRegistry) -> None:
@@ -350,7 +494,9 @@ def test_avro_values_are_read_once(spark: SparkSession, registry: SchemaRegistry
     stream = make_stream(DDL, "avro")
     form = avro.AvroFormat(stream, SchemaRegistryClient(config.Registry(url=registry.url)))
     cases = avro_cases(spark, ids, START)
-    frame = decode(kafka(spark, [cases[n][0] for n in ("first version", "second version")]), stream, form)
+    frame = decode(
+        kafka(spark, [cases[n][0] for n in ("first version", "second version")]), stream, form
+    )
     spark.conf.set("spark.sql.debug.maxToStringFields", 10_000)
     plan = frame.where("error_code IS NULL")._jdf.queryExecution().optimizedPlan().toString()
     spark.conf.unset("spark.sql.debug.maxToStringFields")
@@ -360,10 +506,14 @@ def test_avro_values_are_read_once(spark: SparkSession, registry: SchemaRegistry
 def test_json_schema_by_bytes(session: SparkSession, registry: SchemaRegistry) -> None:
     ids = Ids(registry)
     stream = make_stream(DDL, {"type": "json_schema", "subject": f"{ids.subject}-json"})
-    form = json_schema.JsonSchemaFormat(stream, SchemaRegistryClient(config.Registry(url=registry.url)))
+    form = json_schema.JsonSchemaFormat(
+        stream, SchemaRegistryClient(config.Registry(url=registry.url))
+    )
     expect(session, stream, form, json_schema_cases(ids, START))
     anybody = make_stream(DDL, "json_schema")
-    form = json_schema.JsonSchemaFormat(anybody, SchemaRegistryClient(config.Registry(url=registry.url)))
+    form = json_schema.JsonSchemaFormat(
+        anybody, SchemaRegistryClient(config.Registry(url=registry.url))
+    )
     expect(
         session,
         anybody,
@@ -382,22 +532,45 @@ def test_csv_by_bytes(session: SparkSession) -> None:
 def test_csv_values(spark: SparkSession) -> None:
     cases = csv_cases(START)
     stream = make_stream(CSV_DDL, {"type": "csv", "delimiter": ";"})
-    values = [cases[n][0] for n in ("plain", "quoted", "blanks are text", "empty text in NOT NULL", "1 MB of quotes")]
-    rows = decode(kafka(spark, values), stream, csv.CsvFormat(";")).drop("event_time", "kafka_timestamp").collect()
+    values = [
+        cases[n][0]
+        for n in ("plain", "quoted", "blanks are text", "empty text in NOT NULL", "1 MB of quotes")
+    ]
+    rows = (
+        decode(kafka(spark, values), stream, csv.CsvFormat(";"))
+        .drop("event_time", "kafka_timestamp")
+        .collect()
+    )
     plain, quoted, blanks, empty, long = sorted(rows, key=lambda row: row.kafka_offset)
     assert (plain.event_id, plain.level, plain.amount, plain.ok) == ("a", 7, 1.5, True)
     assert (plain.price, plain.day, bytes(plain.raw)) == (Decimal("2.35"), date(2024, 2, 29), b"hi")
     assert (plain.small, plain.total) == (0.5, 9007199254740993)
-    assert (quoted.event_id, quoted.level, bytes(quoted.raw), quoted.total) == ('b;"quoted"\n line', 7, b"", None)
+    assert (quoted.event_id, quoted.level, bytes(quoted.raw), quoted.total) == (
+        'b;"quoted"\n line',
+        7,
+        b"",
+        None,
+    )
     assert (blanks.event_id, empty.event_id, long.event_id) == (" d ", "", '"' * 500_000)
 
 
 @pytest.mark.parametrize("delimiter", [",", "\t", "|", "\\", "'", ".", "]", "^", "é", "😀"])
 def test_any_delimiter(spark: SparkSession, delimiter: str) -> None:
-    stream = make_stream("event_id STRING, a STRING, b INT", {"type": "csv", "delimiter": delimiter}, None)
-    values = [delimiter.join(fields).encode() for fields in (("x", f'"{delimiter}"', "1"), ("", "", ""))]
-    rows = decode(kafka(spark, [*values]), stream, csv.CsvFormat(delimiter)).orderBy("kafka_offset").collect()
-    assert [(r.event_id, r.a, r.b, r.error_text) for r in rows] == [("x", delimiter, 1, None), (None, None, None, None)]
+    stream = make_stream(
+        "event_id STRING, a STRING, b INT", {"type": "csv", "delimiter": delimiter}, None
+    )
+    values = [
+        delimiter.join(fields).encode() for fields in (("x", f'"{delimiter}"', "1"), ("", "", ""))
+    ]
+    rows = (
+        decode(kafka(spark, [*values]), stream, csv.CsvFormat(delimiter))
+        .orderBy("kafka_offset")
+        .collect()
+    )
+    assert [(r.event_id, r.a, r.b, r.error_text) for r in rows] == [
+        ("x", delimiter, 1, None),
+        (None, None, None, None),
+    ]
 
 
 def test_raw_by_bytes(spark: SparkSession) -> None:
@@ -409,7 +582,12 @@ def test_raw_by_bytes(spark: SparkSession) -> None:
     }
     expect(spark, stream, raw.RawFormat(), cases)
     stream = make_stream("key STRING, value STRING", "raw", None, "value")
-    expect(spark, stream, raw.RawFormat(), {"bytes": (b"\xff", "invalid_utf8", "value"), "null": (None, None, "")})
+    expect(
+        spark,
+        stream,
+        raw.RawFormat(),
+        {"bytes": (b"\xff", "invalid_utf8", "value"), "null": (None, None, "")},
+    )
     [row] = decode(kafka(spark, [b"\xc3\xa9"], b"\xff"), stream, raw.RawFormat()).collect()
     assert (row.value, row.error_code, row.error_text) == (
         "é",
@@ -419,9 +597,12 @@ def test_raw_by_bytes(spark: SparkSession) -> None:
 
 
 def through_both_layers(one: World, cases: Mapping[str, Case], start: datetime) -> None:
-    """Each case is in exactly one of the two tables, with its verdict, by either layer; both publish the same rows."""
+    """Each case is in exactly one of the two tables, with its verdict, by either layer; both
+    publish the same rows."""
     one.topic(1, **{"max.message.bytes": "4000000"})
-    sent = one.send([(0, start + timedelta(seconds=i), value) for i, (value, _, _) in enumerate(cases.values())])
+    sent = one.send(
+        [(0, start + timedelta(seconds=i), value) for i, (value, _, _) in enumerate(cases.values())]
+    )
     one.apply()
     expected = {r.offset: code for r, (_, code, _) in zip(sent, cases.values(), strict=True)}
     names = {r.offset: name for r, name in zip(sent, cases, strict=True)}
@@ -429,7 +610,11 @@ def through_both_layers(one: World, cases: Mapping[str, Case], start: datetime) 
     def rows_and_verdicts() -> tuple[dict[int, dict[str, Any]], dict[int, str | None]]:
         rows = {r["kafka_offset"]: r for r in one.rows()}
         dead = {d["kafka_offset"]: d["error_code"] for d in one.dead()}
-        assert len(rows) == len(one.rows()) and len(dead) == len(one.dead()) and not rows.keys() & dead.keys()
+        assert (
+            len(rows) == len(one.rows())
+            and len(dead) == len(one.dead())
+            and not rows.keys() & dead.keys()
+        )
         kept = {d["kafka_offset"]: d["value"] for d in one.dead()}
         assert all(kept[r.offset] == r.value for r in sent if r.offset in kept)
         return rows, dict.fromkeys(rows) | dead
@@ -443,10 +628,14 @@ def through_both_layers(one: World, cases: Mapping[str, Case], start: datetime) 
     by_batch, verdicts_by_batch = rows_and_verdicts()
     assert verdicts_by_batch == verdicts_by_speed
     # As text, since NaN does not equal itself.
-    assert {o: repr(row) for o, row in by_batch.items()} == {o: repr(row) for o, row in by_speed.items()}
+    assert {o: repr(row) for o, row in by_batch.items()} == {
+        o: repr(row) for o, row in by_speed.items()
+    }
 
 
-def test_avro_through_both_layers(world: Make, spark: SparkSession, registry: SchemaRegistry) -> None:
+def test_avro_through_both_layers(
+    world: Make, spark: SparkSession, registry: SchemaRegistry
+) -> None:
     ids, start = Ids(registry), start_of(past_hour(1))
     form = {"type": "avro", "subject": ids.subject}
     one = world(registry.url, schema=DDL, format=form, event_time=EVENT_TIME)
@@ -457,7 +646,9 @@ def test_avro_through_both_layers(world: Make, spark: SparkSession, registry: Sc
 def test_json_schema_through_both_layers(world: Make, registry: SchemaRegistry) -> None:
     ids, start = Ids(registry), start_of(past_hour(1))
     form = {"type": "json_schema", "subject": f"{ids.subject}-json"}
-    through_both_layers(world(registry.url, schema=DDL, format=form), json_schema_cases(ids, start), start)
+    through_both_layers(
+        world(registry.url, schema=DDL, format=form), json_schema_cases(ids, start), start
+    )
 
 
 @pytest.mark.full

@@ -1,4 +1,5 @@
-"""One speed process for many streams: each is exact, and none of them feels what another one meets."""
+"""One speed process for many streams: each is exact, and none of them feels what another one
+meets."""
 
 from __future__ import annotations
 
@@ -28,8 +29,11 @@ def _jobs(*worlds: World) -> dict[str, Job | ConfigurationError]:
 
 
 @contextmanager
-def _running(spark: SparkSession, streams: Mapping[str, Job | ConfigurationError]) -> Iterator[GroupJob]:
-    """A group for the length of a `with`; at its end it is stopped, and what it raised is raised."""
+def _running(
+    spark: SparkSession, streams: Mapping[str, Job | ConfigurationError]
+) -> Iterator[GroupJob]:
+    """A group for the length of a `with`; at its end it is stopped, and what it raised is
+    raised."""
     kafka = next(one for one in streams.values() if isinstance(one, Job)).environment.kafka
     with running_beside(GroupJob(spark, kafka, lambda: streams), "group") as group:
         yield group
@@ -52,12 +56,18 @@ def test_a_group_publishes_each_stream_and_sets_aside_the_one_that_fails(
         one.send_now(40, "a")
     streams = _jobs(first, second)
     with _running(spark, streams) as group:
-        wait_for(lambda: first.published == 40 and second.published == 40, "the first records to be published")
+        wait_for(
+            lambda: first.published == 40 and second.published == 40,
+            "the first records to be published",
+        )
         # A stream joins; another one gets records that are no rows.
         streams |= _jobs(third)
         now = datetime.now(UTC)
         first.send([(0, now, b"{"), (1, now, event("good", now)), (0, now, None)])
-        wait_for(lambda: first.published == 43 and third.published == 40, "the stream that joined to be published")
+        wait_for(
+            lambda: first.published == 43 and third.published == 40,
+            "the stream that joined to be published",
+        )
         assert group.failures == {}
         # Its topic is deleted and made again, with other records.
         second.delete_topic()
@@ -67,7 +77,10 @@ def test_a_group_publishes_each_stream_and_sets_aside_the_one_that_fails(
         assert isinstance(group.failures[second.name], PositionError)
         first.send_now(30, "b")
         third.send_now(30, "b")
-        wait_for(lambda: first.published == 73 and third.published == 70, "the other streams to be published")
+        wait_for(
+            lambda: first.published == 73 and third.published == 70,
+            "the other streams to be published",
+        )
         # A stream leaves.
         del streams[third.name]
         third.send_now(5, "c")
@@ -92,7 +105,9 @@ def test_a_topic_at_which_sparks_reader_throws_fails_the_read_of_all_streams_onc
         one.send_now(4, "a", partitions=1)
     now = int(datetime.now(UTC).timestamp() * 1000)
     with _running(spark, _jobs(odd, plain)) as group:
-        wait_for(lambda: odd.published == 4 and plain.published == 4, "the first records to be published")
+        wait_for(
+            lambda: odd.published == 4 and plain.published == 4, "the first records to be published"
+        )
         # Two of a producer that stamps in nanoseconds; the third of one that does not.
         for i, millis in enumerate((now * 1_000_000, now * 1_000_000 + 1, now)):
             odd.send_stamped([(0, millis, f"b-{i}")])
@@ -100,7 +115,9 @@ def test_a_topic_at_which_sparks_reader_throws_fails_the_read_of_all_streams_onc
         assert caplog.text.count("one read of 1 topics failed, reading each alone") == 1
         plain.send_now(4, "b")
         odd.send_now(4, "b", partitions=1)
-        wait_for(lambda: odd.published == 11 and plain.published == 8, "the last records to be published")
+        wait_for(
+            lambda: odd.published == 11 and plain.published == 8, "the last records to be published"
+        )
         assert group.failures == {}
     assert caplog.text.count("reading each alone") == 1
     _exact(odd)
@@ -130,7 +147,9 @@ def test_a_group_that_stops_at_the_present_end_has_published_all_formats(
         ],
     }
     id, now = registry.register(subject, schema), datetime.now(UTC)
-    value = wired(id, encode(spark, schema, {"event_id": "a", "event_time": int(now.timestamp() * 1e6)}))
+    value = wired(
+        id, encode(spark, schema, {"event_id": "a", "event_time": int(now.timestamp() * 1e6)})
+    )
     avro.send([(i % 2, now, value) for i in range(30)])
     streams = _jobs(plain, avro)
     group = GroupJob(spark, plain.job.environment.kafka, lambda: streams, available_now=True)
@@ -166,7 +185,10 @@ def test_a_stream_of_avro_takes_up_schemas_and_leaves_odd_records_to_spark(
         wait_for(lambda: one.published == 9, "records of another schema to be published")
         ids.append(register(tags={"type": "array", "items": "int"}))
         send(wired(ids[2], text + b"\0"), wired(ids[0], text), wired(ids[1], text + b"\0"))
-        wait_for(lambda: one.published == 12, "records of a schema that workers do not read to be published")
+        wait_for(
+            lambda: one.published == 12,
+            "records of a schema that workers do not read to be published",
+        )
         assert group.failures == {}
     _exact(one, dead=2)
 
@@ -195,4 +217,6 @@ def _connections(spark: SparkSession, one: World) -> int:
     """How many connections Spark's JVM has to the broker."""
     pid = spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid()  # type: ignore[union-attr]
     port = int(one.job.environment.kafka.bootstrap_servers.rpartition(":")[2])
-    return sum(bool(c.raddr) and c.raddr.port == port for c in psutil.Process(pid).net_connections("tcp"))
+    return sum(
+        bool(c.raddr) and c.raddr.port == port for c in psutil.Process(pid).net_connections("tcp")
+    )

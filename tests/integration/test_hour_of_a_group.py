@@ -1,4 +1,5 @@
-"""One hour of a group, by the command and from Python, over streams whose batch layers are not equally far."""
+"""One hour of a group, by the command and from Python, over streams whose batch layers are not
+equally far."""
 
 from __future__ import annotations
 
@@ -19,21 +20,38 @@ OLDER, NEWER = past_hour(2), past_hour(1)
 
 
 def complete_through(one: World) -> tuple[int, dict[str, Any]]:
-    arguments = ["complete-through", "--group", "small", "--tag", "--output", "json", "--conf", str(one.folder)]
+    arguments = [
+        "complete-through",
+        "--group",
+        "small",
+        "--tag",
+        "--output",
+        "json",
+        "--conf",
+        str(one.folder),
+    ]
     done = CliRunner().invoke(main, arguments)
     return done.exit_code, json.loads(done.stdout)
 
 
 def read(hour: str, one: World) -> dict[str, list[str]]:
     opened = anabranch.open(group="small", hour=hour, conf=one.folder)
-    return {name: sorted(table.arrow(columns=["event_id"])["event_id"].to_pylist()) for name, table in opened.items()}
+    return {
+        name: sorted(table.arrow(columns=["event_id"])["event_id"].to_pylist())
+        for name, table in opened.items()
+    }
 
 
 @pytest.mark.full
-def test_a_group_is_read_as_of_an_hour_once_its_late_stream_has_it(world: Callable[..., World]) -> None:
+def test_a_group_is_read_as_of_an_hour_once_its_late_stream_has_it(
+    world: Callable[..., World],
+) -> None:
     early = world(group="small")
     late = world(beside=early, group="small")
-    sent = {one.name: {h: [f"{one.name}-{h}-{i}" for i in range(8)] for h in (OLDER, NEWER)} for one in (early, late)}
+    sent = {
+        one.name: {h: [f"{one.name}-{h}-{i}" for i in range(8)] for h in (OLDER, NEWER)}
+        for one in (early, late)
+    }
     for one in (early, late):
         one.topic()
         for hour in (OLDER, NEWER):
@@ -45,7 +63,12 @@ def test_a_group_is_read_as_of_an_hour_once_its_late_stream_has_it(world: Callab
     early.batch()
     assert complete_through(early) == (
         1,
-        {"complete_through": None, "streams": {early.name: NEWER, late.name: None}, "errors": {}, "tagged": []},
+        {
+            "complete_through": None,
+            "streams": {early.name: NEWER, late.name: None},
+            "errors": {},
+            "tagged": [],
+        },
     )
     with pytest.raises(Refused, match=f"stream {late.name}: .* complete through no hour"):
         read(OLDER, early)
@@ -53,7 +76,8 @@ def test_a_group_is_read_as_of_an_hour_once_its_late_stream_has_it(world: Callab
     late.batch(OLDER)
     code, view = complete_through(early)
     assert (code, view["complete_through"], view["tagged"]) == (0, OLDER, [OLDER])
-    # Of the early stream neither the newer hour, which is accepted; of the late one nothing of the speed layer.
+    # Of the early stream neither the newer hour, which is accepted; of the late one nothing of the
+    # speed layer.
     assert read(OLDER, early) == {name: sorted(hours[OLDER]) for name, hours in sent.items()}
     with pytest.raises(Refused, match=f"stream {late.name}: .* complete through {OLDER}"):
         read(NEWER, early)
@@ -64,11 +88,15 @@ def test_a_group_is_read_as_of_an_hour_once_its_late_stream_has_it(world: Callab
     assert read(NEWER, early) == every
     opened = anabranch.open(group="small", hour=NEWER, conf=early.folder)
     late.batch(OLDER, restate=True, why="a test")
-    with pytest.raises(Refused, match="an hour up to it was restated meanwhile; open the group again"):
+    with pytest.raises(
+        Refused, match="an hour up to it was restated meanwhile; open the group again"
+    ):
         opened[late.name].arrow()
     assert read(NEWER, early) == every
     # Another engine reads the tag.
     for one in (early, late):
         query = f"""SELECT event_id FROM lake.{one.job.stream.table} VERSION AS OF 'group-small-{OLDER}'
             WHERE ingest_hour <= '{OLDER}'"""
-        assert sorted(row.event_id for row in one.spark.sql(query).collect()) == sorted(sent[one.name][OLDER])
+        assert sorted(row.event_id for row in one.spark.sql(query).collect()) == sorted(
+            sent[one.name][OLDER]
+        )

@@ -62,14 +62,18 @@ def catalog(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def one(catalog: str, environment: dict[str, Any], spark: SparkSession, tmp_path: Path) -> Iterator[World]:
+def one(
+    catalog: str, environment: dict[str, Any], spark: SparkSession, tmp_path: Path
+) -> Iterator[World]:
     stream = {"batch": {"grace": f"{IDLE + 1} hours", "lookback_hours": 1}}
     with closed_at_the_end() as made:
         if catalog == "sql":
             made.append(World(tmp_path / "conf", environment, spark, **stream))
             yield made[0]
             return
-        with running_rest_catalog(tmp_path, "s3://tests/rest", environment["s3"]["endpoint"]) as rest:
+        with running_rest_catalog(
+            tmp_path, "s3://tests/rest", environment["s3"]["endpoint"]
+        ) as rest:
             block = {"name": f"c{uuid.uuid4().hex[:12]}", "type": "rest", "uri": rest.url}
             own = environment | {"catalog": block | {"warehouse": "s3://tests/rest"}}
             made.append(World(tmp_path / "conf", own, spark, **stream))
@@ -95,16 +99,22 @@ def test_an_hour_without_records_is_accepted_by_few_requests(
         parquet_reads.clear()
         before = requests()
         job = open_job(one.name, str(one.folder))
-        outcome = run_stream(job, one.spark, lambda run: run.rebuild(None, ORDER), threading.Event())
+        outcome = run_stream(
+            job, one.spark, lambda run: run.rebuild(None, ORDER), threading.Event()
+        )
         costs.append(requests() - before)
         assert [(r.hour, r.decision) for r in outcome.results] == [(hour, "accepted")]
         assert parquet_reads == []
     # One commit of the stream's table and one of its ledger.
     assert [cost["PutObject"] for cost in costs] == [PUTS[catalog] + 2 * n for n in MOVES_ALL]
     assert [cost.total() for cost in costs] == [REQUESTS[catalog] + 4 * n for n in MOVES_ALL], costs
-    rows = [(row.hour, row.decision) for row in Ledger(one.lake, one.job.stream.hours_table).history()]
+    rows = [
+        (row.hour, row.decision) for row in Ledger(one.lake, one.job.stream.hours_table).history()
+    ]
     idle = [past_hour(ago + 1) for ago in range(IDLE, 0, -1)]
-    assert rows[-2 * IDLE :] == [(hour, decision) for hour in idle for decision in ("sealed", "accepted")]
+    assert rows[-2 * IDLE :] == [
+        (hour, decision) for hour in idle for decision in ("sealed", "accepted")
+    ]
 
 
 def test_the_stores_time_is_that_of_its_last_answer_for_a_minute(
@@ -119,7 +129,11 @@ def test_the_stores_time_is_that_of_its_last_answer_for_a_minute(
     asked, now = requests(), s3.elapsed_seconds()
     for later in (0.0, 59.0):
         monkeypatch.setattr(s3, "elapsed_seconds", lambda later=later: now + later)
-        assert timedelta(seconds=later) <= store.time_now("tests") - first <= timedelta(seconds=later + 30)
+        assert (
+            timedelta(seconds=later)
+            <= store.time_now("tests") - first
+            <= timedelta(seconds=later + 30)
+        )
     assert requests() == asked
     monkeypatch.setattr(s3, "elapsed_seconds", lambda: now + 60.0)
     assert abs(store.time_now("tests") - datetime.now(UTC)) < timedelta(seconds=30)

@@ -32,21 +32,32 @@ def access_to(one: World) -> dict[str, str]:
 def records_of(one: World, spark: SparkSession) -> pa.Table:
     """Kafka's records as another job would have written them, with their places and their day."""
     servers = one.job.environment.kafka.bootstrap_servers
-    records = spark.read.format("kafka").option("kafka.bootstrap.servers", servers).option("subscribe", one.name)
+    records = (
+        spark.read.format("kafka")
+        .option("kafka.bootstrap.servers", servers)
+        .option("subscribe", one.name)
+    )
     value = f"from_json(CAST(value AS STRING), '{SCHEMA.replace(' NOT NULL', '')}') AS v"
     rows = records.load().selectExpr(value, "partition", "offset", "timestamp")
-    found = rows.selectExpr("v.*", "partition", "offset", "timestamp", "CAST(timestamp AS DATE) AS day").toArrow()
+    found = rows.selectExpr(
+        "v.*", "partition", "offset", "timestamp", "CAST(timestamp AS DATE) AS day"
+    ).toArrow()
     return found.sort_by([("partition", "ascending"), ("offset", "ascending")])
 
 
 def behind(rows: pa.Table, begins: Mapping[int, int]) -> pa.Array:
     """Which rows are at offsets that the stream does not read."""
-    masks = [pc.and_(pc.equal(rows["partition"], p), pc.less(rows["offset"], o)) for p, o in begins.items()]
+    masks = [
+        pc.and_(pc.equal(rows["partition"], p), pc.less(rows["offset"], o))
+        for p, o in begins.items()
+    ]
     return pc.or_(*masks)
 
 
 @pytest.mark.full
-def test_a_delta_table_that_is_written_on_is_imported_and_the_stream_goes_on(world: Make, spark: SparkSession) -> None:
+def test_a_delta_table_that_is_written_on_is_imported_and_the_stream_goes_on(
+    world: Make, spark: SparkSession
+) -> None:
     one, old = world(), past_hour(5)
     one.topic()
     for number in range(4):
@@ -57,7 +68,8 @@ def test_a_delta_table_that_is_written_on_is_imported_and_the_stream_goes_on(wor
         write_deltalake(location, rows, mode=mode, partition_by=PARTITIONS, storage_options=access)
 
     records = records_of(one, spark)
-    # A first try that was overwritten, appends of a few rows, and a compaction: their files stay in storage.
+    # A first try that was overwritten, appends of a few rows, and a compaction: their files stay in
+    # storage.
     write(records.slice(0, 120))
     write(records.slice(0, 40), "overwrite")
     for begin in range(40, 200, 40):
@@ -78,7 +90,12 @@ def test_a_delta_table_that_is_written_on_is_imported_and_the_stream_goes_on(wor
     write(records.slice(0, 1))
     DeltaTable(location, storage_options=access).delete("player = 'p3'")
     done = import_from(one, location, old)
-    assert (done.plan.version, first.good + done.good, done.duplicate, done.plan.after) == (version, 185, 0, 15)
+    assert (done.plan.version, first.good + done.good, done.duplicate, done.plan.after) == (
+        version,
+        185,
+        0,
+        15,
+    )
     imported = (row for row in one.rows() if row["kafka_partition"] == -1)
     assert values_of(imported) == values_of(by_delta.filter(behind(by_delta, begins)).to_pylist())
     assert_exact(one)

@@ -1,4 +1,5 @@
-"""The folder of a real query of Spark's file sink is imported, and the stream goes on from Kafka."""
+"""The folder of a real query of Spark's file sink is imported, and the stream goes on from
+Kafka."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ def test_the_folder_of_a_file_sink_is_imported_and_the_stream_goes_on(
     assert log == {"2.compact", "3", "4"}
     by_spark = spark.read.parquet(str(folder)).collect()
     assert len(by_spark) == 200
-    # What micro-batches leave that are killed: a file that no log file lists, and one that is cut short.
+    # What micro-batches leave that are killed: a file that no log file lists, and one that is cut
+    # short.
     again = spark.createDataFrame(by_spark[:30], spark.read.parquet(str(folder)).schema)
     again.coalesce(1).write.parquet(str(tmp_path / "again"))
     for path in (tmp_path / "again").glob("part-*.parquet"):
@@ -63,7 +65,9 @@ def test_the_folder_of_a_file_sink_is_imported_and_the_stream_goes_on(
     assert done.plan.notes[0].endswith("micro-batches up to 4; 2 others are left out")
     assert (done.good, done.duplicate, done.plan.after) == (185, 0, 15)
     imported = (row for row in one.rows() if row["kafka_partition"] == -1)
-    assert values_of(imported) == values_of(row for row in by_spark if row["offset"] < begins[row["partition"]])
+    assert values_of(imported) == values_of(
+        row for row in by_spark if row["offset"] < begins[row["partition"]]
+    )
     assert_exact(one)
     assert import_from(one, location, old).hours == ()
 
@@ -79,16 +83,24 @@ def test_the_folder_of_a_file_sink_that_was_killed_twice_is_imported(
     support = str(Path(file_sink_query.__file__).parent)
     servers = str(one.job.environment.kafka.bootstrap_servers)
     command = [sys.executable, file_sink_query.__file__, str(folder), one.name, servers]
-    environment = os.environ | {"PYTHONPATH": support, "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
+    environment = os.environ | {
+        "PYTHONPATH": support,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "PYSPARK_PYTHON": sys.executable,
+    }
 
     def write(*killed_at: str) -> int:
         with (tmp_path / "query.log").open("ab") as log:
-            return subprocess.run([*command, *killed_at], env=environment, stdout=log, stderr=log).returncode
+            return subprocess.run(
+                [*command, *killed_at], env=environment, stdout=log, stderr=log
+            ).returncode
 
     # The hazard: a query that is killed twice within a micro-batch, once a file of it is there.
     for number, event_id in enumerate(("h3-1", "h15-1"), 1):
         assert write(event_id) != 0
-        assert len(file_sink_query.unlisted_files(folder)) == number, (tmp_path / "query.log").read_text()
+        assert len(file_sink_query.unlisted_files(folder)) == number, (
+            tmp_path / "query.log"
+        ).read_text()
     assert write() == 0, (tmp_path / "query.log").read_text()
     assert len(file_sink_query.unlisted_files(folder)) == 2
     assert any(path.name.endswith(".compact") for path in (folder / "_spark_metadata").iterdir())
@@ -101,7 +113,9 @@ def test_the_folder_of_a_file_sink_that_was_killed_twice_is_imported(
     done = import_from(one, str(folder), old)
     assert (done.good, done.duplicate, done.plan.after) == (469, 0, 11)
     imported = (row for row in one.rows() if row["kafka_partition"] == -1)
-    assert values_of(imported) == values_of(row for row in by_spark if row["offset"] < begins[row["partition"]])
+    assert values_of(imported) == values_of(
+        row for row in by_spark if row["offset"] < begins[row["partition"]]
+    )
     assert_exact(one)
     assert import_from(one, str(folder), old).hours == ()
 
@@ -116,13 +130,19 @@ def test_a_folder_whose_log_is_gone_is_imported_once(
     for number in range(3):
         one.send(spread(shift(old, number), 40, f"h{number}"))
     servers = one.job.environment.kafka.bootstrap_servers
-    records = spark.read.format("kafka").option("kafka.bootstrap.servers", servers).option("subscribe", one.name)
+    records = (
+        spark.read.format("kafka")
+        .option("kafka.bootstrap.servers", servers)
+        .option("subscribe", one.name)
+    )
     value = f"from_json(CAST(value AS STRING), '{SCHEMA.replace(' NOT NULL', '')}') AS v"
     rows = records.load().selectExpr(value, "partition", "offset", "timestamp")
     rows = rows.select("v.*", "partition", "offset", "timestamp")
     rows.coalesce(1).write.format(form).save(str(folder))
     # A micro-batch that was written twice, since its job was killed.
-    rows.where("offset BETWEEN 5 AND 30").coalesce(1).write.format(form).mode("append").save(str(folder))
+    rows.where("offset BETWEEN 5 AND 30").coalesce(1).write.format(form).mode("append").save(
+        str(folder)
+    )
     one.delete_records({0: 50, 1: 45})
     one.apply()
     one.speed()

@@ -1,5 +1,5 @@
-"""Records as other clients write them, read by the Kafka adapter: every codec, header names of any bytes. Transactions
-of two processes. How long Spark waits at the end of a log."""
+"""Records as other clients write them, read by the Kafka adapter: every codec, header names of any
+bytes. Transactions of two processes. How long Spark waits at the end of a log."""
 
 from __future__ import annotations
 
@@ -33,7 +33,11 @@ def kafka(services: Any) -> config.Kafka:
 def test_the_adapter_reads_every_codec(kafka: config.Kafka, codec: str) -> None:
     topic, value = f"t{uuid.uuid4().hex[:12]}", b'{"event_id": "repeated"}' * 20
     create_topic(kafka, topic, 1)
-    settings = {"bootstrap.servers": kafka.bootstrap_servers, "compression.type": codec, "linger.ms": 50}
+    settings = {
+        "bootstrap.servers": kafka.bootstrap_servers,
+        "compression.type": codec,
+        "linger.ms": 50,
+    }
     producer = Producer(settings)
     for _ in range(RECORDS):
         producer.produce(topic, value)
@@ -61,7 +65,9 @@ def test_the_adapter_reads_header_names_of_any_bytes(kafka: config.Kafka) -> Non
 
     producer = client.new_producer(kafka, compression_type="gzip")
     for i in range(20):
-        producer.send(topic, b"%d" % i, headers=[(AnyBytes("any") if i % 5 == 2 else name, b"v"), ("n", b"")])
+        producer.send(
+            topic, b"%d" % i, headers=[(AnyBytes("any") if i % 5 == 2 else name, b"v"), ("n", b"")]
+        )
     producer.flush()
     producer.close()
     with KafkaAdapter(kafka) as adapter:
@@ -77,7 +83,9 @@ def test_the_adapter_reads_header_names_of_any_bytes(kafka: config.Kafka) -> Non
     ]
 
 
-def test_records_of_an_open_transaction_are_accepted_before_they_are_decided(kafka: config.Kafka) -> None:
+def test_records_of_an_open_transaction_are_accepted_before_they_are_decided(
+    kafka: config.Kafka,
+) -> None:
     topic = f"t{uuid.uuid4().hex[:12]}"
     create_topic(kafka, topic, 1)
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": topic})
@@ -88,18 +96,26 @@ def test_records_of_an_open_transaction_are_accepted_before_they_are_decided(kaf
     with KafkaAdapter(kafka) as adapter:
         described = adapter.describe(topic)
         assert described is not None
-        assert (adapter.stable_ends(described), adapter.accepted_ends(described)) == ({0: 0}, {0: 1})
+        assert (adapter.stable_ends(described), adapter.accepted_ends(described)) == (
+            {0: 0},
+            {0: 1},
+        )
         producer.abort_transaction(30)
         # The record, and the marker of its end, which brokers report a moment later.
         assert adapter.stable_ends(described, {0: 2}) == adapter.accepted_ends(described) == {0: 2}
 
 
-def test_brokers_without_topic_ids_are_refused(kafka: config.Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A recreated topic could not be distinguished from the deleted one. The client acts as with brokers before 2.8."""
+def test_brokers_without_topic_ids_are_refused(
+    kafka: config.Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A recreated topic could not be distinguished from the deleted one. The client acts as with
+    brokers before 2.8."""
     topic = f"t{uuid.uuid4().hex[:12]}"
     create_topic(kafka, topic, 1)
     settings = client.kafka_python_settings
-    monkeypatch.setattr(client, "kafka_python_settings", lambda kafka: settings(kafka) | {"api_version": (2, 6)})
+    monkeypatch.setattr(
+        client, "kafka_python_settings", lambda kafka: settings(kafka) | {"api_version": (2, 6)}
+    )
     with KafkaAdapter(kafka) as adapter, pytest.raises(NoTopicIds, match=r"Kafka 2\.8 or newer"):
         adapter.describe(topic)
 
@@ -159,13 +175,17 @@ def test_a_process_that_was_replaced_commits_nothing(kafka: config.Kafka) -> Non
         described = adapter.describe(topic)
         assert described is not None
         ranges = {0: (0, adapter.stable_ends(described)[0])}
-        assert [r.value for _, records in adapter.read_records(topic, ranges) for r in records] == [b"1", b"3"]
+        assert [r.value for _, records in adapter.read_records(topic, ranges) for r in records] == [
+            b"1",
+            b"3",
+        ]
 
 
 def test_spark_does_not_wait_at_the_end_of_each_partitions_log(
     kafka: config.Kafka, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The hazard: Spark asks for a log's end on a connection on which the consumer already waits for later records."""
+    """The hazard: Spark asks for a log's end on a connection on which the consumer already waits
+    for later records."""
     topic, partitions = f"t{uuid.uuid4().hex[:12]}", 8
     create_topic(kafka, topic, partitions)
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
@@ -181,6 +201,8 @@ def test_spark_does_not_wait_at_the_end_of_each_partitions_log(
 
     ours = min(seconds(), seconds())
     options = source._options
-    monkeypatch.setattr(source, "_options", lambda kafka: options(kafka) | {"kafka.fetch.max.wait.ms": "500"})
+    monkeypatch.setattr(
+        source, "_options", lambda kafka: options(kafka) | {"kafka.fetch.max.wait.ms": "500"}
+    )
     # Kafka's default: each of two threads waits half a second for each of four partitions.
     assert ours + 1 < min(seconds(), seconds())

@@ -1,4 +1,5 @@
-"""A broker with ACLs that creates topics by itself, as many companies run theirs: missing rights, deleted topics."""
+"""A broker with ACLs that creates topics by itself, as many companies run theirs: missing rights,
+deleted topics."""
 
 from __future__ import annotations
 
@@ -63,18 +64,46 @@ def topic(super_user: config.Kafka) -> Topic:
     [
         ((), lambda a, t: a.describe(t.name), "--operation Describe --topic {topic}"),
         ((), lambda a, t: a.stable_ends(t), "--operation Describe --topic {topic}"),
-        ((), lambda a, t: a.stamps_from(t, {0: 0}, {0: 1}, 1), "--operation Describe --topic {topic}"),
-        ((), lambda a, t: list(a.read_offsets(t.name, {0: (0, 1)})), "--operation Describe --topic {topic}"),
-        (("DESCRIBE",), lambda a, t: a.stamps_from(t, {0: 0}, {0: 1}, 1), "--operation Read --topic {topic}"),
-        (("DESCRIBE",), lambda a, t: list(a.read_offsets(t.name, {0: (0, 1)})), "--operation Read --topic {topic}"),
-        (("READ",), lambda a, t: a.retention(t.name), "--operation DescribeConfigs --topic {topic}"),
+        (
+            (),
+            lambda a, t: a.stamps_from(t, {0: 0}, {0: 1}, 1),
+            "--operation Describe --topic {topic}",
+        ),
+        (
+            (),
+            lambda a, t: list(a.read_offsets(t.name, {0: (0, 1)})),
+            "--operation Describe --topic {topic}",
+        ),
+        (
+            ("DESCRIBE",),
+            lambda a, t: a.stamps_from(t, {0: 0}, {0: 1}, 1),
+            "--operation Read --topic {topic}",
+        ),
+        (
+            ("DESCRIBE",),
+            lambda a, t: list(a.read_offsets(t.name, {0: (0, 1)})),
+            "--operation Read --topic {topic}",
+        ),
+        (
+            ("READ",),
+            lambda a, t: a.retention(t.name),
+            "--operation DescribeConfigs --topic {topic}",
+        ),
         (("READ",), lambda a, t: a.settings(t.name), "--operation DescribeConfigs --topic {topic}"),
         (("READ",), lambda a, t: a.partition_bytes(t.name), "--operation Describe --cluster"),
-        (("READ",), lambda a, t: a.commit_lag(GROUP, t.name, {0: 1}), f"--operation Read --group {GROUP}"),
+        (
+            ("READ",),
+            lambda a, t: a.commit_lag(GROUP, t.name, {0: 1}),
+            f"--operation Read --group {GROUP}",
+        ),
         (("READ",), lambda a, t: a.check_commits(GROUP), f"--operation Read --group {GROUP}"),
-        (("READ",), lambda a, t: a.group_metadata(GROUP, t.name), f"--operation Describe --group {GROUP}"),
+        (
+            ("READ",),
+            lambda a, t: a.group_metadata(GROUP, t.name),
+            f"--operation Describe --group {GROUP}",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_missing_right_is_named_within_seconds(
     broker: SecureBroker,
     user: config.Kafka,
@@ -133,7 +162,10 @@ def _delete(kafka: config.Kafka, topic: str) -> None:
     ids=["describe", "settings", "stable_ends", "stamps_from", "read_offsets"],
 )
 def test_asking_for_a_deleted_topic_does_not_create_it(
-    super_user: config.Kafka, topic: Topic, ask: Callable[[KafkaAdapter, Topic], Any], monkeypatch: pytest.MonkeyPatch
+    super_user: config.Kafka,
+    topic: Topic,
+    ask: Callable[[KafkaAdapter, Topic], Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("anabranch.kafka.client._SILENCE_S", 2)
     monkeypatch.setattr("anabranch.kafka.client._BELIEVED_AFTER_S", 1.0)

@@ -31,8 +31,15 @@ def test_rebuilt_hours_are_sent_with_their_balance_and_refused_ones_as_failed(
     one.send([*spread(bad, 9, "bad"), (0, spread(bad, 1, "x")[0][1], b"{")])
     one.apply()
     one.expect(
-        {"type": "expect_column_values_to_match_regex", "kwargs": {"column": "event_id", "regex": "^good"}},
-        {"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "amount"}, "severity": "warning"},
+        {
+            "type": "expect_column_values_to_match_regex",
+            "kwargs": {"column": "event_id", "regex": "^good"},
+        },
+        {
+            "type": "expect_column_values_to_not_be_null",
+            "kwargs": {"column": "amount"},
+            "severity": "warning",
+        },
     )
 
     assert [(r.hour, r.decision) for r in one.batch()] == [(good, "accepted"), (bad, "refused")]
@@ -44,7 +51,14 @@ def test_rebuilt_hours_are_sent_with_their_balance_and_refused_ones_as_failed(
     cut = one.state.accepted[good].cut
     assert facts["topicId"] == cut.topic_id
     assert facts["offsetRanges"] == {str(p): list(r) for p, r in cut.ranges.items()}
-    assert facts["balance"] == {"offsets": 20, "good": 20, "dead": 0, "duplicate": 0, "gap": 0, "gaps": {}}
+    assert facts["balance"] == {
+        "offsets": 20,
+        "good": 20,
+        "dead": 0,
+        "duplicate": 0,
+        "gap": 0,
+        "gaps": {},
+    }
     table = one.lake.load(one.job.stream.table)
     [output] = complete["outputs"]
     assert (output["namespace"], output["name"]) == table_name(table.location())
@@ -52,12 +66,17 @@ def test_rebuilt_hours_are_sent_with_their_balance_and_refused_ones_as_failed(
     statistics = output["outputFacets"]["outputStatistics"]
     assert (statistics["rowCount"], statistics["fileCount"]) == (20, len(files))
     assert statistics["size"] == sum(file.file_size_in_bytes for file in files)
-    assert int(output["facets"]["version"]["datasetVersion"]) in {s.snapshot_id for s in table.snapshots()}
+    assert int(output["facets"]["version"]["datasetVersion"]) in {
+        s.snapshot_id for s in table.snapshots()
+    }
     assert output["facets"]["dataQualityMetrics"]["columnMetrics"]["amount"]["nullCount"] == 20
     assert complete["run"]["facets"]["processing_engine"]["version"] == one.spark.version
     start = next(e for e in receiver.events if e["run"]["runId"] == complete["run"]["runId"])
     assert start["eventTime"] < complete["eventTime"]
-    assert "quality: expect_column_values_to_match_regex(event_id)" in fail["run"]["facets"]["errorMessage"]["message"]
+    assert (
+        "quality: expect_column_values_to_match_regex(event_id)"
+        in fail["run"]["facets"]["errorMessage"]["message"]
+    )
     assert fail["run"]["facets"]["anabranch_hour"]["balance"]["dead"] == 1
 
     # An unreachable receiver fails no hour, and gets its events later.
@@ -65,11 +84,17 @@ def test_rebuilt_hours_are_sent_with_their_balance_and_refused_ones_as_failed(
     assert [r.decision for r in one.batch(good, restate=True)] == ["accepted"]
     assert len(receiver.runs()) == 2
     receiver.recover()
-    done = CliRunner().invoke(command.lineage, [one.name, "--since", good, "--conf", str(one.folder)])
+    done = CliRunner().invoke(
+        command.lineage, [one.name, "--since", good, "--conf", str(one.folder)]
+    )
     assert done.exit_code == 0, done.output
     assert [line.split()[:3] for line in done.output.splitlines()] == [
         [good, "revision", "1"], [bad, "revision", "1"], [good, "revision", "2"],
     ]  # fmt: skip
     # Two runs were sent again, and are the same; the restatement is a run of its own.
-    assert list(receiver.runs().values()) == [["START", "COMPLETE"] * 2, ["START", "FAIL"] * 2, ["START", "COMPLETE"]]
+    assert list(receiver.runs().values()) == [
+        ["START", "COMPLETE"] * 2,
+        ["START", "FAIL"] * 2,
+        ["START", "COMPLETE"],
+    ]
     assert receiver.problems == []

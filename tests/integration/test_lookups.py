@@ -1,4 +1,5 @@
-"""Offsets inside ranges and hours of offsets, in Spark, against plain arithmetic; for many partitions and hours."""
+"""Offsets inside ranges and hours of offsets, in Spark, against plain arithmetic; for many
+partitions and hours."""
 
 from __future__ import annotations
 
@@ -18,7 +19,15 @@ from anabranch.offsets.partition_sql import inside
 from anabranch.offsets.position import Ranges, size
 from anabranch.records import REFUSED_FIELD, UNKNOWN, assign_hours, trim
 from batch_layer.balance import Counted
-from batch_layer.offset_counts import DRIFTS, ReadCounts, count, count_few, count_few_read, count_read, missing_offsets
+from batch_layer.offset_counts import (
+    DRIFTS,
+    ReadCounts,
+    count,
+    count_few,
+    count_few_read,
+    count_read,
+    missing_offsets,
+)
 from serving_layer.layer_diff.spark import compare
 from speed_layer.plan import assign
 
@@ -29,7 +38,11 @@ PARTITIONS = st.integers(0, 5)
 RANGES = st.dictionaries(PARTITIONS, st.tuples(st.integers(0, 12), st.integers(0, 12)), max_size=4)
 # How far each hour goes beyond the one before it, by partition; a partition may come later.
 STEPS = st.lists(st.dictionaries(PARTITIONS, st.integers(0, 4), max_size=4), max_size=9)
-FEW = settings(max_examples=budget(4, 25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FEW = settings(
+    max_examples=budget(4, 25),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 
 PLACES = [(p, o) for p in range(7) for o in range(14)]
 
@@ -38,7 +51,9 @@ def offsets_of(ranges: Ranges) -> set[tuple[int, int]]:
     return {(p, o) for p, (s, e) in ranges.items() for o in range(s, e)}
 
 
-def places(spark: SparkSession, rows: list[tuple[int, int]], names: str = "partition INT, offset BIGINT") -> DataFrame:
+def places(
+    spark: SparkSession, rows: list[tuple[int, int]], names: str = "partition INT, offset BIGINT"
+) -> DataFrame:
     return spark.createDataFrame(rows, names)
 
 
@@ -59,7 +74,9 @@ def code_of(frame: DataFrame) -> list[str]:
 
 @FEW
 @given(ranges=RANGES)
-def test_a_row_is_in_the_window_that_the_arithmetic_gives(spark: SparkSession, ranges: Ranges) -> None:
+def test_a_row_is_in_the_window_that_the_arithmetic_gives(
+    spark: SparkSession, ranges: Ranges
+) -> None:
     rows = places(spark, PLACES, AT).select("*", F.expr(inside(ranges)).alias("within")).collect()
     assert {(r.kafka_partition, r.kafka_offset) for r in rows if r.within} == offsets_of(ranges)
     assert {r.within for r in rows} <= {True, False}
@@ -68,11 +85,18 @@ def test_a_row_is_in_the_window_that_the_arithmetic_gives(spark: SparkSession, r
 
 @FEW
 @given(steps=STEPS)
-def test_a_row_is_in_the_hour_that_the_arithmetic_gives(spark: SparkSession, steps: list[dict[int, int]]) -> None:
+def test_a_row_is_in_the_hour_that_the_arithmetic_gives(
+    spark: SparkSession, steps: list[dict[int, int]]
+) -> None:
     hours = to_hours(steps)
-    by_place = {(r.partition, r.offset): r.ingest_hour for r in assign_hours(places(spark, PLACES), hours).collect()}
+    by_place = {
+        (r.partition, r.offset): r.ingest_hour
+        for r in assign_hours(places(spark, PLACES), hours).collect()
+    }
     by_hour = assign(dict.fromkeys(range(7), (0, 14)), hours)
-    assert by_place == {place: hour for hour, ranges in by_hour.items() for place in offsets_of(ranges)}
+    assert by_place == {
+        place: hour for hour, ranges in by_hour.items() for place in offsets_of(ranges)
+    }
 
 
 @FEW
@@ -81,13 +105,17 @@ def test_offsets_are_counted_once_and_rows_with_repetitions(
     spark: SparkSession, ranges: Ranges, data: st.DataObject
 ) -> None:
     # Neighbours share a number of 64 bits: at its edges, and beyond the first.
-    offset = st.one_of(st.integers(0, 14), st.sampled_from([62, 63, 64, 65, 127, 128, 2**40 - 1, 2**40, 2**63 - 1]))
+    offset = st.one_of(
+        st.integers(0, 14), st.sampled_from([62, 63, 64, 65, 127, 128, 2**40 - 1, 2**40, 2**63 - 1])
+    )
     error_code = st.sampled_from([None, "missing_field", REFUSED_FIELD])
     unknown = st.one_of(st.none(), st.lists(st.just("season"), max_size=2))
     record = st.tuples(PARTITIONS, offset, st.sampled_from(["kafka", "speed"]), error_code, unknown)
     records = data.draw(st.lists(record, max_size=40))
     wide = {p: (s, 2**63 - 1 if e == 12 else e) for p, (s, e) in ranges.items()}
-    rows = spark.createDataFrame(records, f"{AT}, source STRING, error_code STRING, {UNKNOWN} ARRAY<STRING>")
+    rows = spark.createDataFrame(
+        records, f"{AT}, source STRING, error_code STRING, {UNKNOWN} ARRAY<STRING>"
+    )
     rows = rows.withColumn("is_dead", F.expr("error_code IS NOT NULL")).repartition(3)
 
     counted, read = count(rows, wide), count_read(rows, wide, ("kafka", "speed", "dead_letters"))
@@ -98,21 +126,27 @@ def test_offsets_are_counted_once_and_rows_with_repetitions(
     there = {(p, o) for p, o, *_ in records if is_inside(p, o)}
     distinct = dict(Counter(p for p, _ in there))
     assert count_few(rows.toArrow(), wide) == counted
-    assert counted == Counted(distinct, len(records), sum(not is_inside(p, o) for p, o, *_ in records))
+    assert counted == Counted(
+        distinct, len(records), sum(not is_inside(p, o) for p, o, *_ in records)
+    )
     dead = sum(error_code is not None for *_, error_code, _ in records)
     sources = dict(Counter(source for _, _, source, _, _ in records))
-    drifting = sum(bool(unknown) and error_code in (None, REFUSED_FIELD) for *_, error_code, unknown in records)
+    drifting = sum(
+        bool(unknown) and error_code in (None, REFUSED_FIELD) for *_, error_code, unknown in records
+    )
     drifts = rows.withColumn("drifts", F.expr(f"coalesce({DRIFTS}, false)"))
     assert count_few_read(drifts.toArrow(), wide) == read
     assert read == ReadCounts(distinct, len(records) - dead, dead, sources, drifting)
 
 
 @pytest.mark.parametrize(
-    ("partitions", "month"), [(100, 72), pytest.param(1000, 744, marks=pytest.mark.full)], ids=["100", "1000"]
+    ("partitions", "month"),
+    [(100, 72), pytest.param(1000, 744, marks=pytest.mark.full)],
+    ids=["100", "1000"],
 )
 def test_a_thousand_partitions_of_a_month(spark: SparkSession, partitions: int, month: int) -> None:
-    """An hour's account, the layers' difference and a micro-batch's hours, at the size where a plan that grows with
-    the partitions or the hours overflows the stack or takes minutes."""
+    """An hour's account, the layers' difference and a micro-batch's hours, at the size where a plan
+    that grows with the partitions or the hours overflows the stack or takes minutes."""
     rng = random.Random(5)
     ranges = {p: (p, p + 1 + rng.randrange(3)) for p in range(partitions)}
     rows = places(spark, sorted(offsets_of(ranges)), AT)
@@ -120,7 +154,9 @@ def test_a_thousand_partitions_of_a_month(spark: SparkSession, partitions: int, 
     counted = count(rows.union(outside), ranges)
     assert counted.distinct == {p: e - s for p, (s, e) in ranges.items()}
     assert (counted.rows, counted.outside) == (size(ranges) + 3, 3)
-    lacking = missing_offsets(rows.where("kafka_partition <> 7 AND (kafka_partition <> 8 OR kafka_offset > 8)"), ranges)
+    lacking = missing_offsets(
+        rows.where("kafka_partition <> 7 AND (kafka_partition <> 8 OR kafka_offset > 8)"), ranges
+    )
     assert {p: (of.start, of.mask.tolist()) for p, of in lacking.items()} == {
         7: (7, [True] * (ranges[7][1] - 7)), 8: (8, [True] + [False] * (ranges[8][1] - 9)),
     }  # fmt: skip
@@ -131,7 +167,10 @@ def test_a_thousand_partitions_of_a_month(spark: SparkSession, partitions: int, 
     hours = to_hours([{p: rng.randrange(3) for p in range(partitions)} for _ in range(month)])
     ends = dict.fromkeys(range(partitions), month * 2)
     positions = [(p, rng.randrange(ends[p])) for p in range(partitions) for _ in range(3)]
-    of_hours = {(r.partition, r.offset): r.ingest_hour for r in assign_hours(places(spark, positions), hours).collect()}
+    of_hours = {
+        (r.partition, r.offset): r.ingest_hour
+        for r in assign_hours(places(spark, positions), hours).collect()
+    }
     for p, o in positions:
         expected = next(h.hour for h in hours if h.ends is None or o < h.ends[p])
         assert of_hours[p, o] == expected
@@ -140,11 +179,23 @@ def test_a_thousand_partitions_of_a_month(spark: SparkSession, partitions: int, 
 def test_the_offsets_that_are_missing(spark: SparkSession) -> None:
     """Around the ends of the 64 neighbours in one number, and with no offsets at all."""
     rng = random.Random(6)
-    ranges = {0: (0, 1), 1: (63, 65), 2: (64, 128), 3: (1 << 40, (1 << 40) + 500), 4: (5, 900), 5: (7, 9)}
+    ranges = {
+        0: (0, 1),
+        1: (63, 65),
+        2: (64, 128),
+        3: (1 << 40, (1 << 40) + 500),
+        4: (5, 900),
+        5: (7, 9),
+    }
     there = sorted(place for place in offsets_of(ranges) if rng.random() < 0.8 and place[0] != 5)
     outside = [(0, 1), (1, 62), (2, 63), (2, 128), (9, 0)]
     lacking = missing_offsets(places(spark, there + outside + there[:9], AT), ranges)
-    found = {(p, of.start + i) for p, of in lacking.items() for i, is_missing in enumerate(of.mask) if is_missing}
+    found = {
+        (p, of.start + i)
+        for p, of in lacking.items()
+        for i, is_missing in enumerate(of.mask)
+        if is_missing
+    }
     assert found == set(offsets_of(ranges)) - set(there)
     assert all(len(of.mask) == ranges[p][1] - ranges[p][0] for p, of in lacking.items())
 
@@ -155,7 +206,10 @@ def test_other_offsets_compile_no_code_again(spark: SparkSession, hours: int) ->
     rows = spark.range(10).selectExpr("CAST(id AS INT) AS partition", "id AS offset")
     codes = []
     for far in (5, 70_000):
-        ends = [HourRange(shift(FIRST, far + i), dict.fromkeys(range(12), far + i)) for i in range(hours)]
+        ends = [
+            HourRange(shift(FIRST, far + i), dict.fromkeys(range(12), far + i))
+            for i in range(hours)
+        ]
         frame = assign_hours(rows, [*ends, HourRange(shift(FIRST, far + hours), None)])
         codes.append(code_of(trim(frame, dict.fromkeys(range(12), (far, far + 9)))))
     assert codes[0] == codes[1]

@@ -1,4 +1,5 @@
-"""Dead letters that were lost between the rows' publish and their own: made up for, from files or from Kafka."""
+"""Dead letters that were lost between the rows' publish and their own: made up for, from files or
+from Kafka."""
 
 from __future__ import annotations
 
@@ -55,9 +56,12 @@ def hour_of_ten(one: World) -> str:
 
 
 def exact(one: World) -> None:
-    assert [(d["kafka_offset"], d["value"]) for d in sorted(one.dead(), key=lambda d: d["kafka_offset"])] == [
-        (8, b"{broken"), (9, b"{broken too"),
-    ]  # fmt: skip
+    assert [
+        (d["kafka_offset"], d["value"]) for d in sorted(one.dead(), key=lambda d: d["kafka_offset"])
+    ] == [
+        (8, b"{broken"),
+        (9, b"{broken too"),
+    ]
     assert one.offsets() == [(0, o) for o in range(8)]
 
 
@@ -71,9 +75,15 @@ def test_dead_letters_without_their_snapshot_are_published_from_sparks_files(
     assert one.batch() == []
     exact(one)
     # As any of them: readers leave files out by what manifests say, and the hour is restated.
-    letters = one.lake.load(one.job.stream.dead_letters_table).scan(row_filter=f"ingest_hour = '{hour}'").to_arrow()
+    letters = (
+        one.lake.load(one.job.stream.dead_letters_table)
+        .scan(row_filter=f"ingest_hour = '{hour}'")
+        .to_arrow()
+    )
     assert letters.num_rows == 2
-    by_spark = one.spark.table(f"lake.{one.job.stream.dead_letters_table}").where(f"ingest_hour = '{hour}'")
+    by_spark = one.spark.table(f"lake.{one.job.stream.dead_letters_table}").where(
+        f"ingest_hour = '{hour}'"
+    )
     assert by_spark.count() == 2
     assert [(r.decision, r.revision) for r in one.batch(hour, restate=True)] == [("accepted", 2)]
     exact(one)
@@ -87,7 +97,11 @@ def test_an_hour_whose_dead_letters_were_lost_is_restated_by_the_next_run(
     item = waiting(one, monkeypatch, lambda: one.batch(hour))
     delete_files(one.job.environment, item["paths"])
     one.speed()
-    assert [r.getMessage() for r in caplog.records if f"restates hour {hour} at its next run" in r.getMessage()]
+    assert [
+        r.getMessage()
+        for r in caplog.records
+        if f"restates hour {hour} at its next run" in r.getMessage()
+    ]
     assert one.dead() == []
     [result] = one.batch()
     assert (result.hour, result.decision, result.revision, result.reason) == (

@@ -22,7 +22,8 @@ WIDE = {"column": "event_time", "past": "90 days", "future": "1 hour"}
 
 
 def send_hour(one: World, hour: str) -> None:
-    """On one partition 20 good records, a repeated event at offset 20, and one of 60 days ago at offset 21."""
+    """On one partition 20 good records, a repeated event at offset 20, and one of 60 days ago at
+    offset 21."""
     at = start_of(hour) + timedelta(minutes=59)
     old = at - timedelta(days=60)
     again = (0, at, event("e-3", at, player="again"))
@@ -38,9 +39,12 @@ def content(one: World) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("set_back", "decoder"), [(False, "workers"), pytest.param(True, "spark", marks=pytest.mark.full)]
+    ("set_back", "decoder"),
+    [(False, "workers"), pytest.param(True, "spark", marks=pytest.mark.full)],
 )
-def test_offsets_that_kafka_lost_are_filled_from_the_speed_layer(world: Make, set_back: bool, decoder: str) -> None:
+def test_offsets_that_kafka_lost_are_filled_from_the_speed_layer(
+    world: Make, set_back: bool, decoder: str
+) -> None:
     one, hour = world(batch=BATCH | {"decoder": decoder}), past_hour(1)
     one.topic(1)
     send_hour(one, hour)
@@ -50,10 +54,13 @@ def test_offsets_that_kafka_lost_are_filled_from_the_speed_layer(world: Make, se
     one.speed()
     if set_back:
         # The hazard: only `main` still has the rows, which a merge kept there.
-        one.lake.load(one.job.stream.table).manage_snapshots().create_branch(before, "speed").commit()
+        one.lake.load(one.job.stream.table).manage_snapshots().create_branch(
+            before, "speed"
+        ).commit()
         merge(one.lake, one.job.stream)
         assert (one.rows("speed"), one.state.retained_hours) == ([], (hour,))
-    # The hazard: of the first ten, and of the dead letter behind them, only the speed layer has something.
+    # The hazard: of the first ten, and of the dead letter behind them, only the speed layer has
+    # something.
     one.delete_records({0: 10})
     [result] = one.batch(hour)
     assert (result.decision, result.reason) == ("accepted", None)
@@ -112,11 +119,17 @@ def test_an_accepted_hour_of_a_deleted_topic_is_restated_from_the_table_alone(wo
     # The hazard: the same offsets of the new topic hold something else.
     one.send_now(5, "new", partitions=1)
     assert (
-        topic_change.adopt(Publisher(one.lake, one.job.stream), one.kafka, choice=StartChoice("earliest")) is not None
+        topic_change.adopt(
+            Publisher(one.lake, one.job.stream), one.kafka, choice=StartChoice("earliest")
+        )
+        is not None
     )
     [again] = one.batch(hour, restate=True, why="to see whether it closes")
     assert (again.decision, again.revision) == ("accepted", 2)
-    assert (content(one), [d["value"] for d in one.dead()]) == (before, [d["value"] for d in letters])
+    assert (content(one), [d["value"] for d in one.dead()]) == (
+        before,
+        [d["value"] for d in letters],
+    )
     assert accepted_row(one, hour).sources == {"accepted": 20, "dead_letters": 1}
 
 
@@ -125,7 +138,12 @@ def test_an_hour_after_a_replayed_one_is_decided_again_though_kafka_lost_both(wo
     one, first, second = world(), past_hour(2), past_hour(1)
     one.topic(1)
     send_hour(one, first)
-    one.send([(0, start_of(second), event("old", start_of(second))), *spread(second, 3, "f", partitions=1)])
+    one.send(
+        [
+            (0, start_of(second), event("old", start_of(second))),
+            *spread(second, 3, "f", partitions=1),
+        ]
+    )
     one.apply()
     one.batch()
     one.delete_topic()
@@ -152,7 +170,10 @@ def test_records_in_no_source_are_a_gap_that_an_operator_may_accept(world: Make)
     assert one.rows() == []
     [accepted] = one.batch(hour, accept=True, why="the five are in the archive")
     objection = "gaps: expected only control, aborted, found 5 retention"
-    assert accepted.reason == f"accepted by choice: the five are in the archive; in spite of: {objection}"
+    assert (
+        accepted.reason
+        == f"accepted by choice: the five are in the archive; in spite of: {objection}"
+    )
     assert one.state.accepted[hour].by_choice
     assert accepted_row(one, hour).gaps == {"retention": 5}
     # What the twentieth repeats is lost, so it stays.

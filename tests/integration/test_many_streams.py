@@ -1,4 +1,5 @@
-"""Many streams in one batch job: each has its exact rows and its own outcome, whatever the others end with."""
+"""Many streams in one batch job: each has its exact rows and its own outcome, whatever the others
+end with."""
 
 from __future__ import annotations
 
@@ -50,9 +51,16 @@ def test_streams_are_rebuilt_side_by_side_and_each_ends_as_it_would_alone(
     small = world(beside=backlog)
     refused = world(beside=backlog)
     gone = world(beside=backlog)
-    away = world(beside=backlog, batch={"grace": "0 seconds", "lookback_hours": 1, "retry_for": "3 seconds"})
+    away = world(
+        beside=backlog, batch={"grace": "0 seconds", "lookback_hours": 1, "retry_for": "3 seconds"}
+    )
     every = {one.name: one for one in (backlog, small, refused, gone, away)}
-    refused.expect({"type": "expect_column_values_to_be_between", "kwargs": {"column": "level", "max_value": 5}})
+    refused.expect(
+        {
+            "type": "expect_column_values_to_be_between",
+            "kwargs": {"column": "level", "max_value": 5},
+        }
+    )
     for one in every.values():
         one.topic()
         send_hours(one, *(HOURS if one is backlog else HOURS[-1:]))
@@ -68,13 +76,17 @@ def test_streams_are_rebuilt_side_by_side_and_each_ends_as_it_would_alone(
     [cut_off] = [job for job in jobs if job.stream.name == away.name]
     # Its brokers do not answer: what it asks of them fails, and is tried again.
     cut_off.kafka.close()
-    cut_off.kafka._kafka = cut_off.kafka._kafka.model_copy(update={"bootstrap_servers": "127.0.0.1:1"})
+    cut_off.kafka._kafka = cut_off.kafka._kafka.model_copy(
+        update={"bootstrap_servers": "127.0.0.1:1"}
+    )
 
     def work(stream: StreamRun) -> None:
         stream.rebuild(None, RebuildRequest())
 
     before = backlog.spark.sparkContext._jsc.getPersistentRDDs().size()
-    outcomes = {o.stream: o for o in run_streams(jobs, backlog.spark, work, threading.Event(), at_once=2)}
+    outcomes = {
+        o.stream: o for o in run_streams(jobs, backlog.spark, work, threading.Event(), at_once=2)
+    }
 
     def decided(one: World) -> list[tuple[str, str]]:
         return [(r.hour, r.decision) for r in outcomes[one.name].results]
@@ -83,9 +95,9 @@ def test_streams_are_rebuilt_side_by_side_and_each_ends_as_it_would_alone(
     assert decided(backlog) == [(hour, "accepted") for hour in HOURS]
     assert decided(small) == [(HOURS[-1], "accepted")]
     assert decided(refused) == [(HOURS[-1], "refused")]
-    assert {name: o.error for name, o in outcomes.items() if name not in (gone.name, away.name)} == dict.fromkeys(
-        (backlog.name, small.name, refused.name)
-    )
+    assert {
+        name: o.error for name, o in outcomes.items() if name not in (gone.name, away.name)
+    } == dict.fromkeys((backlog.name, small.name, refused.name))
     assert isinstance(outcomes[gone.name].error, PositionError)
     assert isinstance(outcomes[away.name].error, Transient)
     assert "batch.retry_for" in str(outcomes[away.name].error)
@@ -108,7 +120,9 @@ def test_streams_are_rebuilt_side_by_side_and_each_ends_as_it_would_alone(
     assert backlog.spark.sparkContext._jsc.getPersistentRDDs().size() == before
 
 
-def test_named_hours_of_many_streams_are_exact_though_one_stream_fails(world: Callable[..., World]) -> None:
+def test_named_hours_of_many_streams_are_exact_though_one_stream_fails(
+    world: Callable[..., World],
+) -> None:
     old = world()
     new = world(beside=old)
     # It has neither a topic nor tables.
@@ -120,10 +134,14 @@ def test_named_hours_of_many_streams_are_exact_though_one_stream_fails(world: Ca
 
     def run(restate: bool = False) -> dict[str, StreamOutcome]:
         def work(stream: StreamRun) -> None:
-            stream.rebuild(frozenset(HOURS[:2]), RebuildRequest(restate, why="a test" if restate else None))
+            stream.rebuild(
+                frozenset(HOURS[:2]), RebuildRequest(restate, why="a test" if restate else None)
+            )
 
         _, jobs, _ = open_jobs(str(old.folder), (missing.name, old.name, new.name), None, False)
-        return {o.stream: o for o in run_streams(jobs, old.spark, work, threading.Event(), at_once=2)}
+        return {
+            o.stream: o for o in run_streams(jobs, old.spark, work, threading.Event(), at_once=2)
+        }
 
     for revision in range(1, budget(1, 2) + 1):
         outcomes = run(restate=revision > 1)
@@ -133,7 +151,9 @@ def test_named_hours_of_many_streams_are_exact_though_one_stream_fails(world: Ca
         }
         assert isinstance(outcomes[missing.name].error, Terminal)
         assert "run `anabranch apply`" in str(outcomes[missing.name].error)
-        assert [(r.decision, r.revision) for r in outcomes[old.name].results] == [("accepted", revision)] * 2
+        assert [(r.decision, r.revision) for r in outcomes[old.name].results] == [
+            ("accepted", revision)
+        ] * 2
         # A stream that begins later has nothing to do for an earlier hour.
         assert [(r.hour, r.decision) for r in outcomes[new.name].results] == [
             (HOURS[0], "before the first"),
@@ -170,11 +190,18 @@ def test_a_signal_ends_all_streams_and_the_next_run_continues(world: Callable[..
 
 
 @pytest.mark.full
-def test_the_command_names_each_stream_and_ends_with_one_exit_code(world: Callable[..., World]) -> None:
+def test_the_command_names_each_stream_and_ends_with_one_exit_code(
+    world: Callable[..., World],
+) -> None:
     one = world(group="small")
     refused = world(beside=one, group="small")
     alone = world(beside=one)
-    refused.expect({"type": "expect_column_values_to_be_between", "kwargs": {"column": "level", "max_value": 5}})
+    refused.expect(
+        {
+            "type": "expect_column_values_to_be_between",
+            "kwargs": {"column": "level", "max_value": 5},
+        }
+    )
     for stream in (one, refused, alone):
         stream.topic()
         send_hours(stream, HOURS[-1])
@@ -184,7 +211,9 @@ def test_the_command_names_each_stream_and_ends_with_one_exit_code(world: Callab
     views = {view["stream"]: view for view in json.loads(done.stdout)["streams"]}
     assert set(views) == {one.name, refused.name}
     assert [(h["hour"], h["state"]) for h in views[one.name]["hours"]] == [(HOURS[-1], "accepted")]
-    assert [(h["hour"], h["state"]) for h in views[refused.name]["hours"]] == [(HOURS[-1], "refused")]
+    assert [(h["hour"], h["state"]) for h in views[refused.name]["hours"]] == [
+        (HOURS[-1], "refused")
+    ]
     assert (views[one.name]["exit_code"], views[refused.name]["exit_code"]) == (0, 1)
     assert not alone.state.accepted
     assert events(one) == exact(one)
@@ -192,12 +221,27 @@ def test_the_command_names_each_stream_and_ends_with_one_exit_code(world: Callab
     assert (sealed.returncode, json.loads(sealed.stdout)["streams"]) == (
         0,
         [
-            {"stream": s.name, "sealed": [HOURS[-1]] if s is alone else [], "exit_code": 0, "error": None}
+            {
+                "stream": s.name,
+                "sealed": [HOURS[-1]] if s is alone else [],
+                "exit_code": 0,
+                "error": None,
+            }
             for s in sorted((one, alone), key=lambda s: s.name)
         ],
     )
 
 
 def _batch(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "anabranch.cli", "batch", *arguments, "--conf", str(folder), "--output", "json"]
+    command = [
+        sys.executable,
+        "-m",
+        "anabranch.cli",
+        "batch",
+        *arguments,
+        "--conf",
+        str(folder),
+        "--output",
+        "json",
+    ]
     return subprocess.run(command, capture_output=True, text=True, timeout=300)

@@ -1,4 +1,5 @@
-"""Hours that an operator names are rebuilt by one run: oldest first, and none holds back another."""
+"""Hours that an operator names are rebuilt by one run: oldest first, and none holds back
+another."""
 
 from __future__ import annotations
 
@@ -39,15 +40,35 @@ def revisions(one: World) -> dict[str, int]:
 @pytest.mark.full
 def test_a_span_of_hours_is_restated_by_one_command(accepted: World) -> None:
     one, before = accepted, accepted.contents()
-    said = run(one, "batch", one.name, "--hour", f"{OLDEST}..{MIDDLE}", "--restate", "--why", "a wider schema")
-    assert [line.split()[:3] for line in said.splitlines() if line.startswith((OLDEST, MIDDLE, NEWEST))] == [
-        [OLDEST, "accepted", "2"], [MIDDLE, "accepted", "2"],
-    ]  # fmt: skip
+    said = run(
+        one,
+        "batch",
+        one.name,
+        "--hour",
+        f"{OLDEST}..{MIDDLE}",
+        "--restate",
+        "--why",
+        "a wider schema",
+    )
+    assert [
+        line.split()[:3] for line in said.splitlines() if line.startswith((OLDEST, MIDDLE, NEWEST))
+    ] == [
+        [OLDEST, "accepted", "2"],
+        [MIDDLE, "accepted", "2"],
+    ]
     assert revisions(one) == {OLDEST: 2, MIDDLE: 2, NEWEST: 1}
     assert one.contents() == before == one.acknowledged()
     [act] = json.loads(call(one, "history", one.name, "--acts", "--output", "json"))
-    assert (act["act"], act["why"], act["decisions"]) == ("restate", "a wider schema", {"accepted": 2})
-    assert (act["hours"], act["user"], act["host"]) == ([OLDEST, MIDDLE], getpass.getuser(), socket.gethostname())
+    assert (act["act"], act["why"], act["decisions"]) == (
+        "restate",
+        "a wider schema",
+        {"accepted": 2},
+    )
+    assert (act["hours"], act["user"], act["host"]) == (
+        [OLDEST, MIDDLE],
+        getpass.getuser(),
+        socket.gethostname(),
+    )
 
 
 def test_an_hour_that_breaks_the_run_delays_no_other_named_hour(
@@ -63,7 +84,9 @@ def test_an_hour_that_breaks_the_run_delays_no_other_named_hour(
     def overflow(frame: DataFrame) -> DataFrame:
         return frame.where(F.expr(f"9223372036854775807 + if(ingest_hour = '{OLDEST}', 1, -1) > 0"))
 
-    monkeypatch.setattr(records, "decode", lambda *arguments, **named: overflow(decode(*arguments, **named)))
+    monkeypatch.setattr(
+        records, "decode", lambda *arguments, **named: overflow(decode(*arguments, **named))
+    )
     with pytest.raises(Unexpected, match=f"hour {OLDEST}.*ARITHMETIC_OVERFLOW"):
         one.batch(OLDEST, MIDDLE)
     assert {hour: row.revision for hour, row in one.state.accepted.items()} == {MIDDLE: 1}
@@ -74,7 +97,16 @@ def test_hours_that_fail_rules_are_accepted_hour_by_hour(world: Callable[..., Wo
     accepted = world()
     accepted.topic()
     accepted.apply()
-    command = ("batch", accepted.name, "--hour", f"{OLDEST}..{MIDDLE}", "--restate", "--accept", "--why", "known")
+    command = (
+        "batch",
+        accepted.name,
+        "--hour",
+        f"{OLDEST}..{MIDDLE}",
+        "--restate",
+        "--accept",
+        "--why",
+        "known",
+    )
     assert "accept hours one by one" in call(accepted, *command, expect=2)
     assert "expected the earlier hour first" in call(
         accepted, "batch", accepted.name, "--hour", f"{MIDDLE}..{OLDEST}", expect=2

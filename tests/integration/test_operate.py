@@ -1,4 +1,5 @@
-"""What operators do to a stream that lives: adopt, override, restore, maintain; each compared record by record."""
+"""What operators do to a stream that lives: adopt, override, restore, maintain; each compared
+record by record."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ def running_hour(world: Make) -> World:
 
 @pytest.fixture
 def two_hours(world: Make) -> World:
-    """Two past hours of 20 records each, the older one accepted, and 6 records of the running hour; all published."""
+    """Two past hours of 20 records each, the older one accepted, and 6 records of the running hour;
+    all published."""
     one = world()
     one.topic()
     for ago in (2, 1):
@@ -63,7 +65,9 @@ def ids(one: World, branch: str = "main") -> list[str]:
 
 
 @pytest.mark.usefixtures("single_broker")
-def test_a_recreated_topic_is_adopted_and_every_record_of_both_is_there_once(two_hours: World) -> None:
+def test_a_recreated_topic_is_adopted_and_every_record_of_both_is_there_once(
+    two_hours: World,
+) -> None:
     one = two_hours
     before = ids(one)
     recreate(one, partitions=3)
@@ -87,9 +91,13 @@ def test_a_recreated_topic_is_adopted_and_every_record_of_both_is_there_once(two
     # No hour mixes two topics: the new records are of the next one.
     by_hour = {r["event_id"].split("-")[0]: r["ingest_hour"] for r in one.rows()}
     assert (by_hour["now"], by_hour["new"]) == (past_hour(0), shift(past_hour(0), 1))
-    # What Kafka lost is refused with its reason, once, and stays served by the speed layer; nothing is lost or twice.
+    # What Kafka lost is refused with its reason, once, and stays served by the speed layer; nothing
+    # is lost or twice.
     results = one.batch()
-    assert [(r.hour, r.decision) for r in results] == [(past_hour(1), "refused"), (past_hour(0), "refused")]
+    assert [(r.hour, r.decision) for r in results] == [
+        (past_hour(1), "refused"),
+        (past_hour(0), "refused"),
+    ]
     assert one.batch() == []
     hours = {h["hour"]: h for h in plain(views.hours(one.job))}
     assert [hours[past_hour(ago)]["served"] for ago in (2, 1, 0)] == ["batch", "speed", "speed"]
@@ -157,15 +165,21 @@ def test_an_hour_that_the_speed_layer_never_read_is_not_given_to_it(world: Make)
     one.send(spread(past_hour(1), 10, "h1"))
     one.apply()
     assert [r.decision for r in one.batch()] == ["accepted"]
-    output = call(one, "serve-hour", one.name, past_hour(1), "--why", "w", "--layer", "speed", expect=1)
+    output = call(
+        one, "serve-hour", one.name, past_hour(1), "--why", "w", "--layer", "speed", expect=1
+    )
     assert "the speed layer has not read it to its end" in output
     one.speed()
-    output = call(one, "serve-hour", one.name, past_hour(1), "--why", "w", "--layer", "speed", expect=1)
+    output = call(
+        one, "serve-hour", one.name, past_hour(1), "--why", "w", "--layer", "speed", expect=1
+    )
     assert "the speed layer skipped it" in output
     assert one.contents() == one.acknowledged()
 
 
-def test_dropped_branches_and_ledger_are_recreated_and_hours_stay_accepted(two_hours: World) -> None:
+def test_dropped_branches_and_ledger_are_recreated_and_hours_stay_accepted(
+    two_hours: World,
+) -> None:
     one = two_hours
     before = one.contents()
     table = one.lake.load(one.job.stream.table)
@@ -182,14 +196,18 @@ def test_dropped_branches_and_ledger_are_recreated_and_hours_stay_accepted(two_h
     assert "restored 1 rows" in output
     shown = [(h["hour"], h["state"], h["served"]) for h in plain(views.hours(one.job))]
     assert shown == [
-        (past_hour(2), "accepted", "batch"), (past_hour(1), "sealed", "speed"), (past_hour(0), "open", "speed"),
-    ]  # fmt: skip
+        (past_hour(2), "accepted", "batch"),
+        (past_hour(1), "sealed", "speed"),
+        (past_hour(0), "open", "speed"),
+    ]
     now = datetime.now(UTC)
     one.send([(0, now, event("later", now))])
     one.speed()
     assert one.contents() == one.acknowledged()
     assert [(r.hour, r.decision) for r in one.batch()] == [(past_hour(1), "accepted")]
-    assert [(r.decision, r.revision) for r in one.batch(past_hour(2), restate=True)] == [("accepted", 2)]
+    assert [(r.decision, r.revision) for r in one.batch(past_hour(2), restate=True)] == [
+        ("accepted", 2)
+    ]
     assert one.contents() == one.acknowledged()
     assert len(before) < len(one.contents())
 
@@ -199,16 +217,27 @@ def test_maintenance_while_a_publisher_is_paused_loses_no_file(two_hours: World)
     job = one.job
     now = datetime.now(UTC)
     one.send([(i % 2, now, event(f"later-{i}", now)) for i in range(4)])
-    # What an attempt that was given up leaves behind, and what a publisher that is paused still needs.
+    # What an attempt that was given up leaves behind, and what a publisher that is paused still
+    # needs.
     given_up, paused = (
-        stage(one.spark.table(f"lake.{job.stream.table}").limit(3), one.lake, "lake", job.stream.table, new_id())
+        stage(
+            one.spark.table(f"lake.{job.stream.table}").limit(3),
+            one.lake,
+            "lake",
+            job.stream.table,
+            new_id(),
+        )
         for _ in range(2)
     )
     one.lake.discard(job.stream.table, given_up)
     state = one.state
-    publish = Publish(paused.wap_id, (Change("speed", paused.files), Change("main", paused.files)), state.timeline)
+    publish = Publish(
+        paused.wap_id, (Change("speed", paused.files), Change("main", paused.files)), state.timeline
+    )
     before = one.contents()
-    assert call(one, "maintain", one.name).count(", 0 orphan files") == 3, "a file of a moment ago is no orphan"
+    assert call(one, "maintain", one.name).count(", 0 orphan files") == 3, (
+        "a file of a moment ago is no orphan"
+    )
 
     later = now + timedelta(days=5)
     done = maintenance.maintain(job, later)
@@ -222,7 +251,9 @@ def test_maintenance_while_a_publisher_is_paused_loses_no_file(two_hours: World)
     # Every engine reads every branch, and the stream goes on.
     assert one.contents() == before
     for branch in ("main", "speed", "batch"):
-        frame = one.spark.sql(f"SELECT count(*) AS n FROM lake.{job.stream.table} VERSION AS OF '{branch}'")
+        frame = one.spark.sql(
+            f"SELECT count(*) AS n FROM lake.{job.stream.table} VERSION AS OF '{branch}'"
+        )
         assert frame.collect()[0]["n"] == len(one.rows(branch))
     one.speed()
     assert [r.decision for r in one.batch()] == ["accepted"]

@@ -71,9 +71,16 @@ def test_each_pass_over_an_hour_names_its_spark_jobs(
     assert named == [
         f"hour {HOUR}: {doing}"
         for doing in (
-            "read and decode", "count what was read", "find duplicates", "write the rows", "write the dead letters",
-            "count what was staged", "compare with the speed layer", "judge the quality", "count unknown fields",
+            "read and decode",
+            "count what was read",
+            "find duplicates",
+            "write the rows",
+            "write the dead letters",
+            "count what was staged",
+            "compare with the speed layer",
+            "judge the quality",
+            "count unknown fields",
         )
-    ]  # fmt: skip
+    ]
     # What comes after it is not the hour's.
     assert one.spark.sparkContext.getLocalProperty("spark.job.description") is None

@@ -1,4 +1,5 @@
-"""A stream's physical design in real files: what a look-up opens with it and without, of the same rows."""
+"""A stream's physical design in real files: what a look-up opens with it and without, of the same
+rows."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ FILES = 3
 def looked_up(one: World, condition: str) -> tuple[int, Opened]:
     """How many rows `main` has by a condition, and what was opened for that."""
     name = one.job.stream.table
-    with open_query(f"SELECT event_id FROM {name} WHERE {condition}", {name: one.state.table}) as answer:
+    with open_query(
+        f"SELECT event_id FROM {name} WHERE {condition}", {name: one.state.table}
+    ) as answer:
         rows = answer.rows.read_all().num_rows
         [scan] = opened(answer.files)
     return rows, scan
@@ -81,8 +84,16 @@ def test_a_look_up_opens_fewer_files_of_the_same_rows(world: Make, tmp_path: Pat
     assert {f.sort_order_id for f in after} == {table.sort_order().order_id} == {1}
     assert {f.sort_order_id for f in before} <= {None, 0}
     ids = {f.name: f.field_id for f in table.schema().fields}
-    bounded = {"player", "level", "event_time", "kafka_partition", "kafka_offset", "kafka_timestamp", "ingest_hour",
-               "event_date"}  # fmt: skip
+    bounded = {
+        "player",
+        "level",
+        "event_time",
+        "kafka_partition",
+        "kafka_offset",
+        "kafka_timestamp",
+        "ingest_hour",
+        "event_date",
+    }
     for f in after:
         assert f.lower_bounds.keys() == f.upper_bounds.keys() == {ids[name] for name in bounded}
         assert f.value_counts.keys() == set(ids.values())
@@ -97,32 +108,49 @@ def test_a_look_up_opens_fewer_files_of_the_same_rows(world: Make, tmp_path: Pat
     assert [name for name, _ in filters] == ["event_id"] * FILES
     assert all(2**16 < length < 2**16 + 100 for _, length in filters)
     for event_id, most in (("e-17", 1), ("nothing", 0)):
-        probe = f"SELECT bloom_filter_excludes FROM parquet_bloom_probe({names}, 'event_id', '{event_id}')"
+        probe = (
+            f"SELECT bloom_filter_excludes FROM parquet_bloom_probe({names}, 'event_id', "
+            f"'{event_id}')"
+        )
         assert sum(not excludes for (excludes,) in duckdb.sql(probe).fetchall()) == most, event_id
         ours = [
-            groups_that_may_hold(partial(path.open, "rb"), pq.read_metadata(path), "event_id", [event_id])
+            groups_that_may_hold(
+                partial(path.open, "rb"), pq.read_metadata(path), "event_id", [event_id]
+            )
             for path in paths
         ]
         assert sum(map(len, ours)) == most, event_id
     by_spark = designed.spark.table(f"lake.{designed.job.stream.table}")
-    assert by_spark.where("event_id = 'e-17'").count() == 1 and by_spark.where("event_id = 'e-x'").count() == 0
+    assert (
+        by_spark.where("event_id = 'e-17'").count() == 1
+        and by_spark.where("event_id = 'e-x'").count() == 0
+    )
 
 
 @pytest.mark.full
 def test_the_speed_layer_writes_to_a_designed_table_and_claims_no_order(world: Make) -> None:
-    """The hazard: Spark's writer sorts by the table's order, and says so of files that the speed layer wrote."""
+    """The hazard: Spark's writer sorts by the table's order, and says so of files that the speed
+    layer wrote."""
     hour = past_hour(1)
     # FLOAT is left to Spark; what PyArrow writes: tests/unit/iceberg/test_physical_design.py.
     schema = "event_id STRING NOT NULL, player STRING, event_time TIMESTAMP NOT NULL, amount FLOAT"
     one = world(
-        schema=schema, files={"sort": "player", "bloom": ["event_id"], "statistics": []}, speed={"roll_up": False}
+        schema=schema,
+        files={"sort": "player", "bloom": ["event_id"], "statistics": []},
+        speed={"roll_up": False},
     )
     one.topic()
     one.apply()
-    for times in ({"column": "event_time", "past": "30 days", "future": "1 hour"}, {"column": "event_time"}):
+    for times in (
+        {"column": "event_time", "past": "30 days", "future": "1 hour"},
+        {"column": "event_time"},
+    ):
         at = start_of(hour) + timedelta(minutes=len(times))
-        one.send([(i % 2, at, event(f"{len(times)}-{i}", at, player=f"p{9 - i}")) for i in range(10)])
-        # Without bounds its dates are many: a file open at a time, of rows that Iceberg's writer has sorted.
+        one.send(
+            [(i % 2, at, event(f"{len(times)}-{i}", at, player=f"p{9 - i}")) for i in range(10)]
+        )
+        # Without bounds its dates are many: a file open at a time, of rows that Iceberg's writer
+        # has sorted.
         one.configure(event_time=times)
         one.reopen()
         one.speed()

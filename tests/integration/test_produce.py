@@ -1,4 +1,5 @@
-"""What `dev produce` and the flights' sender say was acknowledged is what a reader finds in the topic."""
+"""What `dev produce` and the flights' sender say was acknowledged is what a reader finds in the
+topic."""
 
 from __future__ import annotations
 
@@ -57,22 +58,37 @@ def conf(tmp_path: Path, services: Any, topic: str, monkeypatch: pytest.MonkeyPa
 def read_back(kafka: config.Kafka, topic: str) -> list[Found]:
     """Every record of the topic: (partition, offset, sha256 of the value, timestamp), in order."""
     consumer = confluent_kafka.Consumer(
-        {"bootstrap.servers": kafka.bootstrap_servers, "group.id": "nobody", "isolation.level": "read_committed"}
+        {
+            "bootstrap.servers": kafka.bootstrap_servers,
+            "group.id": "nobody",
+            "isolation.level": "read_committed",
+        }
     )
     records: list[Found] = []
     try:
         ends = {}
         for partition in consumer.list_topics(topic, timeout=20).topics[topic].partitions:
-            start, end = consumer.get_watermark_offsets(confluent_kafka.TopicPartition(topic, partition), timeout=20)
+            start, end = consumer.get_watermark_offsets(
+                confluent_kafka.TopicPartition(topic, partition), timeout=20
+            )
             assert start == 0
             ends[partition] = end
         consumer.assign([confluent_kafka.TopicPartition(topic, partition, 0) for partition in ends])
         deadline = time.monotonic() + 60
         while len(records) < sum(ends.values()):
-            assert time.monotonic() < deadline, f"read {len(records)} of {sum(ends.values())} records"
+            assert time.monotonic() < deadline, (
+                f"read {len(records)} of {sum(ends.values())} records"
+            )
             for message in consumer.consume(5_000, timeout=1):
                 assert message.error() is None
-                records.append((message.partition(), message.offset(), sha256(message.value()), message.timestamp()[1]))
+                records.append(
+                    (
+                        message.partition(),
+                        message.offset(),
+                        sha256(message.value()),
+                        message.timestamp()[1],
+                    )
+                )
     finally:
         consumer.close()
     return sorted(records)
@@ -82,7 +98,9 @@ def positions(acks: list[Ack]) -> list[Found]:
     return sorted((ack.partition, ack.offset, ack.sha256, ack.timestamp_ms) for ack in acks)
 
 
-def test_the_acknowledged_records_are_exactly_those_of_the_topic(kafka: config.Kafka, topic: str) -> None:
+def test_the_acknowledged_records_are_exactly_those_of_the_topic(
+    kafka: config.Kafka, topic: str
+) -> None:
     before = time.time() * 1000
     sent = produce_events(kafka, topic, events=3_000, hours=3, seed=5, dirty=True)
     assert sent.sent == expected(3_000, dirty=True)
@@ -99,7 +117,9 @@ def test_the_acknowledged_records_are_exactly_those_of_the_topic(kafka: config.K
         assert in_order == sorted(in_order)
 
 
-def test_a_duplicate_is_the_same_bytes_at_another_offset_of_the_same_partition(kafka: config.Kafka, topic: str) -> None:
+def test_a_duplicate_is_the_same_bytes_at_another_offset_of_the_same_partition(
+    kafka: config.Kafka, topic: str
+) -> None:
     acks = produce_events(kafka, topic, events=500, hours=2, seed=5, dirty=True).acks
     originals = {ack.sha256: ack for ack in acks if ack.kind == "good"}
     duplicates = [ack for ack in acks if ack.kind == "duplicate"]
@@ -110,13 +130,19 @@ def test_a_duplicate_is_the_same_bytes_at_another_offset_of_the_same_partition(k
         assert duplicate.offset > original.offset
 
 
-def test_an_endless_run_in_a_thread_ends_on_request_and_accounts_for_all(kafka: config.Kafka, topic: str) -> None:
+def test_an_endless_run_in_a_thread_ends_on_request_and_accounts_for_all(
+    kafka: config.Kafka, topic: str
+) -> None:
     stop = threading.Event()
     seen: list[Ack] = []
     accounts = []
 
     def run() -> None:
-        accounts.append(produce_events(kafka, topic, events=None, rate=400, dirty=True, stop=stop, on_ack=seen.append))
+        accounts.append(
+            produce_events(
+                kafka, topic, events=None, rate=400, dirty=True, stop=stop, on_ack=seen.append
+            )
+        )
 
     thread = threading.Thread(target=run)
     began = time.monotonic()
@@ -138,7 +164,9 @@ def test_an_endless_run_in_a_thread_ends_on_request_and_accounts_for_all(kafka: 
     assert read_back(kafka, topic) == positions(sent.acks)
 
 
-def test_the_command_prints_its_account_and_appends_the_acks(conf: Path, kafka: config.Kafka, topic: str) -> None:
+def test_the_command_prints_its_account_and_appends_the_acks(
+    conf: Path, kafka: config.Kafka, topic: str
+) -> None:
     acks = conf.parent / "acks.jsonl"
     arguments = ["game_events", "--events", "200", "--hours", "2", "--dirty", "--partitions", "2"]
     arguments += ["--acks", str(acks), "--conf", str(conf)]
@@ -160,14 +188,20 @@ def test_the_command_prints_its_account_and_appends_the_acks(conf: Path, kafka: 
     assert next(iter(account["by_hour"])) in result.stdout
 
     lines = [json.loads(line) for line in acks.read_text().splitlines()]
-    assert [list(line) for line in lines[:1]] == [["partition", "offset", "kind", "sha256", "timestamp_ms"]]
+    assert [list(line) for line in lines[:1]] == [
+        ["partition", "offset", "kind", "sha256", "timestamp_ms"]
+    ]
     assert positions([Ack(**line) for line in lines]) == read_back(kafka, topic)
     assert {line["partition"] for line in lines} == {0, 1}
 
 
-def test_sends_that_fail_are_counted_and_the_command_is_transient(conf: Path, kafka: config.Kafka, topic: str) -> None:
+def test_sends_that_fail_are_counted_and_the_command_is_transient(
+    conf: Path, kafka: config.Kafka, topic: str
+) -> None:
     create_topic(kafka, topic, 1, {"max.message.bytes": "100"})  # smaller than any event
-    result = CliRunner().invoke(produce, ["game_events", "--events", "5", "--output", "json", "--conf", str(conf)])
+    result = CliRunner().invoke(
+        produce, ["game_events", "--events", "5", "--output", "json", "--conf", str(conf)]
+    )
     account = json.loads(result.stdout)
     assert account["sent"]["good"] == 5
     assert (account["acknowledged"], account["failed"]) == (0, 5)
@@ -178,7 +212,9 @@ def test_sends_that_fail_are_counted_and_the_command_is_transient(conf: Path, ka
 
 
 @pytest.mark.usefixtures("single_broker")
-def test_a_topic_of_ones_own_and_a_files_lines_in_it(conf: Path, kafka: config.Kafka, topic: str) -> None:
+def test_a_topic_of_ones_own_and_a_files_lines_in_it(
+    conf: Path, kafka: config.Kafka, topic: str
+) -> None:
     def run(*arguments: str, input: bytes = b"", expect: int = 0) -> str:
         done = CliRunner().invoke(main, ["dev", *arguments, "--conf", str(conf)], input=input)
         assert done.exit_code == expect, done.output
@@ -190,7 +226,10 @@ def test_a_topic_of_ones_own_and_a_files_lines_in_it(conf: Path, kafka: config.K
     assert run("topic", topic, "--partitions", "2") == f"topic {topic} created with 2 partitions\n"
     assert run("topic", topic) == f"topic {topic} is there already, with 2 partitions\n"
     assert run("send", topic, str(lines)) == f"topic {topic}: 3 records sent and acknowledged\n"
-    assert run("send", topic, "-", input=b"a line") == f"topic {topic}: 1 record sent and acknowledged\n"
+    assert (
+        run("send", topic, "-", input=b"a line")
+        == f"topic {topic}: 1 record sent and acknowledged\n"
+    )
     values = (b'{"id": 1}', '{"id": "é"}'.encode(), b'{"id": 3}', b"a line")
     assert Counter(found[2] for found in read_back(kafka, topic)) == Counter(map(sha256, values))
     lines.write_bytes(b"{}\n" + b"x" * 2_000_000)
@@ -204,10 +243,22 @@ def test_another_stream_is_refused_with_a_pointer_to_the_flights(conf: Path) -> 
     assert "anabranch.dev.demo.flights" in str(result.exception)
 
 
-def test_ctrl_c_flushes_prints_the_account_and_exits_130(conf: Path, kafka: config.Kafka, topic: str) -> None:
+def test_ctrl_c_flushes_prints_the_account_and_exits_130(
+    conf: Path, kafka: config.Kafka, topic: str
+) -> None:
     acks = conf.parent / "acks.jsonl"
     code = "from anabranch.cli.dev import produce; produce()"
-    arguments = ["game_events", "--events", "1000000", "--rate", "300", "--acks", str(acks), "--output", "json"]
+    arguments = [
+        "game_events",
+        "--events",
+        "1000000",
+        "--rate",
+        "300",
+        "--acks",
+        str(acks),
+        "--output",
+        "json",
+    ]
     process = subprocess.Popen(
         [sys.executable, "-c", code, *arguments, "--conf", str(conf)],
         stdout=subprocess.PIPE,
@@ -230,7 +281,9 @@ def test_ctrl_c_flushes_prints_the_account_and_exits_130(conf: Path, kafka: conf
     account = json.loads(out)
     assert 0 < account["acknowledged"] == account["sent"]["good"] < 1_000_000
     assert account["failed"] == 0
-    assert positions([Ack(**json.loads(line)) for line in acks.read_text().splitlines()]) == read_back(kafka, topic)
+    assert positions(
+        [Ack(**json.loads(line)) for line in acks.read_text().splitlines()]
+    ) == read_back(kafka, topic)
 
 
 def test_flights_arrive_as_acknowledged_and_keyed(kafka: config.Kafka, topic: str) -> None:
@@ -240,7 +293,8 @@ def test_flights_arrive_as_acknowledged_and_keyed(kafka: config.Kafka, topic: st
     assert records == positions(sent.acks)
     assert {partition for partition, *_ in records} == {0, 1, 2}
     values = Counter(
-        sha256(json.dumps(flight, separators=(",", ":")).encode()) for flight in flights_data.flights(2_000)
+        sha256(json.dumps(flight, separators=(",", ":")).encode())
+        for flight in flights_data.flights(2_000)
     )
     assert Counter(digest for _, _, digest, _ in records) == values
     assert len({stamp // 3_600_000 for *_, stamp in records}) in (2, 3)

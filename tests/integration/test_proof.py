@@ -1,4 +1,5 @@
-"""An hour proves itself: the sent records are known exactly, and every report agrees, Kafka included."""
+"""An hour proves itself: the sent records are known exactly, and every report agrees, Kafka
+included."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ OFFSETS = GOOD + DUPLICATE + MALFORMED + ABORTED + CONTROL
 def run(one: World, *arguments: str, expect: int = 0) -> str:
     """A command as a user runs it."""
     done = CliRunner().invoke(main, [*arguments, "--conf", str(one.folder)])
-    assert done.exit_code == expect, f"{arguments}: {done.exit_code}\n{done.output}\n{done.exception!r}"
+    assert done.exit_code == expect, (
+        f"{arguments}: {done.exit_code}\n{done.output}\n{done.exception!r}"
+    )
     return str(done.stdout)
 
 
@@ -41,9 +44,9 @@ def shown(one: World, *arguments: str, expect: int = 0) -> Any:
 
 
 def known(world: Make) -> World:
-    """Two past hours in one partition, read by both layers. The older one is 4 good records. The newer one is, in three
-    transactions: 4 good and a late one; 3 that are aborted; 2 malformed, a repetition of its own and one of the older
-    hour. Each transaction ends with a control record."""
+    """Two past hours in one partition, read by both layers. The older one is 4 good records. The
+    newer one is, in three transactions: 4 good and a late one; 3 that are aborted; 2 malformed, a
+    repetition of its own and one of the older hour. Each transaction ends with a control record."""
     from kafka import KafkaProducer
 
     one = world()
@@ -55,7 +58,8 @@ def known(world: Make) -> World:
     late = event("late", start_of(hour) - timedelta(days=9))
     one.send(before)
     producer = KafkaProducer(
-        bootstrap_servers=one.job.environment.kafka.bootstrap_servers, transactional_id=f"{one.name}-tx"
+        bootstrap_servers=one.job.environment.kafka.bootstrap_servers,
+        transactional_id=f"{one.name}-tx",
     )
     try:
         producer.init_transactions()
@@ -66,7 +70,9 @@ def known(world: Make) -> World:
         ):
             producer.begin_transaction()
             for value in values:
-                producer.send(one.name, value, key=b"k", partition=0, timestamp_ms=int(at.timestamp() * 1000))
+                producer.send(
+                    one.name, value, key=b"k", partition=0, timestamp_ms=int(at.timestamp() * 1000)
+                )
             producer.flush()
             if commit:
                 producer.commit_transaction()
@@ -75,8 +81,8 @@ def known(world: Make) -> World:
     finally:
         producer.close()
     one.apply()
-    # Control records are stamped when they are written: let the whole log be the two hours, as it is when the records
-    # are as old as their markers.
+    # Control records are stamped when they are written: let the whole log be the two hours, as it
+    # is when the records are as old as their markers.
     state, topic = one.state, one.kafka.describe(one.name)
     assert topic is not None
     ends = one.kafka.stable_ends(topic)
@@ -92,8 +98,12 @@ def known(world: Make) -> World:
 
 def said_by_every_view(one: World, hour: str) -> None:
     counts = {
-        "offsets": OFFSETS, "good": GOOD, "dead": MALFORMED, "duplicate": DUPLICATE, "gap": ABORTED + CONTROL,
-    }  # fmt: skip
+        "offsets": OFFSETS,
+        "good": GOOD,
+        "dead": MALFORMED,
+        "duplicate": DUPLICATE,
+        "gap": ABORTED + CONTROL,
+    }
 
     assert next(h for h in shown(one, "hours", one.name) if h["hour"] == hour)["counts"] == counts
     assert shown(one, "status", one.name)["unexplained"] == {}
@@ -111,23 +121,42 @@ def said_by_every_view(one: World, hour: str) -> None:
     assert audited["agrees"]
     assert [h["kafka"] for h in audited["hours"]] == ["whole", "whole"]
     assert audited["hours"][1]["partitions"]["0"] == {
-        "cut": [4, 4 + OFFSETS], "rows": GOOD, "batch": GOOD, "dead": MALFORMED, "twice": 0, "outside": 0,
+        "cut": [4, 4 + OFFSETS],
+        "rows": GOOD,
+        "batch": GOOD,
+        "dead": MALFORMED,
+        "twice": 0,
+        "outside": 0,
         "misplaced": 0,
         "kafka": {
-            "held": [4, 4 + OFFSETS], "given": GOOD + MALFORMED + DUPLICATE, "kept_nowhere": DUPLICATE, "not_given": 0,
+            "held": [4, 4 + OFFSETS],
+            "given": GOOD + MALFORMED + DUPLICATE,
+            "kept_nowhere": DUPLICATE,
+            "not_given": 0,
         },
-    }  # fmt: skip
+    }
     assert "ledger, files and Kafka agree" in run(one, "audit", one.name)
 
-    # Offsets: 4 to 8 good, 9 control, 10 to 12 aborted, 13 control, 14 and 15 malformed, 16 and 17 repeat.
+    # Offsets: 4 to 8 good, 9 control, 10 to 12 aborted, 13 control, 14 and 15 malformed, 16 and 17
+    # repeat.
     repeated = shown(one, "duplicates", one.name, hour)
-    assert (repeated["counted"], repeated["found"], repeated["untold"]) == (DUPLICATE, DUPLICATE, None)
+    assert (repeated["counted"], repeated["found"], repeated["untold"]) == (
+        DUPLICATE,
+        DUPLICATE,
+        None,
+    )
     assert [(d["offset"], d["key"]["event_id"], d["repeats"]) for d in repeated["duplicates"]] == [
         (16, "e-1", {"hour": hour, "partition": 0, "offset": 5}),
         (17, "before-2", {"hour": past_hour(2), "partition": 0, "offset": 2}),
     ]
     differing = shown(one, "diff", one.name, hour)
-    assert differing["diff"] == {"missing": 0, "extra": 0, "changed": 0, "duplicate": DUPLICATE, "unread": 0}
+    assert differing["diff"] == {
+        "missing": 0,
+        "extra": 0,
+        "changed": 0,
+        "duplicate": DUPLICATE,
+        "unread": 0,
+    }
     assert differing["when_accepted"] == differing["diff"], "Spark and DuckDB judge alike"
     letters = shown(one, "dead-letters", one.name, "--hours", hour)
     assert [(r["reason"], r["count"], r["samples"][0]["value"]) for r in letters["reasons"]] == [
@@ -151,16 +180,25 @@ def said_by_page(one: World, hour: str) -> None:
                 missing = [part for part in parts if part not in text]
                 if not missing:
                     return
-                assert time.monotonic() < deadline, f"expected {missing} within 60 s, found:\n{text}"
+                assert time.monotonic() < deadline, (
+                    f"expected {missing} within 60 s, found:\n{text}"
+                )
                 time.sleep(0.1)
 
         find("/", "in order", f'href="/streams/{one.name}/hours/{hour}"')
         find(f"/streams/{one.name}?month={hour[:7]}", f"{hour}: accepted, served by batch")
         find(
-            f"/streams/{one.name}/hours/{hour}", "It closes", f"all of the {OFFSETS} offsets", "gap: aborted",
-            "Nothing is left unexplained", f"{DUPLICATE} counted by the ledger, {DUPLICATE} found now", "event_id e-1",
-            "malformed_json: 1", "{not json", "null_value: 1",
-        )  # fmt: skip
+            f"/streams/{one.name}/hours/{hour}",
+            "It closes",
+            f"all of the {OFFSETS} offsets",
+            "gap: aborted",
+            "Nothing is left unexplained",
+            f"{DUPLICATE} counted by the ledger, {DUPLICATE} found now",
+            "event_id e-1",
+            "malformed_json: 1",
+            "{not json",
+            "null_value: 1",
+        )
 
 
 def test_every_report_shows_sent_spoiled_and_replaced_records(world: Make) -> None:
@@ -182,24 +220,42 @@ def test_every_report_shows_sent_spoiled_and_replaced_records(world: Make) -> No
 
     # A wrong hand takes the hour out of main.
     state = one.state
-    damage = Publish(new_id(), (Change("main", remove=files_of(state.table, "main", hour)),), state.timeline)
-    assert one.lake.commit(state.table, to_commit(state, damage, datetime.now(UTC))) is Outcome.LANDED
+    damage = Publish(
+        new_id(), (Change("main", remove=files_of(state.table, "main", hour)),), state.timeline
+    )
+    assert (
+        one.lake.commit(state.table, to_commit(state, damage, datetime.now(UTC))) is Outcome.LANDED
+    )
     output = run(one, "audit", one.name, "--hours", hour, expect=1)
-    assert f"hour {hour}: rows of main: expected {GOOD}, as in the ledger, found 0 offsets" in output
-    assert f"the duplicates, found {GOOD + DUPLICATE} (partition 0: offsets 4 to 8, 16 to 17)" in output
+    assert (
+        f"hour {hour}: rows of main: expected {GOOD}, as in the ledger, found 0 offsets" in output
+    )
+    assert (
+        f"the duplicates, found {GOOD + DUPLICATE} (partition 0: offsets 4 to 8, 16 to 17)"
+        in output
+    )
     run(one, "merge", one.name)
     assert one.contents() == rows
     assert shown(one, "audit", one.name)["agrees"]
 
     # A ledger that speaks of a difference that nothing explains.
     accepted = one.state.accepted[hour]
-    account = HourAccount(diff=Diff(missing=1, extra=0, changed=2, duplicate=2, unread=0, sample=()))
-    lie = ledger.decision(hour, "accepted", 2, accepted.cut, datetime.now(UTC), served="batch", account=account)
+    account = HourAccount(
+        diff=Diff(missing=1, extra=0, changed=2, duplicate=2, unread=0, sample=())
+    )
+    lie = ledger.decision(
+        hour, "accepted", 2, accepted.cut, datetime.now(UTC), served="batch", account=account
+    )
     one.job.ledger.record([lie])
-    assert shown(one, "status", one.name, expect=1)["unexplained"] == {hour: {"missing": 1, "changed": 2}}
+    assert shown(one, "status", one.name, expect=1)["unexplained"] == {
+        hour: {"missing": 1, "changed": 2}
+    }
     assert f"hour {hour}: the layers differ and nothing explains it: 1 missing, 2 changed" in run(
         one, "status", one.name, expect=1
     )
     # The table itself is as it was.
     assert run(one, "diff", one.name, hour).endswith("all differences are explained\n")
-    assert len(run(one, "query", f"SELECT * FROM {name}", "--output", "csv").splitlines()) == len(rows) + 1
+    assert (
+        len(run(one, "query", f"SELECT * FROM {name}", "--output", "csv").splitlines())
+        == len(rows) + 1
+    )

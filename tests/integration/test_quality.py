@@ -54,11 +54,19 @@ def _file(folder: Path, *entries: dict[str, Any]) -> Path:
 def test_good_rows_pass(spark: SparkSession) -> None:
     record = run_suite(_rows(spark), GAME_EVENTS).recorded().as_dict()
     met = record.pop("met")
-    assert record == {"passed": True, "failed": [], "warnings": [], "evaluated": 5, "suite": "game_events"}
+    assert record == {
+        "passed": True,
+        "failed": [],
+        "warnings": [],
+        "evaluated": 5,
+        "suite": "game_events",
+    }
     assert met == yaml.safe_load(GAME_EVENTS.read_text())["expectations"]
 
 
-def test_bad_rows_fail_with_counts_and_rows_and_a_warning_alone_lets_pass(spark: SparkSession) -> None:
+def test_bad_rows_fail_with_counts_and_rows_and_a_warning_alone_lets_pass(
+    spark: SparkSession,
+) -> None:
     bad = _rows(
         spark,
         {"amount": -5.0},
@@ -69,25 +77,34 @@ def test_bad_rows_fail_with_counts_and_rows_and_a_warning_alone_lets_pass(spark:
     )
     quality = run_suite(bad, GAME_EVENTS)
     assert [f.message for f in quality.failed] == [
-        "expect_column_values_to_not_be_null(event_id): expected to not be null, found 1 of 9 rows otherwise "
-        "(the first: partition 0, offset 5)",
-        "expect_column_values_to_be_unique(event_id): expected to be unique, found 2 of 9 rows otherwise "
-        "(the first: partition 0, offset 0)",
+        (
+            "expect_column_values_to_not_be_null(event_id): expected to not be null, found 1 of 9 "
+            "rows otherwise (the first: partition 0, offset 5)"
+        ),
+        (
+            "expect_column_values_to_be_unique(event_id): expected to be unique, found 2 of 9 "
+            "rows otherwise (the first: partition 0, offset 0)"
+        ),
         "expect_column_values_to_be_in_set(event_type): "
         "expected one of session_start, session_end, level_up, purchase, achievement, "
         "found 1 of 9 rows otherwise (the first: partition 0, offset 6)",
-        "expect_column_values_to_be_between(amount): expected 0 to 10000, found 1 of 9 rows otherwise "
-        "(the first: partition 0, offset 4)",
+        (
+            "expect_column_values_to_be_between(amount): expected 0 to 10000, found 1 of 9 rows "
+            "otherwise (the first: partition 0, offset 4)"
+        ),
     ]
     warning = (
-        "expect_column_values_to_match_regex(player_id): expected to match regex ^p[0-9]+$, mostly 0.999, "
-        "found 1 of 9 rows otherwise (the first: partition 0, offset 8)"
+        "expect_column_values_to_match_regex(player_id): expected to match regex ^p[0-9]+$, "
+        "mostly 0.999, found 1 of 9 rows otherwise (the first: partition 0, offset 8)"
     )
     assert [w.message for w in quality.warnings] == [warning]
     assert (quality.passed, quality.evaluated) == (False, 5)
     assert [f.unexpected_count for f in quality.failed] == [1, 2, 1, 1]
     assert quality.failed[3].observed is None
-    assert [[(r["partition"], r["offset"]) for r in f.rows] for f in quality.failed[:2]] == [[(0, 5)], [(0, 0), (0, 7)]]
+    assert [[(r["partition"], r["offset"]) for r in f.rows] for f in quality.failed[:2]] == [
+        [(0, 5)],
+        [(0, 0), (0, 7)],
+    ]
     recorded = json.dumps(quality.recorded().as_dict(), allow_nan=False)
     # The ledger gets no value of a row.
     assert not any(value in recorded for value in ("-5.0", "refund", "e0", 'unknown"'))
@@ -96,16 +113,32 @@ def test_bad_rows_fail_with_counts_and_rows_and_a_warning_alone_lets_pass(spark:
     assert (quality.passed, quality.failed, len(quality.warnings)) == (True, (), 1)
 
 
-def test_rows_are_named_by_every_kind_of_expectation_that_speaks_of_rows(spark: SparkSession, tmp_path: Path) -> None:
+def test_rows_are_named_by_every_kind_of_expectation_that_speaks_of_rows(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     path = _file(
         tmp_path,
-        {"type": "expect_compound_columns_to_be_unique", "kwargs": {"column_list": ["event_id", "player_id"]}},
-        {"type": "expect_column_pair_values_to_be_equal", "kwargs": {"column_A": "event_id", "column_B": "player_id"}},
-        {"type": "expect_column_values_to_be_between", "kwargs": {"column": "kafka_offset", "max_value": 3}},
-        {"type": "expect_column_value_lengths_to_be_between", "kwargs": {"column": "event_id", "max_value": 2}},
+        {
+            "type": "expect_compound_columns_to_be_unique",
+            "kwargs": {"column_list": ["event_id", "player_id"]},
+        },
+        {
+            "type": "expect_column_pair_values_to_be_equal",
+            "kwargs": {"column_A": "event_id", "column_B": "player_id"},
+        },
+        {
+            "type": "expect_column_values_to_be_between",
+            "kwargs": {"column": "kafka_offset", "max_value": 3},
+        },
+        {
+            "type": "expect_column_value_lengths_to_be_between",
+            "kwargs": {"column": "event_id", "max_value": 2},
+        },
         {"type": SPEED, "kwargs": {"min_ratio": 0.9}},
     )
-    quality = run_suite(_rows(spark, {"event_id": "e0", "player_id": "p0"}), path, RowCountBaseline(10))
+    quality = run_suite(
+        _rows(spark, {"event_id": "e0", "player_id": "p0"}), path, RowCountBaseline(10)
+    )
     failures = [(f.type, [(r["partition"], r["offset"]) for r in f.rows]) for f in quality.failed]
     assert failures == [
         ("expect_compound_columns_to_be_unique", [(0, 0), (0, 4)]),
@@ -120,16 +153,34 @@ def test_rows_are_named_by_every_kind_of_expectation_that_speaks_of_rows(spark: 
     json.dumps(quality.recorded().as_dict(), allow_nan=False)
 
 
-def test_an_expectation_that_cannot_be_evaluated_fails_and_spoils_no_other(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_expectation_that_cannot_be_evaluated_fails_and_spoils_no_other(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     path = _file(
         tmp_path,
         {"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "nowhere"}},
-        {"type": "expect_compound_columns_to_be_unique", "kwargs": {"column_list": ["event_id", "nowhere"]}},
-        {"type": "expect_column_mean_to_be_between", "kwargs": {"column": "nowhere", "min_value": 0}},
+        {
+            "type": "expect_compound_columns_to_be_unique",
+            "kwargs": {"column_list": ["event_id", "nowhere"]},
+        },
+        {
+            "type": "expect_column_mean_to_be_between",
+            "kwargs": {"column": "nowhere", "min_value": 0},
+        },
         {"type": "expect_column_to_exist", "kwargs": {"column": "nowhere"}},
-        {"type": "expect_column_values_to_match_regex", "kwargs": {"column": "player_id", "regex": "("}},
-        {"type": "expect_column_values_to_be_between", "kwargs": {"column": "tags", "min_value": 0}},
-        {"type": "expect_column_values_to_be_unique", "kwargs": {"column": "nowhere"}, "severity": "warning"},
+        {
+            "type": "expect_column_values_to_match_regex",
+            "kwargs": {"column": "player_id", "regex": "("},
+        },
+        {
+            "type": "expect_column_values_to_be_between",
+            "kwargs": {"column": "tags", "min_value": 0},
+        },
+        {
+            "type": "expect_column_values_to_be_unique",
+            "kwargs": {"column": "nowhere"},
+            "severity": "warning",
+        },
         {"type": "expect_column_values_to_be_unique", "kwargs": {"column": "event_id"}},
         {"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "player_id"}},
     )
@@ -140,8 +191,13 @@ def test_an_expectation_that_cannot_be_evaluated_fails_and_spoils_no_other(spark
     assert messages[1].endswith(missing)
     assert messages[2].endswith(missing)
     assert messages[3] == "expect_column_to_exist(nowhere): expected to exist, found otherwise"
-    assert "could not be evaluated: java.util.regex.PatternSyntaxException: Unclosed group" in messages[4]
-    assert messages[5].startswith("expect_column_values_to_be_between(tags): expected at least 0, could not be eval")
+    assert (
+        "could not be evaluated: java.util.regex.PatternSyntaxException: Unclosed group"
+        in messages[4]
+    )
+    assert messages[5].startswith(
+        "expect_column_values_to_be_between(tags): expected at least 0, could not be eval"
+    )
     assert len(messages) == 6
     assert [w.kwargs for w in quality.warnings] == [{"column": "nowhere"}]
     assert (quality.passed, quality.evaluated) == (False, 9)
@@ -151,12 +207,18 @@ def test_aggregates_are_judged_and_observed(spark: SparkSession, tmp_path: Path)
     path = _file(
         tmp_path,
         {"type": "expect_table_row_count_to_be_between", "kwargs": {"min_value": 5}},
-        {"type": "expect_column_mean_to_be_between", "kwargs": {"column": "amount", "min_value": 1, "max_value": 2}},
+        {
+            "type": "expect_column_mean_to_be_between",
+            "kwargs": {"column": "amount", "min_value": 1, "max_value": 2},
+        },
         {"type": "expect_column_max_to_be_between", "kwargs": {"column": "amount", "max_value": 2}},
         # Judged by NumPy, whose bool is not JSON.
         {
             "type": "expect_column_quantile_values_to_be_between",
-            "kwargs": {"column": "amount", "quantile_ranges": {"quantiles": [0.5], "value_ranges": [[7, 9]]}},
+            "kwargs": {
+                "column": "amount",
+                "quantile_ranges": {"quantiles": [0.5], "value_ranges": [[7, 9]]},
+            },
         },
         {"type": "expect_column_values_to_be_unique", "kwargs": {"column": "event_id"}},
         {"type": "expect_column_values_to_be_unique", "kwargs": {"column": "event_id"}},
@@ -173,7 +235,9 @@ def test_aggregates_are_judged_and_observed(spark: SparkSession, tmp_path: Path)
     json.dumps(quality.recorded().as_dict(), allow_nan=False)
 
 
-def test_without_rows_only_columns_and_aggregates_can_fail(spark: SparkSession, tmp_path: Path) -> None:
+def test_without_rows_only_columns_and_aggregates_can_fail(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     empty = _rows(spark, good=0)
     quality = run_suite(empty, GAME_EVENTS)
     assert (quality.passed, quality.warnings, quality.evaluated) == (True, (), 5)
@@ -185,7 +249,10 @@ def test_without_rows_only_columns_and_aggregates_can_fail(spark: SparkSession, 
         },
         {"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "nowhere"}},
         {"type": "expect_table_row_count_to_be_between", "kwargs": {"min_value": 1}},
-        {"type": "expect_column_mean_to_be_between", "kwargs": {"column": "amount", "min_value": 0}},
+        {
+            "type": "expect_column_mean_to_be_between",
+            "kwargs": {"column": "amount", "min_value": 0},
+        },
     )
     quality = run_suite(empty, path)
     assert [f.message.split(", ", 1)[1] for f in quality.failed] == [
@@ -213,7 +280,9 @@ def test_the_gate_leaves_nothing_behind_and_is_quiet(
     capsys.readouterr()
     with caplog.at_level(logging.INFO):
         assert not run_suite(frame, GAME_EVENTS).passed
-    ours = [r.name for r in caplog.records if r.name.startswith(("batch_layer", "great_expectations"))]
+    ours = [
+        r.name for r in caplog.records if r.name.startswith(("batch_layer", "great_expectations"))
+    ]
     assert ours == ["batch_layer.quality.gate"]  # the one line of the one failed expectation
     assert tuple(capsys.readouterr()) == ("", "")
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["home", "temporary"]

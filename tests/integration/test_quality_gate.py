@@ -1,4 +1,5 @@
-"""The quality gate in the batch job: row counts against speed layer and previous days, and the Data Docs of it."""
+"""The quality gate in the batch job: row counts against speed layer and previous days, and the Data
+Docs of it."""
 
 from __future__ import annotations
 
@@ -20,7 +21,10 @@ from batch_layer.quality.row_counts import PREVIOUS, SPEED
 Make = Callable[..., World]
 
 DAYS = {"type": PREVIOUS, "kwargs": {"days": 2, "min_days": 2, "min_ratio": 0.5}}
-LEVEL = {"type": "expect_column_values_to_be_between", "kwargs": {"column": "level", "max_value": 2}}
+LEVEL = {
+    "type": "expect_column_values_to_be_between",
+    "kwargs": {"column": "level", "max_value": 2},
+}
 
 
 def against_speed(low: float, severity: str) -> dict[str, Any]:
@@ -55,11 +59,15 @@ def docs(one: World, *arguments: str) -> dict[str, Any]:
 
 def words(page: Path) -> str:
     """What a page says, without its markup."""
-    text = re.sub(r"<(script|style).*?</\1>|<[^>]+>", " ", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    text = re.sub(
+        r"<(script|style).*?</\1>|<[^>]+>", " ", page.read_text(encoding="utf-8"), flags=re.DOTALL
+    )
     return re.sub(r"\s+", " ", unescape(text))
 
 
-def test_row_counts_are_judged_and_every_decision_has_its_page(three_days: World, tmp_path: Path) -> None:
+def test_row_counts_are_judged_and_every_decision_has_its_page(
+    three_days: World, tmp_path: Path
+) -> None:
     one, hour = three_days, past_hour(1)
     one.expect(DAYS, against_speed(1, "critical"), LEVEL | {"severity": "warning"})
 
@@ -72,23 +80,38 @@ def test_row_counts_are_judged_and_every_decision_has_its_page(three_days: World
     }
     first = quality(one, past_hour(49))
     assert first["passed"] and first["evaluated"] == 3
-    assert first["not_applicable"] == [{"type": PREVIOUS, "reason": "of 2 days before, 0 are known, 2 are needed"}]
-    assert first["met"][1]["kwargs"] == {"min_ratio": 1, "max_ratio": 2, "min_value": 20, "max_value": 40}
+    assert first["not_applicable"] == [
+        {"type": PREVIOUS, "reason": "of 2 days before, 0 are known, 2 are needed"}
+    ]
+    assert first["met"][1]["kwargs"] == {
+        "min_ratio": 1,
+        "max_ratio": 2,
+        "min_value": 20,
+        "max_value": 40,
+    }
     reason = (
         f"quality: {PREVIOUS}: expected at least 10, days 2, min days 2, min ratio 0.5, found 5 "
         "(the median of 2 days before is 20)"
     )
     assert results[hour].reason == reason
     (warning,) = quality(one, hour)["warnings"]
-    assert warning["message"].endswith("found 2 of 5 rows otherwise (the first: partition 0, offset 43)")
+    assert warning["message"].endswith(
+        "found 2 of 5 rows otherwise (the first: partition 0, offset 43)"
+    )
     assert warning["rows"] == [{"partition": 0, "offset": 40 + level} for level in (3, 4)]
 
     one.expect(against_speed(1.5, "critical"))
     (result,) = one.batch(hour)
-    assert (result.decision, "found 5 (the speed layer has 5)" in str(result.reason)) == ("refused", True)
+    assert (result.decision, "found 5 (the speed layer has 5)" in str(result.reason)) == (
+        "refused",
+        True,
+    )
     one.expect(against_speed(1.5, "warning"))
     (result,) = one.batch(hour)
-    assert (result.decision, quality(one, hour)["warnings"][0]["unexpected_count"]) == ("accepted", None)
+    assert (result.decision, quality(one, hour)["warnings"][0]["unexpected_count"]) == (
+        "accepted",
+        None,
+    )
     assert one.contents() == one.acknowledged()
 
     folder = tmp_path / "docs"
@@ -113,7 +136,9 @@ def test_row_counts_are_judged_and_every_decision_has_its_page(three_days: World
     prefix = f"docs/{one.name}"
     report = docs(one, "--to", f"s3://tests/{prefix}")
     assert report["hours"] == [past_hour(49), past_hour(25), hour]
-    objects = {key for key, _, _ in ObjectStore(one.job.environment.s3).list_objects("tests", prefix)}
+    objects = {
+        key for key, _, _ in ObjectStore(one.job.environment.s3).list_objects("tests", prefix)
+    }
     assert f"{prefix}/index.html" in objects
     assert sum("/validations/" in key for key in objects) == 3
 

@@ -40,7 +40,9 @@ NAME = "games.game_events"
 
 
 def _catalog(folder: Path, warehouse: str, **properties: str) -> SqlCatalog:
-    lake = SqlCatalog("lake", uri=f"sqlite:///{folder}/catalog.db", warehouse=warehouse, **properties)
+    lake = SqlCatalog(
+        "lake", uri=f"sqlite:///{folder}/catalog.db", warehouse=warehouse, **properties
+    )
     lake.create_namespace("games")
     return lake
 
@@ -70,7 +72,8 @@ def _table(catalog: SqlCatalog, name: str = NAME) -> Table:
 
 
 def _append(table: Table, ids: range) -> None:
-    """One event an hour of each id, on two dates, columns that came later left out where the table lacks them."""
+    """One event an hour of each id, on two dates, columns that came later left out where the table
+    lacks them."""
     values = {
         "event_id": lambda i: i,
         "event_date": lambda i: date(2026, 11, 20 + i % 2),
@@ -90,7 +93,10 @@ def test_rows_are_found_under_the_plain_and_the_catalog_name(catalog: SqlCatalog
     table = _table(catalog)
     _append(table, range(4))
     for name in (NAME, f"lake.{NAME}", "GAMES.Game_Events"):
-        result = run_query(f"SELECT event_id, ingest_hour FROM {name} ORDER BY event_id DESC LIMIT 1", {NAME: table})
+        result = run_query(
+            f"SELECT event_id, ingest_hour FROM {name} ORDER BY event_id DESC LIMIT 1",
+            {NAME: table},
+        )
         assert result.to_pylist() == [{"event_id": 3, "ingest_hour": START + timedelta(hours=3)}]
         assert result.schema.field("ingest_hour").type == pa.timestamp("us", "UTC")
 
@@ -109,7 +115,9 @@ class _Lacking(dict[str, Table]):
 
 
 @pytest.mark.parametrize("absent", ["games.flights", "other.game_events"])
-def test_a_table_that_is_not_there_fails_only_the_sql_that_reads_it(catalog: SqlCatalog, absent: str) -> None:
+def test_a_table_that_is_not_there_fails_only_the_sql_that_reads_it(
+    catalog: SqlCatalog, absent: str
+) -> None:
     table = _table(catalog)
     _append(table, range(4))
     tables = _Lacking(absent, **{NAME: table})
@@ -125,14 +133,21 @@ def test_a_table_that_is_not_there_fails_only_the_sql_that_reads_it(catalog: Sql
 def test_nested_values_come_back_as_they_are(catalog: SqlCatalog) -> None:
     table = _table(catalog)
     _append(table, range(1))
-    result = run_query(f"SELECT tags, device, price FROM {NAME} WHERE device.os = 'linux'", {NAME: table})
-    assert result.to_pylist() == [{"tags": ["a", None], "device": {"os": "linux"}, "price": Decimal("1.25")}]
+    result = run_query(
+        f"SELECT tags, device, price FROM {NAME} WHERE device.os = 'linux'", {NAME: table}
+    )
+    assert result.to_pylist() == [
+        {"tags": ["a", None], "device": {"os": "linux"}, "price": Decimal("1.25")}
+    ]
 
 
 def test_a_table_without_rows_has_its_columns(catalog: SqlCatalog) -> None:
     table = _table(catalog)
     result = run_query(f"SELECT * FROM {NAME}", {NAME: table})
-    assert (result.num_rows, result.column_names) == (0, [field.name for field in table.schema().fields])
+    assert (result.num_rows, result.column_names) == (
+        0,
+        [field.name for field in table.schema().fields],
+    )
     assert run_query(f"SELECT count(*) n FROM {NAME}", {NAME: table}).to_pylist() == [{"n": 0}]
 
 
@@ -145,7 +160,9 @@ def test_old_files_read_null_in_a_new_column_and_widen(catalog: SqlCatalog) -> N
         update.update_column("price", DecimalType(18, 2))
         update.add_column(("device", "model"), DoubleType())
     _append(table, range(2, 3))
-    result = run_query(f"SELECT event_id, platform, level, device FROM {NAME} ORDER BY event_id", {NAME: table})
+    result = run_query(
+        f"SELECT event_id, platform, level, device FROM {NAME} ORDER BY event_id", {NAME: table}
+    )
     assert result.schema.field("level").type == pa.int64()
     assert result.to_pylist() == [
         {"event_id": 0, "platform": None, "level": 0, "device": {"os": "linux", "model": None}},
@@ -171,11 +188,17 @@ def test_a_renamed_column_keeps_its_old_values(catalog: SqlCatalog) -> None:
     ("where", "event_ids"),
     [
         ("ingest_hour >= '2026-11-21 02:00+00' AND ingest_hour < '2026-11-21 03:00+00'", [2]),
-        ("date_trunc('hour', ingest_hour) = '2026-11-21 02:00+00' AND ingest_hour > '2026-11-21 01:30+00'", [2]),
+        (
+            "date_trunc('hour', ingest_hour) = '2026-11-21 02:00+00' AND ingest_hour > "
+            "'2026-11-21 01:30+00'",
+            [2],
+        ),
         ("event_date = DATE '2026-11-20' AND ingest_hour >= '2026-11-21 01:00+00'", [2]),
     ],
 )
-def test_a_filter_opens_no_file_of_another_partition(catalog: SqlCatalog, where: str, event_ids: list[int]) -> None:
+def test_a_filter_opens_no_file_of_another_partition(
+    catalog: SqlCatalog, where: str, event_ids: list[int]
+) -> None:
     table = _table(catalog)
     _append(table, range(3))
     for task in table.scan().plan_files():
@@ -188,7 +211,9 @@ def test_a_filter_opens_no_file_of_another_partition(catalog: SqlCatalog, where:
         run_query(f"SELECT event_id FROM {NAME}", {NAME: table})
     with (
         pytest.raises(Transient, match="run it again"),
-        open_query(f"SELECT event_id FROM {NAME}", {NAME: table}, reading=QueryProgress()) as answer,
+        open_query(
+            f"SELECT event_id FROM {NAME}", {NAME: table}, reading=QueryProgress()
+        ) as answer,
     ):
         answer.rows.read_all()
 
@@ -209,7 +234,9 @@ def test_only_the_tables_that_the_sql_mentions_are_loaded(catalog: SqlCatalog) -
 
 def test_show_all_tables_lists_every_table(catalog: SqlCatalog) -> None:
     tables = run_query("SHOW ALL TABLES", {NAME: _table(catalog)}).to_pylist()
-    assert ("lake", "games", "game_events") in [(row["database"], row["schema"], row["name"]) for row in tables]
+    assert ("lake", "games", "game_events") in [
+        (row["database"], row["schema"], row["name"]) for row in tables
+    ]
 
 
 def test_each_column_of_a_result_has_its_own_name(catalog: SqlCatalog) -> None:
@@ -226,7 +253,10 @@ def test_each_column_of_a_result_has_its_own_name(catalog: SqlCatalog) -> None:
         ("SELECT nothing FROM games.game_events", 'column "nothing" not found'),
         ("SELECT * FROM games.nothing", "known tables: games.game_events"),
         ("SELECT 'x'::INT", "Could not convert"),
-        ("DELETE FROM games.game_events", "expected a statement that reads, such as SELECT, found DELETE"),
+        (
+            "DELETE FROM games.game_events",
+            "expected a statement that reads, such as SELECT, found DELETE",
+        ),
         ("CREATE TABLE games.x (a INT)", "found CREATE"),
         ("INSERT INTO games.game_events SELECT * FROM games.game_events", "found INSERT"),
         ("COPY (SELECT 1) TO '{file}'", "found COPY"),
@@ -277,7 +307,10 @@ def test_the_s3_server_is_read_with_the_tables_own_credentials(
     catalog = _catalog(tmp_path, f"s3://{BUCKET}/{tmp_path.name}/warehouse", **keys, **place)
     table = _table(catalog)
     _append(table, range(4))
-    sql = f"SELECT event_date, sum(level) s FROM {NAME} WHERE ingest_hour > '2026-11-21' GROUP BY ALL ORDER BY ALL"
+    sql = (
+        f"SELECT event_date, sum(level) s FROM {NAME} WHERE ingest_hour > '2026-11-21' GROUP BY "
+        "ALL ORDER BY ALL"
+    )
     assert run_query(sql, {NAME: table}).to_pylist() == [
         {"event_date": date(2026, 11, 20), "s": 20},
         {"event_date": date(2026, 11, 21), "s": 40},

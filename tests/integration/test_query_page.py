@@ -1,4 +1,5 @@
-"""docs/how-to/query.md: each engine that runs here, asked by the page's own code, gives the same three answers."""
+"""docs/how-to/query.md: each engine that runs here, asked by the page's own code, gives the same
+three answers."""
 
 from __future__ import annotations
 
@@ -21,8 +22,14 @@ def test_every_engine_gives_the_pages_answers(world: Callable[..., World]) -> No
     one, day = asked_world(world)
     sections = sections_of_page(one, day)
     assert list(sections) == [
-        "Command line", "Python", "DuckDB", "PyIceberg", "Spark SQL", "Trino", "Athena (not executed)",
-    ]  # fmt: skip
+        "Command line",
+        "Python",
+        "DuckDB",
+        "PyIceberg",
+        "Spark SQL",
+        "Trino",
+        "Athena (not executed)",
+    ]
 
     python = {title: sections[title] for title in ("Python", "DuckDB", "PyIceberg")}
     answers: dict[str, Any] = run_python(one, python)
@@ -33,7 +40,9 @@ def test_every_engine_gives_the_pages_answers(world: Callable[..., World]) -> No
     by_hand = answers["Command line"]
     assert [len(rows) for rows in by_hand][:2] == [1, 3] and len(by_hand[2]) >= 2, by_hand
     assert by_hand[0] == [[sum(1 for row in one.rows() if row["ingest_hour"] == f"{day}T10")]]
-    assert {"x1", "x2"} <= {row[0] for row in by_hand[2]} and "x3" not in {row[0] for row in by_hand[2]}
+    assert {"x1", "x2"} <= {row[0] for row in by_hand[2]} and "x3" not in {
+        row[0] for row in by_hand[2]
+    }
     assert answers == dict.fromkeys(answers, by_hand)
 
 

@@ -23,7 +23,10 @@ from anabranch.records.formats import json
 
 HOUR = "2026-11-21T03"
 START = datetime(2026, 11, 21, 3, tzinfo=UTC)
-SOURCE = "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int"
+SOURCE = (
+    "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, "
+    "timestampType int"
+)
 
 
 def make_stream(ddl: str, key: str, event_time: dict[str, Any] | None = None) -> Stream:
@@ -50,7 +53,10 @@ def event(extra: str = "", at: str = AT) -> bytes:
 
 
 def kafka(spark: SparkSession, values: list[bytes | None], hour: str = HOUR) -> DataFrame:
-    rows = [(b"k", None if v is None else bytearray(v), "events", 0, i, START, 0) for i, v in enumerate(values)]
+    rows = [
+        (b"k", None if v is None else bytearray(v), "events", 0, i, START, 0)
+        for i, v in enumerate(values)
+    ]
     return spark.createDataFrame(rows, SOURCE).withColumn("ingest_hour", F.lit(hour))
 
 
@@ -60,7 +66,8 @@ def decode(frame: DataFrame, stream: Stream) -> DataFrame:
 
 def judged(spark: SparkSession, values: list[bytes | None], stream: Stream = EVENTS) -> list[Row]:
     decoded = decode(kafka(spark, values), stream).orderBy("kafka_offset")
-    # Python's datetime has no room for every timestamp, nor has a local time zone west of UTC for year 1.
+    # Python's datetime has no room for every timestamp, nor has a local time zone west of UTC for
+    # year 1.
     return decoded.drop(*(c.name for c in stream.columns if "timestamp" in c.type)).collect()
 
 
@@ -78,7 +85,8 @@ def session(spark: SparkSession, request: pytest.FixtureRequest) -> Iterator[Spa
 
 
 def test_verdict_by_bytes(session: SparkSession) -> None:
-    """Every case at once, under two sets of session settings: nothing throws, and each has its verdict."""
+    """Every case at once, under two sets of session settings: nothing throws, and each has its
+    verdict."""
     rows = judged(session, [value for value, _, _ in CASES.values()])
     codes = {name: row.error_code for name, row in zip(CASES, rows, strict=True)}
     expected = {name: code for name, (_, code, _) in CASES.items()}
@@ -100,14 +108,32 @@ def test_columns_and_values(session: SparkSession) -> None:
         b'"scores":{"k":1.5},"nested":{"at":"2026-11-21T05:00:00+02:00","n":3,"days":["2026-01-01"]}}'
     )
     decoded = decode(kafka(session, [value]), EVENTS)
-    shown = decoded.withColumns({"at": F.unix_micros("at"), "nested_at": F.unix_micros("nested.at")})
+    shown = decoded.withColumns(
+        {"at": F.unix_micros("at"), "nested_at": F.unix_micros("nested.at")}
+    )
     row = shown.withColumn("kafka_timestamp", F.unix_micros("kafka_timestamp")).collect()[0]
     micros = int(START.timestamp()) * 1_000_000
     assert row.error_code is None and row.error_text is None
     assert row.at == micros + 600_123_456
-    assert (row.id, row.level, row.total, row.amount, row.ok) == ("aéé", -7, 9007199254740993, 100.0, False)
-    assert (row.price, row.day, row.small, bytes(row.raw)) == (Decimal("1.50"), date(2024, 2, 29), 0.5, b"hi")
-    assert (row.tags, row.scores, row.nested.n, row.nested.days) == (["x", None], {"k": 1.5}, 3, [date(2026, 1, 1)])
+    assert (row.id, row.level, row.total, row.amount, row.ok) == (
+        "aéé",
+        -7,
+        9007199254740993,
+        100.0,
+        False,
+    )
+    assert (row.price, row.day, row.small, bytes(row.raw)) == (
+        Decimal("1.50"),
+        date(2024, 2, 29),
+        0.5,
+        b"hi",
+    )
+    assert (row.tags, row.scores, row.nested.n, row.nested.days) == (
+        ["x", None],
+        {"k": 1.5},
+        3,
+        [date(2026, 1, 1)],
+    )
     assert row.nested_at == micros
     assert (row.kafka_partition, row.kafka_offset, row.kafka_timestamp) == (0, 0, micros)
     assert (row.ingest_hour, row.event_date, bytes(row.kafka_key), bytes(row.kafka_value)) == (
@@ -124,7 +150,11 @@ def test_schema_is_the_streams(spark: SparkSession) -> None:
     rows = good(decode(kafka(spark, [event()]), EVENTS), EVENTS)
     fields = [(f.name, f.dataType.simpleString()) for f in rows.schema]
     expected = [(c.name, c.type) for c in EVENTS.columns]
-    expected += [("kafka_partition", "int"), ("kafka_offset", "bigint"), ("kafka_timestamp", "timestamp")]
+    expected += [
+        ("kafka_partition", "int"),
+        ("kafka_offset", "bigint"),
+        ("kafka_timestamp", "timestamp"),
+    ]
     assert fields == [*expected, ("ingest_hour", "string"), ("event_date", "date")]
 
 
@@ -143,7 +173,10 @@ NOTATIONS = {
 def test_time_notations(session: SparkSession) -> None:
     decoded = decode(kafka(session, [event(at=f'"at":"{text}"') for text in NOTATIONS]), EVENTS)
     found = decoded.select(
-        "kafka_offset", "error_text", F.unix_micros("at").alias("at"), F.col("event_date").cast("string")
+        "kafka_offset",
+        "error_text",
+        F.unix_micros("at").alias("at"),
+        F.col("event_date").cast("string"),
     ).collect()
     expected = [
         (text, None, datetime.fromisoformat(f"2026-11-21T{moment}+00:00"), "2026-11-21")
@@ -172,7 +205,10 @@ def test_event_date_without_event_time_is_kafkas(session: SparkSession) -> None:
 def test_optional_event_time_falls_back_to_kafkas(spark: SparkSession) -> None:
     stream = make_stream("id STRING, at TIMESTAMP", "id", {"column": "at", "past": "1 day"})
     rows = judged(spark, [b"{}", b'{"at":"2026-11-20T03:00:00Z"}'], stream)
-    assert [(r.error_code, r.event_date) for r in rows] == [(None, START.date()), (None, date(2026, 11, 20))]
+    assert [(r.error_code, r.event_date) for r in rows] == [
+        (None, START.date()),
+        (None, date(2026, 11, 20)),
+    ]
 
 
 def test_bounds_follow_the_ingest_hour(spark: SparkSession) -> None:
@@ -180,13 +216,21 @@ def test_bounds_follow_the_ingest_hour(spark: SparkSession) -> None:
     value = event()
     codes = [
         decode(kafka(spark, [value], hour), EVENTS).collect()[0].error_code
-        for hour in ("2026-11-21T01", "2026-11-21T02", "2026-12-21T03", "2026-12-21T04", "2031-01-01T00")
+        for hour in (
+            "2026-11-21T01",
+            "2026-11-21T02",
+            "2026-12-21T03",
+            "2026-12-21T04",
+            "2031-01-01T00",
+        )
     ]
     bad = "event_time_out_of_bounds"
     assert codes == [bad, None, None, bad, bad]
 
 
-@pytest.mark.parametrize("micros", [259_166_304_000_000_000, 2**63 - 1, -62_135_596_800_000_001, -(2**62)])
+@pytest.mark.parametrize(
+    "micros", [259_166_304_000_000_000, 2**63 - 1, -62_135_596_800_000_001, -(2**62)]
+)
 def test_an_event_time_outside_the_calendar_is_a_dead_letter_without_bounds_too(
     spark: SparkSession, micros: int
 ) -> None:
@@ -196,7 +240,11 @@ def test_an_event_time_outside_the_calendar_is_a_dead_letter_without_bounds_too(
     moments = spark.createDataFrame([(micros,), (0,), (None,)], "micros BIGINT")
     frame = moments.selectExpr("timestamp_micros(micros) AS _row_at", "0L AS _hour_start", "micros")
     rows = frame.selectExpr("micros", f"({verdict.error}).code AS code").collect()
-    assert {row.micros: row.code for row in rows} == {micros: "event_time_out_of_bounds", 0: None, None: None}
+    assert {row.micros: row.code for row in rows} == {
+        micros: "event_time_out_of_bounds",
+        0: None,
+        None: None,
+    }
 
 
 @pytest.mark.parametrize("micros", [1_790_000_000_000_000_000, 2**63 - 1, -(2**62)])
@@ -211,7 +259,14 @@ def test_a_kafka_timestamp_outside_the_calendar_is_unknown_and_the_record_served
 
 def test_strings_take_other_values_as_text(spark: SparkSession) -> None:
     stream = make_stream("s STRING", "s")
-    values = [b'{"s":5}', b'{"s":true}', b'{"s":{"a": [1]}}', b'{"s":[1, 2]}', b'{"s":""}', b'{"s":"null"}']
+    values = [
+        b'{"s":5}',
+        b'{"s":true}',
+        b'{"s":{"a": [1]}}',
+        b'{"s":[1, 2]}',
+        b'{"s":""}',
+        b'{"s":"null"}',
+    ]
     rows = judged(spark, [*values, b'{"s":null}'], stream)
     assert [r.s for r in rows] == ["5", "true", '{"a":[1]}', "[1,2]", "", "null", None]
     assert {r.error_code for r in rows} == {None}
@@ -219,20 +274,32 @@ def test_strings_take_other_values_as_text(spark: SparkSession) -> None:
 
 def test_column_names_that_are_words_of_sql(spark: SparkSession) -> None:
     stream = make_stream(
-        "`order` STRING NOT NULL, `select` INT, m INT, corrupt STRING, value STRING, text DATE", "order"
+        "`order` STRING NOT NULL, `select` INT, m INT, corrupt STRING, value STRING, text DATE",
+        "order",
     )
     rows = judged(
-        spark, [b'{"order":"a","select":1,"m":2,"corrupt":"c","value":"v"}', b'{"order":"a","m":"x"}'], stream
+        spark,
+        [b'{"order":"a","select":1,"m":2,"corrupt":"c","value":"v"}', b'{"order":"a","m":"x"}'],
+        stream,
     )
-    assert [(r.error_code, r.error_text) for r in rows] == [(None, None), ("wrong_type", "m: expected int, found x")]
+    assert [(r.error_code, r.error_text) for r in rows] == [
+        (None, None),
+        ("wrong_type", "m: expected int, found x"),
+    ]
     assert (rows[0].order, rows[0].select, rows[0].m, rows[0].corrupt) == ("a", 1, 2, "c")
 
 
 def test_columns_that_are_named_as_kafkas_own(spark: SparkSession) -> None:
     """A dead letter keeps the record's key and value, not the columns of these names."""
     stream = make_stream("key STRING NOT NULL, value INT, headers STRING, partition INT", "key")
-    decoded = decode(kafka(spark, [b'{"key":"a","value":1,"headers":"h","partition":7}', b'{"value":2}']), stream)
-    [row] = good(decoded, stream).select("key", "value", "headers", "partition", "kafka_partition").collect()
+    decoded = decode(
+        kafka(spark, [b'{"key":"a","value":1,"headers":"h","partition":7}', b'{"value":2}']), stream
+    )
+    [row] = (
+        good(decoded, stream)
+        .select("key", "value", "headers", "partition", "kafka_partition")
+        .collect()
+    )
     assert tuple(row) == ("a", 1, "h", 7, 0)
     [letter] = dead(decoded, "t", "speed").collect()
     assert (bytes(letter.key), bytes(letter.value), letter.headers) == (b"k", b'{"value":2}', None)
@@ -245,10 +312,24 @@ def test_good_and_dead_split_every_record(spark: SparkSession) -> None:
     letters = dead(decoded, "topic-1", "batch").orderBy("kafka_offset").collect()
     assert kept and letters
     assert sorted([*kept, *(r.kafka_offset for r in letters)]) == list(range(len(values)))
-    assert letters[0].asDict().keys() == dict.fromkeys(
-        ["topic_id", "kafka_partition", "kafka_offset", "kafka_timestamp", "ingest_hour", "key", "value", "headers",
-         "error_code", "error_text", "layer"]
-    ).keys()  # fmt: skip
+    assert (
+        letters[0].asDict().keys()
+        == dict.fromkeys(
+            [
+                "topic_id",
+                "kafka_partition",
+                "kafka_offset",
+                "kafka_timestamp",
+                "ingest_hour",
+                "key",
+                "value",
+                "headers",
+                "error_code",
+                "error_text",
+                "layer",
+            ]
+        ).keys()
+    )
     for row in letters:
         value = values[row.kafka_offset]
         assert (row.topic_id, row.layer, bytes(row.key)) == ("topic-1", "batch", b"k")
@@ -264,7 +345,8 @@ def test_headers_are_kept(spark: SparkSession) -> None:
 
 
 def test_values_are_parsed_once(spark: SparkSession) -> None:
-    """The filter on the verdict stays above the parsing: pushed below, every value would be parsed again and again."""
+    """The filter on the verdict stays above the parsing: pushed below, every value would be parsed
+    again and again."""
     spark.conf.set("spark.sql.debug.maxToStringFields", 1000)
     decoded = decode(kafka(spark, [event()]), EVENTS)
     plans = {
@@ -272,10 +354,15 @@ def test_values_are_parsed_once(spark: SparkSession) -> None:
         for name, frame in (("good", good(decoded, EVENTS)), ("dead", dead(decoded, "t", "speed")))
     }
     spark.conf.unset("spark.sql.debug.maxToStringFields")
-    assert plans["good"].count("from_json(") == 1, "rows need no errors, so no value is read again for them"
-    # What BETWEEN compares is evaluated for every record, also where its branch is not taken: each time was read twice.
+    assert plans["good"].count("from_json(") == 1, (
+        "rows need no errors, so no value is read again for them"
+    )
+    # What BETWEEN compares is evaluated for every record, also where its branch is not taken: each
+    # time was read twice.
     assert "_common_expr" not in plans["good"]
-    assert plans["dead"].count("from_json(") == 3, "one for the columns, two that only read what is broken"
+    assert plans["dead"].count("from_json(") == 3, (
+        "one for the columns, two that only read what is broken"
+    )
 
 
 RECORDS = [(p, o) for p in range(3) for o in range(6)]
@@ -294,7 +381,9 @@ def test_hours_by_partition_and_offset(spark: SparkSession) -> None:
     rows = assign_hours(offsets(spark), hours).collect()
     by_record = {(r.partition, r.offset): r.ingest_hour[-2:] for r in rows}
     ends = {0: (2, 2), 1: (0, 4), 2: (0, 1)}
-    assert by_record == {(p, o): "01" if o < ends[p][0] else "02" if o < ends[p][1] else "03" for p, o in RECORDS}
+    assert by_record == {
+        (p, o): "01" if o < ends[p][0] else "02" if o < ends[p][1] else "03" for p, o in RECORDS
+    }
 
 
 def test_hours_of_a_running_hour_alone(spark: SparkSession) -> None:
@@ -320,7 +409,14 @@ def test_record_outside_the_hours_fails_unless_trimmed(spark: SparkSession) -> N
         [HourRange("2026-11-21T01", None), HourRange("2026-11-21T02", {0: 2})],
         [HourRange("2026-11-21T01", {-1: 2})],
     ],
-    ids=["none", "newest first", "end falls", "partition vanishes", "open hour first", "negative partition"],
+    ids=[
+        "none",
+        "newest first",
+        "end falls",
+        "partition vanishes",
+        "open hour first",
+        "negative partition",
+    ],
 )
 def test_contradicting_hours_are_refused(spark: SparkSession, hours: list[HourRange]) -> None:
     with pytest.raises(ValueError, match="expected"):
@@ -335,13 +431,22 @@ def test_trim_keeps_half_open_ranges(spark: SparkSession) -> None:
 
 @pytest.mark.full
 def test_a_stream_of_two_hundred_columns_is_read(spark: SparkSession) -> None:
-    """The hazard: an expression over all columns, of which Spark's optimizer derives a constraint for each subset."""
+    """The hazard: an expression over all columns, of which Spark's optimizer derives a constraint
+    for each subset."""
     types = ("STRING", "INT", "DOUBLE", "TIMESTAMP", "BOOLEAN", "DATE")
-    stream = make_stream(", ".join(["id STRING NOT NULL", *(f"c{i} {types[i % 6]}" for i in range(199))]), "id")
-    values: list[bytes | None] = [b'{"id":"a","c0":"x","c1":5}', b'{"id":"b","id":"b"}', b'{"c0":"x"}']
+    stream = make_stream(
+        ", ".join(["id STRING NOT NULL", *(f"c{i} {types[i % 6]}" for i in range(199))]), "id"
+    )
+    values: list[bytes | None] = [
+        b'{"id":"a","c0":"x","c1":5}',
+        b'{"id":"b","id":"b"}',
+        b'{"c0":"x"}',
+    ]
     decoded = decode(kafka(spark, values), stream)
     assert [(r.id, r.c0, r.c1) for r in good(decoded, stream).collect()] == [("a", "x", 5)]
-    assert [r.error_code for r in dead(decoded, "t", "speed").orderBy("kafka_offset").collect()] == [
+    assert [
+        r.error_code for r in dead(decoded, "t", "speed").orderBy("kafka_offset").collect()
+    ] == [
         "duplicate_key",
         "missing_required",
     ]

@@ -1,4 +1,5 @@
-"""A refused hour is not rebuilt by every run: only once what its refusal rests on has changed, or when it is named."""
+"""A refused hour is not rebuilt by every run: only once what its refusal rests on has changed, or
+when it is named."""
 
 from __future__ import annotations
 
@@ -22,11 +23,16 @@ def commits(one: World) -> int:
 
 
 def at_most(level: int) -> dict[str, object]:
-    return {"type": "expect_column_max_to_be_between", "kwargs": {"column": "level", "max_value": level}}
+    return {
+        "type": "expect_column_max_to_be_between",
+        "kwargs": {"column": "level", "max_value": level},
+    }
 
 
 @pytest.mark.full
-def test_a_refused_hour_is_rebuilt_by_itself_only_once_something_has_changed(world: Callable[..., World]) -> None:
+def test_a_refused_hour_is_rebuilt_by_itself_only_once_something_has_changed(
+    world: Callable[..., World],
+) -> None:
     one, hour = world(), past_hour(1)
     one.topic(1)
     one.send(spread(hour, 10, "e", partitions=1))

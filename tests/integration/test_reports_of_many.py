@@ -51,12 +51,18 @@ def test_a_service_that_hangs_is_named_in_time(world: Callable[..., World], sile
     assert third["stream"] == "many1" and "run `anabranch apply`" in third["error"]
     assert "anabranch: stream many1: " in done.stderr or "many1" in done.stderr
     done, _ = _run(one, "hours", one.name, "many0", "--output", "json")
-    assert [(view["stream"], len(view["hours"])) for view in json.loads(done.stdout)] == [(one.name, 1), ("many0", 1)]
+    assert [(view["stream"], len(view["hours"])) for view in json.loads(done.stdout)] == [
+        (one.name, 1),
+        ("many0", 1),
+    ]
     done, _ = _run(one, "maintain", one.name, "many1", "--dry-run", "--output", "json")
     assert [view["stream"] for view in json.loads(done.stdout)] == [one.name, "many1"]
     assert done.exit_code == 1
     done, _ = _run(one, "audit", one.name, "many0", "--output", "json")
-    assert (done.exit_code, [view["stream"] for view in json.loads(done.stdout)]) == (0, [one.name, "many0"])
+    assert (done.exit_code, [view["stream"] for view in json.loads(done.stdout)]) == (
+        0,
+        [one.name, "many0"],
+    )
 
     done, _ = _run(one, "complete-through", one.name, "many0", "--output", "json")
     assert done.exit_code == 1
@@ -71,7 +77,9 @@ def test_a_service_that_hangs_is_named_in_time(world: Callable[..., World], sile
     assert (done.exit_code, seconds < NO_HANG) == (75, True), (seconds, done.output)
     for name in (one.name, "many0"):
         # 6 s, less what the selection of the streams took.
-        found = rf"anabranch: stream {name}: expected an answer within [\d.]+ s, found none from Kafka"
+        found = (
+            rf"anabranch: stream {name}: expected an answer within [\d.]+ s, found none from Kafka"
+        )
         assert re.search(found, done.stderr), done.stderr
     # Hours need no Kafka.
     assert _run(one, "hours", one.name, "many0")[0].exit_code == 0

@@ -1,4 +1,5 @@
-"""A topic of egress beside a bucket and a catalog that are restored from a backup, on real Kafka and S3."""
+"""A topic of egress beside a bucket and a catalog that are restored from a backup, on real Kafka
+and S3."""
 
 from __future__ import annotations
 
@@ -34,8 +35,8 @@ BUCKET = "lake"
 
 @dataclass(frozen=True)
 class Target:
-    """A stream of a lake in S3, and the topic that gets its accepted hours, four places a transaction. Other processes
-    can be given it."""
+    """A stream of a lake in S3, and the topic that gets its accepted hours, four places a
+    transaction. Other processes can be given it."""
 
     folder: Path
     s3: config.S3
@@ -44,7 +45,9 @@ class Target:
 
     @property
     def stream(self) -> config.Stream:
-        return new_stream(egress=[{"name": "feed", "type": "topic", "topic": self.topic, "transaction_rows": 4}])
+        return new_stream(
+            egress=[{"name": "feed", "type": "topic", "topic": self.topic, "transaction_rows": 4}]
+        )
 
     def deliver(self) -> list[tuple[str, int]]:
         """Deliver what is to be delivered: the hours, and the rows of each."""
@@ -54,7 +57,8 @@ class Target:
             return [(d.hour, d.rows) for d in room.deliver(job, job.stream.egress[0])]
 
     def records(self) -> set[int]:
-        """The offsets whose records a reader of the newest values has; each has the value of its own row."""
+        """The offsets whose records a reader of the newest values has; each has the value of its
+        own row."""
         with KafkaAdapter(self.kafka) as kafka:
             described = kafka.describe(self.topic)
             assert described is not None
@@ -93,7 +97,9 @@ class Backup:
 
 @pytest.fixture
 def s3(services: Neighbours) -> config.S3:
-    return config.S3(endpoint=services.s3, access_key=SecretStr(ACCESS_KEY), secret_key=SecretStr(SECRET_KEY))
+    return config.S3(
+        endpoint=services.s3, access_key=SecretStr(ACCESS_KEY), secret_key=SecretStr(SECRET_KEY)
+    )
 
 
 @pytest.fixture
@@ -105,7 +111,9 @@ def store(s3: config.S3) -> ObjectStore:
 
 @pytest.fixture
 def target(services: Neighbours, s3: config.S3, tmp_path: Path) -> Target:
-    made = Target(tmp_path, s3, config.Kafka(bootstrap_servers=services.kafka), f"t{uuid.uuid4().hex[:12]}")
+    made = Target(
+        tmp_path, s3, config.Kafka(bootstrap_servers=services.kafka), f"t{uuid.uuid4().hex[:12]}"
+    )
     create_topic(made.kafka, made.topic, 2, {"cleanup.policy": "compact"})
     return made
 
@@ -113,14 +121,21 @@ def target(services: Neighbours, s3: config.S3, tmp_path: Path) -> Target:
 @pytest.fixture
 def lake(target: Target, store: ObjectStore) -> StreamLake:
     one = four_hours(target.folder, target.s3)
-    admin.create(one.lake, target.stream.egress_table, deliveries.DELIVERIES_SCHEMA, (), admin.TABLE_PROPERTIES)
+    admin.create(
+        one.lake,
+        target.stream.egress_table,
+        deliveries.DELIVERIES_SCHEMA,
+        (),
+        admin.TABLE_PROPERTIES,
+    )
     return one
 
 
 def test_a_lost_restatement_of_which_a_part_was_sent_is_corrected(
     lake: StreamLake, target: Target, store: ObjectStore
 ) -> None:
-    """The hazard: the last complete hour of the topic is one that the restored table has, and nothing is behind it."""
+    """The hazard: the last complete hour of the topic is one that the restored table has, and
+    nothing is behind it."""
     accept(lake, FIRST, 7)
     assert target.deliver() == [(FIRST, 7)]
     backup = Backup(lake, store)
@@ -128,7 +143,9 @@ def test_a_lost_restatement_of_which_a_part_was_sent_is_corrected(
     # Killed before the third transaction is committed: the nulls of two rows have been sent.
     kill_at(f"{Step.EGRESS_SENT.label}:3", target.deliver)
     restored = backup.restore()
-    assert (len(target.records()), len(in_main(restored, FIRST))) == (5, 7), "the hazard did not happen"
+    assert (len(target.records()), len(in_main(restored, FIRST))) == (5, 7), (
+        "the hazard did not happen"
+    )
     assert target.deliver() == [(FIRST, 7)]
     assert target.records() == in_main(restored, FIRST)
     assert target.deliver() == []
@@ -146,7 +163,9 @@ def test_lost_deliveries_are_replaced_by_what_main_serves(
     accept(lake, HOURS[2], 9)
     assert target.deliver() == [(FIRST, 5), (HOURS[2], 9)]
     restored = backup.restore()
-    assert (len(target.records()), len(in_main(restored, FIRST))) == (14, 7), "the hazard did not happen"
+    assert (len(target.records()), len(in_main(restored, FIRST))) == (14, 7), (
+        "the hazard did not happen"
+    )
     if killed:
         kill_at(f"{Step.EGRESS_SENT.label}:2", target.deliver)
     assert target.deliver() == [(FIRST, 7)]

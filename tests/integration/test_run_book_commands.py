@@ -1,5 +1,6 @@
-"""The commands of the operators' pages that need no Spark of their own, run as printed on one lake with all states of
-an hour; those of the doctor's remedies are in test_doctor.py, those that start something in tests/failures."""
+"""The commands of the operators' pages that need no Spark of their own, run as printed on one lake
+with all states of an hour; those of the doctor's remedies are in test_doctor.py, those that start
+something in tests/failures."""
 
 from __future__ import annotations
 
@@ -21,34 +22,54 @@ PROVEN, REFUSED, WAITING = (past_hour(ago) for ago in (3, 2, 1))
 
 
 def run(one: World, command: str, *more: str, expect: int = 0) -> str:
-    """What a command prints, run as an operator types it, in a folder with this world's configuration."""
-    done = CliRunner().invoke(main, [*words(command), *more], env={"ANABRANCH_CONF": str(one.folder)})
-    assert done.exit_code == expect, f"{command}: {done.exit_code}\n{done.output}\n{done.exception!r}"
+    """What a command prints, run as an operator types it, in a folder with this world's
+    configuration."""
+    done = CliRunner().invoke(
+        main, [*words(command), *more], env={"ANABRANCH_CONF": str(one.folder)}
+    )
+    assert done.exit_code == expect, (
+        f"{command}: {done.exit_code}\n{done.output}\n{done.exception!r}"
+    )
     return str(done.stdout)
 
 
 @pytest.fixture
 def night(world: Make) -> World:
-    """An hour to be accepted, with a duplicate and a malformed record; one that its gate refuses; one that waits; and
-    records of the running one. Read by the speed layer, and not sealed."""
+    """An hour to be accepted, with a duplicate and a malformed record; one that its gate refuses;
+    one that waits; and records of the running one. Read by the speed layer, and not sealed."""
     one = world()
-    one.expect({"type": "expect_column_values_to_be_between", "kwargs": {"column": "level", "max_value": 50},
-                "severity": "critical"})  # fmt: skip
+    one.expect(
+        {
+            "type": "expect_column_values_to_be_between",
+            "kwargs": {"column": "level", "max_value": 50},
+            "severity": "critical",
+        }
+    )
     one.topic()
     proven = spread(PROVEN, 20, "proven")
     malformed = (0, proven[-1][1], b"{not json")
-    bad = [(p, at, event(f"bad-{i}", at, level=99)) for i, (p, at, _) in enumerate(spread(REFUSED, 20, "bad"))]
+    bad = [
+        (p, at, event(f"bad-{i}", at, level=99))
+        for i, (p, at, _) in enumerate(spread(REFUSED, 20, "bad"))
+    ]
     for values in ([*proven, proven[3], malformed], bad, spread(WAITING, 20, "waiting")):
         one.send(values)
     one.send_now(4, "now")
     name = one.name
-    assert "apply" in json.loads(run(one, printed("anabranch doctor STREAM", STREAM=name), "--output", "json"))["next"]
+    assert (
+        "apply"
+        in json.loads(
+            run(one, printed("anabranch doctor STREAM", STREAM=name), "--output", "json")
+        )["next"]
+    )
     assert "created table" in run(one, printed("anabranch apply STREAM", STREAM=name))
     one.speed()
     return one
 
 
-def test_the_commands_of_an_operator_from_the_end_of_an_hour_to_its_acceptance(night: World, tmp_path: Path) -> None:
+def test_the_commands_of_an_operator_from_the_end_of_an_hour_to_its_acceptance(
+    night: World, tmp_path: Path
+) -> None:
     one, name = night, night.name
 
     def explained(hour: str) -> str:
@@ -61,8 +82,12 @@ def test_the_commands_of_an_operator_from_the_end_of_an_hour_to_its_acceptance(n
     running = past_hour(0)
     assert f"{running} of {name} is open" in explained(running)
     assert "has ended and is not sealed yet" in explained(PROVEN)
-    assert "ended, to be sealed" in run(one, printed("anabranch status STREAM", STREAM=name), expect=0)
-    assert f"sealed {PROVEN}" in run(one, printed("anabranch batch STREAM --seal-only", STREAM=name))
+    assert "ended, to be sealed" in run(
+        one, printed("anabranch status STREAM", STREAM=name), expect=0
+    )
+    assert f"sealed {PROVEN}" in run(
+        one, printed("anabranch batch STREAM --seal-only", STREAM=name)
+    )
     assert "is sealed and waits for the batch layer" in explained(WAITING)
     backlog = run(one, printed("anabranch doctor STREAM --limit 120", STREAM=name), expect=0)
     assert "stream.backlog" in backlog
@@ -77,7 +102,12 @@ def test_the_commands_of_an_operator_from_the_end_of_an_hour_to_its_acceptance(n
         line.split()[0]: line.split()[1]
         for line in run(one, printed("anabranch hours STREAM", STREAM=name)).splitlines()[1:]
     }
-    assert [states[hour] for hour in (PROVEN, REFUSED, WAITING, running)] == ["accepted", "refused", "sealed", "open"]
+    assert [states[hour] for hour in (PROVEN, REFUSED, WAITING, running)] == [
+        "accepted",
+        "refused",
+        "sealed",
+        "open",
+    ]
     hours = json.loads(run(one, printed("anabranch hours STREAM --output json", STREAM=name)))
     assert [h["counts"]["duplicate"] for h in hours if h["hour"] == PROVEN] == [1]
     assert "expect_column_values_to_be_between" in run(
@@ -85,26 +115,43 @@ def test_the_commands_of_an_operator_from_the_end_of_an_hour_to_its_acceptance(n
     )
 
     # Their content.
-    assert shown(printed("anabranch duplicates STREAM HOUR", STREAM=name, HOUR=PROVEN))["found"] == 1
+    assert (
+        shown(printed("anabranch duplicates STREAM HOUR", STREAM=name, HOUR=PROVEN))["found"] == 1
+    )
     assert "not json" in run(one, printed("anabranch dead-letters STREAM", STREAM=name))
     of_hour = printed("anabranch dead-letters STREAM --hours A..B", STREAM=name, A=PROVEN, B=PROVEN)
     assert "not json" in run(one, of_hour)
     compared = shown(printed("anabranch diff STREAM HOUR", STREAM=name, HOUR=PROVEN))
     assert (compared["speed_rows"], compared["batch_rows"], compared["unexplained"]) == (21, 20, {})
-    counted = shown(printed("anabranch audit STREAM --hours A..B", STREAM=name, A=PROVEN, B=WAITING))
+    counted = shown(
+        printed("anabranch audit STREAM --hours A..B", STREAM=name, A=PROVEN, B=WAITING)
+    )
     assert counted["agrees"]
-    run(one, printed("anabranch data-docs STREAM HOUR --to FOLDER", STREAM=name, HOUR=REFUSED, FOLDER=str(tmp_path)))
+    run(
+        one,
+        printed(
+            "anabranch data-docs STREAM HOUR --to FOLDER",
+            STREAM=name,
+            HOUR=REFUSED,
+            FOLDER=str(tmp_path),
+        ),
+    )
     assert list(tmp_path.rglob("*.html"))
 
     # What changes who serves an hour, and what is left behind.
     run(one, f"anabranch serve-hour {name} {PROVEN} --layer speed --why rule")
     lift = printed(
-        "anabranch serve-hour STREAM HOUR --layer auto --why TEXT", STREAM=name, HOUR=PROVEN, TEXT="'it was right'"
+        "anabranch serve-hour STREAM HOUR --layer auto --why TEXT",
+        STREAM=name,
+        HOUR=PROVEN,
+        TEXT="'it was right'",
     )
     assert "served by batch, by the rule" in run(one, lift)
     assert run(one, printed("anabranch merge STREAM", STREAM=name))
     assert run(one, printed("anabranch maintain STREAM", STREAM=name))
-    assert "last run: all steps completed" in run(one, printed("anabranch maintain STREAM --dry-run", STREAM=name))
+    assert "last run: all steps completed" in run(
+        one, printed("anabranch maintain STREAM --dry-run", STREAM=name)
+    )
     assert Path(run(one, printed("anabranch jars")).strip()).is_dir()
     assert len(one.contents()) == 20 + 20 + 20 + 4
 
@@ -123,9 +170,15 @@ def test_a_deployment_that_is_rolled_back_and_a_catalog_that_lost_its_tables(nig
     one.speed()
     assert len(one.contents()) == len(before) + 2
 
-    for table in (one.job.stream.table, one.job.stream.dead_letters_table, one.job.stream.hours_table):
+    for table in (
+        one.job.stream.table,
+        one.job.stream.dead_letters_table,
+        one.job.stream.hours_table,
+    ):
         one.lake.catalog.drop_table(table)
-    assert "--register" in str(CliRunner().invoke(main, ["apply", name, "--conf", str(one.folder)]).output)
+    assert "--register" in str(
+        CliRunner().invoke(main, ["apply", name, "--conf", str(one.folder)]).output
+    )
     run(one, printed("anabranch apply STREAM --register", STREAM=name))
     one.reopen()
     assert len(one.contents()) == len(before) + 2
@@ -138,15 +191,22 @@ def test_a_branch_without_its_state_is_recreated_from_main(night: World) -> None
     before = one.contents()
     table = {"NAMESPACE": one.name, "NAME": "events"}
     refs = {
-        r["name"]: r["snapshot_id"] for r in sql(printed("SELECT * FROM lake.NAMESPACE.NAME.refs", **table)).collect()
+        r["name"]: r["snapshot_id"]
+        for r in sql(printed("SELECT * FROM lake.NAMESPACE.NAME.refs", **table)).collect()
     }
     assert {"main", "speed", "batch"} <= refs.keys()
     sql(printed("ALTER TABLE lake.NAMESPACE.NAME DROP BRANCH speed", **table))
     assert "created branch speed" in run(one, printed("anabranch apply STREAM", STREAM=one.name))
-    snapshots = sql(f"SELECT snapshot_id, parent_id FROM lake.{one.name}.events.snapshots").collect()
+    snapshots = sql(
+        f"SELECT snapshot_id, parent_id FROM lake.{one.name}.events.snapshots"
+    ).collect()
     parents = {r["snapshot_id"]: r["parent_id"] for r in snapshots}
     back = parents[refs["main"]]
-    sql(printed("CALL lake.system.rollback_to_snapshot('NAMESPACE.NAME', ID)", **table, ID=str(back)))
+    sql(
+        printed(
+            "CALL lake.system.rollback_to_snapshot('NAMESPACE.NAME', ID)", **table, ID=str(back)
+        )
+    )
     assert one.contents() != before, "the acceptance was taken back"
     run(one, printed("anabranch merge STREAM", STREAM=one.name))
     assert one.contents() == before

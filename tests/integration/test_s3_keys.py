@@ -1,4 +1,5 @@
-"""Keys of S3 that are renewed while a process runs, and a server whose certificate is of a private authority."""
+"""Keys of S3 that are renewed while a process runs, and a server whose certificate is of a private
+authority."""
 
 from __future__ import annotations
 
@@ -30,9 +31,15 @@ def _files(s3: S3) -> LakeFileIO:
     """File access as tables have it; a copy, as Python workers get."""
     settings: dict[str, Any] = {
         "kafka": {"bootstrap_servers": f"{HOST}:9"},
-        "catalog": {"name": "lake", "uri": "sqlite:///nowhere.db", "warehouse": "s3://tests/warehouse"},
+        "catalog": {
+            "name": "lake",
+            "uri": "sqlite:///nowhere.db",
+            "warehouse": "s3://tests/warehouse",
+        },
     }
-    made = LakeFileIO(catalog_properties(Environment.model_validate(settings).model_copy(update={"s3": s3})))
+    made = LakeFileIO(
+        catalog_properties(Environment.model_validate(settings).model_copy(update={"s3": s3}))
+    )
     copied: LakeFileIO = pickle.loads(pickle.dumps(made))
     return copied
 
@@ -60,7 +67,9 @@ def _failure(request: Callable[[S3], None], s3: S3) -> AnabranchError:
     return explain("use S3", raised.value)
 
 
-def test_keys_that_were_renewed_are_used_at_the_next_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_that_were_renewed_are_used_at_the_next_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     renew = shared_keys(tmp_path, monkeypatch, ACCESS_KEY, SECRET_KEY)
     renew("first")
     with running_s3_proxy(tmp_path) as port, running_flaky_s3(port, seed=1) as front:
@@ -76,13 +85,20 @@ def test_keys_that_were_renewed_are_used_at_the_next_request(tmp_path: Path, mon
         renew("second")
         for request in REQUESTS:
             request(s3)
-        assert {client for token, client in front.tokens if token == "second"} == {"Boto3", "aws-sdk-cpp"}
+        assert {client for token, client in front.tokens if token == "second"} == {
+            "Boto3",
+            "aws-sdk-cpp",
+        }
 
 
 def test_a_private_authority_is_trusted_by_its_file(tmp_path: Path, spark: SparkSession) -> None:
     authority = new_authority(tmp_path)
     with running_s3_proxy(tmp_path, authority) as port:
-        keys = {"endpoint": f"https://{HOST}:{port}", "access_key": ACCESS_KEY, "secret_key": SECRET_KEY}
+        keys = {
+            "endpoint": f"https://{HOST}:{port}",
+            "access_key": ACCESS_KEY,
+            "secret_key": SECRET_KEY,
+        }
         trusted = S3.model_validate(keys | {"ca": str(authority.file)})
         ObjectStore(trusted).ensure_bucket("tests")
         for request in REQUESTS:
@@ -93,7 +109,9 @@ def test_a_private_authority_is_trusted_by_its_file(tmp_path: Path, spark: Spark
                 assert type(failure) is ConfigurationError
                 assert "; check s3.ca" in str(failure)
         # Java has another list, which this session's has not got it from.
-        with pytest.raises(ConfigurationError, match="expected Java to trust its certificate") as raised:
+        with pytest.raises(
+            ConfigurationError, match="expected Java to trust its certificate"
+        ) as raised:
             require_trust(spark, trusted)
         assert "unable to find valid certification path" in str(raised.value)
     # A server that is down is no reason to end.

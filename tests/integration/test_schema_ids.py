@@ -32,12 +32,16 @@ SCHEMA = "event_id STRING NOT NULL, level INT"
 
 def schema(*more: str) -> dict[str, Any]:
     """A writer's schema that is not registered yet."""
-    fields = [{"name": "event_id", "type": "string"}, *({"name": name, "type": "int"} for name in more)]
+    fields = [
+        {"name": "event_id", "type": "string"},
+        *({"name": name, "type": "int"} for name in more),
+    ]
     return {"type": "record", "name": f"E{uuid.uuid4().hex[:12]}", "fields": fields}
 
 
 class Stream:
-    """An Avro stream, its records and its micro-batches: each of what was sent since the one before it."""
+    """An Avro stream, its records and its micro-batches: each of what was sent since the one before
+    it."""
 
     def __init__(self, one: World, registry: SchemaRegistry) -> None:
         self.one, self.registry = one, registry
@@ -62,7 +66,10 @@ class Stream:
         context.setJobGroup(group, "a micro-batch")
         try:
             self.arm.submit(
-                lambda: read_ranges(self.one.spark, self.one.job.environment.kafka, self.one.name, ranges), ranges
+                lambda: read_ranges(
+                    self.one.spark, self.one.job.environment.kafka, self.one.name, ranges
+                ),
+                ranges,
             )
             self.arm.wait()
         finally:
@@ -124,7 +131,9 @@ def test_an_unregistered_schema_id_is_a_dead_letter_and_is_looked_up_again(strea
     stream.send("too early", old[0] + 1, late)
     stream.publish()
     assert stream.events() == ["a", "b"]
-    assert [(d["error_code"], d["kafka_offset"]) for d in stream.one.dead()] == [("unknown_schema", 2)]
+    assert [(d["error_code"], d["kafka_offset"]) for d in stream.one.dead()] == [
+        ("unknown_schema", 2)
+    ]
     assert stream.registry.register(f"{stream.one.name}-value", late) == old[0] + 1
     stream.send("c", old[0] + 1, late)
     stream.send("d", *old)
@@ -137,11 +146,20 @@ def test_a_query_with_cached_ids_fails_for_another_id(
     spark: SparkSession, stream: Stream, registry: SchemaRegistry
 ) -> None:
     (old_id, old), (new_id, new) = stream.new(), stream.new("level")
-    form = AvroFormat(stream.one.job.stream, SchemaRegistryClient(Settings(url=registry.url)), cache_schema_ids=True)
+    form = AvroFormat(
+        stream.one.job.stream,
+        SchemaRegistryClient(Settings(url=registry.url)),
+        cache_schema_ids=True,
+    )
 
     def read(schema_id: int, by: dict[str, Any]) -> DataFrame:
-        value = wired(schema_id, encode(spark, by, {"event_id": "x"} | ({"level": 1} if by is new else {})))
-        kafka = "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP"
+        value = wired(
+            schema_id, encode(spark, by, {"event_id": "x"} | ({"level": 1} if by is new else {}))
+        )
+        kafka = (
+            "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp "
+            "TIMESTAMP"
+        )
         rows = [(None, bytearray(value), "events", 0, 0, datetime.now(UTC))]
         frame = spark.createDataFrame(rows, kafka).withColumn("ingest_hour", F.lit("2026-11-21T03"))
         return decode(frame, stream.one.job.stream, form, with_errors=False)

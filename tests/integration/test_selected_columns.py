@@ -1,4 +1,5 @@
-"""Selected columns: their values, whatever the record and the session; and a stream that masks, in both layers."""
+"""Selected columns: their values, whatever the record and the session; and a stream that masks, in
+both layers."""
 
 from __future__ import annotations
 
@@ -35,10 +36,12 @@ SOURCE = (
     "headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
 )
 DDL = (
-    "id STRING NOT NULL, s STRING, i INT, l BIGINT, d DOUBLE, m DECIMAL(38,10), t TIMESTAMP, day DATE, f BOOLEAN, "
-    "b BINARY, tags ARRAY<STRING>, geo STRUCT<country: STRING>, amounts MAP<STRING, INT>"
+    "id STRING NOT NULL, s STRING, i INT, l BIGINT, d DOUBLE, m DECIMAL(38,10), t TIMESTAMP, day "
+    "DATE, f BOOLEAN, b BINARY, tags ARRAY<STRING>, geo STRUCT<country: STRING>, amounts "
+    "MAP<STRING, INT>"
 )
-# One call of each function, or more, over values that throw in ANSI mode, or overflow, or are no number.
+# One call of each function, or more, over values that throw in ANSI mode, or overflow, or are no
+# number.
 CALLS = """
 lower(s); upper(s); initcap(s); trim(s); ltrim(s); rtrim(s); btrim(s, 'a'); length(s); char_length(b);
 character_length(s); octet_length(b); bit_length(s); substring(s, i, i); substring(b, 2); substr(s, -3); left(s, i);
@@ -62,22 +65,60 @@ CASE WHEN f THEN s ELSE i END; CAST(kafka_key AS STRING); kafka_topic; kafka_off
 STRING)
 """
 EXTREMES: list[dict[str, Any] | None] = [
-    {}, {"s": "", "i": 0, "l": 0, "d": 0.0, "m": 0, "tags": [], "f": False, "b": ""},
-    {"s": "İ\u0000ß@x@y", "i": -(2**31), "l": -(2**63), "d": -1.7976931348623157e308, "t": "0001-01-01T00:00:00Z",
-     "day": "0001-01-01", "m": "-9999999999999999999999999999.9999999999", "tags": [None, "a"], "f": True, "b": "AP8="},
-    {"s": "12:30:00", "i": 2**31 - 1, "l": 2**63 - 1, "d": 1.7976931348623157e308, "t": "9999-12-31T23:59:59.999999Z",
-     "day": "9999-12-31", "m": "9999999999999999999999999999.9999999999", "tags": ["a"] * 50, "geo": {"country": "é"}},
+    {},
+    {"s": "", "i": 0, "l": 0, "d": 0.0, "m": 0, "tags": [], "f": False, "b": ""},
+    {
+        "s": "İ\u0000ß@x@y",
+        "i": -(2**31),
+        "l": -(2**63),
+        "d": -1.7976931348623157e308,
+        "t": "0001-01-01T00:00:00Z",
+        "day": "0001-01-01",
+        "m": "-9999999999999999999999999999.9999999999",
+        "tags": [None, "a"],
+        "f": True,
+        "b": "AP8=",
+    },
+    {
+        "s": "12:30:00",
+        "i": 2**31 - 1,
+        "l": 2**63 - 1,
+        "d": 1.7976931348623157e308,
+        "t": "9999-12-31T23:59:59.999999Z",
+        "day": "9999-12-31",
+        "m": "9999999999999999999999999999.9999999999",
+        "tags": ["a"] * 50,
+        "geo": {"country": "é"},
+    },
     {"s": "-5877641-06-23", "b": "w7w=", "tags": ["é", "x"], "amounts": {"-5877641-06-23": 1}},
     {"s": "+5881580-07-11", "b": "ww==", "i": 2, "d": 1e300, "l": 2**31},
-    {"s": "1e2147483647", "b": "8J+Y", "i": 3}, {"s": "STRIẞE ΟΔΟΣ I ǅ i\u0131", "i": 4},
-    {"s": "2026-02-30", "i": -1, "l": 1, "d": 5e-324, "t": "2026-03-29T01:30:00Z", "day": "2026-02-28", "b": "////"},
-    {"s": "7", "i": 7, "l": -7, "d": -0.0, "m": "0.0000000001", "t": "1969-12-31T23:59:59.999999Z"}, None,
-]  # fmt: skip
+    {"s": "1e2147483647", "b": "8J+Y", "i": 3},
+    {"s": "STRIẞE ΟΔΟΣ I ǅ i\u0131", "i": 4},
+    {
+        "s": "2026-02-30",
+        "i": -1,
+        "l": 1,
+        "d": 5e-324,
+        "t": "2026-03-29T01:30:00Z",
+        "day": "2026-02-28",
+        "b": "////",
+    },
+    {"s": "7", "i": 7, "l": -7, "d": -0.0, "m": "0.0000000001", "t": "1969-12-31T23:59:59.999999Z"},
+    None,
+]
 
 
 def frame_of(spark: SparkSession, values: list[bytes | None]) -> DataFrame:
-    headers = [("trace-id", b"old"), ("trace-id", "neu é".encode()), ("bad", b"\xff"), ("none", None)]
-    rows = [(b"\xff" if n % 2 else b"key", v, 0, n, START, headers if n else None) for n, v in enumerate(values)]
+    headers = [
+        ("trace-id", b"old"),
+        ("trace-id", "neu é".encode()),
+        ("bad", b"\xff"),
+        ("none", None),
+    ]
+    rows = [
+        (b"\xff" if n % 2 else b"key", v, 0, n, START, headers if n else None)
+        for n, v in enumerate(values)
+    ]
     return spark.createDataFrame(rows, SOURCE).withColumn("ingest_hour", F.lit("2026-11-21T03"))
 
 
@@ -85,9 +126,17 @@ def stream_of(select: list[Any]) -> config.Stream:
     fields = parse_columns(DDL)
     selected = parse_select(select, fields)
     return config.Stream(
-        **{"name": "events", "topic": "some-topic", "table": "games.events", "schema": DDL, "key": "id"},
-        select=selected, fields=fields, columns=tuple(s.column for s in selected),
-    )  # fmt: skip
+        **{
+            "name": "events",
+            "topic": "some-topic",
+            "table": "games.events",
+            "schema": DDL,
+            "key": "id",
+        },
+        select=selected,
+        fields=fields,
+        columns=tuple(s.column for s in selected),
+    )
 
 
 def as_bytes(value: dict[str, Any] | None, n: int) -> bytes | None:
@@ -97,11 +146,17 @@ def as_bytes(value: dict[str, Any] | None, n: int) -> bytes | None:
     return re.sub(r'"m": "(.*?)"', r'"m": \1', json.dumps({"id": f"id-{n}"} | value)).encode()
 
 
-def decoded(spark: SparkSession, stream: config.Stream, values: list[bytes | None]) -> list[dict[str, Any]]:
+def decoded(
+    spark: SparkSession, stream: config.Stream, values: list[bytes | None]
+) -> list[dict[str, Any]]:
     rows = records.decode(frame_of(spark, values), stream, JsonFormat(), secret=SECRET.encode())
     found = rows.orderBy("kafka_offset").toArrow()
-    times = {f.name: pa.timestamp("us", "UTC") for f in found.schema if pa.types.is_timestamp(f.type)}
-    return found.cast(pa.schema([f.with_type(times.get(f.name, f.type)) for f in found.schema])).to_pylist()
+    times = {
+        f.name: pa.timestamp("us", "UTC") for f in found.schema if pa.types.is_timestamp(f.type)
+    }
+    return found.cast(
+        pa.schema([f.with_type(times.get(f.name, f.type)) for f in found.schema])
+    ).to_pylist()
 
 
 @contextmanager
@@ -142,10 +197,19 @@ def kinds_of(spark: SparkSession, texts: list[str]) -> dict[str, str]:
         empty = spark.createDataFrame([], SOURCE).selectExpr(
             *(f"CAST(NULL AS {c.type}) AS `_row_{c.name}`" for c in fields),
             *(f"CAST(NULL AS {c.type}) AS `_at_{c.name}`" for c in fields),
-            "key AS kafka_key", "'' AS kafka_topic", "offset AS kafka_offset", "timestamp AS kafka_timestamp",
-        )  # fmt: skip
-        of = {text: parse_select([{"x": {"sql": text, "type": "INT"}}], fields)[0].sql for text in texts}
-        return {text: empty.selectExpr(f"{sql} AS x").schema["x"].dataType.simpleString() for text, sql in of.items()}
+            "key AS kafka_key",
+            "'' AS kafka_topic",
+            "offset AS kafka_offset",
+            "timestamp AS kafka_timestamp",
+        )
+        of = {
+            text: parse_select([{"x": {"sql": text, "type": "INT"}}], fields)[0].sql
+            for text in texts
+        }
+        return {
+            text: empty.selectExpr(f"{sql} AS x").schema["x"].dataType.simpleString()
+            for text, sql in of.items()
+        }
 
 
 @pytest.mark.full
@@ -169,29 +233,51 @@ def test_no_expression_throws_and_none_depends_on_the_session(spark: SparkSessio
         locale_of_java(spark, "tr"),
     ):
         found = decoded(spark, stream, values)
-    differ = [(texts[int(k[1:])], row[k], other[k]) for row, other in zip(expected, found, strict=True)
-              for k in row if k.startswith("c") and row[k] != other[k]]  # fmt: skip
+    differ = [
+        (texts[int(k[1:])], row[k], other[k])
+        for row, other in zip(expected, found, strict=True)
+        for k in row
+        if k.startswith("c") and row[k] != other[k]
+    ]
     assert differ == []
 
 
-def test_values_of_masked_and_kafkas_columns_are_those_that_python_makes(spark: SparkSession) -> None:
+def test_values_of_masked_and_kafkas_columns_are_those_that_python_makes(
+    spark: SparkSession,
+) -> None:
     stream = stream_of(
         [
-            "id", {"name": "s"}, {"mail": {"hash": "s"}}, {"number": {"hash": "i"}}, {"low": {"hash": "lower(s)"}},
-            {"start": {"truncate": "s", "to": 2}}, {"hour": {"truncate": "t", "to": "hour"}},
-            {"key": {"kafka": "key"}}, {"text": {"kafka": "key", "type": "STRING"}}, {"topic": {"kafka": "topic"}},
-            {"headers": {"kafka": "headers"}}, {"trace": {"header": "trace-id"}}, {"bad": {"header": "bad"}},
+            "id",
+            {"name": "s"},
+            {"mail": {"hash": "s"}},
+            {"number": {"hash": "i"}},
+            {"low": {"hash": "lower(s)"}},
+            {"start": {"truncate": "s", "to": 2}},
+            {"hour": {"truncate": "t", "to": "hour"}},
+            {"key": {"kafka": "key"}},
+            {"text": {"kafka": "key", "type": "STRING"}},
+            {"topic": {"kafka": "topic"}},
+            {"headers": {"kafka": "headers"}},
+            {"trace": {"header": "trace-id"}},
+            {"bad": {"header": "bad"}},
             {"no": {"header": "none"}},
         ]
-    )  # fmt: skip
+    )
     given: list[dict[str, Any]] = [
-        {"s": "Ann@Example.org", "i": 7, "t": "2026-11-21T03:59:59.9Z"}, {"s": "é😀x", "i": -1}, {}, {"s": ""},
-    ]  # fmt: skip
+        {"s": "Ann@Example.org", "i": 7, "t": "2026-11-21T03:59:59.9Z"},
+        {"s": "é😀x", "i": -1},
+        {},
+        {"s": ""},
+    ]
     values = [as_bytes(value, n) for n, value in enumerate(given)]
     rows = decoded(spark, stream, [*values, b"{"])
 
     def hashed(text: object) -> str | None:
-        return hmac.new(SECRET.encode(), str(text).encode(), hashlib.sha256).hexdigest() if text is not None else None
+        return (
+            hmac.new(SECRET.encode(), str(text).encode(), hashlib.sha256).hexdigest()
+            if text is not None
+            else None
+        )
 
     for row, value in zip(rows, given, strict=False):
         text = value.get("s")
@@ -202,7 +288,10 @@ def test_values_of_masked_and_kafkas_columns_are_those_that_python_makes(spark: 
     assert rows[0]["hour"] == datetime(2026, 11, 21, 3, tzinfo=UTC) and rows[1]["hour"] is None
     assert [(bytes(r["key"]), r["text"]) for r in rows[:2]] == [(b"key", "key"), (b"\xff", None)]
     assert rows[0]["headers"] is None and len(rows[1]["headers"]) == 4
-    assert [(r["trace"], r["bad"], r["no"]) for r in rows[:2]] == [(None, None, None), ("neu é", None, None)]
+    assert [(r["trace"], r["bad"], r["no"]) for r in rows[:2]] == [
+        (None, None, None),
+        ("neu é", None, None),
+    ]
     # A dead letter has its bytes in clear.
     assert rows[-1]["is_dead"] and bytes(rows[-1]["kafka_value"]) == b"{"
 
@@ -210,7 +299,10 @@ def test_values_of_masked_and_kafkas_columns_are_those_that_python_makes(spark: 
 def test_a_long_secret_is_that_of_rfc_2104(spark: SparkSession) -> None:
     secret = b"a secret longer than a block of SHA-256" * 3
     rows = records.decode(
-        frame_of(spark, [b'{"id":"x"}']), stream_of([{"id": {"hash": "id"}}]), JsonFormat(), secret=secret
+        frame_of(spark, [b'{"id":"x"}']),
+        stream_of([{"id": {"hash": "id"}}]),
+        JsonFormat(),
+        secret=secret,
     )
     assert [r.id for r in rows.collect()] == [hmac.new(secret, b"x", hashlib.sha256).hexdigest()]
 
@@ -218,21 +310,51 @@ def test_a_long_secret_is_that_of_rfc_2104(spark: SparkSession) -> None:
 @pytest.mark.parametrize(
     ("item", "found"),
     [
-        ({"sql": "i", "type": "BIGINT"}, "select.x: expected an expression of type BIGINT, found INT"),
-        ({"sql": "geo.nothing", "type": "STRING"}, "select.x: expected an expression that Spark can analyze"),
-        ({"sql": "upper(b)", "type": "STRING"}, "select.x: expected an expression that Spark can analyze"),
-        ({"sql": "hour(s)", "type": "INT"}, "select.x: expected no text and no date that is read as a TIMESTAMP"),
+        (
+            {"sql": "i", "type": "BIGINT"},
+            "select.x: expected an expression of type BIGINT, found INT",
+        ),
+        (
+            {"sql": "geo.nothing", "type": "STRING"},
+            "select.x: expected an expression that Spark can analyze",
+        ),
+        (
+            {"sql": "upper(b)", "type": "STRING"},
+            "select.x: expected an expression that Spark can analyze",
+        ),
+        (
+            {"sql": "hour(s)", "type": "INT"},
+            "select.x: expected no text and no date that is read as a TIMESTAMP",
+        ),
         ({"sql": "t > '12:30'", "type": "BOOLEAN"}, "select.x: expected no text and no date"),
         ({"hash": "s"}, "select.x.hash: expected masking.secret"),
-        ({"sql": "concat_ws(s, tags)", "type": "STRING"}, "select.x: expected a text in quotes as separator"),
-        ({"sql": "array_join(tags, '-', s)", "type": "STRING"}, "select.x: expected a text in quotes as separator"),
+        (
+            {"sql": "concat_ws(s, tags)", "type": "STRING"},
+            "select.x: expected a text in quotes as separator",
+        ),
+        (
+            {"sql": "array_join(tags, '-', s)", "type": "STRING"},
+            "select.x: expected a text in quotes as separator",
+        ),
         ({"sql": "day + i", "type": "DATE"}, "select.x: expected no arithmetic of dates"),
-        ({"sql": "day - day IS NULL", "type": "BOOLEAN"}, "select.x: expected no arithmetic of dates"),
+        (
+            {"sql": "day - day IS NULL", "type": "BOOLEAN"},
+            "select.x: expected no arithmetic of dates",
+        ),
         ({"sql": "t - t > t - t", "type": "BOOLEAN"}, "select.x: expected no arithmetic of dates"),
-        ({"sql": "round(d, 100000)", "type": "DOUBLE"}, "select.x: expected a number of 1 or 2 digits"),
-        ({"sql": "CAST(s AS DECIMAL(9,2))", "type": "DECIMAL(9,2)"}, "select.x: expected no text that is read as"),
+        (
+            {"sql": "round(d, 100000)", "type": "DOUBLE"},
+            "select.x: expected a number of 1 or 2 digits",
+        ),
+        (
+            {"sql": "CAST(s AS DECIMAL(9,2))", "type": "DECIMAL(9,2)"},
+            "select.x: expected no text that is read as",
+        ),
         ({"hash": "concat(s, b)"}, "select.x: expected bytes that are read as text by CAST"),
-        ({"truncate": "concat_ws(s, tags)", "to": 3}, "select.x: expected a text in quotes as separator"),
+        (
+            {"truncate": "concat_ws(s, tags)", "to": 3},
+            "select.x: expected a text in quotes as separator",
+        ),
     ],
 )
 def test_a_wrong_expression_is_named(spark: SparkSession, item: dict[str, Any], found: str) -> None:
@@ -240,11 +362,17 @@ def test_a_wrong_expression_is_named(spark: SparkSession, item: dict[str, Any], 
         records.decode(frame_of(spark, [b"{}"]), stream_of(["id", {"x": item}]), JsonFormat())
 
 
-def test_the_masking_secret_is_in_no_plan_no_event_log_and_no_error(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_masking_secret_is_in_no_plan_no_event_log_and_no_error(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     jvm: Any = spark.sparkContext._jvm
     context: Any = spark.sparkContext._jsc
     context = context.sc()
-    conf = context.getConf().set("spark.eventLog.compress", "false").set("spark.eventLog.rolling.enabled", "false")
+    conf = (
+        context.getConf()
+        .set("spark.eventLog.compress", "false")
+        .set("spark.eventLog.rolling.enabled", "false")
+    )
     none = getattr(getattr(jvm.scala, "None$"), "MODULE$")
     log = jvm.org.apache.spark.scheduler.EventLoggingListener(
         "masking", none, jvm.java.net.URI(f"file://{tmp_path}"), conf, context.hadoopConfiguration()
@@ -257,7 +385,9 @@ def test_the_masking_secret_is_in_no_plan_no_event_log_and_no_error(spark: Spark
         frame = frame_of(spark, [as_bytes({"s": "Ann"}, 0)])
         rows = records.decode(frame, stream, JsonFormat(), secret=SECRET.encode())
         rows = records.good(rows.localCheckpoint(), stream).union(records.good(rows, stream))
-        assert [row.mail for row in rows.collect()] == [hmac.new(SECRET.encode(), b"Ann", "sha256").hexdigest()] * 2
+        assert [row.mail for row in rows.collect()] == [
+            hmac.new(SECRET.encode(), b"Ann", "sha256").hexdigest()
+        ] * 2
         with pytest.raises(AnalysisException) as error:
             rows.selectExpr("no_such_column")
         with redirect_stdout(plans):
@@ -267,15 +397,29 @@ def test_the_masking_secret_is_in_no_plan_no_event_log_and_no_error(spark: Spark
     finally:
         context.removeSparkListener(log)
         log.stop()
-    texts = {"plans": plans.getvalue(), "events": (tmp_path / "masking").read_text(), "error": str(error.value)}
+    texts = {
+        "plans": plans.getvalue(),
+        "events": (tmp_path / "masking").read_text(),
+        "error": str(error.value),
+    }
     # The hazard: the plans have the expression of the hash, and so would have a literal key.
     assert "sha2(" in texts["plans"] and "sha2(" in texts["events"]
     keys = [bytes(b ^ pad for b in SECRET.encode().ljust(64, b"\0")) for pad in (0, 0x36, 0x5C)]
     for key in (SECRET.encode(), *keys):
-        forms = {key.hex(), key.decode("latin1"), base64.b64encode(key).decode().rstrip("="), str([*key])[1:-1]}
+        forms = {
+            key.hex(),
+            key.decode("latin1"),
+            base64.b64encode(key).decode().rstrip("="),
+            str([*key])[1:-1],
+        }
         signed = [b - 256 if b > 127 else b for b in key]
         forms |= {str(signed)[1:-1], ",".join(map(str, signed))}
-        found = [(name, form) for name, text in texts.items() for form in forms if form.lower() in text.lower()]
+        found = [
+            (name, form)
+            for name, text in texts.items()
+            for form in forms
+            if form.lower() in text.lower()
+        ]
         assert found == []
 
 
@@ -283,10 +427,14 @@ def test_a_stream_masks_in_both_layers_alike(world: Callable[..., World]) -> Non
     one = world()
     one.tell(masking={"secret": SECRET})
     select = [
-        "event_id", "event_time", {"who": {"hash": "player"}}, {"first": {"truncate": "player", "to": 1}},
-        {"double_level": {"sql": "level * 2", "type": "INT"}}, {"topic": {"kafka": "topic"}},
+        "event_id",
+        "event_time",
+        {"who": {"hash": "player"}},
+        {"first": {"truncate": "player", "to": 1}},
+        {"double_level": {"sql": "level * 2", "type": "INT"}},
+        {"topic": {"kafka": "topic"}},
         {"key": {"kafka": "key", "type": "STRING"}},
-    ]  # fmt: skip
+    ]
     one.configure(select=select)
     one.reopen()
     hour = past_hour(1)
@@ -328,16 +476,26 @@ def accept(one: World, hour: str) -> None:
     [result] = [r for r in one.batch() if r.hour == hour]
     assert result.decision == "accepted"
     row = next(r for r in one.job.ledger.history([hour]) if r.decision == "accepted")
-    assert row.diff is not None and (row.diff.missing, row.diff.extra, row.diff.changed) == (0, 0, 0)
+    assert row.diff is not None and (row.diff.missing, row.diff.extra, row.diff.changed) == (
+        0,
+        0,
+        0,
+    )
 
 
 @pytest.mark.full
-def test_both_layers_make_equal_rows_of_hostile_records(spark: SparkSession, world: Callable[..., World]) -> None:
+def test_both_layers_make_equal_rows_of_hostile_records(
+    spark: SparkSession, world: Callable[..., World]
+) -> None:
     texts = [text.strip() for text in CALLS.split(";")]
     kinds = kinds_of(spark, texts)
     one = world()
     one.tell(masking={"secret": SECRET})
-    select = ["id", *(c.name for c in parse_columns(DDL)[1:] if c.name != "f"), {"f": {"hash": "s"}}]
+    select = [
+        "id",
+        *(c.name for c in parse_columns(DDL)[1:] if c.name != "f"),
+        {"f": {"hash": "s"}},
+    ]
     select += [{f"c{n}": {"sql": text, "type": kinds[text]}} for n, text in enumerate(texts)]
     select += [{"t_hour": {"truncate": "t", "to": "hour"}}, {"headers": {"kafka": "headers"}}]
     one.configure(schema=DDL, select=select, key="id", event_time=None)
@@ -345,8 +503,17 @@ def test_both_layers_make_equal_rows_of_hostile_records(spark: SparkSession, wor
     hour = past_hour(1)
     one.topic()
     values = [as_bytes(value, n) for n, value in enumerate(EXTREMES)]
-    values += [b"\xff", b"{", b'{"id":"cut \xc3"}', b'{"id":"deep","geo":' + b"[" * 2000, b'{"id":null}']
-    one.send([(n % 2, start_of(hour) + timedelta(minutes=n), value) for n, value in enumerate(values)], key=b"\xf0\x9f")
+    values += [
+        b"\xff",
+        b"{",
+        b'{"id":"cut \xc3"}',
+        b'{"id":"deep","geo":' + b"[" * 2000,
+        b'{"id":null}',
+    ]
+    one.send(
+        [(n % 2, start_of(hour) + timedelta(minutes=n), value) for n, value in enumerate(values)],
+        key=b"\xf0\x9f",
+    )
     one.apply()
     one.speed()
     accept(one, hour)
@@ -357,11 +524,25 @@ def test_both_layers_make_equal_rows_of_hostile_records(spark: SparkSession, wor
     # The hazard: both layers have rows of their own, and dead letters.
     table = one.lake.load(one.job.stream.table)
     heads = {branch: table.metadata.refs[branch].snapshot_id for branch in ("speed", "batch")}
-    files = {b: {t.file.file_path for t in table.scan(snapshot_id=id_).plan_files()} for b, id_ in heads.items()}
+    files = {
+        b: {t.file.file_path for t in table.scan(snapshot_id=id_).plan_files()}
+        for b, id_ in heads.items()
+    }
     assert files["speed"] and not files["speed"] & files["batch"]
     assert len(rows("speed")) >= len(EXTREMES) - 1 and rows("batch") == rows("speed")
-    dead = {b: {r["kafka_offset"] * 2 + r["kafka_partition"]: r for r in one.dead(b)} for b in ("speed", "batch")}
-    kept = ("kafka_partition", "kafka_offset", "key", "value", "headers", "error_code", "error_text")
+    dead = {
+        b: {r["kafka_offset"] * 2 + r["kafka_partition"]: r for r in one.dead(b)}
+        for b in ("speed", "batch")
+    }
+    kept = (
+        "kafka_partition",
+        "kafka_offset",
+        "key",
+        "value",
+        "headers",
+        "error_code",
+        "error_text",
+    )
     bytes_of = {b: {n: [r[name] for name in kept] for n, r in of.items()} for b, of in dead.items()}
     assert bytes_of["speed"] == bytes_of["batch"]
     assert {r["value"] for r in dead["batch"].values()} >= {None, b"\xff", b"{"}

@@ -1,4 +1,5 @@
-"""The roll-up of a running hour's files with the real Spark: few files, the same rows, read alike by every engine."""
+"""The roll-up of a running hour's files with the real Spark: few files, the same rows, read alike
+by every engine."""
 
 from __future__ import annotations
 
@@ -17,17 +18,28 @@ from anabranch.operations.reports import status as views
 Make = Callable[..., World]
 
 SCHEMA = (
-    "event_id STRING NOT NULL, event_time TIMESTAMP NOT NULL, small DECIMAL(9,2), mid DECIMAL(18,3), "
-    "large DECIMAL(38,4), day DATE, raw BINARY, f FLOAT, d DOUBLE, yes BOOLEAN, i INT, l BIGINT, "
-    "list ARRAY<DOUBLE>, map MAP<STRING, STRUCT<x: FLOAT, y: ARRAY<STRING>>>, "
-    "deep STRUCT<a: STRUCT<b: DOUBLE>, c: ARRAY<ARRAY<INT>>>"
+    "event_id STRING NOT NULL, event_time TIMESTAMP NOT NULL, small DECIMAL(9,2), mid "
+    "DECIMAL(18,3), large DECIMAL(38,4), day DATE, raw BINARY, f FLOAT, d DOUBLE, yes BOOLEAN, i "
+    "INT, l BIGINT, list ARRAY<DOUBLE>, map MAP<STRING, STRUCT<x: FLOAT, y: ARRAY<STRING>>>, deep "
+    "STRUCT<a: STRUCT<b: DOUBLE>, c: ARRAY<ARRAY<INT>>>"
 )
 MORE = SCHEMA + ", more STRING"
 VALUES = {
-    "small": 1.25, "mid": -3.125, "large": 12345678901234567890, "day": "2026-11-01", "raw": "eA==", "f": 0.1,
-    "d": -0.0, "yes": True, "i": 7, "l": -5, "list": [1.5, None], "map": {"k": {"x": 0.5, "y": ["z", None]}, "n": None},
-    "deep": {"a": {"b": 2.5}, "c": [[1, None], [], None]}, "more": "later",
-}  # fmt: skip
+    "small": 1.25,
+    "mid": -3.125,
+    "large": 12345678901234567890,
+    "day": "2026-11-01",
+    "raw": "eA==",
+    "f": 0.1,
+    "d": -0.0,
+    "yes": True,
+    "i": 7,
+    "l": -5,
+    "list": [1.5, None],
+    "map": {"k": {"x": 0.5, "y": ["z", None]}, "n": None},
+    "deep": {"a": {"b": 2.5}, "c": [[1, None], [], None]},
+    "more": "later",
+}
 
 
 def files(one: World, branch: str = "main") -> int:
@@ -53,7 +65,8 @@ def test_many_micro_batches_leave_few_files_that_the_batch_layer_accepts(world: 
     one.speed()
     one.speed()
 
-    # Of 18 micro-batches with a file for each partition: one in the hour that has ended, few in the running one.
+    # Of 18 micro-batches with a file for each partition: one in the hour that has ended, few in the
+    # running one.
     ended = files_by_hour(one.state.table, "main")[past_hour(1)]
     assert len(ended) == 1
     assert "/rolled-" in next(iter(ended))
@@ -69,8 +82,12 @@ def test_many_micro_batches_leave_few_files_that_the_batch_layer_accepts(world: 
 
 
 @pytest.mark.full
-def test_rolled_up_files_are_read_by_spark_and_pyiceberg_as_those_that_spark_wrote(world: Make) -> None:
-    one = world(schema=SCHEMA, speed={"trigger": "1 second", "max_offsets_per_trigger": 2, "roll_up": False})
+def test_rolled_up_files_are_read_by_spark_and_pyiceberg_as_those_that_spark_wrote(
+    world: Make,
+) -> None:
+    one = world(
+        schema=SCHEMA, speed={"trigger": "1 second", "max_offsets_per_trigger": 2, "roll_up": False}
+    )
     one.topic()
     one.apply()
     now = datetime.now(UTC)
@@ -78,7 +95,12 @@ def test_rolled_up_files_are_read_by_spark_and_pyiceberg_as_those_that_spark_wro
         one.configure(schema=schema)
         one.reopen()
         one.apply()
-        one.send([(i % 2, now, event(f"{prefix}-{i}", now, **(VALUES if i % 3 else {}))) for i in range(9)])
+        one.send(
+            [
+                (i % 2, now, event(f"{prefix}-{i}", now, **(VALUES if i % 3 else {})))
+                for i in range(9)
+            ]
+        )
         one.speed()
     spark, pyiceberg, many = by_spark(one), by_pyiceberg(one), files(one)
     assert many >= 18

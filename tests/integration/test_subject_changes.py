@@ -1,4 +1,5 @@
-"""A subject that changes while jobs run: each takes up what its table can, and no process is restarted."""
+"""A subject that changes while jobs run: each takes up what its table can, and no process is
+restarted."""
 
 from __future__ import annotations
 
@@ -45,7 +46,11 @@ SIZE = {"name": "size", "type": ["null", "int"], "default": None}
 def avro(*fields: dict[str, Any]) -> dict[str, Any]:
     """A schema of its own: equal ones share an id."""
     name = f"E{uuid.uuid4().hex[:12]}"
-    return {"type": "record", "name": name, "fields": [{"name": "event_id", "type": "string"}, *fields]}
+    return {
+        "type": "record",
+        "name": name,
+        "fields": [{"name": "event_id", "type": "string"}, *fields],
+    }
 
 
 class Topic:
@@ -61,12 +66,15 @@ class Topic:
         self.registry.register(f"{self.name}-value", self.schema)
 
     def write_by(self, *fields: dict[str, Any]) -> None:
-        """Send records by a schema that the registry has, and not yet as a version of the subject."""
+        """Send records by a schema that the registry has, and not yet as a version of the
+        subject."""
         self.schema = avro(*fields)
         self.id = self.registry.register(f"{self.name}-next", self.schema)
 
     def send(self, event_id: str, at: datetime | None = None, **values: Any) -> None:
-        value = wired(self.id, encode(self.one.spark, self.schema, {"event_id": event_id, **values}))
+        value = wired(
+            self.id, encode(self.one.spark, self.schema, {"event_id": event_id, **values})
+        )
         stamp = int((at or datetime.now(UTC)).timestamp() * 1000)
         producer = new_producer(self.one.job.environment.kafka)
         producer.send(self.name, value, key=b"k", partition=0, timestamp_ms=stamp)
@@ -96,7 +104,9 @@ def topic(world: Make, registry: SchemaRegistry) -> Topic:
     return made
 
 
-def test_a_running_speed_job_takes_up_a_new_field_and_refuses_what_the_table_cannot_take(topic: Topic) -> None:
+def test_a_running_speed_job_takes_up_a_new_field_and_refuses_what_the_table_cannot_take(
+    topic: Topic,
+) -> None:
     one, table = topic.one, topic.one.job.stream.table
     hour = past_hour(1)
     topic.send("a", start_of(hour) + timedelta(minutes=1), level=1)
@@ -107,23 +117,37 @@ def test_a_running_speed_job_takes_up_a_new_field_and_refuses_what_the_table_can
     assert rows(one, table, "level", "colour") == [("a", 1, "absent")]
     assert [letter["kafka_offset"] for letter in one.dead()] == [1]
 
-    with running_beside(SpeedRuns(FollowedJob(one.job), one.spark, False, lambda: None), f"speed-{one.name}"):
-        wait_for(lambda: has_columns(one, table, "colour"), "the table to have the new column", DEADLINE)
+    with running_beside(
+        SpeedRuns(FollowedJob(one.job), one.spark, False, lambda: None), f"speed-{one.name}"
+    ):
+        wait_for(
+            lambda: has_columns(one, table, "colour"), "the table to have the new column", DEADLINE
+        )
         topic.register({"name": "level", "type": "long"}, COLOUR, SIZE)
-        wait_for(lambda: has_columns(one, table, "size"), "the table to have the running job's column", DEADLINE)
+        wait_for(
+            lambda: has_columns(one, table, "size"),
+            "the table to have the running job's column",
+            DEADLINE,
+        )
         topic.send("c", level=2**40, colour={"string": "blue"}, size={"int": 3})
-        wait_for(lambda: one.published == 3, "a record of the new columns to be published", DEADLINE)
+        wait_for(
+            lambda: one.published == 3, "a record of the new columns to be published", DEADLINE
+        )
         assert ("c", 2**40, "blue", 3) in rows(one, table, "level", "colour", "size")
 
         topic.register({"name": "level", "type": "string"}, {"name": "more", "type": "int"})
         topic.send("d", level="high", more=1)
         topic.register(COLOUR, {"name": "odd", "type": ["int", "string"]})
         topic.send("e", colour={"string": "green"}, odd={"int": 1})
-        wait_for(lambda: one.published == 5, "records of the refused versions to be published", DEADLINE)
+        wait_for(
+            lambda: one.published == 5, "records of the refused versions to be published", DEADLINE
+        )
     assert ("e", None, "green") in rows(one, table, "level", "colour")
     _, dead = sorted(one.dead(), key=lambda letter: letter["kafka_offset"])
     assert dead["kafka_offset"] == 3
-    assert dead["error_code"] == "incompatible_schema" and dead["error_text"].startswith("schema id")
+    assert dead["error_code"] == "incompatible_schema" and dead["error_text"].startswith(
+        "schema id"
+    )
     assert not has_columns(one, table, "more") and not has_columns(one, table, "odd")
     # What came before the column was there: the batch layer reads it by the columns of now.
     assert [r.decision for r in one.batch(hour)] == ["accepted"]
@@ -157,21 +181,38 @@ def test_a_new_topic_and_a_new_field_of_its_subject_appear_in_a_running_group(
     a, b = f"{one.name}_raw.a", f"{one.name}_raw.b"
     folder = StreamFolder(str(one.folder), group="small", strict=False, takes_up=True)
     with running_beside(GroupJob(spark, kafka, folder.jobs), "group") as group:
-        wait_for(lambda: one.lake.exists(a) and rows(one, a, "level") == [("a", 1)], "the first topic's row", DEADLINE)
+        wait_for(
+            lambda: one.lake.exists(a) and rows(one, a, "level") == [("a", 1)],
+            "the first topic's row",
+            DEADLINE,
+        )
         create_topic(kafka, late.name, 1, {})
-        # Its producer registers the schema later: until then the stream waits, and no other stream does.
-        wait_for(lambda: "in the schema registry, found none" in str(group.failures), "the new topic to wait", DEADLINE)
+        # Its producer registers the schema later: until then the stream waits, and no other stream
+        # does.
+        wait_for(
+            lambda: "in the schema registry, found none" in str(group.failures),
+            "the new topic to wait",
+            DEADLINE,
+        )
         first.send("b", level=2)
         wait_for(lambda: len(rows(one, a)) == 2, "the first topic's second row", DEADLINE)
         late.register(COLOUR)
         late.send("c", colour={"string": "red"})
         wait_for(
-            lambda: one.lake.exists(b) and rows(one, b, "colour") == [("c", "red")], "the new topic's row", DEADLINE
+            lambda: one.lake.exists(b) and rows(one, b, "colour") == [("c", "red")],
+            "the new topic's row",
+            DEADLINE,
         )
         first.register(LEVEL, COLOUR)
-        wait_for(lambda: has_columns(one, a, "colour"), "the table to have the new column", DEADLINE)
+        wait_for(
+            lambda: has_columns(one, a, "colour"), "the table to have the new column", DEADLINE
+        )
         first.send("d", level=3, colour={"string": "blue"})
-        wait_for(lambda: ("d", 3, "blue") in rows(one, a, "level", "colour"), "a row of the new column", DEADLINE)
+        wait_for(
+            lambda: ("d", 3, "blue") in rows(one, a, "level", "colour"),
+            "a row of the new column",
+            DEADLINE,
+        )
         assert group.failures == {}
     assert [row[0] for row in rows(one, a)] == ["a", "b", "d"]
 
@@ -185,18 +226,32 @@ def test_a_batch_job_takes_up_the_subject_and_what_its_table_has_meanwhile(
     topic.register(LEVEL, COLOUR)
     topic.send("a", start_of(first) + timedelta(minutes=1), level=1, colour={"string": "red"})
     topic.write_by(LEVEL, COLOUR, {"name": "size", "type": ["null", "int"], "default": None})
-    topic.send("b", start_of(second) + timedelta(minutes=1), level=1, colour={"string": "blue"}, size={"int": 7})
+    topic.send(
+        "b",
+        start_of(second) + timedelta(minutes=1),
+        level=1,
+        colour={"string": "blue"},
+        size={"int": 7},
+    )
     stale = open_job(one.name, str(one.folder))
     order, stop = RebuildRequest(), threading.Event()
-    outcome = run_stream(open_job(one.name, str(one.folder)), one.spark, lambda run: run.rebuild([first], order), stop)
+    outcome = run_stream(
+        open_job(one.name, str(one.folder)),
+        one.spark,
+        lambda run: run.rebuild([first], order),
+        stop,
+    )
     assert outcome.error is None and [r.decision for r in outcome.results] == ["accepted"]
     assert rows(one, table, "colour") == [("a", "red")]
 
-    # The table changes under a job that has read its columns: they are read again before the next hour.
+    # The table changes under a job that has read its columns: they are read again before the next
+    # hour.
     registry.register(f"{one.name}-value", topic.schema)
     taken = take_up(one.job.environment, one.job.stream.without_columns(), one.lake)
     assert [c.name for c in stale.stream.columns] == ["event_id", "level"]
-    with pytest.raises(ColumnsChanged, match="nothing is lost: the next try reads by the table's columns"):
+    with pytest.raises(
+        ColumnsChanged, match="nothing is lost: the next try reads by the table's columns"
+    ):
         require_columns(one.lake.load(table), stale.stream)
     require_columns(one.lake.load(table), taken)
     results = StreamRun(stale, Rebuilder(stale, one.spark)).rebuild(None, order)
@@ -205,7 +260,9 @@ def test_a_batch_job_takes_up_the_subject_and_what_its_table_has_meanwhile(
     assert rows(one, table, "colour", "size") == [("a", "red", None), ("b", "blue", 7)]
 
 
-def test_a_table_that_the_catalog_lost_comes_back_with_its_columns_and_takes_up_the_subject(topic: Topic) -> None:
+def test_a_table_that_the_catalog_lost_comes_back_with_its_columns_and_takes_up_the_subject(
+    topic: Topic,
+) -> None:
     one, stream = topic.one, topic.one.job.stream
     topic.register(LEVEL, COLOUR)
     call(one, "apply", one.name)
@@ -227,7 +284,10 @@ def test_a_table_that_the_catalog_lost_comes_back_with_its_columns_and_takes_up_
     one.reopen()
     topic.send("b", level=2**40, size={"int": 3})
     one.speed()
-    assert rows(one, stream.table, "level", "colour", "size") == [("a", 1, "red", None), ("b", 2**40, None, 3)]
+    assert rows(one, stream.table, "level", "colour", "size") == [
+        ("a", 1, "red", None),
+        ("b", 2**40, None, 3),
+    ]
 
 
 def test_a_table_is_read_again_only_where_its_subject_has_another_version(topic: Topic) -> None:
@@ -241,7 +301,9 @@ def test_a_table_is_read_again_only_where_its_subject_has_another_version(topic:
     assert [c.name for c in reader.read(file, one.lake).columns] == ["event_id", "level", "colour"]
 
 
-def test_a_registry_that_is_away_changes_no_columns(topic: Topic, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_registry_that_is_away_changes_no_columns(
+    topic: Topic, caplog: pytest.LogCaptureFixture
+) -> None:
     one = topic.one
     one.tell(registry={"url": "http://127.0.0.1:1"})
     columns = one.job.stream.columns

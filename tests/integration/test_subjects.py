@@ -1,4 +1,5 @@
-"""Columns from a subject of the real registry: what `apply` lists, creates and changes, and what it refuses."""
+"""Columns from a subject of the real registry: what `apply` lists, creates and changes, and what it
+refuses."""
 
 from __future__ import annotations
 
@@ -31,21 +32,34 @@ def columns(one: World, table: str) -> dict[str, str]:
     return {c.name: c.type if c.nullable else f"{c.type} NOT NULL" for c in own}
 
 
-def test_apply_takes_up_what_a_subject_adds_and_widens(world: Make, registry: SchemaRegistry) -> None:
+def test_apply_takes_up_what_a_subject_adds_and_widens(
+    world: Make, registry: SchemaRegistry
+) -> None:
     one = world(registry.url, schema="registry", format="avro", event_time=None)
     one.topic(1)
     table, subject = f"{one.name}.events", f"{one.name}-value"
-    assert f"expected subject {subject} in the schema registry, found none" in call(one, "apply", one.name, expect=75)
+    assert f"expected subject {subject} in the schema registry, found none" in call(
+        one, "apply", one.name, expect=75
+    )
     assert not one.lake.exists(table)
 
-    registry.register(subject, avro({"name": "level", "type": "int"}, {"name": "old", "type": "string"}))
+    registry.register(
+        subject, avro({"name": "level", "type": "int"}, {"name": "old", "type": "string"})
+    )
     printed = call(one, "apply", one.name).splitlines()
     of = f"{one.name}: subject {subject} version"
-    assert printed[0] == f"{of} 1: new table {table} with event_id STRING NOT NULL, level INT, old STRING"
+    assert (
+        printed[0]
+        == f"{of} 1: new table {table} with event_id STRING NOT NULL, level INT, old STRING"
+    )
     assert f"{one.name}: created table {table}" in printed
     assert columns(one, table) == {"event_id": "string NOT NULL", "level": "int", "old": "string"}
 
-    at = {"name": "at", "type": ["null", {"type": "long", "logicalType": "timestamp-micros"}], "default": None}
+    at = {
+        "name": "at",
+        "type": ["null", {"type": "long", "logicalType": "timestamp-micros"}],
+        "default": None,
+    }
     registry.register(subject, avro({"name": "level", "type": "long"}, at))
     assert call(one, "apply", one.name).splitlines() == [
         f"{of} 2: column level of {table} becomes bigint",
@@ -53,16 +67,28 @@ def test_apply_takes_up_what_a_subject_adds_and_widens(world: Make, registry: Sc
         f"{one.name}: widened column level of {table} from int to bigint",
         f"{one.name}: added column at to {table}",
     ]
-    taken_up = {"event_id": "string NOT NULL", "level": "bigint", "old": "string", "at": "timestamp"}
+    taken_up = {
+        "event_id": "string NOT NULL",
+        "level": "bigint",
+        "old": "string",
+        "at": "timestamp",
+    }
     assert columns(one, table) == taken_up
     assert call(one, "apply", one.name) == f"{one.name}: nothing to change\n"
 
-    registry.register(subject, avro({"name": "level", "type": "string"}, {"name": "more", "type": "int"}))
+    registry.register(
+        subject, avro({"name": "level", "type": "string"}, {"name": "more", "type": "int"})
+    )
     refused = call(one, "apply", one.name, expect=1)
-    assert f"stream {one.name} (subject {subject}), column level: expected bigint, found string" in refused
+    assert (
+        f"stream {one.name} (subject {subject}), column level: expected bigint, found string"
+        in refused
+    )
     registry.register(subject, avro({"name": "odd", "type": ["int", "string"]}))
     refused = call(one, "apply", one.name, expect=1)
-    assert f"subject {subject} version 4: odd: expected a union of null and one other type" in refused
+    assert (
+        f"subject {subject} version 4: odd: expected a union of null and one other type" in refused
+    )
     assert columns(one, table) == taken_up
 
     one.configure(schema={"from": "registry", "columns": "odd STRING", "exclude": []})
@@ -70,7 +96,9 @@ def test_apply_takes_up_what_a_subject_adds_and_widens(world: Make, registry: Sc
     assert columns(one, table) == taken_up | {"odd": "string"}
 
 
-def test_each_topic_of_a_family_has_the_columns_of_its_subject(world: Make, registry: SchemaRegistry) -> None:
+def test_each_topic_of_a_family_has_the_columns_of_its_subject(
+    world: Make, registry: SchemaRegistry
+) -> None:
     one = world(registry.url)
     family: dict[str, Any] = {
         "topics": {"pattern": f"{one.name}-(.*)"},

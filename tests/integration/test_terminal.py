@@ -1,4 +1,5 @@
-"""Permanent errors end both jobs, with their cause and an exit code of their own; nothing is lost."""
+"""Permanent errors end both jobs, with their cause and an exit code of their own; nothing is
+lost."""
 
 from __future__ import annotations
 
@@ -30,11 +31,17 @@ def overflowing(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]
     decode, stage_certain = records.decode, micro_batch.stage_certain
 
     def overflow(frame: DataFrame) -> DataFrame:
-        return frame.where(F.expr(f"9223372036854775807 + if(ingest_hour = '{past_hour(2)}', 1, -1) > 0"))
+        return frame.where(
+            F.expr(f"9223372036854775807 + if(ingest_hour = '{past_hour(2)}', 1, -1) > 0")
+        )
 
     with monkeypatch.context() as patched:
-        patched.setattr(records, "decode", lambda *arguments, **named: overflow(decode(*arguments, **named)))
-        patched.setattr(micro_batch, "stage_certain", lambda frame, *rest: stage_certain(overflow(frame), *rest))
+        patched.setattr(
+            records, "decode", lambda *arguments, **named: overflow(decode(*arguments, **named))
+        )
+        patched.setattr(
+            micro_batch, "stage_certain", lambda frame, *rest: stage_certain(overflow(frame), *rest)
+        )
         yield patched
 
 
@@ -43,7 +50,9 @@ def test_an_arithmetic_exception_in_a_task_ends_both_jobs_and_nothing_is_lost(
 ) -> None:
     one = world()
     one.topic(1)
-    one.send([*spread(past_hour(2), 10, "e", partitions=1), *spread(past_hour(1), 10, "f", partitions=1)])
+    one.send(
+        [*spread(past_hour(2), 10, "e", partitions=1), *spread(past_hour(1), 10, "f", partitions=1)]
+    )
     one.apply()
     speed = one.state.heads["speed"]
     for job in (one.speed, one.batch):
@@ -54,10 +63,15 @@ def test_an_arithmetic_exception_in_a_task_ends_both_jobs_and_nothing_is_lost(
 
         with pytest.raises(SystemExit) as ended:
             session.main(run, [])
-        lines = [line for line in capfd.readouterr().err.splitlines() if " ERROR   " in line or " WARNING " in line]
+        lines = [
+            line
+            for line in capfd.readouterr().err.splitlines()
+            if " ERROR   " in line or " WARNING " in line
+        ]
         assert ended.value.code == 70, lines
         assert ": ArithmeticException: [ARITHMETIC_OVERFLOW]" in lines[-1], lines
-        # The hazard was tried for ever by the speed job, and was a traceback with exit code 1 in the batch job.
+        # The hazard was tried for ever by the speed job, and was a traceback with exit code 1 in
+        # the batch job.
         assert not [line for line in lines if "try 2" in line]
         if job == one.speed:
             assert one.state.heads["speed"] == speed
@@ -75,8 +89,8 @@ def test_errors_of_spark_are_classified(spark: SparkSession) -> None:
     rows = spark.range(1, 3)
     with pytest.raises(Unexpected, match="ARITHMETIC_OVERFLOW"), explained(spark, "count"):
         rows.select(F.expr("9223372036854775807 + id")).collect()
-    # Another try loads the table again, so a schema that changed meanwhile, or a table that was not there for a moment,
-    # is said by its own name.
+    # Another try loads the table again, so a schema that changed meanwhile, or a table that was not
+    # there for a moment, is said by its own name.
     with pytest.raises(Unexplained, match=r"UNRESOLVED_COLUMN|nope"), explained(spark, "select"):
         rows.select("nope")
     with pytest.raises(Unexplained, match="TABLE_OR_VIEW_NOT_FOUND"), explained(spark, "load"):
@@ -89,38 +103,37 @@ def test_errors_of_spark_are_classified(spark: SparkSession) -> None:
 
 
 def test_a_stopped_context_and_a_lost_jvm_end_the_process_with_exit_code_75(tmp_path: Path) -> None:
-    """The hazards: a master that removes an application stops its context, and the JVM still answers, but no retry
-    works. A machine that slept ends its executor with the whole JVM; stopping Spark then raises over the first error.
+    """The hazards: a master that removes an application stops its context, and the JVM still
+    answers, but no retry works. A machine that slept ends its executor with the whole JVM; stopping
+    Spark then raises over the first error.
     """
     script = (
-        "import os, signal\n"
-        "from pyspark.sql import SparkSession\n"
-        "from anabranch.job import main\n"
-        "from anabranch.spark.session import close_session, explain_spark, explained\n"
-        "spark = SparkSession.builder.master('local[1]').config('spark.ui.enabled', 'false').getOrCreate()\n"
-        "jvm = spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid()\n"
-        "spark.sparkContext._jsc.sc().stop()\n"
-        "try:\n"
-        "    spark.range(3).count()\n"
-        "except Exception as error:\n"
-        "    print('FOUND', type(explain_spark(spark, 'count', error)).__name__)\n"
-        "def run(_):\n"
-        "    try:\n"
-        "        os.kill(jvm, signal.SIGKILL)\n"
-        "        with explained(spark, 'count'):\n"
-        "            spark.range(3).count()\n"
-        "    finally:\n"
-        "        close_session(spark)\n"
-        "main(run, [])\n"
+        "import os, signal\nfrom pyspark.sql import SparkSession\nfrom anabranch.job import "
+        "main\nfrom anabranch.spark.session import close_session, explain_spark, explained\nspark "
+        "= SparkSession.builder.master('local[1]').config('spark.ui.enabled', "
+        "'false').getOrCreate()\njvm = "
+        "spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid()\nspark.sparkContext._jsc.sc().stop()\ntry:\n    "
+        "spark.range(3).count()\nexcept Exception as error:\n    print('FOUND', "
+        "type(explain_spark(spark, 'count', error)).__name__)\ndef run(_):\n    try:\n        "
+        "os.kill(jvm, signal.SIGKILL)\n        with explained(spark, 'count'):\n            "
+        "spark.range(3).count()\n    finally:\n        close_session(spark)\nmain(run, [])\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert f"FOUND {JvmGone.__name__}" in done.stdout, done.stdout + done.stderr[-2000:]
     assert done.returncode == JvmGone("").exit_code == 75, done.stderr[-2000:]
     # py4j logs the broken connection before.
     last_line = done.stderr.rstrip().splitlines()[-1]
-    assert "expected Spark's JVM to answer, found it gone; nothing is lost, start it again" in last_line
+    assert (
+        "expected Spark's JVM to answer, found it gone; nothing is lost, start it again"
+        in last_line
+    )
     assert "in close_session" not in done.stderr
 
 

@@ -1,4 +1,5 @@
-"""The main job: Kafka to one served table through two arms, compared record by record with what Kafka acknowledged."""
+"""The main job: Kafka to one served table through two arms, compared record by record with what
+Kafka acknowledged."""
 
 from __future__ import annotations
 
@@ -55,12 +56,16 @@ def test_speed_serves_and_batch_takes_over_hour_by_hour(three_hours: World) -> N
 
     results = one.batch()
 
-    assert [(r.hour, r.decision, r.revision) for r in results] == [(past_hour(ago), "accepted", 1) for ago in (3, 2, 1)]
+    assert [(r.hour, r.decision, r.revision) for r in results] == [
+        (past_hour(ago), "accepted", 1) for ago in (3, 2, 1)
+    ]
     assert one.contents() == one.acknowledged()
     *by_hour, running = plain(views.hours(one.job))
     assert (running["hour"], running["state"], running["served"]) == (past_hour(0), "open", "speed")
     assert [h["served"] for h in by_hour] == ["batch"] * 3
-    assert [h["counts"] for h in by_hour] == [{"offsets": 40, "good": 40, "dead": 0, "duplicate": 0, "gap": 0}] * 3
+    assert [h["counts"] for h in by_hour] == [
+        {"offsets": 40, "good": 40, "dead": 0, "duplicate": 0, "gap": 0}
+    ] * 3
     assert [h["diff"] for h in by_hour] == [{"missing": 0, "extra": 0, "changed": 0}] * 3
     # Run again: nothing waits, nothing changes.
     heads = one.state.heads
@@ -68,10 +73,14 @@ def test_speed_serves_and_batch_takes_over_hour_by_hour(three_hours: World) -> N
     assert one.state.heads == heads
 
 
-def test_batch_alone_serves_hours_that_speed_never_saw_and_speed_comes_back_at_the_head(three_hours: World) -> None:
+def test_batch_alone_serves_hours_that_speed_never_saw_and_speed_comes_back_at_the_head(
+    three_hours: World,
+) -> None:
     one = three_hours
     assert [r.decision for r in one.batch()] == ["accepted"] * 3
-    assert Counter(r["ingest_hour"] for r in one.rows()) == {past_hour(ago): 40 for ago in (3, 2, 1)}
+    assert Counter(r["ingest_hour"] for r in one.rows()) == {
+        past_hour(ago): 40 for ago in (3, 2, 1)
+    }
 
     one.speed()
 
@@ -81,14 +90,21 @@ def test_batch_alone_serves_hours_that_speed_never_saw_and_speed_comes_back_at_t
     assert set(one.state.timeline.skipped) == {past_hour(ago) for ago in (3, 2, 1)}
 
 
-def test_a_refused_hour_between_two_accepted_ones_is_read_by_a_speed_layer_that_comes_back(world: Make) -> None:
+def test_a_refused_hour_between_two_accepted_ones_is_read_by_a_speed_layer_that_comes_back(
+    world: Make,
+) -> None:
     one = world()
     one.topic()
     one.send(spread(past_hour(3), 20, "a"))
     one.send(spread(past_hour(2), 20, "bad"))
     one.send(spread(past_hour(1), 20, "c"))
     one.apply()
-    one.expect({"type": "expect_column_values_to_match_regex", "kwargs": {"column": "event_id", "regex": "^[ac]-"}})
+    one.expect(
+        {
+            "type": "expect_column_values_to_match_regex",
+            "kwargs": {"column": "event_id", "regex": "^[ac]-"},
+        }
+    )
 
     results = one.batch()
 
@@ -122,7 +138,15 @@ def test_duplicates_malformed_and_late_records_are_accounted_for(world: Make, de
     )
     first = spread(before, 1, "twice", partitions=1)
     one.send(first)
-    one.send([*at, (0, at[2][1], at[1][2]), (0, at[2][1], b"{not json"), (0, at[2][1], None), (0, at[2][1], late)])
+    one.send(
+        [
+            *at,
+            (0, at[2][1], at[1][2]),
+            (0, at[2][1], b"{not json"),
+            (0, at[2][1], None),
+            (0, at[2][1], late),
+        ]
+    )
     one.send([(0, at[2][1], first[0][2])])
     one.apply()
     one.speed()
@@ -175,7 +199,8 @@ def test_no_checkpoint_is_needed_between_two_runs(
     assert (written, list(temporary.iterdir())) == ([True], [])
     now = datetime.now(UTC)
     one.send([(0, now, event(f"later-{i}", now)) for i in range(5)])
-    # Each run writes its checkpoint into a temporary folder and leaves nothing: the second starts from the table.
+    # Each run writes its checkpoint into a temporary folder and leaves nothing: the second starts
+    # from the table.
     one.speed()
     one.speed()
     assert (len(written), list(temporary.iterdir())) == (3, [])
@@ -198,11 +223,16 @@ def test_a_seal_during_a_micro_batch_makes_it_decide_again(three_hours: World) -
         rows = [r for r in one.rows() if r["ingest_hour"] == hour]
         assert len(rows) == cut.offsets
         assert all(
-            cut.ranges[r["kafka_partition"]][0] <= r["kafka_offset"] < cut.ranges[r["kafka_partition"]][1] for r in rows
+            cut.ranges[r["kafka_partition"]][0]
+            <= r["kafka_offset"]
+            < cut.ranges[r["kafka_partition"]][1]
+            for r in rows
         )
 
 
-def test_a_micro_batch_is_staged_while_the_one_before_it_is_being_published(three_hours: World) -> None:
+def test_a_micro_batch_is_staged_while_the_one_before_it_is_being_published(
+    three_hours: World,
+) -> None:
     one = three_hours
     job, table = one.job, one.job.stream.table
     arm, ends = _arm(one), _ends(one)
@@ -233,10 +263,15 @@ def test_a_micro_batch_is_staged_while_the_one_before_it_is_being_published(thre
     assert one.contents() == one.acknowledged()
 
 
-def test_early_staged_rows_are_staged_again_when_another_publisher_was_first(three_hours: World) -> None:
+def test_early_staged_rows_are_staged_again_when_another_publisher_was_first(
+    three_hours: World,
+) -> None:
     one = three_hours
     arm, rival, ends = _arm(one), _arm(one), _ends(one)
-    first, rest = {p: (0, e // 3) for p, e in ends.items()}, {p: (e // 3, e) for p, e in ends.items()}
+    first, rest = (
+        {p: (0, e // 3) for p, e in ends.items()},
+        {p: (e // 3, e) for p, e in ends.items()},
+    )
     half = {p: (e // 3, e // 2) for p, e in ends.items()}
     read, calls = _reader(one), list[None]()
 
@@ -247,7 +282,9 @@ def test_early_staged_rows_are_staged_again_when_another_publisher_was_first(thr
         return read(rest)()
 
     arm.submit(read(first), first)
-    assert arm.submit(beside_the_rival, rest) == 0, "the hazard did not happen: it was not staged ahead"
+    assert arm.submit(beside_the_rival, rest) == 0, (
+        "the hazard did not happen: it was not staged ahead"
+    )
     assert arm.wait() == size(rest) - size(half)
     assert len(calls) == 2, "expected what was staged ahead to be staged again"
     arm.close()
@@ -257,7 +294,9 @@ def test_early_staged_rows_are_staged_again_when_another_publisher_was_first(thr
 def test_the_error_of_a_publish_is_raised_by_the_next_call(three_hours: World) -> None:
     one = three_hours
     arm, ends = _arm(one), _ends(one)
-    first, gap, rest = ({p: (e * i // 6, e * (i + 1) // 6) for p, e in ends.items()} for i in (0, 2, 3))
+    first, gap, rest = (
+        {p: (e * i // 6, e * (i + 1) // 6) for p, e in ends.items()} for i in (0, 2, 3)
+    )
     read = _reader(one)
     arm.submit(read(first), first)
     before = one.state.position
@@ -281,7 +320,9 @@ def _ends(one: World) -> Offsets:
 
 
 def _reader(one: World) -> Callable[[Ranges], Callable[[], DataFrame]]:
-    return lambda ranges: lambda: read_ranges(one.spark, one.job.environment.kafka, one.name, ranges)
+    return lambda ranges: (
+        lambda: read_ranges(one.spark, one.job.environment.kafka, one.name, ranges)
+    )
 
 
 def test_hours_without_records_are_accepted_in_one_commit(world: Make) -> None:
@@ -349,9 +390,15 @@ def test_all_engines_see_the_reconciled_rows_under_the_plain_name(three_hours: W
     one.batch()
     name = one.job.stream.table
     want = sorted(e for _, _, e in one.acknowledged())
-    spark = sorted(r["event_id"] for r in one.spark.sql(f"SELECT event_id FROM lake.{name}").collect())
-    pyiceberg = sorted(one.lake.load(name).scan(selected_fields=("event_id",)).to_arrow()["event_id"].to_pylist())
-    duckdb = run_query(f"SELECT event_id FROM {name} ORDER BY 1", one.lake.tables([name]))["event_id"].to_pylist()
+    spark = sorted(
+        r["event_id"] for r in one.spark.sql(f"SELECT event_id FROM lake.{name}").collect()
+    )
+    pyiceberg = sorted(
+        one.lake.load(name).scan(selected_fields=("event_id",)).to_arrow()["event_id"].to_pylist()
+    )
+    duckdb = run_query(f"SELECT event_id FROM {name} ORDER BY 1", one.lake.tables([name]))[
+        "event_id"
+    ].to_pylist()
     assert spark == pyiceberg == duckdb == want
 
 
@@ -379,7 +426,9 @@ def test_an_hour_that_has_not_ended_or_never_was_is_not_rebuilt(three_hours: Wor
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
-def test_aborted_transactions_and_control_records_are_explained_gaps(world: Make, decoder: str) -> None:
+def test_aborted_transactions_and_control_records_are_explained_gaps(
+    world: Make, decoder: str
+) -> None:
     from kafka import KafkaProducer
 
     one = world(batch=BATCH | {"decoder": decoder})
@@ -391,7 +440,8 @@ def test_aborted_transactions_and_control_records_are_explained_gaps(world: Make
     for commit, records in ((True, at[:2]), (False, at[2:4]), (True, at[4:])):
         producer.begin_transaction()
         futures = [
-            producer.send(one.name, v, partition=0, timestamp_ms=int(t.timestamp() * 1000)) for _, t, v in records
+            producer.send(one.name, v, partition=0, timestamp_ms=int(t.timestamp() * 1000))
+            for _, t, v in records
         ]
         producer.flush()
         sent = [f.get(timeout=30) for f in futures]
@@ -402,13 +452,17 @@ def test_aborted_transactions_and_control_records_are_explained_gaps(world: Make
             producer.abort_transaction()
     producer.close()
     one.apply()
-    # A commit's control record is stamped when it is written, so by timestamps alone the past hour would end before it:
-    # let the speed layer have used the whole log as the hour, as it does when the records are as old as their markers.
+    # A commit's control record is stamped when it is written, so by timestamps alone the past hour
+    # would end before it: let the speed layer have used the whole log as the hour, as it does when
+    # the records are as old as their markers.
     state = one.state
     topic = one.kafka.describe(one.name)
     assert topic is not None
     timeline = replace(
-        state.timeline, first=past_hour(1), open=past_hour(1), boundaries={past_hour(1): one.kafka.stable_ends(topic)}
+        state.timeline,
+        first=past_hour(1),
+        open=past_hour(1),
+        boundaries={past_hour(1): one.kafka.stable_ends(topic)},
     )
     used = Publish(new_id(), (Change("speed"),), timeline, state.position)
     assert one.lake.commit(state.table, to_commit(state, used, datetime.now(UTC))) is Outcome.LANDED

@@ -16,18 +16,27 @@ from anabranch.cli import main
 from anabranch.offsets.hours import start_of
 from serving_layer.views.fill import fill_status
 
-SCHEMA = "event_id STRING NOT NULL, player STRING, event_time TIMESTAMP NOT NULL, level INT, price DECIMAL(12,2)"
+SCHEMA = (
+    "event_id STRING NOT NULL, player STRING, event_time TIMESTAMP NOT NULL, level INT, price "
+    "DECIMAL(12,2)"
+)
 VIEWS = {
     "per_minute": {
         "window": "5 minutes",
         "group": ["player"],
         "aggregates": {
-            "events": "count", "levels": "count(level)", "spent": "sum(price)", "climbed": "sum(level)",
-            "least": "min(price)", "highest": "max(level)", "middle": "average(level)",
-            "who": "approx_distinct(event_id)", "steps": "approx_distinct(level)",
+            "events": "count",
+            "levels": "count(level)",
+            "spent": "sum(price)",
+            "climbed": "sum(level)",
+            "least": "min(price)",
+            "highest": "max(level)",
+            "middle": "average(level)",
+            "who": "approx_distinct(event_id)",
+            "steps": "approx_distinct(level)",
         },
     }
-}  # fmt: skip
+}
 DIRECT = """
     SELECT window(event_time, '5 minutes').start AS window_start, player, count(*) AS events, count(level) AS levels,
         sum(price) AS spent, sum(level) AS climbed, min(price) AS least, max(level) AS highest, avg(level) AS middle,
@@ -37,12 +46,17 @@ DIRECT = """
 
 
 def records(hour: str, prefix: str) -> list[tuple[int, datetime, bytes | None]]:
-    """Events of an hour, every fifth of them up to two days late, on both sides of windows' ends."""
+    """Events of an hour, every fifth of them up to two days late, on both sides of windows'
+    ends."""
     values = []
     for i in range(60):
         at = start_of(hour) + timedelta(minutes=i)
         happened = at - timedelta(hours=i % 48, microseconds=i % 2) if i % 5 == 0 else at
-        fields = {"player": f"p{i % 3}" if i % 7 else None, "level": i if i % 4 else None, "price": i * 1000.25}
+        fields = {
+            "player": f"p{i % 3}" if i % 7 else None,
+            "level": i if i % 4 else None,
+            "price": i * 1000.25,
+        }
         values.append((i % 2, at, event(f"{prefix}-{i}", happened, **fields)))
     return values
 
@@ -54,7 +68,9 @@ def keyed(rows: list[dict[str, Any]]) -> dict[tuple[Any, ...], dict[str, Any]]:
 
 
 @pytest.mark.full
-def test_a_view_is_the_same_in_every_engine_and_equal_to_a_direct_group_by(world: Callable[..., World]) -> None:
+def test_a_view_is_the_same_in_every_engine_and_equal_to_a_direct_group_by(
+    world: Callable[..., World],
+) -> None:
     one, hours = world(schema=SCHEMA, views=VIEWS), [past_hour(2), past_hour(1)]
     one.topic()
     for hour in hours:
@@ -88,12 +104,18 @@ def check(one: World) -> list[dict[str, Any]]:
     rows = keyed(python)
     assert keyed(handle.duckdb().to_arrow_table().to_pylist()) == rows
     assert keyed(handle.spark(one.spark).toArrow().to_pylist()) == rows
-    done = CliRunner().invoke(main, ["query", f"SELECT * FROM {table}_per_minute", "--output", "json", "--conf", conf])
+    done = CliRunner().invoke(
+        main, ["query", f"SELECT * FROM {table}_per_minute", "--output", "json", "--conf", conf]
+    )
     assert done.exit_code == 0, done.output
     reported = json.loads(done.stdout)
     assert {
-        (datetime.fromisoformat(r["window_start"]).astimezone(UTC), r["player"], r["events"]) for r in reported
+        (datetime.fromisoformat(r["window_start"]).astimezone(UTC), r["player"], r["events"])
+        for r in reported
     } == {(start, player, row["events"]) for (start, player), row in rows.items()}
     direct = keyed(one.spark.sql(DIRECT.format(table=table)).toArrow().to_pylist())
-    assert {key: {k: v for k, v in row.items() if k not in ("complete", "late")} for key, row in rows.items()} == direct
+    assert {
+        key: {k: v for k, v in row.items() if k not in ("complete", "late")}
+        for key, row in rows.items()
+    } == direct
     return python

@@ -1,4 +1,5 @@
-"""Records that Python workers read and write, and those that they leave to Spark: each a row or a dead letter once."""
+"""Records that Python workers read and write, and those that they leave to Spark: each a row or a
+dead letter once."""
 
 from __future__ import annotations
 
@@ -70,8 +71,8 @@ class Workers:
 
 
 def _beside(monkeypatch: pytest.MonkeyPatch, beside: Callable[[Batches], Batches]) -> None:
-    """Have `beside` stand between Spark and what a worker does. It is sent to workers, so it must name no module of
-    the tests."""
+    """Have `beside` stand between Spark and what a worker does. It is sent to workers, so it must
+    name no module of the tests."""
     made = fast_staging._certain_task
 
     def task(spec: fast_staging.TaskSpec) -> Callable[[Batches], Batches]:
@@ -116,7 +117,8 @@ def arm() -> Iterator[Callable[[World], MicroBatches]]:
 
 
 def explained(one: World, error: BaseException) -> Transient:
-    """What the job makes of what a micro-batch raised: an error that passes for as long as it takes."""
+    """What the job makes of what a micro-batch raised: an error that passes for as long as it
+    takes."""
     failure = explain_spark(one.spark, "publish a micro-batch", error)
     assert isinstance(failure, Transient) and not isinstance(failure, Unexplained), failure
     return failure
@@ -144,29 +146,41 @@ def row_of(record: Record) -> tuple[Any, ...]:
 
 def rows_of(one: World, branch: str = "main") -> list[tuple[Any, ...]]:
     columns = ("kafka_partition", "kafka_offset", *NAMES, "event_date")
-    return sorted((tuple(row[c] for c in columns) for row in one.rows(branch)), key=lambda row: row[:2])
+    return sorted(
+        (tuple(row[c] for c in columns) for row in one.rows(branch)), key=lambda row: row[:2]
+    )
 
 
 def require_exact(one: World, dead: dict[tuple[int, int], str] | None = None) -> None:
-    """Each acknowledged record is a row with its content, or the dead letter expected, once, on both branches."""
+    """Each acknowledged record is a row with its content, or the dead letter expected, once, on
+    both branches."""
     dead = dead or {}
     good = [record for record in one.sent if (record.partition, record.offset) not in dead]
     expected = sorted((row_of(record) for record in good), key=lambda row: row[:2])
     assert rows_of(one) == rows_of(one, "speed") == expected
-    letters = [(d["kafka_partition"], d["kafka_offset"], d["error_code"], d["value"]) for d in one.dead("speed")]
+    letters = [
+        (d["kafka_partition"], d["kafka_offset"], d["error_code"], d["value"])
+        for d in one.dead("speed")
+    ]
     values = {(r.partition, r.offset): r.value for r in one.sent}
     assert sorted(letters) == sorted((p, o, code, values[p, o]) for (p, o), code in dead.items())
 
 
 def _files(one: World) -> list[Any]:
-    return [f for by_path in files_by_hour(one.state.table, "main").values() for f in by_path.values()]
+    return [
+        f for by_path in files_by_hour(one.state.table, "main").values() for f in by_path.values()
+    ]
 
 
 def test_workers_go_through_neither_imports_nor_archives_at_every_task(spark: SparkSession) -> None:
     def reported_of(batches: Batches) -> Batches:
-        archives = sum(isinstance(finder, zipimport.zipimporter) for finder in sys.path_importer_cache.values())
+        archives = sum(
+            isinstance(finder, zipimport.zipimporter) for finder in sys.path_importer_cache.values()
+        )
         for _ in batches:
-            yield pa.RecordBatch.from_pylist([{"objects": gc.get_freeze_count(), "archives": archives}])
+            yield pa.RecordBatch.from_pylist(
+                [{"objects": gc.get_freeze_count(), "archives": archives}]
+            )
 
     [reported] = spark.range(1).mapInArrow(reported_of, "objects BIGINT, archives BIGINT").collect()
     assert reported.objects > 10_000
@@ -178,18 +192,27 @@ OTHERS: tuple[tuple[str, str | None], ...] = (
     ('{"event_id":"twice","event_id":"twice","event_time":"@"}', "duplicate_key"),
     ('{"event_id":null,"event_time":"@"}', "missing_required"),
     ('{"event_id":"no time"}', "missing_required"),
-    ('{"event_id":"long ago","event_time":"2001-01-01T00:00:00+00:00"}', "event_time_out_of_bounds"),
+    (
+        '{"event_id":"long ago","event_time":"2001-01-01T00:00:00+00:00"}',
+        "event_time_out_of_bounds",
+    ),
     ('{"event_id":"a"}{"event_id":"b"}', "malformed_json"),
     ('{"event_id":"level","event_time":"@","level":"five"}', "wrong_type"),
     ('{"event_id":"\\u00e9\\ud83d\\ude00","event_time":"@"}', None),
     ('{"event_id":"escaped","event_time":"@","player":"\\u0041"}', None),
     (' {"event_id":"blank","event_time":"@"} ', None),
-    ('{"event_id":"nested","event_time":"@","other":{"deep":[1,{"event_id":"x"}]},"level":3}', None),
+    (
+        '{"event_id":"nested","event_time":"@","other":{"deep":[1,{"event_id":"x"}]},"level":3}',
+        None,
+    ),
     ('{"event_id":"list","event_time":"@","other":[{"level":1}]}', None),
-    ('{"event_id":"unknown","event_time":"@","other":"text","more":5,"level":-1,"amount":0.1}', None),
+    (
+        '{"event_id":"unknown","event_time":"@","other":"text","more":5,"level":-1,"amount":0.1}',
+        None,
+    ),
     ('{"event_id":"unknown again","event_time":"@","other":null,"amount":1e300}', None),
     ('{"event_id":"digits","event_time":"@","amount":0.%s}' % ("1" * 990), None),
-)  # fmt: skip
+)
 
 
 def test_ordinary_records_with_a_few_others_are_each_a_row_or_a_dead_letter(
@@ -258,11 +281,17 @@ def test_files_of_workers_and_of_spark_are_of_one_kind_and_are_rolled_up_togethe
 
     assert len(_files(one)) <= 4, "files of both are put together"
     require_exact(one)
-    assert sorted(str(row) for row in one.spark.table(f"lake.{one.job.stream.table}").collect()) == by_spark
+    assert (
+        sorted(str(row) for row in one.spark.table(f"lake.{one.job.stream.table}").collect())
+        == by_spark
+    )
 
 
 def test_spark_reads_a_micro_batch_of_which_too_many_records_are_left_and_those_after_it(
-    world: Make, workers: Workers, arm: Callable[[World], MicroBatches], monkeypatch: pytest.MonkeyPatch
+    world: Make,
+    workers: Workers,
+    arm: Callable[[World], MicroBatches],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(micro_batch, "_WITHOUT_WORKERS", 2)
     one = world()
@@ -298,10 +327,20 @@ def test_a_stream_of_avro_that_workers_cannot_read_is_left_to_spark(
     world: Make, workers: Workers, arm: Callable[[World], MicroBatches], registry: SchemaRegistry
 ) -> None:
     one, subject = new_avro_stream(world, registry)
-    kinds = [{"name": "id", "type": "string"}, {"name": "tags", "type": {"type": "array", "items": "int"}}]
-    id, by = registry.register(subject, {"type": "record", "name": "event", "fields": kinds}), arm(one)
+    kinds = [
+        {"name": "id", "type": "string"},
+        {"name": "tags", "type": {"type": "array", "items": "int"}},
+    ]
+    id, by = (
+        registry.register(subject, {"type": "record", "name": "event", "fields": kinds}),
+        arm(one),
+    )
     for seen in (3, 3):
-        publish(one, by, one.send([(0, datetime.now(UTC), wired(id, varint(1) + b"a\0")) for _ in range(3)]))
+        publish(
+            one,
+            by,
+            one.send([(0, datetime.now(UTC), wired(id, varint(1) + b"a\0")) for _ in range(3)]),
+        )
         assert workers.records == seen
     assert [row["id"] for row in one.rows()] == ["a"] * 6
 
@@ -309,7 +348,9 @@ def test_a_stream_of_avro_that_workers_cannot_read_is_left_to_spark(
 def test_records_of_more_event_dates_than_files_may_be_open_are_written_by_workers_in_turn(
     world: Make, workers: Workers
 ) -> None:
-    one = world(event_time={"column": "event_time"}, speed={"trigger": "1 second", "roll_up": False})
+    one = world(
+        event_time={"column": "event_time"}, speed={"trigger": "1 second", "roll_up": False}
+    )
     one.topic()
     one.apply()
     now, count = datetime.now(UTC), 2 * (MOST_OPEN_FILES + 6)
@@ -320,23 +361,33 @@ def test_records_of_more_event_dates_than_files_may_be_open_are_written_by_worke
     require_exact(one)
 
 
-def test_a_micro_batch_of_long_values_reaches_a_worker_in_parts(world: Make, workers: Workers) -> None:
+def test_a_micro_batch_of_long_values_reaches_a_worker_in_parts(
+    world: Make, workers: Workers
+) -> None:
     one = world(speed={"trigger": "1 second", "max_offsets_per_trigger": 1000, "roll_up": False})
     one.topic(1)
     one.apply()
     now, count, length = datetime.now(UTC), 200, 500_000
     for start in range(0, count, 50):
         texts = [random.Random(i).randbytes(length // 2).hex() for i in range(start, start + 50)]
-        one.send([(0, now, event(f"e{start + i}", now, player=text, level=start + i)) for i, text in enumerate(texts)])
+        one.send(
+            [
+                (0, now, event(f"e{start + i}", now, player=text, level=start + i))
+                for i, text in enumerate(texts)
+            ]
+        )
 
     one.speed()
 
     assert workers.records == count
     most = int(SETTINGS["spark.sql.execution.arrow.maxBytesPerBatch"])
     assert max(size for _, size in workers.batches) <= most + 2 * length
-    digests = [(o, hashlib.sha256((text or "").encode()).digest()) for _, o, _, text, *_ in rows_of(one)]
+    digests = [
+        (o, hashlib.sha256((text or "").encode()).digest()) for _, o, _, text, *_ in rows_of(one)
+    ]
     assert digests == [
-        (r.offset, hashlib.sha256(json.loads(r.value or b"")["player"].encode()).digest()) for r in one.sent
+        (r.offset, hashlib.sha256(json.loads(r.value or b"")["player"].encode()).digest())
+        for r in one.sent
     ]
     [data_file] = _files(one)
     with rewriting.opened(one.state.table, data_file) as parquet:
@@ -357,7 +408,9 @@ def test_a_worker_that_s3_refuses_fails_the_micro_batch_until_access_is_restored
         front.ending = ".parquet"
         first = one.send(spread(past_hour(0), 40, "a"))
         publish(one, arm(one), first)
-        assert front.kinds["PUT", "parquet"] > 0, "the hazard cannot happen: workers do not go by the front"
+        assert front.kinds["PUT", "parquet"] > 0, (
+            "the hazard cannot happen: workers do not go by the front"
+        )
 
         front.faults = {"503": 1.0}
         second = one.send(spread(past_hour(0), 40, "b"))
@@ -379,7 +432,10 @@ def test_a_worker_that_s3_refuses_fails_the_micro_batch_until_access_is_restored
 
 
 def test_on_a_cluster_spark_reads_a_micro_batch_that_a_worker_fails_on(
-    world: Make, arm: Callable[[World], MicroBatches], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    world: Make,
+    arm: Callable[[World], MicroBatches],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def without_packages(batches: Batches) -> Batches:
         raise ModuleNotFoundError("No module named 'pyarrow'")
@@ -392,12 +448,17 @@ def test_on_a_cluster_spark_reads_a_micro_batch_that_a_worker_fails_on(
     publish(one, arm(one), one.send(spread(past_hour(0), 40, "a")))
     require_exact(one)
     assert set(writers(one)) == {BY_SPARK}
-    [warning] = [record.getMessage() for record in caplog.records if "workers failed" in record.getMessage()]
+    [warning] = [
+        record.getMessage() for record in caplog.records if "workers failed" in record.getMessage()
+    ]
     assert "No module named 'pyarrow'" in warning
 
 
 def test_a_disk_that_is_full_in_a_worker_passes(
-    world: Make, tmp_path: Path, arm: Callable[[World], MicroBatches], monkeypatch: pytest.MonkeyPatch
+    world: Make,
+    tmp_path: Path,
+    arm: Callable[[World], MicroBatches],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     full = tmp_path / "full"
     full.touch()
@@ -423,7 +484,9 @@ def test_a_disk_that_is_full_in_a_worker_passes(
     require_exact(one)
 
 
-@pytest.mark.parametrize("times", [pytest.param(1, marks=pytest.mark.full), 4], ids=["once", "until its job fails"])
+@pytest.mark.parametrize(
+    "times", [pytest.param(1, marks=pytest.mark.full), 4], ids=["once", "until its job fails"]
+)
 def test_a_worker_that_is_killed_in_the_midst_of_a_task_costs_nothing(
     world: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
@@ -435,7 +498,11 @@ def test_a_worker_that_is_killed_in_the_midst_of_a_task_costs_nothing(
         for number, batch in enumerate(batches):
             context = TaskContext.get()
             # By then it has taken batches, and its files are open.
-            if number == 2 and context.partitionId() == 0 and len(list(Path(folder).iterdir())) < times:
+            if (
+                number == 2
+                and context.partitionId() == 0
+                and len(list(Path(folder).iterdir())) < times
+            ):
                 (Path(folder) / f"{os.getpid()}-{context.taskAttemptId()}").touch()
                 os.kill(os.getpid(), signal.SIGKILL)
             yield batch
@@ -458,11 +525,16 @@ def test_a_worker_that_is_killed_in_the_midst_of_a_task_costs_nothing(
     [
         {"schema": "event_id STRING NOT NULL, event_time TIMESTAMP NOT NULL, price DECIMAL(9,2)"},
         {"schema": "event_id STRING NOT NULL, event_time TIMESTAMP NOT NULL, tags ARRAY<STRING>"},
-        {"format": "csv", "schema": "event_id STRING NOT NULL, event_time TIMESTAMP NOT NULL, level INT"},
+        {
+            "format": "csv",
+            "schema": "event_id STRING NOT NULL, event_time TIMESTAMP NOT NULL, level INT",
+        },
     ],
     ids=["decimal", "array", "csv"],
 )
-def test_spark_reads_a_stream_that_workers_cannot_read(world: Make, workers: Workers, stream: Any) -> None:
+def test_spark_reads_a_stream_that_workers_cannot_read(
+    world: Make, workers: Workers, stream: Any
+) -> None:
     one = world(**stream)
     one.topic()
     one.apply()

@@ -17,9 +17,13 @@ from anabranch.config.columns import parse_columns
 from anabranch.records.formats import open_format
 
 HOUR = "2026-11-21T03"
-SOURCE = "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int"
+SOURCE = (
+    "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, "
+    "timestampType int"
+)
 DEADLINE = 300.0
-"""Seconds for all cases together, which take some ten; one that is quadratic in a megabyte takes an hour alone."""
+"""Seconds for all cases together, which take some ten; one that is quadratic in a megabyte takes an
+hour alone."""
 
 STREAMS = {
     "json": ("json", worst.JSON_DDL, worst.json_cases),
@@ -28,18 +32,34 @@ STREAMS = {
 }
 
 
-@pytest.mark.parametrize("name", ["json", pytest.param("json, decimals in arrays", marks=pytest.mark.full), "csv"])
-def test_the_worst_of_a_megabyte_is_judged(spark: SparkSession, name: str, environment: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "name", ["json", pytest.param("json, decimals in arrays", marks=pytest.mark.full), "csv"]
+)
+def test_the_worst_of_a_megabyte_is_judged(
+    spark: SparkSession, name: str, environment: dict[str, Any]
+) -> None:
     form, ddl, build = STREAMS[name]
     cases = build()
     stream = Stream.model_validate(
-        {"name": "e", "topic": "e", "table": "l.e", "schema": ddl, "columns": parse_columns(ddl), "key": "id",
-         "format": form}
-    )  # fmt: skip
+        {
+            "name": "e",
+            "topic": "e",
+            "table": "l.e",
+            "schema": ddl,
+            "columns": parse_columns(ddl),
+            "key": "id",
+            "format": form,
+        }
+    )
     at = datetime(2026, 11, 21, 3, tzinfo=UTC)
-    rows = [(b"k", bytearray(value or b""), "e", 0, i, at, 0) for i, (value, _, _) in enumerate(cases.values())]
+    rows = [
+        (b"k", bytearray(value or b""), "e", 0, i, at, 0)
+        for i, (value, _, _) in enumerate(cases.values())
+    ]
     frame = spark.createDataFrame(rows, SOURCE).withColumn("ingest_hour", F.lit(HOUR))
-    decoded = records.decode(frame, stream, open_format(Environment.model_validate(environment), stream))
+    decoded = records.decode(
+        frame, stream, open_format(Environment.model_validate(environment), stream)
+    )
     names, judged = list(cases), dict[str, tuple[str | None, str]]()
 
     def judge() -> None:
@@ -49,7 +69,9 @@ def test_the_worst_of_a_megabyte_is_judged(spark: SparkSession, name: str, envir
     working = threading.Thread(target=judge, daemon=True)
     working.start()
     working.join(DEADLINE)
-    assert not working.is_alive(), f"expected every verdict, found none yet of {sorted(set(names) - set(judged))}"
+    assert not working.is_alive(), (
+        f"expected every verdict, found none yet of {sorted(set(names) - set(judged))}"
+    )
     wrong = {
         case: (judged.get(case), code)
         for case, (_, code, words) in cases.items()

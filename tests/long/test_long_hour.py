@@ -1,8 +1,8 @@
 """An hour of 3,600 micro-batches with everything real, for most of an hour: `make test-scale-long`.
 
-The batch layer accepts the hours before it meanwhile, maintenance runs, the speed layer is killed twice and the batch
-layer once. What a micro-batch costs at the hour's end is compared with its beginning by S3 requests; CPU and wall
-seconds are printed.
+The batch layer accepts the hours before it meanwhile, maintenance runs, the speed layer is killed
+twice and the batch layer once. What a micro-batch costs at the hour's end is compared with its
+beginning by S3 requests; CPU and wall seconds are printed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ GROWTH = 1.1
 
 
 @pytest.mark.timeout(6 * 3600)
-def test_an_hour_of_3600_micro_batches_through_kills_and_maintenance_is_exact_and_costs_no_more_at_its_end() -> None:
+def test_an_hour_of_3600_micro_batches_through_kills_and_maintenance_is_exact_and_costs_no_more_at_its_end() -> (
+    None
+):
     with real_hours() as one:
         after = one.newest
         oldest, old, hour = (shift(after, -n) for n in (3, 2, 1))
@@ -43,11 +45,16 @@ def test_an_hour_of_3600_micro_batches_through_kills_and_maintenance_is_exact_an
         one.until_in(hour, 0.5, MICRO_BATCHES)
         one.run_beside("batch", STREAM, "--hour", old)
         one.run_beside("maintain", STREAM)
-        assert not content_by_hour(one.state.table, "speed", (oldest, old)), "the speed layer's files of them are left"
+        assert not content_by_hour(one.state.table, "speed", (oldest, old)), (
+            "the speed layer's files of them are left"
+        )
         _kill_speed(one, hour, 0.6)
         one.until_in(hour, 0.8, MICRO_BATCHES)
         one.run_beside("maintain", STREAM)
-        assert {h: one.hours()[h]["state"] for h in (oldest, old)} == {oldest: "accepted", old: "accepted"}
+        assert {h: one.hours()[h]["state"] for h in (oldest, old)} == {
+            oldest: "accepted",
+            old: "accepted",
+        }
 
         one.until_behind(hour)
         one.report_looks(hour)
@@ -55,7 +62,9 @@ def test_an_hour_of_3600_micro_batches_through_kills_and_maintenance_is_exact_an
         one.report_windows(windows)
         assert len(one.micro_batches(hour)) >= MICRO_BATCHES
         assert max(x.files for x in one.looks) <= MOST_FILES
-        beginning, end = (statistics.mean(w.requests for w in some) for some in (windows[:3], windows[-3:]))
+        beginning, end = (
+            statistics.mean(w.requests for w in some) for some in (windows[:3], windows[-3:])
+        )
         assert end <= GROWTH * beginning
 
         one.run_beside("batch", STREAM, "--hour", hour)
@@ -69,12 +78,15 @@ def test_an_hour_of_3600_micro_batches_through_kills_and_maintenance_is_exact_an
 
 
 def _kill_speed(one: RealHours, hour: str, share: float) -> None:
-    """kill -9 in the middle of the hour, wherever it is in a micro-batch; then a start, as an operator would."""
+    """kill -9 in the middle of the hour, wherever it is in a micro-batch; then a start, as an
+    operator would."""
     one.until_in(hour, share, MICRO_BATCHES)
     running = one.speed
     assert running.code is None
     running.kill()
-    one.space.story.say(f"kill -9 for the speed layer after {len(one.micro_batches(hour))} micro-batches of {hour}")
+    one.space.story.say(
+        f"kill -9 for the speed layer after {len(one.micro_batches(hour))} micro-batches of {hour}"
+    )
     one.report_windows(one.windows(hour, WINDOW))
     assert one.lag > 0
     one.start_speed()
@@ -83,7 +95,11 @@ def _kill_speed(one: RealHours, hour: str, share: float) -> None:
 def _kill_batch(one: RealHours, hour: str) -> None:
     """kill -9 for a batch run that is at work on the hour."""
     running = one.space.start("batch", STREAM, "--hour", hour, log="batch-killed")
-    one.until(lambda: any("rebuilding hour" in e for e in running.events()), f"hour {hour} to be rebuilt", running)
+    one.until(
+        lambda: any("rebuilding hour" in e for e in running.events()),
+        f"hour {hour} to be rebuilt",
+        running,
+    )
     running.kill()
     assert one.hours()[hour]["state"] != "accepted"
     one.space.story.say(f"kill -9 for the batch layer at work on {hour}")

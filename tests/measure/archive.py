@@ -1,5 +1,6 @@
-"""What the archive of Java's classes gives: `make bench WHAT=archive`. Both jobs of a thousand records, with it and
-without, in turn, as the command and as all of its processes: seconds, and CPU seconds.
+"""What the archive of Java's classes gives: `make bench WHAT=archive`. Both jobs of a thousand
+records, with it and without, in turn, as the command and as all of its processes: seconds, and CPU
+seconds.
 """
 
 from __future__ import annotations
@@ -45,7 +46,10 @@ def main() -> None:
         os.environ["ANABRANCH_CACHE"] = str(caches["with"])
         began = time.monotonic()
         file = make_archive(ensure_jars(), print)
-        print(f"made in {time.monotonic() - began:.0f} s, {file.stat().st_size / 1e6:.0f} MB", flush=True)
+        print(
+            f"made in {time.monotonic() - began:.0f} s, {file.stat().st_size / 1e6:.0f} MB",
+            flush=True,
+        )
         run_java(one, "")
         batch = ("batch", one.name, "--hour", HOUR, "--restate")
         jobs = {
@@ -62,7 +66,10 @@ def main() -> None:
                         found[job, name].append(cost)
     rows = []
     for job in jobs:
-        spent = {name: [statistics.median(one) for one in zip(*found[job, name], strict=True)] for name in caches}
+        spent = {
+            name: [statistics.median(one) for one in zip(*found[job, name], strict=True)]
+            for name in caches
+        }
         ratios = [spent["with"][i] / spent["without"][i] for i in range(2)]
         figures = [spent[name][i] for i in range(2) for name in ("without", "with")]
         rows.append(
@@ -74,7 +81,9 @@ def main() -> None:
                 f"{ratios[1]:.2f}",
             )
         )
-    print_table(("job", "s without", "s with", "ratio", "CPU s without", "CPU s with", "ratio"), rows)
+    print_table(
+        ("job", "s without", "s with", "ratio", "CPU s without", "CPU s with", "ratio"), rows
+    )
 
 
 if __name__ == "__main__":

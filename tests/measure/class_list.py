@@ -1,4 +1,5 @@
-"""The classes that both jobs load, for `anabranch jars --archive`: `make class-list` writes conf/jvm/classes.gz.
+"""The classes that both jobs load, for `anabranch jars --archive`: `make class-list` writes
+conf/jvm/classes.gz.
 
 To be run when conf/jvm/ivy.xml or pyspark changed. Real Kafka, S3 and Spark; a thousand records.
 """

@@ -1,9 +1,11 @@
-"""How many publishes a second a catalog takes over many tables: SQLite, PostgreSQL and a REST catalog.
+"""How many publishes a second a catalog takes over many tables: SQLite, PostgreSQL and a REST
+catalog.
 
-`make bench WHAT=commits`. Processes publish micro-batches of the product's own commits, each process to tables of its
-own, over files that are only named: no Spark, no Kafka, no S3. Tables' metadata lies on the local disk, so that what
-is measured is the client, the catalog and the machine. The client's CPU a publish says what one process can do; the
-catalog's CPU a publish says what a catalog on so many cores can do.
+`make bench WHAT=commits`. Processes publish micro-batches of the product's own commits, each
+process to tables of its own, over files that are only named: no Spark, no Kafka, no S3. Tables'
+metadata lies on the local disk, so that what is measured is the client, the catalog and the
+machine. The client's CPU a publish says what one process can do; the catalog's CPU a publish says
+what a catalog on so many cores can do.
 """
 
 from __future__ import annotations
@@ -70,13 +72,21 @@ def _cpu(pid: int | None) -> float:
 
 
 def publish_for(
-    seconds: float, folder: Path, names: Sequence[str], settings: dict[str, Any], threads: int, ready: Any, ended: Any
+    seconds: float,
+    folder: Path,
+    names: Sequence[str],
+    settings: dict[str, Any],
+    threads: int,
+    ready: Any,
+    ended: Any,
 ) -> None:
-    """Create the tables, then publish to one after the other in so many threads. Runs in a process of its own."""
+    """Create the tables, then publish to one after the other in so many threads. Runs in a process
+    of its own."""
     hour = hour_of(datetime.now(UTC) - timedelta(hours=1))
     timeline = Timeline(hour, hour, dict.fromkeys(range(PARTITIONS), 0))
     streams = [
-        ScaledStream(new_lake(folder, PARTITIONS, timeline, name=name, **settings), PARTITIONS) for name in names
+        ScaledStream(new_lake(folder, PARTITIONS, timeline, name=name, **settings), PARTITIONS)
+        for name in names
     ]
     ready.wait()
     until = time.monotonic() + seconds
@@ -98,7 +108,9 @@ def publish_for(
     ended.put((took, sum(refused for _, refused in done), time.process_time() - began))
 
 
-def measure(kind: str, tables: int, processes: int, threads: int, seconds: float) -> dict[str, float]:
+def measure(
+    kind: str, tables: int, processes: int, threads: int, seconds: float
+) -> dict[str, float]:
     """Publishes a second over so many tables, and what one costs."""
     forked = multiprocessing.get_context("spawn")
     with ExitStack() as stack:
@@ -109,7 +121,15 @@ def measure(kind: str, tables: int, processes: int, threads: int, seconds: float
         workers = [
             forked.Process(
                 target=publish_for,
-                args=(seconds, folder, names[i::processes], catalog.settings, threads, ready, ended),
+                args=(
+                    seconds,
+                    folder,
+                    names[i::processes],
+                    catalog.settings,
+                    threads,
+                    ready,
+                    ended,
+                ),
             )
             for i in range(processes)
         ]
@@ -147,10 +167,16 @@ def main() -> None:
             for processes in map(int, asked.processes.split(",")):
                 if processes > tables:
                     continue
-                found = measure(kind, tables, processes, min(asked.threads, tables // processes), asked.seconds)
-                rows.append((kind, tables, processes, *(f"{value:.3g}" for value in found.values())))
+                found = measure(
+                    kind, tables, processes, min(asked.threads, tables // processes), asked.seconds
+                )
+                rows.append(
+                    (kind, tables, processes, *(f"{value:.3g}" for value in found.values()))
+                )
                 print(rows[-1], flush=True)
-    print(f"\n{os.cpu_count()} cores, {asked.threads} threads a process, {asked.seconds:.0f} s each")
+    print(
+        f"\n{os.cpu_count()} cores, {asked.threads} threads a process, {asked.seconds:.0f} s each"
+    )
     print_table(("catalog", "tables", "processes", *found), rows)
 
 

@@ -1,9 +1,11 @@
-"""What it costs to decode a JSON record, against Spark's own `from_json` of the same columns: `make bench WHAT=decode`.
+"""What it costs to decode a JSON record, against Spark's own `from_json` of the same columns: `make
+bench WHAT=decode`.
 
-CPU microseconds a record of one task, as Spark counts them in its event log; values are cached, the rows go nowhere.
-Then of what a Python worker does with the same values: `anabranch.records.fast_json` reads them, also where some are
-odd, and `anabranch.iceberg.parquet_writer` writes them. All take turns; the least of some rounds is results, since
-whatever else runs only adds to it.
+CPU microseconds a record of one task, as Spark counts them in its event log; values are cached, the
+rows go nowhere. Then of what a Python worker does with the same values:
+`anabranch.records.fast_json` reads them, also where some are odd, and
+`anabranch.iceberg.parquet_writer` writes them. All take turns; the least of some rounds is results,
+since whatever else runs only adds to it.
 """
 
 from __future__ import annotations
@@ -44,10 +46,13 @@ EVENT = """to_json(named_struct(
     'payload', repeat(sha2(CAST(id % 997 AS STRING), 256), 3)))"""
 MORE = """concat(substring(CAST(value AS STRING), 1, length(CAST(value AS STRING)) - 1), ',"more":1}')"""
 KAFKA = (
-    f"CAST({EVENT} AS BINARY) AS value", "CAST(CAST(id AS STRING) AS BINARY) AS key", "0 AS partition", "id AS offset",
+    f"CAST({EVENT} AS BINARY) AS value",
+    "CAST(CAST(id AS STRING) AS BINARY) AS key",
+    "0 AS partition",
+    "id AS offset",
     "timestamp_micros(1763740000000000 + id * 1000) AS timestamp",
     "CAST(NULL AS array<struct<key:string,value:binary>>) AS headers",
-)  # fmt: skip
+)
 
 
 STREAM = Stream.model_validate(
@@ -61,8 +66,9 @@ HOUR = "2025-11-21T15"
 
 
 def ways(source: DataFrame) -> dict[str, Callable[[], DataFrame]]:
-    """The compared columns: the rows alone, Spark's own parser, the product's whole verdict, and that with the names of
-    unknown fields, of records that have none and of records that have one (`more`)."""
+    """The compared columns: the rows alone, Spark's own parser, the product's whole verdict, and
+    that with the names of unknown fields, of records that have none and of records that have one
+    (`more`)."""
     open_hour = [HourRange(HOUR, None)]
     shape = COLUMNS.replace(" NOT NULL", "")
     more = source.withColumn("value", F.expr(f"CAST({MORE} AS BINARY)"))
@@ -71,13 +77,17 @@ def ways(source: DataFrame) -> dict[str, Callable[[], DataFrame]]:
         hours = records.assign_hours(frame, open_hour)
         decoded = records.decode(hours, STREAM, JsonFormat(), with_unknown=counting)
         rows = records.good(decoded, STREAM)
-        return decoded.where("NOT is_dead").select(*rows.columns, records.UNKNOWN) if counting else rows
+        return (
+            decoded.where("NOT is_dead").select(*rows.columns, records.UNKNOWN)
+            if counting
+            else rows
+        )
 
     return {
         "value": lambda: source.select("value"),
-        "from_json": lambda: source.select(F.from_json(F.expr("CAST(value AS STRING)"), shape).alias("j")).select(
-            "j.*"
-        ),
+        "from_json": lambda: source.select(
+            F.from_json(F.expr("CAST(value AS STRING)"), shape).alias("j")
+        ).select("j.*"),
         "decode": lambda: decode(source, False),
         "decode, counting": lambda: decode(source, True),
         "decode more": lambda: decode(more, False),
@@ -92,7 +102,9 @@ def cpu_by_description(logs: Path) -> dict[str, float]:
         for line in file.open():
             event = json.loads(line)
             if event["Event"] == "SparkListenerJobStart":
-                stages |= dict.fromkeys(event["Stage IDs"], event["Properties"].get("spark.job.description", ""))
+                stages |= dict.fromkeys(
+                    event["Stage IDs"], event["Properties"].get("spark.job.description", "")
+                )
             elif event["Event"] == "SparkListenerTaskEnd":
                 cpu[stages[event["Stage ID"]]] += event["Task Metrics"]["Executor CPU Time"]
     return cpu
@@ -108,11 +120,14 @@ def with_odd(values: pa.Table, every: int) -> pa.Table:
 
 
 def with_values(values: pa.Table, texts: list[bytes]) -> pa.Table:
-    return values.set_column(values.schema.get_field_index("value"), "value", pa.array(texts, pa.binary()))
+    return values.set_column(
+        values.schema.get_field_index("value"), "value", pa.array(texts, pa.binary())
+    )
 
 
 def in_a_worker(values: pa.Table, folder: str) -> list[tuple[str, float, str]]:
-    """Of reading in several cases, and of writing what was read: CPU microseconds a record, and what was left."""
+    """Of reading in several cases, and of writing what was read: CPU microseconds a record, and
+    what was left."""
     unknown = [value[:-1] + b',"more":1}' for value in values["value"].to_pylist()]
     cases = {
         "ordinary records": values,
@@ -151,7 +166,9 @@ def main() -> None:
         spark = (
             SparkSession.builder.master("local[1]")
             .config("spark.driver.memory", "3g")
-            .config("spark.driver.extraClassPath", ":".join(str(jar) for jar in ensure_jars().spark))
+            .config(
+                "spark.driver.extraClassPath", ":".join(str(jar) for jar in ensure_jars().spark)
+            )
             .config("spark.driver.extraJavaOptions", log4j)
             .config("spark.ui.enabled", "false")
             .config("spark.ui.showConsoleProgress", "false")
@@ -177,16 +194,25 @@ def main() -> None:
         spark.stop()
         worker = in_a_worker(values, f"{name}/rows")
         cpu = cpu_by_description(logs)
-    least = {way: min(cpu[f"{way} {number}"] for number in range(ROUNDS)) / 1000 / RECORDS for way in compared}
+    least = {
+        way: min(cpu[f"{way} {number}"] for number in range(ROUNDS)) / 1000 / RECORDS
+        for way in compared
+    }
     net = {way: value - least["value"] for way, value in least.items()}
-    rows = [(way, f"{least[way]:.2f}", f"{net[way]:.2f}", f"{net[way] / net['from_json']:.2f}") for way in compared]
+    rows = [
+        (way, f"{least[way]:.2f}", f"{net[way]:.2f}", f"{net[way] / net['from_json']:.2f}")
+        for way in compared
+    ]
     assert size is not None
     print(f"{RECORDS:,} records of {size[0]:.0f} bytes, {ROUNDS} rounds; CPU microseconds a record")
     print_table(("what", "in all", "net", "of from_json"), rows)
     print(f"in a Python worker, {AT_ONCE:,} at once")
     print_table(
         ("what", "CPU", "of from_json", "left"),
-        [(what, f"{spent:.2f}", f"{spent / net['from_json']:.2f}", left) for what, spent, left in worker],
+        [
+            (what, f"{spent:.2f}", f"{spent / net['from_json']:.2f}", left)
+            for what, spent, left in worker
+        ],
     )
 
 

@@ -1,8 +1,10 @@
-"""What a publish reads, writes and costs, by the micro-batches of an hour, the hours of a table, and a stream's width.
+"""What a publish reads, writes and costs, by the micro-batches of an hour, the hours of a table,
+and a stream's width.
 
-`make bench WHAT=metadata` prints figures and draws benchmarks/metadata.svg. The product's own publishes on a local
-SQLite catalog and a local folder, over files that are only named: no Spark, no Kafka, no S3. Times are CPU seconds,
-which another program on the machine changes least; requests are what S3 would be asked at least.
+`make bench WHAT=metadata` prints figures and draws benchmarks/metadata.svg. The product's own
+publishes on a local SQLite catalog and a local folder, over files that are only named: no Spark, no
+Kafka, no S3. Times are CPU seconds, which another program on the machine changes least; requests
+are what S3 would be asked at least.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ Row = tuple[int, dict[str, float]]
 
 
 def by_micro_batches(folder: Path, marks: list[int]) -> list[Row]:
-    """One hour with more and more micro-batches of three event dates; at each mark a copy of its cost."""
+    """One hour with more and more micro-batches of three event dates; at each mark a copy of its
+    cost."""
     rows: list[Row] = []
     first = hour_of(datetime.now(UTC) - timedelta(days=3))
     stream = ScaledStream.create(folder, first, PARTITIONS)
@@ -60,7 +63,8 @@ def acceptance(folder: Path, marks: list[int]) -> list[Row]:
 
 
 def by_hours(folder: Path, marks: list[int]) -> list[Row]:
-    """A table of so many accepted hours: a micro-batch, an acceptance, an hour's plan, and the ledger."""
+    """A table of so many accepted hours: a micro-batch, an acceptance, an hour's plan, and the
+    ledger."""
     rows: list[Row] = []
     for mark in marks:
         first = hour_of(datetime.now(UTC) - timedelta(hours=mark + 2))
@@ -79,14 +83,19 @@ def by_hours(folder: Path, marks: list[int]) -> list[Row]:
         name = stream.lake.stream.hours_table
         with measured() as recorded:
             Ledger(stream.lake.lake, name).record_waiting(stream.lake.state())
-        values |= {"accept CPU s": accepted.cpu, "accept requests": accepted.requests, "ledger CPU s": recorded.cpu}
+        values |= {
+            "accept CPU s": accepted.cpu,
+            "accept requests": accepted.requests,
+            "ledger CPU s": recorded.cpu,
+        }
         rows.append((mark, values))
         print(f"{mark} hours: {values}", flush=True)
     return rows
 
 
 def by_width(folder: Path, widths: list[int], before: int = 60) -> list[Row]:
-    """A micro-batch of so many partitions, a file each, after `before` others: what one driver and one table take."""
+    """A micro-batch of so many partitions, a file each, after `before` others: what one driver and
+    one table take."""
     rows: list[Row] = []
     for width in widths:
         first = hour_of(datetime.now(UTC) - timedelta(days=3))
@@ -119,7 +128,9 @@ def _common(stream: ScaledStream, publish: Cost, hour: str) -> dict[str, float]:
 def show(title: str, unit: str, rows: list[Row]) -> None:
     names = list(rows[0][1])
     print(f"\n{title}")
-    print_table((unit, *names), [(mark, *(f"{values[n]:.3g}" for n in names)) for mark, values in rows])
+    print_table(
+        (unit, *names), [(mark, *(f"{values[n]:.3g}" for n in names)) for mark, values in rows]
+    )
 
 
 def draw(path: Path, batches: list[Row], accepted: list[Row], hours: list[Row]) -> None:
@@ -128,12 +139,24 @@ def draw(path: Path, batches: list[Row], accepted: list[Row], hours: list[Row]) 
 
     figure, panels = pyplot.subplots(1, 3, figsize=(12, 3.6), constrained_layout=True)
     for panel, rows, unit, names in (
-        (panels[0], batches, "micro-batches in the hour", ("publish CPU s", "load CPU s", "plan CPU s")),
+        (
+            panels[0],
+            batches,
+            "micro-batches in the hour",
+            ("publish CPU s", "load CPU s", "plan CPU s"),
+        ),
         (panels[1], accepted, "micro-batches in the hour accepted", ("accept CPU s",)),
-        (panels[2], hours, "accepted hours in the table", ("publish CPU s", "accept CPU s", "plan CPU s")),
+        (
+            panels[2],
+            hours,
+            "accepted hours in the table",
+            ("publish CPU s", "accept CPU s", "plan CPU s"),
+        ),
     ):
         for name in names:
-            panel.plot([m for m, _ in rows], [values[name] for _, values in rows], marker="o", label=name)
+            panel.plot(
+                [m for m, _ in rows], [values[name] for _, values in rows], marker="o", label=name
+            )
         panel.set_xlabel(unit)
         panel.set_xscale("log")
         panel.set_ylim(bottom=0)
@@ -148,7 +171,9 @@ def main() -> None:
     options.add_argument("--batches", type=int, nargs="+", default=[60, 300, 900, 1800, 3600])
     options.add_argument("--hours", type=int, nargs="+", default=[24, 168, 744, 8760])
     options.add_argument("--widths", type=int, nargs="+", default=[12, 50, 200, 1000])
-    options.add_argument("--widths-only", action="store_true", help="measure nothing else, and draw nothing")
+    options.add_argument(
+        "--widths-only", action="store_true", help="measure nothing else, and draw nothing"
+    )
     options.add_argument("--chart", type=Path, default=Path("benchmarks/metadata.svg"))
     parsed = options.parse_args()
     with tempfile.TemporaryDirectory(prefix="anabranch-metadata-") as name:

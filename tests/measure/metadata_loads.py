@@ -1,8 +1,10 @@
-"""How often metadata is loaded for one hour, by step: seal, rebuild, merge, verify, status; and for a micro-batch.
+"""How often metadata is loaded for one hour, by step: seal, rebuild, merge, verify, status; and for
+a micro-batch.
 
-`make bench WHAT=loads` runs what each task of the hourly DAG runs, with its own connections as a process has them, on
-a real Kafka, a real S3 server and Spark. Loads are those that the product asks of the catalog, by table; GETs are all
-requests for a `metadata.json` as they pass a front of the S3 server, Spark's and the catalog's own included.
+`make bench WHAT=loads` runs what each task of the hourly DAG runs, with its own connections as a
+process has them, on a real Kafka, a real S3 server and Spark. Loads are those that the product asks
+of the catalog, by table; GETs are all requests for a `metadata.json` as they pass a front of the S3
+server, Spark's and the catalog's own included.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ class Loads:
         return [sum(self.tables.values()), *(self.tables[name] for name in TABLES), self.gets]
 
     def __sub__(self, other: Loads) -> Loads:
-        return Loads(Counter({t: self.tables[t] - other.tables[t] for t in TABLES}), self.gets - other.gets)
+        return Loads(
+            Counter({t: self.tables[t] - other.tables[t] for t in TABLES}), self.gets - other.gets
+        )
 
 
 class Meter:
@@ -53,7 +57,9 @@ class Meter:
 
     def __init__(self, one: World, front: FlakyS3) -> None:
         stream = one.job.stream
-        self._names = dict(zip((stream.table, stream.dead_letters_table, stream.hours_table), TABLES, strict=True))
+        self._names = dict(
+            zip((stream.table, stream.dead_letters_table, stream.hours_table), TABLES, strict=True)
+        )
         self._front = front
 
     @contextmanager
@@ -118,35 +124,48 @@ def speed_layer(one: World, meter: Meter) -> list[tuple[str, Loads]]:
     one.send_now(2 * MICRO_BATCHES, "more")
     rows.append((f"speed: {MICRO_BATCHES} micro-batches", run() - idle))
     now = start_of(past_hour(0)) + timedelta(minutes=58)
-    one.send([(i % 2, now, b"{" if i % 2 else event(f"dead-{i}", now)) for i in range(2 * MICRO_BATCHES)])
+    one.send(
+        [(i % 2, now, b"{" if i % 2 else event(f"dead-{i}", now)) for i in range(2 * MICRO_BATCHES)]
+    )
     rows.append((f"speed: {MICRO_BATCHES}, with dead letters", run() - idle))
     return rows
 
 
 def main() -> None:
     if datetime.now(UTC).minute >= 57:
-        raise SystemExit("expected to start in an hour's first 57 minutes: the count ends with the hour")
+        raise SystemExit(
+            "expected to start in an hour's first 57 minutes: the count ends with the hour"
+        )
     with (
         tempfile.TemporaryDirectory(prefix="anabranch-loads-") as name,
         running(Path(name) / "services") as services,
         running_flaky_s3(int(services.s3_endpoint.rpartition(":")[2]), 1) as front,
     ):
         folder = Path(name)
-        os.environ |= {"AWS_ACCESS_KEY_ID": services.access_key, "AWS_SECRET_ACCESS_KEY": services.secret_key}
+        os.environ |= {
+            "AWS_ACCESS_KEY_ID": services.access_key,
+            "AWS_SECRET_ACCESS_KEY": services.secret_key,
+        }
         environment = {
             "kafka": {"bootstrap_servers": services.bootstrap_servers},
             "catalog": {
-                "name": "lake", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": "s3://tests/warehouse",
+                "name": "lake",
+                "uri": f"sqlite:///{folder}/catalog.db",
+                "warehouse": "s3://tests/warehouse",
             },
             "s3": {
-                "endpoint": f"http://{HOST}:{front.port}", "access_key": services.access_key,
+                "endpoint": f"http://{HOST}:{front.port}",
+                "access_key": services.access_key,
                 "secret_key": services.secret_key,
             },
             "spark": {
                 "master": "local[2]",
-                "conf": {"spark.driver.memory": "1g", "spark.driver.extraJavaOptions": FIRST_COMPILER},
+                "conf": {
+                    "spark.driver.memory": "1g",
+                    "spark.driver.extraJavaOptions": FIRST_COMPILER,
+                },
             },
-        }  # fmt: skip
+        }
         (folder / "session").mkdir()
         with running_spark(environment, folder / "session") as spark:
             one = World(folder / "conf", environment, spark)
@@ -156,7 +175,9 @@ def main() -> None:
                 rows = hour_by_steps(one, meter) + speed_layer(one, meter)
             finally:
                 one.kafka.close()
-    print_table(("step", "loads", *TABLES, "GETs"), [(step, *loads.cells()) for step, loads in rows])
+    print_table(
+        ("step", "loads", *TABLES, "GETs"), [(step, *loads.cells()) for step, loads in rows]
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""Planning a query of one hour, in a table of a year of hours beside one of a day: `make bench WHAT=planning`.
+"""Planning a query of one hour, in a table of a year of hours beside one of a day: `make bench
+WHAT=planning`.
 
-Real small Parquet files and the product's own commits, on a local SQLite catalog and a local folder, so that what a
-reader computes is all that it costs. All readers take turns on both tables, at the oldest hour, the one in the middle
-and the newest; milliseconds are medians of the rounds.
+Real small Parquet files and the product's own commits, on a local SQLite catalog and a local
+folder, so that what a reader computes is all that it costs. All readers take turns on both tables,
+at the oldest hour, the one in the middle and the newest; milliseconds are medians of the rounds.
 """
 
 from __future__ import annotations
@@ -42,7 +43,11 @@ def by_query(stream: HourFiles, sql: str) -> Reading:
     def read() -> tuple[float, Counter[str], int]:
         with measured() as cost, stream.reader.query(sql, Selection()) as answer:
             answer.rows.read_all()
-        return cost.wall, cost.read, sum(len(scan.files) for planned in answer.files for scan in planned.scans)
+        return (
+            cost.wall,
+            cost.read,
+            sum(len(scan.files) for planned in answer.files for scan in planned.scans),
+        )
 
     return read
 
@@ -54,7 +59,9 @@ def by_command(stream: HourFiles, sql: str) -> Reading:
     def read() -> tuple[float, Counter[str], int]:
         began = time.perf_counter()
         subprocess.run(
-            [sys.executable, "-m", "anabranch.cli", "query", sql, "--conf", str(conf)], check=True, capture_output=True
+            [sys.executable, "-m", "anabranch.cli", "query", sql, "--conf", str(conf)],
+            check=True,
+            capture_output=True,
         )
         return time.perf_counter() - began, Counter(), 0
 
@@ -76,12 +83,18 @@ def by_spark(spark: SparkSession, catalog: str, stream: HourFiles, hour: str) ->
 
     def read() -> tuple[float, Counter[str], int]:
         began = time.perf_counter()
-        rows: Any = spark.sql(f"SELECT * FROM {catalog}.{stream.lake.name} WHERE ingest_hour = '{hour}'")
+        rows: Any = spark.sql(
+            f"SELECT * FROM {catalog}.{stream.lake.name} WHERE ingest_hour = '{hour}'"
+        )
         plan = rows._jdf.queryExecution().executedPlan()
         rows._jdf.queryExecution().toRdd().getNumPartitions()
         seconds = time.perf_counter() - began
         metrics = _metrics(plan)
-        return seconds, Counter({"manifest": metrics["scannedDataManifests"]}), metrics["resultDataFiles"]
+        return (
+            seconds,
+            Counter({"manifest": metrics["scannedDataManifests"]}),
+            metrics["resultDataFiles"],
+        )
 
     return read
 
@@ -109,10 +122,21 @@ def configure(stream: HourFiles) -> None:
     conf = stream.lake.folder / "conf"
     (conf / "streams").mkdir(parents=True)
     made = stream.lake.stream
-    settings = {"kafka": {"bootstrap_servers": "127.0.0.1:1"}, "catalog": _described(stream.lake.environment)}
+    settings = {
+        "kafka": {"bootstrap_servers": "127.0.0.1:1"},
+        "catalog": _described(stream.lake.environment),
+    }
     (conf / "anabranch.yaml").write_text(yaml.safe_dump(settings))
     (conf / "streams" / "events.yaml").write_text(
-        yaml.safe_dump({"topic": "events", "table": made.table, "format": "json", "schema": made.ddl, "key": "id"})
+        yaml.safe_dump(
+            {
+                "topic": "events",
+                "table": made.table,
+                "format": "json",
+                "schema": made.ddl,
+                "key": "id",
+            }
+        )
     )
 
 
@@ -131,7 +155,9 @@ def build(folder: Path, hours: int) -> HourFiles:
     if (folder / "catalog.db").exists():
         return HourFiles.open(folder, f"of_{hours}")
     folder.mkdir(parents=True)
-    stream = HourFiles.make(folder, hour_of(datetime.now(UTC) - timedelta(hours=hours + 2)), f"of_{hours}")
+    stream = HourFiles.make(
+        folder, hour_of(datetime.now(UTC) - timedelta(hours=hours + 2)), f"of_{hours}"
+    )
     began = time.monotonic()
     stream.past(stream.lake.state().timeline.first, hours)
     stream.fill()
@@ -144,7 +170,10 @@ def measure(folder: Path, temporary: Path, few: int, many: int, rounds: int) -> 
     streams = {hours: build(folder / str(hours), hours) for hours in (few, many)}
     (temporary / "spark").mkdir()
     environments = [stream.lake.environment for stream in streams.values()]
-    settings = {"kafka": {"bootstrap_servers": "127.0.0.1:1"}, "catalog": _described(environments[0])}
+    settings = {
+        "kafka": {"bootstrap_servers": "127.0.0.1:1"},
+        "catalog": _described(environments[0]),
+    }
     with running_spark(settings, temporary / "spark") as spark:
         add_catalog(spark, environments[1])
         readers: dict[tuple[str, int, str], Reading] = {}
@@ -158,7 +187,10 @@ def measure(folder: Path, temporary: Path, few: int, many: int, rounds: int) -> 
                 sql = f"SELECT count(*) FROM {stream.lake.name} WHERE ingest_hour = '{hour}'"
                 view = stream.lake.stream.view_table(stream.lake.stream.views[0])
                 begin, end = start_of(hour), start_of(shift(hour, 1))
-                of_view = f"SELECT sum(events) FROM {view} WHERE window_start >= '{begin}' AND window_start < '{end}'"
+                of_view = (
+                    f"SELECT sum(events) FROM {view} WHERE window_start >= '{begin}' AND "
+                    f"window_start < '{end}'"
+                )
                 readers["Spark", hours, where] = by_spark(spark, f"of_{hours}", stream, hour)
                 readers["PyIceberg", hours, where] = by_pyiceberg(stream, hour)
                 readers["query", hours, where] = by_query(stream, sql)
@@ -181,7 +213,10 @@ def measure(folder: Path, temporary: Path, few: int, many: int, rounds: int) -> 
         metadata, files = opened[reader, many, where]
         counted = (str(metadata["manifest"]), str(files)) if reader != "the command" else ("", "")
         rows.append((reader, where, f"{day:.1f}", f"{year:.1f}", f"{year / day:.2f}", *counted))
-    print_table(("reader", "hour", f"{few} hours, ms", f"{many} hours, ms", "ratio", "manifests", "files"), rows)
+    print_table(
+        ("reader", "hour", f"{few} hours, ms", f"{many} hours, ms", "ratio", "manifests", "files"),
+        rows,
+    )
     print(f"manifests on main: {[s.manifests('main') for s in streams.values()]}")
 
 

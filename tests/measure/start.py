@@ -1,8 +1,9 @@
 """How long a command takes that needs no Spark: `make bench WHAT=start`.
 
-Each command runs as a process of its own against a real Kafka and a real S3 server that hold some rows, all of them
-in turn, several rounds. Seconds are medians, the slowest beside them; CPU seconds are of all the process's
-threads. The first two lines are lower bounds: Python alone, and the libraries that a table is read with.
+Each command runs as a process of its own against a real Kafka and a real S3 server that hold some
+rows, all of them in turn, several rounds. Seconds are medians, the slowest beside them; CPU seconds
+are of all the process's threads. The first two lines are lower bounds: Python alone, and the
+libraries that a table is read with.
 """
 
 from __future__ import annotations
@@ -57,7 +58,10 @@ def commands(hour: str) -> dict[str, list[str]]:
         "Python alone": [*python, "pass"],
         "Python with PyIceberg, PyArrow, kafka-python, pydantic": [
             *python,
-            "import anabranch.table, pyiceberg.table, pyiceberg.catalog, pyiceberg.io.pyarrow, pydantic, kafka",
+            (
+                "import anabranch.table, pyiceberg.table, pyiceberg.catalog, "
+                "pyiceberg.io.pyarrow, pydantic, kafka"
+            ),
         ],
         **{name: [*anabranch, *arguments] for name, arguments in ours.items()},
     }
@@ -66,14 +70,21 @@ def commands(hour: str) -> dict[str, list[str]]:
 def run(space: Workspace, command: list[str], taken: Taken) -> None:
     before, began = children_cpu(), time.monotonic()
     # Compiled once, as an installation is.
-    compiled = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(space.folder / "compiled")}
+    compiled = {
+        "PYTHONDONTWRITEBYTECODE": "",
+        "PYTHONPYCACHEPREFIX": str(space.folder / "compiled"),
+    }
     environment = os.environ | compiled | {"ANABRANCH_CONF": str(space.conf)}
-    done = subprocess.run(command, env=environment, cwd=space.folder, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        command, env=environment, cwd=space.folder, capture_output=True, text=True, timeout=120
+    )
     taken.seconds.append(time.monotonic() - began)
     taken.cpu.append(children_cpu() - before)
     # `audit` and `status` have exit codes of their own for what they find.
     if done.returncode not in (0, 1):
-        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}: {done.stderr[-2000:]}")
+        raise RuntimeError(
+            f"{' '.join(command)} ended with {done.returncode}: {done.stderr[-2000:]}"
+        )
 
 
 def measure(story: Story) -> None:

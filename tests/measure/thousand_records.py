@@ -1,4 +1,5 @@
-"""A stream of a thousand records on services of its own, for what a job costs before its first record."""
+"""A stream of a thousand records on services of its own, for what a job costs before its first
+record."""
 
 from __future__ import annotations
 
@@ -18,12 +19,22 @@ HOUR = past_hour(1)
 @contextmanager
 def thousand_records() -> Iterator[tuple[World, Path]]:
     """The stream, applied and not read yet, and a folder that is gone afterwards."""
-    with tempfile.TemporaryDirectory(prefix="anabranch-thousand-") as name, running(Path(name) / "services") as servers:
-        os.environ |= {"AWS_ACCESS_KEY_ID": servers.access_key, "AWS_SECRET_ACCESS_KEY": servers.secret_key}
+    with (
+        tempfile.TemporaryDirectory(prefix="anabranch-thousand-") as name,
+        running(Path(name) / "services") as servers,
+    ):
+        os.environ |= {
+            "AWS_ACCESS_KEY_ID": servers.access_key,
+            "AWS_SECRET_ACCESS_KEY": servers.secret_key,
+        }
         keys = {"access_key": "${AWS_ACCESS_KEY_ID}", "secret_key": "${AWS_SECRET_ACCESS_KEY}"}
         settings = {
             "kafka": {"bootstrap_servers": servers.bootstrap_servers},
-            "catalog": {"name": "lake", "uri": f"sqlite:///{name}/catalog.db", "warehouse": "s3://thousand/warehouse"},
+            "catalog": {
+                "name": "lake",
+                "uri": f"sqlite:///{name}/catalog.db",
+                "warehouse": "s3://thousand/warehouse",
+            },
             "s3": {"endpoint": servers.s3_endpoint, **keys},
         }
         one = World(Path(name) / "conf", settings, None)  # type: ignore[arg-type]
@@ -36,5 +47,8 @@ def thousand_records() -> Iterator[tuple[World, Path]]:
 def run_java(one: World, options: str) -> None:
     """Have the jobs of the stream run on this machine, with these options of Java's."""
     one.tell(
-        spark={"master": "local[2]", "conf": {"spark.driver.memory": "1g", "spark.driver.extraJavaOptions": options}}
+        spark={
+            "master": "local[2]",
+            "conf": {"spark.driver.memory": "1g", "spark.driver.extraJavaOptions": options},
+        }
     )

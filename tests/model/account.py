@@ -1,7 +1,9 @@
-"""The account of the model: where every record is, what is decided of every hour, and what is lost and said to be.
+"""The account of the model: where every record is, what is decided of every hour, and what is lost
+and said to be.
 
-These promises are of worlds that follow decisions and dead letters. What a publish of rows names counts as done, as it
-will be by the next process: so an offset is a row or a dead letter, never both and never neither, at every moment.
+These promises are of worlds that follow decisions and dead letters. What a publish of rows names
+counts as done, as it will be by the next process: so an offset is a row or a dead letter, never
+both and never neither, at every moment.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ Place = tuple[int, int]
 def check(world: World) -> None:
     """The invariants of every moment. Raises Violation."""
     assert world.letters is not None
-    named = frozenset(f for f in world.storage if f.file_path in dead_letters.named_files(world.lake.state))
+    named = frozenset(
+        f for f in world.storage if f.file_path in dead_letters.named_files(world.lake.state)
+    )
     _check_letters(world.letters)
     _check_complete(world)
     _check_decisions(world.lake, world.ledger, world.restored > 0)
@@ -37,32 +41,44 @@ def check(world: World) -> None:
 
 
 def check_kept(before: World, after: World) -> None:
-    """No step takes a record from the rows and dead letters that `main` served. Raises Violation."""
+    """No step takes a record from the rows and dead letters that `main` served. Raises
+    Violation."""
     if after.lake is before.lake and after.letters is before.letters:
         return
     assert after.letters is not None
     expired, letters = after.lake.state.expired, retention.letters_expired(after.letters.table)
     kept = {
-        hour for world in (before, after) for hour in _of_main(world) if hour not in expired and hour not in letters
+        hour
+        for world in (before, after)
+        for hour in _of_main(world)
+        if hour not in expired and hour not in letters
     }
     rows = [
         {row for hour, of_hour in _of_main(world).items() if hour in kept for row in of_hour}
         for world in (before, after)
     ]
     kafka, state = after.kafka, after.lake.state
-    if gone := sorted(row for row in rows[0] - rows[1] if not is_erased(kafka, state, state.timeline.open, row)):
+    if gone := sorted(
+        row for row in rows[0] - rows[1] if not is_erased(kafka, state, state.timeline.open, row)
+    ):
         raise Violation(f"main served {gone}, and does not any more")
 
 
 def _of_main(world: World) -> dict[str, list[Row]]:
     assert world.letters is not None
-    named = frozenset(f for f in world.storage if f.file_path in dead_letters.named_files(world.lake.state))
+    named = frozenset(
+        f for f in world.storage if f.file_path in dead_letters.named_files(world.lake.state)
+    )
     return served(world.lake, world.letters, named)
 
 
 def check_rest(world: World) -> None:
     """The invariants once all actors are at rest. Raises Violation."""
-    lake, letters, known = world.lake, world.letters, {row.decision_id for row in map(ledger_row, world.ledger)}
+    lake, letters, known = (
+        world.lake,
+        world.letters,
+        {row.decision_id for row in map(ledger_row, world.ledger)},
+    )
     assert letters is not None
     if left := [row.decision_id for row in lake.state.decisions if row.decision_id not in known]:
         raise Violation(f"at rest, the ledger lacks {left}")
@@ -70,32 +86,51 @@ def check_rest(world: World) -> None:
         raise Violation(f"at rest, the dead letters {left} are not published")
     main = served(lake, letters, frozenset())
     expired = _expired(lake, letters, world.ledger)
-    lacks = {row for row in world.kafka.rows if row not in {row for rows in main.values() for row in rows}}
+    lacks = {
+        row
+        for row in world.kafka.rows
+        if row not in {row for rows in main.values() for row in rows}
+    }
     lacks = {row for row in lacks if row[:2] not in expired}
-    lacks = {row for row in lacks if not is_erased(world.kafka, lake.state, lake.state.timeline.open, row)}
+    lacks = {
+        row
+        for row in lacks
+        if not is_erased(world.kafka, lake.state, lake.state.timeline.open, row)
+    }
     if not_taken := lacks - world.kafka.taken:
         raise Violation(f"at rest, main and its dead letters lack {sorted(not_taken)}")
     lost = _said_lost(lake, main, world.ledger)
-    # The length of an ended log behind the last cut is unknown: the adoption itself records it as lost.
+    # The length of an ended log behind the last cut is unknown: the adoption itself records it as
+    # lost.
     seals = [row for row in map(ledger_row, world.ledger) if row.decision == "sealed"]
     cut = {(_cut(row).topic_id, place) for row in seals for place in _places(_cut(row).ranges)}
-    unknown = {row for row, id in (*world.kafka.past, *world.kafka.elsewhere) if (id, row[:2]) not in cut}
+    unknown = {
+        row for row, id in (*world.kafka.past, *world.kafka.elsewhere) if (id, row[:2]) not in cut
+    }
     # What compaction took before anybody read it is counted in the account of its hour.
-    if untold := [row for row in sorted(lacks - unknown - world.kafka.compacted) if row[:2] not in lost]:
+    if untold := [
+        row for row in sorted(lacks - unknown - world.kafka.compacted) if row[:2] not in lost
+    ]:
         raise Violation(f"at rest, {untold} are lost, and nothing says so")
 
 
 @cache
 def served(lake: Lake, letters: Lake, named: frozenset[File]) -> dict[str, list[Row]]:
-    """By hour, the rows of `main` and its dead letters, once those that wait are published from the files `named`."""
+    """By hour, the rows of `main` and its dead letters, once those that wait are published from the
+    files `named`."""
     state = lake.state
-    branches = {b: {h: list(fs.values()) for h, fs in letters.files_by_hour(b).items()} for b in BRANCHES}
+    branches = {
+        b: {h: list(fs.values()) for h, fs in letters.files_by_hour(b).items()} for b in BRANCHES
+    }
     for item in _outstanding(lake, letters):
         files = tuple(f for f in named if f.file_path in item["paths"])
         hour_of = {f.file_path: f.hour for f in files}
-        for change in dead_letters.plan_changes(state, item, files, hour_of):  # type: ignore[arg-type]
+        # type: ignore[arg-type]
+        for change in dead_letters.plan_changes(state, item, files, hour_of):
             branch = branches[change.branch]
-            copied = {hour: list(branches[source].get(hour, [])) for hour, source in change.copy.items()}
+            copied = {
+                hour: list(branches[source].get(hour, [])) for hour, source in change.copy.items()
+            }
             branch.update({hour: [] for hour in change.clear} | copied)
             for file in change.add:
                 known = branch.get(file.hour, [])  # type: ignore[attr-defined]
@@ -109,7 +144,11 @@ def served(lake: Lake, letters: Lake, named: frozenset[File]) -> dict[str, list[
 def _outstanding(lake: Lake, letters: Lake) -> list[Mapping[str, Any]]:
     """The dead letters that a publish of rows named, and that their own table has not."""
     waiting = lake.state.dead_letters
-    return [i for i in waiting if dead_letters.is_due(lake.state, i) and not dead_letters.is_done(letters.table, i)]
+    return [
+        i
+        for i in waiting
+        if dead_letters.is_due(lake.state, i) and not dead_letters.is_done(letters.table, i)
+    ]
 
 
 def _check_complete(world: World) -> None:
@@ -117,9 +156,13 @@ def _check_complete(world: World) -> None:
     if letters is None or world.complete is None or not world.complete.covers(lake.state):
         return
     if left := [item["id"] for item in _outstanding(lake, letters)]:
-        raise Violation(f"the ledger states that dead letters are complete, and {left} are not published")
+        raise Violation(
+            f"the ledger states that dead letters are complete, and {left} are not published"
+        )
     if lost := dead_letters.plan_lost(letters.table, lake.state):
-        raise Violation(f"the ledger states that dead letters are complete, and {sorted(lost)} lack some")
+        raise Violation(
+            f"the ledger states that dead letters are complete, and {sorted(lost)} lack some"
+        )
 
 
 @cache
@@ -129,14 +172,19 @@ def _check_letters(letters: Lake) -> None:
         if back := sorted({f.hour for f in letters.files(branch) if f.hour in expired}):
             raise Violation(f"the dead letters of {branch} have rows of {back}, which have expired")
         if twice := [row for row, count in Counter(letters.rows(branch)).items() if count > 1]:
-            raise Violation(f"the dead letters of {branch} have {twice} more than once: {letters.files(branch)}")
+            raise Violation(
+                f"the dead letters of {branch} have {twice} more than once: {letters.files(branch)}"
+            )
 
 
 @cache
 def _check_decisions(lake: Lake, ledger: tuple[str, ...], restored: bool) -> None:
-    """Every decision has its row once, in the ledger or waiting for it: a seal and each revision of every hour."""
+    """Every decision has its row once, in the ledger or waiting for it: a seal and each revision of
+    every hour."""
     state, recorded = lake.state, [ledger_row(text) for text in ledger]
-    if twice := [id for id, count in Counter(row.decision_id for row in recorded).items() if count > 1]:
+    if twice := [
+        id for id, count in Counter(row.decision_id for row in recorded).items() if count > 1
+    ]:
         raise Violation(f"the ledger has {twice} more than once")
     known = {row.decision_id for row in recorded}
     waiting = [row for row in state.decisions if row.decision_id not in known]
@@ -146,7 +194,9 @@ def _check_decisions(lake: Lake, ledger: tuple[str, ...], restored: bool) -> Non
         revisions = sorted(row.revision for row in of_hour if row.decision == "accepted")
         accepted = state.accepted[hour].revision if hour in state.accepted else len(revisions)
         if revisions != list(range(1, accepted + 1)) or bool(revisions) != state.is_accepted(hour):
-            raise Violation(f"{hour} is accepted as revision {accepted}, the ledger says {revisions}")
+            raise Violation(
+                f"{hour} is accepted as revision {accepted}, the ledger says {revisions}"
+            )
         seals = [row.cut for row in of_hour if row.decision == "sealed"]
         if len(seals) != 1 and not restored:
             raise Violation(f"{hour} is sealed, the ledger says so {len(seals)} times")
@@ -161,8 +211,13 @@ def _check_offsets(
     """Every offset is a row or a dead letter of `main`, or said to be lost."""
     state, main = lake.state, served(lake, letters, named)
     if state.retained_hours:
-        return  # What a merge kept gives way to the speed layer's rows at once, when these cover the hour.
-    counts, gone = Counter(row for rows in main.values() for row in rows), retention.letters_expired(letters.table)
+        # What a merge kept gives way to the speed layer's rows at once, when these cover the
+        # hour.
+        return
+    counts, gone = (
+        Counter(row for rows in main.values() for row in rows),
+        retention.letters_expired(letters.table),
+    )
     if twice := [row for row, count in counts.items() if count > 1]:
         raise Violation(f"main and its dead letters have {twice} more than once: {main}")
     for hour, row in _newest_accepted(lake, ledger).items():
@@ -173,15 +228,22 @@ def _check_offsets(
         cut, places = _places(_cut(row).ranges), {row[:2] for row in main.get(hour, ())} - placed
         erased = current.erased or 0 if (current := _current(lake, ledger, hour)) is not None else 0
         if _cut(row).topic_id == kafka.id:
-            controls = sum(kafka.shown(p, o) == "control" for p, o in cut - places if o < len(kafka.log[p]))
+            controls = sum(
+                kafka.shown(p, o) == "control" for p, o in cut - places if o < len(kafka.log[p])
+            )
             if (row.gaps or {}).get("control", 0) > controls:
-                raise Violation(f"{hour} is accepted with {row.gaps} in gaps, the log has {controls} control records")
+                raise Violation(
+                    f"{hour} is accepted with {row.gaps} in gaps, the log has {controls} control "
+                    "records"
+                )
         if places - cut or len(cut - places) != (row.gap or 0) + erased:
             raise Violation(
-                f"{hour} is accepted as {sorted(cut)} with {row.gap or 0} in gaps and {erased} erased, main and its "
-                f"dead letters have {sorted(places)}"
+                f"{hour} is accepted as {sorted(cut)} with {row.gap or 0} in gaps and {erased} "
+                f"erased, main and its dead letters have {sorted(places)}"
             )
-        absent = {r[:2] for r in kafka.rows if r[:2] in cut - places and is_erased(kafka, state, hour, r)}
+        absent = {
+            r[:2] for r in kafka.rows if r[:2] in cut - places and is_erased(kafka, state, hour, r)
+        }
         if len(absent) != erased:
             raise Violation(f"{hour} is accepted with {erased} erased, {sorted(absent)} are")
     # Before an adoption the position says nothing of a log that is another one.
@@ -192,19 +254,27 @@ def _check_offsets(
         given = [row for row in read if row not in kafka.compacted and row[:2] not in expired]
         given = [row for row in given if not is_erased(kafka, state, state.timeline.open, row)]
         if missing := [row for row in given if row not in counts and row[:2] not in lost]:
-            raise Violation(f"the position is {state.position.offsets}, main and its dead letters lack {missing}")
+            raise Violation(
+                f"the position is {state.position.offsets}, main and its dead letters lack "
+                f"{missing}"
+            )
 
 
 def _expired(lake: Lake, letters: Lake, ledger: tuple[str, ...]) -> set[Place]:
     """The places of the hours whose rows, or dead letters, have expired."""
-    accepted, gone = _newest_accepted(lake, ledger).items(), retention.letters_expired(letters.table)
+    accepted, gone = (
+        _newest_accepted(lake, ledger).items(),
+        retention.letters_expired(letters.table),
+    )
     hours = {hour for hour, _ in accepted if lake.state.is_expired(hour) or hour in gone}
     return {place for hour, row in accepted if hour in hours for place in _places(_cut(row).ranges)}
 
 
-def _said_lost(lake: Lake, main: Mapping[str, Iterable[Row]], ledger: tuple[str, ...]) -> set[Place]:
-    """The places that are said to be lost: by the speed layer, and where the ledger counts as many gaps in an hour as
-    `main` lacks of it."""
+def _said_lost(
+    lake: Lake, main: Mapping[str, Iterable[Row]], ledger: tuple[str, ...]
+) -> set[Place]:
+    """The places that are said to be lost: by the speed layer, and where the ledger counts as many
+    gaps in an hour as `main` lacks of it."""
     lost = json.loads(lake.state.branch_properties["speed"].get(LOST, "[]"))
     places = {place for entry in lost for place in _places(ranges_from_keys(entry["ranges"]))}
     for hour, row in _newest_accepted(lake, ledger).items():

@@ -1,7 +1,8 @@
-"""The actors of the model: what a publisher remembers, and its next step. Every decision is the product's own.
+"""The actors of the model: what a publisher remembers, and its next step. Every decision is the
+product's own.
 
-A step reads or changes the world once, so that anything may happen between two steps. A publisher that is not run for
-a while is one that was paused; one that is started again remembers nothing.
+A step reads or changes the world once, so that anything may happen between two steps. A publisher
+that is not run for a while is one that was paused; one that is started again remembers nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +26,16 @@ from anabranch.iceberg.commits import Change, Commit
 from anabranch.iceberg.snapshots import BRANCHES, Staged
 from anabranch.iceberg.staging import Written
 from anabranch.operations import maintenance
-from anabranch.protocol import dead_letters, ledger, merge, override, publish_queue, retention, sealing, topic_change
+from anabranch.protocol import (
+    dead_letters,
+    ledger,
+    merge,
+    override,
+    publish_queue,
+    retention,
+    sealing,
+    topic_change,
+)
 from anabranch.protocol import publish as publishing
 from anabranch.protocol.ledger_row import Layer
 from anabranch.protocol.publish import Publish
@@ -43,9 +53,15 @@ SPARED = timedelta(days=1)
 
 @cache
 def decide(
-    lake: Lake, kafka: Kafka, last: Lake, grace: timedelta, needed: tuple[tuple[int, int], ...], at_once: int | None
+    lake: Lake,
+    kafka: Kafka,
+    last: Lake,
+    grace: timedelta,
+    needed: tuple[tuple[int, int], ...],
+    at_once: int | None,
 ) -> ResolvedState | None:
-    """What `HourClock.decide` makes of Kafka, asked for the needs of the version `last`, and of the version loaded."""
+    """What `HourClock.decide` makes of Kafka, asked for the needs of the version `last`, and of the
+    version loaded."""
     upto = dict(needed) or None
     return sealing.resolve_state(
         lake.state, sealing.ask(kafka, TOPIC, last.state, kafka.now, grace, upto, at_most=at_once)
@@ -53,7 +69,8 @@ def decide(
 
 
 def is_stopped(world: World, lake: Lake) -> str | None:
-    """Why each job that starts from a version of the table ends with a request for `anabranch adopt`; or None."""
+    """Why each job that starts from a version of the table ends with a request for `anabranch
+    adopt`; or None."""
     try:
         topic = world.kafka.describe(TOPIC)
         check_topic(lake.state.position, topic, TOPIC)
@@ -65,13 +82,15 @@ def is_stopped(world: World, lake: Lake) -> str | None:
 
 
 def is_waiting(world: World) -> bool:
-    """Whether a decision lacks its ledger row, or dead letters that a publish named are not published."""
+    """Whether a decision lacks its ledger row, or dead letters that a publish named are not
+    published."""
     if world.letters is None:
         return False
     state, known = world.lake.state, {row.decision_id for row in map(ledger_row, world.ledger)}
     table = world.letters.table
     return any(row.decision_id not in known for row in state.decisions) or any(
-        dead_letters.is_due(state, item) and not dead_letters.is_done(table, item) for item in state.dead_letters
+        dead_letters.is_due(state, item) and not dead_letters.is_done(table, item)
+        for item in state.dead_letters
     )
 
 
@@ -88,7 +107,10 @@ class Actor:
 
     def steps(self, world: World) -> list[Step]:
         """All that may become of its next step; none when it has nothing to do for now."""
-        return [(f"{self.name} {step}", after, actor) for step, after, actor in getattr(self, self.at)(world)]
+        return [
+            (f"{self.name} {step}", after, actor)
+            for step, after, actor in getattr(self, self.at)(world)
+        ]
 
     def restarted(self) -> Actor:
         """Itself after kill -9. The default for who cannot be killed."""
@@ -97,7 +119,8 @@ class Actor:
 
 @dataclass(frozen=True)
 class Broker(Actor):
-    """Producers, the clock, operators that fix bad hours and set a branch back, in the order of a script."""
+    """Producers, the clock, operators that fix bad hours and set a branch back, in the order of a
+    script."""
 
     at: str = "play"
     script: tuple[tuple[Any, ...], ...] = ()
@@ -119,7 +142,11 @@ class Broker(Actor):
         if kind in changes:
             yield f"sees {kind} {values}", replace(world, kafka=changes[kind](*values)), rest
         elif kind == "widen":
-            yield "sees rules that read every record", replace(world, kafka=world.kafka.readable()), rest
+            yield (
+                "sees rules that read every record",
+                replace(world, kafka=world.kafka.readable()),
+                rest,
+            )
         elif kind == "tick":
             kafka = replace(world.kafka, now=world.kafka.now + values[0] * MINUTE)
             yield f"sees {kafka.now:%H:%M}", replace(world, kafka=kafka), rest
@@ -133,12 +160,17 @@ class Broker(Actor):
             for version in world.lake.way(world.lake.heads[branch]):
                 # Other rows break the promises of every moment until the next merge.
                 if branch != "main" or version.files == world.lake.files("main"):
-                    yield f"sees {branch} set back to {version.files}", world.restore(branch, version.id), rest
+                    yield (
+                        f"sees {branch} set back to {version.files}",
+                        world.restore(branch, version.id),
+                        rest,
+                    )
 
 
 @dataclass(frozen=True)
 class Network(Actor):
-    """What lies between publishers and the catalog: a request whose answer is lost lands when it likes, or never."""
+    """What lies between publishers and the catalog: a request whose answer is lost lands when it
+    likes, or never."""
 
     at: str = "deliver"
 
@@ -155,7 +187,8 @@ class Network(Actor):
 
 @dataclass(frozen=True)
 class Publisher(Actor):
-    """What both layers, the merger and an operator share: publish, look for a lost answer, merge."""
+    """What both layers, the merger and an operator share: publish, look for a lost answer,
+    merge."""
 
     lake: Lake | None = None
     kafka: Kafka | None = None
@@ -173,11 +206,13 @@ class Publisher(Actor):
     skew: timedelta = timedelta(0)
     grace: timedelta = timedelta(0)
     at_once: int | None = None
-    # What its machine's clock is set to, one after the other, whenever it likes; and when its process compared it last.
+    # What its machine's clock is set to, one after the other, whenever it likes; and when its
+    # process compared it last.
     jumps: tuple[timedelta, ...] = ()
     watched: bool = False
     compared: datetime | None = None
-    # What follows a publish: the table as it was read for that, dead letters that wait, and what is done by now.
+    # What follows a publish: the table as it was read for that, dead letters that wait, and what is
+    # done by now.
     seen: Lake | None = None
     letters: Lake | None = None
     decided_by: Lake | None = None
@@ -204,7 +239,9 @@ class Publisher(Actor):
 
     def restarted(self) -> Publisher:
         machine: dict[str, Any] = {"skew": self.skew, "jumps": self.jumps, "watched": self.watched}
-        return type(self)(self.name, grace=self.grace, at_once=self.at_once, **machine, **self.kept())  # type: ignore[call-arg]
+        return type(self)(
+            self.name, grace=self.grace, at_once=self.at_once, **machine, **self.kept()
+        )  # type: ignore[call-arg]
 
     def kept(self) -> dict[str, Any]:
         """What a process is started with again."""
@@ -223,7 +260,8 @@ class Publisher(Actor):
         return clock._last
 
     def by_clock(self, world: World) -> Publisher | None:
-        """Itself after it asked its clock, which it does before it stages, decides or commits; None when that is wrong.
+        """Itself after it asked its clock, which it does before it stages, decides or commits; None
+        when that is wrong.
 
         A monotonic clock is not read, which saves moments.
         """
@@ -240,12 +278,19 @@ class Publisher(Actor):
         if actor is None:
             return self.restarted()
         kafka = replace(world.kafka, now=world.kafka.now + self.skew)
-        return replace(actor, at="check", kafka=kafka, last=self.last or world.lake, lake=None, **values)
+        return replace(
+            actor, at="check", kafka=kafka, last=self.last or world.lake, lake=None, **values
+        )
 
     def doubting(self, world: World, error: PositionError) -> Step:
-        """Kafka contradicts the version that it was asked for: by a newer one it is asked again, else the job ends."""
+        """Kafka contradicts the version that it was asked for: by a newer one it is asked again,
+        else the job ends."""
         if self.last is not world.lake:
-            return "asks again, in doubt", world, replace(self, at="ask", last=world.lake, lake=None)
+            return (
+                "asks again, in doubt",
+                world,
+                replace(self, at="ask", last=world.lake, lake=None),
+            )
         return f"stops: {error}", world, self.restarted()
 
     def decided(self, lake: Lake) -> ResolvedState | None:
@@ -254,7 +299,8 @@ class Publisher(Actor):
 
     @property
     def needed(self) -> tuple[tuple[int, int], ...]:
-        """Up to where it is about to publish, by partition; nothing: it wants all hours that ended."""
+        """Up to where it is about to publish, by partition; nothing: it wants all hours that
+        ended."""
         return ()
 
     @property
@@ -266,13 +312,17 @@ class Publisher(Actor):
     def publish(
         self, world: World, publish: Publish, now: datetime | None = None, in_line: bool = True
     ) -> Iterator[Step]:
-        """Step 3 of every publish, over the version that was loaded. An actor that loses the answer has to look for it.
+        """Step 3 of every publish, over the version that was loaded. An actor that loses the answer
+        has to look for it.
 
         An actor `in_line` waits for the turns before its own, and requests one when it is refused.
         """
         assert self.lake is not None
         mine = self.turn if in_line and self.turn in {t.id for t in self.lake.line} else None
-        if in_line and (first := publish_queue.turn_before(self.lake.line, mine, self.over)) is not None:
+        if (
+            in_line
+            and (first := publish_queue.turn_before(self.lake.line, mine, self.over)) is not None
+        ):
             again = self.reported(False)
             waiting = replace(again, at="wait" if mine else "join", then=again.at, waits=first.id)
             yield f"finds {first.id} before it", world, replace(waiting, turn=mine, beaten=0)
@@ -292,7 +342,12 @@ class Publisher(Actor):
         # A turn whose bound passed meanwhile gave it no way any more.
         beaten = self.beaten + 1 if mine in {t.id for t in world.lake.line} else 0
         again = replace(self.reported(False), beaten=beaten, turn=mine)
-        asking = in_line and mine is None and world.turns and publish_queue.should_ask(1, publish_queue.LONG_TRY)
+        asking = (
+            in_line
+            and mine is None
+            and world.turns
+            and publish_queue.should_ask(1, publish_queue.LONG_TRY)
+        )
         refused = replace(again, at="join", then=again.at) if asking else again
         yield from self.asks(world, request, self.reported(True), refused, looking)
 
@@ -300,7 +355,9 @@ class Publisher(Actor):
         """The publish, which also drops from its branches what this publisher has seen done."""
         return replace(publish, confirmed=self.confirmed)
 
-    def asks(self, world: World, request: Request, landed: Actor, refused: Actor, looking: Actor) -> Iterator[Step]:
+    def asks(
+        self, world: World, request: Request, landed: Actor, refused: Actor, looking: Actor
+    ) -> Iterator[Step]:
         after = world.commit(request.loaded, request.commit, request.made_ms)
         what = "moves a head in its way" if self.at == "fence" else "publishes"
         if after is None:
@@ -326,9 +383,12 @@ class Publisher(Actor):
 
     def join(self, world: World) -> Iterator[Step]:
         """Request a turn, as often as the world allows; then wait, if another one is first."""
-        following = replace(self, at="wait" if self.waits else self.then, then=self.then if self.waits else "")
+        following = replace(
+            self, at="wait" if self.waits else self.then, then=self.then if self.waits else ""
+        )
         turn = publish_queue.plan_turn(
-            world.lake.line, publish_queue.Turn(f"{self.name}-{world.turns}", 0, publish_queue.LEAST)
+            world.lake.line,
+            publish_queue.Turn(f"{self.name}-{world.turns}", 0, publish_queue.LEAST),
         )
         if turn is None or not world.turns:
             yield "goes without a turn", world, following
@@ -340,10 +400,13 @@ class Publisher(Actor):
         yield f"asks for turn {turn.id}", left, replace(following, turn=turn.id, beaten=0)
 
     def wait(self, world: World) -> Iterator[Step]:
-        yield from self.waiting_for(world, replace(self, at=self.then, then="", waits="", over=self.waits))
+        yield from self.waiting_for(
+            world, replace(self, at=self.then, then="", waits="", over=self.waits)
+        )
 
     def waiting_for(self, world: World, then: Actor) -> Iterator[Step]:
-        """Until the turn is gone; or its bound passes, which may be at any time, and it is taken out."""
+        """Until the turn is gone; or its bound passes, which may be at any time, and it is taken
+        out."""
         turn = next((t for t in world.lake.line if t.id == self.waits), None)
         if turn is None:
             yield f"sees turn {self.waits} taken back", world, then
@@ -352,10 +415,16 @@ class Publisher(Actor):
 
     def take_back(self, world: World) -> Iterator[Step]:
         assert self.turn is not None
-        yield "takes back its turn", self.without(world, self.turn), replace(self, at=self.then, then="", turn=None)
+        yield (
+            "takes back its turn",
+            self.without(world, self.turn),
+            replace(self, at=self.then, then="", turn=None),
+        )
 
     def without(self, world: World, turn: str) -> World:
-        commit = publish_queue.plan_taking_back(world.lake.table.properties, turn, Commit("", {}, ()))
+        commit = publish_queue.plan_taking_back(
+            world.lake.table.properties, turn, Commit("", {}, ())
+        )
         after = world.commit(world.lake, commit)
         assert after is not None
         return after
@@ -363,7 +432,9 @@ class Publisher(Actor):
     def leaving(self, following: Publisher) -> Actor:
         """Itself after its publish gave up: what follows, once its turn is taken back."""
         left = replace(following, over=None, beaten=0)
-        return replace(left, at="take_back", then=following.at, turn=self.turn) if self.turn else left
+        return (
+            replace(left, at="take_back", then=following.at, turn=self.turn) if self.turn else left
+        )
 
     def look(self, world: World) -> Iterator[Step]:
         assert self.lost is not None
@@ -375,7 +446,11 @@ class Publisher(Actor):
             yield "cannot find out any more, and begins again", world, self.restarted()
         else:
             landed = status is CommitFate.LANDED
-            yield f"finds that it had {'' if landed else 'not '}landed", world, known.reported(landed)
+            yield (
+                f"finds that it had {'' if landed else 'not '}landed",
+                world,
+                known.reported(landed),
+            )
 
     def fence(self, world: World) -> Iterator[Step]:
         """An empty publish after which what was asked for cannot land."""
@@ -389,20 +464,27 @@ class Publisher(Actor):
 
     def reported(self, landed: bool) -> Publisher:
         """Itself once it knows what became of its publish."""
-        own = replace(self, turn=None, over=None, beaten=0) if landed and not self.is_within else self
+        own = (
+            replace(self, turn=None, over=None, beaten=0) if landed and not self.is_within else self
+        )
         own = replace(own, confirmed=NOTHING_CONFIRMED) if landed else own
         if self.at == "swap":
             known = replace(own, lake=None)
             return replace(known, at=self.back, back="") if landed else replace(known, at="merge")
         if not landed:
             return own.refused()
-        return own.followed_by(own.landed()) if self.lake is not None and self.lake.accounts else own.landed()
+        return (
+            own.followed_by(own.landed())
+            if self.lake is not None and self.lake.accounts
+            else own.landed()
+        )
 
     def stamped(self, world: World) -> int:
         """What a commit is stamped with: this machine's clock."""
         return millis(world.kafka.now + self.skew)
 
-    # What follows a publish: the ledger's rows, then the dead letters; of the batch layer the other way round
+    # What follows a publish: the ledger's rows, then the dead letters; of the batch layer the other
+    # way round
 
     def followed_by(self, then: Publisher) -> Publisher:
         """What its publish is followed by, and `then`."""
@@ -414,7 +496,10 @@ class Publisher(Actor):
         if not world.lake.accounts:
             return False
         decisions = {row.decision_id for row in state.decisions}
-        return not (decisions <= self.confirmed.decisions and state.waiting_letters <= self.confirmed.letters)
+        return not (
+            decisions <= self.confirmed.decisions
+            and state.waiting_letters <= self.confirmed.letters
+        )
 
     def finishing(self) -> Publisher:
         """Itself before it finishes what waits, by its own publish or another's, and goes on."""
@@ -426,7 +511,10 @@ class Publisher(Actor):
         loaded = replace(self, seen=world.lake, items=items)
         if self.by_ledger and world.complete is not None and world.complete.covers(state):
             known = replace(
-                loaded, at="record", items=(), confirmed=self.confirmed | Confirmed(letters=frozenset(items))
+                loaded,
+                at="record",
+                items=(),
+                confirmed=self.confirmed | Confirmed(letters=frozenset(items)),
             )
             yield f"reads in the ledger that {items} are complete", world, known
         elif self.by_ledger and dead_letters.may_lack(state):
@@ -434,11 +522,19 @@ class Publisher(Actor):
         elif state.decisions:
             yield "loads what waits for the ledger", world, replace(loaded, at="record")
         else:
-            yield f"loads what waits: {items}", world, replace(loaded, at="record").following_letters()
+            yield (
+                f"loads what waits: {items}",
+                world,
+                replace(loaded, at="record").following_letters(),
+            )
 
     def record(self, world: World) -> Iterator[Step]:
         assert self.seen is not None
-        waiting = [row for row in self.seen.state.decisions if row.decision_id not in self.confirmed.decisions]
+        waiting = [
+            row
+            for row in self.seen.state.decisions
+            if row.decision_id not in self.confirmed.decisions
+        ]
         after = world.record(waiting, self.complete)
         ids = [row.decision_id for row in waiting]
         done = replace(self, confirmed=self.confirmed | Confirmed(frozenset(ids)))
@@ -474,7 +570,11 @@ class Publisher(Actor):
         if dead_letters.is_done(world.letters.table, self.item):
             yield f"finds the dead letters {self.items[0]} done", world, self.done_letters()
         else:
-            yield "loads the dead letters' table", world, replace(self, at="judge_letters", letters=world.letters)
+            yield (
+                "loads the dead letters' table",
+                world,
+                replace(self, at="judge_letters", letters=world.letters),
+            )
 
     def judge_letters(self, world: World) -> Iterator[Step]:
         assert self.letters is not None
@@ -482,7 +582,11 @@ class Publisher(Actor):
         if not dead_letters.is_due(world.lake.state, self.item):
             yield f"finds the dead letters {self.items[0]} not due", world, self.done_letters()
         elif not loaded.changes_of_letters(world):
-            yield f"finds the dead letters {self.items[0]} swapped since", world, self.done_letters()
+            yield (
+                f"finds the dead letters {self.items[0]} swapped since",
+                world,
+                self.done_letters(),
+            )
         else:
             yield f"decides to publish the dead letters {self.items[0]}", world, loaded
 
@@ -501,14 +605,21 @@ class Publisher(Actor):
         staged = self.letters.find_staged(self.items[0])
         if staged is not None:
             return staged.files  # type: ignore[return-value]
-        return tuple(sorted((f for f in world.storage if f.file_path in self.item["paths"]), key=lambda f: f.hour))
+        return tuple(
+            sorted(
+                (f for f in world.storage if f.file_path in self.item["paths"]),
+                key=lambda f: f.hour,
+            )
+        )
 
     def send_letters(self, world: World) -> Iterator[Step]:
         assert self.letters is not None and self.decided_by is not None
         lacks = {*self.item["paths"]} != {f.file_path for f in self.files_of_letters(world)}
         changes = self.changes_of_letters(world)
         now = world.kafka.now
-        commit = dead_letters.plan_commit(self.letters.table, self.decided_by.state, self.item, changes, lacks, now)
+        commit = dead_letters.plan_commit(
+            self.letters.table, self.decided_by.state, self.item, changes, lacks, now
+        )
         after = world.commit_letters(self.letters, commit, self.stamped(world))
         again = replace(self, at="open_letters", letters=None, decided_by=None)
         if after is None:
@@ -565,7 +676,8 @@ class Merger(Publisher):
 
 @dataclass(frozen=True)
 class Operator(Publisher):
-    """Gives hours to layers, or lifts that, in the order of `wishes`; a wish that is refused is given up.
+    """Gives hours to layers, or lifts that, in the order of `wishes`; a wish that is refused is
+    given up.
 
     If `patient`, waits until the hour has rows of the batch layer.
     """
@@ -579,7 +691,9 @@ class Operator(Publisher):
         return {"wishes": self.wishes, "patient": self.patient}
 
     def wish(self, world: World) -> Iterator[Step]:
-        if not self.wishes or (self.patient and not world.lake.state.is_accepted(self.wishes[0][0])):
+        if not self.wishes or (
+            self.patient and not world.lake.state.is_accepted(self.wishes[0][0])
+        ):
             return
         if not merge.needs_merge(world.lake.state):
             loaded = replace(self, at="override", lake=world.lake)
@@ -622,8 +736,8 @@ class Operator(Publisher):
 
 @dataclass(frozen=True)
 class Maintenance(Publisher):
-    """Comes `later` than whatever was before: expires, inside a publish, what is published or abandoned by then, and
-    removes the unreferenced files that are old enough."""
+    """Comes `later` than whatever was before: expires, inside a publish, what is published or
+    abandoned by then, and removes the unreferenced files that are old enough."""
 
     at: str = "idle"
     runs: int = 1
@@ -658,7 +772,11 @@ class Maintenance(Publisher):
         return then
 
     def load_letters(self, world: World) -> Iterator[Step]:
-        yield "loads the dead letters", world, replace(self, at="expire_letters", letters=world.letters)
+        yield (
+            "loads the dead letters",
+            world,
+            replace(self, at="expire_letters", letters=world.letters),
+        )
 
     def expire_letters(self, world: World) -> Iterator[Step]:
         assert self.letters is not None
@@ -688,7 +806,9 @@ class Maintenance(Publisher):
         following = "remove" if orphans else "idle"
         if maintenance.should_move_head(orphans - set(letters), letters):
             following = "fence"
-        actor = replace(self, at=following, lake=world.lake if following == "fence" else None, orphans=orphans)
+        actor = replace(
+            self, at=following, lake=world.lake if following == "fence" else None, orphans=orphans
+        )
         actor = replace(actor, before=before if following == "fence" else timedelta(0))
         yield f"finds {len(orphans)} orphans and {tags} tags", later, actor
 
@@ -713,8 +833,9 @@ class Maintenance(Publisher):
 
 @dataclass(frozen=True)
 class Expiry(Actor):
-    """Another program's expire_snapshots of all but what a branch or tag names: the commit, a look at what the table
-    still refers to, then the removal of the other files of what expired. Of the rows' table, or the dead letters'."""
+    """Another program's expire_snapshots of all but what a branch or tag names: the commit, a look
+    at what the table still refers to, then the removal of the other files of what expired. Of the
+    rows' table, or the dead letters'."""
 
     at: str = "expire"
     of_letters: bool = False
@@ -737,7 +858,11 @@ class Expiry(Actor):
         table = world.letters if self.of_letters else world.lake
         assert table is not None
         left = self.candidates - table.held
-        yield f"finds {len(left)} files that nothing refers to", world, replace(self, at="delete", candidates=left)
+        yield (
+            f"finds {len(left)} files that nothing refers to",
+            world,
+            replace(self, at="delete", candidates=left),
+        )
 
     def delete(self, world: World) -> Iterator[Step]:
         after = replace(world, storage=world.storage - self.candidates)
@@ -750,7 +875,8 @@ class Expiry(Actor):
 
 @dataclass(frozen=True)
 class Nights(Actor):
-    """Time that passes whenever it likes: after one night no publish may name a file, after two it may be an orphan."""
+    """Time that passes whenever it likes: after one night no publish may name a file, after two it
+    may be an orphan."""
 
     name: str = "night"
     at: str = "fall"
@@ -789,13 +915,21 @@ class Adopter(Publisher):
         assert topic is not None
         log = Log(topic, kafka.log_starts(topic), kafka.stable_ends(topic))
         read_ms, left = topic_change.last_read_ms(state), state.timeline.left_at(topic.id)
-        since = read_ms if topic.id == state.position.topic_id else left.read_ms if left is not None else 0
+        since = (
+            read_ms
+            if topic.id == state.position.topic_id
+            else left.read_ms
+            if left is not None
+            else 0
+        )
         unpublished = sealing.first_after(kafka, topic, datetime.fromtimestamp(since / 1000, UTC))
         begins = topic_change.plan_begins(state.timeline, state.position, log, unpublished)
         if begins is None:
             return None
         accepted = {h: a.cut for h, a in state.accepted.items()}
-        adopted = topic_change.plan_adopt(state.timeline, state.position, topic.id, begins, accepted, read_ms, since)
+        adopted = topic_change.plan_adopt(
+            state.timeline, state.position, topic.id, begins, accepted, read_ms, since
+        )
         return topic_change.plan_publish(state, adopted, self.id, kafka.now)
 
     def landed(self) -> Publisher:
@@ -807,8 +941,8 @@ class Adopter(Publisher):
 
 @dataclass(frozen=True)
 class Retention(Publisher):
-    """Expiry by `anabranch maintain`, of a stream that keeps rows for no time at all: up to `runs` times, the `most`
-    oldest hours that are due leave every branch."""
+    """Expiry by `anabranch maintain`, of a stream that keeps rows for no time at all: up to `runs`
+    times, the `most` oldest hours that are due leave every branch."""
 
     at: str = "idle"
     runs: int = 1
@@ -838,12 +972,16 @@ class Retention(Publisher):
         assert self.lake is not None
         state, speed_hours = self.lake.state, self.lake.files_by_hour("speed")
         now = world.kafka.now + world.age
-        publish = retention.plan_expire(state, self.due(world, self.lake), speed_hours, {}, "", self.id, now)
+        publish = retention.plan_expire(
+            state, self.due(world, self.lake), speed_hours, {}, "", self.id, now
+        )
         yield from self.publish(world, self.confirming(publish))
 
     def landed(self) -> Publisher:
         accounts = self.lake is not None and self.lake.accounts
-        return replace(self, at="load_letters" if accounts else "idle", lake=None, runs=self.runs - 1)
+        return replace(
+            self, at="load_letters" if accounts else "idle", lake=None, runs=self.runs - 1
+        )
 
     def load_letters(self, world: World) -> Iterator[Step]:
         loaded = replace(self, at="expire_letters", letters=world.letters, decided_by=world.lake)
@@ -856,7 +994,9 @@ class Retention(Publisher):
         due = retention.plan_due_letters(state, expired, timedelta(0), now, finished)
         content = {f.hour for branch in BRANCHES for f in self.letters.files(branch)}
         id = self.letters.new_id(f"{self.name}-{self.at}")
-        commit = retention.plan_expire_letters(table, state, due.leaving, content, id, now, self.most)
+        commit = retention.plan_expire_letters(
+            table, state, due.leaving, content, id, now, self.most
+        )
         done = replace(self, at="idle", letters=None, decided_by=None)
         if commit is None:
             yield "finds no dead letters to expire", world, done
@@ -872,11 +1012,17 @@ class Retention(Publisher):
 
 
 def finished_ids(world: World, lake: Lake) -> Confirmed:
-    """The decisions and dead letters that wait on a branch and are complete; of a world that does not follow them,
-    all."""
+    """The decisions and dead letters that wait on a branch and are complete; of a world that does
+    not follow them, all."""
     state = lake.state
     if world.letters is None:
-        return Confirmed(frozenset(row.decision_id for row in state.decisions), state.waiting_letters)
+        return Confirmed(
+            frozenset(row.decision_id for row in state.decisions), state.waiting_letters
+        )
     known = {row.decision_id for row in map(ledger_row, world.ledger)}
-    done = {str(item["id"]) for item in state.dead_letters if dead_letters.is_done(world.letters.table, item)}
+    done = {
+        str(item["id"])
+        for item in state.dead_letters
+        if dead_letters.is_done(world.letters.table, item)
+    }
     return Confirmed(frozenset(known), frozenset(done))

@@ -1,4 +1,5 @@
-"""What all explorations share: few snapshots, hours and ids are remembered, so that forgetting happens in them."""
+"""What all explorations share: few snapshots, hours and ids are remembered, so that forgetting
+happens in them."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(dead_letters, "_REMEMBERED", 1)
     monkeypatch.setattr(state_properties, "_WORTH_A_PROPERTY", 0)
     forget()
-    gc.disable()  # millions of small values without a cycle: looking through them takes a fifth of the time
+    # millions of small values without a cycle: looking through them takes a fifth of the time
+    gc.disable()
     yield
     gc.enable()
     forget()

@@ -115,8 +115,9 @@ class Holder(Publisher):
 
 @dataclass(frozen=True)
 class Eraser(Publisher):
-    """`anabranch erase`, which finds personal records: rows by their hashes, dead letters by a search. `again`: with a
-    request of those that arrived since. `former`: an hour of which former snapshots alone have some."""
+    """`anabranch erase`, which finds personal records: rows by their hashes, dead letters by a
+    search. `again`: with a request of those that arrived since. `former`: an hour of which former
+    snapshots alone have some."""
 
     at: str = "idle"
     again: bool = False
@@ -139,7 +140,11 @@ class Eraser(Publisher):
             yield "has something to finish", world, self.finishing()
         elif one is None:
             if held_hours(world, world.lake, new_erasure(world.kafka, state)) is None:
-                yield "asks for what is to be erased", world, replace(fresh, at="request", kafka=world.kafka)
+                yield (
+                    "asks for what is to be erased",
+                    world,
+                    replace(fresh, at="request", kafka=world.kafka),
+                )
         elif one.done is not None and self.again and has_more(world.kafka, state):
             yield "asks again", world, replace(fresh, at="request", kafka=world.kafka)
         elif one.done is None and is_waiting(world):
@@ -156,7 +161,9 @@ class Eraser(Publisher):
 
     def request(self, world: World) -> Iterator[Step]:
         assert self.lake is not None and self.kafka is not None
-        publish = erasure.plan_request(self.lake.state, new_erasure(self.kafka, self.lake.state), self.id)
+        publish = erasure.plan_request(
+            self.lake.state, new_erasure(self.kafka, self.lake.state), self.id
+        )
         assert publish is not None
         yield from self.publish(world, self.confirming(publish))
 
@@ -164,7 +171,9 @@ class Eraser(Publisher):
         """Find what is left, by the table that was loaded and the dead letters after it."""
         assert self.lake is not None
         state, letters = self.lake.state, world.letters
-        files = tuple(sorted({f for b in BRANCHES for f in self.lake.files(b)}, key=lambda f: f.file_path))
+        files = tuple(
+            sorted({f for b in BRANCHES for f in self.lake.files(b)}, key=lambda f: f.file_path)
+        )
         if rewritten := self.rewriting(world, files):
             new = tuple(f for _, f in rewritten if f is not None)
             begun = replace(self, at="swap_rows", done=rewritten, began=world.age)
@@ -172,7 +181,9 @@ class Eraser(Publisher):
             return
         loaded = replace(self, letters=letters, began=world.age)
         if letters is not None:
-            files = tuple(sorted({f for b in BRANCHES for f in letters.files(b)}, key=lambda f: f.file_path))
+            files = tuple(
+                sorted({f for b in BRANCHES for f in letters.files(b)}, key=lambda f: f.file_path)
+            )
             if rewritten := self.rewriting(world, files):
                 of_hours = Counter[str]()
                 found: dict[str, set[Row]] = {}
@@ -182,11 +193,21 @@ class Eraser(Publisher):
                 new_places = {h: rows for h, rows in new_places.items() if rows}
                 of_hours.update({h: len(rows) for h, rows in new_places.items()})
                 if new_places:
-                    by_hour = tuple((h, tuple(sorted(rows))) for h, rows in sorted(new_places.items()))
-                    yield f"finds dead letters {dict(of_hours)}", world, replace(self, at="place", found=by_hour)
+                    by_hour = tuple(
+                        (h, tuple(sorted(rows))) for h, rows in sorted(new_places.items())
+                    )
+                    yield (
+                        f"finds dead letters {dict(of_hours)}",
+                        world,
+                        replace(self, at="place", found=by_hour),
+                    )
                     return
                 new = tuple(f for _, f in rewritten if f is not None)
-                yield "writes dead letters", world.write(new), replace(loaded, at="swap_letters", done=rewritten)
+                yield (
+                    "writes dead letters",
+                    world.write(new),
+                    replace(loaded, at="swap_letters", done=rewritten),
+                )
                 return
         one = newest(state)
         assert one is not None
@@ -202,7 +223,9 @@ class Eraser(Publisher):
         else:
             yield "waits for the layers to read", world, self.restarted()
 
-    def rewriting(self, world: World, files: tuple[File, ...]) -> tuple[tuple[File, File | None], ...]:
+    def rewriting(
+        self, world: World, files: tuple[File, ...]
+    ) -> tuple[tuple[File, File | None], ...]:
         assert self.lake is not None
         done: list[tuple[File, File | None]] = []
         for f in files:
@@ -211,20 +234,26 @@ class Eraser(Publisher):
                 continue
             left = tuple(row for row in f.rows if row not in gone)
             path = f"{world.new_id(self.name)}/{f.file_path.replace('/', '-')}"
-            done.append((f, replace(f, file_path=path, rows=left, written=world.age) if left else None))
+            done.append(
+                (f, replace(f, file_path=path, rows=left, written=world.age) if left else None)
+            )
         return tuple(done)
 
     def unplaced(self, world: World, hour: str, rows: set[Row]) -> set[Row]:
         """The dead letters of an hour whose places are not known."""
         assert self.lake is not None
-        known = erasure.places_of(ledger.with_waiting(self.lake.state, hour, world.recorded(hour))).get(hour, set())
+        known = erasure.places_of(
+            ledger.with_waiting(self.lake.state, hour, world.recorded(hour))
+        ).get(hour, set())
         return {row for row in rows if row[:2] not in known}
 
     @property
     def rewritten(self) -> Mapping[str, Any]:
         return {old.file_path: new for old, new in self.done}
 
-    def decisions(self, world: World, found: Mapping[str, set[Row]], dead: bool) -> tuple[LedgerRow, ...]:
+    def decisions(
+        self, world: World, found: Mapping[str, set[Row]], dead: bool
+    ) -> tuple[LedgerRow, ...]:
         assert self.lake is not None
         state, one = self.lake.state, newest(self.lake.state)
         assert one is not None
@@ -278,11 +307,17 @@ class Eraser(Publisher):
         commit = erasure.plan_letters(
             self.letters.table, self.lake.state, self.rewritten, there, id, began, now
         )  # fmt: skip
-        after = world.commit_letters(self.letters, commit, self.stamped(world)) if commit is not None else None
+        after = (
+            world.commit_letters(self.letters, commit, self.stamped(world))
+            if commit is not None
+            else None
+        )
         if after is None:
             yield "is refused with dead letters", world, self.restarted()
         else:
-            after = replace(after, storage=after.storage | {f for _, f in self.done if f is not None})
+            after = replace(
+                after, storage=after.storage | {f for _, f in self.done if f is not None}
+            )
             yield "erases dead letters", after, self.restarted()
 
     def unserved(self, world: World) -> Iterator[Step]:
@@ -290,7 +325,9 @@ class Eraser(Publisher):
         state, one = self.lake.state, newest(self.lake.state)
         assert one is not None
         decisions = self.decisions(world, {self.former: set()}, dead=False)
-        yield from self.publish(world, self.confirming(erasure.plan_unserved(state, one, decisions, self.id, NOW)))
+        yield from self.publish(
+            world, self.confirming(erasure.plan_unserved(state, one, decisions, self.id, NOW))
+        )
 
     def finish(self, world: World) -> Iterator[Step]:
         assert self.lake is not None
@@ -325,12 +362,17 @@ def has_more(kafka: Kafka, state: State) -> bool:
 
 def is_recorded(world: World, state: State, one: Erasure, hour: str) -> bool:
     """Whether the ledger has, or is about to have, the files of former snapshots in an hour."""
-    rows = [row.erasure for row in ledger.with_waiting(state, hour, world.recorded(hour)) if row.erasure is not None]
+    rows = [
+        row.erasure
+        for row in ledger.with_waiting(state, hour, world.recorded(hour))
+        if row.erasure is not None
+    ]
     return any(said["id"] == one.id and said.get(erasure.UNSERVED) for said in rows)
 
 
 def held(world: World, lake: Lake, only: str) -> dict[tuple[str, Row], str]:
-    """The records that a request of a version is of and that a branch has, or a publish names: each with where."""
+    """The records that a request of a version is of and that a branch has, or a publish names: each
+    with where."""
     state, where = lake.state, dict[tuple[str, Row], str]()
     tables = [lake] if world.letters is None else [lake, world.letters]
     for table in tables:
@@ -341,7 +383,8 @@ def held(world: World, lake: Lake, only: str) -> dict[tuple[str, Row], str]:
         outstanding = [
             item
             for item in state.dead_letters
-            if dead_letters.is_due(state, item) and not dead_letters.is_done(world.letters.table, item)
+            if dead_letters.is_due(state, item)
+            and not dead_letters.is_done(world.letters.table, item)
         ]
         named = {path for item in outstanding for path in item["paths"]}
         files = tuple(f for f in world.storage if f.file_path in named)
@@ -361,7 +404,10 @@ def _check_one(before: World, after: World, one: Erasure) -> None:
     if before.lake.state.erasures.of(one.id) is None:
         hours = hours_with(before, before.lake, one) | unread_hours(before)
         if held_ones := {hour for hour in hours if before.lake.state.holds.of(hour) is not None}:
-            raise Violation(f"an erasure was requested while {sorted(held_ones)}, which have its records, were kept")
+            raise Violation(
+                f"an erasure was requested while {sorted(held_ones)}, which have its records, "
+                "were kept"
+            )
         return
     left = held(after, after.lake, one.id)
     if one.done is not None and left:
@@ -370,11 +416,16 @@ def _check_one(before: World, after: World, one: Erasure) -> None:
         return
     known = {row[:2] for _, row in held(before, before.lake, one.id)}
     state = after.lake.state
-    placed = {(hour, *place) for hour, places in erasure.places_of(_all_rows(after, state)).items() for place in places}
+    placed = {
+        (hour, *place)
+        for hour, places in erasure.places_of(_all_rows(after, state)).items()
+        for place in places
+    }
     back = {
         (what, row): where
         for (what, row), where in left.items()
-        if row[:2] not in known and (what == "rows" or any(place[1:] == row[:2] for place in placed))
+        if row[:2] not in known
+        and (what == "rows" or any(place[1:] == row[:2] for place in placed))
     }
     if back:
         raise Violation(f"records that were erased are back: {back}")
@@ -389,4 +440,6 @@ def check_rest(world: World) -> None:
     """At rest, every erasure is done. Raises Violation."""
     for one in world.lake.state.erasures.all:
         if one.done is None:
-            raise Violation(f"at rest, the erasure is not done: {held(world, world.lake, one.id)} are left")
+            raise Violation(
+                f"at rest, the erasure is not done: {held(world, world.lake, one.id)} are left"
+            )

@@ -1,4 +1,5 @@
-"""Exploring the model: every interleaving of a small setting, or random walks of a larger one, with promises kept.
+"""Exploring the model: every interleaving of a small setting, or random walks of a larger one, with
+promises kept.
 
 A counterexample is reported as the steps that lead to it.
 """
@@ -47,12 +48,15 @@ def one(value: T) -> T:
 def _steps(actor: Actor, world: World) -> list[Step]:
     key = (id(actor), id(world))
     if key not in _STEPS:
-        _STEPS[key] = [(step, one(after), one(changed)) for step, after, changed in actor.steps(world)]
+        _STEPS[key] = [
+            (step, one(after), one(changed)) for step, after, changed in actor.steps(world)
+        ]
     return _STEPS[key]
 
 
 def _crash(actor: Actor, world: World) -> tuple[str, World, Actor] | None:
-    """A kill -9 of an actor in a world that has one to come, unless the actor has nothing to lose."""
+    """A kill -9 of an actor in a world that has one to come, unless the actor has nothing to
+    lose."""
     key = (id(actor), id(world))
     if key not in _CRASHES:
         again, killed = one(actor.restarted()), replace(world, crashes=world.crashes - 1)
@@ -63,7 +67,8 @@ def _crash(actor: Actor, world: World) -> tuple[str, World, Actor] | None:
 
 @dataclass(frozen=True, eq=False)
 class Moment:
-    """A state of everything: the world, and what each actor remembers; both are the `one` of their kind."""
+    """A state of everything: the world, and what each actor remembers; both are the `one` of their
+    kind."""
 
     world: World
     actors: tuple[Actor, ...]
@@ -72,7 +77,11 @@ class Moment:
         return hash((id(self.world), *map(id, self.actors)))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Moment) and self.world is other.world and all(map(is_, self.actors, other.actors))
+        return (
+            isinstance(other, Moment)
+            and self.world is other.world
+            and all(map(is_, self.actors, other.actors))
+        )
 
     @staticmethod
     def of(world: World, actors: Iterable[Actor]) -> Moment:
@@ -128,12 +137,17 @@ def check_version(lake: Lake) -> None:
         cut = {(hour, p, o) for p, (s, e) in accepted.cut.ranges.items() for o in range(s, e)}
         served = {row for row in main if row[0] == hour}
         if served != cut:
-            raise Violation(f"{hour} is accepted as {accepted.cut.ranges}, main serves {sorted(served)}")
+            raise Violation(
+                f"{hour} is accepted as {accepted.cut.ranges}, main serves {sorted(served)}"
+            )
         # Rows of its look-back that it was not compared with may repeat its events.
         seen = {row[:2] for f in lake.files("batch") if f.hour == hour for row in f.seen}
         waits = {h for h in lookback(hour) if h not in accepted.unread and not state.is_accepted(h)}
         if served and (unseen := {(p, o) for h, p, o in main if h in waits} - seen):
-            raise Violation(f"{hour} was not compared with {sorted(unseen)} of its look-back, and nothing says so")
+            raise Violation(
+                f"{hour} was not compared with {sorted(unseen)} of its look-back, and nothing "
+                "says so"
+            )
     read = {(p, o) for p, end in state.position.offsets.items() for o in range(end)}
     # What a merge kept gives way to the speed layer's rows at once, when these cover the hour.
     if not state.retained_hours and (missing := read - gone - {(p, o) for _, p, o in main}):
@@ -141,20 +155,28 @@ def check_version(lake: Lake) -> None:
 
 
 def expired_places(lake: Lake) -> set[tuple[int, int]]:
-    """The offsets of the hours that have expired. Of one that is not remembered, those between its neighbours'."""
+    """The offsets of the hours that have expired. Of one that is not remembered, those between its
+    neighbours'."""
     state, timeline, places = lake.state, lake.state.timeline, set[tuple[int, int]]()
     ends = dict.fromkeys(timeline.start, 0)
     for hour in hours_between(timeline.first, timeline.open):
         following = state.cuts.get(shift(hour, 1))
         cut, begins = state.cuts.get(hour), dict(ends)
-        ends = cut.ends if cut is not None else following.starts if following is not None else timeline.start
+        ends = (
+            cut.ends
+            if cut is not None
+            else following.starts
+            if following is not None
+            else timeline.start
+        )
         if state.is_expired(hour):
             places |= {(p, o) for p, end in ends.items() for o in range(begins.get(p, 0), end)}
     return places
 
 
 def check_properties(lake: Lake) -> None:
-    """That the table has the properties that its snapshots refer to, whatever a process remembers of them."""
+    """That the table has the properties that its snapshots refer to, whatever a process remembers
+    of them."""
     if not lake.apart:
         return
     state_properties._READ.clear()
@@ -162,7 +184,9 @@ def check_properties(lake: Lake) -> None:
         try:
             state_properties.load_all(lake.table, dict(version.summary))
         except state_properties.StateGone as error:
-            raise Violation(f"snapshot {version.id} refers to a property that is gone: {error}") from error
+            raise Violation(
+                f"snapshot {version.id} refers to a property that is gone: {error}"
+            ) from error
 
 
 def stated(lake: Lake) -> Watermarks:
@@ -170,7 +194,8 @@ def stated(lake: Lake) -> Watermarks:
 
 
 def check_promises(before: Lake, after: Lake) -> None:
-    """What the table states downstream: hours that are accepted and, when it is stated again, the content of `main`.
+    """What the table states downstream: hours that are accepted and, when it is stated again, the
+    content of `main`.
 
     A partition that is new later may have records in an hour that was fresh before there were any.
     """
@@ -178,8 +203,14 @@ def check_promises(before: Lake, after: Lake) -> None:
     if now.complete_through is not None:
         promised = hours_between(timeline.first, shift(now.complete_through, 1))
         if waits := [h for h in promised if not state.is_accepted(h)]:
-            raise Violation(f"complete through {now.complete_through} is stated, {waits} are not accepted")
-    if now.fresh_through in (None, stated(before).fresh_through) or timeline.adoptions or after.accounts:
+            raise Violation(
+                f"complete through {now.complete_through} is stated, {waits} are not accepted"
+            )
+    if (
+        now.fresh_through in (None, stated(before).fresh_through)
+        or timeline.adoptions
+        or after.accounts
+    ):
         return
     assert now.fresh_through is not None
     last = shift(hour_of(now.fresh_through), -1)
@@ -212,13 +243,21 @@ def check_step(before: World, after: World) -> None:
         same_start = old.timeline.first_of_kafka == new.timeline.first_of_kafka
         # The first publish begins the table at the hour of the oldest record that waits.
         if not earlier or not (same_start or is_untouched(old.timeline, old.position)):
-            raise Violation(f"the table began with {old.timeline.first}, and begins with {new.timeline.first}")
+            raise Violation(
+                f"the table began with {old.timeline.first}, and begins with {new.timeline.first}"
+            )
         same_log = old.timeline.adoptions == new.timeline.adoptions
-        if same_log and any(new.position.offsets.get(p, 0) < o for p, o in old.position.offsets.items()):
-            raise Violation(f"the position moved back from {old.position.offsets} to {new.position.offsets}")
+        if same_log and any(
+            new.position.offsets.get(p, 0) < o for p, o in old.position.offsets.items()
+        ):
+            raise Violation(
+                f"the position moved back from {old.position.offsets} to {new.position.offsets}"
+            )
         for hour, cut in old.cuts.items():
             if new.cuts.get(hour, cut) != cut:
-                raise Violation(f"the cut of {hour} was {cut.ranges} and is {new.cuts[hour].ranges}")
+                raise Violation(
+                    f"the cut of {hour} was {cut.ranges} and is {new.cuts[hour].ranges}"
+                )
             if old.is_expired(hour) and not new.is_expired(hour):
                 raise Violation(f"{hour} had expired, and has not any more")
             if not new.is_sealed(hour) or (old.is_accepted(hour) and not new.is_accepted(hour)):
@@ -239,8 +278,8 @@ def check_step(before: World, after: World) -> None:
 
 
 def check_clocks(before: World, after: World) -> None:
-    """Promises of time: whatever a machine's clock says, nothing is stamped or decided ahead of the time by more than
-    two clocks may be apart."""
+    """Promises of time: whatever a machine's clock says, nothing is stamped or decided ahead of the
+    time by more than two clocks may be apart."""
     latest = millis(after.kafka.now + MAX_CLOCK_SKEW)
     if after.lake is not before.lake and after.lake.updated_ms > latest:
         raise Violation(f"the table is stamped {(after.lake.updated_ms - latest) / 1000} s ahead")
@@ -252,28 +291,37 @@ def check_clocks(before: World, after: World) -> None:
 
 
 def check_lifetimes(before: World, after: World) -> None:
-    """Promises of what the table remembers: what has a name stays readable, and the rest does not grow."""
+    """Promises of what the table remembers: what has a name stays readable, and the rest does not
+    grow."""
     lake = after.lake
     for ref in lake.refs:
         if ref.id not in lake.known or (gone := set(lake.known[ref.id].files) - after.storage):
-            raise Violation(f"{ref.name} cannot be read any more: {gone if ref.id in lake.known else 'no snapshot'}")
+            raise Violation(
+                f"{ref.name} cannot be read any more: "
+                f"{gone if ref.id in lake.known else 'no snapshot'}"
+            )
     staged = {dict(v.summary).get(WAP_ID) for v in lake.versions} - lake.ids_of_publishes - {None}
-    # Those that it keeps, what has a name or had one before the publish, what is staged with its parent, what a publish
-    # makes, and fences.
-    named = len({ref.name for of in (lake, before.lake) for ref in of.refs if not of.is_tag_of_a_head(ref)})
+    # Those that it keeps, what has a name or had one before the publish, what is staged with its
+    # parent, what a publish makes, and fences.
+    named = len(
+        {ref.name for of in (lake, before.lake) for ref in of.refs if not of.is_tag_of_a_head(ref)}
+    )
     most = plan_expiry.__defaults__[0] + named + 2 * len(staged) + len(BRANCHES) + 3
     if lake is not before.lake and len(lake.versions) > most and after.restored == before.restored:
         raise Violation(f"the table remembers {len(lake.versions)} snapshots")
 
 
 def check_actors(actors: Sequence[Actor]) -> None:
-    """Promises of turns: who has the way is not refused for ever, and the speed layer publishes between two turns."""
+    """Promises of turns: who has the way is not refused for ever, and the speed layer publishes
+    between two turns."""
     publishers = [a for a in actors if isinstance(a, Publisher)]
     for actor in publishers:
         if actor.turn is not None and actor.beaten >= len(publishers):
             raise Violation(f"{actor.name} has the way, and was refused {actor.beaten} times")
         if isinstance(actor, Speed) and actor.holds > 1:
-            raise Violation(f"{actor.name} waited for {actor.holds} turns and published nothing in between")
+            raise Violation(
+                f"{actor.name} waited for {actor.holds} turns and published nothing in between"
+            )
 
 
 def check_rest(world: World) -> None:
@@ -314,9 +362,11 @@ class Explored:
 
 
 def explore(world: World, actors: Sequence[Actor], at_most: int = 400_000) -> Explored:
-    """Visit every moment that can be reached, breadth first, so that a counterexample is a shortest one.
+    """Visit every moment that can be reached, breadth first, so that a counterexample is a shortest
+    one.
 
-    Raises Violation with the steps that lead to it, also for a moment from which no actor ever comes to rest.
+    Raises Violation with the steps that lead to it, also for a moment from which no actor ever
+    comes to rest.
     """
     first = Moment.of(world, actors)
     reached: dict[Moment, int] = {first: 0}
@@ -350,14 +400,17 @@ def explore(world: World, actors: Sequence[Actor], at_most: int = 400_000) -> Ex
                 onward.append([])
                 waiting.append(after)
                 if len(came) > at_most:
-                    raise RuntimeError(f"expected at most {at_most} moments, found more: make the setting smaller")
+                    raise RuntimeError(
+                        f"expected at most {at_most} moments, found more: make the setting smaller"
+                    )
             onward[number].append(seen)
     _check_that_all_come_to_rest(onward, rests, path)
     return Explored(len(came), len(rests), max(depth), counts)
 
 
 def walk(world: World, actors: Sequence[Actor], seed: int, at_most: int = 2_000) -> list[str]:
-    """One random run, until everybody is at rest; returns its steps. The seed gives the same run again."""
+    """One random run, until everybody is at rest; returns its steps. The seed gives the same run
+    again."""
     chance = random.Random(seed)
     moment, steps = Moment.of(world, actors), [f"seed {seed}"]
     busy, patience = 0, 0
@@ -383,7 +436,8 @@ def walk(world: World, actors: Sequence[Actor], seed: int, at_most: int = 2_000)
 
 
 def settle(world: World, *actors: Actor) -> World:
-    """The world once these actors came to rest, each running as long as it can: where an exploration may begin."""
+    """The world once these actors came to rest, each running as long as it can: where an
+    exploration may begin."""
     moment = Moment.of(world, actors)
     while following := moment.next():
         moment = following[0][1]
@@ -391,7 +445,8 @@ def settle(world: World, *actors: Actor) -> World:
 
 
 def forget() -> None:
-    """Forget what was computed: after a decision of the product was exchanged, or to free memory."""
+    """Forget what was computed: after a decision of the product was exchanged, or to free
+    memory."""
     Lake.forget()
     decide.cache_clear()
     check_version.cache_clear()
@@ -409,7 +464,9 @@ def _described(steps: list[str], check: Callable[..., None], *given: Any) -> Non
         raise Violation(_story(str(violation), steps)) from None
 
 
-def _described_step(path: Callable[..., list[str]], number: int, step: str, before: World, after: Moment) -> None:
+def _described_step(
+    path: Callable[..., list[str]], number: int, step: str, before: World, after: Moment
+) -> None:
     key = (id(before), id(after.world))
     try:
         # Moments of other actors pass from one of these worlds to the other too.
@@ -425,7 +482,9 @@ def _story(what: str, steps: list[str]) -> str:
     return "\n".join([what, *(f"{i:4} {step}" for i, step in enumerate(steps, 1))])
 
 
-def _check_that_all_come_to_rest(onward: list[list[int]], rests: list[int], path: Callable[..., list[str]]) -> None:
+def _check_that_all_come_to_rest(
+    onward: list[list[int]], rests: list[int], path: Callable[..., list[str]]
+) -> None:
     back: list[list[int]] = [[] for _ in onward]
     for number, others in enumerate(onward):
         for other in others:

@@ -25,8 +25,8 @@ def source(hour: str) -> tuple[tuple[int, int, int], ...]:
 
 @dataclass(frozen=True)
 class Importer(Publisher):
-    """Imports the `most` hours before the stream's first, one in a publish, newest first. It begins once the stream
-    has."""
+    """Imports the `most` hours before the stream's first, one in a publish, newest first. It begins
+    once the stream has."""
 
     at: str = "idle"
     most: int = 2

@@ -1,7 +1,8 @@
-"""The two layers of the model: the speed job and the batch job, step by step as `MicroBatches`, `Rebuilder` and `seal`.
+"""The two layers of the model: the speed job and the batch job, step by step as `MicroBatches`,
+`Rebuilder` and `seal`.
 
-What a layer remembers between two steps is what it loaded and asked; a plan is made again from that when it is needed,
-so that a memory is a small value.
+What a layer remembers between two steps is what it loaded and asked; a plan is made again from that
+when it is needed, so that a memory is a small value.
 """
 
 from __future__ import annotations
@@ -23,7 +24,16 @@ from anabranch.iceberg.snapshots import Staged
 from anabranch.iceberg.staging import Written
 from anabranch.offsets.hours import Cut, hour_of, shift
 from anabranch.offsets.position import Ranges, size
-from anabranch.protocol import coverage, dead_letters, erasure, ledger, publish_queue, retention, sealing, topic_change
+from anabranch.protocol import (
+    coverage,
+    dead_letters,
+    erasure,
+    ledger,
+    publish_queue,
+    retention,
+    sealing,
+    topic_change,
+)
 from anabranch.protocol.ledger_row import HourAccount
 from anabranch.protocol.merge import needs_merge
 from anabranch.protocol.publish import Publish
@@ -57,16 +67,23 @@ class Ahead:
 
     def values(self) -> dict[str, Any]:
         """What a speed layer remembers of the micro-batch that it is about to publish."""
-        kept = {"topic_id": self.topic_id, "split": self.split, "staged": self.staged, "dead": self.dead}
+        kept = {
+            "topic_id": self.topic_id,
+            "split": self.split,
+            "staged": self.staged,
+            "dead": self.dead,
+        }
         return kept | {"marks": self.marks}
 
 
 @dataclass(frozen=True)
 class Speed(Publisher):
-    """The speed job: comes back hour by hour, then takes micro-batches of at most `at_most` offsets a partition.
+    """The speed job: comes back hour by hour, then takes micro-batches of at most `at_most` offsets
+    a partition.
 
-    `early`: it stages the next one while one is being published, where it can. Its rows are files that nothing refers
-    to before they are published; or, `as_snapshot`, the files of a staged snapshot.
+    `early`: it stages the next one while one is being published, where it can. Its rows are files
+    that nothing refers to before they are published; or, `as_snapshot`, the files of a staged
+    snapshot.
     """
 
     at: str = "come_back"
@@ -94,8 +111,17 @@ class Speed(Publisher):
 
     def steps(self, world: World) -> list[Step]:
         steps = super().steps(world)
-        if self.early and self.at == "move" and self.doing == "stream" and self.staged and not self.ahead:
-            steps += [(f"{self.name} {step}", after, actor) for step, after, actor in self.stage_ahead(world)]
+        if (
+            self.early
+            and self.at == "move"
+            and self.doing == "stream"
+            and self.staged
+            and not self.ahead
+        ):
+            steps += [
+                (f"{self.name} {step}", after, actor)
+                for step, after, actor in self.stage_ahead(world)
+            ]
         return steps
 
     def come_back(self, world: World) -> Iterator[Step]:
@@ -114,7 +140,10 @@ class Speed(Publisher):
         step = speed_plan.plan_catch_up(state, position)
         log_starts = world.kafka.log_starts(topic)
         if not isinstance(step, Skip) and any(s > position[p] for p, s in log_starts.items()):
-            behind: tuple[tuple[str, ...], tuple[tuple[int, int], ...]] = ((), tuple(sorted(log_starts.items())))
+            behind: tuple[tuple[str, ...], tuple[tuple[int, int], ...]] = (
+                (),
+                tuple(sorted(log_starts.items())),
+            )
             yield (
                 f"finds the log to begin at {log_starts}",
                 world,
@@ -123,19 +152,35 @@ class Speed(Publisher):
             return
         if isinstance(step, Skip):
             behind = (step.hours, tuple(sorted(step.to.items())))
-            yield f"wants to skip to {step.to}", world, replace(fresh, at="ask", doing="skip", behind=behind)
+            yield (
+                f"wants to skip to {step.to}",
+                world,
+                replace(fresh, at="ask", doing="skip", behind=behind),
+            )
         elif isinstance(step, HourToRead):
-            first, *rest = [tuple(sorted(r.items())) for r in speed_plan.chunks(step.ranges, self.at_most)]
+            first, *rest = [
+                tuple(sorted(r.items())) for r in speed_plan.chunks(step.ranges, self.at_most)
+            ]
             pieces: dict[str, Any] = {"ranges": first, "rest": tuple(rest)}
-            yield f"wants to read {step.ranges}", world, replace(fresh, at="ask", doing="read", **pieces)
+            yield (
+                f"wants to read {step.ranges}",
+                world,
+                replace(fresh, at="ask", doing="read", **pieces),
+            )
         else:
             starts = tuple(sorted(position.items()))
-            yield f"streams from {position}", world, replace(fresh, at="stream", doing="stream", starts=starts)
+            yield (
+                f"streams from {position}",
+                world,
+                replace(fresh, at="stream", doing="stream", starts=starts),
+            )
 
     def stream(self, world: World) -> Iterator[Step]:
         starts = dict(self.starts)
         ends = {p: len(stamps) for p, stamps in enumerate(world.kafka.log)}
-        ranges = {p: (starts.get(p, 0), min(e, starts.get(p, 0) + self.at_most)) for p, e in ends.items()}
+        ranges = {
+            p: (starts.get(p, 0), min(e, starts.get(p, 0) + self.at_most)) for p, e in ends.items()
+        }
         if any(starts.get(p, 0) > e for p, e in ends.items()):
             # Spark's source ends the query then.
             yield "finds the log shorter than it was", world, self.restarted()
@@ -167,7 +212,11 @@ class Speed(Publisher):
             yield "has to ask again", world, replace(loaded, at="ask", last=world.lake)
         elif self.doing == "lost":
             planned = loaded.skipping_lost(decided)
-            step = f"decides to record {planned[1]} as lost" if planned else "decides to publish ends alone"
+            step = (
+                f"decides to record {planned[1]} as lost"
+                if planned
+                else "decides to publish ends alone"
+            )
             yield step, world, replace(loaded, at="move")
         elif self.doing == "skip":
             if loaded.skipping(decided) is None:
@@ -185,7 +234,11 @@ class Speed(Publisher):
         elif plan.next is Next.PUBLISH:
             yield f"decides to publish {plan.by_hour}", world, replace(self, at="move")
         elif plan.next is Next.DECIDE:
-            yield "decides to publish ends alone", self.discarding(world), replace(self.bare(), at="move")
+            yield (
+                "decides to publish ends alone",
+                self.discarding(world),
+                replace(self.bare(), at="move"),
+            )
         elif plan.next is Next.MERGE:
             yield "has to merge", world, replace(self, at="merge", back="ask")
         else:
@@ -222,7 +275,11 @@ class Speed(Publisher):
 
     def hear(self, world: World) -> Iterator[Step]:
         assert isinstance(self.staged, Written)
-        yield f"hears of {[*self.files]}", world, replace(self, at="ask", staged=self.heard(self.staged, world))
+        yield (
+            f"hears of {[*self.files]}",
+            world,
+            replace(self, at="ask", staged=self.heard(self.staged, world)),
+        )
 
     def heard(self, written: Written, world: World) -> Written:
         return written
@@ -239,7 +296,11 @@ class Speed(Publisher):
         if plan is None:
             return
         after, made = self.written(world, plan, decided)
-        yield f"stages {plan.by_hour} ahead", after, replace(actor, ahead=replace(made, ranges=tuple(ranges.items())))
+        yield (
+            f"stages {plan.by_hour} ahead",
+            after,
+            replace(actor, ahead=replace(made, ranges=tuple(ranges.items()))),
+        )
 
     def written(
         self, world: World, plan: Plan, decided: ResolvedState, again: bool = False
@@ -248,22 +309,33 @@ class Speed(Publisher):
         id, kafka, now = world.new_id(self.name, self.ids), world.kafka, self.stamped(world)
         topic_id = decided.position.topic_id
         read = {
-            h: tuple(r for r in kafka.read(ranges) if not is_left_out(world, decided.state, h, topic_id, r))
+            h: tuple(
+                r
+                for r in kafka.read(ranges)
+                if not is_left_out(world, decided.state, h, topic_id, r)
+            )
             for h, ranges in plan.by_hour.items()
         }
         marks = speed_plan.erasure_marks(decided.state, topic_id, plan.by_hour)
-        files = new_files(id, {h: [r for r in rows if r[2] not in kafka.malformed] for h, rows in read.items()})
+        files = new_files(
+            id, {h: [r for r in rows if r[2] not in kafka.malformed] for h, rows in read.items()}
+        )
         staged: Staged | Written | None
         if self.as_snapshot:
             after = world.stage(id, files, now)
             staged = after.lake.find_staged(id)
         else:
             files = tuple(replace(f, written=world.age) for f in files)
-            left = tuple(replace(f, file_path=f"{f.file_path}-again") for f in files) if again else ()
+            left = (
+                tuple(replace(f, file_path=f"{f.file_path}-again") for f in files) if again else ()
+            )
             after = replace(world.write((*files, *left)), retries=world.retries - again)
             staged = Written(id, NOW + world.age, of_one_try(files, left))  # type: ignore[arg-type]
         dead = None
-        letters = new_files(f"{id}-dead", {h: [r for r in rows if r[2] in kafka.malformed] for h, rows in read.items()})
+        letters = new_files(
+            f"{id}-dead",
+            {h: [r for r in rows if r[2] in kafka.malformed] for h, rows in read.items()},
+        )
         if letters and after.letters is not None:
             after = after.stage_letters(f"{id}-dead", letters, now)
             assert after.letters is not None
@@ -340,7 +412,9 @@ class Speed(Publisher):
 
     @property
     def needed(self) -> tuple[tuple[int, int], ...]:
-        return tuple((p, e) for p, (_, e) in self.ranges) if self.doing not in ("skip", "lost") else ()
+        return (
+            tuple((p, e) for p, (_, e) in self.ranges) if self.doing not in ("skip", "lost") else ()
+        )
 
     def landed(self) -> Publisher:
         assert self.lake is not None
@@ -358,11 +432,16 @@ class Speed(Publisher):
         return replace(self, at=back, last=self.lake, lake=None)
 
     def done(self) -> Publisher:
-        """After a micro-batch or a skip: the next piece, the next micro-batch, or back to the table."""
-        ended = replace(self.bare(), lake=None, kafka=None, last=None, ranges=(), behind=((), ()), holds=0)
+        """After a micro-batch or a skip: the next piece, the next micro-batch, or back to the
+        table."""
+        ended = replace(
+            self.bare(), lake=None, kafka=None, last=None, ranges=(), behind=((), ()), holds=0
+        )
         ended = replace(ended, clock=timedelta(0))
         if self.ahead is not None:
-            return replace(ended, at="ask", ahead=None, ranges=self.ahead.ranges, **self.ahead.values())
+            return replace(
+                ended, at="ask", ahead=None, ranges=self.ahead.ranges, **self.ahead.values()
+            )
         if self.doing == "stream":
             return replace(ended, at="stream", starts=tuple((p, e) for p, (_, e) in self.ranges))
         if self.doing == "read" and self.rest:
@@ -376,13 +455,15 @@ def discarded(world: World, staged: Staged | Written | None) -> World:
 
 
 def of_one_try(files: tuple[File, ...], left: tuple[File, ...]) -> tuple[File, ...]:
-    """What a driver knows of the files of its tasks: those of the tries that ended well, not what others `left`."""
+    """What a driver knows of the files of its tasks: those of the tries that ended well, not what
+    others `left`."""
     return files
 
 
 @dataclass(frozen=True)
 class RollUp(Publisher):
-    """The speed job between its micro-batches, or another speed job: puts an hour's files together, `runs` times.
+    """The speed job between its micro-batches, or another speed job: puts an hour's files together,
+    `runs` times.
 
     Any two files are enough; of many, all become one.
     """
@@ -401,7 +482,9 @@ class RollUp(Publisher):
         for hour, files in sorted(self.there(world.lake).items()):
             if not self.runs or len(files) < 2 or not compaction_plan.is_served(state, hour):
                 continue
-            new = rolled_up(f"{world.new_id(self.name)}/{hour[-3:]}", tuple(files.values()), world.age)
+            new = rolled_up(
+                f"{world.new_id(self.name)}/{hour[-3:]}", tuple(files.values()), world.age
+            )
             done: Any = (Rewritten(new, tuple(files.values())),)  # type: ignore[arg-type]
             begun = replace(self, at="check", runs=self.runs - 1, began=world.age, done=done)
             yield f"writes {new}", world.write((new,)) if world.orphans else world, begun
@@ -422,17 +505,25 @@ class RollUp(Publisher):
         assert self.lake is not None
         id = self.lake.new_id(f"{self.name}-{self.at}")
         return compaction_plan.plan_replacement(
-            self.lake.state, self.done, self.there(self.lake), NOW + self.began, NOW + self.checked, id
+            self.lake.state,
+            self.done,
+            self.there(self.lake),
+            NOW + self.began,
+            NOW + self.checked,
+            id,
         )
 
     def there(self, lake: Lake) -> Any:
         main = set(lake.files("main"))
         return {
-            h: {path: f for path, f in files.items() if f in main} for h, files in lake.files_by_hour("speed").items()
+            h: {path: f for path, f in files.items() if f in main}
+            for h, files in lake.files_by_hour("speed").items()
         }
 
     def landed(self) -> Publisher:
-        return replace(self, at="idle", lake=None, began=timedelta(0), checked=timedelta(0), done=())
+        return replace(
+            self, at="idle", lake=None, began=timedelta(0), checked=timedelta(0), done=()
+        )
 
     def followed_by(self, then: Publisher) -> Publisher:
         return then
@@ -443,8 +534,8 @@ class RollUp(Publisher):
 
 @dataclass(frozen=True)
 class Batch(Publisher):
-    """The batch job: seals what has ended, accepts what is empty, rebuilds what waits; restates up to `restates` hours,
-    any, or those of `choice` in its order."""
+    """The batch job: seals what has ended, accepts what is empty, rebuilds what waits; restates up
+    to `restates` hours, any, or those of `choice` in its order."""
 
     at: str = "idle"
     restates: int = 0
@@ -479,18 +570,25 @@ class Batch(Publisher):
         }
 
     def waiting(self, world: World) -> list[str]:
-        lost = {row.hour for row in map(ledger_row, world.ledger) if row.decision == "refused"} - self.found_again(
-            world
-        )
+        lost = {
+            row.hour for row in map(ledger_row, world.ledger) if row.decision == "refused"
+        } - self.found_again(world)
         hopeless = self.given_up & world.bad | lost - world.bad
         return [h for h in batch_plan.waiting_hours(world.lake.state) if h not in hopeless]
 
     def found_again(self, world: World) -> set[str]:
-        """The hours that were refused while the stream read another log, and that it can read now."""
+        """The hours that were refused while the stream read another log, and that it can read
+        now."""
         refused = [row for row in map(ledger_row, world.ledger) if row.decision == "refused"]
-        while_away = {row.hour: row.cut for row in refused if (row.reason or "").startswith("Kafka no longer")}
+        while_away = {
+            row.hour: row.cut for row in refused if (row.reason or "").startswith("Kafka no longer")
+        }
         timeline, id = world.lake.state.timeline, world.lake.state.position.topic_id
-        return {h for h, cut in while_away.items() if cut and not topic_change.gone_from_kafka(timeline, id, h, cut)}
+        return {
+            h
+            for h, cut in while_away.items()
+            if cut and not topic_change.gone_from_kafka(timeline, id, h, cut)
+        }
 
     def idle(self, world: World) -> Iterator[Step]:
         state = world.lake.state
@@ -502,14 +600,22 @@ class Batch(Publisher):
             yield "starts", world, replace(fresh, at="ask")
         for hour in batch_plan.plan_recheck(state):
             if hour not in self.given_up & world.bad:
-                yield f"decides {hour} again", world, replace(fresh, at="rebuild", todo=(hour,), restating=True)
+                yield (
+                    f"decides {hour} again",
+                    world,
+                    replace(fresh, at="rebuild", todo=(hour,), restating=True),
+                )
         if self.restates:
             # Also those that are no longer remembered one by one, which the ledger knows.
-            forgotten = {row.hour for row in map(ledger_row, world.ledger) if state.is_accepted(row.hour)}
+            forgotten = {
+                row.hour for row in map(ledger_row, world.ledger) if state.is_accepted(row.hour)
+            }
             for hour in sorted(forgotten.union(state.accepted)):
                 if hour not in (self.choice[:1] or (hour,)):
                     continue
-                begun = replace(fresh, at="rebuild", todo=(hour,), restating=True, restates=self.restates - 1)
+                begun = replace(
+                    fresh, at="rebuild", todo=(hour,), restating=True, restates=self.restates - 1
+                )
                 begun = replace(begun, choice=self.choice[1:])
                 yield f"restates {hour}", world, begun
 
@@ -560,7 +666,9 @@ class Batch(Publisher):
             empty = batch_plan.empty_hours(world.lake.state, hours)
             rest = tuple(h for h in hours if h not in empty)
             loaded = replace(self, todo=rest, lake=world.lake)
-            following = replace(loaded, at="empty") if empty else self.leaving(loaded.following(rest))
+            following = (
+                replace(loaded, at="empty") if empty else self.leaving(loaded.following(rest))
+            )
             yield f"lists {hours}", world, following
         else:
             yield "has to merge", world, replace(self, at="merge", back="recover")
@@ -576,7 +684,13 @@ class Batch(Publisher):
     # Rebuild
 
     def following(self, todo: tuple[str, ...]) -> Publisher:
-        forgotten: dict[str, Any] = {"cut": (), "before": 0, "lookback": frozenset(), "unread": (), "seen": frozenset()}
+        forgotten: dict[str, Any] = {
+            "cut": (),
+            "before": 0,
+            "lookback": frozenset(),
+            "unread": (),
+            "seen": frozenset(),
+        }
         forgotten |= {"read": frozenset()}
         ended = replace(self, todo=todo, staged=None, lake=None, **forgotten)
         ended = replace(ended, topic_id="t", counts="{}", dead=None)
@@ -600,9 +714,12 @@ class Batch(Publisher):
         return read | erasure.marks_of(lake.state, self.todo[0], cut)
 
     def remembering(self, world: World, state: State) -> State:
-        """The state in which the hour is remembered: of one that is not any more, the ledger says what is accepted."""
+        """The state in which the hour is remembered: of one that is not any more, the ledger says
+        what is accepted."""
         return ledger.plan_remembering(
-            state, self.todo[:1], lambda hour: ledger.last_accepted(world.recorded(hour)) if world.letters else None
+            state,
+            self.todo[:1],
+            lambda hour: ledger.last_accepted(world.recorded(hour)) if world.letters else None,
         )
 
     def rebuild(self, world: World) -> Iterator[Step]:
@@ -626,7 +743,12 @@ class Batch(Publisher):
             before=accepted.revision if accepted is not None else 0,
             lookback=self.lookback_files(world.lake, unread),
             unread=unread,
-            seen=frozenset(row for h in lookback(hour) for f in world.lake.files_of("main", h) for row in f.rows),
+            seen=frozenset(
+                row
+                for h in lookback(hour)
+                for f in world.lake.files_of("main", h)
+                for row in f.rows
+            ),
             lake=world.lake if world.letters else None,
         )
         gone = topic_change.gone_from_kafka(state.timeline, state.position.topic_id, hour, cut)
@@ -638,7 +760,9 @@ class Batch(Publisher):
     def refusing(self, world: World, id: str, reason: str) -> Iterator[Step]:
         """The ledger's row of a refusal, in a step of its own as in the product."""
         hour, cut = self.todo[0], Cut(self.topic_id, dict(self.cut))
-        row = ledger.decision(hour, "refused", self.before + 1, cut, world.kafka.now, f"{id}-{hour}", reason=reason)
+        row = ledger.decision(
+            hour, "refused", self.before + 1, cut, world.kafka.now, f"{id}-{hour}", reason=reason
+        )
         yield f"refuses {hour}: {reason}", world.record([row]), self.following(self.todo[1:])
 
     def stage(self, world: World) -> Iterator[Step]:
@@ -657,28 +781,38 @@ class Batch(Publisher):
         files = tuple(replace(f, seen=self.seen) for f in new_files(id, {hour: read.good}))
         after = world.stage(id, files, now)
         if read.dead and after.letters is not None:
-            after = after.stage_letters(f"{id}-dead", new_files(f"{id}-dead", {hour: read.dead}), now)
+            after = after.stage_letters(
+                f"{id}-dead", new_files(f"{id}-dead", {hour: read.dead}), now
+            )
         staged = after.lake.find_staged(id)
         staged_dead = after.letters.find_staged(f"{id}-dead") if after.letters is not None else None
         if hour in world.bad:
             refused = replace(self, given_up=self.given_up | {hour}).following(self.todo[1:])
             yield f"refuses {hour}", after.discard(staged).discard_letters(staged_dead), refused
         elif objections := read.balance.disallowed(self.allow_gaps):
-            yield from self.refusing(after.discard(staged).discard_letters(staged_dead), id, "; ".join(objections))
+            yield from self.refusing(
+                after.discard(staged).discard_letters(staged_dead), id, "; ".join(objections)
+            )
         else:
             account = replace(read.balance.counts, partitions=read.balance.partitions)
             counts = json.dumps(account.as_dict()) if world.letters else "{}"
-            done = replace(actor, at="verdict", staged=staged, dead=staged_dead, counts=counts, lake=None)
+            done = replace(
+                actor, at="verdict", staged=staged, dead=staged_dead, counts=counts, lake=None
+            )
             done = replace(done, read=done.read_by_speed(self.lake or world.lake))
             yield f"stages {[*files]}", after, done
 
     def has_letters_to_finish(self, world: World, cut: Cut) -> bool:
-        """Whether Kafka lacks records of the hour, and dead letters wait that may have been some of them."""
+        """Whether Kafka lacks records of the hour, and dead letters wait that may have been some of
+        them."""
         # The process that dropped an entry from the table saw it done.
         named, waiting = (
-            {str(item["id"]) for item in lake.state.dead_letters} for lake in (self.lake or world.lake, world.lake)
+            {str(item["id"]) for item in lake.state.dead_letters}
+            for lake in (self.lake or world.lake, world.lake)
         )
-        return bool(named & waiting - self.confirmed.letters) and balance.has_missing(cut.ranges, given(world, cut))
+        return bool(named & waiting - self.confirmed.letters) and balance.has_missing(
+            cut.ranges, given(world, cut)
+        )
 
     def discarding(self, world: World) -> World:
         return world.discard(self.staged).discard_letters(self.dead)
@@ -687,9 +821,14 @@ class Batch(Publisher):
         assert self.staged is not None
         hour, state = self.todo[0], self.remembering(world, world.lake.state)
         verdict = batch_plan.check_publish(
-            state, hour, Cut(self.topic_id, dict(self.cut)), self.before, self.staged.wap_id,
-            self.lookback_files(world.lake, self.unread) | self.read_by_speed(world.lake), self.lookback | self.read,
-        )  # fmt: skip
+            state,
+            hour,
+            Cut(self.topic_id, dict(self.cut)),
+            self.before,
+            self.staged.wap_id,
+            self.lookback_files(world.lake, self.unread) | self.read_by_speed(world.lake),
+            self.lookback | self.read,
+        )
         step = f"{hour}: {verdict.value}"
         if verdict is batch_plan.PublishCheck.PUBLISH:
             yield step, world, replace(self, at="accept", lake=world.lake)
@@ -712,7 +851,9 @@ class Batch(Publisher):
         rebuilt = batch_plan.Rebuilt(
             hour, accepted, self.staged, letters, HourAccount.from_dict(json.loads(self.counts))
         )
-        yield from self.publish(world, self.confirming(batch_plan.plan_publish(state, [rebuilt], now)))
+        yield from self.publish(
+            world, self.confirming(batch_plan.plan_publish(state, [rebuilt], now))
+        )
 
     def landed(self) -> Publisher:
         fresh = replace(self, lake=None)
@@ -722,4 +863,6 @@ class Batch(Publisher):
 
     def refused(self) -> Publisher:
         back = {"seal": "ask", "empty": "recover", "accept": "verdict"}[self.at]
-        return replace(self, at=back, last=self.lake if back == "ask" else None, lake=None, joins=False)
+        return replace(
+            self, at=back, last=self.lake if back == "ask" else None, lake=None, joins=False
+        )

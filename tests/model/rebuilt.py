@@ -1,4 +1,5 @@
-"""What a rebuild of the model reads of an hour, as `HourReader` does, and the account that it closes over it."""
+"""What a rebuild of the model reads of an hour, as `HourReader` does, and the account that it
+closes over it."""
 
 from __future__ import annotations
 
@@ -26,8 +27,12 @@ class Read:
 
 
 def read_hour(world: World, lake: Lake, hour: str, cut: Cut, before: int) -> Read | None:
-    """Each record of the cut in any source, over revision `before`; None where Kafka has another log."""
-    gone = topic_change.gone_from_kafka(lake.state.timeline, lake.state.position.topic_id, hour, cut) is not None
+    """Each record of the cut in any source, over revision `before`; None where Kafka has another
+    log."""
+    gone = (
+        topic_change.gone_from_kafka(lake.state.timeline, lake.state.position.topic_id, hour, cut)
+        is not None
+    )
     starts = world.kafka.log_starts(Topic(TOPIC, cut.topic_id, ()))
     there = {} if gone else trim(cut.ranges, starts)
     if size(there) and (world.kafka.id != cut.topic_id or not world.kafka.holds(there)):
@@ -48,18 +53,32 @@ def read_hour(world: World, lake: Lake, hour: str, cut: Cut, before: int) -> Rea
         for row in (row for row in letters if _is_in(row, cut.ranges) and row[:2] not in places):
             # Its bytes are decoded again; a row was judged when it was accepted.
             (dead if row[2] in world.kafka.malformed else good).append(row)
-    erased = [row for row in (*good, *dead) if is_left_out(world, lake.state, hour, cut.topic_id, row)]
-    good, dead = [row for row in good if row not in erased], [row for row in dead if row not in erased]
-    # Offsets in no source: before the log's start, and behind it, where the log's batches show the class.
+    erased = [
+        row for row in (*good, *dead) if is_left_out(world, lake.state, hour, cut.topic_id, row)
+    ]
+    good, dead = (
+        [row for row in good if row not in erased],
+        [row for row in dead if row not in erased],
+    )
+    # Offsets in no source: before the log's start, and behind it, where the log's batches show the
+    # class.
     held = {row[:2] for row in (*good, *dead, *erased)}
-    missing = {p: {o for o in range(s, e) if (p, o) not in held} for p, (s, e) in cut.ranges.items()}
-    in_kafka = {p: {o for o in offsets if _is_in((p, o, 0), there)} for p, offsets in missing.items()}
+    missing = {
+        p: {o for o in range(s, e) if (p, o) not in held} for p, (s, e) in cut.ranges.items()
+    }
+    in_kafka = {
+        p: {o for o in offsets if _is_in((p, o, 0), there)} for p, offsets in missing.items()
+    }
     lost = {p: n for p, offsets in missing.items() if (n := len(offsets - in_kafka[p]))}
     seen: dict[str, Offsets] = {}
     for p, offsets in in_kafka.items():
         for name, counts in world.kafka.look(p, offsets).items():
             seen[name] = balance.plus(seen.get(name, {}), counts)
-    accounts = ledger.partitions_before(lake.state, hour, world.recorded(hour)) if world.letters is not None else {}
+    accounts = (
+        ledger.partitions_before(lake.state, hour, world.recorded(hour))
+        if world.letters is not None
+        else {}
+    )
     gaps = balance.classify_gaps({p: len(offsets) for p, offsets in in_kafka.items()}, seen)
     read_again = _by_partition(erased)
     left_out, lost, gaps = balance.classify_erased(lost, gaps, accounts, read_again)
@@ -73,14 +92,16 @@ def read_hour(world: World, lake: Lake, hour: str, cut: Cut, before: int) -> Rea
 
 
 def is_left_out(world: World, state: State, hour: str, topic_id: str, row: Row) -> bool:
-    """Whether a layer that stages by a state leaves a record out as erased: by its value, which is not found in a
-    malformed one; or by its place, which the ledger has or is about to get."""
+    """Whether a layer that stages by a state leaves a record out as erased: by its value, which is
+    not found in a malformed one; or by its place, which the ledger has or is about to get."""
     covering = state.erasures.covering(hour, topic_id, {row[0]: (row[1], row[1] + 1)})
     if not covering or row[2] not in world.kafka.personal:
         return False
     if row[2] not in world.kafka.malformed:
         return True
-    return row[:2] in erasure.places_of(ledger.with_waiting(state, hour, world.recorded(hour))).get(hour, ())
+    return row[:2] in erasure.places_of(ledger.with_waiting(state, hour, world.recorded(hour))).get(
+        hour, ()
+    )
 
 
 def given(world: World, cut: Cut) -> Offsets:
@@ -107,4 +128,6 @@ def _by_partition(rows: list[Row]) -> Offsets:
 def _counted(rows: list[Row], ranges: Ranges) -> Counted:
     """As `counting.count` counts staged files."""
     inside = {row[:2] for row in rows if _is_in(row, ranges)}
-    return Counted(dict(Counter(p for p, _ in inside)), len(rows), sum(not _is_in(row, ranges) for row in rows))
+    return Counted(
+        dict(Counter(p for p, _ in inside)), len(rows), sum(not _is_in(row, ranges) for row in rows)
+    )

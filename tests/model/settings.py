@@ -48,18 +48,35 @@ def broker(*script: Event) -> Broker:
 
 
 def at_random(seed: int) -> tuple[World, list[Actor]]:
-    """A larger setting: two partitions and perhaps a third, about four hours, two of each layer, everybody else too."""
+    """A larger setting: two partitions and perhaps a third, about four hours, two of each layer,
+    everybody else too."""
     chance = random.Random(seed)
     grace = timedelta(minutes=chance.choice([0, 2, 90]))
     hours = [shift(H0, i) for i in range(4)]
-    wishes = tuple((chance.choice(hours), chance.choice(["speed", "batch", None])) for _ in range(chance.randrange(5)))
+    wishes = tuple(
+        (chance.choice(hours), chance.choice(["speed", "batch", None]))
+        for _ in range(chance.randrange(5))
+    )
     at_most = chance.choice([1, 2, 5])
     at_once = chance.choice([None, 1, 2])
     staging: list[Any] = [{"as_snapshot": chance.random() < 0.25} for _ in range(2)]
     actors: list[Actor] = [
         Broker("kafka", script=script_at_random(chance)),
-        Speed("speed", at_most=at_most, at_once=at_once, skew=skew(chance), early=chance.random() < 0.7, **staging[0]),
-        Batch("batch", grace=grace, at_once=at_once, restates=chance.choice([0, 1, 3]), skew=skew(chance)),
+        Speed(
+            "speed",
+            at_most=at_most,
+            at_once=at_once,
+            skew=skew(chance),
+            early=chance.random() < 0.7,
+            **staging[0],
+        ),
+        Batch(
+            "batch",
+            grace=grace,
+            at_once=at_once,
+            restates=chance.choice([0, 1, 3]),
+            skew=skew(chance),
+        ),
     ]
     others = [
         Speed("rival", at_most=at_most, skew=skew(chance), **staging[1]),
@@ -67,7 +84,9 @@ def at_random(seed: int) -> tuple[World, list[Actor]]:
         Operator("operator", wishes=wishes, patient=chance.random() < 0.8),  # type: ignore[arg-type]
         Merger("merger", runs=2),
         RollUp("rollup", runs=4),
-        Maintenance("maintenance", runs=3, later=chance.choice([timedelta(0), timedelta(hours=25)])),
+        Maintenance(
+            "maintenance", runs=3, later=chance.choice([timedelta(0), timedelta(hours=25)])
+        ),
         Nights(runs=6),
     ]
     actors += [other for other in others if chance.random() < 0.6]
@@ -86,8 +105,11 @@ def at_random(seed: int) -> tuple[World, list[Actor]]:
     return world, [*actors, Network("network")]
 
 
-def with_accounts(chance: random.Random, world: World, actors: list[Actor]) -> tuple[World, list[Actor]]:
-    """The same with dead letters and the ledger, and with records that are malformed or that retention takes."""
+def with_accounts(
+    chance: random.Random, world: World, actors: list[Actor]
+) -> tuple[World, list[Actor]]:
+    """The same with dead letters and the ledger, and with records that are malformed or that
+    retention takes."""
     fresh = new_world(partitions=2, accounts=True)
     world = replace(world, lake=fresh.lake, letters=fresh.letters)
     script, records = list[Event](), 0
@@ -117,7 +139,8 @@ def skew(chance: random.Random) -> timedelta:
 
 
 def script_at_random(chance: random.Random) -> tuple[Event, ...]:
-    """Records around the ends of hours, on time, late and early; in the end all hours have ended and are fixed."""
+    """Records around the ends of hours, on time, late and early; in the end all hours have ended
+    and are fixed."""
     events: list[Event] = []
     for _ in range(chance.randrange(4, 14)):
         if chance.random() < 0.65:
@@ -128,4 +151,12 @@ def script_at_random(chance: random.Random) -> tuple[Event, ...]:
     if chance.random() < 0.3:
         events.insert(chance.randrange(len(events) + 1), ("restore",))
     # Records at the end, so that a speed layer finds out what became of its branch.
-    return (*events, ("tick", 60), ("mend",), ("record", 0, 0), ("record", 1, 0), ("record", 2, 0), ("tick", 150))
+    return (
+        *events,
+        ("tick", 60),
+        ("mend",),
+        ("record", 0, 0),
+        ("record", 1, 0),
+        ("record", 2, 0),
+        ("tick", 150),
+    )

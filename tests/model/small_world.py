@@ -1,7 +1,9 @@
-"""The world of the model: a Kafka log, a table, and storage, each a value; a change gives a new one.
+"""The world of the model: a Kafka log, a table, and storage, each a value; a change gives a new
+one.
 
-The table does what Iceberg promises and no more: a commit lands whole when the heads that it names are still the
-heads, and is refused otherwise. It is read by the product's own `read_state`, from PyIceberg's own objects.
+The table does what Iceberg promises and no more: a commit lands whole when the heads that it names
+are still the heads, and is refused otherwise. It is read by the product's own `read_state`, from
+PyIceberg's own objects.
 """
 
 from __future__ import annotations
@@ -52,7 +54,8 @@ TOPIC = "events"
 COMMITS = "model.commits"
 """A property of a table whose commits are counted."""
 APART = "model.apart"
-"""A property of a table whose branches say in table properties all that is not new with each publish."""
+"""A property of a table whose branches say in table properties all that is not new with each
+publish."""
 Row = tuple[int, int, int]
 """A record: its partition, its offset, and its number, since offsets may begin again."""
 Properties = frozenset[tuple[str, str]]
@@ -67,7 +70,8 @@ class Violation(AssertionError):
 
 
 class Record(NamedTuple):
-    """A record of the log: its timestamp, and which of all records that Kafka ever accepted it is."""
+    """A record of the log: its timestamp, and which of all records that Kafka ever accepted it
+    is."""
 
     stamp: int
     number: int
@@ -75,13 +79,14 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True)
 class Kafka:
-    """The topic's log by partition, from `starts` on what can still be read of it, and a clock that reads it.
+    """The topic's log by partition, from `starts` on what can still be read of it, and a clock that
+    reads it.
 
-    `malformed` records are none that the stream's rules can read. `silent` are the records, by number, that no reader
-    is given, each with the class that the log's batches show: a control record, or what compaction took. `past` are the
-    records of logs that ended, with their topic's id: of a recreated topic, or behind the place where a log
-    lost its end. `others` are the logs of other topics, which the stream's file may name, by topic id, with their
-    starts.
+    `malformed` records are none that the stream's rules can read. `silent` are the records, by
+    number, that no reader is given, each with the class that the log's batches show: a control
+    record, or what compaction took. `past` are the records of logs that ended, with their topic's
+    id: of a recreated topic, or behind the place where a log lost its end. `others` are the logs of
+    other topics, which the stream's file may name, by topic id, with their starts.
     """
 
     log: tuple[tuple[Record, ...], ...]
@@ -97,13 +102,20 @@ class Kafka:
     personal: frozenset[int] = frozenset()
 
     def append_personal(self, partition: int, minutes: int, malformed: bool = False) -> Kafka:
-        """The same with a value which is to be erased; no reader finds it in one that is malformed."""
-        return replace(self.append(partition, minutes, malformed), personal=self.personal | {self.accepted})
+        """The same with a value which is to be erased; no reader finds it in one that is
+        malformed."""
+        return replace(
+            self.append(partition, minutes, malformed), personal=self.personal | {self.accepted}
+        )
 
     def append(self, partition: int, minutes: int, malformed: bool = False) -> Kafka:
-        """One record, stamped `minutes` from now; to a partition that is not there yet, with that partition."""
+        """One record, stamped `minutes` from now; to a partition that is not there yet, with that
+        partition."""
         log = [*self.log, *(() for _ in range(len(self.log), partition + 1))]
-        log[partition] = (*log[partition], Record(millis(self.now + minutes * MINUTE), self.accepted))
+        log[partition] = (
+            *log[partition],
+            Record(millis(self.now + minutes * MINUTE), self.accepted),
+        )
         known = self.malformed | {self.accepted} if malformed else self.malformed
         return replace(self, log=tuple(log), accepted=self.accepted + 1, malformed=known)
 
@@ -114,23 +126,29 @@ class Kafka:
         return replace(self, starts=tuple(starts[p] for p in sorted(starts)))
 
     def end_transaction(self, partition: int) -> Kafka:
-        """The control record that ends a transaction, as a record of the log that no reader is given."""
+        """The control record that ends a transaction, as a record of the log that no reader is
+        given."""
         return replace(self.append(partition, 0), silent=self.silent | {(self.accepted, "control")})
 
     def compact(self, partition: int, offset: int) -> Kafka:
-        """The log cleaner took one record out of the middle of the log, if it is one that was there."""
+        """The log cleaner took one record out of the middle of the log, if it is one that was
+        there."""
         is_there = self.start(partition) <= offset < len(self.log[partition])
         if not is_there or self.shown(partition, offset) is not None:
             return self
-        return replace(self, silent=self.silent | {(self.log[partition][offset].number, "compacted")})
+        return replace(
+            self, silent=self.silent | {(self.log[partition][offset].number, "compacted")}
+        )
 
     def look(self, partition: int, offsets: Iterable[int]) -> Mapping[str, Mapping[int, int]]:
-        """What the log's batches show of offsets that were not given: how many of each class, by partition."""
+        """What the log's batches show of offsets that were not given: how many of each class, by
+        partition."""
         shown = Counter(name for o in offsets if (name := self.shown(partition, o)) is not None)
         return {name: {partition: n} for name, n in shown.items()}
 
     def shown(self, partition: int, offset: int) -> str | None:
-        """Of which class the log's batches show an offset to be; None for a record that readers are given."""
+        """Of which class the log's batches show an offset to be; None for a record that readers are
+        given."""
         return self._classes.get(self.log[partition][offset].number)
 
     @cached_property
@@ -153,22 +171,30 @@ class Kafka:
         return replace(self, log=((),) * len(self.log), id=id, starts=(), past=past)
 
     def switched(self, id: str) -> Kafka:
-        """The topic that the stream's file names from now on; its log is empty when it is named for the first time."""
-        known = {other: (log, starts) for other, log, starts in (*self.others, (self.id, self.log, self.starts))}
+        """The topic that the stream's file names from now on; its log is empty when it is named for
+        the first time."""
+        known = {
+            other: (log, starts)
+            for other, log, starts in (*self.others, (self.id, self.log, self.starts))
+        }
         log, starts = known.pop(id, (((),) * len(self.log), ()))
         others = tuple((other, *rest) for other, rest in sorted(known.items()))
         return replace(self, log=log, id=id, starts=starts, others=others)
 
     def without_end(self, partition: int, end: int) -> Kafka:
         """The same topic after a partition lost all that lay behind an offset."""
-        log = tuple(records[:end] if p == partition else records for p, records in enumerate(self.log))
+        log = tuple(
+            records[:end] if p == partition else records for p, records in enumerate(self.log)
+        )
         left = set(self._rows(log))
         past = (*self.past, *((row, self.id) for row in self._rows(self.log) if row not in left))
         return replace(self, log=log, past=past)
 
     def is_read_at(self, position: Position) -> bool:
         """Whether a position is one of this log, by all visible evidence."""
-        return position.topic_id == self.id and all(o <= len(self.log[p]) for p, o in position.offsets.items())
+        return position.topic_id == self.id and all(
+            o <= len(self.log[p]) for p, o in position.offsets.items()
+        )
 
     def start(self, partition: int) -> int:
         return self.starts[partition] if partition < len(self.starts) else 0
@@ -191,18 +217,28 @@ class Kafka:
     @cached_property
     def taken(self) -> frozenset[Row]:
         """Those of them that cannot be read any more."""
-        gone = (row for row in self._rows(self.log) if row[1] < self.start(row[0]) or row[2] in self._classes)
+        gone = (
+            row
+            for row in self._rows(self.log)
+            if row[1] < self.start(row[0]) or row[2] in self._classes
+        )
         return frozenset((*gone, *(row for row, _ in (*self.past, *self.elsewhere))))
 
     def _rows(self, log: tuple[tuple[Record, ...], ...]) -> list[Row]:
         """The records of a log, without control records."""
-        rows = [(p, o, record.number) for p, records in enumerate(log) for o, record in enumerate(records)]
+        rows = [
+            (p, o, record.number)
+            for p, records in enumerate(log)
+            for o, record in enumerate(records)
+        ]
         return [row for row in rows if self._classes.get(row[2]) != "control"]
 
     def holds(self, ranges: Ranges) -> bool:
         """Whether all of some ranges can be read."""
         ends = {p: len(records) for p, records in enumerate(self.log)}
-        return all(s >= e or (s >= self.start(p) and e <= ends.get(p, 0)) for p, (s, e) in ranges.items())
+        return all(
+            s >= e or (s >= self.start(p) and e <= ends.get(p, 0)) for p, (s, e) in ranges.items()
+        )
 
     def read(self, ranges: Ranges) -> tuple[Row, ...]:
         """The records of some ranges that a reader is given."""
@@ -222,15 +258,24 @@ class Kafka:
 
     def first_from(self, topic: Topic, when: datetime) -> dict[int, Stamped | None]:
         ends = self.stable_ends(topic)
-        by_partition = self.stamps_from(topic, dict.fromkeys(ends, 0), ends, max(ends.values(), default=0))
+        by_partition = self.stamps_from(
+            topic, dict.fromkeys(ends, 0), ends, max(ends.values(), default=0)
+        )
         return {
-            p: next((s for s in stamps if s.timestamp_ms >= millis(when)), None) for p, stamps in by_partition.items()
+            p: next((s for s in stamps if s.timestamp_ms >= millis(when)), None)
+            for p, stamps in by_partition.items()
         }
 
-    def first_later(self, topic: Topic, records: Mapping[int, Stamped]) -> dict[int, Stamped | None]:
-        held = {p: [Stamped(o, r.stamp) for o, r in enumerate(self.log[p]) if o >= self.start(p)] for p in records}
+    def first_later(
+        self, topic: Topic, records: Mapping[int, Stamped]
+    ) -> dict[int, Stamped | None]:
+        held = {
+            p: [Stamped(o, r.stamp) for o, r in enumerate(self.log[p]) if o >= self.start(p)]
+            for p in records
+        }
         return {
-            p: next((s for s in held[p] if s.timestamp_ms > record.timestamp_ms), None) for p, record in records.items()
+            p: next((s for s in held[p] if s.timestamp_ms > record.timestamp_ms), None)
+            for p, record in records.items()
         }
 
     def stamps_from(
@@ -252,7 +297,8 @@ class Kafka:
 class File:
     """A data file: an hour's rows, or its dead letters. Stands where PyIceberg's DataFile would.
 
-    `seen` are the rows of other hours that its own were compared with for duplicates. `written`: how old the world was.
+    `seen` are the rows of other hours that its own were compared with for duplicates. `written`:
+    how old the world was.
     """
 
     file_path: str
@@ -281,7 +327,9 @@ def new_files(wap_id: str, by_hour: Mapping[str, Iterable[Row]]) -> tuple[File, 
 
 def rolled_up(path: str, files: tuple[File, ...], written: timedelta = timedelta(0)) -> File:
     """One file that contains the rows of files of one hour."""
-    return File(path, files[0].hour, tuple(sorted(row for f in files for row in f.rows)), written=written)
+    return File(
+        path, files[0].hour, tuple(sorted(row for f in files for row in f.rows)), written=written
+    )
 
 
 @dataclass(frozen=True)
@@ -303,7 +351,9 @@ class Ref:
     max_age_ms: int | None = None
 
 
-_EMPTY = new_table_metadata(Schema(), UNPARTITIONED_PARTITION_SPEC, UNSORTED_SORT_ORDER, "memory:", {})
+_EMPTY = new_table_metadata(
+    Schema(), UNPARTITIONED_PARTITION_SPEC, UNSORTED_SORT_ORDER, "memory:", {}
+)
 _IDS: dict[tuple[object, ...], int] = {}
 
 
@@ -315,26 +365,42 @@ def new_version(
     added: tuple[File, ...],
     made_ms: int = 0,
 ) -> Version:
-    """The same snapshot over the same parent has the same id, so that two ways to it meet; no id comes back later."""
-    content = (parent, tuple(sorted(summary.items())), tuple(sorted(files, key=lambda f: f.file_path)), added, made_ms)
+    """The same snapshot over the same parent has the same id, so that two ways to it meet; no id
+    comes back later."""
+    content = (
+        parent,
+        tuple(sorted(summary.items())),
+        tuple(sorted(files, key=lambda f: f.file_path)),
+        added,
+        made_ms,
+    )
     return Version(_IDS.setdefault((branch, *content), len(_IDS) + 1), *content)
 
 
 class Lake:
-    """One version of the table's metadata: snapshots in the order of their sequence numbers, refs, and properties.
+    """One version of the table's metadata: snapshots in the order of their sequence numbers, refs,
+    and properties.
 
-    Made by `Lake.of` only: equal versions are one object, so that what is read from them is read once.
+    Made by `Lake.of` only: equal versions are one object, so that what is read from them is read
+    once.
     """
 
     _all: dict[tuple[tuple[Version, ...], frozenset[Ref], Properties], Lake] = {}  # noqa: RUF012
 
-    def __init__(self, versions: tuple[Version, ...], refs: frozenset[Ref], properties: Properties) -> None:
+    def __init__(
+        self, versions: tuple[Version, ...], refs: frozenset[Ref], properties: Properties
+    ) -> None:
         self.versions, self.refs, self.properties = versions, refs, properties
         self.known = {v.id: v for v in versions}
         self.heads = {r.name: r.id for r in refs}
 
     @classmethod
-    def of(cls, versions: tuple[Version, ...], refs: Iterable[Ref], properties: Properties = frozenset()) -> Lake:
+    def of(
+        cls,
+        versions: tuple[Version, ...],
+        refs: Iterable[Ref],
+        properties: Properties = frozenset(),
+    ) -> Lake:
         key = (versions, frozenset(refs), properties)
         if key not in cls._all:
             cls._all[key] = Lake(*key)
@@ -360,7 +426,9 @@ class Lake:
         refs = {
             r.name: SnapshotRef(
                 snapshot_id=r.id,
-                snapshot_ref_type=SnapshotRefType.BRANCH if r.name in BRANCHES else SnapshotRefType.TAG,
+                snapshot_ref_type=SnapshotRefType.BRANCH
+                if r.name in BRANCHES
+                else SnapshotRefType.TAG,
                 max_ref_age_ms=r.max_age_ms,
             )
             for r in self.refs
@@ -376,7 +444,9 @@ class Lake:
 
     def is_tag_of_a_head(self, ref: Ref) -> bool:
         """Whether a ref is the tag of a branch's newest publish, which the branch names too."""
-        return ref.id == self.heads.get(ref.name.removeprefix(PUBLISHED)) and ref.name.startswith(PUBLISHED)
+        return ref.id == self.heads.get(ref.name.removeprefix(PUBLISHED)) and ref.name.startswith(
+            PUBLISHED
+        )
 
     def way(self, id: int | None) -> list[Version]:
         """A version and those that it was made from, newest first."""
@@ -423,8 +493,8 @@ class Lake:
         return frozenset(id for v in self.versions for key, id in v.summary if key == PUBLISH_ID)
 
     def new_id(self, name: str, used: frozenset[str] = frozenset()) -> str:
-        """An id that is not in use. Not counted on for ever, so that two ways to the same table meet; but where ids are
-        remembered beside the table."""
+        """An id that is not in use. Not counted on for ever, so that two ways to the same table
+        meet; but where ids are remembered beside the table."""
         if self.accounts:
             return f"{name}-{self.commits}"
         return next(id for i in count(1) if (id := f"{name}-{i}") not in self.ids | used)
@@ -435,7 +505,8 @@ class Lake:
         return frozenset(f for v in self.versions for f in (*v.files, *v.added))
 
     def without_unnamed(self) -> Lake:
-        """This version without the snapshots that no branch or tag names, as another program expires them."""
+        """This version without the snapshots that no branch or tag names, as another program
+        expires them."""
         named = {ref.id for ref in self.refs}
         kept = tuple(v for v in self.versions if v.id in named)
         return Lake.of(kept, self.refs, self.properties) if len(kept) < len(self.versions) else self
@@ -460,22 +531,28 @@ class Lake:
         return max(v.made_ms for v in self.versions)
 
     def stamp(self, made_ms: int) -> int:
-        """What a snapshot is stamped with by a clock that says `made_ms`, as `prepare` does; else 0."""
+        """What a snapshot is stamped with by a clock that says `made_ms`, as `prepare` does; else
+        0."""
         return max(made_ms, self.updated_ms) if self.updated_ms else 0
 
     def has_staged(self, commit: Commit) -> bool:
-        """Whether the staged snapshots whose files a commit adds are there; no catalog gives a ref to one that is
-        gone."""
+        """Whether the staged snapshots whose files a commit adds are there; no catalog gives a ref
+        to one that is gone."""
         return all(id in self.known for id in commit.staged.values())
 
     def commit(self, loaded: Lake, commit: Commit, made_ms: int) -> Lake | None:
-        """What becomes of this version by a commit that was prepared over `loaded`; None when it is refused."""
+        """What becomes of this version by a commit that was prepared over `loaded`; None when it is
+        refused."""
         if any(self.heads.get(ref) != id for ref, id in commit.heads.items()):
             return None
         if not self.has_staged(commit):
             return None
         versions = [v for v in self.versions if v.id not in commit.expire]
-        dropped = {*commit.drop_tags, *staged_refs(self.table, commit.expire), *map(staged_ref, commit.staged)}
+        dropped = {
+            *commit.drop_tags,
+            *staged_refs(self.table, commit.expire),
+            *map(staged_ref, commit.staged),
+        }
         refs = {r.name: r for r in self.refs if r.name not in dropped}
         needed: dict[str, str] = {}
         summaries: list[dict[str, str]] = []
@@ -491,26 +568,37 @@ class Lake:
                 summaries.append(summary)
             gone = {*change.clear, *change.copy}
             kept = tuple(f for f in head.files if f not in change.remove and f.hour not in gone)
-            copied = tuple(f for h, branch in change.copy.items() for f in loaded.files_of(branch, h))
+            copied = tuple(
+                f for h, branch in change.copy.items() for f in loaded.files_of(branch, h)
+            )
             files = (*kept, *copied, *change.add)
-            made = new_version(change.branch, head.id, summary, files, change.add, loaded.stamp(made_ms))
+            made = new_version(
+                change.branch, head.id, summary, files, change.add, loaded.stamp(made_ms)
+            )
             versions.append(made)
-            refs |= {name: Ref(name, made.id) for name in (change.branch, PUBLISHED + change.branch)}
+            refs |= {
+                name: Ref(name, made.id) for name in (change.branch, PUBLISHED + change.branch)
+            }
         refs |= {t.name: Ref(t.name, t.snapshot_id, t.max_age_ms) for t in commit.tags}
         # As `prepare` does, over what was loaded.
         there = loaded.table.properties
         new = {k: v for k, v in needed.items() if there.get(k) != v}
         properties = {**dict(self.properties), **new, **commit.set_properties}
-        unused = prepare.unused_properties(loaded.table, commit, needed, summaries) if self.apart else ()
+        unused = (
+            prepare.unused_properties(loaded.table, commit, needed, summaries) if self.apart else ()
+        )
         if self.accounts:
             properties[COMMITS] = str(self.commits + 1)
-        left = frozenset((k, v) for k, v in properties.items() if k not in (*commit.remove_properties, *unused))
+        left = frozenset(
+            (k, v) for k, v in properties.items() if k not in (*commit.remove_properties, *unused)
+        )
         return Lake.of(tuple(versions), refs.values(), left)
 
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """A commit that its publisher asked for over the version that it had loaded. What becomes of it may come late."""
+    """A commit that its publisher asked for over the version that it had loaded. What becomes of it
+    may come late."""
 
     loaded: Lake
     commit: Commit
@@ -519,9 +607,19 @@ class Request:
     @cached_property
     def _key(self) -> tuple[object, ...]:
         commit = self.commit
-        changes = tuple((c.branch, c.add, c.remove, tuple(sorted(c.properties.items()))) for c in commit.changes)
+        changes = tuple(
+            (c.branch, c.add, c.remove, tuple(sorted(c.properties.items()))) for c in commit.changes
+        )
         heads = tuple(sorted(commit.heads.items()))
-        return (id(self.loaded), commit.id, changes, heads, commit.tags, commit.expire, self.made_ms)
+        return (
+            id(self.loaded),
+            commit.id,
+            changes,
+            heads,
+            commit.tags,
+            commit.expire,
+            self.made_ms,
+        )
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Request) and self._key == other._key
@@ -537,17 +635,18 @@ class Request:
 class World:
     """All that is not in an actor's memory. `bad` hours fail the quality gate until they are fixed.
 
-    With `late`, a lost answer says nothing of the request: it is `under_way`, and lands at any later step, or never.
-    `wrong_answers` is the number of wrong answers: a refusal for a publish that landed, as a
-    client gives that repeats a request whose answer was lost.
+    With `late`, a lost answer says nothing of the request: it is `under_way`, and lands at any
+    later step, or never. `wrong_answers` is the number of wrong answers: a refusal for a publish
+    that landed, as a client gives that repeats a request whose answer was lost.
 
     Actors may request a turn as often as `turns`; `abandoned` are those whose actor was killed.
 
-    With `accounts` there are the dead letters' table and the ledger, whose rows are in the order of its sequence.
+    With `accounts` there are the dead letters' table and the ledger, whose rows are in the order of
+    its sequence.
 
-    Only with `orphans` does storage keep the files that no snapshot holds, and is no id ever used again: that is what
-    maintenance lives on, and it makes many more worlds out of few. As often as `retries` says a task is tried again and
-    leaves what it wrote before.
+    Only with `orphans` does storage keep the files that no snapshot holds, and is no id ever used
+    again: that is what maintenance lives on, and it makes many more worlds out of few. As often as
+    `retries` says a task is tried again and leaves what it wrote before.
     """
 
     kafka: Kafka
@@ -570,11 +669,13 @@ class World:
     retries: int = 0
     letters: Lake | None = None
     ledger: tuple[str, ...] = ()
-    # What the ledger's newest snapshot states of dead letters; each append repeats it, or states something newer.
+    # What the ledger's newest snapshot states of dead letters; each append repeats it, or states
+    # something newer.
     complete: dead_letters.Complete | None = None
 
     def new_id(self, name: str, used: frozenset[str] = frozenset()) -> str:
-        """An id for an attempt's staged files; none of `used`, which only its own process knows of."""
+        """An id for an attempt's staged files; none of `used`, which only its own process knows
+        of."""
         return f"{name}-{self.attempts}" if self._counts else self.lake.new_id(name, used)
 
     @property
@@ -585,7 +686,9 @@ class World:
         """Files, and one snapshot that no branch points to; as Spark makes it, over `main`."""
         world = replace(self, attempts=self.attempts + 1) if self._counts else self
         files = self._aged(files)
-        return world._with((*self.lake.versions, _staged(self.lake, wap_id, files, made_ms)), frozenset(files))
+        return world._with(
+            (*self.lake.versions, _staged(self.lake, wap_id, files, made_ms)), frozenset(files)
+        )
 
     def stage_letters(self, wap_id: str, files: tuple[File, ...], made_ms: int = 0) -> World:
         """The same in the dead letters' table."""
@@ -601,7 +704,8 @@ class World:
         return (Ref(staged_ref(wap_id), staged.id),)
 
     def write(self, files: tuple[File, ...]) -> World:
-        """Files that no snapshot knows of; in storage only with `orphans`, and else from their commit on."""
+        """Files that no snapshot knows of; in storage only with `orphans`, and else from their
+        commit on."""
         left = replace(self, storage=self.storage | set(files)) if self.orphans else self
         return replace(left, attempts=self.attempts + 1) if self._counts else left
 
@@ -626,7 +730,9 @@ class World:
         lake = self.lake.commit(loaded, commit, made_ms)
         if lake is None:
             return None
-        added = frozenset(f for c in commit.changes for f in c.add) if not self.orphans else frozenset()
+        added = (
+            frozenset(f for c in commit.changes for f in c.add) if not self.orphans else frozenset()
+        )
         return self._over(lake, added)  # type: ignore[arg-type]
 
     def commit_letters(self, loaded: Lake, commit: Commit, made_ms: int = 0) -> World | None:
@@ -644,12 +750,17 @@ class World:
         refs = (ref for ref in self.letters.refs if ref.id != staged.snapshot_id)
         return self._over(self.lake, letters=Lake.of(versions, refs, self.letters.properties))
 
-    def record(self, decisions: Iterable[LedgerRow], complete: dead_letters.Complete | None = None) -> World:
-        """The world once the ledger has some decisions: one append, by an actor that read which it lacks, and that may
-        have found dead letters complete."""
+    def record(
+        self, decisions: Iterable[LedgerRow], complete: dead_letters.Complete | None = None
+    ) -> World:
+        """The world once the ledger has some decisions: one append, by an actor that read which it
+        lacks, and that may have found dead letters complete."""
         wanted = {row.decision_id: row for row in decisions}
         known = {row.decision_id for row in map(ledger_row, self.ledger)}
-        rows = [json.dumps(row.as_waiting(), sort_keys=True) for row in ledger.plan_missing(wanted, known)]
+        rows = [
+            json.dumps(row.as_waiting(), sort_keys=True)
+            for row in ledger.plan_missing(wanted, known)
+        ]
         stated = complete or self.complete if rows else self.complete
         return replace(self, ledger=(*self.ledger, *rows), complete=stated)
 
@@ -666,16 +777,23 @@ class World:
     def _with(self, versions: tuple[Version, ...], files: frozenset[File] = frozenset()) -> World:
         return self._over(Lake.of(versions, self.lake.refs, self.lake.properties), files)
 
-    def _over(self, lake: Lake, files: frozenset[File] = frozenset(), letters: Lake | None = None) -> World:
-        world = replace(self, lake=lake, letters=letters or self.letters, storage=self.storage | files)
+    def _over(
+        self, lake: Lake, files: frozenset[File] = frozenset(), letters: Lake | None = None
+    ) -> World:
+        world = replace(
+            self, lake=lake, letters=letters or self.letters, storage=self.storage | files
+        )
         return world if self.orphans else replace(world, storage=world.storage - world.unreferenced)
 
     def orphans_before(self, age: timedelta) -> frozenset[File]:
-        """The files that orphan removal deletes: unreferenced, and written before the world had this age."""
+        """The files that orphan removal deletes: unreferenced, and written before the world had
+        this age."""
         files = {f.file_path: f for f in self.storage}
         listed = [Stored(f.file_path, 1, BEGIN + f.written) for f in (*files.values(), _METADATA)]
         referenced = {_METADATA.file_path, *files} - {f.file_path for f in self.unreferenced}
-        return frozenset(files[orphan.path] for orphan in plan_orphans(listed, referenced, BEGIN + age)[0])
+        return frozenset(
+            files[orphan.path] for orphan in plan_orphans(listed, referenced, BEGIN + age)[0]
+        )
 
     @property
     def unreferenced(self) -> frozenset[File]:
@@ -683,11 +801,15 @@ class World:
         if self.letters is None:
             return self.storage - self.lake.held
         named = dead_letters.named_files(self.lake.state)
-        return frozenset(f for f in self.storage - self.lake.held - self.letters.held if f.file_path not in named)
+        return frozenset(
+            f for f in self.storage - self.lake.held - self.letters.held if f.file_path not in named
+        )
 
 
 def _staged(lake: Lake, wap_id: str, files: tuple[File, ...], made_ms: int) -> Version:
-    return new_version("staged", lake.heads["main"], {WAP_ID: wap_id}, (), files, lake.stamp(made_ms))
+    return new_version(
+        "staged", lake.heads["main"], {WAP_ID: wap_id}, (), files, lake.stamp(made_ms)
+    )
 
 
 @cache
@@ -697,22 +819,34 @@ def ledger_row(text: str) -> LedgerRow:
 
 
 def new_world(
-    partitions: int = 1, accounts: bool = False, stamped: bool = False, apart: bool = False, **values: object
+    partitions: int = 1,
+    accounts: bool = False,
+    stamped: bool = False,
+    apart: bool = False,
+    **values: object,
 ) -> World:
     """As `apply` leaves it: an empty log, three branches at one snapshot without rows, position 0.
 
-    With `accounts`, the ledger and the dead letters' table too. Without `stamped` all snapshots are made at one moment,
-    so that more ways to a table meet.
+    With `accounts`, the ledger and the dead letters' table too. Without `stamped` all snapshots are
+    made at one moment, so that more ways to a table meet.
     """
     offsets = dict.fromkeys(range(partitions), 0)
     timeline = Timeline(hour_of(BEGIN), hour_of(BEGIN), offsets)
-    summary = {POSITION: Position("t", offsets).to_json(), TIMELINE: timeline.to_json(), PUBLISH_ID: "apply"}
+    summary = {
+        POSITION: Position("t", offsets).to_json(),
+        TIMELINE: timeline.to_json(),
+        PUBLISH_ID: "apply",
+    }
     made_ms = millis(BEGIN) if stamped else 0
-    properties = frozenset(({(COMMITS, "0")} if accounts else set()) | ({(APART, "")} if apart else set()))
+    properties = frozenset(
+        ({(COMMITS, "0")} if accounts else set()) | ({(APART, "")} if apart else set())
+    )
 
     def table(entries: Mapping[str, str]) -> Lake:
         first = new_version("main", None, entries, (), (), made_ms)
-        return Lake.of((first,), [Ref(p + b, first.id) for b in BRANCHES for p in ("", PUBLISHED)], properties)
+        return Lake.of(
+            (first,), [Ref(p + b, first.id) for b in BRANCHES for p in ("", PUBLISHED)], properties
+        )
 
     letters = table({PUBLISH_ID: "apply"}) if accounts else None
     return World(Kafka(((),) * partitions, BEGIN), table(summary), letters=letters, **values)  # type: ignore[arg-type]

@@ -1,5 +1,5 @@
-"""The archive's protocol in every interleaving: two writers of an hour, an eraser and kills. A mutation of a step that
-the protocol rests on is found."""
+"""The archive's protocol in every interleaving: two writers of an hour, an eraser and kills. A
+mutation of a step that the protocol rests on is found."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class Rules:
 
 @dataclass(frozen=True)
 class World:
-    """The archive's head and files (a number and records), and whether the branches record the erasure."""
+    """The archive's head and files (a number and records), and whether the branches record the
+    erasure."""
 
     head: int = 0
     files: Files = frozenset()
@@ -40,8 +41,8 @@ class World:
 
 @dataclass(frozen=True)
 class Writer:
-    """A batch job. `by`: the erasure by which it read; `had`: the files as it listed them; `head`, `has` and `now`: the
-    head, the files and the erasure by which it decides."""
+    """A batch job. `by`: the erasure by which it read; `had`: the files as it listed them; `head`,
+    `has` and `now`: the head, the files and the erasure by which it decides."""
 
     at: str = "read"
     by: bool = False
@@ -58,12 +59,25 @@ class Writer:
             case "list":
                 wanted = RECORDS - {"personal"} if self.by else RECORDS
                 missing = wanted.difference(*(records for _, records in world.files))
-                yield world, replace(self, at="load" if missing else "done", had=world.files, staged=missing)
+                yield (
+                    world,
+                    replace(
+                        self, at="load" if missing else "done", had=world.files, staged=missing
+                    ),
+                )
             case "load":
-                first = self._load_archive(world) if rules.loads_head_first else replace(self, now=world.is_erased)
+                first = (
+                    self._load_archive(world)
+                    if rules.loads_head_first
+                    else replace(self, now=world.is_erased)
+                )
                 yield world, replace(first, at="decide")
             case "decide":
-                both = replace(self, now=world.is_erased) if rules.loads_head_first else self._load_archive(world)
+                both = (
+                    replace(self, now=world.is_erased)
+                    if rules.loads_head_first
+                    else self._load_archive(world)
+                )
                 if both.now != self.by or (rules.compares_files and both.has != self.had):
                     yield world, Writer()
                 else:
@@ -73,7 +87,10 @@ class Writer:
                     yield world, replace(self, at="load")
                     return
                 file = (world.next_file, self.staged)
-                yield replace(world.commit(world.files | {file}), next_file=world.next_file + 1), Writer("done")
+                yield (
+                    replace(world.commit(world.files | {file}), next_file=world.next_file + 1),
+                    Writer("done"),
+                )
 
     def _load_archive(self, world: World) -> Writer:
         return replace(self, head=world.head, has=world.files)
@@ -81,8 +98,9 @@ class Writer:
 
 @dataclass(frozen=True)
 class Eraser:
-    """`anabranch erase`, which is run again after a kill. It replaces the files that have the record one by one, then
-    moves the head once it has searched every file. `searched`: their numbers; `found`: a file to replace."""
+    """`anabranch erase`, which is run again after a kill. It replaces the files that have the
+    record one by one, then moves the head once it has searched every file. `searched`: their
+    numbers; `found`: a file to replace."""
 
     at: str = "record"
     searched: frozenset[int] = frozenset()
@@ -104,7 +122,11 @@ class Eraser:
                     yield world, replace(self, at="search")
                     return
                 _, records = self.found
-                kept = {(world.next_file, records - {"personal"})} if records != {"personal"} else set()
+                kept = (
+                    {(world.next_file, records - {"personal"})}
+                    if records != {"personal"}
+                    else set()
+                )
                 files = world.files - {self.found} | kept
                 searched = self.searched | {n for n, _ in kept}
                 rewritten = replace(world.commit(files), next_file=world.next_file + 1)
@@ -140,7 +162,10 @@ class Moment:
             for world, after in actor.steps(self.world, rules):
                 yield Moment(world, (*before, after, *behind))
             if self.world.kills and actor.at != "done" and actor != type(actor)():
-                yield Moment(replace(self.world, kills=self.world.kills - 1), (*before, type(actor)(), *behind))
+                yield Moment(
+                    replace(self.world, kills=self.world.kills - 1),
+                    (*before, type(actor)(), *behind),
+                )
 
 
 def problem(moment: Moment) -> str | None:

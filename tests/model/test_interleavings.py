@@ -63,12 +63,21 @@ SETTINGS = {
     ),
     "either layer killed at any step": Setting(
         (broker(*ONE_HOUR, RECORD), Speed("speed"), Batch("batch")),
-        ("speed is killed at stage", "speed is killed at move", "batch is killed at accept", "speed is refused"),
+        (
+            "speed is killed at stage",
+            "speed is killed at move",
+            "batch is killed at accept",
+            "speed is refused",
+        ),
         world={"crashes": 1},
     ),
     "an answer lost, and a process killed": Setting(
         (broker(*ONE_HOUR, RECORD), Speed("speed"), Batch("batch")),
-        ("speed finds that it had landed", "batch finds that it had landed", "speed is killed at look"),
+        (
+            "speed finds that it had landed",
+            "batch finds that it had landed",
+            "speed is killed at look",
+        ),
         world={"crashes": 1, "answers_to_lose": 1},
     ),
     "a publish that lands whenever it likes, or never": Setting(
@@ -87,38 +96,79 @@ SETTINGS = {
     ),
     "a micro-batch that lands late beside another speed layer": Setting(
         (broker(RECORD), Speed("speed"), Speed("rival"), Network("network")),
-        ("at last, and it lands", "speed finds that it had not landed", "finds its offsets published"),
+        (
+            "at last, and it lands",
+            "speed finds that it had not landed",
+            "finds its offsets published",
+        ),
         world={"late": True, "answers_to_lose": 1},
     ),
     "an hour, its seal or its acceptance that lands late": Setting(
         (broker(*ONE_HOUR), Speed("speed"), Batch("batch"), Network("network")),
-        ("network brings batch", "batch moves a head in its way", "batch finds that it had not landed"),
+        (
+            "network brings batch",
+            "batch moves a head in its way",
+            "batch finds that it had not landed",
+        ),
         world={"late": True, "answers_to_lose": 1},
     ),
     "hours without records, accepted by the commit that seals them or after it": Setting(
         (broker(*AN_EMPTY_HOUR, RECORD), Speed("speed"), Batch("batch")),
-        ("batch decides to seal and accept", "batch is killed at seal", "batch is refused", "lists ('2026-11-21T01'"),
+        (
+            "batch decides to seal and accept",
+            "batch is killed at seal",
+            "batch is refused",
+            "lists ('2026-11-21T01'",
+        ),
         world={"crashes": 1},
     ),
     "hours without records, accepted by two batch jobs": Setting(
         (broker(*AN_EMPTY_HOUR), Batch("batch"), Batch("rival")),
-        ("batch decides to seal and accept", "rival decides to seal and accept", "batch is refused"),
+        (
+            "batch decides to seal and accept",
+            "rival decides to seal and accept",
+            "batch is refused",
+        ),
     ),
     "hours without records, whose seal and acceptance land late": Setting(
         (broker(*AN_EMPTY_HOUR), Batch("batch"), Network("network")),
-        ("batch decides to seal and accept", "network brings batch", "batch moves a head in its way"),
+        (
+            "batch decides to seal and accept",
+            "network brings batch",
+            "batch moves a head in its way",
+        ),
         world={"late": True, "answers_to_lose": 1},
     ),
     "hours without records, and main set back": Setting(
         (broker(("restore", "main"), ("tick", 60), RECORD), Speed("speed"), Batch("batch")),
-        ("kafka sees main set back", "batch decides to merge", "speed publishes", "batch decides to seal and accept"),
-        before=(broker(*AN_EMPTY_HOUR), Batch("before"), broker(("tick", 60)), Batch("of main alone")),
+        (
+            "kafka sees main set back",
+            "batch decides to merge",
+            "speed publishes",
+            "batch decides to seal and accept",
+        ),
+        before=(
+            broker(*AN_EMPTY_HOUR),
+            Batch("before"),
+            broker(("tick", 60)),
+            Batch("of main alone"),
+        ),
         world={"accounts": True},
     ),
     "hours without records, and maintenance that lists them on batch": Setting(
         (broker(("tick", 60), RECORD), Speed("speed"), Batch("batch"), Maintenance("maintenance")),
-        ("maintenance publishes", "batch decides to seal and accept", "batch is refused", "maintenance is refused"),
-        before=(broker(*AN_EMPTY_HOUR), Batch("before"), broker(("tick", 60)), Batch("of main alone")),
+        (
+            "maintenance publishes",
+            "batch decides to seal and accept",
+            "batch is refused",
+            "maintenance is refused",
+        ),
+        before=(
+            broker(*AN_EMPTY_HOUR),
+            Batch("before"),
+            broker(("tick", 60)),
+            Batch("of main alone"),
+        ),
         world={"accounts": True},
     ),
     "a late publish, expiry and orphan removal": Setting(
@@ -128,7 +178,11 @@ SETTINGS = {
     ),
     "two speed layers, their micro-batches of different sizes": Setting(
         (broker(RECORD, RECORD, RECORD), Speed("speed"), Speed("rival", at_most=2)),
-        ("finds its offsets published", "speed is refused", "decides to stage {'2026-11-21T00': {0: (1, 2)}}"),
+        (
+            "finds its offsets published",
+            "speed is refused",
+            "decides to stage {'2026-11-21T00': {0: (1, 2)}}",
+        ),
     ),
     "two speed layers at an hour's end": Setting(
         (broker(RECORD, ("tick", 60), RECORD), Speed("speed"), Speed("rival", at_most=2)),
@@ -179,7 +233,12 @@ SETTINGS = {
             Batch("batch", restates=1),
             Operator("operator", wishes=((H0, "speed"), (H0, None))),
         ),
-        ("operator publishes", "the speed layer has not read it to its end", "the speed layer skipped it", "restates"),
+        (
+            "operator publishes",
+            "the speed layer has not read it to its end",
+            "the speed layer skipped it",
+            "restates",
+        ),
         world={"crashes": 1},
     ),
     "an hour given to the batch layer before its time": Setting(
@@ -199,17 +258,28 @@ SETTINGS = {
     ),
     "expiry and orphan removal around what the batch layer stages": Setting(
         (Batch("batch"), Maintenance("maintenance")),
-        ("its staged snapshot is missing", "maintenance removes ['batch-", "batch is killed at accept"),
+        (
+            "its staged snapshot is missing",
+            "maintenance removes ['batch-",
+            "batch is killed at accept",
+        ),
         before=(broker(*ONE_HOUR),),
         world={"crashes": 1, "orphans": True},
     ),
     "expiry and orphan removal around both layers": Setting(
         (Speed("speed"), Batch("batch"), Maintenance("maintenance")),
-        ("its staged snapshot is missing", "maintenance removes ['speed-0/T00']", "maintenance removes ['batch-"),
+        (
+            "its staged snapshot is missing",
+            "maintenance removes ['speed-0/T00']",
+            "maintenance removes ['batch-",
+        ),
         before=(broker(*ONE_HOUR),),
         world={"orphans": True},
     ),
-    "files that nothing refers to, of a process that sleeps, is killed, or has a task tried again": Setting(
+    (
+        "files that nothing refers to, of a process that sleeps, is killed, or has a task tried "
+        "again"
+    ): Setting(
         (broker(RECORD), Speed("speed"), *nights(3)),
         (
             "a task of it twice",
@@ -222,35 +292,60 @@ SETTINGS = {
         ),
         world={"orphans": True, "crashes": 1, "retries": 1},
     ),
-    "files that nothing refers to, of a process that sleeps, and orphans that are looked for twice": Setting(
+    (
+        "files that nothing refers to, of a process that sleeps, and orphans that are looked for "
+        "twice"
+    ): Setting(
         (broker(RECORD), Speed("speed"), *nights(4, runs=2)),
         ("maintenance removes ['speed-0/T00']", "maintenance removes ['speed-1/T00']"),
         world={"orphans": True},
     ),
     "files that nothing refers to, staged ahead by a process that sleeps": Setting(
         (broker(RECORD, RECORD), Speed("speed", early=True), *nights(2)),
-        ("ahead", "maintenance removes ['speed-0/T00', 'speed-1/T00']", "speed is refused", "speed is killed at move"),
+        (
+            "ahead",
+            "maintenance removes ['speed-0/T00', 'speed-1/T00']",
+            "speed is refused",
+            "speed is killed at move",
+        ),
         world={"orphans": True, "crashes": 1},
     ),
     "files that nothing refers to, of two speed layers that sleep": Setting(
         (Speed("speed"), Speed("rival"), *nights(2)),
-        ("speed finds its offsets published", "rival is refused", "maintenance removes ['rival-0/T00']"),
+        (
+            "speed finds its offsets published",
+            "rival is refused",
+            "maintenance removes ['rival-0/T00']",
+        ),
         before=(broker(RECORD),),
         world={"orphans": True},
     ),
     "files that nothing refers to, a publish that lands late, and a process that sleeps": Setting(
         (broker(RECORD), Speed("speed"), Network("network"), *nights(2)),
-        ("at last, and it lands", "at last, and it is refused", "maintenance removes ['speed-0/T00']", "moves a head"),
+        (
+            "at last, and it lands",
+            "at last, and it is refused",
+            "maintenance removes ['speed-0/T00']",
+            "moves a head",
+        ),
         world={"orphans": True, "late": True, "answers_to_lose": 1, "crashes": 1},
     ),
     "unreferenced files of a publish that landed and whose answer is a refusal": Setting(
         (broker(RECORD, RECORD), Speed("speed", early=True), RollUp("rollup"), *nights(2)),
-        ("speed publishes, and the answer is a refusal", "speed finds its offsets published", "rollup publishes"),
+        (
+            "speed publishes, and the answer is a refusal",
+            "speed finds its offsets published",
+            "rollup publishes",
+        ),
         world={"orphans": True, "wrong_answers": 1},
     ),
     "files that nothing refers to, of an hour that ends while a process sleeps": Setting(
         (broker(("record", 0, 45), ("tick", 60)), Speed("speed"), *nights(2)),
-        ("speed decides to stage {'2026-11-21T01'", "maintenance removes ['speed-1/T00']", "speed publishes"),
+        (
+            "speed decides to stage {'2026-11-21T01'",
+            "maintenance removes ['speed-1/T00']",
+            "speed publishes",
+        ),
         before=(broker(RECORD), Speed("before")),
         world={"orphans": True, "crashes": 1},
     ),
@@ -262,12 +357,20 @@ SETTINGS = {
     ),
     "files that nothing refers to and dead letters, of a process that sleeps": Setting(
         (broker(MALFORMED, RECORD), Speed("speed", at_most=2), *nights(2)),
-        ("publishes the dead letters speed-0-dead", "snapshots of dead letters", "maintenance removes ['speed-0-dead/"),
+        (
+            "publishes the dead letters speed-0-dead",
+            "snapshots of dead letters",
+            "maintenance removes ['speed-0-dead/",
+        ),
         world={"accounts": True, "orphans": True, "crashes": 1},
     ),
     "files that nothing refers to beside what another speed layer stages as a snapshot": Setting(
         (broker(RECORD, RECORD), Speed("speed"), Speed("rival", at_most=2, as_snapshot=True)),
-        ("speed finds its offsets published", "rival finds its offsets published", "rival is refused"),
+        (
+            "speed finds its offsets published",
+            "rival finds its offsets published",
+            "rival is refused",
+        ),
         world={"crashes": 1},
     ),
     "a backlog of hours, cut one at a time": Setting(
@@ -304,7 +407,13 @@ SETTINGS = {
     ),
     "a batch job's turn against a speed layer, and either killed": Setting(
         (broker(RECORD, RECORD, RECORD), Speed("speed"), Batch("batch", restates=1)),
-        ("batch asks for turn", "has the way", "taken back", "bound of turn", "batch is killed at accept"),
+        (
+            "batch asks for turn",
+            "has the way",
+            "taken back",
+            "bound of turn",
+            "batch is killed at accept",
+        ),
         before=(broker(*ONE_HOUR), Speed("before"), Batch("accepts")),
         world={"turns": 2, "crashes": 1},
     ),
@@ -316,7 +425,12 @@ SETTINGS = {
     ),
     "the turns of a restatement and of a maintenance, and anybody killed": Setting(
         (broker(RECORD), Speed("speed"), Batch("batch", restates=1), Maintenance("maintenance")),
-        ("finds batch-2 before it", "finds maintenance-2 before it", "takes back its turn", "without a turn"),
+        (
+            "finds batch-2 before it",
+            "finds maintenance-2 before it",
+            "takes back its turn",
+            "without a turn",
+        ),
         before=(broker(*ONE_HOUR), Speed("before"), Batch("accepts")),
         world={"turns": 2, "crashes": 1},
     ),
@@ -344,33 +458,63 @@ SETTINGS = {
     ),
     "files put together while both layers are at work": Setting(
         (broker(RECORD, ("tick", 60)), Speed("speed"), Batch("batch"), RollUp("rollup")),
-        ("rollup writes", "rollup is refused", "rollup publishes", "rollup gives it up", "speed is refused"),
+        (
+            "rollup writes",
+            "rollup is refused",
+            "rollup publishes",
+            "rollup gives it up",
+            "speed is refused",
+        ),
         before=(broker(RECORD, RECORD), Speed("before")),
     ),
     "files put together by a process that is killed or loses an answer, and by another": Setting(
         (RollUp("rollup"), RollUp("rival"), Batch("batch")),
-        ("rollup is killed at swap_files", "rollup finds that it had landed", "rival gives it up", "batch is refused"),
+        (
+            "rollup is killed at swap_files",
+            "rollup finds that it had landed",
+            "rival gives it up",
+            "batch is refused",
+        ),
         before=(broker(RECORD, RECORD, ("tick", 60)), Speed("before")),
         world={"crashes": 1, "answers_to_lose": 1},
     ),
     "files put together of an hour that is given to the speed layer and taken back": Setting(
-        (RollUp("rollup", runs=2), Batch("batch"), Operator("operator", wishes=((H0, "speed"), (H0, None)))),
+        (
+            RollUp("rollup", runs=2),
+            Batch("batch"),
+            Operator("operator", wishes=((H0, "speed"), (H0, None))),
+        ),
         ("rollup publishes", "rollup gives it up", "operator publishes", "operator is refused"),
         before=(broker(RECORD, RECORD, ("tick", 60)), Speed("before")),
     ),
     "micro-batches staged ahead, and killed anywhere": Setting(
         (broker(RECORD, RECORD, RECORD), Speed("speed", early=True), Batch("batch", restates=1)),
-        ("speed stages {'2026-11-21T01': {0: (2, 3)}} ahead", "speed is refused", "speed is killed at move"),
+        (
+            "speed stages {'2026-11-21T01': {0: (2, 3)}} ahead",
+            "speed is refused",
+            "speed is killed at move",
+        ),
         before=(broker(*ONE_HOUR), Speed("before"), Batch("accepts")),
         world={"crashes": 1, "turns": 1},
     ),
     "micro-batches staged ahead by two speed layers": Setting(
         (broker(RECORD, RECORD, RECORD), Speed("speed", early=True), Speed("rival", at_most=2)),
-        ("speed stages {'2026-11-21T00': {0: (1, 2)}} ahead", "finds its offsets published", "decides to stage"),
+        (
+            "speed stages {'2026-11-21T00': {0: (1, 2)}} ahead",
+            "finds its offsets published",
+            "decides to stage",
+        ),
     ),
     "micro-batches staged ahead as an hour ends, of a record that belongs to the next": Setting(
-        (broker(RECORD, ("record", 0, 45), ("tick", 60)), Speed("speed", early=True), Batch("batch")),
-        ("speed stages {'2026-11-21T00': {0: (1, 2)}} ahead", "decides to stage {'2026-11-21T01': {0: (1, 2)}}"),
+        (
+            broker(RECORD, ("record", 0, 45), ("tick", 60)),
+            Speed("speed", early=True),
+            Batch("batch"),
+        ),
+        (
+            "speed stages {'2026-11-21T00': {0: (1, 2)}} ahead",
+            "decides to stage {'2026-11-21T01': {0: (1, 2)}}",
+        ),
     ),
     "micro-batches staged ahead while what is old is expired and removed": Setting(
         (broker(RECORD, RECORD), Speed("speed", early=True), Maintenance("maintenance")),
@@ -378,7 +522,11 @@ SETTINGS = {
         world={"crashes": 1, "orphans": True},
     ),
     "micro-batches staged ahead, a publish that lands late, and the branch set back": Setting(
-        (broker(RECORD, RECORD, ("restore",), RECORD), Speed("speed", early=True), Network("network")),
+        (
+            broker(RECORD, RECORD, ("restore",), RECORD),
+            Speed("speed", early=True),
+            Network("network"),
+        ),
         ("ahead", "at last, and it lands", "lies ahead of the position"),
         world={"late": True, "answers_to_lose": 1},
     ),
@@ -388,7 +536,11 @@ SETTINGS = {
         world={"accounts": True, "crashes": 1},
     ),
     "micro-batches staged ahead of a recreated topic": Setting(
-        (broker(RECORD, RECORD, RECREATED, *[RECORD] * 3), Speed("speed", early=True), Adopter("adopter")),
+        (
+            broker(RECORD, RECORD, RECREATED, *[RECORD] * 3),
+            Speed("speed", early=True),
+            Adopter("adopter"),
+        ),
         ("ahead", "speed stops", "adopter publishes"),
         world={"accounts": True, "stamped": True, "bad": frozenset({H0})},
     ),
@@ -415,7 +567,11 @@ SETTINGS = {
     ),
     "a batch job with dead letters that is killed anywhere": Setting(
         (broker(MALFORMED), Batch("batch"), Speed("speed")),
-        ("batch is killed at record", "batch is killed at send_letters", "batch has something to finish"),
+        (
+            "batch is killed at record",
+            "batch is killed at send_letters",
+            "batch has something to finish",
+        ),
         before=(broker(*DEAD_AND_GOOD), Speed("before", at_most=2)),
         world={"accounts": True, "crashes": 1},
     ),
@@ -455,13 +611,20 @@ SETTINGS = {
     ),
     "dead letters of an hour that is given to the speed layer and taken back": Setting(
         (Operator("operator", wishes=((H0, "speed"), (H0, None))), Batch("batch", restates=1)),
-        ("operator publishes the dead letters operator-", "swapped since", "batch publishes the dead letters"),
+        (
+            "operator publishes the dead letters operator-",
+            "swapped since",
+            "batch publishes the dead letters",
+        ),
         before=(broker(*DEAD_AND_GOOD), Speed("before", at_most=2), Batch("accepts")),
         world={"accounts": True},
     ),
     "dead letters that wait while what is old is expired and removed": Setting(
         (broker(MALFORMED), Speed("speed"), Maintenance("maintenance")),
-        ("maintenance expires 1 snapshots of dead letters", "maintenance removes ['speed-0-dead/T00']"),
+        (
+            "maintenance expires 1 snapshots of dead letters",
+            "maintenance removes ['speed-0-dead/T00']",
+        ),
         world={"accounts": True, "orphans": True, "crashes": 1},
     ),
     "hours that are no longer remembered, restated by two at once": Setting(
@@ -497,13 +660,21 @@ SETTINGS = {
     ),
     "retention that overtakes an hour that may have no gap": Setting(
         (broker(("retain", 0, 2)), Speed("speed", at_most=2), Batch("batch")),
-        ("batch refuses 2026-11-21T00: gaps", "batch stages [batch-", "speed publishes the dead letters"),
+        (
+            "batch refuses 2026-11-21T00: gaps",
+            "batch stages [batch-",
+            "speed publishes the dead letters",
+        ),
         before=(broker(*DEAD_AND_GOOD),),
         world={"accounts": True},
     ),
     "an hour that Kafka lost, restated from what is accepted": Setting(
         (broker(("retain", 0, 2), RECORD), Speed("speed"), Batch("batch", restates=2)),
-        ("batch restates 2026-11-21T00", "batch stages [batch-", "batch publishes the dead letters"),
+        (
+            "batch restates 2026-11-21T00",
+            "batch stages [batch-",
+            "batch publishes the dead letters",
+        ),
         before=(broker(*DEAD_AND_GOOD), Batch("accepts")),
         world={"accounts": True},
     ),
@@ -548,13 +719,26 @@ SETTINGS = {
         world={"accounts": True},
     ),
     "an hour from whose middle records vanish after they were served, restated": Setting(
-        (broker(("compact", 0, 1), ("retain", 0, 1), RECORD), Speed("speed"), Batch("batch", restates=2)),
-        ("batch restates 2026-11-21T00", "batch stages [batch-", "batch publishes the dead letters"),
+        (
+            broker(("compact", 0, 1), ("retain", 0, 1), RECORD),
+            Speed("speed"),
+            Batch("batch", restates=2),
+        ),
+        (
+            "batch restates 2026-11-21T00",
+            "batch stages [batch-",
+            "batch publishes the dead letters",
+        ),
         before=(broker(RECORD, MALFORMED, RECORD, ("tick", 60)), Batch("accepts")),
         world={"accounts": True},
     ),
     "a topic recreated under both layers": Setting(
-        (broker(RECORD, RECREATED, RECORD, RECORD), Speed("speed"), Batch("batch"), Adopter("adopter")),
+        (
+            broker(RECORD, RECREATED, RECORD, RECORD),
+            Speed("speed"),
+            Batch("batch"),
+            Adopter("adopter"),
+        ),
         (
             "speed stops: ",
             "speed finds records of {0: (0, 1)} gone",
@@ -566,7 +750,11 @@ SETTINGS = {
     ),
     "a topic recreated behind a backlog of the batch layer": Setting(
         (broker(RECORD), Speed("speed"), Batch("batch"), Adopter("adopter"), Adopter("other")),
-        ("batch refuses 2026-11-21T00: Kafka no longer", "other is refused", "adopter is killed at adopt"),
+        (
+            "batch refuses 2026-11-21T00: Kafka no longer",
+            "other is refused",
+            "adopter is killed at adopt",
+        ),
         before=(broker(RECORD, ("tick", 60), RECORD), Speed("before"), broker(RECREATED)),
         world={"accounts": True, "stamped": True, "crashes": 1},
     ),
@@ -577,9 +765,22 @@ SETTINGS = {
         world={"accounts": True, "stamped": True, "crashes": 1},
     ),
     "a log that lost its end, and that got records before it was adopted": Setting(
-        (broker(("adopted",), ("tick", 60), RECORD), Speed("speed"), Batch("batch"), Adopter("adopter")),
-        ("speed streams from {0: 1}", "batch refuses 2026-11-21T00: Kafka no longer", "adopter is killed at adopt"),
-        before=(broker(*[MINUTES, RECORD] * 3, MINUTES), Speed("before", at_most=3), broker(*LOST_ITS_END)),
+        (
+            broker(("adopted",), ("tick", 60), RECORD),
+            Speed("speed"),
+            Batch("batch"),
+            Adopter("adopter"),
+        ),
+        (
+            "speed streams from {0: 1}",
+            "batch refuses 2026-11-21T00: Kafka no longer",
+            "adopter is killed at adopt",
+        ),
+        before=(
+            broker(*[MINUTES, RECORD] * 3, MINUTES),
+            Speed("before", at_most=3),
+            broker(*LOST_ITS_END),
+        ),
         world={"accounts": True, "stamped": True, "crashes": 1},
     ),
     "another topic named for a moment, and put right": Setting(
@@ -590,14 +791,24 @@ SETTINGS = {
     ),
     "another topic that has records, named and corrected by two operators": Setting(
         (broker(ADOPTED, BACK), Adopter("adopter"), Adopter("other"), Batch("batch")),
-        ("adopter is refused", "other is refused", "batch refuses 2026-11-21T00: Kafka no longer", "batch publishes"),
+        (
+            "adopter is refused",
+            "other is refused",
+            "batch refuses 2026-11-21T00: Kafka no longer",
+            "batch publishes",
+        ),
         before=(broker(RECORD), Speed("before"), broker(OTHER, RECORD)),
         world={"accounts": True, "stamped": True, "crashes": 1},
     ),
     "another topic named behind a backlog of both layers, and put right": Setting(
         (broker(ADOPTED, BACK, ADOPTED, ("tick", 240)), Batch("batch"), Adopter("adopter")),
         ("batch refuses 2026-11-21T01: Kafka no longer", "batch reads 2026-11-21T01: {0: (1, 2)}"),
-        before=(broker(RECORD, ("tick", 60), RECORD), Batch("before"), Speed("reads"), broker(OTHER)),
+        before=(
+            broker(RECORD, ("tick", 60), RECORD),
+            Batch("before"),
+            Speed("reads"),
+            broker(OTHER),
+        ),
         world={"accounts": True, "stamped": True},
     ),
     "a topic that loses its end while another one is named, or while it is adopted again": Setting(
@@ -617,18 +828,31 @@ SETTINGS = {
             Speed("speed", watched=True, jumps=(10 * MINUTE, -10 * MINUTE, timedelta(0))),
             Batch("batch", watched=True, jumps=(10 * MINUTE, timedelta(0))),
         ),
-        ("speed finds its clock wrong", "batch's clock is set 0:10:00 off", "batch finds its clock wrong"),
+        (
+            "speed finds its clock wrong",
+            "batch's clock is set 0:10:00 off",
+            "batch finds its clock wrong",
+        ),
         world={"stamped": True},
     ),
     "snapshots and tags that expire by their age": Setting(
-        (broker(("tick", 60)), Batch("batch", restates=1), Maintenance("maintenance", later=timedelta(days=8))),
+        (
+            broker(("tick", 60)),
+            Batch("batch", restates=1),
+            Maintenance("maintenance", later=timedelta(days=8)),
+        ),
         ("maintenance finds 0 orphans and 0 tags", "maintenance finds 0 orphans and 1 tags"),
         before=(broker(*ONE_HOUR), Speed("before"), Batch("accepts")),
         world={"stamped": True},
     ),
     "what branches say in table properties, removed with the snapshots that need them": Setting(
         (broker(RECORD), Speed("speed"), Maintenance("maintenance"), Network("network")),
-        ("maintenance is refused", "speed is refused", "at last, and it lands", "at last, and it is refused"),
+        (
+            "maintenance is refused",
+            "speed is refused",
+            "at last, and it lands",
+            "at last, and it is refused",
+        ),
         before=(broker(*ONE_HOUR), Speed("before"), Batch("accepts")),
         world={"apart": True, "late": True, "answers_to_lose": 1},
     ),
@@ -650,23 +874,42 @@ SETTINGS = {
     ),
     "an hour that is rebuilt while another program expires snapshots": Setting(
         (Batch("batch"), Expiry("expiry")),
-        ("expiry deletes ['batch-", "batch is refused", "its staged snapshot is missing", "batch publishes"),
+        (
+            "expiry deletes ['batch-",
+            "batch is refused",
+            "its staged snapshot is missing",
+            "batch publishes",
+        ),
         before=(broker(*ONE_HOUR),),
         world={"orphans": True},
     ),
     "dead letters that are staged while another program expires snapshots": Setting(
         (broker(MALFORMED, MALFORMED, RECORD), Speed("speed"), Expiry("expiry", of_letters=True)),
-        ("expiry expires snapshots with []", "speed is killed at send_letters", "speed publishes the dead letters"),
+        (
+            "expiry expires snapshots with []",
+            "speed is killed at send_letters",
+            "speed publishes the dead letters",
+        ),
         world={"accounts": True, "orphans": True, "crashes": 1},
     ),
     "dead letters of both layers while another program expires snapshots": Setting(
         (Batch("batch"), Speed("speed", at_most=2), Expiry("expiry", of_letters=True)),
-        ("expiry expires", "batch publishes the dead letters", "speed publishes the dead letters", "is refused with"),
+        (
+            "expiry expires",
+            "batch publishes the dead letters",
+            "speed publishes the dead letters",
+            "is refused with",
+        ),
         before=(broker(*DEAD_AND_GOOD),),
         world={"accounts": True, "orphans": True},
     ),
     "hours that expire beside both layers": Setting(
-        (broker(RECORD, ("tick", 60)), Speed("speed"), Batch("batch"), Retention("retention", runs=2)),
+        (
+            broker(RECORD, ("tick", 60)),
+            Speed("speed"),
+            Batch("batch"),
+            Retention("retention", runs=2),
+        ),
         (
             "retention decides to expire ('2026-11-21T00',)",
             "retention is refused",
@@ -691,12 +934,21 @@ SETTINGS = {
     ),
     "hours that expire before the speed layer has read them": Setting(
         (Speed("speed"), Batch("batch"), Retention("retention", runs=2)),
-        ("retention decides to expire", "speed decides to skip", "speed is refused", "retention is refused"),
+        (
+            "retention decides to expire",
+            "speed decides to skip",
+            "speed is refused",
+            "retention is refused",
+        ),
         before=(broker(*TWO_HOURS),),
     ),
     "an expiry that lands late, or never": Setting(
         (broker(RECORD), Speed("speed"), Retention("retention"), Network("network")),
-        ("network brings retention", "retention moves a head in its way", "retention finds that it had landed"),
+        (
+            "network brings retention",
+            "retention moves a head in its way",
+            "retention finds that it had landed",
+        ),
         before=(broker(*TWO_HOURS), Speed("before"), Batch("accepts")),
         world={"late": True, "answers_to_lose": 1},
     ),
@@ -710,7 +962,12 @@ SETTINGS = {
         before=(broker(*TWO_HOURS), Speed("before"), Batch("accepts")),
     ),
     "hours that expire, and a branch that is set back": Setting(
-        (broker(("restore",), RECORD), Speed("speed"), Merger("merger"), Retention("retention", runs=2)),
+        (
+            broker(("restore",), RECORD),
+            Speed("speed"),
+            Merger("merger"),
+            Retention("retention", runs=2),
+        ),
         ("sees speed set back", "retention decides to expire", "merger publishes"),
         before=(broker(*TWO_HOURS), Speed("before"), Batch("accepts")),
     ),
@@ -732,7 +989,12 @@ SETTINGS = {
     ),
     "hours imported while the stream's first is restated, and a kill": Setting(
         (Batch("batch", restates=1), Importer("importer")),
-        ("importer is killed at accept", "importer is killed at check", "importer is refused", "batch is refused"),
+        (
+            "importer is killed at accept",
+            "importer is killed at check",
+            "importer is refused",
+            "batch is refused",
+        ),
         before=(broker(*TWO_HOURS), Speed("before"), Batch("accepts")),
         world={"crashes": 1},
     ),
@@ -744,31 +1006,61 @@ SETTINGS = {
     ),
     "an import that lands late, or never": Setting(
         (broker(RECORD), Speed("speed"), Importer("importer"), Network("network")),
-        ("network brings importer", "importer moves a head in its way", "importer finds that it had landed"),
+        (
+            "network brings importer",
+            "importer moves a head in its way",
+            "importer finds that it had landed",
+        ),
         before=(broker(*ONE_HOUR), Speed("before")),
         world={"late": True, "answers_to_lose": 1},
     ),
     "files to import that nothing refers to, of a process that sleeps": Setting(
-        (Importer("importer", most=1), Nights(runs=2), Maintenance("maintenance", later=timedelta(0))),
+        (
+            Importer("importer", most=1),
+            Nights(runs=2),
+            Maintenance("maintenance", later=timedelta(0)),
+        ),
         ("maintenance removes ['importer-", "importer gives its files up", "importer publishes"),
         before=(broker(RECORD), Speed("before")),
         world={"orphans": True},
     ),
     "imported hours, and the speed layer's branch is set back": Setting(
-        (broker(("restore",), RECORD), Speed("speed"), Merger("merger"), Importer("importer", most=1)),
+        (
+            broker(("restore",), RECORD),
+            Speed("speed"),
+            Merger("merger"),
+            Importer("importer", most=1),
+        ),
         ("sees speed set back", "importer publishes", "importer is refused"),
         before=(broker(*TWO_HOURS), Speed("before"), Batch("accepts")),
     ),
     "an hour that is rebuilt while records of it are erased": Setting(
         (Batch("batch", restates=1), Eraser("eraser")),
-        ("eraser publishes", "eraser is refused", "batch 2026-11-21T00: what main serves", "eraser finds nothing left"),
-        before=(broker(PERSONAL, RECORD, ("tick", 60)), Speed("before", at_most=2), Batch("accepts")),
+        (
+            "eraser publishes",
+            "eraser is refused",
+            "batch 2026-11-21T00: what main serves",
+            "eraser finds nothing left",
+        ),
+        before=(
+            broker(PERSONAL, RECORD, ("tick", 60)),
+            Speed("before", at_most=2),
+            Batch("accepts"),
+        ),
         world={"accounts": True},
     ),
     "an hour that is rebuilt while records of it are erased, and a kill": Setting(
         (Batch("batch", restates=1), Eraser("eraser")),
-        ("eraser is killed at swap_rows", "eraser is killed at follow", "batch is killed at accept"),
-        before=(broker(PERSONAL, RECORD, ("tick", 60)), Speed("before", at_most=2), Batch("accepts")),
+        (
+            "eraser is killed at swap_rows",
+            "eraser is killed at follow",
+            "batch is killed at accept",
+        ),
+        before=(
+            broker(PERSONAL, RECORD, ("tick", 60)),
+            Speed("before", at_most=2),
+            Batch("accepts"),
+        ),
         world={"accounts": True, "crashes": 1},
     ),
     "an hour that is rebuilt while dead letters of it are erased": Setting(
@@ -785,8 +1077,16 @@ SETTINGS = {
     ),
     "an hour that is rebuilt while dead letters of it are erased, and a kill": Setting(
         (Batch("batch", restates=1), Eraser("eraser")),
-        ("eraser is killed at swap_letters", "eraser is killed at record", "batch is killed at send_letters"),
-        before=(broker(MALFORMED_PERSONAL, RECORD, ("tick", 60)), Speed("before", at_most=2), Batch("accepts")),
+        (
+            "eraser is killed at swap_letters",
+            "eraser is killed at record",
+            "batch is killed at send_letters",
+        ),
+        before=(
+            broker(MALFORMED_PERSONAL, RECORD, ("tick", 60)),
+            Speed("before", at_most=2),
+            Batch("accepts"),
+        ),
         world={"accounts": True, "crashes": 1},
     ),
     "micro-batches that are staged ahead of an erasure": Setting(
@@ -797,7 +1097,11 @@ SETTINGS = {
     ),
     "records that are erased before the speed layer has read them": Setting(
         (Speed("speed"), Eraser("eraser")),
-        ("eraser waits for the layers to read", "eraser finds dead letters", "eraser erases dead letters"),
+        (
+            "eraser waits for the layers to read",
+            "eraser finds dead letters",
+            "eraser erases dead letters",
+        ),
         before=(broker(MALFORMED_PERSONAL, PERSONAL),),
         world={"accounts": True},
     ),
@@ -810,7 +1114,11 @@ SETTINGS = {
     "records of an accepted hour are erased, then Kafka deletes them, and it is rebuilt": Setting(
         (broker(("retain", 0, 1)), Batch("batch", restates=1), Eraser("eraser")),
         ("sees retain", "eraser publishes", "batch publishes"),
-        before=(broker(PERSONAL, RECORD, ("tick", 60)), Speed("before", at_most=2), Batch("accepts")),
+        before=(
+            broker(PERSONAL, RECORD, ("tick", 60)),
+            Speed("before", at_most=2),
+            Batch("accepts"),
+        ),
         world={"accounts": True},
     ),
     "files put together while their records are erased": Setting(
@@ -821,7 +1129,11 @@ SETTINGS = {
     ),
     "an erasure that lands late, or never": Setting(
         (Speed("speed"), Eraser("eraser"), Network("network")),
-        ("network brings eraser", "eraser moves a head in its way", "eraser finds that it had landed"),
+        (
+            "network brings eraser",
+            "eraser moves a head in its way",
+            "eraser finds that it had landed",
+        ),
         before=(broker(PERSONAL), Speed("before"), broker(RECORD)),
         world={"accounts": True, "late": True, "answers_to_lose": 1},
     ),
@@ -834,18 +1146,31 @@ SETTINGS = {
     "an hour that an operator gives to the speed layer while records of it are erased": Setting(
         (Operator("operator", wishes=((H0, "speed"),)), Eraser("eraser")),
         ("operator publishes", "operator is refused", "eraser is refused"),
-        before=(broker(PERSONAL, RECORD, ("tick", 60)), Speed("before", at_most=2), Batch("accepts")),
+        before=(
+            broker(PERSONAL, RECORD, ("tick", 60)),
+            Speed("before", at_most=2),
+            Batch("accepts"),
+        ),
         world={"accounts": True},
     ),
     "an hour that is kept while an erasure of its records is requested": Setting(
         (Holder("holder", hour=H0), Eraser("eraser")),
         ("holder publishes", "holder is refused", "eraser is refused", "eraser finds nothing left"),
-        before=(broker(PERSONAL, RECORD, ("tick", 60)), Speed("before", at_most=2), Batch("accepts")),
+        before=(
+            broker(PERSONAL, RECORD, ("tick", 60)),
+            Speed("before", at_most=2),
+            Batch("accepts"),
+        ),
         world={"accounts": True},
     ),
     "an hour that is kept while an erasure is requested, before its records are read": Setting(
         (Speed("speed"), Holder("holder", hour=H0), Eraser("eraser")),
-        ("holder publishes", "holder is refused", "eraser is refused", "eraser has something to finish"),
+        (
+            "holder publishes",
+            "holder is refused",
+            "eraser is refused",
+            "eraser has something to finish",
+        ),
         before=(broker(MALFORMED_PERSONAL),),
         world={"accounts": True},
     ),
@@ -857,13 +1182,23 @@ SETTINGS = {
     ),
     "files of former snapshots are recorded beside the speed layer, and a kill": Setting(
         (broker(RECORD), Speed("speed"), Eraser("eraser", former=H0)),
-        ("eraser is killed at unserved", "eraser is killed at record", "eraser is refused", "speed is refused"),
+        (
+            "eraser is killed at unserved",
+            "eraser is killed at record",
+            "eraser is refused",
+            "speed is refused",
+        ),
         before=(broker(PERSONAL, ("tick", 60)), Speed("before"), Batch("accepts")),
         world={"accounts": True, "crashes": 1},
     ),
     "files put together, and orphans removed before they are in place": Setting(
         (RollUp("rollup"), Maintenance("maintenance")),
-        ("maintenance removes ['rollup-", "rollup gives it up", "rollup is refused", "rollup publishes"),
+        (
+            "maintenance removes ['rollup-",
+            "rollup gives it up",
+            "rollup is refused",
+            "rollup publishes",
+        ),
         before=(broker(RECORD, RECORD), Speed("before")),
         world={"crashes": 1, "orphans": True},
     ),
@@ -874,7 +1209,10 @@ SETTINGS = {
 SETTINGS |= {
     f"{name}, staged as a snapshot": replace(
         SETTINGS[name],
-        actors=tuple(replace(a, as_snapshot=True) if isinstance(a, Speed) else a for a in SETTINGS[name].actors),
+        actors=tuple(
+            replace(a, as_snapshot=True) if isinstance(a, Speed) else a
+            for a in SETTINGS[name].actors
+        ),
     )
     for name in (
         "an answer lost, and a process killed",
@@ -926,15 +1264,21 @@ WALKS = budget(100, 300)
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.full) if name in LARGE else name for name in SETTINGS]
+    "name",
+    [pytest.param(name, marks=pytest.mark.full) if name in LARGE else name for name in SETTINGS],
 )
 def test_every_interleaving_keeps_main_exact(name: str) -> None:
     setting = SETTINGS[name]
     world = settle(new_world(**setting.world), *setting.before)
     explored = explore(world, setting.actors)
-    print(f"{name}: {explored.moments} moments, {explored.rests} of rest, at most {explored.longest} steps")
+    print(
+        f"{name}: {explored.moments} moments, {explored.rests} of rest, at most "
+        f"{explored.longest} steps"
+    )
     for what in setting.sees:
-        assert explored.saw(what), f"expected {what!r} to happen, found only {sorted(explored.steps)}"
+        assert explored.saw(what), (
+            f"expected {what!r} to happen, found only {sorted(explored.steps)}"
+        )
 
 
 @pytest.mark.parametrize("name", LARGE)

@@ -1,4 +1,5 @@
-"""`dataclasses.replace` for the model's values, which an exploration replaces hundreds of thousands of times."""
+"""`dataclasses.replace` for the model's values, which an exploration replaces hundreds of thousands
+of times."""
 
 from __future__ import annotations
 
@@ -11,9 +12,14 @@ T = TypeVar("T")
 
 @cache
 def _names(kind: type[Any]) -> tuple[str, ...]:
-    """The fields of a dataclass whose instances may be made from their fields alone; none of any other."""
+    """The fields of a dataclass whose instances may be made from their fields alone; none of any
+    other."""
     fields = dataclasses.fields(kind)
-    plain = not hasattr(kind, "__post_init__") and not hasattr(kind, "__slots__") and all(f.init for f in fields)
+    plain = (
+        not hasattr(kind, "__post_init__")
+        and not hasattr(kind, "__slots__")
+        and all(f.init for f in fields)
+    )
     return tuple(f.name for f in fields) if plain else ()
 
 

@@ -1,6 +1,8 @@
-"""The status page in a real Chromium: axe finds nothing, keys go where they should, and it renews itself.
+"""The status page in a real Chromium: axe finds nothing, keys go where they should, and it renews
+itself.
 
-`make test-page` runs it; with `PAGE_PICTURES=docs/images` it draws the pictures of the documentation too.
+`make test-page` runs it; with `PAGE_PICTURES=docs/images` it draws the pictures of the
+documentation too.
 """
 
 from __future__ import annotations
@@ -50,46 +52,81 @@ CLOCK = Clock()
 
 
 def an_hour_accepted_by_choice(one: StreamLake) -> None:
-    """An hour of every kind of report: a gate that failed, a difference, a duplicate, a dead letter, a gap."""
+    """An hour of every kind of report: a gate that failed, a difference, a duplicate, a dead
+    letter, a gap."""
     sealed(one)
     before = [event(0, o, HOUR) for o in range(4)]
     read(one, [*before, event(0, 4), event(0, 5, id="0-2"), event(0, 7, n=1), event(0, 8)], {0: 10})
     accept(one, HOUR, BEFORE, before)
     why = "accepted by choice: the game sends no level on this day"
     accepted(
-        one, [event(0, 4), event(0, 7, n=2), event(0, 9)], 1, snapshot_id=6012433512345678901, reason=why, **ACCOUNT
+        one,
+        [event(0, 4), event(0, 7, n=2), event(0, 9)],
+        1,
+        snapshot_id=6012433512345678901,
+        reason=why,
+        **ACCOUNT,
     )
     bury(one, [(NEXT, 0, 6)])
 
 
 @pytest.fixture(scope="module")
 def status_page(tmp_path_factory: pytest.TempPathFactory) -> StatusPage:
-    """Six streams, each in another condition; of one, a lake with an hour of every kind of report."""
+    """Six streams, each in another condition; of one, a lake with an hour of every kind of
+    report."""
     with time_machine.travel(LATER, tick=False):
         one = new_proof(tmp_path_factory.mktemp("lake"))
         an_hour_accepted_by_choice(one)
         full = replace(job(one), kafka=kafka())
-        groups = {"orders": "shop", "payments": "shop", "clicks": "web", "flights": None, "logins": "web"}
-        made = new_page(full, *(named(full, name, group) for name, group in groups.items()), now=CLOCK)
+        groups = {
+            "orders": "shop",
+            "payments": "shop",
+            "clicks": "web",
+            "flights": None,
+            "logins": "web",
+        }
+        made = new_page(
+            full, *(named(full, name, group) for name, group in groups.items()), now=CLOCK
+        )
         made._settings = Settings(every=timedelta(seconds=1))
         made.readers["events"].refresh()
     refused = [shift(OPEN, -3), shift(OPEN, -11)]
     backlog = sorted([*refused, shift(OPEN, -1)])
     layers = dict.fromkeys(hours_between(shift(OPEN, -48), OPEN), "batch")
     show(
-        made, AS_OF,
+        made,
+        AS_OF,
         five_years(
-            "orders", AS_OF, open_hour=shift(OPEN, 0), backlog=backlog, refused=sorted(refused),
+            "orders",
+            AS_OF,
+            open_hour=shift(OPEN, 0),
+            backlog=backlog,
+            refused=sorted(refused),
             hours=layers | dict.fromkeys(backlog, "speed") | {shift(OPEN, -20): "speed"},
-            newest_accepted=shift(OPEN, -2), complete_through=shift(OPEN, -12), lost={"2026-11-09T14": 312},
+            newest_accepted=shift(OPEN, -2),
+            complete_through=shift(OPEN, -12),
+            lost={"2026-11-09T14": 312},
         ),
         five_years("payments", AS_OF),
-        five_years("clicks", AS_OF, late="1,204,551 offsets wait, and the position has not moved for 0:14:02",
-                   position_since=AS_OF - timedelta(seconds=842)),
-        five_years("logins", AS_OF, to_seal=hours_between(shift(OPEN, -4), OPEN), open_hour=shift(OPEN, -4),
-                   newest_accepted=shift(OPEN, -5), complete_through=shift(OPEN, -5)),
-    )  # fmt: skip
-    away = Failure(AS_OF, "describe topic flights: KafkaTimeoutError: Unable to bootstrap (transient, try again)")
+        five_years(
+            "clicks",
+            AS_OF,
+            late="1,204,551 offsets wait, and the position has not moved for 0:14:02",
+            position_since=AS_OF - timedelta(seconds=842),
+        ),
+        five_years(
+            "logins",
+            AS_OF,
+            to_seal=hours_between(shift(OPEN, -4), OPEN),
+            open_hour=shift(OPEN, -4),
+            newest_accepted=shift(OPEN, -5),
+            complete_through=shift(OPEN, -5),
+        ),
+    )
+    away = Failure(
+        AS_OF,
+        "describe topic flights: KafkaTimeoutError: Unable to bootstrap (transient, try again)",
+    )
     held = five_years("flights", AS_OF)
     made.readers["flights"].reading = TimedValue(held, AS_OF - timedelta(minutes=6), away)
     return made
@@ -103,9 +140,12 @@ def address(status_page: StatusPage) -> Iterator[str]:
 
 @contextmanager
 def served(status_page: StatusPage) -> Iterator[str]:
-    """The page at an address of its own; it shows what it was given, since its own threads do not run."""
+    """The page at an address of its own; it shows what it was given, since its own threads do not
+    run."""
     with listen("127.0.0.1", 0) as socket:
-        server = uvicorn.Server(uvicorn.Config(status_page.app(), log_config=None, lifespan="off", ws="none"))
+        server = uvicorn.Server(
+            uvicorn.Config(status_page.app(), log_config=None, lifespan="off", ws="none")
+        )
         thread = threading.Thread(target=server.run, kwargs={"sockets": [socket]})
         thread.start()
         yield f"http://127.0.0.1:{socket.getsockname()[1]}"
@@ -123,11 +163,15 @@ def chrome() -> Iterator[Browser]:
 
 @pytest.fixture
 def tab(chrome: Browser, address: str) -> Iterator[Page]:
-    """A tab in which whatever the browser complains of fails the test, such as what the CSP refused."""
+    """A tab in which whatever the browser complains of fails the test, such as what the CSP
+    refused."""
     context = chrome.new_context(base_url=address, viewport={"width": 1400, "height": 900})
     page = context.new_page()
     complaints: list[str] = []
-    page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
+    page.on(
+        "console",
+        lambda message: complaints.append(message.text) if message.type == "error" else None,
+    )
     page.on("pageerror", lambda error: complaints.append(str(error)))
     yield page
     context.close()
@@ -179,13 +223,21 @@ def test_the_first_stop_is_a_way_past_the_head(tab: Page) -> None:
     assert tab.evaluate("document.activeElement.id") == "content"
 
 
-def test_the_page_refreshes_and_announces_changes_without_moving_the_focus(tab: Page, status_page: StatusPage) -> None:
+def test_the_page_refreshes_and_announces_changes_without_moving_the_focus(
+    tab: Page, status_page: StatusPage
+) -> None:
     opened(tab, "/")
     tab.locator("#s-payments").focus()
     before = status_page.readers["payments"].reading
     try:
-        show(status_page, AS_OF, five_years("payments", AS_OF, refused=[shift(OPEN, -1)], backlog=[shift(OPEN, -1)]))
-        expect(tab.locator("tr", has=tab.locator("#s-payments"))).to_contain_text("refused", timeout=15_000)
+        show(
+            status_page,
+            AS_OF,
+            five_years("payments", AS_OF, refused=[shift(OPEN, -1)], backlog=[shift(OPEN, -1)]),
+        )
+        expect(tab.locator("tr", has=tab.locator("#s-payments"))).to_contain_text(
+            "refused", timeout=15_000
+        )
         expect(tab.locator("#news")).to_contain_text("6 streams, 6 to look at")
         expect(tab.locator("#s-payments")).to_be_focused()
     finally:
@@ -195,7 +247,9 @@ def test_the_page_refreshes_and_announces_changes_without_moving_the_focus(tab: 
 def test_the_page_shows_that_the_server_is_down(tab: Page) -> None:
     opened(tab, "/")
     tab.route("**/*", lambda route: route.abort())
-    expect(tab.locator("#connection")).to_contain_text("Not renewed: the page's server gave no answer since")
+    expect(tab.locator("#connection")).to_contain_text(
+        "Not renewed: the page's server gave no answer since"
+    )
     tab.unroute("**/*")
     expect(tab.locator("#connection")).to_have_text("", timeout=15_000)
 
@@ -232,9 +286,16 @@ def test_the_page_is_complete_without_javascript(chrome: Browser, address: str) 
 
 
 def test_groups_are_shown_with_the_streams_behind(tab: Page) -> None:
-    table = opened(tab, "/").get_by_role("table").filter(has=tab.get_by_role("columnheader", name="Streams behind"))
+    table = (
+        opened(tab, "/")
+        .get_by_role("table")
+        .filter(has=tab.get_by_role("columnheader", name="Streams behind"))
+    )
     rows = [row.split("\t") for row in table.locator("tbody tr").all_inner_texts()]
-    assert rows == [["shop", "2", shift(OPEN, -12), "orders"], ["web", "2", shift(OPEN, -5), "logins"]]
+    assert rows == [
+        ["shop", "2", shift(OPEN, -12), "orders"],
+        ["web", "2", shift(OPEN, -5), "logins"],
+    ]
 
 
 def test_states_differ_by_more_than_colour(tab: Page) -> None:
@@ -246,8 +307,12 @@ def test_states_differ_by_more_than_colour(tab: Page) -> None:
     assert shown == {"accepted": "A■", "refused": "R△", "sealed": "S△", "open": "O△"}
 
 
-@pytest.mark.parametrize("media", [{"color_scheme": "light"}, {"color_scheme": "dark"}, {"media": "print"}])
-def test_charts_have_a_name_words_and_numbers_and_differ_by_more_than_colour(tab: Page, media: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "media", [{"color_scheme": "light"}, {"color_scheme": "dark"}, {"media": "print"}]
+)
+def test_charts_have_a_name_words_and_numbers_and_differ_by_more_than_colour(
+    tab: Page, media: dict[str, str]
+) -> None:
     tab.emulate_media(**media)  # type: ignore[arg-type]
     opened(tab, "/streams/orders")
     for name, reported in (
@@ -259,7 +324,9 @@ def test_charts_have_a_name_words_and_numbers_and_differ_by_more_than_colour(tab
         expect(chart).to_be_visible()
         expect(chart).to_have_accessible_description(re.compile(reported))
     dashes = [
-        tab.locator(f".chart .line.{name}").evaluate("line => getComputedStyle(line).strokeDasharray")
+        tab.locator(f".chart .line.{name}").evaluate(
+            "line => getComputedStyle(line).strokeDasharray"
+        )
         for name in ("half", "most", "promised")
     ]
     assert len(set(dashes)) == 3
@@ -277,7 +344,8 @@ def phone(tab: Page) -> Page:
 
 @pytest.mark.parametrize("path", PATHS)
 def test_a_phone_shows_all_of_it(phone: Page, path: str) -> None:
-    """Nothing but the inside of a scrolled region is wider than the window, and captions are not cut off."""
+    """Nothing but the inside of a scrolled region is wider than the window, and captions are not
+    cut off."""
     opened(phone, path)
     phone.evaluate("document.querySelectorAll('details').forEach(details => details.open = true)")
     assert phone.evaluate("document.documentElement.scrollWidth") <= 390
@@ -299,13 +367,17 @@ def test_a_phone_shows_every_column_of_the_streams_by_its_name(phone: Page) -> N
     assert max(right for _, right in cells) <= 390
 
 
-def test_a_phone_begins_the_calendar_at_the_newest_hour_and_stays_where_it_was_moved(phone: Page) -> None:
+def test_a_phone_begins_the_calendar_at_the_newest_hour_and_stays_where_it_was_moved(
+    phone: Page,
+) -> None:
     opened(phone, "/streams/orders")
     newest = phone.locator(f"[id='h{OPEN}']")
     box = newest.evaluate("hour => hour.getBoundingClientRect().toJSON()")
     assert box["left"] > 0 and box["right"] <= 390
     region = phone.locator(".wide:has(> .calendar)")
-    left = phone.locator(".calendar tbody th").first.evaluate("day => day.getBoundingClientRect().left")
+    left = phone.locator(".calendar tbody th").first.evaluate(
+        "day => day.getBoundingClientRect().left"
+    )
     assert left >= 0, "the day stays beside its hours"
     region.evaluate("region => { region.scrollLeft = 40; }")
     phone.evaluate("document.getElementById('live').dataset.old = 'yes'")
@@ -321,7 +393,10 @@ def test_labels_of_charts_can_be_read_on_a_phone(phone: Page) -> None:
             .map((label) => label.getBoundingClientRect().toJSON()).filter((box) => box.width)"""
         )
         assert len(boxes) >= 5 and min(box["height"] for box in boxes) >= 9, name
-        assert min(box["x"] for box in boxes) >= 0 and max(box["x"] + box["width"] for box in boxes) <= 390, name
+        assert (
+            min(box["x"] for box in boxes) >= 0
+            and max(box["x"] + box["width"] for box in boxes) <= 390
+        ), name
         overlaps = [
             (a, b)
             for i, a in enumerate(boxes)
@@ -332,7 +407,9 @@ def test_labels_of_charts_can_be_read_on_a_phone(phone: Page) -> None:
         assert overlaps == [], name
 
 
-@pytest.mark.skipif("PAGE_PICTURES" not in os.environ, reason="draws pictures where PAGE_PICTURES says")
+@pytest.mark.skipif(
+    "PAGE_PICTURES" not in os.environ, reason="draws pictures where PAGE_PICTURES says"
+)
 @pytest.mark.parametrize(
     ("name", "path", "media"),
     [
@@ -351,7 +428,9 @@ def test_pictures(tab: Page, name: str, path: str, media: dict[str, str]) -> Non
     tab.emulate_media(**media)  # type: ignore[arg-type]
     opened(tab, path)
     file = folder / f"page-{name}.png"
-    size = tab.evaluate("[document.documentElement.scrollWidth, document.documentElement.scrollHeight]")
+    size = tab.evaluate(
+        "[document.documentElement.scrollWidth, document.documentElement.scrollHeight]"
+    )
     top, width = 0, size[0]
     if (section := {"charts": "freshness", "maintenance": "maintenance"}.get(name)) is not None:
         box = tab.locator(f"section[aria-labelledby={section}]").bounding_box()
@@ -359,4 +438,6 @@ def test_pictures(tab: Page, name: str, path: str, media: dict[str, str]) -> Non
     clip = {"x": 0, "y": top, "width": width, "height": min(size[1] - top, 1500)}
     tab.screenshot(path=file, full_page=True, clip=clip)  # type: ignore[arg-type]
     # A fifth of the bytes, and the eye sees no difference.
-    Image.open(file).convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE).save(file, optimize=True)
+    Image.open(file).convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE).save(
+        file, optimize=True
+    )

@@ -1,4 +1,5 @@
-"""An hour of 900 micro-batches with everything real, accepted while the speed layer goes on with the next one."""
+"""An hour of 900 micro-batches with everything real, accepted while the speed layer goes on with
+the next one."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ NEXT = max(60, MICRO_BATCHES // 4)
 
 
 @pytest.mark.timeout(3600)
-def test_an_hour_of_900_micro_batches_is_accepted_beside_the_next_one_with_each_record_once() -> None:
+def test_an_hour_of_900_micro_batches_is_accepted_beside_the_next_one_with_each_record_once() -> (
+    None
+):
     with real_hours() as one:
         following = one.newest
         hour = shift(following, -1)

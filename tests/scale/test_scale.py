@@ -1,7 +1,9 @@
-"""At the size that it is made for: hours of 3,600 micro-batches, a year of hours, all publishers at once.
+"""At the size that it is made for: hours of 3,600 micro-batches, a year of hours, all publishers at
+once.
 
-Data files are only named, since what is tested is what every publish reads and writes of the table's metadata; the
-decisions and commits are the product's own. Counts are asserted and never times. `make test-scale`.
+Data files are only named, since what is tested is what every publish reads and writes of the
+table's metadata; the decisions and commits are the product's own. Counts are asserted and never
+times. `make test-scale`.
 """
 
 from __future__ import annotations
@@ -24,13 +26,16 @@ from anabranch.offsets.hours import hour_of, shift
 from anabranch.protocol.publish import Decision, Publish, new_id, run
 
 FIRST = hour_of(datetime.now(UTC) - timedelta(days=30))
-# What a publish of the speed layer may read and write, whatever there is: lists, manifests to merge, metadata.
+# What a publish of the speed layer may read and write, whatever there is: lists, manifests to
+# merge, metadata.
 MOST_REQUESTS = 60
 MOST_MANIFESTS = 60
 
 
 @pytest.mark.timeout(3000)
-def test_an_hour_of_3600_micro_batches_costs_each_of_them_the_same_and_is_accepted_in_one_try(tmp_path: Path) -> None:
+def test_an_hour_of_3600_micro_batches_costs_each_of_them_the_same_and_is_accepted_in_one_try(
+    tmp_path: Path,
+) -> None:
     stream = ScaledStream.create(tmp_path, FIRST)
     most_requests = most_manifests = 0
     for number in range(3600):
@@ -38,7 +43,9 @@ def test_an_hour_of_3600_micro_batches_costs_each_of_them_the_same_and_is_accept
             assert stream.micro_batch(FIRST, dates=3) is Outcome.LANDED
         most_requests = max(most_requests, cost.requests)
         if number % 50 == 0:
-            most_manifests = max(most_manifests, stream.manifests("main"), stream.manifests("speed"))
+            most_manifests = max(
+                most_manifests, stream.manifests("main"), stream.manifests("speed")
+            )
     assert most_requests <= MOST_REQUESTS
     assert most_manifests <= MOST_MANIFESTS
     assert len(set(stream.files("main"))) == len(stream.files("main")) == 3600 * 3
@@ -56,17 +63,20 @@ def test_an_hour_of_3600_micro_batches_costs_each_of_them_the_same_and_is_accept
 
 @pytest.mark.timeout(3000)
 def test_a_year_of_hours_costs_a_publish_as_much_as_a_day(tmp_path: Path) -> None:
-    """Requests of a micro-batch, of an acceptance and of an hour's plan, after a day and after a year.
+    """Requests of a micro-batch, of an acceptance and of an hour's plan, after a day and after a
+    year.
 
-    Now and then, once in eight hours, a publish merges eight manifests of old hours: so the usual ones of some hours
-    are compared, and the largest is bounded.
+    Now and then, once in eight hours, a publish merges eight manifests of old hours: so the usual
+    ones of some hours are compared, and the largest is bounded.
     """
     requests = {}
-    # The past was made two days at a time, by few publishes: the first ones merge what those have left.
+    # The past was made two days at a time, by few publishes: the first ones merge what those have
+    # left.
     settling, hours = 5, 7
     for name, count in (("day", 24), ("year", 8760)):
         stream = ScaledStream.create(
-            tmp_path / name, hour_of(datetime.now(UTC) - timedelta(hours=count + settling + hours + 1))
+            tmp_path / name,
+            hour_of(datetime.now(UTC) - timedelta(hours=count + settling + hours + 1)),
         )
         first = stream.lake.state().timeline.first
         stream.past(first, count)
@@ -89,11 +99,16 @@ def test_a_year_of_hours_costs_a_publish_as_much_as_a_day(tmp_path: Path) -> Non
         requests[name] = [median_of(each[settling:]).requests for each in costs.values()]
         assert stream.metadata_bytes() <= 400_000, name
         assert stream.manifests("main") <= 120, name
-    assert all(year <= 1.2 * day + 2 for day, year in zip(requests["day"], requests["year"], strict=True)), requests
+    assert all(
+        year <= 1.2 * day + 2 for day, year in zip(requests["day"], requests["year"], strict=True)
+    ), requests
 
 
-def _speed_layer(folder: str, first: str, hours: int, a_batch: int, count: Synchronized, stop: Event) -> None:
-    """Publishes `a_batch` micro-batches in each hour, then goes on in the last one until it is stopped."""
+def _speed_layer(
+    folder: str, first: str, hours: int, a_batch: int, count: Synchronized, stop: Event
+) -> None:
+    """Publishes `a_batch` micro-batches in each hour, then goes on in the last one until it is
+    stopped."""
     stream = ScaledStream.open(Path(folder))
     while not stop.is_set():
         hour = shift(first, min(hours, count.value // a_batch))
@@ -101,11 +116,18 @@ def _speed_layer(folder: str, first: str, hours: int, a_batch: int, count: Synch
             count.value += 1
 
 
-def _batch_layer(folder: str, first: str, hours: int, a_batch: int, count: Synchronized, tries: Synchronized) -> None:
+def _batch_layer(
+    folder: str, first: str, hours: int, a_batch: int, count: Synchronized, tries: Synchronized
+) -> None:
     """Seals and accepts each hour once the speed layer is past it."""
     stream = ScaledStream.open(Path(folder))
     for number in range(hours):
-        wait_for(lambda: count.value > (number + 1) * a_batch, f"hour {number} to end", 900, pause=0.2)  # noqa: B023
+        wait_for(
+            lambda: count.value > (number + 1) * a_batch,  # noqa: B023
+            f"hour {number} to end",
+            900,
+            pause=0.2,
+        )
         stream.seal([shift(first, number)])
         tries.value = max(tries.value, stream.accept(shift(first, number)))
 
@@ -135,8 +157,12 @@ def test_both_layers_and_maintenance_at_once_each_land_and_nothing_is_lost(tmp_p
     count, tries, landed = (context.Value("i", 0) for _ in range(3))
     stop = context.Event()
     processes = [
-        context.Process(target=_speed_layer, args=(str(tmp_path), FIRST, hours, a_batch, count, stop)),
-        context.Process(target=_batch_layer, args=(str(tmp_path), FIRST, hours, a_batch, count, tries)),
+        context.Process(
+            target=_speed_layer, args=(str(tmp_path), FIRST, hours, a_batch, count, stop)
+        ),
+        context.Process(
+            target=_batch_layer, args=(str(tmp_path), FIRST, hours, a_batch, count, tries)
+        ),
         context.Process(target=_maintenance, args=(str(tmp_path), stop, landed)),
     ]
     for process in processes:

@@ -41,7 +41,9 @@ class Aws:
 
     def enforce(self) -> None:
         """From here on policies count, and root may do nothing."""
-        request = urllib.request.Request(f"{self.url}/moto-api/reset-auth", b"0", {"Content-Type": "text/plain"})
+        request = urllib.request.Request(
+            f"{self.url}/moto-api/reset-auth", b"0", {"Content-Type": "text/plain"}
+        )
         with urllib.request.urlopen(request, timeout=30) as answer:
             assert json.load(answer)["status"] == "ok"
 

@@ -33,7 +33,9 @@ class ProxiedBroker:
         process = kafka_broker.start(
             self.daemon, java, jars, self.port, self.proxy.port, advertised_port=self.proxy.port
         )
-        self.daemon.await_answer(process, lambda: kafka_broker.answers(self.port), kafka_broker.READY_SECONDS)
+        self.daemon.await_answer(
+            process, lambda: kafka_broker.answers(self.port), kafka_broker.READY_SECONDS
+        )
 
     def stop(self) -> None:
         process = self.daemon.process()

@@ -1,4 +1,5 @@
-"""How much the random and the large tests try: little in `make test`, all of it with TEST_BUDGET=full."""
+"""How much the random and the large tests try: little in `make test`, all of it with
+TEST_BUDGET=full."""
 
 from __future__ import annotations
 

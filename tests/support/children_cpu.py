@@ -6,6 +6,7 @@ import resource
 
 
 def children_cpu() -> float:
-    """CPU seconds of all processes that this one started and that have ended, their own children's with them."""
+    """CPU seconds of all processes that this one started and that have ended, their own children's
+    with them."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime

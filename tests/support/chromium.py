@@ -13,11 +13,23 @@ def ensure() -> str:
     """The executable. Raises RuntimeError where there is none and it cannot be installed."""
     if (found := _found()) is None and os.geteuid() == 0 and shutil.which("apt-get"):
         environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-        for arguments in (["update", "-qq"], ["install", "-y", "-qq", "--no-install-recommends", "chromium"]):
-            subprocess.run(["apt-get", *arguments], check=True, env=environment, capture_output=True, timeout=900)
+        for arguments in (
+            ["update", "-qq"],
+            ["install", "-y", "-qq", "--no-install-recommends", "chromium"],
+        ):
+            subprocess.run(
+                ["apt-get", *arguments],
+                check=True,
+                env=environment,
+                capture_output=True,
+                timeout=900,
+            )
         found = _found()
     if found is None:
-        raise RuntimeError("expected Chromium on the PATH, found none; install it (Debian: apt-get install chromium)")
+        raise RuntimeError(
+            "expected Chromium on the PATH, found none; install it (Debian: apt-get install "
+            "chromium)"
+        )
     return found
 
 

@@ -1,4 +1,5 @@
-"""A Spark standalone cluster on this machine: one master and two workers, on two names of it, as processes."""
+"""A Spark standalone cluster on this machine: one master and two workers, on two names of it, as
+processes."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ _DEPLOY = "org.apache.spark.deploy"
 
 @dataclass
 class SparkCluster:
-    """Its master's address, and its workers by their host's name. Each leads a session with its executors in it."""
+    """Its master's address, and its workers by their host's name. Each leads a session with its
+    executors in it."""
 
     folder: Path
     port: int
@@ -49,15 +51,27 @@ class SparkCluster:
         if host in self.processes and self.processes[host].poll() is None:
             os.killpg(self.processes[host].pid, signal.SIGKILL)  # one that was given up
             self.processes[host].wait(30)
-        size = ("--cores", str(CORES), "--memory", "1g", "--webui-port", "0", "--work-dir", str(self.folder / host))
+        size = (
+            "--cores",
+            str(CORES),
+            "--memory",
+            "1g",
+            "--webui-port",
+            "0",
+            "--work-dir",
+            str(self.folder / host),
+        )
         self._start(host, f"{_DEPLOY}.worker.Worker", "--host", host, *size, self.master)
         deadline = time.monotonic() + 90
         while host not in self.alive():
-            assert time.monotonic() < deadline, f"expected worker {host} within 90 s, see {self.folder}"
+            assert time.monotonic() < deadline, (
+                f"expected worker {host} within 90 s, see {self.folder}"
+            )
             time.sleep(0.2)
 
     def view(self) -> dict[str, Any]:
-        """What the master says of its workers and applications; nothing while it does not answer."""
+        """What the master says of its workers and applications; nothing while it does not
+        answer."""
         with (
             suppress(OSError, ValueError),
             urllib.request.urlopen(f"http://127.0.0.1:{self.ui}/json/", timeout=5) as answer,
@@ -71,12 +85,20 @@ class SparkCluster:
         return {worker["host"] for worker in self.view()["workers"] if worker["state"] == "ALIVE"}
 
     def cores_used(self) -> int:
-        return sum(int(worker["coresused"]) for worker in self.view()["workers"] if worker["state"] == "ALIVE")
+        return sum(
+            int(worker["coresused"])
+            for worker in self.view()["workers"]
+            if worker["state"] == "ALIVE"
+        )
 
     def executors(self, host: str) -> list[psutil.Process]:
         """The executors' JVMs of a worker, those that live."""
         children = psutil.Process(self.processes[host].pid).children(recursive=True)
-        return [process for process in children if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+        return [
+            process
+            for process in children
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        ]
 
     def pause_executors(self, host: str) -> None:
         """SIGSTOP: what they run cannot end."""
@@ -98,11 +120,14 @@ class SparkCluster:
         assert not left, f"expected the executors of {host} to end with it, found {left}"
 
     def decommission(self, host: str) -> None:
-        """What a spot machine that is about to go does: its executors hand over what they keep, and end."""
+        """What a spot machine that is about to go does: its executors hand over what they keep, and
+        end."""
         os.kill(self.processes[host].pid, signal.SIGPWR)
         deadline = time.monotonic() + 90
         while host in self.alive():
-            assert time.monotonic() < deadline, f"expected worker {host} to be given up within 90 s, see {self.folder}"
+            assert time.monotonic() < deadline, (
+                f"expected worker {host} to be given up within 90 s, see {self.folder}"
+            )
             time.sleep(0.1)
 
     def stop(self) -> None:
@@ -123,19 +148,28 @@ class SparkCluster:
     def _start(self, name: str, *arguments: str) -> None:
         command = [str(spark_home() / "bin" / "spark-class"), *arguments]
         # The keys of a job are not in the environment of other machines.
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
+        environment = {
+            key: value for key, value in os.environ.items() if not key.startswith("AWS_")
+        }
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
-                command, stdout=log, stderr=log, start_new_session=True, cwd=self.folder,
+                command,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                cwd=self.folder,
                 env=environment
-                | {"SPARK_HOME": str(spark_home()), "SPARK_DAEMON_JAVA_OPTS": "-Dspark.decommission.enabled=true"},
-            )  # fmt: skip
+                | {
+                    "SPARK_HOME": str(spark_home()),
+                    "SPARK_DAEMON_JAVA_OPTS": "-Dspark.decommission.enabled=true",
+                },
+            )
 
 
 @contextmanager
 def running_cluster(hosts: Sequence[str] = HOSTS) -> Iterator[SparkCluster]:
-    """A cluster with a worker of each name of this machine registered, until the end of the `with`; its work folders go
-    with it: they hold a copy of all jars for each executor that ever was."""
+    """A cluster with a worker of each name of this machine registered, until the end of the `with`;
+    its work folders go with it: they hold a copy of all jars for each executor that ever was."""
     folder = Path(tempfile.mkdtemp(prefix="anabranch-cluster-"))
     port = free_port()
     cluster = SparkCluster(folder, port, free_port(port))

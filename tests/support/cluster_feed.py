@@ -15,11 +15,11 @@ PARTITIONS = 4
 
 
 class Feed:
-    """A producer in a thread, or asked to `send`, that remembers what was acknowledged: by every replica in sync unless
-    `acks` says otherwise.
+    """A producer in a thread, or asked to `send`, that remembers what was acknowledged: by every
+    replica in sync unless `acks` says otherwise.
 
-    Null keys, headers, and tombstones, which become dead letters. With `keys` each record has one of so many keys. With
-    `size` records have about so many bytes that cannot be compressed.
+    Null keys, headers, and tombstones, which become dead letters. With `keys` each record has one
+    of so many keys. With `size` records have about so many bytes that cannot be compressed.
     """
 
     def __init__(
@@ -32,7 +32,13 @@ class Feed:
         size: int = 0,
         keys: int = 0,
     ) -> None:
-        self._topic, self._rate, self._partitions, self._size, self._keys = topic, rate, partitions, size, keys
+        self._topic, self._rate, self._partitions, self._size, self._keys = (
+            topic,
+            rate,
+            partitions,
+            size,
+            keys,
+        )
         self.rows: list[tuple[int, int, str]] = []
         self.tombstones: list[tuple[int, int]] = []
         self.failures: list[KafkaError] = []
@@ -91,7 +97,9 @@ class Feed:
             number % self._partitions,
             timestamp=int(at.timestamp() * 1000),
             headers=[("caf\u00e9", b"\xff\x00"), ("none", None)],
-            on_delivery=lambda error, message: self._delivered(error, message, None if tombstone else name),
+            on_delivery=lambda error, message: self._delivered(
+                error, message, None if tombstone else name
+            ),
         )
         self._producer.poll(0)
 
@@ -107,7 +115,9 @@ class Feed:
 
 
 def middle_of(ago: int) -> datetime:
-    return datetime.strptime(past_hour(ago), "%Y-%m-%dT%H").replace(tzinfo=UTC) + timedelta(minutes=30)
+    return datetime.strptime(past_hour(ago), "%Y-%m-%dT%H").replace(tzinfo=UTC) + timedelta(
+        minutes=30
+    )
 
 
 def progress(one: World, feed: Feed, job: Command) -> None:
@@ -119,12 +129,14 @@ def progress(one: World, feed: Feed, job: Command) -> None:
 def assert_exact(one: World, feed: Feed) -> None:
     assert feed.failures == []
     assert one.contents() == sorted(feed.rows)
-    assert sorted((r["kafka_partition"], r["kafka_offset"]) for r in one.dead()) == sorted(feed.tombstones)
+    assert sorted((r["kafka_partition"], r["kafka_offset"]) for r in one.dead()) == sorted(
+        feed.tombstones
+    )
 
 
 def assert_exact_through_both_layers(one: World, feed: Feed) -> None:
-    """The speed layer serves exactly what was acknowledged, the batch layer accepts every hour that has ended, and
-    serves the same; the audit agrees with Kafka."""
+    """The speed layer serves exactly what was acknowledged, the batch layer accepts every hour that
+    has ended, and serves the same; the audit agrees with Kafka."""
     one.speed()
     assert_exact(one, feed)
     results = one.batch()

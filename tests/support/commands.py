@@ -1,4 +1,5 @@
-"""Commands of `anabranch` as processes: run to their end, run into a fail point, or killed from outside."""
+"""Commands of `anabranch` as processes: run to their end, run into a fail point, or killed from
+outside."""
 
 from __future__ import annotations
 
@@ -23,10 +24,12 @@ KILLED = -signal.SIGKILL
 
 
 class Command:
-    """One running command in a session of its own; `kill` and `pause` reach all of it: the JVM, its Python,
-    and the Python workers, which are a process group of their own."""
+    """One running command in a session of its own; `kill` and `pause` reach all of it: the JVM, its
+    Python, and the Python workers, which are a process group of their own."""
 
-    def __init__(self, one: World, arguments: tuple[str, ...], environment: dict[str, str], code: Path = ROOT) -> None:
+    def __init__(
+        self, one: World, arguments: tuple[str, ...], environment: dict[str, str], code: Path = ROOT
+    ) -> None:
         self.temporary = one.folder / "tmp"
         self.temporary.mkdir(exist_ok=True)
         self._log = one.folder / f"{arguments[0]}-{time.monotonic_ns()}.log"
@@ -113,7 +116,9 @@ class Command:
         """Wait for a condition while the command runs."""
         deadline = time.monotonic() + seconds
         while not condition():
-            assert self.code is None, f"expected {what}, found that it ended with {self.code}:\n{self.log[-3000:]}"
+            assert self.code is None, (
+                f"expected {what}, found that it ended with {self.code}:\n{self.log[-3000:]}"
+            )
             if time.monotonic() > deadline:
                 details = f"found {self._states()}:\n{self.log[-3000:]}"
                 raise AssertionError(f"expected {what} within {seconds} s, {details}")
@@ -121,8 +126,11 @@ class Command:
 
 
 @contextmanager
-def started(one: World, *arguments: str, code: Path = ROOT, **environment: str) -> Iterator[Command]:
-    """A command that runs until the end of the `with`, at the latest; `code` is the folder whose code it runs."""
+def started(
+    one: World, *arguments: str, code: Path = ROOT, **environment: str
+) -> Iterator[Command]:
+    """A command that runs until the end of the `with`, at the latest; `code` is the folder whose
+    code it runs."""
     command = Command(one, arguments, environment, code)
     try:
         yield command
@@ -131,10 +139,13 @@ def started(one: World, *arguments: str, code: Path = ROOT, **environment: str) 
 
 
 def call(one: World, *arguments: str, expect: int = 0) -> str:
-    """Run a command that needs no Spark in this process, which a process of its own would take a second of CPU for;
-    returns what it printed, and what it complained of when another exit code than 0 is expected."""
+    """Run a command that needs no Spark in this process, which a process of its own would take a
+    second of CPU for; returns what it printed, and what it complained of when another exit code
+    than 0 is expected."""
     done = CliRunner().invoke(main, [*arguments, "--conf", str(one.folder)])
-    assert done.exit_code == expect, f"{arguments}: {done.exit_code}\n{done.output}\n{done.exception!r}"
+    assert done.exit_code == expect, (
+        f"{arguments}: {done.exit_code}\n{done.output}\n{done.exception!r}"
+    )
     return str(done.output if expect else done.stdout)
 
 
@@ -142,7 +153,9 @@ def run(one: World, *arguments: str, expect: int = 0) -> str:
     """Run a command to its end in a process of its own; returns what it printed and logged."""
     with started(one, *arguments) as command:
         code = command.wait()
-        assert code == expect, f"{arguments}: expected exit code {expect}, found {code}:\n{command.log[-4000:]}"
+        assert code == expect, (
+            f"{arguments}: expected exit code {expect}, found {code}:\n{command.log[-4000:]}"
+        )
         return command.log
 
 
@@ -155,7 +168,9 @@ def run_into(one: World, fail_at: str, *arguments: str) -> str:
             f"expected {fail_at} to be reached, found:\n{command.log[-4000:]}"
         )
         lost = label.endswith("-lost")
-        assert code == (0 if lost else KILLED), f"{fail_at}: found exit code {code}:\n{command.log[-4000:]}"
+        assert code == (0 if lost else KILLED), (
+            f"{fail_at}: found exit code {code}:\n{command.log[-4000:]}"
+        )
         return command.log
 
 
@@ -163,7 +178,9 @@ def run_into(one: World, fail_at: str, *arguments: str) -> str:
 def paused_at(one: World, step: Step, *arguments: str) -> Iterator[Command]:
     """A command that has stopped at a step, for its test to resume."""
     with started(one, *arguments, **{PAUSE_AT: step.label}) as command:
-        command.until(lambda: f"pause point {step.label}: " in command.log, f"it to pause at {step.label}")
+        command.until(
+            lambda: f"pause point {step.label}: " in command.log, f"it to pause at {step.label}"
+        )
         # The step stops Java and the driver: as of a machine that sleeps, their workers are too.
         command.pause()
         command.until(command.is_stopped, "the whole command to be stopped")

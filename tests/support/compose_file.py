@@ -14,26 +14,44 @@ from typing import Any
 import go_tools
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = re.findall(r"^([A-Z_0-9]+)=$", (ROOT / ".env.example").read_text(encoding="utf-8"), re.MULTILINE)
+NAMES = re.findall(
+    r"^([A-Z_0-9]+)=$", (ROOT / ".env.example").read_text(encoding="utf-8"), re.MULTILINE
+)
 
 
 def filled() -> dict[str, str]:
     """A value for each variable that .env.example asks for, made as it says."""
     values = {name: secrets.token_hex(24) for name in NAMES}
-    return values | {"AIRFLOW_FERNET_KEY": base64.urlsafe_b64encode(secrets.token_bytes(32)).decode()}
+    return values | {
+        "AIRFLOW_FERNET_KEY": base64.urlsafe_b64encode(secrets.token_bytes(32)).decode()
+    }
 
 
 def config(
-    values: Mapping[str, str], folder: Path, file: Path = ROOT / "docker-compose.yml", profile: str | None = None
+    values: Mapping[str, str],
+    folder: Path,
+    file: Path = ROOT / "docker-compose.yml",
+    profile: str | None = None,
 ) -> dict[str, Any]:
-    """The file with every variable in its place. Raises ValueError with what the client says against it."""
+    """The file with every variable in its place. Raises ValueError with what the client says
+    against it."""
     env_file = folder / "env"
-    env_file.write_text("".join(f"{name}={value}\n" for name, value in values.items()), encoding="utf-8")
-    command = [str(go_tools.ensure(go_tools.COMPOSE)), "--project-directory", str(file.parent), "--file", str(file)]
+    env_file.write_text(
+        "".join(f"{name}={value}\n" for name, value in values.items()), encoding="utf-8"
+    )
+    command = [
+        str(go_tools.ensure(go_tools.COMPOSE)),
+        "--project-directory",
+        str(file.parent),
+        "--file",
+        str(file),
+    ]
     command += ["--env-file", str(env_file), *(["--profile", profile] if profile else [])]
     command += ["config", "--format", "json"]
     # An environment of nothing, since the caller's variables would win over the file's.
-    done = subprocess.run(command, env={"HOME": str(folder)}, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        command, env={"HOME": str(folder)}, capture_output=True, text=True, timeout=60
+    )
     if done.returncode != 0:
         raise ValueError(done.stderr)
     # What it prints could be read by it again, so its dollars are still doubled.

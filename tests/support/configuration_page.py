@@ -1,5 +1,6 @@
-"""The page of every configuration key, docs/reference/configuration.md: type, default and allowed values are those of
-the models of `anabranch.config`, what a key means and its example those of configuration_keys.yaml."""
+"""The page of every configuration key, docs/reference/configuration.md: type, default and allowed
+values are those of the models of `anabranch.config`, what a key means and its example those of
+configuration_keys.yaml."""
 
 from __future__ import annotations
 
@@ -66,12 +67,15 @@ _ONE_OR_MANY = ("key", "views.NAME.group", "schema.exclude")
 
 
 def documented_keys() -> tuple[dict[str, KeyDocumentation], ...]:
-    """By key of the environment's file, of a stream's and of a family's: what it means, and an example of it in YAML,
-    if any."""
+    """By key of the environment's file, of a stream's and of a family's: what it means, and an
+    example of it in YAML, if any."""
     text = Path(__file__).with_name("configuration_keys.yaml").read_text(encoding="utf-8")
     files = yaml.safe_load(text)
     return tuple(
-        {key: KeyDocumentation(said["means"], said.get("example", "")) for key, said in files[file].items()}
+        {
+            key: KeyDocumentation(said["means"], said.get("example", ""))
+            for key, said in files[file].items()
+        }
         for file in ("environment", "stream", "family")
     )
 
@@ -135,7 +139,10 @@ def stream_keys() -> Iterator[ConfigurationKey]:
         key = info.alias or name
         if key == "format":
             yield ConfigurationKey(
-                key, "text, or mapping", "`json`", _choices(FormatSettings.model_fields["type"].annotation)
+                key,
+                "text, or mapping",
+                "`json`",
+                _choices(FormatSettings.model_fields["type"].annotation),
             )
             yield from _of_model(key, FormatSettings)
         elif key == "schema":
@@ -143,7 +150,11 @@ def stream_keys() -> Iterator[ConfigurationKey]:
             yield from _of_model(key, SubjectSchema)
         elif key == "egress":
             yield ConfigurationKey(key, "list of mappings", "none", "")
-            for kind, model in (("folder", FolderTarget), ("topic", TopicTarget), ("search", SearchTarget)):
+            for kind, model in (
+                ("folder", FolderTarget),
+                ("topic", TopicTarget),
+                ("search", SearchTarget),
+            ):
                 yield from _of_model(f"egress[{kind}]", model)
         elif key == "views":
             yield ConfigurationKey(key, "mapping of mappings", "none", "")
@@ -169,7 +180,9 @@ def _keys(name: str, info: FieldInfo) -> Iterator[ConfigurationKey]:
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         yield from _of_model(name, kind)
         return
-    yield ConfigurationKey(name, _type_words(name, kind), _default_words(name, info), _allowed_words(info, kind))
+    yield ConfigurationKey(
+        name, _type_words(name, kind), _default_words(name, info), _allowed_words(info, kind)
+    )
 
 
 def _plain(annotation: Any) -> Any:
@@ -187,7 +200,11 @@ def _type_words(name: str, kind: Any) -> str:
     if name == "schema.columns":
         return "text"
     if get_origin(kind) is tuple:
-        return "text, or list of texts" if name in _ONE_OR_MANY or name.startswith("files.") else "list"
+        return (
+            "text, or list of texts"
+            if name in _ONE_OR_MANY or name.startswith("files.")
+            else "list"
+        )
     if get_origin(kind) is dict:
         return "mapping of secrets" if SecretStr in map(_plain, get_args(kind)) else "mapping"
     words = {
@@ -232,7 +249,10 @@ def _allowed_words(info: FieldInfo, kind: Any) -> str:
     unit = " bytes" if kind is ByteSize else ""
     limits = (("gt", "more than {:,}{}"), ("ge", "{:,}{} or more"), ("le", "{:,}{} at most"))
     found = [
-        (form, value) for of in info.metadata for name, form in limits if (value := getattr(of, name, None)) is not None
+        (form, value)
+        for of in info.metadata
+        for name, form in limits
+        if (value := getattr(of, name, None)) is not None
     ]
     return ", ".join(form.format(value, unit) for form, value in found)
 
@@ -240,7 +260,9 @@ def _allowed_words(info: FieldInfo, kind: Any) -> str:
 def _choices(kind: Any) -> str:
     if get_origin(kind) is tuple:
         kind = _plain(get_args(kind)[0])
-    return ", ".join(f"`{choice}`" for choice in get_args(kind)) if get_origin(kind) is Literal else ""
+    return (
+        ", ".join(f"`{choice}`" for choice in get_args(kind)) if get_origin(kind) is Literal else ""
+    )
 
 
 def _cell(value: str) -> str:

@@ -9,7 +9,8 @@ from pyiceberg.io.pyarrow import PyArrowFileIO
 
 
 def reads_of_data_files(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The data files that this process opens by PyIceberg from now on, in their order; the test may clear the list."""
+    """The data files that this process opens by PyIceberg from now on, in their order; the test may
+    clear the list."""
     locations: list[str] = []
     real = PyArrowFileIO.new_input
 

@@ -1,4 +1,5 @@
-"""Docker Compose, as a user types it: a project of its own in a clean checkout, with ports that are free."""
+"""Docker Compose, as a user types it: a project of its own in a clean checkout, with ports that are
+free."""
 
 from __future__ import annotations
 
@@ -14,8 +15,11 @@ from anabranch.dev.services.processes import free_port
 PORTS = ("KAFKA_PORT", "S3_PORT", "AIRFLOW_PORT", "SPARK_PORT", "PROMETHEUS_PORT", "GRAFANA_PORT")
 
 
-def docker(*arguments: str, seconds: float = 120, cwd: Path | None = None, **environment: str) -> str:
-    """Run Docker's client; returns its standard output. Raises AssertionError with what it printed when it fails."""
+def docker(
+    *arguments: str, seconds: float = 120, cwd: Path | None = None, **environment: str
+) -> str:
+    """Run Docker's client; returns its standard output. Raises AssertionError with what it printed
+    when it fails."""
     done = run(*arguments, seconds=seconds, cwd=cwd, **environment)
     assert done.returncode == 0, (
         f"docker {' '.join(arguments)}: expected exit code 0, found {done.returncode}:\n"
@@ -28,17 +32,30 @@ def run(
     *arguments: str, seconds: float = 120, cwd: Path | None = None, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["docker", *arguments], cwd=cwd, env=os.environ | environment, stdin=subprocess.DEVNULL, capture_output=True,
-        text=True, errors="replace", timeout=seconds,
-    )  # fmt: skip
+        ["docker", *arguments],
+        cwd=cwd,
+        env=os.environ | environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=seconds,
+    )
 
 
 def find_missing() -> str | None:
-    """What these tests need and this machine lacks, with the remedy; None when nothing is missing."""
+    """What these tests need and this machine lacks, with the remedy; None when nothing is
+    missing."""
     for arguments, what in (
         (("version",), "a Docker daemon that this user may use (start one, or set DOCKER_HOST)"),
-        (("buildx", "version"), "the Docker plugin buildx (Debian, Ubuntu: apt-get install docker-buildx)"),
-        (("compose", "version"), "the Docker plugin compose (Debian, Ubuntu: apt-get install docker-compose-v2)"),
+        (
+            ("buildx", "version"),
+            "the Docker plugin buildx (Debian, Ubuntu: apt-get install docker-buildx)",
+        ),
+        (
+            ("compose", "version"),
+            "the Docker plugin compose (Debian, Ubuntu: apt-get install docker-compose-v2)",
+        ),
     ):
         try:
             done = run(*arguments, seconds=60)
@@ -62,8 +79,12 @@ class Project:
             "ANABRANCH_IMAGE": self.image,
             **{variable: str(port) for variable, port in zip(PORTS, ports, strict=True)},
         }
-        services: dict[str, Any] = json.loads(self.compose("config", "--format", "json"))["services"]
-        self.services = {service: what for service, what in services.items() if service not in without}
+        services: dict[str, Any] = json.loads(self.compose("config", "--format", "json"))[
+            "services"
+        ]
+        self.services = {
+            service: what for service, what in services.items() if service not in without
+        }
 
     def compose(self, *arguments: str, seconds: float = 120) -> str:
         return docker("compose", *arguments, seconds=seconds, cwd=self.folder, **self._environment)
@@ -73,22 +94,35 @@ class Project:
         return self.compose("exec", "-T", service, *command, seconds=seconds)
 
     def printed_json(self, *arguments: str) -> Any:
-        """What a command of ours prints as JSON, in a container of its own, which no kill of a service reaches."""
+        """What a command of ours prints as JSON, in a container of its own, which no kill of a
+        service reaches."""
         command = ("anabranch", *arguments, "--output", "json")
-        return json.loads(self.compose("run", "--rm", "--no-deps", "-T", "apply", *command, seconds=300))
+        return json.loads(
+            self.compose("run", "--rm", "--no-deps", "-T", "apply", *command, seconds=300)
+        )
 
     def containers(self, *services: str) -> list[dict[str, Any]]:
-        """What `docker compose ps` lists of the services, running or not; nothing of `docker compose run`."""
+        """What `docker compose ps` lists of the services, running or not; nothing of `docker
+        compose run`."""
         lines = self.compose("ps", "--all", "--format", "json", *services).splitlines()
-        return [one for one in map(json.loads, lines) if "com.docker.compose.oneoff=True" not in one["Labels"]]
+        return [
+            one
+            for one in map(json.loads, lines)
+            if "com.docker.compose.oneoff=True" not in one["Labels"]
+        ]
 
     def states(self) -> dict[str, list[tuple[str, int]]]:
-        """By service, of each container: its health, or its state where it has no check, and its exit code."""
+        """By service, of each container: its health, or its state where it has no check, and its
+        exit code."""
         found: dict[str, list[tuple[str, int]]] = {}
         for one in self.containers():
-            found.setdefault(one["Service"], []).append((one["Health"] or one["State"], one["ExitCode"]))
+            found.setdefault(one["Service"], []).append(
+                (one["Health"] or one["State"], one["ExitCode"])
+            )
         return found
 
     def inspect(self, *services: str) -> list[dict[str, Any]]:
         """What the daemon returns for each container of the services."""
-        return list(json.loads(docker("inspect", *(one["ID"] for one in self.containers(*services)))))
+        return list(
+            json.loads(docker("inspect", *(one["ID"] for one in self.containers(*services))))
+        )

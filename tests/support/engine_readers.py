@@ -1,8 +1,10 @@
-"""Reads a table by one engine, in a process of its own: `python engine_readers.py ENGINE <task.json >answer.json`.
+"""Reads a table by one engine, in a process of its own: `python engine_readers.py ENGINE <task.json
+>answer.json`.
 
-The task names the table, its catalog as PyIceberg's properties, the snapshots to read, and S3's keys. The answer lists
-the count and the rows that the engine gives, of `main` by its plain name, then of each snapshot. Imports
-nothing of this project: the engine's environment may have other versions of what it needs.
+The task names the table, its catalog as PyIceberg's properties, the snapshots to read, and S3's
+keys. The answer lists the count and the rows that the engine gives, of `main` by its plain name,
+then of each snapshot. Imports nothing of this project: the engine's environment may have other
+versions of what it needs.
 """
 
 from __future__ import annotations
@@ -34,15 +36,19 @@ def read_by_polars(table: Any, snapshot: int | None, task: dict[str, Any]) -> tu
     import polars
 
     # Of PyIceberg's properties Polars takes over the keys alone.
-    storage = {"aws_endpoint_url": task["endpoint"], "aws_region": "us-east-1", "aws_allow_http": "true"}
+    storage = {
+        "aws_endpoint_url": task["endpoint"],
+        "aws_region": "us-east-1",
+        "aws_allow_http": "true",
+    }
     storage |= {"aws_access_key_id": task["key"], "aws_secret_access_key": task["secret"]}
     frame = polars.scan_iceberg(table, snapshot_id=snapshot, storage_options=storage)
     return frame.select(polars.len()).collect().item(), frame.collect().to_dicts()
 
 
 def read_by_duckdb(table: Any, snapshot: int | None, task: dict[str, Any]) -> tuple[int, Rows]:
-    """By the file of the table's metadata, or by the name that a REST catalog has for it. The extensions are those of
-    packages, since `INSTALL` downloads from another place."""
+    """By the file of the table's metadata, or by the name that a REST catalog has for it. The
+    extensions are those of packages, since `INSTALL` downloads from another place."""
     import duckdb
 
     connection = duckdb.connect()
@@ -51,11 +57,15 @@ def read_by_duckdb(table: Any, snapshot: int | None, task: dict[str, Any]) -> tu
         [file] = Path(package.__path__[0]).rglob(f"{name}.duckdb_extension")
         connection.execute(f"LOAD '{file}'")
     connection.execute(
-        f"CREATE SECRET (TYPE s3, KEY_ID '{task['key']}', SECRET '{task['secret']}', REGION 'us-east-1', "
-        f"ENDPOINT '{task['endpoint'].removeprefix('http://')}', URL_STYLE 'path', USE_SSL false)"
+        f"CREATE SECRET (TYPE s3, KEY_ID '{task['key']}', SECRET '{task['secret']}', REGION "
+        f"'us-east-1', ENDPOINT '{task['endpoint'].removeprefix('http://')}', URL_STYLE 'path', "
+        "USE_SSL false)"
     )
     if task["rest"]:
-        connection.execute(f"ATTACH '' AS lake (TYPE iceberg, ENDPOINT '{task['rest']}', AUTHORIZATION_TYPE 'none')")
+        connection.execute(
+            f"ATTACH '' AS lake (TYPE iceberg, ENDPOINT '{task['rest']}', AUTHORIZATION_TYPE "
+            "'none')"
+        )
         schema, _, name = task["table"].partition(".")
         source = f'lake."{schema}"."{name}"' + (f" AT (VERSION => {snapshot})" if snapshot else "")
     else:
@@ -76,8 +86,9 @@ def read_by_clickhouse(table: Any, snapshot: int | None, task: dict[str, Any]) -
         session.query("SET allow_database_iceberg = 1")
         storage = f"{task['endpoint']}/{task['bucket']}"
         session.query(
-            f"CREATE DATABASE lake ENGINE = DataLakeCatalog('{task['rest']}/v1', '{key}', '{secret}') "
-            f"SETTINGS catalog_type = 'rest', warehouse = '{task['bucket']}', storage_endpoint = '{storage}'"
+            f"CREATE DATABASE lake ENGINE = DataLakeCatalog('{task['rest']}/v1', '{key}', "
+            f"'{secret}') SETTINGS catalog_type = 'rest', warehouse = '{task['bucket']}', "
+            f"storage_endpoint = '{storage}'"
         )
         source, ask = f"lake.`{task['table']}`", session.query
     else:
@@ -103,7 +114,8 @@ READERS: dict[str, Reader] = {
 
 
 def plain(rows: Rows) -> Rows:
-    """The compared columns of rows, alike whichever engine they are of: decimals as text of two places, sorted."""
+    """The compared columns of rows, alike whichever engine they are of: decimals as text of two
+    places, sorted."""
     made = [{name: row.get(name) for name in COLUMNS} for row in rows]
     for row in made:
         row["price"] = None if row["price"] is None else f"{float(row['price']):.2f}"

@@ -11,9 +11,17 @@ from pathlib import Path
 def ensure() -> Path:
     """The library, installed by apt-get if root may."""
     if not (paths := _find()) and os.geteuid() == 0 and shutil.which("apt-get"):
-        subprocess.run(["apt-get", "install", "-y", "-qq", "faketime"], check=True, capture_output=True, timeout=300)
+        subprocess.run(
+            ["apt-get", "install", "-y", "-qq", "faketime"],
+            check=True,
+            capture_output=True,
+            timeout=300,
+        )
         paths = _find()
-    assert paths, "expected libfaketime.so.1, found none: install the package faketime (apt-get install faketime)"
+    assert paths, (
+        "expected libfaketime.so.1, found none: install the package faketime (apt-get install "
+        "faketime)"
+    )
     return paths[0]
 
 
@@ -23,4 +31,9 @@ def _find() -> list[Path]:
 
 def clock(library: Path, offset: str) -> dict[str, str]:
     """What a process needs in its environment to have its clock off by so much, such as `+10m`."""
-    return {"LD_PRELOAD": str(library), "FAKETIME": offset, "DONT_FAKE_MONOTONIC": "1", "FAKETIME_DONT_RESET": "1"}
+    return {
+        "LD_PRELOAD": str(library),
+        "FAKETIME": offset,
+        "DONT_FAKE_MONOTONIC": "1",
+        "FAKETIME_DONT_RESET": "1",
+    }

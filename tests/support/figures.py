@@ -1,4 +1,5 @@
-"""Tables of what a run took: `make test RECORD=run.json`, then `python tests/support/figures.py run.json`."""
+"""Tables of what a run took: `make test RECORD=run.json`, then `python tests/support/figures.py
+run.json`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""A streaming query of Spark's file sink: in a session that runs, or in a process of its own that is killed within a
-micro-batch.
+"""A streaming query of Spark's file sink: in a session that runs, or in a process of its own that
+is killed within a micro-batch.
 
-`python file_sink_query.py FOLDER TOPIC SERVERS [EVENT_ID]` writes what the topic has. With an event's id its JVM is
-killed (SIGKILL) by the task that reads this event, once another task of the micro-batch has written its file.
+`python file_sink_query.py FOLDER TOPIC SERVERS [EVENT_ID]` writes what the topic has. With an
+event's id its JVM is killed (SIGKILL) by the task that reads this event, once another task of the
+micro-batch has written its file.
 """
 
 from __future__ import annotations
@@ -29,10 +30,16 @@ LOG = {
 """Every third micro-batch compacts the log; a later one deletes the log files before it."""
 
 
-def write(spark: SparkSession, folder: Path, topic: str, servers: str, killer: Column | None = None) -> None:
-    """Write the records that a topic has, 40 in a micro-batch: the fields of their values, and their partitions,
-    offsets and times. `killer`: a column in place of `event_id`."""
-    read = spark.readStream.format("kafka").option("kafka.bootstrap.servers", servers).option("subscribe", topic)
+def write(
+    spark: SparkSession, folder: Path, topic: str, servers: str, killer: Column | None = None
+) -> None:
+    """Write the records that a topic has, 40 in a micro-batch: the fields of their values, and
+    their partitions, offsets and times. `killer`: a column in place of `event_id`."""
+    read = (
+        spark.readStream.format("kafka")
+        .option("kafka.bootstrap.servers", servers)
+        .option("subscribe", topic)
+    )
     records = read.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", "40").load()
     value = F.from_json(F.col("value").cast("string"), SCHEMA.replace(" NOT NULL", ""))
     rows = records.select(value.alias("v"), "partition", "offset", "timestamp")
@@ -44,9 +51,12 @@ def write(spark: SparkSession, folder: Path, topic: str, servers: str, killer: C
 
 
 def unlisted_files(folder: Path) -> set[str]:
-    """The names of whole Parquet files that no log file lists: those of micro-batches that did not end."""
+    """The names of whole Parquet files that no log file lists: those of micro-batches that did not
+    end."""
     log = [path.read_text() for path in (folder / "_spark_metadata").glob("[0-9]*")]
-    whole = (path for path in folder.glob("part-*.parquet") if path.read_bytes()[4:].endswith(b"PAR1"))
+    whole = (
+        path for path in folder.glob("part-*.parquet") if path.read_bytes()[4:].endswith(b"PAR1")
+    )
     return {path.name for path in whole if not any(path.name in text for text in log)}
 
 
@@ -70,7 +80,13 @@ def main(folder: Path, topic: str, servers: str, event_id: str | None = None) ->
     for key, value in (LOG | {"spark.driver.extraJavaOptions": FIRST_COMPILER}).items():
         builder = builder.config(key, value)
     spark = builder.config("spark.sql.session.timeZone", "UTC").getOrCreate()
-    write(spark, folder, topic, servers, _killer(spark, folder, event_id) if event_id is not None else None)
+    write(
+        spark,
+        folder,
+        topic,
+        servers,
+        _killer(spark, folder, event_id) if event_id is not None else None,
+    )
     spark.stop()
 
 

@@ -1,7 +1,8 @@
-"""An S3 front that fails as real object stores do: 500, 503 SlowDown, no answer, an answer lost. Seeded. And one that
-refuses temporary keys which have expired.
+"""An S3 front that fails as real object stores do: 500, 503 SlowDown, no answer, an answer lost.
+Seeded. And one that refuses temporary keys which have expired.
 
-A reverse proxy that changes nothing of what it forwards, the Host header included, so that signatures hold.
+A reverse proxy that changes nothing of what it forwards, the Host header included, so that
+signatures hold.
 """
 
 from __future__ import annotations
@@ -21,9 +22,14 @@ from anabranch.dev.services.processes import HOST
 
 Fault = Literal["500", "503", "silence", "lost"]
 
-_ERROR = '<?xml version="1.0" encoding="UTF-8"?><Error><Code>{code}</Code><Message>{text}</Message></Error>'
+_ERROR = (
+    '<?xml version="1.0" '
+    'encoding="UTF-8"?><Error><Code>{code}</Code><Message>{text}</Message></Error>'
+)
 _ERRORS = {
-    "500": _ERROR.format(code="InternalError", text="We encountered an internal error. Please try again."),
+    "500": _ERROR.format(
+        code="InternalError", text="We encountered an internal error. Please try again."
+    ),
     "503": _ERROR.format(code="SlowDown", text="Please reduce your request rate."),
     "400": _ERROR.format(code="ExpiredToken", text="The provided token has expired."),
 }
@@ -32,9 +38,10 @@ _SILENCE_SECONDS = 15.0  # longer than any client of ours waits for an answer
 
 @dataclass
 class FlakyS3:
-    """The front's port, and what it does to each request: faults by their probability. `counts` says what it did,
-    `methods` what it was asked, `kinds` the same by method and kind of file (`parquet`, `metadata.json`), `tokens` by
-    session token and client (`Boto3`, `aws-sdk-cpp`, `s3fileio`). Tokens in `expired` are refused.
+    """The front's port, and what it does to each request: faults by their probability. `counts`
+    says what it did, `methods` what it was asked, `kinds` the same by method and kind of file
+    (`parquet`, `metadata.json`), `tokens` by session token and client (`Boto3`, `aws-sdk-cpp`,
+    `s3fileio`). Tokens in `expired` are refused.
 
     Only keys that end in `ending` are concerned.
     """
@@ -77,7 +84,8 @@ class FlakyS3:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    # Else an answer's head and its body are two segments, and the second waits 40 ms for the first one's ACK.
+    # Else an answer's head and its body are two segments, and the second waits 40 ms for the first
+    # one's ACK.
     disable_nagle_algorithm = True
     front: FlakyS3
 
@@ -104,7 +112,12 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
             for name, value in self.headers.items():
-                if name.lower() not in ("expect", "connection", "transfer-encoding", "content-length"):
+                if name.lower() not in (
+                    "expect",
+                    "connection",
+                    "transfer-encoding",
+                    "content-length",
+                ):
                     upstream.putheader(name, value)
             if body or self.command in ("PUT", "POST"):
                 upstream.putheader("Content-Length", str(len(body)))
@@ -116,7 +129,11 @@ class _Handler(BaseHTTPRequestHandler):
         if fault == "lost":
             self.close_connection = True
             return
-        kept = [(n, v) for n, v in response.getheaders() if n.lower() not in ("connection", "transfer-encoding")]
+        kept = [
+            (n, v)
+            for n, v in response.getheaders()
+            if n.lower() not in ("connection", "transfer-encoding")
+        ]
         if self.command != "HEAD":
             kept = [(n, v) for n, v in kept if n.lower() != "content-length"]
         self._answer(response.status, kept, content)
@@ -156,16 +173,22 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def running_flaky_s3(upstream_port: int, seed: int, tls: ssl.SSLContext | None = None) -> Iterator[FlakyS3]:
+def running_flaky_s3(
+    upstream_port: int, seed: int, tls: ssl.SSLContext | None = None
+) -> Iterator[FlakyS3]:
     """A front on a free port for the length of a `with`; without faults until it is given some."""
     front = FlakyS3(upstream_port, seed)
     handler = type("Handler", (_Handler,), {"front": front})
     server = _Server((HOST, 0), handler)
     if tls is not None:
         # Each connection's own thread does its handshake.
-        server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+        server.socket = tls.wrap_socket(
+            server.socket, server_side=True, do_handshake_on_connect=False
+        )
     front.port = server.server_address[1]
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
+    thread = threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True
+    )
     thread.start()
     try:
         yield front

@@ -1,7 +1,9 @@
-"""Records by the clients of other languages: each program of `producers/` takes the same lines and prints the same.
+"""Records by the clients of other languages: each program of `producers/` takes the same lines and
+prints the same.
 
-A line has partition, timestamp in milliseconds, key, value and headers, with tabs between; keys, values, and headers'
-names and values in base64, `-` for null; headers as `name:value` with commas between.
+A line has partition, timestamp in milliseconds, key, value and headers, with tabs between; keys,
+values, and headers' names and values in base64, `-` for null; headers as `name:value` with commas
+between.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ class Sent:
 
 
 Send = Callable[[str, str, Sequence[Sent]], list[tuple[int, int]]]
-"""Sends records to a topic of these brokers, acknowledged by all replicas; returns their partitions and offsets."""
+"""Sends records to a topic of these brokers, acknowledged by all replicas; returns their partitions
+and offsets."""
 
 
 def _packed(value: bytes | None) -> str:
@@ -54,7 +57,9 @@ def _packed(value: bytes | None) -> str:
 
 def _by_program(command: Sequence[object], records: Sequence[Sent]) -> list[tuple[int, int]]:
     lines = "".join(record.line for record in records)
-    done = subprocess.run([str(c) for c in command], input=lines, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [str(c) for c in command], input=lines, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     acknowledged = [line.split() for line in done.stdout.splitlines()]
     return [(int(partition), int(offset)) for partition, offset in acknowledged]
@@ -63,7 +68,11 @@ def _by_program(command: Sequence[object], records: Sequence[Sent]) -> list[tupl
 def send_by_java(servers: str, topic: str, records: Sequence[Sent]) -> list[tuple[int, int]]:
     """The client that Spark's jars have."""
     jars = [jar for jar in ensure_jars().spark if jar.name.startswith("kafka-clients")]
-    jars += [jar for name in ("slf4j-api", "zstd-jni") for jar in (spark_home() / "jars").glob(f"{name}-*.jar")]
+    jars += [
+        jar
+        for name in ("slf4j-api", "zstd-jni")
+        for jar in (spark_home() / "jars").glob(f"{name}-*.jar")
+    ]
     class_path = ":".join(map(str, jars))
     command = [require_java(), "-cp", class_path, _PROGRAMS / "Send.java", servers, topic]
     return _by_program(command, records)
@@ -79,7 +88,9 @@ def send_by_sarama(servers: str, topic: str, records: Sequence[Sent]) -> list[tu
 
 def send_by_kafkajs(servers: str, topic: str, records: Sequence[Sent]) -> list[tuple[int, int]]:
     modules = _ensure_kafkajs() / "node_modules"
-    return _by_program(["env", f"NODE_PATH={modules}", "node", _PROGRAMS / "send.js", servers, topic], records)
+    return _by_program(
+        ["env", f"NODE_PATH={modules}", "node", _PROGRAMS / "send.js", servers, topic], records
+    )
 
 
 def _ensure_kafkajs() -> Path:
@@ -90,7 +101,15 @@ def _ensure_kafkajs() -> Path:
             npm = shutil.which("npm")
             assert npm is not None, "expected node and npm on the PATH, found none; install Node.js"
             part = folder.with_name(folder.name + ".part")
-            command = [npm, "install", "--no-audit", "--no-fund", "--prefix", str(part), f"kafkajs@{_KAFKAJS}"]
+            command = [
+                npm,
+                "install",
+                "--no-audit",
+                "--no-fund",
+                "--prefix",
+                str(part),
+                f"kafkajs@{_KAFKAJS}",
+            ]
             subprocess.run(command, check=True, capture_output=True, timeout=300)
             part.rename(folder)
     return folder
@@ -119,12 +138,19 @@ def send_by_librdkafka(servers: str, topic: str, records: Sequence[Sent]) -> lis
     return sent
 
 
-def send_by_kafka_python(servers: str, topic: str, records: Sequence[Sent]) -> list[tuple[int, int]]:
+def send_by_kafka_python(
+    servers: str, topic: str, records: Sequence[Sent]
+) -> list[tuple[int, int]]:
     producer = new_producer(config.Kafka(bootstrap_servers=servers), compression_type="snappy")
     sent = [
-        producer.send(topic, r.value, r.key, [(n.decode(), v) for n, v in r.headers], r.partition, r.timestamp_ms).get(
-            timeout=30
-        )
+        producer.send(
+            topic,
+            r.value,
+            r.key,
+            [(n.decode(), v) for n, v in r.headers],
+            r.partition,
+            r.timestamp_ms,
+        ).get(timeout=30)
         for r in records
     ]
     producer.close()

@@ -1,15 +1,18 @@
-"""Everything there is, in shards; `make test-full SHARD=3/8` runs `python tests/support/full_run.py --shard 3/8`.
+"""Everything there is, in shards; `make test-full SHARD=3/8` runs `python tests/support/full_run.py
+--shard 3/8`.
 
     python tests/support/full_run.py                    every shard, one after the other
     python tests/support/full_run.py --shard 3/8        one of eight
     python tests/support/full_run.py --only deploy      the files whose path contains this text
-    python tests/support/full_run.py --plan 8           what each of eight shards runs, and how long it should take
-    python tests/support/full_run.py --status           which shards and suites passed last at which commit
+    python tests/support/full_run.py --plan 8 what each of eight shards runs, and how long it should
+    take
+    python tests/support/full_run.py --status which shards and suites passed last at which commit
     python tests/support/full_run.py --merge A B        take over what other machines recorded
 
-A suite is a folder of tests. Its extra packages are those that its target in the Makefile names by `uv run --with`.
-tests/durations.json has the seconds that tests took; shards are balanced by it, and `--durations FILE` writes what
-this run took into FILE. What passed is recorded in .test-full.json, which git ignores.
+A suite is a folder of tests. Its extra packages are those that its target in the Makefile names by
+`uv run --with`. tests/durations.json has the seconds that tests took; shards are balanced by it,
+and `--durations FILE` writes what this run took into FILE. What passed is recorded in
+.test-full.json, which git ignores.
 """
 
 from __future__ import annotations
@@ -45,7 +48,8 @@ _TWO_PROCESSES = 0.6
 
 
 def suite_of(name: str) -> str:
-    """The suite of a test's file, by its path below the root: `unit`, `failures`, `external/search`."""
+    """The suite of a test's file, by its path below the root: `unit`, `failures`,
+    `external/search`."""
     parts = Path(name).parts
     return "/".join(parts[1:3]) if parts[1] == "external" else parts[1]
 
@@ -64,7 +68,9 @@ class Unit:
 
 def suites(root: Path = ROOT) -> list[str]:
     """The suites: folders of tests that a target of the Makefile runs."""
-    return sorted({suite_of(str(file.relative_to(root))) for file in root.glob("tests/**/test_*.py")})
+    return sorted(
+        {suite_of(str(file.relative_to(root))) for file in root.glob("tests/**/test_*.py")}
+    )
 
 
 def packages(suite: str, makefile: str | None = None) -> list[str]:
@@ -83,7 +89,16 @@ def command(suite: str, *arguments: str) -> list[str]:
     if not added:
         return [sys.executable, "-m", "pytest", *arguments]
     with_added = [word for name in added for word in ("--with", name)]
-    return [str(bin_folder / "uv"), "run", "--no-sync", *with_added, "python", "-m", "pytest", *arguments]
+    return [
+        str(bin_folder / "uv"),
+        "run",
+        "--no-sync",
+        *with_added,
+        "python",
+        "-m",
+        "pytest",
+        *arguments,
+    ]
 
 
 def load_durations() -> dict[str, dict[str, float]]:
@@ -93,7 +108,9 @@ def load_durations() -> dict[str, dict[str, float]]:
 
 
 def plan_units(
-    files: Iterable[str], durations: Mapping[str, Mapping[str, float]], tests: Mapping[str, Sequence[str]]
+    files: Iterable[str],
+    durations: Mapping[str, Mapping[str, float]],
+    tests: Mapping[str, Sequence[str]],
 ) -> list[Unit]:
     """Files, and the tests of those that take long, with the seconds that each should take."""
     units = []
@@ -132,11 +149,24 @@ def collect(files: Sequence[str]) -> dict[str, list[str]]:
     for some in by_packages.values():
         # Options of the run itself may change the form of the list.
         listed = subprocess.run(
-            command(suite_of(some[0]), "--collect-only", "-q", "-p", "no:cacheprovider", "--no-header", *some),
-            cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTEST_ADDOPTS": ""},
-        )  # fmt: skip
+            command(
+                suite_of(some[0]),
+                "--collect-only",
+                "-q",
+                "-p",
+                "no:cacheprovider",
+                "--no-header",
+                *some,
+            ),
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTEST_ADDOPTS": ""},
+        )
         if listed.returncode != 0:
-            raise SystemExit(f"{', '.join(some)}: expected tests, found\n{listed.stdout}{listed.stderr}")
+            raise SystemExit(
+                f"{', '.join(some)}: expected tests, found\n{listed.stdout}{listed.stderr}"
+            )
         names = [line.split("::", 1) for line in listed.stdout.splitlines() if "::" in line]
         found |= {file: [test for of, test in names if of == file] for file in some}
     return found
@@ -149,14 +179,20 @@ def all_shards(count: int) -> list[list[Unit]]:
         for suite in suites()
         for file in sorted((ROOT / "tests" / suite).glob("**/test_*.py"))
     ]
-    long = [f for f in files if sum(durations.get(f, {}).values()) * _TWO_PROCESSES > _SPLIT_SECONDS]
+    long = [
+        f for f in files if sum(durations.get(f, {}).values()) * _TWO_PROCESSES > _SPLIT_SECONDS
+    ]
     return plan_shards(plan_units(files, durations, collect(long)), count)
 
 
 def commit() -> str:
     """The commit that is tested, with a + when files differ from it."""
-    head = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    changed = subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True)
+    head = subprocess.run(
+        ["git", "rev-parse", "--short=12", "HEAD"], cwd=ROOT, capture_output=True, text=True
+    )
+    changed = subprocess.run(
+        ["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True
+    )
     return (head.stdout.strip() or "unknown") + ("+" if changed.stdout.strip() else "")
 
 
@@ -181,12 +217,16 @@ def merge(records: Iterable[Path]) -> None:
 def record_shard(name: str, tested: str) -> None:
     """Record that a whole shard passed at a commit."""
     record = load_record()
-    record["shards"][name] = {"commit": tested, "at": datetime.now(UTC).isoformat(timespec="seconds")}
+    record["shards"][name] = {
+        "commit": tested,
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
     RECORD.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def run_units(label: str, shard: Sequence[Unit], durations: dict[str, dict[str, float]]) -> bool:
-    """Run units of tests, suite by suite, and record each that passed; return whether all of them passed."""
+    """Run units of tests, suite by suite, and record each that passed; return whether all of them
+    passed."""
     by_suite: dict[str, list[Unit]] = defaultdict(list)
     for unit in shard:
         by_suite[unit.suite].append(unit)
@@ -196,7 +236,15 @@ def run_units(label: str, shard: Sequence[Unit], durations: dict[str, dict[str, 
             listed, recorded = Path(folder) / "tests", Path(folder) / "record.json"
             listed.write_text("\n".join(unit.name for unit in units) + "\n", encoding="utf-8")
             processes = (
-                ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart", "0"]
+                [
+                    "-n",
+                    "2",
+                    "--dist",
+                    "loadfile",
+                    "--no-loadscope-reorder",
+                    "--max-worker-restart",
+                    "0",
+                ]
                 if suite in TEST_FOLDERS
                 else []
             )
@@ -210,11 +258,18 @@ def run_units(label: str, shard: Sequence[Unit], durations: dict[str, dict[str, 
         add_durations(durations, results, {unit.name for unit in units})
         record, now = load_record(), datetime.now(UTC).isoformat(timespec="seconds")
         for unit in units:
-            outcomes = {t["outcome"] for name, t in results.items() if f"{name}::".startswith(f"{unit.name}::")}
+            outcomes = {
+                t["outcome"]
+                for name, t in results.items()
+                if f"{name}::".startswith(f"{unit.name}::")
+            }
             if outcomes and outcomes <= {"passed", "skipped"}:
                 record["units"][unit.name] = {"commit": tested, "at": now}
         RECORD.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    print(f"{label}: {'passed' if passed else 'FAILED'} in {(time.monotonic() - began) / 60:.0f} minutes")
+    print(
+        f"{label}: {'passed' if passed else 'FAILED'} in {(time.monotonic() - began) / 60:.0f} "
+        "minutes"
+    )
     return passed
 
 
@@ -223,8 +278,8 @@ def add_durations(
     results: Mapping[str, Mapping[str, Mapping[str, float]]],
     whole: Collection[str],
 ) -> None:
-    """Replace the seconds of the files that ran `whole` by those of this run, of other files those of the tests that
-    ran; tests of less than a second are added up."""
+    """Replace the seconds of the files that ran `whole` by those of this run, of other files those
+    of the tests that ran; tests of less than a second are added up."""
     by_file: dict[str, dict[str, float]] = defaultdict(dict)
     for name, test in results.items():
         file, _, own = name.partition("::")
@@ -255,14 +310,20 @@ def print_status() -> None:
         at: dict[str, list[str]] = defaultdict(list)
         for file in sorted((ROOT / "tests" / suite).glob("**/test_*.py")):
             name = str(file.relative_to(ROOT))
-            found = [p["commit"] for n, p in record["units"].items() if n == name or n.startswith(f"{name}::")]
+            found = [
+                p["commit"]
+                for n, p in record["units"].items()
+                if n == name or n.startswith(f"{name}::")
+            ]
             for one in found or [""]:
                 if file.name not in at[one]:
                     at[one].append(file.name)
         for one, files in at.items():
             some = ", ".join(files[:4]) + (", ..." if len(files) > 4 else "")
             of = f"{len(files)} of {sum(map(len, at.values()))} files ({some})"
-            print(f"suite {suite}: {of} {f'passed last at {one}' if one else 'have not passed yet'}")
+            print(
+                f"suite {suite}: {of} {f'passed last at {one}' if one else 'have not passed yet'}"
+            )
 
 
 def main() -> int:
@@ -290,7 +351,9 @@ def main() -> int:
     if given.only:
         chosen = [unit for shard in shards for unit in shard if given.only in unit.name]
         if not chosen:
-            parser.error(f"--only: expected a part of the path of a file of tests, found {given.only}")
+            parser.error(
+                f"--only: expected a part of the path of a file of tests, found {given.only}"
+            )
         passed = run_units(f"only {given.only}", chosen, durations)
     else:
         for i in [number] if number else range(1, count + 1):
@@ -301,7 +364,9 @@ def main() -> int:
                 passed = False
     if given.durations:
         durations = {file: tests for file, tests in durations.items() if (ROOT / file).exists()}
-        given.durations.write_text(json.dumps(durations, indent=0, sort_keys=True) + "\n", encoding="utf-8")
+        given.durations.write_text(
+            json.dumps(durations, indent=0, sort_keys=True) + "\n", encoding="utf-8"
+        )
     print_status()
     return 0 if passed else 1
 

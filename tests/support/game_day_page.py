@@ -1,4 +1,5 @@
-"""tests/gameday/game-day.md: written from what a game day observed, read again to be compared with the next one."""
+"""tests/gameday/game-day.md: written from what a game day observed, read again to be compared with
+the next one."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ deleted, then of the recreated one."""
 
 @dataclass(frozen=True)
 class Seen:
-    """One place in which a fault was seen: what names it there, after how many seconds, and all that it says."""
+    """One place in which a fault was seen: what names it there, after how many seconds, and all
+    that it says."""
 
     where: str
     name: str
@@ -41,7 +43,8 @@ class Seen:
 
 @dataclass(frozen=True)
 class Observed:
-    """A fault: its cause, where it was seen, the run-book's command, and the time until all was quiet again."""
+    """A fault: its cause, where it was seen, the run-book's command, and the time until all was
+    quiet again."""
 
     fault: str
     done: str
@@ -64,11 +67,19 @@ def render(observed: Sequence[Observed], audit: Sequence[str], factor: int, minu
         "|---|---|---|---|---|---|",
     ]
     for one in observed:
-        by_place = {place: [s for s in one.seen if s.where == place] for place in ("page", "terminal", "alert")}
-        cells = [", ".join(f"`{s.name}` {s.seconds:.0f} s" for s in of) or "—" for of in by_place.values()]
+        by_place = {
+            place: [s for s in one.seen if s.where == place]
+            for place in ("page", "terminal", "alert")
+        }
+        cells = [
+            ", ".join(f"`{s.name}` {s.seconds:.0f} s" for s in of) or "—"
+            for of in by_place.values()
+        ]
         run = f"`{one.command}`" if one.command else one.instead
         anchor = one.fault.lower().replace(" ", "-").replace(",", "")
-        lines.append(f"| [{one.fault}](#{anchor}) | {' | '.join(cells)} | {run} | {one.quiet_after:.0f} s |")
+        lines.append(
+            f"| [{one.fault}](#{anchor}) | {' | '.join(cells)} | {run} | {one.quiet_after:.0f} s |"
+        )
     lines += [
         "",
         _AUDIT,
@@ -79,7 +90,11 @@ def render(observed: Sequence[Observed], audit: Sequence[str], factor: int, minu
     for one in observed:
         lines += [f"## {one.fault}", "", f"{one.done}", ""]
         for seen in one.seen:
-            lines += [f"- {seen.where}, `{seen.name}`, after {seen.seconds:.1f} s:", "", "  ```text"]
+            lines += [
+                f"- {seen.where}, `{seen.name}`, after {seen.seconds:.1f} s:",
+                "",
+                "  ```text",
+            ]
             lines += [f"  {line}" for line in seen.says.splitlines()]
             lines += ["  ```", ""]
         run = f"`{one.command}`" if one.command else "nothing of ours"

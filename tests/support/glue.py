@@ -1,8 +1,9 @@
 """Moto's server as AWS Glue, and in front of it what Glue promises and moto 5.2.5 leaves out.
 
 Glue's UpdateTable with a VersionId is refused unless that is the table's version
-(https://docs.aws.amazon.com/glue/latest/webapi/API_UpdateTable.html: ConcurrentModificationException); moto ignores it
-(measured: of two updates with the same VersionId both landed). Iceberg's commits to Glue rest on it.
+(https://docs.aws.amazon.com/glue/latest/webapi/API_UpdateTable.html:
+ConcurrentModificationException); moto ignores it (measured: of two updates with the same VersionId
+both landed). Iceberg's commits to Glue rest on it.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ _ACCOUNT, REGION = "123456789012", "us-east-1"  # moto's
 class Glue:
     """A running server; `updates` are the UpdateTable requests that it was asked, in order.
 
-    `lose`: how many answers to updates that have landed become an internal error, after which AWS's clients ask again.
-    `hold`: how many updates are kept back until `release`, each answered by an internal error; `landed` counts those
-    that landed then.
-    `expired`: session tokens that are refused, as Glue refuses those of expired keys.
-    `before`: called when an update has arrived and before its version is compared; it may let another be first.
+    `lose`: how many answers to updates that have landed become an internal error, after which AWS's
+    clients ask again. `hold`: how many updates are kept back until `release`, each answered by an
+    internal error; `landed` counts those that landed then. `expired`: session tokens that are
+    refused, as Glue refuses those of expired keys. `before`: called when an update has arrived and
+    before its version is compared; it may let another be first.
     """
 
     app: Any
@@ -82,8 +83,15 @@ class Glue:
             waiting, self.held = self.held, []
             for environ in waiting:
                 request = environ.pop("asked")
-                if request["VersionId"] == self._version(request["DatabaseName"], request["TableInput"]["Name"]):
-                    b"".join(self.app({**environ, "wsgi.input": BytesIO(environ["wsgi.input"])}, lambda *_: None))
+                if request["VersionId"] == self._version(
+                    request["DatabaseName"], request["TableInput"]["Name"]
+                ):
+                    b"".join(
+                        self.app(
+                            {**environ, "wsgi.input": BytesIO(environ["wsgi.input"])},
+                            lambda *_: None,
+                        )
+                    )
                     self.landed += 1
                 else:
                     self.refused += 1
@@ -97,7 +105,10 @@ class Glue:
 
 def _error(start_response: Any, status: int, code: str) -> Iterable[bytes]:
     body = json.dumps({"__type": code, "message": "as Glue says it"}).encode()
-    start_response(f"{status} said", [("Content-Type", "application/x-amz-json-1.1"), ("x-amzn-errortype", code)])
+    start_response(
+        f"{status} said",
+        [("Content-Type", "application/x-amz-json-1.1"), ("x-amzn-errortype", code)],
+    )
     return [body]
 
 
@@ -105,7 +116,11 @@ def _error(start_response: Any, status: int, code: str) -> Iterable[bytes]:
 def running_glue() -> Iterator[Glue]:
     """A fresh, empty Glue for the length of a `with`, on threads of this process."""
     from moto.backends import get_backend
-    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+    from moto.moto_server.werkzeug_app import (
+        DomainDispatcherApplication,
+        MotoRequestHandler,
+        create_backend_app,
+    )
 
     class Quiet(MotoRequestHandler):  # type: ignore[misc]
         def log(self, *_: Any) -> None:

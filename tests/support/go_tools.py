@@ -30,14 +30,23 @@ class Tool:
 TOXIPROXY = Tool("toxiproxy-server", "github.com/Shopify/toxiproxy/v2", "v2.12.0", "./cmd/server")
 COMPOSE = Tool("docker-compose", "github.com/docker/compose/v5", "v5.0.2", "./cmd")
 # Without the discovery of targets in clouds, which is most of their code.
-PROMTOOL = Tool("promtool", "github.com/prometheus/prometheus", "v0.313.5", "./cmd/promtool", "remove_all_sd")
-PROMETHEUS = Tool("prometheus", "github.com/prometheus/prometheus", "v0.313.5", "./cmd/prometheus", "remove_all_sd")
+PROMTOOL = Tool(
+    "promtool", "github.com/prometheus/prometheus", "v0.313.5", "./cmd/promtool", "remove_all_sd"
+)
+PROMETHEUS = Tool(
+    "prometheus",
+    "github.com/prometheus/prometheus",
+    "v0.313.5",
+    "./cmd/prometheus",
+    "remove_all_sd",
+)
 
 
 def ensure(tool: Tool) -> Path:
     """The executable. Raises RuntimeError on a machine without Go, or when the build fails.
 
-    Built in the module's own folder and not by `go install`, which refuses modules that replace others.
+    Built in the module's own folder and not by `go install`, which refuses modules that replace
+    others.
     """
     folder = cache_folder() / "bin"
     program = folder / f"{tool.name}-{tool.version}"
@@ -54,9 +63,14 @@ def ensure(tool: Tool) -> Path:
 
 
 def ensure_own(folder: Path) -> Path:
-    """The executable of a module of ours, built again when a file of it has changed. Raises as `ensure` does."""
+    """The executable of a module of ours, built again when a file of it has changed. Raises as
+    `ensure` does."""
     digest = hashlib.sha256(
-        b"".join(file.read_bytes() for file in sorted(folder.iterdir()) if file.suffix in (".go", ".mod", ".sum"))
+        b"".join(
+            file.read_bytes()
+            for file in sorted(folder.iterdir())
+            if file.suffix in (".go", ".mod", ".sum")
+        )
     )
     program = cache_folder() / "bin" / f"{folder.name}-{digest.hexdigest()[:16]}"
     program.parent.mkdir(parents=True, exist_ok=True)
@@ -69,9 +83,14 @@ def ensure_own(folder: Path) -> Path:
 
 
 def _go(*arguments: str) -> str:
-    go = shutil.which("go") or ("/usr/local/go/bin/go" if Path("/usr/local/go/bin/go").exists() else None)
+    go = shutil.which("go") or (
+        "/usr/local/go/bin/go" if Path("/usr/local/go/bin/go").exists() else None
+    )
     if go is None:
-        raise RuntimeError(f"expected Go on the PATH to run `go {' '.join(arguments)}`, found none; install Go 1.26+")
+        raise RuntimeError(
+            f"expected Go on the PATH to run `go {' '.join(arguments)}`, found none; install Go "
+            "1.26+"
+        )
     done = subprocess.run(
         [go, *arguments],
         env=os.environ | {"GOFLAGS": "-modcacherw -buildvcs=false", "GOWORK": "off"},
@@ -81,6 +100,7 @@ def _go(*arguments: str) -> str:
     )
     if done.returncode != 0:
         raise RuntimeError(
-            f"expected `go {' '.join(arguments)}` to work, found: {done.stderr[-2000:]}{done.stdout[-500:]}"
+            f"expected `go {' '.join(arguments)}` to work, found: "
+            f"{done.stderr[-2000:]}{done.stdout[-500:]}"
         )
     return done.stdout

@@ -17,7 +17,8 @@ from anabranch.spark.jars import cache_folder
 from anabranch.spark.java import require_java
 
 VERSION = "3.4.2"
-# The cluster, and what left Java's own library since Hadoop was built. Spark's folder has the rest, of this version.
+# The cluster, and what left Java's own library since Hadoop was built. Spark's folder has the rest,
+# of this version.
 _IVY = f"""<ivy-module version="2.0">
   <info organisation="anabranch" module="tests-hdfs"/>
   <configurations><conf name="default"/></configurations>
@@ -29,7 +30,13 @@ _IVY = f"""<ivy-module version="2.0">
   </dependencies>
 </ivy-module>
 """
-_OF_SPARK = ("hadoop-client-*.jar", "slf4j-api-*.jar", "jcl-over-slf4j-*.jar", "log4j-*.jar", "javax.servlet-api-*.jar")
+_OF_SPARK = (
+    "hadoop-client-*.jar",
+    "slf4j-api-*.jar",
+    "jcl-over-slf4j-*.jar",
+    "log4j-*.jar",
+    "javax.servlet-api-*.jar",
+)
 
 
 def ensure_jars() -> Path:
@@ -46,7 +53,10 @@ def ensure_jars() -> Path:
 
 def class_path() -> list[Path]:
     """Hadoop's own jars, and what they need of Spark's folder."""
-    return [*ensure_jars().glob("*.jar"), *(j for name in _OF_SPARK for j in (spark_home() / "jars").glob(name))]
+    return [
+        *ensure_jars().glob("*.jar"),
+        *(j for name in _OF_SPARK for j in (spark_home() / "jars").glob(name)),
+    ]
 
 
 @contextmanager

@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 DDL = (
-    "id STRING NOT NULL, at TIMESTAMP NOT NULL, level INT, total BIGINT, amount DOUBLE, ok BOOLEAN, "
-    "price DECIMAL(10,2), day DATE, small FLOAT, raw BINARY, tags ARRAY<STRING>, scores MAP<STRING, DOUBLE>, "
-    "nested STRUCT<at: TIMESTAMP, n: INT, days: ARRAY<DATE>>"
+    "id STRING NOT NULL, at TIMESTAMP NOT NULL, level INT, total BIGINT, amount DOUBLE, ok "
+    "BOOLEAN, price DECIMAL(10,2), day DATE, small FLOAT, raw BINARY, tags ARRAY<STRING>, scores "
+    "MAP<STRING, DOUBLE>, nested STRUCT<at: TIMESTAMP, n: INT, days: ARRAY<DATE>>"
 )
 EVENT_TIME = {"column": "at", "past": "30 days", "future": "1 hour"}
 
@@ -16,7 +16,8 @@ Case = tuple[bytes | None, str | None, str]
 
 
 def cases(start: datetime) -> dict[str, Case]:
-    """Every case by name, for records of the ingest hour that begins at `start`; made for `DDL` and `EVENT_TIME`."""
+    """Every case by name, for records of the ingest hour that begins at `start`; made for `DDL` and
+    `EVENT_TIME`."""
     plain = f'"at":"{_written(start + timedelta(minutes=10))}"'
 
     def event(extra: str = "", at: str = plain) -> bytes:
@@ -92,9 +93,21 @@ def cases(start: datetime) -> dict[str, Case]:
         "number for BOOLEAN": (event('"ok":1'), "wrong_type", "ok"),
         "too large for DECIMAL": (event('"price":123456789.01'), "wrong_type", "price"),
         "DECIMAL near nothing": (event('"price":1e-99999999'), "wrong_type", "expected a DECIMAL"),
-        "DECIMAL far beyond": (event('"price" : -1.5E+0099999999'), "wrong_type", "expected a DECIMAL"),
-        "quoted DECIMAL near nothing": (event('"price":"1e-99999999"'), "wrong_type", "expected a DECIMAL"),
-        "escaped DECIMAL near nothing": (event('"pr\\u0069ce":1e-99999999'), "wrong_type", "expected a DECIMAL"),
+        "DECIMAL far beyond": (
+            event('"price" : -1.5E+0099999999'),
+            "wrong_type",
+            "expected a DECIMAL",
+        ),
+        "quoted DECIMAL near nothing": (
+            event('"price":"1e-99999999"'),
+            "wrong_type",
+            "expected a DECIMAL",
+        ),
+        "escaped DECIMAL near nothing": (
+            event('"pr\\u0069ce":1e-99999999'),
+            "wrong_type",
+            "expected a DECIMAL",
+        ),
         "DECIMAL near nothing enough": (event('"price":1e-999'), None, ""),
         "near nothing in an unknown field": (event('"x":1e-99999999,"y":["2e99999"]'), None, ""),
         "text that looks like a number": (event('"player":"3e12345678"'), None, ""),
@@ -104,7 +117,11 @@ def cases(start: datetime) -> dict[str, Case]:
         "1e999 in a MAP": (event('"scores":{"x":1e999}'), "wrong_type", "scores"),
         "text in a nested INT": (event('"nested":{"n":"x"}'), "wrong_type", ""),
         "nested time unreadable": (event('"nested":{"at":"noon"}'), "wrong_type", "nested"),
-        "nested date unreadable": (event('"nested":{"days":["2026-11-21","2026-02-30"]}'), "wrong_type", "nested"),
+        "nested date unreadable": (
+            event('"nested":{"days":["2026-11-21","2026-02-30"]}'),
+            "wrong_type",
+            "nested",
+        ),
         "nested number for a time": (event('"nested":{"at":5}'), "wrong_type", "nested"),
         "number for DATE": (event('"day":20261121'), "wrong_type", "day"),
         "no such day": (event('"day":"2026-02-30"'), "unreadable_timestamp", "day"),
@@ -117,22 +134,38 @@ def cases(start: datetime) -> dict[str, Case]:
         ),
         "date for TIMESTAMP": (event(at='"at":"2026-11-21"'), "unreadable_timestamp", "at"),
         "only a time": (event(at='"at":"T03:00"'), "unreadable_timestamp", "at"),
-        "named zone": (event(at='"at":"2026-11-21T03:00:00 Europe/Berlin"'), "unreadable_timestamp", "at"),
+        "named zone": (
+            event(at='"at":"2026-11-21T03:00:00 Europe/Berlin"'),
+            "unreadable_timestamp",
+            "at",
+        ),
         "no seconds": (event(at='"at":"2026-11-21T03:00Z"'), "unreadable_timestamp", "at"),
         "month 13": (event(at='"at":"2026-13-21T03:00:00Z"'), "unreadable_timestamp", "at"),
         "hour 25": (event(at='"at":"2026-11-21T25:00:00Z"'), "unreadable_timestamp", "at"),
         "year 0": (event(at='"at":"0000-11-21T03:00:00Z"'), "unreadable_timestamp", "at"),
         "year 10000": (event(at='"at":"10000-11-21T03:00:00Z"'), "unreadable_timestamp", "at"),
-        "before year 1 in UTC": (event(at='"at":"0001-01-01T00:00:00+01:00"'), "unreadable_timestamp", "at"),
+        "before year 1 in UTC": (
+            event(at='"at":"0001-01-01T00:00:00+01:00"'),
+            "unreadable_timestamp",
+            "at",
+        ),
         "year 1": (event(at='"at":"0001-01-01T00:00:00Z"'), "event_time_out_of_bounds", "at"),
-        "year 9999": (event(at='"at":"9999-12-31T23:59:59.999999Z"'), "event_time_out_of_bounds", "at"),
+        "year 9999": (
+            event(at='"at":"9999-12-31T23:59:59.999999Z"'),
+            "event_time_out_of_bounds",
+            "at",
+        ),
         "30 days ago": (event(at='"at":"' + _written(start - timedelta(days=30)) + '"'), None, ""),
         "a microsecond more": (
             event(at='"at":"' + _written(start - timedelta(days=30, microseconds=1)) + '"'),
             "event_time_out_of_bounds",
             "at",
         ),
-        "an hour ahead": (event(at='"at":"' + _written(start + timedelta(hours=2)) + '"'), None, ""),
+        "an hour ahead": (
+            event(at='"at":"' + _written(start + timedelta(hours=2)) + '"'),
+            None,
+            "",
+        ),
         "a microsecond further": (
             event(at='"at":"' + _written(start + timedelta(hours=2, microseconds=1)) + '"'),
             "event_time_out_of_bounds",
@@ -150,8 +183,16 @@ def cases(start: datetime) -> dict[str, Case]:
         "1 MB for INT": (event('"level":"' + "a" * 1_000_000 + '"'), "wrong_type", "level"),
         "1 MB of digits": (event('"level":' + "1" * 1_000_000), "malformed_json", ""),
         "1 MB of blanks before a DECIMAL": (event('"price":' + " " * 1_000_000 + "1"), None, ""),
-        "1 MB of digits for DECIMAL": (event('"price":"' + "1" * 1_000_000 + '"'), "wrong_type", "expected a DECIMAL"),
-        "escaped exponent for DECIMAL": (event('"price":"1\\u0065-99999999"'), "wrong_type", "expected a DECIMAL"),
+        "1 MB of digits for DECIMAL": (
+            event('"price":"' + "1" * 1_000_000 + '"'),
+            "wrong_type",
+            "expected a DECIMAL",
+        ),
+        "escaped exponent for DECIMAL": (
+            event('"price":"1\\u0065-99999999"'),
+            "wrong_type",
+            "expected a DECIMAL",
+        ),
         "escaped sign for DECIMAL": (event('"price":"1E\\u002B3"'), None, ""),
         "1 MB for TIMESTAMP": (event(at='"at":"' + "1" * 1_000_000 + '"'), "wrong_type", "at"),
     }

@@ -1,5 +1,5 @@
-"""A table of as many accepted hours as one likes, of real small Parquet files and the product's own commits, with a
-view that is filled: what a reader of one hour has to plan among."""
+"""A table of as many accepted hours as one likes, of real small Parquet files and the product's own
+commits, with a view that is filled: what a reader of one hour has to plan among."""
 
 from __future__ import annotations
 
@@ -52,13 +52,21 @@ class HourFiles(ScaledStream):
     def make(cls, folder: Path, first: str, catalog: str = "lake") -> HourFiles:
         stream = cls.open(folder, catalog)
         made, declared = stream.lake, stream.lake.stream
-        said = {POSITION: Position("t", {0: 0}).to_json(), TIMELINE: Timeline(first, first, {0: 0}).to_json()}
+        said = {
+            POSITION: Position("t", {0: 0}).to_json(),
+            TIMELINE: Timeline(first, first, {0: 0}).to_json(),
+        }
         for name, schema, by, properties in (
             (declared.table, apply.rows_schema(declared), ("event_date", "ingest_hour"), said),
             (declared.dead_letters_table, apply.dead_letters_schema(), ("ingest_hour",), {}),
             (declared.hours_table, apply.LEDGER_SCHEMA, (), None),
             *(
-                (declared.partials_table(v), apply.partials_schema(declared, v), ("ingest_hour",), {})
+                (
+                    declared.partials_table(v),
+                    apply.partials_schema(declared, v),
+                    ("ingest_hour",),
+                    {},
+                )
                 for v in declared.views
             ),
         ):
@@ -92,7 +100,13 @@ class HourFiles(ScaledStream):
         state = self.lake.state()
         by_hour = self._written(hours, files)
         rebuilt = [
-            Rebuilt(h, Accepted(1, state.cuts[h]), Staged(h, 0, 0, tuple(by_hour[h])), (), self._account())
+            Rebuilt(
+                h,
+                Accepted(1, state.cuts[h]),
+                Staged(h, 0, 0, tuple(by_hour[h])),
+                (),
+                self._account(),
+            )
             for h in hours
         ]
         publish: Publish = plan_publish(
@@ -107,12 +121,18 @@ class HourFiles(ScaledStream):
         for file in range(files):
             rows = [
                 {
-                    "id": f"{hour}-{file}-{i}", "at": start_of(hour) + timedelta(minutes=5 * i), "n": i,
-                    "kafka_partition": 0, "kafka_offset": file * ROWS + i, "kafka_timestamp": start_of(hour),
-                    "ingest_hour": hour, "event_date": start_of(hour).date(),
+                    "id": f"{hour}-{file}-{i}",
+                    "at": start_of(hour) + timedelta(minutes=5 * i),
+                    "n": i,
+                    "kafka_partition": 0,
+                    "kafka_offset": file * ROWS + i,
+                    "kafka_timestamp": start_of(hour),
+                    "ingest_hour": hour,
+                    "event_date": start_of(hour).date(),
                 }
-                for hour in hours for i in range(ROWS)
-            ]  # fmt: skip
+                for hour in hours
+                for i in range(ROWS)
+            ]
             for made in write_files(table, pa.Table.from_pylist(rows, schema=schema), {}):
                 by_hour[str(made.partition[1])].append(made)
         return by_hour
@@ -120,4 +140,6 @@ class HourFiles(ScaledStream):
 
 def _stream() -> Stream:
     bounds = EventTime(column="at", past=timedelta(hours=2), future=timedelta(minutes=30))
-    return new_stream(schema=DDL, columns=parse_columns(DDL), event_time=bounds, views={"per_10_minutes": VIEW})
+    return new_stream(
+        schema=DDL, columns=parse_columns(DDL), event_time=bounds, views={"per_10_minutes": VIEW}
+    )

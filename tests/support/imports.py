@@ -13,7 +13,9 @@ from anabranch.protocol.publisher import Publisher
 
 
 def import_from(one: World, location: str, hour: str, **order: Any) -> run.Imported:
-    return run.run(one.job, Publisher(one.lake, one.job.stream), run.ImportRequest(location, hour, **order))
+    return run.run(
+        one.job, Publisher(one.lake, one.job.stream), run.ImportRequest(location, hour, **order)
+    )
 
 
 def values_of(rows: Iterable[Any]) -> list[tuple[Any, ...]]:
@@ -21,9 +23,12 @@ def values_of(rows: Iterable[Any]) -> list[tuple[Any, ...]]:
 
 
 def assert_exact(one: World) -> None:
-    """The stream goes on from Kafka, and each record is in the table once, read from files or from Kafka."""
+    """The stream goes on from Kafka, and each record is in the table once, read from files or from
+    Kafka."""
     one.send_now(20, "now")
     one.speed()
     one.batch()
-    assert sorted(row["event_id"] for row in one.rows()) == sorted(event_id for _, _, event_id in one.acknowledged())
+    assert sorted(row["event_id"] for row in one.rows()) == sorted(
+        event_id for _, _, event_id in one.acknowledged()
+    )
     assert audit(one.job, None, with_kafka=True).agrees

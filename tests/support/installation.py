@@ -1,4 +1,5 @@
-"""The wheel as users install it: built from a checkout, into an environment that has nothing else."""
+"""The wheel as users install it: built from a checkout, into an environment that has nothing
+else."""
 
 from __future__ import annotations
 
@@ -11,8 +12,11 @@ UV = Path(sys.executable).parent / "uv"
 
 
 def run(*command: object, cwd: Path = ROOT, seconds: float = 600) -> str:
-    """Run a command to its end; returns its standard output. Raises AssertionError with what it printed."""
-    done = subprocess.run([str(word) for word in command], cwd=cwd, capture_output=True, text=True, timeout=seconds)
+    """Run a command to its end; returns its standard output. Raises AssertionError with what it
+    printed."""
+    done = subprocess.run(
+        [str(word) for word in command], cwd=cwd, capture_output=True, text=True, timeout=seconds
+    )
     assert done.returncode == 0, (
         f"{command}: expected exit code 0, found {done.returncode}:\n{done.stdout}{done.stderr}"
     )
@@ -27,7 +31,8 @@ def build_wheel(folder: Path, checkout: Path = ROOT) -> Path:
 
 
 def install(wheel: Path, folder: Path, extras: str = "") -> Path:
-    """Make an environment in the folder, with the wheel and its declared dependencies; returns its bin folder."""
+    """Make an environment in the folder, with the wheel and its declared dependencies; returns its
+    bin folder."""
     run(UV, "venv", "--python", sys.executable, folder)
     run(UV, "pip", "install", "--python", folder / "bin" / "python", f"{wheel}{extras}")
     return folder / "bin"

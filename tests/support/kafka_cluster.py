@@ -1,4 +1,5 @@
-"""Three Kafka brokers that replicate, with ACLs: nodes that a test may kill, stop, start, or never start again."""
+"""Three Kafka brokers that replicate, with ACLs: nodes that a test may kill, stop, start, or never
+start again."""
 
 from __future__ import annotations
 
@@ -27,7 +28,14 @@ from kafka_tools import write_scripts
 from waiting import wait_for
 
 from anabranch.dev.services import kafka_broker
-from anabranch.dev.services.processes import HOST, Daemon, free_port, properties_text, stop_all, write_private
+from anabranch.dev.services.processes import (
+    HOST,
+    Daemon,
+    free_port,
+    properties_text,
+    stop_all,
+    write_private,
+)
 from anabranch.spark.jars import ensure_jars, jvm_folder
 from anabranch.spark.java import require_java
 
@@ -46,8 +54,8 @@ class Ports:
 
 @dataclass(frozen=True)
 class KafkaCluster:
-    """The nodes are broker and controller at once, each in a rack of its own (`rack`); topics have three replicas by
-    default."""
+    """The nodes are broker and controller at once, each in a rack of its own (`rack`); topics have
+    three replicas by default."""
 
     folder: Path
     ports: dict[int, Ports]
@@ -80,17 +88,23 @@ class KafkaCluster:
         rights.append((ResourceType.GROUP, group, ACLOperation.READ))
         admin = self.admin()
         acls = [
-            ACL(f"User:{USER}", "*", operation, ACLPermissionType.ALLOW, ResourcePattern(kind, name))
+            ACL(
+                f"User:{USER}", "*", operation, ACLPermissionType.ALLOW, ResourcePattern(kind, name)
+            )
             for kind, name, operation in rights
         ]
         admin.create_acls(acls)
         admin.close()
 
     def create(
-        self, topic: str, partitions: int, configs: Mapping[str, str], replicas: Sequence[int] | None = None
+        self,
+        topic: str,
+        partitions: int,
+        configs: Mapping[str, str],
+        replicas: Sequence[int] | None = None,
     ) -> None:
-        """Create a topic and wait until each partition has a leader; with `replicas` each is on these nodes, led by the
-        first."""
+        """Create a topic and wait until each partition has a leader; with `replicas` each is on
+        these nodes, led by the first."""
         wanted: dict[str, Any] = {"configs": dict(configs)}
         if replicas is None:
             wanted["num_partitions"] = partitions
@@ -121,7 +135,11 @@ class KafkaCluster:
     def compact_soon(self) -> None:
         """Have each broker look for logs to compact each half second, of by default 15."""
         for node in self.ports:
-            self._alter(ConfigResource(ConfigResourceType.BROKER, str(node), configs={"log.cleaner.backoff.ms": "500"}))
+            self._alter(
+                ConfigResource(
+                    ConfigResourceType.BROKER, str(node), configs={"log.cleaner.backoff.ms": "500"}
+                )
+            )
 
     def _alter(self, resource: Any) -> None:
         admin = self.admin()
@@ -132,7 +150,8 @@ class KafkaCluster:
 
     @contextmanager
     def quota(self, name: str, value: int) -> Iterator[None]:
-        """A quota of the user with ACLs, such as `consumer_byte_rate`, for the length of a `with`."""
+        """A quota of the user with ACLs, such as `consumer_byte_rate`, for the length of a
+        `with`."""
         self._alter_quota("--add-config", f"{name}={value}")
         try:
             yield
@@ -144,7 +163,12 @@ class KafkaCluster:
         if not tools.exists():
             tools.mkdir()
             write_scripts(tools)
-        command = [str(tools / "kafka-configs.sh"), "--bootstrap-server", self.super_servers, "--alter"]
+        command = [
+            str(tools / "kafka-configs.sh"),
+            "--bootstrap-server",
+            self.super_servers,
+            "--alter",
+        ]
         command += ["--entity-type", "users", "--entity-name", USER, *change]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -159,9 +183,13 @@ class KafkaCluster:
         """Start a node, and return once it answers."""
         daemon, ports = self._daemon(node), self.ports[node]
         process = daemon.start(
-            [*self._jvm(node), "kafka.Kafka", str(self._properties(node))], ports.plain, _java_path()
+            [*self._jvm(node), "kafka.Kafka", str(self._properties(node))],
+            ports.plain,
+            _java_path(),
         )
-        daemon.await_answer(process, lambda: kafka_broker.answers(ports.plain), kafka_broker.READY_SECONDS)
+        daemon.await_answer(
+            process, lambda: kafka_broker.answers(ports.plain), kafka_broker.READY_SECONDS
+        )
 
     def start_all(self) -> None:
         """Start every node that does not run, one that was lost too."""
@@ -189,7 +217,8 @@ class KafkaCluster:
         self.gone.add(node)
 
     def partitions(self, topic: str) -> list[dict[str, Any]]:
-        """The brokers' metadata of each partition: leader_id, isr_nodes and more; empty while they do not answer."""
+        """The brokers' metadata of each partition: leader_id, isr_nodes and more; empty while they
+        do not answer."""
         try:
             admin = self.admin()
             try:
@@ -208,7 +237,9 @@ class KafkaCluster:
 
         def is_in_sync() -> bool:
             partitions = self.partitions(topic)
-            return bool(partitions) and all(p["leader_id"] >= 0 and len(p["isr_nodes"]) >= nodes for p in partitions)
+            return bool(partitions) and all(
+                p["leader_id"] >= 0 and len(p["isr_nodes"]) >= nodes for p in partitions
+            )
 
         wait_for(is_in_sync, f"{nodes} replicas in sync", 90, 0.3)
 
@@ -223,9 +254,17 @@ class KafkaCluster:
             (home / "run").mkdir(parents=True)
             (home / "data").mkdir()
             write_private(self._properties(node), properties_text(self._settings(node)))
-            tool = ["kafka.tools.StorageTool", "format", f"--cluster-id={cluster}", "-c", str(self._properties(node))]
+            tool = [
+                "kafka.tools.StorageTool",
+                "format",
+                f"--cluster-id={cluster}",
+                "-c",
+                str(self._properties(node)),
+            ]
             command = [*self._jvm(node), *tool]
-            done = subprocess.run(command, env=_java_path(), capture_output=True, text=True, timeout=60)
+            done = subprocess.run(
+                command, env=_java_path(), capture_output=True, text=True, timeout=60
+            )
             assert done.returncode == 0, done.stdout + done.stderr
 
     def _settings(self, node: int) -> dict[str, object]:
@@ -239,7 +278,8 @@ class KafkaCluster:
             "listener.security.protocol.map": "CLIENT:PLAINTEXT,SASL:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT",
             "listener.name.sasl.sasl.enabled.mechanisms": "PLAIN",
             "listener.name.sasl.plain.sasl.jaas.config": (
-                f'org.apache.kafka.common.security.plain.PlainLoginModule required user_{USER}="{PASSWORD}";'
+                "org.apache.kafka.common.security.plain.PlainLoginModule required "
+                f'user_{USER}="{PASSWORD}";'
             ),
             "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
             "super.users": "User:ANONYMOUS",
@@ -258,7 +298,9 @@ class KafkaCluster:
             "transaction.state.log.min.isr": 2,
         }
         return {
-            **kafka_broker.broker_properties(ports.plain, ports.controller, self.folder / str(node) / "data"),
+            **kafka_broker.broker_properties(
+                ports.plain, ports.controller, self.folder / str(node) / "data"
+            ),
             **own,
         }
 
@@ -305,9 +347,13 @@ def running_cluster(folder: Path) -> Iterator[KafkaCluster]:
         for node in NODES:
             daemon = cluster._daemon(node)
             command = [*cluster._jvm(node), "kafka.Kafka", str(cluster._properties(node))]
-            daemons.append((daemon, daemon.start(command, ports[node].plain, _java_path()), ports[node].plain))
+            daemons.append(
+                (daemon, daemon.start(command, ports[node].plain, _java_path()), ports[node].plain)
+            )
         for daemon, process, port in daemons:
-            daemon.await_answer(process, lambda port=port: kafka_broker.answers(port), kafka_broker.READY_SECONDS)  # type: ignore[misc]
+            daemon.await_answer(
+                process, lambda port=port: kafka_broker.answers(port), kafka_broker.READY_SECONDS
+            )  # type: ignore[misc]
         yield cluster
     finally:
         cluster.close()

@@ -1,4 +1,5 @@
-"""Kafka's own command-line tools, as its archive has them in `bin/`: scripts of their names, for a PATH."""
+"""Kafka's own command-line tools, as its archive has them in `bin/`: scripts of their names, for a
+PATH."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ _CLASSES = {
 
 
 def write_scripts(folder: Path) -> None:
-    """Write the tools' scripts into a folder; the jar that the broker lacks is resolved once into the cache."""
+    """Write the tools' scripts into a folder; the jar that the broker lacks is resolved once into
+    the cache."""
     home = cache_folder() / "bin" / f"kafka-tools-{_VERSION}"
     jar = home / f"kafka-tools-{_VERSION}.jar"
     home.parent.mkdir(parents=True, exist_ok=True)

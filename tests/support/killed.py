@@ -12,16 +12,29 @@ from anabranch.common import fail_points
 from anabranch.common.fail_points import FAIL_AT
 
 _PRELOADED = [
-    "anabranch.cli", "anabranch.operations.audit", "anabranch.operations.maintenance", "batch_layer.plan",
-    "click.testing", "hypothesis.strategies", "psutil", "pyarrow.acero", "pyiceberg.catalog.sql", "pytest",
-    "serving_layer.egress", "serving_layer.views.fill", "sqlalchemy.connectors", "unittest.mock",
-]  # fmt: skip
+    "anabranch.cli",
+    "anabranch.operations.audit",
+    "anabranch.operations.maintenance",
+    "batch_layer.plan",
+    "click.testing",
+    "hypothesis.strategies",
+    "psutil",
+    "pyarrow.acero",
+    "pyiceberg.catalog.sql",
+    "pytest",
+    "serving_layer.egress",
+    "serving_layer.views.fill",
+    "sqlalchemy.connectors",
+    "unittest.mock",
+]
 
 
 def run_armed(at: str, function: Callable[..., Any], *arguments: Any) -> int | None:
-    """Call a module's function in a process of its own, with the fail point `at` armed; returns its exit code."""
+    """Call a module's function in a process of its own, with the fail point `at` armed; returns its
+    exit code."""
     context = multiprocessing.get_context("forkserver")
-    # The fork server imports once what the modules of tests import. It cannot find those modules themselves.
+    # The fork server imports once what the modules of tests import. It cannot find those modules
+    # themselves.
     context.set_forkserver_preload(_PRELOADED)
     process = context.Process(target=_call, args=(at, function, arguments))
     process.start()

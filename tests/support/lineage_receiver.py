@@ -1,4 +1,5 @@
-"""A receiver of OpenLineage events that takes only what the official schemas allow; it may fail, hang, and recover."""
+"""A receiver of OpenLineage events that takes only what the official schemas allow; it may fail,
+hang, and recover."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ from anabranch.dev.services.processes import HOST
 PATH = "/api/v1/lineage"
 _SPEC = Path(__file__).parent / "openlineage"
 _EVENT = "https://openlineage.io/spec/2-0-2/OpenLineage.json"
-_OURS = Path(anabranch.operations.notifications.lineage.__file__).parent / "AnabranchHourRunFacet.json"
+_OURS = (
+    Path(anabranch.operations.notifications.lineage.__file__).parent / "AnabranchHourRunFacet.json"
+)
 # openlineage/README.md says why.
 _REPLACEMENTS = {
     "https://openlineage.io/spec/facets/1-0-1/DataQualityMetricsDatasetFacet.json": (
@@ -35,11 +38,14 @@ def _schemas() -> dict[str, Any]:
 
 
 _BY_ID = _schemas()
-_REGISTRY: Any = Registry().with_resources((id, Resource.from_contents(schema)) for id, schema in _BY_ID.items())
+_REGISTRY: Any = Registry().with_resources(
+    (id, Resource.from_contents(schema)) for id, schema in _BY_ID.items()
+)
 
 
 def problems(event: dict[str, Any]) -> list[str]:
-    """What of an event is not as the schemas say that it and its facets name; and facets under keys not theirs."""
+    """What of an event is not as the schemas say that it and its facets name; and facets under keys
+    not theirs."""
     found = _unlike(event["schemaURL"], event, "event")
     found += _unlike(_EVENT, event, "event")
     places = [("run", event["run"].get("facets", {})), ("job", event["job"].get("facets", {}))]
@@ -67,12 +73,14 @@ def _unlike(url: str, value: Any, place: str) -> list[str]:
         return [f"{place}: {url} is none of the official schemas"]
     schema = {"$ref": f"{id}#{pointer}" if pointer else id}
     validator = Draft202012Validator(schema, registry=_REGISTRY, format_checker=FormatChecker())
-    return [f"{place}: {error.json_path}: {error.message}" for error in validator.iter_errors(value)]
+    return [
+        f"{place}: {error.json_path}: {error.message}" for error in validator.iter_errors(value)
+    ]
 
 
 class LineageReceiver:
-    """What it was sent, and how it answers: `status`, or not at all while it hangs. One that is not strict takes events
-    of others too, whose facets it does not know."""
+    """What it was sent, and how it answers: `status`, or not at all while it hangs. One that is not
+    strict takes events of others too, whose facets it does not know."""
 
     def __init__(self, is_strict: bool = True) -> None:
         self._is_strict = is_strict

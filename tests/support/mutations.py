@@ -1,11 +1,14 @@
-"""Ten faults put into the product, one at a time: `make test` must catch each, as `make test-mutations` shows.
+"""Ten faults put into the product, one at a time: `make test` must catch each, as `make
+test-mutations` shows.
 
     python tests/support/mutations.py               all of them
     python tests/support/mutations.py --only gate   those whose name has `gate` in it
-    python tests/support/mutations.py --whole       the whole of `make test`, not only the tests that are nearest
+    python tests/support/mutations.py --whole the whole of `make test`, not only the tests that are
+    nearest
 
-Each is put into a copy of the tree, in which the nearest tests run first, those of `make test` alone. Where none fails,
-the rest of `make test` does. The model's own mutations are in tests/model/test_mutations.py.
+Each is put into a copy of the tree, in which the nearest tests run first, those of `make test`
+alone. Where none fails, the rest of `make test` does. The model's own mutations are in
+tests/model/test_mutations.py.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ TESTS = ("tests/unit", "tests/model", "tests/integration")
 
 @dataclass(frozen=True)
 class Mutation:
-    """A fault: in `file` the text `right` becomes `wrong`. `nearest` are the tests that run first."""
+    """A fault: in `file` the text `right` becomes `wrong`. `nearest` are the tests that run
+    first."""
 
     name: str
     file: str
@@ -61,7 +65,8 @@ MUTATIONS = (
         "dead letters that wait are not carried to the next snapshot",
         "anabranch/protocol/publish.py",
         "properties[key] = json.dumps([*waiting, *new], default=str)",
-        "properties[key] = json.dumps([*(() if key == DEAD_LETTERS else waiting), *new], default=str)",
+        "properties[key] = json.dumps([*(() if key == DEAD_LETTERS else waiting), *new], "
+        "default=str)",
         ("tests/unit/protocol/test_dead_letters.py",),
     ),
     Mutation(
@@ -103,7 +108,8 @@ MUTATIONS = (
         "a merged hour is taken from the other layer",
         "anabranch/protocol/merge.py",
         "layers = {s.hour: s.layer for s in swaps if s.refused is None and not s.expired}",
-        'layers = {s.hour: "speed" if s.layer == "batch" else "batch" for s in swaps if s.refused is None}',
+        'layers = {s.hour: "speed" if s.layer == "batch" else "batch" for s in swaps if s.refused '
+        'is None}',
         ("tests/unit/protocol/test_merge.py", "tests/unit/protocol/test_override.py"),
     ),
 )  # fmt: skip
@@ -127,15 +133,41 @@ def failing(folder: Path, *tests: str) -> list[str]:
     processes = (
         []
         if len(tests) < len(TESTS)
-        else ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart", "0"]
+        else [
+            "-n",
+            "2",
+            "--dist",
+            "loadfile",
+            "--no-loadscope-reorder",
+            "--max-worker-restart",
+            "0",
+        ]
     )
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", "-m", "not full",
-         "--maxfail=3", *processes, *tests],
-        cwd=folder, capture_output=True, text=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "--no-header",
+            "--tb=no",
+            "-p",
+            "no:cacheprovider",
+            "-m",
+            "not full",
+            "--maxfail=3",
+            *processes,
+            *tests,
+        ],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+    )
     if done.returncode not in (0, 1, 2):
-        raise SystemExit(f"pytest: expected exit code 0 or 1, found {done.returncode}\n{done.stdout}{done.stderr}")
+        raise SystemExit(
+            "pytest: expected exit code 0 or 1, found "
+            f"{done.returncode}\n{done.stdout}{done.stderr}"
+        )
     return re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
 
 
@@ -148,7 +180,8 @@ def caught_by(mutation: Mutation, whole: bool) -> list[str]:
         text = file.read_text(encoding="utf-8")
         if text.count(mutation.right) != 1:
             raise SystemExit(
-                f"{mutation.file}: expected once {mutation.right!r}, found it {text.count(mutation.right)} times"
+                f"{mutation.file}: expected once {mutation.right!r}, found it "
+                f"{text.count(mutation.right)} times"
             )
         file.write_text(text.replace(mutation.right, mutation.wrong), encoding="utf-8")
         return (failing(folder, *mutation.nearest) if not whole else []) or failing(folder, *TESTS)
@@ -166,7 +199,10 @@ def main() -> int:
         began = time.monotonic()
         tests = caught_by(mutation, given.whole)
         said = ", ".join(tests) if tests else "NOT CAUGHT"
-        print(f"{mutation.name} ({mutation.file}): {said} ({time.monotonic() - began:.0f} s)", flush=True)
+        print(
+            f"{mutation.name} ({mutation.file}): {said} ({time.monotonic() - began:.0f} s)",
+            flush=True,
+        )
         missed += [] if tests else [mutation.name]
     return 1 if missed else 0
 

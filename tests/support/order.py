@@ -1,6 +1,8 @@
-"""A pytest plugin: on several processes the files that take longest begin first, so that all processes end together.
+"""A pytest plugin: on several processes the files that take longest begin first, so that all
+processes end together.
 
-For `--dist loadfile --no-loadscope-reorder`: a file is run by one process, which makes the fixtures of its module once.
+For `--dist loadfile --no-loadscope-reorder`: a file is run by one process, which makes the fixtures
+of its module once.
 """
 
 from __future__ import annotations
@@ -26,4 +28,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         seconds[file] += known.get(file, {"": _UNKNOWN_SECONDS}).get(test, 0.0)
     for file in seconds:
         seconds[file] += known.get(file, {"": _UNKNOWN_SECONDS}).get("", 0.0)
-    items.sort(key=lambda item: (-seconds[item.nodeid.partition("::")[0]], item.nodeid.partition("::")[0]))
+    items.sort(
+        key=lambda item: (-seconds[item.nodeid.partition("::")[0]], item.nodeid.partition("::")[0])
+    )

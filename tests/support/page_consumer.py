@@ -17,15 +17,24 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "follow-changes
 
 def code_of_page(section: str) -> str:
     """The first Python of a section of docs/how-to/follow-changes.md."""
-    return PAGE.read_text("utf-8").partition(f"\n{section}\n")[2].partition("```python\n")[2].partition("```")[0]
+    return (
+        PAGE.read_text("utf-8")
+        .partition(f"\n{section}\n")[2]
+        .partition("```python\n")[2]
+        .partition("```")[0]
+    )
 
 
 @contextmanager
 def consumer(one: World, own: Path) -> Iterator[None]:
-    """The page's consumer follows the stream into a database of its own, and is killed at the end of the `with`."""
+    """The page's consumer follows the stream into a database of its own, and is killed at the end
+    of the `with`."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     environment["ANABRANCH_CONF"] = str(one.folder)
-    code = f"import sqlite3, sys\n{code_of_page('## Python')}\nfollow(sys.argv[1], sqlite3.connect(sys.argv[2]))"
+    code = (
+        f"import sqlite3, sys\n{code_of_page('## Python')}\nfollow(sys.argv[1], "
+        "sqlite3.connect(sys.argv[2]))"
+    )
     command = [sys.executable, "-c", code, one.name, str(own)]
     process = subprocess.Popen(command, env=environment)
     try:
@@ -42,7 +51,11 @@ def consumed(own: Path) -> tuple[list[tuple[str, int, str]], list[tuple[int, int
         return [], []
     with closing(sqlite3.connect(own, timeout=30)) as connection:
         try:
-            hours = connection.execute("SELECT hour, revision, served FROM hours ORDER BY hour").fetchall()
-            return hours, sorted(connection.execute("SELECT partition, offset, event_id FROM events").fetchall())
+            hours = connection.execute(
+                "SELECT hour, revision, served FROM hours ORDER BY hour"
+            ).fetchall()
+            return hours, sorted(
+                connection.execute("SELECT partition, offset, event_id FROM events").fetchall()
+            )
         except sqlite3.OperationalError:
             return [], []

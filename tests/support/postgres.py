@@ -23,7 +23,8 @@ _GATE = 4711  # the advisory lock that a held commit waits for
 
 
 def find_server() -> Path:
-    """The folder of initdb and postgres, installed by apt-get if root may. Raises RuntimeError otherwise."""
+    """The folder of initdb and postgres, installed by apt-get if root may. Raises RuntimeError
+    otherwise."""
     if folder := _installed():
         return folder
     if os.geteuid() == 0 and shutil.which("apt-get"):
@@ -33,18 +34,23 @@ def find_server() -> Path:
         if not conf.exists():
             conf.write_text("create_main_cluster = false\n")
         quiet = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-        subprocess.run(["apt-get", "update", "-qq"], env=quiet, check=True, capture_output=True, timeout=300)
+        subprocess.run(
+            ["apt-get", "update", "-qq"], env=quiet, check=True, capture_output=True, timeout=300
+        )
         install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", "postgresql"]
         subprocess.run(install, env=quiet, check=True, capture_output=True, timeout=600)
         if folder := _installed():
             return folder
     raise RuntimeError(
-        "postgres: expected initdb on the PATH or in /usr/lib/postgresql, found none; install PostgreSQL"
+        "postgres: expected initdb on the PATH or in /usr/lib/postgresql, found none; install "
+        "PostgreSQL"
     )
 
 
 def _installed() -> Path | None:
-    candidates = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda p: int(p.parts[-3]))
+    candidates = sorted(
+        Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda p: int(p.parts[-3])
+    )
     on_path = shutil.which("initdb")
     return candidates[-1].parent if candidates else Path(on_path).parent if on_path else None
 
@@ -68,12 +74,23 @@ class Postgres:
             f"unix_socket_directories={self.folder}",
             f"fsync={'on' if self.fsync else 'off'}",
         ]
-        command = [str(self.binaries / "postgres"), "-D", str(self.folder / "data"), "-p", str(self.port)]
+        command = [
+            str(self.binaries / "postgres"),
+            "-D",
+            str(self.folder / "data"),
+            "-p",
+            str(self.port),
+        ]
         for setting in settings:
             command += ["-c", setting]
         with log:
             self.process = subprocess.Popen(
-                command, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, user=self.owner
+                command,
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                user=self.owner,
             )
         deadline = time.monotonic() + 60
         while True:
@@ -82,7 +99,9 @@ class Postgres:
                 return
             except psycopg2.OperationalError:
                 text = (self.folder / "postgres.log").read_text()[-2000:]
-                assert time.monotonic() < deadline, f"expected PostgreSQL to answer within 60 s; its log ends:\n{text}"
+                assert time.monotonic() < deadline, (
+                    f"expected PostgreSQL to answer within 60 s; its log ends:\n{text}"
+                )
                 time.sleep(0.05)
 
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:
@@ -93,11 +112,15 @@ class Postgres:
             self.process = None
 
     def connect(self, database: str = DATABASE) -> Any:
-        connection = psycopg2.connect(host=HOST, port=self.port, user=USER, password=PASSWORD, dbname=database)
+        connection = psycopg2.connect(
+            host=HOST, port=self.port, user=USER, password=PASSWORD, dbname=database
+        )
         connection.autocommit = True
         return connection
 
-    def execute(self, sql: str, database: str = DATABASE, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+    def execute(
+        self, sql: str, database: str = DATABASE, values: Sequence[Any] = ()
+    ) -> list[tuple[Any, ...]]:
         connection = self.connect(database)
         try:
             with connection.cursor() as cursor:
@@ -107,9 +130,11 @@ class Postgres:
             connection.close()
 
     def guard_commits(self, spark: bool) -> None:
-        """From here on a commit of Spark's staging (or of PyIceberg's publishes) waits while `holding_commits` lasts.
+        """From here on a commit of Spark's staging (or of PyIceberg's publishes) waits while
+        `holding_commits` lasts.
 
-        A deferred trigger runs inside COMMIT itself: before it nothing is decided, after it everything is.
+        A deferred trigger runs inside COMMIT itself: before it nothing is decided, after it
+        everything is.
         """
         who = "=" if spark else "<>"
         self.execute(
@@ -139,7 +164,10 @@ class Postgres:
 
     def waiting_commits(self) -> int:
         """How many commits wait at the gate now."""
-        sql = f"SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = {_GATE} AND NOT granted"
+        sql = (
+            f"SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = {_GATE} AND "
+            "NOT granted"
+        )
         return int(self.execute(sql)[0][0])
 
     def waiting_updates(self) -> int:
@@ -150,7 +178,8 @@ class Postgres:
 
 @contextmanager
 def running_postgres(fsync: bool = False) -> Iterator[Postgres]:
-    """A fresh server with an empty database for the length of a `with`; never run by root, which it refuses."""
+    """A fresh server with an empty database for the length of a `with`; never run by root, which it
+    refuses."""
     binaries = find_server()
     owner = "postgres" if os.geteuid() == 0 else None
     # Not in pytest's folders: only their owner may enter them.
@@ -163,9 +192,20 @@ def running_postgres(fsync: bool = False) -> Iterator[Postgres]:
         password.write_text(PASSWORD)
         if owner is not None:
             shutil.chown(password, owner)
-        command = [str(binaries / "initdb"), "-D", str(folder / "data"), "-U", USER, "-A", "scram-sha-256", "--no-sync"]
+        command = [
+            str(binaries / "initdb"),
+            "-D",
+            str(folder / "data"),
+            "-U",
+            USER,
+            "-A",
+            "scram-sha-256",
+            "--no-sync",
+        ]
         command += [f"--pwfile={password}"]
-        made = subprocess.run(command, cwd=folder, capture_output=True, text=True, user=owner, timeout=120)
+        made = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, user=owner, timeout=120
+        )
         assert made.returncode == 0, made.stderr
         server.start()
         server.execute(f"CREATE DATABASE {DATABASE}", "postgres")

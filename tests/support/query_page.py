@@ -1,4 +1,5 @@
-"""docs/how-to/query.md for tests: its code by section, a stream that it queries, and Python's answers."""
+"""docs/how-to/query.md for tests: its code by section, a stream that it queries, and Python's
+answers."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ json.dump(answers, sys.stdout)
 
 
 def asked_world(world: Callable[..., World]) -> tuple[World, str]:
-    """A stream whose records are published, and the day that they are of, which is in the place of the page's."""
+    """A stream whose records are published, and the day that they are of, which is in the place of
+    the page's."""
     day = (datetime.now(UTC) - timedelta(days=1)).strftime("%Y-%m-%d")
     one = world(schema=SCHEMA)
     one.topic()
@@ -63,13 +65,16 @@ def sections_of_page(one: World, day: str) -> dict[str, list[str]]:
     text = text.replace('open("game_events")', f'open("{one.name}")').replace(DAY, day)
     parts = re.split(r"^## (.*)\n", text, flags=re.MULTILINE)
     blocks = zip(
-        parts[1::2], (re.findall(r"^```\w+\n(.*?)^```", body, re.M | re.S) for body in parts[2::2]), strict=True
+        parts[1::2],
+        (re.findall(r"^```\w+\n(.*?)^```", body, re.M | re.S) for body in parts[2::2]),
+        strict=True,
     )
     return {title: found for title, found in blocks if found}
 
 
 def _send(world: World, day: str) -> None:
-    """Events of three hours over a night and a day, late ones too, some of one player at the ends of the times."""
+    """Events of three hours over a night and a day, late ones too, some of one player at the ends
+    of the times."""
     values = []
     for i in range(240):
         at = start_of(f"{day}T09") + timedelta(minutes=i * 45 / 60, seconds=i % 7)
@@ -83,12 +88,20 @@ def _send(world: World, day: str) -> None:
 
 
 def run_python(one: World, sections: dict[str, list[str]]) -> dict[str, list[list[list[Any]]]]:
-    """In a process of its own, as a reader would: the catalog in PyIceberg's own file, with its own file system."""
-    properties = {k: v for k, v in catalog_properties(one.job.environment).items() if k != "py-io-impl"}
+    """In a process of its own, as a reader would: the catalog in PyIceberg's own file, with its own
+    file system."""
+    properties = {
+        k: v for k, v in catalog_properties(one.job.environment).items() if k != "py-io-impl"
+    }
     (one.folder / ".pyiceberg.yaml").write_text(yaml.safe_dump({"catalog": {"lake": properties}}))
-    environment = os.environ | {"PYICEBERG_HOME": str(one.folder), "ANABRANCH_CONF": str(one.folder)}
+    environment = os.environ | {
+        "PYICEBERG_HOME": str(one.folder),
+        "ANABRANCH_CONF": str(one.folder),
+    }
     command, given = [sys.executable, "-c", RUN], json.dumps(sections)
-    done = subprocess.run(command, input=given, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        command, input=given, env=environment, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     answers: dict[str, list[list[list[Any]]]] = json.loads(done.stdout)
     return answers

@@ -1,7 +1,9 @@
-"""Hours of very many micro-batches with everything real: Kafka, S3, both layers and maintenance as processes.
+"""Hours of very many micro-batches with everything real: Kafka, S3, both layers and maintenance as
+processes.
 
-The records are stamped in hours that are over, so that hundreds of micro-batches of one hour need no hour of waiting.
-The speed layer reaches S3 through a front that counts its requests: counts give the cost of a micro-batch.
+The records are stamped in hours that are over, so that hundreds of micro-batches of one hour need
+no hour of waiting. The speed layer reaches S3 through a front that counts its requests: counts give
+the cost of a micro-batch.
 """
 
 from __future__ import annotations
@@ -40,8 +42,9 @@ from anabranch.protocol.state import State, load_state
 
 # What a micro-batch reads at most.
 OFFSETS, PARTITIONS = 30, 3
-# An hour's records are sent in slices. Of every fifth, about one micro-batch in three has a dead letter, a late record
-# of another event date, and one that was sent twice: so much that a tenth of an hour has some of it, like any other.
+# An hour's records are sent in slices. Of every fifth, about one micro-batch in three has a dead
+# letter, a late record of another event date, and one that was sent twice: so much that a tenth of
+# an hour has some of it, like any other.
 _SLICES, _DIRTY = 60, 5
 # What a reader of the running hour is promised to open at most.
 MOST_FILES = 100
@@ -57,7 +60,8 @@ _LOOK_EVERY_SECONDS = 3.0
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """One publish of the speed layer, as its log reports it: wall seconds from its decision to after its commit."""
+    """One publish of the speed layer, as its log reports it: wall seconds from its decision to
+    after its commit."""
 
     offsets: int
     hours: tuple[str, ...]
@@ -66,8 +70,8 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class Look:
-    """One look at the stream while it runs: what the speed layer has published and spent since its last start, and what
-    a reader of the hour that it is in would open."""
+    """One look at the stream while it runs: what the speed layer has published and spent since its
+    last start, and what a reader of the hour that it is in would open."""
 
     start: int
     micro_batches: int
@@ -81,8 +85,8 @@ class Look:
 
 @dataclass(frozen=True)
 class Window:
-    """What each of some micro-batches in a row cost, of one hour and one process: S3 requests, CPU seconds of the
-    driver's Python and of its JVM, wall seconds (the median)."""
+    """What each of some micro-batches in a row cost, of one hour and one process: S3 requests, CPU
+    seconds of the driver's Python and of its JVM, wall seconds (the median)."""
 
     first: int
     last: int
@@ -93,7 +97,8 @@ class Window:
 
 
 class Start:
-    """One start of the speed layer, and what it has logged; of a long log only what is new is read."""
+    """One start of the speed layer, and what it has logged; of a long log only what is new is
+    read."""
 
     def __init__(self, running: Running) -> None:
         self.running = running
@@ -107,8 +112,14 @@ class Start:
             new = file.read()
         whole = new[: new.rfind(b"\n") + 1]
         self._read += len(whole)
-        matches = (_PUBLISHED.search(line) for line in whole.decode("utf-8", "replace").splitlines())
-        self._found += [MicroBatch(int(m[1]), tuple(m[2].split(", ")), float(m[3])) for m in matches if m is not None]
+        matches = (
+            _PUBLISHED.search(line) for line in whole.decode("utf-8", "replace").splitlines()
+        )
+        self._found += [
+            MicroBatch(int(m[1]), tuple(m[2].split(", ")), float(m[3]))
+            for m in matches
+            if m is not None
+        ]
         return self._found
 
 
@@ -126,20 +137,26 @@ class RealHours:
         self._before = 0
 
     def send(self, hour: str, micro_batches: int) -> None:
-        """Send what makes so many micro-batches, stamped within the hour; hours have to be sent oldest first."""
+        """Send what makes so many micro-batches, stamped within the hour; hours have to be sent
+        oldest first."""
         events = math.ceil(micro_batches * OFFSETS / _SLICES)
         for number in range(_SLICES):
             sent = produce_events(
-                self.job.environment.kafka, self.job.stream.topic, events=events, seed=len(self.acks),
-                dirty=number % _DIRTY == _DIRTY // 2, partitions=PARTITIONS, hours=1 / _SLICES,
+                self.job.environment.kafka,
+                self.job.stream.topic,
+                events=events,
+                seed=len(self.acks),
+                dirty=number % _DIRTY == _DIRTY // 2,
+                partitions=PARTITIONS,
+                hours=1 / _SLICES,
                 until=start_of(hour) + timedelta(hours=1) * (number + 1) / _SLICES,
-            )  # fmt: skip
+            )
             assert not sent.failed, sent.first_error
             self.acks += sent.acks
 
     def apply(self) -> None:
-        """Make the tables, have micro-batches follow each other at once, and drop the speed layer's accepted hours
-        whenever maintenance runs."""
+        """Make the tables, have micro-batches follow each other at once, and drop the speed layer's
+        accepted hours whenever maintenance runs."""
         self.space.set_speed(STREAM, trigger="0 seconds", max_offsets_per_trigger=OFFSETS)
         file = self.space.conf / "streams" / f"{STREAM}.yaml"
         stream = yaml.safe_load(file.read_text())
@@ -177,7 +194,12 @@ class RealHours:
 
     def micro_batches(self, hour: str | None = None) -> list[MicroBatch]:
         """What the speed layer published, of one hour or of all, over all its starts."""
-        return [m for start in self.starts for m in start.micro_batches() if hour is None or hour in m.hours]
+        return [
+            m
+            for start in self.starts
+            for m in start.micro_batches()
+            if hour is None or hour in m.hours
+        ]
 
     def look(self) -> Look:
         """Look at the stream, and remember what was seen."""
@@ -200,7 +222,8 @@ class RealHours:
         return seen
 
     def until(self, condition: Callable[[], bool], what: str, *alive: Running) -> None:
-        """Wait for a condition, looking at the stream every few seconds; `alive` must not end before it."""
+        """Wait for a condition, looking at the stream every few seconds; `alive` must not end
+        before it."""
         due = 0.0
 
         def check() -> None:
@@ -211,17 +234,23 @@ class RealHours:
             nonlocal due
             if time.monotonic() >= due:
                 seen, due = self.look(), time.monotonic() + _LOOK_EVERY_SECONDS
-                show(f"hour {seen.hour}, micro-batch {seen.micro_batches} of start {seen.start}, {seen.files} files")
+                show(
+                    f"hour {seen.hour}, micro-batch {seen.micro_batches} of start {seen.start}, "
+                    f"{seen.files} files"
+                )
             return True if condition() else None
 
         with self.space.story.awaiting(what) as show:
             poll(ask, what, _SECONDS, check)
 
     def until_in(self, hour: str, share: float, of: int) -> None:
-        """Wait until the speed layer has published such a share of the micro-batches that an hour was sent for."""
+        """Wait until the speed layer has published such a share of the micro-batches that an hour
+        was sent for."""
         self.until(
-            lambda: len(self.micro_batches(hour)) >= share * of, f"{share:.0%} of hour {hour}", self.speed
-        )  # fmt: skip
+            lambda: len(self.micro_batches(hour)) >= share * of,
+            f"{share:.0%} of hour {hour}",
+            self.speed,
+        )
 
     def until_behind(self, hour: str) -> None:
         """Wait until the speed layer has published all of an hour, and some of the next."""
@@ -233,12 +262,15 @@ class RealHours:
         self.until(is_behind, f"hour {hour} to end", self.speed)
 
     def run_beside(self, *arguments: str) -> str:
-        """Run a command to its end while the speed layer goes on; returns its log. Fails unless it ends with 0 and the
-        speed layer has published meanwhile, and when it was refused too often."""
+        """Run a command to its end while the speed layer goes on; returns its log. Fails unless it
+        ends with 0 and the speed layer has published meanwhile, and when it was refused too
+        often."""
         before = len(self.micro_batches())
         running = self.space.start(*arguments, log=f"{arguments[0]}-{len(self.looks)}")
         self.space.story.command(arguments)
-        self.until(lambda: running.code is not None, f"anabranch {' '.join(arguments)} to end", self.speed)
+        self.until(
+            lambda: running.code is not None, f"anabranch {' '.join(arguments)} to end", self.speed
+        )
         log = "\n".join(running.log_lines())
         assert running.code == 0, log[-4000:]
         # The hazard: heads moved while it was at work.
@@ -258,16 +290,22 @@ class RealHours:
         return {view["hour"]: view for view in plain(views.hours(self.job))}
 
     def require_exact(self) -> None:
-        """Every acknowledged record is in `main` once, or accounted for by name; and the audit agrees."""
+        """Every acknowledged record is in `main` once, or accounted for by name; and the audit
+        agrees."""
         comparison = audit.audit(self.job, self.acks, audit.game_event_as_sent)
         for line in comparison.sentences():
             self.space.story.say(line)
         assert comparison.is_exact, comparison.sentences()
-        assert comparison.acknowledged == len(self.acks) == comparison.rows + comparison.dead + comparison.duplicate
+        assert (
+            comparison.acknowledged
+            == len(self.acks)
+            == comparison.rows + comparison.dead + comparison.duplicate
+        )
         self.space.run("audit", STREAM)
 
     def windows(self, hour: str, length: int) -> list[Window]:
-        """The micro-batches of an hour in windows of about `length`, each of one start of the speed layer."""
+        """The micro-batches of an hour in windows of about `length`, each of one start of the speed
+        layer."""
         windows, done = [], 0
         for start, published in enumerate((s.micro_batches() for s in self.starts), 1):
             looks = [x for x in self.looks if x.start == start and x.hour == hour and x.cpu]
@@ -286,7 +324,9 @@ class RealHours:
                         (other.requests - one.requests) / number,
                         (other.cpu["python"] - one.cpu["python"]) / number,
                         (other.cpu["java"] - one.cpu["java"]) / number,
-                        statistics.median(m.seconds for m in published[one.micro_batches : other.micro_batches]),
+                        statistics.median(
+                            m.seconds for m in published[one.micro_batches : other.micro_batches]
+                        ),
                     )
                 )
                 looks = later
@@ -299,7 +339,13 @@ class RealHours:
         self.space.story.table(
             columns,
             [
-                (f"{w.first} to {w.last}", f"{w.requests:.1f}", f"{w.python:.3f}", f"{w.jvm:.3f}", f"{w.seconds:.2f}")
+                (
+                    f"{w.first} to {w.last}",
+                    f"{w.requests:.1f}",
+                    f"{w.python:.3f}",
+                    f"{w.jvm:.3f}",
+                    f"{w.seconds:.2f}",
+                )
                 for w in windows
             ],
         )
@@ -308,14 +354,16 @@ class RealHours:
         """Print what readers would have found in an hour, at most."""
         looks = [x for x in self.looks if x.hour == hour]
         self.space.story.say(
-            f"hour {hour}: {len(self.micro_batches(hour))} micro-batches; in {len(looks)} looks at most "
-            f"{max(x.files for x in looks)} files of it, {max(x.manifests for x in looks)} manifests and "
+            f"hour {hour}: {len(self.micro_batches(hour))} micro-batches; in {len(looks)} looks "
+            f"at most {max(x.files for x in looks)} files of it, "
+            f"{max(x.manifests for x in looks)} manifests and "
             f"{max(x.metadata_bytes for x in looks) // 1000} KB of metadata"
         )
 
 
 def _cpu(running: Running) -> dict[str, float]:
-    """CPU seconds so far of a command's processes, by the program's name; nothing once it has ended."""
+    """CPU seconds so far of a command's processes, by the program's name; nothing once it has
+    ended."""
     used: dict[str, float] = {}
     for process in running._members():
         with suppress(psutil.Error):
@@ -331,7 +379,10 @@ def real_hours() -> Iterator[RealHours]:
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     handlers = {number: signal.getsignal(number) for number in numbers}
     try:
-        with open_workspace(Story(), STREAM) as space, running_flaky_s3(space.services.s3_port, seed=0) as front:
+        with (
+            open_workspace(Story(), STREAM) as space,
+            running_flaky_s3(space.services.s3_port, seed=0) as front,
+        ):
             job = space.job(STREAM)
             try:
                 yield RealHours(space, job, front)

@@ -12,8 +12,9 @@ from typing import Any
 
 
 class Receiver:
-    """`mode` is `takes`, a status that it answers with instead, `silent` (no answer at all) or `drips` (a byte of its
-    answer now and then). `taken` are the bodies that it answered with 200, `headers` those of every request."""
+    """`mode` is `takes`, a status that it answers with instead, `silent` (no answer at all) or
+    `drips` (a byte of its answer now and then). `taken` are the bodies that it answered with 200,
+    `headers` those of every request."""
 
     def __init__(self) -> None:
         self.mode: str | int = "takes"

@@ -1,8 +1,8 @@
 """A pytest plugin that records what each test costs: `pytest --record FILE`.
 
-The file holds, for each test, the seconds and the CPU seconds of its setup, call and teardown. CPU seconds count the
-test's process with all its children, without the services that the whole run shares; they depend less on the machine's
-load than seconds do.
+The file holds, for each test, the seconds and the CPU seconds of its setup, call and teardown. CPU
+seconds count the test's process with all its children, without the services that the whole run
+shares; they depend less on the machine's load than seconds do.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ _WRITE_AFTER_SECONDS = 5.0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--record", metavar="FILE", help="write the seconds and CPU seconds of each test into FILE")
+    parser.addoption(
+        "--record", metavar="FILE", help="write the seconds and CPU seconds of each test into FILE"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -40,7 +42,9 @@ def cpu_seconds() -> float:
     total = 0.0
     for process in (me, *(me.children(recursive=True) if _has_children() else ())):
         with suppress(psutil.Error):
-            if process is not me and any("-Danabranch.dev=" in argument for argument in process.cmdline()):
+            if process is not me and any(
+                "-Danabranch.dev=" in argument for argument in process.cmdline()
+            ):
                 continue
             times = process.cpu_times()
             total += times.user + times.system + times.children_user + times.children_system

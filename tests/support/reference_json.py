@@ -1,4 +1,5 @@
-"""The JSON decoder without any shortcut, against which the product's own is compared: the same verdict for every byte.
+"""The JSON decoder without any shortcut, against which the product's own is compared: the same
+verdict for every byte.
 
 It is the first decoder of the project, and stays as it was.
 """
@@ -8,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from pyspark.sql.types import ArrayType, DataType, DateType, StringType, StructField, StructType, TimestampType
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    DateType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
 from anabranch.records.checks import Check, error, expected_found
 from anabranch.records.formats import Reading
@@ -40,10 +49,12 @@ _LONE_SURROGATE = (
 
 
 class ReferenceJsonFormat:
-    """Values that are JSON objects, each of them parsed with the marks, its names listed, its bytes looked at."""
+    """Values that are JSON objects, each of them parsed with the marks, its names listed, its bytes
+    looked at."""
 
     def read(self, records: DataFrame, types: Mapping[str, DataType]) -> Reading:
-        """As `Format.read`. Each value is parsed once; only a broken one again, to say what is wrong."""
+        """As `Format.read`. Each value is parsed once; only a broken one again, to say what is
+        wrong."""
         shape = StructType([StructField(name, as_read(kind)) for name, kind in types.items()])
         hashed = records.selectExpr("*", "CAST(xxhash64(value) AS STRING) AS _hash")
         parsed = hashed.selectExpr("*", f"{parse(shape, unless=monstrous(types))} AS _parsed")
@@ -59,15 +70,28 @@ class ReferenceJsonFormat:
 
 
 def _checks(types: Mapping[str, DataType]) -> Iterator[Check]:
-    yield Check("value IS NULL", error("null_value", "'expected a JSON object, found a null value'"))
-    yield Check(f"NOT is_valid_utf8({TEXT})", error("invalid_utf8", "'expected UTF-8, found bytes that are not'"))
+    yield Check(
+        "value IS NULL", error("null_value", "'expected a JSON object, found a null value'")
+    )
+    yield Check(
+        f"NOT is_valid_utf8({TEXT})",
+        error("invalid_utf8", "'expected UTF-8, found bytes that are not'"),
+    )
     if huge := monstrous(types):
-        message = f"'expected a DECIMAL of at most {MAX_DIGITS} digits, and 3 of an exponent, found one with more'"
+        message = (
+            f"'expected a DECIMAL of at most {MAX_DIGITS} digits, and 3 of an exponent, found one "
+            "with more'"
+        )
         yield Check(f"_parsed IS NULL AND {huge}", error("wrong_type", message))
     yield Check("NOT _intact", _judge_broken(types))
-    yield Check("get(_parsed.m, 1) IS NULL", error("not_an_object", "'expected a JSON object, found null'"))
+    yield Check(
+        "get(_parsed.m, 1) IS NULL", error("not_an_object", "'expected a JSON object, found null'")
+    )
     lone = "'expected Unicode text, found the escape of a surrogate without its partner'"
-    yield Check(rf"contains({TEXT}, r'\u') AND {TEXT} RLIKE r'{_LONE_SURROGATE}'", error("lone_surrogate", lone))
+    yield Check(
+        rf"contains({TEXT}, r'\u') AND {TEXT} RLIKE r'{_LONE_SURROGATE}'",
+        error("lone_surrogate", lone),
+    )
     repeated = "concat('expected each field once, found ', array_join(_names, ', '))"
     yield Check("size(array_distinct(_names)) < size(_names)", error("duplicate_key", repeated))
     for name, kind in types.items():
@@ -83,10 +107,16 @@ def _judge_broken(types: Mapping[str, DataType]) -> str:
         text = f"get(b.texts.m, 1).`{name}`"
         message = expected_found(f"{name}: expected {kind.simpleString()}", text)
         culprits.append(f"IF({text} IS NOT NULL AND {raw(name)} IS NULL, {message}, NULL)")
-    # Where the parser gives up a whole record for one field (a setting of Spark's), there is no telling which.
+    # Where the parser gives up a whole record for one field (a setting of Spark's), there is no
+    # telling which.
     unknown = "'expected the types of the schema, found another'"
-    culprit = f"IF(get(_parsed.m, 1) IS NULL, {unknown}, coalesce({', '.join(culprits)}, {unknown}))"
-    malformed = "'expected one JSON object, found text that is not JSON, is cut off, or goes on after the object'"
+    culprit = (
+        f"IF(get(_parsed.m, 1) IS NULL, {unknown}, coalesce({', '.join(culprits)}, {unknown}))"
+    )
+    malformed = (
+        "'expected one JSON object, found text that is not JSON, is cut off, or goes on after the "
+        "object'"
+    )
     too_deep = f"'expected at most {MAX_DEPTH} levels of nesting, found more'"
     empty = error("empty_value", "'expected a JSON object, found no text'")
     not_an_object = error("not_an_object", expected_found("expected a JSON object", TEXT))
@@ -98,7 +128,9 @@ def _judge_broken(types: Mapping[str, DataType]) -> str:
         f"ELSE {error('wrong_type', culprit)} END"
     )
     # A lambda over one element: the way to evaluate an expression once and name it.
-    return f"get(transform(array(named_struct('deep', {deep}, 'texts', {texts})), b -> {verdict}), 0)"
+    return (
+        f"get(transform(array(named_struct('deep', {deep}, 'texts', {texts})), b -> {verdict}), 0)"
+    )
 
 
 def _judge_column(name: str, kind: DataType) -> Iterator[Check]:
@@ -115,12 +147,15 @@ def _judge_column(name: str, kind: DataType) -> Iterator[Check]:
 def parse(shape: StructType, depth: int = MAX_DEPTH, unless: str | None = None) -> str:
     """Read `{"m": [{"#": <hash>}, <value>, {"#": <hash>}]}`, the hash being the value's own.
 
-    Spark's parser stops at the end of the first object and never sees what follows it. No value can name its own
-    hash, so whatever closes the wrapper early, or adds to it, shows: `m` is no longer these three elements.
+    Spark's parser stops at the end of the first object and never sees what follows it. No value can
+    name its own hash, so whatever closes the wrapper early, or adds to it, shows: `m` is no longer
+    these three elements.
     """
     mark = "'{\"#\":', _hash, '}'"
     element = StructType([*shape.fields, StructField("#", StringType())])
-    schema = StructType([StructField("m", ArrayType(element)), StructField("corrupt", StringType())])
+    schema = StructType(
+        [StructField("m", ArrayType(element)), StructField("corrupt", StringType())]
+    )
     options = {
         "mode": "PERMISSIVE",
         "columnNameOfCorruptRecord": "corrupt",
@@ -136,7 +171,8 @@ def parse(shape: StructType, depth: int = MAX_DEPTH, unless: str | None = None) 
 
 
 def intact(parsed: str) -> str:
-    """Whether the value was read as one JSON value of the expected shape, nothing left over. Never null."""
+    """Whether the value was read as one JSON value of the expected shape, nothing left over. Never
+    null."""
     return (
         f"coalesce({parsed}.corrupt IS NULL AND size({parsed}.m) = 3 "
         f"AND get({parsed}.m, 0).`#` = _hash AND get({parsed}.m, 2).`#` = _hash, false)"

@@ -1,5 +1,5 @@
-"""The pages that are written from the code, in docs/reference: cli.md (every command), fail-points.md (every step) and
-configuration.md (every key of the configuration).
+"""The pages that are written from the code, in docs/reference: cli.md (every command),
+fail-points.md (every step) and configuration.md (every key of the configuration).
 
 `make docs` writes them; with `--check` it only compares and exits 1 when one is out of date.
 """
@@ -65,12 +65,15 @@ def fail_points() -> str:
 
 
 def markdown(command: click.Command, name: str = "anabranch") -> str:
-    """The whole page for a command and all that are under it; the same text on every machine and terminal."""
+    """The whole page for a command and all that are under it; the same text on every machine and
+    terminal."""
     sections = [_HEAD, *(_section(context) for context in _contexts(command, name, None))]
     return "\n".join(sections)
 
 
-def _contexts(command: click.Command, name: str, parent: click.Context | None) -> Iterator[click.Context]:
+def _contexts(
+    command: click.Command, name: str, parent: click.Context | None
+) -> Iterator[click.Context]:
     """Depth first, in the group's order, without hidden commands."""
     # Parsing nothing: a context only knows the command's path and how it is used.
     context = click.Context(command, info_name=name, parent=parent)
@@ -92,9 +95,16 @@ def _section(context: click.Context) -> str:
         sections = getattr(command, "sections", {"command": command.list_commands(context)})
         for title, names in sections.items():
             commands = [(name, command.get_command(context, name)) for name in names]
-            shown = [(name, child) for name, child in commands if child is not None and not child.hidden]
+            shown = [
+                (name, child) for name, child in commands if child is not None and not child.hidden
+            ]
             if shown:
-                parts.append(_table(title, [(name, child.get_short_help_str(limit=1000)) for name, child in shown]))
+                parts.append(
+                    _table(
+                        title,
+                        [(name, child.get_short_help_str(limit=1000)) for name, child in shown],
+                    )
+                )
     records: dict[str, list[tuple[str, str]]] = {"argument": [], "option": []}
     for parameter in command.get_params(context):
         record = parameter.get_help_record(context)
@@ -109,7 +119,9 @@ def _section(context: click.Context) -> str:
 
 def _table(head: str, rows: list[tuple[str, str]]) -> str:
     lines = [f"| {head} | meaning |", "|---|---|"]
-    lines += [f"| `{_cell(names)}` | {_cell(' '.join(meaning.split()))} |" for names, meaning in rows]
+    lines += [
+        f"| `{_cell(names)}` | {_cell(' '.join(meaning.split()))} |" for names, meaning in rows
+    ]
     return "\n".join(lines)
 
 
@@ -118,21 +130,26 @@ def _cell(value: str) -> str:
 
 
 def _paragraphs(value: str | None) -> str:
-    """Help text as Markdown, read as click reads it: \\b keeps a paragraph's lines, \\f ends the text."""
+    """Help text as Markdown, read as click reads it: \\b keeps a paragraph's lines, \\f ends the
+    text."""
     shown = []
     for paragraph in inspect.cleandoc((value or "").partition("\f")[0]).split("\n\n"):
         if paragraph.strip().startswith("\b"):
             shown.append("```\n" + paragraph.replace("\b", "").strip("\n") + "\n```")
         elif paragraph.strip():
             shown.append(
-                textwrap.fill(" ".join(paragraph.split()), 120, break_long_words=False, break_on_hyphens=False)
+                textwrap.fill(
+                    " ".join(paragraph.split()), 120, break_long_words=False, break_on_hyphens=False
+                )
             )
     return "\n\n".join(shown)
 
 
 @click.command()
 @click.option("--check", is_flag=True, help="Compare only; exit 1 when a page is out of date.")
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=FOLDER, help="The folder.")
+@click.option(
+    "--out", type=click.Path(path_type=Path, file_okay=False), default=FOLDER, help="The folder."
+)
 @click.pass_context
 def generate(context: click.Context, check: bool, out: Path) -> None:
     """Write the pages of docs/ that come from the code."""

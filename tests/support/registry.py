@@ -1,4 +1,5 @@
-"""A real schema registry with Confluent's REST API: Apicurio's, on its in-memory storage, from Maven Central."""
+"""A real schema registry with Confluent's REST API: Apicurio's, on its in-memory storage, from
+Maven Central."""
 
 from __future__ import annotations
 
@@ -53,7 +54,9 @@ def ensure_registry() -> Path:
             retrieve(_IVY, Path(part), "[artifact].[ext]")
             archive = Path(part) / "apicurio-registry-app.tar.gz"
             digest = hashlib.sha256(archive.read_bytes()).hexdigest()
-            assert digest == _SHA256, f"apicurio-registry-app {VERSION}: expected sha256 {_SHA256}, found {digest}"
+            assert digest == _SHA256, (
+                f"apicurio-registry-app {VERSION}: expected sha256 {_SHA256}, found {digest}"
+            )
             with tarfile.open(archive) as content:
                 content.extractall(Path(part) / "app", filter="data")
             (Path(part) / "app").rename(folder)
@@ -76,7 +79,10 @@ class SchemaRegistry:
 
     def register(self, subject: str, schema: Any, kind: str = "AVRO") -> int:
         """Register a version of a subject; returns the schema's id."""
-        body = {"schema": schema if isinstance(schema, str) else json.dumps(schema), "schemaType": kind}
+        body = {
+            "schema": schema if isinstance(schema, str) else json.dumps(schema),
+            "schemaType": kind,
+        }
         answer = requests.post(f"{self.url}/subjects/{subject}/versions", json=body, timeout=30)
         assert answer.status_code == 200, answer.text
         return int(answer.json()["id"])
@@ -93,7 +99,12 @@ class SchemaRegistry:
 def running_registry(folder: Path) -> Iterator[SchemaRegistry]:
     """A fresh, empty registry for the length of a `with`."""
     jar, port = ensure_registry(), free_port()
-    command = [str(require_java()), "-Xmx192m", "-XX:TieredStopAtLevel=1", "-Dquarkus.log.level=WARN"]
+    command = [
+        str(require_java()),
+        "-Xmx192m",
+        "-XX:TieredStopAtLevel=1",
+        "-Dquarkus.log.level=WARN",
+    ]
     command += [f"-Dquarkus.http.host={HOST}", f"-Dquarkus.http.port={port}", "-jar", str(jar)]
 
     def answers() -> bool:
@@ -108,7 +119,8 @@ def running_registry(folder: Path) -> Iterator[SchemaRegistry]:
 
 
 def new_avro_stream(make: Callable[..., World], registry: SchemaRegistry) -> tuple[World, str]:
-    """A stream of Avro with its topic and tables, with one column `id`, and its subject without a schema."""
+    """A stream of Avro with its topic and tables, with one column `id`, and its subject without a
+    schema."""
     subject = f"avro-{uuid.uuid4().hex}-value"
     one = make(
         registry.url, schema="id STRING NOT NULL", event_time=None, key="id",

@@ -1,4 +1,5 @@
-"""A real Iceberg REST catalog: the server of Iceberg's own REST compatibility kit, its tables in an SQLite file."""
+"""A real Iceberg REST catalog: the server of Iceberg's own REST compatibility kit, its tables in an
+SQLite file."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ _READY_SECONDS = 120.0
 
 
 def ensure_server() -> Path:
-    """The folder of the server's jars, resolved once into the cache and compared with rest_catalog.sha256."""
+    """The folder of the server's jars, resolved once into the cache and compared with
+    rest_catalog.sha256."""
     folder = cache_folder() / "bin" / f"iceberg-rest-{VERSION}"
     folder.parent.mkdir(parents=True, exist_ok=True)
     with locked(folder.parent / "iceberg-rest.lock", 900, lambda: None):
@@ -54,7 +56,9 @@ def ensure_server() -> Path:
             part = folder.with_name(folder.name + ".part")
             retrieve(_IVY, part, "[artifact]-[revision](-[classifier]).[ext]")
             wrong = differences(_expected(), sums_of(part))
-            assert not wrong, f"the jars of {part} are not those of {_SUMS.name}: {'; '.join(wrong)}"
+            assert not wrong, (
+                f"the jars of {part} are not those of {_SUMS.name}: {'; '.join(wrong)}"
+            )
             part.rename(folder)
     return folder
 
@@ -65,8 +69,12 @@ def _expected() -> dict[str, str]:
 
 
 def sums_of(folder: Path) -> dict[str, str]:
-    """`{"avro-1.12.1.jar": sha256}` of a folder; printed like sha256sum it is what rest_catalog.sha256 holds."""
-    return {jar.name: hashlib.sha256(jar.read_bytes()).hexdigest() for jar in sorted(folder.glob("*.jar"))}
+    """`{"avro-1.12.1.jar": sha256}` of a folder; printed like sha256sum it is what
+    rest_catalog.sha256 holds."""
+    return {
+        jar.name: hashlib.sha256(jar.read_bytes()).hexdigest()
+        for jar in sorted(folder.glob("*.jar"))
+    }
 
 
 @dataclass
@@ -78,9 +86,11 @@ class RestCatalog:
 
 
 @contextmanager
-def running_rest_catalog(folder: Path, warehouse: str, s3_endpoint: str | None = None) -> Iterator[RestCatalog]:
-    """A fresh, empty catalog for the length of a `with`. Its keys for S3 are those of the environment; without an
-    endpoint its warehouse is a local folder."""
+def running_rest_catalog(
+    folder: Path, warehouse: str, s3_endpoint: str | None = None
+) -> Iterator[RestCatalog]:
+    """A fresh, empty catalog for the length of a `with`. Its keys for S3 are those of the
+    environment; without an endpoint its warehouse is a local folder."""
     ours = ensure_jars().spark
     mine = sorted(ensure_server().glob("*.jar"))
     mine += [jar for jar in ours if jar.name.startswith("sqlite-jdbc")]

@@ -1,7 +1,9 @@
-"""What Iceberg's REST specification asks of a catalog that tables are loaded from and committed to, in this process.
+"""What Iceberg's REST specification asks of a catalog that tables are loaded from and committed to,
+in this process.
 
-Tables are kept by PyIceberg's own SQL catalog. A commit lands whenever it arrives, as long as what it requires is so:
-unlike a client of the SQL catalog it compares no version of the whole table. The real server is in `rest_catalog.py`.
+Tables are kept by PyIceberg's own SQL catalog. A commit lands whenever it arrives, as long as what
+it requires is so: unlike a client of the SQL catalog it compares no version of the whole table. The
+real server is in `rest_catalog.py`.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ from anabranch.dev.services.processes import HOST
 
 @dataclass
 class Rest:
-    """A running server. The next `hold` commits are answered with 504 and kept back until `release`. `config` goes to
-    who loads a table, such as keys to its files."""
+    """A running server. The next `hold` commits are answered with 504 and kept back until
+    `release`. `config` goes to who loads a table, such as keys to its files."""
 
     tables: SqlCatalog
     port: int = 0
@@ -56,7 +58,9 @@ class Rest:
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
         with self._lock:
-            status, answer = self._answer(environ["REQUEST_METHOD"], environ["PATH_INFO"].strip("/").split("/"), body)
+            status, answer = self._answer(
+                environ["REQUEST_METHOD"], environ["PATH_INFO"].strip("/").split("/"), body
+            )
         start_response(f"{status} said", [("Content-Type", "application/json")])
         return [answer if isinstance(answer, bytes) else json.dumps(answer).encode()]
 
@@ -92,7 +96,11 @@ class Rest:
 
     def _loaded(self, table: Table) -> dict[str, Any]:
         metadata = json.loads(table.metadata.model_dump_json(by_alias=True, exclude_none=True))
-        return {"metadata-location": table.metadata_location, "metadata": metadata, "config": self.config}
+        return {
+            "metadata-location": table.metadata_location,
+            "metadata": metadata,
+            "config": self.config,
+        }
 
     def _commit(self, name: str, body: bytes) -> tuple[int, Any]:
         request = CommitTableRequest.model_validate_json(body)
@@ -127,7 +135,8 @@ class _Quiet(WSGIRequestHandler):
 
 @contextmanager
 def running_rest(folder: Path) -> Iterator[Rest]:
-    """A fresh, empty catalog over a folder for the length of a `with`, on threads of this process."""
+    """A fresh, empty catalog over a folder for the length of a `with`, on threads of this
+    process."""
     uri, warehouse = f"sqlite:///{folder}/rest.db", f"file://{folder}/warehouse"
     rest = Rest(SqlCatalog("rest", uri=uri, warehouse=warehouse))
     server = make_server(HOST, 0, rest, threaded=True, request_handler=_Quiet)

@@ -1,4 +1,5 @@
-"""docs/runbooks.md and the operators' other pages, as tests read them: entries, and every command that a page names."""
+"""docs/runbooks.md and the operators' other pages, as tests read them: entries, and every command
+that a page names."""
 
 from __future__ import annotations
 
@@ -19,27 +20,37 @@ PAGES = (
 PAGE = (ROOT / "docs" / "runbooks.md").read_text(encoding="utf-8")
 TEXT = "\n".join((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8") for page in PAGES)
 
-_PROGRAMS = r"airflow|anabranch|kafka-[a-z]+\.sh|aws|du|fuser|jq|openssl|rm|unset|ALTER TABLE|CALL|SELECT"
+_PROGRAMS = (
+    r"airflow|anabranch|kafka-[a-z]+\.sh|aws|du|fuser|jq|openssl|rm|unset|ALTER TABLE|CALL|SELECT"
+)
 _COMMAND = re.compile(rf"(?:{_PROGRAMS}) .+")
 _FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 
 
 def commands() -> set[str]:
-    """Every command of the pages, on one line. What a program printed (```text) is none; nor is a mere name, such as
-    `anabranch audit` where a page has a longer command that begins so."""
+    """Every command of the pages, on one line. What a program printed (```text) is none; nor is a
+    mere name, such as `anabranch audit` where a page has a longer command that begins so."""
     fenced = [
-        line for kind, body in _FENCE.findall(TEXT) if kind != "text" for line in map(str.strip, body.splitlines())
+        line
+        for kind, body in _FENCE.findall(TEXT)
+        if kind != "text"
+        for line in map(str.strip, body.splitlines())
     ]
     spans = re.findall(r"`([^`]+)`", _FENCE.sub("", TEXT))
     found = {" ".join(span.split()) for span in (*fenced, *spans)}
     found = {span for span in found if _COMMAND.fullmatch(span)}
-    return {c for c in found if len(c.split()) > 2 or not any(other.startswith(f"{c} ") for other in found)}
+    return {
+        c
+        for c in found
+        if len(c.split()) > 2 or not any(other.startswith(f"{c} ") for other in found)
+    }
 
 
 def printed(command: str, **values: str) -> str:
     """A command exactly as in a page, its capitals replaced: as an operator types it.
 
-    `tests/unit/docs/test_run_books.py` reads the calls of this: a command of the page that no test asks for fails it.
+    `tests/unit/docs/test_run_books.py` reads the calls of this: a command of the page that no test
+    asks for fails it.
     """
     assert command in commands(), f"docs: expected a page with the command {command}, found none"
     for name, value in values.items():
@@ -57,7 +68,8 @@ def words(command: str) -> list[str]:
 
 
 def entries() -> dict[str, dict[str, str]]:
-    """Of the section of alerts and states, each entry by its heading: what it says under each of its labels."""
+    """Of the section of alerts and states, each entry by its heading: what it says under each of
+    its labels."""
     section = PAGE[PAGE.index("\n## Alerts and states of an hour\n") :].split("\n## ")[1]
     found = {}
     for part in section.split("\n### ")[1:]:

@@ -15,7 +15,9 @@ from world import World
 from anabranch.iceberg.snapshots import PUBLISH_ID, ancestors_to_last_publish
 from speed_layer.job import SpeedJob
 
-TRIED_AGAIN = re.compile(r"try \d+ failed: .*; try \d+ in [0-9.]+ s \((.*, )?(no time limit|until \S+ UTC); ")
+TRIED_AGAIN = re.compile(
+    r"try \d+ failed: .*; try \d+ in [0-9.]+ s \((.*, )?(no time limit|until \S+ UTC); "
+)
 PUBLISHED = re.compile(r"published \d+ offsets as")
 
 
@@ -32,7 +34,8 @@ J = TypeVar("J", bound=Runnable)
 
 @contextmanager
 def running_beside(job: J, name: str) -> Iterator[J]:
-    """A job in a thread for the length of a `with`; its end stops the job, and raises the job's error."""
+    """A job in a thread for the length of a `with`; its end stops the job, and raises the job's
+    error."""
     raised: list[BaseException] = []
 
     def run() -> None:
@@ -54,29 +57,42 @@ def running_beside(job: J, name: str) -> Iterator[J]:
 
 
 @contextmanager
-def speed_running(one: World, note_progress: Callable[[], None] = lambda: None) -> Iterator[SpeedJob]:
+def speed_running(
+    one: World, note_progress: Callable[[], None] = lambda: None
+) -> Iterator[SpeedJob]:
     """The speed job of a stream for the length of a `with`."""
-    with running_beside(SpeedJob(one.job, one.spark, False, note_progress), f"speed-{one.name}") as job:
+    with running_beside(
+        SpeedJob(one.job, one.spark, False, note_progress), f"speed-{one.name}"
+    ) as job:
         yield job
 
 
 def lines(caplog: pytest.LogCaptureFixture, pattern: re.Pattern[str]) -> list[str]:
     """The logged lines that match, in order."""
-    return [message for record in list(caplog.records) if pattern.search(message := record.getMessage())]
+    return [
+        message for record in list(caplog.records) if pattern.search(message := record.getMessage())
+    ]
 
 
 def publishes(one: World, branch: str = "speed") -> list[Any]:
-    """The snapshots of a branch that brought rows, each once: how often it was published to. Files that are rolled up
-    bring none."""
+    """The snapshots of a branch that brought rows, each once: how often it was published to. Files
+    that are rolled up bring none."""
     table = one.lake.load(one.job.stream.table)
     snapshots, link = [], ancestors_to_last_publish(table, branch)[0]
     while True:
         summary = link.summary
         assert summary is not None
-        brought = int(summary.get("added-records") or 0) > 0 and summary.operation is not Operation.REPLACE
+        brought = (
+            int(summary.get("added-records") or 0) > 0
+            and summary.operation is not Operation.REPLACE
+        )
         if brought and summary.get(PUBLISH_ID):
             snapshots.append(link)
-        parent = table.metadata.snapshot_by_id(link.parent_snapshot_id) if link.parent_snapshot_id else None
+        parent = (
+            table.metadata.snapshot_by_id(link.parent_snapshot_id)
+            if link.parent_snapshot_id
+            else None
+        )
         if parent is None:
             return snapshots
         link = parent

@@ -39,18 +39,32 @@ class Authority:
         """A keystore with a certificate of this machine."""
         issued = self.issuer.issue_cert(HOST)
         key = load_pem_private_key(issued.private_key_pem.bytes(), None)
-        own, *chain = [x509.load_pem_x509_certificate(one.bytes()) for one in issued.cert_chain_pems]
+        own, *chain = [
+            x509.load_pem_x509_certificate(one.bytes()) for one in issued.cert_chain_pems
+        ]
         secret = BestAvailableEncryption(STORE_PASSWORD.encode())
         file.write_bytes(pkcs12.serialize_key_and_certificates(b"s3", key, own, chain, secret))  # type: ignore[arg-type]
         return file
 
     def trust(self, store: Path) -> str:
-        """Java's options for a new trust store with this authority, made as docs/how-to/deploy/services.md has it."""
+        """Java's options for a new trust store with this authority, made as
+        docs/how-to/deploy/services.md has it."""
         keytool = require_java().resolve().with_name("keytool")
-        command = [str(keytool), "-importcert", "-noprompt", "-alias", "s3", "-file", str(self.file)]
+        command = [
+            str(keytool),
+            "-importcert",
+            "-noprompt",
+            "-alias",
+            "s3",
+            "-file",
+            str(self.file),
+        ]
         command += ["-keystore", str(store), "-storepass", STORE_PASSWORD]
         subprocess.run(command, check=True, capture_output=True)
-        return f"-Djavax.net.ssl.trustStore={store} -Djavax.net.ssl.trustStorePassword={STORE_PASSWORD}"
+        return (
+            f"-Djavax.net.ssl.trustStore={store} "
+            f"-Djavax.net.ssl.trustStorePassword={STORE_PASSWORD}"
+        )
 
     def server_context(self) -> ssl.SSLContext:
         """A server's settings, with a certificate of this machine."""
@@ -67,8 +81,8 @@ def new_authority(folder: Path) -> Authority:
 
 @contextmanager
 def running_s3_proxy(folder: Path, authority: Authority | None = None) -> Iterator[int]:
-    """A fresh server with the local keys for the length of a `with`; its port. It ignores a session token, which its
-    keys do not have."""
+    """A fresh server with the local keys for the length of a `with`; its port. It ignores a session
+    token, which its keys do not have."""
     port, file = free_port(), folder / "s3.properties"
     (folder / "data").mkdir()
     properties = s3_server.server_properties(port, ACCESS_KEY, SECRET_KEY, folder / "data")

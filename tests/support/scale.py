@@ -1,5 +1,5 @@
-"""A stream at the size that it is made for, without its bytes: the product's own publishes over files that are only
-named, and what each of them reads, writes and costs."""
+"""A stream at the size that it is made for, without its bytes: the product's own publishes over
+files that are only named, and what each of them reads, writes and costs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ PER_PARTITION = 1000
 
 @dataclass
 class Cost:
-    """Of one step: wall and CPU seconds, and the files that were opened for reading and for writing, by kind."""
+    """Of one step: wall and CPU seconds, and the files that were opened for reading and for
+    writing, by kind."""
 
     wall: float = 0.0
     cpu: float = 0.0
@@ -69,14 +70,18 @@ def measured() -> Iterator[Cost]:
         cost.written[_kind(self.location)] += 1
         return real_create(self, overwrite)
 
-    with mock.patch.object(PyArrowFile, "open", open_), mock.patch.object(PyArrowFile, "create", create):
+    with (
+        mock.patch.object(PyArrowFile, "open", open_),
+        mock.patch.object(PyArrowFile, "create", create),
+    ):
         began, cpu = time.perf_counter(), time.process_time()
         yield cost
         cost.wall, cost.cpu = time.perf_counter() - began, time.process_time() - cpu
 
 
 def median_of(costs: Sequence[Cost]) -> Cost:
-    """The cost of a usual one of several: medians of the times, the counts of the one in the middle by requests."""
+    """The cost of a usual one of several: medians of the times, the counts of the one in the middle
+    by requests."""
     middle = sorted(costs, key=lambda c: c.requests)[len(costs) // 2]
     return Cost(
         statistics.median(c.wall for c in costs),
@@ -95,7 +100,10 @@ class ScaledStream:
     @classmethod
     def create(cls, folder: Path, first: str, partitions: int = 12) -> ScaledStream:
         start = dict.fromkeys(range(partitions), 0)
-        return cls(new_lake(folder, partitions=partitions, timeline=Timeline(first, first, start)), partitions)
+        return cls(
+            new_lake(folder, partitions=partitions, timeline=Timeline(first, first, start)),
+            partitions,
+        )
 
     @classmethod
     def open(cls, folder: Path, partitions: int = 12) -> ScaledStream:
@@ -110,7 +118,9 @@ class ScaledStream:
         return self.publish_micro_batch(state, hour, made)
 
     def publish_micro_batch(self, state: State, hour: str, made: tuple[object, ...]) -> Outcome:
-        offsets = {p: state.position.offsets.get(p, 0) + PER_PARTITION for p in range(self.partitions)}
+        offsets = {
+            p: state.position.offsets.get(p, 0) + PER_PARTITION for p in range(self.partitions)
+        }
         to_main = made if state.served_by(hour) == "speed" else ()
         changes = (Change("speed", made), Change("main", to_main))  # type: ignore[arg-type]
         publish = Publish(new_id(), changes, state.timeline, Position("t", offsets))
@@ -125,15 +135,25 @@ class ScaledStream:
             if not left:
                 return Decision(state, None, None)
             ends = {h: dict(state.position.offsets) for h in left} | state.timeline.boundaries
-            sealed, done = plan_seal(replace(state.timeline, boundaries=ends), "t", end_of(left[-1]))
+            sealed, done = plan_seal(
+                replace(state.timeline, boundaries=ends), "t", end_of(left[-1])
+            )
             rows = tuple(
-                ledger.decision(h, "sealed", 0, sealed.sealed[h], datetime.now(UTC), id=f"{new_id()}-{h}") for h in done
+                ledger.decision(
+                    h, "sealed", 0, sealed.sealed[h], datetime.now(UTC), id=f"{new_id()}-{h}"
+                )
+                for h in done
             )
             tag = new_tag(state, f"main-{done[-1]}", "main", datetime.now(UTC))
             publish = Publish(
-                new_id(), (Change("speed"),), sealed, state.position, decisions=rows, confirmed=_waiting(state),
+                new_id(),
+                (Change("speed"),),
+                sealed,
+                state.position,
+                decisions=rows,
+                confirmed=_waiting(state),
                 tags=(tag,),
-            )  # fmt: skip
+            )
             return Decision(state, publish, None)
 
         run(self.lake.lake, self.lake.name, decide, f"seal {hours[0]}", take_turns=True)
@@ -151,7 +171,9 @@ class ScaledStream:
             publish = plan_publish(state, [rebuilt], datetime.now(UTC))
             return Decision(state, replace(publish, confirmed=_waiting(state)), None)
 
-        run(self.lake.lake, self.lake.name, decide, f"hour {hour}", take_turns=True, timeout=timeout)
+        run(
+            self.lake.lake, self.lake.name, decide, f"hour {hour}", take_turns=True, timeout=timeout
+        )
         return tries
 
     def accept_many(self, hours: Sequence[str], files: int = 2) -> None:
@@ -159,7 +181,9 @@ class ScaledStream:
         state = self.lake.state()
         cuts = state.cuts
         staged = {h: Staged(new_id(), 0, 0, named_files(self.lake, h, files)) for h in hours}
-        rebuilt = [Rebuilt(h, Accepted(1, cuts[h]), s, (), self._account()) for h, s in staged.items()]
+        rebuilt = [
+            Rebuilt(h, Accepted(1, cuts[h]), s, (), self._account()) for h, s in staged.items()
+        ]
         publish = plan_publish(state, rebuilt, datetime.now(UTC))
         publish = replace(publish, decisions=(), confirmed=_waiting(state))
         assert self.lake.publish(publish, state) is Outcome.LANDED
@@ -181,22 +205,40 @@ class ScaledStream:
     def largest_summary(self) -> int:
         """Bytes of the longest that a head says."""
         table = self.lake.table()
-        return max(len((s.summary or {}) and s.summary.model_dump_json()) for b in BRANCHES if (s := head(table, b)))  # type: ignore[union-attr]
+        return max(
+            len((s.summary or {}) and s.summary.model_dump_json())
+            for b in BRANCHES
+            if (s := head(table, b))
+        )  # type: ignore[union-attr]
 
     def files(self, branch: str) -> list[str]:
         """All live files of a branch as any reader plans them."""
         table = self.lake.table()
-        return sorted(t.file.file_path for t in table.scan(snapshot_id=head(table, branch).snapshot_id).plan_files())
+        return sorted(
+            t.file.file_path
+            for t in table.scan(snapshot_id=head(table, branch).snapshot_id).plan_files()
+        )
 
     def _account(self) -> HourAccount:
         """Five expectations as a rebuilt hour's ledger row has them."""
         account = Account(100_000, good=99_990, dead=1, duplicate=9, gaps={})
-        met = {"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "id"}, "severity": "critical"}
+        met = {
+            "type": "expect_column_values_to_not_be_null",
+            "kwargs": {"column": "id"},
+            "severity": "critical",
+        }
         return HourAccount(
-            good=100_000, dead=3, duplicate=12, gap=0, gaps={}, speed_rows=100_012, diff=Diff(0, 0, 0, 12, 0, ()),
+            good=100_000,
+            dead=3,
+            duplicate=12,
+            gap=0,
+            gaps={},
+            speed_rows=100_012,
+            diff=Diff(0, 0, 0, 12, 0, ()),
             quality=QualityResult(True, (), (), 5, "events", (met,) * 5),
-            partitions=dict.fromkeys(range(self.partitions), account), sources={"kafka": 100_003},
-        )  # fmt: skip
+            partitions=dict.fromkeys(range(self.partitions), account),
+            sources={"kafka": 100_003},
+        )
 
 
 def _waiting(state: State) -> Confirmed:

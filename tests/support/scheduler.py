@@ -1,4 +1,5 @@
-"""A whole Airflow of a test's own: scheduler, DAG processor, triggerer and API server, on PostgreSQL.
+"""A whole Airflow of a test's own: scheduler, DAG processor, triggerer and API server, on
+PostgreSQL.
 
 On SQLite its own processes lock each other out now and then ("database is locked").
 """
@@ -27,12 +28,22 @@ _DATABASE = "airflow"
 
 
 class Scheduler:
-    """A running Airflow, asked as an operator would, by its command line; what has no command, in its database."""
+    """A running Airflow, asked as an operator would, by its command line; what has no command, in
+    its database."""
 
     def __init__(
-        self, home: Path, database: Postgres, environment: Mapping[str, str], process: subprocess.Popen[bytes]
+        self,
+        home: Path,
+        database: Postgres,
+        environment: Mapping[str, str],
+        process: subprocess.Popen[bytes],
     ) -> None:
-        self._home, self._database, self._environment, self._process = home, database, environment, process
+        self._home, self._database, self._environment, self._process = (
+            home,
+            database,
+            environment,
+            process,
+        )
         self._api = environment["AIRFLOW__API__BASE_URL"]
 
     @property
@@ -56,7 +67,9 @@ class Scheduler:
     def runs(self, dag: str) -> dict[str, str]:
         """State by the hour of the data interval, oldest first."""
         rows = self.select(
-            "SELECT data_interval_start, state FROM dag_run WHERE dag_id = %s ORDER BY data_interval_start", dag
+            "SELECT data_interval_start, state FROM dag_run WHERE dag_id = %s ORDER BY "
+            "data_interval_start",
+            dag,
         )
         return {hour_of(start): str(state) for start, state in rows}
 
@@ -80,8 +93,9 @@ class Scheduler:
     def mapped(self, dag: str, task: str, hour: str) -> dict[str, str]:
         """State of each instance of a mapped task of one run, by its name."""
         rows = self.select(
-            "SELECT t.rendered_map_index, t.state FROM task_instance t JOIN dag_run r USING (dag_id, run_id) "
-            "WHERE t.dag_id = %s AND t.task_id = %s AND r.data_interval_start = %s AND t.map_index >= 0",
+            "SELECT t.rendered_map_index, t.state FROM task_instance t JOIN dag_run r USING "
+            "(dag_id, run_id) WHERE t.dag_id = %s AND t.task_id = %s AND r.data_interval_start = "
+            "%s AND t.map_index >= 0",
             dag, task, f"{hour}:00:00+00:00",
         )  # fmt: skip
         return {str(name): str(state) for name, state in rows}
@@ -97,7 +111,9 @@ class Scheduler:
 
     def partition_runs(self, dag: str) -> list[tuple[str, str]]:
         """Partition key and state of the runs that assets triggered, oldest first."""
-        rows = self.select("SELECT partition_key, state FROM dag_run WHERE dag_id = %s ORDER BY id", dag)
+        rows = self.select(
+            "SELECT partition_key, state FROM dag_run WHERE dag_id = %s ORDER BY id", dag
+        )
         return [(str(key), str(state)) for key, state in rows]
 
     def xcom(self, dag: str, task: str, hour: str, key: str) -> Any:
@@ -112,17 +128,30 @@ class Scheduler:
     def backfill(self, dag: str, first: str, last: str) -> None:
         """Have hours done again, those that ended included, oldest first, as an operator does."""
         self.command(
-            "backfill", "create", "--dag-id", dag, "--from-date", f"{first}:00:00+00:00", "--to-date",
-            f"{last}:00:00+00:00", "--reprocess-behavior", "completed", "--max-active-runs", "1",
-        )  # fmt: skip
+            "backfill",
+            "create",
+            "--dag-id",
+            dag,
+            "--from-date",
+            f"{first}:00:00+00:00",
+            "--to-date",
+            f"{last}:00:00+00:00",
+            "--reprocess-behavior",
+            "completed",
+            "--max-active-runs",
+            "1",
+        )
 
     def is_backfilling(self) -> bool:
-        """Whether a backfill runs: the scheduler looks every half a minute, and until then there can be no other."""
+        """Whether a backfill runs: the scheduler looks every half a minute, and until then there
+        can be no other."""
         return bool(self.select("SELECT id FROM backfill WHERE completed_at IS NULL"))
 
     def task_log(self, dag: str, task: str) -> str:
         """All logs of a task, of all its runs."""
-        files = sorted((self._home / "logs" / f"dag_id={dag}").glob(f"run_id=*/task_id={task}/*.log"))
+        files = sorted(
+            (self._home / "logs" / f"dag_id={dag}").glob(f"run_id=*/task_id={task}/*.log")
+        )
         return "\n".join(file.read_text(encoding="utf-8", errors="replace") for file in files)
 
     def clear(self, dag: str, task: str, hour: str) -> None:
@@ -135,14 +164,26 @@ class Scheduler:
             dag, f"{hour}:00:00+00:00",
         )  # fmt: skip
         self.command(
-            "tasks", "clear", dag, "-t", task, "-d", "-y", "-s", logical.isoformat(), "-e", logical.isoformat()
+            "tasks",
+            "clear",
+            dag,
+            "-t",
+            task,
+            "-d",
+            "-y",
+            "-s",
+            logical.isoformat(),
+            "-e",
+            logical.isoformat(),
         )
 
     def clear_mapped(self, dag: str, task: str, hour: str, name: str) -> None:
-        """Clear one instance of a mapped task, by its name, with what follows it, as an operator does on the page."""
+        """Clear one instance of a mapped task, by its name, with what follows it, as an operator
+        does on the page."""
         [(run, index)] = self.select(
-            "SELECT t.run_id, t.map_index FROM task_instance t JOIN dag_run r USING (dag_id, run_id) "
-            "WHERE t.dag_id = %s AND t.task_id = %s AND r.data_interval_start = %s AND t.rendered_map_index = %s",
+            "SELECT t.run_id, t.map_index FROM task_instance t JOIN dag_run r USING (dag_id, "
+            "run_id) WHERE t.dag_id = %s AND t.task_id = %s AND r.data_interval_start = %s AND "
+            "t.rendered_map_index = %s",
             dag, task, f"{hour}:00:00+00:00", name,
         )  # fmt: skip
         token = requests.get(f"{self._api}/auth/token", timeout=60).json()["access_token"]

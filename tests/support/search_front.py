@@ -1,7 +1,8 @@
 """A front of a search engine that is busy as real ones are, and requires its API key, by TLS.
 
-Of bulk requests it answers the first with 429, for all; of the next the engine gets half, and the other half is 429 in
-the answer's items; the answer to the one after that is lost. Then it is a front that changes nothing.
+Of bulk requests it answers the first with 429, for all; of the next the engine gets half, and the
+other half is 429 in the answer's items; the answer to the one after that is lost. Then it is a
+front that changes nothing.
 """
 
 from __future__ import annotations
@@ -21,12 +22,16 @@ import trustme
 
 from anabranch.dev.services.processes import HOST
 
-_BUSY = {"type": "rejected_execution_exception", "reason": "rejected execution of coordinating operation"}
+_BUSY = {
+    "type": "rejected_execution_exception",
+    "reason": "rejected execution of coordinating operation",
+}
 
 
 @dataclass
 class SearchFront:
-    """Where the front is, which file of certificates to trust, and what it did to bulk requests, in their order."""
+    """Where the front is, which file of certificates to trust, and what it did to bulk requests, in
+    their order."""
 
     upstream: str
     key: str
@@ -46,7 +51,9 @@ class _Handler(BaseHTTPRequestHandler):
         if not self.path.endswith("/_bulk"):
             return self._answer(*self._ask(body))
         faults = ("refused", "halved", "lost")
-        self.front.did.append(faults[len(self.front.did)] if len(self.front.did) < len(faults) else "answered")
+        self.front.did.append(
+            faults[len(self.front.did)] if len(self.front.did) < len(faults) else "answered"
+        )
         done = self.front.did[-1]
         if done == "refused":
             return self._answer(429, {"error": _BUSY, "status": 429})
@@ -66,12 +73,18 @@ class _Handler(BaseHTTPRequestHandler):
         items, taken = [], iter(answer["items"])
         for i, action in enumerate(actions):
             id_ = json.loads(action.splitlines()[0])["index"]["_id"]
-            items.append({"index": {"_id": id_, "status": 429, "error": _BUSY}} if i % 2 else next(taken))
+            items.append(
+                {"index": {"_id": id_, "status": 429, "error": _BUSY}} if i % 2 else next(taken)
+            )
         return status, answer | {"items": items, "errors": True}
 
     def _ask(self, body: bytes) -> tuple[int, Any]:
-        headers = {"Content-Type": self.headers["Content-Type"]} if "Content-Type" in self.headers else {}
-        answer = requests.request(self.command, self.front.upstream + self.path, data=body, headers=headers, timeout=60)
+        headers = (
+            {"Content-Type": self.headers["Content-Type"]} if "Content-Type" in self.headers else {}
+        )
+        answer = requests.request(
+            self.command, self.front.upstream + self.path, data=body, headers=headers, timeout=60
+        )
         return answer.status_code, answer.json()
 
     def _answer(self, status: int, answer: Any) -> None:
@@ -99,7 +112,9 @@ def running_search_front(upstream: str, key: str, folder: Path) -> Iterator[Sear
     authority.issue_cert(HOST).configure_cert(context)
     server.socket = context.wrap_socket(server.socket, server_side=True)
     front.url = f"https://{HOST}:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
+    thread = threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True
+    )
     thread.start()
     try:
         yield front

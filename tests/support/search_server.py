@@ -1,4 +1,5 @@
-"""A real OpenSearch node: its server's jars of Maven Central, started by a small main, in plain HTTP."""
+"""A real OpenSearch node: its server's jars of Maven Central, started by a small main, in plain
+HTTP."""
 
 from __future__ import annotations
 
@@ -42,9 +43,16 @@ def ensure_jars() -> Path:
 
 @contextmanager
 def running_search(folder: Path) -> Iterator[str]:
-    """A node's address, for a `with`. It takes requests of 64 KB at most; it creates no index unasked."""
+    """A node's address, for a `with`. It takes requests of 64 KB at most; it creates no index
+    unasked."""
     url = f"http://{HOST}:{(port := free_port())}"
-    command = [str(require_java()), "-Xmx400m", "-XX:TieredStopAtLevel=1", "-cp", f"{ensure_jars()}/*"]
+    command = [
+        str(require_java()),
+        "-Xmx400m",
+        "-XX:TieredStopAtLevel=1",
+        "-cp",
+        f"{ensure_jars()}/*",
+    ]
     command += [str(Path(__file__).with_name("Search.java")), str(folder), str(port)]
 
     def answers() -> bool:

@@ -1,4 +1,5 @@
-"""A Kafka broker that wants TLS, a password (SCRAM-SHA-512 or PLAIN) or a client's certificate, and rights."""
+"""A Kafka broker that wants TLS, a password (SCRAM-SHA-512 or PLAIN) or a client's certificate, and
+rights."""
 
 from __future__ import annotations
 
@@ -47,8 +48,15 @@ class SecureBroker:
         return {"bootstrap_servers": self.sasl, "security": common | properties | changes}
 
     def allow(self, topic: str, group: str) -> None:
-        """The rights of docs/how-to/deploy/services.md: READ, DESCRIBE and DESCRIBE_CONFIGS; READ of the group."""
-        self.grant(ResourceType.TOPIC, topic, ACLOperation.READ, ACLOperation.DESCRIBE, ACLOperation.DESCRIBE_CONFIGS)
+        """The rights of docs/how-to/deploy/services.md: READ, DESCRIBE and DESCRIBE_CONFIGS; READ
+        of the group."""
+        self.grant(
+            ResourceType.TOPIC,
+            topic,
+            ACLOperation.READ,
+            ACLOperation.DESCRIBE,
+            ACLOperation.DESCRIBE_CONFIGS,
+        )
         self.grant(ResourceType.GROUP, group, ACLOperation.READ)
 
     def grant(self, kind: ResourceType, name: str, *operations: ACLOperation) -> None:
@@ -57,7 +65,13 @@ class SecureBroker:
         try:
             admin.create_acls(
                 [
-                    ACL(principal, "*", operation, ACLPermissionType.ALLOW, ResourcePattern(kind, name))
+                    ACL(
+                        principal,
+                        "*",
+                        operation,
+                        ACLPermissionType.ALLOW,
+                        ResourcePattern(kind, name),
+                    )
                     for principal in (f"User:{USER}", f"User:{CLIENT}")
                     for operation in operations
                 ]
@@ -76,7 +90,9 @@ def _write(certificate: trustme.LeafCert, file: Path) -> None:
 
 
 @contextmanager
-def running_secure_broker(folder: Path, properties: Mapping[str, str] | None = None) -> Iterator[SecureBroker]:
+def running_secure_broker(
+    folder: Path, properties: Mapping[str, str] | None = None
+) -> Iterator[SecureBroker]:
     """A fresh broker for the length of a `with`; `properties` are added to its own."""
     folder.mkdir(parents=True, exist_ok=True)
     authority, other = trustme.CA(), trustme.CA()
@@ -115,10 +131,17 @@ def running_secure_broker(folder: Path, properties: Mapping[str, str] | None = N
     java, jars = require_java(), ensure_jars().broker
     scram = ["--add-scram", f"SCRAM-SHA-512=[name={USER},password={PASSWORD}]"]
     try:
-        process = kafka_broker.start(daemon, java, jars, port, sasl, tls, more=more, format_options=scram)
+        process = kafka_broker.start(
+            daemon, java, jars, port, sasl, tls, more=more, format_options=scram
+        )
         daemon.await_answer(process, lambda: kafka_broker.answers(port), kafka_broker.READY_SECONDS)
         yield SecureBroker(
-            f"{HOST}:{port}", f"{HOST}:{sasl}", f"{HOST}:{tls}", files["ca"], files["other"], files["client"]
+            f"{HOST}:{port}",
+            f"{HOST}:{sasl}",
+            f"{HOST}:{tls}",
+            files["ca"],
+            files["other"],
+            files["client"],
         )
     finally:
         if (running := daemon.process()) is not None:

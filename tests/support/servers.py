@@ -20,8 +20,8 @@ def serving(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A server from its first answer to the end of the `with`, in the folder of its log.
 
-    `answers` is asked; an OSError, which all clients' errors of the way are, means not yet. `environment` adds to
-    this process's.
+    `answers` is asked; an OSError, which all clients' errors of the way are, means not yet.
+    `environment` adds to this process's.
     """
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -32,8 +32,12 @@ def serving(
         deadline = time.monotonic() + seconds
         while not _answers(answers):
             text = log.read_text(encoding="utf-8", errors="replace")[-2000:]
-            assert process.poll() is None, f"expected {command[0]} to run, found that it ended:\n{text}"
-            assert time.monotonic() < deadline, f"expected an answer within {seconds} s; {log.name} ends:\n{text}"
+            assert process.poll() is None, (
+                f"expected {command[0]} to run, found that it ended:\n{text}"
+            )
+            assert time.monotonic() < deadline, (
+                f"expected an answer within {seconds} s; {log.name} ends:\n{text}"
+            )
             time.sleep(0.1)
         yield process
     finally:

@@ -32,13 +32,17 @@ def running_spark(environment: Mapping[str, Any], folder: Path) -> Iterator[Spar
     os.environ |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
     builder = SparkSession.builder.master("local[2,4]").appName("tests")
     # The tests' heap is small, and other processes need the cores that other collectors would take.
-    options = f"{log4j} {FIRST_COMPILER} -XX:+UseSerialGC {AVRO_OPTIONS} -Daws.requestChecksumCalculation=WHEN_REQUIRED"
+    options = (
+        f"{log4j} {FIRST_COMPILER} -XX:+UseSerialGC {AVRO_OPTIONS} "
+        "-Daws.requestChecksumCalculation=WHEN_REQUIRED"
+    )
     launch = {
         "spark.driver.extraClassPath": ":".join(str(jar) for jar in ensure_jars().spark),
         "spark.driver.extraJavaOptions": options,
         "spark.jars": "",
         "spark.sql.shuffle.partitions": "2",
-        # A hundred by default; the tests of one stream after the other compile the same code, and find it again.
+        # A hundred by default; the tests of one stream after the other compile the same code, and
+        # find it again.
         "spark.sql.codegen.cache.maxEntries": "5000",
         "spark.local.dir": str(folder / "spark"),
         "spark.sql.warehouse.dir": str(folder / "warehouse"),

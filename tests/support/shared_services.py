@@ -1,4 +1,5 @@
-"""One Kafka broker and one S3 server for all processes of a test run: the first starts them, the last stops them."""
+"""One Kafka broker and one S3 server for all processes of a test run: the first starts them, the
+last stops them."""
 
 from __future__ import annotations
 
@@ -45,7 +46,13 @@ def shared_services(folder: Path) -> Iterator[Services]:
         patch.setenv("JDK_JAVA_OPTIONS", FIRST_COMPILER)
         if home.kafka.recorded() is None:
             kafka_port = free_port()
-            services = up(home, kafka_port, free_port(kafka_port), access_key=ACCESS_KEY, secret_key=SECRET_KEY)
+            services = up(
+                home,
+                kafka_port,
+                free_port(kafka_port),
+                access_key=ACCESS_KEY,
+                secret_key=SECRET_KEY,
+            )
             # Two processes whose first stream is applied at once would both create it.
             store = boto3.client(
                 "s3", endpoint_url=services.s3_endpoint, region_name="us-east-1",

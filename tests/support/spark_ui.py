@@ -1,4 +1,5 @@
-"""What a Spark job says of itself: while it runs, by the REST API of its UI; afterwards, by its event log."""
+"""What a Spark job says of itself: while it runs, by the REST API of its UI; afterwards, by its
+event log."""
 
 from __future__ import annotations
 
@@ -33,14 +34,21 @@ class SparkUi:
     def running_tasks(self, host: str) -> int:
         """How many tasks run on a host now."""
         executors = self._ask("executors")
-        return sum(e["activeTasks"] for e in executors if e["hostPort"].startswith(f"{host}:") and e["id"] != "driver")
+        return sum(
+            e["activeTasks"]
+            for e in executors
+            if e["hostPort"].startswith(f"{host}:") and e["id"] != "driver"
+        )
 
     def finished_stages(self) -> int:
         """The number of stages that are complete, without those of the probe of the executors."""
-        return sum("workers.py" not in stage["name"] for stage in self._ask("stages?status=complete"))
+        return sum(
+            "workers.py" not in stage["name"] for stage in self._ask("stages?status=complete")
+        )
 
     def tasks(self) -> list[tuple[str, str]]:
-        """The host and the end of each task that ended, in order: `Success`, `ExecutorLostFailure`, …"""
+        """The host and the end of each task that ended, in order: `Success`, `ExecutorLostFailure`,
+        …"""
         ended = self._events("SparkListenerTaskEnd")
         return [(event["Task Info"]["Host"], event["Task End Reason"]["Reason"]) for event in ended]
 
@@ -49,8 +57,14 @@ class SparkUi:
         return [event["Removed Reason"] for event in self._events("SparkListenerExecutorRemoved")]
 
     def _events(self, kind: str) -> list[dict[str, Any]]:
-        lines = [line for file in sorted(self._folder.iterdir()) for line in file.read_text("utf-8").splitlines()]
-        return [event for line in lines if kind in line and (event := json.loads(line))["Event"] == kind]
+        lines = [
+            line
+            for file in sorted(self._folder.iterdir())
+            for line in file.read_text("utf-8").splitlines()
+        ]
+        return [
+            event for line in lines if kind in line and (event := json.loads(line))["Event"] == kind
+        ]
 
     def _ask(self, what: str) -> list[dict[str, Any]]:
         root = f"http://127.0.0.1:{self._port}/api/v1/applications"

@@ -1,7 +1,9 @@
-"""A pytest plugin: no test waits for the clock, and a hang leaves the stacks and the services' logs.
+"""A pytest plugin: no test waits for the clock, and a hang leaves the stacks and the services'
+logs.
 
-Tests on the real services count hours, and an hour that ends meanwhile may fail one: such a test is run once more. They
-are those that ask for `environment`, themselves or by another fixture, or for `steady_hour`.
+Tests on the real services count hours, and an hour that ends meanwhile may fail one: such a test is
+run once more. They are those that ask for `environment`, themselves or by another fixture, or for
+`steady_hour`.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from _pytest.runner import runtestprotocol
 from pytest_timeout import _get_item_settings
 
 _LINES = 40
-# How long after its time-out a test may still run, which pytest-timeout could not end: one that waits in native code.
+# How long after its time-out a test may still run, which pytest-timeout could not end: one that
+# waits in native code.
 _GRACE_SECONDS = 60.0
 
 
@@ -39,11 +42,17 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
         return None
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     began = this_hour()
-    # After the last test pytest ends the fixtures of the session, unless something of it is still to come.
+    # After the last test pytest ends the fixtures of the session, unless something of it is still
+    # to come.
     reports = runtestprotocol(item, nextitem=nextitem or item.session, log=False)  # type: ignore[arg-type]
     if any(report.failed for report in reports) and this_hour() != began:
-        print(f"{item.nodeid}: failed, and the hour {began} ended meanwhile: run once more", file=sys.stderr)
-        print("\n".join(report.longreprtext for report in reports if report.failed), file=sys.stderr)
+        print(
+            f"{item.nodeid}: failed, and the hour {began} ended meanwhile: run once more",
+            file=sys.stderr,
+        )
+        print(
+            "\n".join(report.longreprtext for report in reports if report.failed), file=sys.stderr
+        )
         # Module fixtures may hold the hour that has ended; those of the session hold none.
         item.session._setupstate.teardown_exact(item.session)  # type: ignore[arg-type]
         item._initrequest()  # type: ignore[attr-defined]
@@ -56,7 +65,8 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """A test that its time-out does not end ends the process, and leaves the stacks of its threads in a file."""
+    """A test that its time-out does not end ends the process, and leaves the stacks of its threads
+    in a file."""
     seconds = _get_item_settings(item).timeout
     if not seconds:
         return (yield)
@@ -73,7 +83,8 @@ class Controller:
     """What the process does that only hands out the tests."""
 
     def pytest_testnodedown(self, node: Any, error: object) -> None:
-        """A process that ended before its time: its stacks, and what the services that it used logged last."""
+        """A process that ended before its time: its stacks, and what the services that it used
+        logged last."""
         if error:
             base = shared_folder(node.config)
             for log in sorted([*base.glob("stacks-*.log"), *base.glob("services/logs/*.log")]):
@@ -87,7 +98,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    """A test that took too long: beside the stacks, the ends of the logs of the services and of its jobs."""
+    """A test that took too long: beside the stacks, the ends of the logs of the services and of its
+    jobs."""
     report: Any = yield
     if report.failed and "pytest-timeout" in str(report.longrepr):
         report.sections += [(f"end of {log}", tail(log)) for log in logs(item)]
@@ -98,7 +110,10 @@ def logs(item: pytest.Item) -> list[Path]:
     """The logs of the services that the run shares, and of the test's own folder."""
     shared = shared_folder(item.config)
     own = getattr(item, "funcargs", {}).get("tmp_path")
-    return [*sorted(shared.glob("services/logs/*.log")), *(sorted(own.rglob("*.log")) if own else ())]
+    return [
+        *sorted(shared.glob("services/logs/*.log")),
+        *(sorted(own.rglob("*.log")) if own else ()),
+    ]
 
 
 def tail(log: Path) -> str:

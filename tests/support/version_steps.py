@@ -1,6 +1,8 @@
-"""Steps on one lake, run by one version of the code: `python version_steps.py FOLDER FIRST_HOUR STEP...`.
+"""Steps on one lake, run by one version of the code: `python version_steps.py FOLDER FIRST_HOUR
+STEP...`.
 
-The version is the first one on PYTHONPATH, with its own tests/unit. Prints the state of the tables as JSON.
+The version is the first one on PYTHONPATH, with its own tests/unit. Prints the state of the tables
+as JSON.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ class Steps:
 
     def create(self) -> None:
         sealed = dict(zip(self.hours, self.cuts, strict=False))
-        new_lake(self.folder, timeline=Timeline(self.hours[0], self.hours[3], {0: 9}, sealed=sealed))
+        new_lake(
+            self.folder, timeline=Timeline(self.hours[0], self.hours[3], {0: 9}, sealed=sealed)
+        )
 
     def apply(self) -> None:
         apply.apply(self.lake.environment, self.lake.stream, self.lake.lake, Broker().adapter)
@@ -51,20 +55,28 @@ class Steps:
         hour, now = self.hours[i], datetime.now(UTC)
         rows = self.lake.stage([(hour, 0, 3 * i), (hour, 0, 3 * i + 1)])
         letters = (waiting_speed(self.lake.stage_dead([(hour, 0, 3 * i + 2)], "speed"), now),)
-        assert self.lake.publish(self.lake.speed(rows, {0: 3 * i + 3}, dead_letters=letters)) is Outcome.LANDED
+        assert (
+            self.lake.publish(self.lake.speed(rows, {0: 3 * i + 3}, dead_letters=letters))
+            is Outcome.LANDED
+        )
         Publisher(self.lake.lake, self.lake.stream).recover()
 
     def accept(self, i: int) -> None:
-        """Accept an hour by the batch layer, as of nine days ago, so that maintenance drops the speed layer's rows."""
+        """Accept an hour by the batch layer, as of nine days ago, so that maintenance drops the
+        speed layer's rows."""
         hour, long_ago = self.hours[i], datetime.now(UTC) - timedelta(days=9)
         timeline = self.lake.state().timeline
         rest = replace(timeline, sealed={h: c for h, c in timeline.sealed.items() if h != hour})
         row = ledger.decision(hour, "accepted", 1, self.cuts[i], long_ago, served="batch")
         dead = self.lake.stage_dead([(hour, 0, 3 * i + 2)], "batch")
         publish = self.lake.accept(
-            self.lake.stage([(hour, 0, 3 * i), (hour, 0, 3 * i + 1)]), hour, Accepted(1, self.cuts[i]), timeline=rest,
-            decisions=(row,), dead_letters=(waiting_batch(dead, hour, 1, long_ago),),
-        )  # fmt: skip
+            self.lake.stage([(hour, 0, 3 * i), (hour, 0, 3 * i + 1)]),
+            hour,
+            Accepted(1, self.cuts[i]),
+            timeline=rest,
+            decisions=(row,),
+            dead_letters=(waiting_batch(dead, hour, 1, long_ago),),
+        )
         assert self.lake.publish(publish) is Outcome.LANDED
         Publisher(self.lake.lake, self.lake.stream).recover()
 
@@ -74,14 +86,19 @@ class Steps:
         hour = shift(self.hours[3], i)
         sealed = state.timeline.sealed | {hour: Cut("t", {0: (9, 9)})}
         timeline = replace(state.timeline, open=shift(hour, 1), start=at, sealed=sealed)
-        assert self.lake.publish(Publish(f"seal-{hour}", (Change("speed"),), timeline)) is Outcome.LANDED
+        assert (
+            self.lake.publish(Publish(f"seal-{hour}", (Change("speed"),), timeline))
+            is Outcome.LANDED
+        )
         state = self.lake.state()
         job = Job(self.lake.environment, self.lake.stream, self.lake.lake, Broker().adapter)
         Rebuilder(job, None).accept_empty(empty_hours(state, waiting_hours(state)))  # type: ignore[arg-type]
 
     def maintain(self) -> None:
         lake = self.lake
-        maintenance.maintain(Job(lake.environment, lake.stream, lake.lake, Broker().adapter), datetime.now(UTC))
+        maintenance.maintain(
+            Job(lake.environment, lake.stream, lake.lake, Broker().adapter), datetime.now(UTC)
+        )
 
     def state(self) -> dict[str, Any]:
         state, lake = self.lake.state(), self.lake
@@ -90,7 +107,10 @@ class Steps:
             "dead": {branch: lake.dead(branch) for branch in ("main", "speed", "batch")},
             "offsets": state.position.offsets,
             "accepted": {hour: asdict(accepted) for hour, accepted in state.accepted.items()},
-            "ledger": [(row.hour, row.decision, row.revision, row.decision_id) for row in lake.ledger.history()],
+            "ledger": [
+                (row.hour, row.decision, row.revision, row.decision_id)
+                for row in lake.ledger.history()
+            ],
         }
 
 

@@ -14,7 +14,8 @@ def wired(schema_id: int, payload: bytes) -> bytes:
 
 
 def encode(spark: SparkSession, schema: Any, value: Any) -> bytes:
-    """A value in Avro's binary encoding; `value` as Avro's JSON encoding has it (`{"string": "a"}` in a union)."""
+    """A value in Avro's binary encoding; `value` as Avro's JSON encoding has it (`{"string": "a"}`
+    in a union)."""
     jvm: Any = spark._jvm
     avro = jvm.org.apache.avro
     parsed = avro.Schema.Parser().parse(json.dumps(schema))

@@ -32,14 +32,18 @@ from speed_layer.job import SpeedJob
 
 
 def add_catalog(spark: SparkSession, environment: config.Environment) -> None:
-    """Make the running session know the environment's catalog beside its others; its name must be new to it."""
+    """Make the running session know the environment's catalog beside its others; its name must be
+    new to it."""
     prefix = f"spark.sql.catalog.{environment.catalog.name}"
     for key, value in session_settings(environment).items():
         if key == prefix or key.startswith(f"{prefix}."):
             spark.conf.set(key, value)
 
 
-SCHEMA = "event_id STRING NOT NULL, player STRING, event_time TIMESTAMP NOT NULL, level INT, amount DOUBLE"
+SCHEMA = (
+    "event_id STRING NOT NULL, player STRING, event_time TIMESTAMP NOT NULL, level INT, amount "
+    "DOUBLE"
+)
 
 
 BATCH: dict[str, Any] = {"grace": "0 seconds", "lookback_hours": 1}
@@ -58,9 +62,12 @@ class Record:
 
 
 class World:
-    """One stream of its own: topic, tables, configuration; and what an operator and a producer would do with it."""
+    """One stream of its own: topic, tables, configuration; and what an operator and a producer
+    would do with it."""
 
-    def __init__(self, folder: Path, environment: dict[str, Any], spark: SparkSession, **stream: Any) -> None:
+    def __init__(
+        self, folder: Path, environment: dict[str, Any], spark: SparkSession, **stream: Any
+    ) -> None:
         self.spark = spark
         self.folder = folder
         self.name = f"s{uuid.uuid4().hex[:12]}"
@@ -82,7 +89,8 @@ class World:
         self.job: Job = open_job(self.name, str(folder))
 
     def tell(self, **sections: Any) -> None:
-        """Replace sections of the environment's file: commands, and this world's connections, go by it from here on."""
+        """Replace sections of the environment's file: commands, and this world's connections, go by
+        it from here on."""
         self.told |= sections
         (self.folder / "anabranch.yaml").write_text(yaml.safe_dump(self.told))
         self.reopen()
@@ -95,7 +103,9 @@ class World:
     def expect(self, *expectations: dict[str, Any]) -> None:
         """Give the stream a Great Expectations suite."""
         suite = {"name": self.name, "expectations": list(expectations)}
-        (self.folder / "streams" / f"{self.name}.expectations.yaml").write_text(yaml.safe_dump(suite))
+        (self.folder / "streams" / f"{self.name}.expectations.yaml").write_text(
+            yaml.safe_dump(suite)
+        )
         self.configure(expectations=f"{self.name}.expectations.yaml")
         self.reopen()
 
@@ -121,12 +131,20 @@ class World:
     def apply(self) -> list[str]:
         return apply.apply(self.job.environment, self.job.stream, self.lake, self.kafka)
 
-    def send(self, values: list[tuple[int, datetime, bytes | None]], key: bytes = b"k") -> list[Record]:
+    def send(
+        self, values: list[tuple[int, datetime, bytes | None]], key: bytes = b"k"
+    ) -> list[Record]:
         """Send (partition, Kafka timestamp, value) in order; returns what was acknowledged."""
         producer = new_producer(self.job.environment.kafka, max_request_size=4_000_000)
         try:
             futures = [
-                (p, v, producer.send(self.name, v, key=key, partition=p, timestamp_ms=int(at.timestamp() * 1000)))
+                (
+                    p,
+                    v,
+                    producer.send(
+                        self.name, v, key=key, partition=p, timestamp_ms=int(at.timestamp() * 1000)
+                    ),
+                )
                 for p, at, v in values
             ]
             producer.flush()
@@ -142,7 +160,8 @@ class World:
         self.send([(i % partitions, now, event(f"{prefix}-{i}", now)) for i in range(count)])
 
     def send_stamped(self, records: list[tuple[int, int, str]]) -> None:
-        """Send good events by partition, Kafka's timestamp in milliseconds, and name: each in a batch of its own."""
+        """Send good events by partition, Kafka's timestamp in milliseconds, and name: each in a
+        batch of its own."""
         now = datetime.now(UTC)
         producer = new_producer(self.job.environment.kafka)
         try:
@@ -176,11 +195,15 @@ class World:
         """Run the speed job until it has published all that is there."""
         SpeedJob(self.job, self.spark, available_now=True).run()
 
-    def batch(self, *hours: str, restate: bool = False, accept: bool = False, why: str | None = None) -> list[Result]:
+    def batch(
+        self, *hours: str, restate: bool = False, accept: bool = False, why: str | None = None
+    ) -> list[Result]:
         """Run the batch job's work: of all hours that wait, or of these."""
         with report_lineage(self.job) as reporter:
             order = RebuildRequest(restate, accept, why)
-            return StreamRun(self.job, Rebuilder(self.job, self.spark), reporter=reporter).rebuild(hours or None, order)
+            return StreamRun(self.job, Rebuilder(self.job, self.spark), reporter=reporter).rebuild(
+                hours or None, order
+            )
 
     def replay(self, *hours: str) -> list[Result]:
         """Restate the hours, all or of these, whose dead letters can be read by now."""
@@ -188,18 +211,24 @@ class World:
 
     def rows(self, branch: str = "main") -> list[dict[str, Any]]:
         table = self.lake.load(self.job.stream.table)
-        return table.scan(snapshot_id=table.metadata.refs[branch].snapshot_id).to_arrow().to_pylist()
+        return (
+            table.scan(snapshot_id=table.metadata.refs[branch].snapshot_id).to_arrow().to_pylist()
+        )
 
     def dead(self, branch: str = "main") -> list[dict[str, Any]]:
         table = self.lake.load(self.job.stream.dead_letters_table)
-        return table.scan(snapshot_id=table.metadata.refs[branch].snapshot_id).to_arrow().to_pylist()
+        return (
+            table.scan(snapshot_id=table.metadata.refs[branch].snapshot_id).to_arrow().to_pylist()
+        )
 
     def offsets(self, branch: str = "main") -> list[tuple[int, int]]:
         return sorted((r["kafka_partition"], r["kafka_offset"]) for r in self.rows(branch))
 
     def contents(self, branch: str = "main") -> list[tuple[int, int, str]]:
         """The exact multiset that a branch holds: where each row came from, and its event."""
-        return sorted((r["kafka_partition"], r["kafka_offset"], r["event_id"]) for r in self.rows(branch))
+        return sorted(
+            (r["kafka_partition"], r["kafka_offset"], r["event_id"]) for r in self.rows(branch)
+        )
 
     def set_topic(self, **settings: str) -> None:
         """Change the topic's settings."""
@@ -211,7 +240,11 @@ class World:
         """Have the broker look for logs to compact each half second, of by default 15."""
         from kafka.admin import ConfigResource, ConfigResourceType
 
-        self._set(ConfigResource(ConfigResourceType.BROKER, "1", configs={"log.cleaner.backoff.ms": "500"}))
+        self._set(
+            ConfigResource(
+                ConfigResourceType.BROKER, "1", configs={"log.cleaner.backoff.ms": "500"}
+            )
+        )
 
     def _set(self, resource: Any) -> None:
         admin = self.admin()
@@ -233,7 +266,9 @@ class World:
 
     def acknowledged(self) -> list[tuple[int, int, str]]:
         """The exact multiset that Kafka acknowledged, of good records."""
-        return sorted((r.partition, r.offset, json.loads(r.value or b"")["event_id"]) for r in self.sent)
+        return sorted(
+            (r.partition, r.offset, json.loads(r.value or b"")["event_id"]) for r in self.sent
+        )
 
 
 @contextmanager
@@ -252,11 +287,16 @@ def event(event_id: str, at: datetime, **fields: Any) -> bytes:
     return json.dumps({"event_id": event_id, "event_time": at.isoformat(), **fields}).encode()
 
 
-def spread(hour: str, count: int, prefix: str, partitions: int = 2) -> list[tuple[int, datetime, bytes | None]]:
+def spread(
+    hour: str, count: int, prefix: str, partitions: int = 2
+) -> list[tuple[int, datetime, bytes | None]]:
     """`count` good records stamped within an hour, in order, over all partitions."""
     begin = start_of(hour)
     at = [begin + timedelta(seconds=3600 * (i + 0.5) / count) for i in range(count)]
-    return [(i % partitions, t, event(f"{prefix}-{i}", t, player=f"p{i % 7}", level=i)) for i, t in enumerate(at)]
+    return [
+        (i % partitions, t, event(f"{prefix}-{i}", t, player=f"p{i % 7}", level=i))
+        for i, t in enumerate(at)
+    ]
 
 
 def past_hour(ago: int) -> str:

@@ -1,6 +1,8 @@
-"""The worst that 1 MB can hold for each expression that sees a record: what backtracks, nests, repeats or grows.
+"""The worst that 1 MB can hold for each expression that sees a record: what backtracks, nests,
+repeats or grows.
 
-None may take longer than in proportion to its length; a quadratic one would take an hour for a megabyte.
+None may take longer than in proportion to its length; a quadratic one would take an hour for a
+megabyte.
 """
 
 from __future__ import annotations
@@ -10,14 +12,14 @@ from hostile import Case
 SIZE = 1_000_000
 
 JSON_DDL = (
-    "id STRING NOT NULL, at TIMESTAMP, day DATE, n INT, total BIGINT, amount DOUBLE, price DECIMAL(10,2), raw BINARY, "
-    "ok BOOLEAN, tags ARRAY<STRING>, days MAP<STRING, DATE>, "
-    "nested STRUCT<at: TIMESTAMP, cost: DECIMAL(10,2)>"
+    "id STRING NOT NULL, at TIMESTAMP, day DATE, n INT, total BIGINT, amount DOUBLE, price "
+    "DECIMAL(10,2), raw BINARY, ok BOOLEAN, tags ARRAY<STRING>, days MAP<STRING, DATE>, nested "
+    "STRUCT<at: TIMESTAMP, cost: DECIMAL(10,2)>"
 )
 ARRAYS_DDL = "id STRING NOT NULL, prices ARRAY<DECIMAL(10,2)>, costs MAP<STRING, DECIMAL(10,2)>"
 CSV_DDL = (
-    "id STRING NOT NULL, at TIMESTAMP, day DATE, n INT, total BIGINT, amount DOUBLE, price DECIMAL(10,2), raw BINARY, "
-    "ok BOOLEAN"
+    "id STRING NOT NULL, at TIMESTAMP, day DATE, n INT, total BIGINT, amount DOUBLE, price "
+    "DECIMAL(10,2), raw BINARY, ok BOOLEAN"
 )
 
 
@@ -31,38 +33,106 @@ def json_cases() -> dict[str, Case]:
     return {
         "blanks before a DECIMAL": (event('"price":' + blanks + "1"), None, ""),
         "blanks around a colon": (event('"price"' + blanks + ":" + blanks + "1"), None, ""),
-        "blanks inside a quoted DECIMAL": (event('"price":"' + blanks + '1"'), "wrong_type", "price"),
+        "blanks inside a quoted DECIMAL": (
+            event('"price":"' + blanks + '1"'),
+            "wrong_type",
+            "price",
+        ),
         "blanks and no DECIMAL": (event('"price":' + blanks + '"'), "malformed_json", ""),
-        "names of a DECIMAL": (event('"x":{' + '"price" :' * (SIZE // 9) + "1}"), "malformed_json", ""),
+        "names of a DECIMAL": (
+            event('"x":{' + '"price" :' * (SIZE // 9) + "1}"),
+            "malformed_json",
+            "",
+        ),
         "digits in a quoted DECIMAL": (event('"price":"' + digits + '"'), "wrong_type", "DECIMAL"),
         "digits behind the point": (event('"price":"0.' + digits + '"'), "wrong_type", "DECIMAL"),
-        "digits in a nested DECIMAL": (event('"nested":{"cost":"' + digits + '"}'), "wrong_type", ""),
-        "zeros before a quoted DECIMAL": (event('"price":"' + "0" * SIZE + '1"'), "wrong_type", "DECIMAL"),
-        "digits in another script": (event('"price":"' + "\u0661" * (SIZE // 2) + '"'), "wrong_type", "DECIMAL"),
-        "digits in escapes": (event('"price":"' + "\\u0031" * (SIZE // 6) + '"'), "wrong_type", "DECIMAL"),
-        "an exponent in escapes": (event('"price":"1\\u0065\\u002d' + "\\u0039" * 8 + '"'), "wrong_type", "DECIMAL"),
-        "an exponent in another script": (event('"price":"1e-' + "\u0669" * 8 + '"'), "wrong_type", "DECIMAL"),
+        "digits in a nested DECIMAL": (
+            event('"nested":{"cost":"' + digits + '"}'),
+            "wrong_type",
+            "",
+        ),
+        "zeros before a quoted DECIMAL": (
+            event('"price":"' + "0" * SIZE + '1"'),
+            "wrong_type",
+            "DECIMAL",
+        ),
+        "digits in another script": (
+            event('"price":"' + "\u0661" * (SIZE // 2) + '"'),
+            "wrong_type",
+            "DECIMAL",
+        ),
+        "digits in escapes": (
+            event('"price":"' + "\\u0031" * (SIZE // 6) + '"'),
+            "wrong_type",
+            "DECIMAL",
+        ),
+        "an exponent in escapes": (
+            event('"price":"1\\u0065\\u002d' + "\\u0039" * 8 + '"'),
+            "wrong_type",
+            "DECIMAL",
+        ),
+        "an exponent in another script": (
+            event('"price":"1e-' + "\u0669" * 8 + '"'),
+            "wrong_type",
+            "DECIMAL",
+        ),
         "a sign in an escape": (event('"price":"1E\\u002B3"'), None, ""),
-        "a quarter of a megabyte of other escapes": (event('"x":"' + "\\u4e2d" * (SIZE // 6) + '"'), None, ""),
+        "a quarter of a megabyte of other escapes": (
+            event('"x":"' + "\\u4e2d" * (SIZE // 6) + '"'),
+            None,
+            "",
+        ),
         "digits in another field": (event('"x":' + '"' + "1x" + digits + '"'), None, ""),
         "an exponent of digits": (event('"price":"1e' + digits + '"'), "wrong_type", "DECIMAL"),
         "an exponent and a letter": (event('"price":"1e' + digits + 'x"'), "wrong_type", "price"),
-        "points and digits": (event('"price":"' + "1." * (SIZE // 2) + '"'), "wrong_type", "DECIMAL"),
-        "numbers in an escaped text": (event('"x":"\\u0041' + "1e1 " * (SIZE // 4) + '"'), None, ""),
+        "points and digits": (
+            event('"price":"' + "1." * (SIZE // 2) + '"'),
+            "wrong_type",
+            "DECIMAL",
+        ),
+        "numbers in an escaped text": (
+            event('"x":"\\u0041' + "1e1 " * (SIZE // 4) + '"'),
+            None,
+            "",
+        ),
         "signs": (event('"x":"\\u0041' + "+-" * (SIZE // 2) + '"'), None, ""),
         "digits for DOUBLE": (event('"amount":"' + digits + '"'), "wrong_type", "amount"),
         "digits for INT": (event('"n":"' + digits + '"'), "wrong_type", "n"),
         "digits for TIMESTAMP": (event('"at":"' + digits + '"'), "wrong_type", "at"),
-        "fractions for TIMESTAMP": (event('"at":"' + "1." * (SIZE // 2) + '"'), "unreadable_timestamp", "at"),
-        "exponents for TIMESTAMP": (event('"at":"1.' + "1" * SIZE + "e" + digits + 'x"'), "unreadable_timestamp", "at"),
-        "brackets for TIMESTAMP": (event('"at":"[' + "\\n" * (SIZE // 2) + '"'), "wrong_type", "at"),
-        "a long fraction of a second": (
-            event('"at":"2026-11-21T03:00:00.' + digits + 'Z"'), "unreadable_timestamp", "at",
+        "fractions for TIMESTAMP": (
+            event('"at":"' + "1." * (SIZE // 2) + '"'),
+            "unreadable_timestamp",
+            "at",
         ),
-        "zones": (event('"at":"2026-11-21T03:00:00' + "+01:00" * (SIZE // 6) + '"'), "unreadable_timestamp", "at"),
-        "dates for DATE": (event('"day":"' + "2026-11-21" * (SIZE // 10) + '"'), "unreadable_timestamp", "day"),
+        "exponents for TIMESTAMP": (
+            event('"at":"1.' + "1" * SIZE + "e" + digits + 'x"'),
+            "unreadable_timestamp",
+            "at",
+        ),
+        "brackets for TIMESTAMP": (
+            event('"at":"[' + "\\n" * (SIZE // 2) + '"'),
+            "wrong_type",
+            "at",
+        ),
+        "a long fraction of a second": (
+            event('"at":"2026-11-21T03:00:00.' + digits + 'Z"'),
+            "unreadable_timestamp",
+            "at",
+        ),
+        "zones": (
+            event('"at":"2026-11-21T03:00:00' + "+01:00" * (SIZE // 6) + '"'),
+            "unreadable_timestamp",
+            "at",
+        ),
+        "dates for DATE": (
+            event('"day":"' + "2026-11-21" * (SIZE // 10) + '"'),
+            "unreadable_timestamp",
+            "day",
+        ),
         "times in a map": (
-            event('"days":{' + '"k":"2026-02-30",' * (SIZE // 17) + '"k":null}'), "wrong_type", "days",
+            event('"days":{' + '"k":"2026-02-30",' * (SIZE // 17) + '"k":null}'),
+            "wrong_type",
+            "days",
         ),
         "Base64": (event('"raw":"' + "QUJD" * (SIZE // 4) + '"'), None, ""),
         "Base64 left open": (event('"raw":"' + "QUJD" * (SIZE // 4) + '!"'), "wrong_type", "raw"),
@@ -70,16 +140,22 @@ def json_cases() -> dict[str, Case]:
         "escapes of backslashes": (event('"x":"' + "\\u005c" * (SIZE // 6) + '"'), None, ""),
         "pairs of surrogates": (event('"x":"' + "\\ud83d\\ude00" * (SIZE // 12) + '"'), None, ""),
         "reversed at the end": (
-            event('"x":"' + "\\ud83d\\ude00" * (SIZE // 12) + '\\ude00"'), "lone_surrogate", "",
+            event('"x":"' + "\\ud83d\\ude00" * (SIZE // 12) + '\\ude00"'),
+            "lone_surrogate",
+            "",
         ),
         "other names": (event(",".join(f'"f{i}":1' for i in range(SIZE // 10))), None, ""),
-        "one name again and again": (event(",".join(['"x":1'] * (SIZE // 6))), "duplicate_key", "x"),
+        "one name again and again": (
+            event(",".join(['"x":1'] * (SIZE // 6))),
+            "duplicate_key",
+            "x",
+        ),
         "items": (event('"tags":[' + ",".join(['""'] * (SIZE // 3)) + "]"), None, ""),
         "blanks before an array": ((" " * SIZE + "[]").encode(), "not_an_object", ""),
         "blanks before a letter": ((" " * SIZE + "x").encode(), "malformed_json", ""),
         "blanks before an object": ((" " * SIZE).encode() + event('"n":1'), None, ""),
         "digits alone": (digits.encode(), "not_an_object", ""),
-    }  # fmt: skip
+    }
 
 
 def arrays_cases() -> dict[str, Case]:
@@ -92,8 +168,16 @@ def arrays_cases() -> dict[str, Case]:
     return {
         "digits of an array": (event('"prices":["' + digits + '"]'), "wrong_type", "DECIMAL"),
         "digits of a map": (event('"costs":{"k":"-' + digits + '"}'), "wrong_type", "DECIMAL"),
-        "digits in escapes": (event('"prices":["-' + "\\u0661" * (SIZE // 6) + '"]'), "wrong_type", "DECIMAL"),
-        "an exponent in escapes": (event('"prices":["1e\\u002d' + "\\u0039" * 8 + '"]'), "wrong_type", "DECIMAL"),
+        "digits in escapes": (
+            event('"prices":["-' + "\\u0661" * (SIZE // 6) + '"]'),
+            "wrong_type",
+            "DECIMAL",
+        ),
+        "an exponent in escapes": (
+            event('"prices":["1e\\u002d' + "\\u0039" * 8 + '"]'),
+            "wrong_type",
+            "DECIMAL",
+        ),
         "numbers": (event('"prices":[' + ",".join(["1.25"] * (SIZE // 5)) + "]"), None, ""),
         "numbers in a text": (event('"x":"' + "1e1 " * (SIZE // 4) + '"'), None, ""),
         "other escapes": (event('"x":"' + "\\u4e2d" * (SIZE // 6) + '"'), None, ""),
@@ -114,7 +198,11 @@ def csv_cases() -> dict[str, Case]:
         "delimiters": (("a" + "," * SIZE).encode(), "wrong_field_count", "9"),
         "quoted fields": (('"a"' + ',""' * (SIZE // 3)).encode(), "wrong_field_count", "9"),
         "doubled quotes": (('"' + '""' * (SIZE // 2) + '"' + rest).encode(), None, ""),
-        "doubled quotes left open": (('"' + '""' * (SIZE // 2) + rest).encode(), "malformed_csv", ""),
+        "doubled quotes left open": (
+            ('"' + '""' * (SIZE // 2) + rest).encode(),
+            "malformed_csv",
+            "",
+        ),
         "quotes out of place": (('a"' * (SIZE // 2) + rest).encode(), "malformed_csv", ""),
         "a quote after each delimiter": ((',"a' * (SIZE // 3)).encode(), "malformed_csv", ""),
         "quotes and text": (('"a"b' * (SIZE // 4)).encode(), "malformed_csv", ""),

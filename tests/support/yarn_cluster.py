@@ -14,17 +14,25 @@ from anabranch.dev.services.processes import HOST, free_port
 from anabranch.spark.java import require_java
 
 _MANAGER, _NODE = "yarn.resourcemanager", "yarn.nodemanager"
-_QUEUES = {"root.queues": "default", "root.default.capacity": "100", "maximum-am-resource-percent": "1"}
+_QUEUES = {
+    "root.queues": "default",
+    "root.default.capacity": "100",
+    "maximum-am-resource-percent": "1",
+}
 
 
 def _site(settings: Mapping[str, str]) -> str:
-    properties = [f"<property><name>{name}</name><value>{value}</value></property>" for name, value in settings.items()]
+    properties = [
+        f"<property><name>{name}</name><value>{value}</value></property>"
+        for name, value in settings.items()
+    ]
     return f"<configuration>{''.join(properties)}</configuration>"
 
 
 @contextmanager
 def running_yarn(folder: Path) -> Iterator[Path]:
-    """The folder of clients' settings, HADOOP_CONF_DIR, for a `with`. Containers' logs are in `folder/logs`."""
+    """The folder of clients' settings, HADOOP_CONF_DIR, for a `with`. Containers' logs are in
+    `folder/logs`."""
     web = f"{HOST}:{free_port()}"
     settings = {
         "hadoop.tmp.dir": f"{folder}/tmp",
@@ -55,7 +63,12 @@ def running_yarn(folder: Path) -> Iterator[Path]:
     java = require_java().resolve()
     # Its web servers define classes by reflection.
     options = ["-Xmx400m", "-XX:TieredStopAtLevel=1", "--add-opens=java.base/java.lang=ALL-UNNAMED"]
-    command = [str(java), *options, "-cp", ":".join([str(conf), *map(str, hdfs_server.class_path())])]
+    command = [
+        str(java),
+        *options,
+        "-cp",
+        ":".join([str(conf), *map(str, hdfs_server.class_path())]),
+    ]
     manager = [*command, "org.apache.hadoop.yarn.server.resourcemanager.ResourceManager"]
     node = [*command, "org.apache.hadoop.yarn.server.nodemanager.NodeManager"]
     # The Java of containers.

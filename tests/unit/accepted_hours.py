@@ -28,7 +28,8 @@ def cut(hour: str) -> Cut:
 
 
 def four_hours(folder: Path, s3: config.S3 | None = None) -> StreamLake:
-    """Four sealed hours, of which the speed layer has ten offsets each; in the bucket `lake` of `s3`."""
+    """Four sealed hours, of which the speed layer has ten offsets each; in the bucket `lake` of
+    `s3`."""
     timeline = Timeline(FIRST, shift(HOURS[-1], 1), {0: 40}, sealed={h: cut(h) for h in HOURS})
     one = new_lake(folder, timeline=timeline, s3=s3)
     rows = [(h, 0, o) for h in HOURS for o in range(*cut(h).ranges[0])]
@@ -43,16 +44,27 @@ def accept(lake: StreamLake, hour: str, rows: int, record: bool = True) -> None:
     revision = before.revision + 1 if before is not None else 1
     staged = lake.stage([(hour, 0, cut(hour).ranges[0][0] + i) for i in range(rows)])
     state = lake.state()
-    decided = ledger.decision(hour, "accepted", revision, cut(hour), NOW, new_id(), served=state.served_by(hour))
+    decided = ledger.decision(
+        hour, "accepted", revision, cut(hour), NOW, new_id(), served=state.served_by(hour)
+    )
     publish = lake.accept(
-        staged, hour, Accepted(revision, cut(hour)), state, decisions=(replace(decided, served="batch"),),
-        timeline=replace(state.timeline, sealed={h: c for h, c in state.timeline.sealed.items() if h != hour}),
-    )  # fmt: skip
+        staged,
+        hour,
+        Accepted(revision, cut(hour)),
+        state,
+        decisions=(replace(decided, served="batch"),),
+        timeline=replace(
+            state.timeline, sealed={h: c for h, c in state.timeline.sealed.items() if h != hour}
+        ),
+    )
     if state.overrides.get(hour) == "speed":
         batch = replace(
-            publish.changes[0], properties=accepted_properties(state, {hour: Accepted(revision, cut(hour))})
+            publish.changes[0],
+            properties=accepted_properties(state, {hour: Accepted(revision, cut(hour))}),
         )
-        publish = replace(publish, changes=(batch, Change("main")), decisions=(replace(decided, served="speed"),))
+        publish = replace(
+            publish, changes=(batch, Change("main")), decisions=(replace(decided, served="speed"),)
+        )
     assert lake.publish(publish, state) is Outcome.LANDED
     if record:
         lake.ledger.record_waiting(lake.state())
@@ -70,7 +82,10 @@ def confirm(lake: StreamLake) -> None:
     state = lake.state()
     known = lake.ledger.record_waiting(state)
     changes = tuple(Change(b) for b in ("speed", "batch", "main"))
-    assert lake.publish(Publish(new_id(), changes, state.timeline, confirmed=Confirmed(known)), state) is Outcome.LANDED
+    assert (
+        lake.publish(Publish(new_id(), changes, state.timeline, confirmed=Confirmed(known)), state)
+        is Outcome.LANDED
+    )
 
 
 def expire(lake: StreamLake) -> None:

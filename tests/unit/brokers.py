@@ -1,4 +1,5 @@
-"""A topic in memory that answers as the Kafka adapter does, with a hook for what others do between two questions."""
+"""A topic in memory that answers as the Kafka adapter does, with a hook for what others do between
+two questions."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ from anabranch.offsets.position import Position, Stamped, Topic
 
 @dataclass
 class Broker:
-    """`log` holds the records' timestamps (milliseconds) by partition. `id` None: no such topic. `undecided`: records
-    of open transactions behind them, in each partition."""
+    """`log` holds the records' timestamps (milliseconds) by partition. `id` None: no such topic.
+    `undecided`: records of open transactions behind them, in each partition."""
 
     id: str | None = "t"
     log: dict[int, list[int]] = field(default_factory=lambda: {0: []})
@@ -55,7 +56,10 @@ class Broker:
 
     def first_later(self, topic: Topic, records: dict[int, Stamped]) -> dict[int, Stamped | None]:
         return {
-            p: next((Stamped(o, ts) for o, ts in enumerate(self.log[p]) if ts > record.timestamp_ms), None)
+            p: next(
+                (Stamped(o, ts) for o, ts in enumerate(self.log[p]) if ts > record.timestamp_ms),
+                None,
+            )
             for p, record in records.items()
         }
 
@@ -63,7 +67,9 @@ class Broker:
         self, topic: Topic, starts: dict[int, int], ends: dict[int, int], count: int
     ) -> dict[int, tuple[Stamped, ...]]:
         return {
-            p: tuple(Stamped(o, ts) for o, ts in enumerate(self.log[p]) if start <= o < ends[p])[:count]
+            p: tuple(Stamped(o, ts) for o, ts in enumerate(self.log[p]) if start <= o < ends[p])[
+                :count
+            ]
             for p, start in starts.items()
         }
 

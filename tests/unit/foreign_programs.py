@@ -8,7 +8,12 @@ from datetime import UTC, datetime
 from lakes import Row, StreamLake
 from pyiceberg.manifest import DataFile
 from pyiceberg.table.refs import SnapshotRefType
-from pyiceberg.table.update import AddSnapshotUpdate, AssertTableUUID, RemoveSnapshotsUpdate, TableUpdate
+from pyiceberg.table.update import (
+    AddSnapshotUpdate,
+    AssertTableUUID,
+    RemoveSnapshotsUpdate,
+    TableUpdate,
+)
 
 from anabranch.iceberg import hour_files, snapshots
 from anabranch.iceberg.commits import Change
@@ -18,18 +23,28 @@ from anabranch.iceberg.snapshot_writer import SnapshotWriter
 
 def commit(lake: StreamLake, *updates: TableUpdate, name: str | None = None) -> None:
     table = lake.lake.load(name or lake.name)
-    lake.lake.catalog.commit_table(table, (AssertTableUUID(uuid=table.metadata.table_uuid),), updates)
+    lake.lake.catalog.commit_table(
+        table, (AssertTableUUID(uuid=table.metadata.table_uuid),), updates
+    )
 
 
-def rewrite(lake: StreamLake, branch: str, rows: Iterable[Row] | None = None, **change: bool) -> int:
-    """Another program puts one file for each hour in the place of all of a branch's; returns the snapshot. `rows`: not
-    those that are there."""
+def rewrite(
+    lake: StreamLake, branch: str, rows: Iterable[Row] | None = None, **change: bool
+) -> int:
+    """Another program puts one file for each hour in the place of all of a branch's; returns the
+    snapshot. `rows`: not those that are there."""
     new = write_alone(lake, lake.rows(branch) if rows is None else list(rows))
     table = lake.table()
-    old = [f for of_hour in hour_files.files_by_hour(table, branch).values() for f in of_hour.values()]
+    old = [
+        f for of_hour in hour_files.files_by_hour(table, branch).values() for f in of_hour.values()
+    ]
     writer = SnapshotWriter(table, int(datetime.now(UTC).timestamp() * 1000) + 1)
     made = writer.write(Change(branch, new, tuple(old), **{"rewrites": True, **change}), {})
-    commit(lake, AddSnapshotUpdate(snapshot=made), set_ref(branch, made.snapshot_id, SnapshotRefType.BRANCH))
+    commit(
+        lake,
+        AddSnapshotUpdate(snapshot=made),
+        set_ref(branch, made.snapshot_id, SnapshotRefType.BRANCH),
+    )
     return made.snapshot_id
 
 
@@ -41,8 +56,9 @@ def write_alone(lake: StreamLake, rows: list[Row]) -> tuple[DataFile, ...]:
 
 
 def expire_all(lake: StreamLake, name: str | None = None) -> list[str]:
-    """As `expire_snapshots(retain_last => 1, older_than => now)`: what no branch or tag names. Returns the files that
-    the procedure deletes as its last step, found once its commit has landed."""
+    """As `expire_snapshots(retain_last => 1, older_than => now)`: what no branch or tag names.
+    Returns the files that the procedure deletes as its last step, found once its commit has
+    landed."""
     table = lake.lake.load(name or lake.name)
     named = {ref.snapshot_id for ref in table.metadata.refs.values()}
     old = [s for s in table.metadata.snapshots if s.snapshot_id not in named]

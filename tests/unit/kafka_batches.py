@@ -1,4 +1,5 @@
-"""Records as Spark's Kafka source hands them to a worker, of a stream with columns of the types that workers read."""
+"""Records as Spark's Kafka source hands them to a worker, of a stream with columns of the types
+that workers read."""
 
 from __future__ import annotations
 
@@ -14,10 +15,15 @@ HOUR = "2026-11-21T03"
 START = datetime(2026, 11, 21, 3, tzinfo=UTC)
 AT = START + timedelta(minutes=10)
 COLUMNS = (
-    Column("id", "string", False), Column("at", "timestamp", True), Column("level", "int", True),
-    Column("total", "bigint", True), Column("amount", "double", True), Column("ok", "boolean", True),
-    Column("day", "date", True), Column("name", "string", True),
-)  # fmt: skip
+    Column("id", "string", False),
+    Column("at", "timestamp", True),
+    Column("level", "int", True),
+    Column("total", "bigint", True),
+    Column("amount", "double", True),
+    Column("ok", "boolean", True),
+    Column("day", "date", True),
+    Column("name", "string", True),
+)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
 
@@ -27,9 +33,12 @@ def micros(at: datetime | None) -> int | None:
 
 
 def near(past: int | None, future: int | None) -> EventTime:
-    """The event time is in `at`, at most so many microseconds before its ingest hour or behind it."""
+    """The event time is in `at`, at most so many microseconds before its ingest hour or behind
+    it."""
     at_most = {"past": past, "future": future}
-    return EventTime(column="at", **{name: None if n is None else n * MICROSECOND for name, n in at_most.items()})
+    return EventTime(
+        column="at", **{name: None if n is None else n * MICROSECOND for name, n in at_most.items()}
+    )
 
 
 def new_batch(

@@ -1,4 +1,5 @@
-"""A real lake in a folder: SQLite catalog, `file://` warehouse, and rows staged as Spark stages them, without a JVM."""
+"""A real lake in a folder: SQLite catalog, `file://` warehouse, and rows staged as Spark stages
+them, without a JVM."""
 
 from __future__ import annotations
 
@@ -37,7 +38,14 @@ from anabranch.protocol import apply, ledger
 from anabranch.protocol.ledger import Ledger
 from anabranch.protocol.ledger_row import Kind, LedgerRow
 from anabranch.protocol.publish import Publish, new_id, to_commit
-from anabranch.protocol.state import POSITION, TIMELINE, Accepted, State, accepted_properties, load_state
+from anabranch.protocol.state import (
+    POSITION,
+    TIMELINE,
+    Accepted,
+    State,
+    accepted_properties,
+    load_state,
+)
 
 FIRST = "2026-11-21T00"
 DDL = "id STRING NOT NULL, n INT"
@@ -46,9 +54,11 @@ _TIME = re.compile(r'("(?:timestamp|last-updated)-ms": ?)\d+')
 Row = tuple[str, int, int]
 
 
-def new_environment(folder: Path, s3: config.S3 | None = None, **catalog: Any) -> config.Environment:
-    """A lake in a folder, or in the bucket `lake` of `s3`; `catalog` has the catalog's settings beside its name and
-    warehouse."""
+def new_environment(
+    folder: Path, s3: config.S3 | None = None, **catalog: Any
+) -> config.Environment:
+    """A lake in a folder, or in the bucket `lake` of `s3`; `catalog` has the catalog's settings
+    beside its name and warehouse."""
     settings = catalog or {"uri": f"sqlite:///{folder}/catalog.db"}
     warehouse = f"file://{folder}/warehouse" if s3 is None else "s3://lake/warehouse"
     return config.Environment(
@@ -59,7 +69,13 @@ def new_environment(folder: Path, s3: config.S3 | None = None, **catalog: Any) -
 
 
 def new_stream(**values: Any) -> config.Stream:
-    given: dict[str, Any] = {"name": "events", "topic": "events", "table": "games.events", "schema": DDL, "key": "id"}
+    given: dict[str, Any] = {
+        "name": "events",
+        "topic": "events",
+        "table": "games.events",
+        "schema": DDL,
+        "key": "id",
+    }
     return config.Stream(**(given | {"columns": parse_columns(DDL)} | values))
 
 
@@ -106,17 +122,25 @@ class StreamLake:
     def stage_dead(
         self, rows: Iterable[Row], layer: str, wap_id: str | None = None, protected: bool = True
     ) -> Staged:  # fmt: skip
-        """Dead letters in files of their own and one snapshot, which a branch protects but for older versions."""
+        """Dead letters in files of their own and one snapshot, which a branch protects but for
+        older versions."""
         name = self.stream.dead_letters_table
         schema = schema_to_pyarrow(self.lake.load(name).schema())
         values = [
             {
-                "topic_id": "t", "kafka_partition": p, "kafka_offset": o, "ingest_hour": hour, "value": b"{",
-                "error_code": "malformed", "layer": layer,
+                "topic_id": "t",
+                "kafka_partition": p,
+                "kafka_offset": o,
+                "ingest_hour": hour,
+                "value": b"{",
+                "error_code": "malformed",
+                "layer": layer,
             }
             for hour, p, o in rows
-        ]  # fmt: skip
-        return stage(self.lake, name, pa.Table.from_pylist(values, schema=schema), wap_id, protected)
+        ]
+        return stage(
+            self.lake, name, pa.Table.from_pylist(values, schema=schema), wap_id, protected
+        )
 
     def rows(self, branch: str) -> list[Row]:
         """Every row of a branch, sorted; a row that is there twice is there twice."""
@@ -125,27 +149,44 @@ class StreamLake:
     def dead(self, branch: str) -> list[Row]:
         return rows(self.lake, self.stream.dead_letters_table, branch)
 
-    def speed(self, staged: Staged, offsets: dict[int, int], state: State | None = None, **values: Any) -> Publish:
+    def speed(
+        self, staged: Staged, offsets: dict[int, int], state: State | None = None, **values: Any
+    ) -> Publish:
         """What the speed layer publishes: rows to `speed` and `main`, and its position."""
         state = state or self.state()
         changes = (Change("speed", staged.files), Change("main", staged.files))
         position = Position("t", state.position.offsets | offsets)
-        values = {"staged": {staged.wap_id: staged.snapshot_id}, "timeline": state.timeline} | values
+        values = {
+            "staged": {staged.wap_id: staged.snapshot_id},
+            "timeline": state.timeline,
+        } | values
         return Publish(staged.wap_id, changes, position=position, **values)
 
-    def accept(self, staged: Staged, hour: str, accepted: Accepted, state: State | None = None, **v: Any) -> Publish:
-        """What the batch layer publishes: an hour's rows to `batch` and `main`, for those that were there."""
+    def accept(
+        self, staged: Staged, hour: str, accepted: Accepted, state: State | None = None, **v: Any
+    ) -> Publish:
+        """What the batch layer publishes: an hour's rows to `batch` and `main`, for those that were
+        there."""
         state = state or self.state()
         changes = (
-            Change("batch", staged.files, properties=accepted_properties(state, {hour: accepted}), clear=(hour,)),
+            Change(
+                "batch",
+                staged.files,
+                properties=accepted_properties(state, {hour: accepted}),
+                clear=(hour,),
+            ),
             Change("main", staged.files, clear=(hour,)),
         )
         v = {"staged": {staged.wap_id: staged.snapshot_id}, "timeline": state.timeline} | v
         return Publish(staged.wap_id, changes, **v)
 
-    def publish(self, publish: Publish, state: State | None = None, lake_: Lake | None = None) -> Outcome:
+    def publish(
+        self, publish: Publish, state: State | None = None, lake_: Lake | None = None
+    ) -> Outcome:
         state = state or self.state()
-        return (lake_ or self.lake).commit(state.table, to_commit(state, publish, datetime.now(UTC)))
+        return (lake_ or self.lake).commit(
+            state.table, to_commit(state, publish, datetime.now(UTC))
+        )
 
     def move(self, branch: str) -> None:
         """Move one branch's head by an empty publish of another publisher."""
@@ -153,12 +194,16 @@ class StreamLake:
         # Others may publish at the same moment.
         for _ in range(100):
             state = load_state(own, self.name)
-            if self.publish(Publish(new_id(), (Change(branch),), state.timeline), state) is Outcome.LANDED:
+            if (
+                self.publish(Publish(new_id(), (Change(branch),), state.timeline), state)
+                is Outcome.LANDED
+            ):
                 return
         raise AssertionError(f"expected {branch} to move, found each of 100 publishes overtaken")
 
     def foreign_commit(self, branch: str) -> int:
-        """A commit by an engine that knows nothing of ours: no property is carried forward. Returns its id."""
+        """A commit by an engine that knows nothing of ours: no property is carried forward. Returns
+        its id."""
         table = self.table()
         tx = Transaction(table)
         tx.update_snapshot(branch=branch).fast_append().commit()
@@ -167,7 +212,9 @@ class StreamLake:
 
     def metadata_files(self) -> set[str]:
         """The manifests and manifest lists that storage holds."""
-        return {p.name for p in Path(urlparse(self.table().location()).path).glob("metadata/*.avro")}
+        return {
+            p.name for p in Path(urlparse(self.table().location()).path).glob("metadata/*.avro")
+        }
 
 
 def new_lake(
@@ -180,16 +227,22 @@ def new_lake(
     s3: config.S3 | None = None,
     **catalog: Any,
 ) -> StreamLake:
-    """Create a stream's tables and branches in a folder, at position 0 of every partition. `owner` is the name of
-    the stream that the table belongs to."""
-    stream = new_stream(name=name, topic=name, table=f"games.{name}", schema=ddl, columns=parse_columns(ddl))
+    """Create a stream's tables and branches in a folder, at position 0 of every partition. `owner`
+    is the name of the stream that the table belongs to."""
+    stream = new_stream(
+        name=name, topic=name, table=f"games.{name}", schema=ddl, columns=parse_columns(ddl)
+    )
     position = Position("t", dict.fromkeys(range(partitions), 0))
     first = timeline or Timeline(FIRST, FIRST, dict(position.offsets))
     says = {TIMELINE: first.to_json(), POSITION: position.to_json()}
     owned = {OWNER: Owner(owner or name, name, "cluster").to_json()}
     tables = (
-        NewTable(stream.table, apply.rows_schema(stream), ("event_date", "ingest_hour"), owned, says),
-        NewTable(stream.dead_letters_table, apply.dead_letters_schema(), ("ingest_hour",), branches={}),
+        NewTable(
+            stream.table, apply.rows_schema(stream), ("event_date", "ingest_hour"), owned, says
+        ),
+        NewTable(
+            stream.dead_letters_table, apply.dead_letters_schema(), ("ingest_hour",), branches={}
+        ),
         NewTable(stream.hours_table, apply.LEDGER_SCHEMA),
     )
     if s3 is None and not catalog:
@@ -220,8 +273,8 @@ def _create(lake: Lake, tables: Iterable[NewTable]) -> None:
 
 
 def copied_lake(folder: Path, stream: config.Stream, tables: tuple[NewTable, ...]) -> StreamLake:
-    """A stream's tables in a folder, on SQLite and files. Those that are the same but for the folder are created once
-    and copied from then on, in a tenth of the time."""
+    """A stream's tables in a folder, on SQLite and files. Those that are the same but for the
+    folder are created once and copied from then on, in a tenth of the time."""
     environment = new_environment(folder)
     made = StreamLake(folder, Lake(environment), stream, environment)
     if folder.joinpath("catalog.db").exists():
@@ -246,23 +299,35 @@ def _created(tables: tuple[NewTable, ...]) -> Path:
 
 
 def _copy(lake: Path, folder: Path) -> None:
-    """Copy a lake of SQLite and files to another folder, as if it was created there now: with its own ids and times."""
+    """Copy a lake of SQLite and files to another folder, as if it was created there now: with its
+    own ids and times."""
     shutil.copytree(lake, folder, dirs_exist_ok=True, copy_function=shutil.copyfile)
     with closing(sqlite3.connect(folder / "catalog.db")) as catalog, catalog:
         catalog.execute("PRAGMA synchronous = OFF")
         for place in ("metadata_location", "previous_metadata_location"):
-            catalog.execute(f"UPDATE iceberg_tables SET {place} = replace({place}, ?, ?)", (str(lake), str(folder)))
+            catalog.execute(
+                f"UPDATE iceberg_tables SET {place} = replace({place}, ?, ?)",
+                (str(lake), str(folder)),
+            )
     ids: dict[str, str] = {}
     now = int(datetime.now(UTC).timestamp() * 1000)
     for file in folder.glob("warehouse/**/*.metadata.json"):
         text = file.read_text(encoding="utf-8")
         own = json.loads(text)["table-uuid"]
-        text = text.replace(str(lake), str(folder)).replace(own, ids.setdefault(own, str(uuid.uuid4())))
+        text = text.replace(str(lake), str(folder)).replace(
+            own, ids.setdefault(own, str(uuid.uuid4()))
+        )
         file.write_text(_TIME.sub(rf"\g<1>{now}", text), encoding="utf-8")
 
 
 def decide(
-    hour: str, kind: Kind, revision: int, cut: Cut | None, now: datetime, id: str | None = None, **values: Any
+    hour: str,
+    kind: Kind,
+    revision: int,
+    cut: Cut | None,
+    now: datetime,
+    id: str | None = None,
+    **values: Any,
 ) -> LedgerRow:
     """A decision that says `values`: the ledger's columns, as JSON has them."""
     columns = {name: values.pop(name) for name in ("snapshot_id", "sequence") if name in values}
@@ -270,7 +335,9 @@ def decide(
     return replace(LedgerRow.from_waiting(row.as_waiting() | values), **columns)
 
 
-def stage(lake_: Lake, name: str, frame: pa.Table, wap_id: str | None = None, protected: bool = False) -> Staged:
+def stage(
+    lake_: Lake, name: str, frame: pa.Table, wap_id: str | None = None, protected: bool = False
+) -> Staged:
     wap_id = wap_id or new_id()
     table = lake_.load(name)
     tx = Transaction(table)
@@ -279,7 +346,9 @@ def stage(lake_: Lake, name: str, frame: pa.Table, wap_id: str | None = None, pr
     if protected:
         [made] = [u.snapshot.snapshot_id for u in updates if isinstance(u, AddSnapshotUpdate)]
         updates.append(set_ref(staged_ref(wap_id), made, SnapshotRefType.BRANCH))
-    lake_.catalog.commit_table(table, (AssertTableUUID(uuid=table.metadata.table_uuid),), tuple(updates))
+    lake_.catalog.commit_table(
+        table, (AssertTableUUID(uuid=table.metadata.table_uuid),), tuple(updates)
+    )
     staged = find_staged(lake_.load(name), wap_id)
     assert staged is not None
     return staged
@@ -288,7 +357,9 @@ def stage(lake_: Lake, name: str, frame: pa.Table, wap_id: str | None = None, pr
 def rows(lake_: Lake, name: str, branch: str) -> list[Row]:
     table = lake_.load(name)
     columns = ("ingest_hour", "kafka_partition", "kafka_offset")
-    records = table.scan(snapshot_id=heads(table)[branch], selected_fields=columns).to_arrow().to_pylist()
+    records = (
+        table.scan(snapshot_id=heads(table)[branch], selected_fields=columns).to_arrow().to_pylist()
+    )
     return sorted(tuple(row[c] for c in columns) for row in records)
 
 
@@ -300,8 +371,18 @@ def waiting(state: State, branch: str, key: str) -> list[str]:
 def new_state(timeline: Timeline, offsets: dict[int, int] | None = None, **values: Any) -> State:
     """A state of no table, for what decides over values alone."""
     given: dict[str, Any] = {
-        "table": None, "heads": {}, "position": Position("t", offsets or {}), "timeline": timeline, "accepted": {},
-        "settled_before": timeline.first, "overrides": {}, "decisions": (), "dead_letters": (), "merged": {},
-        "retained_hours": (), "content": {}, "branch_properties": {},
-    }  # fmt: skip
+        "table": None,
+        "heads": {},
+        "position": Position("t", offsets or {}),
+        "timeline": timeline,
+        "accepted": {},
+        "settled_before": timeline.first,
+        "overrides": {},
+        "decisions": (),
+        "dead_letters": (),
+        "merged": {},
+        "retained_hours": (),
+        "content": {},
+        "branch_properties": {},
+    }
     return State(**(given | values))

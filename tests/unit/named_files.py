@@ -1,4 +1,5 @@
-"""Data files that are only named: what a commit does with thousands of files needs none of their bytes."""
+"""Data files that are only named: what a commit does with thousands of files needs none of their
+bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ _EPOCH = date(1970, 1, 1)
 
 
 def named_files(lake: StreamLake, hour: str, count: int, dates: int = 1) -> tuple[DataFile, ...]:
-    """`count` files of an hour for each of so many event dates, with the statistics that Spark writes."""
+    """`count` files of an hour for each of so many event dates, with the statistics that Spark
+    writes."""
     location = lake.table().location()
     return tuple(
         named_file(location, hour, start_of(hour).date() - timedelta(days=back))
@@ -57,7 +59,8 @@ def named_file(location: str, hour: str, day: date) -> DataFile:
 
 
 def publish_files(lake: StreamLake, hour: str, files: tuple[DataFile, ...]) -> None:
-    """A micro-batch of the speed layer, as far as its files go: to `speed` and `main` in one commit."""
+    """A micro-batch of the speed layer, as far as its files go: to `speed` and `main` in one
+    commit."""
     table = lake.table()
     changes = (Change("speed", files), Change("main", files))
     assert lake.lake.commit(table, Commit(new_id(), heads(table), changes)) is Outcome.LANDED

@@ -29,7 +29,8 @@ _VOID = {"meta", "link", "input", "br"}
 
 @dataclass
 class Parsed(HTMLParser):
-    """What a page is made of: its text, its elements by tag with their attributes, and what was closed wrongly."""
+    """What a page is made of: its text, its elements by tag with their attributes, and what was
+    closed wrongly."""
 
     elements: list[tuple[str, dict[str, str | None]]] = field(default_factory=list)
     words: list[str] = field(default_factory=list)
@@ -70,7 +71,9 @@ def parsed(html: str) -> Parsed:
     return page
 
 
-def new_page(*jobs: Job, access: Access | None = None, now: Callable[[], datetime] = utc_now) -> Page:
+def new_page(
+    *jobs: Job, access: Access | None = None, now: Callable[[], datetime] = utc_now
+) -> Page:
     """A page whose readers read on request, and which counts an answer as overdue after 30 s."""
     settings = Settings(timedelta(seconds=10), timedelta(seconds=30), timedelta(minutes=10))
     return Page(jobs, access or Access(), settings, now)
@@ -80,7 +83,9 @@ def browser(page: Page, host: str = "localhost") -> TestClient:
     """Without the page's own threads: its start is not run."""
     from starlette.testclient import TestClient
 
-    return TestClient(page.app(), base_url=f"http://{host}", follow_redirects=False, raise_server_exceptions=False)
+    return TestClient(
+        page.app(), base_url=f"http://{host}", follow_redirects=False, raise_server_exceptions=False
+    )
 
 
 def five_years(name: str, as_of: datetime, **changes: Any) -> StreamReports:
@@ -88,45 +93,80 @@ def five_years(name: str, as_of: datetime, **changes: Any) -> StreamReports:
     running = hour_of(as_of)
     accepted = shift(running, -1)
     given: dict[str, Any] = {
-        "stream": name, "topic": name, "topic_id": "z8XKj-3aS8unzq2Q1f17iA", "topic_recreated": False,
-        "position": {0: 5_000_000, 1: 4_900_000}, "position_since": as_of - timedelta(seconds=2), "late": None,
+        "stream": name,
+        "topic": name,
+        "topic_id": "z8XKj-3aS8unzq2Q1f17iA",
+        "topic_recreated": False,
+        "position": {0: 5_000_000, 1: 4_900_000},
+        "position_since": as_of - timedelta(seconds=2),
+        "late": None,
         "lag": Lag(180, {0: 100, 1: 80}),
         "last_publish": dict.fromkeys(("speed", "batch", "main"), as_of - timedelta(seconds=2)),
-        "first_hour": shift(running, -5 * 365 * 24), "open_hour": running, "newest_accepted": accepted,
-        "accepted_at": None, "waiting_since": as_of - timedelta(seconds=2),
-        "complete_through": accepted, "to_seal": [], "backlog": [], "refused": [],
+        "first_hour": shift(running, -5 * 365 * 24),
+        "open_hour": running,
+        "newest_accepted": accepted,
+        "accepted_at": None,
+        "waiting_since": as_of - timedelta(seconds=2),
+        "complete_through": accepted,
+        "to_seal": [],
+        "backlog": [],
+        "refused": [],
         "hours": dict.fromkeys(hours_between(shift(running, -48), running), "batch"),
-        "unexplained": {}, "dead_letters": 4711, "lost": {},
-    }  # fmt: skip
+        "unexplained": {},
+        "dead_letters": 4711,
+        "lost": {},
+    }
     day = [
         HourSummary(
-            hour, "accepted", 1, "batch", None, Counts(36_000 * (3 + i % 7), None, None, None, None), None, None,
-            GateSummary(), None,
+            hour,
+            "accepted",
+            1,
+            "batch",
+            None,
+            Counts(36_000 * (3 + i % 7), None, None, None, None),
+            None,
+            None,
+            GateSummary(),
+            None,
         )
         for i, hour in enumerate(hours_between(shift(running, -24), running))
-    ]  # fmt: skip
+    ]
     status = StreamStatus(**(given | changes))
-    return StreamReports(status, day, measured_day(as_of), timedelta(seconds=10), maintained(name, as_of))
+    return StreamReports(
+        status, day, measured_day(as_of), timedelta(seconds=10), maintained(name, as_of)
+    )
 
 
 def maintained(name: str, as_of: datetime) -> Maintenance:
-    """Eight nights of maintenance, the first of which could not list the bucket; two days of hours wait for batch."""
+    """Eight nights of maintenance, the first of which could not list the bucket; two days of hours
+    wait for batch."""
     runs = []
     folders = {
         "temporary folders": MaintainedFolder(Size(4, 81_000)),
     }
     for back in range(8):
         ended = as_of.replace(hour=2, minute=41, second=7 + back) - timedelta(days=back)
-        of_rows = MaintainedTable(96 + back, 0, Size(3 * back, 4_400_000 * back), Size(211, 23_000_000))
+        of_rows = MaintainedTable(
+            96 + back, 0, Size(3 * back, 4_400_000 * back), Size(211, 23_000_000)
+        )
         did = {f"games.{name}": of_rows, f"games.{name}_hours": MaintainedTable(3, 31)}
-        failed = {"orphans": "list s3://lake/games: expected an answer, found none"} if back == 7 else {}
-        runs.append(MaintenanceRun(ended - timedelta(seconds=42), ended, 24, did, {"orphans": 31.0}, failed, folders))
+        failed = (
+            {"orphans": "list s3://lake/games: expected an answer, found none"} if back == 7 else {}
+        )
+        runs.append(
+            MaintenanceRun(
+                ended - timedelta(seconds=42), ended, 24, did, {"orphans": 31.0}, failed, folders
+            )
+        )
     tables = {
         f"games.{name}": TableGrowth(412_331, 131, 169, 318, 61_204, 9_812_004_117, 31),
         f"games.{name}_dead_letters": TableGrowth(120_554, 104, 0, 41, 988, 4711, 4),
         f"games.{name}_hours": TableGrowth(24_871, 22, 0, 3, 24, 87_601, 2),
     }
-    files = {hour: 31 - i for i, hour in enumerate(hours_between(shift(hour_of(as_of), -4), hour_of(as_of)))}
+    files = {
+        hour: 31 - i
+        for i, hour in enumerate(hours_between(shift(hour_of(as_of), -4), hour_of(as_of)))
+    }
     return Maintenance(runs, tables, files, shift(hour_of(as_of), -24 * 90))
 
 
@@ -137,11 +177,18 @@ def measured_day(as_of: datetime) -> list[MeasuredSpan]:
         until = as_of - timedelta(hours=back - 1)
         busy = 1 + (until.hour % 12) / 6
         late = 60 if back == 9 else 1
-        readable = Durations(3000 * busy * late, {2.0: 1200, 3.0: 580, (5.0 if busy < 2.5 else 20.0) * late: 20})
+        readable = Durations(
+            3000 * busy * late, {2.0: 1200, 3.0: 580, (5.0 if busy < 2.5 else 20.0) * late: 20}
+        )
         stage = Durations(1000 * busy, {0.5: 900, 1.0: 880, 3.0: 20})
-        publish, commit = Durations(180 * busy * min(late, 5), {0.25: 1800}), Durations(240, {0.25: 1800})
+        publish, commit = (
+            Durations(180 * busy * min(late, 5), {0.25: 1800}),
+            Durations(240, {0.25: 1800}),
+        )
         if back not in (5, 6):
-            spans.append(MeasuredSpan(until - timedelta(hours=1), until, readable, stage, publish, commit))
+            spans.append(
+                MeasuredSpan(until - timedelta(hours=1), until, readable, stage, publish, commit)
+            )
     return spans
 
 

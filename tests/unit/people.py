@@ -45,8 +45,8 @@ LETTERS: Letters = ((FIRST, 4, b'{"id": "anna", '), (FIRST, 5, b"annabel"), (FIR
 
 
 class People:
-    """A stream of people: an hour that both layers have, the next one that only the speed layer has, and dead
-    letters; with an archive of the first hour or without one."""
+    """A stream of people: an hour that both layers have, the next one that only the speed layer
+    has, and dead letters; with an archive of the first hour or without one."""
 
     def __init__(
         self,
@@ -71,11 +71,17 @@ class People:
         schema = schema_to_pyarrow(self.lake.table().schema())
         values = [
             {
-                "id": NAMES[o % 4], "n": o, "kafka_partition": 0, "kafka_offset": o, "kafka_timestamp": NOW, "at": NOW,
-                "ingest_hour": hour, "event_date": date(2026, 11, 21),
+                "id": NAMES[o % 4],
+                "n": o,
+                "kafka_partition": 0,
+                "kafka_offset": o,
+                "kafka_timestamp": NOW,
+                "at": NOW,
+                "ingest_hour": hour,
+                "event_date": date(2026, 11, 21),
             }
             for hour, o in rows
-        ]  # fmt: skip
+        ]
         return stage(self.lake.lake, self.lake.name, pa.Table.from_pylist(values, schema=schema))
 
     def _dead(self, letters: Letters, layer: str) -> Any:
@@ -83,12 +89,19 @@ class People:
         schema = schema_to_pyarrow(self.lake.lake.load(name).schema())
         values = [
             {
-                "topic_id": "t", "kafka_partition": 0, "kafka_offset": o, "ingest_hour": hour, "value": value,
-                "error_code": "malformed_json", "layer": layer,
+                "topic_id": "t",
+                "kafka_partition": 0,
+                "kafka_offset": o,
+                "ingest_hour": hour,
+                "value": value,
+                "error_code": "malformed_json",
+                "layer": layer,
             }
             for hour, o, value in letters
-        ]  # fmt: skip
-        return stage(self.lake.lake, name, pa.Table.from_pylist(values, schema=schema), protected=True)
+        ]
+        return stage(
+            self.lake.lake, name, pa.Table.from_pylist(values, schema=schema), protected=True
+        )
 
     def _speed(self, rows: list[tuple[str, int]], end: int, dead: Any) -> None:
         staged = self._rows(rows)
@@ -96,20 +109,41 @@ class People:
         assert self.lake.publish(self.lake.speed(staged, {0: end}, **letters)) is Outcome.LANDED
 
     def _accept(self, letters: Letters) -> None:
-        staged, dead = self._rows([(FIRST, o) for o in range(4)]), self._dead(letters, "batch") if letters else None
+        staged, dead = (
+            self._rows([(FIRST, o) for o in range(4)]),
+            self._dead(letters, "batch") if letters else None,
+        )
         state = self.lake.state()
-        waiting = state.dead_letters if dead is None else (*state.dead_letters, waiting_batch(dead, FIRST, 1, NOW))
+        waiting = (
+            state.dead_letters
+            if dead is None
+            else (*state.dead_letters, waiting_batch(dead, FIRST, 1, NOW))
+        )
         partitions = {0: Account(8, 4, 3, 0, {"control": 1})}
-        account = HourAccount(offsets=8, good=4, dead=3, duplicate=0, gap=1, gaps={"control": 1}, partitions=partitions)
+        account = HourAccount(
+            offsets=8,
+            good=4,
+            dead=3,
+            duplicate=0,
+            gap=1,
+            gaps={"control": 1},
+            partitions=partitions,
+        )
         row = ledger.decision(FIRST, "accepted", 1, CUT, NOW, served="batch", account=account)
         accepted = self.lake.accept(
-            staged, FIRST, Accepted(1, CUT), state, decisions=(row,), timeline=replace(state.timeline, sealed={}),
+            staged,
+            FIRST,
+            Accepted(1, CUT),
+            state,
+            decisions=(row,),
+            timeline=replace(state.timeline, sealed={}),
             dead_letters=waiting,
-        )  # fmt: skip
+        )
         assert self.lake.publish(accepted, state) is Outcome.LANDED
 
     def _archive(self) -> None:
-        """The archive of the hour, in two files: a row's name is escaped in its record, and a duplicate has no row."""
+        """The archive of the hour, in two files: a row's name is escaped in its record, and a
+        duplicate has no row."""
         lake, name = self.lake.lake, self.lake.stream.archive_table
         admin.create(lake, name, apply.archive_schema(), ("ingest_hour",), admin.TABLE_PROPERTIES)
         admin.add_branches(lake, name, {})
@@ -120,7 +154,13 @@ class People:
         """A commit of records of the hour."""
         lake, name = self.lake.lake, self.lake.stream.archive_table
         records = [
-            {"topic_id": "t", "kafka_partition": 0, "kafka_offset": o, "ingest_hour": FIRST, "value": values[o]}
+            {
+                "topic_id": "t",
+                "kafka_partition": 0,
+                "kafka_offset": o,
+                "ingest_hour": FIRST,
+                "value": values[o],
+            }
             for o in offsets
         ]
         schema = schema_to_pyarrow(lake.load(name).schema())
@@ -131,7 +171,9 @@ class People:
     @property
     def archived(self) -> dict[int, bytes]:
         table = self.lake.lake.load(self.lake.stream.archive_table)
-        rows = table.scan(snapshot_id=table.metadata.refs["main"].snapshot_id).to_arrow().to_pylist()
+        rows = (
+            table.scan(snapshot_id=table.metadata.refs["main"].snapshot_id).to_arrow().to_pylist()
+        )
         return {row["kafka_offset"]: row["value"] for row in rows}
 
     @property
@@ -163,5 +205,7 @@ class People:
 
 def job_of(environment: config.Environment, lake: Lake, records: int = 12) -> Job:
     """A job with the key of erasures, and a log of so many records."""
-    keyed = environment.model_copy(update={"erasure": ErasureKeys(key=SecretStr("a key of unit tests"))})
+    keyed = environment.model_copy(
+        update={"erasure": ErasureKeys(key=SecretStr("a key of unit tests"))}
+    )
     return Job(keyed, new_stream(), lake, Broker(log={0: [0] * records}).adapter)

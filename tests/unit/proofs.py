@@ -1,4 +1,5 @@
-"""An hour of a real lake in a folder, accepted as the batch layer does it, and hands that spoil it."""
+"""An hour of a real lake in a folder, accepted as the batch layer does it, and hands that spoil
+it."""
 
 from __future__ import annotations
 
@@ -31,9 +32,14 @@ BEFORE = Cut("t", {0: (0, 4), 1: (0, 0)})
 def event(p: int, o: int, hour: str = NEXT, **values: Any) -> dict[str, Any]:
     """A row as the table has it; its key is its place unless said otherwise."""
     return {
-        "id": f"{p}-{o}", "n": o, "kafka_partition": p, "kafka_offset": o,
-        "kafka_timestamp": datetime(2026, 11, 21, tzinfo=UTC), "ingest_hour": hour, "event_date": date(2026, 11, 21),
-    } | values  # fmt: skip
+        "id": f"{p}-{o}",
+        "n": o,
+        "kafka_partition": p,
+        "kafka_offset": o,
+        "kafka_timestamp": datetime(2026, 11, 21, tzinfo=UTC),
+        "ingest_hour": hour,
+        "event_date": date(2026, 11, 21),
+    } | values
 
 
 def stage_rows(one: StreamLake, rows: Iterable[dict[str, Any]]) -> Staged:
@@ -59,9 +65,14 @@ def read(one: StreamLake, rows: Iterable[dict[str, Any]], offsets: dict[int, int
 
 
 def accept(
-    one: StreamLake, hour: str, cut: Cut, rows: Iterable[dict[str, Any]], dead: Iterable[tuple[int, int]] = (),
-    revision: int = 1, **values: Any,
-) -> None:  # fmt: skip
+    one: StreamLake,
+    hour: str,
+    cut: Cut,
+    rows: Iterable[dict[str, Any]],
+    dead: Iterable[tuple[int, int]] = (),
+    revision: int = 1,
+    **values: Any,
+) -> None:
     """The batch layer publishes an hour, its dead letters, and its row of the ledger."""
     rows = list(rows)
     publish = one.accept(stage_rows(one, rows), hour, Accepted(revision, cut))
@@ -73,7 +84,11 @@ def accept(
     record(one, decide(hour, "accepted", revision, cut, NOW, served="batch", **(good | values)))
 
 
-def bury(one: StreamLake, letters: Iterable[tuple[str, int, int]], branches: Iterable[str] = ("batch", "main")) -> None:
+def bury(
+    one: StreamLake,
+    letters: Iterable[tuple[str, int, int]],
+    branches: Iterable[str] = ("batch", "main"),
+) -> None:
     """Dead letters, published as those of an accepted hour are."""
     staged = one.stage_dead(letters, "batch")
     table = one.lake.load(one.stream.dead_letters_table)
@@ -86,7 +101,10 @@ def record(one: StreamLake, *rows: LedgerRow) -> None:
 
 
 def spoil(
-    one: StreamLake, add: Iterable[dict[str, Any]] = (), remove_hour: str | None = None, branch: str = "main"
+    one: StreamLake,
+    add: Iterable[dict[str, Any]] = (),
+    remove_hour: str | None = None,
+    branch: str = "main",
 ) -> None:
     """A wrong hand on one branch: rows put in, or an hour's files taken out."""
     state = one.state()
@@ -95,7 +113,10 @@ def spoil(
     state = one.state()
     removed = files_of(state.table, branch, remove_hour) if remove_hour else ()
     assert (
-        one.publish(Publish(new_id(), (Change(branch, added, removed), *_main(branch)), state.timeline), state)
+        one.publish(
+            Publish(new_id(), (Change(branch, added, removed), *_main(branch)), state.timeline),
+            state,
+        )
         is Outcome.LANDED
     )
 

@@ -22,18 +22,31 @@ from anabranch.protocol.state import Accepted
 LATER = NOW + timedelta(minutes=30)
 
 _FAILED = {
-    "type": "expect_column_values_to_not_be_null", "kwargs": {"column": "n"}, "severity": "critical",
-    "observed": [None], "unexpected_count": 1, "element_count": 4,
+    "type": "expect_column_values_to_not_be_null",
+    "kwargs": {"column": "n"},
+    "severity": "critical",
+    "observed": [None],
+    "unexpected_count": 1,
+    "element_count": 4,
     "rows": [{"partition": 0, "offset": 4, "values": {"n": None}}],
     "message": "n: expected to not be null, found 1 of 4 rows otherwise",
-}  # fmt: skip
+}
 _QUALITY = {
-    "passed": False, "failed": [_FAILED], "warnings": [_FAILED | {"severity": "warning"}], "evaluated": 3,
-    "suite": "events", "met": [{"type": "expect_column_to_exist", "kwargs": {"column": "n"}, "severity": "critical"}],
+    "passed": False,
+    "failed": [_FAILED],
+    "warnings": [_FAILED | {"severity": "warning"}],
+    "evaluated": 3,
+    "suite": "events",
+    "met": [{"type": "expect_column_to_exist", "kwargs": {"column": "n"}, "severity": "critical"}],
     "not_applicable": [{"type": "expect_column_to_exist", "reason": "nothing is known"}],
-}  # fmt: skip
+}
 ACCOUNT = {
-    "offsets": 6, "good": 3, "dead": 1, "duplicate": 1, "gap": 1, "gaps": {"control": 1},
+    "offsets": 6,
+    "good": 3,
+    "dead": 1,
+    "duplicate": 1,
+    "gap": 1,
+    "gaps": {"control": 1},
     "partitions": {
         "0": {"offsets": 6, "good": 3, "dead": 1, "duplicate": 1, "gaps": {"control": 1}},
         "1": {"offsets": 0, "good": 0, "dead": 0, "duplicate": 0, "gaps": {}},
@@ -41,18 +54,30 @@ ACCOUNT = {
     "sources": {"kafka": 4, "speed": 1},
     "speed_rows": 5,
     "diff": {
-        "missing": 2, "extra": 1, "changed": 1, "duplicate": 1, "unread": 1,
+        "missing": 2,
+        "extra": 1,
+        "changed": 1,
+        "duplicate": 1,
+        "unread": 1,
         "sample": [{"kind": "changed", "partition": 0, "offset": 7}],
     },
     "quality": _QUALITY,
     "unknown": {
-        "records": 2, "others": 3,
+        "records": 2,
+        "others": 3,
         "fields": [
-            {"name": "colour", "records": 2, "first": [0, 4], "last": [0, 7], "sample": '"blue"', "type": "STRING"},
+            {
+                "name": "colour",
+                "records": 2,
+                "first": [0, 4],
+                "last": [0, 7],
+                "sample": '"blue"',
+                "type": "STRING",
+            },
             {"name": "<b>\x1b", "records": 1, "first": [0, 7], "last": [0, 7]},
         ],
     },
-}  # fmt: skip
+}
 
 
 def kafka() -> Any:
@@ -66,42 +91,65 @@ def kafka() -> Any:
 
 def sealed(one: StreamLake) -> None:
     record(one, decide(HOUR, "sealed", 0, BEFORE, NOW, "a", served="speed"))
-    record(one, decide(NEXT, "sealed", 0, CUT, NOW, "b", served="speed", reason="sealed by adopting topic id t"))
+    record(
+        one,
+        decide(
+            NEXT, "sealed", 0, CUT, NOW, "b", served="speed", reason="sealed by adopting topic id t"
+        ),
+    )
 
 
 def accepted(one: StreamLake, rows: list[dict[str, Any]], revision: int, **facts: Any) -> None:
     """Of NEXT; its dead letter is at offset 6."""
-    assert one.publish(one.accept(stage_rows(one, rows), NEXT, Accepted(revision, CUT))) is Outcome.LANDED
+    assert (
+        one.publish(one.accept(stage_rows(one, rows), NEXT, Accepted(revision, CUT)))
+        is Outcome.LANDED
+    )
     record(one, decide(NEXT, "accepted", revision, CUT, NOW, served="batch", **facts))
 
 
 def a_full_hour(one: StreamLake) -> None:
-    """Every column has a value; a restatement is refused; another decision still waits on its branch."""
+    """Every column has a value; a restatement is refused; another decision still waits on its
+    branch."""
     sealed(one)
     before = [event(0, o, HOUR) for o in range(4)]
     speed = [event(0, 4), event(0, 5, id="0-2"), event(0, 7, n=1), event(0, 8)]
     read(one, [*before, *speed], {0: 10})
     accept(one, HOUR, BEFORE, before, snapshot_id=5, sources={"kafka": 4})
-    record(one, decide(NEXT, "refused", 1, CUT, NOW, "c", served="speed", reason="quality: no", **ACCOUNT))
+    record(
+        one,
+        decide(NEXT, "refused", 1, CUT, NOW, "c", served="speed", reason="quality: no", **ACCOUNT),
+    )
     rows = [event(0, 4), event(0, 7, n=2), event(0, 9)]
     accepted(one, rows, 1, snapshot_id=6, reason="accepted by choice: yes", **ACCOUNT)
     bury(one, [(NEXT, 0, 6)])
     more = {"good": 2, "gap": 2, "gaps": {"control": 1, "aborted": 1}, "sources": {"kafka": 4}}
     accepted(one, rows[:2], 2, **(ACCOUNT | more))
-    record(one, decide(NEXT, "refused", 3, CUT, LATER, "d", served="batch", reason="quality: again", **ACCOUNT))
+    record(
+        one,
+        decide(
+            NEXT, "refused", 3, CUT, LATER, "d", served="batch", reason="quality: again", **ACCOUNT
+        ),
+    )
     override.serve_hour(Publisher(one.lake, one.stream), HOUR, "speed", "the rule is wrong")
     waits = decide(HOUR, "served", 1, BEFORE, LATER, "e", served="speed", reason="still")
     state = one.state()
     assert (
-        one.publish(Publish(new_id(), (Change("main"),), state.timeline, decisions=(waits,)), state) is Outcome.LANDED
+        one.publish(Publish(new_id(), (Change("main"),), state.timeline, decisions=(waits,)), state)
+        is Outcome.LANDED
     )
 
 
 def an_old_hour(one: StreamLake) -> None:
-    """Rows of a ledger from before some columns existed; an hour that is refused, and one that is partly lost."""
+    """Rows of a ledger from before some columns existed; an hour that is refused, and one that is
+    partly lost."""
     sealed(one)
     read(one, [event(0, o, HOUR) for o in range(4)], {0: 7})
-    old = {"diff": {"missing": 2, "extra": 0, "changed": 1}, "quality": {"passed": True, "failed": []}, "speed_rows": 4}
+    old = {
+        "diff": {"missing": 2, "extra": 0, "changed": 1},
+        "quality": {"passed": True, "failed": []},
+        "speed_rows": 4,
+    }
     accept(one, HOUR, BEFORE, [event(0, o, HOUR) for o in range(4)], duplicate=2, **old)
     lost = {"good": 4, "dead": 0, "duplicate": 0, "gap": 2, "gaps": {"retention": 2}}
     record(one, decide(NEXT, "refused", 1, CUT, NOW, "c", served="speed", reason="gaps", **lost))
@@ -109,11 +157,14 @@ def an_old_hour(one: StreamLake) -> None:
 
 
 def an_expired_hour(one: StreamLake) -> None:
-    """The rows of the older of two accepted hours have expired, and an operator holds the newer one."""
+    """The rows of the older of two accepted hours have expired, and an operator holds the newer
+    one."""
     a_full_hour(one)
     state = one.state()
     speed_hours = content_by_hour(state.table, "speed")
-    publish = plan_expire(state, [HOUR], speed_hours, {HOUR: 1}, "kept for 2 days (keep.rows)", "gone", LATER)
+    publish = plan_expire(
+        state, [HOUR], speed_hours, {HOUR: 1}, "kept for 2 days (keep.rows)", "gone", LATER
+    )
     assert one.publish(publish, state) is Outcome.LANDED
     hold(Publisher(one.lake, one.stream), NEXT, NEXT, "case 7")
 

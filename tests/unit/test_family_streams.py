@@ -20,14 +20,25 @@ from serving_layer.reader import open_reader
 
 @pytest.fixture
 def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A family with the table of one topic, a table of another program's stream beside it, and no Kafka."""
+    """A family with the table of one topic, a table of another program's stream beside it, and no
+    Kafka."""
     monkeypatch.setattr(family_streams, "KAFKA_S", 0.5)
     (tmp_path / "streams").mkdir()
     new_lake(tmp_path, name="app_orders")
     new_lake(tmp_path, name="other")
-    family = {"topics": {"pattern": "app_(.*)"}, "table": "games.app_{1}", "name": "{0}", "schema": DDL, "key": "id"}
+    family = {
+        "topics": {"pattern": "app_(.*)"},
+        "table": "games.app_{1}",
+        "name": "{0}",
+        "schema": DDL,
+        "key": "id",
+    }
     _write(tmp_path / "streams" / "app.yaml", **family)
-    catalog = {"name": "lake", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/warehouse"}
+    catalog = {
+        "name": "lake",
+        "uri": f"sqlite:///{tmp_path}/catalog.db",
+        "warehouse": f"file://{tmp_path}/warehouse",
+    }
     _write(tmp_path / "anabranch.yaml", kafka={"bootstrap_servers": "127.0.0.1:1"}, catalog=catalog)
     return tmp_path
 
@@ -53,8 +64,13 @@ def test_members_stay_while_their_familys_file_is_wrong(conf: Path) -> None:
     file = conf / "streams" / "app.yaml"
     right = file.read_text()
     file.write_text(right.replace("key: id", "key: missing"))
-    wait_for(lambda: families.members() is not before and list(families.broken) == ["app"], "the mistake to be read")
-    assert {name: member.topic for name, member in families.members().items()} == {"app_orders": "app_orders"}
+    wait_for(
+        lambda: families.members() is not before and list(families.broken) == ["app"],
+        "the mistake to be read",
+    )
+    assert {name: member.topic for name, member in families.members().items()} == {
+        "app_orders": "app_orders"
+    }
     file.write_text(right.replace("app_(.*)", "other_(.*)"))
     wait_for(lambda: not families.members(), "the file that matches no topic to be read")
     assert families.broken == {}
@@ -68,7 +84,10 @@ def test_members_stay_while_their_familys_file_is_empty(conf: Path) -> None:
     right = file.read_text()
     for empty in ("", "# later\n", right.replace("topics:", "topic:")):
         file.write_text(empty)
-        wait_for(lambda: families.members() and list(families.broken) == ["app"], "the empty file to be read")
+        wait_for(
+            lambda: families.members() and list(families.broken) == ["app"],
+            "the empty file to be read",
+        )
         assert "app.yaml" in str(families.broken["app"])
         assert list(families.members()) == ["app_orders"]
         file.write_text(right)
@@ -83,7 +102,9 @@ def test_a_selection_that_may_lack_streams_is_refused_or_reported(conf: Path) ->
     with pytest.raises(Transient, match="list the topics of families"):
         family_streams.select_streams(environment, conf, every=True)
     unanswered: list[Any] = []
-    assert list(family_streams.select_streams(environment, conf, every=True, unanswered=unanswered)) == ["app_orders"]
+    assert list(
+        family_streams.select_streams(environment, conf, every=True, unanswered=unanswered)
+    ) == ["app_orders"]
     assert len(unanswered) == 1
     # One that has its table is known without Kafka; of another name Kafka may know.
     assert family_streams.load_stream(environment, "app_orders", conf).table == "games.app_orders"
@@ -109,7 +130,9 @@ def test_a_table_that_cannot_be_read_keeps_no_other_stream_from_its_jobs(
     assert [job.stream.name for job in jobs] == ["app_orders"]
     assert list(errors) == ["games.app_broken"]
     said = str(errors["games.app_broken"])
-    assert said.startswith(f"{conf}/streams/app.yaml: table games.app_broken may be of a stream of this family: ")
+    assert said.startswith(
+        f"{conf}/streams/app.yaml: table games.app_broken may be of a stream of this family: "
+    )
     assert "expected the metadata file that the catalog names" in said
     assert anabranch.open("app_orders", conf=conf).arrow().num_rows == 0
     assert "table games.app_broken may be of a stream" in caplog.text

@@ -1,4 +1,5 @@
-"""The streams of a running process by a folder's files: a mistake in a file stops no stream that runs."""
+"""The streams of a running process by a folder's files: a mistake in a file stops no stream that
+runs."""
 
 from __future__ import annotations
 
@@ -16,7 +17,11 @@ from anabranch.job import Job, StreamFolder
 @pytest.fixture
 def conf(tmp_path: Path) -> Path:
     (tmp_path / "streams").mkdir()
-    catalog = {"name": "lake", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/lake"}
+    catalog = {
+        "name": "lake",
+        "uri": f"sqlite:///{tmp_path}/catalog.db",
+        "warehouse": f"file://{tmp_path}/lake",
+    }
     environment = {"kafka": {"bootstrap_servers": "127.0.0.1:1"}, "catalog": catalog}
     (tmp_path / "anabranch.yaml").write_text(json.dumps(environment))
     (tmp_path / "defaults.yaml").write_text("group: small")
@@ -27,7 +32,12 @@ def conf(tmp_path: Path) -> Path:
 
 
 def write(conf: Path, name: str, **more: object) -> None:
-    file = {"topic": name, "table": f"games.{name}", "schema": "id STRING NOT NULL", "key": "id"} | more
+    file = {
+        "topic": name,
+        "table": f"games.{name}",
+        "schema": "id STRING NOT NULL",
+        "key": "id",
+    } | more
     (conf / "streams" / f"{name}.yaml").write_text(json.dumps(file))
 
 
@@ -35,7 +45,9 @@ def kinds(found: Mapping[str, Job | AnabranchError]) -> dict[str, str]:
     return {name: "job" if isinstance(one, Job) else "error" for name, one in found.items()}
 
 
-def test_a_file_of_a_group_that_is_no_yaml_for_a_moment_is_an_error_and_not_gone(conf: Path) -> None:
+def test_a_file_of_a_group_that_is_no_yaml_for_a_moment_is_an_error_and_not_gone(
+    conf: Path,
+) -> None:
     folder = StreamFolder(str(conf), group="small", strict=False)
     assert kinds(folder.jobs()) == {"a": "job", "b": "job"}
     for name in ("a", "c"):
@@ -54,10 +66,16 @@ def test_streams_share_one_client_of_the_catalog_whatever_their_files_become(con
     after = [*folder.jobs().values()]
     jobs = [job for job in (*before, *after) if isinstance(job, Job)]
     assert len(jobs) >= 6
-    assert len({id(job.lake.catalog) for job in jobs}) == len({id(job.lake.clock) for job in jobs}) == 1
+    assert (
+        len({id(job.lake.catalog) for job in jobs})
+        == len({id(job.lake.clock) for job in jobs})
+        == 1
+    )
 
 
-def test_a_named_stream_whose_file_is_removed_is_gone_and_one_whose_file_is_wrong_is_not(conf: Path) -> None:
+def test_a_named_stream_whose_file_is_removed_is_gone_and_one_whose_file_is_wrong_is_not(
+    conf: Path,
+) -> None:
     folder = StreamFolder(str(conf), ["a", "b"], strict=False)
     assert kinds(folder.jobs()) == {"a": "job", "b": "job"}
     file = conf / "streams" / "a.yaml"
@@ -69,7 +87,10 @@ def test_a_named_stream_whose_file_is_removed_is_gone_and_one_whose_file_is_wron
     file.write_text(right)
     assert kinds(folder.jobs()) == {"a": "job", "b": "job"}
     # One that never was is a mistake in the command.
-    assert kinds(StreamFolder(str(conf), ["a", "none"], strict=False).jobs()) == {"a": "job", "none": "error"}
+    assert kinds(StreamFolder(str(conf), ["a", "none"], strict=False).jobs()) == {
+        "a": "job",
+        "none": "error",
+    }
 
 
 def test_the_group_of_a_wrong_file_is_the_one_that_it_names_or_had(conf: Path) -> None:
@@ -88,7 +109,10 @@ def test_defaults_that_are_no_yaml_for_a_moment_take_no_stream_from_its_group(co
     (conf / "defaults.yaml").write_text("group: [")
     assert kinds(folder.jobs()) == {"a": "error", "b": "error"}
     # A process that starts then knows no group of `b`.
-    assert kinds(StreamFolder(str(conf), group="small", strict=False).jobs()) == {"a": "error", "b": "error"}
+    assert kinds(StreamFolder(str(conf), group="small", strict=False).jobs()) == {
+        "a": "error",
+        "b": "error",
+    }
     (conf / "defaults.yaml").write_text("group: small")
     assert kinds(folder.jobs()) == {"a": "job", "b": "job"}
 
@@ -98,11 +122,19 @@ def test_of_two_files_with_one_table_the_second_is_an_error_and_the_others_run(c
     folder = StreamFolder(str(conf), strict=False)
     assert kinds(folder.jobs()) == {"a": "job", "b": "job", "c": "job", "d": "error"}
     found = folder.jobs()
-    assert "found games.C_hours, which" in str(found["d"]) and f"{conf}/streams/c.yaml names too" in str(found["d"])
+    assert "found games.C_hours, which" in str(
+        found["d"]
+    ) and f"{conf}/streams/c.yaml names too" in str(found["d"])
     assert folder.jobs()["c"] is found["c"]
     # One that is added later takes no table from a stream that runs.
     write(conf, "a_first", table="games.b")
-    assert kinds(folder.jobs()) == {"a": "job", "a_first": "error", "b": "job", "c": "job", "d": "error"}
+    assert kinds(folder.jobs()) == {
+        "a": "job",
+        "a_first": "error",
+        "b": "job",
+        "c": "job",
+        "d": "error",
+    }
     (conf / "streams" / "c.yaml").unlink()
     assert kinds(folder.jobs()) == {"a": "job", "a_first": "error", "b": "job", "d": "job"}
     with pytest.raises(ConfigurationError, match=r"expected a table of its own, found games\.b"):

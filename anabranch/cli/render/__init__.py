@@ -17,7 +17,9 @@ def print_result(value: object, lines: Iterable[str], output: str) -> None:
         print(line)
 
 
-def print_rows(value: object, columns: Sequence[str], rows: Iterable[Sequence[object]], output: str) -> None:
+def print_rows(
+    value: object, columns: Sequence[str], rows: Iterable[Sequence[object]], output: str
+) -> None:
     """Print a result to standard output: a JSON document, or a table."""
     if output == "json":
         print_json(value)

@@ -23,7 +23,9 @@ def print_audit(report: AuditReport, output: str) -> None:
     if not report.agrees:
         print(f"{of}: {len(report.disagreements)} disagreements")
     elif whole < len(report.hours):
-        print(f"{of}: ledger and files agree, and Kafka as far as it was read ({whole} hours whole)")
+        print(
+            f"{of}: ledger and files agree, and Kafka as far as it was read ({whole} hours whole)"
+        )
     else:
         print(f"{of}: ledger, files and Kafka agree")
 
@@ -37,7 +39,10 @@ def _cells(hour: AuditedHour) -> list[object]:
     audited = hour.audited
     counted = list(audited.partitions.values())
     kafka = [r.kafka for r in counted if r.kafka is not None]
-    in_kafka, given = sum(k.in_kafka[1] - k.in_kafka[0] for k in kafka), sum(k.offsets for k in kafka)
+    in_kafka, given = (
+        sum(k.in_kafka[1] - k.in_kafka[0] for k in kafka),
+        sum(k.offsets for k in kafka),
+    )
     duplicate, gap = audited.account.duplicate, audited.account.gap
     return [
         audited.hour,

@@ -22,8 +22,9 @@ def _words(change: HourChange) -> str:
     erased = f"  erased by {', '.join(change.erasures)}" if change.erasures else ""
     left = len(change.removed) if change.removed is not None else "?"
     return (
-        f"{change.hour}  revision {change.revision}{replaced}  {change.served}  {change.rows} rows  "
-        f"+{len(change.added)} -{left} files{erased}  snapshot {change.snapshot}  {change.token}"
+        f"{change.hour}  revision {change.revision}{replaced}  {change.served}  {change.rows} "
+        f"rows  +{len(change.added)} -{left} files{erased}  snapshot {change.snapshot}  "
+        f"{change.token}"
     )
 
 

@@ -13,7 +13,10 @@ from anabranch.protocol.completeness import EventTimeCompleteness
 def print_completeness(view: EventTimeCompleteness, output: str) -> None:
     rows: list[tuple[str, object]] = [
         ("events of", view.event_time),
-        ("can be in the hours", f"{view.first} to {view.last or 'no bound: the stream has no event_time.past'}"),
+        (
+            "can be in the hours",
+            f"{view.first} to {view.last or 'no bound: the stream has no event_time.past'}",
+        ),
         ("accepted", view.accepted),
         ("sealed, not accepted", ", ".join(view.waiting) or "none"),
         ("not sealed yet", f"from {view.open} on" if view.open is not None else "none"),
@@ -30,15 +33,19 @@ def print_complete_through(
     is_known: bool,
     output: str,
 ) -> None:
-    """Print the last complete hour of each stream, and the last that they have in `common`. `tagged`: the hours that
-    were tagged, None if that was not asked for."""
+    """Print the last complete hour of each stream, and the last that they have in `common`.
+    `tagged`: the hours that were tagged, None if that was not asked for."""
     hours = {name: hour for name, hour in found.items() if not isinstance(hour, AnabranchError)}
     if output == "json":
-        errors = {name: str(error) for name, error in found.items() if isinstance(error, AnabranchError)}
+        errors = {
+            name: str(error) for name, error in found.items() if isinstance(error, AnabranchError)
+        }
         view = {"complete_through": common, "streams": hours, "errors": errors}
         print_json(view | ({"tagged": tagged} if tagged is not None else {}))
         return
-    print_table(("stream", "complete through"), [(name, hour or "none") for name, hour in hours.items()])
+    print_table(
+        ("stream", "complete through"), [(name, hour or "none") for name, hour in hours.items()]
+    )
     print(f"complete through: {common or ('none' if is_known else 'not known')}")
     if tagged is not None:
         print(f"tagged: {', '.join(tagged) or 'no new hour'}")

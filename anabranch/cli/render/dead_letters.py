@@ -31,7 +31,11 @@ def _print_letter(reason: str, letter: Letter) -> None:
     print(f"\n{reason}: {place}: {text(letter.text)}")
     for name, data in (("key", letter.key), ("value", letter.value)):
         line = "null" if data is None else text(data)
-        size = f" ({letter.value_bytes} bytes)" if name == "value" and letter.value_bytes is not None else ""
+        size = (
+            f" ({letter.value_bytes} bytes)"
+            if name == "value" and letter.value_bytes is not None
+            else ""
+        )
         print(f"  {name}: {line if len(line) <= _LINE else line[:_LINE] + '…'}{size}")
 
 

@@ -16,7 +16,12 @@ _WIDTH = 80
 def print_report(report: Report, output: str) -> None:
     if output == "json":
         print_json(
-            {"ready": report.ready, "next": report.next, "findings": report.findings, "examined": report.examined}
+            {
+                "ready": report.ready,
+                "next": report.next,
+                "findings": report.findings,
+                "examined": report.examined,
+            }
         )
         return
     rows = [(one.name, _counted(one.findings), f"{one.seconds:.1f} s") for one in report.examined]

@@ -20,20 +20,35 @@ def print_drift(view: SchemaDrift, output: str) -> None:
     print_table(
         ("field", "records", "hours", "first hour", "last hour", "type", "samples", "note"),
         [
-            (f.name, f.records, f.hours, f.first_hour, f.last_hour, f.type or "", ", ".join(f.samples), _note(f))
+            (
+                f.name,
+                f.records,
+                f.hours,
+                f.first_hour,
+                f.last_hour,
+                f.type or "",
+                ", ".join(f.samples),
+                _note(f),
+            )
             for f in view.fields
         ],
     )
     if view.others:
         print(f"\nand up to {view.others} more names in an hour, which are not counted by name")
     if view.schema is not None:
-        print(f"\nTo add the fields, change the file of stream {view.stream} (the types are guesses):\n")
+        print(
+            f"\nTo add the fields, change the file of stream {view.stream} (the types are "
+            "guesses):\n"
+        )
         print(f"schema: {json.dumps(view.schema)}")
     if view.commands:
         print("\nThen run in order:\n")
         print("\n".join(view.commands))
     if view.gone:
-        print(f"\nKafka no longer has all records of {text(', '.join(view.gone))}: their rows stay without the fields.")
+        print(
+            f"\nKafka no longer has all records of {text(', '.join(view.gone))}: their rows stay "
+            "without the fields."
+        )
 
 
 def _note(field: DriftedField) -> str:

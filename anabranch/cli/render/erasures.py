@@ -1,4 +1,5 @@
-"""Print erasures: what one removes or would remove, what is left of it, and where a scan found its values."""
+"""Print erasures: what one removes or would remove, what is left of it, and where a scan found its
+values."""
 
 from __future__ import annotations
 
@@ -12,33 +13,44 @@ from anabranch.operations.erasure.status import ErasureStatus, status_lines, vie
 
 def print_found(stream: str, found: Found, output: str) -> None:
     lines = [
-        f"{stream}: would erase {found.rows} rows and {found.dead} dead letters of {len(found.hours)} hours, and "
-        f"replace {found.files} files"
+        (
+            f"{stream}: would erase {found.rows} rows and {found.dead} dead letters of "
+            f"{len(found.hours)} hours, and replace {found.files} files"
+        )
     ]
     if found.held:
         lines.append(
-            f"{stream}: {len(found.held)} of these hours are kept by operators, {found.held[0]} to {found.held[-1]}: "
-            "refused without --in-spite-of-hold TEXT"
+            f"{stream}: {len(found.held)} of these hours are kept by operators, {found.held[0]} "
+            f"to {found.held[-1]}: refused without --in-spite-of-hold TEXT"
         )
     print_result({"stream": stream, "dry_run": True, "found": found}, lines, output)
 
 
 def print_erased(stream: str, done: Erased, output: str) -> None:
     removed = done.removed
+    rest = f"done on every branch; `anabranch erase {stream} --status` shows the rest"
     lines = [
-        f"{stream}: erasure {done.erasure.id}: removed {removed.rows} rows and {removed.dead} dead letters of "
-        f"{len(removed.hours)} hours",
-        f"{stream}: {done.left or f'done on every branch; `anabranch erase {stream} --status` shows the rest'}",
+        (
+            f"{stream}: erasure {done.erasure.id}: removed {removed.rows} rows and {removed.dead} "
+            f"dead letters of {len(removed.hours)} hours"
+        ),
+        f"{stream}: {done.left or rest}",
     ]
     if done.was_done:
-        lines.append(f"{stream}: it is of records before {done.erasure.at:%F %T} UTC; --again erases those since")
+        lines.append(
+            f"{stream}: it is of records before {done.erasure.at:%F %T} UTC; --again erases those "
+            "since"
+        )
     shown = {"stream": stream, "erasure": done.erasure, "removed": removed, "left": done.left}
     print_result(shown, lines, output)
 
 
 def print_scan(stream: str, done: ScanResult, values: int, output: str) -> None:
     """`values`: how many were looked for."""
-    places = [f"{hit.where}: {hit.path}{f' version {hit.version}' if hit.version else ''}" for hit in done.hits]
+    places = [
+        f"{hit.where}: {hit.path}{f' version {hit.version}' if hit.version else ''}"
+        for hit in done.hits
+    ]
     found = f"{len(done.hits)} places with one" if done.hits else "none"
     read = f"{done.objects} objects and {done.versions} versions, {done.bytes} bytes"
     lines = [*places, f"read {read}: found {found} of {values} values"]
@@ -47,4 +59,8 @@ def print_scan(stream: str, done: ScanResult, values: int, output: str) -> None:
 
 def print_erasures(stream: str, statuses: Sequence[ErasureStatus], output: str) -> None:
     lines = [line for one in statuses for line in status_lines(one)] or ["no erasure"]
-    print_result({"stream": stream, "erasures": view(statuses)}, [f"{stream}: {line}" for line in lines], output)
+    print_result(
+        {"stream": stream, "erasures": view(statuses)},
+        [f"{stream}: {line}" for line in lines],
+        output,
+    )

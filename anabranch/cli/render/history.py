@@ -10,7 +10,9 @@ from anabranch.protocol.counts import COUNTS
 from anabranch.protocol.decisions import DecisionFacts, changed_words
 
 
-def print_history(stream: str, hour: str | None, decisions: Sequence[DecisionFacts], output: str) -> None:
+def print_history(
+    stream: str, hour: str | None, decisions: Sequence[DecisionFacts], output: str
+) -> None:
     if output == "json":
         print_json(decisions)
         return
@@ -22,7 +24,9 @@ def print_history(stream: str, hour: str | None, decisions: Sequence[DecisionFac
     for decision in decisions:
         if decision.readable is None or (decision.tag is None and decision.query is not None):
             continue
-        print(f"hour {decision.hour}, revision {decision.revision}: can be read: {decision.readable}")
+        print(
+            f"hour {decision.hour}, revision {decision.revision}: can be read: {decision.readable}"
+        )
         if decision.query is not None:
             print(f"  {decision.query}")
 
@@ -54,4 +58,12 @@ def print_acts(stream: str, acts: Sequence[ActRecord], output: str) -> None:
 
 
 def _act_cells(act: ActRecord) -> list[object]:
-    return [f"{act.at:%F %T}", act.act, act.user, act.host, hours_words(act), outcome_words(act), act.why]
+    return [
+        f"{act.at:%F %T}",
+        act.act,
+        act.user,
+        act.host,
+        hours_words(act),
+        outcome_words(act),
+        act.why,
+    ]

@@ -18,10 +18,17 @@ def print_planned(stream: str, plan: ImportPlan, output: str) -> None:
 def print_imported(stream: str, done: Imported, key: Sequence[str], output: str) -> None:
     """`key`: the stream's key, by which rows that repeat another were left out."""
     counts = {"good": done.good, "duplicate": done.duplicate, "erased": done.erased}
-    view = {"stream": stream, "imported": done.hours, "rows": done.rows, **counts, **_view(done.plan)}
+    view = {
+        "stream": stream,
+        "imported": done.hours,
+        "rows": done.rows,
+        **counts,
+        **_view(done.plan),
+    }
     first = (
-        f"imported {done.good} of {done.rows} rows into {len(done.hours)} hours; left out {done.duplicate} that repeat "
-        f"another by {', '.join(key)}, and {done.erased} that were erased"
+        f"imported {done.good} of {done.rows} rows into {len(done.hours)} hours; left out "
+        f"{done.duplicate} that repeat another by {', '.join(key)}, and {done.erased} that were "
+        "erased"
     )
     print_result(view, [f"{stream}: {line}" for line in (first, *_left_out(done.plan))], output)
 
@@ -41,7 +48,10 @@ def _view(plan: ImportPlan) -> dict[str, Any]:
 def _left_out(plan: ImportPlan) -> Iterator[str]:
     yield from plan.notes
     if plan.known:
-        yield f"{len(plan.known)} hours with rows are imported already: {plan.known[0]} to {plan.known[-1]}"
+        yield (
+            f"{len(plan.known)} hours with rows are imported already: {plan.known[0]} to "
+            f"{plan.known[-1]}"
+        )
     if plan.before:
         yield f"{plan.before} rows are of earlier hours, which are not imported"
     if plan.after:

@@ -1,5 +1,5 @@
-"""Print what maintenance did, and the expiry of rows: the hours that leave, what that frees and when, and what keeps
-hours longer."""
+"""Print what maintenance did, and the expiry of rows: the hours that leave, what that frees and
+when, and what keeps hours longer."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from anabranch.operations.reports.maintenance import COLUMNS, Maintenance, last_
 from anabranch.operations.retention import LedgerExpired, Promise, RowsExpired
 
 
-def print_maintained(stream: str, done: dict[str, Any], known: Maintenance | None, dry_run: bool) -> None:
-    """Print what a run deleted, or would delete, and what else is known of the stream's maintenance."""
+def print_maintained(
+    stream: str, done: dict[str, Any], known: Maintenance | None, dry_run: bool
+) -> None:
+    """Print what a run deleted, or would delete, and what else is known of the stream's
+    maintenance."""
     would = "would be " if dry_run else ""
     hours = ", ".join(done["speed_hours"]) or "none"
     print(f"{stream}: speed rows {would}dropped of hours: {hours}")
@@ -54,7 +57,10 @@ def print_maintenance(view: Maintenance) -> None:
         print(f"could not read {name}: {why}")
     if view.speed_files:
         hour, files = max(view.speed_files.items(), key=lambda pair: pair[1])
-        print(f"files of the speed layer in main: {sum(view.speed_files.values())}, most in {hour}: {files}")
+        print(
+            f"files of the speed layer in main: {sum(view.speed_files.values())}, most in {hour}: "
+            f"{files}"
+        )
     if view.letters_wait_since is not None:
         print(f"dead letters pending since {view.letters_wait_since.isoformat(timespec='seconds')}")
 
@@ -82,16 +88,32 @@ def print_ledger_expiry(stream: str, ledger: LedgerExpired, dry_run: bool) -> No
 def promise_lines(promise: Promise) -> list[str]:
     """What expiry frees, when, and what still refers to it. Pure."""
     stored, leaving = promise.stored, promise.leaving
-    lines = [f"expiry frees {stored.files} files, {stored.bytes} bytes; {leaving.bytes} bytes are still on a branch"]
+    lines = [
+        (
+            f"expiry frees {stored.files} files, {stored.bytes} bytes; {leaving.bytes} bytes are "
+            "still on a branch"
+        )
+    ]
     for holder in promise.holders:
-        until = f"until {holder.until:%F %T} UTC" if holder.until is not None else "until it is dropped"
+        until = (
+            f"until {holder.until:%F %T} UTC" if holder.until is not None else "until it is dropped"
+        )
         lines.append(f"  {holder.name} has {holder.size.bytes} bytes of it {until}")
-    when = f"the first run after {promise.gone_at:%F %T} UTC" if promise.gone_at is not None else "no run"
-    lines.append(f"the last byte is deleted by {when}" + ("" if promise.gone_at else ", as long as that has no end"))
+    when = (
+        f"the first run after {promise.gone_at:%F %T} UTC"
+        if promise.gone_at is not None
+        else "no run"
+    )
+    lines.append(
+        f"the last byte is deleted by {when}"
+        + ("" if promise.gone_at else ", as long as that has no end")
+    )
     if promise.versions is None:
         lines.append("the bucket did not say whether it keeps versions of deleted objects")
     elif promise.versions:
-        lines.append("the bucket keeps versions of deleted objects, as long as its lifecycle rules say")
+        lines.append(
+            "the bucket keeps versions of deleted objects, as long as its lifecycle rules say"
+        )
     return lines
 
 

@@ -35,25 +35,40 @@ def print_changes(stream: str, changes: Iterable[str]) -> None:
         print(f"{stream}: {change}", flush=True)
 
 
-def print_applied(streams: Iterable[str], done: Mapping[str, list[str]], errors: Mapping[str, AnabranchError]) -> None:
+def print_applied(
+    streams: Iterable[str], done: Mapping[str, list[str]], errors: Mapping[str, AnabranchError]
+) -> None:
     """Print the changes and the error of each stream as JSON."""
     found = {name: str(error) for name, error in errors.items()}
     print_json([{"stream": n, "changes": done.get(n, []), "error": found.get(n)} for n in streams])
 
 
 def print_served(stream: str, hour: str, served: Served, output: str) -> None:
-    view = {"hour": hour, "served": served.layer, "override": served.override, "changed": served.changed}
+    view = {
+        "hour": hour,
+        "served": served.layer,
+        "override": served.override,
+        "changed": served.changed,
+    }
     chosen = "by choice" if served.override else "by the rule"
-    line = f"{stream}: {hour} is {'now ' if served.changed else ''}served by {served.layer}, {chosen}"
+    line = (
+        f"{stream}: {hour} is {'now ' if served.changed else ''}served by {served.layer}, {chosen}"
+    )
     print_result({"stream": stream, **view}, [line], output)
 
 
 def print_held(stream: str, held: Held, output: str) -> None:
     lines = span_words(held.holds) or ["no hours are kept beyond their time"]
     lines += [
-        f"erasure {id} was requested before and is not done: these hours lose its records" for id in held.erasures
+        f"erasure {id} was requested before and is not done: these hours lose its records"
+        for id in held.erasures
     ]
-    view = {"stream": stream, "changed": held.changed, "holds": held.holds, "erasures": held.erasures}
+    view = {
+        "stream": stream,
+        "changed": held.changed,
+        "holds": held.holds,
+        "erasures": held.erasures,
+    }
     print_result(view, [f"{stream}: {line}" for line in lines], output)
 
 
@@ -65,17 +80,24 @@ def print_adopted(stream: str, topic: str, adopted: Adopted | None, output: str)
         print(f"{stream}: nothing to adopt: the position belongs to topic {topic}")
         return
     position = ", ".join(f"{p}: {o}" for p, o in to_keys(adopted.position.offsets).items())
-    again = "the same topic" if adopted.former_id == adopted.position.topic_id else f"in place of {adopted.former_id}"
+    again = (
+        "the same topic"
+        if adopted.former_id == adopted.position.topic_id
+        else f"in place of {adopted.former_id}"
+    )
     print(f"{stream}: adopted topic id {adopted.position.topic_id} ({again})")
-    print(f"{stream}: sealed {', '.join(adopted.sealed)} at the published position; all rows stay served")
+    print(
+        f"{stream}: sealed {', '.join(adopted.sealed)} at the published position; all rows stay "
+        "served"
+    )
     for hour, part in adopted.lost.items():
         print(f"{stream}: hour {hour}: {size(part)} offsets were never read")
     if again == "the same topic":
         print(f"{stream}: records after the end of its log are lost")
     else:
         print(
-            f"{stream}: records of {adopted.former_id} after its position are not read; `anabranch adopt` continues "
-            "there when the configuration names that topic again"
+            f"{stream}: records of {adopted.former_id} after its position are not read; "
+            "`anabranch adopt` continues there when the configuration names that topic again"
         )
     print(f"{stream}: continues with hour {adopted.timeline.open} from position {position}")
 
@@ -98,12 +120,21 @@ def _adopted_view(stream: str, adopted: Adopted | None) -> dict[str, Any]:
 def print_merged(stream: str, merged: Merged, dry_run: bool, output: str) -> None:
     overrides = merged.state.overrides
     rows = [
-        {"hour": s.hour, "served": s.layer, "added": len(s.add), "removed": len(s.remove), "reason": s.refused}
+        {
+            "hour": s.hour,
+            "served": s.layer,
+            "added": len(s.add),
+            "removed": len(s.remove),
+            "reason": s.refused,
+        }
         for s in merged.swaps
     ]
     lines = []
     for row in rows:
-        outcome = row["reason"] or f"served by {row['served']}: {row['added']} files in, {row['removed']} out"
+        outcome = (
+            row["reason"]
+            or f"served by {row['served']}: {row['added']} files in, {row['removed']} out"
+        )
         lines.append(f"{row['hour']} {outcome}")
     lines = lines or ["nothing to merge"]
     for hour, layer in sorted(overrides.items()):
@@ -115,7 +146,9 @@ def print_merged(stream: str, merged: Merged, dry_run: bool, output: str) -> Non
 def print_written(folder: str, written: Sequence[Path], output: str) -> None:
     """Print the files of a starter folder, and what to do next."""
     there = "" if Path(folder).resolve() == Path.cwd() else f"cd {shlex.quote(folder)}, "
-    stream, environment = (Path(folder) / "conf" / name for name in ("streams/game_events.yaml", "anabranch.yaml"))
+    stream, environment = (
+        Path(folder) / "conf" / name for name in ("streams/game_events.yaml", "anabranch.yaml")
+    )
     lines = [
         *(f"wrote {file}" for file in written),
         f"edit: {stream} is one topic, its table and schema: copy it for a topic of your own",

@@ -1,7 +1,9 @@
-"""The demo: real events through Kafka, Spark and S3 into one table that stays exact while the speed layer is killed.
+"""The demo: real events through Kafka, Spark and S3 into one table that stays exact while the speed
+layer is killed.
 
-`make demo`; on a cluster and in a catalog of yours, `make demo MASTER=spark://… CATALOG=postgresql+psycopg2://…`. Exit
-code 0 only if every acknowledged record is in `main` exactly once, or is accounted for by name.
+`make demo`; on a cluster and in a catalog of yours, `make demo MASTER=spark://…
+CATALOG=postgresql+psycopg2://…`. Exit code 0 only if every acknowledged record is in `main` exactly
+once, or is accounted for by name.
 """
 
 from __future__ import annotations
@@ -36,29 +38,40 @@ if TYPE_CHECKING:
 EVENTS = 30_000
 PAST_HOURS = 3
 RATE = 200
-# Held back, so that the hours that wait take the speed layer minutes and there is time to kill it in one of them.
+# Held back, so that the hours that wait take the speed layer minutes and there is time to kill it
+# in one of them.
 THROTTLED = {"trigger": "2 seconds", "max_offsets_per_trigger": 600}
 # At the head: the newest event in `main` is at most this old.
 FRESH_SECONDS = 10.0
 _SECONDS = 600.0
 
 QUESTION = """
-SELECT game, count(*) AS purchases, round(sum(amount), 2) AS revenue, count(DISTINCT player_id) AS players
+SELECT game, count(*) AS purchases, round(sum(amount), 2) AS revenue,
+count(DISTINCT player_id) AS players
 FROM games.game_events WHERE event_type = 'purchase' GROUP BY game ORDER BY revenue DESC
 """.strip().replace("\n", " ")
 
 
 def run(story: Story, elsewhere: Elsewhere) -> None:
     """The whole story. Raises Refused if `main` is not exact at its end."""
-    story.title("Events leave Kafka through two arms, speed and batch, and meet again in one exact Iceberg table.")
-    story.say("About four minutes, in a temporary folder; Ctrl-C stops it. `make demo VERBOSE=1` prints every command.")
+    story.title(
+        "Events leave Kafka through two arms, speed and batch, and meet again in one exact "
+        "Iceberg table."
+    )
+    story.say(
+        "About four minutes, in a temporary folder; Ctrl-C stops it. `make demo VERBOSE=1` prints "
+        "every command."
+    )
     story.step("A Kafka broker, an S3 server, and three hours of events that wait")
     with open_workspace(story, STREAM, elsewhere) as space:
         if elsewhere.master is not None:
             story.say(f"The jobs run on {elsewhere.master}, each with spark.cores.max: 1")
         if elsewhere.catalog is not None:
             address = urlsplit(elsewhere.catalog)
-            story.say(f"The catalog is {address.scheme.partition('+')[0]} at {address.hostname}:{address.port}")
+            story.say(
+                f"The catalog is {address.scheme.partition('+')[0]} at "
+                f"{address.hostname}:{address.port}"
+            )
         job = space.job(STREAM)
         with job.kafka:
             _Demo(story, space, job).run()
@@ -87,8 +100,8 @@ class _Demo:
     def _begin(self) -> None:
         say, services = self._story.say, self._space.services
         self._story.detail(
-            f"Kafka answers at {services.bootstrap_servers}, S3 at {services.s3_endpoint}; the folder is "
-            f"{self._space.folder}"
+            f"Kafka answers at {services.bootstrap_servers}, S3 at {services.s3_endpoint}; the "
+            f"folder is {self._space.folder}"
         )
         # An hour can be sealed once its grace has passed, so that is where the past ends.
         until = hours.start_of(hours.hour_of(datetime.now(UTC) - self._job.stream.batch.grace))
@@ -113,19 +126,28 @@ class _Demo:
             )
         _require_all_acknowledged(sent)
         kinds = ", ".join(f"{number:,} {kind}" for kind, number in sent.sent.items())
-        say(f"Kafka acknowledged {sent.acknowledged:,} records in {time.monotonic() - began:.1f} s: {kinds}")
-        self._story.detail(f"Their Kafka timestamps lie in the hours {', '.join(sent.by_hour())} (UTC)")
+        say(
+            f"Kafka acknowledged {sent.acknowledged:,} records in {time.monotonic() - began:.1f} "
+            f"s: {kinds}"
+        )
+        self._story.detail(
+            f"Their Kafka timestamps lie in the hours {', '.join(sent.by_hour())} (UTC)"
+        )
         made = self._space.run("apply", STREAM, show=False).splitlines()
         if not self._story.is_brief:
             self._story.output("\n".join(line for line in made if "created branch" not in line))
-        self._story.detail("Each table has the branches speed, batch, and main, which analysts query")
+        self._story.detail(
+            "Each table has the branches speed, batch, and main, which analysts query"
+        )
 
     # Step 2.
     def _start_speed(self) -> Running:
-        self._story.step(f"The speed layer reads the past hours, beside {RATE} live events a second")
+        self._story.step(
+            f"The speed layer reads the past hours, beside {RATE} live events a second"
+        )
         self._story.detail(
-            f"Limited to {THROTTLED['max_offsets_per_trigger']} offsets every {THROTTLED['trigger']}, "
-            "or it would be done before we can break it"
+            f"Limited to {THROTTLED['max_offsets_per_trigger']} offsets every "
+            f"{THROTTLED['trigger']}, or it would be done before we can break it"
         )
         self._space.set_speed(STREAM, **THROTTLED)
         return self._start()
@@ -150,29 +172,40 @@ class _Demo:
                 if not started:
                     started = True
                     self._story.detail(
-                        f"First rows in main {time.monotonic() - began:.0f} s after its start, JVM included"
+                        f"First rows in main {time.monotonic() - began:.0f} s after its start, "
+                        "JVM included"
                     )
                 show(_progress(parts, state.position.offsets))
                 hour, whole, rest = parts[0]
                 return hour if size(rest) < 0.6 * size(whole) else None
 
             oldest = poll(
-                well_into_the_oldest, "the speed layer to read the oldest hour", _SECONDS, speed.require_alive
+                well_into_the_oldest,
+                "the speed layer to read the oldest hour",
+                _SECONDS,
+                speed.require_alive,
             )
-        self._story.say(f"Nearly half of hour {oldest} is in main, served by the speed layer; it reads on")
+        self._story.say(
+            f"Nearly half of hour {oldest} is in main, served by the speed layer; it reads on"
+        )
         return oldest
 
     # Step 3.
     def _accept(self, oldest: str) -> None:
-        self._story.step(f"Beside it the batch layer proves the oldest hour, {oldest}, and takes it over")
+        self._story.step(
+            f"Beside it the batch layer proves the oldest hour, {oldest}, and takes it over"
+        )
         self._space.run("batch", STREAM, "--hour", oldest, show=not self._story.is_brief)
         view = self._hours()[oldest]
         if view.served != "batch" or view.diff is None:
-            raise Terminal(f"hour {oldest}: expected main to serve it from batch, found {view.served}")
+            raise Terminal(
+                f"hour {oldest}: expected main to serve it from batch, found {view.served}"
+            )
         self._story.say(
-            f"main serves {oldest} from batch now, {view.counts.duplicate:,} duplicates left out. Of its rows "
-            f"the speed layer had {view.speed_rows:,} when they were compared: {view.diff.missing:,} missing so far, "
-            f"{view.diff.extra} extra, {view.diff.changed} changed"
+            f"main serves {oldest} from batch now, {view.counts.duplicate:,} duplicates left out. "
+            f"Of its rows the speed layer had {view.speed_rows:,} when they were compared: "
+            f"{view.diff.missing:,} missing so far, {view.diff.extra} extra, {view.diff.changed} "
+            "changed"
         )
 
     # Step 4.
@@ -186,15 +219,28 @@ class _Demo:
                 show(_progress(parts, state.position.offsets))
                 waiting = [(hour, size(rest) / size(whole)) for hour, whole, rest in parts if rest]
                 # Without one, a slow batch run has let it pass all past hours.
-                return True if not waiting or (waiting[0][0] > oldest and 0.1 < waiting[0][1] < 0.9) else None
+                return (
+                    True
+                    if not waiting or (waiting[0][0] > oldest and 0.1 < waiting[0][1] < 0.9)
+                    else None
+                )
 
-            poll(in_the_middle, "the speed layer to be in the middle of an hour", _SECONDS, speed.require_alive)
+            poll(
+                in_the_middle,
+                "the speed layer to be in the middle of an hour",
+                _SECONDS,
+                speed.require_alive,
+            )
         self._kill(speed)
         state = self._state()
         for hour, whole, rest in rest_of(_by_hour(state), state.position.offsets):
             published = size(whole) - size(rest)
             if not rest:
-                words = f"all of its {size(whole):,} offsets are in main" if size(whole) else "it has no records"
+                words = (
+                    f"all of its {size(whole):,} offsets are in main"
+                    if size(whole)
+                    else "it has no records"
+                )
             elif published:
                 words = f"{published:,} of its {size(whole):,} offsets are in main, the rest is not"
             else:
@@ -203,29 +249,43 @@ class _Demo:
 
     def _kill(self, speed: Running) -> None:
         killed = speed.kill()
-        self._story.say(f"Killed its processes {', '.join(map(str, killed))}: the JVM and its Python", "red")
+        self._story.say(
+            f"Killed its processes {', '.join(map(str, killed))}: the JVM and its Python", "red"
+        )
         # Only now, since its last publish may have landed until the end.
         position = self._state().position.offsets
         self._story.say(f"The table's position is {_words(position)}: that is the only state")
         checkpoints = self._space.checkpoints()
         for checkpoint in checkpoints:
             shutil.rmtree(checkpoint)
-        self._story.say(f"Deleted every checkpoint: {', '.join(c.name for c in checkpoints) or 'there was none'}")
-        self._story.detail(f"Events go on: {self._live.count():,} acknowledged in the running hour so far")
+        self._story.say(
+            "Deleted every checkpoint: "
+            f"{', '.join(c.name for c in checkpoints) or 'there was none'}"
+        )
+        self._story.detail(
+            f"Events go on: {self._live.count():,} acknowledged in the running hour so far"
+        )
 
     # Step 5.
     def _rebuild_alone(self) -> None:
-        self._story.step("No speed layer is alive; the batch layer rebuilds the hours that are left, from Kafka")
+        self._story.step(
+            "No speed layer is alive; the batch layer rebuilds the hours that are left, from Kafka"
+        )
         self._space.run("batch", STREAM, show=False)
         if not self._story.is_brief:
             self._space.run("hours", STREAM)
         if waiting := self._state().timeline.sealed:
-            raise Terminal(f"hours {', '.join(sorted(waiting))}: expected them to be accepted, found them waiting")
+            raise Terminal(
+                f"hours {', '.join(sorted(waiting))}: expected them to be accepted, found them "
+                "waiting"
+            )
         self._story.say("Every hour that has ended is whole in main, served by batch")
 
     # Step 6.
     def _catch_up(self) -> Running:
-        self._story.step("The speed layer is back, with the speed that ships, and without a checkpoint")
+        self._story.step(
+            "The speed layer is back, with the speed that ships, and without a checkpoint"
+        )
         self._space.set_speed(STREAM)
         behind = self._lag()
         speed = self._start()
@@ -235,8 +295,8 @@ class _Demo:
             if event.endswith("covered by the batch layer"):
                 self._story.detail(f"Its log: {event.split('}: ')[-1]}; so it skipped them")
         self._story.say(
-            f"{behind:,} offsets behind at its start, {time.monotonic() - began:.0f} s later at the head: the newest "
-            f"event in main is {age:.1f} s old"
+            f"{behind:,} offsets behind at its start, {time.monotonic() - began:.0f} s later at "
+            f"the head: the newest event in main is {age:.1f} s old"
         )
         return speed
 
@@ -254,7 +314,9 @@ class _Demo:
 
     # Step 7.
     def _kill_in_the_running_hour(self, speed: Running) -> Running:
-        self._story.step("Once more kill -9, in the running hour, in the middle of whatever it was doing")
+        self._story.step(
+            "Once more kill -9, in the running hour, in the middle of whatever it was doing"
+        )
         self._kill(speed)
         speed = self._start()
         age = self._await_head(speed)
@@ -274,10 +336,13 @@ class _Demo:
             poll(drained, "the lag to be 0", _SECONDS, speed.require_alive)
         code = speed.terminate()
         if code != 0:
-            raise Terminal(f"speed: expected exit code 0 after SIGTERM, found {code}:\n{speed.log_tail(15)}")
+            raise Terminal(
+                f"speed: expected exit code 0 after SIGTERM, found {code}:\n{speed.log_tail(15)}"
+            )
         left = self._space.checkpoints()
         self._story.detail(
-            f"Lag 0. SIGTERM: it ended between two micro-batches, exit code 0, {len(left)} checkpoints left"
+            f"Lag 0. SIGTERM: it ended between two micro-batches, exit code 0, {len(left)} "
+            "checkpoints left"
         )
 
     # The end.
@@ -292,12 +357,22 @@ class _Demo:
         audited = self._space.run("audit", STREAM, show=not self._story.is_brief)
         if self._story.is_brief:
             self._story.output(audited.splitlines()[-1])
-        self._story.step("Every record that Kafka acknowledged against main, by partition, offset and content")
+        self._story.step(
+            "Every record that Kafka acknowledged against main, by partition, offset and content"
+        )
         assert self._past is not None
-        audit.run_audit(self._story, self._job, [*self._past.acks, *self._live.sent.acks], audit.game_event_as_sent)
+        audit.run_audit(
+            self._story,
+            self._job,
+            [*self._past.acks, *self._live.sent.acks],
+            audit.game_event_as_sent,
+        )
 
     def _served_by_hour(self) -> None:
-        table, letters = (self._job.lake.load(n) for n in (self._job.stream.table, self._job.stream.dead_letters_table))
+        table, letters = (
+            self._job.lake.load(n)
+            for n in (self._job.stream.table, self._job.stream.dead_letters_table)
+        )
         rows, dead = (
             Counter(t.scan(selected_fields=("ingest_hour",)).to_arrow()["ingest_hour"].to_pylist())
             for t in (table, letters)
@@ -306,11 +381,17 @@ class _Demo:
         lines = []
         for hour in sorted({*rows, *dead, *views}):
             view = views.get(hour)
-            known = (view.state, view.revision or "", view.counts.duplicate) if view else ("not sealed", "", None)
+            known = (
+                (view.state, view.revision or "", view.counts.duplicate)
+                if view
+                else ("not sealed", "", None)
+            )
             name, revision, duplicate = known
             cells = (rows.get(hour, 0), dead.get(hour, 0), "" if duplicate is None else duplicate)
             lines.append((hour, name, state.served_by(hour), revision, *cells))
-        self._story.table(("hour", "state", "served by", "revision", "rows", "dead letters", "duplicates"), lines)
+        self._story.table(
+            ("hour", "state", "served by", "revision", "rows", "dead letters", "duplicates"), lines
+        )
 
     # Questions to the table.
     def _state(self) -> State:
@@ -330,13 +411,18 @@ class _Demo:
         """The newest Kafka timestamp in `main`, of this hour and the one before."""
         since = hours.hour_of(datetime.now(UTC) - timedelta(hours=1))
         table = self._job.lake.load(self._job.stream.table)
-        scan = table.scan(row_filter=f"ingest_hour >= '{since}'", selected_fields=("kafka_timestamp",))
+        scan = table.scan(
+            row_filter=f"ingest_hour >= '{since}'", selected_fields=("kafka_timestamp",)
+        )
         return max(scan.to_arrow()["kafka_timestamp"].to_pylist(), default=None)
 
 
 def _require_all_acknowledged(sent: Sent) -> None:
     if sent.failed:
-        raise Terminal(f"expected every send to be acknowledged, found {sent.failed} failed: {sent.first_error}")
+        raise Terminal(
+            f"expected every send to be acknowledged, found {sent.failed} failed: "
+            f"{sent.first_error}"
+        )
 
 
 def _by_hour(state: State) -> dict[str, Ranges]:
@@ -352,7 +438,11 @@ def _by_hour(state: State) -> dict[str, Ranges]:
 def rest_of(by_hour: Mapping[str, Ranges], position: Offsets) -> list[tuple[str, Ranges, Ranges]]:
     """By hour, its ranges and the part of them that the position is not past."""
     return [
-        (hour, ranges, clip(ranges, {p: (position.get(p, 0), end) for p, (_, end) in ranges.items()}))
+        (
+            hour,
+            ranges,
+            clip(ranges, {p: (position.get(p, 0), end) for p, (_, end) in ranges.items()}),
+        )
         for hour, ranges in by_hour.items()
     ]
 
@@ -360,7 +450,10 @@ def rest_of(by_hour: Mapping[str, Ranges], position: Offsets) -> list[tuple[str,
 def _progress(parts: Iterable[tuple[str, Ranges, Ranges]], position: Offsets) -> str:
     for hour, whole, rest in parts:
         if rest:
-            return f"in hour {hour}, {size(whole) - size(rest):,} of {size(whole):,} offsets are in main"
+            return (
+                f"in hour {hour}, {size(whole) - size(rest):,} of {size(whole):,} offsets are in "
+                "main"
+            )
     return f"at {_words(position)}"
 
 
@@ -369,9 +462,22 @@ def _words(position: Offsets) -> str:
 
 
 @click.command()
-@click.option("--verbose", is_flag=True, help="Print the output of every command; without it, one screen.")
-@click.option("--master", metavar="URL", help="A Spark cluster's, whose workers are on this machine: Kafka and S3 are.")
-@click.option("--catalog", metavar="URI", help="As catalog.uri. What the demo puts there is gone at its end.")
+@click.option(
+    "--verbose", is_flag=True, help="Print the output of every command; without it, one screen."
+)
+@click.option(
+    "--master",
+    metavar="URL",
+    help="A Spark cluster's, whose workers are on this machine: Kafka and S3 are.",
+)
+@click.option(
+    "--catalog", metavar="URI", help="As catalog.uri. What the demo puts there is gone at its end."
+)
 def command(verbose: bool, master: str | None, catalog: str | None) -> None:
     """Run both layers through kills on real services, and compare every record at the end."""
-    sys.exit(main(functools.partial(run, elsewhere=Elsewhere(master or None, catalog or None)), is_brief=not verbose))
+    sys.exit(
+        main(
+            functools.partial(run, elsewhere=Elsewhere(master or None, catalog or None)),
+            is_brief=not verbose,
+        )
+    )

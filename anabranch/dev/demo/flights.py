@@ -1,6 +1,8 @@
-"""A second stream from its configuration file alone: 336,776 real flights, and an analyst's question.
+"""A second stream from its configuration file alone: 336,776 real flights, and an analyst's
+question.
 
-`make demo-flights`. Exit code 0 only if every acknowledged flight is in `main` exactly once, field by field.
+`make demo-flights`. Exit code 0 only if every acknowledged flight is in `main` exactly once, field
+by field.
 """
 
 from __future__ import annotations
@@ -29,14 +31,21 @@ PAST_HOURS = 2
 
 ROUTES = """
 SELECT origin, dest, count(*) AS flights, round(avg(arr_delay), 1) AS mean_arrival_delay
-FROM travel.flights GROUP BY origin, dest HAVING count(*) >= 365 ORDER BY mean_arrival_delay DESC LIMIT 10
+FROM travel.flights GROUP BY origin, dest HAVING count(*) >= 365
+ORDER BY mean_arrival_delay DESC LIMIT 10
 """.strip().replace("\n", " ")
 
 
 def run(story: Story) -> None:
     """The whole story. Raises Refused if `main` is not exact at its end."""
-    story.title("Every flight that left New York's airports in 2013, as events, with nothing but its own file:")
-    story.say("conf/streams/flights.yaml. Three minutes or so, in a temporary folder; Ctrl-C stops all of it.")
+    story.title(
+        "Every flight that left New York's airports in 2013, as events, with nothing but its own "
+        "file:"
+    )
+    story.say(
+        "conf/streams/flights.yaml. Three minutes or so, in a temporary folder; Ctrl-C stops all "
+        "of it."
+    )
     story.step("A Kafka broker, an S3 server, the tables, and the flights sent by librdkafka")
     with open_workspace(story, STREAM) as space:
         job = space.job(STREAM)
@@ -45,7 +54,9 @@ def run(story: Story) -> None:
 
 
 def _run(story: Story, space: Workspace, job: Job) -> None:
-    story.say(f"Kafka answers at {space.services.bootstrap_servers}, S3 at {space.services.s3_endpoint}")
+    story.say(
+        f"Kafka answers at {space.services.bootstrap_servers}, S3 at {space.services.s3_endpoint}"
+    )
     space.run("apply", STREAM, show=False)
     sent = _send(story, job)
     story.step("The speed layer publishes what is there, and ends")
@@ -57,7 +68,9 @@ def _run(story: Story, space: Workspace, job: Job) -> None:
     space.run("hours", STREAM)
     story.step("The ten routes that arrive latest, of those flown every day")
     space.run("query", ROUTES)
-    story.step("Every flight that Kafka acknowledged against main, by partition, offset and content")
+    story.step(
+        "Every flight that Kafka acknowledged against main, by partition, offset and content"
+    )
     audit.run_audit(story, job, sent.acks, as_sent_of(job.stream))
 
 
@@ -74,15 +87,17 @@ def _send(story: Story, job: Job) -> Sent:
             if count % 5_000 == 0:
                 show(f"{count:,} of {flights_data.FLIGHTS:,} acknowledged")
 
-        sent = flights_data.send(job.environment.kafka, job.stream.topic, hours=PAST_HOURS, until=until, on_ack=on_ack)
+        sent = flights_data.send(
+            job.environment.kafka, job.stream.topic, hours=PAST_HOURS, until=until, on_ack=on_ack
+        )
     if sent.failed or sent.acknowledged != flights_data.FLIGHTS:
         raise Terminal(
-            f"flights: expected {flights_data.FLIGHTS:,} acknowledgements, found {sent.acknowledged:,}, and "
-            f"{sent.failed:,} failed: {sent.first_error}"
+            f"flights: expected {flights_data.FLIGHTS:,} acknowledgements, found "
+            f"{sent.acknowledged:,}, and {sent.failed:,} failed: {sent.first_error}"
         )
     story.say(
-        f"Kafka acknowledged {sent.acknowledged:,} flights in {time.monotonic() - began:.1f} s (gzip, three "
-        f"partitions), in the hours {', '.join(sent.by_hour())} (UTC)"
+        f"Kafka acknowledged {sent.acknowledged:,} flights in {time.monotonic() - began:.1f} s "
+        f"(gzip, three partitions), in the hours {', '.join(sent.by_hour())} (UTC)"
     )
     return sent
 
@@ -93,7 +108,9 @@ def as_sent_of(stream: Stream) -> audit.AsSent:
 
     def as_sent(row: Mapping[str, Any]) -> bytes:
         moment: datetime = row["time_hour"]
-        event = {name: row[name] for name in names} | {"time_hour": f"{moment.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"}
+        event = {name: row[name] for name in names} | {
+            "time_hour": f"{moment.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
+        }
         return json.dumps(event, separators=(",", ":")).encode()
 
     return as_sent

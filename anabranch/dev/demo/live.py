@@ -33,7 +33,9 @@ class Live:
     def sent(self) -> Sent:
         """The account, once it has stopped. Raises Terminal if the sending broke off."""
         if self._failure is not None:
-            raise Terminal(f"the live events: expected all to be sent, found {self._failure}") from self._failure
+            raise Terminal(
+                f"the live events: expected all to be sent, found {self._failure}"
+            ) from self._failure
         assert self._sent is not None
         return self._sent
 

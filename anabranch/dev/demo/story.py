@@ -1,6 +1,8 @@
-"""A story on the terminal: numbered steps with the elapsed time, a spinner while something is awaited.
+"""A story on the terminal: numbered steps with the elapsed time, a spinner while something is
+awaited.
 
-Without a terminal, progress is printed every few seconds instead. A brief story is one screen: no details, no progress.
+Without a terminal, progress is printed every few seconds instead. A brief story is one screen: no
+details, no progress.
 """
 
 from __future__ import annotations
@@ -54,7 +56,9 @@ class Story:
             self.say(text)
 
     def command(self, arguments: Sequence[str]) -> None:
-        self.say("$ anabranch " + " ".join(f'"{a}"' if " " in a else a for a in arguments), "bold green")
+        self.say(
+            "$ anabranch " + " ".join(f'"{a}"' if " " in a else a for a in arguments), "bold green"
+        )
 
     def output(self, text: str) -> None:
         """What a command printed, indented and unchanged."""
@@ -68,7 +72,8 @@ class Story:
 
     @contextmanager
     def awaiting(self, what: str) -> Iterator[Callable[[str], None]]:
-        """Shows that something is awaited; the function that it gives changes the words, as often as one likes."""
+        """Shows that something is awaited; the function that it gives changes the words, as often
+        as one likes."""
         printed_at = time.monotonic()
 
         def show(detail: str) -> None:
@@ -94,7 +99,12 @@ class Story:
         sys.stdout.flush()
 
 
-def poll(question: Callable[[], T | None], awaited: str, seconds: float, check: Callable[[], None] | None = None) -> T:
+def poll(
+    question: Callable[[], T | None],
+    awaited: str,
+    seconds: float,
+    check: Callable[[], None] | None = None,
+) -> T:
     """Ask until the answer is not None. `check` may raise when there is nothing left to wait for.
 
     Raises Transient, naming what was awaited, after `seconds`.
@@ -106,5 +116,8 @@ def poll(question: Callable[[], T | None], awaited: str, seconds: float, check: 
         if (answer := question()) is not None:
             return answer
         if time.monotonic() > deadline:
-            raise Transient(f"expected {awaited} within {seconds:.0f} s, found that it has not happened; try again")
+            raise Transient(
+                f"expected {awaited} within {seconds:.0f} s, found that it has not happened; try "
+                "again"
+            )
         time.sleep(_POLL_SECONDS)

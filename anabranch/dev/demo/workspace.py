@@ -1,6 +1,8 @@
-"""A workspace: a temporary folder with its own configuration, Kafka and S3, in which our command line is run for real.
+"""A workspace: a temporary folder with its own configuration, Kafka and S3, in which our command
+line is run for real.
 
-Nothing of it is alive or left when it is closed, whatever happened; after a failure its folder is kept, for the logs.
+Nothing of it is alive or left when it is closed, whatever happened; after a failure its folder is
+kept, for the logs.
 """
 
 from __future__ import annotations
@@ -43,11 +45,16 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Running:
-    """One of our commands, or another `module`, as a process in a session of its own: its JVM and Python are in it, and
-    no other process is."""
+    """One of our commands, or another `module`, as a process in a session of its own: its JVM and
+    Python are in it, and no other process is."""
 
     def __init__(
-        self, arguments: Sequence[str], folder: Path, environment: dict[str, str], log: Path, module: str = _CLI
+        self,
+        arguments: Sequence[str],
+        folder: Path,
+        environment: dict[str, str],
+        log: Path,
+        module: str = _CLI,
     ) -> None:
         self.arguments, self.log, self.out = tuple(arguments), log, log.with_suffix(".out")
         log.parent.mkdir(exist_ok=True)
@@ -71,8 +78,8 @@ class Running:
         """Raises Terminal, with the end of its log, once it has ended."""
         if self.code is not None:
             raise Terminal(
-                f"anabranch {' '.join(self.arguments)}: expected it to run, found that it ended with exit code "
-                f"{self.code}; the end of {self.log}:\n{self.log_tail(15)}"
+                f"anabranch {' '.join(self.arguments)}: expected it to run, found that it ended "
+                f"with exit code {self.code}; the end of {self.log}:\n{self.log_tail(15)}"
             )
 
     def log_lines(self) -> list[str]:
@@ -95,7 +102,8 @@ class Running:
         return "\n".join(f"  {line[:300]}" for line in self.log_lines()[-lines:])
 
     def kill(self) -> list[int]:
-        """SIGKILL to every process of the session at once, so that none can tidy up; returns their ids."""
+        """SIGKILL to every process of the session at once, so that none can tidy up; returns their
+        ids."""
         members = self._members()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -103,7 +111,11 @@ class Running:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         self._process.wait(_END_SECONDS)
-        poll(lambda: None if any(map(is_alive, members)) else True, "the killed processes to end", _END_SECONDS)
+        poll(
+            lambda: None if any(map(is_alive, members)) else True,
+            "the killed processes to end",
+            _END_SECONDS,
+        )
         return [process.pid for process in members]
 
     def pause(self) -> None:
@@ -120,8 +132,9 @@ class Running:
             return self._process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
             raise Transient(
-                f"anabranch {' '.join(self.arguments)}: expected it to end within {_END_SECONDS:.0f} s of SIGTERM, "
-                f"found it alive; the end of {self.log}:\n{self.log_tail(15)}"
+                f"anabranch {' '.join(self.arguments)}: expected it to end within "
+                f"{_END_SECONDS:.0f} s of SIGTERM, found it alive; the end of "
+                f"{self.log}:\n{self.log_tail(15)}"
             ) from None
 
     def _members(self) -> list[psutil.Process]:
@@ -155,7 +168,8 @@ _NOTHING_ELSEWHERE = Elsewhere()
 
 
 class Workspace:
-    """Runs `anabranch …` in the folder, with the folder's configuration, and knows every process that it started."""
+    """Runs `anabranch …` in the folder, with the folder's configuration, and knows every process
+    that it started."""
 
     def __init__(
         self,
@@ -165,14 +179,22 @@ class Workspace:
         story: Story,
         elsewhere: Elsewhere,
     ) -> None:
-        self.folder, self.services, self.story, self._elsewhere = folder, running_services, story, elsewhere
+        self.folder, self.services, self.story, self._elsewhere = (
+            folder,
+            running_services,
+            story,
+            elsewhere,
+        )
         self.conf, self.logs = folder / "conf", folder / "logs"
         self.temporary = folder / "tmp"
         self.temporary.mkdir()
         self._started: list[Running] = []
         self._changes: dict[str, dict[str, Any]] = {}
         self._write_configuration(stream)
-        java = f"{os.environ.get('JDK_JAVA_OPTIONS', '')} -Djava.io.tmpdir={self.temporary} {FIRST_COMPILER}"
+        java = (
+            f"{os.environ.get('JDK_JAVA_OPTIONS', '')} -Djava.io.tmpdir={self.temporary} "
+            f"{FIRST_COMPILER}"
+        )
         self._environment = dict(os.environ) | {
             "ANABRANCH_CONF": str(self.conf),
             "TMPDIR": str(self.temporary),
@@ -210,7 +232,9 @@ class Workspace:
             self.story.output(text)
         return text
 
-    def start(self, *arguments: str, log: str | None = None, module: str = _CLI, **environment: str) -> Running:
+    def start(
+        self, *arguments: str, log: str | None = None, module: str = _CLI, **environment: str
+    ) -> Running:
         file = self.logs / f"{log or arguments[0]}.log"
         running = Running(arguments, self.folder, self._environment | environment, file, module)
         self._started.append(running)
@@ -220,7 +244,8 @@ class Workspace:
         return sorted(self.temporary.glob("anabranch-checkpoint-*"))
 
     def set_speed(self, stream: str, **speed: Any) -> None:
-        """Change how the speed layer runs from its next start on; without arguments, back to what ships."""
+        """Change how the speed layer runs from its next start on; without arguments, back to what
+        ships."""
         self.set_stream(stream, speed=self.shipped(stream)["speed"] | speed)
 
     def set_stream(self, stream: str, **keys: Any) -> None:
@@ -258,7 +283,9 @@ class Workspace:
             shutil.copy(file, self.conf / "streams" / file.name)
         environment = _read(_shipped() / "anabranch.yaml")
         kafka, s3 = self._elsewhere.kafka_front, self._elsewhere.s3_front
-        bootstrap_servers = f"{HOST}:{kafka.port}" if kafka is not None else self.services.bootstrap_servers
+        bootstrap_servers = (
+            f"{HOST}:{kafka.port}" if kafka is not None else self.services.bootstrap_servers
+        )
         environment["kafka"]["bootstrap_servers"] = bootstrap_servers
         environment["catalog"] |= {
             "uri": f"sqlite:///{self.folder}/.anabranch/catalog.db",
@@ -279,7 +306,9 @@ class Workspace:
 
 
 @contextmanager
-def open_workspace(story: Story, stream: str, elsewhere: Elsewhere = _NOTHING_ELSEWHERE) -> Iterator[Workspace]:
+def open_workspace(
+    story: Story, stream: str, elsewhere: Elsewhere = _NOTHING_ELSEWHERE
+) -> Iterator[Workspace]:
     """A workspace with running services. The end of the `with` stops all that was started in it."""
     # Resolved, since the services' marker and Spark's file addresses name it.
     folder = Path(tempfile.mkdtemp(prefix="anabranch-demo-")).resolve()
@@ -290,7 +319,10 @@ def open_workspace(story: Story, stream: str, elsewhere: Elsewhere = _NOTHING_EL
         with services.running(
             folder / ".anabranch", progress=lambda text: None, advertised_port=advertised
         ) as running_services:
-            for front, port in ((kafka, running_services.kafka_port), (s3, running_services.s3_port)):
+            for front, port in (
+                (kafka, running_services.kafka_port),
+                (s3, running_services.s3_port),
+            ):
                 if front is not None:
                     front.upstream_port = port
             space = Workspace(folder, running_services, stream, story, elsewhere)
@@ -326,7 +358,11 @@ def main(run: Callable[[Story], None], is_brief: bool = False) -> int:
         return error.exit_code
     except (KeyboardInterrupt, SystemExit) as stopped:
         story.say("Interrupted: everything that was started is stopped, and nothing is left.")
-        return stopped.code if isinstance(stopped, SystemExit) and isinstance(stopped.code, int) else 130
+        return (
+            stopped.code
+            if isinstance(stopped, SystemExit) and isinstance(stopped.code, int)
+            else 130
+        )
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

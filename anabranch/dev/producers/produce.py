@@ -1,4 +1,5 @@
-"""Sends events to a real topic and accounts for every one: sent by kind, acknowledged one by one, failed."""
+"""Sends events to a real topic and accounts for every one: sent by kind, acknowledged one by one,
+failed."""
 
 from __future__ import annotations
 
@@ -21,7 +22,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from anabranch import config
 from anabranch.common.errors import Transient
 from anabranch.common.signals import in_own_thread
-from anabranch.dev.producers.events import KINDS, Ack, ProducerRecord, Sent, generate, generate_live, sha256
+from anabranch.dev.producers.events import (
+    KINDS,
+    Ack,
+    ProducerRecord,
+    Sent,
+    generate,
+    generate_live,
+    sha256,
+)
 from anabranch.kafka.client import create_topic, new_producer
 
 log = logging.getLogger(__name__)
@@ -51,17 +60,19 @@ def produce_events(
     stop: threading.Event | None = None,
     on_ack: Callable[[Ack], None] | None = None,
 ) -> Sent:
-    """Send `events` game events (endless, until `stop`, if None), and return once each is acknowledged or has failed.
+    """Send `events` game events (endless, until `stop`, if None), and return once each is
+    acknowledged or has failed.
 
-    With `hours` the Kafka timestamps are spread over [until - hours, until), where `until` is now unless it is given;
-    else each is the time of its send. `rate` is in records a second, all kinds together; without it, as fast as the
-    producer goes. The topic is created if it is missing. `on_ack` is called in this thread, soon after each
-    acknowledgement. Safe to run in a thread; `stop` ends it early, with what was sent until then flushed and accounted
-    for. A stamp of the past after a later one is in its topic already does not reopen an hour: such a record belongs to
+    With `hours` the Kafka timestamps are spread over [until - hours, until), where `until` is now
+    unless it is given; else each is the time of its send. `rate` is in records a second, all kinds
+    together; without it, as fast as the producer goes. The topic is created if it is missing.
+    `on_ack` is called in this thread, soon after each acknowledgement. Safe to run in a thread;
+    `stop` ends it early, with what was sent until then flushed and accounted for. A stamp of the
+    past after a later one is in its topic already does not reopen an hour: such a record belongs to
     the hour at hand.
 
-    Raises ValueError for contradictory arguments, Transient if the broker cannot be reached at the start; later
-    failures are counted.
+    Raises ValueError for contradictory arguments, Transient if the broker cannot be reached at the
+    start; later failures are counted.
     """
     if events is None and hours:
         raise ValueError("hours need a number of events to spread over them")
@@ -69,13 +80,14 @@ def produce_events(
         raise ValueError("an endless run needs a rate")
     stop = stop or threading.Event()
     sent = Sent(topic, on_ack=on_ack)
-    # Step 1: the topic, and a producer that loses nothing. Compressed, since what the producer costs most is its
-    # checksum, in pure Python, over the bytes that go out.
+    # Step 1: the topic, and a producer that loses nothing. Compressed, since what the producer
+    # costs most is its checksum, in pure Python, over the bytes that go out.
     create_topic(kafka, topic, partitions, TOPIC_CONFIGS)
     producer = new_producer(kafka, compression_type="gzip", metrics_enabled=False)
     try:
         count = len(producer.partitions_for(topic))
-        # Step 2: send. The clock starts here, so that the last stamps are not older than they must be.
+        # Step 2: send. The clock starts here, so that the last stamps are not older than they must
+        # be.
         now = datetime.now(UTC)
         records: Iterator[ProducerRecord]
         if events is not None and hours:
@@ -96,8 +108,12 @@ def produce_events(
                     key=record.key,
                     value=record.value,
                     timestamp_ms=record.timestamp_ms,
-                    # One player, one partition. Not the client's murmur2, which is a quarter of the cost of a send.
-                    partition=zlib.crc32(record.key if record.key is not None else record.value or b"") % count,
+                    # One player, one partition. Not the client's murmur2, which is a quarter of the
+                    # cost of a send.
+                    partition=zlib.crc32(
+                        record.key if record.key is not None else record.value or b""
+                    )
+                    % count,
                 )
             except Exception as error:  # whatever it was, this record is not in the topic
                 sent.fail(error)
@@ -133,11 +149,14 @@ def _settle(pending: Pending, sent: Sent) -> None:
             sent.fail(future.exception)
             continue
         done = future.value
-        sent.acknowledge(Ack(done.partition, done.offset, record.kind, sha256(record.value), done.timestamp))
+        sent.acknowledge(
+            Ack(done.partition, done.offset, record.kind, sha256(record.value), done.timestamp)
+        )
 
 
 def _flush(producer: Any, pending: Pending, sent: Sent, stop: threading.Event) -> None:
-    """Wait until all sends are decided, or the deadline has passed: unanswered sends count as failed."""
+    """Wait until all sends are decided, or the deadline has passed: unanswered sends count as
+    failed."""
     began = time.monotonic()
     while pending:
         waited = time.monotonic() - began
@@ -150,7 +169,12 @@ def _flush(producer: Any, pending: Pending, sent: Sent, stop: threading.Event) -
         try:
             producer.flush(timeout=0.2)
         except Exception as error:  # a timeout: not all yet
-            log.debug("%d records of topic %s are not acknowledged yet: %s", len(pending), sent.topic, error)
+            log.debug(
+                "%d records of topic %s are not acknowledged yet: %s",
+                len(pending),
+                sent.topic,
+                error,
+            )
         before = len(pending)
         _settle(pending, sent)
         if len(pending) == before:
@@ -175,7 +199,10 @@ def as_text(stream: str, sent: Sent, seconds: float) -> str:
     kinds = ", ".join(f"{sent.sent[kind]:,} {kind}" for kind in KINDS if sent.sent[kind])
     total = sent.sent.total()
     lines = [
-        f"{stream}: sent {total:,} records to topic {sent.topic} in {seconds:.1f} s: {kinds or 'nothing'}",
+        (
+            f"{stream}: sent {total:,} records to topic {sent.topic} in {seconds:.1f} s: "
+            f"{kinds or 'nothing'}"
+        ),
         f"acknowledged {sent.acknowledged:,} of {total:,}, failed {sent.failed:,}",
     ]
     if sent.acks:
@@ -187,10 +214,13 @@ def as_text(stream: str, sent: Sent, seconds: float) -> str:
 
 @contextmanager
 def shown(total: int, file: IO[str] | None) -> Iterator[Callable[[Ack], None]]:
-    """What to do with each acknowledgement: a line in the file, a step of the progress bar (terminals only)."""
+    """What to do with each acknowledgement: a line in the file, a step of the progress bar
+    (terminals only)."""
     console = Console(stderr=True)
     columns = (TextColumn("acknowledged"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
+    with Progress(
+        *columns, console=console, disable=not console.is_terminal, transient=True
+    ) as progress:
         task = progress.add_task("acknowledged", total=total)
         unseen = 0
 
@@ -208,7 +238,8 @@ def shown(total: int, file: IO[str] | None) -> Iterator[Callable[[Ack], None]]:
 
 @contextmanager
 def stopped_by_signals() -> Iterator[tuple[threading.Event, list[int]]]:
-    """An event that Ctrl-C or SIGTERM sets, and the signals that did; a second Ctrl-C interrupts at once."""
+    """An event that Ctrl-C or SIGTERM sets, and the signals that did; a second Ctrl-C interrupts at
+    once."""
     stop = threading.Event()
     received: list[int] = []
     request_stop = in_own_thread(stop.set)

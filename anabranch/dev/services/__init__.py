@@ -28,15 +28,25 @@ SECRET_KEY = "anabranch-local"
 
 _STOP_SECONDS = 20.0
 _LOCK_SECONDS = 300.0
-# What `down --wipe` removes. The embedded catalog goes with the data that it points to, or it would dangle.
-_WIPED = ("data", "logs", "run", "catalog.db", "catalog.db-wal", "catalog.db-shm", "catalog.db-journal")
+# What `down --wipe` removes. The embedded catalog goes with the data that it points to, or it would
+# dangle.
+_WIPED = (
+    "data",
+    "logs",
+    "run",
+    "catalog.db",
+    "catalog.db-wal",
+    "catalog.db-shm",
+    "catalog.db-journal",
+)
 
 State = Literal["running", "not answering", "died", "stopped"]
 
 
 @dataclass(frozen=True)
 class Home:
-    """The folder that holds a pair of services: `data/`, `logs/` and `run/` (pid files, properties)."""
+    """The folder that holds a pair of services: `data/`, `logs/` and `run/` (pid files,
+    properties)."""
 
     path: Path
 
@@ -97,11 +107,12 @@ def up(
 ) -> Services:
     """Both services run and answer when this returns; what already runs is left alone.
 
-    Ports default to those that a service of this home has or had last, else to 19092 and 19000; keys to
-    AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, else to `anabranch` and `anabranch-local`. With `advertised_port` Kafka
-    sends its clients there: to a front of it. Whatever this call started is stopped again if it fails or is
-    interrupted. Raises ConfigurationError if a port is taken or a running service
-    has other settings than asked for, Terminal if Java is missing or a service ends, Transient if one does not answer.
+    Ports default to those that a service of this home has or had last, else to 19092 and 19000;
+    keys to AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, else to `anabranch` and `anabranch-local`.
+    With `advertised_port` Kafka sends its clients there: to a front of it. Whatever this call
+    started is stopped again if it fails or is interrupted. Raises ConfigurationError if a port is
+    taken or a running service has other settings than asked for, Terminal if Java is missing or a
+    service ends, Transient if one does not answer.
     """
     progress = progress or (lambda _: None)
     access_key = access_key or os.environ.get("AWS_ACCESS_KEY_ID") or ACCESS_KEY
@@ -110,14 +121,18 @@ def up(
     jars = jars or ensure_jars(progress=progress)
     with _alone(home, progress), ExitStack() as undo:
         s3, kafka = home.s3, home.kafka
-        # Step 1: what runs already, and on which port the rest goes. Nothing is started before all of it is known.
+        # Step 1: what runs already, and on which port the rest goes. Nothing is started before all
+        # of it is known.
         s3_process, s3_port = _existing(s3, s3_port, S3_PORT, "--s3-port")
         kafka_process, kafka_port = _existing(kafka, kafka_port, KAFKA_PORT, "--kafka-port")
         if s3_port == kafka_port:
-            raise ConfigurationError(f"Kafka and S3 cannot share port {s3_port}; give --kafka-port and --s3-port.")
+            raise ConfigurationError(
+                f"Kafka and S3 cannot share port {s3_port}; give --kafka-port and --s3-port."
+            )
         if s3_process is not None:
             _require_settings(s3, s3_server.settings(s3, s3_port, access_key, secret_key))
-        # Step 2: start what is missing, S3 first, since Kafka may have to format its storage meanwhile.
+        # Step 2: start what is missing, S3 first, since Kafka may have to format its storage
+        # meanwhile.
         started = []
         began = time.monotonic()
         if s3_process is None:
@@ -134,7 +149,9 @@ def up(
             started.append(kafka.name)
         # Step 3: ask both.
         s3.await_answer(s3_process, lambda: s3_server.answers(s3_port), s3_server.READY_SECONDS)
-        kafka.await_answer(kafka_process, lambda: kafka_broker.answers(kafka_port), kafka_broker.READY_SECONDS)
+        kafka.await_answer(
+            kafka_process, lambda: kafka_broker.answers(kafka_port), kafka_broker.READY_SECONDS
+        )
         undo.pop_all()
         if started:
             progress(f"ready after {time.monotonic() - began:.1f} s")
@@ -142,22 +159,29 @@ def up(
 
 
 def down(home: Home, wipe: bool = False, progress: Progress | None = None) -> tuple[str, ...]:
-    """Stops what runs and returns the names; with `wipe` the data, logs and embedded catalog go as well.
+    """Stops what runs and returns the names; with `wipe` the data, logs and embedded catalog go as
+    well.
 
-    SIGTERM first, SIGKILL after 20 s. No process of this home is alive afterwards, also none whose pid file was lost.
+    SIGTERM first, SIGKILL after 20 s. No process of this home is alive afterwards, also none whose
+    pid file was lost.
     """
     progress = progress or (lambda _: None)
     if not home.path.is_dir():
         return tuple(daemon.name for daemon in (home.s3, home.kafka) if _stop(daemon))
     with _alone(home, progress):
-        running = {daemon.name: process for daemon in (home.s3, home.kafka) if (process := daemon.process())}
+        running = {
+            daemon.name: process
+            for daemon in (home.s3, home.kafka)
+            if (process := daemon.process())
+        }
         if running:
             progress(f"stopping {' and '.join(sorted(running))}")
         killed = stop_all(list(running.values()), _STOP_SECONDS)
         if killed:
             progress(f"killed {len(killed)} that did not stop within {_STOP_SECONDS:.0f} s")
         for daemon in (home.s3, home.kafka):
-            # A second one can only be there if two commands raced without the lock, on a file system that has none.
+            # A second one can only be there if two commands raced without the lock, on a file
+            # system that has none.
             _stop(daemon)
             daemon.pid_file.unlink(missing_ok=True)
         if wipe:
@@ -169,12 +193,18 @@ def down(home: Home, wipe: bool = False, progress: Progress | None = None) -> tu
 
 def status(home: Home) -> tuple[ServiceStatus, ...]:
     """Both services as they are now, each asked."""
-    return (_status(home.kafka, kafka_broker.answers, ""), _status(home.s3, s3_server.answers, "http://"))
+    return (
+        _status(home.kafka, kafka_broker.answers, ""),
+        _status(home.s3, s3_server.answers, "http://"),
+    )
 
 
 @contextmanager
 def running(
-    path: Path, jars: Jars | None = None, progress: Progress | None = None, advertised_port: int | None = None
+    path: Path,
+    jars: Jars | None = None,
+    progress: Progress | None = None,
+    advertised_port: int | None = None,
 ) -> Iterator[Services]:
     """Fresh services on free ports for the length of a `with`; for tests and demonstrations.
 
@@ -183,12 +213,23 @@ def running(
     home = Home(path)
     kafka_port = free_port()
     try:
-        yield up(home, kafka_port, free_port(kafka_port), jars, progress, ACCESS_KEY, SECRET_KEY, advertised_port)
+        yield up(
+            home,
+            kafka_port,
+            free_port(kafka_port),
+            jars,
+            progress,
+            ACCESS_KEY,
+            SECRET_KEY,
+            advertised_port,
+        )
     finally:
         down(home)
 
 
-def _existing(daemon: Daemon, given_port: int | None, default: int, flag: str) -> tuple[psutil.Process | None, int]:
+def _existing(
+    daemon: Daemon, given_port: int | None, default: int, flag: str
+) -> tuple[psutil.Process | None, int]:
     """The living process, if any, and the service's port."""
     recorded = daemon.recorded()
     process = daemon.process()
@@ -202,8 +243,9 @@ def _existing(daemon: Daemon, given_port: int | None, default: int, flag: str) -
         return None, port
     if given_port is not None and given_port != recorded.port:
         raise ConfigurationError(
-            f"{flag} {given_port} was given, but {daemon.title} of {daemon.home} already runs on port {recorded.port}. "
-            f"Run 'anabranch dev down --home {daemon.home}' first, or leave the flag out."
+            f"{flag} {given_port} was given, but {daemon.title} of {daemon.home} already runs on "
+            f"port {recorded.port}. Run 'anabranch dev down --home {daemon.home}' first, or leave "
+            "the flag out."
         )
     return process, recorded.port
 
@@ -212,8 +254,9 @@ def _require_settings(daemon: Daemon, expected: str) -> None:
     file = s3_server.properties_file(daemon)
     if not file.exists() or file.read_text(encoding="utf-8") != expected:
         raise ConfigurationError(
-            f"{daemon.title} of {daemon.home} already runs with other keys than AWS_ACCESS_KEY_ID and "
-            f"AWS_SECRET_ACCESS_KEY give now. Run 'anabranch dev down --home {daemon.home}', then 'up'."
+            f"{daemon.title} of {daemon.home} already runs with other keys than AWS_ACCESS_KEY_ID "
+            f"and AWS_SECRET_ACCESS_KEY give now. Run 'anabranch dev down --home {daemon.home}', "
+            "then 'up'."
         )
 
 
@@ -228,7 +271,9 @@ def _stop(daemon: Daemon) -> bool:
 def _status(daemon: Daemon, answers: Callable[[int], bool], scheme: str) -> ServiceStatus:
     recorded, process = daemon.recorded(), daemon.process()
     if process is None:
-        return ServiceStatus(daemon.name, "died" if recorded else "stopped", None, None, None, daemon.log)
+        return ServiceStatus(
+            daemon.name, "died" if recorded else "stopped", None, None, None, daemon.log
+        )
     port = recorded.port if recorded and recorded.pid == process.pid else None
     state: State = "running" if port is not None and answers(port) else "not answering"
     since = datetime.fromtimestamp(process.create_time(), UTC)

@@ -25,10 +25,11 @@ _API_VERSIONS = 18
 def broker_properties(
     port: int, controller_port: int, data: Path, advertised_port: int | None = None
 ) -> dict[str, object]:
-    """server.properties of a broker for one machine and one replica. Clients are sent to `advertised_port`, if given.
+    """server.properties of a broker for one machine and one replica. Clients are sent to
+    `advertised_port`, if given.
 
-    Records keep for ever: retention counts the records' own timestamps, so events that are produced with the
-    timestamps of past hours would be deleted within minutes of the default.
+    Records keep for ever: retention counts the records' own timestamps, so events that are produced
+    with the timestamps of past hours would be deleted within minutes of the default.
     """
     return {
         "process.roles": "broker,controller",
@@ -57,7 +58,8 @@ def broker_properties(
         "share.coordinator.state.topic.min.isr": 1,
         "share.coordinator.state.topic.num.partitions": 4,
         "group.initial.rebalance.delay.ms": 0,
-        # A broker that was killed may not come back before its old session has ended: 9 s by default.
+        # A broker that was killed may not come back before its old session has ended: 9 s by
+        # default.
         "broker.session.timeout.ms": 3000,
         "broker.heartbeat.interval.ms": 500,
         # 128 MB by default, a quarter of this heap.
@@ -75,54 +77,92 @@ def start(
     more: Mapping[str, object] | None = None,
     format_options: Sequence[str] = (),
 ) -> psutil.Process:
-    """Formats the storage at the first start, then starts the broker; `answers` says when it is ready.
+    """Formats the storage at the first start, then starts the broker; `answers` says when it is
+    ready.
 
-    The controller's port is any free one but `port` and those of `avoid`. With `advertised_port` clients are sent
-    there: to a proxy in front of the broker. `more` adds to the broker's properties, or takes their place.
+    The controller's port is any free one but `port` and those of `avoid`. With `advertised_port`
+    clients are sent there: to a proxy in front of the broker. `more` adds to the broker's
+    properties, or takes their place.
     """
     data = daemon.home / "data" / "kafka"
     if "," in str(data):
-        raise Terminal(f"Kafka splits folder names at commas; choose a home without one instead of {daemon.home}.")
+        raise Terminal(
+            "Kafka splits folder names at commas; choose a home without one instead of "
+            f"{daemon.home}."
+        )
     environment = {**os.environ, "CLASSPATH": os.pathsep.join(map(str, jars))}
-    jvm = [str(java), "-Xmx512m", "-Djava.awt.headless=true", "-XX:+ExitOnOutOfMemoryError", daemon.marker]
+    jvm = [
+        str(java),
+        "-Xmx512m",
+        "-Djava.awt.headless=true",
+        "-XX:+ExitOnOutOfMemoryError",
+        daemon.marker,
+    ]
     jvm.append(f"-Dlog4j2.configurationFile={(jvm_folder() / 'log4j2-kafka.xml').as_uri()}")
     properties = daemon.home / "run" / "kafka.properties"
     controller_port = free_port(port, *avoid)
     if not (data / "meta.properties").exists():
-        # Formatted beside its place and renamed into it, so a start that is interrupted here leaves nothing half done.
+        # Formatted beside its place and renamed into it, so a start that is interrupted here leaves
+        # nothing half done.
         part = data.with_name("kafka.part")
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
-        write_private(properties, properties_text(_joined(broker_properties(port, controller_port, part), more)))
+        write_private(
+            properties,
+            properties_text(_joined(broker_properties(port, controller_port, part), more)),
+        )
         cluster = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         # A cluster id that begins with a dash would be read as an option.
-        storage_tool = [*jvm, "kafka.tools.StorageTool", "format", f"--cluster-id={cluster}", "-c", str(properties)]
+        storage_tool = [
+            *jvm,
+            "kafka.tools.StorageTool",
+            "format",
+            f"--cluster-id={cluster}",
+            "-c",
+            str(properties),
+        ]
         storage_tool += format_options
         try:
             answer = subprocess.run(
-                storage_tool, env=environment, cwd=daemon.home, capture_output=True, text=True, timeout=READY_SECONDS
+                storage_tool,
+                env=environment,
+                cwd=daemon.home,
+                capture_output=True,
+                text=True,
+                timeout=READY_SECONDS,
             )
         except subprocess.TimeoutExpired as error:
-            raise Transient(f"Kafka's storage in {part} was not formatted within {READY_SECONDS:.0f} s.") from error
+            raise Transient(
+                f"Kafka's storage in {part} was not formatted within {READY_SECONDS:.0f} s."
+            ) from error
         if answer.returncode != 0:
-            raise Terminal(f"Kafka's storage in {part} could not be formatted:\n{answer.stdout}{answer.stderr}")
+            raise Terminal(
+                f"Kafka's storage in {part} could not be formatted:\n{answer.stdout}{answer.stderr}"
+            )
         part.rename(data)
     server_properties = broker_properties(port, controller_port, data, advertised_port)
     write_private(properties, properties_text(_joined(server_properties, more)))
     return daemon.start([*jvm, "kafka.Kafka", str(properties)], port, environment)
 
 
-def _joined(properties: Mapping[str, object], more: Mapping[str, object] | None) -> dict[str, object]:
+def _joined(
+    properties: Mapping[str, object], more: Mapping[str, object] | None
+) -> dict[str, object]:
     """Both; `more` wins, but its lists of listeners join those that are there."""
     lists = ("listeners", "advertised.listeners", "listener.security.protocol.map")
-    added = {key: f"{properties[key]},{value}" if key in lists else value for key, value in (more or {}).items()}
+    added = {
+        key: f"{properties[key]},{value}" if key in lists else value
+        for key, value in (more or {}).items()
+    }
     return {**properties, **added}
 
 
 def answers(port: int) -> bool:
-    """Whether a broker answers an ApiVersions request; it does so only once it has joined and leads.
+    """Whether a broker answers an ApiVersions request; it does so only once it has joined and
+    leads.
 
-    The request by hand, version 0 of the protocol guide, so that no client's retries and log lines come between.
+    The request by hand, version 0 of the protocol guide, so that no client's retries and log lines
+    come between.
     """
     request = struct.pack(">hhih", _API_VERSIONS, 0, 1, -1)
     try:

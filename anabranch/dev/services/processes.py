@@ -1,4 +1,5 @@
-"""A service as a child process that outlives the command that started it, and can always be found again."""
+"""A service as a child process that outlives the command that started it, and can always be found
+again."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ import psutil
 from anabranch.common.errors import ConfigurationError, Terminal, Transient
 
 HOST = "127.0.0.1"
-# The start time is on the wall clock, which may be stepped while the service runs; the marker settles the rest.
+# The start time is on the wall clock, which may be stepped while the service runs; the marker
+# settles the rest.
 _START_TOLERANCE_SECONDS = 60.0
 _POLL_SECONDS = 0.1
 # SIGKILL cannot be refused, but a process that waits for a disk ends only after it.
@@ -48,8 +50,9 @@ class PidFile:
 class Daemon:
     """One service of one home.
 
-    Its command line carries a marker with the home's path, so a recycled pid, or a pid file of another machine, is
-    never taken for the service, and a service whose pid file is lost is found all the same.
+    Its command line carries a marker with the home's path, so a recycled pid, or a pid file of
+    another machine, is never taken for the service, and a service whose pid file is lost is found
+    all the same.
     """
 
     name: str
@@ -91,13 +94,16 @@ class Daemon:
             return None
 
     def process(self) -> psutil.Process | None:
-        """The living process: the pid file's, if it is still that one, else one that carries the marker."""
+        """The living process: the pid file's, if it is still that one, else one that carries the
+        marker."""
         _reap()
         recorded = self.recorded()
         if recorded is not None:
             with contextlib.suppress(psutil.Error):
                 process = psutil.Process(recorded.pid)
-                same_start = abs(process.create_time() - recorded.started) < _START_TOLERANCE_SECONDS
+                same_start = (
+                    abs(process.create_time() - recorded.started) < _START_TOLERANCE_SECONDS
+                )
                 if same_start and self._is_ours(process):
                     return process
         for process in psutil.process_iter():
@@ -105,7 +111,9 @@ class Daemon:
                 return process
         return None
 
-    def start(self, command: Sequence[str], port: int, environment: Mapping[str, str]) -> psutil.Process:
+    def start(
+        self, command: Sequence[str], port: int, environment: Mapping[str, str]
+    ) -> psutil.Process:
         """Starts `command` in a session of its own, so a Ctrl-C in the terminal does not reach it.
 
         Its output goes to the log; the log of the run before is kept beside it as `.1`.
@@ -131,15 +139,19 @@ class Daemon:
         write_whole(self.port_file, f"{port}\n")
         return process
 
-    def await_answer(self, process: psutil.Process, answers: Callable[[], bool], seconds: float) -> None:
-        """Returns once `answers()` holds. Raises Terminal if the process ends first, Transient after `seconds`."""
+    def await_answer(
+        self, process: psutil.Process, answers: Callable[[], bool], seconds: float
+    ) -> None:
+        """Returns once `answers()` holds. Raises Terminal if the process ends first, Transient
+        after `seconds`."""
         deadline = time.monotonic() + seconds
         while not answers():
             if not is_alive(process):
                 raise Terminal(f"{self.title} ended while it was starting. {self.log_tail()}")
             if time.monotonic() >= deadline:
                 raise Transient(
-                    f"{self.title} (pid {process.pid}) has not answered for {seconds:.0f} s. {self.log_tail()}"
+                    f"{self.title} (pid {process.pid}) has not answered for {seconds:.0f} s. "
+                    f"{self.log_tail()}"
                 )
             time.sleep(_POLL_SECONDS)
 
@@ -179,7 +191,8 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 def stop_all(processes: Sequence[psutil.Process], seconds: float) -> tuple[int, ...]:
-    """SIGTERM to all, SIGKILL to those that still live after `seconds`; returns the pids that had to be killed."""
+    """SIGTERM to all, SIGKILL to those that still live after `seconds`; returns the pids that had
+    to be killed."""
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.terminate()
@@ -188,7 +201,10 @@ def stop_all(processes: Sequence[psutil.Process], seconds: float) -> tuple[int, 
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
     if immortal := _await_end(stubborn, _KILL_SECONDS):
-        raise Transient(f"Processes {[process.pid for process in immortal]} do not end even after SIGKILL; try again.")
+        raise Transient(
+            f"Processes {[process.pid for process in immortal]} do not end even after SIGKILL; "
+            "try again."
+        )
     return tuple(process.pid for process in stubborn)
 
 
@@ -202,7 +218,8 @@ def _await_end(processes: Sequence[psutil.Process], seconds: float) -> list[psut
 
 
 def free_port(*avoid: int) -> int:
-    """A port that nothing listened on a moment ago, and none of `avoid`, which another service is about to take."""
+    """A port that nothing listened on a moment ago, and none of `avoid`, which another service is
+    about to take."""
     while True:
         with socket.socket() as probe:
             probe.bind((HOST, 0))
@@ -231,8 +248,8 @@ def require_free_port(port: int, title: str, flag: str) -> None:
                 taken = True
     if taken:
         raise ConfigurationError(
-            f"{title} needs port {port} of {HOST}, but {holder(port)} listens there. Stop it, or choose another port "
-            f"with {flag}."
+            f"{title} needs port {port} of {HOST}, but {holder(port)} listens there. Stop it, or "
+            f"choose another port with {flag}."
         )
 
 
@@ -250,20 +267,26 @@ def holder(port: int) -> str:
 
 
 def properties_text(values: Mapping[str, object]) -> str:
-    """A Java properties file: ISO-8859-1, so everything else is escaped, as java.util.Properties defines it."""
+    """A Java properties file: ISO-8859-1, so everything else is escaped, as java.util.Properties
+    defines it."""
     return "".join(f"{key}={_escaped(str(value))}\n" for key, value in values.items())
 
 
 def _escaped(value: str) -> str:
-    # Properties escapes are UTF-16 code units, hence the detour for characters beyond the first plane.
+    # Properties escapes are UTF-16 code units, hence the detour for characters beyond the first
+    # plane.
     units = value.encode("utf-16-be")
     codes = [int.from_bytes(units[i : i + 2], "big") for i in range(0, len(units), 2)]
-    return "".join(chr(code) if 32 < code < 127 and chr(code) != "\\" else f"\\u{code:04x}" for code in codes)
+    return "".join(
+        chr(code) if 32 < code < 127 and chr(code) != "\\" else f"\\u{code:04x}" for code in codes
+    )
 
 
 def write_private(file: Path, text: str) -> None:
     """Writes a file that only its owner may read, from its first byte on."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.unlink(missing_ok=True)
-    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as handle:
+    with os.fdopen(
+        os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8"
+    ) as handle:
         handle.write(text)

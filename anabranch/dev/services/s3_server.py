@@ -32,8 +32,11 @@ def properties_file(daemon: Daemon) -> Path:
 
 
 def settings(daemon: Daemon, port: int, access_key: str, secret_key: str) -> str:
-    """The content of the properties file for these arguments, also to ask whether a running server has others."""
-    return properties_text(server_properties(port, access_key, secret_key, daemon.home / "data" / "s3"))
+    """The content of the properties file for these arguments, also to ask whether a running server
+    has others."""
+    return properties_text(
+        server_properties(port, access_key, secret_key, daemon.home / "data" / "s3")
+    )
 
 
 def start(
@@ -44,9 +47,17 @@ def start(
     properties = properties_file(daemon)
     write_private(properties, settings(daemon, port, access_key, secret_key))
     environment = {**os.environ, "CLASSPATH": os.pathsep.join(map(str, jars))}
-    jvm = [str(java), "-Xmx256m", "-Djava.awt.headless=true", "-XX:+ExitOnOutOfMemoryError", daemon.marker]
+    jvm = [
+        str(java),
+        "-Xmx256m",
+        "-Djava.awt.headless=true",
+        "-XX:+ExitOnOutOfMemoryError",
+        daemon.marker,
+    ]
     jvm.append(f"-Dlogback.configurationFile={(jvm_folder() / 'logback-s3proxy.xml').as_uri()}")
-    return daemon.start([*jvm, "org.gaul.s3proxy.Main", "--properties", str(properties)], port, environment)
+    return daemon.start(
+        [*jvm, "org.gaul.s3proxy.Main", "--properties", str(properties)], port, environment
+    )
 
 
 def answers(port: int) -> bool:

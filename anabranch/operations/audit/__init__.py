@@ -21,7 +21,14 @@ from anabranch.operations.audit.checks import (
     check_adjacent_cuts,
     check_expired,
 )
-from anabranch.operations.audit.count import FileCounts, OffsetCounts, count_files, explained, mark_given, recount
+from anabranch.operations.audit.count import (
+    FileCounts,
+    OffsetCounts,
+    count_files,
+    explained,
+    mark_given,
+    recount,
+)
 from anabranch.protocol import ledger
 from anabranch.protocol.decisions import with_waiting
 from anabranch.protocol.erasure import UNSERVED
@@ -67,14 +74,20 @@ def audit(job: Job, hours: tuple[str, str] | None, with_kafka: bool) -> AuditRep
     topic = job.kafka.describe(job.stream.topic, lake.state.position) if with_kafka else None
     sizes = tuple(cut.offsets if (cut := _cut(lake, hour)) is not None else 0 for hour in chosen)
     audited = []
-    with Progress(LOG, f"audit {job.stream.name}", "hours", sizes=sizes, contents="offsets") as progress:
+    with Progress(
+        LOG, f"audit {job.stream.name}", "hours", sizes=sizes, contents="offsets"
+    ) as progress:
         for hour in chosen:
             audited.append(_audit(job, lake, hour, topic, with_kafka, progress))
             progress.step()
-    more = check_adjacent_cuts({h: c for h in known if (c := _cut(lake, h)) is not None}, lake.state.timeline)
+    more = check_adjacent_cuts(
+        {h: c for h in known if (c := _cut(lake, h)) is not None}, lake.state.timeline
+    )
     more = [d for d in more if hours is None or hours[0] <= d.hour <= hours[1]]
     more += check_expired(expired, lake.rows, {"main": lake.main, "batch": lake.batch})
-    return build_report(job.stream.name, audited, [*more, *(_unknown(lake) if hours is None else [])], len(expired))
+    return build_report(
+        job.stream.name, audited, [*more, *(_unknown(lake) if hours is None else [])], len(expired)
+    )
 
 
 def _load(job: Job, hours: tuple[str, str] | None) -> _Lake:
@@ -87,11 +100,14 @@ def _load(job: Job, hours: tuple[str, str] | None) -> _Lake:
     rows = with_waiting(rows, state.decisions)
     newest = ledger.newest(rows)
     main, batch, speed = (files_by_hour(state.table, b) for b in ("main", "batch", "speed"))
-    return _Lake(state, letters, newest, main, batch, speed, files_by_hour(letters, "main"), _erased(rows))
+    return _Lake(
+        state, letters, newest, main, batch, speed, files_by_hour(letters, "main"), _erased(rows)
+    )
 
 
 def _erased(rows: Sequence[LedgerRow]) -> frozenset[str]:
-    """The hours of which rows were erased since they were accepted, by the ledger's rows, oldest first. Pure."""
+    """The hours of which rows were erased since they were accepted, by the ledger's rows, oldest
+    first. Pure."""
     erased = set[str]()
     for row in rows:
         if row.decision == "accepted":
@@ -110,13 +126,20 @@ def _cut(lake: _Lake, hour: str) -> Cut | None:
     return lake.state.cuts.get(hour) or (lake.rows[hour].cut if hour in lake.rows else None)
 
 
-def _audit(job: Job, lake: _Lake, hour: str, topic: Topic | None, with_kafka: bool, progress: Progress) -> Audited:
+def _audit(
+    job: Job, lake: _Lake, hour: str, topic: Topic | None, with_kafka: bool, progress: Progress
+) -> Audited:
     state, row = lake.state, lake.rows.get(hour)
     cut = _cut(lake, hour) or Cut("", {})
     # Step 1: the files.
-    by_source = {"rows": lake.main.get(hour, {}).values(), "batch": lake.batch.get(hour, {}).values()}
+    by_source = {
+        "rows": lake.main.get(hour, {}).values(),
+        "batch": lake.batch.get(hour, {}).values(),
+    }
     counted = count_files(state.table, hour, cut.ranges, by_source)
-    counted |= count_files(lake.letters, hour, cut.ranges, {"dead": lake.dead.get(hour, {}).values()})
+    counted |= count_files(
+        lake.letters, hour, cut.ranges, {"dead": lake.dead.get(hour, {}).values()}
+    )
     # Step 2: Kafka.
     reason = kafka_unavailable_reason(state, hour, cut, topic) if with_kafka else "not asked"
     given, there = None, Ranges()
@@ -125,7 +148,9 @@ def _audit(job: Job, lake: _Lake, hour: str, topic: Topic | None, with_kafka: bo
         reason = None if there or not cut.offsets else "Kafka's retention deleted all of it"
     partitions = recount(cut.ranges, counted, given, there)
     if given is not None:
-        partitions = explained(partitions, lambda missing: job.kafka.explain_missing(job.stream.topic, missing))
+        partitions = explained(
+            partitions, lambda missing: job.kafka.explain_missing(job.stream.topic, missing)
+        )
     # Step 3: compare rows that the batch layer removed with the rows that they repeat.
     served = state.served_by(hour)
     wanted = (lake.batch if served == "batch" else lake.speed).get(hour, {})
@@ -134,7 +159,8 @@ def _audit(job: Job, lake: _Lake, hour: str, topic: Topic | None, with_kafka: bo
     gone = tuple(sorted({path for c in counted.values() for path in c.gone}))
     if strange and lacking and not gone and has_same_rows(state.table, hour, "main", served):
         LOG.info(
-            "audit: another program replaced files on main with the same rows hour=%s files=%d replaced=%d",
+            "audit: another program replaced files on main with the same rows hour=%s files=%d "
+            "replaced=%d",
             hour,
             strange,
             lacking,
@@ -176,12 +202,19 @@ def _read(job: Job, topic: Topic, cut: Cut, progress: Progress) -> tuple[OffsetC
     """The offsets of the cut that Kafka returns, and the part of the cut that its log contained
     throughout."""
     before = read_accepted(cut.ranges, job.kafka.log_starts(topic), job.kafka.stable_ends(topic))
-    given = mark_given(before, _with_progress(job.kafka.read_offsets(topic.name, before), progress) if before else ())
+    given = mark_given(
+        before,
+        _with_progress(job.kafka.read_offsets(topic.name, before), progress) if before else (),
+    )
     # Read the log starts again: retention may have deleted records meanwhile.
-    return given, read_accepted(before, job.kafka.log_starts(topic), {p: e for p, (_, e) in before.items()})
+    return given, read_accepted(
+        before, job.kafka.log_starts(topic), {p: e for p, (_, e) in before.items()}
+    )
 
 
-def _with_progress(read: Iterator[tuple[int, list[int]]], progress: Progress) -> Iterator[tuple[int, list[int]]]:
+def _with_progress(
+    read: Iterator[tuple[int, list[int]]], progress: Progress
+) -> Iterator[tuple[int, list[int]]]:
     for partition, offsets in read:
         yield partition, offsets
         progress.part(len(offsets))
@@ -203,7 +236,9 @@ def _unrepeated(
     stream = job.stream
     if not is_kept(lake.state, hour, stream.batch.lookback_hours):
         return None  # What some of them repeated has expired.
-    with open_comparison(lake.state.table, hour, stream.key, stream.batch.lookback_hours) as comparison:
+    with open_comparison(
+        lake.state.table, hour, stream.key, stream.batch.lookback_hours
+    ) as comparison:
         extra = row.diff.extra if row.diff is not None else 0
         return max(0, comparison.unrepeated() - extra)
 
@@ -212,7 +247,13 @@ def _unknown(lake: _Lake) -> Sequence[Disagreement]:
     """Hours of `main` from before the stream began."""
     timeline = lake.state.timeline
     return [
-        Disagreement(h, None, "main", f"rows of hours from {timeline.first} on", f"{len(files)} files of this one")
+        Disagreement(
+            h,
+            None,
+            "main",
+            f"rows of hours from {timeline.first} on",
+            f"{len(files)} files of this one",
+        )
         for h, files in sorted(lake.main.items())
         if h < timeline.first
     ]

@@ -32,22 +32,27 @@ class Disagreement:
 
     @property
     def message(self) -> str:
-        where = f"hour {self.hour}" + (f", partition {self.partition}" if self.partition is not None else "")
+        where = f"hour {self.hour}" + (
+            f", partition {self.partition}" if self.partition is not None else ""
+        )
         return f"{where}: {self.what}: expected {self.expected}, found {self.found}"
 
     def as_dict(self) -> dict[str, Any]:
-        return {key: value for key, value in vars(self).items() if key != "hour"} | {"message": self.message}
+        return {key: value for key, value in vars(self).items() if key != "hour"} | {
+            "message": self.message
+        }
 
 
 @dataclass(frozen=True)
 class Audited:
     """One hour: its state in table and ledger, and what was counted.
 
-    `cut` and `revision` are the table's, None and 0 if it no longer lists the hour. `row` is the ledger's newest.
-    `strange`: files of `main` that its serving layer lacks. `lacking`: files of that layer that `main` lacks. `gone`:
-    files missing in storage. `unrepeated`: rows that batch removed and that repeat nothing; None if not checked.
-    `kafka`: why Kafka was not read, or None. `letters_expired`: its dead letters have left the table. `was_erased`:
-    rows of it were erased since it was accepted.
+    `cut` and `revision` are the table's, None and 0 if it no longer lists the hour. `row` is the
+    ledger's newest. `strange`: files of `main` that its serving layer lacks. `lacking`: files of
+    that layer that `main` lacks. `gone`: files missing in storage. `unrepeated`: rows that batch
+    removed and that repeat nothing; None if not checked. `kafka`: why Kafka was not read, or None.
+    `letters_expired`: its dead letters have left the table. `was_erased`: rows of it were erased
+    since it was accepted.
     """
 
     hour: str
@@ -79,7 +84,9 @@ class Audited:
     def is_held(self) -> bool:
         """Whether Kafka's log still contains the whole hour."""
         live = [r for r in self.partitions.values() if r.cut[0] < r.cut[1]]
-        return self.kafka is None and all(r.kafka is not None and r.kafka.in_kafka == r.cut for r in live)
+        return self.kafka is None and all(
+            r.kafka is not None and r.kafka.in_kafka == r.cut for r in live
+        )
 
 
 def find_disagreements(audited: Audited) -> list[Disagreement]:
@@ -99,7 +106,9 @@ class _Findings:
         self._hour = hour
         self.found: list[Disagreement] = []
 
-    def differs(self, what: str, expected: object, found: object, partition: int | None = None) -> None:
+    def differs(
+        self, what: str, expected: object, found: object, partition: int | None = None
+    ) -> None:
         self.found.append(Disagreement(self._hour, partition, what, str(expected), str(found)))
 
 
@@ -107,17 +116,27 @@ def _check_ledger(a: Audited, findings: _Findings) -> None:
     row, account = a.row, a.account
     if a.accepted and (row is None or row.decision != "accepted"):
         again = "a restatement" if row is not None else "`anabranch apply`"
-        findings.differs("ledger", "a row that accepts the hour, as on branch batch", f"none ({again} writes it again)")
+        findings.differs(
+            "ledger",
+            "a row that accepts the hour, as on branch batch",
+            f"none ({again} writes it again)",
+        )
         return
     if not a.accepted:
         expected = "the hour accepted on branch batch, as in the ledger"
-        findings.differs("table", expected, "it not accepted there (the next batch run rebuilds it)")
+        findings.differs(
+            "table", expected, "it not accepted there (the next batch run rebuilds it)"
+        )
     revision = row.revision if row is not None else None
     if a.revision and revision != a.revision:
-        findings.differs("revision", f"{a.revision}, as on branch batch", f"{revision} in the ledger")
+        findings.differs(
+            "revision", f"{a.revision}, as on branch batch", f"{revision} in the ledger"
+        )
     cut = row.cut if row is not None else None
     if a.cut is not None and cut is not None and cut != a.cut:
-        findings.differs("cut", f"{a.cut.as_dict()}, as in the table", f"{cut.as_dict()} in the ledger")
+        findings.differs(
+            "cut", f"{a.cut.as_dict()}, as in the table", f"{cut.as_dict()} in the ledger"
+        )
     size = sum(r.cut[1] - r.cut[0] for r in a.partitions.values())
     if account.offsets is not None and account.offsets != size:
         findings.differs("ledger", f"{size} offsets, the size of its cut", account.offsets)
@@ -127,14 +146,19 @@ def _check_ledger(a: Audited, findings: _Findings) -> None:
         findings.differs("balance of the ledger", f"{size} offsets", f"{closed}: {words}")
     gaps = account.gaps
     if gaps is not None and account.gap is not None and sum(gaps.values()) != account.gap:
-        findings.differs("gaps of the ledger", f"{account.gap} in all classes", f"{sum(gaps.values())}: {gaps}")
+        findings.differs(
+            "gaps of the ledger", f"{account.gap} in all classes", f"{sum(gaps.values())}: {gaps}"
+        )
 
 
 def _check_files(a: Audited, findings: _Findings) -> None:
     for path in a.gone:
         findings.differs("storage", f"the data file {path}", "none")
     if a.strange or a.lacking:
-        found = f"{a.lacking} of its files missing and {a.strange} other files instead (`anabranch merge` repairs it)"
+        found = (
+            f"{a.lacking} of its files missing and {a.strange} other files instead (`anabranch "
+            "merge` repairs it)"
+        )
         findings.differs("main", f"the files of the {a.served} layer, which serves it", found)
 
 
@@ -147,14 +171,24 @@ def _check_partition(a: Audited, p: int, counted: Recount, findings: _Findings) 
     for source, n in counted.misplaced.items():
         findings.differs(_WORDS[source], "only rows of this hour", f"{n} of another hour", p)
     if counted.both:
-        findings.differs("rows and dead letters", "each offset to be one of them", f"{counted.both} that are both", p)
+        findings.differs(
+            "rows and dead letters",
+            "each offset to be one of them",
+            f"{counted.both} that are both",
+            p,
+        )
     if (kafka := counted.kafka) is None:
         return
     if kafka.not_explained:
-        found = f"{kafka.not_explained} stored offsets that Kafka does not return: {_spans(kafka.not_given_at)}"
+        found = (
+            f"{kafka.not_explained} stored offsets that Kafka does not return: "
+            f"{_spans(kafka.not_given_at)}"
+        )
         findings.differs("Kafka", "all stored offsets", found + _classes(kafka.classes), p)
     if hidden := kafka.silent_classes.get(PRESENT):
-        findings.differs("Kafka", "every record of its log to be read", f"{hidden} in its log, not returned", p)
+        findings.differs(
+            "Kafka", "every record of its log to be read", f"{hidden} in its log, not returned", p
+        )
 
 
 def _check_totals(a: Audited, findings: _Findings) -> None:
@@ -174,7 +208,9 @@ def _check_totals(a: Audited, findings: _Findings) -> None:
             findings.differs(_WORDS[source], f"{expected}, as in the ledger", f"{n} offsets")
     if a.unrepeated:
         expected_repeat = f"each to repeat a row of the hour or of the {a.lookback} before it"
-        findings.differs("rows that batch removed", expected_repeat, f"{a.unrepeated} that repeat no row")
+        findings.differs(
+            "rows that batch removed", expected_repeat, f"{a.unrepeated} that repeat no row"
+        )
 
 
 def _check_kafka(a: Audited, findings: _Findings) -> None:
@@ -192,27 +228,42 @@ def _check_kafka(a: Audited, findings: _Findings) -> None:
         duplicate += account.erased or 0
     exact = a.is_held and not a.is_compacted
     if duplicate is not None and _is_off(nowhere, duplicate, exact):
-        expected = f"{_at_most(exact)}{duplicate} of its offsets neither rows nor dead letters, the duplicates"
+        expected = (
+            f"{_at_most(exact)}{duplicate} of its offsets neither rows nor dead letters, the "
+            "duplicates"
+        )
         expected += " and what was erased" if account.erased else ""
-        at = "; ".join(f"partition {p}: {_spans(k.kept_nowhere_at)}" for p, k in given.items() if k.kept_nowhere)
+        at = "; ".join(
+            f"partition {p}: {_spans(k.kept_nowhere_at)}"
+            for p, k in given.items()
+            if k.kept_nowhere
+        )
         findings.differs("Kafka", expected, f"{nowhere} ({at})" if at else nowhere)
     silent = sum(k.in_kafka[1] - k.in_kafka[0] - k.offsets for k in given.values())
     gap = account.gap
     stored = any(k.not_given for k in given.values())
     if gap is not None and not a.is_compacted and not stored and _is_off(silent, gap, a.is_held):
-        findings.differs("Kafka", f"{_at_most(a.is_held)}{gap} offsets that Kafka does not return, the gaps", silent)
+        findings.differs(
+            "Kafka",
+            f"{_at_most(a.is_held)}{gap} offsets that Kafka does not return, the gaps",
+            silent,
+        )
     if not exact or account.gaps is None:
         return
     for name in (CONTROL, ABORTED):
         number = sum(k.silent_classes.get(name, 0) for k in given.values())
         recorded = account.gaps.get(name, 0)
         if recorded != number:
-            findings.differs("Kafka", f"{recorded} offsets of class {name}, as in the ledger", f"{number} in its log")
+            findings.differs(
+                "Kafka",
+                f"{recorded} offsets of class {name}, as in the ledger",
+                f"{number} in its log",
+            )
 
 
 def _erased_duplicates(a: Audited) -> int:
-    """How many of the duplicates that the speed layer keeps were erased: an erasure takes them from its rows, and not
-    from the account, which is that of the batch layer."""
+    """How many of the duplicates that the speed layer keeps were erased: an erasure takes them from
+    its rows, and not from the account, which is that of the batch layer."""
     good, duplicate = a.account.good, a.account.duplicate
     if a.served == "batch" or not a.was_erased or good is None or duplicate is None:
         return 0
@@ -244,7 +295,12 @@ def check_adjacent_cuts(cuts: Mapping[str, Cut], timeline: Timeline) -> list[Dis
     disagreements = []
     for hour, cut in sorted(cuts.items()):
         before = cuts.get(shift(hour, -1))
-        if before is None or cut.topic_id == IMPORTED or shift(hour, -1) in adopted or before.topic_id != cut.topic_id:
+        if (
+            before is None
+            or cut.topic_id == IMPORTED
+            or shift(hour, -1) in adopted
+            or before.topic_id != cut.topic_id
+        ):
             continue
         for p, (start, _) in sorted(cut.ranges.items()):
             if p in before.ranges and before.ranges[p][1] != start:
@@ -256,12 +312,15 @@ def check_adjacent_cuts(cuts: Mapping[str, Cut], timeline: Timeline) -> list[Dis
 def check_expired(
     hours: Sequence[str], rows: Mapping[str, LedgerRow], files: Mapping[str, Mapping[str, Sized]]
 ) -> list[Disagreement]:
-    """Expired hours whose account, in the newest ledger rows, does not close, or that a branch has files of. Pure."""
+    """Expired hours whose account, in the newest ledger rows, does not close, or that a branch has
+    files of. Pure."""
     found = []
     for hour in hours:
         row = rows.get(hour) or HourAccount()
         if row.offsets is not None and (n := accounted(row)) not in (None, row.offsets):
-            found.append(Disagreement(hour, None, "balance of the ledger", f"{row.offsets} offsets", str(n)))
+            found.append(
+                Disagreement(hour, None, "balance of the ledger", f"{row.offsets} offsets", str(n))
+            )
         for branch, by_hour in files.items():
             if number := len(by_hour.get(hour, ())):
                 expected = "no rows of an expired hour (`anabranch maintain` removes them)"
@@ -297,8 +356,8 @@ class AuditedHour:
 
 @dataclass(frozen=True)
 class AuditReport:
-    """The audited hours of a stream. `others` are disagreements about hours outside the audit. `expired`: the number of
-    hours without rows to count, since these have expired."""
+    """The audited hours of a stream. `others` are disagreements about hours outside the audit.
+    `expired`: the number of hours without rows to count, since these have expired."""
 
     stream: str
     hours: tuple[AuditedHour, ...]
@@ -329,7 +388,10 @@ def build_report(
 ) -> AuditReport:
     """The report. `more` are disagreements that belong to no audited hour. Pure."""
     known = {a.hour for a in audited}
-    hours = [AuditedHour(a, (*find_disagreements(a), *(d for d in more if d.hour == a.hour))) for a in audited]
+    hours = [
+        AuditedHour(a, (*find_disagreements(a), *(d for d in more if d.hour == a.hour)))
+        for a in audited
+    ]
     return AuditReport(stream, tuple(hours), tuple(d for d in more if d.hour not in known), expired)
 
 

@@ -151,7 +151,9 @@ class KafkaRecount:
     @property
     def is_compacted(self) -> bool:
         """Whether compaction removed records: Kafka then returns fewer over time."""
-        return any(counts.get(name) for counts in (self.classes, self.silent_classes) for name in GONE)
+        return any(
+            counts.get(name) for counts in (self.classes, self.silent_classes) for name in GONE
+        )
 
     @property
     def not_explained(self) -> int:
@@ -188,14 +190,19 @@ def recount(
     named = {p for c in counted.values() for p in (*c.marks.outside, *c.misplaced)}
     recounts = {}
     for p in sorted({*ranges, *named}):
-        rows, dead = (counted[source].marks.counts.get(p, np.zeros(0, np.uint8)) > 0 for source in ("rows", "dead"))
+        rows, dead = (
+            counted[source].marks.counts.get(p, np.zeros(0, np.uint8)) > 0
+            for source in ("rows", "dead")
+        )
         recounts[p] = Recount(
             cut=ranges.get(p, (0, 0)),
             rows=counted["rows"].marks.distinct(p),
             batch=counted["batch"].marks.distinct(p),
             dead=counted["dead"].marks.distinct(p),
             twice={source: c.marks.twice[p] for source, c in counted.items() if p in c.marks.twice},
-            outside={source: c.marks.outside[p] for source, c in counted.items() if p in c.marks.outside},
+            outside={
+                source: c.marks.outside[p] for source, c in counted.items() if p in c.marks.outside
+            },
             misplaced={source: c.misplaced[p] for source, c in counted.items() if p in c.misplaced},
             both=int(np.count_nonzero(rows & dead)),
             kafka=_given(p, ranges[p], rows | dead, given, in_kafka[p])
@@ -206,11 +213,17 @@ def recount(
 
 
 def _given(
-    partition: int, cut: tuple[int, int], kept: NDArray[Any], given: OffsetCounts, in_kafka: tuple[int, int]
+    partition: int,
+    cut: tuple[int, int],
+    kept: NDArray[Any],
+    given: OffsetCounts,
+    in_kafka: tuple[int, int],
 ) -> KafkaRecount:
     """`given` covers its own ranges, which contain `in_kafka`."""
     low, high = in_kafka
-    there = given.counts[partition][low - given.starts[partition] : high - given.starts[partition]] > 0
+    there = (
+        given.counts[partition][low - given.starts[partition] : high - given.starts[partition]] > 0
+    )
     kept = kept[low - cut[0] : high - cut[0]]
     return KafkaRecount(
         in_kafka=in_kafka,
@@ -234,7 +247,9 @@ def explained(recounts: Mapping[int, Recount], explain: Explain) -> dict[int, Re
     for p, k in given.items():
         classes = kept[p].counts if p in kept else {}
         silent_classes = silent[p].counts if p in silent else {}
-        done[p] = replace(recounts[p], kafka=replace(k, classes=classes, silent_classes=silent_classes))
+        done[p] = replace(
+            recounts[p], kafka=replace(k, classes=classes, silent_classes=silent_classes)
+        )
     return done
 
 

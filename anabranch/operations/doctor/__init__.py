@@ -1,8 +1,8 @@
 """The doctor: checks everything that a stream needs, and names a remedy for each fault: a command
 or a setting. Each check has a reader, which calls one service, and pure functions that judge the
-result. The readers run in parallel. A service that does not answer within a time limit is a finding,
-and the others are still checked. Nothing is changed except one small object under the warehouse,
-which is written, listed, read and deleted.
+result. The readers run in parallel. A service that does not answer within a time limit is a
+finding, and the others are still checked. Nothing is changed except one small object under the
+warehouse, which is written, listed, read and deleted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,16 @@ from anabranch.common.errors import AnabranchError, NoAnswer
 from anabranch.common.progress import Progress
 from anabranch.config import Environment, Stream
 from anabranch.iceberg.lake import Lake
-from anabranch.operations.doctor import airflow, catalog, kafka, local, registry, s3, streams, tables
+from anabranch.operations.doctor import (
+    airflow,
+    catalog,
+    kafka,
+    local,
+    registry,
+    s3,
+    streams,
+    tables,
+)
 from anabranch.operations.doctor.finding import Finding, Issue, Severity, error, info
 
 LOG = logging.getLogger(__name__)
@@ -63,11 +72,13 @@ class _Readings:
     registry: TimedRead[bool] | None
 
 
-def examine(environment: Environment, chosen: Sequence[Stream], limit: float | None = None) -> Report:
+def examine(
+    environment: Environment, chosen: Sequence[Stream], limit: float | None = None
+) -> Report:
     """Examine this machine, the services, and at least one stream.
 
-    A service that gives no answer to any of its readers for `limit` seconds (default: 6.5) is given up;
-    other readers after `limit` seconds (default: 40).
+    A service that gives no answer to any of its readers for `limit` seconds (default: 6.5) is given
+    up; other readers after `limit` seconds (default: 40).
     """
     names = tuple(stream.name for stream in chosen)
     where = s3.place(environment)
@@ -81,18 +92,32 @@ def examine(environment: Environment, chosen: Sequence[Stream], limit: float | N
 
     examined = [_judge(here, local.findings, lambda _: None)]
     if store is not None and where is not None:
-        examined.append(_judge(store, partial(s3.findings, where, names), partial(s3.failed, environment, where)))
+        examined.append(
+            _judge(
+                store, partial(s3.findings, where, names), partial(s3.failed, environment, where)
+            )
+        )
     else:
-        examined.append(Examined("s3", 0.0, [_not_examined("s3", "a warehouse in S3", environment.catalog.warehouse)]))
+        examined.append(
+            Examined(
+                "s3", 0.0, [_not_examined("s3", "a warehouse in S3", environment.catalog.warehouse)]
+            )
+        )
     lake = environment.catalog
-    examined.append(_judge(of_catalog, partial(catalog.findings, lake), partial(catalog.failed, lake)))
+    examined.append(
+        _judge(of_catalog, partial(catalog.findings, lake), partial(catalog.failed, lake))
+    )
     following = []
     for reading in readings:
         parts, then = _examine_stream(environment, reading)
         examined += parts
         following.append(then)
     if of_airflow is not None:
-        examined.append(_judge(of_airflow, partial(airflow.findings, names), lambda why: airflow.failed(str(why))))
+        examined.append(
+            _judge(
+                of_airflow, partial(airflow.findings, names), lambda why: airflow.failed(str(why))
+            )
+        )
     found = [finding for one in examined for finding in one.findings]
     errors = [finding for finding in found if finding.severity is Severity.ERROR]
     return Report(not errors, errors[0].remedy if errors else following[0], examined)
@@ -163,7 +188,11 @@ def _examine_stream(environment: Environment, of: _Readings) -> tuple[list[Exami
         of_stream = streams.findings(stream, status)
     examined.append(Examined(of.status.name, of.status.seconds, of_stream))
     if of.registry is not None:
-        examined.append(_judge(of.registry, partial(registry.findings, stream), partial(registry.failed, stream)))
+        examined.append(
+            _judge(
+                of.registry, partial(registry.findings, stream), partial(registry.failed, stream)
+            )
+        )
     is_applied = not isinstance(in_tables, AnabranchError) and not in_tables.missing
     known = status if is_applied and not isinstance(status, AnabranchError) else None
     return examined, streams.next_command(stream, known)
@@ -180,11 +209,15 @@ def _judge(
         return Examined(reading.name, reading.seconds, findings(facts))
     is_late = isinstance(facts, NoAnswer) and reading.is_given_up
     remedy = (
-        "run the same command with a larger --limit SECONDS" if is_late else "see the message, and the other findings"
+        "run the same command with a larger --limit SECONDS"
+        if is_late
+        else "see the message, and the other findings"
     )
     unread = error(Issue.NO_ANSWER, reading.name, "the examination to end", str(facts), remedy)
     return Examined(reading.name, reading.seconds, [unread if is_late else failed(facts) or unread])
 
 
 def _not_examined(subject: str, expected: str, found: str) -> Finding:
-    return info(Issue.NOT_EXAMINED, subject, expected, found, "nothing, unless you expected an examination")
+    return info(
+        Issue.NOT_EXAMINED, subject, expected, found, "nothing, unless you expected an examination"
+    )

@@ -60,12 +60,16 @@ def read() -> AirflowFacts:
 def _command() -> list[str]:
     found = shutil.which("airflow")
     if found is None and find_spec("airflow") is None:
-        raise ConfigurationError(f"{HOME}={os.environ[HOME]}: expected the command airflow, found none on the path")
+        raise ConfigurationError(
+            f"{HOME}={os.environ[HOME]}: expected the command airflow, found none on the path"
+        )
     return [found] if found is not None else [sys.executable, "-m", "airflow"]
 
 
 def _ask(*question: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*_command(), *question], capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(
+        [*_command(), *question], capture_output=True, text=True, timeout=120, check=False
+    )
 
 
 def _listed(question: list[str]) -> list[dict[str, Any]]:
@@ -86,23 +90,59 @@ def failed(why: str) -> Finding:
 
 def findings(streams: Sequence[str], facts: AirflowFacts) -> list[Finding]:
     made = [
-        error(Issue.AIRFLOW_IMPORT, file, "a DAG file that can be imported", why, "airflow dags list-import-errors")
+        error(
+            Issue.AIRFLOW_IMPORT,
+            file,
+            "a DAG file that can be imported",
+            why,
+            "airflow dags list-import-errors",
+        )
         for file, why in facts.broken.items()
     ]
     if not facts.is_scheduled:
-        made.append(error(Issue.AIRFLOW_SCHEDULER, "airflow", "a scheduler that is alive", "none", "airflow scheduler"))
+        made.append(
+            error(
+                Issue.AIRFLOW_SCHEDULER,
+                "airflow",
+                "a scheduler that is alive",
+                "none",
+                "airflow scheduler",
+            )
+        )
     if not facts.slots:
         found = "no such pool" if facts.slots is None else "0"
         remedy = f"airflow pools set {POOL} {_SLOTS} 'Default pool'"
-        made.append(error(Issue.AIRFLOW_POOL, "airflow", f"slots in {POOL} for the DAGs' tasks", found, remedy))
+        made.append(
+            error(
+                Issue.AIRFLOW_POOL, "airflow", f"slots in {POOL} for the DAGs' tasks", found, remedy
+            )
+        )
     for stream in streams:
         ids = {f"{name}__{stream}": without for name, without in _DAGS.items()}
         if missing := [id for id in ids if id not in facts.dags]:
             expected = f"the DAGs of stream {stream}"
             found = f"no {', '.join(missing)}"
-            made.append(error(Issue.AIRFLOW_DAG_MISSING, "airflow", expected, found, "airflow dags reserialize"))
+            made.append(
+                error(
+                    Issue.AIRFLOW_DAG_MISSING,
+                    "airflow",
+                    expected,
+                    found,
+                    "airflow dags reserialize",
+                )
+            )
         if paused := [id for id in ids if facts.dags.get(id)]:
             found = "; ".join(f"{id} is paused: {ids[id]}" for id in paused)
-            remedy = f"airflow dags unpause --yes --treat-dag-id-as-regex '^anabranch_.+__({stream})$'"
-            made.append(warning(Issue.AIRFLOW_PAUSED, "airflow", f"the DAGs of stream {stream} to run", found, remedy))
+            remedy = (
+                f"airflow dags unpause --yes --treat-dag-id-as-regex '^anabranch_.+__({stream})$'"
+            )
+            made.append(
+                warning(
+                    Issue.AIRFLOW_PAUSED,
+                    "airflow",
+                    f"the DAGs of stream {stream} to run",
+                    found,
+                    remedy,
+                )
+            )
     return made

@@ -18,8 +18,8 @@ _LOCK_SECONDS = 4
 
 
 def read(environment: Environment) -> float:
-    """The seconds of one table lookup over an open connection. Raises ConfigurationError for a missing permission,
-    Transient for a catalog that is unreachable or locked."""
+    """The seconds of one table lookup over an open connection. Raises ConfigurationError for a
+    missing permission, Transient for a catalog that is unreachable or locked."""
     settings = environment.catalog
     impatient = settings.model_copy(update={"uri": with_patience(settings.uri, _LOCK_SECONDS)})
     lake = Lake(environment.model_copy(update={"catalog": impatient}))
@@ -34,11 +34,19 @@ def failed(catalog: Catalog, failure: AnabranchError) -> Finding:
     subject = f"{catalog.name} ({catalog.type})"
     if "database is locked" in str(failure):
         expected = "the write lock within seconds"
-        remedy = "end the process that locks the file (fuser FILE lists it), or use PostgreSQL for several machines"
+        remedy = (
+            "end the process that locks the file (fuser FILE lists it), or use PostgreSQL for "
+            "several machines"
+        )
         return error(Issue.CATALOG_LOCKED, subject, expected, str(failure), remedy)
     if isinstance(failure, ConfigurationError):
-        remedy = "catalog.uri or catalog.properties in anabranch.yaml: user, password, and the user's permissions"
-        return error(Issue.CATALOG_RIGHTS, subject, "permission to read and to write", str(failure), remedy)
+        remedy = (
+            "catalog.uri or catalog.properties in anabranch.yaml: user, password, and the user's "
+            "permissions"
+        )
+        return error(
+            Issue.CATALOG_RIGHTS, subject, "permission to read and to write", str(failure), remedy
+        )
     remedy = "catalog.uri in anabranch.yaml, and the catalog's server"
     return error(Issue.CATALOG_AWAY, subject, "an answer", str(failure), remedy)
 

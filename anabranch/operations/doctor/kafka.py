@@ -30,7 +30,8 @@ _WEEK = timedelta(days=7)
 
 @dataclass(frozen=True)
 class KafkaFacts:
-    """`settings` is None if the topic does not exist. `partition_bytes` is None if the user may not read it."""
+    """`settings` is None if the topic does not exist. `partition_bytes` is None if the user may not
+    read it."""
 
     settings: TopicSettings | None
     starts: Offsets
@@ -64,7 +65,11 @@ def read(environment: Environment, stream: Stream) -> KafkaFacts:
         one = dict(list(held.items())[:1])
         kafka.stamps_from(topic, one, ends, 1)
         try:
-            sizes = kafka.partition_bytes(stream.topic) if settings.retention_bytes is not None else None
+            sizes = (
+                kafka.partition_bytes(stream.topic)
+                if settings.retention_bytes is not None
+                else None
+            )
         except AnabranchError:
             sizes = None
         refused = None
@@ -80,7 +85,13 @@ def read(environment: Environment, stream: Stream) -> KafkaFacts:
 def failed(kafka: Kafka, stream: Stream, failure: AnabranchError) -> Finding:
     if isinstance(failure, CodecMissing):
         expected = "the packages that decompress the topic's records"
-        return error(Issue.KAFKA_CODEC, stream.topic, expected, str(failure), "pip install --force-reinstall anabranch")
+        return error(
+            Issue.KAFKA_CODEC,
+            stream.topic,
+            expected,
+            str(failure),
+            "pip install --force-reinstall anabranch",
+        )
     if isinstance(failure, MissingRight):
         expected = "permission to describe and read the topic"
         return error(Issue.KAFKA_RIGHTS, stream.topic, expected, str(failure), failure.command)
@@ -93,13 +104,20 @@ def failed(kafka: Kafka, stream: Stream, failure: AnabranchError) -> Finding:
             stream.topic,
             "permission to describe and read the topic",
             str(failure),
-            f"kafka-acls.sh --bootstrap-server {quote(kafka.bootstrap_servers)} --add --allow-principal User:NAME "
-            f"--operation Read --operation Describe --operation DescribeConfigs --topic {quote(stream.topic)}, or "
-            "the user, password and certificates of kafka.security in anabranch.yaml",
+            f"kafka-acls.sh --bootstrap-server {quote(kafka.bootstrap_servers)} --add "
+            "--allow-principal User:NAME --operation Read --operation Describe --operation "
+            f"DescribeConfigs --topic {quote(stream.topic)}, or the user, password and "
+            "certificates of kafka.security in anabranch.yaml",
         )
     elsewhere = "kafka.bootstrap_servers in anabranch.yaml, and the network to it"
     remedy = "anabranch dev up" if _is_here(kafka) else elsewhere
-    return error(Issue.KAFKA_AWAY, kafka.bootstrap_servers, "an answer from the brokers", str(failure), remedy)
+    return error(
+        Issue.KAFKA_AWAY,
+        kafka.bootstrap_servers,
+        "an answer from the brokers",
+        str(failure),
+        remedy,
+    )
 
 
 def _is_here(kafka: Kafka) -> bool:
@@ -107,24 +125,35 @@ def _is_here(kafka: Kafka) -> bool:
     return kafka.bootstrap_servers.startswith(("127.0.0.1:", "localhost:"))
 
 
-def findings(kafka: Kafka, stream: Stream, facts: KafkaFacts, unread: Unread | None, now: datetime) -> list[Finding]:
+def findings(
+    kafka: Kafka, stream: Stream, facts: KafkaFacts, unread: Unread | None, now: datetime
+) -> list[Finding]:
     settings, topic = facts.settings, stream.topic
     if settings is None:
         command = f"anabranch dev topic {quote(topic)} --partitions 3"
         if not _is_here(kafka):
-            command = f"{_tool('kafka-topics.sh', kafka)} --create --topic {quote(topic)} --partitions 3"
+            command = (
+                f"{_tool('kafka-topics.sh', kafka)} --create --topic {quote(topic)} --partitions 3"
+            )
         return [error(Issue.TOPIC_MISSING, topic, "a topic", "none", command)]
-    found = [_of_time(kafka, stream, settings, unread, now), _of_bytes(kafka, stream, facts, unread)]
+    found = [
+        _of_time(kafka, stream, settings, unread, now),
+        _of_bytes(kafka, stream, facts, unread),
+    ]
     found.append(_of_compaction(kafka, stream, settings, unread, now))
     if settings.timestamp_type != "LogAppendTime":
         expected = (
-            "message.timestamp.type=LogAppendTime if producers' clocks are unreliable: it decides the hour of a record"
+            "message.timestamp.type=LogAppendTime if producers' clocks are unreliable: it decides "
+            "the hour of a record"
         )
         remedy = alter(kafka, topic, "message.timestamp.type=LogAppendTime")
         found.append(info(Issue.TIMESTAMP_TYPE, topic, expected, settings.timestamp_type, remedy))
     if facts.group_refused is not None:
         group = f"anabranch-{stream.name}"
-        expected = "permission READ on the group, to commit offsets for lag monitors (nothing else uses them)"
+        expected = (
+            "permission READ on the group, to commit offsets for lag monitors (nothing else uses "
+            "them)"
+        )
         refused = facts.group_refused
         found.append(warning(Issue.GROUP_RIGHTS, group, expected, str(refused), refused.command))
     found += _of_replicas(kafka, topic, settings)
@@ -143,9 +172,17 @@ def _of_compaction(
     weighs = Severity.INFO if "compacted" in stream.batch.allow_gaps else Severity.ERROR
     if settings.compaction_lag >= needed:
         return None
-    expected = f"min.compaction.lag.ms of {words(needed)} or more: records are read before compaction{backlog}"
-    remedy = alter(kafka, stream.topic, f"min.compaction.lag.ms={_millis(needed, timedelta(days=2))}")
-    given = f"cleanup.policy={settings.cleanup_policy}, min.compaction.lag.ms of {words(settings.compaction_lag)}"
+    expected = (
+        f"min.compaction.lag.ms of {words(needed)} or more: records are read before "
+        f"compaction{backlog}"
+    )
+    remedy = alter(
+        kafka, stream.topic, f"min.compaction.lag.ms={_millis(needed, timedelta(days=2))}"
+    )
+    given = (
+        f"cleanup.policy={settings.cleanup_policy}, min.compaction.lag.ms of "
+        f"{words(settings.compaction_lag)}"
+    )
     return Finding(Issue.TOPIC_COMPACTED, weighs, stream.topic, expected, given, remedy)
 
 
@@ -155,9 +192,11 @@ def _millis(needed: timedelta, least: timedelta) -> int:
     return max(least, days) // timedelta(milliseconds=1)
 
 
-def _to_read(stream: Stream, unread: Unread | None, now: datetime) -> tuple[timedelta, timedelta, str]:
-    """How long records wait for the batch layer by now; how long Kafka must keep them, a day more; and the reason as
-    text."""
+def _to_read(
+    stream: Stream, unread: Unread | None, now: datetime
+) -> tuple[timedelta, timedelta, str]:
+    """How long records wait for the batch layer by now; how long Kafka must keep them, a day more;
+    and the reason as text."""
     waits = max(timedelta(), now - start_of(unread.hour)) if unread is not None else timedelta()
     backlog = f" (it has not read {unread.hour} and later hours)" if unread is not None else ""
     # The batch layer reads an hour after the hour's end and its grace.
@@ -172,18 +211,27 @@ def _of_time(
     waits, needed, backlog = _to_read(stream, unread, now)
     if settings.retention >= needed:
         return None
-    expected = f"retention.ms of {words(needed)} or more: the batch layer's unread records, plus a day{backlog}"
+    expected = (
+        f"retention.ms of {words(needed)} or more: the batch layer's unread records, plus a "
+        f"day{backlog}"
+    )
     weighs = Severity.ERROR if settings.retention <= waits else Severity.WARNING
     remedy = alter(kafka, stream.topic, f"retention.ms={_millis(needed, _WEEK)}")
-    return Finding(Issue.RETENTION_TIME, weighs, stream.topic, expected, words(settings.retention), remedy)
+    return Finding(
+        Issue.RETENTION_TIME, weighs, stream.topic, expected, words(settings.retention), remedy
+    )
 
 
-def _of_bytes(kafka: Kafka, stream: Stream, facts: KafkaFacts, unread: Unread | None) -> Finding | None:
+def _of_bytes(
+    kafka: Kafka, stream: Stream, facts: KafkaFacts, unread: Unread | None
+) -> Finding | None:
     limit = facts.settings.retention_bytes if facts.settings is not None else None
     if limit is None:
         return None
     remedy = alter(kafka, stream.topic, "retention.bytes=-1")
-    expected = "retention.bytes=-1, or twice the bytes that the batch layer has not read of each partition"
+    expected = (
+        "retention.bytes=-1, or twice the bytes that the batch layer has not read of each partition"
+    )
     if facts.partition_bytes is None or unread is None:
         found = f"{limit} bytes a partition, and an unknown number of waiting bytes"
         return info(Issue.RETENTION_BYTES, stream.topic, expected, found, remedy)
@@ -202,7 +250,11 @@ def unread_bytes(facts: KafkaFacts, sizes: dict[int, int], starts: Offsets) -> d
     for p, end in facts.ends.items():
         start = facts.starts.get(p, 0)
         if end > start:
-            waiting[p] = sizes.get(p, 0) * (end - min(end, max(start, starts.get(p, start)))) // (end - start)
+            waiting[p] = (
+                sizes.get(p, 0)
+                * (end - min(end, max(start, starts.get(p, start))))
+                // (end - start)
+            )
     return waiting
 
 
@@ -213,10 +265,15 @@ def _of_replicas(kafka: Kafka, topic: str, settings: TopicSettings) -> list[Find
         expected = "a replication factor of 3: with one replica, losing a broker loses records"
         weighs = Severity.WARNING if settings.brokers > 1 else Severity.INFO
         given = f"{settings.replicas}, of {settings.brokers} brokers"
-        remedy = f"{_tool('kafka-reassign-partitions.sh', kafka)} --execute, with three brokers for each partition"
+        remedy = (
+            f"{_tool('kafka-reassign-partitions.sh', kafka)} --execute, with three brokers for "
+            "each partition"
+        )
         return [Finding(Issue.REPLICATION, weighs, topic, expected, given, remedy)]
     if settings.min_insync < 2:
-        expected = "min.insync.replicas=2: Kafka acknowledges a record only after two brokers stored it"
+        expected = (
+            "min.insync.replicas=2: Kafka acknowledges a record only after two brokers stored it"
+        )
         remedy = alter(kafka, topic, "min.insync.replicas=2")
         return [warning(Issue.MIN_INSYNC, topic, expected, str(settings.min_insync), remedy)]
     return []
@@ -224,7 +281,9 @@ def _of_replicas(kafka: Kafka, topic: str, settings: TopicSettings) -> list[Find
 
 def alter(kafka: Kafka, topic: str, setting: str) -> str:
     """The command that changes a topic's setting. Pure."""
-    return f"{_tool('kafka-configs.sh', kafka)} --alter --topic {quote(topic)} --add-config {setting}"
+    return (
+        f"{_tool('kafka-configs.sh', kafka)} --alter --topic {quote(topic)} --add-config {setting}"
+    )
 
 
 def _tool(name: str, kafka: Kafka) -> str:
@@ -234,7 +293,11 @@ def _tool(name: str, kafka: Kafka) -> str:
 
 def words(time: timedelta) -> str:
     """A duration as short text: `36 hours`, `7 days`. Pure."""
-    for unit, size in (("day", timedelta(days=1)), ("hour", timedelta(hours=1)), ("minute", timedelta(minutes=1))):
+    for unit, size in (
+        ("day", timedelta(days=1)),
+        ("hour", timedelta(hours=1)),
+        ("minute", timedelta(minutes=1)),
+    ):
         if time >= 3 * size or (time >= size and not time % size):
             number = time // size
             return f"{number} {unit}{'s' if number != 1 else ''}"

@@ -30,9 +30,9 @@ _FULL, _NEARLY_FULL = 64 << 20, 512 << 20
 class LocalFacts:
     """`no_java` is why Java cannot be run. `worker_python` is the version of the workers' Python
     (PYSPARK_PYTHON), or why it cannot be run; None if workers use this Python. `packed` is how the
-    archive of packages for executors differs from this installation, with its file. `exposed` are the settings with
-    secrets that executors get unencrypted. `temporary` is the folder with the least free space (`free` bytes) of those
-    that jobs on this machine write to."""
+    archive of packages for executors differs from this installation, with its file. `exposed` are
+    the settings with secrets that executors get unencrypted. `temporary` is the folder with the
+    least free space (`free` bytes) of those that jobs on this machine write to."""
 
     no_java: str | None
     folder: str
@@ -69,8 +69,12 @@ def read(environment: Environment) -> LocalFacts:
 
 def _least_room(environment: Environment) -> tuple[int, str]:
     spills = os.environ.get("SPARK_LOCAL_DIRS") or environment.spark.conf.get("spark.local.dir", "")
-    folders = [folder for name in spills.split(",") if (folder := name.strip()) and Path(folder).is_dir()]
-    return min((shutil.disk_usage(folder).free, folder) for folder in (tempfile.gettempdir(), *folders))
+    folders = [
+        folder for name in spills.split(",") if (folder := name.strip()) and Path(folder).is_dir()
+    ]
+    return min(
+        (shutil.disk_usage(folder).free, folder) for folder in (tempfile.gettempdir(), *folders)
+    )
 
 
 def _worker_python(environment: Environment) -> str | None:
@@ -80,7 +84,9 @@ def _worker_python(environment: Environment) -> str | None:
         return None
     ask = [command, "-c", "import platform; print(platform.python_version())"]
     try:
-        return subprocess.run(ask, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
+        return subprocess.run(
+            ask, capture_output=True, text=True, timeout=20, check=True
+        ).stdout.strip()
     except (OSError, subprocess.SubprocessError) as failed:
         return f"PYSPARK_PYTHON={command} cannot be run ({failed})"
 
@@ -108,10 +114,15 @@ def findings(facts: LocalFacts) -> list[Finding]:
     made = []
     if facts.no_java is not None:
         remedy = f"sudo apt-get install openjdk-{OLDEST}-jre-headless"
-        made.append(error(Issue.JAVA, "this machine", f"Java {OLDEST} or newer", facts.no_java, remedy))
+        made.append(
+            error(Issue.JAVA, "this machine", f"Java {OLDEST} or newer", facts.no_java, remedy)
+        )
     if facts.jars and all(" is missing " in sentence for sentence in facts.jars):
         found = "none" if facts.is_empty else f"{len(facts.jars)} missing"
-        expected = f"the pinned jars in {facts.folder}; without them the first job downloads 200 MB, for minutes"
+        expected = (
+            f"the pinned jars in {facts.folder}; without them the first job downloads 200 MB, for "
+            "minutes"
+        )
         made.append(warning(Issue.JARS, "this machine", expected, found, "anabranch jars"))
     elif facts.jars:
         more = f" and {len(facts.jars) - _NAMED} more" if len(facts.jars) > _NAMED else ""
@@ -127,20 +138,31 @@ def findings(facts: LocalFacts) -> list[Finding]:
     ours = platform.python_version_tuple()[:2]
     if facts.worker_python is not None and tuple(facts.worker_python.split(".")[:2]) != ours:
         expected = f"Python {'.'.join(ours)} for Spark's workers too"
-        made.append(error(Issue.PYTHON, "this machine", expected, facts.worker_python, "unset PYSPARK_PYTHON"))
+        made.append(
+            error(
+                Issue.PYTHON, "this machine", expected, facts.worker_python, "unset PYSPARK_PYTHON"
+            )
+        )
     if facts.packed is not None:
         differs, file = facts.packed
-        expected = f"in {file} the packages of this installation; Spark reads all records, more slowly"
+        expected = (
+            f"in {file} the packages of this installation; Spark reads all records, more slowly"
+        )
         remedy = f"anabranch pack --to {quote(str(Path(file).parent))}"
         made.append(warning(Issue.PACKED, "this machine", expected, differs, remedy))
     if facts.exposed:
         expected = "an encrypted connection to executors, which get secrets of the configuration"
-        remedy = "spark.authenticate: true and spark.network.crypto.enabled: true in spark.conf of anabranch.yaml"
+        remedy = (
+            "spark.authenticate: true and spark.network.crypto.enabled: true in spark.conf of "
+            "anabranch.yaml"
+        )
         found = f"none by spark.conf, for {', '.join(facts.exposed)}"
         made.append(warning(Issue.UNENCRYPTED, "this machine", expected, found, remedy))
     if facts.free < _NEARLY_FULL:
         weighs = error if facts.free < _FULL else warning
-        expected = f"{_NEARLY_FULL >> 20} MB or more for checkpoints and shuffles in {facts.temporary}"
+        expected = (
+            f"{_NEARLY_FULL >> 20} MB or more for checkpoints and shuffles in {facts.temporary}"
+        )
         remedy = f"du -xhd1 {quote(facts.temporary)}"
         made.append(weighs(Issue.DISK, "this machine", expected, f"{facts.free >> 20} MB", remedy))
     return made

@@ -9,8 +9,9 @@ from anabranch.operations.doctor.finding import Finding, Issue, error, warning
 
 
 def read(environment: Environment, stream: Stream) -> bool:
-    """Whether the registry has the stream's subject; True for a stream without one, once it answered. Raises
-    ConfigurationError when the server refuses or is not a registry, Transient when it is unreachable."""
+    """Whether the registry has the stream's subject; True for a stream without one, once it
+    answered. Raises ConfigurationError when the server refuses or is not a registry, Transient when
+    it is unreachable."""
     registry = open_registry(environment, stream)
     if stream.format.subject is not None or stream.subject_schema is not None:
         return registry.has_subject(stream.subject)
@@ -22,13 +23,19 @@ def read(environment: Environment, stream: Stream) -> bool:
 def failed(stream: Stream, failure: AnabranchError) -> Finding:
     if isinstance(failure, ConfigurationError):
         remedy = "registry.url, registry.user and registry.password in anabranch.yaml"
-        return error(Issue.REGISTRY_RIGHTS, stream.name, "permission to read schemas", str(failure), remedy)
+        return error(
+            Issue.REGISTRY_RIGHTS, stream.name, "permission to read schemas", str(failure), remedy
+        )
     remedy = "registry.url in anabranch.yaml, and the network to it"
-    return error(Issue.REGISTRY_AWAY, stream.name, "an answer from the schema registry", str(failure), remedy)
+    return error(
+        Issue.REGISTRY_AWAY, stream.name, "an answer from the schema registry", str(failure), remedy
+    )
 
 
 def findings(stream: Stream, has_subject: bool) -> list[Finding]:
     if has_subject:
         return []
     remedy = f"format.subject in {stream.name}.yaml, or the first schema registered by a producer"
-    return [warning(Issue.SUBJECT_MISSING, stream.name, f"subject {stream.subject}", "none", remedy)]
+    return [
+        warning(Issue.SUBJECT_MISSING, stream.name, f"subject {stream.subject}", "none", remedy)
+    ]

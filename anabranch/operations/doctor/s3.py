@@ -11,7 +11,13 @@ from datetime import UTC, datetime, timedelta
 from shlex import quote
 from typing import TypeVar
 
-from anabranch.common.errors import AnabranchError, ConfigurationError, Terminal, Transient, Unexplained
+from anabranch.common.errors import (
+    AnabranchError,
+    ConfigurationError,
+    Terminal,
+    Transient,
+    Unexplained,
+)
 from anabranch.common.remote_errors import is_untrusted_s3
 from anabranch.config import Environment
 from anabranch.iceberg.clock import MAX_CLOCK_SKEW, is_apart
@@ -108,10 +114,12 @@ def read(environment: Environment, where: Warehouse) -> StoreFacts:
         store_time=store_time,
         now=now,
         denied=denied,
-        versioned=_asked(unasked, Issue.VERSIONING, lambda: store.is_versioned(where.bucket)) or False,
+        versioned=_asked(unasked, Issue.VERSIONING, lambda: store.is_versioned(where.bucket))
+        or False,
         rules=_asked(unasked, Issue.LIFECYCLE, lambda: store.lifecycle(where.bucket)) or (),
         lock=_asked(unasked, Issue.OBJECT_LOCK, lambda: store.lock(where.bucket)),
-        uploads=_asked(unasked, Issue.UPLOADS, lambda: store.uploads(where.bucket, where.prefix)) or (),
+        uploads=_asked(unasked, Issue.UPLOADS, lambda: store.uploads(where.bucket, where.prefix))
+        or (),
         unasked=tuple(unasked),
         seconds=seconds,
     )
@@ -139,13 +147,28 @@ def failed(environment: Environment, where: Warehouse, failure: AnabranchError) 
     subject = f"s3://{where.bucket}/{where.prefix}"
     if is_untrusted_s3(str(failure)):
         remedy = "s3.ca in anabranch.yaml: a file with the certificate of the server's authority"
-        return error(Issue.S3_AWAY, subject, "a certificate of the object store that is trusted", str(failure), remedy)
+        return error(
+            Issue.S3_AWAY,
+            subject,
+            "a certificate of the object store that is trusted",
+            str(failure),
+            remedy,
+        )
     if isinstance(failure, ConfigurationError):
-        remedy = "s3.access_key and s3.secret_key in anabranch.yaml, and a policy such as deploy/s3/jobs.json"
-        return error(Issue.S3_RIGHTS, subject, "permission to read the bucket", str(failure), remedy)
+        remedy = (
+            "s3.access_key and s3.secret_key in anabranch.yaml, and a policy such as "
+            "deploy/s3/jobs.json"
+        )
+        return error(
+            Issue.S3_RIGHTS, subject, "permission to read the bucket", str(failure), remedy
+        )
     address = environment.s3.endpoint or ""
     is_here = address.startswith(("http://127.0.0.1:", "http://localhost:"))
-    remedy = "anabranch dev up" if is_here else "s3.endpoint and s3.region in anabranch.yaml, and the network to them"
+    remedy = (
+        "anabranch dev up"
+        if is_here
+        else "s3.endpoint and s3.region in anabranch.yaml, and the network to them"
+    )
     return error(Issue.S3_AWAY, subject, "an answer from the object store", str(failure), remedy)
 
 
@@ -153,21 +176,46 @@ def findings(where: Warehouse, streams: tuple[str, ...], facts: StoreFacts) -> l
     subject = f"s3://{where.bucket}/{where.prefix}"
     if not facts.has_bucket:
         return [
-            warning(Issue.BUCKET_MISSING, f"s3://{where.bucket}", "a bucket", "none", f"anabranch apply {streams[0]}")
+            warning(
+                Issue.BUCKET_MISSING,
+                f"s3://{where.bucket}",
+                "a bucket",
+                "none",
+                f"anabranch apply {streams[0]}",
+            )
         ]
     made = []
     if facts.denied is not None and facts.lock is None:
         remedy = f"allow {facts.denied[0]} for {subject}*, as deploy/s3/jobs.json does"
-        made.append(error(Issue.S3_RIGHTS, subject, f"permission for {facts.denied[0]}", facts.denied[1], remedy))
+        made.append(
+            error(
+                Issue.S3_RIGHTS,
+                subject,
+                f"permission for {facts.denied[0]}",
+                facts.denied[1],
+                remedy,
+            )
+        )
     if is_apart(facts.store_time, facts.now):
         apart = f"{abs(facts.store_time - facts.now).total_seconds():.0f} s"
         expected = f"this machine's clock and S3's within {MAX_CLOCK_SKEW.total_seconds():.0f} s"
-        made.append(error(Issue.CLOCK, "this machine", expected, apart, "sudo timedatectl set-ntp true"))
+        made.append(
+            error(Issue.CLOCK, "this machine", expected, apart, "sudo timedatectl set-ntp true")
+        )
     made += [one for rule in facts.rules if (one := _of_rule(where, rule)) is not None]
     if facts.versioned and not any(r.clears_versions and concerns(where, r) for r in facts.rules):
-        expected = "a rule that removes noncurrent versions: without it, `anabranch maintain` frees no space"
-        remedy = "a lifecycle rule of the bucket with NoncurrentVersionExpiration: {NoncurrentDays: 7}"
-        made.append(warning(Issue.VERSIONING, where.bucket, expected, "versioning without such a rule", remedy))
+        expected = (
+            "a rule that removes noncurrent versions: without it, `anabranch maintain` frees no "
+            "space"
+        )
+        remedy = (
+            "a lifecycle rule of the bucket with NoncurrentVersionExpiration: {NoncurrentDays: 7}"
+        )
+        made.append(
+            warning(
+                Issue.VERSIONING, where.bucket, expected, "versioning without such a rule", remedy
+            )
+        )
     if facts.lock is not None:
         expected = "no default retention: `anabranch maintain` cannot delete locked objects"
         lock = """--object-lock-configuration '{"ObjectLockEnabled": "Enabled"}'"""
@@ -179,17 +227,22 @@ def findings(where: Warehouse, streams: tuple[str, ...], facts: StoreFacts) -> l
         made.append(weighs(Issue.OBJECT_LOCK, where.bucket, expected, found, remedy))
     old = [upload for upload in facts.uploads if facts.now - upload.begun > _ABANDONED]
     if old:
-        expected = "no incomplete multipart upload older than a day: its parts cost as much as objects"
+        expected = (
+            "no incomplete multipart upload older than a day: its parts cost as much as objects"
+        )
         first = min(old, key=lambda upload: upload.begun)
         remedy = (
-            f"aws s3api abort-multipart-upload --bucket {quote(where.bucket)} --key {quote(first.key)} "
-            f"--upload-id {quote(first.id)}"
+            f"aws s3api abort-multipart-upload --bucket {quote(where.bucket)} --key "
+            f"{quote(first.key)} --upload-id {quote(first.id)}"
         )
         found = f"{len(old)}, the oldest of {first.begun:%Y-%m-%d} ({first.key})"
         made.append(warning(Issue.UPLOADS, subject, expected, found, remedy))
     if facts.seconds > _SLOW:
         expected = f"an answer within {_SLOW} s: a publish sends about ten requests in sequence"
-        remedy = "s3.endpoint and s3.region in anabranch.yaml: a store in the region of the jobs; the network to it"
+        remedy = (
+            "s3.endpoint and s3.region in anabranch.yaml: a store in the region of the jobs; the "
+            "network to it"
+        )
         made.append(warning(Issue.S3_SLOW, subject, expected, f"{facts.seconds:.1f} s", remedy))
     # An unsupported setting does no harm; one without permission to read it may.
     for check, why in facts.unasked:
@@ -220,8 +273,14 @@ def _of_rule(where: Warehouse, rule: LifecycleRule) -> Finding | None:
     )
     if does is None or not concerns(where, rule):
         return None
-    expected = "no rule that deletes or archives files of the warehouse: the table refers to them permanently"
+    expected = (
+        "no rule that deletes or archives files of the warehouse: the table refers to them "
+        "permanently"
+    )
     weighs = warning if rule.is_narrowed else error
     found = f"rule {rule.name or 'without an id'} {does}"
-    remedy = f"a prefix that excludes {where.prefix or 'the warehouse'} in that rule, or its Status: Disabled"
+    remedy = (
+        f"a prefix that excludes {where.prefix or 'the warehouse'} in that rule, or its Status: "
+        "Disabled"
+    )
     return weighs(Issue.LIFECYCLE, where.bucket, expected, found, remedy)

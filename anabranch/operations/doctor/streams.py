@@ -39,7 +39,11 @@ def read(environment: Environment, stream: Stream, catalog: Lake) -> StreamFacts
         job = Job.connect(environment, stream, catalog=catalog, kafka=kafka)
         view = status(job, late_after(stream, stream.airflow.speed_late_after))
         last = view.newest_accepted
-        counted = audit(job, (shift(last, 1 - _AUDITED), last), with_kafka=False) if last is not None else None
+        counted = (
+            audit(job, (shift(last, 1 - _AUDITED), last), with_kafka=False)
+            if last is not None
+            else None
+        )
     by_hour: dict[str, list[str]] = {}
     for disagreement in counted.disagreements if counted is not None else ():
         by_hour.setdefault(disagreement.hour, []).append(disagreement.message)
@@ -51,17 +55,35 @@ def findings(stream: Stream, facts: StreamFacts) -> list[Finding]:
     if view.topic_recreated:
         expected = f"topic {view.topic} with the id {view.topic_id}"
         made.append(
-            error(Issue.TOPIC_RECREATED, name, expected, "another id, so it was recreated", f"anabranch adopt {name}")
+            error(
+                Issue.TOPIC_RECREATED,
+                name,
+                expected,
+                "another id, so it was recreated",
+                f"anabranch adopt {name}",
+            )
         )
     for hour, messages in facts.disagreements.items():
         remedy = f"anabranch batch {name} --hour {hour} --restate"
         found = f"{messages[0]}" + (f", and {len(messages) - 1} more" if len(messages) > 1 else "")
-        made.append(error(Issue.LEDGER, f"{name} {hour}", "no difference between ledger and files", found, remedy))
+        made.append(
+            error(
+                Issue.LEDGER,
+                f"{name} {hour}",
+                "no difference between ledger and files",
+                found,
+                remedy,
+            )
+        )
     for hour, left in view.unexplained.items():
         expected = "only explained differences between the layers"
         made.append(
             error(
-                Issue.UNEXPLAINED, f"{name} {hour}", expected, unexplained_words(left), f"anabranch diff {name} {hour}"
+                Issue.UNEXPLAINED,
+                f"{name} {hour}",
+                expected,
+                unexplained_words(left),
+                f"anabranch diff {name} {hour}",
             )
         )
     for hour in view.refused:
@@ -70,10 +92,16 @@ def findings(stream: Stream, facts: StreamFacts) -> list[Finding]:
     for hour in view.refused_restatements:
         found = "its restatement refused; the previous revision is served"
         remedy = f"anabranch explain {name} {hour}"
-        made.append(warning(Issue.REFUSED, f"{name} {hour}", "an accepted restatement", found, remedy))
+        made.append(
+            warning(Issue.REFUSED, f"{name} {hour}", "an accepted restatement", found, remedy)
+        )
     if view.late and any(view.position.values()):
         # An error if readers were promised freshness; otherwise the lag may be intended.
-        kind, promised = (error, f" within {stream.slo.fresh}") if stream.slo.fresh is not None else (warning, "")
+        kind, promised = (
+            (error, f" within {stream.slo.fresh}")
+            if stream.slo.fresh is not None
+            else (warning, "")
+        )
         expected = f"a speed layer without lag{promised}"
         made.append(kind(Issue.LATE, name, expected, view.late, f"anabranch speed {name}"))
     waiting = [*view.backlog, *view.to_seal]
@@ -83,7 +111,9 @@ def findings(stream: Stream, facts: StreamFacts) -> list[Finding]:
         made.append(warning(Issue.BACKLOG, name, expected, found, f"anabranch batch {name}"))
     if view.overdue is not None:
         expected = "hours that leave within a day once keep.rows is over"
-        remedy = f"anabranch maintain {name}" + ("" if view.overdue.reason is None else " --dry-run")
+        remedy = f"anabranch maintain {name}" + (
+            "" if view.overdue.reason is None else " --dry-run"
+        )
         made.append(warning(Issue.OVERDUE, name, expected, overdue_words(view.overdue), remedy))
     return made
 

@@ -57,7 +57,9 @@ def read(environment: Environment, stream: Stream, catalog: Lake) -> TableFacts:
     missing = tuple(name for name in names if not lake.exists(name))
     tables = {name: lake.load(name) for name in names if name not in missing}
     # The format version is a field of the metadata, not a property.
-    wanted = {key: value for key, value in admin.TABLE_PROPERTIES.items() if key != "format-version"}
+    wanted = {
+        key: value for key, value in admin.TABLE_PROPERTIES.items() if key != "format-version"
+    }
     facts = TableFacts(
         missing=missing,
         branches=tuple(
@@ -73,8 +75,12 @@ def read(environment: Environment, stream: Stream, catalog: Lake) -> TableFacts:
             for key, value in wanted.items()
             if table.properties.get(key) != value
         ),
-        optimizers=tuple((name, shown) for name, table in tables.items() for shown in find_optimizers(table)),
-        ref_ages=tuple((n, age) for n, t in tables.items() if (age := t.properties.get(_REF_AGE)) is not None),
+        optimizers=tuple(
+            (name, shown) for name, table in tables.items() for shown in find_optimizers(table)
+        ),
+        ref_ages=tuple(
+            (n, age) for n, t in tables.items() if (age := t.properties.get(_REF_AGE)) is not None
+        ),
     )
     if stream.table not in tables:
         return facts
@@ -93,7 +99,13 @@ def read(environment: Environment, stream: Stream, catalog: Lake) -> TableFacts:
 
 _REF_AGE = "history.expire.max-ref-age-ms"
 # Settings of services that expire snapshots, compact files and remove orphans on their own.
-_OPTIMIZERS = ("history.expire.", "self-optimizing.", "optimizer.", "table-expire.", "clean-orphan-file.")
+_OPTIMIZERS = (
+    "history.expire.",
+    "self-optimizing.",
+    "optimizer.",
+    "table-expire.",
+    "clean-orphan-file.",
+)
 _S3_TABLES = "--table-s3"
 
 
@@ -104,10 +116,14 @@ def find_optimizers(table: Table) -> list[str]:
     shown = [f"its property {key}" for key in keys]
     if _S3_TABLES in table.location().removeprefix("s3://").partition("/")[0]:
         shown.append("its bucket is an S3 Tables bucket")
-    replaced = [made_at(s) for s in table.snapshots() if operation_of(s) == "replace" and not is_publish(s)]
+    replaced = [
+        made_at(s) for s in table.snapshots() if operation_of(s) == "replace" and not is_publish(s)
+    ]
     if replaced:
         newest = f"{max(replaced):%Y-%m-%d %H:%M} UTC"
-        shown.append(f"{len(replaced)} snapshots that rewrote files or manifests, the newest of {newest}")
+        shown.append(
+            f"{len(replaced)} snapshots that rewrote files or manifests, the newest of {newest}"
+        )
     return shown
 
 
@@ -126,7 +142,11 @@ def failed(stream: Stream, failure: AnabranchError) -> Finding | None:
         # No command: every command for this stream is refused.
         remedy = f"another `table:` in streams/{stream.name}.yaml"
         return error(
-            Issue.ANOTHER_STREAMS_TABLE, stream.table, f"a table of stream {stream.name}", str(failure), remedy
+            Issue.ANOTHER_STREAMS_TABLE,
+            stream.table,
+            f"a table of stream {stream.name}",
+            str(failure),
+            remedy,
         )
     if not isinstance(failure, MetadataGone):
         return None
@@ -143,21 +163,45 @@ def findings(catalog: str, stream: Stream, facts: TableFacts) -> list[Finding]:
     """`catalog`: what Spark calls it. Pure."""
     apply = f"anabranch apply {stream.name}"
     if len(facts.missing) == 3:
-        return [info(Issue.NOT_APPLIED, stream.name, "the stream's tables", "none of them yet", apply)]
+        return [
+            info(Issue.NOT_APPLIED, stream.name, "the stream's tables", "none of them yet", apply)
+        ]
     made = [error(Issue.TABLE_MISSING, name, "a table", "none", apply) for name in facts.missing]
-    made += [error(Issue.BRANCH_MISSING, name, f"branch {branch}", "none", apply) for name, branch in facts.branches]
+    made += [
+        error(Issue.BRANCH_MISSING, name, f"branch {branch}", "none", apply)
+        for name, branch in facts.branches
+    ]
     if facts.columns is not None:
-        made.append(error(Issue.COLUMNS, stream.table, "the columns of the stream's file", facts.columns, apply))
+        made.append(
+            error(
+                Issue.COLUMNS,
+                stream.table,
+                "the columns of the stream's file",
+                facts.columns,
+                apply,
+            )
+        )
     for drift in facts.drifts:
-        remedy = f"ALTER TABLE {catalog}.{drift.table} SET TBLPROPERTIES ('{drift.key}' = '{drift.expected}')"
+        remedy = (
+            f"ALTER TABLE {catalog}.{drift.table} SET TBLPROPERTIES ('{drift.key}' = "
+            f"'{drift.expected}')"
+        )
         found = "none" if drift.found is None else drift.found
         weighs = error if drift.key == "write.wap.enabled" else warning
-        made.append(weighs(Issue.PROPERTIES, drift.table, f"{drift.key}={drift.expected}", found, remedy))
+        made.append(
+            weighs(Issue.PROPERTIES, drift.table, f"{drift.key}={drift.expected}", found, remedy)
+        )
     for name, age in facts.ref_ages:
         remedy = f"ALTER TABLE {catalog}.{name} UNSET TBLPROPERTIES ('{_REF_AGE}')"
-        made.append(error(Issue.REF_AGE, name, "branches without a maximum age", f"{_REF_AGE}={age}", remedy))
+        made.append(
+            error(
+                Issue.REF_AGE, name, "branches without a maximum age", f"{_REF_AGE}={age}", remedy
+            )
+        )
     for name in dict.fromkeys(name for name, _ in facts.optimizers):
         found = "; ".join(shown for of, shown in facts.optimizers if of == name)
         remedy = "not delete files younger than a day (docs/runbooks.md, `tables.optimizer`)"
-        made.append(info(Issue.OPTIMIZER, name, "only `anabranch maintain` to maintain it", found, remedy))
+        made.append(
+            info(Issue.OPTIMIZER, name, "only `anabranch maintain` to maintain it", found, remedy)
+        )
     return made

@@ -1,7 +1,9 @@
-"""A scan of every byte of a stream's tables for erased values: each object, and each version that the bucket keeps.
+"""A scan of every byte of a stream's tables for erased values: each object, and each version that
+the bucket keeps.
 
-Parquet files are decoded; of the stream's rows and a view's partials the column is looked at, of other tables every
-text as well. The bounds of each manifest's entries, and all other files as text, are searched too.
+Parquet files are decoded; of the stream's rows and a view's partials the column is looked at, of
+other tables every text as well. The bounds of each manifest's entries, and all other files as text,
+are searched too.
 """
 
 from __future__ import annotations
@@ -43,7 +45,13 @@ from anabranch.iceberg.orphans import folders_of
 from anabranch.iceberg.s3 import Version, open_store
 from anabranch.iceberg.state_properties import unpack
 from anabranch.operations.erasure.end import tables_of
-from anabranch.operations.erasure.search import Values, column_of, find_words, require_column, require_values
+from anabranch.operations.erasure.search import (
+    Values,
+    column_of,
+    find_words,
+    require_column,
+    require_values,
+)
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
@@ -85,9 +93,9 @@ class _Object:
 
 
 def scan(job: Job, values: Values) -> ScanResult:
-    """Read every object of the stream's tables, versions included, and look for the values. Raises ConfigurationError
-    for a column that does not fit, Terminal without the right to list versions and for a file that cannot be read,
-    Transient."""
+    """Read every object of the stream's tables, versions included, and look for the values. Raises
+    ConfigurationError for a column that does not fit, Terminal without the right to list versions
+    and for a file that cannot be read, Transient."""
     objects, versions, size, hits = 0, 0, 0, list[Hit]()
     schema = job.lake.load(job.stream.table).schema()
     require_column(schema, values.column, job.stream.name)
@@ -97,19 +105,32 @@ def scan(job: Job, values: Values) -> ScanResult:
         look = Look(schema, values, is_rows=name == job.stream.table)
         found = list(_objects(job, table))
         read = partial(_look_at, job, table, look)
-        with Progress(LOG, f"scan {name}", "objects", len(found)) as progress, ThreadPoolExecutor(_AT_ONCE) as pool:
+        with (
+            Progress(LOG, f"scan {name}", "objects", len(found)) as progress,
+            ThreadPoolExecutor(_AT_ONCE) as pool,
+        ):
             for one, (content, where) in zip(found, pool.map(read, found), strict=True):
-                objects, versions = objects + (one.version is None), versions + (one.version is not None)
+                objects, versions = (
+                    objects + (one.version is None),
+                    versions + (one.version is not None),
+                )
                 size += content
                 hits += [one.hit(each) for each in where]
                 progress.step()
-    return ScanResult(objects, versions, size, tuple(sorted(hits, key=lambda h: (h.path, h.version or "", h.where))))
+    return ScanResult(
+        objects,
+        versions,
+        size,
+        tuple(sorted(hits, key=lambda h: (h.path, h.version or "", h.where))),
+    )
 
 
 def _objects(job: Job, table: Table) -> Iterator[_Object]:
     for folder in folders_of(table):
         yield from (_Object(stored.path) for stored in list_files(job.environment, folder))
-        yield from (_Object(version.path, version) for version in list_versions(job.environment, folder))
+        yield from (
+            _Object(version.path, version) for version in list_versions(job.environment, folder)
+        )
 
 
 def _look_at(job: Job, table: Table, look: Look, one: _Object) -> tuple[int, list[str]]:
@@ -147,8 +168,8 @@ class _InMemoryFile(InputFile):
 
 
 class Look:
-    """Looks for values in contents of files. `schema`: of the stream's rows; `is_rows`: whether the files are of that
-    table."""
+    """Looks for values in contents of files. `schema`: of the stream's rows; `is_rows`: whether the
+    files are of that table."""
 
     def __init__(self, schema: Schema, values: Values, is_rows: bool) -> None:
         self._schema, self._values, self._is_rows = schema, values, is_rows
@@ -164,21 +185,30 @@ class Look:
             if name.endswith(".parquet"):
                 return self._parquet(content)
             if name.endswith(".avro"):
-                return [] if name.startswith("snap-") or not self._is_rows else self._bounds(path, content)
+                return (
+                    []
+                    if name.startswith("snap-") or not self._is_rows
+                    else self._bounds(path, content)
+                )
             return ["text"] if self._has_words([_text_of(name, content)]) else []
         except (pa.ArrowException, ValueError, OSError, zlib.error) as error:
             raise Terminal(
-                f"scan {path}: expected a readable file, found {type(error).__name__}: {error}; if another program "
-                "wrote it, move it away, then run it again"
+                f"scan {path}: expected a readable file, found {type(error).__name__}: {error}; "
+                "if another program wrote it, move it away, then run it again"
             ) from error
 
     def _parquet(self, content: bytes) -> list[str]:
         with pq.ParquetFile(pa.BufferReader(content)) as parquet:
             if not self._is_rows:
-                return sorted({name for batch in parquet.iter_batches() for name in self._texts(batch)})
+                return sorted(
+                    {name for batch in parquet.iter_batches() for name in self._texts(batch)}
+                )
             name = column_of(parquet.schema_arrow, self._schema, self._values.column)
             batches = parquet.iter_batches(columns=[name]) if name is not None else ()
-            found = any(pc.any(pc.is_in(b[name].cast(pa.string()), self._values.array)).as_py() for b in batches)
+            found = any(
+                pc.any(pc.is_in(b[name].cast(pa.string()), self._values.array)).as_py()
+                for b in batches
+            )
         return [f"column {name}"] if found else []
 
     def _texts(self, batch: pa.RecordBatch) -> Iterator[str]:
@@ -202,15 +232,22 @@ class Look:
     def _has_bound(self, data_file: DataFile) -> bool:
         kind, id = self._field.field_type, self._field.field_id
         assert isinstance(kind, PrimitiveType)
-        bounds = [b for part in (data_file.lower_bounds, data_file.upper_bounds) if (b := (part or {}).get(id))]
+        bounds = [
+            b
+            for part in (data_file.lower_bounds, data_file.upper_bounds)
+            if (b := (part or {}).get(id))
+        ]
         return any(self._is_of_value(str(from_bytes(kind, bound))) for bound in bounds)
 
     def _is_of_value(self, bound: str) -> bool:
-        """Whether a bound is a value, or a long one cut short; the last character of an upper one is the next."""
+        """Whether a bound is a value, or a long one cut short; the last character of an upper one
+        is the next."""
         if bound in self._values.texts:
             return True
         cut = bound[: _BOUND - 1]
-        return len(bound) == _BOUND and any(len(text) > _BOUND and text.startswith(cut) for text in self._values.texts)
+        return len(bound) == _BOUND and any(
+            len(text) > _BOUND and text.startswith(cut) for text in self._values.texts
+        )
 
 
 def _leaves(value: Any) -> Iterator[bytes]:

@@ -1,7 +1,7 @@
 """Find erased values: rows by the values of a column, dead letters by a search of their bytes.
 
-Files whose bounds exclude every value are not opened. Of the others one column is read, with the rows' places, of the
-row groups whose Bloom filters do not exclude every value.
+Files whose bounds exclude every value are not opened. Of the others one column is read, with the
+rows' places, of the row groups whose Bloom filters do not exclude every value.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ Covered = Callable[[int], tuple[int, int]]
 
 @dataclass(frozen=True)
 class Values:
-    """The values of a column to look for, as texts, or a test of one where only hashes are known."""
+    """The values of a column to look for, as texts, or a test of one where only hashes are
+    known."""
 
     column: str
     texts: frozenset[str]
@@ -81,29 +82,38 @@ class Values:
 
 
 def require_column(schema: Schema, name: str, stream: str) -> None:
-    """Raise ConfigurationError for a column that the table lacks, or whose values are no texts or whole numbers."""
+    """Raise ConfigurationError for a column that the table lacks, or whose values are no texts or
+    whole numbers."""
     found = next((field for field in schema.fields if field.name == name), None)
     if found is None or not isinstance(found.field_type, StringType | IntegerType | LongType):
-        fitting = [f.name for f in schema.fields if isinstance(f.field_type, StringType | IntegerType | LongType)]
+        fitting = [
+            f.name
+            for f in schema.fields
+            if isinstance(f.field_type, StringType | IntegerType | LongType)
+        ]
         raise ConfigurationError(
-            f"stream {stream}: --by {name}: expected a column of type STRING, INT or BIGINT, found "
-            f"{'no such column' if found is None else found.field_type}; columns: {', '.join(fitting)}"
+            f"stream {stream}: --by {name}: expected a column of type STRING, INT or BIGINT, "
+            f"found {'no such column' if found is None else found.field_type}; columns: "
+            f"{', '.join(fitting)}"
         )
 
 
 def require_values(schema: Schema, values: Values) -> None:
-    """Raise ConfigurationError for values that a column of whole numbers never has as text: no row would match."""
+    """Raise ConfigurationError for values that a column of whole numbers never has as text: no row
+    would match."""
     if isinstance(schema.find_field(values.column).field_type, StringType):
         return
     if other := [text for text in values.ordered if _NUMBER.fullmatch(text) is None]:
         raise ConfigurationError(
-            f"--values: expected whole numbers without leading zeros, such as 4711, for column {values.column}, found "
+            "--values: expected whole numbers without leading zeros, such as 4711, for column "
+            f"{values.column}, found "
             f"{other[0]!r}{f' and {len(other) - 1} others' if other[1:] else ''}"
         )
 
 
 def may_hold(schema: Schema, data_file: DataFile, values: Values) -> bool:
-    """Whether the bounds of a file leave room for one of the values; True where it has no bounds. Pure."""
+    """Whether the bounds of a file leave room for one of the values; True where it has no bounds.
+    Pure."""
     found = schema.find_field(values.column)
     assert isinstance(found.field_type, PrimitiveType)
     lower = (data_file.lower_bounds or {}).get(found.field_id)
@@ -111,25 +121,36 @@ def may_hold(schema: Schema, data_file: DataFile, values: Values) -> bool:
     if lower is None or upper is None or not values.texts:
         return True
     least, most = (from_bytes(found.field_type, bound) for bound in (lower, upper))
-    ordered: list[Any] = values.ordered if isinstance(found.field_type, StringType) else values.numbers
+    ordered: list[Any] = (
+        values.ordered if isinstance(found.field_type, StringType) else values.numbers
+    )
     at = bisect_left(ordered, least)
     return at < len(ordered) and ordered[at] <= most
 
 
 def covered_of(state: State, one: Erasure, data_file: DataFile) -> Covered:
-    """The offsets of a file of the stream's rows that an erasure is of, by the log that its hour is of. Pure."""
+    """The offsets of a file of the stream's rows that an erasure is of, by the log that its hour is
+    of. Pure."""
     hour = hour_of_file(state.table, data_file)
     return partial(one.offsets, hour, log_of(state, hour))
 
 
-def find_rows(state: State, one: Erasure, values: Values, files: Iterable[DataFile]) -> dict[str, dict[int, int]]:
-    """By the path of each of some files that has rows of the erasure, how many, by partition. Raises Transient."""
+def find_rows(
+    state: State, one: Erasure, values: Values, files: Iterable[DataFile]
+) -> dict[str, dict[int, int]]:
+    """By the path of each of some files that has rows of the erasure, how many, by partition.
+    Raises Transient."""
     found = find_places(state, one, values, files)
-    return {path: dict(Counter(partition for partition, _ in places)) for path, places in found.items()}
+    return {
+        path: dict(Counter(partition for partition, _ in places)) for path, places in found.items()
+    }
 
 
-def find_places(state: State, one: Erasure, values: Values, files: Iterable[DataFile]) -> dict[str, list[Place]]:
-    """By the path of each of some files that has rows of the erasure, their places. Raises Transient."""
+def find_places(
+    state: State, one: Erasure, values: Values, files: Iterable[DataFile]
+) -> dict[str, list[Place]]:
+    """By the path of each of some files that has rows of the erasure, their places. Raises
+    Transient."""
     table, schema = state.table, state.table.schema()
     candidates = [f for f in files if may_hold(schema, f, values)]
 
@@ -140,8 +161,12 @@ def find_places(state: State, one: Erasure, values: Values, files: Iterable[Data
             if name is None:
                 return []
             groups = _groups(table, data_file, parquet.metadata, name, values)
-            for batch in parquet.iter_batches(row_groups=groups, columns=[name, *_PLACES], use_threads=False):
-                places += _places(batch.filter(mask_of(batch, name, values, covered_of(state, one, data_file))))
+            for batch in parquet.iter_batches(
+                row_groups=groups, columns=[name, *_PLACES], use_threads=False
+            ):
+                places += _places(
+                    batch.filter(mask_of(batch, name, values, covered_of(state, one, data_file)))
+                )
         return places
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -152,15 +177,22 @@ def find_places(state: State, one: Erasure, values: Values, files: Iterable[Data
 def places_in(table: Table, data_file: DataFile) -> set[Place]:
     """The places of a file's records. Raises Transient."""
     with opened(table, data_file) as parquet:
-        return {place for batch in parquet.iter_batches(columns=_PLACES, use_threads=False) for place in _places(batch)}
+        return {
+            place
+            for batch in parquet.iter_batches(columns=_PLACES, use_threads=False)
+            for place in _places(batch)
+        }
 
 
 def _places(batch: pa.RecordBatch) -> list[Place]:
     return list(zip(*(batch[name].to_pylist() for name in _PLACES), strict=True))
 
 
-def _groups(table: Table, data_file: DataFile, metadata: pq.FileMetaData, name: str, values: Values) -> list[int]:
-    """The row groups of a file that may hold a value: all of them where only hashes are known. Raises Transient."""
+def _groups(
+    table: Table, data_file: DataFile, metadata: pq.FileMetaData, name: str, values: Values
+) -> list[int]:
+    """The row groups of a file that may hold a value: all of them where only hashes are known.
+    Raises Transient."""
     if not values.texts:
         return list(range(metadata.num_row_groups))
     is_text = isinstance(table.schema().find_field(values.column).field_type, StringType)
@@ -174,7 +206,8 @@ def _groups(table: Table, data_file: DataFile, metadata: pq.FileMetaData, name: 
 
 
 def column_of(file_schema: pa.Schema, schema: Schema, name: str) -> str | None:
-    """What a file calls a column, by its id; None for a file that was written before the column existed."""
+    """What a file calls a column, by its id; None for a file that was written before the column
+    existed."""
     id = str(schema.find_field(name).field_id).encode()
     return next((f.name for f in file_schema if (f.metadata or {}).get(_FIELD_ID) == id), None)
 
@@ -199,9 +232,11 @@ def _inside(batch: pa.RecordBatch, covered: Covered) -> pa.BooleanArray:
     return mask
 
 
-def find_letters(table: Table, one: Erasure, values: Values, files: Collection[DataFile]) -> dict[str, set[Place]]:
-    """By the path of each of some files, the places of its records of the erasure that have one of the values in key,
-    value or headers. Raises Transient."""
+def find_letters(
+    table: Table, one: Erasure, values: Values, files: Collection[DataFile]
+) -> dict[str, set[Place]]:
+    """By the path of each of some files, the places of its records of the erasure that have one of
+    the values in key, value or headers. Raises Transient."""
     words = [value.encode() for value in values.ordered]
 
     def find(data_file: DataFile) -> set[Place]:
@@ -236,7 +271,8 @@ def _bytes_of(row: Mapping[str, Any]) -> bytes:
 
 
 def spellings(payload: bytes) -> Iterator[bytes]:
-    """A payload, and the same without JSON's escapes, whichever of them its writer uses (RFC 8259, section 7)."""
+    """A payload, and the same without JSON's escapes, whichever of them its writer uses (RFC 8259,
+    section 7)."""
     yield payload
     for _ in range(_MOST_ESCAPES):
         if b"\\" not in payload:
@@ -249,12 +285,14 @@ def _unescaped(found: re.Match[bytes]) -> bytes:
     units, short = found.groups()
     if units is None:
         return _CONTROLS.get(short, short)
-    return bytes.fromhex(units.replace(b"\\u", b"").decode()).decode("utf-16-be", "replace").encode()
+    return (
+        bytes.fromhex(units.replace(b"\\u", b"").decode()).decode("utf-16-be", "replace").encode()
+    )
 
 
 def find_words(payloads: Sequence[bytes], words: Iterable[bytes]) -> set[int]:
-    """The numbers of the payloads that have one of the words, with neither a letter, a digit nor an underscore next to
-    it; escapes of JSON count as their characters. Pure."""
+    """The numbers of the payloads that have one of the words, with neither a letter, a digit nor an
+    underscore next to it; escapes of JSON count as their characters. Pure."""
     spelled = [_APART.join(spellings(payload)) for payload in payloads]
     blob = _APART.join(spelled)
     starts, at = [], 0

@@ -1,4 +1,5 @@
-"""What became of erasures: what each removed, what still has erased records and until when, and a scan that checks it.
+"""What became of erasures: what each removed, what still has erased records and until when, and a
+scan that checks it.
 
 A status of an erasure that is done, and of which nothing is left, is its certificate.
 """
@@ -48,8 +49,8 @@ if TYPE_CHECKING:
 
 _AT_ONCE = 16
 _ORPHANS = (
-    "`anabranch maintain` deletes them once they are as old as maintain.orphans_after, after the deadline "
-    f"{UNREFERENCED_FOR.days} day old"
+    "`anabranch maintain` deletes them once they are as old as maintain.orphans_after, after the "
+    f"deadline {UNREFERENCED_FOR.days} day old"
 )
 
 
@@ -57,11 +58,12 @@ _ORPHANS = (
 class ErasureStatus:
     """An erasure: who asked for it, what it removed, and what is left of it.
 
-    `files`: how many of the replaced files, and of others that former snapshots have of these hours, storage still has;
-    `holders`: what refers to them. `versions`: how many versions of deleted files from before the rewrite the bucket
-    has; None where they cannot be listed. `gone_at`: when the last of the holders ends; None where one has no end, or
-    nothing is left. `left`: in words, what is left and why; empty once nothing is. `scanned`: how many rows a scan of
-    every branch found; None without a scan.
+    `files`: how many of the replaced files, and of others that former snapshots have of these
+    hours, storage still has; `holders`: what refers to them. `versions`: how many versions of
+    deleted files from before the rewrite the bucket has; None where they cannot be listed.
+    `gone_at`: when the last of the holders ends; None where one has no end, or nothing is left.
+    `left`: in words, what is left and why; empty once nothing is. `scanned`: how many rows a scan
+    of every branch found; None without a scan.
     """
 
     id: str
@@ -89,14 +91,18 @@ class ErasureStatus:
 
 
 def finished(job: Job, now: datetime) -> frozenset[str]:
-    """The ids of the erasures whose deadline has passed and of which nothing is left. Raises Transient."""
+    """The ids of the erasures whose deadline has passed and of which nothing is left. Raises
+    Transient."""
     state = load_state(job.lake, job.stream.table)
-    return frozenset(one.id for one in _statuses(job, state, ending(state, now), now) if one.is_certificate)
+    return frozenset(
+        one.id for one in _statuses(job, state, ending(state, now), now) if one.is_certificate
+    )
 
 
 def read_statuses(job: Job, now: datetime, scan: bool = False) -> list[ErasureStatus]:
-    """The status of each erasure that the branches record, oldest first. `scan`: look for its values in the rows of
-    every branch again, by their hashes. Raises ConfigurationError without a key that a scan needs, Transient."""
+    """The status of each erasure that the branches record, oldest first. `scan`: look for its
+    values in the rows of every branch again, by their hashes. Raises ConfigurationError without a
+    key that a scan needs, Transient."""
     state = load_state(job.lake, job.stream.table)
     statuses = _statuses(job, state, state.erasures.all, now, scan)
     return sorted(statuses, key=lambda status: status.requested)
@@ -113,7 +119,9 @@ def _statuses(
     requests = {row.erasure["id"]: row for row in asked if row.erasure is not None}
     unreferenced = cache(partial(list_unreferenced, job))
     return [
-        _with_unreferenced(_status(job, state, one, history, requests.get(one.id), now, scan), one, unreferenced)
+        _with_unreferenced(
+            _status(job, state, one, history, requests.get(one.id), now, scan), one, unreferenced
+        )
         for one in erasures
     ]
 
@@ -121,14 +129,17 @@ def _statuses(
 def _with_unreferenced(
     status: ErasureStatus, one: Erasure, unreferenced: Callable[[], list[datetime]]
 ) -> ErasureStatus:
-    """The status with files that nothing refers to: those of compactions and of attempts that were never published may
-    have such records. Asked once nothing else is left."""
+    """The status with files that nothing refers to: those of compactions and of attempts that were
+    never published may have such records. Asked once nothing else is left."""
     before = written_before(one)
     if not status.is_certificate or before is None:
         return status
     if not (count := sum(written < before for written in unreferenced())):
         return status
-    why = f"{count} files from before {before:%F %H:%M} UTC that nothing refers to are stored; {_ORPHANS}"
+    why = (
+        f"{count} files from before {before:%F %H:%M} UTC that nothing refers to are stored; "
+        f"{_ORPHANS}"
+    )
     return replace(status, left=[why])
 
 
@@ -147,25 +158,32 @@ def _status(
     hours = hours_of(rows, one)
     tables = {name: job.lake.load(name) for name in erased_tables(job)}
     former = {
-        n: former_files(table, hours, rewritten_before(job, n, one, now), replaced) for n, table in tables.items()
+        n: former_files(table, hours, rewritten_before(job, n, one, now), replaced)
+        for n, table in tables.items()
     }
     wanted = {path for of_table in former.values() for files in of_table.values() for path in files}
     again = list(_brought_back(job, tables, hours, replaced))
     # Before versions are counted: a file that is deleted meanwhile is one of them.
     there = _stored(state.table, replaced | wanted)
-    holders = [h for n, table in tables.items() for h in _holders(table, former[n], there, one, now)]
+    holders = [
+        h for n, table in tables.items() for h in _holders(table, former[n], there, one, now)
+    ]
     versions = _count_versions(job, one)
     views = {view.name: tables[job.stream.partials_table(view)] for view in job.stream.views}
     stale = {view: stale_hours(partials, state.table, hours) for view, partials in views.items()}
     ends = [holder.until for holder in holders]
-    gone_at = max((end for end in ends if end is not None), default=None) if None not in ends else None
+    gone_at = (
+        max((end for end in ends if end is not None), default=None) if None not in ends else None
+    )
     scanned = _scan(job, state, one) if scan else None
     return ErasureStatus(
         id=one.id,
         column=one.column,
         requested=one.at,
         by=request.act if request is not None else None,
-        values=len(request.erasure["hashes"]) if request is not None and request.erasure is not None else 0,
+        values=len(request.erasure["hashes"])
+        if request is not None and request.erasure is not None
+        else 0,
         until=one.until,
         done=one.done,
         rows=sum(part["rows"] for part in parts),
@@ -187,7 +205,9 @@ def _brought_back(
     """In words, which branches have replaced files again."""
     for name in (job.stream.table, job.stream.dead_letters_table):
         for branch in BRANCHES:
-            there = erasure.by_path({branch: files_by_hour(tables[name], branch, hours)} if hours else {})
+            there = erasure.by_path(
+                {branch: files_by_hour(tables[name], branch, hours)} if hours else {}
+            )
             if count := len(there.keys() & set(replaced)):
                 has = f"was set back and has {count} replaced files again"
                 yield f"branch {branch} of {name} {has}: run the command again"
@@ -200,16 +220,30 @@ def _stored(table: Table, paths: Collection[str]) -> set[str]:
         return table.io.new_input(path).exists()
 
     ordered = sorted(paths)
-    with lake_errors(f"look for replaced files of {'.'.join(table.name())}"), ThreadPoolExecutor(_AT_ONCE) as pool:
-        return {path for path, is_there in zip(ordered, pool.map(exists, ordered), strict=True) if is_there}
+    with (
+        lake_errors(f"look for replaced files of {'.'.join(table.name())}"),
+        ThreadPoolExecutor(_AT_ONCE) as pool,
+    ):
+        return {
+            path
+            for path, is_there in zip(ordered, pool.map(exists, ordered), strict=True)
+            if is_there
+        }
 
 
-def _holders(table: Table, former: Former, paths: Collection[str], one: Erasure, now: datetime) -> list[Holder]:
-    """What refers to the former files that storage has. `anabranch maintain` ends it by the deadline, but for foreign
-    branches."""
-    of_snapshot = {id: {path: size for path, size in of_one.items() if path in paths} for id, of_one in former.items()}
+def _holders(
+    table: Table, former: Former, paths: Collection[str], one: Erasure, now: datetime
+) -> list[Holder]:
+    """What refers to the former files that storage has. `anabranch maintain` ends it by the
+    deadline, but for foreign branches."""
+    of_snapshot = {
+        id: {path: size for path, size in of_one.items() if path in paths}
+        for id, of_one in former.items()
+    }
     found = holders_of(table, of_snapshot, one.changed, now)
-    return [replace(h, until=min(h.until or one.until, one.until)) if _ends(h) else h for h in found]
+    return [
+        replace(h, until=min(h.until or one.until, one.until)) if _ends(h) else h for h in found
+    ]
 
 
 def _ends(holder: Holder) -> bool:
@@ -217,7 +251,8 @@ def _ends(holder: Holder) -> bool:
 
 
 def _count_versions(job: Job, one: Erasure) -> int | str:
-    """The number of versions of deleted files from before the rewrite, or why they cannot be listed."""
+    """The number of versions of deleted files from before the rewrite, or why they cannot be
+    listed."""
     before = written_before(one)
     try:
         return sum(1 for _ in versions_of(job, before)) if before is not None else 0
@@ -237,32 +272,40 @@ def _left(
 ) -> list[str]:
     left = []
     if one.done is None and not is_read(state, one):
-        left.append("records from before the request are yet to be read; then run the command again")
+        left.append(
+            "records from before the request are yet to be read; then run the command again"
+        )
     elif one.done is None:
         left.append("branches were not searched to the end: run the command again")
     if scanned:
         left.append(f"a scan found {scanned} rows: run the command again")
     left += [
-        f"view {name} has partials of {len(hours)} hours that were computed from former rows, {hours[0]} is the first; "
-        "`anabranch maintain` removes them"
+        (
+            f"view {name} has partials of {len(hours)} hours that were computed from former rows, "
+            f"{hours[0]} is the first; `anabranch maintain` removes them"
+        )
         for name, hours in stale.items()
         if hours
     ]
     if there:
-        held = ", ".join(f"{h.name}{f' until {h.until:%F %H:%M} UTC' if h.until else ''}" for h in holders)
+        held = ", ".join(
+            f"{h.name}{f' until {h.until:%F %H:%M} UTC' if h.until else ''}" for h in holders
+        )
         why = f"referred to by {held}" if held else _ORPHANS
         left.append(f"{len(there)} replaced files are stored; {why}")
         if endless := [h.name for h in holders if h.until is None]:
-            left.append(f"{', '.join(endless)}: no deadline ends a branch of another program; drop it")
+            left.append(
+                f"{', '.join(endless)}: no deadline ends a branch of another program; drop it"
+            )
     if isinstance(versions, str):
         left.append(
-            f"versions of deleted files cannot be listed ({versions}): allow s3:GetBucketVersioning and "
-            "s3:ListBucketVersions, or end versions by a lifecycle rule"
+            f"versions of deleted files cannot be listed ({versions}): allow "
+            "s3:GetBucketVersioning and s3:ListBucketVersions, or end versions by a lifecycle rule"
         )
     elif versions:
         left.append(
-            f"{versions} versions of deleted files are stored; `anabranch maintain` deletes them once the "
-            f"deadline {one.until:%F %H:%M} UTC has passed (s3:DeleteObjectVersion)"
+            f"{versions} versions of deleted files are stored; `anabranch maintain` deletes them "
+            f"once the deadline {one.until:%F %H:%M} UTC has passed (s3:DeleteObjectVersion)"
         )
         if reason := _last_failure(state.table):
             left.append(f"the last `anabranch maintain` could not delete versions: {reason}")
@@ -283,21 +326,27 @@ def _scan(job: Job, state: State, one: Erasure) -> int:
     key = keys_of(job.environment).get(request.key)
     if key is None:
         raise ConfigurationError(
-            f"erasure.key: expected the key {request.key} of erasure {one.id}, found another; add the former key to "
-            "`erasure.former_keys` in conf/anabranch.yaml"
+            f"erasure.key: expected the key {request.key} of erasure {one.id}, found another; add "
+            "the former key to `erasure.former_keys` in conf/anabranch.yaml"
         )
-    values = Values(one.column, frozenset(), lambda text: key.hash(one.column, text) in request.hashes)
+    values = Values(
+        one.column, frozenset(), lambda text: key.hash(one.column, text) in request.hashes
+    )
     found = find_rows(state, one, values, erasure.by_path(files_by_branch(state.table)).values())
     return sum(sum(counts.values()) for counts in found.values())
 
 
 def status_lines(status: ErasureStatus) -> list[str]:
-    asked = f" by {status.by.user}@{status.by.host}: {status.by.why}" if status.by is not None else ""
+    asked = (
+        f" by {status.by.user}@{status.by.host}: {status.by.why}" if status.by is not None else ""
+    )
     lines = [
         f"erasure {status.id} of {status.values} values of {status.column}, requested "
         f"{status.requested:%F %T} UTC{asked}",
-        f"  removed {status.rows} rows and {status.dead_letters} dead letters of {len(status.hours)} hours, "
-        f"replaced {status.replaced} files",
+        (
+            f"  removed {status.rows} rows and {status.dead_letters} dead letters of "
+            f"{len(status.hours)} hours, replaced {status.replaced} files"
+        ),
     ]
     if status.scanned is not None:
         lines.append(f"  a scan of every branch found {status.scanned} rows")

@@ -15,19 +15,21 @@ if TYPE_CHECKING:
 
 
 def open_parquet(io: FileIO, path: str) -> pq.ParquetFile:
-    """A Parquet file. INT96, in which Spark writes timestamps by default, is read in microseconds: in nanoseconds years
-    behind 2262 would be others. Raises Refused for a file that is not whole."""
+    """A Parquet file. INT96, in which Spark writes timestamps by default, is read in microseconds:
+    in nanoseconds years behind 2262 would be others. Raises Refused for a file that is not
+    whole."""
     try:
         return pq.ParquetFile(io.new_input(path).open(), coerce_int96_timestamp_unit="us")
     except pa.ArrowInvalid as error:
         raise Refused(
-            f"import {path}: expected a whole Parquet file, found {error}; remove it, or write it again"
+            f"import {path}: expected a whole Parquet file, found {error}; remove it, or write it "
+            "again"
         ) from error
 
 
 def may_become(kind: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether values of a file's type can be values of a table's type without a change of their meaning. Integers may
-    be wider, where each value fits."""
+    """Whether values of a file's type can be values of a table's type without a change of their
+    meaning. Integers may be wider, where each value fits."""
     t = pa.types
     if t.is_dictionary(kind):
         return may_become(kind.value_type, wanted)

@@ -1,8 +1,9 @@
 """The log of Spark's file sink, `_spark_metadata`: which files of a folder count.
 
-A micro-batch counts once its file in the log is whole: `N`, or `N.compact`, which has the entries of all micro-batches
-before it too. Files of micro-batches that were killed are in the folder and in no log file. Spark's reader follows the
-same rules (org.apache.spark.sql.execution.streaming.FileStreamSinkLog).
+A micro-batch counts once its file in the log is whole: `N`, or `N.compact`, which has the entries
+of all micro-batches before it too. Files of micro-batches that were killed are in the folder and in
+no log file. Spark's reader follows the same rules
+(org.apache.spark.sql.execution.streaming.FileStreamSinkLog).
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ class Entry:
 
 @dataclass(frozen=True)
 class SinkLog:
-    """The files that count, in the order of their micro-batches; `through`: the last micro-batch. `cut_short`: the last
-    log file, if it is not whole; its micro-batch does not count."""
+    """The files that count, in the order of their micro-batches; `through`: the last micro-batch.
+    `cut_short`: the last log file, if it is not whole; its micro-batch does not count."""
 
     entries: tuple[Entry, ...]
     through: int
@@ -46,13 +47,17 @@ def is_written_by_spark(name: str) -> bool:
 
 
 def read_log(names: Iterable[str], read: Callable[[str], str], where: str) -> SinkLog:
-    """The log of a sink, of the files `names` in its folder. Other files, such as `.12.….tmp`, are those of writers
-    that were killed.
+    """The log of a sink, of the files `names` in its folder. Other files, such as `.12.….tmp`, are
+    those of writers that were killed.
 
     Raises Refused, naming the log file, for one that is missing or damaged in the midst of the log.
     """
     # Of a number with both files, the compact one counts: its name sorts behind the other's.
-    log = {int(found[1]): name for name in sorted(names) if (found := _BATCH.fullmatch(name)) is not None}
+    log = {
+        int(found[1]): name
+        for name in sorted(names)
+        if (found := _BATCH.fullmatch(name)) is not None
+    }
     if not log:
         return SinkLog((), -1)
 
@@ -68,14 +73,15 @@ def read_log(names: Iterable[str], read: Callable[[str], str], where: str) -> Si
     for number in range(begin, last + 1):
         if number not in log:
             raise Refused(
-                f"{where}: expected log files {begin} to {last}, found no {number}; restore it, or move {FOLDER} away "
-                "to import every file of the folder, where rows that repeat by the stream's key are left out"
+                f"{where}: expected log files {begin} to {last}, found no {number}; restore it, "
+                f"or move {FOLDER} away to import every file of the folder, where rows that "
+                "repeat by the stream's key are left out"
             )
         of_batch = entries_of(number)
         if of_batch is None:
             raise Refused(
-                f"{where}/{log[number]}: expected a line v1 and lines of JSON, found other lines; restore "
-                f"it, or move {FOLDER} away to import every file of the folder"
+                f"{where}/{log[number]}: expected a line v1 and lines of JSON, found other lines; "
+                f"restore it, or move {FOLDER} away to import every file of the folder"
             )
         entries += of_batch
     deleted = {one.path for one in entries if one.is_deleted}
@@ -90,14 +96,17 @@ def _parsed(text: str) -> list[Entry] | None:
         return None
     try:
         values = [json.loads(line) for line in lines if line]
-        return [Entry(unquote(v["path"]), int(v["size"]), v.get("action") == "delete") for v in values]
+        return [
+            Entry(unquote(v["path"]), int(v["size"]), v.get("action") == "delete") for v in values
+        ]
     except (ValueError, KeyError, TypeError):
         return None
 
 
 def match(log: SinkLog, sizes: dict[str, int], root: str, where: str) -> list[str]:
-    """The names, within the folder `root`, of the files that count; `sizes` has all of its files by name. A folder that
-    was copied has other paths than those in the log: its files are found by the ends of their paths.
+    """The names, within the folder `root`, of the files that count; `sizes` has all of its files by
+    name. A folder that was copied has other paths than those in the log: its files are found by the
+    ends of their paths.
 
     Raises Refused for a file that is missing, or of another size.
     """
@@ -107,15 +116,21 @@ def match(log: SinkLog, sizes: dict[str, int], root: str, where: str) -> list[st
     found = []
     name: str | None
     for entry in log.entries:
-        path = entry.path.partition(":")[2].lstrip("/") if ":" in entry.path else entry.path.lstrip("/")
+        path = (
+            entry.path.partition(":")[2].lstrip("/")
+            if ":" in entry.path
+            else entry.path.lstrip("/")
+        )
         candidates = by_last.get(path.rpartition("/")[2], ())
         own = path.removeprefix(root)
-        name = own if own in sizes else next((c for c in candidates if path.endswith(f"/{c}")), None)
+        name = (
+            own if own in sizes else next((c for c in candidates if path.endswith(f"/{c}")), None)
+        )
         if name is None or sizes[name] != entry.size:
             there = "none" if name is None else f"one of {sizes[name]} bytes"
             raise Refused(
-                f"{where}: expected the file {entry.path} of {entry.size} bytes, which the log lists, found {there}; "
-                "restore it: its rows would be missing"
+                f"{where}: expected the file {entry.path} of {entry.size} bytes, which the log "
+                f"lists, found {there}; restore it: its rows would be missing"
             )
         found.append(name)
     return found

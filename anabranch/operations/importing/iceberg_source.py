@@ -1,4 +1,5 @@
-"""Another Iceberg table as the source of an import, by its location: its newest metadata, read without a catalog."""
+"""Another Iceberg table as the source of an import, by its location: its newest metadata, read
+without a catalog."""
 
 from __future__ import annotations
 
@@ -23,22 +24,26 @@ _METADATA = re.compile(r"metadata/v?(\d+)(?:-[^/]*)?\.(?:gz\.)?metadata\.json")
 
 
 def find_metadata(names: Iterable[str], location: str) -> str | None:
-    """The name of the newest metadata file in the folder of a table, of its files; None for another folder. Raises
-    Refused where two are the newest: one of them was never committed."""
-    versions = [(int(match[1]), name) for name in names if (match := _METADATA.fullmatch(name)) is not None]
+    """The name of the newest metadata file in the folder of a table, of its files; None for another
+    folder. Raises Refused where two are the newest: one of them was never committed."""
+    versions = [
+        (int(match[1]), name) for name in names if (match := _METADATA.fullmatch(name)) is not None
+    ]
     newest = max((version for version, _ in versions), default=None)
     found = sorted(name for version, name in versions if version == newest)
     if len(found) > 1:
         raise Refused(
-            f"import {location}: expected one newest metadata file, found {' and '.join(found)}: one of them was never "
-            "committed; name the one that the catalog has: --files …/NAME.metadata.json"
+            f"import {location}: expected one newest metadata file, found {' and '.join(found)}: "
+            "one of them was never committed; name the one that the catalog has: --files "
+            "…/NAME.metadata.json"
         )
     return found[0] if found else None
 
 
 @dataclass(frozen=True)
 class IcebergPart:
-    """One data file of a table, read as the table's columns are now, without rows that its delete files name."""
+    """One data file of a table, read as the table's columns are now, without rows that its delete
+    files name."""
 
     table: Table
     task: FileScanTask
@@ -53,24 +58,28 @@ class IcebergPart:
             projected = self.table.schema().select(*columns)
             scan = ArrowScan(self.table.metadata, self.table.io, projected, AlwaysTrue())
             for batch in scan.to_record_batches([self.task]):
-                yield from (batch.slice(begin, batch_size) for begin in range(0, batch.num_rows, batch_size))
+                yield from (
+                    batch.slice(begin, batch_size) for begin in range(0, batch.num_rows, batch_size)
+                )
 
 
 def open_parts(io: FileIO, metadata: str) -> tuple[int, list[IcebergPart]]:
-    """The current snapshot of a table and its data files, by their paths. Raises Refused for a table without a
-    snapshot, or with equality deletes, which PyIceberg does not read; Transient."""
+    """The current snapshot of a table and its data files, by their paths. Raises Refused for a
+    table without a snapshot, or with equality deletes, which PyIceberg does not read; Transient."""
     with lake_errors(f"read {metadata}"):
         table = StaticTable.from_metadata(metadata, dict(io.properties))
         snapshot = table.current_snapshot()
         if snapshot is None:
             raise Refused(
-                f"import {metadata}: expected a table with rows, found one without a snapshot; check its location"
+                f"import {metadata}: expected a table with rows, found one without a snapshot; "
+                "check its location"
             )
         summary = snapshot.summary
         if summary is not None and summary.get("total-equality-deletes") not in (None, "0"):
             raise Refused(
-                f"import {metadata}: expected a table without equality deletes, found some, as Flink writes them; "
-                "run Spark's rewrite_data_files with delete-file-threshold 1 on it, then import it"
+                f"import {metadata}: expected a table without equality deletes, found some, as "
+                "Flink writes them; run Spark's rewrite_data_files with delete-file-threshold 1 "
+                "on it, then import it"
             )
         tasks = sorted(table.scan().plan_files(), key=lambda task: task.file.file_path)
     return snapshot.snapshot_id, [IcebergPart(table, task) for task in tasks]

@@ -1,4 +1,5 @@
-"""Files of JSON lines as the source of an import: one object a line, read as the columns of a table."""
+"""Files of JSON lines as the source of an import: one object a line, read as the columns of a
+table."""
 
 from __future__ import annotations
 
@@ -34,11 +35,11 @@ def is_json_lines(name: str) -> bool:
 
 @dataclass(frozen=True)
 class JsonLines:
-    """A file of JSON lines. `columns`: those of the table, each null in lines without it; those in `elsewhere` only if
-    the first line has them. A time without a time zone is UTC.
+    """A file of JSON lines. `columns`: those of the table, each null in lines without it; those in
+    `elsewhere` only if the first line has them. A time without a time zone is UTC.
 
-    Raises Refused, naming the line, for one that is no object or has other types; for a column of a type that JSON
-    lacks; Transient.
+    Raises Refused, naming the line, for one that is no object or has other types; for a column of a
+    type that JSON lacks; Transient.
     """
 
     io: FileIO
@@ -48,16 +49,28 @@ class JsonLines:
 
     @cached_property
     def schema_arrow(self) -> pa.Schema:
-        """The columns, then the first line's other fields that may be times or places in Kafka: texts and numbers."""
+        """The columns, then the first line's other fields that may be times or places in Kafka:
+        texts and numbers."""
         first = self._first()
-        columns = [field for field in self.columns if field.name in first or field.name not in self.elsewhere]
+        columns = [
+            field
+            for field in self.columns
+            if field.name in first or field.name not in self.elsewhere
+        ]
         if odd := next((field for field in columns if not _is_of_json(field.type)), None):
             raise Refused(
-                f"import {self.path}: column {odd.name}: expected a type that values of JSON have, found {odd.type}; "
-                "write the rows as Parquet files to another folder and import that"
+                f"import {self.path}: column {odd.name}: expected a type that values of JSON "
+                f"have, found {odd.type}; write the rows as Parquet files to another folder and "
+                "import that"
             )
-        others = {name: _OTHERS.get(type(value)) for name, value in first.items() if name not in self.columns.names}
-        return pa.schema([*columns, *((name, kind) for name, kind in others.items() if kind is not None)])
+        others = {
+            name: _OTHERS.get(type(value))
+            for name, value in first.items()
+            if name not in self.columns.names
+        }
+        return pa.schema(
+            [*columns, *((name, kind) for name, kind in others.items() if kind is not None)]
+        )
 
     def _first(self) -> dict[str, Any]:
         for number, line in self._lines():
@@ -71,7 +84,8 @@ class JsonLines:
         return {}
 
     def iter_batches(self, batch_size: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Some columns, some lines in a batch. Every column of the table is checked, whichever are asked for."""
+        """Some columns, some lines in a batch. Every column of the table is checked, whichever are
+        asked for."""
         names = {*columns, *self.columns.names}
         wanted = pa.schema([field for field in self.schema_arrow if field.name in names])
         block: list[tuple[int, bytes]] = []
@@ -91,12 +105,18 @@ class JsonLines:
         with self.io.new_input(self.path).open() as stored:
             raw: Any = stored
             try:
-                for line in gzip.GzipFile(fileobj=raw) if self.path.endswith(".gz") else io.BufferedReader(raw):
+                for line in (
+                    gzip.GzipFile(fileobj=raw)
+                    if self.path.endswith(".gz")
+                    else io.BufferedReader(raw)
+                ):
                     number += 1
                     if line.strip():
                         yield number, line
             except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-                raise self._refused(number + 1, f"a file of gzip that is not whole ({error})") from error
+                raise self._refused(
+                    number + 1, f"a file of gzip that is not whole ({error})"
+                ) from error
 
     def _parsed(self, block: Sequence[tuple[int, bytes]], wanted: pa.Schema) -> pa.RecordBatch:
         try:
@@ -111,20 +131,23 @@ class JsonLines:
 
     def _refused(self, line: int, found: str) -> Refused:
         return Refused(
-            f"import {self.path}: line {line}: expected an object of JSON with the table's columns, found {found}; "
-            "correct the line, or remove it"
+            f"import {self.path}: line {line}: expected an object of JSON with the table's "
+            f"columns, found {found}; correct the line, or remove it"
         )
 
 
 def _parse(lines: Sequence[bytes], wanted: pa.Schema) -> pa.RecordBatch:
-    """Lines as columns. Raises ValueError (of which ArrowInvalid is one) if a line is not one object of these types."""
+    """Lines as columns. Raises ValueError (of which ArrowInvalid is one) if a line is not one
+    object of these types."""
     text = b"".join(line.rstrip(b"\r\n") + b"\n" for line in lines)
     text.decode()
     read = pa.schema([(field.name, _as_read(field.type)) for field in wanted])
     found = pj.read_json(
         io.BytesIO(text),
         pj.ReadOptions(use_threads=False, block_size=len(text)),
-        pj.ParseOptions(explicit_schema=read, newlines_in_values=False, unexpected_field_behavior="ignore"),
+        pj.ParseOptions(
+            explicit_schema=read, newlines_in_values=False, unexpected_field_behavior="ignore"
+        ),
     )
     if len(found) != len(lines):
         raise ValueError(f"{len(found)} objects in {len(lines)} lines")
@@ -154,4 +177,9 @@ def _is_of_json(kind: pa.DataType) -> bool:
         return _is_of_json(kind.value_type)
     if t.is_struct(kind):
         return all(_is_of_json(field.type) for field in kind)
-    return not (t.is_map(kind) or t.is_binary(kind) or t.is_large_binary(kind) or t.is_fixed_size_binary(kind))
+    return not (
+        t.is_map(kind)
+        or t.is_binary(kind)
+        or t.is_large_binary(kind)
+        or t.is_fixed_size_binary(kind)
+    )

@@ -1,4 +1,5 @@
-"""Rows of imported hours: which of them are duplicates or erased, their checksum, and their files, read back."""
+"""Rows of imported hours: which of them are duplicates or erased, their checksum, and their files,
+read back."""
 
 from __future__ import annotations
 
@@ -38,17 +39,24 @@ _EPOCH_DAYS = np.datetime64(0, "D")
 
 def ordinals(hours: NDArray[Any]) -> NDArray[Any]:
     """The number of each row within its hour; rows of an hour follow each other."""
-    starts = np.flatnonzero(np.diff(hours, prepend=hours[:1] - 1)) if len(hours) else np.zeros(0, np.int64)
+    starts = (
+        np.flatnonzero(np.diff(hours, prepend=hours[:1] - 1))
+        if len(hours)
+        else np.zeros(0, np.int64)
+    )
     counts = np.diff(starts, append=len(hours))
     return np.arange(len(hours), dtype=np.int64) - np.repeat(starts, counts)
 
 
-def find_duplicates(rows: pa.Table, key: Iterable[str], lookback: int, later: pa.Table) -> NDArray[Any]:
-    """Which of `rows`, ordered by hour, repeat a row: an earlier one of their hour or of the `lookback` hours before
-    it, or one of `later` in their hour or the `lookback` hours after it, which the table has. As a mask.
+def find_duplicates(
+    rows: pa.Table, key: Iterable[str], lookback: int, later: pa.Table
+) -> NDArray[Any]:
+    """Which of `rows`, ordered by hour, repeat a row: an earlier one of their hour or of the
+    `lookback` hours before it, or one of `later` in their hour or the `lookback` hours after it,
+    which the table has. As a mask.
 
-    Null parts of a key equal each other. A row whose key is null in every part repeats nothing. `later` has the key and
-    `HOUR`.
+    Null parts of a key equal each other. A row whose key is null in every part repeats nothing.
+    `later` has the key and `HOUR`.
     """
     names = list(key)
     columns = ", ".join(map(quoted, names))
@@ -58,9 +66,12 @@ def find_duplicates(rows: pa.Table, key: Iterable[str], lookback: int, later: pa
         f"""
         SELECT {_AT} FROM (
             SELECT {_AT},
-                lag({HOUR}) OVER (PARTITION BY {columns}, {_AT} IS NULL ORDER BY {HOUR}, {_AT}) AS before,
+                lag({HOUR}) OVER (
+                    PARTITION BY {columns}, {_AT} IS NULL ORDER BY {HOUR}, {_AT}
+                ) AS before,
                 min(CASE WHEN {_AT} IS NULL THEN {HOUR} END) OVER (
-                    PARTITION BY {columns} ORDER BY {HOUR} RANGE BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING
+                    PARTITION BY {columns} ORDER BY {HOUR}
+                    RANGE BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING
                 ) AS after,
                 {HOUR}
             FROM (SELECT * FROM ours UNION ALL SELECT * FROM theirs)
@@ -72,11 +83,13 @@ def find_duplicates(rows: pa.Table, key: Iterable[str], lookback: int, later: pa
 
 
 def find_known(rows: pa.Table, key: Iterable[str], known: pa.Table) -> NDArray[Any]:
-    """Which of `rows` have a key that `known` has, as a mask. Null parts of a key equal each other; a key that is null
-    in every part is none."""
+    """Which of `rows` have a key that `known` has, as a mask. Null parts of a key equal each other;
+    a key that is null in every part is none."""
     names = list(key)
     columns = ", ".join(map(quoted, names))
-    equal = " AND ".join(f"ours.{quoted(name)} IS NOT DISTINCT FROM t.{quoted(name)}" for name in names)
+    equal = " AND ".join(
+        f"ours.{quoted(name)} IS NOT DISTINCT FROM t.{quoted(name)}" for name in names
+    )
     return _mask(
         rows.select(names),
         known.select(names),
@@ -92,7 +105,8 @@ def _is_key(names: Iterable[str]) -> str:
 
 
 def _mask(ours: pa.Table, theirs: pa.Table, query: str) -> NDArray[Any]:
-    """Which of `ours` a query of `ours` and `theirs` returns, as a mask; it returns their numbers, the column `_AT`."""
+    """Which of `ours` a query of `ours` and `theirs` returns, as a mask; it returns their numbers,
+    the column `_AT`."""
     numbered = ours.append_column(_AT, pa.array(np.arange(len(ours)), pa.int64()))
     with connected(_MEMORY) as connection:
         connection.register("ours", numbered)
@@ -104,11 +118,15 @@ def _mask(ours: pa.Table, theirs: pa.Table, query: str) -> NDArray[Any]:
 
 
 def checksum(rows: pa.Table) -> str:
-    """A checksum of rows in their order, of the values alone: 128 bits of SHA-256, as hexadecimal digits."""
+    """A checksum of rows in their order, of the values alone: 128 bits of SHA-256, as hexadecimal
+    digits."""
     digest = hashlib.sha256()
     for name, column in zip(rows.column_names, rows.columns, strict=True):
         digest.update(f"{name} {len(column)} ".encode())
-        _add(digest, pa.concat_arrays(column.chunks) if column.num_chunks else pa.nulls(0, column.type))
+        _add(
+            digest,
+            pa.concat_arrays(column.chunks) if column.num_chunks else pa.nulls(0, column.type),
+        )
     return digest.hexdigest()[:32]
 
 
@@ -130,7 +148,9 @@ def _add(digest: Any, values: pa.Array) -> None:
     elif t.is_decimal(kind):
         _add(digest, present.cast(pa.string()))
     elif t.is_temporal(kind):
-        digest.update(present.view(pa.int32() if kind.bit_width == 32 else pa.int64()).to_numpy().tobytes())
+        digest.update(
+            present.view(pa.int32() if kind.bit_width == 32 else pa.int64()).to_numpy().tobytes()
+        )
     elif t.is_integer(kind) or t.is_floating(kind):
         digest.update(present.to_numpy().tobytes())
     else:
@@ -141,19 +161,27 @@ def _add(digest: Any, values: pa.Array) -> None:
 
 @dataclass(frozen=True)
 class TableRows:
-    """Makes rows of a table from rows of a source. `event_time`: the column of the event's own time."""
+    """Makes rows of a table from rows of a source. `event_time`: the column of the event's own
+    time."""
 
     table: Table
     event_time: str | None
 
     def made(self, rows: pa.Table, numbers: NDArray[Any]) -> pa.Table:
-        """Rows of the source as rows of the table; `numbers` has each one's number within its hour."""
+        """Rows of the source as rows of the table; `numbers` has each one's number within its
+        hour."""
         hours, times = rows[HOUR].to_numpy(), rows[TIME]
         distinct, index = np.unique(hours, return_inverse=True)
-        ingest = pa.array([from_number(n) for n in distinct.tolist()], pa.large_string()).take(pa.array(index))
+        ingest = pa.array([from_number(n) for n in distinct.tolist()], pa.large_string()).take(
+            pa.array(index)
+        )
         at = times if self.event_time is None else pc.coalesce(rows[self.event_time], times)
         columns = {
-            **{name: rows[name] for name in rows.column_names if name not in (HOUR, TIME, OF_KAFKA, *PLACE)},
+            **{
+                name: rows[name]
+                for name in rows.column_names
+                if name not in (HOUR, TIME, OF_KAFKA, *PLACE)
+            },
             "kafka_partition": pa.array(np.full(len(rows), PARTITION, np.int32)),
             "kafka_offset": pa.array(numbers),
             "kafka_timestamp": pc.if_else(rows[OF_KAFKA], times, None),
@@ -164,9 +192,11 @@ class TableRows:
         return pa.table([columns[name] for name in schema.names], schema=schema)
 
     def write(self, rows: pa.Table) -> list[DataFile]:
-        """Write rows of the table to a file for each hour and date, and read each back. Raises Terminal when the rows
-        read back are others; no file is left then. Raises Transient."""
-        folder = self.table.metadata.properties.get("write.data.path", f"{self.table.metadata.location}/data")
+        """Write rows of the table to a file for each hour and date, and read each back. Raises
+        Terminal when the rows read back are others; no file is left then. Raises Transient."""
+        folder = self.table.metadata.properties.get(
+            "write.data.path", f"{self.table.metadata.location}/data"
+        )
         written: list[DataFile] = []
         paths: list[str] = []
         try:
@@ -191,11 +221,14 @@ class TableRows:
             with table.io.new_input(path).open() as source:
                 footer = pq.read_metadata(source)
             size = len(table.io.new_input(path))
-            made = data_file_from(table, path, size, footer, partition, table.metadata.default_spec_id)
+            made = data_file_from(
+                table, path, size, footer, partition, table.metadata.default_spec_id
+            )
             if not is_same(read_batches(table, (made,)), iter(rows.to_batches())):
                 raise Terminal(
-                    f"import hour {hour}: expected to read the {len(rows)} rows that were written to {path}, found "
-                    "others; the file was deleted, nothing was published; report this"
+                    f"import hour {hour}: expected to read the {len(rows)} rows that were written "
+                    f"to {path}, found others; the file was deleted, nothing was published; "
+                    "report this"
                 )
         return made
 
@@ -203,7 +236,9 @@ class TableRows:
 def _partitions(rows: pa.Table) -> Iterator[tuple[int, str, pa.Table]]:
     """The rows of each hour and date, in days since 1970."""
     days = rows["event_date"].cast(pa.int32())
-    pairs = pa.table({"hour": rows["ingest_hour"], "day": days}).group_by(["hour", "day"]).aggregate([])
+    pairs = (
+        pa.table({"hour": rows["ingest_hour"], "day": days}).group_by(["hour", "day"]).aggregate([])
+    )
     for pair in sorted(pairs.to_pylist(), key=lambda p: (p["hour"], p["day"])):
         mask = pc.and_(pc.equal(rows["ingest_hour"], pair["hour"]), pc.equal(days, pair["day"]))
         yield pair["day"], pair["hour"], rows.filter(mask)

@@ -1,1 +1,2 @@
-"""The status page (`anabranch serve`): reports of all streams as HTML without external resources."""
+"""The status page (`anabranch serve`): reports of all streams as HTML without external
+resources."""

@@ -24,8 +24,8 @@ _SHORTEST = 16  # minimum length of a token
 
 HEADERS: Mapping[str, str] = {
     "content-security-policy": (
-        "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self'; "
-        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+        "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src "
+        "'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
     ),
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
@@ -76,11 +76,13 @@ def read_token(file: Path) -> str:
     try:
         token = file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"--token-file: expected to read {file}, found: {error}") from error
+        raise ConfigurationError(
+            f"--token-file: expected to read {file}, found: {error}"
+        ) from error
     if len(token) < _SHORTEST:
         raise ConfigurationError(
-            f"--token-file: expected at least {_SHORTEST} characters in {file}, found {len(token)}; make one by "
-            "`openssl rand -hex 32`"
+            f"--token-file: expected at least {_SHORTEST} characters in {file}, found "
+            f"{len(token)}; make one by `openssl rand -hex 32`"
         )
     return token
 
@@ -90,13 +92,15 @@ def is_loopback(host: str) -> bool:
     return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
 
 
-def access_of(host: str, names: Sequence[str], token_file: Path | None, behind_proxy: bool) -> Access:
+def access_of(
+    host: str, names: Sequence[str], token_file: Path | None, behind_proxy: bool
+) -> Access:
     """The access rules of a page that listens at `host`. Raises ConfigurationError if it would be
     open to everyone."""
     if not is_loopback(host) and token_file is None and not behind_proxy:
         raise ConfigurationError(
-            f"--host {host}: expected --token-file, or --behind-proxy for an authenticating proxy, found neither; "
-            "without them the page listens on loopback addresses only"
+            f"--host {host}: expected --token-file, or --behind-proxy for an authenticating "
+            "proxy, found neither; without them the page listens on loopback addresses only"
         )
     own = set() if _is_address(host) else {host.lower()}
     token = read_token(token_file) if token_file is not None else None

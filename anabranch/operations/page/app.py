@@ -28,7 +28,13 @@ from anabranch.offsets.hours import hour_of, shift, start_of
 from anabranch.operations.page import charts
 from anabranch.operations.page.access import COOKIE, LOGIN, Access, Guard
 from anabranch.operations.page.hour_calendar import HELD, LETTERS, MARKS, calendar_month, month_of
-from anabranch.operations.page.hour_view import HourRecord, HourRows, read_record, read_rows, sample_line
+from anabranch.operations.page.hour_view import (
+    HourRecord,
+    HourRows,
+    read_record,
+    read_rows,
+    sample_line,
+)
 from anabranch.operations.page.streams import (
     StreamLine,
     StreamReports,
@@ -38,7 +44,13 @@ from anabranch.operations.page.streams import (
     summary_words,
 )
 from anabranch.operations.reports.acts import hours_words, outcome_words
-from anabranch.operations.reports.reading import Background, BackgroundReader, OnDemand, TimedValue, utc_now
+from anabranch.operations.reports.reading import (
+    Background,
+    BackgroundReader,
+    OnDemand,
+    TimedValue,
+    utc_now,
+)
 from anabranch.operations.reports.status import cost_words, overdue_words
 from anabranch.protocol.holds import span_words
 
@@ -82,8 +94,8 @@ def _group(name: str, shown: _Shown, known: Mapping[str, str | None]) -> str | N
 
 class Page:
     """The streams' readings, and the responses built from them. `found` is called periodically for
-    the current streams, then `groups` for the groups of those whose file is wrong; without it, the streams of `jobs`
-    are fixed."""
+    the current streams, then `groups` for the groups of those whose file is wrong; without it, the
+    streams of `jobs` are fixed."""
 
     def __init__(
         self,
@@ -96,12 +108,16 @@ class Page:
     ) -> None:
         self._access, self._settings, self._now, self._found = access, settings, now, found
         self._groups = groups
-        self._shown: Mapping[str, _Shown] = {job.stream.name: self._show(job.stream.name, job) for job in jobs}
+        self._shown: Mapping[str, _Shown] = {
+            job.stream.name: self._show(job.stream.name, job) for job in jobs
+        }
         self._background = Background[StreamReports](settings.every)
         self._records = OnDemand[HourRecord](settings.every, now=now)
         self._rows = OnDemand[HourRows](_ROWS_FRESH_FOR, now=now)
         self._templates = _templates()
-        self._static = {name: files(_PACKAGE).joinpath("static", name).read_bytes() for name in _STATIC}
+        self._static = {
+            name: files(_PACKAGE).joinpath("static", name).read_bytes() for name in _STATIC
+        }
 
     @property
     def readers(self) -> Mapping[str, BackgroundReader[StreamReports]]:
@@ -124,7 +140,9 @@ class Page:
             return
         before, found = self._shown, self._found()
         self._shown = {
-            name: old if (old := before.get(name)) is not None and old.job is job else self._show(name, job, old)
+            name: old
+            if (old := before.get(name)) is not None and old.job is job
+            else self._show(name, job, old)
             for name, job in found.items()
         }
         for name, old in before.items():
@@ -134,7 +152,9 @@ class Page:
                 self._rows.forget(name)
                 if isinstance(old.job, Job) and old.reader.reading.asking_since is None:
                     old.job.kafka.close()
-        self._background.start([new.reader for name, new in self._shown.items() if before.get(name) is not new])
+        self._background.start(
+            [new.reader for name, new in self._shown.items() if before.get(name) is not new]
+        )
 
     def app(self) -> ASGIApp:
         """The application; its readers run for its lifetime."""
@@ -160,18 +180,26 @@ class Page:
             Route(LOGIN, self._login, methods=["POST"]),
         ]
         # An hour at the end of the supported range has no neighbours and does not exist either.
-        handlers = dict.fromkeys((HTTPException, ConfigurationError, OverflowError), self._not_there)
+        handlers = dict.fromkeys(
+            (HTTPException, ConfigurationError, OverflowError), self._not_there
+        )
         handlers[Exception] = self._failed
         # Outermost, so that error responses have the headers too.
-        return Guard(Starlette(routes=routes, lifespan=running, exception_handlers=handlers), self._access)
+        return Guard(
+            Starlette(routes=routes, lifespan=running, exception_handlers=handlers), self._access
+        )
 
     def _streams(self, request: Request) -> Response:
         now = self._now()
         there = self._shown
         lines = [self._line(name, shown.reader.reading, now) for name, shown in there.items()]
         known = self._groups()
-        groups = group_lines(groups_of({name: _group(name, shown, known) for name, shown in there.items()}), lines)
-        return self._answer(request, "streams.html", now, lines=lines, groups=groups, summary=summary_words(lines))
+        groups = group_lines(
+            groups_of({name: _group(name, shown, known) for name, shown in there.items()}), lines
+        )
+        return self._answer(
+            request, "streams.html", now, lines=lines, groups=groups, summary=summary_words(lines)
+        )
 
     def _line(self, name: str, reading: TimedValue[StreamReports], now: datetime) -> StreamLine:
         return stream_line(name, reading, now, self._settings.deadline, self._settings.every)
@@ -240,7 +268,9 @@ class Page:
     def _stream_of(self, request: Request) -> tuple[str, _Shown]:
         name, there = request.path_params["stream"], self._shown
         if name not in there:
-            raise HTTPException(404, f"expected one of the streams {', '.join(there)}, found {name!r}")
+            raise HTTPException(
+                404, f"expected one of the streams {', '.join(there)}, found {name!r}"
+            )
         return name, there[name]
 
     def _file(self, request: Request) -> Response:
@@ -260,10 +290,17 @@ class Page:
                 raise HTTPException(413, "expected a token, found a longer body")
         given = parse_qs(body.decode(errors="replace")).get("token", [""])[0].strip()
         if not self._access.is_token(given):
-            return self._answer(request, "login.html", self._now(), 403, refused=True, summary="Token")
+            return self._answer(
+                request, "login.html", self._now(), 403, refused=True, summary="Token"
+            )
         answer = RedirectResponse("/", 303)
         answer.set_cookie(
-            COOKIE, self._access.cookie(), httponly=True, samesite="strict", secure=self._access.over_tls, path="/"
+            COOKIE,
+            self._access.cookie(),
+            httponly=True,
+            samesite="strict",
+            secure=self._access.over_tls,
+            path="/",
         )
         return answer
 
@@ -271,18 +308,28 @@ class Page:
         status = error.status_code if isinstance(error, HTTPException) else 404
         message = error.detail if isinstance(error, HTTPException) else str(error)
         headers = error.headers if isinstance(error, HTTPException) else None
-        answer = self._answer(request, "error.html", self._now(), status, message=message, summary=message)
+        answer = self._answer(
+            request, "error.html", self._now(), status, message=message, summary=message
+        )
         answer.headers.update(headers or {})
         return answer
 
     async def _failed(self, request: Request, error: Exception) -> Response:
         message = "The page failed; see its log."
-        return self._answer(request, "error.html", self._now(), 500, message=message, summary=message)
+        return self._answer(
+            request, "error.html", self._now(), 500, message=message, summary=message
+        )
 
-    def _answer(self, request: Request, template: str, now: datetime, status: int = 200, **context: Any) -> Response:
+    def _answer(
+        self, request: Request, template: str, now: datetime, status: int = 200, **context: Any
+    ) -> Response:
         every = max(1, round(self._settings.every.total_seconds()))
         text = self._templates.get_template(template).render(
-            now=now, every=every, deadline=self._settings.deadline, has_token=self._access.token is not None, **context
+            now=now,
+            every=every,
+            deadline=self._settings.deadline,
+            has_token=self._access.token is not None,
+            **context,
         )
         return _tagged(request, text.encode(), "text/html; charset=utf-8", status)
 
@@ -293,7 +340,10 @@ def _tagged(request: Request, body: bytes, media_type: str, status: int = 200) -
         return Response(body, status, media_type=media_type)
     tag = f'"{hashlib.blake2b(body, digest_size=16).hexdigest()}"'
     headers = {"etag": tag, "cache-control": "private, no-cache"}
-    known = {part.strip().removeprefix("W/") for part in request.headers.get("if-none-match", "").split(",")}
+    known = {
+        part.strip().removeprefix("W/")
+        for part in request.headers.get("if-none-match", "").split(",")
+    }
     if tag in known:
         return Response(status_code=304, headers=headers)
     return Response(body, headers=headers, media_type=media_type)
@@ -301,7 +351,11 @@ def _tagged(request: Request, body: bytes, media_type: str, status: int = 200) -
 
 def _templates() -> Environment:
     made = Environment(
-        loader=PackageLoader(_PACKAGE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=PackageLoader(_PACKAGE),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     made.filters["commands"] = split_commands
     made.filters["number"] = lambda value: f"{value:,}"
@@ -311,7 +365,9 @@ def _templates() -> Environment:
     made.filters["overdue"] = overdue_words
     made.filters["holds"] = span_words
     made.filters["act_outcome"] = outcome_words
-    made.filters["size"] = lambda value: f"{value / 1e6:,.1f} MB" if value >= 1e6 else f"{value / 1e3:,.1f} kB"
+    made.filters["size"] = lambda value: (
+        f"{value / 1e6:,.1f} MB" if value >= 1e6 else f"{value / 1e3:,.1f} kB"
+    )
     return made
 
 

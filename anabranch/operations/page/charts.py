@@ -84,7 +84,10 @@ class TimeChart:
 
 def throughput(day: Sequence[HourSummary]) -> Chart | None:
     """Offsets a second by sealed hour, from the ledger's counts; None without counts. Pure."""
-    rates = [(view.hour, view.counts.offsets / 3600 if view.counts.offsets is not None else None) for view in day]
+    rates = [
+        (view.hour, view.counts.offsets / 3600 if view.counts.offsets is not None else None)
+        for view in day
+    ]
     known = [rate for _, rate in rates if rate is not None]
     if not known:
         return None
@@ -108,7 +111,9 @@ def throughput(day: Sequence[HourSummary]) -> Chart | None:
     return Chart(bars, _linear_axis(highest, rate_words))
 
 
-def freshness(spans: Sequence[MeasuredSpan], promised: timedelta | None, now: datetime) -> TimeChart | None:
+def freshness(
+    spans: Sequence[MeasuredSpan], promised: timedelta | None, now: datetime
+) -> TimeChart | None:
     """The median and 99th percentile of the time until micro-batches were readable, rounded up to
     histogram bounds, with the promised freshness; None for a day without micro-batches. Pure."""
     known = [span for span in spans if span.readable.count]
@@ -124,17 +129,25 @@ def freshness(spans: Sequence[MeasuredSpan], promised: timedelta | None, now: da
         return round(_FLOOR - _ROOM * math.log(seconds / low) / math.log(high / low), 1)
 
     lines = [Line("promised", f"M{LEFT} {y(seconds)}H{WIDTH}") for seconds in limit]
-    lines += [Line("half", _steps(known, halves, y, now)), Line("most", _steps(known, most, y, now))]
+    lines += [
+        Line("half", _steps(known, halves, y, now)),
+        Line("most", _steps(known, most, y, now)),
+    ]
     shown = [b for b in BOUNDS if low <= b <= high]
     axis = [(seconds_words(b), y(b)) for b in shown[:: -max(1, math.ceil(len(shown) / 6))]]
     rows = [
-        Row(span.since, span.until, span.readable.count, (_within(span.readable, 0.5), _within(span.readable, 0.99)))
+        Row(
+            span.since,
+            span.until,
+            span.readable.count,
+            (_within(span.readable, 0.5), _within(span.readable, 0.99)),
+        )
         for span in known
     ]
     all_of_it = together(span.readable for span in known)
     summary = (
-        f"Of {all_of_it.count:,} micro-batches half were readable {_after(all_of_it, 0.5)}, 99 of 100 "
-        f"{_after(all_of_it, 0.99)}"
+        f"Of {all_of_it.count:,} micro-batches half were readable {_after(all_of_it, 0.5)}, 99 of "
+        f"100 {_after(all_of_it, 0.99)}"
         if all_of_it.count > 1
         else f"1 micro-batch, readable {_after(all_of_it, 0.5)}"
     )
@@ -159,7 +172,12 @@ def micro_batches(spans: Sequence[MeasuredSpan], now: datetime) -> TimeChart | N
             width = round(max(1.0, right - left - 1), 1)
             boxes.append(Box(part, title, left, round(floor, 1), width, round(height, 1)))
     rows = [
-        Row(span.since, span.until, span.stage.count, [*map(seconds_words, parts), _within(span.stage, 0.99)])
+        Row(
+            span.since,
+            span.until,
+            span.stage.count,
+            [*map(seconds_words, parts), _within(span.stage, 0.99)],
+        )
         for span, parts in zip(known, means, strict=True)
     ]
     total = {part: _mean(together(getattr(span, part) for span in known)) for part in PARTS}
@@ -223,7 +241,12 @@ def _hours(now: datetime) -> list[tuple[str, float]]:
     return [(f"{hour:%d %H:%M}", _x(hour, now)) for hour in hours if hour.hour % _NAMED_HOURS == 0]
 
 
-def _steps(spans: Sequence[MeasuredSpan], values: Sequence[float], y: Callable[[float], float], now: datetime) -> str:
+def _steps(
+    spans: Sequence[MeasuredSpan],
+    values: Sequence[float],
+    y: Callable[[float], float],
+    now: datetime,
+) -> str:
     """The path of a step line, with gaps between spans that do not touch."""
     path, end = "", None
     for span, value in zip(spans, values, strict=True):

@@ -16,7 +16,14 @@ from anabranch.operations.reports.status import StreamStatus, unexplained_words
 from anabranch.protocol.ledger_row import Layer
 
 # The letter for each state; states as in `anabranch explain`.
-LETTERS = {"accepted": "A", "expired": "X", "refused": "R", "sealed": "S", "ended": "E", "open": "O"}
+LETTERS = {
+    "accepted": "A",
+    "expired": "X",
+    "refused": "R",
+    "sealed": "S",
+    "ended": "E",
+    "open": "O",
+}
 HELD = "⚑"
 MARKS: dict[Layer, str] = {"batch": "■", "speed": "△"}
 _MONTH = "%Y-%m"
@@ -24,8 +31,8 @@ _MONTH = "%Y-%m"
 
 @dataclass(frozen=True)
 class Cell:
-    """An hour of the calendar; `label` spells out its letter, mark and colour. `is_held`: an operator keeps it beyond
-    its time."""
+    """An hour of the calendar; `label` spells out its letter, mark and colour. `is_held`: an
+    operator keeps it beyond its time."""
 
     hour: str
     state: str
@@ -88,7 +95,10 @@ def calendar_month(view: StreamStatus, month: str | None, as_of: datetime) -> Mo
         if hour_of(day)[:10] >= first[:10]:
             days.append(_day(view, waiting, day, last, as_of))
         day += timedelta(days=1)
-    before, after = (begin - timedelta(days=1)).strftime(_MONTH), (begin + timedelta(days=31)).strftime(_MONTH)
+    before, after = (
+        (begin - timedelta(days=1)).strftime(_MONTH),
+        (begin + timedelta(days=31)).strftime(_MONTH),
+    )
     return Month(
         month=month,
         days=days,
@@ -98,9 +108,13 @@ def calendar_month(view: StreamStatus, month: str | None, as_of: datetime) -> Mo
     )
 
 
-def _day(view: StreamStatus, waiting: Mapping[str, str], day: datetime, last: str, as_of: datetime) -> Day:
+def _day(
+    view: StreamStatus, waiting: Mapping[str, str], day: datetime, last: str, as_of: datetime
+) -> Day:
     named = [hour_of(day + timedelta(hours=h)) for h in range(24)]
-    cells = [_cell(view, waiting, h, as_of) if view.first_hour <= h <= last else None for h in named]
+    cells = [
+        _cell(view, waiting, h, as_of) if view.first_hour <= h <= last else None for h in named
+    ]
     return Day(day.strftime("%Y-%m-%d"), day.strftime("%a"), cells)
 
 
@@ -117,7 +131,9 @@ def _cell(view: StreamStatus, waiting: Mapping[str, str], hour: str, as_of: date
     if hold is not None:
         notes.append(hold.reason)
     mark = MARKS[layer] if state != "expired" else ""
-    return Cell(hour, state, LETTERS[state], layer, mark, attention, "; ".join(notes), hold is not None)
+    return Cell(
+        hour, state, LETTERS[state], layer, mark, attention, "; ".join(notes), hold is not None
+    )
 
 
 def _state(view: StreamStatus, waiting: Mapping[str, str], hour: str, as_of: datetime) -> str:
@@ -128,7 +144,9 @@ def _state(view: StreamStatus, waiting: Mapping[str, str], hour: str, as_of: dat
 
 def _years(view: StreamStatus, last: str) -> list[tuple[str, list[MonthLink]]]:
     """The stream's months by year, newest first."""
-    remarkable = Counter(h[:7] for h in {*view.backlog, *view.to_seal, *view.unexplained, *view.lost})
+    remarkable = Counter(
+        h[:7] for h in {*view.backlog, *view.to_seal, *view.unexplained, *view.lost}
+    )
     years: dict[str, list[MonthLink]] = {}
     month = start_of(f"{view.first_hour[:7]}-01T00")
     while (name := month.strftime(_MONTH)) <= last[:7]:

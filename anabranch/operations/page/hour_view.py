@@ -126,16 +126,23 @@ def balance_of(facts: HourFacts) -> BalanceTable | None:
         return None
     accounts = dict(sorted((facts.partitions or {}).items()))
     each = list(accounts.values())
-    terms = [("good", counts.good, [a.good for a in each]), ("dead", counts.dead or 0, [a.dead for a in each])]
+    terms = [
+        ("good", counts.good, [a.good for a in each]),
+        ("dead", counts.dead or 0, [a.dead for a in each]),
+    ]
     terms.append(("duplicate", counts.duplicate or 0, [a.duplicate for a in each]))
-    terms += [(f"gap: {name}", n, [a.gaps.get(name, 0) for a in each]) for name, n in facts.gaps.items()]
+    terms += [
+        (f"gap: {name}", n, [a.gaps.get(name, 0) for a in each]) for name, n in facts.gaps.items()
+    ]
     if not facts.gaps:
         terms.append(("gap", counts.gap or 0, [a.gap for a in each]))
     if counts.erased:
         terms.append(("erased", counts.erased, [a.erased or 0 for a in each]))
     total = accounted(counts)
     closes = total == counts.offsets if total is not None and counts.offsets is not None else None
-    return BalanceTable(tuple(accounts), [BalanceLine(*term) for term in terms], counts.offsets, closes)
+    return BalanceTable(
+        tuple(accounts), [BalanceLine(*term) for term in terms], counts.offsets, closes
+    )
 
 
 def expectation_lines(facts: HourFacts) -> list[ExpectationLine]:
@@ -165,7 +172,9 @@ def _expectation(verdict: str, entry: Mapping[str, Any]) -> ExpectationLine:
 
 
 def sample_line(sample: Sample) -> SampleLine:
-    names = sample.columns or [n for n in (sample.speed or sample.batch or {}) if not n.startswith("kafka_")]
+    names = sample.columns or [
+        n for n in (sample.speed or sample.batch or {}) if not n.startswith("kafka_")
+    ]
     one, other = sample.speed or {}, sample.batch or {}
     columns = [(n, _short(one.get(n)), _short(other.get(n))) for n in names]
     return SampleLine(sample.kind, sample.partition, sample.offset, columns)
@@ -185,7 +194,9 @@ def hour_commands(facts: HourFacts) -> list[Command]:
         commands.append(Command("read its rows", facts.query))
     for revision in facts.revisions:
         if revision.tag is not None and revision.query is not None:
-            commands.append(Command(f"read its rows of revision {revision.revision}", revision.query))
+            commands.append(
+                Command(f"read its rows of revision {revision.revision}", revision.query)
+            )
     if facts.rebuild is not None:
         what = {"accepted": "rebuild it from Kafka as a new revision", "ended": "seal and build it"}
         commands.append(Command(what.get(facts.state, "build it (again)"), facts.rebuild))
@@ -193,12 +204,18 @@ def hour_commands(facts: HourFacts) -> list[Command]:
         why = f"{facts.rebuild} --accept --why WHY"
         commands.append(Command("publish it although it was refused; the balance must close", why))
     if not facts.merged and not facts.kept:
-        commands.append(Command("put the serving layer's files into main", f"anabranch merge {stream}"))
+        commands.append(
+            Command("put the serving layer's files into main", f"anabranch merge {stream}")
+        )
     if facts.state == "accepted":
         commands += [
-            Command("recount it in the files and in Kafka", f"anabranch audit {stream} --hours {hour}"),
+            Command(
+                "recount it in the files and in Kafka", f"anabranch audit {stream} --hours {hour}"
+            ),
             Command("compare the layers row by row", f"anabranch diff {stream} {hour}"),
-            Command("list what batch removed as duplicates", f"anabranch duplicates {stream} {hour}"),
+            Command(
+                "list what batch removed as duplicates", f"anabranch duplicates {stream} {hour}"
+            ),
         ]
     if facts.counts.dead:
         letters = f"anabranch dead-letters {stream} --hours {hour}"
@@ -213,6 +230,9 @@ def hour_commands(facts: HourFacts) -> list[Command]:
         commands.append(Command("serve it from the speed layer", line))
     if facts.quality is not None:
         commands.append(
-            Command("build pages of the quality gate's results", f"anabranch data-docs {stream} {hour} --to DIR")
+            Command(
+                "build pages of the quality gate's results",
+                f"anabranch data-docs {stream} {hour} --to DIR",
+            )
         )
     return commands

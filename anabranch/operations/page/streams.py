@@ -37,7 +37,10 @@ class StreamReports:
 
 def read_stream(job: Job, late_after: timedelta, now: datetime) -> StreamReports:
     """Read the reports. Raises Transient when Kafka or the lake is unreachable."""
-    current, day = status.status(job, status.late_after(job.stream, late_after)), status.hours(job, hour_of(now - _DAY))
+    current, day = (
+        status.status(job, status.late_after(job.stream, late_after)),
+        status.hours(job, hour_of(now - _DAY)),
+    )
     measured = measured_spans(job.lake.load(job.stream.table), now - _DAY)
     newest_acts = acts.acts(job)[: -_ACTS - 1 : -1]
     maintenance = read_maintenance(job, now)
@@ -80,10 +83,15 @@ def classify_stream(view: StreamStatus, as_of: datetime) -> Condition:
         return Condition("recreated", "✕", True, note)
     if view.unexplained:
         hour, left = next(iter(view.unexplained.items()))
-        note = f"nothing explains {unexplained_words(left)} in {hour}: `anabranch diff {view.stream} {hour}`"
+        note = (
+            f"nothing explains {unexplained_words(left)} in {hour}: `anabranch diff {view.stream} "
+            f"{hour}`"
+        )
         return Condition("differs", "≠", True, note)
     if view.refused:
-        return Condition("refused", "✕", True, f"`anabranch explain {view.stream} {view.refused[0]}`")
+        return Condition(
+            "refused", "✕", True, f"`anabranch explain {view.stream} {view.refused[0]}`"
+        )
     if view.refused_restatements:
         note = f"`anabranch explain {view.stream} {view.refused_restatements[0]}`"
         return Condition("restatement refused", "✕", True, note)
@@ -95,7 +103,10 @@ def classify_stream(view: StreamStatus, as_of: datetime) -> Condition:
     if (near := status.retention_reason(view, as_of)) is not None:
         return Condition("retention near", "!", True, f"{near}: `anabranch doctor {view.stream}`")
     if len(view.backlog) > status.MAY_WAIT or len(view.to_seal) > status.MAY_WAIT:
-        note = f"{len(view.to_seal)} hours to seal, {len(view.backlog)} to rebuild: `anabranch batch {view.stream}`"
+        note = (
+            f"{len(view.to_seal)} hours to seal, {len(view.backlog)} to rebuild: `anabranch batch "
+            f"{view.stream}`"
+        )
         return Condition("waiting", "…", True, note)
     return Condition("in order", "✓", False)
 
@@ -114,7 +125,11 @@ def _named(names: Sequence[str]) -> str:
 
 
 def stream_line(
-    name: str, reading: TimedValue[StreamReports], now: datetime, deadline: timedelta, every: timedelta
+    name: str,
+    reading: TimedValue[StreamReports],
+    now: datetime,
+    deadline: timedelta,
+    every: timedelta,
 ) -> StreamLine:
     """The row of a stream, from its newest reading. Pure."""
     why_old = reading.why_old(now, deadline, every)
@@ -126,7 +141,9 @@ def stream_line(
     view = reading.value.status
     condition = classify_stream(view, reading.as_of)
     if why_old is not None:
-        condition = Condition("away", "✕", True, f"{condition.word} at the last reading: `anabranch doctor {name}`")
+        condition = Condition(
+            "away", "✕", True, f"{condition.word} at the last reading: `anabranch doctor {name}`"
+        )
     return StreamLine(
         name=name,
         condition=condition,
@@ -144,9 +161,9 @@ def stream_line(
 
 @dataclass(frozen=True)
 class GroupLine:
-    """A row of the table of groups. `complete_through`: the last hour that every stream has complete, None while one
-    has none or is unknown. `behind`: the streams whose hour is the oldest, if others are further. `unknown`: those
-    without a reading."""
+    """A row of the table of groups. `complete_through`: the last hour that every stream has
+    complete, None while one has none or is unknown. `behind`: the streams whose hour is the oldest,
+    if others are further. `unknown`: those without a reading."""
 
     name: str
     streams: int
@@ -155,15 +172,23 @@ class GroupLine:
     unknown: Sequence[str]
 
 
-def group_lines(groups: Mapping[str, Sequence[str]], lines: Sequence[StreamLine]) -> list[GroupLine]:
-    """The rows of the groups, from each group's streams and the rows of all streams. An old reading counts: an hour
-    that is complete stays complete. Pure."""
+def group_lines(
+    groups: Mapping[str, Sequence[str]], lines: Sequence[StreamLine]
+) -> list[GroupLine]:
+    """The rows of the groups, from each group's streams and the rows of all streams. An old reading
+    counts: an hour that is complete stays complete. Pure."""
     made = []
     for group, names in groups.items():
         members = [line for line in lines if line.name in names]
         unknown = [line.name for line in members if line.as_of is None]
-        through = complete_through_all([line.complete_through for line in members]) if not unknown else None
-        hours = {line.name: line.complete_through or "" for line in members if line.name not in unknown}
+        through = (
+            complete_through_all([line.complete_through for line in members])
+            if not unknown
+            else None
+        )
+        hours = {
+            line.name: line.complete_through or "" for line in members if line.name not in unknown
+        }
         oldest, newest = min(hours.values(), default=""), max(hours.values(), default="")
         behind = [name for name, hour in hours.items() if hour == oldest < newest]
         made.append(GroupLine(group, len(members), through, behind, unknown))
@@ -175,7 +200,11 @@ def summary_words(lines: Sequence[StreamLine]) -> str:
     Pure."""
     wrong = [line for line in lines if line.condition.is_wrong]
     old = [line for line in lines if line.why_old is not None]
-    text = f"{len(lines)} streams, {len(wrong)} to look at" if len(lines) != 1 else f"1 stream, {len(wrong)} to look at"
+    text = (
+        f"{len(lines)} streams, {len(wrong)} to look at"
+        if len(lines) != 1
+        else f"1 stream, {len(wrong)} to look at"
+    )
     if wrong:
         text += ": " + ", ".join(f"{line.name} {line.condition.word}" for line in wrong[:_NAMED])
         text += f" and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""

@@ -14,7 +14,8 @@ from anabranch.protocol.ledger_row import LedgerRow
 
 @dataclass(frozen=True)
 class ActRecord:
-    """An act with what followed from it: the decisions, by how many there are of each kind, and the hours of them."""
+    """An act with what followed from it: the decisions, by how many there are of each kind, and the
+    hours of them."""
 
     at: datetime
     act: ActName
@@ -27,7 +28,8 @@ class ActRecord:
 
 
 def acts(job: Job, hour: str | None = None) -> list[ActRecord]:
-    """The operators' acts that the ledger has, or those about one hour, oldest first. Raises Transient."""
+    """The operators' acts that the ledger has, or those about one hour, oldest first. Raises
+    Transient."""
     return [act for act in act_records(job.ledger.acts()) if hour is None or hour in act.hours]
 
 
@@ -42,15 +44,25 @@ def outcome_words(act: ActRecord) -> str:
 
 
 def act_records(rows: Iterable[LedgerRow]) -> list[ActRecord]:
-    """The acts that the ledger's rows carry, oldest first, each once with all its decisions. Pure."""
+    """The acts that the ledger's rows carry, oldest first, each once with all its decisions.
+    Pure."""
     by_act: dict[Act, list[LedgerRow]] = {}
     for row in rows:
         if row.act is not None:
             by_act.setdefault(row.act, []).append(row)
-    return [_record(act, of_act) for act, of_act in sorted(by_act.items(), key=lambda item: item[0].at)]
+    return [
+        _record(act, of_act) for act, of_act in sorted(by_act.items(), key=lambda item: item[0].at)
+    ]
 
 
 def _record(act: Act, rows: Sequence[LedgerRow]) -> ActRecord:
-    hours, counts = tuple(sorted({row.hour for row in rows})), dict(Counter[str](row.decision for row in rows))
-    reasons = tuple(dict.fromkeys(row.reason for row in rows if row.reason is not None and row.reason != act.why))
+    hours, counts = (
+        tuple(sorted({row.hour for row in rows})),
+        dict(Counter[str](row.decision for row in rows)),
+    )
+    reasons = tuple(
+        dict.fromkeys(
+            row.reason for row in rows if row.reason is not None and row.reason != act.why
+        )
+    )
     return ActRecord(act.at, act.name, act.user, act.host, act.why, hours, counts, reasons)

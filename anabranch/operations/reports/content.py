@@ -78,21 +78,32 @@ class ContentReader:
     def _of_running(self, table: Table, hour: str) -> RunningHour:
         with lake_errors(f"read the manifests of {'.'.join(table.name())}"):
             manifests, _ = list_manifests(table, head(table, "main"))
-            wanted = {(m.manifest.manifest_path, hour): m.manifest for m in manifests if m.may_hold(hour)}
+            wanted = {
+                (m.manifest.manifest_path, hour): m.manifest for m in manifests if m.may_hold(hour)
+            }
             known = {key: part for key, part in self._running.items() if key in wanted}
             new = [key for key in wanted if key not in known]
-            for key, entries in zip(new, read_entries(table.io, [wanted[key] for key in new]), strict=True):
+            for key, entries in zip(
+                new, read_entries(table.io, [wanted[key] for key in new]), strict=True
+            ):
                 files = [e.data_file for e in entries if hour_of_file(table, e.data_file) == hour]
-                rows, size = sum(f.record_count for f in files), sum(f.file_size_in_bytes for f in files)
+                rows, size = (
+                    sum(f.record_count for f in files),
+                    sum(f.file_size_in_bytes for f in files),
+                )
                 known[key] = RunningHour(rows, len(files), size)
         self._running, parts = known, known.values()
-        return RunningHour(sum(p.rows for p in parts), sum(p.files for p in parts), sum(p.bytes for p in parts))
+        return RunningHour(
+            sum(p.rows for p in parts), sum(p.files for p in parts), sum(p.bytes for p in parts)
+        )
 
     def _dead_letters(self, table: Table, running: str) -> dict[str, dict[str, int]]:
         hours = [shift(running, -back) for back in range(NEWEST_HOURS)]
         by_hour = files_by_hour(table, "main", hours)
         files = [file for hour in hours for file in by_hour.get(hour, {}).values()]
-        known = {f.file_path: self._reasons[f.file_path] for f in files if f.file_path in self._reasons}
+        known = {
+            f.file_path: self._reasons[f.file_path] for f in files if f.file_path in self._reasons
+        }
         for file in [f for f in files if f.file_path not in known][:_OPENED]:
             known[file.file_path] = _reasons(table, file)
         self._reasons = known

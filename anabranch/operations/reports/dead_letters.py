@@ -72,13 +72,14 @@ def read(table: Table, hours: Collection[str] | None, each: int) -> list[Reason]
         try:
             counts = _ask(
                 connection,
-                "SELECT error_code, count(*) AS n, min(ingest_hour) AS first, max(ingest_hour) AS last FROM letters "
-                "GROUP BY error_code ORDER BY n DESC, error_code",
+                "SELECT error_code, count(*) AS n, min(ingest_hour) AS first, max(ingest_hour) AS "
+                "last FROM letters GROUP BY error_code ORDER BY n DESC, error_code",
             )
             places = _ask(
                 connection,
-                "SELECT error_code, ingest_hour, kafka_partition, kafka_offset FROM letters QUALIFY row_number() OVER "
-                f"(PARTITION BY error_code ORDER BY ingest_hour, kafka_partition, kafka_offset) <= {each}",
+                "SELECT error_code, ingest_hour, kafka_partition, kafka_offset FROM letters "
+                "QUALIFY row_number() OVER (PARTITION BY error_code ORDER BY ingest_hour, "
+                f"kafka_partition, kafka_offset) <= {each}",
             )
             # Values may be large: read only those of samples.
             where = " OR ".join(
@@ -88,8 +89,9 @@ def read(table: Table, hours: Collection[str] | None, each: int) -> list[Reason]
             )
             rows = _ask(
                 connection,
-                "SELECT error_code, error_text, ingest_hour, kafka_partition, kafka_offset, kafka_timestamp, key, "
-                f"value FROM letters WHERE {where or 'false'} ORDER BY ingest_hour, kafka_partition, kafka_offset",
+                "SELECT error_code, error_text, ingest_hour, kafka_partition, kafka_offset, "
+                f"kafka_timestamp, key, value FROM letters WHERE {where or 'false'} ORDER BY "
+                "ingest_hour, kafka_partition, kafka_offset",
             )
         except duckdb.Error as error:
             if is_reading_failure(error):
@@ -100,7 +102,10 @@ def read(table: Table, hours: Collection[str] | None, each: int) -> list[Reason]
     samples: dict[str, list[Letter]] = {}
     for row in rows:
         samples.setdefault(row["error_code"], []).append(_letter(row))
-    return [Reason(c["error_code"], c["n"], c["first"], c["last"], samples.get(c["error_code"], [])) for c in counts]
+    return [
+        Reason(c["error_code"], c["n"], c["first"], c["last"], samples.get(c["error_code"], []))
+        for c in counts
+    ]
 
 
 def _ask(connection: duckdb.DuckDBPyConnection, sql: str) -> list[dict[str, Any]]:
@@ -122,7 +127,8 @@ def _letter(row: Mapping[str, Any]) -> Letter:
 
 
 def shown(data: bytes | None, longest: int) -> str | None:
-    """Bytes as text for display: bytes that are no UTF-8 as `\\xff`, and no more than `longest` characters. Pure."""
+    """Bytes as text for display: bytes that are no UTF-8 as `\\xff`, and no more than `longest`
+    characters. Pure."""
     if data is None:
         return None
     # A character has at most four bytes, so a cut one is after the last that is shown.

@@ -54,7 +54,9 @@ def difference(job: Job, hour: str, each: int) -> HourDifference:
     row = _accepted_row(job, state, hour)
     cut = state.cuts.get(hour) or (row.cut if row is not None else None) or Cut("", {})
     unread = coverage.unread_ranges(state, hour, cut)
-    with open_comparison(state.table, hour, job.stream.key, job.stream.batch.lookback_hours) as comparison:
+    with open_comparison(
+        state.table, hour, job.stream.key, job.stream.batch.lookback_hours
+    ) as comparison:
         counted, samples = comparison.difference(unread), comparison.samples(unread, each)
     now, account = replace(counted.diff, sample=None), row or HourAccount()
     uncovered = coverage.uncovered_reason(state, "speed", hour)
@@ -78,7 +80,9 @@ def duplicates(job: Job, hour: str, limit: int) -> HourDuplicates:
     """
     state = load_state(job.lake, job.stream.table)
     row = _accepted_row(job, state, hour)
-    with open_comparison(state.table, hour, job.stream.key, job.stream.batch.lookback_hours) as comparison:
+    with open_comparison(
+        state.table, hour, job.stream.key, job.stream.batch.lookback_hours
+    ) as comparison:
         number, listed = comparison.repeated(limit)
     counted = row.duplicate if row is not None else None
     return HourDuplicates(
@@ -99,7 +103,10 @@ def not_found_reason(state: State, hour: str, counted: int | None, number: int) 
     if counted == number:
         return None
     if number > counted:
-        return f"{number - counted} more than the ledger counts: rows missing from batch that are not duplicates"
+        return (
+            f"{number - counted} more than the ledger counts: rows missing from batch that are "
+            "not duplicates"
+        )
     left = f"{counted - number} cannot be found"
     if (uncovered := speed_rows_reason(state, hour)) is not None:
         return f"{left}: they are found in the speed layer's rows, and {uncovered}"

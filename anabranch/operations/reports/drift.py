@@ -63,7 +63,9 @@ def drift(job: Job) -> SchemaDrift:
     return drift_of(job.stream, rows.values(), topic.id if topic is not None else None, starts)
 
 
-def drift_of(stream: Stream, rows: Iterable[LedgerRow], topic_id: str | None, log_starts: Offsets) -> SchemaDrift:
+def drift_of(
+    stream: Stream, rows: Iterable[LedgerRow], topic_id: str | None, log_starts: Offsets
+) -> SchemaDrift:
     """The drift, from the newest row of each hour, oldest first, and the start offsets of Kafka's
     log. Pure."""
     drifting = [row for row in rows if row.unknown is not None and row.unknown.fields]
@@ -71,13 +73,18 @@ def drift_of(stream: Stream, rows: Iterable[LedgerRow], topic_id: str | None, lo
     new = [f for f in fields if not f.taken_up and f.obstacle is None]
     columns = ", ".join(f"{field.name} {field.type or 'STRING'}" for field in new)
     wanted = {f.name for f in fields if f.obstacle is None}
-    hours = [row for row in drifting if row.unknown and wanted & {f.name for f in row.unknown.fields}]
+    hours = [
+        row for row in drifting if row.unknown and wanted & {f.name for f in row.unknown.fields}
+    ]
     accepted = [row for row in hours if row.decision == "accepted"]
     held = [row.hour for row in accepted if _is_held(row, topic_id, log_starts)]
     commands = [f"anabranch apply {stream.name}"] if new else []
     commands += [
-        f"anabranch batch {stream.name} --hour {first if first == last else f'{first}..{last}'} --restate "
-        "--why 'take up new fields'"
+        (
+            f"anabranch batch {stream.name} --hour "
+            f"{first if first == last else f'{first}..{last}'} --restate --why 'take up new "
+            "fields'"
+        )
         for first, last in spans_of(held)
     ]
     return SchemaDrift(
@@ -119,7 +126,9 @@ def _field(name: str, of_hours: Sequence[tuple[str, UnknownField]], stream: Stre
     )
 
 
-def _obstacle(name: str, columns: Sequence[str], ours: Collection[str], stream: Stream) -> str | None:
+def _obstacle(
+    name: str, columns: Sequence[str], ours: Collection[str], stream: Stream
+) -> str | None:
     if name in columns:
         return None
     if len(name) >= UNKNOWN_NAME_LENGTH:
@@ -144,7 +153,9 @@ def _one_of_each_spelling(fields: Sequence[DriftedField]) -> list[DriftedField]:
     for field in fields:
         if field.obstacle is None and not field.taken_up:
             if field.name.lower() in spellings:
-                field = replace(field, obstacle="a more frequent field has that name in another case")
+                field = replace(
+                    field, obstacle="a more frequent field has that name in another case"
+                )
             spellings.add(field.name.lower())
         result.append(field)
     return result

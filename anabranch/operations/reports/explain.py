@@ -17,7 +17,14 @@ from anabranch.offsets.hours import Cut, end_of
 from anabranch.offsets.position import Ranges
 from anabranch.operations.reports.diff import speed_rows_reason
 from anabranch.protocol.counts import Counts, ranges_of
-from anabranch.protocol.decisions import DecisionFacts, Tagged, history_rows, hour_query, tagged, with_waiting
+from anabranch.protocol.decisions import (
+    DecisionFacts,
+    Tagged,
+    history_rows,
+    hour_query,
+    tagged,
+    with_waiting,
+)
 from anabranch.protocol.ledger_row import (
     Account,
     Diff,
@@ -120,8 +127,13 @@ def explain(job: Job, hour: str, now: datetime) -> HourFacts:
     rows = job.ledger.history([hour])
     state = load_state(job.lake, job.stream.table)
     of_hour = [row for row in with_waiting(rows, state.decisions) if row.hour == hour]
-    by_branch = {b: {f.file_path: f.record_count for f in files_of(state.table, b, hour)} for b in snapshots.BRANCHES}
-    tags = tagged(state.table, [(hour, row.revision) for row in of_hour if row.decision == "accepted"])
+    by_branch = {
+        b: {f.file_path: f.record_count for f in files_of(state.table, b, hour)}
+        for b in snapshots.BRANCHES
+    }
+    tags = tagged(
+        state.table, [(hour, row.revision) for row in of_hour if row.decision == "accepted"]
+    )
     return hour_facts(job.stream, state, hour, of_hour, by_branch, tags, now)
 
 
@@ -142,7 +154,11 @@ def hour_facts(
     sealed = _last(rows, "sealed")
     cut = _cut(state, hour, rows)
     uncovered = speed_rows_reason(state, hour) if state.is_sealed(hour) else None
-    gone = gone_from_kafka(state.timeline, state.position.topic_id, hour, cut) if cut is not None else None
+    gone = (
+        gone_from_kafka(state.timeline, state.position.topic_id, hour, cut)
+        if cut is not None
+        else None
+    )
     served = state.served_by(hour)
     is_final = cut is not None and (cut.offsets == 0 or cut.topic_id == hour_words.IMPORTED)
     name = classify_hour(state, hour, bool(refusals), now)
@@ -167,7 +183,8 @@ def hour_facts(
         partitions=account.partitions,
         sources=account.sources,
         layers=Layers(
-            **{b: BranchRows(sum(files.values()), len(files)) for b, files in by_branch.items()}, uncovered=uncovered
+            **{b: BranchRows(sum(files.values()), len(files)) for b, files in by_branch.items()},
+            uncovered=uncovered,
         ),
         speed_rows=account.speed_rows,
         diff=replace(account.diff, sample=None) if account.diff is not None else None,
@@ -211,13 +228,18 @@ def served_since(rows: Sequence[LedgerRow], served: str) -> datetime | None:
     """
     layer, since = "speed", None
     for row in rows:
-        if row.decision in ("accepted", "served") and row.served is not None and row.served != layer:
+        if (
+            row.decision in ("accepted", "served")
+            and row.served is not None
+            and row.served != layer
+        ):
             layer, since = row.served, row.recorded_at
     return since if layer == served else None
 
 
 def plan_rebuild(stream: str, hour: str, name: str, gone: str | None, is_final: bool) -> str | None:
-    """The command that rebuilds the hour, or None. `is_final`: it has no records, or was imported. Pure."""
+    """The command that rebuilds the hour, or None. `is_final`: it has no records, or was imported.
+    Pure."""
     if (
         (gone is not None and name != "accepted")
         or name in (*_UNKNOWN, "open", "expired")
@@ -238,7 +260,9 @@ def _refusals(rows: Sequence[LedgerRow], accepted: LedgerRow | None) -> list[Led
 
 
 def _cut(state: State, hour: str, rows: Sequence[LedgerRow]) -> Cut | None:
-    return state.cuts.get(hour) or next((row.cut for row in reversed(rows) if row.cut is not None), None)
+    return state.cuts.get(hour) or next(
+        (row.cut for row in reversed(rows) if row.cut is not None), None
+    )
 
 
 def _revision(state: State, hour: str, accepted: LedgerRow | None) -> int:
@@ -252,4 +276,8 @@ def _override(state: State, hour: str, rows: Sequence[LedgerRow]) -> Override | 
     if layer is None:
         return None
     row = _last(rows, "served")
-    return Override(layer, row.recorded_at, row.reason) if row is not None else Override(layer, None, None)
+    return (
+        Override(layer, row.recorded_at, row.reason)
+        if row is not None
+        else Override(layer, None, None)
+    )

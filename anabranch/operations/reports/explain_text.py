@@ -23,12 +23,17 @@ def explain_sentences(facts: HourFacts) -> list[tuple[str, str]]:
     if facts.state in ("before the first", "not begun"):
         return sentences
     if facts.can_be_sealed_from is not None:
-        seal = f"it can be sealed from {_time(facts.can_be_sealed_from)} on, by any run of the batch layer"
+        seal = (
+            f"it can be sealed from {_time(facts.can_be_sealed_from)} on, by any run of the batch "
+            "layer"
+        )
         return [*sentences, ("seal", seal), ("layers", _layers(facts)), *_commands(facts)]
     sentences += [("sealed", _sealed(facts)), ("layers", _layers(facts))]
     if facts.offsets != 0:
         sentences += [
-            (subject, text) for subject, text in (("account", _account(facts)), ("checks", _checks(facts))) if text
+            (subject, text)
+            for subject, text in (("account", _account(facts)), ("checks", _checks(facts)))
+            if text
         ]
     sentences += [("refused", _refusal(facts, refusal)) for refusal in facts.refusals[-1:]]
     sentences.append(("served", _served(facts)))
@@ -40,7 +45,10 @@ def _headline(facts: HourFacts) -> str:
     hour, first = f"{facts.hour} of {facts.stream}", facts.first_hour
     match facts.state:
         case "before the first":
-            return f"{hour} is before {first}, where the stream begins; earlier records of Kafka belong to {first}"
+            return (
+                f"{hour} is before {first}, where the stream begins; earlier records of Kafka "
+                f"belong to {first}"
+            )
         case "not begun":
             return f"{hour} has not begun; the open hour is {facts.open_hour}"
         case "open":
@@ -48,9 +56,15 @@ def _headline(facts: HourFacts) -> str:
         case "ended":
             return f"{hour} has ended and is not sealed yet; the speed layer serves it"
         case "accepted":
-            return f"{hour} is accepted as revision {facts.revision}; the {facts.served} layer serves it"
+            return (
+                f"{hour} is accepted as revision {facts.revision}; the {facts.served} layer "
+                "serves it"
+            )
         case "expired":
-            return f"{hour} is accepted as revision {facts.revision}; its rows have expired (keep.rows)"
+            return (
+                f"{hour} is accepted as revision {facts.revision}; its rows have expired "
+                "(keep.rows)"
+            )
         case "refused":
             return f"{hour} is refused; the {facts.served} layer still serves it"
     return f"{hour} is sealed and waits for the batch layer; the {facts.served} layer serves it"
@@ -59,7 +73,11 @@ def _headline(facts: HourFacts) -> str:
 def _sealed(facts: HourFacts) -> str:
     if facts.topic_id == IMPORTED:
         return f"without a seal: it was imported, with {facts.offsets} source rows as its offsets"
-    at = f"at {_time(facts.sealed_at)}" if facts.sealed_at is not None else "at a time that is not in the ledger"
+    at = (
+        f"at {_time(facts.sealed_at)}"
+        if facts.sealed_at is not None
+        else "at a time that is not in the ledger"
+    )
     reason = f" ({facts.sealed_reason})" if facts.sealed_reason else ""
     if facts.cut is None:
         return f"{at}{reason}; its cut is no longer in the table or the ledger"
@@ -73,7 +91,10 @@ def _sealed(facts: HourFacts) -> str:
 
 def _layers(facts: HourFacts) -> str:
     layers = facts.layers
-    text = f"speed has {_rows(layers.speed)}, batch has {_rows(layers.batch)}, main serves {_rows(layers.main)}"
+    text = (
+        f"speed has {_rows(layers.speed)}, batch has {_rows(layers.batch)}, main serves "
+        f"{_rows(layers.main)}"
+    )
     if layers.uncovered is not None:
         text += f"; speed does not cover the whole hour: {layers.uncovered}"
     return text
@@ -89,9 +110,14 @@ def _account(facts: HourFacts) -> str | None:
         return "the ledger has no counts" if facts.state in _ACCEPTED else None
     parts = [f"{counts.good} became rows"]
     if counts.dead:
-        parts.append(f"{counts.dead} are dead letters (`anabranch dead-letters {stream} --hours {hour}`)")
+        parts.append(
+            f"{counts.dead} are dead letters (`anabranch dead-letters {stream} --hours {hour}`)"
+        )
     if counts.duplicate:
-        parts.append(f"{counts.duplicate} were removed as duplicates (`anabranch duplicates {stream} {hour}`)")
+        parts.append(
+            f"{counts.duplicate} were removed as duplicates (`anabranch duplicates {stream} "
+            f"{hour}`)"
+        )
     if counts.gap:
         classes = ", ".join(f"{n} {name}" for name, n in facts.gaps.items())
         parts.append(f"{counts.gap} are gaps ({classes})")
@@ -123,7 +149,9 @@ def _sources(sources: Mapping[str, int] | None) -> str:
 def _checks(facts: HourFacts) -> str | None:
     parts, counts = [], facts.counts
     if (total := accounted(counts)) is not None and counts.offsets is not None:
-        terms = " + ".join(str(getattr(counts, name)) for name in (*TERMS, *(["erased"] if counts.erased else [])))
+        terms = " + ".join(
+            str(getattr(counts, name)) for name in (*TERMS, *(["erased"] if counts.erased else []))
+        )
         closes = "closes" if total == counts.offsets else "does NOT close"
         parts.append(f"the balance {closes} ({terms} = {total} of {counts.offsets} offsets)")
     if facts.quality is not None:
@@ -136,7 +164,8 @@ def _checks(facts: HourFacts) -> str | None:
 
 
 def _quality(quality: QualityResult) -> str:
-    """The gate's verdict. Rows written before `evaluated` and `warnings` existed only have whether it passed."""
+    """The gate's verdict. Rows written before `evaluated` and `warnings` existed only have whether
+    it passed."""
     evaluated = quality.evaluated
     if evaluated == 0:
         return "the stream has no expectations"
@@ -171,9 +200,15 @@ def _diff(facts: HourFacts, diff: Diff) -> str:
 
 def _refusal(facts: HourFacts, refusal: Refusal) -> str:
     times = len(facts.refusals)
-    text = f"at {_time(refusal.at)}" + (f", for the {times}. time" if times > 1 else "") + f": {refusal.reason}"
+    text = (
+        f"at {_time(refusal.at)}"
+        + (f", for the {times}. time" if times > 1 else "")
+        + f": {refusal.reason}"
+    )
     if facts.state in _ACCEPTED:
-        return f"a restatement (revision {refusal.revision}) {text}; revision {facts.revision} stays"
+        return (
+            f"a restatement (revision {refusal.revision}) {text}; revision {facts.revision} stays"
+        )
     return text
 
 
@@ -183,13 +218,19 @@ def _served(facts: HourFacts) -> str:
     text = f"by {facts.served}{since}"
     if facts.override is not None:
         why = facts.override.reason or "the reason is not in the ledger"
-        text += f", by choice: {why}; `anabranch serve-hour {stream} {hour} --layer auto --why TEXT` removes it"
+        text += (
+            f", by choice: {why}; `anabranch serve-hour {stream} {hour} --layer auto --why TEXT` "
+            "removes it"
+        )
     elif facts.state in _ACCEPTED:
         text += ", by the rule: the batch layer has accepted it"
     else:
         text += ", by the rule: the batch layer has not accepted it"
     if not facts.merged and not facts.kept:
-        text += f"; but main does NOT contain the {facts.served} layer's files: `anabranch merge {stream}` repairs it"
+        text += (
+            f"; but main does NOT contain the {facts.served} layer's files: `anabranch merge "
+            f"{stream}` repairs it"
+        )
     if facts.kept:
         text += "; main keeps rows that this layer does not cover yet"
     return text
@@ -214,12 +255,20 @@ def _commands(facts: HourFacts) -> list[tuple[str, str]]:
         commands.append(("query", f"`{facts.query}`"))
     if facts.rebuild is not None:
         mend = "fix the cause of the refusal, then " if facts.state == "refused" else ""
-        kept = f", from the rows and dead letters in the table: {facts.gone}" if facts.gone is not None else ""
+        kept = (
+            f", from the rows and dead letters in the table: {facts.gone}"
+            if facts.gone is not None
+            else ""
+        )
         commands.append(("rebuild", f"{mend}`{facts.rebuild}`{kept}"))
     elif facts.gone is not None and facts.state != "expired":
-        commands.append(("rebuild", f"it cannot be rebuilt: {facts.gone}; the speed layer's rows stay served"))
+        commands.append(
+            ("rebuild", f"it cannot be rebuilt: {facts.gone}; the speed layer's rows stay served")
+        )
     elif facts.state == "expired":
-        commands.append(("rebuild", "an expired hour is not rebuilt: its account stays in the ledger"))
+        commands.append(
+            ("rebuild", "an expired hour is not rebuilt: its account stays in the ledger")
+        )
     elif facts.state == "accepted":
         commands.append(("rebuild", "nothing to rebuild: it has no records"))
     if facts.state == "accepted":

@@ -69,7 +69,11 @@ class Maintenance:
     @property
     def spared(self) -> Mapping[str, Size]:
         """Unreferenced files by table that the last run kept because they were too young."""
-        return {name: table.spared for name, table in self.last.tables.items()} if self.last is not None else {}
+        return (
+            {name: table.spared for name, table in self.last.tables.items()}
+            if self.last is not None
+            else {}
+        )
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -101,7 +105,9 @@ def read_maintenance(job: Job, now: datetime) -> Maintenance:
             if name in stream.plain_tables:
                 tables[name] = _of_plain(table)
                 continue
-            tables[name] = _of_branches(table, now, waiting if name == stream.dead_letters_table else ())
+            tables[name] = _of_branches(
+                table, now, waiting if name == stream.dead_letters_table else ()
+            )
             if name == stream.dead_letters_table:
                 oldest = _oldest_hour(table)
         except AnabranchError as error:
@@ -119,12 +125,17 @@ def read_maintenance(job: Job, now: datetime) -> Maintenance:
 
 def _oldest_hour(table: Table) -> str | None:
     with lake_errors(f"read the manifests of {'.'.join(table.name())}"):
-        return min((m.first for m in list_manifests(table, head(table, "main"))[0] if m.first), default=None)
+        return min(
+            (m.first for m in list_manifests(table, head(table, "main"))[0] if m.first),
+            default=None,
+        )
 
 
 def _of_branches(table: Table, now: datetime, waiting: Collection[str] = ()) -> TableGrowth:
     with lake_errors(f"read the manifest lists of {'.'.join(table.name())}"):
-        named = {m.manifest_path for branch in BRANCHES for m in head(table, branch).manifests(table.io)}
+        named = {
+            m.manifest_path for branch in BRANCHES for m in head(table, branch).manifests(table.io)
+        }
     expirable = len(plan_expiry(table, None, now, waiting=waiting)) + len(expired_tags(table, now))
     return _growth(table, head(table, "main"), len(named), expirable)
 
@@ -141,19 +152,28 @@ def _growth(table: Table, main: Snapshot | None, manifests: int, expirable: int)
     with lake_errors(f"ask for the size of {table.metadata_location}"):
         metadata_bytes = len(table.io.new_input(table.metadata_location))
     tags = sum(is_tag(table.metadata.refs, name) for name in table.metadata.refs)
-    return TableGrowth(metadata_bytes, len(table.snapshots()), tags, manifests, files, rows, expirable)
+    return TableGrowth(
+        metadata_bytes, len(table.snapshots()), tags, manifests, files, rows, expirable
+    )
 
 
 def _speed_files(state: State, now: datetime) -> dict[str, int]:
     served = speed_hours(state, max(state.timeline.open, hour_of(now)))
-    files = {hour: content.files for hour, content in content_by_hour(state.table, "main", served).items()}
+    files = {
+        hour: content.files
+        for hour, content in content_by_hour(state.table, "main", served).items()
+    }
     most = sorted(files, key=lambda hour: (-files[hour], hour))[:HOURS_SHOWN]
     return {hour: files[hour] for hour in sorted(most)}
 
 
 def speed_hours(state: State, running: str) -> list[str]:
     """The hours up to the running one that the speed layer serves in `main`. Pure."""
-    hours = {*state.timeline.sealed, *state.overrides, *hours_between(state.timeline.open, shift(running, 1))}
+    hours = {
+        *state.timeline.sealed,
+        *state.overrides,
+        *hours_between(state.timeline.open, shift(running, 1)),
+    }
     return sorted(hour for hour in hours if state.served_by(hour) == "speed")
 
 
@@ -171,4 +191,14 @@ def last_run_words(view: Maintenance) -> str:
     return f"steps failed at {last.ended.isoformat(timespec='seconds')}: {steps}; {before}"
 
 
-COLUMNS = ("table", "metadata bytes", "snapshots", "to expire", "tags", "manifests", "files", "rows", "unreferenced")
+COLUMNS = (
+    "table",
+    "metadata bytes",
+    "snapshots",
+    "to expire",
+    "tags",
+    "manifests",
+    "files",
+    "rows",
+    "unreferenced",
+)

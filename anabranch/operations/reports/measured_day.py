@@ -14,7 +14,16 @@ from anabranch.common.counters import COMMITS, CPU, S3_BYTES, S3_REQUESTS, Count
 from anabranch.iceberg.snapshots import made_at, main_snapshots
 from anabranch.iceberg.state_properties import unpack
 from anabranch.protocol.ledger_row import Layer
-from anabranch.protocol.measured import COMMIT, MEASURED, PUBLISH, READABLE, STAGE, Durations, Measured, read_measured
+from anabranch.protocol.measured import (
+    COMMIT,
+    MEASURED,
+    PUBLISH,
+    READABLE,
+    STAGE,
+    Durations,
+    Measured,
+    read_measured,
+)
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -46,10 +55,11 @@ class MeasuredSpan:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a stream's jobs took from `since` to `until`: requests to S3 by operation, bytes, commits, and CPU seconds.
+    """What a stream's jobs took from `since` to `until`: requests to S3 by operation, bytes,
+    commits, and CPU seconds.
 
-    As far as publishes recorded it: without Spark's own requests and reads, and for streams of a process of many
-    without CPU seconds. `bytes_written` has rows, dead letters and metadata.
+    As far as publishes recorded it: without Spark's own requests and reads, and for streams of a
+    process of many without CPU seconds. `bytes_written` has rows, dead letters and metadata.
     """
 
     since: datetime
@@ -62,18 +72,21 @@ class Cost:
 
 
 def read_cost(table: Table, since: datetime) -> Cost | None:
-    """The cost from about `since` on, or from the oldest snapshot that is left; None where no publish recorded any.
-    Reads only the loaded table."""
+    """The cost from about `since` on, or from the oldest snapshot that is left; None where no
+    publish recorded any. Reads only the loaded table."""
     snapshots = sorted(main_snapshots(table), key=lambda s: s.timestamp_ms)
     said = [s for s in snapshots if s.summary is not None and s.summary.get(MEASURED)]
     if not said:
         return None
     first = [s for s in snapshots if made_at(s) <= since][-1:] or snapshots[:1]
-    return plan_cost(made_at(first[0]), _totals(first[0]), made_at(snapshots[-1]), _totals(said[-1]))
+    return plan_cost(
+        made_at(first[0]), _totals(first[0]), made_at(snapshots[-1]), _totals(said[-1])
+    )
 
 
 def plan_cost(since: datetime, before: Counts, until: datetime, after: Counts) -> Cost:
-    """The cost between two totals of both layers; the later ones alone where counting began again between. Pure."""
+    """The cost between two totals of both layers; the later ones alone where counting began again
+    between. Pure."""
     if any(after.get(key, 0) < n for key, n in before.items()):
         before = {}
     came = {key: n - before.get(key, 0) for key, n in after.items() if n != before.get(key, 0)}
@@ -81,7 +94,9 @@ def plan_cost(since: datetime, before: Counts, until: datetime, after: Counts) -
     bytes_ = {label: n for (name, label), n in came.items() if name == S3_BYTES}
     cpu = came.get((CPU, ""), 0) / 1000
     commits = came.get((COMMITS, ""), 0)
-    return Cost(since, until, requests, bytes_.get("read", 0), bytes_.get("written", 0), commits, cpu)
+    return Cost(
+        since, until, requests, bytes_.get("read", 0), bytes_.get("written", 0), commits, cpu
+    )
 
 
 def _measured(snapshot: Snapshot) -> Mapping[Layer, Measured]:
@@ -90,7 +105,10 @@ def _measured(snapshot: Snapshot) -> Mapping[Layer, Measured]:
 
 
 def _totals(snapshot: Snapshot) -> Counts:
-    return sum((Counter(measured.counts) for measured in _measured(snapshot).values()), Counter[tuple[str, str]]())
+    return sum(
+        (Counter(measured.counts) for measured in _measured(snapshot).values()),
+        Counter[tuple[str, str]](),
+    )
 
 
 def measured_spans(table: Table, since: datetime) -> list[MeasuredSpan]:
@@ -105,8 +123,14 @@ def _marks(table: Table, since: datetime) -> list[Mark]:
     kept = before + [s for s in snapshots if made_at(s) > since]
     last_of = {s.timestamp_ms // (_APART // timedelta(milliseconds=1)): s for s in kept}
     # Keep the first mark, where counting begins, even if another one follows closely.
-    chosen = dict.fromkeys([*(s.snapshot_id for s in kept[:1]), *(s.snapshot_id for s in last_of.values())])
-    return [Mark(made_at(s), _measured(s).get("speed", Measured())) for s in kept if s.snapshot_id in chosen]
+    chosen = dict.fromkeys(
+        [*(s.snapshot_id for s in kept[:1]), *(s.snapshot_id for s in last_of.values())]
+    )
+    return [
+        Mark(made_at(s), _measured(s).get("speed", Measured()))
+        for s in kept
+        if s.snapshot_id in chosen
+    ]
 
 
 def plan_spans(marks: Sequence[Mark], since: datetime) -> list[MeasuredSpan]:
@@ -120,7 +144,9 @@ def plan_spans(marks: Sequence[Mark], since: datetime) -> list[MeasuredSpan]:
 
 
 def _came(before: Mark, after: Mark, name: str) -> Durations:
-    return after.measured.durations.get(name, Durations()).since(before.measured.durations.get(name, Durations()))
+    return after.measured.durations.get(name, Durations()).since(
+        before.measured.durations.get(name, Durations())
+    )
 
 
 def together(durations: Iterable[Durations]) -> Durations:

@@ -14,7 +14,12 @@ from functools import partial
 from itertools import accumulate
 from typing import TypeVar
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
 from anabranch.common.counters import COMMITS, CPU, REFUSED, RETRIES, S3_BYTES, S3_REQUESTS
@@ -27,12 +32,25 @@ from anabranch.offsets.hours import end_of, start_of
 from anabranch.offsets.position import Offsets
 from anabranch.operations.reports import status
 from anabranch.operations.reports.content import NEWEST_HOURS, ContentReader, MainContent
-from anabranch.operations.reports.maintenance import HOURS_SHOWN, Maintenance, TableGrowth, read_maintenance
+from anabranch.operations.reports.maintenance import (
+    HOURS_SHOWN,
+    Maintenance,
+    TableGrowth,
+    read_maintenance,
+)
 from anabranch.operations.reports.reading import BackgroundReader, TimedValue, utc_now
 from anabranch.operations.reports.status import StreamStatus
 from anabranch.protocol.ledger_row import Layer
 from anabranch.protocol.maintained import MaintainedTable
-from anabranch.protocol.measured import BOUNDS, COMMIT, PUBLISH, READABLE, STAGE, Durations, Measured
+from anabranch.protocol.measured import (
+    BOUNDS,
+    COMMIT,
+    PUBLISH,
+    READABLE,
+    STAGE,
+    Durations,
+    Measured,
+)
 from anabranch.protocol.watermarks import complete_through_all
 
 ANSWER_WITHIN = timedelta(seconds=6)
@@ -118,7 +136,9 @@ class Streams(Collector):
         before, found = self._asked, self._folder.jobs()
         self._groups = self._folder.groups
         self._asked = {
-            name: old if (old := before.get(name)) is not None and old.job is job else _asked(name, job)
+            name: old
+            if (old := before.get(name)) is not None and old.job is job
+            else _asked(name, job)
             for name, job in found.items()
         }
         for name, old in before.items():
@@ -127,7 +147,11 @@ class Streams(Collector):
 
 
 def _asked(name: str, job: Job | AnabranchError) -> _Asked:
-    read = partial(_refuse, job) if isinstance(job, AnabranchError) else partial(_read, job, ContentReader(job))
+    read = (
+        partial(_refuse, job)
+        if isinstance(job, AnabranchError)
+        else partial(_read, job, ContentReader(job))
+    )
     reader = BackgroundReader(f"metrics of stream {name}", read)
     reader.answered.set()
     return _Asked(job, Slo() if isinstance(job, AnabranchError) else job.stream.slo, reader)
@@ -147,12 +171,17 @@ def _read(job: Job, content: ContentReader) -> Known:
 
 
 def metrics_of(answers: Mapping[str, ScrapedStream], now: datetime) -> Iterator[Metric]:
-    yield _gauge("up", "Whether the stream's table and topic answered in time.", answers, lambda a: a.is_up)
+    yield _gauge(
+        "up", "Whether the stream's table and topic answered in time.", answers, lambda a: a.is_up
+    )
     text = "Time of the newest reading of the stream that succeeded."
     yield _gauge("answered_timestamp_seconds", text, answers, lambda a: _timestamp(a.reading.as_of))
     text = "Promised time until main has a record that Kafka acknowledged: slo.fresh."
     yield _gauge("slo_fresh_seconds", text, answers, lambda a: _seconds(a.slo.fresh))
-    text = "Promised time from an hour's end until it and all earlier hours are accepted: slo.complete."
+    text = (
+        "Promised time from an hour's end until it and all earlier hours are accepted: "
+        "slo.complete."
+    )
     yield _gauge("slo_complete_seconds", text, answers, lambda a: _seconds(a.slo.complete))
     yield from _group_metrics(answers, now)
     read = {name: answer.reading.value for name, answer in answers.items() if answer.is_up}
@@ -164,14 +193,21 @@ def metrics_of(answers: Mapping[str, ScrapedStream], now: datetime) -> Iterator[
 
 
 def _status_metrics(views: Mapping[str, StreamStatus], now: datetime) -> Iterator[Metric]:
-    def of(name: str, text: str, values: Callable[[StreamStatus], Values | float | None], *labels: str) -> Metric:
+    def of(
+        name: str, text: str, values: Callable[[StreamStatus], Values | float | None], *labels: str
+    ) -> Metric:
         return _gauge(name, text, views, values, *labels)
 
     text = "The next offset that the speed layer will publish."
     yield of("position_offsets", text, lambda v: _by_partition(v.position), "partition")
     text = "Offsets that the speed layer has not published."
     yield of("lag_offsets", text, lambda v: _by_partition(v.lag.partitions), "partition")
-    yield of("last_publish_timestamp_seconds", "Time of the last publish to a branch.", _publishes, "branch")
+    yield of(
+        "last_publish_timestamp_seconds",
+        "Time of the last publish to a branch.",
+        _publishes,
+        "branch",
+    )
     text = "Time since the speed layer's position moved last."
     yield of("position_age_seconds", text, lambda v: _seconds(now - v.position_since))
     text = "Age of the oldest acknowledged record that main lacks; 0 when it lacks none."
@@ -182,46 +218,85 @@ def _status_metrics(views: Mapping[str, StreamStatus], now: datetime) -> Iterato
     yield of("acceptance_seconds", text, _acceptance)
     yield of("hours_to_seal", "Hours that have ended and are not sealed.", lambda v: len(v.to_seal))
     yield of("hours_waiting", "Hours that are sealed and not accepted.", lambda v: len(v.backlog))
-    yield of("hours_refused", "Sealed hours that were refused and are not accepted.", lambda v: len(v.refused))
+    yield of(
+        "hours_refused",
+        "Sealed hours that were refused and are not accepted.",
+        lambda v: len(v.refused),
+    )
     text = "Accepted hours whose newest restatement was refused."
     yield of("restatements_refused", text, lambda v: len(v.refused_restatements))
-    yield of("hours_served", "Sealed hours that the table lists individually, by serving layer.", _served, "layer")
-    yield of("expired_hours", "Hours whose rows have expired.", lambda v: v.expired_hours)
-    text = "Hours that are kept a day or more beyond keep.rows, without those that an operator keeps."
-    yield of("overdue_hours", text, lambda v: v.overdue.hours if v.overdue is not None else 0)
-    yield of("holds", "Spans of hours that operators keep beyond their time.", lambda v: len(v.holds))
-    yield of("topic_recreated", "Whether the topic was deleted and recreated.", lambda v: v.topic_recreated)
     yield of(
-        "retention_seconds", "Retention time of the topic; absent when unlimited.", lambda v: _seconds(v.retention)
+        "hours_served",
+        "Sealed hours that the table lists individually, by serving layer.",
+        _served,
+        "layer",
+    )
+    yield of("expired_hours", "Hours whose rows have expired.", lambda v: v.expired_hours)
+    text = (
+        "Hours that are kept a day or more beyond keep.rows, without those that an operator keeps."
+    )
+    yield of("overdue_hours", text, lambda v: v.overdue.hours if v.overdue is not None else 0)
+    yield of(
+        "holds", "Spans of hours that operators keep beyond their time.", lambda v: len(v.holds)
+    )
+    yield of(
+        "topic_recreated",
+        "Whether the topic was deleted and recreated.",
+        lambda v: v.topic_recreated,
+    )
+    yield of(
+        "retention_seconds",
+        "Retention time of the topic; absent when unlimited.",
+        lambda v: _seconds(v.retention),
     )
     yield of("dead_letters", "Dead letters in main.", lambda v: v.dead_letters)
-    yield of("lost_offsets", "Offsets that retention deleted unread.", lambda v: sum(v.lost.values()))
+    yield of(
+        "lost_offsets", "Offsets that retention deleted unread.", lambda v: sum(v.lost.values())
+    )
     text = "Rows with an unexplained difference between the layers."
     yield of("difference_unexplained_rows", text, _unexplained, "kind")
     text = "Records of the newest accepted hour with fields that the schema does not know."
-    yield of("unknown_records", text, lambda v: v.unknown.records if v.unknown is not None else None)
-    text = f"Records of the newest accepted hour with this unknown field; the {NAMES} most frequent names."
+    yield of(
+        "unknown_records", text, lambda v: v.unknown.records if v.unknown is not None else None
+    )
+    text = (
+        f"Records of the newest accepted hour with this unknown field; the {NAMES} most frequent "
+        "names."
+    )
     yield of("unknown_fields", text, _unknown_fields, "name")
 
 
 _DURATIONS = {
-    READABLE: "Time from the timestamp of a micro-batch's oldest record to the commit that made it readable.",
+    READABLE: (
+        "Time from the timestamp of a micro-batch's oldest record to the commit that made it "
+        "readable."
+    ),
     STAGE: "Time to stage a micro-batch (speed), or to read, stage and check an hour (batch).",
-    PUBLISH: "Time from staged rows to their commit, including the publish queue and refused commits.",
+    PUBLISH: (
+        "Time from staged rows to their commit, including the publish queue and refused commits."
+    ),
     COMMIT: "Time of a publish's commit, without the last publish of a job that ended.",
 }
-# Each with its label and the values that are known: they begin at 0, since PromQL's increase() does not see a counter's
-# first value.
+# Each with its label and the values that are known: they begin at 0, since PromQL's increase() does
+# not see a counter's first value.
 _COUNTS: dict[str, tuple[str | None, tuple[str, ...], str]] = {
     RETRIES: ("service", SERVICES, "Retried failures of jobs, by the service that failed."),
-    REFUSED: (None, ("",), "Publishes that were planned again because another commit landed first."),
+    REFUSED: (
+        None,
+        ("",),
+        "Publishes that were planned again because another commit landed first.",
+    ),
     COMMITS: (None, ("",), "Commits of jobs to the stream's tables."),
     S3_BYTES: (
         "direction",
         ("read", "written"),
         "Bytes that jobs read from S3 and wrote to it, without reads of Spark's JVM.",
     ),
-    S3_REQUESTS: ("operation", (), "S3 requests of the jobs' Python, without those of Spark's JVM."),
+    S3_REQUESTS: (
+        "operation",
+        (),
+        "S3 requests of the jobs' Python, without those of Spark's JVM.",
+    ),
 }
 
 
@@ -230,30 +305,50 @@ _CPU_TEXT = "CPU time of jobs of one stream on their own machine, without execut
 
 def _content_metrics(contents: Mapping[str, MainContent]) -> Iterator[Metric]:
     text = "Rows in main, by the layer that wrote them."
-    yield _gauge("rows", text, contents, lambda c: {(layer,): n for layer, n in c.rows.items()}, "layer")
+    yield _gauge(
+        "rows", text, contents, lambda c: {(layer,): n for layer, n in c.rows.items()}, "layer"
+    )
     text = "in main of the hour that receives records."
     yield _gauge("running_hour_rows", f"Rows {text}", contents, lambda c: c.running.rows)
     yield _gauge("running_hour_files", f"Files {text}", contents, lambda c: c.running.files)
-    yield _gauge("running_hour_bytes", f"Bytes of the files {text}", contents, lambda c: c.running.bytes)
+    yield _gauge(
+        "running_hour_bytes", f"Bytes of the files {text}", contents, lambda c: c.running.bytes
+    )
     text = f"Dead letters in main of the {NEWEST_HOURS} newest hours, by reason."
     yield _gauge("hour_dead_letters", text, contents, _dead_letters, "hour", "reason")
 
 
 _OF_TABLES: tuple[tuple[str, str, Callable[[TableGrowth], int]], ...] = (
-    ("metadata_bytes", "Size of the table's current metadata file in bytes.", lambda t: t.metadata_bytes),
+    (
+        "metadata_bytes",
+        "Size of the table's current metadata file in bytes.",
+        lambda t: t.metadata_bytes,
+    ),
     ("snapshots", "Snapshots of the table.", lambda t: t.snapshots),
     ("tags", "Tags of the table: replaced revisions, and main once an hour.", lambda t: t.tags),
     ("manifests", "Manifests of the table's branches.", lambda t: t.manifests),
     ("data_files", "Data files of main.", lambda t: t.files),
     ("records", "Rows of main.", lambda t: t.rows),
-    ("expirable_snapshots", "Snapshots and tags that the next maintenance expires.", lambda t: t.expirable),
+    (
+        "expirable_snapshots",
+        "Snapshots and tags that the next maintenance expires.",
+        lambda t: t.expirable,
+    ),
 )
 _OF_LAST_RUN: tuple[tuple[str, str, Callable[[MaintainedTable], int]], ...] = (
     ("expired_snapshots", "Snapshots and tags that the last run expired.", lambda t: t.expired),
     ("merged_files", "Files saved by merging in the last run.", lambda t: t.merged),
     ("deleted_files", "Unreferenced files that the last run deleted.", lambda t: t.orphans.files),
-    ("deleted_bytes", "Bytes of the unreferenced files that the last run deleted.", lambda t: t.orphans.bytes),
-    ("spared_files", "Unreferenced files that the last run kept for their age.", lambda t: t.spared.files),
+    (
+        "deleted_bytes",
+        "Bytes of the unreferenced files that the last run deleted.",
+        lambda t: t.orphans.bytes,
+    ),
+    (
+        "spared_files",
+        "Unreferenced files that the last run kept for their age.",
+        lambda t: t.spared.files,
+    ),
     ("spared_bytes", "Bytes of the unreferenced files that it kept.", lambda t: t.spared.bytes),
 )
 
@@ -262,17 +357,23 @@ def _group_metrics(answers: Mapping[str, ScrapedStream], now: datetime) -> Itera
     """Completeness of each group whose streams all answered. Pure."""
     through = GaugeMetricFamily(
         "anabranch_group_complete_through_timestamp_seconds",
-        "End of the last hour that is accepted, with all earlier ones, in every stream of the group.",
+        "End of the last hour that is accepted, with all earlier ones, in every stream of the "
+        "group.",
         labels=("group",),
     )
     seconds = GaugeMetricFamily(
         "anabranch_group_completeness_seconds",
-        "Time since the end of the oldest hour that is not complete in every stream of the group; 0 before its end.",
+        "Time since the end of the oldest hour that is not complete in every stream of the group; "
+        "0 before its end.",
         labels=("group",),
     )
     for group, names in groups_of({name: answer.group for name, answer in answers.items()}).items():
         members = [answers[name] for name in names]
-        known = [answer.reading.value.status for answer in members if answer.is_up and answer.reading.value is not None]
+        known = [
+            answer.reading.value.status
+            for answer in members
+            if answer.is_up and answer.reading.value is not None
+        ]
         if len(known) < len(members):
             continue
         seconds.add_metric((group,), max(status.completeness_seconds(view, now) for view in known))
@@ -289,7 +390,13 @@ def _maintenance_metrics(maintained: Mapping[str, Maintenance], now: datetime) -
     text = "Whether a step of the last run failed."
     yield _gauge("maintenance_failed", text, last, lambda run: not run.is_complete)
     text = "Duration of the last run, by step."
-    yield _gauge("maintenance_seconds", text, last, lambda run: {(s,): n for s, n in run.seconds.items()}, "step")
+    yield _gauge(
+        "maintenance_seconds",
+        text,
+        last,
+        lambda run: {(s,): n for s, n in run.seconds.items()},
+        "step",
+    )
     text = "Hours that the last run dropped from the speed branch."
     yield _gauge("maintenance_dropped_hours", text, last, lambda run: run.speed_hours)
     tables = {name: run.tables for name, run in last.items()}
@@ -297,7 +404,10 @@ def _maintenance_metrics(maintained: Mapping[str, Maintenance], now: datetime) -
         yield _gauge(f"maintenance_{key}", text, tables, partial(_by_name, of_run), "table")
     text = "of killed processes that the last run deleted from temporary folders."
     folders = {name: run.folders for name, run in last.items()}
-    files, size = partial(_by_name, lambda f: f.gone.files), partial(_by_name, lambda f: f.gone.bytes)
+    files, size = (
+        partial(_by_name, lambda f: f.gone.files),
+        partial(_by_name, lambda f: f.gone.bytes),
+    )
     yield _gauge("folder_deleted_files", f"Files {text}", folders, files, "folder")
     yield _gauge("folder_deleted_bytes", f"Bytes of files {text}", folders, size, "folder")
     grown = {name: m.tables for name, m in maintained.items()}
@@ -306,16 +416,35 @@ def _maintenance_metrics(maintained: Mapping[str, Maintenance], now: datetime) -
     text = "Whether the table could not be read, such as before `apply`."
     yield _gauge("table_unread", text, maintained, _unread, "table")
     text = f"Speed files in main by hour, for the {HOURS_SHOWN} hours with the most."
-    yield _gauge("hour_speed_files", text, maintained, lambda m: {(h,): n for h, n in m.speed_files.items()}, "hour")
+    yield _gauge(
+        "hour_speed_files",
+        text,
+        maintained,
+        lambda m: {(h,): n for h, n in m.speed_files.items()},
+        "hour",
+    )
     text = "Time since the first hour with dead letters began."
-    oldest = {name: m.oldest_dead_letter for name, m in maintained.items() if m.oldest_dead_letter is not None}
-    yield _gauge("oldest_dead_letter_age_seconds", text, oldest, lambda hour: _seconds(now - start_of(hour)))
+    oldest = {
+        name: m.oldest_dead_letter
+        for name, m in maintained.items()
+        if m.oldest_dead_letter is not None
+    }
+    yield _gauge(
+        "oldest_dead_letter_age_seconds", text, oldest, lambda hour: _seconds(now - start_of(hour))
+    )
     text = "Time that dead letters have been pending; 0 when none are."
-    yield _gauge("dead_letters_wait_seconds", text, maintained, lambda m: _seconds(now - (m.letters_wait_since or now)))
+    yield _gauge(
+        "dead_letters_wait_seconds",
+        text,
+        maintained,
+        lambda m: _seconds(now - (m.letters_wait_since or now)),
+    )
 
 
 def _measured_metrics(measured: Mapping[str, Mapping[Layer, Measured]]) -> Iterator[Metric]:
-    by_layer = [(name, layer, m) for name, layers in measured.items() for layer, m in layers.items()]
+    by_layer = [
+        (name, layer, m) for name, layers in measured.items() for layer, m in layers.items()
+    ]
     for key, text in _DURATIONS.items():
         name = "readable_after_seconds" if key == READABLE else f"{key}_seconds"
         histogram = HistogramMetricFamily(f"anabranch_{name}", text, labels=("stream", "layer"))
@@ -327,7 +456,9 @@ def _measured_metrics(measured: Mapping[str, Mapping[Layer, Measured]]) -> Itera
         labels = ("stream", "layer") if label is None else ("stream", "layer", label)
         counter = CounterMetricFamily(f"anabranch_{key}", text, labels=labels)
         for stream, layer, m in by_layer:
-            counts = dict.fromkeys(known, 0) | {value: n for (of, value), n in m.counts.items() if of == key}
+            counts = dict.fromkeys(known, 0) | {
+                value: n for (of, value), n in m.counts.items() if of == key
+            }
             for value, n in counts.items():
                 counter.add_metric((stream, layer) if label is None else (stream, layer, value), n)
         yield counter
@@ -341,11 +472,18 @@ def _measured_metrics(measured: Mapping[str, Mapping[Layer, Measured]]) -> Itera
 def _buckets(durations: Durations) -> list[tuple[str, float]]:
     """Cumulative buckets, as Prometheus expects them."""
     within = accumulate(durations.counts.get(bound, 0) for bound in BOUNDS)
-    return [(str(float(bound)).replace("inf", "+Inf"), n) for bound, n in zip(BOUNDS, within, strict=True)]
+    return [
+        (str(float(bound)).replace("inf", "+Inf"), n)
+        for bound, n in zip(BOUNDS, within, strict=True)
+    ]
 
 
 def _gauge(
-    name: str, text: str, of: Mapping[str, T], values: Callable[[T], Values | float | None], *labels: str
+    name: str,
+    text: str,
+    of: Mapping[str, T],
+    values: Callable[[T], Values | float | None],
+    *labels: str,
 ) -> Metric:
     """A gauge of each stream: by labels, or one value, None for none."""
     gauge = GaugeMetricFamily(f"anabranch_{name}", text, labels=("stream", *labels))
@@ -370,11 +508,18 @@ def _by_name(value: Callable[[T], float], of: Mapping[str, T]) -> Values:
 
 
 def _unread(maintenance: Maintenance) -> Values:
-    return {(table,): table in maintenance.unread for table in (*maintenance.tables, *maintenance.unread)}
+    return {
+        (table,): table in maintenance.unread
+        for table in (*maintenance.tables, *maintenance.unread)
+    }
 
 
 def _dead_letters(content: MainContent) -> Values:
-    return {(hour, reason): n for hour, of_hour in content.dead_letters.items() for reason, n in of_hour.items()}
+    return {
+        (hour, reason): n
+        for hour, of_hour in content.dead_letters.items()
+        for reason, n in of_hour.items()
+    }
 
 
 def _unknown_fields(view: StreamStatus) -> Values:
@@ -402,4 +547,7 @@ def _served(view: StreamStatus) -> Values:
 
 def _unexplained(view: StreamStatus) -> Values:
     hours = view.unexplained.values()
-    return {(kind,): sum(hour.get(kind, 0) for hour in hours) for kind in ("missing", "extra", "changed")}
+    return {
+        (kind,): sum(hour.get(kind, 0) for hour in hours)
+        for kind in ("missing", "extra", "changed")
+    }

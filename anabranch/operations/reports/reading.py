@@ -52,7 +52,9 @@ class TimedValue(Generic[T]):
         `every` allows, or the first reading is under way. Pure."""
         asking = self.asking_since
         if asking is not None and now - asking > deadline:
-            return f"no answer since {asking:%H:%M:%S} UTC, {(now - asking).total_seconds():.0f} s ago"
+            return (
+                f"no answer since {asking:%H:%M:%S} UTC, {(now - asking).total_seconds():.0f} s ago"
+            )
         if self.failure is not None:
             return f"the attempt of {self.failure.at:%H:%M:%S} UTC failed: {self.failure.reason}"
         # Two readings that just meet the deadline, and the pause between them.
@@ -63,7 +65,9 @@ class TimedValue(Generic[T]):
     def is_due(self, now: datetime, fresh_for: timedelta) -> bool:
         """Whether to read again: no reading is under way, and the newest attempt is older than
         `fresh_for`. Pure."""
-        attempts = [at for at in (self.as_of, self.failure.at if self.failure else None) if at is not None]
+        attempts = [
+            at for at in (self.as_of, self.failure.at if self.failure else None) if at is not None
+        ]
         return self.asking_since is None and (not attempts or now - max(attempts) > fresh_for)
 
 
@@ -75,7 +79,9 @@ class BackgroundReader(Generic[T]):
     """A value that is read periodically. Any thread may access `reading`; only one `refresh` runs
     at a time."""
 
-    def __init__(self, name: str, read: Callable[[], T], now: Callable[[], datetime] = utc_now) -> None:
+    def __init__(
+        self, name: str, read: Callable[[], T], now: Callable[[], datetime] = utc_now
+    ) -> None:
         self._name, self._read, self._now = name, read, now
         self._alone = threading.Lock()
         self.reading: TimedValue[T] = TimedValue()
@@ -91,9 +97,15 @@ class BackgroundReader(Generic[T]):
             try:
                 self.reading = TimedValue(self._read(), asked)
             except Exception as error:
-                known = error if isinstance(error, AnabranchError) else classify_unexpected(self._name, error)
+                known = (
+                    error
+                    if isinstance(error, AnabranchError)
+                    else classify_unexpected(self._name, error)
+                )
                 LOG.warning("%s: reading failed: %s", self._name, known)
-                self.reading = replace(self.reading, failure=Failure(asked, str(known)), asking_since=None)
+                self.reading = replace(
+                    self.reading, failure=Failure(asked, str(known)), asking_since=None
+                )
         finally:
             self._alone.release()
             self.answered.set()
@@ -113,7 +125,9 @@ class Background(Generic[T]):
         for number, reader in enumerate(readers if not self._stopped.is_set() else ()):
             delay = self._every.total_seconds() * number / len(readers) if number else 0
             self._dropped[reader] = threading.Event()
-            threading.Thread(target=self._run, args=(reader, self._dropped[reader], delay), daemon=True).start()
+            threading.Thread(
+                target=self._run, args=(reader, self._dropped[reader], delay), daemon=True
+            ).start()
 
     def drop(self, reader: BackgroundReader[T]) -> None:
         """Stop this reader; a reading under way continues."""
@@ -133,7 +147,11 @@ class Background(Generic[T]):
                 try:
                     action()
                 except Exception as error:
-                    LOG.warning("%s; trying again in %s", classify_unexpected("follow the streams", error), self._every)
+                    LOG.warning(
+                        "%s; trying again in %s",
+                        classify_unexpected("follow the streams", error),
+                        self._every,
+                    )
 
         threading.Thread(target=run, daemon=True).start()
 
@@ -153,7 +171,9 @@ def rest_after(seconds: float, every: timedelta) -> float:
 class OnDemand(Generic[T]):
     """Values read on request, by at most two threads, and cached for later requests."""
 
-    def __init__(self, fresh_for: timedelta, most: int = 200, now: Callable[[], datetime] = utc_now) -> None:
+    def __init__(
+        self, fresh_for: timedelta, most: int = 200, now: Callable[[], datetime] = utc_now
+    ) -> None:
         self._fresh_for, self._most, self._now = fresh_for, most, now
         self._readers: OrderedDict[Key, BackgroundReader[T]] = OrderedDict()
         self._alone = threading.Lock()

@@ -20,7 +20,14 @@ from anabranch.protocol.counts import Counts, ranges_of
 from anabranch.protocol.expired import Expired
 from anabranch.protocol.holds import Hold
 from anabranch.protocol.ledger import Ledger
-from anabranch.protocol.ledger_row import Diff, Entries, HourAccount, Layer, LedgerRow, UnknownFields
+from anabranch.protocol.ledger_row import (
+    Diff,
+    Entries,
+    HourAccount,
+    Layer,
+    LedgerRow,
+    UnknownFields,
+)
 from anabranch.protocol.retention import Overdue, find_overdue
 from anabranch.protocol.state import POSITION, State, load_state
 from serving_layer.layer_diff.kinds import unexplained_counts
@@ -79,10 +86,10 @@ class StreamStatus:
     no record waits. `retention` is the topic's retention time, None if unlimited. `unknown`: the
     unknown fields of the newest accepted hour, None if not counted. `refused_restatements`:
     accepted hours whose newest restatement was refused, until one is accepted or an operator sets
-    the serving layer. `holds`: the hours that operators keep beyond their time. `expired`: the hours whose rows have
-    expired (`expired_hours` counts them). `overdue`: the hours that should have. `hours` are the
-    sealed hours that the table lists individually; all older ones are accepted and served by batch.
-    `cost`: of the last day, None if no publish recorded it.
+    the serving layer. `holds`: the hours that operators keep beyond their time. `expired`: the
+    hours whose rows have expired (`expired_hours` counts them). `overdue`: the hours that should
+    have. `hours` are the sealed hours that the table lists individually; all older ones are
+    accepted and served by batch. `cost`: of the last day, None if no publish recorded it.
     """
 
     stream: str
@@ -121,7 +128,9 @@ class StreamStatus:
 
     def as_dict(self) -> dict[str, Any]:
         """The status as a JSON object; times have their UTC offset."""
-        moments = {name: getattr(self, name) for name in ("position_since", "accepted_at", "waiting_since")}
+        moments = {
+            name: getattr(self, name) for name in ("position_since", "accepted_at", "waiting_since")
+        }
         return vars(self) | _iso(moments) | {"last_publish": _iso(self.last_publish)}
 
 
@@ -129,7 +138,9 @@ def _iso(times: Mapping[str, datetime | None]) -> dict[str, str | None]:
     return {name: at.isoformat() if at is not None else None for name, at in times.items()}
 
 
-def hours(job: Job, since: str | None = None, note: Note = lambda waits_for: None) -> list[HourSummary]:
+def hours(
+    job: Job, since: str | None = None, note: Note = lambda waits_for: None
+) -> list[HourSummary]:
     """Every hour from the first (or `since`) to the running one, oldest first: the ledger's newest
     row, with state and serving layer from the table."""
     note(LAKE)
@@ -145,18 +156,27 @@ def _running(state: State, now: datetime) -> str:
     return max(state.timeline.open, hour_words.hour_of(now))
 
 
-def hour_rows(state: State, history: Sequence[LedgerRow], now: datetime, since: str = "") -> list[HourSummary]:
+def hour_rows(
+    state: State, history: Sequence[LedgerRow], now: datetime, since: str = ""
+) -> list[HourSummary]:
     """The hours' reports, from the table's state and the ledger's rows (all, or from the hour
     `since` on). An hour without a row has only the table's values. Pure."""
     rows = ledger.newest(history)
     why = {row.hour: row.reason for row in history if row.decision == "served"}
     refused = ledger.refusals_since_acceptance(history)
     timeline = state.timeline
-    known = {*rows, *hour_words.hours_between(max(timeline.first, since), hour_words.shift(_running(state, now), 1))}
+    known = {
+        *rows,
+        *hour_words.hours_between(
+            max(timeline.first, since), hour_words.shift(_running(state, now), 1)
+        ),
+    }
     return [_hour(state, h, rows.get(h), why.get(h), refused.get(h)) for h in sorted(known)]
 
 
-def _hour(state: State, hour: str, row: LedgerRow | None, why: str | None, refused: LedgerRow | None) -> HourSummary:
+def _hour(
+    state: State, hour: str, row: LedgerRow | None, why: str | None, refused: LedgerRow | None
+) -> HourSummary:
     accepted = state.accepted.get(hour)
     cut = state.cuts.get(hour) or (row.cut if row is not None else None)
     account = row or HourAccount()
@@ -168,13 +188,19 @@ def _hour(state: State, hour: str, row: LedgerRow | None, why: str | None, refus
     return HourSummary(
         hour=hour,
         state=_state_of(state, hour, row),
-        revision=accepted.revision if accepted is not None else row.revision if row is not None else 0,
+        revision=accepted.revision
+        if accepted is not None
+        else row.revision
+        if row is not None
+        else 0,
         served=state.served_by(hour),
         cut=ranges_of(cut),
         counts=Counts.of(account),
         speed_rows=account.speed_rows,
         diff=Diff(diff.missing, diff.extra, diff.changed) if diff is not None else None,
-        quality=GateSummary(quality.passed, quality.failed) if quality is not None else GateSummary(),
+        quality=GateSummary(quality.passed, quality.failed)
+        if quality is not None
+        else GateSummary(),
         reason=_reason(state.overrides.get(hour), why, reason),
     )
 
@@ -194,9 +220,12 @@ def _reason(override: str | None, why: str | None, reason: str | None) -> str | 
     return f"{chosen}; {reason}" if reason else chosen
 
 
-def status(job: Job, late_after: timedelta | None = None, note: Note = lambda waits_for: None) -> StreamStatus:
+def status(
+    job: Job, late_after: timedelta | None = None, note: Note = lambda waits_for: None
+) -> StreamStatus:
     """The state of the stream; with `late_after`, also whether the speed layer is late. `note` is
-    called with the service that is waited for. Raises Transient when Kafka or the lake is unreachable.
+    called with the service that is waited for. Raises Transient when Kafka or the lake is
+    unreachable.
     """
     note(LAKE)
     state = load_state(job.lake, job.stream.table)
@@ -211,7 +240,11 @@ def status(job: Job, late_after: timedelta | None = None, note: Note = lambda wa
     note(LAKE)
     # Read only the ledger rows that the report needs.
     newest = newest_accepted(state)
-    wanted = {*backlog, *Ledger(job.lake, name).remarkable_hours(), *([newest] if newest is not None else [])}
+    wanted = {
+        *backlog,
+        *Ledger(job.lake, name).remarkable_hours(),
+        *([newest] if newest is not None else []),
+    }
     decisions = Ledger(job.lake, name).history(wanted)
     rows = ledger.newest(decisions)
     unread = {p: (s, e) for p, (s, e) in lag.items() if s < e}
@@ -219,7 +252,9 @@ def status(job: Job, late_after: timedelta | None = None, note: Note = lambda wa
     publishes = {branch: last_publish(state.table, branch) for branch in ("speed", "batch", "main")}
     dead_letters = total(head(job.lake.load(job.stream.dead_letters_table), "main"), "records")
     note(KAFKA)
-    waiting = _waiting_since(job, topic, unread, state, now) if topic is not None and unread else None
+    waiting = (
+        _waiting_since(job, topic, unread, state, now) if topic is not None and unread else None
+    )
     return StreamStatus(
         stream=job.stream.name,
         topic=job.stream.topic,
@@ -227,21 +262,26 @@ def status(job: Job, late_after: timedelta | None = None, note: Note = lambda wa
         topic_recreated=topic is not None and state.position.topic_id not in ("", topic.id),
         position=dict(sorted(state.position.offsets.items())),
         position_since=since,
-        late=late_reason(size(lag), since, waiting, late_after, now) if late_after is not None else None,
+        late=late_reason(size(lag), since, waiting, late_after, now)
+        if late_after is not None
+        else None,
         lag=Lag(size(lag), {p: max(0, e - s) for p, (s, e) in sorted(lag.items())}),
         last_publish={b: made_at(s) if s is not None else None for b, s in publishes.items()},
         first_hour=state.timeline.first,
         open_hour=state.timeline.open,
         newest_accepted=newest,
         accepted_at=min(
-            (r.recorded_at for r in decisions if (r.hour, r.decision) == (newest, "accepted")), default=None
+            (r.recorded_at for r in decisions if (r.hour, r.decision) == (newest, "accepted")),
+            default=None,
         ),
         complete_through=watermarks.complete_through(state),
         waiting_since=waiting,
         to_seal=ended,
         backlog=backlog,
         refused=[h for h in backlog if h in rows and rows[h].decision == "refused"],
-        refused_restatements=sorted(h for h in ledger.open_refusals(decisions) if state.is_accepted(h)),
+        refused_restatements=sorted(
+            h for h in ledger.open_refusals(decisions) if state.is_accepted(h)
+        ),
         hours={h: state.served_by(h) for h in sorted({*state.accepted, *state.timeline.sealed})},
         unexplained=unexplained(state, rows),
         dead_letters=dead_letters,
@@ -255,19 +295,27 @@ def status(job: Job, late_after: timedelta | None = None, note: Note = lambda wa
     )
 
 
-def _waiting_since(job: Job, topic: Topic, unread: Ranges, state: State, now: datetime) -> datetime | None:
+def _waiting_since(
+    job: Job, topic: Topic, unread: Ranges, state: State, now: datetime
+) -> datetime | None:
     starts, ends = {p: s for p, (s, _) in unread.items()}, {p: e for p, (_, e) in unread.items()}
     fresh_through = watermarks.Watermarks.from_properties(state.table.properties).fresh_through
     # Count an older record as received at the end of the fresh hours.
     low = fresh_through if fresh_through is not None else hour_words.start_of(state.timeline.first)
-    oldest = job.kafka.oldest_stamp(topic, starts, ends, int(low.timestamp() * 1000), int(now.timestamp() * 1000))
+    oldest = job.kafka.oldest_stamp(
+        topic, starts, ends, int(low.timestamp() * 1000), int(now.timestamp() * 1000)
+    )
     return watermarks.waiting_since([oldest] if oldest is not None else [], fresh_through, now)
 
 
 def freshness_seconds(view: StreamStatus, as_of: datetime) -> float:
     """The age of the oldest acknowledged record that `main` lacks; 0 when it lacks none, so an idle
     stream is not late. Pure."""
-    return max(0.0, (as_of - view.waiting_since).total_seconds()) if view.waiting_since is not None else 0.0
+    return (
+        max(0.0, (as_of - view.waiting_since).total_seconds())
+        if view.waiting_since is not None
+        else 0.0
+    )
 
 
 def completeness_seconds(view: StreamStatus, as_of: datetime) -> float:
@@ -283,7 +331,10 @@ def retention_reason(view: StreamStatus, as_of: datetime) -> str | None:
     waits = timedelta(seconds=round(completeness_seconds(view, as_of))) + timedelta(hours=1)
     if view.retention is None or view.retention >= waits + SPARE:
         return None
-    return f"Kafka keeps records for {view.retention}, and the oldest hour that is not accepted began {waits} ago"
+    return (
+        f"Kafka keeps records for {view.retention}, and the oldest hour that is not accepted "
+        f"began {waits} ago"
+    )
 
 
 def newest_accepted(state: State) -> str | None:
@@ -301,7 +352,9 @@ def late_reason(
     time of the oldest waiting record. Pure."""
     if waiting_since is None or min(now - since, now - waiting_since) <= late_after:
         return None
-    waits, still = (timedelta(seconds=round((now - at).total_seconds())) for at in (waiting_since, since))
+    waits, still = (
+        timedelta(seconds=round((now - at).total_seconds())) for at in (waiting_since, since)
+    )
     return f"{lag} offsets wait, the oldest for {waits}, and the position has not moved for {still}"
 
 
@@ -314,7 +367,9 @@ def late_after(stream: Stream, otherwise: timedelta) -> timedelta:
 def unexplained(state: State, rows: Mapping[str, LedgerRow]) -> dict[str, dict[str, int]]:
     """Unexplained differences of the layers by hour, from the ledger's newest rows. Pure."""
     by_hour = {
-        hour: unexplained_counts(row.diff, row.gaps, coverage.uncovered_reason(state, "speed", hour) is None)
+        hour: unexplained_counts(
+            row.diff, row.gaps, coverage.uncovered_reason(state, "speed", hour) is None
+        )
         for hour, row in rows.items()
     }
     return {hour: left for hour, left in sorted(by_hour.items()) if left}
@@ -328,7 +383,10 @@ def unexplained_words(left: Mapping[str, int]) -> str:
 def overdue_words(overdue: Overdue) -> str:
     """Hours that should have expired, as text."""
     why = f": {overdue.reason}" if overdue.reason is not None else ""
-    return f"{overdue.hours} hours are kept a day or more beyond keep.rows, from {overdue.oldest} on{why}"
+    return (
+        f"{overdue.hours} hours are kept a day or more beyond keep.rows, from {overdue.oldest} "
+        f"on{why}"
+    )
 
 
 def cost_words(cost: Cost) -> str:

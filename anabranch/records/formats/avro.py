@@ -1,7 +1,8 @@
 """Avro: Confluent's wire format whose payload is one value by the writer's schema of its id.
 
-Spark's `from_avro` takes the writer's schema as a literal, so each schema id of the records has an expression of its
-own, by the writer's schema and a reader's that `avro_schema` makes from it and the stream's columns.
+Spark's `from_avro` takes the writer's schema as a literal, so each schema id of the records has an
+expression of its own, by the writer's schema and a reader's that `avro_schema` makes from it and
+the stream's columns.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ _END = f"X'{secrets.token_hex(16)}'"
 
 
 class AvroFormat:
-    def __init__(self, stream: Stream, registry: SchemaRegistryClient, cache_schema_ids: bool = False) -> None:
+    def __init__(
+        self, stream: Stream, registry: SchemaRegistryClient, cache_schema_ids: bool = False
+    ) -> None:
         self._wire = Wire(registry, "AVRO", stream.format.subject, cache_schema_ids)
         self._required = [column.name for column in stream.record_columns if not column.nullable]
         self._projections: dict[int, Projection | Incompatible] = {}
@@ -53,28 +56,39 @@ class AvroFormat:
             else:
                 projections[schema_id] = projection
         read = wired.frame.selectExpr(
-            "*", *(f"IF(_schema_id = {i}, {_from_avro(p)}, NULL) AS _read_{i}" for i, p in projections.items())
+            "*",
+            *(
+                f"IF(_schema_id = {i}, {_from_avro(p)}, NULL) AS _read_{i}"
+                for i, p in projections.items()
+            ),
         )
         rows = read.selectExpr(
-            "*", *(f"{_row(name, kind, projections)} AS `_row_{name}`" for name, kind in types.items())
+            "*",
+            *(f"{_row(name, kind, projections)} AS `_row_{name}`" for name, kind in types.items()),
         )
         checks = (*wired.checks, *refused, *_checks(types, projections))
         return Reading(rows, checks, lambda name: utc(f"`_row_{name}`"))
 
     def fields(self, schema_id: int, columns: Sequence[Column], jvm: Any) -> Fields | None:
-        """How workers read records of a schema id; empty if Spark has to, None if the registry has no such schema yet.
-        Raises like `read`."""
+        """How workers read records of a schema id; empty if Spark has to, None if the registry has
+        no such schema yet. Raises like `read`."""
         schema = self._wire.schema(schema_id)
         if not isinstance(schema, RegisteredSchema):
             return None if schema is None else ()
         types = {column.name: DataType.fromDDL(column.type) for column in columns}
         projection = self._projections.get(schema_id) or self._project(schema, types, jvm)
         self._projections[schema_id] = projection
-        return (plan_fields(schema.text, columns) or ()) if isinstance(projection, Projection) else ()
+        return (
+            (plan_fields(schema.text, columns) or ()) if isinstance(projection, Projection) else ()
+        )
 
-    def _project(self, schema: RegisteredSchema, types: Mapping[str, DataType], jvm: Any) -> Projection | Incompatible:
+    def _project(
+        self, schema: RegisteredSchema, types: Mapping[str, DataType], jvm: Any
+    ) -> Projection | Incompatible:
         if schema.has_references:
-            return Incompatible("expected a schema that stands alone, found references to other subjects")
+            return Incompatible(
+                "expected a schema that stands alone, found references to other subjects"
+            )
         try:
             projection = project(types, self._required, schema.text)
             for text in (projection.writer, projection.reader):
@@ -84,13 +98,15 @@ class AvroFormat:
             return incompatible
         except Py4JJavaError as failure:
             return Incompatible(
-                f"expected an Avro schema, found one that is not ({failure.java_exception.getMessage()})"
+                "expected an Avro schema, found one that is not "
+                f"({failure.java_exception.getMessage()})"
             )
         return projection
 
 
 def _require_limits(jvm: Any) -> None:
-    """Limit, in this JVM, the sizes that a value may announce; executors: `session_settings`. Raises Terminal."""
+    """Limit, in this JVM, the sizes that a value may announce; executors: `session_settings`.
+    Raises Terminal."""
     for name, value in AVRO_LIMITS.items():
         jvm.java.lang.System.setProperty(name, str(value))
     try:
@@ -99,22 +115,28 @@ def _require_limits(jvm: Any) -> None:
     except Py4JJavaError:
         return
     raise Terminal(
-        f"read Avro: expected the driver's JVM to have {AVRO_OPTIONS}, found that it has not; start the job by "
-        "`anabranch`, or add them to spark.driver.extraJavaOptions"
+        f"read Avro: expected the driver's JVM to have {AVRO_OPTIONS}, found that it has not; "
+        "start the job by `anabranch`, or add them to spark.driver.extraJavaOptions"
     )
 
 
 def _from_avro(projection: Projection) -> str:
-    # JSON has SQL's quote, and what Spark takes for a variable, inside texts alone, where an escape says the same.
+    # JSON has SQL's quote, and what Spark takes for a variable, inside texts alone, where an escape
+    # says the same.
     writer, reader = (
-        text.replace("'", r"\u0027").replace("$", r"\u0024") for text in (projection.writer, projection.reader)
+        text.replace("'", r"\u0027").replace("$", r"\u0024")
+        for text in (projection.writer, projection.reader)
     )
     options = f"map('mode', 'PERMISSIVE', 'avroSchema', r'{reader}')"
     return f"from_avro(concat({PAYLOAD}, {_END}), r'{writer}', {options})"
 
 
 def _by_id(parts: Mapping[int, str]) -> str:
-    return f"CASE _schema_id {' '.join(f'WHEN {i} THEN {part}' for i, part in parts.items())} END" if parts else "NULL"
+    return (
+        f"CASE _schema_id {' '.join(f'WHEN {i} THEN {part}' for i, part in parts.items())} END"
+        if parts
+        else "NULL"
+    )
 
 
 def _read(schema_id: int, name: str) -> str:
@@ -122,28 +144,42 @@ def _read(schema_id: int, name: str) -> str:
 
 
 def _row(name: str, kind: DataType, projections: Mapping[int, Projection]) -> str:
-    converted = {i: p.values[name].convert(_read(i, name)) for i, p in projections.items() if name in p.values}
+    converted = {
+        i: p.values[name].convert(_read(i, name))
+        for i, p in projections.items()
+        if name in p.values
+    }
     return f"CAST({_by_id(converted)} AS {kind.simpleString()})"
 
 
-def _checks(types: Mapping[str, DataType], projections: Mapping[int, Projection]) -> Iterator[Check]:
+def _checks(
+    types: Mapping[str, DataType], projections: Mapping[int, Projection]
+) -> Iterator[Check]:
     if not projections:
         return
     end = _by_id({i: f"_read_{i}.frame_end" for i in projections})
     malformed = (
-        "concat('schema id ', _schema_id, ': expected one value by that schema, found bytes that are none, are cut "
-        "off, or go on after it')"
+        "concat('schema id ', _schema_id, ': expected one value by that schema, found bytes that "
+        "are none, are cut off, or go on after it')"
     )
     yield Check(f"NOT coalesce({end} = {_END}, false)", error("malformed_avro", malformed))
     for name, kind in types.items():
-        broken = {i: p.values[name].broken(_read(i, name)) for i, p in projections.items() if name in p.values}
+        broken = {
+            i: p.values[name].broken(_read(i, name))
+            for i, p in projections.items()
+            if name in p.values
+        }
         if broken := {i: part for i, part in broken.items() if part}:
             expected = f"{name}: expected {kind.simpleString()}"
             if isinstance(kind, StringType):
-                verdict = error("invalid_utf8", f"'{name}: expected UTF-8, found bytes that are not'")
+                verdict = error(
+                    "invalid_utf8", f"'{name}: expected UTF-8, found bytes that are not'"
+                )
             elif isinstance(kind, (DateType, TimestampType)):
                 number = _by_id({i: _read(i, name) for i in broken})
-                verdict = error("unreadable_timestamp", expected_found(expected, f"CAST({number} AS STRING)"))
+                verdict = error(
+                    "unreadable_timestamp", expected_found(expected, f"CAST({number} AS STRING)")
+                )
             else:
                 verdict = error("wrong_type", f"'{expected}, found a value that is not'")
             yield Check(f"coalesce({_by_id(broken)}, false)", verdict)

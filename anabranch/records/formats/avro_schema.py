@@ -1,8 +1,9 @@
-"""Avro schemas: what a writer's schema gives a stream's columns. Pure; the facts are those of Avro's specification
-(https://avro.apache.org/docs/1.12.0/specification/#schema-resolution).
+"""Avro schemas: what a writer's schema gives a stream's columns. Pure; the facts are those of
+Avro's specification (https://avro.apache.org/docs/1.12.0/specification/#schema-resolution).
 
-A reader's schema is made for each writer's: of its fields just those that the stream has, by exact name. So Avro
-resolves (promotions, unions, fields left out), and whatever cannot become a column is known before any value is read:
+A reader's schema is made for each writer's: of its fields just those that the stream has, by exact
+name. So Avro resolves (promotions, unions, fields left out), and whatever cannot become a column is
+known before any value is read:
 
 | column | from |
 |---|---|
@@ -12,8 +13,10 @@ resolves (promotions, unions, fields left out), and whatever cannot become a col
 | FLOAT; DOUBLE | int, long, float; and double |
 | BOOLEAN | boolean |
 | DATE | int with date |
-| TIMESTAMP | long with (local-)timestamp-millis, -micros or -nanos; the last three digits of nanos are dropped |
-| DECIMAL(p,s) | bytes or fixed with decimal of at most s digits behind the point and p - s before it |
+| TIMESTAMP | long with (local-)timestamp-millis, -micros or -nanos; the last three digits of nanos
+  are dropped |
+| DECIMAL(p,s) | bytes or fixed with decimal of at most s digits behind the point and p - s before
+  it |
 | ARRAY, MAP, STRUCT | array, map, record; fields of a record that are missing are null |
 
 Each also from a union of these with null. Other logical types are read as what they annotate.
@@ -50,8 +53,9 @@ Sql = Callable[[str], str]
 
 @dataclass(frozen=True)
 class Value:
-    """How a value is read: by which schema, how what Spark reads becomes the column's type, and when it cannot.
-    `broken` is SQL that is true (else false or null) where there is a value and `convert` has none; "" is never."""
+    """How a value is read: by which schema, how what Spark reads becomes the column's type, and
+    when it cannot. `broken` is SQL that is true (else false or null) where there is a value and
+    `convert` has none; "" is never."""
 
     reader: Any
     convert: Sql = lambda read: read
@@ -65,7 +69,8 @@ class Value:
 
 @dataclass(frozen=True)
 class Projection:
-    """A writer's schema and the reader's made for it, as JSON text; `values` has the columns that the writer gives."""
+    """A writer's schema and the reader's made for it, as JSON text; `values` has the columns that
+    the writer gives."""
 
     writer: str
     reader: str
@@ -75,8 +80,9 @@ class Projection:
 def project(types: Mapping[str, T.DataType], required: Collection[str], text: str) -> Projection:
     """The projection of the writer's schema `text` on the columns.
 
-    Both schemas are framed: a record of `value` and `frame_end`, 16 bytes, so that who appends 16 bytes to a payload
-    and reads the same ones back knows that the value ends where the payload does. Raises Incompatible.
+    Both schemas are framed: a record of `value` and `frame_end`, 16 bytes, so that who appends 16
+    bytes to a payload and reads the same ones back knows that the value ends where the payload
+    does. Raises Incompatible.
     """
     writer = parse(text)
     if writer.kind != "record":
@@ -85,7 +91,9 @@ def project(types: Mapping[str, T.DataType], required: Collection[str], text: st
         raise Incompatible(f"{missing[0]}: expected a field for the NOT NULL column, found none")
     resolver = _Resolver()
     values = {
-        name: resolver.value(kind, writer.fields[name], name) for name, kind in types.items() if name in writer.fields
+        name: resolver.value(kind, writer.fields[name], name)
+        for name, kind in types.items()
+        if name in writer.fields
     }
     if not values:
         raise Incompatible(f"expected a field of {', '.join(types)}, found none")
@@ -100,7 +108,8 @@ def _framed(schema: Any) -> str:
 
 
 class _Resolver:
-    """Makes one reader's schema: a named type is defined where it comes first, and named from there on."""
+    """Makes one reader's schema: a named type is defined where it comes first, and named from there
+    on."""
 
     def __init__(self) -> None:
         self._defined: set[str] = set()
@@ -134,10 +143,18 @@ class _Resolver:
             return Value(self._named(node, {"type": "enum", "symbols": node.attributes["symbols"]}))
         elif isinstance(kind, T.BinaryType) and node.kind == "fixed" and node.logical != "decimal":
             return Value(self._named(node, {"type": "fixed", "size": node.attributes["size"]}))
-        elif type(kind) in _PLAIN and node.kind in _PLAIN[type(kind)][1] and node.logical != "decimal":
+        elif (
+            type(kind) in _PLAIN
+            and node.kind in _PLAIN[type(kind)][1]
+            and node.logical != "decimal"
+        ):
             reader = _PLAIN[type(kind)][0]
-            return Value(reader, broken=_not_utf8) if isinstance(kind, T.StringType) else Value(reader)
-        raise Incompatible(f"{path}: expected what becomes {kind.simpleString()}, found {node.describe()}")
+            return (
+                Value(reader, broken=_not_utf8) if isinstance(kind, T.StringType) else Value(reader)
+            )
+        raise Incompatible(
+            f"{path}: expected what becomes {kind.simpleString()}, found {node.describe()}"
+        )
 
     def _named(self, node: Node, definition: dict[str, Any]) -> Any:
         if node.name in self._defined:
@@ -146,12 +163,13 @@ class _Resolver:
         return {"name": node.name, **definition}
 
     def _decimal(self, kind: T.DecimalType, node: Node, path: str) -> Value:
-        """Read with as many digits as there can be: bytes may hold more than the writer's schema says, and for a
-        smaller precision Spark would cut them off in silence."""
+        """Read with as many digits as there can be: bytes may hold more than the writer's schema
+        says, and for a smaller precision Spark would cut them off in silence."""
         precision, scale = node.attributes["precision"], node.attributes["scale"]
         if scale > kind.scale or precision - scale > kind.precision - kind.scale:
             raise Incompatible(
-                f"{path}: expected what becomes {kind.simpleString()}, found decimal({precision},{scale})"
+                f"{path}: expected what becomes {kind.simpleString()}, found "
+                f"decimal({precision},{scale})"
             )
         logical = {"logicalType": "decimal", "precision": _LARGEST_PRECISION, "scale": scale}
         reader: Any = {"type": "bytes", **logical}
@@ -188,7 +206,9 @@ class _Resolver:
 
         return Value(
             {"type": "map", "values": ["null", inner.reader]},
-            lambda read: _mapped("transform_values", read, f"(k, {item})", inner.convert(item), item),
+            lambda read: _mapped(
+                "transform_values", read, f"(k, {item})", inner.convert(item), item
+            ),
             broken,
         )
 
@@ -208,7 +228,9 @@ class _Resolver:
                 else f"CAST(NULL AS {f.dataType.simpleString()})"
                 for f in kind.fields
             ]
-            named = ", ".join(f"'{f.name}', {value}" for f, value in zip(kind.fields, fields, strict=True))
+            named = ", ".join(
+                f"'{f.name}', {value}" for f, value in zip(kind.fields, fields, strict=True)
+            )
             return f"IF({read} IS NULL, NULL, named_struct({named}))"
 
         def broken(read: str) -> str:
@@ -216,7 +238,9 @@ class _Resolver:
             any_broken = " OR ".join(f"coalesce({part}, false)" for part in parts if part)
             return f"({any_broken})" if any_broken else ""
 
-        return Value(self.record({name: value.reader for name, value in present.items()}), convert, broken)
+        return Value(
+            self.record({name: value.reader for name, value in present.items()}), convert, broken
+        )
 
 
 def _variable(path: str) -> str:
@@ -224,8 +248,14 @@ def _variable(path: str) -> str:
     return f"x{path.count('[]') + path.count('{}')}"
 
 
-def _mapped(function: str, read: str, arguments: str, converted: str, item: str | None = None) -> str:
-    return read if converted == (item or arguments) else f"{function}({read}, {arguments} -> {converted})"
+def _mapped(
+    function: str, read: str, arguments: str, converted: str, item: str | None = None
+) -> str:
+    return (
+        read
+        if converted == (item or arguments)
+        else f"{function}({read}, {arguments} -> {converted})"
+    )
 
 
 def _any(items: str, item: str, broken: str) -> str:
@@ -253,10 +283,16 @@ def _inside(read: str, first: int, last: int) -> str:
 def _timestamp(unit: int) -> Value:
     """Of years 1 to 9999 alone, as everywhere; nanos have no others."""
     if unit > 1_000_000:
-        return Value("long", lambda read: f"timestamp_micros(({read} div 1000) - IF({read} % 1000 < 0, 1, 0))")
+        return Value(
+            "long",
+            lambda read: f"timestamp_micros(({read} div 1000) - IF({read} % 1000 < 0, 1, 0))",
+        )
     first, last = _YEAR_1 * unit, _YEAR_10000 * unit - 1
     return Value(
         "long",
-        lambda read: f"IF({_inside(read, first, last)}, timestamp_micros({read} * {1_000_000 // unit}), NULL)",
+        lambda read: (
+            f"IF({_inside(read, first, last)}, timestamp_micros({read} * {1_000_000 // unit}), "
+            "NULL)"
+        ),
         lambda read: f"NOT {_inside(read, first, last)}",
     )

@@ -1,13 +1,17 @@
-"""CSV: a record is one line of RFC 4180 without a header; its fields are the stream's columns, by their position.
+"""CSV: a record is one line of RFC 4180 without a header; its fields are the stream's columns, by
+their position.
 
-- A field in double quotes may hold the delimiter, line breaks, and quotes written twice; a field without holds no
+- A field in double quotes may hold the delimiter, line breaks, and quotes written twice; a field
+  without holds no
   quote. Blanks are part of a field. One line break at the end is no field.
 - An empty field without quotes is null; `""` is empty text.
-- STRING takes a field as it is. Other types take what JSON takes for them (`json_sql`): numbers in JSON's notation,
+- STRING takes a field as it is. Other types take what JSON takes for them (`json_sql`): numbers in
+  JSON's notation,
   with at most 1,000 digits and three of an exponent, `true` and `false`, Base64, ISO 8601.
 
-Spark's own CSV parser accepts invalid CSV (text after a closing quote, an open quote) and does not distinguish `""`
-from nothing, so the line is taken apart by expressions. Possessive quantifiers: they neither backtrack nor recurse.
+Spark's own CSV parser accepts invalid CSV (text after a closing quote, an open quote) and does not
+distinguish `""` from nothing, so the line is taken apart by expressions. Possessive quantifiers:
+they neither backtrack nor recurse.
 """
 
 from __future__ import annotations
@@ -48,20 +52,28 @@ class CsvFormat:
         field = rf"(?:{_QUOTED}|[^\x22\r\n{self._delimiter}]*+)"
         line = rf"^(?!\x{{feff}}){field}(?:{self._delimiter}{field})*+(?:\r?\n)?\z"
         # A delimiter before the first field too: an empty match would not move on.
-        fields = f"regexp_extract_all(concat({self._delimiter_text}, {TEXT}), r'{self._delimiter}({field})', 1)"
+        fields = (
+            f"regexp_extract_all(concat({self._delimiter_text}, {TEXT}), "
+            f"r'{self._delimiter}({field})', 1)"
+        )
         split = records.selectExpr(
             "*", f"IF(is_valid_utf8({TEXT}) AND {TEXT} RLIKE r'{line}', {fields}, NULL) AS _fields"
         )
         texts = split.selectExpr(
             "*", *(f"{_unquoted(f'get(_fields, {i})')} AS `_text_{n}`" for i, n in enumerate(types))
         )
-        rows = texts.selectExpr("*", *(f"{_typed(f'`_text_{n}`', kind)} AS `_row_{n}`" for n, kind in types.items()))
+        rows = texts.selectExpr(
+            "*", *(f"{_typed(f'`_text_{n}`', kind)} AS `_row_{n}`" for n, kind in types.items())
+        )
         return Reading(rows, tuple(_checks(types)), lambda name: f"`_text_{name}`")
 
 
 def _unquoted(field: str) -> str:
     inner = f"replace(substring({field}, 2, length({field}) - 2), r'\"\"', r'\"')"
-    return f"CASE WHEN {field} = '' THEN NULL WHEN startswith({field}, r'\"') THEN {inner} ELSE {field} END"
+    return (
+        f"CASE WHEN {field} = '' THEN NULL WHEN startswith({field}, r'\"') THEN {inner} ELSE "
+        f"{field} END"
+    )
 
 
 def _typed(text: str, kind: T.DataType) -> str:
@@ -81,15 +93,29 @@ def _typed(text: str, kind: T.DataType) -> str:
 
 
 def _checks(types: Mapping[str, T.DataType]) -> Iterator[Check]:
-    yield Check("value IS NULL", error("null_value", "'expected a line of CSV, found a null value'"))
-    yield Check(f"NOT is_valid_utf8({TEXT})", error("invalid_utf8", "'expected UTF-8, found bytes that are not'"))
-    yield Check(rf"{TEXT} RLIKE r'^(?:\r?\n)?\z'", error("empty_value", "'expected a line of CSV, found no text'"))
-    malformed = "'expected one line of CSV, found a quote that is open or out of place, or a second line'"
+    yield Check(
+        "value IS NULL", error("null_value", "'expected a line of CSV, found a null value'")
+    )
+    yield Check(
+        f"NOT is_valid_utf8({TEXT})",
+        error("invalid_utf8", "'expected UTF-8, found bytes that are not'"),
+    )
+    yield Check(
+        rf"{TEXT} RLIKE r'^(?:\r?\n)?\z'",
+        error("empty_value", "'expected a line of CSV, found no text'"),
+    )
+    malformed = (
+        "'expected one line of CSV, found a quote that is open or out of place, or a second line'"
+    )
     yield Check("_fields IS NULL", error("malformed_csv", malformed))
     count = f"concat('expected {len(types)} fields, found ', size(_fields))"
     yield Check(f"size(_fields) != {len(types)}", error("wrong_field_count", count))
     for name, kind in types.items():
         if not isinstance(kind, T.StringType):
-            code = "unreadable_timestamp" if isinstance(kind, (T.TimestampType, T.DateType)) else "wrong_type"
+            code = (
+                "unreadable_timestamp"
+                if isinstance(kind, (T.TimestampType, T.DateType))
+                else "wrong_type"
+            )
             text = expected_found(f"{name}: expected {kind.simpleString()}", f"`_text_{name}`")
             yield Check(f"`_text_{name}` IS NOT NULL AND `_row_{name}` IS NULL", error(code, text))

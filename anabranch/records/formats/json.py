@@ -40,7 +40,8 @@ CODES = (
     "lone_surrogate",
 )
 
-# A number that Spark's VARIANT would hold as a DOUBLE, or text that looks like one. Possessive, as all of these are.
+# A number that Spark's VARIANT would hold as a DOUBLE, or text that looks like one. Possessive, as
+# all of these are.
 _LOOSE_NUMBER = r"[:,\[]\s*+-?+(?:\d++(?:\.\d++)?+[eE]|[\d.]{39})"
 # Deep enough to distinguish "too deep" from "malformed", small enough to cost no memory.
 _DEPTH_TO_CHECK = 10_000
@@ -57,8 +58,9 @@ _LONE_SURROGATE = (
 
 class JsonFormat:
     def read(self, records: DataFrame, types: Mapping[str, DataType]) -> Reading:
-        """As `Format.read`. Each value is parsed once; only a broken one again, to say what is wrong. The names of its
-        fields are listed where they may be other than the stream's, or one of them twice."""
+        """As `Format.read`. Each value is parsed once; only a broken one again, to say what is
+        wrong. The names of its fields are listed where they may be other than the stream's, or one
+        of them twice."""
         shape = StructType([StructField(name, as_read(kind)) for name, kind in types.items()])
         times = [name for name, kind in types.items() if isinstance(kind, TimestampType)]
         frame = records.selectExpr("*", f"{is_plain()} AS _plain")
@@ -68,7 +70,9 @@ class JsonFormat:
             "IF(_plain, NULL, CAST(xxhash64(value) AS STRING)) AS _hash",
         )
         frame = frame.selectExpr("*", f"{parse(shape, unless=monstrous(types))} AS _parsed")
-        frame = frame.selectExpr("*", f"{intact('_parsed')} AS _intact", f"{value('_parsed')} AS _value")
+        frame = frame.selectExpr(
+            "*", f"{intact('_parsed')} AS _intact", f"{value('_parsed')} AS _value"
+        )
         frame = frame.selectExpr("*", f"{opaque(other_colons(types))} AS _others")
         frame = frame.selectExpr("*", f"{opaque(is_ordinary(shape, times))} AS _ordinary")
         rows = frame.selectExpr(
@@ -80,14 +84,16 @@ class JsonFormat:
 
 
 def _unknown(types: Mapping[str, DataType]) -> str:
-    """The fields beside the stream's. An ordinary value has none, and of the others the names are listed already."""
+    """The fields beside the stream's. An ordinary value has none, and of the others the names are
+    listed already."""
     known = ", ".join(f"'{name}'" for name in types)
     return f"array_except(_names, array({known}))"
 
 
 def _rescued(types: Mapping[str, DataType]) -> str:
-    """The fields beside the stream's, as a JSON object. The whole value where that might not say the same: for numbers
-    that become others on the way, or objects inside that name a field twice."""
+    """The fields beside the stream's, as a JSON object. The whole value where that might not say
+    the same: for numbers that become others on the way, or objects inside that name a field
+    twice."""
     known = ", ".join(f"'{name}'" for name in types)
     fields = f"CAST(try_parse_json({TEXT}) AS map<string,variant>)"
     others = f"to_json(map_filter({fields}, (name, field) -> name NOT IN ({known})))"
@@ -95,18 +101,25 @@ def _rescued(types: Mapping[str, DataType]) -> str:
 
 
 def _checks(types: Mapping[str, DataType]) -> Iterator[Check]:
-    yield Check("value IS NULL", error("null_value", "'expected a JSON object, found a null value'"))
     yield Check(
-        f"NOT _plain AND NOT is_valid_utf8({TEXT})", error("invalid_utf8", "'expected UTF-8, found bytes that are not'")
+        "value IS NULL", error("null_value", "'expected a JSON object, found a null value'")
+    )
+    yield Check(
+        f"NOT _plain AND NOT is_valid_utf8({TEXT})",
+        error("invalid_utf8", "'expected UTF-8, found bytes that are not'"),
     )
     if huge := monstrous(types):
-        digits = f"'expected a DECIMAL of at most {MAX_DIGITS} digits, and 3 of an exponent, found one with more'"
+        digits = (
+            f"'expected a DECIMAL of at most {MAX_DIGITS} digits, and 3 of an exponent, found one "
+            "with more'"
+        )
         yield Check(f"_parsed IS NULL AND {huge}", error("wrong_type", digits))
     yield Check("NOT _intact", _judge_broken(types))
     yield Check("_value IS NULL", error("not_an_object", "'expected a JSON object, found null'"))
     lone = "'expected Unicode text, found the escape of a surrogate without its partner'"
     yield Check(
-        rf"NOT _plain AND contains({TEXT}, r'\u') AND {TEXT} RLIKE r'{_LONE_SURROGATE}'", error("lone_surrogate", lone)
+        rf"NOT _plain AND contains({TEXT}, r'\u') AND {TEXT} RLIKE r'{_LONE_SURROGATE}'",
+        error("lone_surrogate", lone),
     )
     repeated = "concat('expected each field once, found ', array_join(_names, ', '))"
     yield Check("size(array_distinct(_names)) < size(_names)", error("duplicate_key", repeated))
@@ -123,10 +136,14 @@ def _judge_broken(types: Mapping[str, DataType]) -> str:
         text = f"{value('b.texts')}.`{name}`"
         wrong = expected_found(f"{name}: expected {kind.simpleString()}", text)
         culprits.append(f"IF({text} IS NOT NULL AND {raw(name)} IS NULL, {wrong}, NULL)")
-    # Where the parser gives up a whole record for one field (a setting of Spark's), there is no telling which.
+    # Where the parser gives up a whole record for one field (a setting of Spark's), there is no
+    # telling which.
     unknown = "'expected the types of the schema, found another'"
     culprit = f"IF(_value IS NULL, {unknown}, coalesce({', '.join(culprits)}, {unknown}))"
-    malformed = "'expected one JSON object, found text that is not JSON, is cut off, or goes on after the object'"
+    malformed = (
+        "'expected one JSON object, found text that is not JSON, is cut off, or goes on after the "
+        "object'"
+    )
     too_deep = f"'expected at most {MAX_DEPTH} levels of nesting, found more'"
     empty = error("empty_value", "'expected a JSON object, found no text'")
     not_an_object = error("not_an_object", expected_found("expected a JSON object", TEXT))
@@ -138,7 +155,9 @@ def _judge_broken(types: Mapping[str, DataType]) -> str:
         f"ELSE {error('wrong_type', culprit)} END"
     )
     # A lambda over one element: the way to evaluate an expression once and name it.
-    return f"get(transform(array(named_struct('deep', {deep}, 'texts', {texts})), b -> {verdict}), 0)"
+    return (
+        f"get(transform(array(named_struct('deep', {deep}, 'texts', {texts})), b -> {verdict}), 0)"
+    )
 
 
 def _judge_column(name: str, kind: DataType) -> Iterator[Check]:

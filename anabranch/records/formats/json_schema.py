@@ -1,8 +1,8 @@
 """JSON Schema: Confluent's wire format whose payload is a JSON object.
 
-The id must be a schema of type JSON in the registry, and of the stream's subject if it names one. The object is read
-as any JSON is, by the stream's columns; it is not validated against the schema, as Confluent's own deserializers do
-not by default.
+The id must be a schema of type JSON in the registry, and of the stream's subject if it names one.
+The object is read as any JSON is, by the stream's columns; it is not validated against the schema,
+as Confluent's own deserializers do not by default.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from anabranch.records.formats.wire import PAYLOAD, Wire
 
 
 class JsonSchemaFormat:
-    def __init__(self, stream: Stream, registry: SchemaRegistryClient, cache_schema_ids: bool = False) -> None:
+    def __init__(
+        self, stream: Stream, registry: SchemaRegistryClient, cache_schema_ids: bool = False
+    ) -> None:
         self._wire = Wire(registry, "JSON", stream.format.subject, cache_schema_ids)
 
     def read(self, records: DataFrame, types: Mapping[str, DataType]) -> Reading:

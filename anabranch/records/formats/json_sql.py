@@ -1,4 +1,5 @@
-"""JSON text as typed columns, in Spark SQL: values, whether all of the text was read, and times from text.
+"""JSON text as typed columns, in Spark SQL: values, whether all of the text was read, and times
+from text.
 
 Writes SQL, not Column objects: building hundreds of those costs a micro-batch a second.
 
@@ -6,14 +7,20 @@ How JSON becomes columns:
 
 - Fields are found by exact name; fields that the schema does not have are ignored.
 - STRING takes a JSON string, and any other JSON value as its text (`1.50` arrives as `1.5`).
-- INT and BIGINT take JSON integers in range; FLOAT and DOUBLE JSON numbers in range; BOOLEAN `true` and `false`;
-  DECIMAL a number, also in quotes, rounded half up to its scale; BINARY a string in Base64. Anything else is
+- INT and BIGINT take JSON integers in range; FLOAT and DOUBLE JSON numbers in range; BOOLEAN `true`
+  and `false`;
+  DECIMAL a number, also in quotes, rounded half up to its scale; BINARY a string in Base64.
+  Anything else is
   `wrong_type`, never null: a number in quotes, `3.5` for INT, `1e999` for DOUBLE.
-- TIMESTAMP takes ISO 8601 in years 1 to 9999 (`2026-11-21T03:04:05.678+01:00`, `T` or a blank, fraction
-  optional, its digits after the sixth dropped), UTC where no zone is given. DATE takes `2026-11-21`.
+- TIMESTAMP takes ISO 8601 in years 1 to 9999 (`2026-11-21T03:04:05.678+01:00`, `T` or a blank,
+  fraction
+  optional, its digits after the sixth dropped), UTC where no zone is given. DATE takes
+  `2026-11-21`.
 - An object that names a field twice is `duplicate_key`; inside nested values the last one counts.
-- A DECIMAL whose exponent has more than three digits is `wrong_type`; so is one in quotes of more than 10,000 digits.
-  Where DECIMALs are inside arrays or maps, so is a record whose other texts look like such a number.
+- A DECIMAL whose exponent has more than three digits is `wrong_type`; so is one in quotes of more
+  than 10,000 digits.
+  Where DECIMALs are inside arrays or maps, so is a record whose other texts look like such a
+  number.
 - A number of more than 1,000 digits is `malformed_json`: nothing reads it in reasonable time.
 """
 
@@ -28,7 +35,8 @@ from pyspark.sql import types as T
 from anabranch.records.checks import in_the_calendar
 
 MAX_DIGITS = 10_000
-"""How many digits a DECIMAL in quotes may have; Java takes time as their square. Without quotes it is 1,000."""
+"""How many digits a DECIMAL in quotes may have; Java takes time as their square. Without quotes it
+is 1,000."""
 
 MOST_COLONS = 2_000
 """How many colons are counted: a value with as many is not known to be ordinary, whatever it is."""
@@ -41,7 +49,8 @@ TEXT = "CAST(value AS STRING)"
 
 
 def _rows_of_digits() -> Iterator[str]:
-    """The characters that Unicode calls decimal digits, by their code as an escape has it, in ranges of one row."""
+    """The characters that Unicode calls decimal digits, by their code as an escape has it, in
+    ranges of one row."""
     codes = [f"{code:04x}" for code in range(0x10000) if category(chr(code)) == "Nd"]
     for row, codes_of_row in groupby(codes, lambda code: code[:3]):
         yield f"{row}[{''.join(code[3] for code in codes_of_row)}]"
@@ -55,8 +64,9 @@ _ESCAPED_DIGIT = rf"\\u(?i:{'|'.join(_rows_of_digits())})"
 _DIGIT = rf"(?:\p{{Nd}}|{_ESCAPED_DIGIT})"
 _DIGIT_OR_POINT = rf"(?:[\p{{Nd}}.]|\\u002[eE]|{_ESCAPED_DIGIT})"
 _SIGN = r"(?:[+-]|\\u002[bBdD])"
-# A number, or text that could be one, whose exponent has more than three digits; or in quotes, one of too many digits.
-# Possessive, and begun only where none goes on already: so no part of a text is looked at again and again.
+# A number, or text that could be one, whose exponent has more than three digits; or in quotes, one
+# of too many digits. Possessive, and begun only where none goes on already: so no part of a text is
+# looked at again and again.
 _HUGE = (
     rf"(?<![\w\p{{Nd}}.+-])(?:{_SIGN}?+{_DIGIT_OR_POINT}++(?:[eE]|\\u00[46]5){_SIGN}?+{_DIGIT}{{4,}}+(?![\w\p{{Nd}}.+-])"
     rf"|(?<=\x22){_SIGN}?+{_DIGIT_OR_POINT}{{{MAX_DIGITS + 1}}}+)"
@@ -65,11 +75,11 @@ _ZONE = r"(Z|[+-]\d{2}(:?\d{2})?)$"
 
 
 def monstrous(types: Mapping[str, T.DataType]) -> str | None:
-    """Whether a value may hold a DECIMAL of endless digits, or an exponent of more than three; None without a column
-    of that type.
+    """Whether a value may hold a DECIMAL of endless digits, or an exponent of more than three; None
+    without a column of that type.
 
-    Java rounds `1e-99999999` to a column's scale by a division that takes minutes, and reads a megabyte of digits in
-    an hour, so it must not come to that.
+    Java rounds `1e-99999999` to a column's scale by a division that takes minutes, and reads a
+    megabyte of digits in an hour, so it must not come to that.
     """
     names, anywhere = set[str](), False
     for name, kind in types.items():
@@ -81,29 +91,34 @@ def monstrous(types: Mapping[str, T.DataType]) -> str | None:
     if anywhere:
         return f"{TEXT} RLIKE r'{_HUGE}'"
     # By its name; or, where names may be written in escapes, by its looks.
-    # Possessive: of two runs of blanks, with nothing between them, each would be tried with every part of the other.
+    # Possessive: of two runs of blanks, with nothing between them, each would be tried with every
+    # part of the other.
     named = rf"\x22({'|'.join(sorted(names))})\x22\s*+:\s*+(?:\x22\s*+)?+{_HUGE}"
     return rf"({TEXT} RLIKE r'{named}' OR (contains({TEXT}, r'\u') AND {TEXT} RLIKE r'{_HUGE}'))"
 
 
 def _decimals(name: str, kind: T.DataType) -> tuple[set[str], bool]:
-    """The names of fields that are DECIMAL, and whether there are others without a name of their own."""
+    """The names of fields that are DECIMAL, and whether there are others without a name of their
+    own."""
     if isinstance(kind, T.DecimalType):
         return {name}, False
     if isinstance(kind, T.StructType):
         inside = [_decimals(f.name, f.dataType) for f in kind.fields]
         return {n for names, _ in inside for n in names}, any(loose for _, loose in inside)
     if isinstance(kind, (T.ArrayType, T.MapType)):
-        names, loose = _decimals("", kind.elementType if isinstance(kind, T.ArrayType) else kind.valueType)
+        names, loose = _decimals(
+            "", kind.elementType if isinstance(kind, T.ArrayType) else kind.valueType
+        )
         return names - {""}, loose or "" in names
     return set(), False
 
 
 def is_plain() -> str:
-    """Whether a value is UTF-8 without escapes that begins with `{` and ends with the only `}` that it has. Never null.
+    """Whether a value is UTF-8 without escapes that begins with `{` and ends with the only `}` that
+    it has. Never null.
 
-    Nothing can follow an object that is read from such a text, and none of its characters is escaped. To search
-    for a byte costs a tenth of a regular expression.
+    Nothing can follow an object that is read from such a text, and none of its characters is
+    escaped. To search for a byte costs a tenth of a regular expression.
     """
     parts = (
         f"startswith({TEXT}, '{{')",
@@ -121,17 +136,20 @@ def colons(text: str) -> str:
 
 
 def other_colons(names: Iterable[str]) -> str:
-    """The number of a plain value's colons that do not follow the names of the fields that were read as `_value`. By
-    subtractions: Spark takes memory without end to bring a sum of twenty terms into one of its possible orders."""
+    """The number of a plain value's colons that do not follow the names of the fields that were
+    read as `_value`. By subtractions: Spark takes memory without end to bring a sum of twenty terms
+    into one of its possible orders."""
     return f"_colons{''.join(f' - CAST(_value.`{name}` IS NOT NULL AS INT)' for name in names)}"
 
 
 def is_ordinary(shape: T.StructType, times: Collection[str]) -> str:
-    """Whether a plain value, read as `_value`, is an object of the shape's fields alone, none twice. Never null.
+    """Whether a plain value, read as `_value`, is an object of the shape's fields alone, none
+    twice. Never null.
 
-    Of the value's colons one belongs to each field that was read, and others (`_others`) to the texts that were read.
-    Where there are no more, there is no other field. A field that is null is not known from one that is missing, so a
-    value with one is not ordinary. The texts named by `times`, which always have colons, are looked at first.
+    Of the value's colons one belongs to each field that was read, and others (`_others`) to the
+    texts that were read. Where there are no more, there is no other field. A field that is null is
+    not known from one that is missing, so a value with one is not ordinary. The texts named by
+    `times`, which always have colons, are looked at first.
     """
     texts = [f.name for f in shape.fields if isinstance(f.dataType, T.StringType)]
     is_enough = ["_others <= 0"]
@@ -143,15 +161,18 @@ def is_ordinary(shape: T.StructType, times: Collection[str]) -> str:
 
 
 def parse(shape: T.StructType, depth: int = MAX_DEPTH, unless: str | None = None) -> str:
-    """Read `{"m": [{"#": <hash>}, <value>, {"#": <hash>}]}`, the hash being the value's own; `{"m": [<value>]}` where
-    `_plain` holds.
+    """Read `{"m": [{"#": <hash>}, <value>, {"#": <hash>}]}`, the hash being the value's own; `{"m":
+    [<value>]}` where `_plain` holds.
 
-    Spark's parser stops at the end of the first object and never sees what follows it. No value can name its own
-    hash, so whatever closes the wrapper early, or adds to it, shows: `m` is no longer these three elements.
+    Spark's parser stops at the end of the first object and never sees what follows it. No value can
+    name its own hash, so whatever closes the wrapper early, or adds to it, shows: `m` is no longer
+    these three elements.
     """
     mark = "'{\"#\":', _hash, '}'"
     element = T.StructType([*shape.fields, T.StructField("#", T.StringType())])
-    schema = T.StructType([T.StructField("m", T.ArrayType(element)), T.StructField("corrupt", T.StringType())])
+    schema = T.StructType(
+        [T.StructField("m", T.ArrayType(element)), T.StructField("corrupt", T.StringType())]
+    )
     options = {
         "mode": "PERMISSIVE",
         "columnNameOfCorruptRecord": "corrupt",
@@ -173,7 +194,9 @@ def ddl(schema: T.StructType) -> str:
 
 def _sql_type(kind: T.DataType) -> str:
     if isinstance(kind, T.StructType):
-        return "struct<" + ",".join(f"`{f.name}`:{_sql_type(f.dataType)}" for f in kind.fields) + ">"
+        return (
+            "struct<" + ",".join(f"`{f.name}`:{_sql_type(f.dataType)}" for f in kind.fields) + ">"
+        )
     if isinstance(kind, T.ArrayType):
         return f"array<{_sql_type(kind.elementType)}>"
     if isinstance(kind, T.MapType):
@@ -182,9 +205,16 @@ def _sql_type(kind: T.DataType) -> str:
 
 
 def intact(parsed: str) -> str:
-    """Whether the value was read as one JSON value of the expected shape, nothing left over. Never null."""
-    is_marked = f"size({parsed}.m) = 3 AND get({parsed}.m, 0).`#` = _hash AND get({parsed}.m, 2).`#` = _hash"
-    return f"coalesce({parsed}.corrupt IS NULL AND IF(_plain, size({parsed}.m) = 1, {is_marked}), false)"
+    """Whether the value was read as one JSON value of the expected shape, nothing left over. Never
+    null."""
+    is_marked = (
+        f"size({parsed}.m) = 3 AND get({parsed}.m, 0).`#` = _hash AND get({parsed}.m, 2).`#` = "
+        "_hash"
+    )
+    return (
+        f"coalesce({parsed}.corrupt IS NULL AND IF(_plain, size({parsed}.m) = 1, {is_marked}), "
+        "false)"
+    )
 
 
 def value(parsed: str) -> str:
@@ -197,7 +227,8 @@ def raw(name: str) -> str:
 
 
 def as_read(kind: T.DataType) -> T.DataType:
-    """What the parser reads for a type: text for dates and timestamps, whose own reading is too lenient."""
+    """What the parser reads for a type: text for dates and timestamps, whose own reading is too
+    lenient."""
     if isinstance(kind, (T.TimestampType, T.DateType)):
         return T.StringType()
     if isinstance(kind, T.ArrayType):
@@ -227,14 +258,20 @@ def converted(read: str, kind: T.DataType, level: int = 0) -> str:
     if isinstance(kind, T.ArrayType):
         return f"transform({read}, {item} -> {converted(item, kind.elementType, level + 1)})"
     if isinstance(kind, T.MapType):
-        return f"transform_values({read}, (k{level}, {item}) -> {converted(item, kind.valueType, level + 1)})"
+        return (
+            f"transform_values({read}, (k{level}, {item}) -> "
+            f"{converted(item, kind.valueType, level + 1)})"
+        )
     assert isinstance(kind, T.StructType)
-    fields = ", ".join(f"'{f.name}', {converted(f'{read}.`{f.name}`', f.dataType, level)}" for f in kind.fields)
+    fields = ", ".join(
+        f"'{f.name}', {converted(f'{read}.`{f.name}`', f.dataType, level)}" for f in kind.fields
+    )
     return f"IF({read} IS NULL, NULL, named_struct({fields}))"
 
 
 def unreadable(read: str, kind: T.DataType, level: int = 0) -> str:
-    """Whether a value that the parser let pass is not of its type after all; empty where that cannot be."""
+    """Whether a value that the parser let pass is not of its type after all; empty where that
+    cannot be."""
     item = f"y{level}"
     if isinstance(kind, (T.FloatType, T.DoubleType)):
         return f"abs({read}) = double('Infinity')"
@@ -244,7 +281,9 @@ def unreadable(read: str, kind: T.DataType, level: int = 0) -> str:
         parts = [unreadable(f"{read}.`{f.name}`", f.dataType, level) for f in kind.fields]
         return " OR ".join(f"coalesce({part}, false)" for part in parts if part)
     if isinstance(kind, (T.ArrayType, T.MapType)):
-        inner = unreadable(item, kind.elementType if isinstance(kind, T.ArrayType) else kind.valueType, level + 1)
+        inner = unreadable(
+            item, kind.elementType if isinstance(kind, T.ArrayType) else kind.valueType, level + 1
+        )
         items = read if isinstance(kind, T.ArrayType) else f"map_values({read})"
         return f"exists({items}, {item} -> coalesce({inner}, false))" if inner else ""
     return ""

@@ -1,6 +1,8 @@
-"""Raw bytes: the record's value, and its key if there is a column for it, as they came. No structure is looked for.
+"""Raw bytes: the record's value, and its key if there is a column for it, as they came. No
+structure is looked for.
 
-BINARY takes any bytes; STRING takes UTF-8. A null value is a null like any other: the column's NOT NULL decides.
+BINARY takes any bytes; STRING takes UTF-8. A null value is a null like any other: the column's NOT
+NULL decides.
 """
 
 from __future__ import annotations
@@ -20,7 +22,11 @@ class RawFormat:
     def read(self, records: DataFrame, types: Mapping[str, DataType]) -> Reading:
         """As `Format.read`."""
         frame = records.selectExpr(
-            "*", *(f"CAST(kafka_{name} AS {kind.simpleString()}) AS `_row_{name}`" for name, kind in types.items())
+            "*",
+            *(
+                f"CAST(kafka_{name} AS {kind.simpleString()}) AS `_row_{name}`"
+                for name, kind in types.items()
+            ),
         )
         checks = tuple(
             Check(

@@ -1,6 +1,7 @@
 """Confluent's wire format: a zero byte, a schema id of four bytes (big endian), then the payload.
 
-Facts: https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-develop/index.html#wire-format.
+Facts:
+https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-develop/index.html#wire-format.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ _SCHEMA_ID = (
 
 @dataclass(frozen=True)
 class Wired:
-    """Records with `_schema_id` (null: not in the wire format), and what the registry says of the ids they name."""
+    """Records with `_schema_id` (null: not in the wire format), and what the registry says of the
+    ids they name."""
 
     frame: DataFrame
     schemas: Mapping[int, RegisteredSchema]
@@ -38,21 +40,29 @@ class Wired:
 class Wire:
     """The wire format of a stream: values of `kind`, of `subject` if it is not None.
 
-    With `cache_ids`, later queries reuse the first list of schema ids, provided that the registry has a schema of this
-    kind and subject for each of them. A record with another id then fails the query; `is_unlisted_schema_id`
-    detects it.
+    With `cache_ids`, later queries reuse the first list of schema ids, provided that the registry
+    has a schema of this kind and subject for each of them. A record with another id then fails the
+    query; `is_unlisted_schema_id` detects it.
     """
 
-    def __init__(self, registry: SchemaRegistryClient, kind: str, subject: str | None, cache_ids: bool) -> None:
-        self._registry, self._kind, self._subject, self._cache_ids = registry, kind, subject, cache_ids
+    def __init__(
+        self, registry: SchemaRegistryClient, kind: str, subject: str | None, cache_ids: bool
+    ) -> None:
+        self._registry, self._kind, self._subject, self._cache_ids = (
+            registry,
+            kind,
+            subject,
+            cache_ids,
+        )
         self._cached: list[int] = []
 
     def look_up(self, records: DataFrame) -> Wired:
-        """List the schema ids of the records with a query of its own, and load unknown schemas from the registry.
+        """List the schema ids of the records with a query of its own, and load unknown schemas from
+        the registry.
 
-        `schemas` contains the ids of the stream's kind and subject. The checks mark records with other ids, and records
-        that are not in the wire format. Raises Transient when the registry is down, ConfigurationError when it rejects
-        the request.
+        `schemas` contains the ids of the stream's kind and subject. The checks mark records with
+        other ids, and records that are not in the wire format. Raises Transient when the registry
+        is down, ConfigurationError when it rejects the request.
         """
         frame = records.selectExpr("*", f"{_SCHEMA_ID} AS _schema_id")
         ids = self._cached
@@ -74,14 +84,20 @@ class Wire:
             self._cached = ids
         null = f"'expected a value in {self._kind} wire format, found a null value'"
         header = expected_found(
-            "expected a zero byte and a schema id of four bytes", "hex(substring(kafka_value, 1, 5))"
+            "expected a zero byte and a schema id of four bytes",
+            "hex(substring(kafka_value, 1, 5))",
         )
-        nowhere = "concat('schema id ', _schema_id, ': expected it in the schema registry, found none')"
-        unlisted = f"CAST(raise_error(concat('schema id ', _schema_id, ': {_UNLISTED}')) AS BOOLEAN)"
+        nowhere = (
+            "concat('schema id ', _schema_id, ': expected it in the schema registry, found none')"
+        )
+        unlisted = (
+            f"CAST(raise_error(concat('schema id ', _schema_id, ': {_UNLISTED}')) AS BOOLEAN)"
+        )
         checks = [
             Check("value IS NULL", error("null_value", null)),
             Check("_schema_id IS NULL", error("not_wire_format", header)),
-            # Fails only for cached ids: the same offsets return the same records each time they are read.
+            # Fails only for cached ids: the same offsets return the same records each time they are
+            # read.
             Check(f"IF(NOT {among(ids)}, {unlisted}, false)", error("unknown_schema", nowhere)),
             *([Check(among(unknown), error("unknown_schema", nowhere))] if unknown else []),
             *refused,
@@ -89,20 +105,27 @@ class Wire:
         return Wired(frame, schemas, tuple(checks))
 
     def schema(self, schema_id: int) -> RegisteredSchema | Check | None:
-        """The schema of an id; the check that refuses it where it is of another subject or kind; None if the registry
-        has none. Raises like `look_up`."""
+        """The schema of an id; the check that refuses it where it is of another subject or kind;
+        None if the registry has none. Raises like `look_up`."""
         schema = self._registry.schema(schema_id)
         if schema is None:
             return None
         if self._subject is not None and not self._registry.belongs(schema_id, self._subject):
-            return refuse(schema_id, "wrong_subject", f"expected a schema of subject {self._subject}, found another")
+            return refuse(
+                schema_id,
+                "wrong_subject",
+                f"expected a schema of subject {self._subject}, found another",
+            )
         if schema.type != self._kind:
-            return refuse(schema_id, "incompatible_schema", f"expected type {self._kind}, found {schema.type}")
+            return refuse(
+                schema_id, "incompatible_schema", f"expected type {self._kind}, found {schema.type}"
+            )
         return schema
 
 
 def is_unlisted_schema_id(error: BaseException) -> bool:
-    """Whether a query failed because a record has a schema id that is not in the cached list. Pure."""
+    """Whether a query failed because a record has a schema id that is not in the cached list.
+    Pure."""
     return _UNLISTED in full_text(error)
 
 

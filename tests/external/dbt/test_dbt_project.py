@@ -1,4 +1,5 @@
-"""The dbt project of docs/how-to/follow-changes.md, run by dbt: what its models hold is what the table serves.
+"""The dbt project of docs/how-to/follow-changes.md, run by dbt: what its models hold is what the
+table serves.
 
 `make test-dbt` runs it, in an environment that has dbt-duckdb beside the project's own.
 """
@@ -47,10 +48,19 @@ class Project:
         assert done.returncode == 0, done.stdout + done.stderr
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        environment = os.environ | {"ANABRANCH_CONF": str(self.one.folder), "DBT_PROFILES_DIR": str(self.folder)}
+        environment = os.environ | {
+            "ANABRANCH_CONF": str(self.one.folder),
+            "DBT_PROFILES_DIR": str(self.folder),
+        }
         command = ["dbt", *arguments, "--vars", "{day: '2026-11-21'}"]
         return subprocess.run(
-            command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=120, check=False
+            command,
+            cwd=self.folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
         )
 
     def ask(self, sql: str) -> list[tuple[Any, ...]]:
@@ -58,7 +68,9 @@ class Project:
             return connection.sql(sql).fetchall()
 
     def held(self) -> list[tuple[Any, ...]]:
-        return self.ask("select ingest_hour, kafka_partition, kafka_offset, n from complete_events order by all")
+        return self.ask(
+            "select ingest_hour, kafka_partition, kafka_offset, n from complete_events order by all"
+        )
 
     def served(self, *hours: str) -> list[tuple[Any, ...]]:
         """The rows that `main` has of these hours."""
@@ -69,7 +81,8 @@ class Project:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
-    """HOUR is accepted with 4 rows, NEXT is sealed and read by the speed layer with 6, the open hour has one."""
+    """HOUR is accepted with 4 rows, NEXT is sealed and read by the speed layer with 6, the open
+    hour has one."""
     one = new_proof(tmp_path / "lake", name="game_events")
     read(one, [event(0, o, HOUR) for o in range(4)], {0: 4})
     accept(one, HOUR, BEFORE, [event(0, o, HOUR) for o in range(4)])

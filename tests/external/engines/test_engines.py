@@ -1,7 +1,9 @@
-"""`main` by its plain name in other engines, each in an environment of its own: `make test-engines`.
+"""`main` by its plain name in other engines, each in an environment of its own: `make
+test-engines`.
 
-The table has nested and decimal columns, an hour that the batch layer put in the place of the speed layer's, files of
-before an evolution of its schema, and a snapshot of another branch that is newer than that of `main`.
+The table has nested and decimal columns, an hour that the batch layer put in the place of the speed
+layer's, files written before an evolution of its schema, and a snapshot of another branch that is newer
+than that of `main`.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ from world import World, event, past_hour
 from anabranch.iceberg.catalog_settings import catalog_properties
 from anabranch.offsets.hours import start_of
 
-# What `uv run --with` adds to the project's environment for each engine; nothing for those that it has.
+# What `uv run --with` adds to the project's environment for each engine; nothing for those that it
+# has.
 ENGINES = {
     "PyIceberg": (),
     "Polars": (),
@@ -49,23 +52,29 @@ UV = os.environ.get("UV", str(Path(sys.executable).parent / "uv"))
 CATALOGS = ("sql", "rest")
 
 EARLIER = (
-    "event_id STRING NOT NULL, event_time TIMESTAMP NOT NULL, level INT, price DECIMAL(6,2), place STRUCT<x: INT>, "
-    "scores ARRAY<INT>, bonus MAP<STRING, INT>, items ARRAY<STRUCT<n: INT>>"
+    "event_id STRING NOT NULL, event_time TIMESTAMP NOT NULL, level INT, price DECIMAL(6,2), "
+    "place STRUCT<x: INT>, scores ARRAY<INT>, bonus MAP<STRING, INT>, items ARRAY<STRUCT<n: INT>>"
 )
 LATER = (
     "event_id STRING NOT NULL, event_time TIMESTAMP NOT NULL, level BIGINT, price DECIMAL(9,2), "
-    "place STRUCT<x: INT, name: STRING>, scores ARRAY<INT>, bonus MAP<STRING, INT>, items ARRAY<STRUCT<n: INT>>, "
-    "colour STRING"
+    "place STRUCT<x: INT, name: STRING>, scores ARRAY<INT>, bonus MAP<STRING, INT>, items "
+    "ARRAY<STRUCT<n: INT>>, colour STRING"
 )
 FIELDS: dict[str, Any] = {
-    "level": 1, "price": 12.25, "place": {"x": 2, "name": "here"}, "scores": [1, 2], "bonus": {"k": 3},
-    "items": [{"n": 4}], "colour": "red",
-}  # fmt: skip
+    "level": 1,
+    "price": 12.25,
+    "place": {"x": 2, "name": "here"},
+    "scores": [1, 2],
+    "bonus": {"k": 3},
+    "items": [{"n": 4}],
+    "colour": "red",
+}
 
 
 @dataclass(frozen=True)
 class Served:
-    """A table as both catalogs have it. `expected` are the rows of now, then those of each snapshot."""
+    """A table as both catalogs have it. `expected` are the rows of now, then those of each
+    snapshot."""
 
     one: World
     catalogs: dict[str, dict[str, str]]
@@ -127,29 +136,46 @@ def served(
     s3, warehouse = one.job.environment.s3, one.job.environment.catalog.warehouse
     assert s3.endpoint is not None
     with running_rest_catalog(folder, warehouse, s3.endpoint) as rest:
-        sql = {k: v for k, v in catalog_properties(one.job.environment).items() if k != "py-io-impl"}
-        of_rest = {k: v for k, v in sql.items() if k.startswith("s3.")} | {"type": "rest", "uri": rest.url}
+        sql = {
+            k: v for k, v in catalog_properties(one.job.environment).items() if k != "py-io-impl"
+        }
+        of_rest = {k: v for k, v in sql.items() if k.startswith("s3.")} | {
+            "type": "rest",
+            "uri": rest.url,
+        }
         catalog = load_catalog("lake", **of_rest)
         catalog.create_namespace(one.job.stream.table.partition(".")[0])
-        catalog.register_table(one.job.stream.table, one.lake.load(one.job.stream.table).metadata_location)
+        catalog.register_table(
+            one.job.stream.table, one.lake.load(one.job.stream.table).metadata_location
+        )
         yield Served(one, {"sql": sql, "rest": of_rest}, snapshots, [now, *expected])
     one.kafka.close()
 
 
 @pytest.mark.parametrize("catalog", CATALOGS)
 @pytest.mark.parametrize("engine", ENGINES)
-def test_rows_of_main_by_its_plain_name_and_of_its_snapshots(served: Served, engine: str, catalog: str) -> None:
+def test_rows_of_main_by_its_plain_name_and_of_its_snapshots(
+    served: Served, engine: str, catalog: str
+) -> None:
     s3 = served.one.job.environment.s3
     assert s3.access_key is not None and s3.secret_key is not None
     task = {
-        "catalog": served.catalogs[catalog], "table": served.table, "snapshots": served.snapshots,
-        "rest": served.catalogs[catalog]["uri"] if catalog == "rest" else None, "endpoint": s3.endpoint,
-        "bucket": served.one.job.environment.catalog.warehouse.removeprefix("s3://").partition("/")[0],
-        "key": s3.access_key.get_secret_value(), "secret": s3.secret_key.get_secret_value(),
-    }  # fmt: skip
+        "catalog": served.catalogs[catalog],
+        "table": served.table,
+        "snapshots": served.snapshots,
+        "rest": served.catalogs[catalog]["uri"] if catalog == "rest" else None,
+        "endpoint": s3.endpoint,
+        "bucket": served.one.job.environment.catalog.warehouse.removeprefix("s3://").partition("/")[
+            0
+        ],
+        "key": s3.access_key.get_secret_value(),
+        "secret": s3.secret_key.get_secret_value(),
+    }
     packages = [f"--with={package}" for package in ENGINES[engine]]
     command = [UV, "run", "--no-sync", *packages, "python", engine_readers.__file__, engine]
-    done = subprocess.run(command, cwd=ROOT, input=json.dumps(task), capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        command, cwd=ROOT, input=json.dumps(task), capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads(done.stdout.splitlines()[-1]) == served.answers()
 
@@ -160,9 +186,15 @@ def test_rows_in_spark(served: Served, catalog: str) -> None:
     name = served.one.job.environment.catalog.name
     if catalog == "rest":
         prefix = f"spark.sql.catalog.{name}"
-        settings = {k: v for k, v in spark.conf.getAll.items() if k.startswith(f"{prefix}.") and ".jdbc" not in k}
+        settings = {
+            k: v
+            for k, v in spark.conf.getAll.items()
+            if k.startswith(f"{prefix}.") and ".jdbc" not in k
+        }
         changed = {"type": "rest", "uri": served.catalogs["rest"]["uri"]}
-        settings |= {f"{prefix}.{key}": value for key, value in changed.items()} | {prefix: spark.conf.get(prefix)}
+        settings |= {f"{prefix}.{key}": value for key, value in changed.items()} | {
+            prefix: spark.conf.get(prefix)
+        }
         name = "by_rest"
         for key, value in settings.items():
             spark.conf.set(key.replace(prefix, f"spark.sql.catalog.{name}"), str(value))
@@ -186,13 +218,20 @@ def test_rows_in_trino(served: Served, tmp_path: Path) -> None:
             assert trino.ask(f"SELECT count(*) {source}") == [[len(expected)]]
             # The snapshots are read by the schema that they were written with.
             names = f"{columns}, colour" if version is None else columns
-            rows = [dict(zip(names.split(", "), row, strict=True)) for row in trino.ask(f"SELECT {names} {source}")]
+            rows = [
+                dict(zip(names.split(", "), row, strict=True))
+                for row in trino.ask(f"SELECT {names} {source}")
+            ]
             assert plain([_named(row, version is None) for row in rows]) == expected
 
 
 def _named(row: dict[str, Any], is_later: bool) -> dict[str, Any]:
     """Trino's protocol gives a ROW as a list of its fields."""
-    place = dict(zip(("x", "name") if is_later else ("x",), row["place"], strict=True)) if row["place"] else None
+    place = (
+        dict(zip(("x", "name") if is_later else ("x",), row["place"], strict=True))
+        if row["place"]
+        else None
+    )
     return row | {"place": place, "items": [{"n": item[0]} for item in row["items"]]}
 
 

@@ -40,9 +40,13 @@ from serving_layer.egress.storage import HdfsStorage, opened
 from serving_layer.egress.webhdfs import WebHdfs
 
 STEPS = [
-    Step.EGRESS_BEGUN, Step.EGRESS_WRITTEN, Step.EGRESS_NAMED, Step.EGRESS_CLEARED, Step.EGRESS_DELIVERED,
+    Step.EGRESS_BEGUN,
+    Step.EGRESS_WRITTEN,
+    Step.EGRESS_NAMED,
+    Step.EGRESS_CLEARED,
+    Step.EGRESS_DELIVERED,
     Step.EGRESS_RECORDED,
-]  # fmt: skip
+]
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +69,9 @@ def settings(url: str, user: str | None = None) -> config.Hdfs:
 def job_of(folder: Path, url: str) -> Job:
     environment = new_environment(folder).model_copy(update={"hdfs": settings(url)})
     target = {"name": "export", "type": "folder", "root": root_of(folder), "file_rows": 1000}
-    return Job(environment, new_stream(egress=[target]), Lake(environment), KafkaAdapter(environment.kafka))
+    return Job(
+        environment, new_stream(egress=[target]), Lake(environment), KafkaAdapter(environment.kafka)
+    )
 
 
 def root_of(folder: Path) -> str:
@@ -76,7 +82,9 @@ def root_of(folder: Path) -> str:
 def lake(tmp_path: Path, url: str) -> StreamLake:
     one = four_hours(tmp_path)
     stream = job_of(tmp_path, url).stream
-    admin.create(one.lake, stream.egress_table, deliveries.DELIVERIES_SCHEMA, (), admin.TABLE_PROPERTIES)
+    admin.create(
+        one.lake, stream.egress_table, deliveries.DELIVERIES_SCHEMA, (), admin.TABLE_PROPERTIES
+    )
     return one
 
 
@@ -87,16 +95,22 @@ def run(folder: Path, url: str) -> list[Delivery]:
 
 
 def delivered(hdfs: WebHdfs, lake: StreamLake, hour: str) -> list[tuple[int, int]]:
-    """What a reader that lists an hour's folder reads, and that its manifest and `_SUCCESS` say the same."""
+    """What a reader that lists an hour's folder reads, and that its manifest and `_SUCCESS` say the
+    same."""
     folder = f"/exports/{lake.folder.name}/date={hour[:10]}/hour={hour[11:]}"
     manifest = json.loads(hdfs.read(f"{folder}/_manifest.json") or b"")
     assert hdfs.read(f"{folder}/_SUCCESS") == f"{manifest['delivery']}\n".encode()
     files = {f["name"] for f in manifest["files"]}
-    # What a killed process announced stays until the next delivery of the hour; readers leave out `_` names.
+    # What a killed process announced stays until the next delivery of the hour; readers leave out
+    # `_` names.
     names = {name for name in hdfs.names(folder) if not name.startswith(BEGUN)}
     assert names == files | {"_manifest.json", "_SUCCESS"}
-    tables = [pq.read_table(pa.BufferReader(hdfs.read(f"{folder}/{name}"))) for name in sorted(files)]
-    return [(r["kafka_partition"], r["kafka_offset"]) for table in tables for r in table.to_pylist()]
+    tables = [
+        pq.read_table(pa.BufferReader(hdfs.read(f"{folder}/{name}"))) for name in sorted(files)
+    ]
+    return [
+        (r["kafka_partition"], r["kafka_offset"]) for table in tables for r in table.to_pylist()
+    ]
 
 
 def in_main(lake: StreamLake, hour: str) -> list[tuple[int, int]]:
@@ -142,8 +156,11 @@ class Stalling(WebHdfs):
         return super().rename(path, to, overwrite)
 
 
-def test_each_concurrent_writer_replaces_the_version_it_read_or_is_refused(url: str, hdfs: WebHdfs) -> None:
-    """Each small file names the one that its writer had seen; so a write that took the place of another is missed."""
+def test_each_concurrent_writer_replaces_the_version_it_read_or_is_refused(
+    url: str, hdfs: WebHdfs
+) -> None:
+    """Each small file names the one that its writer had seen; so a write that took the place of
+    another is missed."""
     path, seen = "hdfs:///small/_manifest.json", dict[str, str]()
 
     def write(seed: int) -> tuple[list[str], int]:
@@ -180,14 +197,18 @@ def test_errors_of_hdfs_have_a_remedy(lake: StreamLake, url: str, hdfs: WebHdfs)
     hdfs.write("/closed/x", b"1")
     with closing(WebHdfs(settings(url, "stranger"))) as other:
         with pytest.raises(
-            ConfigurationError, match=r"write hdfs:///closed/y: expected permission, found 403 .*stranger"
+            ConfigurationError,
+            match=r"write hdfs:///closed/y: expected permission, found 403 .*stranger",
         ):
             other.write("/closed/y", b"2")
         assert other.read("/closed/none") is None
         assert other.names("/none") == frozenset()
     hdfs.delete("/closed/none")
     unreachable = url.rpartition(":")[0] + ":1"
-    with closing(WebHdfs(settings(unreachable))) as gone, pytest.raises(Transient, match="try again"):
+    with (
+        closing(WebHdfs(settings(unreachable))) as gone,
+        pytest.raises(Transient, match="try again"),
+    ):
         gone.read("/x")
     bare = new_environment(lake.folder)
     with (

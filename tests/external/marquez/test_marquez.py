@@ -1,4 +1,5 @@
-"""A running Marquez (`make test-lineage MARQUEZ=http://127.0.0.1:5000`) shows the events that it received."""
+"""A running Marquez (`make test-lineage MARQUEZ=http://127.0.0.1:5000`) shows the events that it
+received."""
 
 from __future__ import annotations
 
@@ -25,14 +26,20 @@ from anabranch.job import Job
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.operations.notifications.lineage.names import table_name
 from anabranch.operations.notifications.lineage.receiver import Receiver
-from anabranch.operations.notifications.lineage.reporting import report_lineage, run_events, subject_of
+from anabranch.operations.notifications.lineage.reporting import (
+    report_lineage,
+    run_events,
+    subject_of,
+)
 from anabranch.protocol import ledger
 from anabranch.protocol.ledger_row import HourAccount, QualityResult, RunFacts
 from anabranch.protocol.publish import new_id
 
 MARQUEZ = os.environ.get("MARQUEZ", "")
 
-pytestmark = pytest.mark.skipif(not MARQUEZ, reason="expected MARQUEZ, the address of a running Marquez")
+pytestmark = pytest.mark.skipif(
+    not MARQUEZ, reason="expected MARQUEZ, the address of a running Marquez"
+)
 
 AIRFLOW, TASK = f"airflow-{new_id()[:12]}", "anabranch_hourly__events.rebuild"
 
@@ -40,7 +47,12 @@ AIRFLOW, TASK = f"airflow-{new_id()[:12]}", "anabranch_hourly__events.rebuild"
 def task_started(run_id: str) -> RunEvent:
     """What Airflow's provider says when the task begins."""
     job, run = event_v2.Job(AIRFLOW, TASK), event_v2.Run(run_id)
-    return RunEvent(eventType=RunState.START, eventTime=(NOW - timedelta(minutes=1)).isoformat(), job=job, run=run)
+    return RunEvent(
+        eventType=RunState.START,
+        eventTime=(NOW - timedelta(minutes=1)).isoformat(),
+        job=job,
+        run=run,
+    )
 
 
 def ask(path: str) -> Any:
@@ -57,12 +69,25 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
 
 
 def account(parent: str) -> HourAccount:
-    unique = {"type": "expect_column_values_to_be_unique", "kwargs": {"column": "id"}, "severity": "critical"}
+    unique = {
+        "type": "expect_column_values_to_be_unique",
+        "kwargs": {"column": "id"},
+        "severity": "critical",
+    }
     return HourAccount(
-        offsets=10, good=9, dead=1, duplicate=0, gap=0, gaps={}, sources={"kafka": 10}, speed_rows=9,
+        offsets=10,
+        good=9,
+        dead=1,
+        duplicate=0,
+        gap=0,
+        gaps={},
+        sources={"kafka": 10},
+        speed_rows=9,
         quality=QualityResult(True, (), (), 1, "events", (unique,)),
-        run=RunFacts(NOW - timedelta(seconds=30), "4.1.3", 1, 1234, f"{AIRFLOW}/{TASK}/{parent}", None),
-    )  # fmt: skip
+        run=RunFacts(
+            NOW - timedelta(seconds=30), "4.1.3", 1, 1234, f"{AIRFLOW}/{TASK}/{parent}", None
+        ),
+    )
 
 
 def test_hours_are_runs_of_one_job_from_the_topic_to_the_table(tmp_path: Path) -> None:
@@ -73,9 +98,21 @@ def test_hours_are_runs_of_one_job_from_the_topic_to_the_table(tmp_path: Path) -
     job = Job(environment, lake.stream, Lake(environment), KafkaAdapter(environment.kafka))
     parent = str(uuid4())
     rows = [
-        ledger.decision(HOURS[0], "accepted", 1, cut(HOURS[0]), NOW, served="batch", account=account(parent)),
-        ledger.decision(HOURS[1], "refused", 1, cut(HOURS[1]), NOW, reason="quality: no", account=account(parent)),
-        ledger.decision(HOURS[0], "accepted", 2, cut(HOURS[0]), NOW, served="batch", account=account(parent)),
+        ledger.decision(
+            HOURS[0], "accepted", 1, cut(HOURS[0]), NOW, served="batch", account=account(parent)
+        ),
+        ledger.decision(
+            HOURS[1],
+            "refused",
+            1,
+            cut(HOURS[1]),
+            NOW,
+            reason="quality: no",
+            account=account(parent),
+        ),
+        ledger.decision(
+            HOURS[0], "accepted", 2, cut(HOURS[0]), NOW, served="batch", account=account(parent)
+        ),
     ]
     Receiver(settings).send([task_started(parent)])
     with report_lineage(job) as reporter:
@@ -99,7 +136,9 @@ def test_hours_are_runs_of_one_job_from_the_topic_to_the_table(tmp_path: Path) -
     found = ask(path)
     assert (found["simpleName"], found["parentJobName"]) == (f"{lake.stream.name}.batch", TASK)
     assert ask(f"namespaces/{AIRFLOW}/jobs/{TASK}")["latestRun"]["id"] == parent
-    assert [(i["namespace"], i["name"]) for i in found["inputs"]] == [("kafka://127.0.0.1:1", "events")]
+    assert [(i["namespace"], i["name"]) for i in found["inputs"]] == [
+        ("kafka://127.0.0.1:1", "events")
+    ]
     where = table_name(lake.table().location())
     assert where in [(o["namespace"], o["name"]) for o in found["outputs"]]
     namespace_of_table, name_of_table = (quote(part, safe="") for part in where)

@@ -1,4 +1,5 @@
-"""Airflow's own OpenLineage provider gives a task's try and its DAG run the ids that our DAGs give them without it."""
+"""Airflow's own OpenLineage provider gives a task's try and its DAG run the ids that our DAGs give
+them without it."""
 
 from __future__ import annotations
 
@@ -43,9 +44,16 @@ print("RUNS" + json.dumps(runs))
 
 
 def test_the_provider_and_its_replacement_name_the_same_runs(tmp_path: Path) -> None:
-    environment = os.environ | {"AIRFLOW_HOME": str(tmp_path), "AIRFLOW__OPENLINEAGE__NAMESPACE": "team/a"}
+    environment = os.environ | {
+        "AIRFLOW_HOME": str(tmp_path),
+        "AIRFLOW__OPENLINEAGE__NAMESPACE": "team/a",
+    }
     done = subprocess.run(
-        [sys.executable, "-c", _SCRIPT, str(DAGS)], env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", _SCRIPT, str(DAGS)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     reported = json.loads(done.stdout.rpartition("RUNS")[2])
@@ -69,7 +77,8 @@ print("STATES", {t.task_id: str(t.state) for t in run.get_task_instances()})
 
 
 def test_the_parent_of_a_rebuild_is_the_run_that_the_provider_reports(tmp_path: Path) -> None:
-    """A real DAG run with the provider on; the command is a replacement that stores its arguments."""
+    """A real DAG run with the provider on; the command is a replacement that stores its
+    arguments."""
     reported, command = tmp_path / "reported", tmp_path / "command"
     explained = {"state": "accepted", "revision": 1, "counts": {"good": 1}, "snapshot_id": 1}
     command.write_text(f"#!/bin/sh\necho \"$@\" >> {reported}\necho '{json.dumps(explained)}'\n")
@@ -91,8 +100,16 @@ def test_the_parent_of_a_rebuild_is_the_run_that_the_provider_reports(tmp_path: 
             "ANABRANCH_CONF": str(tmp_path / "conf"),
         }
         migrate = [sys.executable, "-m", "airflow", "db", "migrate"]
-        subprocess.run(migrate, env=environment, cwd=tmp_path, check=True, capture_output=True, timeout=300)
-        run = [sys.executable, "-c", _RUN, str(DAGS / "anabranch_hourly.py"), "anabranch_hourly__events"]
+        subprocess.run(
+            migrate, env=environment, cwd=tmp_path, check=True, capture_output=True, timeout=300
+        )
+        run = [
+            sys.executable,
+            "-c",
+            _RUN,
+            str(DAGS / "anabranch_hourly.py"),
+            "anabranch_hourly__events",
+        ]
         done = subprocess.run(
             [*run, "2026-11-21T04:00:00+00:00"],
             env=environment,
@@ -104,7 +121,13 @@ def test_the_parent_of_a_rebuild_is_the_run_that_the_provider_reports(tmp_path: 
     assert "'rebuild': 'success'" in done.stdout, done.stdout[-3000:] + done.stderr[-3000:]
     [rebuild] = [line for line in reported.read_text().splitlines() if "--parent-run" in line]
     given = dict(word.lstrip("-").split("=", 1) for word in rebuild.split() if "=" in word)
-    known = {f"{e['job']['namespace']}/{e['job']['name']}/{e['run']['runId']}" for e in receiver.events}
+    known = {
+        f"{e['job']['namespace']}/{e['job']['name']}/{e['run']['runId']}" for e in receiver.events
+    }
     assert given["parent-run"] in known
-    parents = [e["run"]["facets"]["parent"] for e in receiver.events if e["job"]["name"].endswith(".rebuild")]
+    parents = [
+        e["run"]["facets"]["parent"]
+        for e in receiver.events
+        if e["job"]["name"].endswith(".rebuild")
+    ]
     assert {p["run"]["runId"] for p in parents} == {given["root-run"].rpartition("/")[2]}

@@ -58,14 +58,18 @@ def job_of(folder: Path, url: str, **access: str) -> Job:
         update={"search": config.SearchCluster.model_validate({"url": url, **access})}
     )
     target = {"name": "find", "type": "search", "index": INDEX, "bulk_documents": 3}
-    return Job(environment, new_stream(egress=[target]), Lake(environment), KafkaAdapter(environment.kafka))
+    return Job(
+        environment, new_stream(egress=[target]), Lake(environment), KafkaAdapter(environment.kafka)
+    )
 
 
 @pytest.fixture
 def lake(tmp_path: Path, url: str) -> StreamLake:
     one = four_hours(tmp_path)
     stream = job_of(tmp_path, url).stream
-    admin.create(one.lake, stream.egress_table, deliveries.DELIVERIES_SCHEMA, (), admin.TABLE_PROPERTIES)
+    admin.create(
+        one.lake, stream.egress_table, deliveries.DELIVERIES_SCHEMA, (), admin.TABLE_PROPERTIES
+    )
     return one
 
 
@@ -76,12 +80,15 @@ def run(folder: Path, url: str) -> list[Delivery]:
 
 
 def found(index: str) -> list[tuple[str, int, int]]:
-    """All documents of the index, as `StreamLake.rows` has rows; that the identity is that of the row."""
+    """All documents of the index, as `StreamLake.rows` has rows; that the identity is that of the
+    row."""
     requests.post(f"{index}/_refresh", timeout=60).raise_for_status()
     answer = requests.get(f"{index}/_search?size=1000", timeout=60).json()
     hits = [(hit["_id"], hit["_source"]) for hit in answer["hits"]["hits"]]
     assert all(key == f"t:{row['kafka_partition']}:{row['kafka_offset']}" for key, row in hits)
-    return sorted((row["ingest_hour"], row["kafka_partition"], row["kafka_offset"]) for _, row in hits)
+    return sorted(
+        (row["ingest_hour"], row["kafka_partition"], row["kafka_offset"]) for _, row in hits
+    )
 
 
 def in_main(lake: StreamLake, *hours: str) -> list[tuple[str, int, int]]:
@@ -91,10 +98,14 @@ def in_main(lake: StreamLake, *hours: str) -> list[tuple[str, int, int]]:
 @pytest.mark.parametrize(
     "at",
     [
-        f"{Step.EGRESS_INDEXED.label}:1", f"{Step.EGRESS_INDEXED.label}:2", Step.EGRESS_DELIVERED.label,
-        Step.LEDGER_PREPARED.label, Step.LEDGER_APPENDED.label, Step.EGRESS_RECORDED.label,
+        f"{Step.EGRESS_INDEXED.label}:1",
+        f"{Step.EGRESS_INDEXED.label}:2",
+        Step.EGRESS_DELIVERED.label,
+        Step.LEDGER_PREPARED.label,
+        Step.LEDGER_APPENDED.label,
+        Step.EGRESS_RECORDED.label,
     ],
-)  # fmt: skip
+)
 def test_a_process_killed_anywhere_leaves_each_accepted_record_once(
     lake: StreamLake, url: str, index: str, at: str
 ) -> None:
@@ -120,7 +131,9 @@ def test_a_process_killed_anywhere_leaves_each_accepted_record_once(
     assert run(lake.folder, url) == []
 
 
-def test_the_later_read_stays_whichever_sender_is_last(lake: StreamLake, url: str, index: str) -> None:
+def test_the_later_read_stays_whichever_sender_is_last(
+    lake: StreamLake, url: str, index: str
+) -> None:
     accept(lake, FIRST, 7)
     job = job_of(lake.folder, url)
     (change,) = feed.poll(job, Token(job.stream.name))
@@ -129,14 +142,19 @@ def test_the_later_read_stays_whichever_sender_is_last(lake: StreamLake, url: st
     with open_search(job, job.stream.egress[0]) as sleeper:  # type: ignore[arg-type]
         accept(lake, FIRST, 4)
         run(lake.folder, url)
-        with pytest.raises(Transient, match="expected no later reading of partition 0, offset 0, found one"):
+        with pytest.raises(
+            Transient, match="expected no later reading of partition 0, offset 0, found one"
+        ):
             sleeper.deliver(late, change.token, all_again=False)
     assert found(index) == in_main(lake, FIRST)
     assert len(found(index)) == 4
 
 
-def test_after_a_restore_the_index_gets_the_tables_current_content(lake: StreamLake, url: str, index: str) -> None:
-    """The hazard: documents of the lost commits have higher versions, and some are no rows any more."""
+def test_after_a_restore_the_index_gets_the_tables_current_content(
+    lake: StreamLake, url: str, index: str
+) -> None:
+    """The hazard: documents of the lost commits have higher versions, and some are no rows any
+    more."""
     accept(lake, FIRST, 7)
     run(lake.folder, url)
     shutil.copy(lake.folder / "catalog.db", lake.folder / "backup.db")
@@ -173,13 +191,16 @@ def test_hours_come_again_for_another_layer_another_index_and_a_lost_position(
     assert found(index) == in_main(lake, FIRST, HOURS[2])
 
 
-def test_a_refused_document_is_named_and_delays_its_hour(lake: StreamLake, url: str, index: str) -> None:
+def test_a_refused_document_is_named_and_delays_its_hour(
+    lake: StreamLake, url: str, index: str
+) -> None:
     requests.delete(index, timeout=60).raise_for_status()
     mapping = {"mappings": {"properties": {"ingest_hour": {"type": "integer"}}}}
     requests.put(index, json=mapping, timeout=60).raise_for_status()
     accept(lake, FIRST, 4)
     with pytest.raises(
-        Refused, match=rf"{index}: expected the document of partition 0, offset 0 .* 400 mapper_parsing"
+        Refused,
+        match=rf"{index}: expected the document of partition 0, offset 0 .* 400 mapper_parsing",
     ):
         run(lake.folder, url)
     assert run_fails(lake.folder, url)
@@ -205,13 +226,24 @@ def test_a_busy_engine_behind_tls_and_a_key_gets_each_document_once(
     with running_search_front(url, "the-key", tmp_path) as front:
         job = job_of(lake.folder, front.url, api_key="the-key", ca=front.ca)
         assert [d.rows for d in room.deliver(job, job.stream.egress[0])] == [9]
-        # The hour's ten places, nine rows and one that has none: four bulks of three at most, and one more for each
-        # time that some were not known to be taken.
-        assert front.did == ["refused", "halved", "lost", "answered", "answered", "answered", "answered"]
+        # The hour's ten places, nine rows and one that has none: four bulks of three at most, and
+        # one more for each time that some were not known to be taken.
+        assert front.did == [
+            "refused",
+            "halved",
+            "lost",
+            "answered",
+            "answered",
+            "answered",
+            "answered",
+        ]
         assert found(index) == in_main(lake, FIRST)
         accept(lake, FIRST, 4)
         for access, expected in (
-            ({"api_key": "another", "ca": front.ca}, "expected permission, found 401 .*security_exception"),
+            (
+                {"api_key": "another", "ca": front.ca},
+                "expected permission, found 401 .*security_exception",
+            ),
             ({"api_key": "the-key"}, "certificate verify failed.*; check search.url and search.ca"),
             ({"api_key": "the-key", "ca": f"{tmp_path}/none.pem"}, "check search.ca"),
         ):
@@ -221,7 +253,9 @@ def test_a_busy_engine_behind_tls_and_a_key_gets_each_document_once(
     assert len(found(index)) == 9
 
 
-def test_a_request_that_is_too_large_is_sent_in_parts(lake: StreamLake, url: str, index: str) -> None:
+def test_a_request_that_is_too_large_is_sent_in_parts(
+    lake: StreamLake, url: str, index: str
+) -> None:
     from serving_layer.egress.bulk import document
     from serving_layer.egress.records import Identity
     from serving_layer.egress.search import Index

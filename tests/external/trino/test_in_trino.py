@@ -1,4 +1,5 @@
-"""docs/how-to/query.md's questions in a real Trino: the answers are those of Python. `make test-trino` runs it."""
+"""docs/how-to/query.md's questions in a real Trino: the answers are those of Python. `make
+test-trino` runs it."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ def test_trino_gives_the_pages_answers(world: Callable[..., World], tmp_path: Pa
 
 def _properties(one: World) -> str:
     schema, _, table = one.job.stream.table.rpartition(".")
-    return f'SELECT key, value FROM {one.job.environment.catalog.name}.{schema}."{table}$properties"'
+    return (
+        f'SELECT key, value FROM {one.job.environment.catalog.name}.{schema}."{table}$properties"'
+    )
 
 
 def _comparable(row: list[Any]) -> list[Any]:

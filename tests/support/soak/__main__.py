@@ -1,8 +1,9 @@
-"""The soak: producer, speed layer, batch layer and maintenance together, and faults at random, from a seed.
+"""The soak: producer, speed layer, batch layer and maintenance together, and faults at random, from
+a seed.
 
-`make soak MINUTES=10 SEED=1`. Exit code 0 only if at the end every acknowledged record is in `main` exactly once, or
-accounted for by name, and the audit closes. The same seed does the same things in the same order; how far a process had
-come when one of them hit it is the machine's own.
+`make soak MINUTES=10 SEED=1`. Exit code 0 only if at the end every acknowledged record is in `main`
+exactly once, or accounted for by name, and the audit closes. The same seed does the same things in
+the same order; how far a process had come when one of them hit it is the machine's own.
 """
 
 from __future__ import annotations
@@ -38,11 +39,15 @@ THROTTLED = {"trigger": "1 second", "max_offsets_per_trigger": 200}
 
 def run(story: Story, minutes: float, seed: int, only: tuple[str, ...] = ()) -> None:
     """The whole soak. Raises Refused if `main` is not exact at its end."""
-    story.title(f"A soak of {minutes:g} minutes, seed {seed}: everything at once, and faults at random.")
+    story.title(
+        f"A soak of {minutes:g} minutes, seed {seed}: everything at once, and faults at random."
+    )
     story.step("Kafka, S3, past hours that wait, and live events")
     with ExitStack() as stack:
         kafka, s3 = (stack.enter_context(CuttingProxy(seed + i).running()) for i in range(2))
-        space = stack.enter_context(open_workspace(story, STREAM, Elsewhere(kafka_front=kafka, s3_front=s3)))
+        space = stack.enter_context(
+            open_workspace(story, STREAM, Elsewhere(kafka_front=kafka, s3_front=s3))
+        )
         job = space.job(STREAM)
         stack.callback(job.kafka.close)
         _run(story, space, job, {"kafka": kafka, "s3": s3}, minutes, seed, only)
@@ -69,7 +74,10 @@ def _run(
         seed=seed,
         dirty=True,
     )
-    story.say(f"Kafka acknowledged {past.acknowledged:,} records of {count} past hours; {RATE} a second are added live")
+    story.say(
+        f"Kafka acknowledged {past.acknowledged:,} records of {count} past hours; {RATE} a second "
+        "are added live"
+    )
     space.run("apply", STREAM, show=False)
     space.set_speed(STREAM, **THROTTLED)
     live = Live(job, RATE, seed + 1)
@@ -77,7 +85,10 @@ def _run(
     faults = Faults(story, space, job, interference, fronts, seed, only)
     story.step("Faults")
     # A catalog of its own: the gateway's thread is another.
-    with Gateway(interference.requests, Lake(job.environment).catalog).running() as gateway, live.running():
+    with (
+        Gateway(interference.requests, Lake(job.environment).catalog).running() as gateway,
+        live.running(),
+    ):
         try:
             faults.run(minutes * 60)
         finally:
@@ -85,27 +96,39 @@ def _run(
                 faults.stop()
     for sent in (past, live.sent, faults.sent):
         if sent.failed:
-            raise Terminal(f"expected every send to be acknowledged, found {sent.failed} failed: {sent.first_error}")
+            raise Terminal(
+                f"expected every send to be acknowledged, found {sent.failed} failed: "
+                f"{sent.first_error}"
+            )
     story.step("Both layers once more, undisturbed, to their end")
     space.set_speed(STREAM)
     space.run("batch", STREAM, show=False)
     space.run("speed", STREAM, "--available-now", show=False)
     space.run("merge", STREAM)
     space.run("hours", STREAM)
-    story.step("Every record that Kafka acknowledged against main, by partition, offset and content")
+    story.step(
+        "Every record that Kafka acknowledged against main, by partition, offset and content"
+    )
     for kind, number in sorted((*faults.counts.items(), *faults.exit_codes().items())):
         story.say(f"{kind:<26} {number:>5}")
-    story.say(f"requests that landed late   {gateway.landed:>4}, refused {gateway.refused}, lost {gateway.dropped}")
+    story.say(
+        f"requests that landed late   {gateway.landed:>4}, refused {gateway.refused}, lost "
+        f"{gateway.dropped}"
+    )
     for name, front in (("Kafka", fronts["kafka"]), ("S3", fronts["s3"])):
         story.say(f"cut short of {name:<14} {front.bodies:>4} bodies, {front.answers} answers")
     story.say(f"{faults.counts.total()} faults in all")
-    audit.run_audit(story, job, [*past.acks, *live.sent.acks, *faults.sent.acks], audit.game_event_as_sent)
+    audit.run_audit(
+        story, job, [*past.acks, *live.sent.acks, *faults.sent.acks], audit.game_event_as_sent
+    )
     space.run("audit", STREAM)
     faults.require_explained()
 
 
 @click.command()
-@click.option("--minutes", type=click.FloatRange(min=0.5), default=10.0, show_default=True, help="How long.")
+@click.option(
+    "--minutes", type=click.FloatRange(min=0.5), default=10.0, show_default=True, help="How long."
+)
 @click.option("--seed", type=int, default=1, show_default=True, help="Which faults, and when.")
 @click.option("--only", multiple=True, help="Only faults with this word in their name; repeatable.")
 def command(minutes: float, seed: int, only: tuple[str, ...]) -> None:

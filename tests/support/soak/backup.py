@@ -12,7 +12,8 @@ from pathlib import Path
 class Backup:
     """The newest backup of a folder of objects and a SQLite catalog; both are used in place.
 
-    Taken while no job commits. The catalog is copied first: the bucket then has every file that the catalog names.
+    Taken while no job commits. The catalog is copied first: the bucket then has every file that the
+    catalog names.
     """
 
     def __init__(self, catalog: Path, bucket: Path, folder: Path) -> None:
@@ -46,5 +47,8 @@ class Backup:
 
 def copy_catalog(source: Path, target: Path) -> None:
     """By SQLite itself, so that a process with the target open reads it completely."""
-    with closing(sqlite3.connect(source, timeout=60)) as one, closing(sqlite3.connect(target, timeout=60)) as other:
+    with (
+        closing(sqlite3.connect(source, timeout=60)) as one,
+        closing(sqlite3.connect(target, timeout=60)) as other,
+    ):
         one.backup(other)

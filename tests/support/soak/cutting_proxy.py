@@ -1,7 +1,9 @@
-"""A front of a service on a port of its own, which cuts connections in the midst of what they carry.
+"""A front of a service on a port of its own, which cuts connections in the midst of what they
+carry.
 
-Bytes are passed on as they are. While it cuts, a part of what is read at once comes through and then the connection
-ends: a body that the service gets half of, an answer whose beginning alone, or nothing, arrives.
+Bytes are passed on as they are. While it cuts, a part of what is read at once comes through and
+then the connection ends: a body that the service gets half of, an answer whose beginning alone, or
+nothing, arrives.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ _SECONDS = 10.0
 
 
 class CuttingProxy:
-    """The front's port, and how many connections it has cut while they carried a body, or an answer.
+    """The front's port, and how many connections it has cut while they carried a body, or an
+    answer.
 
     `upstream_port` is the service's, and may be set later. Only its own thread touches connections.
     """
@@ -52,9 +55,9 @@ class CuttingProxy:
         thread = threading.Thread(target=self._loop.run_forever, name="wire", daemon=True)
         thread.start()
         try:
-            server = asyncio.run_coroutine_threadsafe(asyncio.start_server(self._serve, HOST, 0), self._loop).result(
-                _SECONDS
-            )
+            server = asyncio.run_coroutine_threadsafe(
+                asyncio.start_server(self._serve, HOST, 0), self._loop
+            ).result(_SECONDS)
             self.port = server.sockets[0].getsockname()[1]
             yield self
             asyncio.run_coroutine_threadsafe(self._end(server), self._loop).result(_SECONDS)
@@ -95,7 +98,9 @@ class CuttingProxy:
                     one.close()
             self._pumps.discard(task)
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: bool) -> None:
+    async def _pump(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: bool
+    ) -> None:
         """Pass bytes on until one side ends, or the dice say to cut."""
         with suppress(OSError):
             while data := await reader.read(_AT_ONCE):

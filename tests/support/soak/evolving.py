@@ -1,4 +1,5 @@
-"""How a stream's file changes at random, each time to one that the contract says is taken. Pure but for its dice."""
+"""How a stream's file changes at random, each time to one that the contract says is taken. Pure but
+for its dice."""
 
 from __future__ import annotations
 
@@ -6,14 +7,22 @@ import random
 from dataclasses import dataclass, field
 
 _WIDER = {"INT": "BIGINT", "FLOAT": "DOUBLE", "DECIMAL(6, 2)": "DECIMAL(9, 2)"}
-_NEW = (*_WIDER, "STRING", "TIMESTAMP", "ARRAY<INT>", "MAP<STRING, INT>", "STRUCT<x: INT, name: STRING>")
+_NEW = (
+    *_WIDER,
+    "STRING",
+    "TIMESTAMP",
+    "ARRAY<INT>",
+    "MAP<STRING, INT>",
+    "STRUCT<x: INT, name: STRING>",
+)
 
 Columns = tuple[tuple[str, str], ...]
 
 
 @dataclass
 class Evolving:
-    """Every version of a stream's columns that its table has seen, oldest first, and which one its file is."""
+    """Every version of a stream's columns that its table has seen, oldest first, and which one its
+    file is."""
 
     versions: list[Columns]
     dice: random.Random
@@ -30,7 +39,8 @@ class Evolving:
         return self.at < len(self.versions) - 1
 
     def step(self) -> str:
-        """Change the file: forward to its table's, back to an older one, or on to a new one. Says what was done."""
+        """Change the file: forward to its table's, back to an older one, or on to a new one. Says
+        what was done."""
         if self.is_behind:
             self.at = len(self.versions) - 1
             return "the newest file put in its place again"
@@ -49,7 +59,11 @@ def next_columns(columns: Columns, dice: random.Random) -> tuple[Columns, str]:
     if wide and dice.random() < 0.5:
         place = dice.choice(wide)
         name, kind = columns[place]
-        return (*columns[:place], (name, _WIDER[kind]), *columns[place + 1 :]), f"{name} widened to {_WIDER[kind]}"
+        return (
+            *columns[:place],
+            (name, _WIDER[kind]),
+            *columns[place + 1 :],
+        ), f"{name} widened to {_WIDER[kind]}"
     name, kind = f"added_{len(columns)}", dice.choice(_NEW)
     place = dice.randint(0, len(columns))
     return (*columns[:place], (name, kind), *columns[place:]), f"column {name} {kind} added"

@@ -1,4 +1,5 @@
-"""The soak's faults: what it does to a stream's processes, services, clocks, files and records, by dice."""
+"""The soak's faults: what it does to a stream's processes, services, clocks, files and records, by
+dice."""
 
 from __future__ import annotations
 
@@ -80,11 +81,13 @@ class Faults:
         self._allows_all = False
         self.sent = Sent(job.stream.topic)
         self.counts: Counter[str] = Counter()
-        self._faults = [f for f in self._all() if not only or any(word in _name(f) for word in only)]
+        self._faults = [
+            f for f in self._all() if not only or any(word in _name(f) for word in only)
+        ]
 
     def _all(self) -> list[_Fault]:
-        """The faults, the likelier ones more than once, each with the layer that has to have done something since its
-        start, so that there is something to break."""
+        """The faults, the likelier ones more than once, each with the layer that has to have done
+        something since its start, so that there is something to break."""
         layers: tuple[Layer, ...] = ("speed", "batch")
         services: tuple[Service, ...] = ("kafka", "s3")
         faults: list[_Fault] = [
@@ -119,7 +122,10 @@ class Faults:
             (self._restore_backup, "speed"),
         ]
         for service in services:
-            faults += [(functools.partial(self._hang, service), None), (functools.partial(self._cut, service), None)]
+            faults += [
+                (functools.partial(self._hang, service), None),
+                (functools.partial(self._cut, service), None),
+            ]
             faults += [(functools.partial(self._cut_short, service), None)] * 2
         for layer in layers:
             faults += [(functools.partial(self._die_in_doubt, layer), layer)] * 2
@@ -131,7 +137,8 @@ class Faults:
         return faults
 
     def run(self, seconds: float) -> None:
-        """Do one thing after the other until the time is over, keeping both layers alive between them."""
+        """Do one thing after the other until the time is over, keeping both layers alive between
+        them."""
         ends, number = time.monotonic() + seconds, 0
         while time.monotonic() < ends:
             # The draws of one fault, which depend on the state that it finds, do not change the
@@ -157,7 +164,11 @@ class Faults:
 
     def exit_codes(self) -> Counter[str]:
         """How the processes ended that were not killed."""
-        return Counter(f"{name} ended with {running.code}" for name, running in self._ended if (running.code or 0) >= 0)
+        return Counter(
+            f"{name} ended with {running.code}"
+            for name, running in self._ended
+            if (running.code or 0) >= 0
+        )
 
     def require_explained(self) -> None:
         """Raises Terminal for a process that ended with an error that a retry does not fix: no
@@ -165,8 +176,8 @@ class Faults:
         for name, running in self._ended:
             if running.code == _UNEXPECTED:
                 raise Terminal(
-                    f"{name}: expected no exit code {_UNEXPECTED}, found it; the end of {running.log}:\n"
-                    f"{running.log_tail(15)}"
+                    f"{name}: expected no exit code {_UNEXPECTED}, found it; the end of "
+                    f"{running.log}:\n{running.log_tail(15)}"
                 )
 
     def _keep_alive(self) -> None:
@@ -197,7 +208,8 @@ class Faults:
         return self._space.start(command, STREAM, *arguments, **environment)
 
     def _finish(self, *arguments: str, codes: tuple[int, ...] = (0,)) -> int:
-        """Run a command to its end, again while it says that another try may do; returns its exit code."""
+        """Run a command to its end, again while it says that another try may do; returns its exit
+        code."""
         deadline = time.monotonic() + _COMMAND_SECONDS
         while True:
             running = self._start(*arguments)
@@ -208,7 +220,8 @@ class Faults:
                 running.require_alive()
 
     def _await_progress(self, layer: Layer) -> None:
-        """So that there is something to break: a process that was started takes its time until it publishes."""
+        """So that there is something to break: a process that was started takes its time until it
+        publishes."""
         deadline = time.monotonic() + _PATIENCE
         while self._done(layer) == self._done_before[layer] and time.monotonic() < deadline:
             self._keep_alive()
@@ -252,9 +265,15 @@ class Faults:
     def _fail_batch(self) -> None:
         self._fail("batch", self._batch, _BATCH_STEPS, self._start_batch)
 
-    def _fail(self, layer: str, alive: list[Running], steps: list[Step], start: Callable[..., Running]) -> None:
+    def _fail(
+        self, layer: str, alive: list[Running], steps: list[Step], start: Callable[..., Running]
+    ) -> None:
         chosen = self._dice.choice(steps)
-        after = f"{Step.COMMIT_REQUEST_LOST.label}," if chosen in (Step.COMMIT_DOUBTED, Step.COMMIT_FENCED) else ""
+        after = (
+            f"{Step.COMMIT_REQUEST_LOST.label},"
+            if chosen in (Step.COMMIT_DOUBTED, Step.COMMIT_FENCED)
+            else ""
+        )
         step = f"{after}{chosen.label}:{self._dice.randint(1, 3)}"
         for running in alive:
             running.kill()
@@ -319,7 +338,10 @@ class Faults:
         layer = "auto" if hour in given else "speed"
         # Refused where the speed layer does not cover the hour.
         code = self._finish("serve-hour", hour, "--layer", layer, "--why", "soak", codes=(0, 1))
-        self._did(f"served by {layer}", f"hour {hour} to be served by {layer}, {'refused' if code else 'done'}")
+        self._did(
+            f"served by {layer}",
+            f"hour {hour} to be served by {layer}, {'refused' if code else 'done'}",
+        )
 
     def _evolve(self) -> None:
         """Change the stream's file, under running jobs, then apply it."""
@@ -330,9 +352,13 @@ class Faults:
 
     def _maintain_by_platform(self) -> None:
         """Another program maintains the tables beside the jobs."""
-        operations = self._dice.sample(platform.OPERATIONS, self._dice.randint(1, len(platform.OPERATIONS)))
+        operations = self._dice.sample(
+            platform.OPERATIONS, self._dice.randint(1, len(platform.OPERATIONS))
+        )
         arguments = (str(self._space.conf), STREAM, *operations)
-        running = self._space.start(*arguments, log="platform", module="soak.platform", PYTHONPATH=SUPPORT)
+        running = self._space.start(
+            *arguments, log="platform", module="soak.platform", PYTHONPATH=SUPPORT
+        )
         poll(lambda: running.code, "the other program to end", _COMMAND_SECONDS)
         if running.code:
             running.require_alive()
@@ -340,7 +366,8 @@ class Faults:
         self._did("maintained by others", f"another program ran {', '.join(operations)}: {outcome}")
 
     def _name_wrong_topic(self) -> None:
-        """The stream's file names another topic, which is empty, and is adopted; then it is put right."""
+        """The stream's file names another topic, which is empty, and is adopted; then it is put
+        right."""
         create_topic(self._job.environment.kafka, _WRONG_TOPIC, 1, {})
         for topic in (_WRONG_TOPIC, self._job.stream.topic):
             self._space.set_stream(STREAM, topic=topic)
@@ -361,8 +388,9 @@ class Faults:
             other.unlink()
         if running.code not in (ConfigurationError.exit_code, Transient.exit_code):
             raise Terminal(
-                f"apply of a second stream with the same table: expected exit code {ConfigurationError.exit_code}, "
-                f"found {running.code}; the end of {running.log}:\n{running.log_tail(15)}"
+                "apply of a second stream with the same table: expected exit code "
+                f"{ConfigurationError.exit_code}, found {running.code}; the end of "
+                f"{running.log}:\n{running.log_tail(15)}"
             )
         self._did("table named twice", "a second stream's file with the same table, refused")
 
@@ -370,16 +398,25 @@ class Faults:
         """Allow all gaps, or the earlier ones; Kafka lacks no record, so nothing may be missing."""
         shipped = self._space.shipped(STREAM)["batch"]
         self._allows_all = not self._allows_all
-        gaps = ["control", "aborted", "compacted", "retention"] if self._allows_all else shipped["allow_gaps"]
+        gaps = (
+            ["control", "aborted", "compacted", "retention"]
+            if self._allows_all
+            else shipped["allow_gaps"]
+        )
         self._space.set_stream(STREAM, batch=shipped | {"allow_gaps": gaps})
         self._did("allow_gaps changed", f"allow_gaps: {', '.join(gaps)}")
         self._restate()
 
     def _restart_kafka(self) -> None:
-        """As a broker is restarted for an upgrade: SIGTERM, which hands over what it has, and started again."""
+        """As a broker is restarted for an upgrade: SIGTERM, which hands over what it has, and
+        started again."""
         pid = self._pid("kafka")
         os.kill(pid, signal.SIGTERM)
-        poll(lambda: None if psutil.pid_exists(pid) and is_alive(psutil.Process(pid)) else True, "Kafka to end", 120)
+        poll(
+            lambda: None if psutil.pid_exists(pid) and is_alive(psutil.Process(pid)) else True,
+            "Kafka to end",
+            120,
+        )
         self._start_services()
         self._did("kafka restarted", "Kafka ended by SIGTERM, and started again")
 
@@ -397,7 +434,8 @@ class Faults:
         self._did("backup", "catalog and bucket copied")
 
     def _restore_backup(self) -> None:
-        """No job runs, and no request of theirs is under way any more: it would be carried out on other tables."""
+        """No job runs, and no request of theirs is under way any more: it would be carried out on
+        other tables."""
         if not self._backup.is_taken:
             return
         for running in (*self._speed, *self._batch):
@@ -414,8 +452,16 @@ class Faults:
 
     def _stamp_strangely(self) -> None:
         before = self.sent.acknowledged
-        send_strange(self._job, self._dice.randint(5, 15), self._seed * 1_000 + self.counts.total(), self.sent)
-        self._did("strange timestamps", f"{self.sent.acknowledged - before} records with strange timestamps")
+        send_strange(
+            self._job,
+            self._dice.randint(5, 15),
+            self._seed * 1_000 + self.counts.total(),
+            self.sent,
+        )
+        self._did(
+            "strange timestamps",
+            f"{self.sent.acknowledged - before} records with strange timestamps",
+        )
 
     def _set_clock(self, who: str) -> None:
         if self._dice.random() < 0.3:
@@ -436,7 +482,10 @@ class Faults:
         ]
         self._interference.lose_requests(who, after)
         delays = ", ".join("never" if seconds is None else f"{seconds:.1f} s" for seconds in after)
-        self._did("late landings", f"the next requests of {who} to the catalog lost, to land after: {delays}")
+        self._did(
+            "late landings",
+            f"the next requests of {who} to the catalog lost, to land after: {delays}",
+        )
         time.sleep(self._dice.uniform(5, 15))
 
     def _die_in_doubt(self, layer: Layer) -> None:
@@ -446,14 +495,19 @@ class Faults:
         time.sleep(self._dice.uniform(15, 25))
 
     def _pause_in_doubt(self, layer: Layer) -> None:
-        """A publisher stops before it looks what became of its publish; others go on, and it wakes up."""
+        """A publisher stops before it looks what became of its publish; others go on, and it wakes
+        up."""
         hung, start, words = self._start_in_doubt(layer, PAUSE_AT)
         deadline = time.monotonic() + _PATIENCE
         while (
-            not (paused := _PAUSED in "".join(hung.log_lines())) and hung.code is None and time.monotonic() < deadline
+            not (paused := _PAUSED in "".join(hung.log_lines()))
+            and hung.code is None
+            and time.monotonic() < deadline
         ):
             time.sleep(0.5)
-        self._did("late, and paused", f"{words}, {'paused in doubt' if paused else 'in no doubt yet'}")
+        self._did(
+            "late, and paused", f"{words}, {'paused in doubt' if paused else 'in no doubt yet'}"
+        )
         other = start()
         time.sleep(self._dice.uniform(20, 40))
         if hung.code is None:
@@ -461,23 +515,37 @@ class Faults:
         time.sleep(5)
         other.kill()
 
-    def _start_in_doubt(self, layer: Layer, ends: str) -> tuple[Running, Callable[..., Running], str]:
-        """Start a layer again whose next request to the catalog is lost and lands late; at the look what became of it
-        the layer is killed or stopped, as the variable `ends` says. Returns it, what starts another, and words."""
-        alive, start = (self._speed, self._start_speed) if layer == "speed" else (self._batch, self._start_batch)
+    def _start_in_doubt(
+        self, layer: Layer, ends: str
+    ) -> tuple[Running, Callable[..., Running], str]:
+        """Start a layer again whose next request to the catalog is lost and lands late; at the look
+        what became of it the layer is killed or stopped, as the variable `ends` says. Returns it,
+        what starts another, and words."""
+        alive, start = (
+            (self._speed, self._start_speed)
+            if layer == "speed"
+            else (self._batch, self._start_batch)
+        )
         for running in alive:
             running.kill()
         seconds = self._dice.uniform(0, 60)
         self._interference.lose_requests(layer, [seconds])
         started = start(**{ends: Step.COMMIT_DOUBTED.label})
-        return started, start, f"the {layer} layer again, to lose a request that lands after {seconds:.0f} s"
+        return (
+            started,
+            start,
+            f"the {layer} layer again, to lose a request that lands after {seconds:.0f} s",
+        )
 
     def _cut_short(self, service: Service) -> None:
         front, chance = self._fronts[service], self._dice.choice((0.02, 0.1, 0.3))
         bodies, answers = front.bodies, front.answers
         with front.cutting(chance):
             time.sleep(self._dice.uniform(5, 15))
-        words = f"{front.bodies - bodies} bodies and {front.answers - answers} answers of {service} cut short"
+        words = (
+            f"{front.bodies - bodies} bodies and {front.answers - answers} answers of {service} "
+            "cut short"
+        )
         self._did(f"{service} cut short", words)
 
     def _cut(self, service: Service) -> None:
@@ -485,14 +553,24 @@ class Faults:
         seconds = self._dice.uniform(0, 10)
         time.sleep(seconds)
         self._start_services()
-        self._did(f"{service} killed", f"{service} killed with every connection to it, started after {seconds:.0f} s")
+        self._did(
+            f"{service} killed",
+            f"{service} killed with every connection to it, started after {seconds:.0f} s",
+        )
 
     def _start_services(self) -> None:
         running, port = self._space.services, self._fronts["kafka"].port
-        services.up(running.home, access_key=running.access_key, secret_key=running.secret_key, advertised_port=port)
+        services.up(
+            running.home,
+            access_key=running.access_key,
+            secret_key=running.secret_key,
+            advertised_port=port,
+        )
 
     def _pid(self, service: str) -> int:
-        pid = next(s.pid for s in services.status(self._space.services.home) if s.service == service)
+        pid = next(
+            s.pid for s in services.status(self._space.services.home) if s.service == service
+        )
         assert pid is not None, f"{service} is not alive"
         return pid
 

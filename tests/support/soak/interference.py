@@ -29,11 +29,15 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 
-# The folder of a process's orders: `clock`, seconds that its clock is ahead; `late-<id>`, each a request to take away.
+# The folder of a process's orders: `clock`, seconds that its clock is ahead; `late-<id>`, each a
+# request to take away.
 ORDERS = "ANABRANCH_INTERFERENCE"
 SUPPORT = str(Path(__file__).resolve().parents[1])
 """The folder of this package, which a process of ours needs in its path."""
-_SITE = f"import sys\n\nsys.path.append({SUPPORT!r})\nfrom soak.interference import install\n\ninstall()\n"
+_SITE = (
+    f"import sys\n\nsys.path.append({SUPPORT!r})\nfrom soak.interference import "
+    "install\n\ninstall()\n"
+)
 _POLL_SECONDS = 0.2
 _NEVER = -1.0
 
@@ -71,7 +75,9 @@ def _lose_requests(folder: Path) -> None:
         if seconds is None:
             return real(self, table, requirements, updates)
         identifier = TableIdentifier(namespace=table.name()[:-1], name=table.name()[-1])
-        request = CommitTableRequest(identifier=identifier, requirements=requirements, updates=updates)
+        request = CommitTableRequest(
+            identifier=identifier, requirements=requirements, updates=updates
+        )
         content = json.dumps({"after": seconds, "request": request.model_dump_json(by_alias=True)})
         write_whole(folder.parent / "requests" / f"{uuid.uuid4().hex}.json", content)
         raise ConnectionError(f"connection to the catalog at {HOST} reset by peer")
@@ -80,7 +86,8 @@ def _lose_requests(folder: Path) -> None:
 
 
 def _take_order(folder: Path) -> float | None:
-    """An order to take a request away, and after how many seconds it is to land; each is obeyed once."""
+    """An order to take a request away, and after how many seconds it is to land; each is obeyed
+    once."""
     for order in sorted(folder.glob("late-*")):
         with suppress(FileNotFoundError):
             seconds = float(order.read_text())
@@ -90,7 +97,8 @@ def _take_order(folder: Path) -> float | None:
 
 
 class Interference:
-    """The soak's end: orders to the processes of each name, which are whatever the soak calls them."""
+    """The soak's end: orders to the processes of each name, which are whatever the soak calls
+    them."""
 
     def __init__(self, folder: Path) -> None:
         self.requests = folder / "requests"
@@ -109,7 +117,8 @@ class Interference:
         write_whole(self._orders(name) / "clock", str(seconds))
 
     def lose_requests(self, name: str, after: list[float | None]) -> None:
-        """Take the next requests to the catalog away; each lands after so many seconds, or never for None."""
+        """Take the next requests to the catalog away; each lands after so many seconds, or never
+        for None."""
         for number, seconds in enumerate(after):
             delay = _NEVER if seconds is None else seconds
             write_whole(self._orders(name) / f"late-{time.monotonic_ns()}-{number}", str(delay))
@@ -181,7 +190,9 @@ class Gateway:
 
         request = CommitTableRequest.model_validate_json(text)
         try:
-            table = self._catalog.load_table((*request.identifier.namespace.root, request.identifier.name))
+            table = self._catalog.load_table(
+                (*request.identifier.namespace.root, request.identifier.name)
+            )
             self._catalog.commit_table(table, request.requirements, request.updates)
             self.landed += 1
         except (CommitFailedException, ValidationException, ValueError) as error:

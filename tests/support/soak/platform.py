@@ -1,9 +1,10 @@
-"""Another program that maintains a stream's tables, as a platform does at night: Iceberg's own procedures, by Spark.
+"""Another program that maintains a stream's tables, as a platform does at night: Iceberg's own
+procedures, by Spark.
 
     python -m soak.platform CONF STREAM OPERATION...
 
-Each operation runs on each table of the stream. One that loses against a job's commit is skipped, as a scheduler does;
-the last line of the output has how many succeeded.
+Each operation runs on each table of the stream. One that loses against a job's commit is skipped,
+as a scheduler does; the last line of the output has how many succeeded.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ def call(operation: str, now: datetime) -> str:
 
 
 def main(conf: str, name: str, *operations: str) -> int:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
     environment, stream = load_environment(conf), load_stream(name, conf)
     log4j = f"-Dlog4j2.configurationFile=file:{jvm_folder() / 'log4j2-spark.properties'}"
     os.environ |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}

@@ -1,4 +1,5 @@
-"""Records with Kafka timestamps that no producer should set and every broker holds; each accounted for."""
+"""Records with Kafka timestamps that no producer should set and every broker holds; each accounted
+for."""
 
 from __future__ import annotations
 
@@ -15,15 +16,20 @@ if TYPE_CHECKING:
     from anabranch.job import Job
 
 # Settings of a topic that accepts them.
-ANY_STAMP = {"message.timestamp.after.max.ms": str(2**63 - 1), "message.timestamp.before.max.ms": str(2**63 - 1)}
-# Between two of them, so that they stay the exception in their partition: what most records say is believed.
+ANY_STAMP = {
+    "message.timestamp.after.max.ms": str(2**63 - 1),
+    "message.timestamp.before.max.ms": str(2**63 - 1),
+}
+# Between two of them, so that they stay the exception in their partition: what most records say is
+# believed.
 _PAUSE_SECONDS = 0.3
 _ACK_SECONDS = 130.0
 _HOUR = 3_600_000
 
 
 def strange_stamp(now_ms: int, dice: random.Random) -> int:
-    """A timestamp in milliseconds: of other units, of other times, or just this side of what a reader can hold."""
+    """A timestamp in milliseconds: of other units, of other times, or just this side of what a
+    reader can hold."""
     return dice.choice(
         (
             now_ms * 1_000 + dice.randrange(1_000),
@@ -48,11 +54,11 @@ def strange_stamp(now_ms: int, dice: random.Random) -> int:
 
 
 def send_strange(job: Job, events: int, seed: int, sent: Sent) -> None:
-    """Send events, some of them cut off, each with a strange stamp, some again with another or the same; add to the
-    account.
+    """Send events, some of them cut off, each with a strange stamp, some again with another or the
+    same; add to the account.
 
-    Each is a batch of its own: beside others, it would be further from the first of them than a batch can say. Raises
-    Terminal for one that is not acknowledged.
+    Each is a batch of its own: beside others, it would be further from the first of them than a
+    batch can say. Raises Terminal for one that is not acknowledged.
     """
     dice, now = random.Random(f"stamps {seed}"), datetime.now(UTC)
     producer = new_producer(job.environment.kafka, linger_ms=0, metrics_enabled=False)
@@ -60,20 +66,28 @@ def send_strange(job: Job, events: int, seed: int, sent: Sent) -> None:
         partitions = len(producer.partitions_for(sent.topic))
         for record in generate(events, seed, now - timedelta(seconds=2), now, False):
             partition, stamp = dice.randrange(partitions), strange_stamp(record.timestamp_ms, dice)
-            again = {0: [], 1: [stamp], 2: [strange_stamp(record.timestamp_ms, dice)]}[dice.choice((0, 0, 1, 2))]
+            again = {0: [], 1: [stamp], 2: [strange_stamp(record.timestamp_ms, dice)]}[
+                dice.choice((0, 0, 1, 2))
+            ]
             is_whole = dice.random() < 0.8
             value = record.value if is_whole or record.value is None else record.value[:-25]
             for number, millis in enumerate([stamp, *again]):
                 kind: Kind = "malformed" if not is_whole else "duplicate" if number else "good"
                 sent.sent[kind] += 1
                 future = producer.send(
-                    sent.topic, key=record.key, value=value, timestamp_ms=millis, partition=partition
+                    sent.topic,
+                    key=record.key,
+                    value=value,
+                    timestamp_ms=millis,
+                    partition=partition,
                 )
                 try:
                     done = future.get(timeout=_ACK_SECONDS)
                 except Exception as error:
                     sent.fail(error)
-                    raise Terminal(f"a record stamped {millis}: expected an acknowledgement, found {error}") from error
+                    raise Terminal(
+                        f"a record stamped {millis}: expected an acknowledgement, found {error}"
+                    ) from error
                 sent.acks.append(Ack(done.partition, done.offset, kind, sha256(value), millis))
                 time.sleep(_PAUSE_SECONDS)
     finally:

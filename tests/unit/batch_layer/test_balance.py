@@ -10,7 +10,14 @@ import pytest
 
 from anabranch.offsets.hours import Cut
 from anabranch.protocol.ledger_row import Account, HourAccount
-from batch_layer.balance import Balance, Counted, classify_erased, classify_gaps, classify_unheld, has_missing
+from batch_layer.balance import (
+    Balance,
+    Counted,
+    classify_erased,
+    classify_gaps,
+    classify_unheld,
+    has_missing,
+)
 
 ALLOWED = ("control", "aborted")
 TRUE = Balance(
@@ -24,13 +31,16 @@ TRUE = Balance(
 
 def test_the_true_balance_closes_with_its_counts() -> None:
     assert [*TRUE.problems(), *TRUE.disallowed(ALLOWED)] == []
-    assert TRUE.counts == HourAccount(offsets=14, good=9, dead=1, duplicate=2, gap=2, gaps={"aborted": 1, "control": 1})
+    assert TRUE.counts == HourAccount(
+        offsets=14, good=9, dead=1, duplicate=2, gap=2, gaps={"aborted": 1, "control": 1}
+    )
 
 
 PERTURBED: dict[str, tuple[Callable[[Balance], Balance], str]] = {
     "one row lost": (
         lambda b: replace(b, good=Counted({0: 5, 1: 3}, rows=8)),
-        "partition 0: expected 10 offsets in [100, 110), found 9: 5 good, 1 dead, 1 duplicate, 2 in gaps",
+        "partition 0: expected 10 offsets in [100, 110), found 9: 5 good, 1 dead, 1 duplicate, 2 "
+        "in gaps",
     ),
     "one row twice": (
         lambda b: replace(b, good=Counted({0: 6, 1: 3}, rows=10)),
@@ -42,11 +52,13 @@ PERTURBED: dict[str, tuple[Callable[[Balance], Balance], str]] = {
     ),
     "one row outside in place of one inside": (
         lambda b: replace(b, good=Counted({0: 6, 1: 2}, rows=9, outside=1)),
-        "partition 1: expected 4 offsets in [5, 9), found 3: 2 good, 0 dead, 1 duplicate, 0 in gaps",
+        "partition 1: expected 4 offsets in [5, 9), found 3: 2 good, 0 dead, 1 duplicate, 0 in "
+        "gaps",
     ),
     "one dead letter lost": (
         lambda b: replace(b, dead=Counted()),
-        "partition 0: expected 10 offsets in [100, 110), found 9: 6 good, 0 dead, 1 duplicate, 2 in gaps",
+        "partition 0: expected 10 offsets in [100, 110), found 9: 6 good, 0 dead, 1 duplicate, 2 "
+        "in gaps",
     ),
     "one dead letter twice": (
         lambda b: replace(b, dead=Counted({0: 1}, rows=2)),
@@ -58,15 +70,18 @@ PERTURBED: dict[str, tuple[Callable[[Balance], Balance], str]] = {
     ),
     "one record both good and dead": (
         lambda b: replace(b, dead=Counted({0: 1, 1: 1}, rows=2)),
-        "partition 1: expected 4 offsets in [5, 9), found 5: 3 good, 1 dead, 1 duplicate, 0 in gaps",
+        "partition 1: expected 4 offsets in [5, 9), found 5: 3 good, 1 dead, 1 duplicate, 0 in "
+        "gaps",
     ),
     "one duplicate forgotten": (
         lambda b: replace(b, duplicate={0: 1}),
-        "partition 1: expected 4 offsets in [5, 9), found 3: 3 good, 0 dead, 0 duplicate, 0 in gaps",
+        "partition 1: expected 4 offsets in [5, 9), found 3: 3 good, 0 dead, 0 duplicate, 0 in "
+        "gaps",
     ),
     "one gap not explained": (
         lambda b: replace(b, gaps={"control": {0: 1}}),
-        "partition 0: expected 10 offsets in [100, 110), found 9: 6 good, 1 dead, 1 duplicate, 1 in gaps",
+        "partition 0: expected 10 offsets in [100, 110), found 9: 6 good, 1 dead, 1 duplicate, 1 "
+        "in gaps",
     ),
     "one gap of a class that is not allowed": (
         lambda b: replace(b, gaps={"control": {0: 1}, "retention": {0: 1}}),
@@ -74,11 +89,13 @@ PERTURBED: dict[str, tuple[Callable[[Balance], Balance], str]] = {
     ),
     "a loss in one partition that another makes up for": (
         lambda b: replace(b, good=Counted({0: 7, 1: 2}, rows=9)),
-        "partition 0: expected 10 offsets in [100, 110), found 11: 7 good, 1 dead, 1 duplicate, 2 in gaps",
+        "partition 0: expected 10 offsets in [100, 110), found 11: 7 good, 1 dead, 1 duplicate, 2 "
+        "in gaps",
     ),
     "a row in a partition whose range is empty": (
         lambda b: replace(b, good=Counted({0: 6, 1: 3, 2: 1}, rows=10)),
-        "partition 2: expected 0 offsets in [3, 3), found 1: 1 good, 0 dead, 0 duplicate, 0 in gaps",
+        "partition 2: expected 0 offsets in [3, 3), found 1: 1 good, 0 dead, 0 duplicate, 0 in "
+        "gaps",
     ),
 }
 
@@ -114,13 +131,23 @@ def test_an_unexplained_offset_is_not_a_control_record() -> None:
     gaps = classify_gaps({0: 3, 1: 1}, {"control": {0: 1}, "present": {0: 2}})
     assert gaps == {"control": {0: 1}, "unexplained": {0: 2, 1: 1}}
     balance = Balance(
-        Cut("t", {0: (0, 5), 1: (0, 1)}), Counted({0: 2}, rows=2), Counted(), {}, gaps, {0: ((2, 3), (4, 5))}
+        Cut("t", {0: (0, 5), 1: (0, 1)}),
+        Counted({0: 2}, rows=2),
+        Counted(),
+        {},
+        gaps,
+        {0: ((2, 3), (4, 5))},
     )
     assert balance.counts.gap == 4
     assert balance.problems() == [
-        "partition 0: expected Kafka's log to explain every offset that was not read, found 2 whose record the log "
-        "contains, from offset 2, 4 on",
-        "partition 1: expected Kafka's log to explain every offset that was not read, found 1 without an explanation",
+        (
+            "partition 0: expected Kafka's log to explain every offset that was not read, found 2 "
+            "whose record the log contains, from offset 2, 4 on"
+        ),
+        (
+            "partition 1: expected Kafka's log to explain every offset that was not read, found 1 "
+            "without an explanation"
+        ),
     ]
     # No class in a stream's file allows it, and no operator overrules it.
     assert balance.disallowed(("control",)) == []
@@ -140,10 +167,17 @@ def test_offsets_in_no_source_are_lost() -> None:
 
 
 def test_offsets_that_an_accepted_revision_explained_are_not_lost() -> None:
-    assert classify_unheld({0: 4}, {}, BEFORE, {0: 6}, {}) == ({0: 2}, {"aborted": {0: 1}, "control": {0: 1}})
-    # Kafka still holds the end of the hour, with the control record, and the table one of the duplicates.
+    assert classify_unheld({0: 4}, {}, BEFORE, {0: 6}, {}) == (
+        {0: 2},
+        {"aborted": {0: 1}, "control": {0: 1}},
+    )
+    # Kafka still holds the end of the hour, with the control record, and the table one of the
+    # duplicates.
     gaps = {"control": {0: 1}}
-    assert classify_unheld({0: 2}, gaps, BEFORE, {0: 6}, {0: 1}) == ({0: 1}, {"aborted": {0: 1}, "control": {0: 1}})
+    assert classify_unheld({0: 2}, gaps, BEFORE, {0: 6}, {0: 1}) == (
+        {0: 1},
+        {"aborted": {0: 1}, "control": {0: 1}},
+    )
 
 
 def test_offsets_beyond_the_accepted_account_are_lost() -> None:
@@ -155,7 +189,10 @@ def test_offsets_beyond_the_accepted_account_are_lost() -> None:
 def test_an_accepted_revision_that_is_not_all_there_accounts_for_nothing() -> None:
     """The hazard: a row that storage lost would pass for a duplicate."""
     assert classify_unheld({0: 5}, {}, BEFORE, {0: 5}, {}) == ({}, {"retention": {0: 5}})
-    assert classify_unheld({}, {"compacted": {0: 2}}, BEFORE, {0: 5}, {}) == ({}, {"compacted": {0: 2}})
+    assert classify_unheld({}, {"compacted": {0: 2}}, BEFORE, {0: 5}, {}) == (
+        {},
+        {"compacted": {0: 2}},
+    )
 
 
 def test_a_gap_that_retention_made_before_stays_one() -> None:
@@ -165,17 +202,30 @@ def test_a_gap_that_retention_made_before_stays_one() -> None:
 
 def test_a_duplicate_that_is_compacted_away_stays_one() -> None:
     before = {0: Account(10, good=5, dead=1, duplicate=2, gaps={"compacted": 2})}
-    # Compaction removed four, two of them earlier; an offset that is found again is not a duplicate twice.
-    assert classify_unheld({}, {"compacted": {0: 4}}, before, {0: 6}, {}) == ({0: 2}, {"compacted": {0: 2}})
-    assert classify_unheld({}, {"compacted": {0: 3}}, before, {0: 6}, {0: 1}) == ({0: 1}, {"compacted": {0: 2}})
-    assert classify_unheld({}, {"compacted": {0: 2}}, before, {0: 6}, {0: 2}) == ({}, {"compacted": {0: 2}})
+    # Compaction removed four, two of them earlier; an offset that is found again is not a duplicate
+    # twice.
+    assert classify_unheld({}, {"compacted": {0: 4}}, before, {0: 6}, {}) == (
+        {0: 2},
+        {"compacted": {0: 2}},
+    )
+    assert classify_unheld({}, {"compacted": {0: 3}}, before, {0: 6}, {0: 1}) == (
+        {0: 1},
+        {"compacted": {0: 2}},
+    )
+    assert classify_unheld({}, {"compacted": {0: 2}}, before, {0: 6}, {0: 2}) == (
+        {},
+        {"compacted": {0: 2}},
+    )
 
 
 def test_the_logs_class_has_precedence_over_an_earlier_revision() -> None:
     """The hazard: a revision that took compacted records for control records."""
     before = {0: Account(10, good=2, dead=0, duplicate=0, gaps={"control": 8})}
     gaps = {"control": {0: 1}, "compacted": {0: 7}}
-    assert classify_unheld({}, gaps, before, {0: 2}, {}) == ({}, {"control": {0: 1}, "compacted": {0: 7}})
+    assert classify_unheld({}, gaps, before, {0: 2}, {}) == (
+        {},
+        {"control": {0: 1}, "compacted": {0: 7}},
+    )
 
 
 def test_lost_and_compacted_offsets_are_accounted_for_once() -> None:
@@ -211,9 +261,15 @@ OF_ERASED = {0: Account(10, good=5, dead=0, duplicate=1, gaps={"compacted": 1}, 
 def test_erased_records_that_kafka_deleted_stay_erased(
     lost: dict[int, int], compacted: int, read_again: int, expected: tuple[Any, Any, int]
 ) -> None:
-    found, left, gaps = classify_erased(lost, {"compacted": {0: compacted}}, OF_ERASED, {0: read_again})
+    found, left, gaps = classify_erased(
+        lost, {"compacted": {0: compacted}}, OF_ERASED, {0: read_again}
+    )
     assert (found, left, gaps["compacted"][0]) == expected
 
 
 def test_nothing_was_erased_of_an_hour_without_an_account() -> None:
-    assert classify_erased({0: 2}, {"compacted": {0: 1}}, {}, {}) == ({}, {0: 2}, {"compacted": {0: 1}})
+    assert classify_erased({0: 2}, {"compacted": {0: 1}}, {}, {}) == (
+        {},
+        {0: 2},
+        {"compacted": {0: 1}},
+    )

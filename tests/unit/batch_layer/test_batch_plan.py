@@ -43,12 +43,16 @@ ROWS = [(H0, 0, o) for o in range(3)]
 @pytest.fixture
 def lake(tmp_path: Path) -> StreamLake:
     """Two sealed hours, the second without records; the speed layer has published the first."""
-    made = new_lake(tmp_path, timeline=Timeline(H0, shift(H0, 2), {0: 3}, sealed={H0: CUT, H1: EMPTY}))
+    made = new_lake(
+        tmp_path, timeline=Timeline(H0, shift(H0, 2), {0: 3}, sealed={H0: CUT, H1: EMPTY})
+    )
     assert made.publish(made.speed(made.stage(ROWS), {0: 3})) is Outcome.LANDED
     return made
 
 
-def verdict(lake: StreamLake, staged: Staged, before: int = 0, lookback: frozenset[str] = frozenset()) -> PublishCheck:
+def verdict(
+    lake: StreamLake, staged: Staged, before: int = 0, lookback: frozenset[str] = frozenset()
+) -> PublishCheck:
     return check_publish(lake.state(), H0, CUT, before, staged.wap_id, frozenset(), lookback)
 
 
@@ -59,11 +63,14 @@ def accept(lake: StreamLake, staged: Staged, revision: int) -> Outcome:
 
 
 def test_hours_of_which_another_program_expired_one_are_not_published(lake: StreamLake) -> None:
-    """The hazard: the expiry moves no head, and deletes the files of what it expired after the publish that names
-    them."""
+    """The hazard: the expiry moves no head, and deletes the files of what it expired after the
+    publish that names them."""
     state, staged = lake.state(), [lake.stage(ROWS), lake.stage([])]
     hours = [(H0, CUT), (H1, EMPTY)]
-    rebuilt = [Rebuilt(h, Accepted(1, cut), s, (), HourAccount()) for (h, cut), s in zip(hours, staged, strict=True)]
+    rebuilt = [
+        Rebuilt(h, Accepted(1, cut), s, (), HourAccount())
+        for (h, cut), s in zip(hours, staged, strict=True)
+    ]
     lake.lake.discard(lake.name, staged[1])
     assert lake.publish(plan_publish(state, rebuilt, NOW), state) is Outcome.REFUSED
     assert lake.state().accepted == {}
@@ -116,13 +123,19 @@ def test_hours_without_records_are_accepted_together_and_once(lake: StreamLake) 
 
 def test_hours_without_records_move_main_alone_until_it_lists_a_days(tmp_path: Path) -> None:
     run = [shift(H0, i) for i in range(MAX_MAIN_ONLY_HOURS + 3)]
-    lake = new_lake(tmp_path, timeline=Timeline(H0, shift(run[-1], 1), {0: 0}, sealed=dict.fromkeys(run, EMPTY)))
+    lake = new_lake(
+        tmp_path, timeline=Timeline(H0, shift(run[-1], 1), {0: 0}, sealed=dict.fromkeys(run, EMPTY))
+    )
     moved = []
     for hour in run:
         before = lake.state()
         publish = plan_acceptance_of_empty(before, [hour], f"of {hour}", NOW)
         assert publish is not None and lake.publish(publish, before) is Outcome.LANDED
-        assert complete_through(lake.state()) == hour == lake.state().branch_properties["main"][COMPLETE_THROUGH]
+        assert (
+            complete_through(lake.state())
+            == hour
+            == lake.state().branch_properties["main"][COMPLETE_THROUGH]
+        )
         moved.append({b for b, head in lake.state().heads.items() if head != before.heads[b]})
     assert moved == [{"main"}] * MAX_MAIN_ONLY_HOURS + [{*BRANCHES}] + [{"main"}] * 2
     assert set(lake.state().accepted) == set(run)
@@ -152,7 +165,8 @@ def test_an_hour_accepted_despite_failed_rules_records_them_and_the_reason() -> 
 
 
 def test_a_replaced_revision_is_tagged_where_it_is_for_a_week_from_now(lake: StreamLake) -> None:
-    """The hazards: `main` may show the speed layer's rows of it, and Iceberg counts from when a snapshot was made."""
+    """The hazards: `main` may show the speed layer's rows of it, and Iceberg counts from when a
+    snapshot was made."""
     assert accept(lake, lake.stage(ROWS), 1) is Outcome.LANDED
     state = lake.state()
     later = NOW + timedelta(days=30)
@@ -168,13 +182,15 @@ def test_a_replaced_revision_is_tagged_where_it_is_for_a_week_from_now(lake: Str
 
 
 def test_an_hour_with_gaps_is_tied_to_how_far_the_speed_layer_has_read_it(tmp_path: Path) -> None:
-    """The hazard: the speed layer publishes a record that it had staged before Kafka lost it, and the hour that was
-    built without it takes its place."""
+    """The hazard: the speed layer publishes a record that it had staged before Kafka lost it, and
+    the hour that was built without it takes its place."""
     lake = new_lake(tmp_path, timeline=Timeline(H0, H1, {0: 3}, sealed={H0: CUT}))
     before = lake.state()
 
     def ties(gaps: dict[str, int] | None) -> bool:
-        return may_yet_be_served(before, {H0: (CUT, gaps)}) != may_yet_be_served(lake.state(), {H0: (CUT, gaps)})
+        return may_yet_be_served(before, {H0: (CUT, gaps)}) != may_yet_be_served(
+            lake.state(), {H0: (CUT, gaps)}
+        )
 
     assert lake.publish(lake.speed(lake.stage(ROWS[:2]), {0: 2})) is Outcome.LANDED
     assert ties({"compacted": 1})

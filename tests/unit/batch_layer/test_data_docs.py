@@ -23,12 +23,18 @@ from batch_layer.quality.suite import Expectation
 from batch_layer.quality.wording import describe_failure
 
 AT = datetime(2026, 11, 21, 4, 5, tzinfo=UTC)
-BETWEEN = Expectation("expect_column_values_to_be_between", {"column": "amount", "min_value": 0, "max_value": 10000})
+BETWEEN = Expectation(
+    "expect_column_values_to_be_between", {"column": "amount", "min_value": 0, "max_value": 10000}
+)
 UNIQUE = Expectation("expect_compound_columns_to_be_unique", {"column_list": ["a", "b"]})
-REGEX = Expectation("expect_column_values_to_match_regex", {"column": "player_id", "regex": "("}, "warning")
+REGEX = Expectation(
+    "expect_column_values_to_match_regex", {"column": "player_id", "regex": "("}, "warning"
+)
 MET = (
     Expectation("expect_column_values_to_not_be_null", {"column": "event_id"}),
-    Expectation("expect_column_values_to_be_in_set", {"column": "game", "value_set": list(range(1000))}),
+    Expectation(
+        "expect_column_values_to_be_in_set", {"column": "game", "value_set": list(range(1000))}
+    ),
     Expectation(PREVIOUS, {"min_ratio": 0.5, "days": 7}),
 )
 COUNT = Expectation(SPEED, {"min_ratio": 0.9, "max_ratio": 1.1, "min_value": 90, "max_value": 110})
@@ -45,9 +51,11 @@ def verdict() -> dict[str, Any]:
         "partial_unexpected_index_list": [{"amount": -5.0} | at(7), {"amount": -6.0} | at(8)],
     }  # fmt: skip
     pairs = {
-        "element_count": 100, "unexpected_count": 1, "partial_unexpected_list": [{"a": 3, "b": "x"}],
+        "element_count": 100,
+        "unexpected_count": 1,
+        "partial_unexpected_list": [{"a": 3, "b": "x"}],
         "partial_unexpected_index_list": [{"a": 3, "b": "x"} | at(9)],
-    }  # fmt: skip
+    }
     failed = (
         describe_failure(BETWEEN, values, None),
         describe_failure(UNIQUE, pairs, None),
@@ -66,15 +74,22 @@ def row(hour: str, decision: Kind = "refused", quality: Any = None, revision: in
 
 def words(page: Path) -> str:
     """What a page says, without its markup."""
-    text = re.sub(r"<(script|style).*?</\1>|<[^>]+>", " ", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    text = re.sub(
+        r"<(script|style).*?</\1>|<[^>]+>", " ", page.read_text(encoding="utf-8"), flags=re.DOTALL
+    )
     return re.sub(r"\s+", " ", unescape(text))
 
 
 def test_a_page_shows_each_verdict_with_rows(tmp_path: Path) -> None:
-    rows = [row("2026-11-21T03", quality=verdict()), row("2026-11-21T04", "accepted", {**verdict(), "passed": True})]
+    rows = [
+        row("2026-11-21T03", quality=verdict()),
+        row("2026-11-21T04", "accepted", {**verdict(), "passed": True}),
+    ]
     build("game_events", "games.game_events", rows, tmp_path)
     index = (tmp_path / "index.html").read_text(encoding="utf-8")
-    assert "2026-11-21T03 revision 1 refused" in index and "2026-11-21T04 revision 1 accepted" in index
+    assert (
+        "2026-11-21T03 revision 1 refused" in index and "2026-11-21T04 revision 1 accepted" in index
+    )
     pages = sorted((tmp_path / "validations").rglob("*.html"))
     assert [page.stem for page in pages] == ["2026-11-21T03", "2026-11-21T04"]
     assert "values must never be null" in words(tmp_path / "expectations" / "game_events.html")
@@ -120,9 +135,14 @@ def evil(plain: bool) -> dict[str, Any]:
 
     def text(number: int) -> str:
         attack = (
-            f"<script>alert({number})</script>", f"<img src=x onerror=alert({number})>", f'"onclick="alert({number})',
-            f"'><b id={number}>", f"&lt;i&gt;{number}</span></td>", "{{ 7 * 7 }} $v__1 ${x}", "\\u003cu\\u003e",
-        )  # fmt: skip
+            f"<script>alert({number})</script>",
+            f"<img src=x onerror=alert({number})>",
+            f'"onclick="alert({number})',
+            f"'><b id={number}>",
+            f"&lt;i&gt;{number}</span></td>",
+            "{{ 7 * 7 }} $v__1 ${x}",
+            "\\u003cu\\u003e",
+        )
         return f"plain {number}" if plain else f"{number} " + " ".join(attack)
 
     rows = [{"game": text(1)} | at(7), {"game": text(2), "a<b": text(3)} | at(8)]
@@ -130,35 +150,55 @@ def evil(plain: bool) -> dict[str, Any]:
         "element_count": 100, "unexpected_count": 2, "partial_unexpected_list": [text(4), text(5)],
         "partial_unexpected_index_list": rows,
     }  # fmt: skip
-    in_set = Expectation("expect_column_values_to_be_in_set", {"column": "game", "value_set": [text(6), text(7)]})
+    in_set = Expectation(
+        "expect_column_values_to_be_in_set", {"column": "game", "value_set": [text(6), text(7)]}
+    )
     regex = Expectation("expect_column_values_to_match_regex", {"column": "game", "regex": text(8)})
-    listed = Expectation("expect_column_distinct_values_to_be_in_set", {"column": text(9), "value_set": [text(10)]})
+    listed = Expectation(
+        "expect_column_distinct_values_to_be_in_set", {"column": text(9), "value_set": [text(10)]}
+    )
     null = Expectation("expect_column_values_to_not_be_null", {"column": text(11)})
-    condition = {"row_condition": f'col("{text(17)}") < 5', "condition_parser": "great_expectations", "column": "game"}
+    condition = {
+        "row_condition": f'col("{text(17)}") < 5',
+        "condition_parser": "great_expectations",
+        "column": "game",
+    }
     some = Expectation("expect_column_values_to_not_be_null", condition)
     without_rows = values | {"partial_unexpected_index_list": []}
     failed = (
         describe_failure(in_set, values, None),
         describe_failure(regex, without_rows, None),
         describe_failure(
-            listed, {"observed_value": [text(12)], "details": {"value_counts": [{"value": text(13)}]}}, None
+            listed,
+            {"observed_value": [text(12)], "details": {"value_counts": [{"value": text(13)}]}},
+            None,
         ),
         describe_failure(null, {}, text(14)),
         describe_failure(some, without_rows, None),
     )
-    quality = SuiteResult(False, failed, (), 7, text(15), (in_set, regex, listed), ((MET[2], text(16)),))
+    quality = SuiteResult(
+        False, failed, (), 7, text(15), (in_set, regex, listed), ((MET[2], text(16)),)
+    )
     fields: dict[str, Any] = json.loads(json.dumps(quality.recorded().as_dict()))
     return fields
 
 
 # What Great Expectations says to those who write conditions as text, which it still reads.
-@pytest.mark.filterwarnings("ignore:(The condition_parser parameter|Passing a string to the row_condition)")
+@pytest.mark.filterwarnings(
+    "ignore:(The condition_parser parameter|Passing a string to the row_condition)"
+)
 def test_markup_in_data_is_text_in_every_page(tmp_path: Path) -> None:
-    """The same elements with the same attributes as with plain text; and a browser shows what the record has."""
+    """The same elements with the same attributes as with plain text; and a browser shows what the
+    record has."""
     sites = {}
     for name, plain in (("plain", True), ("evil", False)):
         (tmp_path / name).mkdir()
-        build("game_events", "games.game_events", [row("2026-11-21T03", quality=evil(plain))], tmp_path / name)
+        build(
+            "game_events",
+            "games.game_events",
+            [row("2026-11-21T03", quality=evil(plain))],
+            tmp_path / name,
+        )
         sites[name] = [Markup(page) for page in sorted((tmp_path / name).rglob("*.html"))]
     assert len(sites["plain"]) == len(sites["evil"]) >= 3
     for plain_page, evil_page in zip(sites["plain"], sites["evil"], strict=True):
@@ -166,13 +206,17 @@ def test_markup_in_data_is_text_in_every_page(tmp_path: Path) -> None:
     said = " ".join(page.text for page in sites["evil"])
     # An exception has no numbers.
     for number in (6, 8, "'…'"):
-        assert f"{number} <script>alert({number})</script> <img src=x onerror=alert({number})>" in said
+        assert (
+            f"{number} <script>alert({number})</script> <img src=x onerror=alert({number})>" in said
+        )
     assert "&lt;" not in said.replace("&lt;i&gt;", "")
     assert not [p for p in tmp_path.rglob("*") if not p.resolve().is_relative_to(tmp_path)]
 
 
 def test_a_verdict_that_cannot_be_rendered_is_no_missing_page(tmp_path: Path) -> None:
-    broken = verdict() | {"failed": [verdict()["failed"][0] | {"rows": [{"partition": 1, "offset": 2}]}]}
+    broken = verdict() | {
+        "failed": [verdict()["failed"][0] | {"rows": [{"partition": 1, "offset": 2}]}]
+    }
     broken["failed"][0]["kwargs"] = {"column": ["no", "name"]}
     with pytest.raises(Terminal, match="expected 1 pages, found that 0 could be rendered"):
         build("game_events", "games.game_events", [row("2026-11-21T03", quality=broken)], tmp_path)
@@ -187,7 +231,9 @@ def test_which_decisions_get_a_page() -> None:
         row(hours[-1], "served"),
         row("2026-11-23T00", "accepted", quality | {"evaluated": 0}),
     ]
-    assert [(r.hour, r.decision) for r in plan_pages(history, None)] == [(h, "accepted") for h in hours[-NEWEST:]]
+    assert [(r.hour, r.decision) for r in plan_pages(history, None)] == [
+        (h, "accepted") for h in hours[-NEWEST:]
+    ]
     assert [r.decision for r in plan_pages(history, hours[3])] == ["refused", "accepted"]
     assert plan_pages(history, "2026-11-23T00") == []
 
@@ -199,7 +245,8 @@ def test_another_place_than_a_folder_or_s3_is_refused(to: str) -> None:
 
 
 def test_pages_go_after_their_age_and_no_file_of_others_does(tmp_path: Path) -> None:
-    """Also in a folder with `#` in its name; a name that a stranger put into the list, outside the site, is none."""
+    """Also in a folder with `#` in its name; a name that a stranger put into the list, outside the
+    site, is none."""
     to = tmp_path / "docs#1"
     precious = tmp_path / "validations" / "precious.html"
     foreign = to / "validations" / "notes.html"
@@ -212,14 +259,22 @@ def test_pages_go_after_their_age_and_no_file_of_others_does(tmp_path: Path) -> 
 
     def docs(hour: str, now: datetime) -> None:
         index = publish(
-            new_environment(tmp_path), new_stream(), [row(hour, quality=verdict())], str(to), now, timedelta(days=30)
+            new_environment(tmp_path),
+            new_stream(),
+            [row(hour, quality=verdict())],
+            str(to),
+            now,
+            timedelta(days=30),
         )
         assert index == str(to / "index.html") and hour in (to / "index.html").read_text()
 
     docs("2026-11-21T03", AT)
     listed = json.loads((to / "anabranch-pages.json").read_text())
     assert [Path(name).stem for name in listed] == ["2026-11-21T03"]
-    listed |= {"validations/../../validations/precious.html": AT.isoformat(), "../x.html": AT.isoformat()}
+    listed |= {
+        "validations/../../validations/precious.html": AT.isoformat(),
+        "../x.html": AT.isoformat(),
+    }
     (to / "anabranch-pages.json").write_text(json.dumps(listed))
     docs("2026-11-21T04", AT + timedelta(days=30))
     assert pages() == ["2026-11-21T03", "2026-11-21T04", "notes"]

@@ -43,26 +43,47 @@ def test_the_suites_of_the_examples_load_whole_and_in_order(stream: str, entries
 
 
 def test_an_omitted_severity_is_critical_and_meta_is_free(tmp_path: Path) -> None:
-    suite = load_suite(_file(tmp_path, UNIQUE | {"meta": {"since": date(2026, 11, 21)}}, UNIQUE | {"severity": "info"}))
+    suite = load_suite(
+        _file(
+            tmp_path,
+            UNIQUE | {"meta": {"since": date(2026, 11, 21)}},
+            UNIQUE | {"severity": "info"},
+        )
+    )
     assert [e.severity for e in suite.expectations] == ["critical", "info"]
 
 
 @pytest.mark.parametrize(
     ("entry", "expected"),
     [
-        ({"type": "expect_nonsense", "kwargs": {}}, r"type: expected one that .* knows, found 'expect_nonsense'"),
-        (UNIQUE | {"severity": "fatal"}, "severity: expected one of critical, warning, info, found 'fatal'"),
+        (
+            {"type": "expect_nonsense", "kwargs": {}},
+            r"type: expected one that .* knows, found 'expect_nonsense'",
+        ),
+        (
+            UNIQUE | {"severity": "fatal"},
+            "severity: expected one of critical, warning, info, found 'fatal'",
+        ),
         (UNIQUE | {"severity": None}, "severity: expected one of .* found None"),
         (UNIQUE | {"severty": "warning"}, "unknown key 'severty', did you mean 'severity'"),
-        (UNIQUE | {"kwargs": {"colum": "x"}}, "column: field required; colum: extra fields not permitted"),
-        (UNIQUE | {"kwargs": {"column": "x", "mostly": 7}}, "mostly: ensure this value is less than or equal to 1"),
+        (
+            UNIQUE | {"kwargs": {"colum": "x"}},
+            "column: field required; colum: extra fields not permitted",
+        ),
+        (
+            UNIQUE | {"kwargs": {"column": "x", "mostly": 7}},
+            "mostly: ensure this value is less than or equal to 1",
+        ),
         (UNIQUE | {"kwargs": {"column": "x", 1: 2}}, "kwargs: expected what this type accepts"),
         (UNIQUE | {"kwargs": ["x"]}, r"kwargs: expected a mapping, found \['x'\]"),
         ({"type": UNIQUE["type"]}, "kwargs: expected a mapping, found None"),
         ({"kwargs": {"column": "x"}}, "expected a type and its kwargs"),
         ("expect_column_to_exist", "expected a type and its kwargs"),
         # Inside kwargs these would override the entry's own, or how the gate evaluates.
-        (UNIQUE | {"kwargs": {"column": "x", "severity": "info"}}, "none but the expectation's own, found severity"),
+        (
+            UNIQUE | {"kwargs": {"column": "x", "severity": "info"}},
+            "none but the expectation's own, found severity",
+        ),
         (UNIQUE | {"kwargs": {"column": "x", "catch_exceptions": False}}, "found catch_exceptions"),
         (
             {
@@ -88,7 +109,10 @@ def test_an_entry_that_great_expectations_would_drop_or_bend_is_refused_by_its_p
     [
         ("- a list", "expected a mapping of keys, found list"),
         ("name: some", "expectations: expected a list of at least one, found None"),
-        ("name: some\nexpectations: []", r"expectations: expected a list of at least one, found \[\]"),
+        (
+            "name: some\nexpectations: []",
+            r"expectations: expected a list of at least one, found \[\]",
+        ),
         ("expectations: [{type: t, kwargs: {}}]", "name: expected a text, found None"),
         ("name: some\nexpectation: []", "unknown key 'expectation', did you mean 'expectations'"),
         ("name: [", "expected a readable suite"),
@@ -116,7 +140,9 @@ def test_without_a_suite_everything_passes() -> None:
 
 def test_importing_the_gate_leaves_great_expectations_alone() -> None:
     code = "import sys, batch_layer.quality.gate; print('great_expectations' in sys.modules)"
-    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    completed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert completed.stdout.strip() == "False"
 
 
@@ -136,7 +162,12 @@ def test_importing_the_gate_leaves_great_expectations_alone() -> None:
             "no column",
         ),
         (
-            {"m": {"raised_exception": True, "exception_message": "called o1\nCaused by: A: why\n\tat x"}},
+            {
+                "m": {
+                    "raised_exception": True,
+                    "exception_message": "called o1\nCaused by: A: why\n\tat x",
+                }
+            },
             "A: why",
         ),
         ({"m": {"raised_exception": True, "exception_message": ""}}, "no message"),
@@ -153,7 +184,8 @@ def test_an_exception_is_read_flat_and_by_metric(info: Any, expected: str | None
             "expect_column_values_to_be_between",
             {"column": "amount", "min_value": 0, "max_value": 10000},
             {"element_count": 1000, "unexpected_count": 3, "partial_unexpected_list": [-5.0, -6.0]},
-            "expect_column_values_to_be_between(amount): expected 0 to 10000, found 3 of 1000 rows otherwise",
+            "expect_column_values_to_be_between(amount): expected 0 to 10000, found 3 of 1000 "
+            "rows otherwise",
         ),
         (
             "expect_column_values_to_match_regex",
@@ -198,15 +230,33 @@ def test_a_failed_expectation_is_one_sentence(
 
 
 def test_the_verdict_is_json_whatever_was_observed() -> None:
-    seen = [Decimal("1.50"), datetime(2026, 11, 21, tzinfo=UTC), float("nan"), b"\x00", {"a": (1, None)}, True, 0.5]
-    failed = FailedExpectation("expect_x", {"column": "c", "min_value": date(2026, 1, 1)}, seen, 7, "a sentence")
+    seen = [
+        Decimal("1.50"),
+        datetime(2026, 11, 21, tzinfo=UTC),
+        float("nan"),
+        b"\x00",
+        {"a": (1, None)},
+        True,
+        0.5,
+    ]
+    failed = FailedExpectation(
+        "expect_x", {"column": "c", "min_value": date(2026, 1, 1)}, seen, 7, "a sentence"
+    )
     verdict = SuiteResult(False, (failed,), (failed,), 2).recorded().as_dict()
     assert json.loads(json.dumps(verdict, allow_nan=False)) == verdict
     assert verdict["failed"] == verdict["warnings"]
     assert verdict["failed"][0] == {
         "type": "expect_x",
         "kwargs": {"column": "c", "min_value": "2026-01-01"},
-        "observed": ["1.50", "2026-11-21 00:00:00+00:00", "nan", "b'\\x00'", {"a": [1, None]}, True, 0.5],
+        "observed": [
+            "1.50",
+            "2026-11-21 00:00:00+00:00",
+            "nan",
+            "b'\\x00'",
+            {"a": [1, None]},
+            True,
+            0.5,
+        ],
         "unexpected_count": 7,
         "element_count": None,
         "rows": [],
@@ -218,7 +268,9 @@ def test_the_verdict_is_json_whatever_was_observed() -> None:
 
 FOUND = {
     "partial_unexpected_list": ["p-4711"],
-    "partial_unexpected_index_list": [{"player": "p-4711", "kafka_partition": 1, "kafka_offset": 3}],
+    "partial_unexpected_index_list": [
+        {"player": "p-4711", "kafka_partition": 1, "kafka_offset": 3}
+    ],
 }
 
 
@@ -231,8 +283,12 @@ def test_a_failed_expectation_names_rows_and_is_short_in_the_ledger() -> None:
         "partial_unexpected_index_list": index,
     }
     kwargs = {"column": "amount", "value_set": list(range(1000))}
-    failed = describe_failure(Expectation("expect_column_values_to_be_in_set", kwargs, "warning"), result, None)
-    assert failed.message.endswith("found 9 of 1000 rows otherwise (the first: partition 1, offset 0)")
+    failed = describe_failure(
+        Expectation("expect_column_values_to_be_in_set", kwargs, "warning"), result, None
+    )
+    assert failed.message.endswith(
+        "found 9 of 1000 rows otherwise (the first: partition 1, offset 0)"
+    )
     entry = failed.as_dict()
     assert entry["rows"] == [{"partition": 1, "offset": i} for i in range(5)]
     assert (entry["severity"], entry["element_count"]) == ("warning", 1000)
@@ -246,32 +302,59 @@ def test_a_failed_expectation_names_rows_and_is_short_in_the_ledger() -> None:
         ("expect_column_values_to_be_null", {"element_count": 2, "unexpected_count": 1, **FOUND}),
         ("expect_column_values_to_be_null", {"unexpected_count": 1, **FOUND}),
         ("expect_column_max_to_be_between", {"observed_value": "p-4711"}),
-        ("expect_column_distinct_values_to_be_in_set", {"observed_value": ["p-4711"], "details": FOUND}),
+        (
+            "expect_column_distinct_values_to_be_in_set",
+            {"observed_value": ["p-4711"], "details": FOUND},
+        ),
         ("expect_column_quantile_values_to_be_between", {"observed_value": {"values": ["p-4711"]}}),
         ("expect_column_most_common_value_to_be_in_set", {"observed_value": ["p-4711"]}),
     ],
 )
 def test_a_failed_expectation_has_no_value_of_a_row(type_: str, result: dict[str, Any]) -> None:
     invalid = "[CAST_INVALID_INPUT] The value '{}"
-    for raised in (None, invalid.format("O'p-4711' of the type STRING"), invalid.format("p-4711…; none")):
+    for raised in (
+        None,
+        invalid.format("O'p-4711' of the type STRING"),
+        invalid.format("p-4711…; none"),
+    ):
         failed = describe_failure(Expectation(type_, {"column": "player"}), result, raised)
-        assert "4711" not in json.dumps(SuiteResult(False, (failed,), (failed,)).recorded().as_dict())
+        assert "4711" not in json.dumps(
+            SuiteResult(False, (failed,), (failed,)).recorded().as_dict()
+        )
         assert raised is None or str(failed.raised).startswith(invalid.format("…'"))
 
 
 @pytest.mark.parametrize(
     ("raised", "recorded"),
     [
-        ('[CAST_OVERFLOW] The value 4711L of the type "BIGINT" is', "[CAST_OVERFLOW] The value '…' of the type '…' is"),
+        (
+            '[CAST_OVERFLOW] The value 4711L of the type "BIGINT" is',
+            "[CAST_OVERFLOW] The value '…' of the type '…' is",
+        ),
         ("[RANGE] -4711.25 is no Decimal(4, 2)", "[RANGE] '…' is no Decimal('…', '…')"),
-        ('NumberFormatException: For input string: "p-4711"', "NumberFormatException: For input string: '…'"),
-        ('Error: The column "player" in BatchData does not', 'Error: The column "player" in BatchData does not'),
-        ('Error: The column "4711" in BatchData does not', "Error: The column '…' in BatchData does not"),
-        ("[UNRESOLVED] A column `level_2` cannot be resolved", "[UNRESOLVED] A column `level_2` cannot be resolved"),
+        (
+            'NumberFormatException: For input string: "p-4711"',
+            "NumberFormatException: For input string: '…'",
+        ),
+        (
+            'Error: The column "player" in BatchData does not',
+            'Error: The column "player" in BatchData does not',
+        ),
+        (
+            'Error: The column "4711" in BatchData does not',
+            "Error: The column '…' in BatchData does not",
+        ),
+        (
+            "[UNRESOLVED] A column `level_2` cannot be resolved",
+            "[UNRESOLVED] A column `level_2` cannot be resolved",
+        ),
     ],
 )
 def test_an_exception_is_recorded_without_values(raised: str, recorded: str) -> None:
-    assert describe_failure(Expectation("expect_any", {"column": "player"}), {}, raised).raised == recorded
+    assert (
+        describe_failure(Expectation("expect_any", {"column": "player"}), {}, raised).raised
+        == recorded
+    )
 
 
 def previous(*counts: int) -> RowCountBaseline:
@@ -291,15 +374,43 @@ def previous(*counts: int) -> RowCountBaseline:
         (SPEED, {"min_ratio": 0.07}, RowCountBaseline(100), (7, None), "the speed layer has 100"),
         (SPEED, {"max_ratio": 1.1}, RowCountBaseline(100), (None, 110), "the speed layer has 100"),
         (SPEED, {"min_ratio": 1}, RowCountBaseline(0), (0, None), "the speed layer has 0"),
-        (SPEED, {"min_ratio": 1}, RowCountBaseline(why="it skipped it"), (None, None), "it skipped it"),
-        (PREVIOUS, {"min_ratio": 0.5, "max_ratio": 2}, previous(100, 300, 90), (50, 200), "of 3 days before is 100"),
-        (PREVIOUS, {"min_ratio": 0.5, "days": 1}, previous(100, 300), (50, None), "the median of 1 days before is 100"),
-        (PREVIOUS, {"min_ratio": 0.5}, previous(100, 300), (None, None), "of 7 days before, 2 are known, 3 are needed"),
+        (
+            SPEED,
+            {"min_ratio": 1},
+            RowCountBaseline(why="it skipped it"),
+            (None, None),
+            "it skipped it",
+        ),
+        (
+            PREVIOUS,
+            {"min_ratio": 0.5, "max_ratio": 2},
+            previous(100, 300, 90),
+            (50, 200),
+            "of 3 days before is 100",
+        ),
+        (
+            PREVIOUS,
+            {"min_ratio": 0.5, "days": 1},
+            previous(100, 300),
+            (50, None),
+            "the median of 1 days before is 100",
+        ),
+        (
+            PREVIOUS,
+            {"min_ratio": 0.5},
+            previous(100, 300),
+            (None, None),
+            "of 7 days before, 2 are known, 3 are needed",
+        ),
         (PREVIOUS, {"min_ratio": 0.5, "min_days": 2}, previous(100, 301), (101, None), "is 200.5"),
     ],
 )
 def test_an_expectation_of_ours_means_bounds_of_the_row_count(
-    type_: str, kwargs: dict[str, Any], known: RowCountBaseline, bounds: tuple[int | None, int | None], basis: str
+    type_: str,
+    kwargs: dict[str, Any],
+    known: RowCountBaseline,
+    bounds: tuple[int | None, int | None],
+    basis: str,
 ) -> None:
     planned = plan_bounds(type_, kwargs, known)
     assert (planned.min_value, planned.max_value) == bounds
@@ -323,12 +434,28 @@ def test_our_expectations_are_in_the_file_like_the_others(tmp_path: Path) -> Non
     ("type_", "kwargs", "expected"),
     [
         (SPEED, {}, "expected min_ratio, max_ratio or both, found neither"),
-        (SPEED, {"min_ratio": 2, "max_ratio": 1}, "expected min_ratio up to max_ratio, found 2.0 above 1.0"),
+        (
+            SPEED,
+            {"min_ratio": 2, "max_ratio": 1},
+            "expected min_ratio up to max_ratio, found 2.0 above 1.0",
+        ),
         (SPEED, {"min_ratio": -1}, "min_ratio: ensure this value is greater than or equal to 0"),
         (SPEED, {"min_ratio": 1, "days": 2}, "days: extra fields not permitted"),
-        (SPEED, {"min_ratio": 1, "max_value": 7}, r"expected ratios \(min_ratio, max_ratio\), found max_value"),
-        (PREVIOUS, {"min_ratio": 1, "days": 0}, "days: ensure this value is greater than or equal to 1"),
-        (PREVIOUS, {"min_ratio": 1, "days": 2, "min_days": 3}, r"expected min_days up to days \(2\), found 3"),
+        (
+            SPEED,
+            {"min_ratio": 1, "max_value": 7},
+            r"expected ratios \(min_ratio, max_ratio\), found max_value",
+        ),
+        (
+            PREVIOUS,
+            {"min_ratio": 1, "days": 0},
+            "days: ensure this value is greater than or equal to 1",
+        ),
+        (
+            PREVIOUS,
+            {"min_ratio": 1, "days": 2, "min_days": 3},
+            r"expected min_days up to days \(2\), found 3",
+        ),
     ],
 )
 def test_an_expectation_of_ours_is_checked_like_the_others(

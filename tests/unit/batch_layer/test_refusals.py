@@ -35,7 +35,9 @@ def state(**values: Any) -> State:
     return new_state(Timeline(FAR, AFTER, {0: 20}), {0: 25}, **values)
 
 
-def basis(stream: config.Stream = STREAM, suite: bytes = b"", at: State | None = None, cut: Cut = CUT) -> str:
+def basis(
+    stream: config.Stream = STREAM, suite: bytes = b"", at: State | None = None, cut: Cut = CUT
+) -> str:
     return refusal_basis(stream, suite, at or state(), HOUR, cut)
 
 
@@ -73,7 +75,9 @@ def test_another_version_of_the_code_is_another_basis(monkeypatch: pytest.Monkey
 
 
 def row(kind: Kind, id: str | None = None) -> LedgerRow:
-    return ledger.decision(HOUR, kind, 1, CUT, NOW, id or refusals.decision_id("id", basis()), reason="no")
+    return ledger.decision(
+        HOUR, kind, 1, CUT, NOW, id or refusals.decision_id("id", basis()), reason="no"
+    )
 
 
 def test_a_refusal_is_valid_while_its_inputs_are_unchanged_and_for_a_day() -> None:
@@ -106,7 +110,12 @@ def test_a_refusal_is_written_again_only_if_it_changed() -> None:
 
 
 def test_the_newest_decision_decides_whether_an_hour_is_refused() -> None:
-    sealed, refused, accepted, served = row("sealed"), row("refused"), row("accepted"), row("served")
+    sealed, refused, accepted, served = (
+        row("sealed"),
+        row("refused"),
+        row("accepted"),
+        row("served"),
+    )
     assert last_refusal([sealed, refused], HOUR) is refused
     assert last_refusal([sealed, refused, served], HOUR) is refused
     assert last_refusal([sealed, accepted, refused], HOUR) is refused

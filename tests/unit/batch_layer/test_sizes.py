@@ -19,9 +19,18 @@ def files(*sizes: tuple[int, int]) -> list[Any]:
 
 @pytest.mark.parametrize(
     ("offsets", "at_once", "parts"),
-    [(0, 2, 2), (1, 2, 2), (500_000, 2, 2), (500_001, 2, 3), (36_000_000, 2, 144), (36_000_000, 400, 400)],
+    [
+        (0, 2, 2),
+        (1, 2, 2),
+        (500_000, 2, 2),
+        (500_001, 2, 3),
+        (36_000_000, 2, 144),
+        (36_000_000, 400, 400),
+    ],
 )
-def test_shuffles_follow_the_hours_size_and_use_every_core(offsets: int, at_once: int, parts: int) -> None:
+def test_shuffles_follow_the_hours_size_and_use_every_core(
+    offsets: int, at_once: int, parts: int
+) -> None:
     assert shuffle_partitions(offsets, at_once) == parts
 
 
@@ -43,7 +52,10 @@ def test_shuffles_follow_the_hours_size_and_use_every_core(offsets: int, at_once
 def test_files_follow_the_bytes_that_the_speed_layers_rows_take(
     rows: int, row_bytes: int, at_once: int, tasks: int
 ) -> None:
-    assert write_tasks(rows, files((10, 10 * row_bytes), (30, 30 * row_bytes)), at_once, FILE_BYTES) == tasks
+    assert (
+        write_tasks(rows, files((10, 10 * row_bytes), (30, 30 * row_bytes)), at_once, FILE_BYTES)
+        == tasks
+    )
 
 
 def test_without_rows_of_the_speed_layer_a_row_is_taken_for_a_usual_one() -> None:

@@ -1,4 +1,5 @@
-"""A small hour, of which the driver has the places and hashes: its counts, and the difference of the layers."""
+"""A small hour, of which the driver has the places and hashes: its counts, and the difference of
+the layers."""
 
 from __future__ import annotations
 
@@ -46,7 +47,10 @@ def test_each_place_has_the_kind_that_the_layers_give_it() -> None:
     assert all(expected[k] for k in ("same", "changed", "duplicate", "extra", "unread", "missing"))
     found = compare_hashes(hashes(speed), hashes(batch), table(removed, pa.schema(PLACE)), unread)
     assert found.speed_rows == len(speed)
-    assert (found.missing, found.unread) == (expected["missing"] + expected["unread"], expected["unread"])
+    assert (found.missing, found.unread) == (
+        expected["missing"] + expected["unread"],
+        expected["unread"],
+    )
     assert (found.extra, found.changed, found.duplicate) == tuple(
         expected[k] for k in ("extra", "changed", "duplicate")
     )
@@ -66,7 +70,11 @@ def test_offsets_that_occur_twice_or_lie_outside_are_counted_as_such() -> None:
     ranges = {0: (4, 7), 1: (0, 9), 2: (0, 5)}
     assert count_few(places, ranges) == Counted({0: 2}, rows=6, outside=3)
     facts = [("source", pa.string()), ("is_dead", pa.bool_()), ("drifts", pa.bool_())]
-    read = [(0, 4, "kafka", True, True), (0, 4, "kafka", False, False), (0, 5, "speed", False, True)]
+    read = [
+        (0, 4, "kafka", True, True),
+        (0, 4, "kafka", False, False),
+        (0, 5, "speed", False, True),
+    ]
     found = count_few_read(table(read, pa.schema([*PLACE, *facts])), ranges)
     assert found == ReadCounts({0: 2}, good=2, dead=1, sources={"kafka": 2, "speed": 1}, drifting=2)
     assert count_few_read(table([], pa.schema([*PLACE, *facts])), ranges) == ReadCounts()

@@ -18,10 +18,15 @@ HOUR = "2026-11-21T03"
 
 
 def test_an_hour_whose_end_the_log_lost_is_not_read(tmp_path: Any) -> None:
-    """Its ends were decided before; Spark would wait for the lost offsets, or read the records in their place."""
+    """Its ends were decided before; Spark would wait for the lost offsets, or read the records in
+    their place."""
     broker = Broker(log={0: [1, 2, 3], 1: [1, 2]})
-    job = SimpleNamespace(environment=new_environment(tmp_path), stream=new_stream(), kafka=broker.adapter)
+    job = SimpleNamespace(
+        environment=new_environment(tmp_path), stream=new_stream(), kafka=broker.adapter
+    )
     reader = HourReader(cast(Any, job), cast(Any, None))
     state = SimpleNamespace(timeline=Timeline(HOUR, HOUR, {}), position=Position("t", {0: 5, 1: 2}))
-    with pytest.raises(PositionError, match=rf"the end of hour {HOUR} .*lost published records: {{'0': \[3, 5\]}}"):
+    with pytest.raises(
+        PositionError, match=rf"the end of hour {HOUR} .*lost published records: {{'0': \[3, 5\]}}"
+    ):
         reader.read(HOUR, Cut("t", {0: (0, 5), 1: (0, 2)}), cast(Any, state))

@@ -27,13 +27,17 @@ def stream() -> Stream:
     return load_stream("game_events", CONF)
 
 
-def field(name: str, records: int = 1, sample: str | None = '"a"', kind: str | None = "STRING") -> UnknownField:
+def field(
+    name: str, records: int = 1, sample: str | None = '"a"', kind: str | None = "STRING"
+) -> UnknownField:
     return UnknownField(name, records, (0, 0), (0, 9), sample, kind)
 
 
 def row(hour: str, start: int, *fields: UnknownField, others: int = 0) -> LedgerRow:
     account = HourAccount(unknown=UnknownFields(9, fields, others))
-    return ledger.decision(hour, "accepted", 1, Cut("t", {0: (start, start + 10)}), NOW, account=account)
+    return ledger.decision(
+        hour, "accepted", 1, Cut("t", {0: (start, start + 10)}), NOW, account=account
+    )
 
 
 def test_hours_are_merged_by_name_and_those_still_in_kafka_are_restated() -> None:
@@ -47,10 +51,14 @@ def test_hours_are_merged_by_name_and_those_still_in_kafka_are_restated() -> Non
         ("size", 6, 2, "DOUBLE", ["1", "1.5"]),
         ("colour", 2, 1, "STRING", ['"a"']),
     ]
-    assert view.schema is not None and view.schema.endswith("platform STRING, size DOUBLE, colour STRING")
+    assert view.schema is not None and view.schema.endswith(
+        "platform STRING, size DOUBLE, colour STRING"
+    )
     assert (view.restate, view.gone, view.others) == (["2026-11-21T01"], ["2026-11-21T00"], 4)
     assert [c.split()[1] for c in view.commands] == ["apply", "batch"]
-    assert view.commands[1].startswith("anabranch batch game_events --hour 2026-11-21T01 --restate --why")
+    assert view.commands[1].startswith(
+        "anabranch batch game_events --hour 2026-11-21T01 --restate --why"
+    )
     # Hours that follow each other are restated by one command.
     held = [row(f"2026-11-21T{n:02}", n, field("size")) for n in (1, 2, 3, 5)]
     assert [c.split()[4] for c in drift_of(stream(), held, "t", {0: 0}).commands[1:]] == [
@@ -77,7 +85,11 @@ def test_names_that_cannot_be_columns_are_listed_with_the_reason_on_one_line(
 def test_the_column_that_rescues_is_no_field(tmp_path: Path) -> None:
     streams = tmp_path / "streams"
     streams.mkdir()
-    text = (CONF / "streams" / "game_events.yaml").read_text().replace("expectations:", "unknown: rescue\n# ")
+    text = (
+        (CONF / "streams" / "game_events.yaml")
+        .read_text()
+        .replace("expectations:", "unknown: rescue\n# ")
+    )
     (streams / "game_events.yaml").write_text(text)
     rescuing = load_stream("game_events", tmp_path)
     assert rescuing.columns[-1].name == "rescued"
@@ -99,11 +111,20 @@ def test_without_drift_nothing_is_to_be_done(capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     ("value", "kind"),
     [
-        (None, None), (True, "BOOLEAN"), (1, "BIGINT"), (2**63, "STRING"), (1.0, "DOUBLE"), ("x", "STRING"),
-        ("2026-11-21T03:00:00Z", "TIMESTAMP"), ("2026-11-21", "STRING"), ([1, 2.5, None], "ARRAY<DOUBLE>"),
-        ([], "STRING"), ([[1], ["x"]], "ARRAY<STRING>"), ({"a": 1}, "STRING"),
+        (None, None),
+        (True, "BOOLEAN"),
+        (1, "BIGINT"),
+        (2**63, "STRING"),
+        (1.0, "DOUBLE"),
+        ("x", "STRING"),
+        ("2026-11-21T03:00:00Z", "TIMESTAMP"),
+        ("2026-11-21", "STRING"),
+        ([1, 2.5, None], "ARRAY<DOUBLE>"),
+        ([], "STRING"),
+        ([[1], ["x"]], "ARRAY<STRING>"),
+        ({"a": 1}, "STRING"),
     ],
-)  # fmt: skip
+)
 def test_a_type_is_guessed_wide(value: object, kind: str | None) -> None:
     assert guess(value) == kind
 
@@ -129,20 +150,29 @@ def test_samples_are_short_and_need_no_readable_value() -> None:
         ('"eyJhbGciOiJIUzI1NiJ9.x-1"', '"aaAaaAaaAaAAAaA9AaA9.a-9"'),
         ('"2026-11-21T03:00:00Z"', '"9999-99-99A99:99:99A"'),
         ('"\\u00e9\\n\\"\\\\ \u00c9"', '"a\\n\\"\\\\ A"'),
-        ("-12.5e-3", "-99.9e-9"), ("true", "true"), ("null", "null"),
-        ('{"password": "hunter2", "n": [1, null, {"k": "x"}]}', '{"password": "aaaaaa9", "n": [9, null, {"k": "a"}]}'),
+        ("-12.5e-3", "-99.9e-9"),
+        ("true", "true"),
+        ("null", "null"),
+        (
+            '{"password": "hunter2", "n": [1, null, {"k": "x"}]}',
+            '{"password": "aaaaaa9", "n": [9, null, {"k": "a"}]}',
+        ),
         ('"hunter2 cut sho\u2026', '"aaaaaa9 aaa aaa\u2026'),
     ],
-)  # fmt: skip
+)
 def test_a_sample_shows_the_shape_of_a_value_and_not_the_value(sample: str, shape: str) -> None:
     assert shape_of(sample) == shape == shape_of(shape)
     reported = replace(field("token"), sample=sample)
     # Also of a ledger that was written before.
-    assert [f.sample for f in from_json(UnknownFields, UnknownFields(1, (reported,)).as_dict()).fields] == [shape]
+    assert [
+        f.sample for f in from_json(UnknownFields, UnknownFields(1, (reported,)).as_dict()).fields
+    ] == [shape]
 
 
 def test_a_secret_in_an_unknown_field_does_not_reach_the_ledger() -> None:
-    taken = sampled(UnknownField("auth", 1, (0, 0), (0, 0)), [{"auth": {"token": "hunter2", "pin": 4711}}])
+    taken = sampled(
+        UnknownField("auth", 1, (0, 0), (0, 0)), [{"auth": {"token": "hunter2", "pin": 4711}}]
+    )
     assert taken.sample == '{"token": "aaaaaa9", "pin": 9999}' and taken.type is not None
 
 

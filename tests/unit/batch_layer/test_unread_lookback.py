@@ -1,4 +1,5 @@
-"""An hour whose look-back the speed layer has yet to read: accepted as things stand, and decided again once it has."""
+"""An hour whose look-back the speed layer has yet to read: accepted as things stand, and decided
+again once it has."""
 
 from __future__ import annotations
 
@@ -43,13 +44,21 @@ class Hours:
         self.built.append(hour)
         rows = self._lake.stage([(hour, 0, o) for o in range(*cut.ranges[0])])
         self.meanwhile()
-        return Built(hour, cut, before, rows, None, HourAccount(good=10, dead=0, duplicate=0, gap=0))
+        return Built(
+            hour, cut, before, rows, None, HourAccount(good=10, dead=0, duplicate=0, gap=0)
+        )
 
     def changes_events(self, built: Built, state: State) -> bool:
         return False
 
     def recheck_duplicates(
-        self, hour: str, cut: Cut, before: int, state: State, together: Mapping[str, Built], decoding: Decoding
+        self,
+        hour: str,
+        cut: Cut,
+        before: int,
+        state: State,
+        together: Mapping[str, Built],
+        decoding: Decoding,
     ) -> Built | None:
         self.again.append(hour)
         return None
@@ -58,7 +67,9 @@ class Hours:
         return [shift(hour, -1)]
 
 
-def rebuilder(lake: StreamLake, meanwhile: Callable[[], None] = lambda: None) -> tuple[Rebuilder, Hours]:
+def rebuilder(
+    lake: StreamLake, meanwhile: Callable[[], None] = lambda: None
+) -> tuple[Rebuilder, Hours]:
     job = Job(new_environment(lake.folder), lake.stream, lake.lake, Broker().adapter)
     made, hours = Rebuilder(job, None), Hours(lake, meanwhile)  # type: ignore[arg-type]
     made._hours = hours  # type: ignore[assignment]
@@ -66,7 +77,8 @@ def rebuilder(lake: StreamLake, meanwhile: Callable[[], None] = lambda: None) ->
 
 
 def read(lake: StreamLake, upto: int) -> None:
-    """A micro-batch of the speed layer: everything from its position up to `upto`, each offset under its hour."""
+    """A micro-batch of the speed layer: everything from its position up to `upto`, each offset
+    under its hour."""
     start = lake.state().position.offsets[0]
     rows = [(h, 0, o) for h, c in CUTS.items() for o in range(*c.ranges[0]) if start <= o < upto]
     assert lake.publish(lake.speed(lake.stage(rows), {0: upto})) is Outcome.LANDED
@@ -74,7 +86,8 @@ def read(lake: StreamLake, upto: int) -> None:
 
 @pytest.fixture
 def lake(tmp_path: Path) -> StreamLake:
-    """Three sealed hours, of which the first is refused: the speed layer serves it, and is amid it."""
+    """Three sealed hours, of which the first is refused: the speed layer serves it, and is amid
+    it."""
     made = new_lake(tmp_path, timeline=TIMELINE)
     read(made, 4)
     return made
@@ -85,8 +98,11 @@ def micro_batches(lake: StreamLake) -> Callable[[], None]:
     return lambda: read(lake, lake.state().position.offsets[0] + 1)
 
 
-def test_an_hour_is_accepted_while_the_speed_layer_works_off_its_look_back(lake: StreamLake) -> None:
-    """The hazard: every micro-batch changes what duplicates were dropped against, and the hour is built for ever."""
+def test_an_hour_is_accepted_while_the_speed_layer_works_off_its_look_back(
+    lake: StreamLake,
+) -> None:
+    """The hazard: every micro-batch changes what duplicates were dropped against, and the hour is
+    built for ever."""
     made, hours = rebuilder(lake, micro_batches(lake))
     result = made.rebuild(H1)
     assert (result.decision, result.revision, hours.built) == ("accepted", 1, [H1])
@@ -103,7 +119,12 @@ def test_it_is_decided_again_by_the_next_run_once_its_look_back_is_read(lake: St
     assert todo.to_recheck(made._job, lake.state()) == {H1: RebuildRequest(restate=True, why=why)}
     hours.built.clear()
     result = made.rebuild(H1, todo.to_recheck(made._job, lake.state())[H1])
-    assert (result.decision, result.revision, result.reason, hours.built) == ("accepted", 2, why, [H1])
+    assert (result.decision, result.revision, result.reason, hours.built) == (
+        "accepted",
+        2,
+        why,
+        [H1],
+    )
     assert lake.state().accepted[H1] == Accepted(2, CUTS[H1])
     assert todo.to_recheck(made._job, lake.state()) == {}
 
@@ -127,7 +148,8 @@ def test_an_hour_accepted_by_choice_stays_so(lake: StreamLake) -> None:
 
 
 def test_accepting_the_hour_before_decides_it_again_in_the_same_publish(lake: StreamLake) -> None:
-    """The hazard: the speed layer has read the rest by then, so no state shows that the hour never saw it."""
+    """The hazard: the speed layer has read the rest by then, so no state shows that the hour never
+    saw it."""
     made, hours = rebuilder(lake)
     made.rebuild(H1)
     read(lake, 10)
@@ -139,7 +161,8 @@ def test_accepting_the_hour_before_decides_it_again_in_the_same_publish(lake: St
 
 
 def test_a_completely_read_look_back_must_not_change(lake: StreamLake) -> None:
-    """Rows that come where none are awaited are compared: the hour is built again, and then holds."""
+    """Rows that come where none are awaited are compared: the hour is built again, and then
+    holds."""
     read(lake, 10)
     came: list[bool] = []
 
@@ -194,10 +217,14 @@ def test_nothing_more_comes_of_other_hours() -> None:
 
 
 def test_a_fingerprint_omits_row_counts_of_unread_hours() -> None:
-    assert fingerprint(of(4), [H0], {}, {H0: 4}, {H0}) == fingerprint(of(5), [H0], {}, {H0: 5}, {H0})
+    assert fingerprint(of(4), [H0], {}, {H0: 4}, {H0}) == fingerprint(
+        of(5), [H0], {}, {H0: 5}, {H0}
+    )
     assert fingerprint(of(4), [H0], {}, {H0: 4}) != fingerprint(of(5), [H0], {}, {H0: 5})
     by_batch = of(10, accepted={H0: Accepted(1, CUTS[H0])})
-    assert fingerprint(of(4), [H0], {}, {H0: 4}, {H0}) != fingerprint(by_batch, [H0], {H0: ["f"]}, {}, {H0})
+    assert fingerprint(of(4), [H0], {}, {H0: 4}, {H0}) != fingerprint(
+        by_batch, [H0], {H0: ["f"]}, {}, {H0}
+    )
 
 
 def test_an_hour_waits_for_all_that_it_has_not_seen() -> None:
@@ -207,8 +234,11 @@ def test_an_hour_waits_for_all_that_it_has_not_seen() -> None:
     assert plan_recheck(of(20, accepted=accepted)) == {H2: (H0, H1)}
 
 
-def test_an_hour_that_waits_to_be_decided_again_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hazard: the ledger, which is asked for a forgotten hour, does not say what it had not seen."""
+def test_an_hour_that_waits_to_be_decided_again_is_not_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The hazard: the ledger, which is asked for a forgotten hour, does not say what it had not
+    seen."""
     monkeypatch.setattr(state, "REMEMBERED_HOURS", 1)
     timeline = replace(TIMELINE, sealed={})
     accepted = {H0: Accepted(1, CUTS[H0], unread=(shift(H0, -1),)), H1: Accepted(1, CUTS[H1])}

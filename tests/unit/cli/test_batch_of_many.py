@@ -1,4 +1,5 @@
-"""`anabranch batch` of many streams: which streams the job is given, and how their outcomes make one exit code."""
+"""`anabranch batch` of many streams: which streams the job is given, and how their outcomes make
+one exit code."""
 
 from __future__ import annotations
 
@@ -13,7 +14,13 @@ from click.testing import CliRunner, Result
 
 from anabranch.cli import main
 from anabranch.common.deadline import Note
-from anabranch.common.errors import ConfigurationError, PositionError, Transient, Unexpected, combined_exit_code
+from anabranch.common.errors import (
+    ConfigurationError,
+    PositionError,
+    Transient,
+    Unexpected,
+    combined_exit_code,
+)
 from anabranch.config import Environment
 from anabranch.job import Job
 from anabranch.protocol.ledger_row import HourAccount
@@ -32,7 +39,11 @@ def conf(tmp_path: Path) -> Path:
     (folder / "streams").mkdir(parents=True)
     environment = {
         "kafka": {"bootstrap_servers": "127.0.0.1:1"},
-        "catalog": {"name": "lake", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/w"},
+        "catalog": {
+            "name": "lake",
+            "uri": f"sqlite:///{tmp_path}/catalog.db",
+            "warehouse": f"file://{tmp_path}/w",
+        },
         "spark": {"master": "local[2]"},
     }
     (folder / "anabranch.yaml").write_text(yaml.safe_dump(environment))
@@ -44,7 +55,9 @@ def conf(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def submitted(conf: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[str], Result]]:
+def submitted(
+    conf: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[list[str], Result]]:
     """Runs `anabranch batch`; returns the arguments of the job, and what the command said."""
     given: list[str] = []
 
@@ -71,14 +84,21 @@ def submitted(conf: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tupl
     ],
 )
 def test_the_job_is_given_the_selection(
-    submitted: Callable[..., tuple[list[str], Result]], conf: Path, arguments: tuple[str, ...], expected: list[str]
+    submitted: Callable[..., tuple[list[str], Result]],
+    conf: Path,
+    arguments: tuple[str, ...],
+    expected: list[str],
 ) -> None:
     given, done = submitted(*arguments)
     assert (done.exit_code, given) == (0, [*expected, "--conf", str(conf), "--output", "text"])
 
 
-def test_reports_on_hours_read_each_stream(submitted: Callable[..., tuple[list[str], Result]]) -> None:
-    given, _ = submitted("--all", "--hour", HOUR, "--restate", "--why", "a new schema", "--at-once", "4")
+def test_reports_on_hours_read_each_stream(
+    submitted: Callable[..., tuple[list[str], Result]],
+) -> None:
+    given, _ = submitted(
+        "--all", "--hour", HOUR, "--restate", "--why", "a new schema", "--at-once", "4"
+    )
     assert given[0] == "--all"
     assert given[-6:] == ["--hour", HOUR, "--restate", "--why=a new schema", "--at-once", "4"]
 
@@ -116,8 +136,14 @@ def test_a_job_of_few_offsets_uses_javas_first_compiler_alone(
         (("--group", "large"), "expected a stream's file with `group: large`"),
         (("a", "missing"), "missing"),
         (("a", "b", "--hour", HOUR, "--accept", "--why", "known"), "--accept: expected one stream"),
-        (("--group", "small", "--hour", HOUR, "--accept", "--why", "known"), "--accept: expected one stream"),
-        (("a", "--hour", HOUR, "--hour", "2026-11-21T04"), f"expected it once, as HOUR or A..B, found {HOUR} 2026"),
+        (
+            ("--group", "small", "--hour", HOUR, "--accept", "--why", "known"),
+            "--accept: expected one stream",
+        ),
+        (
+            ("a", "--hour", HOUR, "--hour", "2026-11-21T04"),
+            f"expected it once, as HOUR or A..B, found {HOUR} 2026",
+        ),
     ],
 )
 def test_what_names_no_work_or_that_of_too_many_is_refused(
@@ -139,7 +165,9 @@ def test_what_names_no_work_or_that_of_too_many_is_refused(
         ([70, 2, 1, 75, 0], 70),
     ],
 )
-def test_one_exit_code_names_what_an_operator_has_to_look_at_first(codes: list[int], expected: int) -> None:
+def test_one_exit_code_names_what_an_operator_has_to_look_at_first(
+    codes: list[int], expected: int
+) -> None:
     assert combined_exit_code(codes) == expected
 
 
@@ -157,12 +185,25 @@ OUTCOMES = [
     StreamOutcome("bug", (), Unexpected("a bug")),
     StreamOutcome("idle"),
 ]
-CODES = {"good": 0, "refused": 1, "beside": 0, "away": 75, "recreated": 1, "broken": 2, "bug": 70, "idle": 0}
+CODES = {
+    "good": 0,
+    "refused": 1,
+    "beside": 0,
+    "away": 75,
+    "recreated": 1,
+    "broken": 2,
+    "bug": 70,
+    "idle": 0,
+}
 
 
-def test_the_output_names_each_streams_hours_error_and_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_output_names_each_streams_hours_error_and_exit_code(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     print_outcomes(OUTCOMES, {HOUR}, "json", "to rebuild")
-    views: dict[str, Any] = {view["stream"]: view for view in json.loads(capsys.readouterr().out)["streams"]}
+    views: dict[str, Any] = {
+        view["stream"]: view for view in json.loads(capsys.readouterr().out)["streams"]
+    }
     assert {name: view["exit_code"] for name, view in views.items()} == CODES
     assert [(h["hour"], h["state"], h["reason"]) for h in views["refused"]["hours"]] == [
         (HOUR, "refused", "too few rows")

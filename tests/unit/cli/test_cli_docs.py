@@ -20,7 +20,13 @@ def tool() -> None:
 @tool.command(epilog="See also: river.")
 @click.argument("stream", help="Which one.")
 @click.argument("rest", nargs=-1)
-@click.option("--output", type=click.Choice(["text", "json"]), default="text", show_default=True, help="As what.")
+@click.option(
+    "--output",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="As what.",
+)
 @click.option("--secret", hidden=True)
 def flow(stream: str, rest: tuple[str, ...], output: str, secret: str) -> None:
     """Let it
@@ -42,8 +48,8 @@ def under_ground() -> None:
 def test_a_command_is_described_with_usage_arguments_options_and_exit_codes() -> None:
     page = reference.markdown(tool, "tool")
     assert (
-        "## `tool flow`\n\n```\ntool flow [OPTIONS] STREAM [REST]...\n```\n\nLet it flow.\n\n```\none\n  two\n```"
-        in page
+        "## `tool flow`\n\n```\ntool flow [OPTIONS] STREAM [REST]...\n```\n\nLet it "
+        "flow.\n\n```\none\n  two\n```" in page
     )
     assert "| argument | meaning |\n|---|---|\n| `STREAM` | Which one. |\n\n" in page
     assert "| `--output [text\\|json]` | As what. [default: text] |" in page
@@ -77,12 +83,18 @@ def test_the_check_distinguishes_a_stale_page_from_a_fresh_one(tmp_path: Path) -
 
 @pytest.mark.parametrize("name", reference.pages())
 def test_the_pages_are_up_to_date(name: str) -> None:
-    assert (reference.FOLDER / name).read_text(encoding="utf-8") == reference.pages()[name], "run: make docs"
+    assert (reference.FOLDER / name).read_text(encoding="utf-8") == reference.pages()[name], (
+        "run: make docs"
+    )
 
 
-def test_the_help_groups_every_command_once_and_cuts_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_help_groups_every_command_once_and_cuts_no_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     context = click.Context(main)
-    assert sorted(name for section in SECTIONS.values() for name in section) == main.list_commands(context)
+    assert sorted(name for section in SECTIONS.values() for name in section) == main.list_commands(
+        context
+    )
     monkeypatch.setenv("COLUMNS", "80")
     for arguments in (["--help"], ["dev", "--help"]):
         shown = CliRunner().invoke(main, arguments).output

@@ -16,25 +16,53 @@ import sqlalchemy
 @pytest.mark.parametrize(
     ("modules", "unwanted"),
     [
-        ("anabranch.cli", {"pyspark", "pyiceberg", "pyarrow", "kafka", "boto3", "pandas", "pydantic", "sqlglot"}),
+        (
+            "anabranch.cli",
+            {"pyspark", "pyiceberg", "pyarrow", "kafka", "boto3", "pandas", "pydantic", "sqlglot"},
+        ),
         (
             "anabranch.cli.dev",
-            {"psutil", "kafka", "boto3", "pyspark", "pyarrow", "anabranch.dev.services", "anabranch.dev.producers"},
+            {
+                "psutil",
+                "kafka",
+                "boto3",
+                "pyspark",
+                "pyarrow",
+                "anabranch.dev.services",
+                "anabranch.dev.producers",
+            },
         ),
-        ("anabranch.spark.submit, anabranch.iceberg.catalog_settings", {"pyspark", "pyiceberg", "pyarrow", "pandas"}),
         (
-            "anabranch.cli, anabranch.job, anabranch.operations.reports.status, anabranch.protocol.decisions",
-            {"pyspark", "boto3", "duckdb", "sqlglot", "great_expectations", "pandas", "rich.console"},
+            "anabranch.spark.submit, anabranch.iceberg.catalog_settings",
+            {"pyspark", "pyiceberg", "pyarrow", "pandas"},
+        ),
+        (
+            "anabranch.cli, anabranch.job, anabranch.operations.reports.status, "
+            "anabranch.protocol.decisions",
+            {
+                "pyspark",
+                "boto3",
+                "duckdb",
+                "sqlglot",
+                "great_expectations",
+                "pandas",
+                "rich.console",
+            },
         ),
         # Imports PyArrow's datasets by PyIceberg before anything else of the table.
-        ("anabranch.operations.maintenance", {"pyspark", "boto3", "duckdb", "great_expectations", "pandas"}),
+        (
+            "anabranch.operations.maintenance",
+            {"pyspark", "boto3", "duckdb", "great_expectations", "pandas"},
+        ),
     ],
     ids=["help", "dev", "submit", "status", "maintain"],
 )
 def test_a_command_imports_only_the_packages_that_it_uses(modules: str, unwanted: set[str]) -> None:
     as_a_command = "from anabranch.cli import lazy_pandas; lazy_pandas.install()"
     code = f"{as_a_command}; import sys, {modules}; print(sorted({unwanted} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
     assert done.stdout.strip() == "[]"
 
 
@@ -43,20 +71,26 @@ def test_importing_the_package_leaves_the_imports_of_a_program_as_they_are() -> 
         "import sys, anabranch; anabranch.open; "
         "print([f for f in sys.meta_path if type(f).__module__.startswith('anabranch')])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
     assert done.stdout.strip() == "[]"
 
 
 def test_pandas_can_be_imported_later() -> None:
     code = (
-        "from anabranch.cli import lazy_pandas; lazy_pandas.install(); "
-        "import anabranch.iceberg.lake, pyarrow as pa; frame = pa.table({'a': [1, 2]}).to_pandas(); "
+        "from anabranch.cli import lazy_pandas; lazy_pandas.install(); import "
+        "anabranch.iceberg.lake, pyarrow as pa; frame = pa.table({'a': [1, 2]}).to_pandas(); "
         "import pandas; print(frame['a'].sum(), pa.array(pandas.Series([1.0, None])).null_count)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
     assert done.stdout.split() == ["3", "1"]
 
 
 def test_packages_are_compiled_for_commands_that_may_not_write() -> None:
-    compiled = [Path(cache_from_source(module.__file__)) for module in (pyiceberg, pyarrow, sqlalchemy)]
+    compiled = [
+        Path(cache_from_source(module.__file__)) for module in (pyiceberg, pyarrow, sqlalchemy)
+    ]
     assert [str(path) for path in compiled if not path.exists()] == []

@@ -1,4 +1,5 @@
-"""docs/reference/configuration.md has every key that the models know, and its examples are valid."""
+"""docs/reference/configuration.md has every key that the models know, and its examples are
+valid."""
 
 from __future__ import annotations
 
@@ -25,9 +26,12 @@ _ENVIRONMENT = {
     "registry": {"url": "https://registry.example.com"},
 }
 _STREAM = {
-    "topic": "orders", "table": "shop.orders", "key": "id",
-    "schema": "id STRING NOT NULL, at TIMESTAMP, total DECIMAL(12,2)", "event_time": {"column": "at"},
-}  # fmt: skip
+    "topic": "orders",
+    "table": "shop.orders",
+    "key": "id",
+    "schema": "id STRING NOT NULL, at TIMESTAMP, total DECIMAL(12,2)",
+    "event_time": {"column": "at"},
+}
 # What a key needs beside it.
 _BESIDE: dict[str, dict[str, Any]] = {
     "erasure.former_keys": {"erasure": {"key": "a-secret-of-this-test-alone"}},
@@ -63,12 +67,19 @@ def test_every_key_is_described_and_no_other() -> None:
     assert [key.name for key in stream_keys()] == list(STREAM)
     assert [key.name for key in family_keys()] == list(FAMILY)
     text = page()
-    for key in ("`speed.trigger` |", "| `2 seconds` |", "`egress[topic].transaction_rows` |", "| **required** |"):
+    for key in (
+        "`speed.trigger` |",
+        "| `2 seconds` |",
+        "`egress[topic].transaction_rows` |",
+        "| **required** |",
+    ):
         assert key in text
 
 
 @pytest.mark.parametrize("key", _examples(ENVIRONMENT))
-def test_an_example_of_the_environment_is_valid(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_example_of_the_environment_is_valid(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("KAFKA_PASSWORD", "CATALOG_TOKEN"):
         monkeypatch.setenv(name, "of-this-test-alone")
     monkeypatch.setenv("CATALOG_URI", "postgresql+psycopg2://catalog@db/lake")
@@ -91,14 +102,21 @@ def test_an_example_of_a_stream_is_valid(key: str, tmp_path: Path) -> None:
     data = dict(_STREAM) | (_BESIDE.get(key) or {})
     prefix, _, last = key.rpartition(".")
     if prefix.startswith("egress["):
-        own = {k.rpartition(".")[2]: _example(STREAM, k) for k in STREAM if k.startswith(f"{prefix}.")}
+        own = {
+            k.rpartition(".")[2]: _example(STREAM, k) for k in STREAM if k.startswith(f"{prefix}.")
+        }
         data["egress"] = [own]
         assert last in own
     elif prefix == "views.NAME":
-        whole = {k.rpartition(".")[2]: _example(STREAM, k) for k in STREAM if k.startswith("views.NAME.")}
+        whole = {
+            k.rpartition(".")[2]: _example(STREAM, k) for k in STREAM if k.startswith("views.NAME.")
+        }
         data["views"] = {"per_minute": whole}
     elif prefix == "webhook":
-        data["webhook"] = {"url": "https://receiver.invalid/of-this-test", last: _example(STREAM, key)}
+        data["webhook"] = {
+            "url": "https://receiver.invalid/of-this-test",
+            last: _example(STREAM, key),
+        }
     else:
         data = _put(data, key.split("."), _example(STREAM, key))
     (tmp_path / "streams" / "orders.yaml").write_text(yaml.safe_dump(data))

@@ -17,8 +17,17 @@ _NAMED = re.compile(r"docs/[\w/-]+\.md(?:#[\w-]+)?")
 
 def named() -> set[str]:
     """Every page that what `init` writes names, with its section."""
-    files = [*(ROOT / "conf").rglob("*.yaml"), *(ROOT / "deploy").rglob("*"), ROOT / "docker-compose.yml"]
-    return {name for file in files if file.is_file() for name in _NAMED.findall(file.read_text(encoding="utf-8"))}
+    files = [
+        *(ROOT / "conf").rglob("*.yaml"),
+        *(ROOT / "deploy").rglob("*"),
+        ROOT / "docker-compose.yml",
+    ]
+    return {
+        name
+        for file in files
+        if file.is_file()
+        for name in _NAMED.findall(file.read_text(encoding="utf-8"))
+    }
 
 
 def commands() -> set[str]:

@@ -1,4 +1,5 @@
-"""How commands and jobs end: an unexpected error has its own exit code, and is never taken for a refusal."""
+"""How commands and jobs end: an unexpected error has its own exit code, and is never taken for a
+refusal."""
 
 from __future__ import annotations
 
@@ -88,7 +89,9 @@ def test_a_command_ends_with_the_exit_code_of_its_error(
 def test_a_port_that_is_taken_is_named_and_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        done = CliRunner().invoke(cli.main, ["metrics", "--listen", str(port), "--conf", str(ROOT / "conf")])
+        done = CliRunner().invoke(
+            cli.main, ["metrics", "--listen", str(port), "--conf", str(ROOT / "conf")]
+        )
     assert done.exit_code == 2, done.output
     assert f"expected to listen at 127.0.0.1:{port}, found: Address already in use" in done.output
     assert "transient" not in done.output
@@ -109,8 +112,11 @@ def test_a_tool_that_passes_something_on_does_not_hide_a_refusal() -> None:
     assert raised.value is refused
 
 
-def test_a_machine_without_java_is_no_refused_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hazard: spark-submit ends with exit code 1 there, and so would the command that became it."""
+def test_a_machine_without_java_is_no_refused_hour(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hazard: spark-submit ends with exit code 1 there, and so would the command that became
+    it."""
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigurationError, match="No Java found") as raised:
@@ -135,17 +141,26 @@ def test_a_restatement_beside_an_hour_is_no_verdict_on_it() -> None:
         ("batch_layer", [str(ROOT / "batch_layer" / "job.py")]),
     ],
 )
-def test_a_broken_installation_is_no_refusal(tmp_path: Path, library: str, begin: list[str]) -> None:
+def test_a_broken_installation_is_no_refusal(
+    tmp_path: Path, library: str, begin: list[str]
+) -> None:
     (tmp_path / f"{library}.py").write_text("import a_library_that_is_not_there\n")
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     done = subprocess.run(
-        [sys.executable, *begin], env=environment, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, *begin],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert done.returncode == 70, done.stderr
     assert "a_library_that_is_not_there" in done.stderr
 
 
-@pytest.mark.parametrize(("end", "code"), [("return", 0), ("sys.exit(1)", 1), ("raise Transient('later')", 75)])
+@pytest.mark.parametrize(
+    ("end", "code"), [("return", 0), ("sys.exit(1)", 1), ("raise Transient('later')", 75)]
+)
 def test_a_command_that_ends_at_once_has_written_all_of_its_output(end: str, code: int) -> None:
     program = f"""
 import logging, sys
@@ -182,7 +197,9 @@ def speak():
 cli.run()
 """
     command = [sys.executable, "-c", program, "speak"]
-    with subprocess.Popen(command, env=_buffered(), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as left:
+    with subprocess.Popen(
+        command, env=_buffered(), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as left:
         assert left.stdout is not None and left.stderr is not None
         left.stdout.close()
         assert left.stderr.read() == b""

@@ -1,4 +1,5 @@
-"""Reports of many streams, with real tables: what each answers, and who does not when a service hangs."""
+"""Reports of many streams, with real tables: what each answers, and who does not when a service
+hangs."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ def silent() -> Iterator[str]:
 
 @pytest.fixture
 def conf(tmp_path: Path, silent: str, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Four streams with tables, of which each has accepted one hour more than the one before; Kafka hangs."""
+    """Four streams with tables, of which each has accepted one hour more than the one before; Kafka
+    hangs."""
     monkeypatch.setattr("anabranch.cli.many.ANSWER_SECONDS", 3.0)
     (tmp_path / "streams").mkdir()
     for i, name in enumerate(NAMES):
@@ -40,8 +42,18 @@ def conf(tmp_path: Path, silent: str, monkeypatch: pytest.MonkeyPatch) -> Path:
         lake = new_lake(tmp_path, timeline=timeline, name=name)
         for hour in HOURS[:i]:
             _accept(lake, hour)
-        _write(tmp_path / "streams" / f"{name}.yaml", topic=name, table=f"games.{name}", schema=DDL, key="id")
-    lake_of = {"name": "lake", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/warehouse"}
+        _write(
+            tmp_path / "streams" / f"{name}.yaml",
+            topic=name,
+            table=f"games.{name}",
+            schema=DDL,
+            key="id",
+        )
+    lake_of = {
+        "name": "lake",
+        "uri": f"sqlite:///{tmp_path}/catalog.db",
+        "warehouse": f"file://{tmp_path}/warehouse",
+    }
     _write(tmp_path / "anabranch.yaml", kafka={"bootstrap_servers": silent}, catalog=lake_of)
     return tmp_path
 
@@ -75,7 +87,10 @@ def test_a_kafka_that_hangs_is_named_for_each_stream_in_time(conf: Path) -> None
     # Hours need no Kafka.
     done, _ = _run(conf, "hours", "--all", "--output", "json")
     assert done.exit_code == 0, done.output
-    assert [view["hours"][0]["state"] for view in json.loads(done.stdout)] == ["sealed", *["accepted"] * 3]
+    assert [view["hours"][0]["state"] for view in json.loads(done.stdout)] == [
+        "sealed",
+        *["accepted"] * 3,
+    ]
     done, _ = _run(conf, "hours", "s0", "s1")
     assert done.exit_code == 0 and "s0:" in done.stdout and "s1:" in done.stdout
 
@@ -101,14 +116,28 @@ def test_fifty_streams_are_answered_in_time_though_a_service_hangs(
     (tmp_path / "streams").mkdir()
     names = [f"t{i:02}" for i in range(50)]
     for name in names:
-        _write(tmp_path / "streams" / f"{name}.yaml", topic=name, table=f"games.{name}", schema=DDL, key="id")
-    hangs = {"name": "lake", "type": "rest", "uri": f"http://{silent}", "warehouse": "file:///nowhere"}
+        _write(
+            tmp_path / "streams" / f"{name}.yaml",
+            topic=name,
+            table=f"games.{name}",
+            schema=DDL,
+            key="id",
+        )
+    hangs = {
+        "name": "lake",
+        "type": "rest",
+        "uri": f"http://{silent}",
+        "warehouse": "file:///nowhere",
+    }
     _write(tmp_path / "anabranch.yaml", kafka={"bootstrap_servers": silent}, catalog=hangs)
     for command in ("maintain", "audit"):
         done, seconds = _run(tmp_path, command, "--all", "--output", "json")
         assert (done.exit_code, [view["stream"] for view in json.loads(done.stdout)]) == (75, names)
         errors = [view["error"] for view in json.loads(done.stdout)]
-        named = ("found none from the catalog or the store;", "because the streams before it did not answer")
+        named = (
+            "found none from the catalog or the store;",
+            "because the streams before it did not answer",
+        )
         assert [error for error in errors if not any(words in error for words in named)] == []
         assert sum(named[0] in error for error in errors) == 16
         assert seconds < 100, "one after the other they would take minutes"
@@ -118,18 +147,30 @@ def test_a_catalog_that_hangs_is_named_for_each_stream_in_time(
     conf: Path, silent: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = yaml.safe_load((conf / "anabranch.yaml").read_text())
-    hangs = {"name": "lake", "type": "rest", "uri": f"http://{silent}", "warehouse": "file:///nowhere"}
+    hangs = {
+        "name": "lake",
+        "type": "rest",
+        "uri": f"http://{silent}",
+        "warehouse": "file:///nowhere",
+    }
     _write(conf / "anabranch.yaml", **settings | {"catalog": hangs})
     for command in ("status", "hours", "maintain", "audit"):
-        _assert_each_names(*_run(conf, command, "--all", "--output", "json"), "the catalog or the store")
-    # Kafka and the catalog are waited for at the same time, and what needs them is not waited for. A client's own
-    # timeout is 30 s.
+        _assert_each_names(
+            *_run(conf, command, "--all", "--output", "json"), "the catalog or the store"
+        )
+    # Kafka and the catalog are waited for at the same time, and what needs them is not waited for.
+    # A client's own timeout is 30 s.
     monkeypatch.setattr("anabranch.operations.doctor._SERVICE_SECONDS", 1.0)
     for streams, names in ((["--all"], NAMES), (["s0"], ["s0"])):
         done, seconds = _run(conf, "doctor", *streams, "--output", "json")
         assert (done.exit_code, seconds < 25) == (1, True), (seconds, done.output)
-        unanswered = [f["subject"] for f in json.loads(done.stdout)["findings"] if f["check"] == "no-answer"]
-        assert unanswered == ["catalog", *(f"{what} {name}" for name in names for what in ("kafka", "tables"))]
+        unanswered = [
+            f["subject"] for f in json.loads(done.stdout)["findings"] if f["check"] == "no-answer"
+        ]
+        assert unanswered == [
+            "catalog",
+            *(f"{what} {name}" for name in names for what in ("kafka", "tables")),
+        ]
 
 
 def test_a_group_is_complete_through_the_hour_of_its_last_stream(conf: Path) -> None:
@@ -147,7 +188,11 @@ def test_a_group_is_complete_through_the_hour_of_its_last_stream(conf: Path) -> 
     # A file that is wrong: the hour is not known, and the file is named.
     _write(conf / "streams" / "s9.yaml", topic="s9", table="games.s9", schema=DDL, key="nothing")
     done, _ = _run(conf, "complete-through", "s2", "s3", "s9")
-    assert done.exit_code == 2 and "complete through: not known" in done.stdout and "s9.yaml: key" in done.stderr
+    assert (
+        done.exit_code == 2
+        and "complete through: not known" in done.stdout
+        and "s9.yaml: key" in done.stderr
+    )
 
 
 def test_one_way_to_select_is_expected(conf: Path) -> None:

@@ -1,4 +1,5 @@
-"""Names from files and command lines stay names: none of them leaves its place in SQL, in a path, or in an argument."""
+"""Names from files and command lines stay names: none of them leaves its place in SQL, in a path,
+or in an argument."""
 
 from __future__ import annotations
 
@@ -15,9 +16,29 @@ from anabranch.config import load_environment, load_stream
 from anabranch.offsets.hours import start_of
 
 HOSTILE = [
-    "", " ", "a b", "a-b", "a\n", "a\x00b", "a;b", "a'b", 'a"b', "a`b", "a/b", "../a", "..", "/etc/passwd", "${HOME}",
-    "%s", "a' OR 1=1 --", "a`; DROP TABLE events; --", "-rf", "--conf", "\uff41", "1a",
-]  # fmt: skip
+    "",
+    " ",
+    "a b",
+    "a-b",
+    "a\n",
+    "a\x00b",
+    "a;b",
+    "a'b",
+    'a"b',
+    "a`b",
+    "a/b",
+    "../a",
+    "..",
+    "/etc/passwd",
+    "${HOME}",
+    "%s",
+    "a' OR 1=1 --",
+    "a`; DROP TABLE events; --",
+    "-rf",
+    "--conf",
+    "\uff41",
+    "1a",
+]
 STREAM: dict[str, Any] = {
     "topic": "events", "table": "games.events", "format": "json", "key": "id",
     "schema": "id STRING NOT NULL, at TIMESTAMP",
@@ -27,9 +48,19 @@ ENVIRONMENT: dict[str, Any] = {
     "catalog": {"name": "lake", "uri": "sqlite:///none.db", "warehouse": "s3://none/warehouse"},
 }
 COMMANDS = [
-    ["apply"], ["speed"], ["batch"], ["merge"], ["hours"], ["status"], ["adopt"], ["maintain"], ["audit"],
-    ["dead-letters"], ["metrics"], ["data-docs", "--to", "none"],
-]  # fmt: skip
+    ["apply"],
+    ["speed"],
+    ["batch"],
+    ["merge"],
+    ["hours"],
+    ["status"],
+    ["adopt"],
+    ["maintain"],
+    ["audit"],
+    ["dead-letters"],
+    ["metrics"],
+    ["data-docs", "--to", "none"],
+]
 
 
 @pytest.fixture
@@ -81,15 +112,21 @@ def test_a_table_a_key_and_a_columns_name(conf: Path, name: str) -> None:
             load_stream("events", conf)
 
 
-@pytest.mark.parametrize("name", [n for n in HOSTILE if n not in ("a-b", "..", "1a", "--conf", "-rf")])
+@pytest.mark.parametrize(
+    "name", [n for n in HOSTILE if n not in ("a-b", "..", "1a", "--conf", "-rf")]
+)
 def test_a_topic(conf: Path, name: str) -> None:
     change(conf, topic=name)
     with pytest.raises(ConfigurationError):
         load_stream("events", conf)
 
 
-@pytest.mark.parametrize("name", [name for name in HOSTILE if "`" not in name and "\x00" not in name])
-@pytest.mark.parametrize("ddl", ["`{}` STRING", "a STRUCT<`{}`: INT>", "a ARRAY<STRUCT<b: STRUCT<`{}`: INT>>>"])
+@pytest.mark.parametrize(
+    "name", [name for name in HOSTILE if "`" not in name and "\x00" not in name]
+)
+@pytest.mark.parametrize(
+    "ddl", ["`{}` STRING", "a STRUCT<`{}`: INT>", "a ARRAY<STRUCT<b: STRUCT<`{}`: INT>>>"]
+)
 def test_a_column_however_deep(conf: Path, ddl: str, name: str) -> None:
     change(conf, schema=f"id STRING NOT NULL, {ddl.format(name)}")
     with pytest.raises(ConfigurationError):
@@ -107,11 +144,19 @@ def test_the_catalog(conf: Path, name: str) -> None:
 
 @pytest.mark.parametrize(
     "hour",
-    [*HOSTILE, "2026-11-21T3", "2026-11-21T03\n", "2026-11-21T03' OR '1'='1", "\uff12\uff10\uff12\uff16-11-21T03"],
+    [
+        *HOSTILE,
+        "2026-11-21T3",
+        "2026-11-21T03\n",
+        "2026-11-21T03' OR '1'='1",
+        "\uff12\uff10\uff12\uff16-11-21T03",
+    ],
 )
 def test_an_hour(conf: Path, hour: str) -> None:
     with pytest.raises(ConfigurationError, match="expected a UTC hour"):
         start_of(hour)
     for command in (["batch", "events", "--hour", hour], ["audit", "events", "--hours", hour]):
         result = CliRunner().invoke(main, [*command, "--conf", str(conf)])
-        assert (result.exit_code, "expected a UTC hour" in result.output) == (2, True), result.output
+        assert (result.exit_code, "expected a UTC hour" in result.output) == (2, True), (
+            result.output
+        )

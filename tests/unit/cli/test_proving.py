@@ -13,7 +13,10 @@ from anabranch.cli import main
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["audit", "s", "--hours", "2026-11-21T05..2026-11-21T03"], "expected the earlier hour first"),
+        (
+            ["audit", "s", "--hours", "2026-11-21T05..2026-11-21T03"],
+            "expected the earlier hour first",
+        ),
         (["audit", "s", "--hours", "2026-11-21T05..x"], "expected a UTC hour such as"),
         (["dead-letters", "s", "--hours", "x"], "expected a UTC hour such as"),
         (["explain", "s", "yesterday"], "expected a UTC hour such as"),
@@ -21,8 +24,14 @@ from anabranch.cli import main
         (["duplicates", "s", "5"], "expected a UTC hour such as"),
         (["hours", "s", "--history", "x"], "expected a UTC hour such as"),
         # The hours are right, so the next thing that is asked for is the stream's configuration.
-        (["audit", "s", "--hours", "2026-11-21T03..2026-11-21T05"], "anabranch.yaml: expected a configuration file"),
-        (["audit", "s", "--hours", "2026-11-21T03"], "anabranch.yaml: expected a configuration file"),
+        (
+            ["audit", "s", "--hours", "2026-11-21T03..2026-11-21T05"],
+            "anabranch.yaml: expected a configuration file",
+        ),
+        (
+            ["audit", "s", "--hours", "2026-11-21T03"],
+            "anabranch.yaml: expected a configuration file",
+        ),
         (["hours", "s", "--history"], "anabranch.yaml: expected a configuration file"),
     ],
 )

@@ -47,12 +47,15 @@ class Terminal:
         os.write(self._descriptor, text.encode())
 
     def wait_for(self, text: str, interrupting: bool = False) -> None:
-        """Return once the text is shown, behind what was waited for before. `interrupting`: with what a terminal does
-        of Ctrl-C after a second in which nothing is shown, and again after ten: readline sleeps on when it comes just
-        before it waits, and a second one while the shell still answers the first would end it."""
+        """Return once the text is shown, behind what was waited for before. `interrupting`: with
+        what a terminal does of Ctrl-C after a second in which nothing is shown, and again after
+        ten: readline sleeps on when it comes just before it waits, and a second one while the shell
+        still answers the first would end it."""
         deadline, silence = time.monotonic() + 240, 1
         while text not in self.shown:
-            assert time.monotonic() < deadline, f"expected {text!r} within four minutes, found {self.shown!r}"
+            assert time.monotonic() < deadline, (
+                f"expected {text!r} within four minutes, found {self.shown!r}"
+            )
             if select.select([self._descriptor], [], [], silence)[0]:
                 self.shown += os.read(self._descriptor, 65_536).decode(errors="replace")
             elif interrupting:
@@ -64,7 +67,11 @@ class Terminal:
 @contextmanager
 def _shell(conf: Path) -> Iterator[Terminal]:
     ours, theirs = pty.openpty()
-    environment = os.environ | {"HOME": str(conf), "XDG_CONFIG_HOME": str(conf / "config"), "TERM": "xterm"}
+    environment = os.environ | {
+        "HOME": str(conf),
+        "XDG_CONFIG_HOME": str(conf / "config"),
+        "TERM": "xterm",
+    }
     command = [sys.executable, "-m", "anabranch.cli", "query", "--conf", str(conf)]
     process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
     os.close(theirs)
@@ -119,14 +126,17 @@ def test_a_statement_that_was_begun_by_mistake_is_left_too(tmp_path: Path, word:
     assert answered(tmp_path, "SELECT 1", word, "SELECT 2;") == ([], ["SELECT 2;"])
 
 
-def test_a_name_on_its_own_line_does_not_end_the_shell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_name_on_its_own_line_does_not_end_the_shell(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     lines = ["SELECT", "quit", "FROM t;"]
     assert answered(tmp_path, *lines) == (["\n".join(lines)], [])
     assert r"\q or Ctrl-D ends the shell" in capsys.readouterr().err
 
 
 def answered(folder: Path, *lines: str) -> tuple[list[str], list[str]]:
-    """The statements that the shell runs of lines that are typed, and the lines that it leaves unread."""
+    """The statements that the shell runs of lines that are typed, and the lines that it leaves
+    unread."""
     statements: list[str] = []
     waiting = list(lines)
 

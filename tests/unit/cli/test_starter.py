@@ -23,7 +23,9 @@ def init(*arguments: str) -> str:
     return done.output
 
 
-def test_without_a_folder_the_current_one_is_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_folder_the_current_one_is_filled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     said = init()
     assert (tmp_path / "conf" / "anabranch.yaml").is_file()
@@ -68,4 +70,11 @@ def test_the_readme_names_existing_commands_files_and_keys(tmp_path: Path) -> No
     [stream] = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
     (tmp_path / "conf" / "streams" / "orders.yaml").write_text(stream)
     assert config.load_stream("orders", tmp_path / "conf").topic == "shop.orders"
-    assert set(yaml.safe_load(stream)) == {"topic", "table", "format", "schema", "key", "event_time"}
+    assert set(yaml.safe_load(stream)) == {
+        "topic",
+        "table",
+        "format",
+        "schema",
+        "key",
+        "event_time",
+    }

@@ -75,7 +75,9 @@ def test_pauses() -> None:
     assert len(set(pauses)) > 100
 
 
-def test_a_lock_of_another_process_is_awaited_up_to_a_deadline(clock: Clock, tmp_path: Path) -> None:
+def test_a_lock_of_another_process_is_awaited_up_to_a_deadline(
+    clock: Clock, tmp_path: Path
+) -> None:
     calls: list[bool] = []
     with (
         locked(tmp_path / "lock", 5),
@@ -111,7 +113,11 @@ def test_jars_are_requested_four_times(
 def test_a_doubtful_answer_is_requested_again_over_new_connections_for_five_seconds(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, doubtful: int, attempts: int
 ) -> None:
-    adapter, answers, closed = KafkaAdapter(Kafka(bootstrap_servers="127.0.0.1:1")), list[int](), list[int]()
+    adapter, answers, closed = (
+        KafkaAdapter(Kafka(bootstrap_servers="127.0.0.1:1")),
+        list[int](),
+        list[int](),
+    )
     monkeypatch.setattr(adapter, "close", lambda: closed.append(len(answers)))
 
     def question() -> int:
@@ -119,5 +125,7 @@ def test_a_doubtful_answer_is_requested_again_over_new_connections_for_five_seco
         return answers[-1]
 
     assert adapter._believed(question, lambda answer: answer < doubtful) == attempts - 1
-    assert closed == list(range(1, attempts)), "before each further question, and not after the last"
+    assert closed == list(range(1, attempts)), (
+        "before each further question, and not after the last"
+    )
     assert clock.pauses == [0.5] * (attempts - 1)

@@ -1,4 +1,5 @@
-"""Errors: each says what failed, where, and what to do; found by reading every place that raises one."""
+"""Errors: each says what failed, where, and what to do; found by reading every place that raises
+one."""
 
 from __future__ import annotations
 
@@ -12,7 +13,11 @@ import pytest
 from anabranch.common import errors
 
 ROOT = Path(__file__).parents[3]
-_OURS = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, Exception)}
+_OURS = {
+    name
+    for name, kind in vars(errors).items()
+    if isinstance(kind, type) and issubclass(kind, Exception)
+}
 _WHAT_TO_DO = re.compile(
     r"\bagain\b|\brestarting\b|`[a-z]|[;:,(] *(?:to |then |only )?[^;:]*?"
     r"\b(?:run|set|check|put|leave|create|name|choose|install|report|stop|roll|go back|read|record|look|let|compare|"
@@ -53,7 +58,11 @@ def _raised() -> Iterator[tuple[str, str, str]]:
                     and node.func.id in _OURS
                     and node.args
                 ):
-                    yield f"{file.relative_to(ROOT)}:{node.lineno}", node.func.id, _text(node.args[0])
+                    yield (
+                        f"{file.relative_to(ROOT)}:{node.lineno}",
+                        node.func.id,
+                        _text(node.args[0]),
+                    )
 
 
 def faults(kind: str, text: str) -> list[str]:
@@ -98,6 +107,8 @@ def test_every_error_has_the_failure_the_place_and_a_remedy() -> None:
     raised = list(_raised())
     assert len(raised) > 150, "expected to find the places that raise errors"
     lacking = [
-        f"{at}: {kind}({text!r}) lacks {' and '.join(f)}" for at, kind, text in raised if (f := faults(kind, text))
+        f"{at}: {kind}({text!r}) lacks {' and '.join(f)}"
+        for at, kind, text in raised
+        if (f := faults(kind, text))
     ]
     assert not lacking, "\n".join(lacking)

@@ -67,7 +67,9 @@ def crash(file: Path, now: float) -> None:
         raise RuntimeError
 
 
-def test_a_job_that_publishes_and_dies_again_and_again_is_unhealthy_while_it_runs(tmp_path: Path) -> None:
+def test_a_job_that_publishes_and_dies_again_and_again_is_unhealthy_while_it_runs(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "speed"
 
     def fault(now: float) -> str | None:
@@ -89,18 +91,29 @@ def test_a_job_that_publishes_and_dies_again_and_again_is_unhealthy_while_it_run
 
 def test_two_jobs_do_not_share_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "_LOCK_SECONDS", 0.2)
-    with health_file(tmp_path / "speed", TRIGGER), pytest.raises(Transient), health_file(tmp_path / "speed", TRIGGER):
+    with (
+        health_file(tmp_path / "speed", TRIGGER),
+        pytest.raises(Transient),
+        health_file(tmp_path / "speed", TRIGGER),
+    ):
         pass
 
 
-def test_without_a_file_nothing_is_noted_and_a_folder_that_is_missing_is_refused(tmp_path: Path) -> None:
+def test_without_a_file_nothing_is_noted_and_a_folder_that_is_missing_is_refused(
+    tmp_path: Path,
+) -> None:
     with health_file(None, TRIGGER) as note:
         note()
-    with pytest.raises(ConfigurationError, match="--health"), health_file(tmp_path / "no" / "speed", TRIGGER):
+    with (
+        pytest.raises(ConfigurationError, match="--health"),
+        health_file(tmp_path / "no" / "speed", TRIGGER),
+    ):
         pass
 
 
-def test_a_disk_that_is_full_does_not_end_the_job(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_disk_that_is_full_does_not_end_the_job(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     file, times = tmp_path / "speed", iter((0.0, 10.0, 20.0))
     with health_file(file, TRIGGER, lambda: next(times)) as note:
         (tmp_path / "speed.part").mkdir()
@@ -126,7 +139,9 @@ def test_the_command_ends_with_1_for_an_unhealthy_job(tmp_path: Path) -> None:
         assert code == 0 and json.loads(said) == {"healthy": True, "fault": None, "set_aside": {}}
         note({"orders": "expected topic shop.orders"})
         code, said = run("--output", "json")
-        assert code == 0 and json.loads(said)["set_aside"] == {"orders": "expected topic shop.orders"}
+        assert code == 0 and json.loads(said)["set_aside"] == {
+            "orders": "expected topic shop.orders"
+        }
         assert run()[1].endswith("stream orders is set aside: expected topic shop.orders\n")
         # The stream runs again: written at once, not with the next second's progress.
         note({})

@@ -27,7 +27,9 @@ def _restored() -> Iterator[None]:
     logs._OF_PROCESS.clear()
 
 
-@pytest.mark.parametrize(("name", "heard"), [("__main__", True), ("speed_layer.job", True), ("kafka.net", False)])
+@pytest.mark.parametrize(
+    ("name", "heard"), [("__main__", True), ("speed_layer.job", True), ("kafka.net", False)]
+)
 def test_a_job_is_heard_as_the_module_that_spark_submit_runs_too(name: str, heard: bool) -> None:
     configure_logging()
     assert logging.getLogger(name).isEnabledFor(logging.INFO) is heard
@@ -37,7 +39,9 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
     return [json.loads(line) for line in capsys.readouterr().err.splitlines()]
 
 
-def test_an_event_has_the_fields_of_its_process_and_of_its_thread(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_event_has_the_fields_of_its_process_and_of_its_thread(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     configure_logging(as_json=True)
     of_process(stream="events", layer="batch")
 
@@ -57,7 +61,9 @@ def test_an_event_has_the_fields_of_its_process_and_of_its_thread(capsys: pytest
     LOG.info("behind")
     ours = {"stream": "events", "layer": "batch"}
     events = {
-        str(line["message"]): {k: v for k, v in line.items() if k not in ("at", "level", "logger", "message")}
+        str(line["message"]): {
+            k: v for k, v in line.items() if k not in ("at", "level", "logger", "message")
+        }
         for line in lines(capsys)
     }
     assert events == {
@@ -76,7 +82,9 @@ def test_a_field_never_replaces_a_field_of_every_event(capsys: pytest.CaptureFix
     assert (line["message"], line["level"]) == ("said", "INFO")
 
 
-def test_a_publish_is_found_by_its_id_and_its_snapshots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_publish_is_found_by_its_id_and_its_snapshots(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     lake = new_lake(tmp_path)
     staged = lake.stage([(FIRST, 0, 0)])
     publish = lake.speed(staged, {0: 1})

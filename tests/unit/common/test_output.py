@@ -138,7 +138,10 @@ def test_a_table_fits_every_terminal_and_cuts_nothing(
 
 @pytest.mark.parametrize(("wants_none", "coloured"), [(False, True), (True, False)])
 def test_a_state_has_a_colour_unless_none_is_wanted(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], wants_none: bool, coloured: bool
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    wants_none: bool,
+    coloured: bool,
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
@@ -173,7 +176,9 @@ def test_a_spreadsheet_gets_no_formula_and_csv_the_values_as_they_are(tmp_path: 
     read = {}
     for form in ("csv", "spreadsheet"):
         output.write_result(table.to_reader(), form, tmp_path / form)  # type: ignore[arg-type]
-        read[form] = list(csv.reader(io.StringIO((tmp_path / form).read_bytes().decode(), newline="")))
+        read[form] = list(
+            csv.reader(io.StringIO((tmp_path / form).read_bytes().decode(), newline=""))
+        )
     assert read["csv"] == [["=1+1", "n"], *([text, "-1.5"] for text in [*formulas, *others])]
     safe = [*(f"'{text}" for text in formulas), *others]
     assert read["spreadsheet"] == [["'=1+1", "n"], *([text, "-1.5"] for text in safe)]
@@ -189,7 +194,9 @@ def test_json_is_a_list_of_objects(capsysbinary: pytest.CaptureFixture[bytes]) -
     }  # fmt: skip
 
 
-def test_parquet_is_the_table_itself(tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_parquet_is_the_table_itself(
+    tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
     output.write_result(RESULT.to_reader(), "parquet", tmp_path / "r.parquet")
     assert pq.read_table(tmp_path / "r.parquet").equals(RESULT)
     output.write_result(RESULT.to_reader(), "parquet")
@@ -207,7 +214,11 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         output.write_result(RESULT.to_reader(), "csv", tmp_path / "nowhere" / "r.csv")
 
 
-def test_numbers_stay_aligned_beside_a_row_that_has_none(capsys: pytest.CaptureFixture[str]) -> None:
-    output.print_table(("hour", "rows"), [("2026-11-21T03", 5), ("2026-11-21T04", 1200), ("2026-11-21T05", "")])
+def test_numbers_stay_aligned_beside_a_row_that_has_none(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    output.print_table(
+        ("hour", "rows"), [("2026-11-21T03", 5), ("2026-11-21T04", 1200), ("2026-11-21T05", "")]
+    )
     lines = capsys.readouterr().out.splitlines()
     assert lines[2].endswith("   5") and lines[3].endswith("1200")

@@ -23,23 +23,53 @@ LOG = logging.getLogger("anabranch.tests.progress")
     ("at", "seconds", "since", "brief", "said"),
     [
         (
-            HowFar("hours", 48, "offsets", 48_000_000, 12, 12_000_000), 600.0, 0.0, False,
+            HowFar("hours", 48, "offsets", 48_000_000, 12, 12_000_000),
+            600.0,
+            0.0,
+            False,
             "12 of 48 hours, 12,000,000 of 48,000,000 offsets, 20,000 a second, about 0:30:00 left",
         ),
         (
-            HowFar("hours", 48, "offsets", 48_000_000, 12, 12_000_000), 600.0, 60.0, True,
+            HowFar("hours", 48, "offsets", 48_000_000, 12, 12_000_000),
+            600.0,
+            60.0,
+            True,
             "12 of 48 hours, 20,000 offsets a second, about 0:29:00 left",
         ),
         # Refused at once, as an hour that Kafka lost.
         (HowFar("hours", 2, "offsets", 10, 1), 0.1, 0.0, False, "1 of 2 hours, 0 of 10 offsets"),
-        (HowFar("hours", 9, done=3), 540.0, 0.0, False, "3 of 9 hours, 20 an hour, about 0:18:00 left"),
-        (HowFar("hours", 9, done=3), 60.0, 0.0, False, "3 of 9 hours, 3 a minute, about 0:02:00 left"),
+        (
+            HowFar("hours", 9, done=3),
+            540.0,
+            0.0,
+            False,
+            "3 of 9 hours, 20 an hour, about 0:18:00 left",
+        ),
+        (
+            HowFar("hours", 9, done=3),
+            60.0,
+            0.0,
+            False,
+            "3 of 9 hours, 3 a minute, about 0:02:00 left",
+        ),
         # Later than it was reckoned.
-        (HowFar("files", 4, done=2), 1.5, 8.5, False, "2 of 4 files, 12 a minute, about 0:00:10 left"),
-        (HowFar("files", 4, done=4), 2.0, 2.0, False, "4 of 4 files, 1 a second, about 0:00:00 left"),
+        (
+            HowFar("files", 4, done=2),
+            1.5,
+            8.5,
+            False,
+            "2 of 4 files, 12 a minute, about 0:00:10 left",
+        ),
+        (
+            HowFar("files", 4, done=4),
+            2.0,
+            2.0,
+            False,
+            "4 of 4 files, 1 a second, about 0:00:00 left",
+        ),
         (HowFar("files", done=34_000), 10.0, 0.0, False, "34,000 files, 3,400 a second"),
     ],
-)  # fmt: skip
+)
 def test_progress_shows_position_rate_and_remaining_time(
     at: HowFar, seconds: float, since: float, brief: bool, said: str
 ) -> None:
@@ -67,8 +97,16 @@ def test_a_log_hears_of_it_after_two_seconds_and_then_ever_more_seldom(
         progress.step()
     lines = caplog.messages
     assert lines[0] == "audit s: 4 of 10,000 hours, 2 a second, about 1:23:18 left"
-    # At 2, 6, 14, 30 and 62 seconds, and once a minute from then on; that all is done the result says.
-    assert [int(line.split()[2].replace(",", "")) // 2 for line in lines[:6]] == [2, 6, 14, 30, 62, 122]
+    # At 2, 6, 14, 30 and 62 seconds, and once a minute from then on; that all is done the result
+    # says.
+    assert [int(line.split()[2].replace(",", "")) // 2 for line in lines[:6]] == [
+        2,
+        6,
+        14,
+        30,
+        62,
+        122,
+    ]
     assert len(lines) == 5 + (9_999 // 2 - 62) // 60
 
 
@@ -105,7 +143,10 @@ def test_the_current_step_is_shown_beside_progress_and_logged_as_seldom(
         for done in range(60):
             clock.now += 1
             progress.beside(f"hour 3: read, {done} of 60 tasks")
-        assert progress.line() == "stream s: 0 of 2 hours, 0:01:00 so far; hour 3: read, 59 of 60 tasks"
+        assert (
+            progress.line()
+            == "stream s: 0 of 2 hours, 0:01:00 so far; hour 3: read, 59 of 60 tasks"
+        )
         progress.beside("")
         assert progress.line() == "stream s: 0 of 2 hours, 0:01:00 so far"
         progress.step()
@@ -195,9 +236,9 @@ def test_an_error_restores_the_terminal(soon: None) -> None:
             raise ValueError("broken")
         handler = readable_handler()
         assert handler is not None and handler.stream is screen
-    assert os.environ["TERM"] == "xterm" and screen.getvalue().count("\x1b[?25l") == screen.getvalue().count(
-        "\x1b[?25h"
-    )
+    assert os.environ["TERM"] == "xterm" and screen.getvalue().count(
+        "\x1b[?25l"
+    ) == screen.getvalue().count("\x1b[?25h")
 
 
 @pytest.mark.usefixtures("soon")

@@ -8,7 +8,14 @@ import os
 
 import pytest
 
-from anabranch.common.errors import AnabranchError, ConfigurationError, Refused, Transient, Unexpected, Unexplained
+from anabranch.common.errors import (
+    AnabranchError,
+    ConfigurationError,
+    Refused,
+    Transient,
+    Unexpected,
+    Unexplained,
+)
 from anabranch.common.remote_errors import (
     Meaning,
     cause_line,
@@ -25,21 +32,43 @@ from anabranch.common.remote_errors import (
 DENIED = [
     # botocore, pyarrow (AWS SDK for C++), AWS SDK for Java
     "An error occurred (403) when calling the HeadBucket operation: Forbidden",
-    "When reading information for key 'a' in bucket 'b': AWS Error ACCESS_DENIED during HeadObject operation: No "
-    "response body.",
-    "software.amazon.awssdk.services.s3.model.S3Exception: The AWS Access Key Id you provided does not exist in our "
-    "records. (Service: S3, Status Code: 403, Request ID: 4442587FB7D0A2F9)",
-    "org.apache.kafka.common.errors.SaslAuthenticationException: Authentication failed during authentication",
+    (
+        "When reading information for key 'a' in bucket 'b': AWS Error ACCESS_DENIED during "
+        "HeadObject operation: No response body."
+    ),
+    (
+        "software.amazon.awssdk.services.s3.model.S3Exception: The AWS Access Key Id you provided "
+        "does not exist in our records. (Service: S3, Status Code: 403, Request ID: "
+        "4442587FB7D0A2F9)"
+    ),
+    (
+        "org.apache.kafka.common.errors.SaslAuthenticationException: Authentication failed during "
+        "authentication"
+    ),
     "TopicAuthorizationFailedError",
-    '(psycopg2.OperationalError) connection to server at "127.0.0.1", port 1 failed: FATAL:  password authentication '
-    'failed for user "lake"',
-    "An error occurred (NoSuchBucket) when calling the GetObject operation: The specified bucket does not exist",
+    (
+        '(psycopg2.OperationalError) connection to server at "127.0.0.1", port 1 failed: FATAL:  '
+        'password authentication failed for user "lake"'
+    ),
+    (
+        "An error occurred (NoSuchBucket) when calling the GetObject operation: The specified "
+        "bucket does not exist"
+    ),
 ]
 AWAY = [
-    "An error occurred (503) when calling the HeadBucket operation (reached max retries: 1): Service Unavailable",
-    "KafkaTimeoutError: Unable to bootstrap from ['127.0.0.1:1'] (KafkaConnectionError: Connection refused)",
+    (
+        "An error occurred (503) when calling the HeadBucket operation (reached max retries: 1): "
+        "Service Unavailable"
+    ),
+    (
+        "KafkaTimeoutError: Unable to bootstrap from ['127.0.0.1:1'] (KafkaConnectionError: "
+        "Connection refused)"
+    ),
     "(sqlite3.OperationalError) database is locked",
-    "org.apache.kafka.common.config.ConfigException: No resolvable bootstrap urls given in bootstrap.servers",
+    (
+        "org.apache.kafka.common.config.ConfigException: No resolvable bootstrap urls given in "
+        "bootstrap.servers"
+    ),
     "(psycopg2.errors.AdminShutdown) terminating connection due to administrator command",
 ]
 
@@ -62,11 +91,15 @@ def test_an_unreachable_service_is_a_transient_error(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "check"),
     [
-        ("UnauthorizedError: NotAuthorizedException: no", "check catalog.properties: token or credential"),
+        (
+            "UnauthorizedError: NotAuthorizedException: no",
+            "check catalog.properties: token or credential",
+        ),
         ("OAuthError: invalid_client: bad", "check catalog.properties: token or credential"),
         (
-            "An error occurred (AccessDeniedException) when calling the GetTable operation: User: arn:aws:iam::1:user/u"
-            " is not authorized to perform: glue:GetTable on resource: arn:aws:glue:eu-west-1:1:catalog",
+            "An error occurred (AccessDeniedException) when calling the GetTable operation: User: "
+            "arn:aws:iam::1:user/u is not authorized to perform: glue:GetTable on resource: "
+            "arn:aws:glue:eu-west-1:1:catalog",
             "check the keys of the standard AWS chain, and what they may do in Glue",
         ),
     ],
@@ -79,7 +112,8 @@ def test_the_error_names_a_catalog_that_refuses_access(text: str, check: str) ->
 
 def test_a_signature_refused_for_its_time_is_no_wrong_key() -> None:
     failure = explain_text(
-        "ask the time", "An error occurred (403) when calling the GetObject operation: RequestTimeTooSkewed"
+        "ask the time",
+        "An error occurred (403) when calling the GetObject operation: RequestTimeTooSkewed",
     )
     assert type(failure) is Transient
     assert str(failure).endswith("; set this machine's clock (NTP)")
@@ -90,28 +124,30 @@ def test_a_signature_refused_for_its_time_is_no_wrong_key() -> None:
     [
         (
             "S3",
-            "An error occurred (ExpiredToken) when calling the DeleteObjects operation: The provided token has "
-            "expired.",
+            "An error occurred (ExpiredToken) when calling the DeleteObjects operation: The "
+            "provided token has expired.",
         ),
         (
             "S3",
-            "When uploading object with key 'a' in bucket 'b': AWS Error UNKNOWN (HTTP status 400) during PutObject "
-            "operation: Unable to parse ExceptionName: ExpiredToken Message: The provided token has expired.",
+            "When uploading object with key 'a' in bucket 'b': AWS Error UNKNOWN (HTTP status "
+            "400) during PutObject operation: Unable to parse ExceptionName: ExpiredToken "
+            "Message: The provided token has expired.",
         ),
         (
             "S3",
-            "software.amazon.awssdk.services.s3.model.S3Exception: The provided token has expired. (Service: S3, "
-            "Status Code: 400, Request ID: 4442587FB7D0A2F9)",
+            "software.amazon.awssdk.services.s3.model.S3Exception: The provided token has "
+            "expired. (Service: S3, Status Code: 400, Request ID: 4442587FB7D0A2F9)",
         ),
         (
             "Glue",
-            "An error occurred (ExpiredTokenException) when calling the GetTable operation: The security token "
-            "included in the request is expired",
+            "An error occurred (ExpiredTokenException) when calling the GetTable operation: The "
+            "security token included in the request is expired",
         ),
         (
             "Glue",
-            "software.amazon.awssdk.services.glue.model.GlueException: The security token included in the request is "
-            "expired (Service: Glue, Status Code: 400, Request ID: 5d1b)",
+            "software.amazon.awssdk.services.glue.model.GlueException: The security token "
+            "included in the request is expired (Service: Glue, Status Code: 400, Request ID: "
+            "5d1b)",
         ),
     ],
     ids=["botocore", "pyarrow", "java", "botocore of Glue", "java of Glue"],
@@ -123,20 +159,35 @@ def test_keys_that_have_expired_may_be_renewed(service: str, said: str) -> None:
 
 
 def test_a_records_words_about_a_token_are_no_expired_keys() -> None:
-    trace = "An error occurred.\n: org.apache.Some: cannot cast to INT: 'The provided token has expired.'\n"
+    trace = (
+        "An error occurred.\n: org.apache.Some: cannot cast to INT: 'The provided token has "
+        "expired.'\n"
+    )
     assert type(explain("decode", RuntimeError(trace))) is Unexplained
 
 
 @pytest.mark.parametrize(
     "said",
     [
-        "SSL validation failed for https://s3.example.com/b [SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed",
-        "When reading information for key 'a' in bucket 'b': AWS Error NETWORK_CONNECTION during HeadObject operation: "
-        "curlCode: 60, SSL peer certificate or SSH remote key was not OK",
-        "AWS Error NETWORK_CONNECTION during HeadObject operation: curlCode: 77, Problem with the SSL CA cert (path? "
-        "access rights?); Details: error adding trust anchors from file: /etc/ca.pem",
-        "software.amazon.awssdk.core.exception.SdkClientException: Unable to execute HTTP request: PKIX path building "
-        "failed: unable to find valid certification path to requested target",
+        (
+            "SSL validation failed for https://s3.example.com/b [SSL: CERTIFICATE_VERIFY_FAILED] "
+            "certificate verify failed"
+        ),
+        (
+            "When reading information for key 'a' in bucket 'b': AWS Error NETWORK_CONNECTION "
+            "during HeadObject operation: curlCode: 60, SSL peer certificate or SSH remote key "
+            "was not OK"
+        ),
+        (
+            "AWS Error NETWORK_CONNECTION during HeadObject operation: curlCode: 77, Problem with "
+            "the SSL CA cert (path? access rights?); Details: error adding trust anchors from "
+            "file: /etc/ca.pem"
+        ),
+        (
+            "software.amazon.awssdk.core.exception.SdkClientException: Unable to execute HTTP "
+            "request: PKIX path building failed: unable to find valid certification path to "
+            "requested target"
+        ),
     ],
     ids=["botocore", "pyarrow", "no file", "java"],
 )
@@ -160,14 +211,23 @@ def test_the_cause_of_an_error_counts_too() -> None:
 @pytest.mark.parametrize(
     "said",
     [
-        "java.io.FileNotFoundException: /tmp/spark/blockmgr-1/0c/temp_shuffle_1 (No space left on device)",
+        (
+            "java.io.FileNotFoundException: /tmp/spark/blockmgr-1/0c/temp_shuffle_1 (No space "
+            "left on device)"
+        ),
         "org.apache.hadoop.fs.FSError: java.io.IOException: No space left on device",
-        "java.nio.file.FileSystemException: /tmp/checkpoint/offsets/.7.tmp: No space left on device",
+        (
+            "java.nio.file.FileSystemException: /tmp/checkpoint/offsets/.7.tmp: No space left on "
+            "device"
+        ),
         "java.io.IOException: Disk quota exceeded",
     ],
 )
 def test_a_full_disk_is_retried_and_the_message_has_a_remedy(said: str) -> None:
-    trace = f"An error occurred while calling o63.append.\n: org.apache.Some: Job aborted\nCaused by: {said}\n\tat x\n"
+    trace = (
+        "An error occurred while calling o63.append.\n: org.apache.Some: Job aborted\nCaused by: "
+        f"{said}\n\tat x\n"
+    )
     failure = explain("publish a micro-batch", RuntimeError(trace))
     assert type(failure) is Transient
     assert "; make room: `anabranch doctor` names the folder" in str(failure)
@@ -193,7 +253,10 @@ def test_the_reported_line_is_the_innermost_cause() -> None:
         "Caused by: java.net.ConnectException: Connection refused\n\tat java.base/x\n"
     )
     assert cause_line(trace) == "java.net.ConnectException: Connection refused"
-    assert cause_line(trace.partition("Caused by")[0]) == "org.apache.spark.SparkException: Job aborted"
+    assert (
+        cause_line(trace.partition("Caused by")[0])
+        == "org.apache.spark.SparkException: Job aborted"
+    )
     assert cause_line("") == "no message"
     assert cause_line("KafkaConnectionError: KafkaConnectionError: socket disconnected") == (
         "KafkaConnectionError: socket disconnected"
@@ -219,34 +282,58 @@ org.apache.spark.api.python.PythonException: Traceback (most recent call last)
 @pytest.mark.parametrize(
     "error, kind",
     [
-        ("OSError: [Errno 28] Error writing bytes to file. Detail: No space left on device", Transient),
-        ("OSError: When uploading object with key 'k' in bucket 'b': AWS Error SLOW_DOWN during PutObject", Transient),
-        ("OSError: When uploading object: AWS Error ACCESS_DENIED during PutObject operation", ConfigurationError),
+        (
+            "OSError: [Errno 28] Error writing bytes to file. Detail: No space left on device",
+            Transient,
+        ),
+        (
+            "OSError: When uploading object with key 'k' in bucket 'b': AWS Error SLOW_DOWN "
+            "during PutObject",
+            Transient,
+        ),
+        (
+            "OSError: When uploading object: AWS Error ACCESS_DENIED during PutObject operation",
+            ConfigurationError,
+        ),
         ("PermissionError: [Errno 13] Failed to open local file '/lake/x'", Unexplained),
         ("AssertionError: a fault of ours", Unexplained),
     ],
 )
 def test_the_error_of_a_python_worker_is_reported(error: str, kind: type[AnabranchError]) -> None:
-    for text in (_WORKERS, f"Job aborted: {_WORKERS}\nCaused by: java.lang.Other: Of no use\n\tat x"):
+    for text in (
+        _WORKERS,
+        f"Job aborted: {_WORKERS}\nCaused by: java.lang.Other: Of no use\n\tat x",
+    ):
         failure = explain("publish a micro-batch", RuntimeError(text.format(error=error)))
         assert type(failure) is kind
-        assert error in str(failure) and "stack trace" not in str(failure) and "Of no use" not in str(failure)
+        assert (
+            error in str(failure)
+            and "stack trace" not in str(failure)
+            and "Of no use" not in str(failure)
+        )
 
 
 def test_a_cause_that_is_only_a_class_of_javas_is_enough() -> None:
     trace = (
-        "An error occurred while calling o63.append.\n: org.apache.Some: Job aborted\nCaused by: java.io.EOFException\n"
+        "An error occurred while calling o63.append.\n: org.apache.Some: Job aborted\nCaused by: "
+        "java.io.EOFException\n"
     )
     assert one_line(RuntimeError(trace)) == "java.io.EOFException"
 
 
 def test_sparks_wrapping_of_a_cause_is_left_out() -> None:
     text = (
-        "[STREAM_FAILED] Query [id = d726a90c, runId = f5f503da] terminated with exception: org.apache.kafka.common."
-        "errors.TimeoutException: Timed out waiting for a node assignment. Call: listNodes SQLSTATE: XXKST"
+        "[STREAM_FAILED] Query [id = d726a90c, runId = f5f503da] terminated with exception: "
+        "org.apache.kafka.common.errors.TimeoutException: Timed out waiting for a node "
+        "assignment. Call: listNodes SQLSTATE: XXKST"
     )
-    cause = "org.apache.kafka.common.errors.TimeoutException: Timed out waiting for a node assignment. Call: listNodes"
-    assert str(explain("publish", RuntimeError(text))) == (f"publish: {cause} (transient, try again)")
+    cause = (
+        "org.apache.kafka.common.errors.TimeoutException: Timed out waiting for a node "
+        "assignment. Call: listNodes"
+    )
+    assert str(explain("publish", RuntimeError(text))) == (
+        f"publish: {cause} (transient, try again)"
+    )
 
 
 @pytest.mark.parametrize(
@@ -254,8 +341,11 @@ def test_sparks_wrapping_of_a_cause_is_left_out() -> None:
     [
         'The column "nope" does not exist',
         "[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column with name `nope` cannot be resolved",
-        "org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 1.0 failed 1 times, most "
-        "recent failure: org.apache.spark.SparkNumberFormatException: [CAST_INVALID_INPUT] The value 'x'",
+        (
+            "org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage "
+            "1.0 failed 1 times, most recent failure: "
+            "org.apache.spark.SparkNumberFormatException: [CAST_INVALID_INPUT] The value 'x'"
+        ),
     ],
 )
 def test_errors_that_rows_cause_are_no_service_errors(text: str) -> None:
@@ -275,11 +365,11 @@ _OVERFLOW = (
     "SQLSTATE: 22003"
 )
 _IN_A_TASK = (
-    "[STREAM_FAILED] Query [id = d726a90c, runId = f5f503da] terminated with exception: Job aborted due to stage "
-    "failure: Task 0 in stage 1.0 failed 1 times, most recent failure: Lost task 0.0 in stage 1.0 (TID 1) (host "
-    "executor driver): java.lang.ArithmeticException: long overflow\n"
-    "\tat java.base/java.lang.Math.multiplyExact(Math.java:1004)\n"
-    "\tat software.amazon.awssdk.services.s3.DefaultS3Client.getObject(DefaultS3Client.java:1)\n"
+    "[STREAM_FAILED] Query [id = d726a90c, runId = f5f503da] terminated with exception: Job "
+    "aborted due to stage failure: Task 0 in stage 1.0 failed 1 times, most recent failure: Lost "
+    "task 0.0 in stage 1.0 (TID 1) (host executor driver): java.lang.ArithmeticException: long "
+    "overflow\n\tat java.base/java.lang.Math.multiplyExact(Math.java:1004)\n\tat "
+    "software.amazon.awssdk.services.s3.DefaultS3Client.getObject(DefaultS3Client.java:1)\n"
 )
 
 
@@ -289,11 +379,23 @@ _IN_A_TASK = (
         _OVERFLOW,
         _IN_A_TASK,
         f"org.apache.spark.SparkException: Job aborted\nCaused by: {_OVERFLOW}\n\tat x\n",
-        "Caused by: org.apache.kafka.common.errors.RecordTooLargeException: There are some messages at "
-        "[Partition=Offset]: {t-0=3} whose size is larger than the fetch size 1048576 and hence cannot be returned.",
-        "java.lang.StackOverflowError\n\tat org.apache.spark.sql.catalyst.expressions.Or.x(Or.scala:1)",
-        "org.apache.spark.sql.catalyst.ExtendedAnalysisException: [UNRESOLVED_ROUTINE] Cannot resolve `from_avro`",
-        "org.apache.spark.sql.catalyst.parser.ParseException: \n[PARSE_SYNTAX_ERROR] Syntax error at or near 'FROM'",
+        (
+            "Caused by: org.apache.kafka.common.errors.RecordTooLargeException: There are some "
+            "messages at [Partition=Offset]: {t-0=3} whose size is larger than the fetch size "
+            "1048576 and hence cannot be returned."
+        ),
+        (
+            "java.lang.StackOverflowError\n\tat "
+            "org.apache.spark.sql.catalyst.expressions.Or.x(Or.scala:1)"
+        ),
+        (
+            "org.apache.spark.sql.catalyst.ExtendedAnalysisException: [UNRESOLVED_ROUTINE] Cannot "
+            "resolve `from_avro`"
+        ),
+        (
+            "org.apache.spark.sql.catalyst.parser.ParseException: \n[PARSE_SYNTAX_ERROR] Syntax "
+            "error at or near 'FROM'"
+        ),
     ],
 )
 def test_errors_that_records_cause_each_time_are_not_retried(text: str) -> None:
@@ -303,7 +405,13 @@ def test_errors_that_records_cause_each_time_are_not_retried(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [OverflowError("date value out of range"), TypeError("no"), AttributeError("no"), RecursionError("deep")]
+    "error",
+    [
+        OverflowError("date value out of range"),
+        TypeError("no"),
+        AttributeError("no"),
+        RecursionError("deep"),
+    ],
 )
 def test_errors_of_the_program_are_not_retried(error: Exception) -> None:
     assert type(explain("run the job", error)) is Unexpected
@@ -315,26 +423,36 @@ def test_errors_of_the_program_are_not_retried(error: Exception) -> None:
         ValueError("year 58692 is out of range"),
         KeyError("speed"),
         RuntimeError(
-            "org.apache.spark.sql.AnalysisException: [UNRESOLVED_COLUMN.WITH_SUGGESTION] A column with name `nope` "
-            "cannot be resolved. SQLSTATE: 42703"
+            "org.apache.spark.sql.AnalysisException: [UNRESOLVED_COLUMN.WITH_SUGGESTION] A column "
+            "with name `nope` cannot be resolved. SQLSTATE: 42703"
         ),
         RuntimeError(
-            "org.apache.spark.sql.AnalysisException: [INCOMPATIBLE_DATA_FOR_TABLE.CANNOT_FIND_DATA] Cannot write "
-            "incompatible data for the table `lake`.`games`.`events`: Cannot find data for the output column `level`."
+            "org.apache.spark.sql.AnalysisException: "
+            "[INCOMPATIBLE_DATA_FOR_TABLE.CANNOT_FIND_DATA] Cannot write incompatible data for "
+            "the table `lake`.`games`.`events`: Cannot find data for the output column `level`."
         ),
-        RuntimeError("org.apache.spark.sql.AnalysisException: [TABLE_OR_VIEW_NOT_FOUND] The table cannot be found."),
-        RuntimeError("org.apache.spark.sql.AnalysisException: [_LEGACY_ERROR_TEMP_1181] Stream-stream join"),
         RuntimeError(
-            "org.apache.spark.SparkException: Job aborted\nCaused by: java.lang.OutOfMemoryError: Java heap space"
+            "org.apache.spark.sql.AnalysisException: [TABLE_OR_VIEW_NOT_FOUND] The table cannot "
+            "be found."
         ),
-        FileNotFoundError(2, "No such file or directory", "/tmp/anabranch-checkpoint-07ozd8v3/offsets/4"),
+        RuntimeError(
+            "org.apache.spark.sql.AnalysisException: [_LEGACY_ERROR_TEMP_1181] Stream-stream join"
+        ),
+        RuntimeError(
+            "org.apache.spark.SparkException: Job aborted\nCaused by: java.lang.OutOfMemoryError: "
+            "Java heap space"
+        ),
+        FileNotFoundError(
+            2, "No such file or directory", "/tmp/anabranch-checkpoint-07ozd8v3/offsets/4"
+        ),
         PermissionError(13, "Permission denied"),
         MemoryError(),
     ],
 )
 def test_an_unexplained_error_is_retried_a_few_times(error: Exception) -> None:
     failure = explain("run stream s", error)
-    # Of a command, which tries once, the next may find otherwise; not of what reaches the end of the program.
+    # Of a command, which tries once, the next may find otherwise; not of what reaches the end of
+    # the program.
     assert (type(failure), failure.exit_code) == (Unexplained, 75)
     assert classify_unexpected("run the job", error).exit_code == 70
     assert "a few times only" in str(failure)
@@ -382,10 +500,18 @@ def test_a_permanent_error_of_a_client_is_not_retried(module: str, name: str) ->
     assert type(explain("ask", _of(module, name, "x"))) is Unexplained
 
 
-@pytest.mark.parametrize(("status", "kind"), [(500, Transient), (503, Transient), (429, Transient), (400, Unexplained)])
+@pytest.mark.parametrize(
+    ("status", "kind"), [(500, Transient), (503, Transient), (429, Transient), (400, Unexplained)]
+)
 def test_aws_is_read_by_its_status(status: int, kind: type[Exception]) -> None:
-    answer = {"Error": {"Code": "SomethingOfGlues", "Message": "x"}, "ResponseMetadata": {"HTTPStatusCode": status}}
-    assert type(explain("ask Glue", _of("botocore.exceptions", "ClientError", answer, "GetTable"))) is kind
+    answer = {
+        "Error": {"Code": "SomethingOfGlues", "Message": "x"},
+        "ResponseMetadata": {"HTTPStatusCode": status},
+    }
+    assert (
+        type(explain("ask Glue", _of("botocore.exceptions", "ClientError", answer, "GetTable")))
+        is kind
+    )
 
 
 def test_a_connection_that_was_cut_may_come_back_whatever_the_driver_calls_it() -> None:
@@ -396,14 +522,23 @@ def test_a_connection_that_was_cut_may_come_back_whatever_the_driver_calls_it() 
 
 
 def test_an_analysis_that_failed_with_the_catalog_down_is_transient() -> None:
-    text = "org.apache.spark.sql.AnalysisException: [UNRESOLVED_ROUTINE] no\nCaused by: java.net.ConnectException: no\n"
+    text = (
+        "org.apache.spark.sql.AnalysisException: [UNRESOLVED_ROUTINE] no\nCaused by: "
+        "java.net.ConnectException: no\n"
+    )
     assert classify_text(text) is Meaning.PASSES
 
 
 def test_a_frame_of_a_stack_trace_is_no_cause() -> None:
-    text = "java.lang.IllegalStateException: no\n\tat java.net.Socket.connect(Socket.java:1)\n\t... 8 more\n"
+    text = (
+        "java.lang.IllegalStateException: no\n\tat java.net.Socket.connect(Socket.java:1)\n\t... "
+        "8 more\n"
+    )
     assert classify_text(text) is Meaning.UNKNOWN
-    assert classify_text(f"{text}Caused by: java.net.ConnectException: Connection refused\n") is Meaning.PASSES
+    assert (
+        classify_text(f"{text}Caused by: java.net.ConnectException: Connection refused\n")
+        is Meaning.PASSES
+    )
 
 
 def test_the_cause_of_a_python_error_decides() -> None:

@@ -12,7 +12,14 @@ from datetime import timedelta
 import pytest
 
 from anabranch.common.counters import RETRIES, TALLY
-from anabranch.common.errors import ConfigurationError, NotYet, Terminal, Transient, Unexpected, Unexplained
+from anabranch.common.errors import (
+    ConfigurationError,
+    NotYet,
+    Terminal,
+    Transient,
+    Unexpected,
+    Unexplained,
+)
 from anabranch.common.remote_errors import asked_service
 from anabranch.common.retry import UNEXPLAINED_TRIES, Retry
 
@@ -53,21 +60,41 @@ def test_each_failure_is_one_line_that_names_the_next_try(caplog: pytest.LogCapt
 @pytest.mark.parametrize(
     ("error", "service"),
     [
-        (Transient("ask Kafka for the end of topic events: KafkaTimeoutError (transient, try again)"), "kafka"),
-        (Transient("read s3://lake/warehouse/kafka/metadata.json: SlowDown (transient, try again)"), "s3"),
-        (Transient("load table games.events: (sqlite3.OperationalError) database is locked"), "catalog"),
+        (
+            Transient(
+                "ask Kafka for the end of topic events: KafkaTimeoutError (transient, try again)"
+            ),
+            "kafka",
+        ),
+        (
+            Transient(
+                "read s3://lake/warehouse/kafka/metadata.json: SlowDown (transient, try again)"
+            ),
+            "s3",
+        ),
+        (
+            Transient("load table games.events: (sqlite3.OperationalError) database is locked"),
+            "catalog",
+        ),
         (Transient("ask the schema registry for http://registry/schemas/ids/1: none"), "registry"),
-        (Transient("hour 2026-11-21T00: expected its staged snapshot, found it gone; try again"), "other"),
+        (
+            Transient("hour 2026-11-21T00: expected its staged snapshot, found it gone; try again"),
+            "other",
+        ),
     ],
 )
-def test_each_failure_is_counted_by_the_service_that_it_speaks_of(error: Transient, service: str) -> None:
+def test_each_failure_is_counted_by_the_service_that_it_speaks_of(
+    error: Transient, service: str
+) -> None:
     before = TALLY.totals()
     assert _retry().call("stream s", _failing(error, error)) == "done"
     assert TALLY.totals() - before == {(RETRIES, service): 2}
 
 
 def test_the_class_of_a_java_exception_names_the_service() -> None:
-    cause = RuntimeError("Caused by: software.amazon.awssdk.services.s3.model.S3Exception: (Status Code: 503)")
+    cause = RuntimeError(
+        "Caused by: software.amazon.awssdk.services.s3.model.S3Exception: (Status Code: 503)"
+    )
     error = Transient("publish a micro-batch: it may pass")
     error.__cause__ = cause
     assert asked_service(error) == "s3"
@@ -78,8 +105,12 @@ def test_with_a_limit_the_line_says_until_when(caplog: pytest.LogCaptureFixture)
     assert re.search(r"try 2 in [0-9.]+ s \(until \d\d:\d\d:\d\d UTC;", caplog.text)
 
 
-@pytest.mark.parametrize("error", [Terminal("no"), ConfigurationError("no"), NotYet("not yet"), Unexpected("no")])
-def test_a_permanent_error_is_raised_at_once(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "error", [Terminal("no"), ConfigurationError("no"), NotYet("not yet"), Unexpected("no")]
+)
+def test_a_permanent_error_is_raised_at_once(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
     with pytest.raises(type(error)) as raised:
         _retry().call("stream s", _failing(error))
     assert raised.value is error
@@ -92,7 +123,8 @@ def test_after_the_limit_the_last_failure_ends_it_with_exit_code_75() -> None:
 
     began = time.monotonic()
     with pytest.raises(
-        Transient, match=r"stream s: given up after \d+ tries within 0:00:01 \(speed.retry_for\): ask S3"
+        Transient,
+        match=r"stream s: given up after \d+ tries within 0:00:01 \(speed.retry_for\): ask S3",
     ):
         _retry(timedelta(seconds=1), timedelta(milliseconds=200)).call("stream s", always)
     assert time.monotonic() - began < 2
@@ -154,15 +186,20 @@ def test_an_unexplained_error_is_retried_and_ends_with_its_cause_and_exit_code(
         tries.append(1)
         raise KeyError("an unknown name")
 
-    with pytest.raises(Unexpected, match=r"stream s: given up after 5 tries.*KeyError: 'an unknown name'") as raised:
+    with pytest.raises(
+        Unexpected, match=r"stream s: given up after 5 tries.*KeyError: 'an unknown name'"
+    ) as raised:
         _retry().call("stream s", always)
     assert (len(tries), raised.value.exit_code) == (UNEXPLAINED_TRIES, 70)
     assert "(unexplained 4 of 5, no time limit; speed.retry_for)" in caplog.text
 
 
 def test_an_outage_resets_no_count_of_unexplained_errors() -> None:
-    """The worst moment: an outage hides that the same unknown error comes back after each of its pauses."""
-    errors: list[Exception] = [Unexplained("who knows"), Transient("away")] * (UNEXPLAINED_TRIES + 1)
+    """The worst moment: an outage hides that the same unknown error comes back after each of its
+    pauses."""
+    errors: list[Exception] = [Unexplained("who knows"), Transient("away")] * (
+        UNEXPLAINED_TRIES + 1
+    )
     with pytest.raises(Unexpected, match="who knows"):
         _retry().call("stream s", _failing(*errors))
 

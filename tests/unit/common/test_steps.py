@@ -38,7 +38,9 @@ def test_unarmed_steps_do_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sent == [signal.SIGKILL]
 
 
-@pytest.mark.parametrize("value", ["speed.nowhere", "", ":2", "speed.staged:0", "speed.staged:x", "speed.staged:-1"])
+@pytest.mark.parametrize(
+    "value", ["speed.nowhere", "", ":2", "speed.staged:0", "speed.staged:x", "speed.staged:-1"]
+)
 def test_an_unknown_step_is_an_error_with_the_known_steps(value: str) -> None:
     with pytest.raises(ConfigurationError, match=r"ANABRANCH_FAIL_AT: expected"):
         parse(value)
@@ -46,9 +48,15 @@ def test_an_unknown_step_is_an_error_with_the_known_steps(value: str) -> None:
 
 def test_a_step_is_armed_at_its_nth_time_only() -> None:
     armed = parse("speed.staged:2")
-    assert [armed.is_now(s) for s in (Step.SPEED_STAGED, Step.SEAL_DECIDED, Step.SPEED_STAGED, Step.SPEED_STAGED)] == [
-        False, False, True, False,
-    ]  # fmt: skip
+    assert [
+        armed.is_now(s)
+        for s in (Step.SPEED_STAGED, Step.SEAL_DECIDED, Step.SPEED_STAGED, Step.SPEED_STAGED)
+    ] == [
+        False,
+        False,
+        True,
+        False,
+    ]
 
 
 def test_a_lost_answer_is_a_broken_connection(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,15 +90,22 @@ finally:
     print("tidied up", flush=True)
 """
     environment = os.environ | {fail_points.FAIL_AT: "seal.decided:2"}
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=300
+    )
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, "once\n")
     assert "fail point seal.decided" in done.stderr
 
 
 def test_a_paused_process_continues() -> None:
-    script = "from anabranch.common.fail_points import Step, reach; reach(Step.SEAL_DECIDED); print('went on')"
+    script = (
+        "from anabranch.common.fail_points import Step, reach; reach(Step.SEAL_DECIDED); "
+        "print('went on')"
+    )
     environment = os.environ | {fail_points.PAUSE_AT: "seal.decided"}
-    process = subprocess.Popen([sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True
+    )
     try:
         _, status = os.waitpid(process.pid, os.WUNTRACED)
         assert os.WIFSTOPPED(status)

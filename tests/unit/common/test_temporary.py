@@ -1,4 +1,5 @@
-"""Temporary folders of killed processes go, those in use stay; and files are deleted by their exact names."""
+"""Temporary folders of killed processes go, those in use stay; and files are deleted by their exact
+names."""
 
 from __future__ import annotations
 
@@ -35,26 +36,34 @@ def write(path: Path, days: float, size: int = 10) -> Path:
 def test_a_file_that_cannot_be_deleted_keeps_no_other(tmp_path: Path) -> None:
     first, last = write(tmp_path / "a", 9), write(tmp_path / "z", 9)
     held = write(tmp_path / "held" / "x", 9).parent  # unlink refuses a folder, also for root
-    with pytest.raises(Transient, match=f"delete 3 files: expected permission, found 1 left, first file://{held}: "):
+    with pytest.raises(
+        Transient, match=f"delete 3 files: expected permission, found 1 left, first file://{held}: "
+    ):
         delete_files(new_environment(tmp_path), [f"file://{path}" for path in (first, held, last)])
     assert held.exists() and not first.exists() and not last.exists()
 
 
 @pytest.mark.parametrize("name", ["lake#old", "lake?x", "lake%20x", "lake x", "lake;x", "läke+&=x"])
-def test_a_folder_is_listed_and_its_files_deleted_by_their_exact_names(tmp_path: Path, name: str) -> None:
+def test_a_folder_is_listed_and_its_files_deleted_by_their_exact_names(
+    tmp_path: Path, name: str
+) -> None:
     """A location is no URI: another folder whose name ends before a `#` or `?` keeps its files."""
     other = write(tmp_path / "lake" / "part.parquet", 9)
     file = write(tmp_path / name / "data" / name, 9)
     environment = new_environment(tmp_path)
     for scheme in ("file://", "file:"):
-        assert [f.path for f in list_files(environment, f"{scheme}{tmp_path / name}")] == [f"file://{file}"]
+        assert [f.path for f in list_files(environment, f"{scheme}{tmp_path / name}")] == [
+            f"file://{file}"
+        ]
     assert delete_files(environment, [f"file://{file}"]) == 1
     assert other.exists() and not file.exists()
 
 
 def test_a_folder_that_cannot_be_looked_through_is_named(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
-    with pytest.raises(Transient, match=f"list .*: expected permission to read {tmp_path}/loop, found "):
+    with pytest.raises(
+        Transient, match=f"list .*: expected permission to read {tmp_path}/loop, found "
+    ):
         list(list_files(new_environment(tmp_path), f"file://{tmp_path}"))
 
 
@@ -75,7 +84,9 @@ def test_files_of_a_killed_process_are_removed_and_those_in_use_stay(
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     foreign = write(tmp_path / "anabranch-notes" / "mine.txt", 900)
     holders = [
-        subprocess.Popen([sys.executable, "-c", HOLDER], env=environment, stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, "-c", HOLDER], env=environment, stdout=subprocess.PIPE, text=True
+        )
         for _ in range(2)
     ]
     try:
@@ -96,7 +107,9 @@ def test_files_of_a_killed_process_are_removed_and_those_in_use_stay(
                 holder.stdout.close()
 
 
-def test_one_of_many_concurrent_clean_ups_deletes_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_of_many_concurrent_clean_ups_deletes_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As when a machine's jobs all start again: none trips over what another deletes under it."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     for folder in (tmp_path / f"anabranch-checkpoint-{number}" for number in range(20)):
@@ -115,20 +128,30 @@ def test_one_of_many_concurrent_clean_ups_deletes_a_folder(tmp_path: Path, monke
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_temporary_folder_is_removed_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_temporary_folder_is_removed_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(ZeroDivisionError), temporary_folder("query") as folder:
         assert list(folder.iterdir()) == []
         _ = 1 / 0
     assert list(tmp_path.iterdir()) == []
-    done = "from anabranch.common.temporary import process_folder; print(process_folder('query').is_dir())"
+    done = (
+        "from anabranch.common.temporary import process_folder; "
+        "print(process_folder('query').is_dir())"
+    )
     ran = subprocess.run(
-        [sys.executable, "-c", done], env=os.environ | {"TMPDIR": str(tmp_path)}, capture_output=True, text=True
+        [sys.executable, "-c", done],
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
     )
     assert ran.stdout == "True\n" and list(tmp_path.iterdir()) == []
 
 
-def test_without_file_locks_a_folder_is_used_and_never_cleared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_file_locks_a_folder_is_used_and_never_cleared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As on a network's file system: to lock is refused, then, after an upgrade of it, allowed."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 

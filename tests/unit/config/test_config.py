@@ -1,4 +1,5 @@
-"""Configuration: valid values, and for every mistake the file, the key, the expected and the found value."""
+"""Configuration: valid values, and for every mistake the file, the key, the expected and the found
+value."""
 
 from __future__ import annotations
 
@@ -14,16 +15,25 @@ from pydantic import ValidationError
 
 from anabranch.common.errors import ConfigurationError, Terminal
 from anabranch.common.logs import configure_logging
-from anabranch.config import Stream, load_environment, load_stream, parse_duration, resolve_folder, stream_names
+from anabranch.config import (
+    Stream,
+    load_environment,
+    load_stream,
+    parse_duration,
+    resolve_folder,
+    stream_names,
+)
 
 ENVIRONMENT = """
 kafka: {bootstrap_servers: "127.0.0.1:1"}
 catalog: {name: lake, uri: "sqlite:///c.db", warehouse: "file:///w"}
 """
 STREAM = {
-    "topic": "game_events", "table": "games.game_events", "schema": "event_id STRING NOT NULL, event_time TIMESTAMP",
+    "topic": "game_events",
+    "table": "games.game_events",
+    "schema": "event_id STRING NOT NULL, event_time TIMESTAMP",
     "key": "event_id",
-}  # fmt: skip
+}
 SHIPPED = Path(__file__).parents[3] / "conf"
 
 
@@ -59,7 +69,14 @@ def test_the_files_that_ship_are_valid(monkeypatch: pytest.MonkeyPatch) -> None:
     assert loaded.speed.trigger == timedelta(seconds=2)
     assert loaded.event_time is not None
     assert loaded.event_time.past == timedelta(days=30)
-    assert load_stream("flights", SHIPPED).key == ("year", "month", "day", "carrier", "flight", "origin")
+    assert load_stream("flights", SHIPPED).key == (
+        "year",
+        "month",
+        "day",
+        "carrier",
+        "flight",
+        "origin",
+    )
 
 
 def test_lineage_uses_openlineages_own_variables(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +100,10 @@ def test_defaults(conf: Path) -> None:
     assert (loaded.speed.trigger, loaded.speed.lost_offsets) == (timedelta(seconds=2), "stop")
     assert (loaded.batch.grace, loaded.batch.lookback_hours) == (timedelta(minutes=2), 1)
     assert loaded.batch.allow_gaps == ("control", "aborted")
-    assert (loaded.maintain.orphans_after, loaded.maintain.speed_hours) == (timedelta(days=3), timedelta(days=1))
+    assert (loaded.maintain.orphans_after, loaded.maintain.speed_hours) == (
+        timedelta(days=3),
+        timedelta(days=1),
+    )
     assert (loaded.speed.retry_for, loaded.batch.retry_for) == (None, timedelta(minutes=15))
     assert loaded.files.target == 256_000_000
 
@@ -91,7 +111,9 @@ def test_defaults(conf: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "size"), [("256 MB", 256_000_000), ("64MiB", 2**26), ("1 GB", 10**9), (10**6, 10**6)]
 )
-def test_a_files_target_is_given_in_bytes_or_with_a_unit(conf: Path, target: object, size: int) -> None:
+def test_a_files_target_is_given_in_bytes_or_with_a_unit(
+    conf: Path, target: object, size: int
+) -> None:
     assert stream(conf, files=f"{{target: {target}}}").files.target == size
 
 
@@ -104,33 +126,57 @@ def test_invalid_file_sizes(conf: Path, target: object) -> None:
 def test_a_physical_design_names_columns_of_the_schema(conf: Path) -> None:
     files = stream(conf).files
     assert (files.sort, files.bloom, files.statistics) == ((), (), None)
-    files = stream(conf, files="{sort: event_id, bloom: [event_id, event_time], statistics: []}").files
-    assert (files.sort, files.bloom, files.statistics) == (("event_id",), ("event_id", "event_time"), ())
+    files = stream(
+        conf, files="{sort: event_id, bloom: [event_id, event_time], statistics: []}"
+    ).files
+    assert (files.sort, files.bloom, files.statistics) == (
+        ("event_id",),
+        ("event_id", "event_time"),
+        (),
+    )
 
 
 @pytest.mark.parametrize(
     ("files", "message"),
     [
         ("{sort: player}", "files.sort: expected a column of the schema, found 'player'"),
-        ("{statistics: [event_id, kafka_offset]}", "files.statistics: expected a column of the schema, found 'kafka_"),
-        ("{sort: [event_id, event_time, event_id]}", "files.sort: expected each column once, found ['event_id', "),
-        ("{sort: tags}", "files.sort: expected a column that is no array, map or struct, found tags ARRAY<STRING>"),
+        (
+            "{statistics: [event_id, kafka_offset]}",
+            "files.statistics: expected a column of the schema, found 'kafka_",
+        ),
+        (
+            "{sort: [event_id, event_time, event_id]}",
+            "files.sort: expected each column once, found ['event_id', ",
+        ),
+        (
+            "{sort: tags}",
+            "files.sort: expected a column that is no array, map or struct, found tags "
+            "ARRAY<STRING>",
+        ),
         ("{statistics: device}", "no array, map or struct, found device STRUCT<OS:STRING>"),
-        ("{bloom: device.os}", "files.bloom.0: expected a name of letters, digits and underscores, found 'device.os'"),
-        ("{bloom: flag}", "expected a column of type STRING, INT, BIGINT, DECIMAL, DATE, TIMESTAMP, BINARY, found "
-         "flag BOOLEAN"),
+        (
+            "{bloom: device.os}",
+            "files.bloom.0: expected a name of letters, digits and underscores, found 'device.os'",
+        ),
+        (
+            "{bloom: flag}",
+            "expected a column of type STRING, INT, BIGINT, DECIMAL, DATE, TIMESTAMP, BINARY, "
+            "found flag BOOLEAN",
+        ),
         ("{bloom: amount}", "found amount DOUBLE"),
     ],
-)  # fmt: skip
+)
 def test_invalid_physical_designs(conf: Path, files: str, message: str) -> None:
     schema = (
-        "event_id STRING NOT NULL, event_time TIMESTAMP, amount DOUBLE, flag BOOLEAN, price DECIMAL(10, 2), "
-        "tags ARRAY<STRING>, device STRUCT<os:STRING>"
+        "event_id STRING NOT NULL, event_time TIMESTAMP, amount DOUBLE, flag BOOLEAN, price "
+        "DECIMAL(10, 2), tags ARRAY<STRING>, device STRUCT<os:STRING>"
     )
     stream(conf, schema=schema, files="{sort: flag, bloom: price, statistics: amount}")
     with pytest.raises(ConfigurationError) as error:
         stream(conf, schema=schema, files=files)
-    assert str(error.value).startswith(f"{conf / 'streams' / 's.yaml'}: files.") and message in str(error.value)
+    assert str(error.value).startswith(f"{conf / 'streams' / 's.yaml'}: files.") and message in str(
+        error.value
+    )
 
 
 @pytest.mark.parametrize(
@@ -151,7 +197,9 @@ def test_formats(conf: Path, text: str, expected: tuple[str, str | None, str]) -
 
 
 def test_a_raw_stream_has_the_bytes_as_columns(conf: Path) -> None:
-    loaded = stream(conf, format="raw", schema="key STRING, value BINARY NOT NULL", key="[key, value]")
+    loaded = stream(
+        conf, format="raw", schema="key STRING, value BINARY NOT NULL", key="[key, value]"
+    )
     assert [(c.name, c.type) for c in loaded.columns] == [("key", "string"), ("value", "binary")]
 
 
@@ -159,8 +207,8 @@ def test_a_format_with_schemas_needs_a_registry(conf: Path) -> None:
     with pytest.raises(ConfigurationError) as error:
         stream(conf, format="avro")
     assert str(error.value) == (
-        f"{conf / 'anabranch.yaml'}: registry: expected the url of a schema registry, which format avro of stream s "
-        "needs, found none"
+        f"{conf / 'anabranch.yaml'}: registry: expected the url of a schema registry, which "
+        "format avro of stream s needs, found none"
     )
     text = "registry: {url: 'https://r.example.com/apis/', user: u, password: p}"
     (conf / "anabranch.yaml").write_text(ENVIRONMENT + text)
@@ -171,9 +219,14 @@ def test_a_format_with_schemas_needs_a_registry(conf: Path) -> None:
     assert "password=SecretStr('**********')" in repr(registry)
 
 
-def test_a_webhook_hides_its_secrets_and_distinguishes_streams(conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_webhook_hides_its_secrets_and_distinguishes_streams(
+    conf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOOK", "hunter2")
-    reported = "{url: 'https://h.example.com/${HOOK}', headers: {Authorization: 'Bearer ${HOOK}'}, page: 'https://p/'}"
+    reported = (
+        "{url: 'https://h.example.com/${HOOK}', headers: {Authorization: 'Bearer ${HOOK}'}, page: "
+        "'https://p/'}"
+    )
     hook = stream(conf, webhook=reported).webhook
     assert hook is not None and (hook.page, hook.within) == ("https://p", timedelta(seconds=5))
     assert hook.url.get_secret_value() == "https://h.example.com/hunter2"
@@ -205,43 +258,87 @@ def test_nothing_changes_after_the_start(conf: Path) -> None:
         ({"topic": '"a b"'}, "topic", "found 'a b'"),
         ({"table": "game_events"}, "table", "found 'game_events'"),
         ({"table": "a.b.c"}, "table", "found 'a.b.c'"),
-        ({"format": "xml"}, "format", "expected one of json, avro, json_schema, csv, raw, found 'xml'"),
+        (
+            {"format": "xml"},
+            "format",
+            "expected one of json, avro, json_schema, csv, raw, found 'xml'",
+        ),
         ({"format": "{type: xml}"}, "format.type", "found 'xml'"),
-        ({"format": "{type: avro, subjects: s}"}, "format.subjects", "unknown key 'subjects', did you mean 'subject'?"),
+        (
+            {"format": "{type: avro, subjects: s}"},
+            "format.subjects",
+            "unknown key 'subjects', did you mean 'subject'?",
+        ),
         ({"format": "{type: avro, subject: ''}"}, "format.subject", "found ''"),
-        ({"format": "{type: csv, subject: s}"}, "format", "expected subject only with avro or json_schema, found dict"),
+        (
+            {"format": "{type: csv, subject: s}"},
+            "format",
+            "expected subject only with avro or json_schema, found dict",
+        ),
         ({"format": "{type: csv, delimiter: ab}"}, "format.delimiter", "found 'ab'"),
         ({"format": "{type: csv, delimiter: '\"'}"}, "format.delimiter", "found '\"'"),
         ({"format": "{type: json, delimiter: ;}"}, "format", "expected delimiter only with csv"),
         ({"unknown": "keep"}, "unknown", "found 'keep'"),
-        ({"unknown": "rescue", "format": "raw", "schema": "value STRING"}, "unknown", "expected count or ignore"),
-        ({"unknown": "rescue", "schema": "event_id STRING, Rescued INT"}, "schema", "expected names other than"),
-        ({"unknown": "rescue", "key": "rescued"}, "key", "expected a column of the schema, found 'rescued'"),
         (
-            {"format": "csv", "schema": "event_id STRING, tags ARRAY<STRING>"}, "schema",
+            {"unknown": "rescue", "format": "raw", "schema": "value STRING"},
+            "unknown",
+            "expected count or ignore",
+        ),
+        (
+            {"unknown": "rescue", "schema": "event_id STRING, Rescued INT"},
+            "schema",
+            "expected names other than",
+        ),
+        (
+            {"unknown": "rescue", "key": "rescued"},
+            "key",
+            "expected a column of the schema, found 'rescued'",
+        ),
+        (
+            {"format": "csv", "schema": "event_id STRING, tags ARRAY<STRING>"},
+            "schema",
             "expected with format csv no ARRAY, MAP or STRUCT, found tags ARRAY<STRING>",
         ),
         (
-            {"format": "avro", "schema": "event_id STRING, m ARRAY<MAP<INT, STRING>>"}, "schema",
+            {"format": "avro", "schema": "event_id STRING, m ARRAY<MAP<INT, STRING>>"},
+            "schema",
             "expected with format avro only STRING as a MAP's key, found m",
         ),
-        ({"format": "raw"}, "schema", "expected with format raw the column value, BINARY or STRING, and at most"),
+        (
+            {"format": "raw"},
+            "schema",
+            "expected with format raw the column value, BINARY or STRING, and at most",
+        ),
         ({"format": "raw", "schema": "value INT", "key": "value"}, "schema", "found value INT"),
-        ({"format": "raw", "schema": "key BINARY", "key": "key"}, "schema", "the column value, found key"),
+        (
+            {"format": "raw", "schema": "key BINARY", "key": "key"},
+            "schema",
+            "the column value, found key",
+        ),
         ({"key": "player"}, "key", "expected a column of the schema, found 'player'"),
         ({"key": "[]"}, "key", "found []"),
         ({"key": "[event_id, nope]"}, "key", "expected a column of the schema, found 'nope'"),
         *(
             (
-                {"schema": f'"event_id STRING, m {kind}"', "key": "[event_id, m]"}, "key",
+                {"schema": f'"event_id STRING, m {kind}"', "key": "[event_id, m]"},
+                "key",
                 "expected columns that can be compared, found m",
             )
-            for kind in ("MAP<STRING, INT>", "ARRAY<MAP<STRING, INT>>", "STRUCT<n: INT, m: MAP<STRING, INT>>")
+            for kind in (
+                "MAP<STRING, INT>",
+                "ARRAY<MAP<STRING, INT>>",
+                "STRUCT<n: INT, m: MAP<STRING, INT>>",
+            )
         ),
-        ({"event_time": "{column: event_id}"}, "event_time.column", "expected a TIMESTAMP column of the schema"),
+        (
+            {"event_time": "{column: event_id}"},
+            "event_time.column",
+            "expected a TIMESTAMP column of the schema",
+        ),
         ({"event_time": "{column: nope}"}, "event_time.column", "found 'nope'"),
         (
-            {"event_time": "{column: event_time, past: 30}"}, "event_time.past",
+            {"event_time": "{column: event_time, past: 30}"},
+            "event_time.past",
             "expected a duration such as '2 seconds', '5 minutes' or '30 days', found 30",
         ),
         ({"start": "newest"}, "start", "found 'newest'"),
@@ -251,27 +348,55 @@ def test_nothing_changes_after_the_start(conf: Path) -> None:
             "speed",
             "publish.records: expected at most max_offsets_per_trigger (10), found 11",
         ),
-        ({"maintain": "{orphans_after: 1 hour}"}, "maintain.orphans_after", "expected 1 day or more"),
+        (
+            {"maintain": "{orphans_after: 1 hour}"},
+            "maintain.orphans_after",
+            "expected 1 day or more",
+        ),
         ({"speed": "{retry_for: always}"}, "speed.retry_for", "or 'for ever', found 'always'"),
         ({"speed": "{max_offsets_per_trigger: 0}"}, "speed.max_offsets_per_trigger", "found 0"),
         ({"speed": "{lost_offsets: ignore}"}, "speed.lost_offsets", "found 'ignore'"),
         ({"batch": "{allow_gaps: [lost]}"}, "batch.allow_gaps.0", "found 'lost'"),
         ({"batch": "{lookback_hours: -1}"}, "batch.lookback_hours", "found -1"),
-        ({"batch": "{graze: 1 minute}"}, "batch.graze", "unknown key 'graze', did you mean 'grace'?"),
+        (
+            {"batch": "{graze: 1 minute}"},
+            "batch.graze",
+            "unknown key 'graze', did you mean 'grace'?",
+        ),
         ({"slo": "{fresh: 0 seconds}"}, "slo.fresh", "expected a duration longer than nothing"),
         ({"slo": "{complete: 90}"}, "slo.complete", "expected a duration such as '2 seconds'"),
         ({"topik": "x"}, "topik", "unknown key 'topik', did you mean 'topic'?"),
         ({"shema": "id INT", "schema": ""}, "shema", "unknown key 'shema', did you mean 'schema'?"),
-        ({"speed": "{tigger: 2 seconds}"}, "speed.tigger", "unknown key 'tigger', did you mean 'trigger'?"),
-        ({"colour": "x"}, "colour", "unknown key 'colour', expected one of airflow, archive, batch, egress, "),
+        (
+            {"speed": "{tigger: 2 seconds}"},
+            "speed.tigger",
+            "unknown key 'tigger', did you mean 'trigger'?",
+        ),
+        (
+            {"colour": "x"},
+            "colour",
+            "unknown key 'colour', expected one of airflow, archive, batch, egress, ",
+        ),
         ({"table": "orders"}, "table", "expected namespace.table, such as shop.orders, of letters"),
-        ({"schema": "id STRING, total DECIMAL(50,2)"}, "schema", "column total: expected DECIMAL of at most 38 digits"),
-        ({"schema": "id STRING, total DOUBEL"}, "schema", "column total: unknown type 'DOUBEL', did you mean D"),
+        (
+            {"schema": "id STRING, total DECIMAL(50,2)"},
+            "schema",
+            "column total: expected DECIMAL of at most 38 digits",
+        ),
+        (
+            {"schema": "id STRING, total DOUBEL"},
+            "schema",
+            "column total: unknown type 'DOUBEL', did you mean D",
+        ),
         ({"expectations": "nope.yaml"}, "expectations", "expected the file"),
-        ({"schema": ""}, "schema", "expected columns such as 'id STRING NOT NULL, at TIMESTAMP', found none"),
+        (
+            {"schema": ""},
+            "schema",
+            "expected columns such as 'id STRING NOT NULL, at TIMESTAMP', found none",
+        ),
         ({"schema": "id STRING, kafka_offset INT", "key": "id"}, "schema", "found kafka_offset"),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_in_a_stream_names_file_key_expected_and_found(
     conf: Path, values: dict[str, str], key: str, cause: str
 ) -> None:
@@ -286,18 +411,31 @@ def test_a_mistake_in_a_stream_names_file_key_expected_and_found(
 @pytest.mark.parametrize(
     "column",
     [
-        *("kafka_partition", "kafka_offset", "kafka_timestamp", "ingest_hour", "event_date", "Ingest_Hour"),
+        *(
+            "kafka_partition",
+            "kafka_offset",
+            "kafka_timestamp",
+            "ingest_hour",
+            "event_date",
+            "Ingest_Hour",
+        ),
         *("kafka_value", "is_dead", "Error_Code", "unknown_fields"),
     ],
 )
 def test_our_own_columns_are_reserved_whatever_their_case(conf: Path, column: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"expected names other than kafka_partition, .*, found {column}"):
+    with pytest.raises(
+        ConfigurationError, match=f"expected names other than kafka_partition, .*, found {column}"
+    ):
         stream(conf, schema=f"event_id STRING, {column} INT")
 
 
 def test_a_key_given_twice_is_an_error(conf: Path) -> None:
-    (conf / "anabranch.yaml").write_text(ENVIRONMENT + "spark: {master: 'local[1]'}\nspark: {master: 'local[2]'}\n")
-    with pytest.raises(ConfigurationError, match=r"anabranch\.yaml: .*line 5, column 1: the key 'spark' twice"):
+    (conf / "anabranch.yaml").write_text(
+        ENVIRONMENT + "spark: {master: 'local[1]'}\nspark: {master: 'local[2]'}\n"
+    )
+    with pytest.raises(
+        ConfigurationError, match=r"anabranch\.yaml: .*line 5, column 1: the key 'spark' twice"
+    ):
         load_environment(conf)
     (conf / "anabranch.yaml").write_text(ENVIRONMENT)
     with pytest.raises(ConfigurationError, match=r"s\.yaml: .*the key 'trigger' twice"):
@@ -320,23 +458,30 @@ def test_values_read_the_environment_once(conf: Path, monkeypatch: pytest.Monkey
         stream(conf, topic='"${TEST_EMPTY:-default}"')
 
 
-def test_a_variable_that_is_unset_and_has_no_default_is_named(conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_that_is_unset_and_has_no_default_is_named(
+    conf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("TEST_UNSET", raising=False)
     with pytest.raises(ConfigurationError) as error:
         stream(conf, speed='{trigger: "${TEST_UNSET} seconds"}')
     assert str(error.value) == (
-        f"{conf / 'streams' / 's.yaml'}: speed.trigger: expected the environment variable TEST_UNSET, found it unset"
+        f"{conf / 'streams' / 's.yaml'}: speed.trigger: expected the environment variable "
+        "TEST_UNSET, found it unset"
     )
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("1 second", timedelta(seconds=1)), ("2 seconds", timedelta(seconds=2)), ("5 minutes", timedelta(minutes=5)),
-        ("1 hour", timedelta(hours=1)), ("30 days", timedelta(days=30)), (" 2weeks ", timedelta(weeks=2)),
+        ("1 second", timedelta(seconds=1)),
+        ("2 seconds", timedelta(seconds=2)),
+        ("5 minutes", timedelta(minutes=5)),
+        ("1 hour", timedelta(hours=1)),
+        ("30 days", timedelta(days=30)),
+        (" 2weeks ", timedelta(weeks=2)),
         ("1000 years", timedelta(days=365_000)),
     ],
-)  # fmt: skip
+)
 def test_durations(text: str, expected: timedelta) -> None:
     assert parse_duration(text) == expected
 
@@ -367,32 +512,75 @@ def test_durations_that_no_calendar_has(value: str) -> None:
         (ENVIRONMENT.replace("file:///w", "/w"), "catalog.warehouse: "),
         (
             ENVIRONMENT.replace("file:///w", "file:///w#old"),
-            "catalog.warehouse: expected a location without '#': Iceberg's clients end a location there",
+            "catalog.warehouse: expected a location without '#': Iceberg's clients end a location "
+            "there",
         ),
-        (ENVIRONMENT.replace("name: lake", "name: my-lake"), "catalog.name: expected a name of letters"),
+        (
+            ENVIRONMENT.replace("name: lake", "name: my-lake"),
+            "catalog.name: expected a name of letters",
+        ),
         (ENVIRONMENT.replace('"127.0.0.1:1"', '""'), "kafka.bootstrap_servers: "),
-        (ENVIRONMENT.replace("127.0.0.1:1", "broker"), "kafka.bootstrap_servers: expected HOST:PORT of each broker"),
-        (ENVIRONMENT.replace("127.0.0.1:1", "a:1,b:x"), "kafka.bootstrap_servers: expected HOST:PORT of each broker"),
-        (ENVIRONMENT.replace("sqlite:", "mysql:"), "catalog.uri: expected sqlite:///FILE or postgresql+psycopg2://"),
+        (
+            ENVIRONMENT.replace("127.0.0.1:1", "broker"),
+            "kafka.bootstrap_servers: expected HOST:PORT of each broker",
+        ),
+        (
+            ENVIRONMENT.replace("127.0.0.1:1", "a:1,b:x"),
+            "kafka.bootstrap_servers: expected HOST:PORT of each broker",
+        ),
+        (
+            ENVIRONMENT.replace("sqlite:", "mysql:"),
+            "catalog.uri: expected sqlite:///FILE or postgresql+psycopg2://",
+        ),
         (
             ENVIRONMENT.replace("name: lake,", "name: lake, type: rest,"),
             "catalog.uri: expected the address of the REST",
         ),
-        (ENVIRONMENT.replace("name: lake,", "name: lake, type: glue,"), "catalog.uri: expected none for type glue"),
-        (ENVIRONMENT.replace('uri: "sqlite:///c.db", ', ""), "catalog.uri: expected sqlite:///FILE"),
+        (
+            ENVIRONMENT.replace("name: lake,", "name: lake, type: glue,"),
+            "catalog.uri: expected none for type glue",
+        ),
+        (
+            ENVIRONMENT.replace('uri: "sqlite:///c.db", ', ""),
+            "catalog.uri: expected sqlite:///FILE",
+        ),
         (ENVIRONMENT + "registry: {}", "registry.url: required key, found none"),
-        (ENVIRONMENT + "webhook: {url: hooks:80}", "webhook.url: expected a URL such as 'https://hooks"),
-        (ENVIRONMENT + "webhook: {url: 'http://h', within: 2 minutes}", "webhook.within: expected 1 minute at most"),
+        (
+            ENVIRONMENT + "webhook: {url: hooks:80}",
+            "webhook.url: expected a URL such as 'https://hooks",
+        ),
+        (
+            ENVIRONMENT + "webhook: {url: 'http://h', within: 2 minutes}",
+            "webhook.within: expected 1 minute at most",
+        ),
         (
             ENVIRONMENT + "webhook: {url: 'http://h', page: h}",
             "webhook.page: expected the address of `anabranch serve`",
         ),
-        (ENVIRONMENT + "lineage: {url: lineage:5000}", "lineage.url: expected a URL such as 'https://lineage"),
-        (ENVIRONMENT + "lineage: {url: 'http://u:p@l'}", "lineage.url: expected a URL without user, query or fragment"),
-        (ENVIRONMENT + "lineage: {url: 'http://l', timeout: 2 minutes}", "lineage.timeout: expected 1 minute at most"),
-        (ENVIRONMENT + "lineage: {uri: 'http://l'}", "lineage.uri: unknown key 'uri', did you mean 'url'?"),
-        (ENVIRONMENT + "registry: {url: registry:8081}", "registry.url: expected a URL such as 'https://"),
-        (ENVIRONMENT + "registry: {url: 'http://r:8081', password: x}", "registry.password: expected registry.user"),
+        (
+            ENVIRONMENT + "lineage: {url: lineage:5000}",
+            "lineage.url: expected a URL such as 'https://lineage",
+        ),
+        (
+            ENVIRONMENT + "lineage: {url: 'http://u:p@l'}",
+            "lineage.url: expected a URL without user, query or fragment",
+        ),
+        (
+            ENVIRONMENT + "lineage: {url: 'http://l', timeout: 2 minutes}",
+            "lineage.timeout: expected 1 minute at most",
+        ),
+        (
+            ENVIRONMENT + "lineage: {uri: 'http://l'}",
+            "lineage.uri: unknown key 'uri', did you mean 'url'?",
+        ),
+        (
+            ENVIRONMENT + "registry: {url: registry:8081}",
+            "registry.url: expected a URL such as 'https://",
+        ),
+        (
+            ENVIRONMENT + "registry: {url: 'http://r:8081', password: x}",
+            "registry.password: expected registry.user",
+        ),
     ],
 )
 def test_a_mistake_in_the_environment_names_the_file(conf: Path, text: str, message: str) -> None:
@@ -407,21 +595,43 @@ def test_a_mistake_in_the_environment_names_the_file(conf: Path, text: str, mess
     ("text", "key", "kind"),
     [
         (ENVIRONMENT + "s3: {access_key: a, secret_key: [hunter2]}", "s3.secret_key", "list"),
-        (ENVIRONMENT.replace("kafka: {", "kafka: {security: {sasl.password: 20262}, "), "sasl.password", "int"),
-        (ENVIRONMENT + "registry: {url: 'http://r', user: u, password: [hunter2]}", "registry.password", "list"),
+        (
+            ENVIRONMENT.replace("kafka: {", "kafka: {security: {sasl.password: 20262}, "),
+            "sasl.password",
+            "int",
+        ),
+        (
+            ENVIRONMENT + "registry: {url: 'http://r', user: u, password: [hunter2]}",
+            "registry.password",
+            "list",
+        ),
         (ENVIRONMENT + "webhook: {url: 'hunter2'}", "webhook.url", "str"),
-        (ENVIRONMENT + "webhook: {url: 'http://r', headers: {Token: [hunter2]}}", "webhook.headers.Token", "list"),
+        (
+            ENVIRONMENT + "webhook: {url: 'http://r', headers: {Token: [hunter2]}}",
+            "webhook.headers.Token",
+            "list",
+        ),
         (ENVIRONMENT + "lineage: {url: 'http://l', api_key: [hunter2]}", "lineage.api_key", "list"),
         (
             ENVIRONMENT.replace('file:///w"', 'file:///w", properties: {token: [hunter2]}'),
             "catalog.properties.token",
             "list",
         ),
-        (ENVIRONMENT.replace("sqlite://", "mysql://u:hunter2@h"), "catalog.uri", "'mysql://…@h/c.db'"),
-        (ENVIRONMENT + "registry: {url: 'http://u:hunter2@r:81'}", "registry.url", "'http://…@r:81'"),
+        (
+            ENVIRONMENT.replace("sqlite://", "mysql://u:hunter2@h"),
+            "catalog.uri",
+            "'mysql://…@h/c.db'",
+        ),
+        (
+            ENVIRONMENT + "registry: {url: 'http://u:hunter2@r:81'}",
+            "registry.url",
+            "'http://…@r:81'",
+        ),
     ],
 )
-def test_an_error_in_a_secret_does_not_show_the_secret(conf: Path, text: str, key: str, kind: str) -> None:
+def test_an_error_in_a_secret_does_not_show_the_secret(
+    conf: Path, text: str, key: str, kind: str
+) -> None:
     (conf / "anabranch.yaml").write_text(text)
     with pytest.raises(ConfigurationError) as error:
         load_environment(conf)
@@ -434,16 +644,22 @@ def test_an_error_in_a_secret_does_not_show_the_secret(conf: Path, text: str, ke
 def test_an_unknown_name_is_reported_with_the_known_ones(conf: Path, tmp_path: Path) -> None:
     stream(conf)
     with pytest.raises(
-        ConfigurationError, match=r"stream 'other': expected the file .*, found none \(known streams: s"
+        ConfigurationError,
+        match=r"stream 'other': expected the file .*, found none \(known streams: s",
     ):
         load_stream("other", conf)
-    with pytest.raises(ConfigurationError, match=r"expected a name of letters, digits and underscores, found '\.\./x'"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"expected a name of letters, digits and underscores, found '\.\./x'",
+    ):
         load_stream("../x", conf)
     with pytest.raises(ConfigurationError, match=r"found none \(choose the folder with --conf\)"):
         load_environment(tmp_path / "nowhere")
 
 
-def test_the_folder_is_the_argument_else_the_variable_else_conf(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_is_the_argument_else_the_variable_else_conf(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("ANABRANCH_CONF", raising=False)
     assert resolve_folder() == Path("conf")
     monkeypatch.setenv("ANABRANCH_CONF", "elsewhere")
@@ -455,21 +671,34 @@ def test_numbers_and_booleans_for_spark_become_text(conf: Path) -> None:
     (conf / "anabranch.yaml").write_text(
         ENVIRONMENT + "spark: {conf: {spark.sql.shuffle.partitions: 4, spark.x: true}}"
     )
-    assert load_environment(conf).spark.conf == {"spark.sql.shuffle.partitions": "4", "spark.x": "true"}
+    assert load_environment(conf).spark.conf == {
+        "spark.sql.shuffle.partitions": "4",
+        "spark.x": "true",
+    }
 
 
 @pytest.mark.parametrize(
     ("schema", "event_time", "dates"),
     [
-        ("event_id STRING, at TIMESTAMP NOT NULL", "{column: at, past: 30 days, future: 1 hour}", 32),
-        ("event_id STRING, at TIMESTAMP NOT NULL", "{column: at, past: 23 hours, future: 23 hours}", 3),
+        (
+            "event_id STRING, at TIMESTAMP NOT NULL",
+            "{column: at, past: 30 days, future: 1 hour}",
+            32,
+        ),
+        (
+            "event_id STRING, at TIMESTAMP NOT NULL",
+            "{column: at, past: 23 hours, future: 23 hours}",
+            3,
+        ),
         ("event_id STRING, at TIMESTAMP NOT NULL", "{column: at, past: 30 days}", None),
         ("event_id STRING, at TIMESTAMP NOT NULL", "{column: at, future: 1 hour}", None),
         ("event_id STRING, at TIMESTAMP", "{column: at, past: 30 days, future: 1 hour}", None),
         ("event_id STRING", None, None),
     ],
 )
-def test_how_many_dates_an_hour_can_contain(conf: Path, schema: str, event_time: str | None, dates: int | None) -> None:
+def test_how_many_dates_an_hour_can_contain(
+    conf: Path, schema: str, event_time: str | None, dates: int | None
+) -> None:
     assert stream(conf, schema=schema, event_time=event_time or "").most_event_dates == dates
 
 
@@ -491,17 +720,22 @@ SECRET = "hunter2/hunter2@x"
         ENVIRONMENT + "secret: {key: hunter2}",
         ENVIRONMENT + 'lineage: {timeout: "${PASSWORD}"}',
         ENVIRONMENT + 'lineage: {url: "${PASSWORD}"}',
-        ENVIRONMENT + 'search: {url: "http://h", user: u, password: "${PASSWORD}", api_key: "${PASSWORD}"}',
+        ENVIRONMENT
+        + 'search: {url: "http://h", user: u, password: "${PASSWORD}", api_key: "${PASSWORD}"}',
         ENVIRONMENT + 'search: {url: "http://h", password: "${PASSWORD}"}',
         ENVIRONMENT + "spark: {conf: hunter2}",
         ENVIRONMENT.replace("sqlite:///c.db", "mysql://u:${PASSWORD}@h/c"),
         ENVIRONMENT.replace("sqlite:///c.db", "postgresql://u:${PASSWORD}@h/c"),
-        ENVIRONMENT.replace("name: lake", "name: lake, type: rest").replace("sqlite:///c.db", "http://u:${PASSWORD}@h"),
+        ENVIRONMENT.replace("name: lake", "name: lake, type: rest").replace(
+            "sqlite:///c.db", "http://u:${PASSWORD}@h"
+        ),
         ENVIRONMENT.replace("name: lake", 'name: "${PASSWORD}"'),
         ENVIRONMENT.replace("127.0.0.1:1", "${PASSWORD}").replace("name: lake", "name: l-l"),
     ],
 )
-def test_no_mistake_repeats_a_secret(conf: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def test_no_mistake_repeats_a_secret(
+    conf: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
     """Neither in the message nor in what Python prints of the error, with all that it came from."""
     monkeypatch.setenv("PASSWORD", SECRET)
     (conf / "anabranch.yaml").write_text(text)
@@ -517,9 +751,17 @@ def test_no_mistake_repeats_a_secret(conf: Path, monkeypatch: pytest.MonkeyPatch
     ("values", "found"),
     [
         ({"key": '"${PASSWORD}"'}, "found '${PASSWORD}'"),
-        ({"files": '{sort: ["${PASSWORD}", "${PASSWORD}"]}'}, "files.sort: expected each column once, found list"),
         (
-            {"egress": "[{name: a, type: folder, root: &r 's3://bkt/${PASSWORD}'}, {name: b, type: folder, root: *r}]"},
+            {"files": '{sort: ["${PASSWORD}", "${PASSWORD}"]}'},
+            "files.sort: expected each column once, found list",
+        ),
+        (
+            {
+                "egress": (
+                    "[{name: a, type: folder, root: &r 's3://bkt/${PASSWORD}'}, {name: b, type: "
+                    "folder, root: *r}]"
+                )
+            },
             "found 's3://bkt/${PASSWORD}' twice",
         ),
     ],
@@ -566,4 +808,6 @@ def test_secrets_in_messages_of_libraries_are_hidden(
                     logging.getLogger("anabranch").warning("%s", said, exc_info=error)
         finally:
             logging.getLogger().handlers[:] = handlers
-    assert stream.getvalue().count("SASL_SSL") >= 4 and not [s for s in secrets if s in stream.getvalue()]
+    assert stream.getvalue().count("SASL_SSL") >= 4 and not [
+        s for s in secrets if s in stream.getvalue()
+    ]

@@ -1,4 +1,5 @@
-"""conf/defaults.yaml: values for every stream's file, merged key by key; a mistake names the file that it is in."""
+"""conf/defaults.yaml: values for every stream's file, merged key by key; a mistake names the file
+that it is in."""
 
 from __future__ import annotations
 
@@ -13,7 +14,12 @@ import yaml
 from anabranch.common.errors import ConfigurationError
 from anabranch.config import load_stream, select_streams, stream_file_stamp
 
-STREAM: dict[str, Any] = {"topic": "t", "table": "raw.s", "key": "id", "schema": "id STRING NOT NULL"}
+STREAM: dict[str, Any] = {
+    "topic": "t",
+    "table": "raw.s",
+    "key": "id",
+    "schema": "id STRING NOT NULL",
+}
 
 
 @pytest.fixture
@@ -35,8 +41,14 @@ def refusal(conf: Path) -> str:
 
 
 def test_a_default_is_that_of_a_key_which_the_stream_lacks(conf: Path) -> None:
-    defaults = {"group": "small", "speed": {"trigger": "5 seconds", "publish": {"records": 10}}, "format": "csv"}
-    write(conf, defaults, speed={"publish": {"within": "9 seconds"}, "roll_up": False}, format="json")
+    defaults = {
+        "group": "small",
+        "speed": {"trigger": "5 seconds", "publish": {"records": 10}},
+        "format": "csv",
+    }
+    write(
+        conf, defaults, speed={"publish": {"within": "9 seconds"}, "roll_up": False}, format="json"
+    )
     stream = load_stream("s", conf)
     assert stream.group == "small"
     assert stream.format.type == "json"
@@ -46,18 +58,32 @@ def test_a_default_is_that_of_a_key_which_the_stream_lacks(conf: Path) -> None:
 
 
 def test_a_list_of_the_stream_replaces_that_of_the_defaults(conf: Path) -> None:
-    write(conf, {"batch": {"allow_gaps": ["control", "compacted"]}}, batch={"allow_gaps": ["retention"]})
+    write(
+        conf,
+        {"batch": {"allow_gaps": ["control", "compacted"]}},
+        batch={"allow_gaps": ["retention"]},
+    )
     assert load_stream("s", conf).batch.allow_gaps == ("retention",)
 
 
 def test_null_takes_a_default_away(conf: Path) -> None:
-    write(conf, {"speed": {"publish": {"records": 10}}, "group": "small"}, speed={"publish": None}, group=None)
+    write(
+        conf,
+        {"speed": {"publish": {"records": 10}}, "group": "small"},
+        speed={"publish": None},
+        group=None,
+    )
     stream = load_stream("s", conf)
     assert (stream.speed.publish, stream.group) == (None, None)
 
 
 def test_the_schema_may_be_shared(conf: Path) -> None:
-    write(conf, {"schema": "id STRING NOT NULL, n INT", "key": "id"}, schema="left out", key="left out")
+    write(
+        conf,
+        {"schema": "id STRING NOT NULL, n INT", "key": "id"},
+        schema="left out",
+        key="left out",
+    )
     assert [column.name for column in load_stream("s", conf).columns] == ["id", "n"]
 
 
@@ -74,19 +100,35 @@ def test_a_mistake_names_the_file_that_its_value_is_in(conf: Path) -> None:
     ("defaults", "stream", "said"),
     [
         ({"sped": {}}, {}, "defaults.yaml: sped: unknown key 'sped'"),
-        ({"speed": {"triger": "1 second"}}, {"speed": {"roll_up": True}}, "defaults.yaml: speed.triger: unknown key"),
-        ({"speed": {"trigger": "1 second"}}, {"speed": {"roll_upp": True}}, "s.yaml: speed.roll_upp: unknown key"),
+        (
+            {"speed": {"triger": "1 second"}},
+            {"speed": {"roll_up": True}},
+            "defaults.yaml: speed.triger: unknown key",
+        ),
+        (
+            {"speed": {"trigger": "1 second"}},
+            {"speed": {"roll_upp": True}},
+            "s.yaml: speed.roll_upp: unknown key",
+        ),
         ({"schema": "id STRIN"}, {"schema": "left out"}, "defaults.yaml: schema: "),
         ({"schema": "id STRING"}, {"schema": "id STRIN"}, "s.yaml: schema: "),
         ({"expectations": "none.yaml"}, {}, "defaults.yaml: expectations: expected the file"),
         ({"group": "small"}, {"key": "left out"}, "s.yaml: key: required key, found none"),
         ({"topic": "t"}, {}, "defaults.yaml: topic: expected keys that streams share"),
         ({"table": "raw.t"}, {}, "defaults.yaml: table: expected keys that streams share"),
-        ({"group": "${NOT_THERE}"}, {}, "defaults.yaml: group: expected the environment variable NOT_THERE"),
+        (
+            {"group": "${NOT_THERE}"},
+            {},
+            "defaults.yaml: group: expected the environment variable NOT_THERE",
+        ),
     ],
 )
 def test_each_mistake(
-    conf: Path, monkeypatch: pytest.MonkeyPatch, defaults: dict[str, Any], stream: dict[str, Any], said: str
+    conf: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    defaults: dict[str, Any],
+    stream: dict[str, Any],
+    said: str,
 ) -> None:
     monkeypatch.delenv("NOT_THERE", raising=False)
     write(conf, defaults, **stream)

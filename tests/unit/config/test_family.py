@@ -1,4 +1,5 @@
-"""A family: one file, a stream for each topic that matches; what cannot be one is named and leaves the others alone."""
+"""A family: one file, a stream for each topic that matches; what cannot be one is named and leaves
+the others alone."""
 
 from __future__ import annotations
 
@@ -23,9 +24,12 @@ from anabranch.config import (
 )
 
 FAMILY: dict[str, Any] = {
-    "topics": {"pattern": "app-(.*)"}, "table": "raw.{1}", "key": "id", "schema": "id STRING NOT NULL",
+    "topics": {"pattern": "app-(.*)"},
+    "table": "raw.{1}",
+    "key": "id",
+    "schema": "id STRING NOT NULL",
     "group": "small",
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -72,7 +76,9 @@ def test_each_topic_that_matches_whole_is_a_stream(conf: Path) -> None:
 def test_groups_are_numbered_and_named(conf: Path) -> None:
     topics = {"pattern": "(?P<team>[a-z]+)\\.(v[0-9]+)\\.(.*)"}
     write(conf, "app", topics=topics, table="raw.{team}_{3}_{2}", name="s_{3}")
-    assert summary(expand([family(conf)], ["shop.v2.orders"])) == {"s_orders": ("shop.v2.orders", "raw.shop_orders_v2")}
+    assert summary(expand([family(conf)], ["shop.v2.orders"])) == {
+        "s_orders": ("shop.v2.orders", "raw.shop_orders_v2")
+    }
 
 
 def test_each_topic_of_a_family_is_delivered_to_a_place_of_its_own(conf: Path) -> None:
@@ -80,10 +86,16 @@ def test_each_topic_of_a_family_is_delivered_to_a_place_of_its_own(conf: Path) -
         return {"name": "lake", "type": "folder", "root": root}
 
     index = {"name": "found", "type": "search", "index": "all"}
-    write(conf, "app", egress=[target("s3://bucket/out/{1}"), index | {"name": "one", "index": "x-{1}"}, index])
+    write(
+        conf,
+        "app",
+        egress=[target("s3://bucket/out/{1}"), index | {"name": "one", "index": "x-{1}"}, index],
+    )
     found = expand([family(conf)], ["app-orders", "app-user.events"])
     assert [
-        [target.place for target in member.found.egress] if isinstance(member.found, Stream) else member.found
+        [target.place for target in member.found.egress]
+        if isinstance(member.found, Stream)
+        else member.found
         for member in found.values()
     ] == [
         ["s3://bucket/out/orders", "index:x-orders", "index:all"],
@@ -100,7 +112,9 @@ def test_each_topic_of_a_family_is_delivered_to_a_place_of_its_own(conf: Path) -
 
 def test_topics_that_are_excluded_or_kafkas_own_are_none(conf: Path) -> None:
     write(conf, "app", topics={"pattern": "(.*)", "exclude": ".*-dlq"}, name="{1}")
-    assert list(expand([family(conf)], ["orders", "orders-dlq", "__consumer_offsets"])) == ["orders"]
+    assert list(expand([family(conf)], ["orders", "orders-dlq", "__consumer_offsets"])) == [
+        "orders"
+    ]
 
 
 def test_a_topic_with_a_file_of_its_own_is_no_member(conf: Path) -> None:
@@ -110,7 +124,9 @@ def test_a_topic_with_a_file_of_its_own_is_no_member(conf: Path) -> None:
 
 
 def test_a_member_stays_when_its_topic_is_gone(conf: Path) -> None:
-    members = expand([family(conf)], ["app-users"], (), {"app_orders": "app-orders", "app_users": "app-users"})
+    members = expand(
+        [family(conf)], ["app-users"], (), {"app_orders": "app-orders", "app_users": "app-users"}
+    )
     assert {name: (m.topic, m.is_gone) for name, m in members.items()} == {
         "app_orders": ("app-orders", True),
         "app_users": ("app-users", False),
@@ -122,7 +138,9 @@ def test_a_topic_of_two_families_is_refused_for_both(conf: Path) -> None:
     families = [family(conf), family(conf, "all")]
     said = summary(expand(families, ["app-x", "web-y"]))
     assert said["all_web_y"] == ("web-y", "all.web_y")
-    assert f"{conf}/streams/app.yaml: topic app-x: expected one family for each topic" in said["app_x"]
+    assert (
+        f"{conf}/streams/app.yaml: topic app-x: expected one family for each topic" in said["app_x"]
+    )
     assert f"{conf}/streams/app.yaml matches it too" in said["all_app_x"]
     # A member that there was is not stopped by a family that is added.
     said = summary(expand(families, ["app-x"], (), {"app_x": "app-x"}))
@@ -142,13 +160,19 @@ def test_the_second_of_two_topics_with_one_name_is_refused(
 ) -> None:
     write(conf, "app", name="{0}")
     members = expand(
-        [family(conf)], topics, (), {f"{t.replace('-', '_').replace('.', '_')}": t for t in known.values()}
+        [family(conf)],
+        topics,
+        (),
+        {f"{t.replace('-', '_').replace('.', '_')}": t for t in known.values()},
     )
     other = next(t for t in topics if t != refused)
     assert summary(members) == {
         "app_a_b": (other, "raw.a_b"),
-        f"app: {refused}": f"{refused}: {conf}/streams/app.yaml: topic {refused}: expected a stream name of its own, "
-        f"found app_a_b, which topic {other} has; change `name:`, or leave one topic out with `topics.exclude`",
+        f"app: {refused}": (
+            f"{refused}: {conf}/streams/app.yaml: topic {refused}: expected a stream name of its "
+            f"own, found app_a_b, which topic {other} has; change `name:`, or leave one topic out "
+            "with `topics.exclude`"
+        ),
     }
 
 
@@ -156,11 +180,15 @@ def test_a_topic_whose_stream_would_have_the_name_of_a_file_is_refused(conf: Pat
     write(conf, "app_x", topics=None, topic="other", table="raw.other")
     members = expand([family(conf)], ["app-x", "app-y"], [load_stream("app_x", conf)])
     assert sorted(members) == ["app: app-x", "app_y"]
-    assert "expected a stream name of its own, found app_x, which topic other has" in summary(members)["app: app-x"]
+    assert (
+        "expected a stream name of its own, found app_x, which topic other has"
+        in summary(members)["app: app-x"]
+    )
 
 
 def test_a_pattern_that_python_matches_in_ages_is_matched_at_once(conf: Path) -> None:
-    """The hazard: `re` would try each of 2**60 ways to part the name, and stop all threads meanwhile."""
+    """The hazard: `re` would try each of 2**60 ways to part the name, and stop all threads
+    meanwhile."""
     write(conf, "app", topics={"pattern": "(.*)", "exclude": r"(\w+\.?)+-dlq"}, name="{1}")
     topics = ["a" * 60, "a.b-dlq"]
     assert list(expand([family(conf)], topics)) == ["a" * 60]
@@ -172,8 +200,8 @@ def test_tables_must_differ_from_those_beside_another_streams_table(conf: Path) 
     said = summary(expand([family(conf)], ["app-orders", "app-orders_hours", "app-Orders"]))
     assert said["app_Orders"] == ("app-Orders", "raw.Orders")
     assert (
-        "topic app-orders: expected tables of its own, found raw.orders, which belongs to stream app_Orders"
-        in (said["app_orders"])
+        "topic app-orders: expected tables of its own, found raw.orders, which belongs to stream "
+        "app_Orders" in (said["app_orders"])
     )
     assert "found raw.orders_hours, which belongs to stream app_Orders" in said["app_orders_hours"]
 
@@ -182,16 +210,31 @@ def test_tables_must_differ_from_those_beside_another_streams_table(conf: Path) 
     ("values", "said"),
     [
         ({"topics": {"pattern": "app-("}}, "topics.pattern: expected a regular expression (RE2"),
-        ({"topics": {"pattern": "app-(?=x)(.*)"}}, "topics.pattern: expected a regular expression (RE2"),
+        (
+            {"topics": {"pattern": "app-(?=x)(.*)"}},
+            "topics.pattern: expected a regular expression (RE2",
+        ),
         ({"topics": {"pattern": r"(a)\1"}}, "topics.pattern: expected a regular expression (RE2"),
-        ({"topics": {"pattern": "app-(.*)", "exclude": "["}}, "topics.exclude: expected a regular expression"),
-        ({"topics": {"patern": "app-(.*)"}}, "topics.patern: unknown key 'patern', did you mean 'pattern'?"),
+        (
+            {"topics": {"pattern": "app-(.*)", "exclude": "["}},
+            "topics.exclude: expected a regular expression",
+        ),
+        (
+            {"topics": {"patern": "app-(.*)"}},
+            "topics.patern: unknown key 'patern', did you mean 'pattern'?",
+        ),
         ({"topics": "app-.*"}, "topics: expected a mapping of keys"),
         ({"table": "raw.{2}"}, "table: expected groups of topics.pattern (0, 1), found {2}"),
         ({"table": "raw.{team}"}, "table: expected groups of topics.pattern (0, 1), found {team}"),
         ({"table": "raw.events"}, "table: expected a group of topics.pattern such as {1}"),
-        ({"table": "{1}.events"}, "table: expected namespace.table with groups behind the point alone"),
-        ({"table": "raw.a-{1}"}, "table: expected namespace.table with groups behind the point alone"),
+        (
+            {"table": "{1}.events"},
+            "table: expected namespace.table with groups behind the point alone",
+        ),
+        (
+            {"table": "raw.a-{1}"},
+            "table: expected namespace.table with groups behind the point alone",
+        ),
         ({"table": None}, "table: required key, found none"),
         ({"name": "app"}, "name: expected a group of topics.pattern such as {1}"),
         ({"topic": "app-x"}, "topic: expected topic or topics, found both"),
@@ -213,7 +256,9 @@ def test_a_topic_whose_table_is_not_legal_is_named(conf: Path) -> None:
 
 def test_a_family_is_no_stream(conf: Path) -> None:
     assert (stream_names(conf), family_names(conf)) == ((), ("app",))
-    with pytest.raises(ConfigurationError, match=r"found that .*app.yaml is a family; name one of its streams"):
+    with pytest.raises(
+        ConfigurationError, match=r"found that .*app.yaml is a family; name one of its streams"
+    ):
         load_stream("app", conf)
 
 
@@ -222,11 +267,18 @@ def test_members_are_selected_as_streams_are(conf: Path) -> None:
     write(conf, "wrong", topics={"pattern": "("}, group="small")
 
     def members() -> dict[str, FamilyMember]:
-        return expand([f for f in load_families(conf).values() if isinstance(f, Family)], ["app-x", "app-2"])
+        return expand(
+            [f for f in load_families(conf).values() if isinstance(f, Family)], ["app-x", "app-2"]
+        )
 
     assert list(select_streams(conf, group="large", members=members)) == ["own"]
     assert list(select_streams(conf, group="small", members=members)) == ["wrong", "app_2", "app_x"]
-    assert list(select_streams(conf, every=True, members=members)) == ["own", "wrong", "app_2", "app_x"]
+    assert list(select_streams(conf, every=True, members=members)) == [
+        "own",
+        "wrong",
+        "app_2",
+        "app_x",
+    ]
     assert list(select_streams(conf, ["app_x", "own"], members=members)) == ["app_x", "own"]
     with pytest.raises(ConfigurationError, match="stream 'app_y'"):
         select_streams(conf, ["app_y"], members=members)

@@ -1,4 +1,5 @@
-"""`select` of a stream's file: which columns its table gets, and which expressions may be among them."""
+"""`select` of a stream's file: which columns its table gets, and which expressions may be among
+them."""
 
 from __future__ import annotations
 
@@ -19,10 +20,17 @@ DDL = (
 )
 FIELDS = {column.name: column for column in parse_columns(DDL)}
 SELECT = [
-    "id", "at", {"player": "level"}, {"mail": {"hash": "lower(email)"}}, {"initial": {"truncate": "email", "to": 1}},
-    {"hour": {"truncate": "at", "to": "hour"}}, {"country": {"sql": "upper(geo.country)", "type": "STRING"}},
-    {"key": {"kafka": "key", "type": "STRING"}}, {"headers": {"kafka": "headers"}}, {"trace": {"header": "trace-id"}},
-]  # fmt: skip
+    "id",
+    "at",
+    {"player": "level"},
+    {"mail": {"hash": "lower(email)"}},
+    {"initial": {"truncate": "email", "to": 1}},
+    {"hour": {"truncate": "at", "to": "hour"}},
+    {"country": {"sql": "upper(geo.country)", "type": "STRING"}},
+    {"key": {"kafka": "key", "type": "STRING"}},
+    {"headers": {"kafka": "headers"}},
+    {"trace": {"header": "trace-id"}},
+]
 
 
 def test_the_columns_of_a_table_by_its_select() -> None:
@@ -58,9 +66,13 @@ def test_the_columns_of_a_table_by_its_select() -> None:
         ),
         (
             "TRY_CAST(CAST( (level) as string) || 'x' AS STRING)",
-            "try_validate_utf8(TRY_CAST(try_validate_utf8(CAST( (`_row_level`) as string)) || 'x' AS STRING))",
+            "try_validate_utf8(TRY_CAST(try_validate_utf8(CAST( (`_row_level`) as string)) || 'x' "
+            "AS STRING))",
         ),
-        ("level IN (1, 2) AND NOT (email IS NULL)", "`_row_level` IN (1, 2) AND NOT (`_row_email` IS NULL)"),
+        (
+            "level IN (1, 2) AND NOT (email IS NULL)",
+            "`_row_level` IN (1, 2) AND NOT (`_row_email` IS NULL)",
+        ),
         ("left(email, 2)", "left(`_row_email`, 2)"),
     ],
 )
@@ -125,8 +137,14 @@ def test_no_function_depends_on_the_present_or_on_chance_or_exhausts_the_stack()
         (["missing"], "missing: expected a field of the schema, found 'missing'"),
         ([{"a": "lower(email)"}], "a: expected a field of the schema"),
         ([{"a": {"sql": "level"}}], "a: type: "),
-        ([{"a": {"sql": "level", "type": "ARRAY<INT>"}}], "a: type: expected a type without fields"),
-        ([{"a": {"sql": "level", "type": "INT NOT NULL"}}], "a: type: expected a type without fields"),
+        (
+            [{"a": {"sql": "level", "type": "ARRAY<INT>"}}],
+            "a: type: expected a type without fields",
+        ),
+        (
+            [{"a": {"sql": "level", "type": "INT NOT NULL"}}],
+            "a: type: expected a type without fields",
+        ),
         ([{"a": {"hash": "at"}}], "a: hash: expected a STRING, BINARY, INT"),
         ([{"a": {"truncate": "level", "to": 2}}], "a: to: expected one of day, hour"),
         ([{"a": {"truncate": "at", "to": "week"}}], "a: to: expected a number of characters, or"),
@@ -152,21 +170,34 @@ def write(folder: Path, masking: dict[str, str] | None = None, **values: Any) ->
         {"bootstrap_servers": "localhost:9092"},
         {"name": "lake", "uri": "sqlite:///x", "warehouse": "s3://l/w"},
     )
-    environment: dict[str, Any] = {"kafka": kafka, "catalog": catalog} | ({"masking": masking} if masking else {})
+    environment: dict[str, Any] = {"kafka": kafka, "catalog": catalog} | (
+        {"masking": masking} if masking else {}
+    )
     (folder / "anabranch.yaml").write_text(yaml.safe_dump(environment))
-    stream: dict[str, Any] = {"topic": "events", "table": "games.events", "schema": DDL, "key": "id"} | values
+    stream: dict[str, Any] = {
+        "topic": "events",
+        "table": "games.events",
+        "schema": DDL,
+        "key": "id",
+    } | values
     (folder / "streams" / "events.yaml").write_text(yaml.safe_dump(stream))
     return folder
 
 
-def test_a_streams_table_has_the_selected_columns_and_its_records_those_of_the_schema(tmp_path: Path) -> None:
+def test_a_streams_table_has_the_selected_columns_and_its_records_those_of_the_schema(
+    tmp_path: Path,
+) -> None:
     folder = write(
-        tmp_path, {"secret": "0123456789abcdef"}, select=SELECT, unknown="rescue", event_time={"column": "at"}
+        tmp_path,
+        {"secret": "0123456789abcdef"},
+        select=SELECT,
+        unknown="rescue",
+        event_time={"column": "at"},
     )
     stream = config.load_stream("events", folder)
-    assert [c.name for c in stream.columns] == [next(iter(s)) if isinstance(s, dict) else s for s in SELECT] + [
-        "rescued"
-    ]
+    assert [c.name for c in stream.columns] == [
+        next(iter(s)) if isinstance(s, dict) else s for s in SELECT
+    ] + ["rescued"]
     assert [c.name for c in stream.record_columns] == list(FIELDS)
     assert stream.masks
 
@@ -176,10 +207,16 @@ def test_a_streams_table_has_the_selected_columns_and_its_records_those_of_the_s
     [
         ({"select": SELECT}, "masking.secret: expected the secret of the columns"),
         ({"select": ["at"]}, "key: expected a column of the schema, found 'id'"),
-        ({"select": ["id", "missing"]}, "events.yaml: select: missing: expected a field of the schema"),
+        (
+            {"select": ["id", "missing"]},
+            "events.yaml: select: missing: expected a field of the schema",
+        ),
         ({"select": ["id", {"time": "at"}], "event_time": {"column": "at"}}, "event_time.column"),
         (
-            {"select": ["id", {"at": {"truncate": "at", "to": "day"}}], "event_time": {"column": "at"}},
+            {
+                "select": ["id", {"at": {"truncate": "at", "to": "day"}}],
+                "event_time": {"column": "at"},
+            },
             "select: expected at, the event time, as it is",
         ),
         ({"fields": []}, "events.yaml: fields: expected no such key, found it; remove it"),

@@ -1,4 +1,5 @@
-"""Which streams a command works with: names, a group, or all; a wrong file concerns its own stream alone."""
+"""Which streams a command works with: names, a group, or all; a wrong file concerns its own stream
+alone."""
 
 from __future__ import annotations
 
@@ -37,7 +38,10 @@ def test_names_keep_their_order_and_count_once(conf: Path) -> None:
 
 def test_a_group_is_every_stream_whose_file_names_it(conf: Path) -> None:
     selected = select_streams(conf, group="small")
-    assert [(stream.name, stream.group) for stream in loaded(selected)] == [("a", "small"), ("c", "small")]
+    assert [(stream.name, stream.group) for stream in loaded(selected)] == [
+        ("a", "small"),
+        ("c", "small"),
+    ]
 
 
 def test_all_is_every_stream(conf: Path) -> None:
@@ -45,7 +49,13 @@ def test_all_is_every_stream(conf: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "ways", [{}, {"names": ["a"], "group": "small"}, {"names": ["a"], "every": True}, {"group": "small", "every": True}]
+    "ways",
+    [
+        {},
+        {"names": ["a"], "group": "small"},
+        {"names": ["a"], "every": True},
+        {"group": "small", "every": True},
+    ],
 )
 def test_there_is_one_way_to_select_at_a_time(conf: Path, ways: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="--group NAME, or --all"):
@@ -53,7 +63,9 @@ def test_there_is_one_way_to_select_at_a_time(conf: Path, ways: dict[str, Any]) 
 
 
 def test_a_name_without_a_file_is_refused_with_those_that_there_are(conf: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"stream 'e': expected the file .*known streams: a, b, c, d"):
+    with pytest.raises(
+        ConfigurationError, match=r"stream 'e': expected the file .*known streams: a, b, c, d"
+    ):
         select_streams(conf, ["a", "e"])
 
 
@@ -78,7 +90,9 @@ def test_a_wrong_file_concerns_its_own_stream_alone(conf: Path, ways: dict[str, 
     assert list(broken(selected)) == ["a"]
 
 
-def test_a_wrong_file_of_another_group_is_not_selected(conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_file_of_another_group_is_not_selected(
+    conf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("NOT_THERE", raising=False)
     write(conf, "d", group="large", topic="${NOT_THERE}")
     assert list(select_streams(conf, group="small")) == ["a", "c"]

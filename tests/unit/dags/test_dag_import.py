@@ -1,4 +1,5 @@
-"""The DAG file under a real Airflow, in a process of its own: Airflow configures itself, and logging, when imported."""
+"""The DAG file under a real Airflow, in a process of its own: Airflow configures itself, and
+logging, when imported."""
 
 from __future__ import annotations
 
@@ -295,15 +296,25 @@ def parsed(tmp_path_factory: pytest.TempPathFactory) -> Any:
     (conf / "streams" / "game_events.yaml").write_text(_GAME_EVENTS, encoding="utf-8")
     for name, text in _GROUP.items():
         (conf / "streams" / f"{name}.yaml").write_text(text, encoding="utf-8")
-    env = {key: value for key, value in os.environ.items() if not key.startswith(("AIRFLOW", "ANABRANCH"))}
-    env |= {"AIRFLOW_HOME": str(home), "AIRFLOW__CORE__LOAD_EXAMPLES": "False", "OPENLINEAGE_NAMESPACE": "team/a"}
+    env = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("AIRFLOW", "ANABRANCH"))
+    }
+    env |= {
+        "AIRFLOW_HOME": str(home),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "OPENLINEAGE_NAMESPACE": "team/a",
+    }
     done = subprocess.run(
         [sys.executable, "-c", _SCRIPT, str(DAGS), str(home / "up"), str(conf)],
         env=env, cwd=home, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.rpartition("RESULT")[2])
-    assert {dag_id.partition("__")[2] for dag_id in result["dags"]} - {"", "small", "app"} == set(stream_names(conf))
+    assert {dag_id.partition("__")[2] for dag_id in result["dags"]} - {"", "small", "app"} == set(
+        stream_names(conf)
+    )
     return result
 
 
@@ -338,8 +349,14 @@ def test_an_hour_is_waited_for_sealed_rebuilt_merged_and_verified(parsed: Any) -
     assert dag["arguments"]["merge"] == ["merge", "flights"]
     assert dag["arguments"]["verify"] == ["audit", "flights", "--hours", hour, "--no-kafka"]
     # A refused hour is still merged, and its run still fails.
-    assert dag["rules"] == {t: "all_done" if t == "merge" else "all_success" for t in dag["downstream"]}
-    assert (dag["timetable"], dag["schedule"], dag["catchup"]) == ("CronDataIntervalTimetable", "0 * * * *", False)
+    assert dag["rules"] == {
+        t: "all_done" if t == "merge" else "all_success" for t in dag["downstream"]
+    }
+    assert (dag["timetable"], dag["schedule"], dag["catchup"]) == (
+        "CronDataIntervalTimetable",
+        "0 * * * *",
+        False,
+    )
     assert dag["retries"] == [8]
     assert dag["params"] == ["accept", "hour", "restate", "why"]
     assert dag["outlets"] == [
@@ -347,7 +364,11 @@ def test_an_hour_is_waited_for_sealed_rebuilt_merged_and_verified(parsed: Any) -
         "anabranch://partitions/flights",
         "anabranch://restated-days/flights",
     ]
-    assert (dag["tags"], dag["owners"], dag["callbacks"]) == (["anabranch", "flights"], ["anabranch"], [1])
+    assert (dag["tags"], dag["owners"], dag["callbacks"]) == (
+        ["anabranch", "flights"],
+        ["anabranch"],
+        [1],
+    )
 
 
 def test_each_target_of_a_streams_file_is_delivered_to_behind_the_verification(parsed: Any) -> None:
@@ -368,7 +389,9 @@ def test_a_cleared_run_and_a_backfill_restate_with_a_reason(parsed: Any) -> None
     }
 
 
-def test_a_rebuild_names_its_task_and_its_dag_run_as_airflows_openlineage_provider_does(parsed: Any) -> None:
+def test_a_rebuild_names_its_task_and_its_dag_run_as_airflows_openlineage_provider_does(
+    parsed: Any,
+) -> None:
     """That the provider does so itself: tests/external/marquez."""
     at = datetime(2026, 11, 21, 4, tzinfo=UTC)
 
@@ -376,8 +399,14 @@ def test_a_rebuild_names_its_task_and_its_dag_run_as_airflows_openlineage_provid
         return str(generate_static_uuid(at, name.encode()))
 
     assert parsed["parents"] == [
-        [f"--parent-run=team/a/d.t/{run('team/a.d.t.1.-1')}", f"--root-run=team/a/d/{run('team/a.d.0')}"],
-        [f"--parent-run=team/a/d.t/{run('team/a.d.t.2.-1')}", f"--root-run=team/a/d/{run('team/a.d.1')}"],
+        [
+            f"--parent-run=team/a/d.t/{run('team/a.d.t.1.-1')}",
+            f"--root-run=team/a/d/{run('team/a.d.0')}",
+        ],
+        [
+            f"--parent-run=team/a/d.t/{run('team/a.d.t.2.-1')}",
+            f"--root-run=team/a/d/{run('team/a.d.1')}",
+        ],
     ]
 
 
@@ -393,7 +422,10 @@ def test_a_streams_file_configures_airflow(parsed: Any) -> None:
     assert "seconds=300" in hourly["waits"][0]
     watch = parsed["dags"]["anabranch_speed_watch__game_events"]
     assert watch["arguments"]["watch"] == ["status", "game_events", "--late-after", "1 minute"]
-    assert (watch["bash"], watch["rules"]["restart"]) == (["systemctl restart speed\n"], "one_failed")
+    assert (watch["bash"], watch["rules"]["restart"]) == (
+        ["systemctl restart speed\n"],
+        "one_failed",
+    )
     assert parsed["dags"]["anabranch_speed_watch__flights"]["bash"] == []
 
 
@@ -417,13 +449,17 @@ def test_terminal_errors_are_not_retried(parsed: Any, run: str) -> None:
 
 
 def test_a_refusal_is_distinguished_from_other_errors(parsed: Any) -> None:
-    assert [run for run, (kinds, _) in parsed["runs"].items() if "CommandRefused" in kinds] == ["refused"]
+    assert [run for run, (kinds, _) in parsed["runs"].items() if "CommandRefused" in kinds] == [
+        "refused"
+    ]
 
 
 def test_an_exception_is_reported_as_no_refusal(parsed: Any) -> None:
     kinds, message = parsed["runs"]["broken"]
     assert "CommandBroken" in kinds and "CommandRefused" not in kinds
-    assert message.startswith("not refused, but broken by an unexpected error; an operator has to look: ")
+    assert message.startswith(
+        "not refused, but broken by an unexpected error; an operator has to look: "
+    )
     assert "expected exit code 0, found 70\nOverflowError" in message
 
 
@@ -465,16 +501,21 @@ def test_a_group_has_a_dag_with_one_rebuild_and_a_mapped_task_for_each_stream(pa
     assert "seconds=420" in dag["waits"][0]
     assert dag["params"] == ["hour", "restate", "why"]
     # Its streams' own DAGs are for runs by hand.
-    assert {parsed["dags"][f"anabranch_hourly__{name}"]["schedule"] for name in ("orders", "refunds")} == {None}
+    assert {
+        parsed["dags"][f"anabranch_hourly__{name}"]["schedule"] for name in ("orders", "refunds")
+    } == {None}
 
 
 def test_what_is_done_for_a_family_is_done_for_each_of_its_streams(parsed: Any) -> None:
-    group, maintenance = (parsed["dags"][f"anabranch_{name}"] for name in ("hourly_group__small", "maintenance__app"))
+    group, maintenance = (
+        parsed["dags"][f"anabranch_{name}"] for name in ("hourly_group__small", "maintenance__app")
+    )
     assert group["arguments"]["egress__app__feed"] == ["egress", "STREAM", "--target", "feed"]
     assert maintenance["arguments"] == {"maintain": ["maintain", "STREAM"]}
     listing, each = "streams --all --output json", ["maintain app_gone", "maintain app_x"]
     assert parsed["family"]["done"] == ["", [listing, *each]]
-    # It is listed with exit code 1 where a stream's file is wrong; an error of one stream does not stop the others.
+    # It is listed with exit code 1 where a stream's file is wrong; an error of one stream does not
+    # stop the others.
     [kinds, message], commands = parsed["family"]["away"]
     assert (kinds[0], commands) == ("AirflowException", [listing, *each])
     assert "maintain app_gone: expected exit code 0, found 75" in message
@@ -484,19 +525,27 @@ def test_what_is_done_for_a_family_is_done_for_each_of_its_streams(parsed: Any) 
 
 
 def test_the_last_task_of_a_groups_run_tags_the_hour_and_notifies_consumers(parsed: Any) -> None:
-    hour, later, asset = "2026-11-21T03", ["2026-11-21T04", "2026-11-21T05"], "anabranch_group_hours__small"
+    hour, later, asset = (
+        "2026-11-21T03",
+        ["2026-11-21T04", "2026-11-21T05"],
+        "anabranch_group_hours__small",
+    )
     done, commands, events = parsed["hour"]["complete"]
     assert (done, commands) == ([hour], ["complete-through --group small --tag --output json"])
     assert events == {asset: [{"complete_through": hour, "streams": 2}, [hour]]}
-    # The run of an hour that was accepted late has events of the later hours too; that of a restated one only its own.
+    # The run of an hour that was accepted late has events of the later hours too; that of a
+    # restated one only its own.
     assert parsed["hour"]["late"][2][asset][1] == [hour, *later]
     assert parsed["hour"]["restated"][2][asset][1] == [hour]
 
 
 @pytest.mark.parametrize(
-    ("run", "words"), [("behind", "found 2026-11-21T02; streams behind: b"), ("none", "no complete hour yet")]
+    ("run", "words"),
+    [("behind", "found 2026-11-21T02; streams behind: b"), ("none", "no complete hour yet")],
 )
-def test_a_group_that_is_not_complete_has_no_event_and_fails_no_run(parsed: Any, run: str, words: str) -> None:
+def test_a_group_that_is_not_complete_has_no_event_and_fails_no_run(
+    parsed: Any, run: str, words: str
+) -> None:
     [kinds, message], _, events = parsed["hour"][run]
     assert kinds[0] == "AirflowSkipException" and words in message
     assert events == {}
@@ -508,11 +557,18 @@ def test_a_group_that_does_not_answer_is_asked_again(parsed: Any) -> None:
     assert events == {}
 
 
-def test_a_groups_rebuild_gives_each_streams_outcome_and_fails_for_none_of_them(parsed: Any) -> None:
+def test_a_groups_rebuild_gives_each_streams_outcome_and_fails_for_none_of_them(
+    parsed: Any,
+) -> None:
     [[done, refused], [command]] = parsed["group"]["done"]
     assert done == {
-        "stream": "orders", "exit_code": 0, "state": "accepted", "revision": 1, "reason": "", "cleared": 0,
-    }  # fmt: skip
+        "stream": "orders",
+        "exit_code": 0,
+        "state": "accepted",
+        "revision": 1,
+        "reason": "",
+        "cleared": 0,
+    }
     assert (refused["stream"], refused["exit_code"]) == ("t", 1)
     assert command == "batch --group small --hour 2026-11-21T03 --output json"
     [[cleared], [command]] = parsed["group"]["cleared"]
@@ -536,7 +592,11 @@ def test_a_groups_rebuild_without_outcomes_fails_for_good(parsed: Any) -> None:
 
 
 _EXTRA = {"hour": "2026-11-21T03", "revision": 1, "rows": 7, "snapshot_id": 5}
-_CHECKED = ["merge orders", "audit s --hours 2026-11-21T03 --no-kafka", "explain orders 2026-11-21T03 --output json"]
+_CHECKED = [
+    "merge orders",
+    "audit s --hours 2026-11-21T03 --no-kafka",
+    "explain orders 2026-11-21T03 --output json",
+]
 _RESTATED = "batch s --hour 2026-11-21T03 --restate --why Airflow run it"
 _ASSETS = ["anabranch_hours__orders", "anabranch_partitions__orders"]
 
@@ -549,7 +609,10 @@ def test_a_mapped_task_is_made_for_its_stream_with_the_streams_assets(parsed: An
 def test_a_streams_task_verifies_the_groups_rebuild_and_triggers_its_consumers(parsed: Any) -> None:
     done = parsed["stream"]["done"]
     assert (done["error"], done["ran"]) == ("", _CHECKED)
-    events = {"anabranch_hours__orders": [_EXTRA, []], "anabranch_partitions__orders": [_EXTRA, ["2026-11-21T03"]]}
+    events = {
+        "anabranch_hours__orders": [_EXTRA, []],
+        "anabranch_partitions__orders": [_EXTRA, ["2026-11-21T03"]],
+    }
     assert done["events"] == events
     assert done["outlets"] == _ASSETS
     assert parsed["stream"]["cleared with all"]["ran"][:3] == _CHECKED
@@ -558,7 +621,10 @@ def test_a_streams_task_verifies_the_groups_rebuild_and_triggers_its_consumers(p
 def test_an_hour_that_is_not_accepted_has_no_events(parsed: Any) -> None:
     alone = parsed["stream"]["not accepted"]
     assert "AirflowFailException" in alone["error"][0]
-    assert alone["error"][1] == "hour 2026-11-21T03 of orders: expected it to be accepted, found it refused"
+    assert (
+        alone["error"][1]
+        == "hour 2026-11-21T03 of orders: expected it to be accepted, found it refused"
+    )
     assert alone["events"] == {}
 
 
@@ -587,12 +653,17 @@ def test_a_streams_task_fails_as_its_rebuild_did_and_its_hour_is_merged(parsed: 
     assert (later["error"][0][0], later["ran"]) == ("AirflowSkipException", [])
 
 
-def test_a_streams_task_rebuilds_it_alone_after_a_transient_failure_and_when_it_was_cleared(parsed: Any) -> None:
+def test_a_streams_task_rebuilds_it_alone_after_a_transient_failure_and_when_it_was_cleared(
+    parsed: Any,
+) -> None:
     away, still = parsed["stream"]["away"], parsed["stream"]["still away"]
     assert (away["error"], away["ran"]) == ("", ["batch s --hour 2026-11-21T03", *_CHECKED])
     assert still["error"][0][0] == "AirflowException"
     assert still["ran"] == ["batch s --hour 2026-11-21T03", "merge orders"]
-    cleared, refused = parsed["stream"]["cleared alone"], parsed["stream"]["cleared alone and refused"]
+    cleared, refused = (
+        parsed["stream"]["cleared alone"],
+        parsed["stream"]["cleared alone and refused"],
+    )
     assert (cleared["error"], cleared["ran"]) == ("", [_RESTATED, *_CHECKED])
     assert ("CommandRefused" in refused["error"][0], refused["ran"][0]) == (True, _RESTATED)
 
@@ -600,7 +671,10 @@ def test_a_streams_task_rebuilds_it_alone_after_a_transient_failure_and_when_it_
 def test_a_restated_hour_of_a_whole_day_triggers_the_days_consumers(parsed: Any) -> None:
     day, still_open = parsed["stream"]["restated day"], parsed["stream"]["restated in an open day"]
     assert day["outlets"] == [*_ASSETS, "anabranch_restated_days__orders"]
-    assert day["events"]["anabranch_restated_days__orders"] == [_EXTRA | {"revision": 2}, ["2026-11-21"]]
+    assert day["events"]["anabranch_restated_days__orders"] == [
+        _EXTRA | {"revision": 2},
+        ["2026-11-21"],
+    ]
     assert still_open["outlets"] == _ASSETS
     assert set(still_open["events"]) == set(_ASSETS)
 
@@ -635,10 +709,19 @@ def test_each_file_is_parsed_within_two_seconds_with_200_streams(tmp_path: Path)
     for number in range(200):
         group = f"group: g{number % 3}\n" if number % 2 else ""
         (streams / f"s{number}.yaml").write_text(group + text, encoding="utf-8")
-    env = {key: value for key, value in os.environ.items() if not key.startswith(("AIRFLOW", "ANABRANCH"))}
+    env = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("AIRFLOW", "ANABRANCH"))
+    }
     env |= {"AIRFLOW_HOME": str(tmp_path), "ANABRANCH_CONF": str(streams.parent)}
     done = subprocess.run(
-        [sys.executable, "-c", _MANY, str(DAGS)], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", _MANY, str(DAGS)],
+        env=env,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     seconds = json.loads(done.stdout.rpartition("RESULT")[2])

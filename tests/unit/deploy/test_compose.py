@@ -1,4 +1,5 @@
-"""docker-compose.yml, Dockerfile, .env.example and what is mounted, by their text; tests/deploy runs what they say."""
+"""docker-compose.yml, Dockerfile, .env.example and what is mounted, by their text; tests/deploy
+runs what they say."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ def test_no_service_gains_rights_fills_the_disk_with_logs_or_takes_the_machine(n
 def test_one_service_builds_our_image_and_the_others_wait_for_it() -> None:
     assert [name for name in SERVICES if "build" in SERVICES[name]] == ["image"]
     for name in (name for name in OURS if name != "image"):
-        assert SERVICES[name]["depends_on"]["image"] == {"condition": "service_completed_successfully"}, name
+        assert SERVICES[name]["depends_on"]["image"] == {
+            "condition": "service_completed_successfully"
+        }, name
         assert SERVICES[name]["pull_policy"] == "never"
 
 
@@ -56,14 +59,23 @@ def test_the_check_of_the_speed_layer_reads_the_file_that_its_job_writes() -> No
 
 
 def test_no_port_of_the_file_is_the_default_of_a_command_of_ours() -> None:
-    published = {port for service in SERVICES.values() for port in re.findall(r":-(\d+)\}", str(service.get("ports")))}
+    published = {
+        port
+        for service in SERVICES.values()
+        for port in re.findall(r":-(\d+)\}", str(service.get("ports")))
+    }
     defaults = {
-        str(option.default) for command in main.commands.values() for option in command.params if option.name == "port"
+        str(option.default)
+        for command in main.commands.values()
+        for option in command.params
+        if option.name == "port"
     }
     assert defaults and not published & defaults
 
 
-def test_the_environment_file_is_new_readable_by_its_owner_and_ignored_by_git(tmp_path: Path) -> None:
+def test_the_environment_file_is_new_readable_by_its_owner_and_ignored_by_git(
+    tmp_path: Path,
+) -> None:
     """`sh deploy/dotenv.sh`, in a checkout and in a new user's folder."""
     starter.write(tmp_path)
     script = ["sh", str(tmp_path / "deploy" / "dotenv.sh")]
@@ -74,7 +86,9 @@ def test_the_environment_file_is_new_readable_by_its_owner_and_ignored_by_git(tm
     values = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
     example = (tmp_path / ".env.example").read_text(encoding="utf-8")
     assert set(values) == set(re.findall(r"^([A-Z_]+)=$", example, re.MULTILINE))
-    assert len(set(values.values())) == len(values) and all(len(value) >= 44 for value in values.values())
+    assert len(set(values.values())) == len(values) and all(
+        len(value) >= 44 for value in values.values()
+    )
     assert len(base64.urlsafe_b64decode(values["AIRFLOW_FERNET_KEY"])) == 32
     again = subprocess.run(script, capture_output=True, text=True)
     assert again.returncode == 2 and "expected no .env" in again.stderr
@@ -138,28 +152,51 @@ def test_no_secret_is_in_the_file_and_a_missing_one_stops_the_start() -> None:
 
 
 def test_the_example_names_every_required_variable_without_a_value() -> None:
-    required = set(re.findall(r"\$\{([A-Z_0-9]+):\?", (ROOT / "docker-compose.yml").read_text(encoding="utf-8")))
+    required = set(
+        re.findall(
+            r"\$\{([A-Z_0-9]+):\?", (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
+        )
+    )
     lines = (ROOT / ".env.example").read_text(encoding="utf-8").splitlines()
-    assert {line for line in lines if line and not line.startswith("#")} == {f"{name}=" for name in required}
+    assert {line for line in lines if line and not line.startswith("#")} == {
+        f"{name}=" for name in required
+    }
 
 
 def test_the_variables_of_the_environment_are_those_that_the_configuration_reads() -> None:
     conf = (ROOT / "conf" / "anabranch.yaml").read_text(encoding="utf-8")
     # Airflow's own are of its services alone, and say there where its logs are.
-    read = {name for name in re.findall(r"\$\{([A-Z_0-9]+)", conf) if not name.startswith("AIRFLOW")}
+    read = {
+        name for name in re.findall(r"\$\{([A-Z_0-9]+)", conf) if not name.startswith("AIRFLOW")
+    }
     for name in (name for name in OURS if name != "image"):
-        given = {key for key in SERVICES[name].get("environment", {}) if not key.startswith("AIRFLOW")}
+        given = {
+            key for key in SERVICES[name].get("environment", {}) if not key.startswith("AIRFLOW")
+        }
         # Spark's own processes need no way to the lake, since each job brings its own.
-        assert given == ({"SPARK_WORKER_OPTS", "SPARK_DAEMON_MEMORY"} & given if name.startswith("spark-") else read), (
-            name
-        )
+        assert given == (
+            {"SPARK_WORKER_OPTS", "SPARK_DAEMON_MEMORY"} & given
+            if name.startswith("spark-")
+            else read
+        ), name
 
 
 def test_every_command_of_ours_exists() -> None:
     lines = [SERVICES[name]["command"] for name in OURS]
-    lines += [SERVICES[name]["healthcheck"]["test"][1:] for name in OURS if "healthcheck" in SERVICES[name]]
+    lines += [
+        SERVICES[name]["healthcheck"]["test"][1:]
+        for name in OURS
+        if "healthcheck" in SERVICES[name]
+    ]
     ours = [line for line in lines if line[0] == "anabranch"]
-    assert sorted(line[1] for line in ours) == ["apply", "health", "health", "metrics", "speed", "speed"]
+    assert sorted(line[1] for line in ours) == [
+        "apply",
+        "health",
+        "health",
+        "metrics",
+        "speed",
+        "speed",
+    ]
     for line in ours:
         command = main.commands[line[1]]
         arguments = [re.sub(r"\$\{\w+:-(\w+)\}", r"\1", word) for word in line[2:]]
@@ -174,26 +211,39 @@ def test_the_image_runs_as_a_user_that_owns_the_folders_of_the_volumes_alone(fil
     assert set(sources) == {"python:3.11.14-slim-bookworm", "base"}
     made = re.search(r"mkdir -p (.*) \\\n    && chown -R anabranch: (.*)\n", text)
     assert made is not None and made[2] == "/var/lib/anabranch" and "--chown" not in text
-    targets = {volume.split(":")[1] for name in OURS for volume in SERVICES[name].get("volumes", []) if ":" in volume}
+    targets = {
+        volume.split(":")[1]
+        for name in OURS
+        for volume in SERVICES[name].get("volumes", [])
+        if ":" in volume
+    }
     assert targets and targets <= set(made[1].split())
 
 
 def test_the_jars_of_the_image_come_from_the_ivy_that_pyspark_ships() -> None:
-    source = re.search(r"/site-packages/(\S+/ivy-[\d.]+\.jar)", DOCKERFILES[0].read_text(encoding="utf-8"))
+    source = re.search(
+        r"/site-packages/(\S+/ivy-[\d.]+\.jar)", DOCKERFILES[0].read_text(encoding="utf-8")
+    )
     assert source is not None
     assert (spark_home().parent / source[1]).is_file()
 
 
 def test_a_new_users_image_has_the_version_that_wrote_it() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert f'ARG ANABRANCH="anabranch[airflow,lineage]=={project["version"]}"' in DOCKERFILES[1].read_text(
-        encoding="utf-8"
-    )
-    assert {SERVICES[name]["image"] for name in OURS} == {f"${{ANABRANCH_IMAGE:-anabranch:{project['version']}}}"}
+    assert f'ARG ANABRANCH="anabranch[airflow,lineage]=={project["version"]}"' in DOCKERFILES[
+        1
+    ].read_text(encoding="utf-8")
+    assert {SERVICES[name]["image"] for name in OURS} == {
+        f"${{ANABRANCH_IMAGE:-anabranch:{project['version']}}}"
+    }
 
 
 def test_the_images_have_the_uv_that_the_checkout_is_made_with() -> None:
-    pinned = re.search(r"^UV=uv==(\S+)$", (ROOT / "scripts" / "bootstrap").read_text(encoding="utf-8"), re.MULTILINE)
+    pinned = re.search(
+        r"^UV=uv==(\S+)$",
+        (ROOT / "scripts" / "bootstrap").read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
     assert pinned is not None
     for file in DOCKERFILES:
         assert f"pip install --no-cache-dir uv=={pinned[1]}\n" in file.read_text(encoding="utf-8")

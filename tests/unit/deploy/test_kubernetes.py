@@ -1,4 +1,5 @@
-"""deploy/kubernetes, against Kubernetes' own schemas, and against what our configuration and commands expect."""
+"""deploy/kubernetes, against Kubernetes' own schemas, and against what our configuration and
+commands expect."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ from anabranch.spark.submit import submit_command
 
 FOLDER = Path(__file__).resolve().parents[3] / "deploy" / "kubernetes"
 FILES = sorted(FOLDER.iterdir())
-DOCUMENTS: list[dict[str, Any]] = [one for file in FILES for one in yaml.safe_load_all(file.read_text("utf-8"))]
+DOCUMENTS: list[dict[str, Any]] = [
+    one for file in FILES for one in yaml.safe_load_all(file.read_text("utf-8"))
+]
 # The newest, and the oldest that is still kept up when this is written.
 VERSIONS = ("1.37", "1.34")
 
@@ -32,16 +35,25 @@ def named(kind: str) -> dict[str, dict[str, Any]]:
 
 def pods() -> dict[str, dict[str, Any]]:
     specs = {name: one["spec"]["template"]["spec"] for name, one in named("Deployment").items()}
-    return specs | {n: one["spec"]["jobTemplate"]["spec"]["template"]["spec"] for n, one in named("CronJob").items()}
+    return specs | {
+        n: one["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+        for n, one in named("CronJob").items()
+    }
 
 
 PODS = pods()
-CONTAINERS = [(pod, one) for pod in PODS.values() for one in [*pod.get("initContainers", []), *pod["containers"]]]
+CONTAINERS = [
+    (pod, one)
+    for pod in PODS.values()
+    for one in [*pod.get("initContainers", []), *pod["containers"]]
+]
 CONF = named("ConfigMap")["anabranch-conf"]["data"]["anabranch.yaml"]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda one: f"{one['kind']}-{one['metadata']['name']}")
+@pytest.mark.parametrize(
+    "document", DOCUMENTS, ids=lambda one: f"{one['kind']}-{one['metadata']['name']}"
+)
 def test_each_object_is_of_its_schema(document: dict[str, Any], version: str) -> None:
     kubernetes_validate.validate(document, version, strict=True)
 
@@ -89,8 +101,11 @@ def test_a_groups_hours_are_tagged_after_its_batch_job_however_that_ended(
 
 
 def _run_shell(name: str, exit_codes: dict[str, int], folder: Path) -> tuple[int, list[str]]:
-    """Run a container's shell with commands that end with these exit codes. Returns its own, and what it called."""
-    [shell] = [one["args"] for _, one in CONTAINERS if one["name"] == name and one["args"][0] == "sh"]
+    """Run a container's shell with commands that end with these exit codes. Returns its own, and
+    what it called."""
+    [shell] = [
+        one["args"] for _, one in CONTAINERS if one["name"] == name and one["args"][0] == "sh"
+    ]
     program, calls = folder / "anabranch", folder / "calls"
     cases = "".join(f"{command}) exit {code};; " for command, code in exit_codes.items())
     program.write_text(f'#!/bin/sh\necho "$1" >>{calls}\ncase "$1" in {cases}esac\nexit 99\n')
@@ -103,19 +118,28 @@ def test_every_container_runs_without_rights_and_writes_to_tmp_alone() -> None:
     for pod, one in CONTAINERS:
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert one["securityContext"] == {
-            "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}
-        }  # fmt: skip
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
         [written] = [volume["name"] for volume in pod["volumes"] if "emptyDir" in volume]
         assert {m["name"]: m["mountPath"] for m in one["volumeMounts"]}[written] == "/tmp"
 
 
 @pytest.mark.parametrize(
-    "speed", [one for _, one in CONTAINERS if "speed" in one["args"]], ids=lambda one: one["args"][2].strip("-")
+    "speed",
+    [one for _, one in CONTAINERS if "speed" in one["args"]],
+    ids=lambda one: one["args"][2].strip("-"),
 )
-def test_the_probes_of_the_speed_layer_read_the_file_that_its_job_writes(speed: dict[str, Any]) -> None:
+def test_the_probes_of_the_speed_layer_read_the_file_that_its_job_writes(
+    speed: dict[str, Any],
+) -> None:
     file = speed["args"][speed["args"].index("--health") + 1]
     assert file.startswith("/tmp/")
-    probes = {name: speed[name]["exec"]["command"] for name in ("startupProbe", "livenessProbe", "readinessProbe")}
+    probes = {
+        name: speed[name]["exec"]["command"]
+        for name in ("startupProbe", "livenessProbe", "readinessProbe")
+    }
     for command in probes.values():
         assert command[:3] == ["anabranch", "health", file]
         main.commands["health"].make_context("health", list(command[2:]))
@@ -126,12 +150,17 @@ def test_the_probes_of_the_speed_layer_read_the_file_that_its_job_writes(speed: 
 
 def test_no_secret_is_in_a_file() -> None:
     assert not named("Secret")
-    assert all(re.search(r"\$\{[A-Z_]+\}", line) for line in CONF.splitlines() if re.search("password:|uri:", line))
+    assert all(
+        re.search(r"\$\{[A-Z_]+\}", line)
+        for line in CONF.splitlines()
+        if re.search("password:|uri:", line)
+    )
 
 
 def test_every_container_gets_the_variables_that_the_configuration_reads() -> None:
     read = set(re.findall(r"\$\{([A-Z_]+)", CONF))
-    # What has the name of a thing that Kubernetes knows; the rest is of the Secret, which the page kubernetes.md makes.
+    # What has the name of a thing that Kubernetes knows; the rest is of the Secret, which the page
+    # kubernetes.md makes.
     of_pod = {name for name in read if name.startswith("POD_")}
     text = (FOLDER.parents[1] / "docs" / "how-to" / "deploy" / "kubernetes.md").read_text("utf-8")
     of_secret = set(re.findall(r"--from-literal=([A-Z_]+)", text))
@@ -143,29 +172,39 @@ def test_every_container_gets_the_variables_that_the_configuration_reads() -> No
 
 def test_every_name_that_is_referred_to_exists_or_is_made_by_the_documentation() -> None:
     text = (FOLDER.parents[1] / "docs" / "how-to" / "deploy" / "kubernetes.md").read_text("utf-8")
-    made = set(re.findall(r"kubectl create (?:configmap|secret generic) ([a-z-]+)", text)) | {"anabranch-conf"}
+    made = set(re.findall(r"kubectl create (?:configmap|secret generic) ([a-z-]+)", text)) | {
+        "anabranch-conf"
+    }
     for pod in PODS.values():
         assert pod["serviceAccountName"] in named("ServiceAccount")
         of_names = [v for v in pod["volumes"] if "emptyDir" not in v]
         used = {v.get("configMap", {}).get("name") or v["secret"]["secretName"] for v in of_names}
         assert used <= made
     for pod, one in CONTAINERS:
-        assert {mount["name"] for mount in one["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+        assert {mount["name"] for mount in one["volumeMounts"]} == {
+            volume["name"] for volume in pod["volumes"]
+        }
     subjects = [s for one in named("RoleBinding").values() for s in one["subjects"]]
     assert {s["name"] for s in subjects} == {pod["serviceAccountName"] for pod in PODS.values()}
 
 
-def test_the_configuration_makes_a_driver_in_its_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_configuration_makes_a_driver_in_its_pod(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in re.findall(r"\$\{([A-Z_]+)", CONF):
         monkeypatch.setenv(name, name.lower())
     (tmp_path / "anabranch.yaml").write_text(CONF)
     environment = load_environment(tmp_path)
     command, process = submit_command(environment, "speed_layer", ["--stream", "game_events"])
-    settings = dict(command[i + 1].split("=", 1) for i, word in enumerate(command) if word == "--conf")
+    settings = dict(
+        command[i + 1].split("=", 1) for i, word in enumerate(command) if word == "--conf"
+    )
     assert command[command.index("--master") + 1] == "k8s://https://kubernetes.default.svc"
     assert settings["spark.driver.host"] == "pod_ip"
     assert settings["spark.kubernetes.driver.pod.name"] == "pod_name"
-    assert settings["spark.kubernetes.authenticate.executor.serviceAccountName"] in named("ServiceAccount")
+    assert settings["spark.kubernetes.authenticate.executor.serviceAccountName"] in named(
+        "ServiceAccount"
+    )
     assert "SPARK_LOCAL_IP" not in process
     # The password is in the environment, and nowhere on a command line.
     assert not [word for word in command if "password" in word]
@@ -174,9 +213,14 @@ def test_the_configuration_makes_a_driver_in_its_pod(tmp_path: Path, monkeypatch
     image = settings["spark.kubernetes.container.image"]
     assert image.partition(":")[2].partition("-")[0] == importlib.metadata.version("pyspark")
     # Kafka's certificate is where the configuration looks for it, on both.
-    [mounted] = {m["mountPath"] for _, one in CONTAINERS for m in one["volumeMounts"] if m["name"] == "kafka"}
+    [mounted] = {
+        m["mountPath"] for _, one in CONTAINERS for m in one["volumeMounts"] if m["name"] == "kafka"
+    }
     # Its key has the word secret in it, so it is not on the command line: the session sets it.
-    assert session_settings(environment)["spark.kubernetes.executor.secrets.anabranch-kafka"] == mounted
+    assert (
+        session_settings(environment)["spark.kubernetes.executor.secrets.anabranch-kafka"]
+        == mounted
+    )
     security = environment.kafka.security["ssl.truststore.location"].get_secret_value()
     assert Path(security).parent == Path(mounted)
 

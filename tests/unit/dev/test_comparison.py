@@ -12,20 +12,33 @@ def _ack(offset: int, content: str, kind: Kind = "good", partition: int = 0) -> 
     return Ack(partition, offset, kind, content, 0)
 
 
-ACKS = [_ack(0, "a"), _ack(1, "b"), _ack(2, "a", "duplicate"), _ack(3, "x", "malformed"), _ack(0, "c", partition=1)]
+ACKS = [
+    _ack(0, "a"),
+    _ack(1, "b"),
+    _ack(2, "a", "duplicate"),
+    _ack(3, "x", "malformed"),
+    _ack(0, "c", partition=1),
+]
 ROWS = [ServedRecord(0, 0, "a"), ServedRecord(0, 1, "b"), ServedRecord(1, 0, "c")]
 REPEATED = ServedRecord(0, 2, "a")
 DEAD = [ServedRecord(0, 3, "x")]
 
 
-def _compare(rows: list[ServedRecord], dead: list[ServedRecord] = DEAD, batch: bool = True) -> Reconciliation:
+def _compare(
+    rows: list[ServedRecord], dead: list[ServedRecord] = DEAD, batch: bool = True
+) -> Reconciliation:
     return compare(ACKS, rows, dead, lambda partition, offset: batch)
 
 
 def test_exact_with_a_duplicate_left_out_by_the_batch_layer() -> None:
     comparison = _compare(ROWS)
     assert comparison.is_exact
-    assert (comparison.acknowledged, comparison.rows, comparison.dead, comparison.duplicate) == (5, 3, 1, 1)
+    assert (comparison.acknowledged, comparison.rows, comparison.dead, comparison.duplicate) == (
+        5,
+        3,
+        1,
+        1,
+    )
 
 
 def test_exact_with_a_duplicate_kept_by_the_speed_layer() -> None:
@@ -55,7 +68,9 @@ def test_a_duplicate_without_its_original_is_lost() -> None:
         (ROWS, [ServedRecord(0, 3, None)], {"changed": ((0, 3),)}),
     ],
 )
-def test_each_difference_is_named(rows: list[ServedRecord], dead: list[ServedRecord], wrong: dict[str, object]) -> None:
+def test_each_difference_is_named(
+    rows: list[ServedRecord], dead: list[ServedRecord], wrong: dict[str, object]
+) -> None:
     comparison = _compare(rows, dead)
     assert not comparison.is_exact
     named = {

@@ -1,4 +1,5 @@
-"""What the demos decide without a service: an event's bytes from its row, and how far the speed layer is."""
+"""What the demos decide without a service: an event's bytes from its row, and how far the speed
+layer is."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ NOW = datetime(2026, 11, 21, 4, tzinfo=UTC)
 
 
 def test_an_event_of_the_game_is_encoded_from_its_row_to_the_byte() -> None:
-    sent = [r for r in generate(2_000, 3, NOW - timedelta(hours=2), NOW, True) if r.kind != "malformed"]
+    sent = [
+        r for r in generate(2_000, 3, NOW - timedelta(hours=2), NOW, True) if r.kind != "malformed"
+    ]
     assert any(r.kind == "late" for r in sent)
     for record in sent:
         assert record.value is not None

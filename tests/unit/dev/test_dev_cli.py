@@ -18,7 +18,9 @@ from anabranch.spark.jars import Jars
 def test_help_lists_the_commands() -> None:
     answer = CliRunner().invoke(dev, ["--help"])
     assert answer.exit_code == 0
-    assert all(f"\n  {name} " in answer.output for name in ("up", "down", "status", "topic", "send"))
+    assert all(
+        f"\n  {name} " in answer.output for name in ("up", "down", "status", "topic", "send")
+    )
 
 
 def test_the_status_of_a_home_that_never_ran_is_stopped(tmp_path: Path) -> None:
@@ -77,7 +79,9 @@ def test_the_secret_key_is_in_no_printed_services(tmp_path: Path) -> None:
     assert "s3cr3t" not in repr(stack)
 
 
-def test_a_home_is_the_same_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_home_is_the_same_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert services.Home(Path(".anabranch")) == services.Home(tmp_path / ".anabranch")
 

@@ -1,4 +1,5 @@
-"""Child processes that are found again, and only they: against real processes, none of them a JVM."""
+"""Child processes that are found again, and only they: against real processes, none of them a
+JVM."""
 
 from __future__ import annotations
 
@@ -22,7 +23,10 @@ from anabranch.dev.services import kafka_broker, processes, s3_server
 from anabranch.dev.services.processes import Daemon
 
 SLEEPS = "import time; print('here', flush=True); time.sleep(600)"
-DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('here', flush=True); time.sleep(600)"
+DEAF = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('here', "
+    "flush=True); time.sleep(600)"
+)
 
 
 @pytest.fixture
@@ -86,12 +90,16 @@ def test_another_home_does_not_find_it(daemon: Daemon, tmp_path: Path) -> None:
 def test_a_stranger_that_has_the_pid_of_a_stale_file_is_not_taken_for_it(daemon: Daemon) -> None:
     stranger = psutil.Process()
     daemon.pid_file.parent.mkdir(parents=True)
-    daemon.pid_file.write_text(json.dumps({"pid": stranger.pid, "started": stranger.create_time(), "port": 1}))
+    daemon.pid_file.write_text(
+        json.dumps({"pid": stranger.pid, "started": stranger.create_time(), "port": 1})
+    )
     assert daemon.recorded() is not None
     assert daemon.process() is None
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": 1}', '{"pid": "x", "started": 0, "port": 1}'])
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", '{"pid": 1}', '{"pid": "x", "started": 0, "port": 1}']
+)
 def test_a_damaged_pid_file_counts_as_none(daemon: Daemon, content: str) -> None:
     daemon.pid_file.parent.mkdir(parents=True)
     daemon.pid_file.write_text(content)
@@ -131,8 +139,12 @@ def test_the_log_of_the_run_before_is_kept(daemon: Daemon) -> None:
 
 
 def test_one_that_ends_at_once_is_reported_with_the_end_of_its_log(daemon: Daemon) -> None:
-    process = daemon.start([sys.executable, "-c", "raise SystemExit('no such disk')", daemon.marker], 1, os.environ)
-    with pytest.raises(Terminal, match=r"(?s)ended while it was starting.*kafka\.log.*no such disk"):
+    process = daemon.start(
+        [sys.executable, "-c", "raise SystemExit('no such disk')", daemon.marker], 1, os.environ
+    )
+    with pytest.raises(
+        Terminal, match=r"(?s)ended while it was starting.*kafka\.log.*no such disk"
+    ):
         daemon.await_answer(process, lambda: False, 30)
 
 
@@ -146,7 +158,9 @@ def test_a_taken_port_is_named_with_its_holder_and_the_flag() -> None:
         holder.bind((processes.HOST, 0))
         holder.listen()
         port = holder.getsockname()[1]
-        with pytest.raises(ConfigurationError, match=f"Kafka needs port {port} .*--kafka-port") as error:
+        with pytest.raises(
+            ConfigurationError, match=f"Kafka needs port {port} .*--kafka-port"
+        ) as error:
             processes.require_free_port(port, "Kafka", "--kafka-port")
         if sys.platform == "linux":
             assert f"process {os.getpid()}" in str(error.value)
@@ -217,7 +231,11 @@ def test_only_a_broker_that_answers_without_error_is_ready(reply: bytes, ready: 
 def test_only_an_s3_server_is_ready() -> None:
     refusal = b"<Error><Code>AccessDenied</Code></Error>"
     head = b"HTTP/1.1 403 Forbidden\r\nContent-Length: %d\r\n\r\n"
-    for reply, ready in ((head % len(refusal) + refusal, True), (head % 0, False), (b"nonsense", False)):
+    for reply, ready in (
+        (head % len(refusal) + refusal, True),
+        (head % 0, False),
+        (b"nonsense", False),
+    ):
         port, thread = _answer_once(reply)
         assert s3_server.answers(port) is ready
         thread.join()
@@ -239,7 +257,11 @@ def test_the_broker_listens_on_this_machine_alone_and_forgets_nothing() -> None:
     assert values["listeners"] == "CLIENT://127.0.0.1:1,CONTROLLER://127.0.0.1:2"
     assert (values["log.retention.ms"], values["log.retention.bytes"]) == (-1, -1)
     assert values["auto.create.topics.enable"] == "false"
-    replicated = {key: value for key, value in values.items() if key.endswith((".replication.factor", ".min.isr"))}
+    replicated = {
+        key: value
+        for key, value in values.items()
+        if key.endswith((".replication.factor", ".min.isr"))
+    }
     assert len(replicated) == 6
     assert set(replicated.values()) == {1}
 

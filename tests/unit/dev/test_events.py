@@ -62,7 +62,9 @@ def test_the_same_arguments_give_the_same_records(dirty: list[ProducerRecord]) -
     ],
     ids=["seed", "events", "start", "end"],
 )
-def test_another_argument_shares_no_event_id_so_two_runs_are_not_duplicates_of_each_other(other: Any) -> None:
+def test_another_argument_shares_no_event_id_so_two_runs_are_not_duplicates_of_each_other(
+    other: Any,
+) -> None:
     ids = {parsed(record)["event_id"] for record in generate(500, 7, START, END, dirty=False)}
     assert len(ids) == 500
     assert ids.isdisjoint(parsed(record)["event_id"] for record in other())
@@ -71,7 +73,10 @@ def test_another_argument_shares_no_event_id_so_two_runs_are_not_duplicates_of_e
 def test_the_seed_alone_decides_what_is_played() -> None:
     def plays(start: datetime) -> list[dict[str, Any]]:
         events = [parsed(record) for record in generate(300, 7, start, END, dirty=False)]
-        return [{k: v for k, v in event.items() if k not in ("event_id", "event_time")} for event in events]
+        return [
+            {k: v for k, v in event.items() if k not in ("event_id", "event_time")}
+            for event in events
+        ]
 
     assert plays(START) == plays(START - timedelta(days=2))
 
@@ -92,12 +97,16 @@ def test_clean_events_are_good_ones_only_and_their_time_is_seconds_before_kafkas
     assert all(0 <= record.timestamp_ms - event_ms(record) < 3_000 for record in records)
 
 
-def test_kafka_timestamps_ascend_evenly_over_the_half_open_interval(dirty: list[ProducerRecord]) -> None:
+def test_kafka_timestamps_ascend_evenly_over_the_half_open_interval(
+    dirty: list[ProducerRecord],
+) -> None:
     stamps = [record.timestamp_ms for record in dirty]
     assert stamps == sorted(stamps)
     originals = [record.timestamp_ms for record in of(dirty, "good", "late")]
     assert originals[0] == START.timestamp() * 1000
-    assert originals[-1] == END.timestamp() * 1000 - 540  # the last of 20,000 steps over three hours
+    assert (
+        originals[-1] == END.timestamp() * 1000 - 540
+    )  # the last of 20,000 steps over three hours
     assert {later - earlier for earlier, later in pairwise(originals)} == {540}
 
 
@@ -107,7 +116,9 @@ def test_late_events_are_one_to_three_days_old(dirty: list[ProducerRecord]) -> N
     assert all(DAY_MS <= age < 3 * DAY_MS for age in ages)
 
 
-def test_a_duplicate_repeats_the_bytes_of_an_earlier_event_within_a_minute(dirty: list[ProducerRecord]) -> None:
+def test_a_duplicate_repeats_the_bytes_of_an_earlier_event_within_a_minute(
+    dirty: list[ProducerRecord],
+) -> None:
     seen: dict[tuple[bytes | None, bytes | None], int] = {}
     for record in dirty:
         content = (record.key, record.value)
@@ -123,21 +134,29 @@ def test_a_duplicate_repeats_the_bytes_of_an_earlier_event_within_a_minute(dirty
 def test_a_duplicate_crosses_an_hours_end(events: int, hours: int) -> None:
     records = list(generate(events, 11, END - timedelta(hours=hours), END, dirty=True))
     originals = {record.value: record.timestamp_ms // HOUR_MS for record in of(records, "good")}
-    steps = [record.timestamp_ms // HOUR_MS - originals[record.value] for record in of(records, "duplicate")]
+    steps = [
+        record.timestamp_ms // HOUR_MS - originals[record.value]
+        for record in of(records, "duplicate")
+    ]
     assert 1 in steps
     assert max(steps) == 1  # further apart would be outside a look-back of one hour
     if events >= 1_000:
-        assert steps.count(1) >= hours  # each hour's end inside [END - hours, END), which begins at half past
+        assert (
+            steps.count(1) >= hours
+        )  # each hour's end inside [END - hours, END), which begins at half past
 
 
 def test_sparse_events_have_no_duplicate_an_hour_later() -> None:
     records = list(generate(100, 1, END - timedelta(hours=400), END, dirty=True))
     (duplicate,) = of(records, "duplicate")
-    assert [r.timestamp_ms for r in records if r.value == duplicate.value] == [duplicate.timestamp_ms] * 2
+    assert [r.timestamp_ms for r in records if r.value == duplicate.value] == [
+        duplicate.timestamp_ms
+    ] * 2
 
 
 def test_every_malformed_sort_occurs_and_none_could_be_a_row(dirty: list[ProducerRecord]) -> None:
-    """The reasons are looked for one by one: malformed means malformed by the schema of game_events."""
+    """The reasons are looked for one by one: malformed means malformed by the schema of
+    game_events."""
     counts = Counter(reason_of(record) for record in of(dirty, "malformed"))
     assert counts == dict.fromkeys(MALFORMED, 200 // len(MALFORMED))
     assert {reason_of(record) for record in of(dirty, "good", "late", "duplicate")} == {"a row"}
@@ -193,7 +212,9 @@ def test_sessions_make_sense(dirty: list[ProducerRecord]) -> None:
             del playing[player]
 
 
-def test_games_platforms_and_types_are_several_and_players_are_skewed(dirty: list[ProducerRecord]) -> None:
+def test_games_platforms_and_types_are_several_and_players_are_skewed(
+    dirty: list[ProducerRecord],
+) -> None:
     events = [parsed(record) for record in of(dirty, "good")]
     assert {event["event_type"] for event in events} == TYPES
     assert len({event["game"] for event in events}) >= 3
@@ -217,7 +238,9 @@ def test_live_events_are_stamped_when_taken_and_never_step_back() -> None:
 
 
 def test_live_events_are_endless_without_a_number() -> None:
-    records = list(islice(generate_live(None, 1, END, lambda: int(END.timestamp() * 1000), dirty=True), 1_030))
+    records = list(
+        islice(generate_live(None, 1, END, lambda: int(END.timestamp() * 1000), dirty=True), 1_030)
+    )
     counts = Counter(record.kind for record in records)
     assert counts["late"] == counts["malformed"] == 10
     assert counts["duplicate"] in (9, 10)  # the last may still be to come

@@ -29,10 +29,10 @@ def stream() -> config.Stream:
 
 def test_the_first_flight() -> None:
     assert json.dumps(next(flights_data.flights())) == (
-        '{"year": 2013, "month": 1, "day": 1, "dep_time": 517, "sched_dep_time": 515, "dep_delay": 2, '
-        '"arr_time": 830, "sched_arr_time": 819, "arr_delay": 11, "carrier": "UA", "flight": 1545, '
-        '"tailnum": "N14228", "origin": "EWR", "dest": "IAH", "air_time": 227, "distance": 1400, "hour": 5, '
-        '"minute": 15, "time_hour": "2013-01-01T10:00:00Z"}'
+        '{"year": 2013, "month": 1, "day": 1, "dep_time": 517, "sched_dep_time": 515, '
+        '"dep_delay": 2, "arr_time": 830, "sched_arr_time": 819, "arr_delay": 11, "carrier": '
+        '"UA", "flight": 1545, "tailnum": "N14228", "origin": "EWR", "dest": "IAH", "air_time": '
+        '227, "distance": 1400, "hour": 5, "minute": 15, "time_hour": "2013-01-01T10:00:00Z"}'
     )
 
 
@@ -55,12 +55,16 @@ def test_schema_has_the_fields_of_an_event_with_their_true_types_and_nullability
         assert {type(value) for value in values} - {type(None)} == {python_type}, column.name
 
 
-def test_no_two_flights_share_the_key(flights: list[dict[str, int | str | None]], stream: config.Stream) -> None:
+def test_no_two_flights_share_the_key(
+    flights: list[dict[str, int | str | None]], stream: config.Stream
+) -> None:
     keys = Counter(tuple(flight[name] for name in stream.key) for flight in flights)
     assert keys.most_common(1)[0][1] == 1
 
 
-def test_the_event_time_is_the_scheduled_hour_in_utc(flights: list[dict[str, int | str | None]]) -> None:
+def test_the_event_time_is_the_scheduled_hour_in_utc(
+    flights: list[dict[str, int | str | None]],
+) -> None:
     times = {datetime.fromisoformat(str(flight["time_hour"])) for flight in flights}
     assert min(times).isoformat() == "2013-01-01T10:00:00+00:00"
     assert max(times).isoformat() == "2014-01-01T04:00:00+00:00"
@@ -70,5 +74,7 @@ def test_a_missing_package_is_a_sentence_with_the_remedy(monkeypatch: pytest.Mon
     monkeypatch.setattr(flights_data, "PACKAGE", "no-such-package-of-flights")
     with pytest.raises(importlib.metadata.PackageNotFoundError):  # the hazard
         importlib.metadata.distribution(flights_data.PACKAGE)
-    with pytest.raises(Terminal, match=r"expected the package no-such-package-of-flights, found none; install"):
+    with pytest.raises(
+        Terminal, match=r"expected the package no-such-package-of-flights, found none; install"
+    ):
         next(flights_data.flights())

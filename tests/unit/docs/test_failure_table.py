@@ -17,7 +17,9 @@ def rows() -> list[tuple[str, str]]:
     """Failure and tests of each row."""
     text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
     section = text.partition("\n## Failure table\n")[2].partition("\n## ")[0]
-    lines = [line for line in section.splitlines() if line.startswith("| ") and "---" not in line][1:]
+    lines = [line for line in section.splitlines() if line.startswith("| ") and "---" not in line][
+        1:
+    ]
     cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
     return [(row[0], row[2]) for row in cells]
 
@@ -46,10 +48,18 @@ def test_each_row_names_tests_that_exist_and_that_nothing_skips(failure: str, te
     assert "open" not in re.sub(r"`[^`]*`", "", tests).split(), f"{failure}: {tests}"
     for file_name, function in named:
         source = source_of(file_name)
-        of_file = [line for line in source.splitlines() if line.startswith("pytestmark") and "skip" in line]
+        of_file = [
+            line for line in source.splitlines() if line.startswith("pytestmark") and "skip" in line
+        ]
         assert not of_file and "pytest.skip" not in source, f"{file_name} may be skipped"
         if function:
             definitions = functions(file_name)
-            assert function in definitions, f"{failure}: expected {function} in {file_name}, found none"
-            marks = " ".join(ast.unparse(decorator) for decorator in definitions[function].decorator_list)
-            assert "skip" not in marks and "xfail" not in marks, f"{file_name}::{function} is skipped"
+            assert function in definitions, (
+                f"{failure}: expected {function} in {file_name}, found none"
+            )
+            marks = " ".join(
+                ast.unparse(decorator) for decorator in definitions[function].decorator_list
+            )
+            assert "skip" not in marks and "xfail" not in marks, (
+                f"{file_name}::{function} is skipped"
+            )

@@ -1,4 +1,5 @@
-"""tests/first_day/first-day.md types commands that exist; `make first-day` compares what they print."""
+"""tests/first_day/first-day.md types commands that exist; `make first-day` compares what they
+print."""
 
 from __future__ import annotations
 
@@ -26,7 +27,10 @@ def test_each_command_of_the_page_is_one() -> None:
 
 
 def test_a_page_that_is_written_is_read_again() -> None:
-    steps = (Step("anabranch hours s", ("2026-11-21T03",), 0), Step("anabranch explain s 2026-11-21T03", ("x",), 1))
+    steps = (
+        Step("anabranch hours s", ("2026-11-21T03",), 0),
+        Step("anabranch explain s 2026-11-21T03", ("x",), 1),
+    )
     assert skeleton(render([Part("Hours", "All.", steps)])) == [
         ("anabranch hours s", 0), ("anabranch explain s HOUR", 1),
     ]  # fmt: skip

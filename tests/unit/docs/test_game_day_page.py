@@ -1,4 +1,5 @@
-"""tests/gameday/game-day.md names alerts, findings and commands that exist; `make game-day` compares what is seen."""
+"""tests/gameday/game-day.md names alerts, findings and commands that exist; `make game-day`
+compares what is seen."""
 
 from __future__ import annotations
 
@@ -9,9 +10,19 @@ from test_run_books import ALERTS
 from anabranch.operations.doctor.finding import Issue
 
 FAULTS = [
-    "Late hour", "Drift", "Gate fails", "Poison record", "Broker down", "S3 slow", "Catalog locked", "Clock off",
-    "Disk full", "Retention near", "Zombie", "Topic recreated",
-]  # fmt: skip
+    "Late hour",
+    "Drift",
+    "Gate fails",
+    "Poison record",
+    "Broker down",
+    "S3 slow",
+    "Catalog locked",
+    "Clock off",
+    "Disk full",
+    "Retention near",
+    "Zombie",
+    "Topic recreated",
+]
 
 
 def test_the_page_names_existing_keys() -> None:
@@ -19,7 +30,11 @@ def test_the_page_names_existing_keys() -> None:
     assert [fault for fault, _, _ in reported] == FAULTS
     seen = [(where, name) for _, places, _ in reported for where, name in places]
     assert {name for where, name in seen if where == "alert"} <= ALERTS.keys()
-    assert {name for where, name in seen if where == "terminal"} <= {*map(str, Issue), "dead letters", "drift"}
+    assert {name for where, name in seen if where == "terminal"} <= {
+        *map(str, Issue),
+        "dead letters",
+        "drift",
+    }
     assert {command for _, _, command in reported if command} <= run_books.commands()
     assert all({"terminal", "alert"} <= {where for where, _ in places} for _, places, _ in reported)
 
@@ -27,8 +42,20 @@ def test_the_page_names_existing_keys() -> None:
 def test_a_page_that_is_written_is_read_again() -> None:
     made = [
         Observed(
-            "A fault", "It is done.", [Seen("page", "away", 1.2, "away\nwhy"), Seen("alert", "A", 3, "s")], "c d", "", 5
+            "A fault",
+            "It is done.",
+            [Seen("page", "away", 1.2, "away\nwhy"), Seen("alert", "A", 3, "s")],
+            "c d",
+            "",
+            5,
         ),
-        Observed("Another, of 2", "It is done.", [Seen("terminal", "x.y", 2, "text")], "", "others fix it", 6),
+        Observed(
+            "Another, of 2",
+            "It is done.",
+            [Seen("terminal", "x.y", 2, "text")],
+            "",
+            "others fix it",
+            6,
+        ),
     ]
     assert skeletons(render(made, ["lost 0"], 20, 9.6)) == [one.skeleton for one in made]

@@ -12,10 +12,17 @@ from anabranch.cli.docs import section_of
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = sorted(
     [
-        *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "tests/README.md")),
         *(
             ROOT / name
-            for name in ("tests/first_day/first-day.md", "tests/gameday/game-day.md", "benchmarks/RESULTS.md")
+            for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "tests/README.md")
+        ),
+        *(
+            ROOT / name
+            for name in (
+                "tests/first_day/first-day.md",
+                "tests/gameday/game-day.md",
+                "benchmarks/RESULTS.md",
+            )
         ),
         *ROOT.glob("docs/**/*.md"),
     ]
@@ -32,7 +39,9 @@ _NAMED = re.compile(r"docs/[\w/-]+\.md")
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_every_file_that_a_page_names_exists(page: Path) -> None:
     text = page.read_text("utf-8")
-    named = [ROOT / name for name in _FILE.findall(text)] + [page.parent / link for link in _LINK.findall(text)]
+    named = [ROOT / name for name in _FILE.findall(text)] + [
+        page.parent / link for link in _LINK.findall(text)
+    ]
     assert [str(path.relative_to(ROOT)) for path in named if not path.resolve().exists()] == []
 
 
@@ -46,8 +55,13 @@ def test_every_answer_to_the_thirteen_questions_is_defined_in_its_file() -> None
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_every_section_that_a_page_links_to_exists(page: Path) -> None:
-    links = [(page.parent / link if link else page, name) for link, name in _SECTION.findall(page.read_text("utf-8"))]
-    assert [f"{to}#{name}" for to, name in links if not section_of(to.read_text("utf-8"), name)] == []
+    links = [
+        (page.parent / link if link else page, name)
+        for link, name in _SECTION.findall(page.read_text("utf-8"))
+    ]
+    assert [
+        f"{to}#{name}" for to, name in links if not section_of(to.read_text("utf-8"), name)
+    ] == []
 
 
 def test_every_page_that_code_names_exists() -> None:
@@ -62,8 +76,12 @@ def test_every_page_that_code_names_exists() -> None:
         "tests",
         "benchmarks",
     )
-    files = [file for folder in folders for file in (ROOT / folder).rglob("*") if file.suffix in _TEXTS]
-    files += [ROOT / name for name in ("Makefile", "docker-compose.yml", ".env.example", "pyproject.toml")]
+    files = [
+        file for folder in folders for file in (ROOT / folder).rglob("*") if file.suffix in _TEXTS
+    ]
+    files += [
+        ROOT / name for name in ("Makefile", "docker-compose.yml", ".env.example", "pyproject.toml")
+    ]
     named = {name for file in files for name in _NAMED.findall(file.read_text("utf-8"))}
     assert len(named) > 10
     assert sorted(name for name in named if not (ROOT / name).exists()) == []
@@ -71,6 +89,12 @@ def test_every_page_that_code_names_exists() -> None:
 
 def test_the_index_links_to_every_page() -> None:
     docs = ROOT / "docs"
-    linked = {(docs / link).resolve() for link in _LINK.findall((docs / "index.md").read_text("utf-8"))}
-    pages = {page for page in docs.rglob("*.md") if "decisions" not in page.parts and page.name != "index.md"}
+    linked = {
+        (docs / link).resolve() for link in _LINK.findall((docs / "index.md").read_text("utf-8"))
+    }
+    pages = {
+        page
+        for page in docs.rglob("*.md")
+        if "decisions" not in page.parts and page.name != "index.md"
+    }
     assert sorted(str(page) for page in pages - linked) == []

@@ -1,4 +1,5 @@
-"""No line of prose in the documentation is longer than 120 characters: tables, code and images may be."""
+"""No line of prose in the documentation is longer than 120 characters: tables, code and images may
+be."""
 
 from __future__ import annotations
 
@@ -12,7 +13,13 @@ PAGES = sorted(
     [
         *(
             ROOT / n
-            for n in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "tests/README.md", "benchmarks/RESULTS.md")
+            for n in (
+                "README.md",
+                "CHANGELOG.md",
+                "CONTRIBUTING.md",
+                "tests/README.md",
+                "benchmarks/RESULTS.md",
+            )
         ),
         ROOT / "anabranch" / "starter_files" / "README.md",
         *ROOT.glob("docs/**/*.md"),
@@ -43,4 +50,6 @@ def test_long_lines_are_found_outside_of_tables_and_code() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_no_line_of_prose_is_too_long(page: Path) -> None:
-    assert list(too_wide(page.read_text("utf-8"))) == [], f"{page}: wrap these lines at {WIDTH} characters"
+    assert list(too_wide(page.read_text("utf-8"))) == [], (
+        f"{page}: wrap these lines at {WIDTH} characters"
+    )

@@ -1,4 +1,5 @@
-"""Run-books: one for each alert, each finding and each state of an hour; and a test runs every command of theirs."""
+"""Run-books: one for each alert, each finding and each state of an hour; and a test runs every
+command of theirs."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ ROOT = Path(__file__).resolve().parents[3]
 LABELS = ["Means", "See", "Run", "Ignore"]
 ALERTS = {
     rule["alert"]: rule
-    for group in yaml.safe_load((ROOT / "deploy" / "prometheus" / "alerts.yml").read_text(encoding="utf-8"))["groups"]
+    for group in yaml.safe_load(
+        (ROOT / "deploy" / "prometheus" / "alerts.yml").read_text(encoding="utf-8")
+    )["groups"]
     for rule in group["rules"]
 }
 
@@ -41,13 +44,17 @@ def test_each_alert_leads_to_its_run_book(alert: str) -> None:
 
 
 def test_every_command_of_the_page_is_run_by_a_test() -> None:
-    run = {command for file in (ROOT / "tests").glob("**/test_*.py") for command in _printed_in(file)}
+    run = {
+        command for file in (ROOT / "tests").glob("**/test_*.py") for command in _printed_in(file)
+    }
     assert run_books.commands() - run == set()
     assert len(run) > 40
 
 
 def test_every_command_that_a_test_prints_is_in_a_page() -> None:
-    run = {command for file in (ROOT / "tests").glob("**/test_*.py") for command in _printed_in(file)}
+    run = {
+        command for file in (ROOT / "tests").glob("**/test_*.py") for command in _printed_in(file)
+    }
     assert run - run_books.commands() == set()
 
 
@@ -57,8 +64,16 @@ def _printed_in(file: Path) -> Iterator[str]:
     if "from run_books import" not in source:
         return
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "printed":
-            assert "pytest.skip" not in source and "mark.skip" not in source, f"{file} may be skipped"
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id == "printed"
+        ):
+            assert "pytest.skip" not in source and "mark.skip" not in source, (
+                f"{file} may be skipped"
+            )
             [template] = node.args
-            assert isinstance(template, ast.Constant), f"{file}:{node.lineno}: expected the command itself"
+            assert isinstance(template, ast.Constant), (
+                f"{file}:{node.lineno}: expected the command itself"
+            )
             yield str(template.value)

@@ -1,4 +1,5 @@
-"""docs/tutorial.md: its commands exist, `make first-day` runs those of its first part, and its files are valid."""
+"""docs/tutorial.md: its commands exist, `make first-day` runs those of its first part, and its
+files are valid."""
 
 from __future__ import annotations
 
@@ -21,7 +22,11 @@ FIRST, OWN = PAGE.split("## 7. A topic of your own")
 
 
 def commands(text: str) -> list[str]:
-    typed = [line.strip().removeprefix("$ ") for line in text.splitlines() if line.strip().startswith("$ anabranch ")]
+    typed = [
+        line.strip().removeprefix("$ ")
+        for line in text.splitlines()
+        if line.strip().startswith("$ anabranch ")
+    ]
     return [first_day_page._HOUR.sub("HOUR", command) for command in typed]
 
 
@@ -45,7 +50,9 @@ def test_every_command_exists_and_takes_these_arguments() -> None:
 
 
 def test_an_operators_first_day_runs_every_command_of_the_first_part() -> None:
-    run = {command for command, _ in first_day_page.skeleton(first_day_page.FILE.read_text("utf-8"))}
+    run = {
+        command for command, _ in first_day_page.skeleton(first_day_page.FILE.read_text("utf-8"))
+    }
     assert [command for command in commands(FIRST) if command not in run] == []
 
 

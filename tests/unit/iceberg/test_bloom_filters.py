@@ -19,13 +19,18 @@ Write = Callable[[pa.Table, Path], None]
 
 
 def by_pyarrow(table: pa.Table, path: Path) -> None:
-    pq.write_table(table, path, row_group_size=GROUP, bloom_filter_options={"id": {"ndv": GROUP, "fpp": 0.01}})
+    pq.write_table(
+        table, path, row_group_size=GROUP, bloom_filter_options={"id": {"ndv": GROUP, "fpp": 0.01}}
+    )
 
 
 def by_duckdb(rows: pa.Table, path: Path) -> None:
     # DuckDB writes filters of columns with a dictionary, in row groups of a multiple of 2,048.
     assert rows.num_rows == ROWS
-    duckdb.sql(f"COPY (FROM rows) TO '{path}' (FORMAT parquet, ROW_GROUP_SIZE 2048, DICTIONARY_SIZE_LIMIT 4096)")
+    duckdb.sql(
+        f"COPY (FROM rows) TO '{path}' (FORMAT parquet, ROW_GROUP_SIZE 2048, "
+        "DICTIONARY_SIZE_LIMIT 4096)"
+    )
 
 
 def groups(path: Path, *values: Any) -> list[int]:
@@ -36,12 +41,18 @@ def groups(path: Path, *values: Any) -> list[int]:
 def holders(path: Path, value: Any) -> list[int]:
     """The row groups that hold a value, by reading them."""
     file = pq.ParquetFile(path)
-    return [g for g in range(file.num_row_groups) if value in file.read_row_group(g, ["id"])["id"].to_pylist()]
+    return [
+        g
+        for g in range(file.num_row_groups)
+        if value in file.read_row_group(g, ["id"])["id"].to_pylist()
+    ]
 
 
 @pytest.mark.parametrize("write", [by_pyarrow, by_duckdb])
 @pytest.mark.parametrize("kind", [pa.string(), pa.int32(), pa.int64()])
-def test_row_groups_with_a_value_are_kept_and_most_others_are_not(tmp_path: Path, write: Write, kind: Any) -> None:
+def test_row_groups_with_a_value_are_kept_and_most_others_are_not(
+    tmp_path: Path, write: Write, kind: Any
+) -> None:
     path = tmp_path / "file.parquet"
     order = random.Random(7).sample(range(ROWS * 3), ROWS)
     ids = pa.array([f"player-{i}" for i in order] if kind == pa.string() else order, kind)

@@ -42,22 +42,31 @@ def test_a_password_reaches_both_clients_as_it_is_meant() -> None:
 def test_spark_connects_with_the_tls_that_the_address_asks_for() -> None:
     uri = "postgresql+psycopg2://u:p@h/db?sslmode=verify-full&sslrootcert=%2Fetc%2Fca.pem&application_name=anabranch"
     properties = jdbc_properties(uri)
-    assert (properties["jdbc.sslmode"], properties["jdbc.sslrootcert"]) == ("verify-full", "/etc/ca.pem")
+    assert (properties["jdbc.sslmode"], properties["jdbc.sslrootcert"]) == (
+        "verify-full",
+        "/etc/ca.pem",
+    )
     assert properties["jdbc.ApplicationName"] == "anabranch"
     # Its own time-outs win, as for the other client.
-    assert jdbc_properties("postgresql+psycopg2://h/db?connect_timeout=60")["jdbc.connectTimeout"] == "60"
+    assert (
+        jdbc_properties("postgresql+psycopg2://h/db?connect_timeout=60")["jdbc.connectTimeout"]
+        == "60"
+    )
 
 
 def test_an_address_that_spark_does_not_support_is_an_error_with_the_supported_ones() -> None:
     with pytest.raises(
-        ConfigurationError, match=r"catalog\.uri: expected only the parameters .*sslmode.*, found 'service'"
+        ConfigurationError,
+        match=r"catalog\.uri: expected only the parameters .*sslmode.*, found 'service'",
     ):
         jdbc_properties("postgresql+psycopg2://h/db?service=mine")
 
 
 def test_parameters_of_the_address_have_precedence() -> None:
     assert with_patience("sqlite:///c.db?timeout=1") == "sqlite:///c.db?timeout=1"
-    assert "connect_timeout=60&keepalives_idle" in with_patience("postgresql+psycopg2://h/db?connect_timeout=60")
+    assert "connect_timeout=60&keepalives_idle" in with_patience(
+        "postgresql+psycopg2://h/db?connect_timeout=60"
+    )
 
 
 def test_other_catalogs_are_left_alone() -> None:
@@ -76,12 +85,18 @@ def environment(**catalog: Any) -> config.Environment:
 
 def in_spark(given: config.Environment) -> dict[str, str]:
     prefix = "spark.sql.catalog.lake."
-    return {k.removeprefix(prefix): v for k, v in session_settings(given).items() if k.startswith(prefix)}
+    return {
+        k.removeprefix(prefix): v
+        for k, v in session_settings(given).items()
+        if k.startswith(prefix)
+    }
 
 
 def test_both_clients_of_a_rest_catalog_have_the_same_settings() -> None:
     given = environment(
-        type="rest", uri="https://c.example.com/api", properties={"token": "t", "rest.sigv4-enabled": True}
+        type="rest",
+        uri="https://c.example.com/api",
+        properties={"token": "t", "rest.sigv4-enabled": True},
     )
     python, spark = catalog_properties(given), in_spark(given)
     for properties in (python, spark):
@@ -119,7 +134,9 @@ def test_both_clients_of_glue_have_the_same_settings_and_no_address() -> None:
             "eu-west-1",
         )
         assert properties["glue.endpoint"] == "http://h:1"
-        assert not [key for key in properties if key.startswith(("jdbc", "pool", "rest")) or key == "uri"]
+        assert not [
+            key for key in properties if key.startswith(("jdbc", "pool", "rest")) or key == "uri"
+        ]
 
 
 def test_a_sql_catalog_of_spark_is_a_jdbc_catalog_of_the_same_tables() -> None:
@@ -133,7 +150,9 @@ def test_a_sql_catalog_of_spark_is_a_jdbc_catalog_of_the_same_tables() -> None:
 
 def test_possible_secrets_are_not_shown() -> None:
     given = environment(
-        type="rest", uri="http://c", properties={"credential": "id:hunter2", "header.Authorization": "hunter2"}
+        type="rest",
+        uri="http://c",
+        properties={"credential": "id:hunter2", "header.Authorization": "hunter2"},
     )
     postgres = environment(uri="postgresql+psycopg2://u:hunter2@h/db")
     assert "hunter2" not in f"{given!r} {given} {postgres!r} {postgres}"
@@ -147,7 +166,11 @@ def test_a_rest_server_that_does_not_answer_times_out(monkeypatch: pytest.Monkey
     monkeypatch.setattr(catalog_settings, "PATIENCE_SECONDS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         lake = Lake(
-            environment(type="rest", uri=f"http://127.0.0.1:{silent.getsockname()[1]}", properties={"token": "t"})
+            environment(
+                type="rest",
+                uri=f"http://127.0.0.1:{silent.getsockname()[1]}",
+                properties={"token": "t"},
+            )
         )
         with pytest.raises(Transient, match="Read timed out"):
             lake.exists("games.events")

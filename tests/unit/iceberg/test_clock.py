@@ -29,7 +29,8 @@ S = timedelta(seconds=1)
 
 @dataclass
 class World:
-    """The true time since THEN, by how much this machine's clock is off, and how often the object store was asked."""
+    """The true time since THEN, by how much this machine's clock is off, and how often the object
+    store was asked."""
 
     true: timedelta = timedelta(0)
     off: timedelta = timedelta(0)
@@ -62,7 +63,9 @@ def test_a_clock_comparison_is_valid_for_minutes_without_requests() -> None:
     assert world.requests == 2
 
 
-@pytest.mark.parametrize("off", [31 * S, -31 * S, timedelta(minutes=10), timedelta(days=-400), timedelta(days=4000)])
+@pytest.mark.parametrize(
+    "off", [31 * S, -31 * S, timedelta(minutes=10), timedelta(days=-400), timedelta(days=4000)]
+)
 def test_a_clock_that_jumps_while_a_job_runs_is_an_error(off: timedelta) -> None:
     world = World()
     one = world.clock()
@@ -70,14 +73,17 @@ def test_a_clock_that_jumps_while_a_job_runs_is_an_error(off: timedelta) -> None
     world.true += 5 * S
     world.off = off
     for _ in range(3):
-        with pytest.raises(Transient, match=r"clock: expected this machine .* and the object store .*NTP"):
+        with pytest.raises(
+            Transient, match=r"clock: expected this machine .* and the object store .*NTP"
+        ):
             one.now()
     world.off = timedelta(0)
     assert one.now() == world.wall()
 
 
 def test_a_clock_that_is_set_right_while_a_job_runs_is_believed() -> None:
-    """A machine that was resumed: no clock of its own counted meanwhile, and the object store bears its time out."""
+    """A machine that was resumed: no clock of its own counted meanwhile, and the object store bears
+    its time out."""
     world = World()
     one = world.clock()
     one.now()
@@ -133,7 +139,9 @@ def test_the_clock_never_returns_a_time_far_from_the_true_one(seed: int) -> None
     for _ in range(500):
         world.true += timedelta(seconds=chance.expovariate(1 / 40))
         if chance.random() < 0.1:
-            world.off = timedelta(seconds=chance.choice([0, 0, chance.gauss(0, 25), chance.gauss(0, 1e5)]))
+            world.off = timedelta(
+                seconds=chance.choice([0, 0, chance.gauss(0, 25), chance.gauss(0, 1e5)])
+            )
         if chance.random() < 0.02:
             slept = timedelta(seconds=chance.expovariate(1 / 4000))
             world.true, world.slept = world.true + slept, world.slept + slept
@@ -154,7 +162,9 @@ def test_without_an_object_store_a_clock_that_was_set_is_never_believed_in_this_
     world.true += timedelta(hours=5)
     assert one.now() == world.wall()
     world.off = timedelta(minutes=10)
-    with pytest.raises(Transient, match=r"it was set while this ran.*restart this if it is right now"):
+    with pytest.raises(
+        Transient, match=r"it was set while this ran.*restart this if it is right now"
+    ):
         one.now()
     with pytest.raises(Transient, match="it was set while this ran"):
         one.compare()
@@ -188,9 +198,12 @@ def lake(tmp_path: Path) -> StreamLake:
 def test_no_commit_of_any_kind_is_stamped_by_a_clock_that_jumped(
     lake: StreamLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The hazard: a table stamped ahead stops the batch layer, and Spark's readers, until that time has come."""
+    """The hazard: a table stamped ahead stops the batch layer, and Spark's readers, until that time
+    has come."""
     publisher = lake.again()
-    first = lake.publish(Publish(new_id(), (Change("speed"),), lake.state().timeline), lake_=publisher)
+    first = lake.publish(
+        Publish(new_id(), (Change("speed"),), lake.state().timeline), lake_=publisher
+    )
     assert first is Outcome.LANDED
     before = lake.table().metadata_location
     state = lake.state()

@@ -1,4 +1,5 @@
-"""Commits of other programs on our branches: nightly maintenance of a platform, and statements that change rows."""
+"""Commits of other programs on our branches: nightly maintenance of a platform, and statements that
+change rows."""
 
 from __future__ import annotations
 
@@ -36,12 +37,15 @@ ROWS: list[Row] = [(FIRST, 0, 0), (FIRST, 0, 1), (NEXT, 0, 2)]
 
 @pytest.fixture
 def lake(tmp_path: Path) -> StreamLake:
-    """Two hours of three micro-batches; the first hour is accepted, and given to the speed layer by an operator."""
+    """Two hours of three micro-batches; the first hour is accepted, and given to the speed layer by
+    an operator."""
     lake = new_lake(tmp_path, timeline=Timeline(FIRST, FIRST, {0: 0}))
     for i, row in enumerate(ROWS):
         assert lake.publish(lake.speed(lake.stage([row]), {0: i + 1})) is Outcome.LANDED
     sealed = Timeline(FIRST, NEXT, {0: 2}, boundaries={FIRST: {0: 2}})
-    accept = lake.accept(lake.stage(ROWS[:2]), FIRST, Accepted(1, Cut("t", {0: (0, 2)})), timeline=sealed)
+    accept = lake.accept(
+        lake.stage(ROWS[:2]), FIRST, Accepted(1, Cut("t", {0: (0, 2)})), timeline=sealed
+    )
     assert lake.publish(accept) is Outcome.LANDED
     serve_hour(Publisher(lake.lake, lake.stream), FIRST, "speed", "a test")
     assert lake.state().overrides == {FIRST: "speed"}
@@ -58,7 +62,9 @@ def goes_on(lake: StreamLake) -> None:
     serve_hour(Publisher(lake.lake, lake.stream), FIRST, None, "a test")
     assert lake.state().served_by(FIRST) == "batch"
     later = Timeline(FIRST, shift(FIRST, 2), {0: 4}, boundaries={NEXT: {0: 4}})
-    accept = lake.accept(lake.stage(rows[2:]), NEXT, Accepted(1, Cut("t", {0: (2, 4)})), timeline=later)
+    accept = lake.accept(
+        lake.stage(rows[2:]), NEXT, Accepted(1, Cut("t", {0: (2, 4)})), timeline=later
+    )
     assert lake.publish(accept) is Outcome.LANDED
     merge(lake.lake, lake.stream, everything=True)
     assert lake.rows("main") == lake.rows("batch") == rows
@@ -76,8 +82,11 @@ def test_a_compaction_by_another_program_is_accepted(
 
 
 @pytest.mark.parametrize("branch", snapshots.BRANCHES)
-def test_the_state_of_a_branch_survives_compaction_and_expiry(lake: StreamLake, branch: str) -> None:
-    """The hazard: of a foreign head and its ancestors `expire_snapshots` keeps the head alone, which says nothing."""
+def test_the_state_of_a_branch_survives_compaction_and_expiry(
+    lake: StreamLake, branch: str
+) -> None:
+    """The hazard: of a foreign head and its ancestors `expire_snapshots` keeps the head alone,
+    which says nothing."""
     before = lake.state()
     rewrite(lake, branch)
     rewrite(lake, branch)
@@ -85,7 +94,11 @@ def test_the_state_of_a_branch_survives_compaction_and_expiry(lake: StreamLake, 
     assert not snapshots.is_publish(snapshots.ancestors_to_last_publish(lake.table(), branch)[-1])
     state = lake.state()
     assert state.branch_properties == before.branch_properties
-    assert (state.accepted, state.timeline, state.is_merged) == (before.accepted, before.timeline, before.is_merged)
+    assert (state.accepted, state.timeline, state.is_merged) == (
+        before.accepted,
+        before.timeline,
+        before.is_merged,
+    )
     goes_on(lake)
 
 
@@ -125,7 +138,10 @@ def rewritten_wrongly(lake: StreamLake, branch: str) -> int:
         (inserted, r"whose operation is append \(1 files added, 0 removed\)"),
         (updated, r"whose operation is overwrite \(2 files added, 3 removed\)"),
         (deleted, "whose operation is overwrite"),
-        (rewritten_wrongly, rf"which changed the rows of 1 hours \(hour {FIRST}: expected 2 rows, found 1\)"),
+        (
+            rewritten_wrongly,
+            rf"which changed the rows of 1 hours \(hour {FIRST}: expected 2 rows, found 1\)",
+        ),
     ],
 )
 @pytest.mark.parametrize("branch", ["main", "speed"])
@@ -143,7 +159,8 @@ def test_a_program_that_changed_rows_is_named_with_the_remedy(
     heads = snapshots.heads(lake.table())
     staged = lake.stage([(NEXT, 0, 3)])
     expected = (
-        f"expected branch {branch} to have the rows of its newest publish, found snapshot {newest} of another program"
+        f"expected branch {branch} to have the rows of its newest publish, found snapshot "
+        f"{newest} of another program"
     )
     with pytest.raises(Terminal, match=f"{expected}, {words}.*roll it back .* {base}"):
         lake.publish(lake.speed(staged, {0: 4}))
@@ -152,12 +169,16 @@ def test_a_program_that_changed_rows_is_named_with_the_remedy(
     goes_on(lake)
 
 
-def test_rows_that_were_changed_behind_expired_snapshots_are_found_by_their_number(lake: StreamLake) -> None:
+def test_rows_that_were_changed_behind_expired_snapshots_are_found_by_their_number(
+    lake: StreamLake,
+) -> None:
     base = lake.table().metadata.refs["main"].snapshot_id
     inserted(lake, "main")
     rewrite(lake, "main")
     expire_all(lake)
-    with pytest.raises(Terminal, match=rf"hour {NEXT}: expected 1 rows, found 2\).*set_current_snapshot.* {base}"):
+    with pytest.raises(
+        Terminal, match=rf"hour {NEXT}: expected 1 rows, found 2\).*set_current_snapshot.* {base}"
+    ):
         lake.move("speed")
     commit(lake, set_ref("main", base, SnapshotRefType.BRANCH))
     goes_on(lake)
@@ -170,16 +191,22 @@ def test_dead_letters_are_audited_too(lake: StreamLake) -> None:
     tx = Transaction(table)
     with tx.update_snapshot(branch="main").fast_append() as append:
         append.append_data_file(staged.files[0])
-    lake.lake.catalog.commit_table(table, (AssertTableUUID(uuid=table.metadata.table_uuid),), tuple(tx._updates))
+    lake.lake.catalog.commit_table(
+        table, (AssertTableUUID(uuid=table.metadata.table_uuid),), tuple(tx._updates)
+    )
     table = lake.lake.load(name)
-    with pytest.raises(Terminal, match="expected branch main to have the rows of its newest publish"):
+    with pytest.raises(
+        Terminal, match="expected branch main to have the rows of its newest publish"
+    ):
         lake.lake.commit(table, Commit(new_id(), snapshots.heads(table), (Change("speed"),)))
 
 
 def test_a_head_is_checked_once(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     rewrite(lake, "main")
     lake.move("speed")
-    monkeypatch.setattr(foreign, "_changed", lambda *_: pytest.fail("it is read with every publish"))
+    monkeypatch.setattr(
+        foreign, "_changed", lambda *_: pytest.fail("it is read with every publish")
+    )
     lake.move("speed")
 
 
@@ -192,12 +219,14 @@ def test_the_tag_of_a_publish_moves_with_each(lake: StreamLake) -> None:
     assert not [
         r
         for r in refs
-        if r.startswith(snapshots.PUBLISHED) and r.removeprefix(snapshots.PUBLISHED) not in snapshots.BRANCHES
+        if r.startswith(snapshots.PUBLISHED)
+        and r.removeprefix(snapshots.PUBLISHED) not in snapshots.BRANCHES
     ]
 
 
 class Sleeps:
-    """A clock on which so much passes between a decision and its commit, in which another program removes orphans."""
+    """A clock on which so much passes between a decision and its commit, in which another program
+    removes orphans."""
 
     def __init__(self, asleep: timedelta, files: Iterable[DataFile]) -> None:
         self._times = [datetime.now(UTC), datetime.now(UTC) + asleep]
@@ -215,13 +244,16 @@ class Sleeps:
 def test_a_publisher_that_slept_while_another_program_removed_orphans_names_no_missing_file(
     lake: StreamLake, monkeypatch: pytest.MonkeyPatch, spared: timedelta
 ) -> None:
-    """The hazard: such a removal moves no head, so the commit lands, and `main` names files that are gone."""
+    """The hazard: such a removal moves no head, so the commit lands, and `main` names files that
+    are gone."""
 
     def publish_after(asleep: timedelta) -> Outcome:
         files = write_alone(lake, [(NEXT, 0, 3)])
         state = lake.state()
         position = Position("t", {0: 4})
-        made = Publish(new_id(), (Change("speed", files), Change("main", files)), state.timeline, position)
+        made = Publish(
+            new_id(), (Change("speed", files), Change("main", files)), state.timeline, position
+        )
         commit = to_commit(state, made, datetime.now(UTC))
         monkeypatch.setitem(lake.lake.__dict__, "clock", Sleeps(asleep, files))
         try:
@@ -252,15 +284,21 @@ def test_a_table_of_before_there_were_tags_is_guarded_by_apply(lake: StreamLake)
 
 
 def test_a_recreated_branch_has_the_tag_of_its_new_beginning(lake: StreamLake) -> None:
-    """The hazard: the tag of a branch that was dropped, since its state was lost, counts for the new one."""
+    """The hazard: the tag of a branch that was dropped, since its state was lost, counts for the
+    new one."""
     lake.table().manage_snapshots().remove_branch("speed").commit()
     assert admin.add_branches(lake.lake, lake.name, {}) == ["speed"]
     refs = lake.table().metadata.refs
-    assert refs[snapshots.PUBLISHED + "speed"].snapshot_id == refs["speed"].snapshot_id == refs["main"].snapshot_id
+    assert (
+        refs[snapshots.PUBLISHED + "speed"].snapshot_id
+        == refs["speed"].snapshot_id
+        == refs["main"].snapshot_id
+    )
 
 
 def remove_orphans(lake: StreamLake) -> None:
-    """Every file below the table that its metadata does not name, as `remove_orphan_files` does with no age."""
+    """Every file below the table that its metadata does not name, as `remove_orphan_files` does
+    with no age."""
     table = lake.table()
     named = {path.removeprefix("file://") for path in orphans.references(table)}
     for path in Path(table.location().removeprefix("file://")).rglob("*"):
@@ -281,7 +319,8 @@ def test_operations_of_other_programs_at_random(lake: StreamLake, moves: bool) -
     operations: list[Callable[[], object]] = [
         *(partial(rewrite, lake, branch) for branch in snapshots.BRANCHES),
         *(partial(lake.foreign_commit, branch) for branch in snapshots.BRANCHES),
-        *[partial(operation, lake) for operation in (expire_all, remove_orphans, set_and_unset)] * 2,
+        *[partial(operation, lake) for operation in (expire_all, remove_orphans, set_and_unset)]
+        * 2,
     ]
     for _ in range(12):
         dice.choice(operations)()

@@ -1,4 +1,5 @@
-"""Publishes to AWS Glue, whose client asks again by itself; moto's server with Glue's comparison of versions."""
+"""Publishes to AWS Glue, whose client asks again by itself; moto's server with Glue's comparison of
+versions."""
 
 from __future__ import annotations
 
@@ -40,7 +41,9 @@ def test_a_stale_publisher_is_refused_before_its_request(lake: StreamLake, glue:
     state = lake.state()
     assert lake.publish(lake.speed(staged[0], {0: 1}, state), state) is Outcome.LANDED
     updates = len(glue.updates)
-    assert lake.publish(lake.speed(staged[1], {0: 2}, state), state, lake.again()) is Outcome.REFUSED
+    assert (
+        lake.publish(lake.speed(staged[1], {0: 2}, state), state, lake.again()) is Outcome.REFUSED
+    )
     assert len(glue.updates) == updates
     assert lake.rows("main") == [(FIRST, 0, 0)]
 
@@ -66,11 +69,16 @@ def test_one_of_two_concurrent_publishers_lands(lake: StreamLake, glue: Glue) ->
     assert glue.updates[-1]["VersionId"] == glue.updates[-2]["VersionId"]
     assert sorted(outcomes, key=str) == [Outcome.LANDED, Outcome.REFUSED]
     [row] = lake.rows("main")
-    # The refused one left a metadata file of the same number, and took its manifests away: not by it is a table
-    # registered that the catalog has lost.
+    # The refused one left a metadata file of the same number, and took its manifests away: not by
+    # it is a table registered that the catalog has lost.
     landed = lake.table()
     version = landed.metadata_location.rpartition("/")[2][:5]
-    assert len(list(Path(landed.location().removeprefix("file://")).glob(f"metadata/{version}-*.json"))) == 2
+    assert (
+        len(
+            list(Path(landed.location().removeprefix("file://")).glob(f"metadata/{version}-*.json"))
+        )
+        == 2
+    )
     admin.forget(lake.lake, lake.name)
     messages = register(lake.environment, lake.lake, lake.name, landed.schema())
     assert messages[-1] == f"registered table {lake.name} by {landed.metadata_location}"
@@ -89,13 +97,19 @@ def test_a_publish_whose_answer_was_lost_and_that_the_client_repeats_has_landed_
     assert lake.state().position.offsets == {0: 1}
 
 
-def test_properties_that_only_the_metadata_needs_are_not_copied_into_glue(lake: StreamLake, glue: Glue) -> None:
-    """The hazard: Glue limits the size of a request, and PyIceberg takes nothing out of Glue's record again."""
+def test_properties_that_only_the_metadata_needs_are_not_copied_into_glue(
+    lake: StreamLake, glue: Glue
+) -> None:
+    """The hazard: Glue limits the size of a request, and PyIceberg takes nothing out of Glue's
+    record again."""
     state = lake.state()
     timeline = replace(state.timeline, skipped=tuple(shift(FIRST, i) for i in range(300)))
     turn = Turn("1", 1, 10.0)
     lake.table().transaction().set_properties(turn.to_properties()).commit_transaction()
-    assert lake.publish(Publish(new_id(), (Change("speed"), Change("main")), timeline), state) is Outcome.LANDED
+    assert (
+        lake.publish(Publish(new_id(), (Change("speed"), Change("main")), timeline), state)
+        is Outcome.LANDED
+    )
     held = lake.table().properties
     assert any(k.startswith(STATE) for k in held)
     assert any(k.startswith("anabranch.turn") for k in held)
@@ -120,4 +134,8 @@ def test_keys_that_were_renewed_are_used_at_the_next_request(
     assert lake.publish(lake.speed(staged, {0: 1}, state), state) is Outcome.LANDED
     assert lake.rows("main") == [(FIRST, 0, 0)]
     # What keeps our properties out of Glue's record is not lost with the first client.
-    assert not [k for k in glue.updates[-1]["TableInput"]["Parameters"] if k.startswith((STATE, "anabranch.turn"))]
+    assert not [
+        k
+        for k in glue.updates[-1]["TableInput"]["Parameters"]
+        if k.startswith((STATE, "anabranch.turn"))
+    ]

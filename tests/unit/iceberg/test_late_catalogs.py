@@ -1,4 +1,5 @@
-"""Lost and late answers of catalogs that are asked over HTTP: each compares something else when a request arrives."""
+"""Lost and late answers of catalogs that are asked over HTTP: each compares something else when a
+request arrives."""
 
 from __future__ import annotations
 
@@ -47,14 +48,17 @@ def lake(kind: str, server: Server, tmp_path: Path) -> StreamLake:
         made = new_lake(tmp_path, type="glue", properties={"glue.endpoint": server.url})
         # PyIceberg 0.12 takes no `glue.max-retries`, and its ten tries last a minute.
         patient = Config(retries={"total_max_attempts": ASKED["glue"], "mode": "standard"})
-        made.lake.catalog.glue = boto3.client("glue", REGION, endpoint_url=server.url, config=patient)  # type: ignore[attr-defined]
+        made.lake.catalog.glue = boto3.client(
+            "glue", REGION, endpoint_url=server.url, config=patient
+        )  # type: ignore[attr-defined]
         return made
     return new_lake(tmp_path, type="rest", uri=server.url)
 
 
 @contextmanager
 def arriving(lake: StreamLake, server: Server, looks: int | None) -> Iterator[None]:
-    """What the server keeps back arrives after so many looks at the table, or at the end for None."""
+    """What the server keeps back arrives after so many looks at the table, or at the end for
+    None."""
     real, left = lake.lake.load, [looks]
 
     def load(name: str) -> Any:
@@ -88,21 +92,28 @@ def test_a_publish_that_lands_late_is_refused_only_when_it_cannot_land_any_more(
     server.hold = ASKED[kind]
     with arriving(lake, server, looks):
         outcome = lake.publish(publish)
-    assert server.hold == 0 and server.landed + server.refused == ASKED[kind], "the hazard did not happen"
+    assert server.hold == 0 and server.landed + server.refused == ASKED[kind], (
+        "the hazard did not happen"
+    )
     assert (outcome is Outcome.LANDED) == (server.landed == 1)
     if looks == 1:
         assert outcome is Outcome.LANDED
     assert looks is not None or outcome is Outcome.REFUSED
     if outcome is Outcome.REFUSED:
         assert lake.rows("main") == []
-        assert lake.publish(lake.speed(staged, {0: 3})) is Outcome.LANDED, "its manifests are still there"
+        assert lake.publish(lake.speed(staged, {0: 3})) is Outcome.LANDED, (
+            "its manifests are still there"
+        )
     assert lake.rows("main") == lake.rows("speed") == ROWS
     assert lake.state().position.offsets == {0: 3}
     assert readable(lake)
 
 
-def test_a_table_that_others_stage_in_meanwhile_does_not_keep_it_from_landing(lake: StreamLake, kind: str) -> None:
-    """The hazard: a stage moves the table and no head. It ends a request to Glue, and none to a REST catalog."""
+def test_a_table_that_others_stage_in_meanwhile_does_not_keep_it_from_landing(
+    lake: StreamLake, kind: str
+) -> None:
+    """The hazard: a stage moves the table and no head. It ends a request to Glue, and none to a
+    REST catalog."""
     staged, state = lake.stage(ROWS), lake.state()
     other = lake.stage([(FIRST, 0, 9)])
     assert lake.state().heads == state.heads
@@ -115,8 +126,8 @@ def test_a_table_that_others_stage_in_meanwhile_does_not_keep_it_from_landing(la
 
 
 def test_a_publish_whose_staged_rows_another_program_expired_is_refused(lake: StreamLake) -> None:
-    """The hazard: an expiry moves no head, and deletes the files of what it expired after the publish that names
-    them."""
+    """The hazard: an expiry moves no head, and deletes the files of what it expired after the
+    publish that names them."""
     staged, state = lake.stage(ROWS), lake.state()
     deletes = expire_all(lake)
     assert {f.file_path for f in staged.files} <= set(deletes), "the hazard did not happen"
@@ -160,6 +171,8 @@ def test_a_refused_publish_leaves_its_manifests_to_maintenance(lake: StreamLake)
     staged = [lake.stage([(FIRST, 0, offset)]) for offset in (0, 1)]
     state = lake.state()
     assert lake.publish(lake.speed(staged[0], {0: 1}, state), state) is Outcome.LANDED
-    assert lake.publish(lake.speed(staged[1], {0: 2}, state), state, lake.again()) is Outcome.REFUSED
+    assert (
+        lake.publish(lake.speed(staged[1], {0: 2}, state), state, lake.again()) is Outcome.REFUSED
+    )
     assert lake.rows("main") == [(FIRST, 0, 0)]
     assert readable(lake)

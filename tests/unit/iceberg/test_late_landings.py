@@ -1,7 +1,9 @@
-"""Publishes whose answer is lost and that land whenever they like: what became of them is never guessed.
+"""Publishes whose answer is lost and that land whenever they like: what became of them is never
+guessed.
 
-The catalog's client is cut off from its request, which a test lets land after the n-th look at the table: as a gateway
-does that gave up waiting for a catalog behind it. What it requires is compared when it lands, as a REST catalog does.
+The catalog's client is cut off from its request, which a test lets land after the n-th look at the
+table: as a gateway does that gave up waiting for a catalog behind it. What it requires is compared
+when it lands, as a REST catalog does.
 """
 
 from __future__ import annotations
@@ -54,7 +56,8 @@ def lake(tmp_path: Path) -> StreamLake:
 
 @dataclass
 class CutOff:
-    """Requests that a client was cut off from; `landed` and `refused` say what became of them later."""
+    """Requests that a client was cut off from; `landed` and `refused` say what became of them
+    later."""
 
     waiting: list[tuple[Any, ...]] = field(default_factory=list)
     landed: int = 0
@@ -63,12 +66,21 @@ class CutOff:
 
 @contextmanager
 def cut_off(
-    one: StreamLake, table: str | None = None, looks: int | None = 1, times: int = 1, error: type[Exception] = OSError
+    one: StreamLake,
+    table: str | None = None,
+    looks: int | None = 1,
+    times: int = 1,
+    error: type[Exception] = OSError,
 ) -> Iterator[CutOff]:
-    """The next `times` requests to commit to a table end with `error`; each lands after `looks` loads of the table, or
-    at the end of the `with` for None."""
+    """The next `times` requests to commit to a table end with `error`; each lands after `looks`
+    loads of the table, or at the end of the `with` for None."""
     catalog, name = one.lake.catalog, table or one.name
-    real_commit, real_load, requests, left = catalog.commit_table, one.lake.load, CutOff(), [times, looks]
+    real_commit, real_load, requests, left = (
+        catalog.commit_table,
+        one.lake.load,
+        CutOff(),
+        [times, looks],
+    )
 
     def land() -> None:
         while requests.waiting:
@@ -113,7 +125,9 @@ def readable(one: StreamLake, name: str | None = None) -> bool:
 
 
 @pytest.mark.parametrize("error", [ConnectionError, TimeoutError])
-def test_a_publish_that_lands_after_it_was_looked_for_has_landed(lake: StreamLake, error: type[Exception]) -> None:
+def test_a_publish_that_lands_after_it_was_looked_for_has_landed(
+    lake: StreamLake, error: type[Exception]
+) -> None:
     staged = lake.stage(ROWS)
     with cut_off(lake, error=error) as late:
         outcome = lake.publish(lake.speed(staged, {0: 3}))
@@ -137,7 +151,8 @@ def test_a_publish_is_refused_only_when_it_cannot_land_any_more(lake: StreamLake
 
 @pytest.mark.parametrize("newest", BRANCHES)
 def test_the_empty_publish_changes_no_state(lake: StreamLake, newest: str) -> None:
-    """The hazard: the newest publish says which hours there are, and the one in the way is newer."""
+    """The hazard: the newest publish says which hours there are, and the one in the way is
+    newer."""
     for branch in (*(b for b in BRANCHES if b != newest), newest):
         state = lake.state()
         later = Timeline(state.timeline.first, shift(state.timeline.open, 1), {0: 0})
@@ -181,8 +196,11 @@ def test_another_publishers_commit_settles_the_outcome_too(lake: StreamLake) -> 
     )
 
 
-def test_an_unknown_outcome_deletes_nothing(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hazard: more publishes of others than snapshots are kept, before the answer is looked for."""
+def test_an_unknown_outcome_deletes_nothing(
+    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hazard: more publishes of others than snapshots are kept, before the answer is looked
+    for."""
     monkeypatch.setattr(expiry.plan_expiry, "__defaults__", (4,))
     staged, state, real = lake.stage(ROWS), lake.state(), lake.lake.catalog.commit_table
     publish = lake.speed(staged, {0: 3}, state)
@@ -205,10 +223,15 @@ def test_an_unknown_outcome_deletes_nothing(lake: StreamLake, monkeypatch: pytes
     assert readable(lake)
 
 
-def test_an_unreachable_lake_leaves_the_outcome_unknown(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_lake_leaves_the_outcome_unknown(
+    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(lake_module, "_RETRIES_WITHIN_SECONDS", 0.2)
     staged = lake.stage(ROWS)
-    with cut_off(lake, looks=None, times=1000) as late, pytest.raises(Transient, match="nothing is deleted, try again"):
+    with (
+        cut_off(lake, looks=None, times=1000) as late,
+        pytest.raises(Transient, match="nothing is deleted, try again"),
+    ):
         lake.publish(lake.speed(staged, {0: 3}))
     assert late.landed == 1, "it landed after all"
     assert lake.rows("main") == ROWS
@@ -281,16 +304,24 @@ class Kafka:
 
 def micro_batches(one: StreamLake, hour: str, kafka: Kafka | None = None) -> MicroBatches:
     """The speed layer's publisher; what Spark would stage is staged without it."""
-    made = cast(Any, MicroBatches(Job(one.environment, one.stream, one.lake, cast(Any, kafka or Kafka()))))
+    made = cast(
+        Any, MicroBatches(Job(one.environment, one.stream, one.lake, cast(Any, kafka or Kafka())))
+    )
     made._stage = lambda frame, plan, decided: StagedBatch(
-        "t", plan.by_hour, one.stage([(hour, 0, o) for o in range(9)]), one.stage_dead([(hour, 0, 9)], "speed")
+        "t",
+        plan.by_hour,
+        one.stage([(hour, 0, o) for o in range(9)]),
+        one.stage_dead([(hour, 0, 9)], "speed"),
     )
     return cast(MicroBatches, made)
 
 
 @pytest.mark.parametrize("looks", [1, 2, None])
-def test_a_micro_batch_that_lands_late_keeps_its_dead_letters(tmp_path: Path, looks: int | None) -> None:
-    """The hazard: decided again it finds its offsets published, and discards the dead letters that were named."""
+def test_a_micro_batch_that_lands_late_keeps_its_dead_letters(
+    tmp_path: Path, looks: int | None
+) -> None:
+    """The hazard: decided again it finds its offsets published, and discards the dead letters that
+    were named."""
     hour = hour_of(datetime.now(UTC))
     one = new_lake(tmp_path, timeline=Timeline(hour, hour, {0: 0}))
     batches = micro_batches(one, hour)
@@ -305,10 +336,15 @@ def test_a_micro_batch_that_lands_late_keeps_its_dead_letters(tmp_path: Path, lo
 
 
 @pytest.mark.parametrize(
-    ("failure", "tries", "warnings"), [(MissingRight("no READ of the group"), 1, 1), (ConfigurationError("no"), 2, 0)]
+    ("failure", "tries", "warnings"),
+    [(MissingRight("no READ of the group"), 1, 1), (ConfigurationError("no"), 2, 0)],
 )
 def test_offsets_for_lag_monitors_that_cannot_be_committed_end_no_job(
-    tmp_path: Path, failure: AnabranchError, tries: int, warnings: int, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    failure: AnabranchError,
+    tries: int,
+    warnings: int,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     tried = []
 
@@ -320,7 +356,9 @@ def test_offsets_for_lag_monitors_that_cannot_be_committed_end_no_job(
     hour = hour_of(datetime.now(UTC))
     one = new_lake(tmp_path, timeline=Timeline(hour, hour, {0: 0}))
     batches = cast(Any, micro_batches(one, hour, Refusing()))
-    batches._stage = lambda frame, plan, decided: StagedBatch("t", plan.by_hour, one.stage([]), None)
+    batches._stage = lambda frame, plan, decided: StagedBatch(
+        "t", plan.by_hour, one.stage([]), None
+    )
     with caplog.at_level(logging.WARNING):
         batches.publish(cast(Any, lambda: None), {0: (0, 5)})
         batches.publish(cast(Any, lambda: None), {0: (5, 10)})
@@ -333,8 +371,15 @@ def test_offsets_for_lag_monitors_that_cannot_be_committed_end_no_job(
 def test_an_hour_that_lands_late_keeps_its_dead_letters(tmp_path: Path, looks: int | None) -> None:
     """The hazard: decided again it was overtaken by another run, which was itself."""
     cut = Cut("t", {0: (0, 10)})
-    one = new_lake(tmp_path, timeline=Timeline(FIRST, shift(FIRST, 1), {0: 10}, sealed={FIRST: cut}))
-    values = {"lake": one.lake, "stream": one.stream, "environment": one.environment, "ledger": one.ledger}
+    one = new_lake(
+        tmp_path, timeline=Timeline(FIRST, shift(FIRST, 1), {0: 10}, sealed={FIRST: cut})
+    )
+    values = {
+        "lake": one.lake,
+        "stream": one.stream,
+        "environment": one.environment,
+        "ledger": one.ledger,
+    }
     job = SimpleNamespace(**values, kafka=Kafka())
     rebuilder = cast(Any, Rebuilder(cast(Any, job), cast(Any, None)))
     rebuilder._hours = SimpleNamespace(lookback=lambda hour: [])
@@ -355,7 +400,9 @@ def test_an_hour_that_lands_late_keeps_its_dead_letters(tmp_path: Path, looks: i
 def test_dead_letters_that_land_late_are_there_once(lake: StreamLake, looks: int | None) -> None:
     staged = lake.stage_dead([(FIRST, 0, 7)], "speed")
     letters = waiting_speed(staged, NOW)
-    publish = Publish(new_id(), (Change("speed"), Change("main")), lake.state().timeline, dead_letters=(letters,))
+    publish = Publish(
+        new_id(), (Change("speed"), Change("main")), lake.state().timeline, dead_letters=(letters,)
+    )
     assert lake.publish(publish) is Outcome.LANDED
     name = lake.stream.dead_letters_table
     with cut_off(lake, name, looks) as late:
@@ -367,7 +414,9 @@ def test_dead_letters_that_land_late_are_there_once(lake: StreamLake, looks: int
 
 @pytest.mark.parametrize("begun", [False, True])
 @pytest.mark.parametrize("looks", [1, 2, 3, None])
-def test_a_ledger_row_that_lands_late_is_there_once(lake: StreamLake, looks: int | None, begun: bool) -> None:
+def test_a_ledger_row_that_lands_late_is_there_once(
+    lake: StreamLake, looks: int | None, begun: bool
+) -> None:
     name = lake.stream.hours_table
     row = ledger.decision(FIRST, "sealed", 0, None, NOW)
     if begun:
@@ -415,7 +464,9 @@ def _publish(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("step", [Step.COMMIT_DOUBTED, Step.COMMIT_FENCED])
-def test_a_process_that_dies_before_the_answer_needs_no_repair(lake: StreamLake, step: Step) -> None:
+def test_a_process_that_dies_before_the_answer_needs_no_repair(
+    lake: StreamLake, step: Step
+) -> None:
     staged, before = lake.stage(ROWS, "mine"), lake.state()
     kill_at(f"{Step.COMMIT_REQUEST_LOST.label},{step.label}", _publish, lake.folder)
     assert (lake.state().heads != before.heads) == (step is Step.COMMIT_FENCED)

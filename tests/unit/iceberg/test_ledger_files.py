@@ -1,4 +1,5 @@
-"""The ledger's files: read by hour, few whatever was appended, and merged without changing a row."""
+"""The ledger's files: read by hour, few whatever was appended, and merged without changing a
+row."""
 
 from __future__ import annotations
 
@@ -19,7 +20,15 @@ from pyiceberg.table.snapshots import Operation
 from anabranch.common.errors import Transient
 from anabranch.iceberg import ledger_files
 from anabranch.iceberg.lake import Lake
-from anabranch.iceberg.ledger_files import File, MergeStep, PerFile, Span, plan_fold, plan_merge, tiered
+from anabranch.iceberg.ledger_files import (
+    File,
+    MergeStep,
+    PerFile,
+    Span,
+    plan_fold,
+    plan_merge,
+    tiered,
+)
 from anabranch.iceberg.snapshots import PUBLISH_ID
 from anabranch.offsets.hours import Cut, shift
 from anabranch.protocol import ledger
@@ -52,7 +61,8 @@ def sealed(*hours: str) -> list[LedgerRow]:
 
 
 def append_as_before(lake: StreamLake, rows: list[LedgerRow]) -> None:
-    """One append as it was before files were merged: a file, a manifest, and nothing but an id in its summary."""
+    """One append as it was before files were merged: a file, a manifest, and nothing but an id in
+    its summary."""
     table = loaded(lake)
     tx = Transaction(table)
     frame = ledger._to_arrow(rows, table.metadata.next_sequence_number())
@@ -62,7 +72,8 @@ def append_as_before(lake: StreamLake, rows: list[LedgerRow]) -> None:
 
 def append_as_now(lake: StreamLake, rows: list[LedgerRow]) -> None:
     lake.lake.append(
-        lake.stream.hours_table, lambda table: ledger._to_arrow(rows, table.metadata.next_sequence_number())
+        lake.stream.hours_table,
+        lambda table: ledger._to_arrow(rows, table.metadata.next_sequence_number()),
     )
 
 
@@ -137,7 +148,9 @@ def test_a_record_opens_only_files_that_may_contain_its_hour(
     assert len(history(years)) == 732
 
 
-def test_rows_that_no_snapshot_names_are_read_from_the_files(lake: StreamLake, opened: list[str]) -> None:
+def test_rows_that_no_snapshot_names_are_read_from_the_files(
+    lake: StreamLake, opened: list[str]
+) -> None:
     name, hours = lake.stream.hours_table, [at(0, h) for h in range(25)]
     many = sealed(*hours)
     of_before, of_now = sealed(at(1, 2), at(1, 3))
@@ -147,8 +160,12 @@ def test_rows_that_no_snapshot_names_are_read_from_the_files(lake: StreamLake, o
         opened.clear()
         assert Ledger(lake.again(), name).record(recorded) == {row.decision_id for row in recorded}
         assert len(set(opened)) == 1
-    assert Ledger(lake.again(), name).record([of_now, *many]) == {row.decision_id for row in (of_now, *many)}
-    assert sorted(row.decision_id for row in history(lake)) == sorted(r.decision_id for r in (*many, of_before, of_now))
+    assert Ledger(lake.again(), name).record([of_now, *many]) == {
+        row.decision_id for row in (of_now, *many)
+    }
+    assert sorted(row.decision_id for row in history(lake)) == sorted(
+        r.decision_id for r in (*many, of_before, of_now)
+    )
 
 
 def test_a_row_that_another_program_deleted_is_written_again(lake: StreamLake) -> None:
@@ -161,29 +178,43 @@ def test_a_row_that_another_program_deleted_is_written_again(lake: StreamLake) -
     assert [row.decision_id for row in history(lake)] == [other.decision_id, one.decision_id]
 
 
-def test_a_row_whose_snapshot_has_expired_is_found_in_its_file(lake: StreamLake, opened: list[str]) -> None:
+def test_a_row_whose_snapshot_has_expired_is_found_in_its_file(
+    lake: StreamLake, opened: list[str]
+) -> None:
     name = lake.stream.hours_table
     first, *rest = sealed(*(at(0, h) for h in range(4)))
     for row in (first, *rest):
         append_as_now(lake, [row])
     table = loaded(lake)
-    assert ledger_files.newest_ids(table) == ({row.decision_id for row in (first, *rest)}, ledger_files._BEGINNING)
-    table.maintenance.expire_snapshots().by_ids([s.snapshot_id for s in table.snapshots()[:-2]]).commit()
+    assert ledger_files.newest_ids(table) == (
+        {row.decision_id for row in (first, *rest)},
+        ledger_files._BEGINNING,
+    )
+    table.maintenance.expire_snapshots().by_ids(
+        [s.snapshot_id for s in table.snapshots()[:-2]]
+    ).commit()
     ids, since = ledger_files.newest_ids(loaded(lake))
     assert ids == {row.decision_id for row in rest[-2:]}
     assert since > first.recorded_at
     opened.clear()
-    assert Ledger(lake.again(), name).record([first, *rest]) == {row.decision_id for row in (first, *rest)}
+    assert Ledger(lake.again(), name).record([first, *rest]) == {
+        row.decision_id for row in (first, *rest)
+    }
     assert len(set(opened)) == 2, "of those that are named none is read"
     assert len(history(lake)) == 4
 
 
-def test_a_decision_newer_than_the_snapshots_is_not_looked_for(lake: StreamLake, opened: list[str]) -> None:
+def test_a_decision_newer_than_the_snapshots_is_not_looked_for(
+    lake: StreamLake, opened: list[str]
+) -> None:
     name, (old,) = lake.stream.hours_table, sealed(at(0))
     append_as_before(lake, [old])
     _, since = ledger_files.newest_ids(loaded(lake))
     later = since + timedelta(hours=3)
-    new, nearly = (ledger.decision(at(0), "accepted", 1, CUT, now) for now in (later, since + timedelta(hours=1)))
+    new, nearly = (
+        ledger.decision(at(0), "accepted", 1, CUT, now)
+        for now in (later, since + timedelta(hours=1))
+    )
     opened.clear()
     assert Ledger(lake.again(), name).record([new]) == {new.decision_id}
     assert opened == []
@@ -192,7 +223,9 @@ def test_a_decision_newer_than_the_snapshots_is_not_looked_for(lake: StreamLake,
     assert len(history(lake)) == 3
 
 
-def test_a_history_opens_only_files_that_may_contain_its_hours(years: StreamLake, opened: list[str]) -> None:
+def test_a_history_opens_only_files_that_may_contain_its_hours(
+    years: StreamLake, opened: list[str]
+) -> None:
     for hours, expected, number in (
         ([at(200)], [at(200)], 1),
         ({at(729), at(0)}, [at(0), at(729)], 2),
@@ -214,17 +247,26 @@ def test_a_history_omits_columns_that_are_not_requested(lake: StreamLake) -> Non
     assert [getattr(row, name) for name in ledger.BULKY] == [None] * len(ledger.BULKY)
 
 
-def test_only_losses_and_differences_of_old_hours_are_read(lake: StreamLake, opened: list[str]) -> None:
+def test_only_losses_and_differences_of_old_hours_are_read(
+    lake: StreamLake, opened: list[str]
+) -> None:
     name = lake.stream.hours_table
     clean = {"missing": 4, "extra": 0, "changed": 0, "duplicate": 2, "unread": 4, "sample": []}
     rows = [
         decide(at(day), "accepted", 1, CUT, NOW, **facts)
-        for day, facts in enumerate((
-            {"diff": clean, "gaps": {}}, {"diff": clean | {"unread": 3}}, {"diff": clean | {"extra": 1}},
-            {"diff": {"missing": 1, "extra": 0, "changed": 0}}, {"diff": clean | {"changed": 1}},
-            {"gaps": {"retention": 7}}, {"gaps": {"control": 7}}, {},
-        ))
-    ]  # fmt: skip
+        for day, facts in enumerate(
+            (
+                {"diff": clean, "gaps": {}},
+                {"diff": clean | {"unread": 3}},
+                {"diff": clean | {"extra": 1}},
+                {"diff": {"missing": 1, "extra": 0, "changed": 0}},
+                {"diff": clean | {"changed": 1}},
+                {"gaps": {"retention": 7}},
+                {"gaps": {"control": 7}},
+                {},
+            )
+        )
+    ]
     append_as_now(lake, rows[:4])
     append_as_now(lake, rows[4:])
     assert Ledger(lake.lake, name).remarkable_hours() == {at(day) for day in (1, 2, 3, 4, 5)}
@@ -248,7 +290,10 @@ def test_records_leave_few_files_manifests_and_snapshots(lake: StreamLake) -> No
         if i % 10 == 9:
             assert len(files(lake)) <= ledger_files.MANY_APPENDS + 3
             assert manifests(lake) <= ledger_files.MANY_APPENDS + 3
-            assert len(loaded(lake).snapshots()) <= ledger_files.SNAPSHOTS_KEPT + ledger_files.MANY_APPENDS + 2
+            assert (
+                len(loaded(lake).snapshots())
+                <= ledger_files.SNAPSHOTS_KEPT + ledger_files.MANY_APPENDS + 2
+            )
     assert len(loaded(lake).snapshots()) > ledger_files.SNAPSHOTS_KEPT, "no snapshot was expired"
     decisions = history(lake)
     assert [row.decision_id for row in decisions] == [row.decision_id for row in rows]
@@ -257,9 +302,12 @@ def test_records_leave_few_files_manifests_and_snapshots(lake: StreamLake) -> No
 
 
 def test_a_ledger_that_was_never_merged_is_merged_without_changes_of_rows(lake: StreamLake) -> None:
-    # Rows of one commit are of one moment; an old hour is restated between new ones; a commit spans two quarters.
+    # Rows of one commit are of one moment; an old hour is restated between new ones; a commit spans
+    # two quarters.
     for i in range(24):
-        append_as_before(lake, sealed(at(85, i), at(85, i)) if i != 20 else sealed(at(3), at(200), at(4), at(91)))
+        append_as_before(
+            lake, sealed(at(85, i), at(85, i)) if i != 20 else sealed(at(3), at(200), at(4), at(91))
+        )
     before = history(lake)
     assert (len(files(lake)), manifests(lake)) == (24, 24), "the hazard did not happen"
     merge_all(lake)
@@ -271,10 +319,15 @@ def test_a_ledger_that_was_never_merged_is_merged_without_changes_of_rows(lake: 
     assert history(lake) == before
     row = sealed(at(85))[0]
     append_as_before(lake, [row])
-    assert [r.decision_id for r in history(lake)] == [*(r.decision_id for r in before), row.decision_id]
+    assert [r.decision_id for r in history(lake)] == [
+        *(r.decision_id for r in before),
+        row.decision_id,
+    ]
 
 
-def test_very_many_manifests_are_merged_in_steps(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_very_many_manifests_are_merged_in_steps(
+    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ledger_files, "_MOST_MANIFESTS", 12)
     for i in range(20):
         append_as_before(lake, sealed(at(0, i)))
@@ -346,7 +399,10 @@ def test_an_append_that_follows_a_merge_is_retried(many: StreamLake) -> None:
 
     before_the_commit(many, first)
     assert many.ledger.record([row]) == {row.decision_id}
-    assert [r.decision_id for r in history(many)] == [*(r.decision_id for r in before), row.decision_id]
+    assert [r.decision_id for r in history(many)] == [
+        *(r.decision_id for r in before),
+        row.decision_id,
+    ]
     assert len(files(many)) <= 2
 
 
@@ -382,7 +438,9 @@ def test_a_merge_that_is_killed_changes_no_row(many: StreamLake, step: str, numb
     assert history(many) == before
 
 
-def test_a_merge_that_fails_fails_no_record(many: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_merge_that_fails_fails_no_record(
+    many: StreamLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def merge_files(*args: Any) -> MergeStep:
         raise Transient("read rows: SlowDown")
 
@@ -391,7 +449,9 @@ def test_a_merge_that_fails_fails_no_record(many: StreamLake, monkeypatch: pytes
     assert many.ledger.record([row]) == {row.decision_id}
 
 
-def test_very_many_decisions_are_written_in_commits_of_some(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_very_many_decisions_are_written_in_commits_of_some(
+    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ledger, "_AT_ONCE", 10)
     rows = sealed(*(at(day) for day in range(25)))
     assert lake.ledger.record(rows) == {row.decision_id for row in rows}
@@ -416,8 +476,12 @@ def test_very_many_decisions_are_written_in_commits_of_some(lake: StreamLake, mo
         ([7_000, 8_000], 0),
     ],
 )
-def test_files_of_about_one_size_are_merged_once_there_are_many(sizes: list[int], count: int) -> None:
-    assert tiered(sizes, 16, 32, 100) == count or (count == 19 and tiered(sizes, 16, 32, 8_192) == 19)
+def test_files_of_about_one_size_are_merged_once_there_are_many(
+    sizes: list[int], count: int
+) -> None:
+    assert tiered(sizes, 16, 32, 100) == count or (
+        count == 19 and tiered(sizes, 16, 32, 8_192) == 19
+    )
 
 
 def of(bucket: str, rows: int, last: str | None = None) -> File:
@@ -470,7 +534,8 @@ def test_ten_years_of_rows_are_in_few_files_and_were_written_a_few_times(late: b
             files[one.path] = one
             written += rows
 
-    # Two rows an hour, a file for each four hours; where rows come late, a day's last file is about a year ago.
+    # Two rows an hour, a file for each four hours; where rows come late, a day's last file is about
+    # a year ago.
     for i in range(0, 87_600, 4):
         hour = shift(FIRST, i - 8_760 if late and i % 24 == 20 and i > 8_760 else i)
         file = File(new_id(), 8, hour, hour)

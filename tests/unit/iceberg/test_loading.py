@@ -1,4 +1,5 @@
-"""Loading a table whose metadata file goes while it is read: publishes of others delete what falls out of their log."""
+"""Loading a table whose metadata file goes while it is read: publishes of others delete what falls
+out of their log."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ def test_a_metadata_file_that_publishes_of_others_deleted_meanwhile_is_no_lost_t
     lake, real, read = new_lake(tmp_path), FromInputFile.table_metadata, list[Path]()
 
     def paused(file: Any, *given: Any) -> Any:
-        """Between the catalog's answer and the reading of the file that it names, others publish."""
+        """Between the catalog's answer and the reading of the file that it names, others
+        publish."""
         read.append(Path(file.location.removeprefix("file://")))
         if len(read) == 1:
             for _ in range(KEPT + 2):

@@ -1,4 +1,5 @@
-"""Manifests by hour on a real lake: how many there are, which of them a change reads and writes, and what they hold."""
+"""Manifests by hour on a real lake: how many there are, which of them a change reads and writes,
+and what they hold."""
 
 from __future__ import annotations
 
@@ -40,16 +41,23 @@ def commit(lake: StreamLake, *changes: Change) -> None:
 
 @contextmanager
 def appending(lake: StreamLake, branch: str) -> Iterator[Any]:
-    """A publish whose manifest PyIceberg writes, as Anabranch did before it wrote one manifest per hour."""
+    """A publish whose manifest PyIceberg writes, as Anabranch did before it wrote one manifest per
+    hour."""
     publish = {PUBLISH_ID: new_id()}
-    with lake.table().transaction() as tx, tx.update_snapshot(publish, branch=branch).fast_append() as append:
+    with (
+        lake.table().transaction() as tx,
+        tx.update_snapshot(publish, branch=branch).fast_append() as append,
+    ):
         yield append
 
 
 def paths(lake: StreamLake, branch: str) -> list[str]:
-    """The live files of a branch, as any reader of Iceberg plans them; one that is there twice is there twice."""
+    """The live files of a branch, as any reader of Iceberg plans them; one that is there twice is
+    there twice."""
     table = lake.table()
-    return sorted(t.file.file_path for t in table.scan(snapshot_id=heads(table)[branch]).plan_files())
+    return sorted(
+        t.file.file_path for t in table.scan(snapshot_id=heads(table)[branch]).plan_files()
+    )
 
 
 def names(files: tuple[DataFile, ...]) -> list[str]:
@@ -69,7 +77,13 @@ def counted_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
 
     def open_(self: PyArrowFile, seekable: bool = True) -> object:
         name = self.location.rsplit("/", 1)[-1]
-        opened["list" if name.startswith("snap-") else "manifest" if name.endswith(".avro") else "other"] += 1
+        opened[
+            "list"
+            if name.startswith("snap-")
+            else "manifest"
+            if name.endswith(".avro")
+            else "other"
+        ] += 1
         return real(self, seekable)
 
     with monkeypatch.context() as patch:
@@ -77,7 +91,9 @@ def counted_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
         yield opened
 
 
-def test_an_hour_of_many_micro_batches_has_few_manifests_and_all_of_its_files(lake: StreamLake) -> None:
+def test_an_hour_of_many_micro_batches_has_few_manifests_and_all_of_its_files(
+    lake: StreamLake,
+) -> None:
     made: list[DataFile] = []
     most, batches = 0, budget(60, 200)
     for _ in range(batches):
@@ -87,15 +103,23 @@ def test_an_hour_of_many_micro_batches_has_few_manifests_and_all_of_its_files(la
         most = max(most, len(manifests(lake, "main")))
     assert paths(lake, "main") == paths(lake, "speed") == names(tuple(made))
     assert most <= 3 * 8, "an hour leaves a manifest for each micro-batch"
-    assert manifests(lake, "main") == manifests(lake, "speed"), "manifests of both branches are written once"
+    assert manifests(lake, "main") == manifests(lake, "speed"), (
+        "manifests of both branches are written once"
+    )
     table = lake.table()
     summary = head(table, "main").summary
     assert summary is not None
-    assert (summary["total-data-files"], summary["total-records"]) == (str(batches), str(batches * 1000))
+    assert (summary["total-data-files"], summary["total-records"]) == (
+        str(batches),
+        str(batches * 1000),
+    )
 
 
-def test_an_hour_is_swapped_without_a_look_at_its_files(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hazard: a swap that reads a manifest for each micro-batch is overtaken by the next of them, for ever."""
+def test_an_hour_is_swapped_without_a_look_at_its_files(
+    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hazard: a swap that reads a manifest for each micro-batch is overtaken by the next of
+    them, for ever."""
     for hour in (FIRST, NEXT):
         for _ in range(20):
             publish_files(lake, hour, named_files(lake, hour, 3, dates=3))
@@ -131,7 +155,8 @@ def test_an_hour_is_taken_from_another_branch_without_a_look_at_its_files(
 
 
 def test_a_manifest_of_several_hours_loses_one_and_keeps_the_others(lake: StreamLake) -> None:
-    """Hazard: one manifest has the files of two hours, as older versions and `rewrite_manifests` write them."""
+    """Hazard: one manifest has the files of two hours, as older versions and `rewrite_manifests`
+    write them."""
     first, second = named_files(lake, FIRST, 3), named_files(lake, NEXT, 4)
     with appending(lake, "main") as append:
         for f in (*first, *second):
@@ -144,7 +169,9 @@ def test_a_manifest_of_several_hours_loses_one_and_keeps_the_others(lake: Stream
     assert paths(lake, "main") == names(second)
 
 
-def test_files_are_removed_from_many_manifests_and_a_missing_one_is_reported(lake: StreamLake) -> None:
+def test_files_are_removed_from_many_manifests_and_a_missing_one_is_reported(
+    lake: StreamLake,
+) -> None:
     batches = [named_files(lake, hour, 2) for hour in (FIRST, NEXT) for _ in range(6)]
     for hour, files in zip([FIRST] * 6 + [NEXT] * 6, batches, strict=True):
         publish_files(lake, hour, files)
@@ -161,7 +188,9 @@ def test_files_are_removed_from_many_manifests_and_a_missing_one_is_reported(lak
     assert lake.metadata_files() == before
 
 
-def test_merged_entries_keep_the_snapshot_and_the_number_that_they_came_with(lake: StreamLake) -> None:
+def test_merged_entries_keep_the_snapshot_and_the_number_that_they_came_with(
+    lake: StreamLake,
+) -> None:
     """What readers that follow the snapshots of `main` go by."""
     by_path = {}
     for _ in range(30):
@@ -181,12 +210,17 @@ def test_merged_entries_keep_the_snapshot_and_the_number_that_they_came_with(lak
         e.data_file.file_path
         for m in head(table, "main").manifests(table.io)
         for e in m.fetch_manifest_entry(table.io)
-        if e.status == ManifestEntryStatus.ADDED and e.snapshot_id == head(table, "main").snapshot_id
+        if e.status == ManifestEntryStatus.ADDED
+        and e.snapshot_id == head(table, "main").snapshot_id
     }
-    assert added == {path for path, (id, _) in by_path.items() if id == head(table, "main").snapshot_id}
+    assert added == {
+        path for path, (id, _) in by_path.items() if id == head(table, "main").snapshot_id
+    }
 
 
-def test_an_old_branch_with_a_manifest_for_each_micro_batch_is_merged_over_several_publishes(lake: StreamLake) -> None:
+def test_an_old_branch_with_a_manifest_for_each_micro_batch_is_merged_over_several_publishes(
+    lake: StreamLake,
+) -> None:
     made: list[DataFile] = []
     for _ in range(100):
         with appending(lake, "speed") as append:
@@ -201,7 +235,9 @@ def test_an_old_branch_with_a_manifest_for_each_micro_batch_is_merged_over_sever
     assert paths(lake, "main") == paths(lake, "speed") == names(tuple(made))
 
 
-def test_years_of_hours_leave_few_manifests_and_each_hour_can_still_be_swapped(lake: StreamLake) -> None:
+def test_years_of_hours_leave_few_manifests_and_each_hour_can_still_be_swapped(
+    lake: StreamLake,
+) -> None:
     hours = [shift(FIRST, i) for i in range(budget(80, 120))]
     files = {h: named_files(lake, h, 1) for h in hours}
     for h in hours:
@@ -210,8 +246,14 @@ def test_years_of_hours_leave_few_manifests_and_each_hour_can_still_be_swapped(l
     assert paths(lake, "main") == sorted(f.file_path for fs in files.values() for f in fs)
     old = hours[3]
     files[old] = named_files(lake, old, 1)
-    commit(lake, Change("batch", files[old], clear=(old,)), Change("main", files[old], clear=(old,)))
-    assert paths(lake, "main") == paths(lake, "batch") == sorted(f.file_path for fs in files.values() for f in fs)
+    commit(
+        lake, Change("batch", files[old], clear=(old,)), Change("main", files[old], clear=(old,))
+    )
+    assert (
+        paths(lake, "main")
+        == paths(lake, "batch")
+        == sorted(f.file_path for fs in files.values() for f in fs)
+    )
     assert names(files_of(lake.table(), "main", old)) == names(files[old])
     assert set(files_by_hour(lake.table(), "main", {hours[5], hours[-1]})) == {hours[5], hours[-1]}
     assert hours_apart(lake.table(), "main", "batch") == set()
@@ -231,7 +273,11 @@ def test_random_changes_leave_each_branch_with_just_its_files(lake: StreamLake, 
         for branch in chance.sample(BRANCHES, chance.randint(1, 3)):
             mine = model[branch]
             cleared = tuple(chance.sample(hours, chance.randint(0, 2)))
-            copied = {h: chance.choice([b for b in BRANCHES if b != branch]) for h in hours if chance.random() < 0.2}
+            copied = {
+                h: chance.choice([b for b in BRANCHES if b != branch])
+                for h in hours
+                if chance.random() < 0.2
+            }
             there = [f for h in hours if h not in (*cleared, *copied) for f in before[branch][h]]
             removed = tuple(chance.sample(there, min(len(there), chance.randint(0, 2))))
             for h in cleared:
@@ -246,7 +292,9 @@ def test_random_changes_leave_each_branch_with_just_its_files(lake: StreamLake, 
             changes.append(Change(branch, add, removed, clear=cleared, copy=copied))
         commit(lake, *changes)
         for branch in BRANCHES:
-            assert paths(lake, branch) == sorted(f.file_path for fs in model[branch].values() for f in fs)
+            assert paths(lake, branch) == sorted(
+                f.file_path for fs in model[branch].values() for f in fs
+            )
 
 
 hour = st.integers(0, 60).map(lambda i: shift(FIRST, i))
@@ -274,7 +322,10 @@ def test_merged_manifests_have_each_entry_once_and_new_ones_have_one_hour(
 
 
 def test_merging_comes_to_an_end() -> None:
-    slots = [Slot(str(i), 0, shift(FIRST, i % 100), shift(FIRST, i % 100), 1 + i % 600) for i in range(1000)]
+    slots = [
+        Slot(str(i), 0, shift(FIRST, i % 100), shift(FIRST, i % 100), 1 + i % 600)
+        for i in range(1000)
+    ]
     for number in range(1000):
         groups = plan_merges(slots)
         if not groups:
@@ -282,6 +333,14 @@ def test_merging_comes_to_an_end() -> None:
         for group in groups:
             slots = [s for s in slots if s not in group]
             total = sum(s.files for s in group)
-            slots.append(Slot(f"m{number}-{group[0].key}", 0, min(s.first for s in group), group[-1].last, total))
+            slots.append(
+                Slot(
+                    f"m{number}-{group[0].key}",
+                    0,
+                    min(s.first for s in group),
+                    group[-1].last,
+                    total,
+                )
+            )
     assert not plan_merges(slots)
     assert sum(s.files for s in slots) == sum(1 + i % 600 for i in range(1000))

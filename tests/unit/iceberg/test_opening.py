@@ -1,4 +1,5 @@
-"""A new catalog is opened by several clients at once, as by the readers of `anabranch doctor` on a first day."""
+"""A new catalog is opened by several clients at once, as by the readers of `anabranch doctor` on a
+first day."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ def test_clients_that_create_the_tables_of_one_catalog_at_once_all_open_it(tmp_p
 def test_clients_that_create_one_namespace_at_once_both_have_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The hazard: two streams that were applied for the first time at once, and a UNIQUE constraint failed."""
+    """The hazard: two streams that were applied for the first time at once, and a UNIQUE constraint
+    failed."""
     environment = new_environment(tmp_path)
     one, other = Lake(environment), Lake(environment)
     looked = one.catalog.namespace_exists
@@ -56,7 +58,9 @@ def test_clients_that_create_one_namespace_at_once_both_have_it(
     assert looked("games")
 
 
-def test_streams_that_share_a_client_open_the_catalog_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streams_that_share_a_client_open_the_catalog_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened, load = list[str](), lakes_module.load_catalog
 
     def counted(name: str, **properties: Any) -> Any:

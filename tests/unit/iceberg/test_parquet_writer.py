@@ -1,4 +1,5 @@
-"""Files that PyArrow writes for a later publish: a file for each partition, described as they are, nothing lost."""
+"""Files that PyArrow writes for a later publish: a file for each partition, described as they are,
+nothing lost."""
 
 from __future__ import annotations
 
@@ -36,8 +37,8 @@ from anabranch.protocol.publish import Publish
 from speed_layer import fast_staging
 
 WIDE = (
-    "id STRING NOT NULL, at TIMESTAMP NOT NULL, level INT, total BIGINT, amount DOUBLE, ok BOOLEAN, day DATE, "
-    "never STRING"
+    "id STRING NOT NULL, at TIMESTAMP NOT NULL, level INT, total BIGINT, amount DOUBLE, ok "
+    "BOOLEAN, day DATE, never STRING"
 )
 NEXT = shift(FIRST, 1)
 DAY = date(2026, 11, 21)
@@ -49,7 +50,9 @@ def wide_table(lake: StreamLake, ddl: str = WIDE, **properties: str) -> Table:
     """A table of a stream with other columns, beside the lake's own."""
     stream = new_stream(schema=ddl, columns=parse_columns(ddl))
     by = ("event_date", "ingest_hour")
-    admin.create(lake.lake, "games.wide", apply.rows_schema(stream), by, admin.TABLE_PROPERTIES | properties)
+    admin.create(
+        lake.lake, "games.wide", apply.rows_schema(stream), by, admin.TABLE_PROPERTIES | properties
+    )
     return lake.lake.load("games.wide")
 
 
@@ -57,18 +60,30 @@ def wide_rows(table: Table, count: int, first: int = 0) -> pa.Table:
     """Rows of two hours and two days, with nulls among them."""
     values = [
         {
-            "id": f"é{i:05}", "at": AT + timedelta(microseconds=i), "level": None if i % 3 else -i, "total": 2**40 + i,
-            "amount": None if i % 5 == 0 else i / 3, "ok": bool(i % 2), "day": date(1900, 1, 1) + timedelta(days=i),
-            "never": None, "kafka_partition": 3, "kafka_offset": i, "kafka_timestamp": AT,
-            "ingest_hour": (FIRST, NEXT)[i % 2], "event_date": DAY - timedelta(days=i // 2 % 2),
+            "id": f"é{i:05}",
+            "at": AT + timedelta(microseconds=i),
+            "level": None if i % 3 else -i,
+            "total": 2**40 + i,
+            "amount": None if i % 5 == 0 else i / 3,
+            "ok": bool(i % 2),
+            "day": date(1900, 1, 1) + timedelta(days=i),
+            "never": None,
+            "kafka_partition": 3,
+            "kafka_offset": i,
+            "kafka_timestamp": AT,
+            "ingest_hour": (FIRST, NEXT)[i % 2],
+            "event_date": DAY - timedelta(days=i // 2 % 2),
         }
         for i in range(first, first + count)
-    ]  # fmt: skip
-    return pa.Table.from_pylist(values, schema=schema_to_pyarrow(table.schema(), include_field_ids=False))
+    ]
+    return pa.Table.from_pylist(
+        values, schema=schema_to_pyarrow(table.schema(), include_field_ids=False)
+    )
 
 
 def narrow_rows(partitions: list[tuple[date, str]], first: int = 0) -> pa.Table:
-    """Rows of the lake's own table, one for each of `partitions`, with columns in another order than the table's."""
+    """Rows of the lake's own table, one for each of `partitions`, with columns in another order
+    than the table's."""
     count = len(partitions)
     return pa.table(
         {
@@ -100,14 +115,24 @@ def on_disk(path: str) -> Path:
 def publish(lake: StreamLake, files: tuple[DataFile, ...]) -> None:
     state = lake.state()
     changes = (Change("speed", files), Change("main", files))
-    made = Publish("attempt", changes, state.timeline, Position("t", {0: sum(f.record_count for f in files)}))
+    made = Publish(
+        "attempt", changes, state.timeline, Position("t", {0: sum(f.record_count for f in files)})
+    )
     assert lake.publish(made, state) is Outcome.LANDED
 
 
-def test_rows_of_several_partitions_go_to_a_file_each_in_the_folder_of_its_name(tmp_path: Path) -> None:
+def test_rows_of_several_partitions_go_to_a_file_each_in_the_folder_of_its_name(
+    tmp_path: Path,
+) -> None:
     lake = new_lake(tmp_path)
     before = DAY - timedelta(days=1)
-    partitions = [(DAY, FIRST), (before, FIRST), (DAY, NEXT), (DAY, FIRST), (date(1969, 12, 31), NEXT)]
+    partitions = [
+        (DAY, FIRST),
+        (before, FIRST),
+        (DAY, NEXT),
+        (DAY, FIRST),
+        (date(1969, 12, 31), NEXT),
+    ]
     outputs = write(lake.table(), narrow_rows(partitions), narrow_rows(partitions[:1], first=5))
 
     folder = f"{lake.table().location()}/data"
@@ -118,16 +143,23 @@ def test_rows_of_several_partitions_go_to_a_file_each_in_the_folder_of_its_name(
     assert {name: len(table) for name, table in rows.items()} == expected | Counter(
         {f"{folder}/event_date={DAY}/ingest_hour={FIRST}": 3}
     )
-    assert rows[f"{folder}/event_date={DAY}/ingest_hour={FIRST}"]["id"].to_pylist() == ["0-0", "0-3", "0-5"]
+    assert rows[f"{folder}/event_date={DAY}/ingest_hour={FIRST}"]["id"].to_pylist() == [
+        "0-0",
+        "0-3",
+        "0-5",
+    ]
     assert sorted((o.day, o.hour) for o in outputs) == [
         (-1, NEXT), ((before - date(1970, 1, 1)).days, FIRST), (20_778, FIRST), (20_778, NEXT),
     ]  # fmt: skip
     described = [data_file_of(lake.table(), o) for o in outputs]
-    assert [(f.partition[0], f.partition[1], f.spec_id) for f in described] == [(o.day, o.hour, 0) for o in outputs]
+    assert [(f.partition[0], f.partition[1], f.spec_id) for f in described] == [
+        (o.day, o.hour, 0) for o in outputs
+    ]
 
 
 def test_no_two_writers_write_to_the_same_file(tmp_path: Path) -> None:
-    """The hazard: retried tasks, and later attempts, write the same rows beside the earlier ones."""
+    """The hazard: retried tasks, and later attempts, write the same rows beside the earlier
+    ones."""
     lake = new_lake(tmp_path)
     paths = {write(lake.table(), narrow_rows([(DAY, FIRST)]))[0].path for _ in range(20)}
     assert len(paths) == 20
@@ -155,14 +187,22 @@ def test_a_read_after_a_publish_returns_the_published_state(tmp_path: Path) -> N
     partitions = [(DAY - timedelta(days=i % 3), (FIRST, NEXT)[i % 2]) for i in range(30)]
     rows = narrow_rows(partitions)
     table = lake.table()
-    publish(lake, tuple(data_file_of(table, o) for o in write(table, rows.slice(0, 11), rows.slice(11))))
+    publish(
+        lake, tuple(data_file_of(table, o) for o in write(table, rows.slice(0, 11), rows.slice(11)))
+    )
 
-    assert lake.rows("main") == lake.rows("speed") == sorted((hour, 0, i) for i, (_, hour) in enumerate(partitions))
+    assert (
+        lake.rows("main")
+        == lake.rows("speed")
+        == sorted((hour, 0, i) for i, (_, hour) in enumerate(partitions))
+    )
     table = lake.table()
     read = table.scan(snapshot_id=heads(table)["main"]).to_arrow().sort_by("kafka_offset")
     assert read.to_pylist() == rows.select(read.column_names).to_pylist()
     # A reader that asks for a part is led by partitions and bounds.
-    some = table.scan(f"ingest_hour = '{NEXT}' AND n > 20", snapshot_id=heads(table)["main"]).to_arrow()
+    some = table.scan(
+        f"ingest_hour = '{NEXT}' AND n > 20", snapshot_id=heads(table)["main"]
+    ).to_arrow()
     assert sorted(some["n"].to_pylist()) == [21, 23, 25, 27, 29]
 
 
@@ -175,7 +215,10 @@ def test_a_file_is_described_as_it_is(tmp_path: Path) -> None:
     types = {f.name: f.field_type for f in table.schema().fields}
     for output in outputs:
         mine = rows.filter(
-            pc.and_(pc.equal(rows["ingest_hour"], output.hour), pc.equal(rows["event_date"].cast("int32"), output.day))
+            pc.and_(
+                pc.equal(rows["ingest_hour"], output.hour),
+                pc.equal(rows["event_date"].cast("int32"), output.day),
+            )
         )
         file = data_file_of(table, output)
         assert (file.file_path, file.file_format) == (output.path, FileFormat.PARQUET)
@@ -188,11 +231,17 @@ def test_a_file_is_described_as_it_is(tmp_path: Path) -> None:
             if name == "never":
                 assert ids[name] not in file.lower_bounds and ids[name] not in file.upper_bounds
                 continue
-            bounds = (from_bytes(types[name], b[ids[name]]) for b in (file.lower_bounds, file.upper_bounds))
+            bounds = (
+                from_bytes(types[name], b[ids[name]])
+                for b in (file.lower_bounds, file.upper_bounds)
+            )
             raw = column.cast(
-                {"at": "int64", "kafka_timestamp": "int64", "day": "int32", "event_date": "int32"}.get(
-                    name, column.type
-                )
+                {
+                    "at": "int64",
+                    "kafka_timestamp": "int64",
+                    "day": "int32",
+                    "event_date": "int32",
+                }.get(name, column.type)
             )
             assert tuple(bounds) == (pc.min(raw).as_py(), pc.max(raw).as_py()), name
         assert list(file.split_offsets or []) == [4]
@@ -207,13 +256,20 @@ def test_the_statistics_are_those_that_pyiceberg_gives_the_same_rows(tmp_path: P
     tx.append(rows.cast(schema_to_pyarrow(table.schema())))
     lake.lake.catalog.commit_table(table, tuple(tx._requirements), tuple(tx._updates))
     theirs = {
-        tuple(t.file.partition[i] for i in (0, 1)): t.file for t in lake.lake.load("games.wide").scan().plan_files()
+        tuple(t.file.partition[i] for i in (0, 1)): t.file
+        for t in lake.lake.load("games.wide").scan().plan_files()
     }
     ours = {(o.day, o.hour): data_file_of(table, o) for o in write(table, rows)}
     assert ours.keys() == theirs.keys() and len(ours) == 4
     for partition, mine in ours.items():
         their = theirs[partition]
-        for name in ("record_count", "value_counts", "null_value_counts", "lower_bounds", "upper_bounds"):
+        for name in (
+            "record_count",
+            "value_counts",
+            "null_value_counts",
+            "lower_bounds",
+            "upper_bounds",
+        ):
             assert getattr(mine, name) == getattr(their, name), name
 
 
@@ -225,16 +281,21 @@ def test_a_file_has_the_field_ids_and_the_nullability_of_the_table(tmp_path: Pat
     schema = parquet.schema_arrow
     found = {f.name: (int(f.metadata[b"PARQUET:field_id"]), not f.nullable) for f in schema}
     assert found == {f.name: (f.field_id, f.required) for f in table.schema().fields}
-    assert {parquet.metadata.row_group(0).column(i).compression for i in range(len(schema))} == {"ZSTD"}
+    assert {parquet.metadata.row_group(0).column(i).compression for i in range(len(schema))} == {
+        "ZSTD"
+    }
 
 
 @pytest.mark.parametrize(
-    "codec, expected", [("zstd", "ZSTD"), ("gzip", "GZIP"), ("snappy", "SNAPPY"), ("uncompressed", "UNCOMPRESSED")]
+    "codec, expected",
+    [("zstd", "ZSTD"), ("gzip", "GZIP"), ("snappy", "SNAPPY"), ("uncompressed", "UNCOMPRESSED")],
 )
 def test_a_file_has_the_tables_compression(tmp_path: Path, codec: str, expected: str) -> None:
     table = wide_table(new_lake(tmp_path), **{"write.parquet.compression-codec": codec})
     [output, *_] = write(table, wide_rows(table, 9))
-    assert pq.ParquetFile(on_disk(output.path)).metadata.row_group(0).column(0).compression == expected
+    assert (
+        pq.ParquetFile(on_disk(output.path)).metadata.row_group(0).column(0).compression == expected
+    )
 
 
 def test_a_target_can_be_sent_to_another_process(tmp_path: Path) -> None:
@@ -250,8 +311,15 @@ def test_a_target_can_be_sent_to_another_process(tmp_path: Path) -> None:
 def test_tasks_get_what_files_need_and_no_secret_of_the_catalog(tmp_path: Path) -> None:
     lake = new_lake(tmp_path)
     table = lake.table()
-    files = {"s3.endpoint": "https://h", "s3.secret-access-key": "k", "s3.ca": "/ca.pem", "client.region": "r"}
-    table.io = LakeFileIO(files | {"uri": "postgresql+psycopg2://u:p@h/db", "token": "t", "credential": "id:secret"})
+    files = {
+        "s3.endpoint": "https://h",
+        "s3.secret-access-key": "k",
+        "s3.ca": "/ca.pem",
+        "client.region": "r",
+    }
+    table.io = LakeFileIO(
+        files | {"uri": "postgresql+psycopg2://u:p@h/db", "token": "t", "credential": "id:secret"}
+    )
     target = target_of(table)
     assert target is not None
     assert (type(target.io), target.io.properties) == (LakeFileIO, files)
@@ -260,7 +328,11 @@ def test_tasks_get_what_files_need_and_no_secret_of_the_catalog(tmp_path: Path) 
 def test_tasks_get_the_keys_that_a_catalog_hands_out_now(tmp_path: Path) -> None:
     with running_rest(tmp_path) as rest:
         lake = new_lake(tmp_path, type="rest", uri=rest.url)
-        rest.config = {"s3.access-key-id": "a", "s3.secret-access-key": "b", "s3.session-token": "first"}
+        rest.config = {
+            "s3.access-key-id": "a",
+            "s3.secret-access-key": "b",
+            "s3.session-token": "first",
+        }
         # As a stream that had no records for hours has it.
         table = lake.table()
         assert table.io.properties["s3.session-token"] == "first"
@@ -269,7 +341,9 @@ def test_tasks_get_the_keys_that_a_catalog_hands_out_now(tmp_path: Path) -> None
         assert target is not None and target.io.properties["s3.session-token"] == "second"
 
 
-def _write_what_fits(lake: StreamLake, batches: list[pa.Table]) -> tuple[list[Output], list[list[int]]]:
+def _write_what_fits(
+    lake: StreamLake, batches: list[pa.Table]
+) -> tuple[list[Output], list[list[int]]]:
     """What a writer has written, and by batch the offsets that it left."""
     target = target_of(lake.table())
     assert target is not None
@@ -284,10 +358,14 @@ def _days(count: int, first: int = 0) -> list[tuple[date, str]]:
     return [(DAY - timedelta(days=first + i), FIRST) for i in range(count)]
 
 
-def _require_each_once(lake: StreamLake, batches: list[pa.Table], outputs: list[Output], left: list[list[int]]) -> None:
+def _require_each_once(
+    lake: StreamLake, batches: list[pa.Table], outputs: list[Output], left: list[list[int]]
+) -> None:
     publish(lake, tuple(data_file_of(lake.table(), o) for o in outputs))
     read = [offset for _, _, offset in lake.rows("main")]
-    assert sorted([*read, *(o for some in left for o in some)]) == list(range(sum(len(rows) for rows in batches)))
+    assert sorted([*read, *(o for some in left for o in some)]) == list(
+        range(sum(len(rows) for rows in batches))
+    )
 
 
 def test_rows_of_too_many_partitions_are_left_and_reported(tmp_path: Path) -> None:
@@ -299,7 +377,9 @@ def test_rows_of_too_many_partitions_are_left_and_reported(tmp_path: Path) -> No
     _require_each_once(lake, [batch], outputs, left)
 
 
-def test_no_file_more_is_open_for_later_rows_and_those_of_open_files_are_written(tmp_path: Path) -> None:
+def test_no_file_more_is_open_for_later_rows_and_those_of_open_files_are_written(
+    tmp_path: Path,
+) -> None:
     lake = new_lake(tmp_path)
     batches = [narrow_rows(_days(MOST_OPEN_FILES))]
     # Of open files and of others; of others alone; of open ones alone.
@@ -311,9 +391,14 @@ def test_no_file_more_is_open_for_later_rows_and_those_of_open_files_are_written
     _require_each_once(lake, batches, outputs, left)
 
 
-def test_a_batch_of_one_partition_alone_is_left_when_no_file_more_may_be_open(tmp_path: Path) -> None:
+def test_a_batch_of_one_partition_alone_is_left_when_no_file_more_may_be_open(
+    tmp_path: Path,
+) -> None:
     lake = new_lake(tmp_path)
-    batches = [narrow_rows(_days(MOST_OPEN_FILES)), narrow_rows(_days(1, MOST_OPEN_FILES) * 3, first=MOST_OPEN_FILES)]
+    batches = [
+        narrow_rows(_days(MOST_OPEN_FILES)),
+        narrow_rows(_days(1, MOST_OPEN_FILES) * 3, first=MOST_OPEN_FILES),
+    ]
     outputs, left = _write_what_fits(lake, batches)
     assert left == [[], list(range(MOST_OPEN_FILES, MOST_OPEN_FILES + 3))]
     _require_each_once(lake, batches, outputs, left)
@@ -322,8 +407,8 @@ def test_a_batch_of_one_partition_alone_is_left_when_no_file_more_may_be_open(tm
 def test_rows_of_any_number_of_partitions_are_written_with_few_files_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The hazard: a file is open for each of two thousand dates, which takes a megabyte each, or more than a process
-    may have."""
+    """The hazard: a file is open for each of two thousand dates, which takes a megabyte each, or
+    more than a process may have."""
     lake = new_lake(tmp_path)
     target = target_of(lake.table())
     assert target is not None
@@ -338,12 +423,15 @@ def test_rows_of_any_number_of_partitions_are_written_with_few_files_open(
 
     monkeypatch.setattr(FileWriter, "_file", counted)
     batches = [narrow_rows(_days(2 * MOST_OPEN_FILES + 9))]
-    batches += [narrow_rows(_days(n, first), 100 * n + 500) for n, first in ((1, 0), (70, 60), (1, 999))]
+    batches += [
+        narrow_rows(_days(n, first), 100 * n + 500) for n, first in ((1, 0), (70, 60), (1, 999))
+    ]
     run = fast_staging._rows_task(fast_staging.TaskSpec((), None, target, True))
     [reported] = run(rows.combine_chunks().to_batches()[0] for rows in batches)
     assert reported["seen"].to_pylist()[-1] == sum(map(len, batches))
     outputs = [
-        Output(**{n: row[n] for n in ("path", "day", "hour", "size", "footer")}) for row in reported.to_pylist()[:-1]
+        Output(**{n: row[n] for n in ("path", "day", "hour", "size", "footer")})
+        for row in reported.to_pylist()[:-1]
     ]
     assert len({output.path for output in outputs}) == len(outputs)
     assert most == MOST_OPEN_FILES
@@ -352,7 +440,9 @@ def test_rows_of_any_number_of_partitions_are_written_with_few_files_open(
     assert sorted(offset for _, _, offset in lake.rows("main")) == expected
 
 
-def test_rows_that_wait_become_row_groups_once_they_are_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_wait_become_row_groups_once_they_are_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lake = new_lake(tmp_path)
     table = lake.table()
     batches = [narrow_rows([(DAY, FIRST), (DAY, NEXT)] * 500, first=1_000 * i) for i in range(6)]
@@ -377,10 +467,12 @@ def test_rows_that_wait_become_row_groups_once_they_are_many(tmp_path: Path, mon
 @pytest.mark.parametrize(
     "name, value",
     [
-        ("write.object-storage.enabled", "true"), ("write.location-provider.impl", "org.example.Placed"),
-        ("write.parquet.compression-level", "19"), ("write.format.default", "orc"),
+        ("write.object-storage.enabled", "true"),
+        ("write.location-provider.impl", "org.example.Placed"),
+        ("write.parquet.compression-level", "19"),
+        ("write.format.default", "orc"),
     ],
-)  # fmt: skip
+)
 def test_a_table_whose_files_are_placed_or_packed_otherwise_is_left_to_iceberg(
     tmp_path: Path, name: str, value: str
 ) -> None:
@@ -412,7 +504,9 @@ def test_a_table_of_other_partitions_is_left_to_iceberg(tmp_path: Path, by: str)
     assert target_of(lake.lake.load("games.wide")) is None
 
 
-@pytest.mark.parametrize("transform", [DayTransform(), BucketTransform(4), VoidTransform()], ids=str)
+@pytest.mark.parametrize(
+    "transform", [DayTransform(), BucketTransform(4), VoidTransform()], ids=str
+)
 def test_a_table_of_other_transforms_is_left_to_iceberg(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transform: Any
 ) -> None:
@@ -424,8 +518,12 @@ def test_a_table_of_other_transforms_is_left_to_iceberg(
     assert target_of(table) is None
 
 
-@pytest.mark.parametrize("kind", ["FLOAT", "DECIMAL(9,2)", "BINARY", "ARRAY<STRING>", "STRUCT<a: INT>"])
-def test_a_table_with_a_column_of_another_type_is_left_to_iceberg(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize(
+    "kind", ["FLOAT", "DECIMAL(9,2)", "BINARY", "ARRAY<STRING>", "STRUCT<a: INT>"]
+)
+def test_a_table_with_a_column_of_another_type_is_left_to_iceberg(
+    tmp_path: Path, kind: str
+) -> None:
     lake = new_lake(tmp_path)
     assert target_of(wide_table(lake, ddl=f"id STRING NOT NULL, other {kind}")) is None
 
@@ -444,7 +542,9 @@ def test_a_folder_that_cannot_be_written_to_is_an_os_error(tmp_path: Path) -> No
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
 @pytest.mark.parametrize("rows", [1, 400_000], ids=["at the end", "in the midst"])
-def test_a_disk_that_is_full_is_an_os_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+def test_a_disk_that_is_full_is_an_os_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
     """The hazard: the file is reported, and is not complete."""
     lake = new_lake(tmp_path)
     monkeypatch.setattr(parquet_writer, "_WAITING_BYTES", 2**20)
@@ -462,5 +562,8 @@ def test_a_disk_that_is_full_is_an_os_error(tmp_path: Path, monkeypatch: pytest.
 
 def test_the_rows_of_an_attempt_are_those_of_its_files(tmp_path: Path) -> None:
     table = new_lake(tmp_path).table()
-    files = tuple(data_file_of(table, o) for o in write(table, narrow_rows([(DAY, FIRST), (DAY, NEXT), (DAY, NEXT)])))
+    files = tuple(
+        data_file_of(table, o)
+        for o in write(table, narrow_rows([(DAY, FIRST), (DAY, NEXT), (DAY, NEXT)]))
+    )
     assert Written("attempt", BEGAN, files).rows == 3

@@ -1,4 +1,5 @@
-"""Physical design by the stream's file: what apply says of it in the table, and what it takes back."""
+"""Physical design by the stream's file: what apply says of it in the table, and what it takes
+back."""
 
 from __future__ import annotations
 
@@ -15,7 +16,13 @@ from pyiceberg.types import IntegerType
 
 from anabranch.config import Files
 from anabranch.iceberg.parquet_writer import FileWriter, data_file_of, target_of
-from anabranch.iceberg.physical_design import DESIGN, PhysicalDesign, lay_out, plan_design, sort_order_id
+from anabranch.iceberg.physical_design import (
+    DESIGN,
+    PhysicalDesign,
+    lay_out,
+    plan_design,
+    sort_order_id,
+)
 from anabranch.protocol.apply import rows_design
 from serving_layer.query.pruning import known_of_file
 
@@ -56,17 +63,28 @@ def test_a_design_becomes_iceberg_properties_in_one_commit(lake: StreamLake) -> 
     assert sentence == f"from now on batch files of games.events have {have}"
     table = lake.table()
     assert len(table.metadata.metadata_log) == number + 1
-    assert {k: v for k, v in table.properties.items() if k.startswith(("write.parquet.b", "write.parquet.r"))} == {
-        BLOOM: "true", "write.parquet.bloom-filter-adaptive-enabled": "true",
+    assert {
+        k: v
+        for k, v in table.properties.items()
+        if k.startswith(("write.parquet.b", "write.parquet.r"))
+    } == {
+        BLOOM: "true",
+        "write.parquet.bloom-filter-adaptive-enabled": "true",
         "write.parquet.row-group-size-bytes": "33554432",
-    }  # fmt: skip
-    assert {k: v for k, v in table.properties.items() if k.startswith("write.metadata.metrics")} == {
+    }
+    assert {
+        k: v for k, v in table.properties.items() if k.startswith("write.metadata.metrics")
+    } == {
         "write.metadata.metrics.default": "counts",
         "write.metadata.metrics.column.id": "truncate(64)",
         "write.metadata.metrics.column.ingest_hour": "truncate(64)",
     }
     [field] = table.sort_order().fields
-    assert (field.source_id, str(field.transform), field.null_order) == (1, "identity", NullOrder.NULLS_FIRST)
+    assert (field.source_id, str(field.transform), field.null_order) == (
+        1,
+        "identity",
+        NullOrder.NULLS_FIRST,
+    )
     assert lay_out(lake.lake, lake.name, DESIGNED) == []
 
 
@@ -83,7 +101,9 @@ def test_only_settings_that_the_file_no_longer_has_are_removed(lake: StreamLake)
         "from now on batch files of games.events have no physical design"
     ]
     # Of a column that a design named, what an operator had set before it is not known any more.
-    assert lake.table().properties == {k: v for k, v in before.items() if not k.endswith("column.n")}
+    assert lake.table().properties == {
+        k: v for k, v in before.items() if not k.endswith("column.n")
+    }
     assert lake.table().sort_order().is_unsorted
     # The first order again, by the id that it had.
     lay_out(lake.lake, lake.name, DESIGNED)
@@ -98,12 +118,15 @@ def test_an_order_that_an_operator_set_since_is_left() -> None:
 
 
 def test_files_claim_the_tables_order_only_if_sorted_by_it(lake: StreamLake) -> None:
-    """The hazard: rows sorted by a file that was changed and not applied, named as sorted by what the table says."""
+    """The hazard: rows sorted by a file that was changed and not applied, named as sorted by what
+    the table says."""
     assert sort_order_id(lake.table(), ()) == sort_order_id(lake.table(), ("id",)) == 0
     lay_out(lake.lake, lake.name, PhysicalDesign(("id", "n")))
     table = lake.table()
     assert sort_order_id(table, ("id", "n")) == 1
-    assert [sort_order_id(table, c) for c in ((), ("id",), ("n", "id"), ("id", "n", "event_date"))] == [0] * 4
+    assert [
+        sort_order_id(table, c) for c in ((), ("id",), ("n", "id"), ("id", "n", "event_date"))
+    ] == [0] * 4
 
 
 def test_our_own_columns_keep_their_bounds_whatever_the_stream_names() -> None:
@@ -114,20 +137,27 @@ def test_our_own_columns_keep_their_bounds_whatever_the_stream_names() -> None:
     both = rows_design(new_stream(files=Files(sort=("n",), statistics=("id", "n")))).bounded
     assert both == ("n", "id", *ours)
     # Also where the manifests hold bounds of others as Iceberg does by itself.
-    assert rows_design(new_stream(files=Files(sort=("n",)))).properties["write.metadata.metrics.column.n"]
+    assert rows_design(new_stream(files=Files(sort=("n",)))).properties[
+        "write.metadata.metrics.column.n"
+    ]
 
 
-def test_the_speed_layers_files_have_the_bounds_of_the_design_and_claim_no_order(lake: StreamLake) -> None:
+def test_the_speed_layers_files_have_the_bounds_of_the_design_and_claim_no_order(
+    lake: StreamLake,
+) -> None:
     lay_out(lake.lake, lake.name, PhysicalDesign(("id",), ("id",), ("id", "kafka_offset")))
     table = lake.table()
     rows = pa.table(
         {
-            "id": pa.array(["z" * 100, "a"]), "n": pa.array([7, None], pa.int32()),
-            "kafka_partition": pa.array([0, 0], pa.int32()), "kafka_offset": pa.array([1, 2], pa.int64()),
+            "id": pa.array(["z" * 100, "a"]),
+            "n": pa.array([7, None], pa.int32()),
+            "kafka_partition": pa.array([0, 0], pa.int32()),
+            "kafka_offset": pa.array([1, 2], pa.int64()),
             "kafka_timestamp": pa.array([None, None], pa.timestamp("us", "UTC")),
-            "ingest_hour": [FIRST, FIRST], "event_date": [date(2026, 11, 21)] * 2,
+            "ingest_hour": [FIRST, FIRST],
+            "event_date": [date(2026, 11, 21)] * 2,
         }
-    )  # fmt: skip
+    )
     target = target_of(table)
     assert target is not None
     writer = FileWriter(target)

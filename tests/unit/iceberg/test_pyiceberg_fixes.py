@@ -1,5 +1,5 @@
-"""Changes of a table's metadata copy none of its parts, and leave the metadata before them as it was; what PyIceberg
-builds for each file is built once for each schema, and is what it was."""
+"""Changes of a table's metadata copy none of its parts, and leave the metadata before them as it
+was; what PyIceberg builds for each file is built once for each schema, and is what it was."""
 
 from __future__ import annotations
 
@@ -26,7 +26,12 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.manifest import read_manifest_list
 from pyiceberg.table import Table
-from pyiceberg.table.metadata import TableMetadataV1, TableMetadataV2, TableMetadataV3, TableMetadataWrapper
+from pyiceberg.table.metadata import (
+    TableMetadataV1,
+    TableMetadataV2,
+    TableMetadataV3,
+    TableMetadataWrapper,
+)
 from pyiceberg.table.name_mapping import NameMapping
 from pyiceberg.table.snapshots import Operation, Summary
 from pyiceberg.table.statistics import StatisticsFile
@@ -72,13 +77,19 @@ def test_an_update_shares_the_parts_of_the_metadata_and_leaves_it_unchanged(tmp_
 
 @pytest.mark.parametrize("kind", [TableMetadataV1, TableMetadataV2, TableMetadataV3])
 def test_the_lists_of_parts_are_fields_of_metadata(kind: Any) -> None:
-    assert set(LISTS_OF_PARTS) <= set(kind.model_fields), "PyIceberg has renamed a field: change pyiceberg_fixes.py"
+    assert set(LISTS_OF_PARTS) <= set(kind.model_fields), (
+        "PyIceberg has renamed a field: change pyiceberg_fixes.py"
+    )
     # A new field of another kind is copied deeply.
-    assert {name for name, field in kind.model_fields.items() if _is_of_parts(field.annotation)} <= set(LISTS_OF_PARTS)
+    assert {
+        name for name, field in kind.model_fields.items() if _is_of_parts(field.annotation)
+    } <= set(LISTS_OF_PARTS)
 
 
 def _is_of_parts(kind: Any) -> bool:
-    return any(f"[{part.__name__}]" in str(kind) or f".{part.__name__}]" in str(kind) for part in PARTS)
+    return any(
+        f"[{part.__name__}]" in str(kind) or f".{part.__name__}]" in str(kind) for part in PARTS
+    )
 
 
 def test_what_is_no_part_is_copied(tmp_path: Path) -> None:
@@ -89,7 +100,9 @@ def test_what_is_no_part_is_copied(tmp_path: Path) -> None:
         "snapshot-id": snapshot.snapshot_id, "statistics-path": "a", "file-size-in-bytes": 1,
         "file-footer-size-in-bytes": 1, "blob-metadata": [],
     }  # fmt: skip
-    update = SetStatisticsUpdate.model_validate({"action": "set-statistics", "statistics": statistics})
+    update = SetStatisticsUpdate.model_validate(
+        {"action": "set-statistics", "statistics": statistics}
+    )
     before = update_table_metadata(one.table().metadata, (update,))
     after = update_table_metadata(before, (SetPropertiesUpdate(updates={"a": "b"}),))
     assert after.statistics == before.statistics == [StatisticsFile.model_validate(statistics)]
@@ -98,7 +111,9 @@ def test_what_is_no_part_is_copied(tmp_path: Path) -> None:
     assert before.statistics[0].blob_metadata == []
 
 
-def test_metadata_is_parsed_once_and_read_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metadata_is_parsed_once_and_read_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one = new_lake(tmp_path)
     parsed, parse = [], pyiceberg_fixes._parse
 
@@ -121,7 +136,10 @@ def test_metadata_is_parsed_once_and_read_each_time(tmp_path: Path, monkeypatch:
     written = file.read_text(encoding="utf-8")
     assert table.metadata == TableMetadataWrapper.model_validate_json(written).root
     # A file that was replaced, as by a restore, is found out as before.
-    file.write_text(written.replace('"write.wap.enabled":"true"', '"write.wap.enabled":"false"'), encoding="utf-8")
+    file.write_text(
+        written.replace('"write.wap.enabled":"true"', '"write.wap.enabled":"false"'),
+        encoding="utf-8",
+    )
     assert one.table().properties["write.wap.enabled"] == "false"
     assert len(parsed) == 2
     file.unlink()
@@ -131,7 +149,10 @@ def test_metadata_is_parsed_once_and_read_each_time(tmp_path: Path, monkeypatch:
 
 def test_the_newest_metadata_of_each_table_is_kept() -> None:
     parsed = pyiceberg_fixes._Parsed()
-    tables = [TableMetadataV2(**_minimal_metadata(str(uuid4()))) for _ in range(pyiceberg_fixes._MOST_TABLES + 1)]
+    tables = [
+        TableMetadataV2(**_minimal_metadata(str(uuid4())))
+        for _ in range(pyiceberg_fixes._MOST_TABLES + 1)
+    ]
     texts = [table.model_dump_json() for table in tables]
     for text, table in zip(texts[:-1], tables, strict=False):
         parsed.keep(text, table)
@@ -140,7 +161,9 @@ def test_the_newest_metadata_of_each_table_is_kept() -> None:
     parsed.keep(newer.model_dump_json(), newer)
     assert set(parsed._known) == {newer.model_dump_json(), *texts[1:-1]}, "one text of each table"
     parsed.keep(texts[-1], tables[-1])
-    assert set(parsed._known) == {newer.model_dump_json(), *texts[2:]}, "the table that was used longest ago is gone"
+    assert set(parsed._known) == {newer.model_dump_json(), *texts[2:]}, (
+        "the table that was used longest ago is gone"
+    )
 
 
 def test_the_same_text_is_kept_once() -> None:
@@ -155,15 +178,23 @@ def test_the_same_text_is_kept_once() -> None:
 
 def _minimal_metadata(uuid: str) -> dict[str, Any]:
     return {
-        "location": "s3://lake/table", "table-uuid": uuid, "last-column-id": 0, "last-partition-id": 999,
-        "schemas": [{"type": "struct", "schema-id": 0, "fields": []}], "current-schema-id": 0,
-        "partition-specs": [{"spec-id": 0, "fields": []}], "sort-orders": [{"order-id": 0, "fields": []}],
-    }  # fmt: skip
+        "location": "s3://lake/table",
+        "table-uuid": uuid,
+        "last-column-id": 0,
+        "last-partition-id": 999,
+        "schemas": [{"type": "struct", "schema-id": 0, "fields": []}],
+        "current-schema-id": 0,
+        "partition-specs": [{"spec-id": 0, "fields": []}],
+        "sort-orders": [{"order-id": 0, "fields": []}],
+    }
 
 
 def test_a_summary_is_read_as_before() -> None:
     text = '{"operation": "append", "a": "1", "Operation-b": "2"}'
-    for summary in (Summary(Operation.APPEND, **{"a": "1", "Operation-b": "2"}), Summary.model_validate_json(text)):
+    for summary in (
+        Summary(Operation.APPEND, **{"a": "1", "Operation-b": "2"}),
+        Summary.model_validate_json(text),
+    ):
         assert summary.additional_properties == {"a": "1", "Operation-b": "2"}
         assert [summary[name] for name in ("operation", "OPERATION", "a", "A", "Operation-b")] == [
             Operation.APPEND, Operation.APPEND, "1", None, "2",
@@ -174,7 +205,9 @@ def test_a_summary_is_read_as_before() -> None:
         assert summary.model_dump() == {"operation": "append", "a": "3", "Operation-b": "2"}
 
 
-def test_a_reader_of_metadata_is_made_once_for_each_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_of_metadata_is_made_once_for_each_schema(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hour = "2026-11-21T03"
     scaled = ScaledStream(new_lake(tmp_path, 2, Timeline(hour, hour, {0: 0, 1: 0})), 2)
     for _ in range(3):
@@ -189,15 +222,25 @@ def test_a_reader_of_metadata_is_made_once_for_each_schema(tmp_path: Path, monke
         table = scaled.lake.table()
         lists = [table.io.new_input(snapshot.manifest_list) for snapshot in table.snapshots()]
         manifests = [manifest for file in lists for manifest in read_manifest_list(file)]
-        read = [of for manifest in manifests for of in (manifest, *manifest.fetch_manifest_entry(table.io))]
+        read = [
+            of
+            for manifest in manifests
+            for of in (manifest, *manifest.fetch_manifest_entry(table.io))
+        ]
         return [re.sub(r"<.*? object at \w+>", "", repr(one)) for one in read]
 
-    monkeypatch.setattr(pyiceberg_fixes, "_resolved", pyiceberg_fixes._once(inspect.unwrap(pyiceberg_fixes._resolved)))
+    monkeypatch.setattr(
+        pyiceberg_fixes,
+        "_resolved",
+        pyiceberg_fixes._once(inspect.unwrap(pyiceberg_fixes._resolved)),
+    )
     monkeypatch.setattr(pyiceberg_fixes, "resolve_reader", counted)
     found = read()
     assert len(found) > 10
     # Of headers, manifest lists and manifests: in vain for each of a dozen files.
-    assert 0 < len(made) <= 4, "expected pyiceberg.avro.file to use our readers: change pyiceberg_fixes.py"
+    assert 0 < len(made) <= 4, (
+        "expected pyiceberg.avro.file to use our readers: change pyiceberg_fixes.py"
+    )
     monkeypatch.setattr(AvroFileHeader, "get_schema", pyiceberg_fixes._get_schema_once)
     monkeypatch.setattr(pyiceberg.avro.file, "resolve_reader", resolve)
     monkeypatch.setattr(pyiceberg.avro.file, "construct_reader", construct_reader)
@@ -208,12 +251,16 @@ def test_manifests_are_written_as_by_writers_that_are_not_shared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = new_lake(tmp_path)
-    assert one.publish(one.speed(one.stage([(FIRST, 0, 0), (FIRST, 0, 1)]), {0: 2})) is Outcome.LANDED
+    assert (
+        one.publish(one.speed(one.stage([(FIRST, 0, 0), (FIRST, 0, 1)]), {0: 2})) is Outcome.LANDED
+    )
     one.ledger.record([decide(FIRST, "sealed", 0, None, datetime.now(UTC))])
     # One with partitions and one without.
     tables = [one.table(), one.lake.load(one.stream.hours_table)]
     assert [len(table.spec().fields) for table in tables] == [2, 0]
-    parents = [snapshot for table in tables if (snapshot := table.snapshot_by_name("main")) is not None]
+    parents = [
+        snapshot for table in tables if (snapshot := table.snapshot_by_name("main")) is not None
+    ]
     # The bytes between blocks, else at random.
     monkeypatch.setattr("pyiceberg.avro.file.os.urandom", bytes)
 
@@ -221,7 +268,9 @@ def test_manifests_are_written_as_by_writers_that_are_not_shared(
         written = list[bytes]()
         for table, parent in zip(tables, parents, strict=True):
             manifests = parent.manifests(table.io)
-            entries = [entry for manifest in manifests for entry in manifest.fetch_manifest_entry(table.io)]
+            entries = [
+                entry for manifest in manifests for entry in manifest.fetch_manifest_entry(table.io)
+            ]
             assert entries
             for _ in range(2):
                 writer = ManifestWriter(table, 1)
@@ -243,7 +292,9 @@ def test_manifests_are_written_as_by_writers_that_are_not_shared(
     shared = write()
     assert len(shared) == 8
     # Of manifests with a partition, of those without, and of manifest lists.
-    assert len(made) == 3, "expected pyiceberg.avro.file to use our writers: change pyiceberg_fixes.py"
+    assert len(made) == 3, (
+        "expected pyiceberg.avro.file to use our writers: change pyiceberg_fixes.py"
+    )
     for owner, name in (
         (pyiceberg.manifest, "data_file_with_partition"),
         (pyiceberg.manifest, "manifest_entry_schema_with_data_file"),
@@ -258,7 +309,12 @@ def test_manifests_are_written_as_by_writers_that_are_not_shared(
 def test_files_of_one_schema_share_it_and_those_with_other_ids_do_not(tmp_path: Path) -> None:
     def schema(first: int, second: int) -> pa.Schema:
         ids = [{"PARQUET:field_id": str(id)} for id in (first, second)]
-        return pa.schema([pa.field("a", pa.int64(), metadata=ids[0]), pa.field("b", pa.string(), metadata=ids[1])])
+        return pa.schema(
+            [
+                pa.field("a", pa.int64(), metadata=ids[0]),
+                pa.field("b", pa.string(), metadata=ids[1]),
+            ]
+        )
 
     shared = pyiceberg.io.pyarrow.pyarrow_to_schema(schema(1, 2))
     assert pyiceberg.io.pyarrow.pyarrow_to_schema(schema(1, 2)) is shared
@@ -267,14 +323,21 @@ def test_files_of_one_schema_share_it_and_those_with_other_ids_do_not(tmp_path: 
         assert found == pyiceberg_fixes.pyarrow_to_schema(schema(first, second))
         assert found.find_field("b").field_id == second
     pruned = vars(pyiceberg.io.pyarrow)["prune_columns"]
-    assert pruned(shared, {2}, select_full_types=False) is pruned(shared, {2}, select_full_types=False)
+    assert pruned(shared, {2}, select_full_types=False) is pruned(
+        shared, {2}, select_full_types=False
+    )
     for ids in ({1}, {2}, {1, 2}):
         assert pruned(shared, ids, False) == pyiceberg_fixes.prune_columns(shared, ids, False)
     without_ids = pa.schema([("a", pa.int64()), ("b", pa.string())])
-    mapping = NameMapping.model_validate([{"field-id": 1, "names": ["a"]}, {"field-id": 5, "names": ["b"]}])
+    mapping = NameMapping.model_validate(
+        [{"field-id": 1, "names": ["a"]}, {"field-id": 5, "names": ["b"]}]
+    )
     for names in (mapping, None):
         with nullcontext() if names else pytest.raises(ValueError, match="does not have field-ids"):
-            assert pyiceberg.io.pyarrow.pyarrow_to_schema(without_ids, names).find_field("b").field_id == 5
+            assert (
+                pyiceberg.io.pyarrow.pyarrow_to_schema(without_ids, names).find_field("b").field_id
+                == 5
+            )
 
 
 @pytest.mark.parametrize("version", ["v0", "v1"])
@@ -284,11 +347,22 @@ def test_a_sql_catalog_finds_the_tables_that_pyiceberg_finds(version: str, tmp_p
         if version == "v0":
             catalog.execute("ALTER TABLE iceberg_tables DROP COLUMN iceberg_type")
         else:
-            catalog.execute("UPDATE iceberg_tables SET iceberg_type = NULL WHERE table_name = 'events_hours'")
-            catalog.execute("UPDATE iceberg_tables SET iceberg_type = 'VIEW' WHERE table_name = 'events_dead_letters'")
+            catalog.execute(
+                "UPDATE iceberg_tables SET iceberg_type = NULL WHERE table_name = 'events_hours'"
+            )
+            catalog.execute(
+                "UPDATE iceberg_tables SET iceberg_type = 'VIEW' WHERE table_name = "
+                "'events_dead_letters'"
+            )
     opened = Lake(one.environment).catalog
     assert isinstance(opened, SqlCatalog)
-    names = ("games.events", "games.events_hours", "games.events_dead_letters", "games.none", "other.events")
+    names = (
+        "games.events",
+        "games.events_hours",
+        "games.events_dead_letters",
+        "games.none",
+        "other.events",
+    )
 
     def find(catalog: SqlCatalog, name: str) -> Table | str:
         try:
@@ -305,4 +379,6 @@ def test_a_sql_catalog_finds_the_tables_that_pyiceberg_finds(version: str, tmp_p
     assert spec is not None and spec.loader is not None
     unchanged = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(unchanged)
-    assert [find(unchanged.SqlCatalog(opened.name, **opened.properties), name) for name in names] == found
+    assert [
+        find(unchanged.SqlCatalog(opened.name, **opened.properties), name) for name in names
+    ] == found

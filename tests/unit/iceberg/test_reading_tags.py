@@ -27,7 +27,8 @@ HOUR = "2026-11-21T00"
 
 
 def publish_and_expire(one: StreamLake, offset: int) -> None:
-    """As the speed layer beside a rebuild does, from a catalog of its own, with a hundred snapshots kept made two."""
+    """As the speed layer beside a rebuild does, from a catalog of its own, with a hundred snapshots
+    kept made two."""
     assert one.publish(one.speed(one.stage([(HOUR, 0, offset)]), {0: offset + 1})) is Outcome.LANDED
     other = one.again()
     table = other.load(one.name)
@@ -69,12 +70,16 @@ def test_the_heads_that_a_rebuild_reads_are_not_expired_while_it_runs(tmp_path: 
     assert not read <= snapshots(one)
 
 
-def test_a_rebuild_holds_the_heads_that_it_started_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rebuild_holds_the_heads_that_it_started_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sealed = {HOUR: Cut("t", {0: (0, 9)})}
     one = new_lake(tmp_path, timeline=Timeline(HOUR, shift(HOUR, 1), {0: 9}, sealed=sealed))
     publish_and_expire(one, 0)
 
-    def build(self: Rebuilder, state: State, hour: str, cut: Cut, before: int, order: RebuildRequest) -> Result:
+    def build(
+        self: Rebuilder, state: State, hour: str, cut: Cut, before: int, order: RebuildRequest
+    ) -> Result:
         """In the place of the passes over an hour, which need Spark."""
         for offset in range(1, 4):
             publish_and_expire(one, offset)
@@ -103,13 +108,20 @@ def test_tags_of_a_killed_rebuild_are_dropped_at_their_age(tmp_path: Path) -> No
     held.__enter__()
     now = one.table().metadata.last_updated_ms / 1000
     assert not expired_tags(one.table(), datetime.fromtimestamp(now + 3600, UTC))
-    assert set(expired_tags(one.table(), datetime.fromtimestamp(now + 86_400, UTC))) == set(reading(one)) != set()
+    assert (
+        set(expired_tags(one.table(), datetime.fromtimestamp(now + 86_400, UTC)))
+        == set(reading(one))
+        != set()
+    )
     held.__exit__(None, None, None)
     assert not reading(one)
 
 
-def test_no_fail_point_of_a_publish_is_one_of_a_rebuilds_tags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hazard: tests that kill the batch layer at its publish kill it at its tags, and find what they expect."""
+def test_no_fail_point_of_a_publish_is_one_of_a_rebuilds_tags(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hazard: tests that kill the batch layer at its publish kill it at its tags, and find what
+    they expect."""
     one, reached = new_lake(tmp_path), list[Step]()
     publish_and_expire(one, 0)
     monkeypatch.setattr(lake, "reach", reached.append)

@@ -1,4 +1,5 @@
-"""A catalog that lost its tables, or a bucket that lost what the catalog names: noticed, and registered again."""
+"""A catalog that lost its tables, or a bucket that lost what the catalog names: noticed, and
+registered again."""
 
 from __future__ import annotations
 
@@ -50,7 +51,9 @@ def lose_catalog(lake: StreamLake) -> StreamLake:
 
 
 def apply(lake: StreamLake, register: bool = False) -> list[str]:
-    return tables.apply(new_environment(lake.folder), lake.stream, lake.lake, Broker().adapter, register)
+    return tables.apply(
+        new_environment(lake.folder), lake.stream, lake.lake, Broker().adapter, register
+    )
 
 
 def warehouse(lake: StreamLake) -> Path:
@@ -73,7 +76,9 @@ def test_a_lost_catalog_is_registered_unchanged_and_continues(lake: StreamLake) 
     before = {name: lake.lake.load(name) for name in names(lake)}
     lost = lose_catalog(lake)
     lines = apply(lost, register=True)
-    assert lines == [f"registered table {name} by {table.metadata_location}" for name, table in before.items()]
+    assert lines == [
+        f"registered table {name} by {table.metadata_location}" for name, table in before.items()
+    ]
     for name, table in before.items():
         assert lost.lake.load(name).metadata == table.metadata
     publish_one(lost, 3)
@@ -87,13 +92,19 @@ def names(lake: StreamLake) -> tuple[str, str, str]:
 
 def test_dead_letters_that_the_catalog_lost_are_not_recreated_either(lake: StreamLake) -> None:
     admin.forget(lake.lake, lake.stream.dead_letters_table)
-    with pytest.raises(ConfigurationError, match=r"table games\.events_dead_letters: expected nothing below"):
+    with pytest.raises(
+        ConfigurationError, match=r"table games\.events_dead_letters: expected nothing below"
+    ):
         apply(lake)
-    assert apply(lake, register=True)[0].startswith("registered table games.events_dead_letters by ")
+    assert apply(lake, register=True)[0].startswith(
+        "registered table games.events_dead_letters by "
+    )
 
 
 def test_a_dropped_ledger_is_registered_with_all_of_its_rows(lake: StreamLake) -> None:
-    row = ledger.decision(FIRST, "refused", 0, None, datetime.now(UTC), reason="only the ledger knows")
+    row = ledger.decision(
+        FIRST, "refused", 0, None, datetime.now(UTC), reason="only the ledger knows"
+    )
     lake.ledger.record([row])
     admin.forget(lake.lake, lake.stream.hours_table)
     assert len(apply(lake, register=True)) == 1
@@ -149,8 +160,11 @@ class Killed(Exception):
 
 
 def unlanded(lake: StreamLake, offset: int) -> Publish:
-    """A publish that wrote its metadata file, found the catalog locked, and was killed before it could look."""
-    impatient = Lake(new_environment(lake.folder, uri=f"sqlite:///{lake.folder}/catalog.db?timeout=0.1"))
+    """A publish that wrote its metadata file, found the catalog locked, and was killed before it
+    could look."""
+    impatient = Lake(
+        new_environment(lake.folder, uri=f"sqlite:///{lake.folder}/catalog.db?timeout=0.1")
+    )
     publish = lake.speed(lake.stage([(FIRST, 0, offset)]), {0: offset + 1})
     state = lake.state()
     before = len(list((warehouse(lake) / "games" / "events" / "metadata").glob("*.metadata.json")))
@@ -176,7 +190,9 @@ def test_a_metadata_file_with_missing_files_is_skipped_and_reported(lake: Stream
     known = lake.table().metadata
     lost = lose_catalog(lake)
     lines = apply(lost, register=True)
-    assert any("skipped" in line and newest.name in line and head.manifest_list in line for line in lines)
+    assert any(
+        "skipped" in line and newest.name in line and head.manifest_list in line for line in lines
+    )
     assert lost.table().metadata == known
 
 
@@ -203,7 +219,9 @@ def candidate(number: int, updated: int, *past: int) -> Candidate:
     def path(n: int) -> str:
         return f"s3://b/t/metadata/{n:05}-x.metadata.json"
 
-    return Candidate(path(number), updated, frozenset(path(n).removeprefix("s3:").lstrip("/") for n in past))
+    return Candidate(
+        path(number), updated, frozenset(path(n).removeprefix("s3:").lstrip("/") for n in past)
+    )
 
 
 def test_a_file_precedes_its_previous_files_whatever_their_timestamps() -> None:
@@ -214,12 +232,19 @@ def test_a_file_precedes_its_previous_files_whatever_their_timestamps() -> None:
 def test_the_chain_that_was_written_last_comes_first_whatever_its_number() -> None:
     # An old backup of the catalog went on from 2, and 3 to 5 were abandoned.
     ordered = newest_first(
-        [candidate(5, 500, 1, 2, 3), candidate(4, 700, 2, 30), candidate(2, 200, 1), candidate(30, 600, 2)]
+        [
+            candidate(5, 500, 1, 2, 3),
+            candidate(4, 700, 2, 30),
+            candidate(2, 200, 1),
+            candidate(30, 600, 2),
+        ]
     )
     assert [(c.number, c.updated_ms) for c in ordered] == [(4, 700), (30, 600), (5, 500), (2, 200)]
 
 
-def test_a_file_that_an_attempt_to_create_the_table_again_left_is_not_the_table(lake: StreamLake) -> None:
+def test_a_file_that_an_attempt_to_create_the_table_again_left_is_not_the_table(
+    lake: StreamLake,
+) -> None:
     before = lake.table().metadata
     files = set(warehouse(lake).rglob("*.metadata.json"))
     assert apply(lake) == []

@@ -28,13 +28,17 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
     files = {name: tmp_path / name for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE")}
     for name, file in files.items():
         monkeypatch.setenv(name, str(file))
-    files["AWS_SHARED_CREDENTIALS_FILE"].write_text("[default]\naws_access_key_id=a\naws_secret_access_key=b\n")
+    files["AWS_SHARED_CREDENTIALS_FILE"].write_text(
+        "[default]\naws_access_key_id=a\naws_secret_access_key=b\n"
+    )
     return files
 
 
 @pytest.mark.parametrize("name", ["AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"])
 @pytest.mark.parametrize("how", ["replaced", "written again"])
-def test_clients_are_kept_until_a_shared_file_changes(shared: dict[str, Path], name: str, how: str) -> None:
+def test_clients_are_kept_until_a_shared_file_changes(
+    shared: dict[str, Path], name: str, how: str
+) -> None:
     s3, io = S3(endpoint=NOWHERE), LakeFileIO(PROPERTIES)
     store, files = open_store(s3), _file_system(io)
     assert (open_store(s3), _file_system(io)) == (store, files)
@@ -51,7 +55,9 @@ def test_clients_are_kept_until_a_shared_file_changes(shared: dict[str, Path], n
     assert _file_system(io) is not files
 
 
-def test_shared_files_that_are_missing_are_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_files_that_are_missing_are_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "")
     monkeypatch.setenv("AWS_CONFIG_FILE", "~nobody-of-this-name/config")
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -1,4 +1,5 @@
-"""What `apply` does to a table's columns and what it refuses, on real tables with rows written before and after."""
+"""What `apply` does to a table's columns and what it refuses, on real tables with rows written
+before and after."""
 
 from __future__ import annotations
 
@@ -30,8 +31,8 @@ from anabranch.protocol.rolled_back import ROLLED_BACK, roll_back
 
 OWN = ["kafka_partition", "kafka_offset", "kafka_timestamp", "ingest_hour", "event_date"]
 BEFORE = (
-    "id STRING NOT NULL, n INT NOT NULL, f FLOAT, d DECIMAL(10,2), s STRUCT<a: INT, deep: STRUCT<x: INT>>, "
-    "tags ARRAY<INT>, items ARRAY<STRUCT<a: INT>>, scores MAP<STRING, INT>"
+    "id STRING NOT NULL, n INT NOT NULL, f FLOAT, d DECIMAL(10,2), s STRUCT<a: INT, deep: "
+    "STRUCT<x: INT>>, tags ARRAY<INT>, items ARRAY<STRUCT<a: INT>>, scores MAP<STRING, INT>"
 )
 AFTER = (
     "id STRING NOT NULL, colour STRING, n BIGINT, f DOUBLE, d DECIMAL(12,2), "
@@ -66,12 +67,19 @@ def refused(folder: Path, before: str, after: str, key: Any = "id") -> str:
     return str(error.value)
 
 
-def test_all_that_may_change_changes_in_one_commit_and_rows_of_both_kinds_are_read(tmp_path: Path) -> None:
+def test_all_that_may_change_changes_in_one_commit_and_rows_of_both_kinds_are_read(
+    tmp_path: Path,
+) -> None:
     lake, table = table_of(tmp_path, BEFORE)
     old = {
-        "n": 7, "f": 0.5, "d": Decimal("1.50"), "s": {"a": 1, "deep": {"x": 2}}, "tags": [1, 2], "items": [{"a": 3}],
+        "n": 7,
+        "f": 0.5,
+        "d": Decimal("1.50"),
+        "s": {"a": 1, "deep": {"x": 2}},
+        "tags": [1, 2],
+        "items": [{"a": 3}],
         "scores": {"k": 4},
-    }  # fmt: skip
+    }
     append(lake, **old)
     assert evolve(lake, "games.other", rows_columns(stream_of(AFTER))) == [
         "added column colour to games.other",
@@ -93,23 +101,50 @@ def test_all_that_may_change_changes_in_one_commit_and_rows_of_both_kinds_are_re
     assert evolved.schema().column_names[-5:] == OWN
     big = 2**40
     append(
-        lake, id="y", n=None, f=0.1, d=Decimal("9999999999.99"), colour="red", tags=[big], items=[{"a": big, "b": "z"}],
-        s={"a": big, "deep": {"x": 1, "y": "w"}, "b": "v"}, scores={"k": big},
-    )  # fmt: skip
+        lake,
+        id="y",
+        n=None,
+        f=0.1,
+        d=Decimal("9999999999.99"),
+        colour="red",
+        tags=[big],
+        items=[{"a": big, "b": "z"}],
+        s={"a": big, "deep": {"x": 1, "y": "w"}, "b": "v"},
+        scores={"k": big},
+    )
     reloaded = lake.load("games.other")
     wanted = [
-        old | {"id": "x", "colour": None, "s": {"a": 1, "deep": {"x": 2, "y": None}, "b": None},
-               "items": [{"a": 3, "b": None}]},
-        {"id": "y", "n": None, "f": 0.1, "d": Decimal("9999999999.99"), "colour": "red", "tags": [big],
-         "items": [{"a": big, "b": "z"}], "s": {"a": big, "deep": {"x": 1, "y": "w"}, "b": "v"}, "scores": {"k": big}},
-    ]  # fmt: skip
+        old
+        | {
+            "id": "x",
+            "colour": None,
+            "s": {"a": 1, "deep": {"x": 2, "y": None}, "b": None},
+            "items": [{"a": 3, "b": None}],
+        },
+        {
+            "id": "y",
+            "n": None,
+            "f": 0.1,
+            "d": Decimal("9999999999.99"),
+            "colour": "red",
+            "tags": [big],
+            "items": [{"a": big, "b": "z"}],
+            "s": {"a": big, "deep": {"x": 1, "y": "w"}, "b": "v"},
+            "scores": {"k": big},
+        },
+    ]
 
     def plain(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         own = [{k: v for k, v in row.items() if k not in OWN} for row in rows]
-        return sorted((r | {"scores": dict(r["scores"])} for r in own), key=lambda row: str(row["id"]))
+        return sorted(
+            (r | {"scores": dict(r["scores"])} for r in own), key=lambda row: str(row["id"])
+        )
 
     assert plain(reloaded.scan().to_arrow().to_pylist()) == wanted
-    assert plain(run_query("SELECT * FROM games.other", {"games.other": reloaded}).to_pylist()) == wanted
+    assert (
+        plain(run_query("SELECT * FROM games.other", {"games.other": reloaded}).to_pylist())
+        == wanted
+    )
     # Old files' bounds are of the narrow type: a filter on the wide one reads them all the same.
     for condition, sql, ids in (("n == 7", "n = 7", ["x"]), ("f > 0.4", "f > 0.4", ["x"])):
         assert reloaded.scan(row_filter=condition).to_arrow()["id"].to_pylist() == ids
@@ -136,32 +171,65 @@ def test_the_order_of_the_columns_is_of_no_account(tmp_path: Path) -> None:
     ("before", "after", "reason"),
     [
         ("n INT", "m INT", "column n: expected it in the schema, found it gone; put it back"),
-        ("n INT, s STRUCT<a: INT>", "n INT, s STRUCT<b: INT>", "column s.a: expected it in the schema, found it gone"),
+        (
+            "n INT, s STRUCT<a: INT>",
+            "n INT, s STRUCT<b: INT>",
+            "column s.a: expected it in the schema, found it gone",
+        ),
         ("n BIGINT", "n INT", "column n: expected bigint, found int; put the type back"),
         (
             "n INT",
             "n DOUBLE",
-            "column n: expected int or bigint, found double; put the type back, and add a new column",
+            "column n: expected int or bigint, found double; put the type back, and add a new "
+            "column",
         ),
         ("n INT", "n STRING", "column n: expected int or bigint, found string"),
         ("n FLOAT", "n DECIMAL(10,2)", r"column n: expected float or double, found decimal(10,2)"),
-        ("n DECIMAL(10,2)", "n DECIMAL(12,3)", "column n: expected decimal(10,2) or more digits before the point"),
+        (
+            "n DECIMAL(10,2)",
+            "n DECIMAL(12,3)",
+            "column n: expected decimal(10,2) or more digits before the point",
+        ),
         ("n DECIMAL(10,2)", "n DECIMAL(8,2)", "(decimal(N,2)), found decimal(8,2)"),
         ("n DATE", "n TIMESTAMP", "column n: expected date, found timestamp"),
         ("n INT", "n ARRAY<INT>", "column n: expected int or bigint, found array<int>"),
-        ("n STRUCT<a: INT>", "n STRUCT<a: STRING>", "column n.a: expected int or bigint, found string"),
+        (
+            "n STRUCT<a: INT>",
+            "n STRUCT<a: STRING>",
+            "column n.a: expected int or bigint, found string",
+        ),
         ("n ARRAY<BIGINT>", "n ARRAY<INT>", "column n.element: expected bigint, found int"),
-        ("n MAP<STRING, BIGINT>", "n MAP<STRING, INT>", "column n.value: expected bigint, found int"),
-        ("n MAP<INT, INT>", "n MAP<BIGINT, INT>", "column n: expected map<int,int>, found map<bigint,int>"),
-        ("n INT", "n INT NOT NULL", "column n: expected it to stay nullable, found NOT NULL; leave out NOT NULL"),
-        ("n INT", "n INT, m INT NOT NULL", "column m: expected the new column to be nullable, found NOT NULL; leave"),
+        (
+            "n MAP<STRING, BIGINT>",
+            "n MAP<STRING, INT>",
+            "column n.value: expected bigint, found int",
+        ),
+        (
+            "n MAP<INT, INT>",
+            "n MAP<BIGINT, INT>",
+            "column n: expected map<int,int>, found map<bigint,int>",
+        ),
+        (
+            "n INT",
+            "n INT NOT NULL",
+            "column n: expected it to stay nullable, found NOT NULL; leave out NOT NULL",
+        ),
+        (
+            "n INT",
+            "n INT, m INT NOT NULL",
+            "column m: expected the new column to be nullable, found NOT NULL; leave",
+        ),
     ],
 )
 def test_changes_that_lose_or_alter_rows_are_refused_completely(
     tmp_path: Path, before: str, after: str, reason: str
 ) -> None:
     # Beside it a change that is allowed, which must not be made alone.
-    message = refused(tmp_path, f"id STRING NOT NULL, w INT, {before}", f"id STRING NOT NULL, w BIGINT, z INT, {after}")
+    message = refused(
+        tmp_path,
+        f"id STRING NOT NULL, w INT, {before}",
+        f"id STRING NOT NULL, w BIGINT, z INT, {after}",
+    )
     assert message.startswith("table games.other, stream events (`schema:`), column ")
     assert reason in message
 
@@ -169,7 +237,12 @@ def test_changes_that_lose_or_alter_rows_are_refused_completely(
 @pytest.mark.parametrize(
     ("before", "after", "key", "reason"),
     [
-        ("n INT NOT NULL", "n INT", ["id", "n"], "column n: expected the key's column to stay NOT NULL"),
+        (
+            "n INT NOT NULL",
+            "n INT",
+            ["id", "n"],
+            "column n: expected the key's column to stay NOT NULL",
+        ),
         ("n FLOAT", "n DOUBLE", ["id", "n"], "column n: expected float, found double"),
         (
             "n INT",
@@ -182,7 +255,9 @@ def test_changes_that_lose_or_alter_rows_are_refused_completely(
 def test_the_key_still_distinguishes_old_events(
     tmp_path: Path, before: str, after: str, key: list[str], reason: str
 ) -> None:
-    assert reason in refused(tmp_path, f"id STRING NOT NULL, {before}", f"id STRING NOT NULL, {after}", key)
+    assert reason in refused(
+        tmp_path, f"id STRING NOT NULL, {before}", f"id STRING NOT NULL, {after}", key
+    )
 
 
 def test_a_whole_number_of_the_key_may_widen(tmp_path: Path) -> None:
@@ -201,7 +276,9 @@ def test_every_table_of_a_stream_gets_the_columns_that_it_lacks(tmp_path: Path) 
     one = new_lake(tmp_path)
     for name in (one.stream.hours_table, one.stream.dead_letters_table):
         table = one.lake.load(name)
-        wanted = Columns(Schema(*table.schema().fields, NestedField(90, "later", StringType())), "ours")
+        wanted = Columns(
+            Schema(*table.schema().fields, NestedField(90, "later", StringType())), "ours"
+        )
         assert evolve(one.lake, name, wanted) == [f"added column later to {name}"]
         assert one.lake.load(name).schema().column_names[-1] == "later"
 
@@ -209,7 +286,9 @@ def test_every_table_of_a_stream_gets_the_columns_that_it_lacks(tmp_path: Path) 
 def test_rows_of_a_newer_ledger_are_an_error_with_a_remedy(tmp_path: Path) -> None:
     one = new_lake(tmp_path)
     rows = pa.table({"sequence": [1], "later": ["{}"]})
-    with pytest.raises(Terminal, match="events_hours: expected column later, found none; run `anabranch apply`"):
+    with pytest.raises(
+        Terminal, match="events_hours: expected column later, found none; run `anabranch apply`"
+    ):
         one.lake.append(one.stream.hours_table, lambda _: rows)
 
 
@@ -218,7 +297,9 @@ def test_the_second_of_two_processes_finds_nothing_to_change(tmp_path: Path) -> 
     wanted = rows_columns(stream_of("id STRING NOT NULL, n BIGINT"))
     stale, load = one.table(), one.lake.load
     loads = iter([stale])
-    assert evolve(one.again(), one.name, wanted) == [f"widened column n of {one.name} from int to bigint"]
+    assert evolve(one.again(), one.name, wanted) == [
+        f"widened column n of {one.name} from int to bigint"
+    ]
     # The hazard: a plan made on the table as it was, refused by the catalog and made again.
     one.lake.load = lambda name: next(loads, None) or load(name)  # type: ignore[method-assign]
     evolve(one.lake, one.name, wanted)
@@ -227,7 +308,8 @@ def test_the_second_of_two_processes_finds_nothing_to_change(tmp_path: Path) -> 
 
 
 def test_a_publish_that_was_decided_before_it_is_refused_and_loses_nothing(tmp_path: Path) -> None:
-    """The hazard: columns that were checked when the publish was decided, and others when it lands."""
+    """The hazard: columns that were checked when the publish was decided, and others when it
+    lands."""
     one = new_lake(tmp_path)
     staged = one.stage([("2026-11-21T00", 0, 5)])
     state = one.state()
@@ -239,7 +321,8 @@ def test_a_publish_that_was_decided_before_it_is_refused_and_loses_nothing(tmp_p
     assert one.rows("main") == []
     with pytest.raises(Terminal, match="expected column"):
         require_columns(one.state().table, one.stream)
-    # A publisher that decides again with the current columns publishes the rows that were staged before.
+    # A publisher that decides again with the current columns publishes the rows that were staged
+    # before.
     assert one.publish(one.speed(staged, {0: 6})) is Outcome.LANDED
     assert one.rows("main") == one.rows("speed") == [("2026-11-21T00", 0, 5)]
     assert one.table().schema().column_names[:3] == ["id", "n", "colour"]
@@ -303,7 +386,9 @@ def test_the_remedy_of_a_job_whose_table_is_behind_its_file_works(tmp_path: Path
         f"{BOTH}, s STRUCT<a: INT>",
     ],
 )
-def test_the_remedy_of_a_job_whose_table_is_ahead_of_its_file_works(tmp_path: Path, evolved: str) -> None:
+def test_the_remedy_of_a_job_whose_table_is_ahead_of_its_file_works(
+    tmp_path: Path, evolved: str
+) -> None:
     """The hazard: the remedy that is named is refused."""
     one, older, newer = new_lake(tmp_path), stream_of(BOTH), stream_of(evolved)
     assert apply(one, newer)
@@ -343,7 +428,10 @@ def test_a_file_is_rolled_back_and_forward(tmp_path: Path) -> None:
     apply(one, newer)
     columns = one.table().schema()
     assert apply(one, older, rolled_back=True) == [
-        "left games.events as it is, ahead of the stream's file in n, colour, s: new rows have null, or less, there"
+        (
+            "left games.events as it is, ahead of the stream's file in n, colour, s: new rows "
+            "have null, or less, there"
+        )
     ]
     # An ordinary `apply` of the same file, as every deployment runs it, leaves it so.
     assert apply(one, older) == apply(one, older, rolled_back=True) == []
@@ -362,7 +450,10 @@ def test_a_file_is_rolled_back_and_forward(tmp_path: Path) -> None:
     # Or on to a third, in one step.
     apply(one, older, rolled_back=True)
     third = stream_of(f"{WIDER}, size INT")
-    assert apply(one, third) == ["the stream's file is that of games.events again", "added column size to games.events"]
+    assert apply(one, third) == [
+        "the stream's file is that of games.events again",
+        "added column size to games.events",
+    ]
 
 
 def test_going_back_needs_a_table_that_is_ahead(tmp_path: Path) -> None:

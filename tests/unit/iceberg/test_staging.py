@@ -41,8 +41,9 @@ class Frame:
 
 
 def test_files_that_took_too_long_to_stage_are_staged_again(tmp_path: Path) -> None:
-    """The hazard: a process sleeps for days between writing files and the snapshot that names them, and orphan removal
-    takes them meanwhile: no head moves, and what is published then lacks its files."""
+    """The hazard: a process sleeps for days between writing files and the snapshot that names them,
+    and orphan removal takes them meanwhile: no head moves, and what is published then lacks its
+    files."""
     lake = new_lake(tmp_path)
     late: Any = Frame(lake, WITHIN + timedelta(seconds=1))
     with pytest.raises(Transient, match="its files may be deleted"):
@@ -58,6 +59,8 @@ def test_it_is_noticed_before_the_youngest_orphan_is_deleted() -> None:
     from anabranch.config import Maintain
 
     assert timedelta(days=1) > WITHIN
-    assert timedelta(hours=1) > NAMED_WITHIN + PREPARED_WITHIN, "the least age of other programs' orphan removal"
+    assert timedelta(hours=1) > NAMED_WITHIN + PREPARED_WITHIN, (
+        "the least age of other programs' orphan removal"
+    )
     with pytest.raises(ValidationError):
         Maintain(orphans_after=timedelta(hours=23))

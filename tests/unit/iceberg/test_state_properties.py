@@ -1,4 +1,5 @@
-"""The state of a branch stays small in every snapshot: long values are in table properties, once."""
+"""The state of a branch stays small in every snapshot: long values are in table properties,
+once."""
 
 from __future__ import annotations
 
@@ -22,7 +23,15 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.update import SetPropertiesUpdate
 
 from anabranch.common.errors import Terminal
-from anabranch.iceberg import admin, expiry, orphans, register, side_files, snapshots, state_properties
+from anabranch.iceberg import (
+    admin,
+    expiry,
+    orphans,
+    register,
+    side_files,
+    snapshots,
+    state_properties,
+)
 from anabranch.iceberg.commits import Change, Outcome, Tag
 from anabranch.iceberg.prepare import prepare
 from anabranch.iceberg.snapshots import MERGED
@@ -60,14 +69,18 @@ ALLOWED = 64 * 1024
 
 
 def offsets_at(hour: int, partitions: int) -> Offsets:
-    """Where an hour begins: offsets of ten digits whose steps differ, so that they pack as real ones do."""
+    """Where an hour begins: offsets of ten digits whose steps differ, so that they pack as real
+    ones do."""
     drawn = random.Random(hour)
     return {p: 1_000_000_000 + 100_000 * hour + drawn.randrange(30_000) for p in range(partitions)}
 
 
 def cuts_of(hours: int, partitions: int) -> dict[str, Cut]:
     at = [offsets_at(i, partitions) for i in range(hours + 1)]
-    return {shift(FIRST, i): Cut(TOPIC, {p: (at[i][p], at[i + 1][p]) for p in range(partitions)}) for i in range(hours)}
+    return {
+        shift(FIRST, i): Cut(TOPIC, {p: (at[i][p], at[i + 1][p]) for p in range(partitions)})
+        for i in range(hours)
+    }
 
 
 def sizes(table: Table) -> dict[str, int]:
@@ -78,7 +91,11 @@ def sizes(table: Table) -> dict[str, int]:
 def said_bytes(table: Table, branch: str) -> int:
     summary = snapshots.head(table, branch).summary
     assert summary is not None
-    return len(json.dumps({k: v for k, v in summary.additional_properties.items() if k.startswith("anabranch.")}))
+    return len(
+        json.dumps(
+            {k: v for k, v in summary.additional_properties.items() if k.startswith("anabranch.")}
+        )
+    )
 
 
 def publish(lake: StreamLake, position: Position | None = None, **values: Any) -> Table:
@@ -103,7 +120,8 @@ def state_of(table: Table) -> dict[str, str]:
 def summary_with_a_side_file(
     table: Table, branch: str, properties: Mapping[str, str]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """What a version before table properties wrote: an immutable file, used again while the branch says the same."""
+    """What a version before table properties wrote: an immutable file, used again while the branch
+    says the same."""
     before = snapshots.last_publish(table, branch)
     own = snapshots._own_properties(before) if before is not None else {}
     itself, aside = state_properties.plan_split(properties, state_properties.load_all(table, own))
@@ -142,7 +160,14 @@ def said_long(lake: StreamLake, cuts: dict[str, Cut]) -> StreamLake:
 
 @pytest.mark.parametrize(
     ("hours", "partitions"),
-    [(744, 12), pytest.param(8_760, 12, marks=pytest.mark.full), (744, 100), (48, 500), (48, 1_000), (1, 3_000)],
+    [
+        (744, 12),
+        pytest.param(8_760, 12, marks=pytest.mark.full),
+        (744, 100),
+        (48, 500),
+        (48, 1_000),
+        (1, 3_000),
+    ],
 )
 def test_however_many_hours_wait_to_be_sealed_a_snapshot_stays_small(
     tmp_path: Path, hours: int, partitions: int
@@ -160,8 +185,12 @@ def test_however_many_hours_wait_to_be_sealed_a_snapshot_stays_small(
     assert state.position == Position(TOPIC, offsets_at(1, partitions))
 
 
-@pytest.mark.parametrize(("hours", "partitions"), [(744, 12), pytest.param(744, 100, marks=pytest.mark.full)])
-def test_hours_that_are_sealed_and_wait_leave_a_snapshot_small(tmp_path: Path, hours: int, partitions: int) -> None:
+@pytest.mark.parametrize(
+    ("hours", "partitions"), [(744, 12), pytest.param(744, 100, marks=pytest.mark.full)]
+)
+def test_hours_that_are_sealed_and_wait_leave_a_snapshot_small(
+    tmp_path: Path, hours: int, partitions: int
+) -> None:
     lake = new_lake(tmp_path, partitions=partitions, timeline=Timeline(FIRST, FIRST, {0: 0}))
     cuts = cuts_of(hours, partitions)
     timeline = Timeline(FIRST, shift(FIRST, hours), offsets_at(hours, partitions), sealed=cuts)
@@ -174,8 +203,12 @@ def test_hours_that_are_sealed_and_wait_leave_a_snapshot_small(tmp_path: Path, h
     assert [d.hour for d in state.decisions] == list(cuts)
 
 
-@pytest.mark.parametrize(("hours", "partitions"), [pytest.param(8_760, 12, marks=pytest.mark.full), (744, 100)])
-def test_a_batch_layer_alone_for_a_year_leaves_a_snapshot_small(tmp_path: Path, hours: int, partitions: int) -> None:
+@pytest.mark.parametrize(
+    ("hours", "partitions"), [pytest.param(8_760, 12, marks=pytest.mark.full), (744, 100)]
+)
+def test_a_batch_layer_alone_for_a_year_leaves_a_snapshot_small(
+    tmp_path: Path, hours: int, partitions: int
+) -> None:
     """No hour is forgotten before the speed layer is past it."""
     opened = Timeline(FIRST, shift(FIRST, hours), offsets_at(hours, partitions))
     lake = new_lake(tmp_path, partitions=partitions, timeline=opened)
@@ -188,7 +221,10 @@ def test_a_batch_layer_alone_for_a_year_leaves_a_snapshot_small(tmp_path: Path, 
 
 
 def test_dead_letters_in_many_files_leave_a_snapshot_small(long: StreamLake) -> None:
-    paths = [f"{long.table().location()}/data/ingest_hour={FIRST}/{new_id()}.parquet" for _ in range(1_000)]
+    paths = [
+        f"{long.table().location()}/data/ingest_hour={FIRST}/{new_id()}.parquet"
+        for _ in range(1_000)
+    ]
     letters = {"id": "waits", "at": NOW.isoformat(), "layer": "speed", "paths": paths}
     table = publish(long, dead_letters=(letters,))
     assert max(sizes(table).values()) <= ALLOWED
@@ -202,85 +238,134 @@ def test_losses_for_weeks_leave_a_snapshot_small(long: StreamLake) -> None:
     state = long.state()
     for i in range(1_000):
         hour = shift(FIRST, i // 6)
-        entry = {"at": str(i), "class": "retention", "ranges": {"0": [10 * i, 10 * i + 7]}, "hours": [hour]}
+        entry = {
+            "at": str(i),
+            "class": "retention",
+            "ranges": {"0": [10 * i, 10 * i + 7]},
+            "hours": [hour],
+        }
         state = replace(
-            state, branch_properties=state.branch_properties | {"speed": {LOST: lost_entries(state, [entry])}}
+            state,
+            branch_properties=state.branch_properties
+            | {"speed": {LOST: lost_entries(state, [entry])}},
         )
     entries = json.loads(state.branch_properties["speed"][LOST])
     counts = [e.get("offsets", e["ranges"]["0"][1] - e["ranges"]["0"][0]) for e in entries]
     assert sum(counts) == 7 * 1_000, "a loss is no longer reported"
     assert len(entries) <= 167 + REMEMBERED_LOSSES
-    assert (entries[0]["hours"], entries[0]["offsets"], entries[0]["ranges"]) == ([FIRST], 42, {"0": [0, 57]})
+    assert (entries[0]["hours"], entries[0]["offsets"], entries[0]["ranges"]) == (
+        [FIRST],
+        42,
+        {"0": [0, 57]},
+    )
     table = publish(long, changes=(Change("speed", properties={LOST: json.dumps(entries)}),))
     assert sizes(table)["speed"] <= ALLOWED
 
 
 def test_old_losses_of_hours_that_are_accepted_are_left_to_the_ledger() -> None:
     entries = [
-        {"at": str(i), "class": "retention", "ranges": {"0": [i, i + 1]}, "hours": [shift(FIRST, i)]}
+        {
+            "at": str(i),
+            "class": "retention",
+            "ranges": {"0": [i, i + 1]},
+            "hours": [shift(FIRST, i)],
+        }
         for i in range(REMEMBERED_LOSSES + 2)
     ]
     properties = {"speed": {LOST: json.dumps(entries)}}
     timeline = Timeline(FIRST, shift(FIRST, 999), {0: 999})
-    state = new_state(timeline, accepted={FIRST: Accepted(1, Cut("t", {0: (0, 1)}))}, branch_properties=properties)
+    state = new_state(
+        timeline, accepted={FIRST: Accepted(1, Cut("t", {0: (0, 1)}))}, branch_properties=properties
+    )
     kept = [e["hours"] for e in json.loads(lost_entries(state, []))]
     assert kept == [e["hours"] for e in entries[1:]], "only that of the accepted hour is left out"
 
 
-@pytest.mark.parametrize(("partitions", "most"), [(12, 600_000), pytest.param(100, 1_100_000, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    ("partitions", "most"), [(12, 600_000), pytest.param(100, 1_100_000, marks=pytest.mark.full)]
+)
 def test_in_health_the_metadata_stays_small(tmp_path: Path, partitions: int, most: int) -> None:
-    """48 hours remembered, a tag of `main` for each hour of a week, as many snapshots as a publish keeps, and the batch
-    layer's dead letters and decisions of the last hour waiting. Each snapshot adds the same, so few are made."""
+    """48 hours remembered, a tag of `main` for each hour of a week, as many snapshots as a publish
+    keeps, and the batch layer's dead letters and decisions of the last hour waiting. Each snapshot
+    adds the same, so few are made."""
     cuts = cuts_of(REMEMBERED_HOURS, partitions)
     last = shift(FIRST, REMEMBERED_HOURS)
     opened = Timeline(FIRST, last, offsets_at(REMEMBERED_HOURS, partitions))
     lake = new_lake(tmp_path, partitions=partitions, timeline=opened)
     accepted = accepted_properties(lake.state(), {h: Accepted(1, c) for h, c in cuts.items()})
-    account = HourAccount(partitions={p: Account(100_000, 99_990, 1, 9, {}) for p in range(partitions)})
+    account = HourAccount(
+        partitions={p: Account(100_000, 99_990, 1, 9, {}) for p in range(partitions)}
+    )
     row = ledger.decision(FIRST, "accepted", 1, cuts[FIRST], NOW, served="batch", account=account)
     path = f"{lake.table().location()}/data/ingest_hour={FIRST}/{new_id()}.parquet"
     letters = {
-        "id": new_id(), "at": NOW.isoformat(), "layer": "batch", "hour": FIRST, "revision": 1, "paths": [path],
-    }  # fmt: skip
+        "id": new_id(),
+        "at": NOW.isoformat(),
+        "layer": "batch",
+        "hour": FIRST,
+        "revision": 1,
+        "paths": [path],
+    }
     publish(
-        lake, changes=(Change("batch", properties=accepted), Change("main")), decisions=(row,), dead_letters=(letters,)
-    )  # fmt: skip
+        lake,
+        changes=(Change("batch", properties=accepted), Change("main")),
+        decisions=(row,),
+        dead_letters=(letters,),
+    )
     state, keep = [], expiry.plan_expiry.__defaults__[0]  # type: ignore[index]
     for i in range(4):
         files = named_files(lake, last, 1)
         at = Position(TOPIC, offsets_at(REMEMBERED_HOURS + i, partitions))
         head = lake.state().heads["main"]
         tag = Tag(f"main-2026-11-2{i}T00", head, 604_800_000)
-        table = publish(lake, at, changes=(Change("speed", files), Change("main", files)), tags=(tag,))
+        table = publish(
+            lake, at, changes=(Change("speed", files), Change("main", files)), tags=(tag,)
+        )
         state.append(state_of(table).keys())
         content = Path(table.metadata_location.removeprefix("file://")).read_text()
     assert state[1:] == state[:1] * 3, "properties are written with every micro-batch"
-    snapshot = max(len(json.dumps(s, separators=(",", ":"))) for s in json.loads(content)["snapshots"][-4:])
+    snapshot = max(
+        len(json.dumps(s, separators=(",", ":"))) for s in json.loads(content)["snapshots"][-4:]
+    )
     tag_bytes, log_bytes, past_bytes = 150, 70, 200
     whole = (keep + 168) * (snapshot + log_bytes) + 168 * tag_bytes + 100 * past_bytes
     assert whole + state_of_a_week(partitions) <= most
 
 
 def state_of_a_week(partitions: int) -> int:
-    """The bytes of the properties of `main` at each hour of a week: every hour another is accepted, and another is
-    forgotten."""
+    """The bytes of the properties of `main` at each hour of a week: every hour another is accepted,
+    and another is forgotten."""
     cuts = cuts_of(REMEMBERED_HOURS + 168, partitions)
     hours = list(cuts)
     needed: dict[str, str] = {}
     for i in range(168):
         remembered = {h: Accepted(1, cuts[h]).as_dict() for h in hours[i : i + REMEMBERED_HOURS]}
         at = i + REMEMBERED_HOURS
-        timeline = Timeline(FIRST, shift(FIRST, at), offsets_at(at, partitions), covered_from=hours[at - 24])
+        timeline = Timeline(
+            FIRST, shift(FIRST, at), offsets_at(at, partitions), covered_from=hours[at - 24]
+        )
         accepted = json.dumps(remembered, separators=(",", ":"))
-        needed |= state_properties.plan_summary({ACCEPTED: accepted, TIMELINE: timeline.to_json()}, {})[1]
+        needed |= state_properties.plan_summary(
+            {ACCEPTED: accepted, TIMELINE: timeline.to_json()}, {}
+        )[1]
     return sum(len(k) + len(v) + len('"":"",') for k, v in needed.items())
 
 
 def test_dead_letters_of_each_micro_batch_set_no_property(long: StreamLake) -> None:
     before, waits = state_of(long.table()), frozenset[str]()
     for i in range(3):
-        letters = {"id": f"{i}", "at": NOW.isoformat(), "layer": "speed", "paths": [f"{long.table().location()}/{i}"]}
-        publish(long, Position(TOPIC, offsets_at(i, 12)), dead_letters=(letters,), confirmed=Confirmed(letters=waits))
+        letters = {
+            "id": f"{i}",
+            "at": NOW.isoformat(),
+            "layer": "speed",
+            "paths": [f"{long.table().location()}/{i}"],
+        }
+        publish(
+            long,
+            Position(TOPIC, offsets_at(i, 12)),
+            dead_letters=(letters,),
+            confirmed=Confirmed(letters=waits),
+        )
         waits = frozenset({f"{i}"})
         assert long.state().dead_letters == (letters,)
     assert state_of(long.table()) == before
@@ -290,7 +375,8 @@ def test_dead_letters_of_each_micro_batch_set_no_property(long: StreamLake) -> N
 
 
 def test_values_that_change_with_every_publish_are_in_the_snapshot() -> None:
-    """The hazard: properties for each micro-batch and branch. The module names what a branch says by its words."""
+    """The hazard: properties for each micro-batch and branch. The module names what a branch says
+    by its words."""
     own = {POSITION, CONTENT, MERGED, MEASURED, DEAD_LETTERS, DONE, snapshots.PUBLISH_ID}
     own |= {COMPLETE_THROUGH, FRESH_THROUGH}
     assert own == set(state_properties._ITSELF)
@@ -298,7 +384,8 @@ def test_values_that_change_with_every_publish_are_in_the_snapshot() -> None:
 
 
 def test_a_version_without_side_files_stops_at_the_timeline(long: StreamLake) -> None:
-    """The hazard: without one on `speed` it would take the timeline of a branch that was published to before."""
+    """The hazard: without one on `speed` it would take the timeline of a branch that was published
+    to before."""
     summary = snapshots.head(long.table(), "speed").summary
     assert summary is not None
     with pytest.raises(ValueError, match="Expecting value"):
@@ -309,11 +396,15 @@ def test_a_version_without_side_files_stops_at_the_timeline(long: StreamLake) ->
 def test_a_version_with_side_files_alone_fails_on_a_file_name_with_the_reason(
     long: StreamLake, has_timeline: bool
 ) -> None:
-    """As those versions read a snapshot's properties. Of a table without hours there is no timeline to stop at."""
+    """As those versions read a snapshot's properties. Of a table without hours there is no timeline
+    to stop at."""
     text = json.dumps({"x": [str(i) for i in range(1_000)]})
     summary, _ = state_properties.plan_summary({TIMELINE if has_timeline else LOST: text}, {})
     name = next(summary[k] for k in (TIMELINE, "anabranch.side-file") if k in summary)
-    with pytest.raises(side_files.SideFileGone, match=r"metadata/state-in-table-properties-needs-a-newer-anabranch/"):
+    with pytest.raises(
+        side_files.SideFileGone,
+        match=r"metadata/state-in-table-properties-needs-a-newer-anabranch/",
+    ):
         side_files.read(long.table(), name.removeprefix("side-file:"))
 
 
@@ -328,7 +419,10 @@ def test_any_state_of_a_branch_is_read_back_unchanged(long: StreamLake, seed: in
         "anabranch.overrides": {FIRST: "speed", shift(FIRST, 1): {}},
     }
     separators = drawn.choice([(",", ":"), (", ", ": ")])
-    said = {k: json.dumps(v, separators=separators, ensure_ascii=drawn.random() < 0.5) for k, v in objects.items()}
+    said = {
+        k: json.dumps(v, separators=separators, ensure_ascii=drawn.random() < 0.5)
+        for k, v in objects.items()
+    }
     said["anabranch.settled-before"] = FIRST
     summary, needed = state_properties.plan_summary(said, {})
     assert all(len(value) <= state_properties.LONGEST for value in needed.values())
@@ -344,13 +438,21 @@ def replace_metadata(table: Table, metadata: TableMetadata) -> Table:
     return Table(table.name(), metadata, table.metadata_location, table.io, table.catalog)
 
 
-@pytest.mark.parametrize(("hours", "partitions"), [pytest.param(8_760, 12, marks=pytest.mark.full), (744, 100)])
+@pytest.mark.parametrize(
+    ("hours", "partitions"), [pytest.param(8_760, 12, marks=pytest.mark.full), (744, 100)]
+)
 def test_an_hour_more_of_a_long_backlog_changes_few_properties(hours: int, partitions: int) -> None:
-    """The hazard: each of a hundred remembered snapshots of a backlog needs a megabyte of its own."""
+    """The hazard: each of a hundred remembered snapshots of a backlog needs a megabyte of its
+    own."""
     cuts = cuts_of(hours + 1, partitions)
     one, more = (
         state_properties.plan_summary(
-            {ACCEPTED: json.dumps({h: Accepted(1, c).as_dict() for h, c in some.items()}, separators=(",", ":"))}, {}
+            {
+                ACCEPTED: json.dumps(
+                    {h: Accepted(1, c).as_dict() for h, c in some.items()}, separators=(",", ":")
+                )
+            },
+            {},
         )[1]
         for some in (dict(list(cuts.items())[:-1]), dict(list(cuts.items())[1:]))
     )
@@ -384,8 +486,8 @@ def test_a_property_is_kept_while_a_remembered_snapshot_needs_it_and_removed_in_
 
 
 def test_a_commit_that_requires_no_heads_removes_no_property(long: StreamLake) -> None:
-    """The hazard: it was decided on a table that a publish has changed since, whose snapshot needs the property again;
-    the publish did not set it, since the table had it."""
+    """The hazard: it was decided on a table that a publish has changed since, whose snapshot needs
+    the property again; the publish did not set it, since the table had it."""
     long.table().transaction().set_properties({STATE + "f" * 16: "unused"}).commit_transaction()
     staged = long.stage([(FIRST, 0, 7)])
     long.lake.discard(long.name, staged)
@@ -397,14 +499,18 @@ def test_a_commit_that_requires_no_heads_removes_no_property(long: StreamLake) -
 def test_a_publish_that_needs_files_that_maintenance_removes_is_refused(
     long: StreamLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The hazard: a publish says again what an older snapshot said, so it sets no property; before it lands, another
-    commit expires that snapshot and removes the property."""
+    """The hazard: a publish says again what an older snapshot said, so it sets no property; before
+    it lands, another commit expires that snapshot and removes the property."""
     older = long.state().timeline
     publish(long, timeline=replace(older, skipped=tuple(shift(FIRST, i) for i in range(200))))
     state = long.state()
     again = to_commit(state, Publish(new_id(), (Change("speed"), Change("main")), older), NOW)
     updates = prepare(state.table, replace(again, expire=()), NOW).updates
-    assert not [u for u in updates if isinstance(u, SetPropertiesUpdate) and any(STATE in k for k in u.updates)]
+    assert not [
+        u
+        for u in updates
+        if isinstance(u, SetPropertiesUpdate) and any(STATE in k for k in u.updates)
+    ]
     before = state_of(state.table).keys()
     monkeypatch.setattr(expiry.plan_expiry, "__defaults__", (0,))
     for _ in range(3):
@@ -417,7 +523,9 @@ def test_a_publish_that_needs_files_that_maintenance_removes_is_refused(
 
 
 def test_foreign_properties_and_those_of_turns_stay(long: StreamLake) -> None:
-    long.table().transaction().set_properties({"owner": "x", "anabranch.turn.1": "{}"}).commit_transaction()
+    long.table().transaction().set_properties(
+        {"owner": "x", "anabranch.turn.1": "{}"}
+    ).commit_transaction()
     long.move("batch")
     properties = long.table().properties
     assert (properties["owner"], properties["anabranch.turn.1"]) == ("x", "{}")
@@ -426,7 +534,8 @@ def test_foreign_properties_and_those_of_turns_stay(long: StreamLake) -> None:
 def test_an_idle_stream_is_read_after_every_unreferenced_file_is_deleted(
     long: StreamLake,
 ) -> None:
-    """What Iceberg's own remove_orphan_files leaves: metadata, manifest lists, manifests, data files."""
+    """What Iceberg's own remove_orphan_files leaves: metadata, manifest lists, manifests, data
+    files."""
     before = long.state()
     table = long.table()
     named = {p.removeprefix("file://") for p in orphans.references(table)}
@@ -444,7 +553,8 @@ def test_a_missing_or_foreign_property_is_refused(long: StreamLake, value: str |
         tx.remove_properties(key) if value is None else tx.set_properties({key: value})
     forget_what_was_read()
     with pytest.raises(
-        Terminal, match=rf"expected its property {key}, found .*; lost are main, speed: set the property"
+        Terminal,
+        match=rf"expected its property {key}, found .*; lost are main, speed: set the property",
     ):
         long.state()
 
@@ -469,18 +579,28 @@ def test_a_table_of_before_there_were_side_files_is_read_and_published_to(
     old = {**accepted, TIMELINE: Timeline(FIRST, shift(FIRST, 60), offsets_at(60, 12)).to_json()}
     with monkeypatch.context() as patched:
         patched.setattr(
-            "anabranch.iceberg.prepare.summary_of", lambda table, branch, properties: (dict(properties), {})
+            "anabranch.iceberg.prepare.summary_of",
+            lambda table, branch, properties: (dict(properties), {}),
         )
         state = lake.state()
         packed = {**old, ACCEPTED: state_properties.pack(old[ACCEPTED])}  # as `main` said it
-        changes = (Change("speed", properties=old), Change("batch", properties=old), Change("main", properties=packed))
-        commit = to_commit(state, Publish(new_id(), changes, Timeline.from_json(old[TIMELINE])), NOW)
+        changes = (
+            Change("speed", properties=old),
+            Change("batch", properties=old),
+            Change("main", properties=packed),
+        )
+        commit = to_commit(
+            state, Publish(new_id(), changes, Timeline.from_json(old[TIMELINE])), NOW
+        )
         assert lake.lake.commit(state.table, commit) is Outcome.LANDED
     assert not state_of(lake.table()), "the hazard did not happen"
     was = lake.state()
     assert (len(was.accepted), was.timeline.open) == (60, shift(FIRST, 60))
     changes = (Change("speed"), Change("batch"), Change("main"))
-    assert max(sizes(publish(lake, Position(TOPIC, offsets_at(60, 12)), changes=changes)).values()) <= 1_000
+    assert (
+        max(sizes(publish(lake, Position(TOPIC, offsets_at(60, 12)), changes=changes)).values())
+        <= 1_000
+    )
     forget_what_was_read()
     now = lake.state()
     assert (now.accepted, now.timeline, now.branch_properties["main"][ACCEPTED]) == (
@@ -492,19 +612,25 @@ def test_a_table_of_before_there_were_side_files_is_read_and_published_to(
 
 @pytest.fixture
 def with_side_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StreamLake:
-    """A stream of a version that kept its state in side files; its newest publishes were to `batch` and `main`."""
+    """A stream of a version that kept its state in side files; its newest publishes were to `batch`
+    and `main`."""
     lake = new_lake(tmp_path, 12, Timeline(FIRST, FIRST, offsets_at(0, 12)))
     with monkeypatch.context() as patched:
         patched.setattr("anabranch.iceberg.prepare.summary_of", summary_with_a_side_file)
         said_long(lake, cuts_of(100, 12))
         publish(lake, Position(TOPIC, offsets_at(1, 12)))
-        publish(lake, changes=(Change("batch", properties={LOST: json.dumps(["x"] * 9)}), Change("main")))
+        publish(
+            lake,
+            changes=(Change("batch", properties={LOST: json.dumps(["x"] * 9)}), Change("main")),
+        )
     assert len(side_files_of(lake)) >= 2
     assert not state_of(lake.table())
     return lake
 
 
-def test_a_table_with_side_files_is_read_and_moves_over_with_its_next_publish(with_side_files: StreamLake) -> None:
+def test_a_table_with_side_files_is_read_and_moves_over_with_its_next_publish(
+    with_side_files: StreamLake,
+) -> None:
     lake = with_side_files
     forget_what_was_read()
     was = lake.state()
@@ -530,19 +656,28 @@ def test_apply_moves_every_branch_over(with_side_files: StreamLake) -> None:
     assert lake.state().timeline == was.timeline
 
 
-def test_orphan_removal_spares_side_files_that_a_remembered_snapshot_names(with_side_files: StreamLake) -> None:
+def test_orphan_removal_spares_side_files_that_a_remembered_snapshot_names(
+    with_side_files: StreamLake,
+) -> None:
     lake = with_side_files
     publish(lake, changes=(Change("speed"), Change("batch"), Change("main")))
-    names = (state_properties.side_file_of(snapshots._own_properties(s)) for s in lake.table().snapshots())
+    names = (
+        state_properties.side_file_of(snapshots._own_properties(s))
+        for s in lake.table().snapshots()
+    )
     named = {n for n in names if n is not None}
     assert named == set(side_files_of(lake))
     folder = next(iter(side_files_of(lake).values())).parent
-    (folder / f"{new_id()}-0123456789abcdef{side_files.SUFFIX}").write_bytes(b"of a commit that never landed")
+    (folder / f"{new_id()}-0123456789abcdef{side_files.SUFFIX}").write_bytes(
+        b"of a commit that never landed"
+    )
     old = (NOW - timedelta(days=9)).timestamp()
     for path in side_files_of(lake).values():
         os.utime(path, (old, old))
     environment = new_environment(lake.folder)
-    maintenance.maintain(Job(environment, lake.stream, lake.lake, Broker().adapter), datetime.now(UTC))
+    maintenance.maintain(
+        Job(environment, lake.stream, lake.lake, Broker().adapter), datetime.now(UTC)
+    )
     assert set(side_files_of(lake)) == named
 
 
@@ -558,7 +693,8 @@ def test_a_branch_without_its_side_file_is_recreated_from_main(
     damage(side_files_of(lake)[name])
     forget_what_was_read()
     with pytest.raises(
-        Terminal, match=rf"{name}.*lost are {branch}: .*drop branch {branch}, then run `anabranch apply"
+        Terminal,
+        match=rf"{name}.*lost are {branch}: .*drop branch {branch}, then run `anabranch apply",
     ):
         lake.state()
     lake.table().manage_snapshots().remove_branch(branch).commit()
@@ -580,7 +716,8 @@ def test_main_without_its_side_file_is_set_back_and_merged(
     side_files_of(lake)[named_by(lake.table(), "main")].unlink()
     forget_what_was_read()
     with pytest.raises(
-        Terminal, match=f"lost are main: .*roll main back to snapshot {back} of .*anabranch merge STREAM"
+        Terminal,
+        match=f"lost are main: .*roll main back to snapshot {back} of .*anabranch merge STREAM",
     ):
         lake.state()
     lake.table().manage_snapshots().rollback_to_snapshot(back).commit()
@@ -589,12 +726,16 @@ def test_main_without_its_side_file_is_set_back_and_merged(
     assert (lake.state().timeline, lake.state().is_merged) == (other, True)
 
 
-def test_without_a_side_file_the_error_names_the_remaining_state(with_side_files: StreamLake) -> None:
+def test_without_a_side_file_the_error_names_the_remaining_state(
+    with_side_files: StreamLake,
+) -> None:
     for path in side_files_of(with_side_files).values():
         path.unlink()
     forget_what_was_read()
     # The first snapshot, which `apply` made, was short enough to contain its own state.
-    with pytest.raises(Terminal, match=r"lost are main, speed, batch: .*roll main back to snapshot \d+ of"):
+    with pytest.raises(
+        Terminal, match=r"lost are main, speed, batch: .*roll main back to snapshot \d+ of"
+    ):
         with_side_files.state()
 
 
@@ -604,7 +745,9 @@ def named_by(table: Table, branch: str) -> str:
     return name
 
 
-def test_a_metadata_file_without_its_side_file_is_not_registered(with_side_files: StreamLake) -> None:
+def test_a_metadata_file_without_its_side_file_is_not_registered(
+    with_side_files: StreamLake,
+) -> None:
     table = with_side_files.table()
     location = table.location()
     listed = {str(p).lstrip("/") for p in Path(location.removeprefix("file://")).rglob("*")}

@@ -32,16 +32,26 @@ class Written:
 
 
 def batch(
-    first: int, offsets: Iterable[int], end: int | None = None, producer: int | None = None, codec: int = NONE,
-    control: int | None = None, headers: list[tuple[str, bytes]] | None = None,
-) -> Written:  # fmt: skip
-    """A batch of format 2 that begins at `first`, holds records of these offsets, and ends before `end`: as the broker
-    stores it, also after compaction took records out of it."""
+    first: int,
+    offsets: Iterable[int],
+    end: int | None = None,
+    producer: int | None = None,
+    codec: int = NONE,
+    control: int | None = None,
+    headers: list[tuple[str, bytes]] | None = None,
+) -> Written:
+    """A batch of format 2 that begins at `first`, holds records of these offsets, and ends before
+    `end`: as the broker stores it, also after compaction took records out of it."""
     held = list(offsets)
     builder = DefaultRecordBatchBuilder(
-        magic=2, compression_type=codec, is_transactional=producer is not None,
-        producer_id=producer if producer is not None else -1, producer_epoch=0, base_sequence=0, batch_size=1 << 20,
-    )  # fmt: skip
+        magic=2,
+        compression_type=codec,
+        is_transactional=producer is not None,
+        producer_id=producer if producer is not None else -1,
+        producer_epoch=0,
+        base_sequence=0,
+        batch_size=1 << 20,
+    )
     for offset in held:
         key = struct.pack(">hh", 0, control) if control is not None else b"k" * 20
         builder.append(offset - first, timestamp=1, key=key, value=b"v" * 50, headers=headers or [])
@@ -68,7 +78,8 @@ def legacy(magic: int, offsets: list[int], codec: int = NONE) -> Written:
 
 @dataclass
 class Log:
-    """A partition's log that answers as a broker does: whole batches, the first one always, the last one cut off."""
+    """A partition's log that answers as a broker does: whole batches, the first one always, the
+    last one cut off."""
 
     batches: list[Written]
     aborted: tuple[tuple[int, int, int], ...] = ()
@@ -84,8 +95,15 @@ class Log:
         behind = [b for b in self.batches if b.end > offset]
         data = b"".join(b.data for b in behind)[: max(size, len(behind[0].data) if behind else 0)]
         self.fetched += len(data)
-        aborted = tuple((producer, first) for producer, first, last in self.aborted if last >= offset)
-        return Fetched(data, aborted, self.start, self.stable_end or (self.batches[-1].end if self.batches else 0))
+        aborted = tuple(
+            (producer, first) for producer, first, last in self.aborted if last >= offset
+        )
+        return Fetched(
+            data,
+            aborted,
+            self.start,
+            self.stable_end or (self.batches[-1].end if self.batches else 0),
+        )
 
 
 def seen(log: Log, missing: Iterable[int], start: int = 0) -> Seen:
@@ -98,19 +116,28 @@ def seen(log: Log, missing: Iterable[int], start: int = 0) -> Seen:
 def test_a_control_record_is_seen_by_its_flag_and_an_aborted_one_by_the_list_of_the_fetch() -> None:
     log = Log(
         [
-            batch(0, [0, 1], producer=PRODUCER), marker(2, PRODUCER, COMMIT),
-            batch(3, [3, 4], producer=PRODUCER), batch(5, [5], producer=OTHER), marker(6, PRODUCER, ABORT),
-            batch(7, [7], producer=PRODUCER), marker(8, PRODUCER, COMMIT), marker(9, OTHER, COMMIT),
+            batch(0, [0, 1], producer=PRODUCER),
+            marker(2, PRODUCER, COMMIT),
+            batch(3, [3, 4], producer=PRODUCER),
+            batch(5, [5], producer=OTHER),
+            marker(6, PRODUCER, ABORT),
+            batch(7, [7], producer=PRODUCER),
+            marker(8, PRODUCER, COMMIT),
+            marker(9, OTHER, COMMIT),
         ],
         aborted=((PRODUCER, 3, 6),),
-    )  # fmt: skip
+    )
     assert seen(log, [2, 3, 4, 6, 8, 9]) == Seen({"control": 4, "aborted": 2})
-    # Of the same producer, what comes before and behind the aborted transaction is there to be read.
+    # Of the same producer, what comes before and behind the aborted transaction is there to be
+    # read.
     assert seen(log, [0, 3, 7]) == Seen({"aborted": 1, "present": 2}, ((0, 1), (7, 8)))
 
 
 def test_a_transaction_of_before_the_first_fetch_is_aborted_too() -> None:
-    log = Log([batch(0, [0, 1, 2, 3], producer=PRODUCER), marker(4, PRODUCER, ABORT)], aborted=((PRODUCER, 0, 4),))
+    log = Log(
+        [batch(0, [0, 1, 2, 3], producer=PRODUCER), marker(4, PRODUCER, ABORT)],
+        aborted=((PRODUCER, 0, 4),),
+    )
     assert seen(log, [2, 3], start=2) == Seen({"aborted": 2})
 
 
@@ -155,7 +182,10 @@ def test_a_log_with_an_earlier_end_is_requested_again() -> None:
 def test_only_batches_around_missing_offsets_are_fetched() -> None:
     log = Log([])
     for i in range(10):
-        log.batches += [batch(i * 801 + j * 20, range(i * 801 + j * 20, i * 801 + j * 20 + 20)) for j in range(40)]
+        log.batches += [
+            batch(i * 801 + j * 20, range(i * 801 + j * 20, i * 801 + j * 20 + 20))
+            for j in range(40)
+        ]
         log.batches.append(marker(i * 801 + 800, PRODUCER, COMMIT))
     assert seen(log, range(800, 8010, 801)) == Seen({"control": 10})
     assert len(log.fetches) == 10
@@ -165,7 +195,10 @@ def test_only_batches_around_missing_offsets_are_fetched() -> None:
 def test_dense_markers_take_few_large_fetches() -> None:
     log = Log([])
     for i in range(20_000):
-        log.batches += [batch(2 * i, [2 * i], producer=PRODUCER), marker(2 * i + 1, PRODUCER, COMMIT)]
+        log.batches += [
+            batch(2 * i, [2 * i], producer=PRODUCER),
+            marker(2 * i + 1, PRODUCER, COMMIT),
+        ]
     total = sum(len(b.data) for b in log.batches)
     assert seen(log, range(1, 40_000, 2)) == Seen({"control": 20_000})
     assert len(log.fetches) < 20

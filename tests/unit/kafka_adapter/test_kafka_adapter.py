@@ -33,7 +33,9 @@ from anabranch.kafka.kafka_python_fixes import IO_THREAD
 UNREACHABLE = config.Kafka(bootstrap_servers="127.0.0.1:1")
 
 
-def test_an_unreachable_broker_is_a_transient_error_with_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_broker_is_a_transient_error_with_its_cause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(client, "_BOOTSTRAP_MS", 500)
     began = time.monotonic()
     with pytest.raises(Transient) as raised:
@@ -41,8 +43,8 @@ def test_an_unreachable_broker_is_a_transient_error_with_its_cause(monkeypatch: 
     assert time.monotonic() - began < 5
     assert str(raised.value) == (
         "describe topic t at 127.0.0.1:1: KafkaTimeoutError: Unable to bootstrap from "
-        "['127.0.0.1:1'] (KafkaConnectionError: 111 ECONNREFUSED); check kafka.bootstrap_servers: `anabranch doctor` "
-        "examines it (transient, try again)"
+        "['127.0.0.1:1'] (KafkaConnectionError: 111 ECONNREFUSED); check kafka.bootstrap_servers: "
+        "`anabranch doctor` examines it (transient, try again)"
     )
     # Said once, by us.
     assert not logging.getLogger("kafka").propagate
@@ -79,7 +81,9 @@ def test_brokers_that_are_slow_get_twice_the_time(monkeypatch: pytest.MonkeyPatc
     began = time.monotonic()
     # It takes the connection and says nothing.
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(Transient):
-        client.KafkaAdapter(config.Kafka(bootstrap_servers=f"127.0.0.1:{silent.getsockname()[1]}")).describe("t")
+        client.KafkaAdapter(
+            config.Kafka(bootstrap_servers=f"127.0.0.1:{silent.getsockname()[1]}")
+        ).describe("t")
     assert time.monotonic() - began > 1.9
 
 
@@ -87,22 +91,35 @@ def test_brokers_that_are_slow_get_twice_the_time(monkeypatch: pytest.MonkeyPatc
     ("failure", "kind"),
     [
         (errors.SaslAuthenticationFailedError("wrong password"), ConfigurationError),
-        (errors.KafkaConnectionError("Handshake failed: CERTIFICATE_VERIFY_FAILED"), ConfigurationError),
+        (
+            errors.KafkaConnectionError("Handshake failed: CERTIFICATE_VERIFY_FAILED"),
+            ConfigurationError,
+        ),
         (errors.KafkaConnectionError("111 ECONNREFUSED"), Transient),
     ],
-)  # fmt: skip
-def test_the_cause_that_the_client_only_logs_decides(failure: Exception, kind: type[AnabranchError]) -> None:
+)
+def test_the_cause_that_the_client_only_logs_decides(
+    failure: Exception, kind: type[AnabranchError]
+) -> None:
     began = time.monotonic()
-    logging.getLogger("kafka.net.manager").warning("Bootstrap connection to %s failed: %s", "n", failure)
-    error = client.explained(UNREACHABLE, "describe topic t", errors.KafkaTimeoutError("Unable to bootstrap"), began)
+    logging.getLogger("kafka.net.manager").warning(
+        "Bootstrap connection to %s failed: %s", "n", failure
+    )
+    error = client.explained(
+        UNREACHABLE, "describe topic t", errors.KafkaTimeoutError("Unable to bootstrap"), began
+    )
     assert type(error) is kind
     assert str(failure.args[0]) in str(error)
 
 
 def test_a_cause_of_an_earlier_question_does_not_count() -> None:
-    logging.getLogger("kafka.net.manager").warning("failed: %s", errors.SaslAuthenticationFailedError("wrong"))
+    logging.getLogger("kafka.net.manager").warning(
+        "failed: %s", errors.SaslAuthenticationFailedError("wrong")
+    )
     began = time.monotonic()
-    error = client.explained(UNREACHABLE, "describe topic t", errors.KafkaTimeoutError("Unable to bootstrap"), began)
+    error = client.explained(
+        UNREACHABLE, "describe topic t", errors.KafkaTimeoutError("Unable to bootstrap"), began
+    )
     assert type(error) is Transient
     assert "wrong" not in str(error)
 
@@ -122,23 +139,33 @@ def test_a_partition_that_cannot_be_read_now_is_waited_for(failure: Exception, w
 
 
 REFUSALS = [
-    kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.AuthorizationError)
+    kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, errors.AuthorizationError)
 ]
 
 
-@pytest.mark.parametrize("kind", [kind for kind in REFUSALS if kind is not errors.AuthorizationError])
-def test_every_refusal_names_the_right_that_is_missing(kind: type[errors.AuthorizationError]) -> None:
+@pytest.mark.parametrize(
+    "kind", [kind for kind in REFUSALS if kind is not errors.AuthorizationError]
+)
+def test_every_refusal_names_the_right_that_is_missing(
+    kind: type[errors.AuthorizationError],
+) -> None:
     explained = client.explained(UNREACHABLE, "ask", kind("denied"), time.monotonic())
     assert type(explained) is MissingRight
     [option] = [option for refused, option, _ in client._RIGHTS if refused is kind]
-    assert f"kafka-acls.sh --bootstrap-server {UNREACHABLE.bootstrap_servers} --add" in str(explained)
+    assert f"kafka-acls.sh --bootstrap-server {UNREACHABLE.bootstrap_servers} --add" in str(
+        explained
+    )
     assert f" {option}" in str(explained)
 
 
 def test_a_right_of_another_resource_is_not_named() -> None:
     """A transaction touches a topic, a group and a transactional id; each refusal names its own."""
     error = errors.GroupAuthorizationFailedError()
-    explained = client.explained(UNREACHABLE, "send", error, time.monotonic(), "--operation Write --topic t")
+    explained = client.explained(
+        UNREACHABLE, "send", error, time.monotonic(), "--operation Write --topic t"
+    )
     assert "--operation Read --group GROUP" in str(explained)
 
 
@@ -157,7 +184,9 @@ def test_the_most_specific_connection_error_is_reported(logged: list[str], most:
     failures = client._Failures()
     for text in logged:
         error = errors.KafkaConnectionError(text)
-        failures.emit(logging.LogRecord("kafka", logging.WARNING, "", 0, "failed: %s", (error,), None))
+        failures.emit(
+            logging.LogRecord("kafka", logging.WARNING, "", 0, "failed: %s", (error,), None)
+        )
     assert failures.since(0, "kafka:9092") == f"KafkaConnectionError: {most}"
     assert failures.since(time.monotonic() + 1, "kafka:9092") is None
 
@@ -172,7 +201,9 @@ def test_the_failure_of_a_client_of_other_brokers_is_no_cause() -> None:
     assert failures.since(0, "mirror:9092") is None
 
 
-def test_brokers_that_are_away_cost_no_thread_and_no_file_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_brokers_that_are_away_cost_no_thread_and_no_file_descriptor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(client, "_BOOTSTRAP_MS", 200)
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
@@ -195,7 +226,8 @@ def test_brokers_that_are_away_cost_no_thread_and_no_file_descriptor(monkeypatch
 
 
 def select_descriptors() -> Iterator[str]:
-    """The descriptors by which this process's event loops wait; each client of kafka-python has one."""
+    """The descriptors by which this process's event loops wait; each client of kafka-python has
+    one."""
     for path in Path("/proc/self/fd").iterdir():
         with suppress(FileNotFoundError):
             if "eventpoll" in (target := str(path.readlink())):
@@ -204,7 +236,9 @@ def select_descriptors() -> Iterator[str]:
 
 def test_a_missing_certificate_file_is_reported_at_once(tmp_path: Path) -> None:
     missing = {"ssl.truststore.location": str(tmp_path / "ca.pem")}
-    with pytest.raises(ConfigurationError, match=r"ssl\.truststore\.location: expected a file, found none"):
+    with pytest.raises(
+        ConfigurationError, match=r"ssl\.truststore\.location: expected a file, found none"
+    ):
         security.kafka_python_settings(
             config.Kafka.model_validate({"bootstrap_servers": "127.0.0.1:1", "security": missing})
         )
@@ -220,7 +254,8 @@ def test_data_before_the_end_of_a_connection_is_read() -> None:
 
 
 def installed_with(package: str, extras: frozenset[str] = frozenset()) -> set[str]:
-    """What an installation of `package` brings, by the requirements of the packages as they are installed here."""
+    """What an installation of `package` brings, by the requirements of the packages as they are
+    installed here."""
     found: set[str] = set()
     waiting = [(package, extras)]
     seen = set(waiting)
@@ -229,7 +264,10 @@ def installed_with(package: str, extras: frozenset[str] = frozenset()) -> set[st
         found.add(name)
         for text in metadata.requires(name) or []:
             requirement = Requirement(text)
-            if any(requirement.marker is None or requirement.marker.evaluate({"extra": e}) for e in (wanted or {""})):
+            if any(
+                requirement.marker is None or requirement.marker.evaluate({"extra": e})
+                for e in (wanted or {""})
+            ):
                 needed = (requirement.name.lower(), frozenset(requirement.extras))
                 if needed not in seen:
                     seen.add(needed)
@@ -270,7 +308,11 @@ def test_a_topic_without_an_id_is_refused(given: object) -> None:
     ) as refused:
         client._topic_id("t", given)
     assert refused.value.exit_code == 2
-    assert client._topic_id("t", uuid.UUID(int=1)) == client._topic_id("t", uuid.UUID(int=1).bytes) == 21 * "A" + "Q"
+    assert (
+        client._topic_id("t", uuid.UUID(int=1))
+        == client._topic_id("t", uuid.UUID(int=1).bytes)
+        == 21 * "A" + "Q"
+    )
 
 
 @pytest.mark.parametrize(
@@ -284,12 +326,15 @@ def test_a_topic_without_an_id_is_refused(given: object) -> None:
         (600_000, [200], 15, 600_000),
     ],
 )
-def test_a_look_fetches_as_much_as_its_records_need(now: int, sizes: list[int], count: int, planned: int) -> None:
+def test_a_look_fetches_as_much_as_its_records_need(
+    now: int, sizes: list[int], count: int, planned: int
+) -> None:
     assert client.plan_fetch_bytes(now, sizes, count) == planned
 
 
 class Admin:
-    """An admin connection for a user that may not describe topic `secret`: one partition fails the whole request."""
+    """An admin connection for a user that may not describe topic `secret`: one partition fails the
+    whole request."""
 
     def list_partition_offsets(self, specs: Any, **_: Any) -> Any:
         if any(partition.topic == "secret" for partition in specs):
@@ -309,4 +354,6 @@ def test_a_topic_that_may_not_be_described_takes_no_ends_from_others(
     adapter = client.KafkaAdapter(UNREACHABLE)
     found = adapter.stable_ends_of({"open": [0, 1], "secret": [0]})
     assert found["open"] == {0: 7, 1: 7} and isinstance(found["secret"], MissingRight)
-    assert "--operation Describe --topic secret" in str(adapter.stable_ends_of({"secret": [0]})["secret"])
+    assert "--operation Describe --topic secret" in str(
+        adapter.stable_ends_of({"secret": [0]})["secret"]
+    )

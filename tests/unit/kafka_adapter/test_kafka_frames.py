@@ -1,4 +1,5 @@
-"""Reads around bad records: stretches that contain every record that Spark cannot read, and few other parts."""
+"""Reads around bad records: stretches that contain every record that Spark cannot read, and few
+other parts."""
 
 from __future__ import annotations
 
@@ -15,7 +16,9 @@ ODD = st.dictionaries(st.integers(0, 3), st.sets(st.integers(0, 999), max_size=6
 
 @settings(max_examples=30, deadline=None)
 @given(ODD, st.integers(1, 8))
-def test_stretches_and_the_rest_are_every_offset_once(odd: dict[int, list[int]], at_most: int) -> None:
+def test_stretches_and_the_rest_are_every_offset_once(
+    odd: dict[int, list[int]], at_most: int
+) -> None:
     ranges = dict.fromkeys(range(4), (0, 1000))
     taken = plan_stretches(odd, at_most)
     assert len(taken) <= max(at_most, len(odd))
@@ -29,7 +32,10 @@ def test_stretches_and_the_rest_are_every_offset_once(odd: dict[int, list[int]],
 def test_a_record_alone_is_taken_alone() -> None:
     taken = plan_stretches({0: [7, 3], 2: [5]}, 32)
     assert taken == [{0: (3, 4)}, {0: (7, 8)}, {2: (5, 6)}]
-    assert plan_rest({0: (3, 9), 1: (0, 2), 2: (5, 6)}, taken) == [{0: (4, 7), 1: (0, 2)}, {0: (8, 9)}]
+    assert plan_rest({0: (3, 9), 1: (0, 2), 2: (5, 6)}, taken) == [
+        {0: (4, 7), 1: (0, 2)},
+        {0: (8, 9)},
+    ]
 
 
 @pytest.mark.parametrize(
@@ -42,7 +48,9 @@ def test_a_record_alone_is_taken_alone() -> None:
         (-(2**63), None),
     ],
 )
-def test_a_timestamp_out_of_the_range_of_dates_is_null(millis: int, moment: datetime | None) -> None:
+def test_a_timestamp_out_of_the_range_of_dates_is_null(
+    millis: int, moment: datetime | None
+) -> None:
     assert _moment(millis) == moment
 
 

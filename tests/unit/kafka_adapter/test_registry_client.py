@@ -1,4 +1,5 @@
-"""The registry's client against an HTTP server that answers what a test says: what each answer means."""
+"""The registry's client against an HTTP server that answers what a test says: what each answer
+means."""
 
 from __future__ import annotations
 
@@ -24,12 +25,18 @@ def server() -> Iterator[Answering]:
 def test_a_schema_is_requested_once(server: Answering) -> None:
     server.answers["/schemas/ids/7"] = (200, json.dumps({"schema": '"string"'}))
     registry = server.registry()
-    assert registry.schema(7) == registry.schema(7) == RegisteredSchema(7, "AVRO", '"string"', False)
+    assert (
+        registry.schema(7) == registry.schema(7) == RegisteredSchema(7, "AVRO", '"string"', False)
+    )
     assert server.paths == ["/api/schemas/ids/7"]
 
 
 def test_type_and_references(server: Answering) -> None:
-    answer = {"schema": "{}", "schemaType": "JSON", "references": [{"name": "a", "subject": "b", "version": 1}]}
+    answer = {
+        "schema": "{}",
+        "schemaType": "JSON",
+        "references": [{"name": "a", "subject": "b", "version": 1}],
+    }
     server.answers["/schemas/ids/7"] = (200, json.dumps(answer))
     assert server.registry().schema(7) == RegisteredSchema(7, "JSON", "{}", True)
 
@@ -47,10 +54,15 @@ def test_impossible_schema_ids_are_not_requested(server: Answering) -> None:
     assert server.paths == []
 
 
-def test_subjects_of_an_id_count_deleted_versions_and_are_requested_until_found(server: Answering) -> None:
+def test_subjects_of_an_id_count_deleted_versions_and_are_requested_until_found(
+    server: Answering,
+) -> None:
     registry, path = server.registry(), "/schemas/ids/7/versions?deleted=true"
     assert not registry.belongs(7, "a")
-    server.answers[path] = (200, json.dumps([{"subject": "a", "version": 1}, {"subject": "b", "version": 2}]))
+    server.answers[path] = (
+        200,
+        json.dumps([{"subject": "a", "version": 1}, {"subject": "b", "version": 2}]),
+    )
     assert registry.belongs(7, "a") and registry.belongs(7, "b") and registry.belongs(7, "a")
     assert not registry.belongs(7, "c")
     assert server.paths == [f"/api{path}"] * 3
@@ -72,7 +84,9 @@ def test_no_listener_is_a_transient_error() -> None:
 @pytest.mark.parametrize("status", [401, 403])
 def test_a_request_without_access_is_refused(server: Answering, status: int) -> None:
     server.answers["/schemas/ids/7"] = (status, json.dumps({"error_code": status, "message": "no"}))
-    with pytest.raises(ConfigurationError, match=f"found {status} no; check registry.user and registry.password"):
+    with pytest.raises(
+        ConfigurationError, match=f"found {status} no; check registry.user and registry.password"
+    ):
         server.registry(user="u", password="hunter2").schema(7)
     assert server.authorization == "Basic " + base64.b64encode(b"u:hunter2").decode()
 
@@ -88,10 +102,14 @@ def test_a_request_without_access_is_refused(server: Answering, status: int) -> 
         (400, json.dumps({"message": "what?"})),
     ],
 )
-def test_an_answer_of_another_server_makes_no_dead_letters(server: Answering, status: int, body: str) -> None:
+def test_an_answer_of_another_server_makes_no_dead_letters(
+    server: Answering, status: int, body: str
+) -> None:
     """The hazard: a proxy's 404 taken for the registry's word that a schema does not exist."""
     server.answers["/schemas/ids/7"] = (status, body)
-    with pytest.raises(ConfigurationError, match="expected the answer of a schema registry's REST API, found"):
+    with pytest.raises(
+        ConfigurationError, match="expected the answer of a schema registry's REST API, found"
+    ):
         server.registry().schema(7)
 
 
@@ -105,7 +123,10 @@ def test_a_password_is_in_no_message(server: Answering) -> None:
 def test_the_latest_version_of_a_subject_is_asked_for_each_time(server: Answering) -> None:
     registry, path = server.registry(), "/subjects/a%2Fb-value/versions/latest"
     assert registry.latest("a/b-value") is None
-    server.answers[path] = (200, json.dumps({"subject": "a/b-value", "id": 7, "version": 1, "schema": "{}"}))
+    server.answers[path] = (
+        200,
+        json.dumps({"subject": "a/b-value", "id": 7, "version": 1, "schema": "{}"}),
+    )
     assert registry.latest("a/b-value") == SubjectVersion("a/b-value", 1, "AVRO", "{}", False)
     more = {"version": 2, "schema": "[]", "schemaType": "JSON", "references": [{"name": "a"}]}
     server.answers[path] = (200, json.dumps(more))

@@ -1,6 +1,7 @@
 """Cuts through logs in which some records are stamped wrongly, in the past and in the future.
 
-The central property: a record that is stamped rightly lies in the hour of its own stamp, whatever its neighbours say.
+The central property: a record that is stamped rightly lies in the hour of its own stamp, whatever
+its neighbours say.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ NOW = datetime(2026, 11, 21, 12, 0, 5, tzinfo=UTC)
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 MICROS, NANOS = 1_790_000_000_000_000, 1_790_000_000_000_000_000
 IN_2036 = millis(datetime(2036, 1, 1, tzinfo=UTC))
-# Stamps of producers that are wrong: unknown, seconds for milliseconds, other units, clocks that are far off.
+# Stamps of producers that are wrong: unknown, seconds for milliseconds, other units, clocks that
+# are far off.
 LIES = [-1, -NANOS, 0, 1_790_000_000, MICROS, NANOS, 2**63 - 1, -(2**63), IN_2036]
 
 
@@ -55,16 +57,24 @@ class Kafka:
         self.questions += 1
         at = millis(when)
         return {
-            p: next((Stamped(o, ts) for o, ts in enumerate(stamps) if ts >= at), None) for p, stamps in self.log.items()
+            p: next((Stamped(o, ts) for o, ts in enumerate(stamps) if ts >= at), None)
+            for p, stamps in self.log.items()
         }
 
-    def first_later(self, topic: Topic, records: Mapping[int, Stamped]) -> dict[int, Stamped | None]:
+    def first_later(
+        self, topic: Topic, records: Mapping[int, Stamped]
+    ) -> dict[int, Stamped | None]:
         return {
-            p: next((Stamped(o, ts) for o, ts in enumerate(self.log[p]) if ts > record.timestamp_ms), None)
+            p: next(
+                (Stamped(o, ts) for o, ts in enumerate(self.log[p]) if ts > record.timestamp_ms),
+                None,
+            )
             for p, record in records.items()
         }
 
-    def stamps_from(self, topic: Topic, starts: Offsets, ends: Offsets, count: int) -> dict[int, Window]:
+    def stamps_from(
+        self, topic: Topic, starts: Offsets, ends: Offsets, count: int
+    ) -> dict[int, Window]:
         self.looks += 1
         return {p: stamped(self.log[p][s : min(s + count, ends[p])], s) for p, s in starts.items()}
 
@@ -74,8 +84,11 @@ def begun() -> State:
     return new_state(Timeline(hour_of(NOW), hour_of(NOW), {}), {})
 
 
-def decide(kafka: Kafka, state: State | None = None, seen: Seen | None = None) -> list[hours.HourRange]:
-    """The hours of the whole log, decided step by step as by a batch layer that is run for the first time."""
+def decide(
+    kafka: Kafka, state: State | None = None, seen: Seen | None = None
+) -> list[hours.HourRange]:
+    """The hours of the whole log, decided step by step as by a batch layer that is run for the
+    first time."""
     state, seen = state or begun(), {} if seen is None else seen
     for _ in range(10_000):
         offsets = sealing.ask(kafka, "events", state, NOW, timedelta(0), seen=seen)
@@ -91,7 +104,9 @@ def decide(kafka: Kafka, state: State | None = None, seen: Seen | None = None) -
 def hours_of(kafka: Kafka, **given: object) -> dict[tuple[int, int], str]:
     ranges = {p: (0, len(stamps)) for p, stamps in kafka.log.items()}
     by_hour = assign(ranges, decide(kafka, **given))  # type: ignore[arg-type]
-    return {(p, o): h for h, part in by_hour.items() for p, (s, e) in part.items() for o in range(s, e)}
+    return {
+        (p, o): h for h, part in by_hour.items() for p, (s, e) in part.items() for o in range(s, e)
+    }
 
 
 def a_record_a_minute(back: timedelta, every: timedelta = MINUTE) -> list[int]:
@@ -100,21 +115,33 @@ def a_record_a_minute(back: timedelta, every: timedelta = MINUTE) -> list[int]:
 
 
 def expected(stamps: list[int], partition: int = 0) -> dict[tuple[int, int], str]:
-    return {(partition, o): hour_of(datetime.fromtimestamp(ts / 1000, UTC)) for o, ts in enumerate(stamps)}
+    return {
+        (partition, o): hour_of(datetime.fromtimestamp(ts / 1000, UTC))
+        for o, ts in enumerate(stamps)
+    }
 
 
 @pytest.mark.parametrize("lie", [*LIES, millis(NOW - 2 * HOUR), millis(NOW - timedelta(days=900))])
 @pytest.mark.parametrize(
-    "back", [5 * HOUR, timedelta(days=budget(3, 10))], ids=["down for five hours", "days of history"]
+    "back",
+    [5 * HOUR, timedelta(days=budget(3, 10))],
+    ids=["down for five hours", "days of history"],
 )
 def test_one_record_stamped_wrongly_hides_no_hour(lie: int, back: timedelta) -> None:
-    """The hazard: the time index answers for every hour behind a record of the future with that record."""
+    """The hazard: the time index answers for every hour behind a record of the future with that
+    record."""
     log = a_record_a_minute(back)
     kafka = Kafka({0: [*log[:10], lie, *log[10:]], 1: list(log), 2: []})
     decided = hours_of(kafka)
-    right = expected(log[:10], 0) | {(0, o + 1): h for (_, o), h in expected(log).items() if o >= 10} | expected(log, 1)
+    right = (
+        expected(log[:10], 0)
+        | {(0, o + 1): h for (_, o), h in expected(log).items() if o >= 10}
+        | expected(log, 1)
+    )
     assert {at: decided[at] for at in right} == right
-    assert kafka.looks <= 15 * len(set(decided.values())), "more windows are looked at than a bisection needs"
+    assert kafka.looks <= 15 * len(set(decided.values())), (
+        "more windows are looked at than a bisection needs"
+    )
 
 
 def test_hours_of_a_healthy_log_cost_one_look_each() -> None:
@@ -139,7 +166,9 @@ def test_hours_without_a_record_cost_no_question() -> None:
     kafka = Kafka({0: long_ago + log})
     decided = hours_of(kafka)
     assert decided[0, 0] == hour_of(NOW - timedelta(days=90))
-    assert {at: h for at, h in decided.items() if at[1] >= 5} == {(0, o + 5): h for (_, o), h in expected(log).items()}
+    assert {at: h for at, h in decided.items() if at[1] >= 5} == {
+        (0, o + 5): h for (_, o), h in expected(log).items()
+    }
     assert kafka.questions < 40
 
 
@@ -169,7 +198,8 @@ def test_a_commit_decides_a_bounded_number_of_hours_and_the_next_continues() -> 
 
 
 FAR = st.one_of(st.sampled_from(LIES), st.integers(-(2**63), 2**63 - 1))
-# Off by days, so that the timestamp is plausible, but by more than any pause: else the wrong one is ambiguous.
+# Off by days, so that the timestamp is plausible, but by more than any pause: else the wrong one is
+# ambiguous.
 OFF = st.integers(3 * 24 * 60, 40 * 24 * 60).map(lambda minutes: minutes * 60_000)
 LIE = st.tuples(st.just(False), FAR) | st.tuples(st.just(True), OFF | OFF.map(lambda ms: -ms))
 LOGS = st.tuples(
@@ -182,7 +212,8 @@ Outlier = tuple[int, tuple[bool, int]]
 
 
 def with_outliers(gaps: list[int], outliers: list[Outlier]) -> tuple[list[int], set[int]]:
-    """A log that ends now, `gaps` in minutes, and where its outliers lie, 8 records from another."""
+    """A log that ends now, `gaps` in minutes, and where its outliers lie, 8 records from
+    another."""
     stamps, at = [], NOW
     for gap in gaps:
         stamps.append(millis(at))
@@ -199,14 +230,20 @@ def with_outliers(gaps: list[int], outliers: list[Outlier]) -> tuple[list[int], 
 
 @settings(max_examples=budget(50, 150), deadline=None)
 @given(LOGS, st.integers(1, 3))
-def test_outliers_on_both_sides_move_no_other_record(parts: tuple[list[int], list[Outlier]], partitions: int) -> None:
+def test_outliers_on_both_sides_move_no_other_record(
+    parts: tuple[list[int], list[Outlier]], partitions: int
+) -> None:
     log, where = with_outliers(*parts)
     clean = [ts for o, ts in enumerate(log) if o not in where]
-    kafka = Kafka({p: list(log) if p % 2 == 0 else list(clean) for p in range(partitions)} | {9: []})
+    kafka = Kafka(
+        {p: list(log) if p % 2 == 0 else list(clean) for p in range(partitions)} | {9: []}
+    )
     decided = hours_of(kafka)
     for p in range(partitions):
         stamps = kafka.log[p]
-        rightly = {(p, o): h for (_, o), h in expected_of(stamps).items() if o not in where or p % 2}
+        rightly = {
+            (p, o): h for (_, o), h in expected_of(stamps).items() if o not in where or p % 2
+        }
         assert {at: decided[at] for at in rightly} == rightly
 
 
@@ -216,7 +253,12 @@ def expected_of(stamps: list[int]) -> dict[tuple[int, int], str]:
 
 
 @settings(max_examples=budget(40, 100), deadline=None)
-@given(st.lists(st.lists(FAR | st.integers(millis(NOW) - 10**9, millis(NOW) + 10**7), max_size=60), max_size=3))
+@given(
+    st.lists(
+        st.lists(FAR | st.integers(millis(NOW) - 10**9, millis(NOW) + 10**7), max_size=60),
+        max_size=3,
+    )
+)
 def test_any_log_is_cut_in_order_and_whole(logs: list[list[int]]) -> None:
     kafka = Kafka(dict(enumerate(logs)))
     known = decide(kafka)
@@ -245,9 +287,14 @@ def test_most_usable_timestamps_decide_a_window() -> None:
         ([-2, 1, -1, 2, 3], 1),  # out of order: either is one record off
     ],
 )
-def test_an_hour_ends_where_fewest_records_lie_on_the_wrong_side(around: list[int], split: int | None) -> None:
+def test_an_hour_ends_where_fewest_records_lie_on_the_wrong_side(
+    around: list[int], split: int | None
+) -> None:
     at = millis(NOW - HOUR)
-    assert hour_ends.plan_split(stamped([at + 1000 * seconds for seconds in around]), at, millis(NOW)) == split
+    assert (
+        hour_ends.plan_split(stamped([at + 1000 * seconds for seconds in around]), at, millis(NOW))
+        == split
+    )
 
 
 def test_records_without_a_usable_timestamp_belong_to_the_hour_before() -> None:
@@ -261,7 +308,9 @@ def test_records_without_a_usable_timestamp_belong_to_the_hour_before() -> None:
     }
     # At the end of the log no record is of a later hour.
     tail = Kafka({0: log[:90] + silent})
-    assert set(hours_of(tail).values()) == set(expected(log[:90]).values()) | {max(hours_of(tail).values())}
+    assert set(hours_of(tail).values()) == set(expected(log[:90]).values()) | {
+        max(hours_of(tail).values())
+    }
 
 
 @pytest.mark.parametrize("lie", [0, 1_790_000_000, -1, NANOS])
@@ -276,9 +325,15 @@ def test_few_records_reach_at_most_a_month_behind_the_others() -> None:
     assert hour_ends.plan_oldest(stamped([]), now) is None
     assert hour_ends.plan_oldest(stamped(LIES), now) is None
     assert hour_ends.plan_oldest(stamped([long_ago]), now) == Stamped(0, month)
-    assert hour_ends.plan_oldest(stamped([long_ago, now - 5, now - 3, now]), now) == Stamped(1, now - 5)
-    assert hour_ends.plan_oldest(stamped([now - 10, now - 5, now - 3, long_ago]), now) == Stamped(0, now - 10)
-    assert hour_ends.plan_oldest(stamped([long_ago + 2, long_ago, long_ago + 9, now]), now) == Stamped(1, long_ago)
+    assert hour_ends.plan_oldest(stamped([long_ago, now - 5, now - 3, now]), now) == Stamped(
+        1, now - 5
+    )
+    assert hour_ends.plan_oldest(stamped([now - 10, now - 5, now - 3, long_ago]), now) == Stamped(
+        0, now - 10
+    )
+    assert hour_ends.plan_oldest(
+        stamped([long_ago + 2, long_ago, long_ago + 9, now]), now
+    ) == Stamped(1, long_ago)
 
 
 def test_a_search_ends_though_the_log_is_read_with_holes() -> None:
@@ -312,7 +367,9 @@ def end_by_index(log: list[int], moment: int, now: int) -> dict[int, int]:
     kafka, topic = Kafka({0: log}), Topic("events", "t", (0,))
     first = next((Stamped(o, ts) for o, ts in enumerate(log) if ts >= moment), None)
     answers = {0: first} if first is not None else {}
-    return hour_ends.find_confirmed_ends(answers, {0: len(log)}, now, lambda records: kafka.first_later(topic, records))
+    return hour_ends.find_confirmed_ends(
+        answers, {0: len(log)}, now, lambda records: kafka.first_later(topic, records)
+    )
 
 
 STEPS = st.lists(st.sampled_from([1, 1, 1, 1, 1, 1, 5, 0, -3, -40, 10**7]), max_size=40)
@@ -343,7 +400,9 @@ def test_the_time_index_and_windows_agree(steps: list[int], moment: int, clock: 
         ([5000] * 3, False),
     ],
 )
-def test_an_answer_is_valid_where_the_time_index_shows_most_of_a_window(after: list[int], valid: bool) -> None:
+def test_an_answer_is_valid_where_the_time_index_shows_most_of_a_window(
+    after: list[int], valid: bool
+) -> None:
     moment = millis(NOW) - 1000
     log = [moment - 50 + i for i in range(20)] + [moment + ts for ts in after]
     assert end_by_index(log, moment, millis(NOW)) == ({0: 20} if valid else {})

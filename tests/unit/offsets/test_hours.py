@@ -27,20 +27,26 @@ def test_an_hour_contains_its_moment_and_ends_where_the_next_begins(when: dateti
     hour = hours.hour_of(when)
     assert hours.start_of(hour) <= when < hours.end_of(hour)
     assert hours.start_of(hours.shift(hour, 1)) == hours.end_of(hour)
-    assert hours.hours_between(hour, hours.shift(hour, 3)) == [hours.shift(hour, i) for i in range(3)]
+    assert hours.hours_between(hour, hours.shift(hour, 3)) == [
+        hours.shift(hour, i) for i in range(3)
+    ]
     assert hours.hours_between(hour, hours.shift(hour, -3)) == []
 
 
 def test_an_hour_is_named_in_utc_whatever_the_zone_of_the_moment() -> None:
-    assert hours.hour_of(datetime(2026, 11, 21, 1, 30, tzinfo=timezone(timedelta(hours=5, minutes=30)))) == (
-        "2026-11-20T20"
-    )
+    assert hours.hour_of(
+        datetime(2026, 11, 21, 1, 30, tzinfo=timezone(timedelta(hours=5, minutes=30)))
+    ) == ("2026-11-20T20")
     assert hours.shift("2026-12-31T23", 1) == "2027-01-01T00"
 
 
-@pytest.mark.parametrize("text", ["", "2026-11-21", "2026-11-21T24", "2026-11-21T03:00", "yesterday"])
+@pytest.mark.parametrize(
+    "text", ["", "2026-11-21", "2026-11-21T24", "2026-11-21T03:00", "yesterday"]
+)
 def test_a_name_that_is_no_hour_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"expected a UTC hour such as 2026-11-21T03, found ") as error:
+    with pytest.raises(
+        ConfigurationError, match=r"expected a UTC hour such as 2026-11-21T03, found "
+    ) as error:
         hours.start_of(text)
     assert repr(text) in str(error.value)
 
@@ -49,14 +55,22 @@ def test_a_name_that_is_no_hour_is_refused_with_an_example(text: str) -> None:
     ("record", "stable_end", "floor", "expected", "why"),
     [
         (stamped(7, NOW), 9, 0, 7, "the first record of the next hour"),
-        (stamped(7, NOW + timedelta(milliseconds=1)), 9, 0, 9, "a record from the future says nothing"),
+        (
+            stamped(7, NOW + timedelta(milliseconds=1)),
+            9,
+            0,
+            9,
+            "a record from the future says nothing",
+        ),
         (None, 9, 0, 9, "no later record"),
         (stamped(7, NOW), 9, 8, 8, "never below what is published"),
         (None, 9, 12, 12, "never below what is published"),
         (stamped(7, NOW), 5, 0, 5, "never beyond what is decided"),
     ],
 )
-def test_where_an_hour_ends(record: Stamped | None, stable_end: int, floor: int, expected: int, why: str) -> None:
+def test_where_an_hour_ends(
+    record: Stamped | None, stable_end: int, floor: int, expected: int, why: str
+) -> None:
     assert hours.plan_boundary(record, stable_end, floor, NOW) == expected, why
 
 
@@ -66,7 +80,10 @@ def test_the_first_hour_is_that_of_the_oldest_record_that_waits() -> None:
     planned = hours.plan_first_hour(timeline, position, earliest, NOW)
     assert (planned.first, planned.open, planned.start) == (H3, H3, {0: 4})
     assert hours.plan_first_hour(timeline, position, None, NOW) == timeline
-    assert hours.plan_first_hour(timeline, position, stamped(4, NOW + timedelta(hours=4)), NOW) == timeline
+    assert (
+        hours.plan_first_hour(timeline, position, stamped(4, NOW + timedelta(hours=4)), NOW)
+        == timeline
+    )
 
 
 @pytest.mark.parametrize(
@@ -79,7 +96,9 @@ def test_the_first_hour_is_that_of_the_oldest_record_that_waits() -> None:
         (Timeline(H5, H5, {0: 4}), {0: 4, 1: 1}),
     ],
 )
-def test_the_first_hour_stays_once_anything_is_decided(timeline: Timeline, offsets: dict[int, int]) -> None:
+def test_the_first_hour_stays_once_anything_is_decided(
+    timeline: Timeline, offsets: dict[int, int]
+) -> None:
     earliest = stamped(0, hours.start_of(H3))
     assert hours.plan_first_hour(timeline, Position("t", offsets), earliest, NOW) == timeline
 
@@ -89,7 +108,9 @@ def test_an_hour_is_undecided_until_every_partition_has_its_end() -> None:
     assert hours.undecided(timeline, (0, 1), NOW) == [H4]
     assert hours.undecided(timeline, (0, 1, 2), NOW) == [H3, H4]
     assert hours.undecided(Timeline(H5, H5, {}), (0, 1), NOW) == []
-    assert hours.undecided(timeline, (0, 1), hours.end_of(H3)) == [H4], "an end in use makes an hour end for all"
+    assert hours.undecided(timeline, (0, 1), hours.end_of(H3)) == [H4], (
+        "an end in use makes an hour end for all"
+    )
 
 
 def test_sealing_stops_at_the_first_hour_that_is_not_decided_or_has_not_ended() -> None:
@@ -111,7 +132,9 @@ def test_sealing_stops_where_an_hour_lacks_the_end_of_a_partition_that_was_added
 def test_offsets_behind_the_decided_hours_have_no_hour_yet() -> None:
     timeline = Timeline(H3, H3, {0: 0}, boundaries={H3: {0: 4}})
     assert hours.hour_ranges(timeline, {}, {0: 0}, NOW) == [HourRange(H3, {0: 4})]
-    assert hours.hour_ranges(timeline, {}, {0: 0, 1: 0}, NOW) == [], "a partition whose end is not known"
+    assert hours.hour_ranges(timeline, {}, {0: 0, 1: 0}, NOW) == [], (
+        "a partition whose end is not known"
+    )
 
 
 @pytest.mark.parametrize(
@@ -123,15 +146,23 @@ def test_offsets_behind_the_decided_hours_have_no_hour_yet() -> None:
         ({0: 4, 1: 1}, 9, [H4]),
     ],
 )
-def test_hours_are_decided_as_they_are_needed(needed: dict[int, int] | None, at_most: int, wanted: list[str]) -> None:
+def test_hours_are_decided_as_they_are_needed(
+    needed: dict[int, int] | None, at_most: int, wanted: list[str]
+) -> None:
     timeline = Timeline(H3, H3, {0: 0}, boundaries={H3: {0: 4}})
     assert hours.plan_wanted(timeline, {0: 0}, NOW, needed, at_most) == wanted
-    assert hours.plan_wanted(Timeline(H3, H3, {0: 2}), {0: 0}, NOW, {0: 2}, 1) == [], "inside what is sealed"
-    assert hours.plan_wanted(Timeline(H3, H3, {0: 2}), {0: 0}, NOW, None, 1) == [H3], "one at a time"
+    assert hours.plan_wanted(Timeline(H3, H3, {0: 2}), {0: 0}, NOW, {0: 2}, 1) == [], (
+        "inside what is sealed"
+    )
+    assert hours.plan_wanted(Timeline(H3, H3, {0: 2}), {0: 0}, NOW, None, 1) == [H3], (
+        "one at a time"
+    )
 
 
 def test_an_empty_hour_is_sealed_like_any_other() -> None:
-    planned = hours.plan_boundaries(Timeline(H3, H3, {0: 5}), {0: 5}, {H3: {0: None}, H4: {0: None}}, {0: 5}, NOW, NOW)
+    planned = hours.plan_boundaries(
+        Timeline(H3, H3, {0: 5}), {0: 5}, {H3: {0: None}, H4: {0: None}}, {0: 5}, NOW, NOW
+    )
     sealed, done = hours.plan_seal(planned, "t", NOW)
     assert done == [H3, H4]
     assert [c.offsets for c in sealed.sealed.values()] == [0, 0]
@@ -141,23 +172,36 @@ def test_hour_ranges_go_from_sealed_over_ended_to_the_running_hour() -> None:
     timeline = Timeline(H3, H4, {0: 4}, boundaries={H4: {0: 6}})
     cuts = {H3: Cut("t", {0: (0, 4)})}
     running = HourRange(H5, None)
-    assert hours.hour_ranges(timeline, cuts, {0: 2}, NOW) == [HourRange(H3, {0: 4}), HourRange(H4, {0: 6}), running]
+    assert hours.hour_ranges(timeline, cuts, {0: 2}, NOW) == [
+        HourRange(H3, {0: 4}),
+        HourRange(H4, {0: 6}),
+        running,
+    ]
     assert hours.hour_ranges(timeline, cuts, {0: 4}, NOW) == [HourRange(H4, {0: 6}), running]
     behind = hours.start_of(H3)
-    assert hours.hour_ranges(timeline, cuts, {0: 4}, behind)[-1] == running, "a clock behind reopens no hour"
+    assert hours.hour_ranges(timeline, cuts, {0: 4}, behind)[-1] == running, (
+        "a clock behind reopens no hour"
+    )
 
 
 OFFSETS = st.dictionaries(st.integers(0, 9), st.integers(0, 2**53), max_size=4)
-RANGES = st.dictionaries(st.integers(0, 9), st.tuples(st.integers(0, 99), st.integers(99, 2**53)), max_size=4)
+RANGES = st.dictionaries(
+    st.integers(0, 9), st.tuples(st.integers(0, 99), st.integers(99, 2**53)), max_size=4
+)
 HOURS = st.integers(0, 99).map(lambda n: hours.shift(H3, n))
 
 
 @given(
     st.builds(
-        Timeline, HOURS, HOURS, OFFSETS, st.dictionaries(HOURS, OFFSETS, max_size=3),
-        st.dictionaries(HOURS, st.builds(Cut, st.text(), RANGES), max_size=3), st.lists(HOURS, max_size=3).map(tuple),
+        Timeline,
+        HOURS,
+        HOURS,
+        OFFSETS,
+        st.dictionaries(HOURS, OFFSETS, max_size=3),
+        st.dictionaries(HOURS, st.builds(Cut, st.text(), RANGES), max_size=3),
+        st.lists(HOURS, max_size=3).map(tuple),
     )
-)  # fmt: skip
+)
 def test_a_timeline_comes_back_from_json_as_it_was(timeline: Timeline) -> None:
     assert Timeline.from_json(timeline.to_json()) == timeline
 
@@ -186,7 +230,9 @@ def test_a_long_backlog_is_sealed_up_to_the_requested_number_of_hours() -> None:
 def test_hours_as_spans(numbers: set[int]) -> None:
     named = {hours.shift("2026-11-21T20", n) for n in numbers}
     spans = hours.spans_of(named)
-    assert sorted(named) == [h for first, last in spans for h in hours.hours_between(first, hours.shift(last, 1))]
+    assert sorted(named) == [
+        h for first, last in spans for h in hours.hours_between(first, hours.shift(last, 1))
+    ]
     assert all(hours.shift(a[1], 1) < b[0] for a, b in pairwise(spans))
 
 

@@ -13,7 +13,9 @@ from anabranch.offsets.position import Stamped
 HIGH = 100 * 3_600_000
 # By partition, its stamps, which rise, and how many are read.
 LOGS = st.lists(
-    st.tuples(st.lists(st.integers(0, HIGH - 1), min_size=1, max_size=12).map(sorted), st.integers(0, 11)),
+    st.tuples(
+        st.lists(st.integers(0, HIGH - 1), min_size=1, max_size=12).map(sorted), st.integers(0, 11)
+    ),
     min_size=1,
     max_size=60,
 ).map(lambda logs: [(stamps, min(read, len(stamps) - 1)) for stamps, read in logs])
@@ -34,7 +36,9 @@ class Index:
 
 
 @given(logs=LOGS)
-def test_the_oldest_next_record_is_in_one_of_few_partitions(logs: list[tuple[list[int], int]]) -> None:
+def test_the_oldest_next_record_is_in_one_of_few_partitions(
+    logs: list[tuple[list[int], int]],
+) -> None:
     index = Index([stamps for stamps, _ in logs])
     found = find_oldest({p: read for p, (_, read) in enumerate(logs)}, 0, HIGH, index.first_from)
     assert 0 < len(found) <= MOST_FETCHED
@@ -59,5 +63,8 @@ def test_a_partition_whose_next_record_has_no_timestamp_is_read() -> None:
 
 def test_a_delete_of_few_partitions_needs_no_confirmation() -> None:
     index = Index([[1]] * MOST_FETCHED)
-    assert len(find_oldest(dict.fromkeys(range(MOST_FETCHED), 0), 0, HIGH, index.first_from)) == MOST_FETCHED
+    assert (
+        len(find_oldest(dict.fromkeys(range(MOST_FETCHED), 0), 0, HIGH, index.first_from))
+        == MOST_FETCHED
+    )
     assert index.asked == 0

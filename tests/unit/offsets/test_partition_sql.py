@@ -1,4 +1,5 @@
-"""Lookups by partition: text of one size for any number of partitions or hours, whatever the offsets."""
+"""Lookups by partition: text of one size for any number of partitions or hours, whatever the
+offsets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Position arithmetic: whatever ranges arrive, in any overlap, each offset is published once, none jumped over."""
+"""Position arithmetic: whatever ranges arrive, in any overlap, each offset is published once, none
+jumped over."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ def offsets_of(ranges: Ranges) -> list[tuple[int, int]]:
 
 
 @given(st.lists(RANGES, max_size=30))
-def test_any_sequence_of_ranges_publishes_each_offset_once_and_leaves_no_hole(sequence: list[Ranges]) -> None:
+def test_any_sequence_of_ranges_publishes_each_offset_once_and_leaves_no_hole(
+    sequence: list[Ranges],
+) -> None:
     position = Position("t", {0: 0})
     published: list[tuple[int, int]] = []
     for ranges in sequence:
@@ -45,14 +48,18 @@ def test_any_sequence_of_ranges_publishes_each_offset_once_and_leaves_no_hole(se
         new = [offset for offset in offsets_of(ranges) if offset not in published]
         assert offsets_of(todo) == new
         assert (relation is RangeRelation.PUBLISHED) == (not new)
-        assert (relation is RangeRelation.OVERLAPPING) == (bool(new) and len(new) < len(offsets_of(ranges)))
+        assert (relation is RangeRelation.OVERLAPPING) == (
+            bool(new) and len(new) < len(offsets_of(ranges))
+        )
         published += offsets_of(todo)
         position = advance(position, todo)
     assert sorted(published) == offsets_of({p: (0, o) for p, o in position.offsets.items()})
 
 
 @given(RANGES, RANGES)
-def test_clip_is_the_intersection_and_names_no_empty_partition(ranges: Ranges, within: Ranges) -> None:
+def test_clip_is_the_intersection_and_names_no_empty_partition(
+    ranges: Ranges, within: Ranges
+) -> None:
     clipped = clip(ranges, within)
     assert offsets_of(clipped) == sorted(set(offsets_of(ranges)) & set(offsets_of(within)))
     assert all(s < e for s, e in clipped.values())
@@ -82,7 +89,9 @@ def test_a_position_never_moves_back(ranges: Ranges, offsets: dict[int, int]) ->
         ({7: (1, 2)}, RangeRelation.AHEAD),
     ],
 )
-def test_the_relation_of_a_micro_batch_to_the_position(ranges: Ranges, expected: RangeRelation) -> None:
+def test_the_relation_of_a_micro_batch_to_the_position(
+    ranges: Ranges, expected: RangeRelation
+) -> None:
     assert classify(ranges, {0: 5, 1: 2}) is expected
 
 

@@ -1,4 +1,5 @@
-"""The audit over real files and a Kafka that is only values: nothing that is wrong with an hour passes."""
+"""The audit over real files and a Kafka that is only values: nothing that is wrong with an hour
+passes."""
 
 from __future__ import annotations
 
@@ -17,7 +18,22 @@ import pyarrow.parquet as pq
 import pytest
 from brokers import Broker
 from lakes import StreamLake, decide, new_state
-from proofs import BEFORE, CUT, HOUR, NEXT, NOW, accept, bury, event, job, new_proof, read, record, spoil, stage_rows
+from proofs import (
+    BEFORE,
+    CUT,
+    HOUR,
+    NEXT,
+    NOW,
+    accept,
+    bury,
+    event,
+    job,
+    new_proof,
+    read,
+    record,
+    spoil,
+    stage_rows,
+)
 from pydantic import SecretStr
 
 from anabranch.cli.render.audit import print_audit
@@ -30,7 +46,14 @@ from anabranch.offsets.position import Topic
 from anabranch.operations.audit import audit as count_again
 from anabranch.operations.audit import kafka_unavailable_reason, read_accepted
 from anabranch.operations.audit.checks import Audited, check_adjacent_cuts, find_disagreements
-from anabranch.operations.audit.count import FileCounts, OffsetCounts, explained, mark_given, recount, spans
+from anabranch.operations.audit.count import (
+    FileCounts,
+    OffsetCounts,
+    explained,
+    mark_given,
+    recount,
+    spans,
+)
 from anabranch.operations.erasure import run as erasing
 from anabranch.protocol import override
 from anabranch.protocol.publish import Publish, new_id
@@ -40,7 +63,8 @@ from anabranch.protocol.state import Accepted, Confirmed
 
 @pytest.fixture
 def one(tmp_path: Path) -> StreamLake:
-    """Two accepted hours: the second of six offsets is three rows, one dead letter, a duplicate and a gap."""
+    """Two accepted hours: the second of six offsets is three rows, one dead letter, a duplicate and
+    a gap."""
     made = new_proof(tmp_path)
     accept(made, HOUR, BEFORE, [event(0, o, HOUR) for o in range(4)])
     speed = [event(0, 4), event(0, 5), event(0, 6), event(0, 7, id="0-2")]
@@ -59,23 +83,36 @@ def sentences(one: StreamLake, hours: tuple[str, str] | None = None) -> list[str
     return messages
 
 
-def test_an_hour_that_equals_its_ledger_row_agrees(one: StreamLake, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_hour_that_equals_its_ledger_row_agrees(
+    one: StreamLake, capsys: pytest.CaptureFixture[str]
+) -> None:
     report = count_again(job(one), None, with_kafka=False)
     view = report.as_dict()
     assert view["agrees"]
     second = view["hours"][1]
     assert second["partitions"]["0"] == {
-        "cut": [4, 10], "rows": 3, "batch": 3, "dead": 1, "twice": 0, "outside": 0, "misplaced": 0, "kafka": None,
-    }  # fmt: skip
+        "cut": [4, 10],
+        "rows": 3,
+        "batch": 3,
+        "dead": 1,
+        "twice": 0,
+        "outside": 0,
+        "misplaced": 0,
+        "kafka": None,
+    }
     assert (second["kafka"], second["kafka_reason"]) == ("not read", "not asked")
     print_audit(report, "text")
     assert "2 accepted hours, 10 offsets: ledger and files agree" in capsys.readouterr().out
     print_audit(report, "json")
     assert json.loads(capsys.readouterr().out)["agrees"] is True
-    assert [h.audited.hour for h in count_again(job(one), (HOUR, HOUR), with_kafka=False).hours] == [HOUR]
+    assert [
+        h.audited.hour for h in count_again(job(one), (HOUR, HOUR), with_kafka=False).hours
+    ] == [HOUR]
 
 
-def test_hours_that_are_not_accepted_are_not_audited(one: StreamLake, capsys: pytest.CaptureFixture[str]) -> None:
+def test_hours_that_are_not_accepted_are_not_audited(
+    one: StreamLake, capsys: pytest.CaptureFixture[str]
+) -> None:
     print_audit(count_again(job(one), (shift(NEXT, 1), shift(NEXT, 9)), with_kafka=False), "text")
     assert capsys.readouterr().out == "events: no accepted hour to audit\n"
 
@@ -83,8 +120,10 @@ def test_hours_that_are_not_accepted_are_not_audited(one: StreamLake, capsys: py
 def test_a_file_taken_out_of_main(one: StreamLake) -> None:
     spoil(one, remove_hour=NEXT)
     assert sentences(one) == [
-        f"hour {NEXT}: main: expected the files of the batch layer, which serves it, found 1 of its files missing "
-        "and 0 other files instead (`anabranch merge` repairs it)",
+        (
+            f"hour {NEXT}: main: expected the files of the batch layer, which serves it, found 1 "
+            "of its files missing and 0 other files instead (`anabranch merge` repairs it)"
+        ),
         f"hour {NEXT}: rows of main: expected 3, as in the ledger, found 0 offsets",
     ]
 
@@ -93,20 +132,32 @@ def test_a_file_taken_out_of_storage(one: StreamLake) -> None:
     (data_file,) = files_of(one.table(), "main", NEXT)
     Path(urlparse(data_file.file_path).path).unlink()
     messages = sentences(one)
-    assert messages[0] == f"hour {NEXT}: storage: expected the data file {data_file.file_path}, found none"
+    assert (
+        messages[0]
+        == f"hour {NEXT}: storage: expected the data file {data_file.file_path}, found none"
+    )
     assert len(messages) == 3, "rows of main and of branch batch are missing too"
 
 
 def test_a_row_there_twice(one: StreamLake) -> None:
     spoil(one, add=[event(0, 5)])
-    assert f"hour {NEXT}, partition 0: rows of main: expected each offset once, found 1 rows more" in sentences(one)
+    assert (
+        f"hour {NEXT}, partition 0: rows of main: expected each offset once, found 1 rows more"
+        in sentences(one)
+    )
 
 
 def test_a_row_of_another_hours_range(one: StreamLake) -> None:
     spoil(one, add=[event(0, 2), event(1, 7)])
     messages = sentences(one)
-    assert f"hour {NEXT}, partition 0: rows of main: expected none outside the cut [4, 10), found 1" in messages
-    assert f"hour {NEXT}, partition 1: rows of main: expected none outside the cut [0, 0), found 1" in messages
+    assert (
+        f"hour {NEXT}, partition 0: rows of main: expected none outside the cut [4, 10), found 1"
+        in messages
+    )
+    assert (
+        f"hour {NEXT}, partition 1: rows of main: expected none outside the cut [0, 0), found 1"
+        in messages
+    )
 
 
 def test_a_row_whose_file_has_another_hour(one: StreamLake) -> None:
@@ -117,7 +168,8 @@ def test_a_row_whose_file_has_another_hour(one: StreamLake) -> None:
     assert one.publish(publish, state) is Outcome.LANDED
     messages = sentences(one)
     assert (
-        f"hour {HOUR}, partition 0: rows of main: expected only rows of this hour, found 1 of another hour" in messages
+        f"hour {HOUR}, partition 0: rows of main: expected only rows of this hour, found 1 of "
+        "another hour" in messages
     )
 
 
@@ -135,10 +187,13 @@ def test_an_offset_that_is_a_row_and_a_dead_letter(one: StreamLake) -> None:
     bury(one, [(NEXT, 0, 5)])
     messages = sentences(one)
     assert (
-        f"hour {NEXT}, partition 0: rows and dead letters: expected each offset to be one of them, found 1 that are "
-        "both"
+        f"hour {NEXT}, partition 0: rows and dead letters: expected each offset to be one of "
+        "them, found 1 that are both"
     ) in messages
-    assert f"hour {NEXT}: dead letters of main: expected 1, as in the ledger, found 2 offsets" in messages
+    assert (
+        f"hour {NEXT}: dead letters of main: expected 1, as in the ledger, found 2 offsets"
+        in messages
+    )
 
 
 def test_a_ledger_that_lies_about_its_counts(one: StreamLake) -> None:
@@ -155,7 +210,10 @@ def test_a_ledger_whose_balance_does_not_close(one: StreamLake) -> None:
     lie = {"good": 3, "dead": 1, "duplicate": 1, "gap": 0, "gaps": {}}
     record(one, decide(NEXT, "accepted", 1, CUT, NOW, served="batch", **lie))
     assert sentences(one) == [
-        f"hour {NEXT}: balance of the ledger: expected 6 offsets, found 5: 3 good + 1 dead + 1 duplicate + 0 gap"
+        (
+            f"hour {NEXT}: balance of the ledger: expected 6 offsets, found 5: 3 good + 1 dead + "
+            "1 duplicate + 0 gap"
+        )
     ]
 
 
@@ -164,13 +222,17 @@ def test_a_ledger_with_another_cut_or_revision(one: StreamLake) -> None:
     other = Cut("t", {0: (4, 11), 1: (0, 0)})
     record(one, decide(NEXT, "accepted", 2, other, NOW, served="batch", **counts))
     messages = sentences(one, (NEXT, NEXT))
-    assert messages[0] == f"hour {NEXT}: revision: expected 1, as on branch batch, found 2 in the ledger"
+    assert (
+        messages[0]
+        == f"hour {NEXT}: revision: expected 1, as on branch batch, found 2 in the ledger"
+    )
     assert messages[1].startswith(f"hour {NEXT}: cut: expected ")
     assert messages[2] == f"hour {NEXT}: ledger: expected 6 offsets, the size of its cut, found 7"
 
 
 def test_a_row_lost_behind_a_duplicate_that_never_was(one: StreamLake) -> None:
-    """An error that every count agrees with: only the record's content shows that it repeats no event."""
+    """An error that every count agrees with: only the record's content shows that it repeats no
+    event."""
     spoil(one, remove_hour=NEXT, branch="batch")
 
     publish = one.accept(stage_rows(one, [event(0, 4), event(0, 5)]), NEXT, Accepted(1, CUT))
@@ -178,41 +240,61 @@ def test_a_row_lost_behind_a_duplicate_that_never_was(one: StreamLake) -> None:
     lie = {"good": 2, "dead": 1, "duplicate": 2, "gap": 1, "gaps": {"control": 1}}
     record(one, decide(NEXT, "accepted", 1, CUT, NOW, served="batch", **lie))
     assert sentences(one) == [
-        f"hour {NEXT}: rows that batch removed: expected each to repeat a row of the hour or of the 1 before it, "
-        "found 1 that repeat no row"
+        (
+            f"hour {NEXT}: rows that batch removed: expected each to repeat a row of the hour or "
+            "of the 1 before it, found 1 that repeat no row"
+        )
     ]
 
 
 def test_an_hour_that_the_ledger_accepts_and_the_table_does_not(tmp_path: Path) -> None:
     one = new_proof(tmp_path)
-    record(one, decide(HOUR, "accepted", 1, BEFORE, NOW, served="batch", good=4, dead=0, duplicate=0, gap=0))
+    record(
+        one,
+        decide(
+            HOUR, "accepted", 1, BEFORE, NOW, served="batch", good=4, dead=0, duplicate=0, gap=0
+        ),
+    )
     assert sentences(one) == [
-        f"hour {HOUR}: table: expected the hour accepted on branch batch, as in the ledger, found it "
-        "not accepted there (the next batch run rebuilds it)"
+        (
+            f"hour {HOUR}: table: expected the hour accepted on branch batch, as in the ledger, "
+            "found it not accepted there (the next batch run rebuilds it)"
+        )
     ]
 
 
 def test_an_hour_that_the_table_accepts_and_the_ledger_does_not(tmp_path: Path) -> None:
     one = new_proof(tmp_path)
 
-    row = decide(HOUR, "accepted", 1, BEFORE, NOW, served="batch", good=4, dead=0, duplicate=0, gap=0)
-    publish = one.accept(stage_rows(one, [event(0, o, HOUR) for o in range(4)]), HOUR, Accepted(1, BEFORE))
+    row = decide(
+        HOUR, "accepted", 1, BEFORE, NOW, served="batch", good=4, dead=0, duplicate=0, gap=0
+    )
+    publish = one.accept(
+        stage_rows(one, [event(0, o, HOUR) for o in range(4)]), HOUR, Accepted(1, BEFORE)
+    )
     assert one.publish(replace(publish, decisions=(row,))) is Outcome.LANDED
     # It waits on the branch to be written, which says as much.
     assert sentences(one) == []
     timeline = one.state().timeline
     confirmed = Publish(
-        new_id(), _empty("batch", "main", "speed"), timeline, confirmed=Confirmed(frozenset({row.decision_id}))
+        new_id(),
+        _empty("batch", "main", "speed"),
+        timeline,
+        confirmed=Confirmed(frozenset({row.decision_id})),
     )
     assert one.publish(confirmed) is Outcome.LANDED
     assert sentences(one) == [
-        f"hour {HOUR}: ledger: expected a row that accepts the hour, as on branch batch, found none (`anabranch apply` "
-        "writes it again)"
+        (
+            f"hour {HOUR}: ledger: expected a row that accepts the hour, as on branch batch, "
+            "found none (`anabranch apply` writes it again)"
+        )
     ]
     record(one, decide(HOUR, "sealed", 0, BEFORE, NOW, served="speed"))
     assert sentences(one) == [
-        f"hour {HOUR}: ledger: expected a row that accepts the hour, as on branch batch, found none (a restatement "
-        "writes it again)"
+        (
+            f"hour {HOUR}: ledger: expected a row that accepts the hour, as on branch batch, "
+            "found none (a restatement writes it again)"
+        )
     ]
 
 
@@ -223,7 +305,10 @@ def _empty(*branches: str) -> tuple[Any, ...]:
 def test_files_of_hours_before_the_first(one: StreamLake) -> None:
     spoil(one, add=[event(0, 1, "2026-11-20T00")])
     assert sentences(one) == [
-        f"hour 2026-11-20T00: main: expected rows of hours from {HOUR} on, found 1 files of this one"
+        (
+            f"hour 2026-11-20T00: main: expected rows of hours from {HOUR} on, found 1 files of "
+            "this one"
+        )
     ]
 
 
@@ -232,7 +317,9 @@ def test_an_hour_served_by_the_speed_layer_contains_its_duplicates(one: StreamLa
     bury_speed(one)
     assert sentences(one) == []
     spoil(one, add=[event(0, 9)])
-    assert f"hour {NEXT}: rows of main: expected 4, as in the ledger, found 5 offsets" in sentences(one)
+    assert f"hour {NEXT}: rows of main: expected 4, as in the ledger, found 5 offsets" in sentences(
+        one
+    )
 
 
 def test_an_hour_served_by_the_speed_layer_of_which_a_duplicate_was_erased(one: StreamLake) -> None:
@@ -240,16 +327,23 @@ def test_an_hour_served_by_the_speed_layer_of_which_a_duplicate_was_erased(one: 
     bury_speed(one)
     keys = ErasureKeys(key=SecretStr("a key of unit tests"))
     environment = one.environment.model_copy(update={"erasure": keys})
-    keyed = replace(job(one), environment=environment, kafka=Broker(log={0: [0] * 10, 1: []}).adapter)
-    # The hazard: batch has a row of it in the hour before alone, and the speed layer its duplicate in this one.
+    keyed = replace(
+        job(one), environment=environment, kafka=Broker(log={0: [0] * 10, 1: []}).adapter
+    )
+    # The hazard: batch has a row of it in the hour before alone, and the speed layer its duplicate
+    # in this one.
     done = erasing.erase(
-        keyed, Publisher(one.lake, one.stream), erasing.ErasureRequest("id", frozenset({"0-2"}), "case 1")
+        keyed,
+        Publisher(one.lake, one.stream),
+        erasing.ErasureRequest("id", frozenset({"0-2"}), "case 1"),
     )
     assert (done.left, done.removed.hours, len(one.rows("main"))) == (None, (HOUR, NEXT), 6)
     assert sentences(one) == []
     spoil(one, remove_hour=NEXT, branch="main")
     spoil(one, add=[event(0, 4)])
-    assert f"hour {NEXT}: rows of main: expected 3, as in the ledger, found 1 offsets" in sentences(one)
+    assert f"hour {NEXT}: rows of main: expected 3, as in the ledger, found 1 offsets" in sentences(
+        one
+    )
 
 
 def bury_speed(one: StreamLake) -> None:
@@ -275,7 +369,19 @@ def test_hours_begin_where_the_hour_before_ended() -> None:
 
 # What Kafka gives is values here: the adapter is tested on a real broker.
 RANGES = {0: (4, 10)}
-ROW = decide(NEXT, "accepted", 1, None, NOW, offsets=6, good=3, dead=1, duplicate=1, gap=1, gaps={"control": 1})
+ROW = decide(
+    NEXT,
+    "accepted",
+    1,
+    None,
+    NOW,
+    offsets=6,
+    good=3,
+    dead=1,
+    duplicate=1,
+    gap=1,
+    gaps={"control": 1},
+)
 
 
 def kafka(
@@ -285,16 +391,25 @@ def kafka(
     shown: dict[int, str] = MappingProxyType({9: "control"}),  # type: ignore[assignment]
     **values: Any,
 ) -> list[str]:
-    """The sentences of an hour of rows 4, 5 and 6 and dead letter 8, of which Kafka gives `given`; of other offsets its
-    log shows the class, which is compaction where nothing else is said."""
-    counted = {"rows": FileCounts(mark(rows)), "batch": FileCounts(mark(rows)), "dead": FileCounts(mark((8,)))}
+    """The sentences of an hour of rows 4, 5 and 6 and dead letter 8, of which Kafka gives `given`;
+    of other offsets its log shows the class, which is compaction where nothing else is said."""
+    counted = {
+        "rows": FileCounts(mark(rows)),
+        "batch": FileCounts(mark(rows)),
+        "dead": FileCounts(mark((8,))),
+    }
     ranges = {0: log} if log is not None else {}
 
     def explain(missing: Mapping[int, Missing]) -> dict[int, Seen]:
         offsets = {p: m.start + np.flatnonzero(m.mask) for p, m in missing.items()}
-        return {p: Seen(Counter(shown.get(int(o), "compacted") for o in of)) for p, of in offsets.items()}
+        return {
+            p: Seen(Counter(shown.get(int(o), "compacted") for o in of))
+            for p, of in offsets.items()
+        }
 
-    partitions = explained(recount(RANGES, counted, mark_given(ranges, [(0, [o]) for o in given]), ranges), explain)
+    partitions = explained(
+        recount(RANGES, counted, mark_given(ranges, [(0, [o]) for o in given]), ranges), explain
+    )
     audited = Audited(NEXT, "batch", True, 1, Cut("t", RANGES), ROW, partitions)
     return [d.message for d in find_disagreements(replace(audited, **values))]
 
@@ -309,21 +424,30 @@ def test_kafka_agrees() -> None:
 
 def test_an_offset_in_kafka_and_in_no_table() -> None:
     assert kafka([4, 5, 6, 7, 8, 9]) == [
-        f"hour {NEXT}: Kafka: expected 1 of its offsets neither rows nor dead letters, the duplicates, found 2 "
-        "(partition 0: offsets 7, 9)",
+        (
+            f"hour {NEXT}: Kafka: expected 1 of its offsets neither rows nor dead letters, the "
+            "duplicates, found 2 (partition 0: offsets 7, 9)"
+        ),
         f"hour {NEXT}: Kafka: expected 1 offsets that Kafka does not return, the gaps, found 0",
-        f"hour {NEXT}: Kafka: expected 1 offsets of class control, as in the ledger, found 0 in its log",
+        (
+            f"hour {NEXT}: Kafka: expected 1 offsets of class control, as in the ledger, found 0 "
+            "in its log"
+        ),
     ]
 
 
 def test_an_offset_that_is_kept_and_kafka_does_not_give() -> None:
     assert kafka([4, 6, 7, 8], shown={5: "control", 9: "control"}) == [
-        f"hour {NEXT}, partition 0: Kafka: expected all stored offsets, found 1 stored offsets that Kafka does not "
-        "return: offsets 5 (its log shows 1 control)"
+        (
+            f"hour {NEXT}, partition 0: Kafka: expected all stored offsets, found 1 stored "
+            "offsets that Kafka does not return: offsets 5 (its log shows 1 control)"
+        )
     ]
     assert kafka([4, 6, 7, 8], shown={5: "present", 9: "control"}) == [
-        f"hour {NEXT}, partition 0: Kafka: expected all stored offsets, found 1 stored offsets that Kafka does not "
-        "return: offsets 5 (its log shows 1 present)"
+        (
+            f"hour {NEXT}, partition 0: Kafka: expected all stored offsets, found 1 stored "
+            "offsets that Kafka does not return: offsets 5 (its log shows 1 present)"
+        )
     ]
     # A log that was compacted gives less from day to day, whatever the topic's policy is by now.
     assert kafka([4, 6, 8]) == []
@@ -331,15 +455,21 @@ def test_an_offset_that_is_kept_and_kafka_does_not_give() -> None:
 
 def test_a_gap_of_another_class_than_the_log_shows() -> None:
     assert kafka([4, 5, 6, 7, 8], shown={9: "aborted"}) == [
-        f"hour {NEXT}: Kafka: expected 1 offsets of class control, as in the ledger, found 0 in its log",
-        f"hour {NEXT}: Kafka: expected 0 offsets of class aborted, as in the ledger, found 1 in its log",
+        (
+            f"hour {NEXT}: Kafka: expected 1 offsets of class control, as in the ledger, found 0 "
+            "in its log"
+        ),
+        (
+            f"hour {NEXT}: Kafka: expected 0 offsets of class aborted, as in the ledger, found 1 "
+            "in its log"
+        ),
     ]
 
 
 def test_a_record_of_the_log_that_no_reader_is_given() -> None:
     assert (
-        f"hour {NEXT}, partition 0: Kafka: expected every record of its log to be read, found 1 in its log, "
-        "not returned"
+        f"hour {NEXT}, partition 0: Kafka: expected every record of its log to be read, found 1 "
+        "in its log, not returned"
     ) in kafka([4, 5, 6, 7, 8], shown={9: "present"})
 
 
@@ -347,12 +477,16 @@ def test_a_part_that_is_still_in_kafka_is_compared() -> None:
     assert kafka([6, 7, 8], log=(6, 10)) == []
     assert kafka([8], log=(8, 10)) == []
     assert kafka([6, 7, 8, 9], log=(6, 10)) == [
-        f"hour {NEXT}: Kafka: expected at most 1 of its offsets neither rows nor dead letters, the duplicates, "
-        "found 2 (partition 0: offsets 7, 9)"
+        (
+            f"hour {NEXT}: Kafka: expected at most 1 of its offsets neither rows nor dead "
+            "letters, the duplicates, found 2 (partition 0: offsets 7, 9)"
+        )
     ]
     assert kafka([], log=(8, 10), rows=(4, 5, 6), shown={8: "present", 9: "control"}) == [
-        f"hour {NEXT}, partition 0: Kafka: expected all stored offsets, found 1 stored offsets that Kafka does not "
-        "return: offsets 8 (its log shows 1 present)"
+        (
+            f"hour {NEXT}, partition 0: Kafka: expected all stored offsets, found 1 stored "
+            "offsets that Kafka does not return: offsets 8 (its log shows 1 present)"
+        )
     ]
     assert kafka([], log=None, kafka="retention took all of it") == []
 
@@ -368,10 +502,18 @@ def test_an_hour_of_a_deleted_log_is_not_read_from_another() -> None:
     state = new_state(timeline)
     assert kafka_unavailable_reason(state, NEXT, CUT, Topic("events", "t", (0, 1))) is None
     assert kafka_unavailable_reason(state, NEXT, CUT, None) == "the topic does not exist"
-    assert kafka_unavailable_reason(state, NEXT, CUT, Topic("events", "u", (0, 1))) == "the topic was recreated since"
+    assert (
+        kafka_unavailable_reason(state, NEXT, CUT, Topic("events", "u", (0, 1)))
+        == "the topic was recreated since"
+    )
     again = new_state(replace(timeline, adoptions=(Adoption(NEXT, "t", {0: 6}),)))
-    assert kafka_unavailable_reason(again, NEXT, CUT, Topic("events", "t", (0, 1))) == "its log was restarted since"
-    assert kafka_unavailable_reason(again, shift(NEXT, 1), CUT, Topic("events", "t", (0, 1))) is None
+    assert (
+        kafka_unavailable_reason(again, NEXT, CUT, Topic("events", "t", (0, 1)))
+        == "its log was restarted since"
+    )
+    assert (
+        kafka_unavailable_reason(again, shift(NEXT, 1), CUT, Topic("events", "t", (0, 1))) is None
+    )
 
 
 def test_marks_count_each_offset_wherever_it_comes_again() -> None:
@@ -400,10 +542,15 @@ def test_files_that_another_program_put_in_the_place_of_an_hours_with_the_same_r
     old = files_of(table, "main", NEXT)
     rewritten = stage_rows(one, [event(0, 6), event(0, 4), event(0, 5)])
     state = one.state()
-    publish = Publish(new_id(), (Change("main", rewritten.files, old, rewrites=True),), state.timeline)
+    publish = Publish(
+        new_id(), (Change("main", rewritten.files, old, rewrites=True),), state.timeline
+    )
     assert one.publish(publish, state) is Outcome.LANDED
     assert sentences(one) == []
-    expected = f"audit: another program replaced files on main with the same rows hour={NEXT} files=1 replaced=1"
+    expected = (
+        f"audit: another program replaced files on main with the same rows hour={NEXT} files=1 "
+        "replaced=1"
+    )
     assert expected in caplog.text
 
 
@@ -411,6 +558,8 @@ def test_files_in_the_place_of_an_hours_with_another_value(one: StreamLake) -> N
     old = files_of(one.table(), "main", NEXT)
     rewritten = stage_rows(one, [event(0, 6), event(0, 4), event(0, 5) | {"n": 4711}])
     state = one.state()
-    publish = Publish(new_id(), (Change("main", rewritten.files, old, rewrites=True),), state.timeline)
+    publish = Publish(
+        new_id(), (Change("main", rewritten.files, old, rewrites=True),), state.timeline
+    )
     assert one.publish(publish, state) is Outcome.LANDED
     assert "main: expected the files of the batch layer" in sentences(one)[0]

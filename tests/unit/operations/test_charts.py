@@ -1,4 +1,5 @@
-"""The page's charts of what micro-batches measured: from the snapshots that the table remembers to lines and boxes."""
+"""The page's charts of what micro-batches measured: from the snapshots that the table remembers to
+lines and boxes."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ NOW = datetime(2026, 11, 21, 15, 30, tzinfo=UTC)
 NOTHING = Durations()
 
 
-def span(hours_ago: float, readable: Durations, long: float = 1, **parts: Durations) -> MeasuredSpan:
+def span(
+    hours_ago: float, readable: Durations, long: float = 1, **parts: Durations
+) -> MeasuredSpan:
     since = NOW - timedelta(hours=hours_ago)
     given = {"stage": NOTHING, "publish": NOTHING, "commit": NOTHING} | parts
     return MeasuredSpan(since, since + timedelta(hours=long), readable, **given)
@@ -43,8 +46,10 @@ def test_a_span_contains_its_events_also_where_a_table_was_recreated() -> None:
     marks = [reported(30, 2, 100), reported(23, 2, 130), reported(22, 2, 130), reported(21, 2, 7)]
     spans = plan_spans(marks, NOW - timedelta(hours=24))
     assert [(s.since, s.readable.count) for s in spans] == [
-        (NOW - timedelta(hours=24), 30), (NOW - timedelta(hours=23), 0), (NOW - timedelta(hours=22), 7),
-    ]  # fmt: skip
+        (NOW - timedelta(hours=24), 30),
+        (NOW - timedelta(hours=23), 0),
+        (NOW - timedelta(hours=22), 7),
+    ]
     assert spans[0].commit == NOTHING
 
 
@@ -57,7 +62,9 @@ def test_old_measurements_are_read_from_tagged_snapshots_after_expiry(tmp_path: 
                 clock.shift(timedelta(minutes=15))
                 # A process of its own: none believes time that is set while it runs.
                 publish_measured(
-                    replace(one, lake=one.again()), meter, tagged=f"main-h{hour}" if quarter == 3 else None
+                    replace(one, lake=one.again()),
+                    meter,
+                    tagged=f"main-h{hour}" if quarter == 3 else None,
                 )
         expire(replace(one, lake=one.again()))
         now = datetime.now(UTC)
@@ -78,7 +85,10 @@ def publish_measured(one: StreamLake, meter: Meter, tagged: str | None) -> None:
     if tagged is not None:
         state = one.state()
         tag = new_tag(state, tagged, "main", datetime.now(UTC))
-        assert one.publish(Publish(new_id(), (Change("speed"),), state.timeline, tags=(tag,)), state) is Outcome.LANDED
+        assert (
+            one.publish(Publish(new_id(), (Change("speed"),), state.timeline, tags=(tag,)), state)
+            is Outcome.LANDED
+        )
 
 
 def test_lines_are_level_in_a_span_and_broken_where_nothing_was_measured() -> None:
@@ -94,30 +104,46 @@ def test_lines_are_level_in_a_span_and_broken_where_nothing_was_measured() -> No
     heights = [float(y) for y in re.findall(r"M\S+ ([\d.]+)", lines["most"])]
     assert heights[0] > heights[1] == 10
     assert chart.summary == (
-        "Of 21 micro-batches half were readable within 2 s, 99 of 100 after more than 2 h; the promise is 10 s."
+        "Of 21 micro-batches half were readable within 2 s, 99 of 100 after more than 2 h; the "
+        "promise is 10 s."
     )
-    assert [row.values for row in chart.rows] == [("2 s", "1 min")] * 2 + [("more than 2 h", "more than 2 h")]
+    assert [row.values for row in chart.rows] == [("2 s", "1 min")] * 2 + [
+        ("more than 2 h", "more than 2 h")
+    ]
     assert charts.freshness([span(3, NOTHING)], None, NOW) is None
 
 
-@pytest.mark.parametrize("promised", [None, timedelta(seconds=1), timedelta(seconds=15), timedelta(hours=9)])
+@pytest.mark.parametrize(
+    "promised", [None, timedelta(seconds=1), timedelta(seconds=15), timedelta(hours=9)]
+)
 @pytest.mark.parametrize("bound", [0.1, 2, 7200, math.inf])
 def test_all_points_are_within_the_chart(bound: float, promised: timedelta | None) -> None:
     chart = charts.freshness([span(2, Durations(1, {bound: 3}))], promised, NOW)
     assert chart is not None and chart.axis
-    places = [float(y) for line in chart.lines for y in re.findall(r"(?:M\S+ |V)([\d.]+)", line.path)]
+    places = [
+        float(y) for line in chart.lines for y in re.findall(r"(?:M\S+ |V)([\d.]+)", line.path)
+    ]
     assert all(10 <= y <= charts.HEIGHT - 24 for y in [*places, *(y for _, y in chart.axis)])
 
 
 def test_a_micro_batchs_time_is_stacked_by_phase() -> None:
-    parts = {"stage": Durations(30, {1: 30}), "publish": Durations(15, {1: 30}), "commit": Durations(6, {0.25: 30})}
+    parts = {
+        "stage": Durations(30, {1: 30}),
+        "publish": Durations(15, {1: 30}),
+        "commit": Durations(6, {0.25: 30}),
+    }
     chart = charts.micro_batches([span(2, NOTHING, **parts), span(1, NOTHING)], NOW)
     assert chart is not None
     assert [box.part for box in chart.boxes] == ["stage", "publish", "commit"]
     tops = [(box.y, box.height) for box in chart.boxes]
     assert tops[0][0] + tops[0][1] == charts.HEIGHT - 24 and tops[-1][0] == 10
-    assert all(above[0] + above[1] == pytest.approx(below[0], abs=0.2) for below, above in pairwise(tops))
-    assert chart.summary == "A micro-batch took 1.7 s on average: stage 1 s, publish 0.5 s, commit 0.2 s."
+    assert all(
+        above[0] + above[1] == pytest.approx(below[0], abs=0.2) for below, above in pairwise(tops)
+    )
+    assert (
+        chart.summary
+        == "A micro-batch took 1.7 s on average: stage 1 s, publish 0.5 s, commit 0.2 s."
+    )
     assert chart.boxes[1].title == "13:30 to 14:30: publish 0.5 s"
     assert charts.micro_batches([span(1, Durations(1, {1: 1}))], NOW) is None
 
@@ -131,7 +157,8 @@ def test_the_page_has_the_data_of_the_charts_as_text(tmp_path: Path) -> None:
     named = {attributes.get("id") for _, attributes in html.elements}
     assert len(pictures) == 3
     assert all(
-        {svg["aria-labelledby"], svg.get("aria-describedby") or svg["aria-labelledby"]} <= named for svg in pictures
+        {svg["aria-labelledby"], svg.get("aria-describedby") or svg["aria-labelledby"]} <= named
+        for svg in pictures
     )
     assert len([tag for tag, _ in html.elements if tag == "details"]) == 3
     assert html.text.count("2026-11-21 14:30:00") >= 2

@@ -29,8 +29,16 @@ def one(tmp_path: Path) -> StreamLake:
 def bury(one: StreamLake, *rows: dict[str, Any], branches: tuple[str, ...] = ("main",)) -> None:
     name = one.stream.dead_letters_table
     schema = schema_to_pyarrow(one.lake.load(name).schema())
-    given = {"topic_id": "t", "kafka_partition": 0, "ingest_hour": HOUR, "error_code": "malformed_json", "layer": "x"}
-    staged = stage(one.lake, name, pa.Table.from_pylist([given | row for row in rows], schema=schema))
+    given = {
+        "topic_id": "t",
+        "kafka_partition": 0,
+        "ingest_hour": HOUR,
+        "error_code": "malformed_json",
+        "layer": "x",
+    }
+    staged = stage(
+        one.lake, name, pa.Table.from_pylist([given | row for row in rows], schema=schema)
+    )
     table = one.lake.load(name)
     changes = tuple(Change(b, staged.files) for b in branches)
     assert one.lake.commit(table, Commit(new_id(), heads(table), changes)) is Outcome.LANDED
@@ -61,7 +69,13 @@ def test_reasons_are_counted_and_shown_with_their_first_records(one: StreamLake)
     bury(
         one,
         {"kafka_offset": 3, "value": b"{c"},
-        {"kafka_offset": 1, "value": b"{a\x00\xff", "key": b"k", "kafka_timestamp": at, "error_text": "broken"},
+        {
+            "kafka_offset": 1,
+            "value": b"{a\x00\xff",
+            "key": b"k",
+            "kafka_timestamp": at,
+            "error_text": "broken",
+        },
         {"kafka_offset": 2, "error_code": "null_value"},
         {"kafka_offset": 4, "ingest_hour": NEXT, "value": b"{d"},
     )
@@ -80,14 +94,20 @@ def test_reasons_are_counted_and_shown_with_their_first_records(one: StreamLake)
 
 
 def test_hours_choose_and_none_is_said(one: StreamLake, capsys: pytest.CaptureFixture[str]) -> None:
-    bury(one, {"kafka_offset": 1, "value": b"{"}, {"kafka_offset": 2, "value": b"[", "ingest_hour": NEXT})
+    bury(
+        one,
+        {"kafka_offset": 1, "value": b"{"},
+        {"kafka_offset": 2, "value": b"[", "ingest_hour": NEXT},
+    )
     view = dead_letters.letters(job(one), (NEXT, NEXT), 3)
     assert [s.offset for r in view.reasons for s in r.samples] == [2]
     print_letters(dead_letters.letters(job(one), ("2026-11-22T00", "2026-11-22T05"), 3), "text")
     assert "no dead letters of the hours 2026-11-22T00 to 2026-11-22T05" in capsys.readouterr().out
 
 
-def test_a_value_of_any_size_is_one_line_of_text(one: StreamLake, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_value_of_any_size_is_one_line_of_text(
+    one: StreamLake, capsys: pytest.CaptureFixture[str]
+) -> None:
     bury(one, {"kafka_offset": 1, "value": b"\x1b[31m\n" + b"x" * 1_000_000})
     view = dead_letters.letters(job(one), None, 3)
     print_letters(view, "text")

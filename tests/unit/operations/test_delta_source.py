@@ -1,4 +1,5 @@
-"""Import of a Delta table: the files and values of one version, as delta-rs reads it, or a refusal with the reason."""
+"""Import of a Delta table: the files and values of one version, as delta-rs reads it, or a refusal
+with the reason."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ def rows_of(rows: Iterable[tuple[str, int, str]]) -> pa.Table:
 
 @pytest.fixture
 def lake(tmp_path: Path) -> StreamLake:
-    """A stream, and a Delta table in the folder `source` whose version 0 has a row of each of two hours."""
+    """A stream, and a Delta table in the folder `source` whose version 0 has a row of each of two
+    hours."""
     lake = stream_that_reads(tmp_path)
     write_deltalake(source(lake), rows_of([("a", 1, OLDEST), ("b", 2, LAST)]))
     return lake
@@ -59,7 +61,9 @@ def source(lake: StreamLake) -> str:
 
 def import_in(lake: StreamLake, first: str = OLDEST, **order: Any) -> run.Imported:
     job = job_of(lake.folder)
-    return run.run(job, Publisher(job.lake, job.stream), run.ImportRequest(source(lake), first, **order))
+    return run.run(
+        job, Publisher(job.lake, job.stream), run.ImportRequest(source(lake), first, **order)
+    )
 
 
 def planned(lake: StreamLake, **order: Any) -> run.ImportPlan:
@@ -91,16 +95,24 @@ def set_protocol(*features: str, **configuration: str) -> Change:
 def set_add(**values: Any) -> Change:
     def change(actions: Actions) -> None:
         for action in actions:
-            action.get("add", {}).update({key: value for key, value in values.items() if "add" in action})
+            action.get("add", {}).update(
+                {key: value for key, value in values.items() if "add" in action}
+            )
 
     return change
 
 
 def test_the_values_of_partitions_are_those_that_delta_reads(tmp_path: Path) -> None:
     """The files do not have them; the log has them as text, and paths as URIs."""
-    ddl = "id STRING NOT NULL, n INT, word STRING, day DATE, amount DECIMAL(10,2), at TIMESTAMP, yes BOOLEAN"
+    ddl = (
+        "id STRING NOT NULL, n INT, word STRING, day DATE, amount DECIMAL(10,2), at TIMESTAMP, "
+        "yes BOOLEAN"
+    )
     lake = new_lake(tmp_path, ddl=ddl)
-    assert lake.publish(lake.speed(lake.stage([(FIRST, 0, 0)]), {0: 1}, read_until=NOW)) is Outcome.LANDED
+    assert (
+        lake.publish(lake.speed(lake.stage([(FIRST, 0, 0)]), {0: 1}, read_until=NOW))
+        is Outcome.LANDED
+    )
     rows = rows_of((id, n, OLDEST) for n, id in enumerate("abc"))
     at = datetime(2020, 1, 2, 3, 4, 5, 678, tzinfo=UTC)
     values = {
@@ -109,7 +121,9 @@ def test_the_values_of_partitions_are_those_that_delta_reads(tmp_path: Path) -> 
         "at": pa.array([at, None, at], pa.timestamp("us", "UTC")), "yes": [True, False, None],
     }  # fmt: skip
     for name, column in values.items():
-        rows = rows.append_column(name, [column] if isinstance(column, pa.Array) else pa.chunked_array([column]))
+        rows = rows.append_column(
+            name, [column] if isinstance(column, pa.Array) else pa.chunked_array([column])
+        )
     write_deltalake(source(lake), rows, partition_by=["n", *values])
     file = next((tmp_path / "source").rglob("*.parquet"))
     assert pq.read_schema(file).names == ["id", "timestamp"]
@@ -118,7 +132,13 @@ def test_the_values_of_partitions_are_those_that_delta_reads(tmp_path: Path) -> 
     done = run.run(job, Publisher(job.lake, job.stream), run.ImportRequest(source(lake), OLDEST))
     assert (done.good, done.plan.files) == (3, 3)
     names = [column.name for column in stream.columns]
-    found = lake.table().scan(row_filter=f"ingest_hour = '{OLDEST}'").to_arrow().select(names).to_pylist()
+    found = (
+        lake.table()
+        .scan(row_filter=f"ingest_hour = '{OLDEST}'")
+        .to_arrow()
+        .select(names)
+        .to_pylist()
+    )
     by_delta = DeltaTable(source(lake)).to_pyarrow_table().select(names).to_pylist()
     assert sorted(found, key=lambda r: r["id"]) == sorted(by_delta, key=lambda r: r["id"])
     assert {row["word"] for row in found} == {*WORDS}
@@ -133,19 +153,31 @@ def test_only_the_files_of_a_version_count(lake: StreamLake) -> None:
     plan = planned(lake)
     assert (plan.version, plan.files, plan.rows) == (5, 2, 6)
     assert plan.notes[0].endswith("source, version 5")
-    assert [(p.files, p.rows) for p in (planned(lake, version=v) for v in (0, 3, 4))] == [(1, 2), (4, 5), (1, 5)]
+    assert [(p.files, p.rows) for p in (planned(lake, version=v) for v in (0, 3, 4))] == [
+        (1, 2),
+        (4, 5),
+        (1, 5),
+    ]
     import_in(lake, version=3)
-    assert ids(lake, "main") == {OLDEST: ["a"], LAST: ["b", "c0", "c1", "c2"], FIRST: ["0-0", "0-1"]}
+    assert ids(lake, "main") == {
+        OLDEST: ["a"],
+        LAST: ["b", "c0", "c1", "c2"],
+        FIRST: ["0-0", "0-1"],
+    }
 
 
-def test_a_version_is_read_from_a_checkpoint_once_earlier_commits_are_gone(lake: StreamLake) -> None:
+def test_a_version_is_read_from_a_checkpoint_once_earlier_commits_are_gone(
+    lake: StreamLake,
+) -> None:
     write_deltalake(source(lake), rows_of([("c", 3, LAST)]), mode="append")
     DeltaTable(source(lake)).create_checkpoint()
     write_deltalake(source(lake), rows_of([("d", 4, LAST)]), mode="append")
     for version in (0, 1):
         Path(source(lake), f"_delta_log/{version:020}.json").unlink()
     assert [(planned(lake, version=v).rows) for v in (1, 2, None)] == [3, 4, 4]
-    with pytest.raises(Refused, match=r"expected version 0 in the log of the Delta table, found 1 to 2; name one"):
+    with pytest.raises(
+        Refused, match=r"expected version 0 in the log of the Delta table, found 1 to 2; name one"
+    ):
         planned(lake, version=0)
 
 
@@ -172,13 +204,23 @@ def test_a_checkpoint_with_sidecars_is_read(lake: StreamLake) -> None:
 
 def test_a_later_run_goes_on_with_the_version_of_the_first(lake: StreamLake) -> None:
     import_in(lake, LAST)
-    write_deltalake(source(lake), rows_of([("a", 1, OLDEST), ("c", 3, OLDEST), ("b", 2, LAST)]), mode="overwrite")
+    write_deltalake(
+        source(lake),
+        rows_of([("a", 1, OLDEST), ("c", 3, OLDEST), ("b", 2, LAST)]),
+        mode="overwrite",
+    )
     assert planned(lake).version == 0
     import_in(lake)
     assert ids(lake, "main") == {OLDEST: ["a"], LAST: ["b"], FIRST: ["0-0", "0-1"]}
     rows = ledger.newest(lake.ledger.history())
-    assert [row.imported["version"] for row in rows.values() if row.imported is not None] == [0, 0, 0]
-    with pytest.raises(Refused, match=f"hour {OLDEST}: expected the 1 rows that it was imported with .*, found 2"):
+    assert [row.imported["version"] for row in rows.values() if row.imported is not None] == [
+        0,
+        0,
+        0,
+    ]
+    with pytest.raises(
+        Refused, match=f"hour {OLDEST}: expected the 1 rows that it was imported with .*, found 2"
+    ):
         import_in(lake, version=1)
 
 
@@ -192,7 +234,9 @@ def test_files_of_another_table_are_read_where_they_are(lake: StreamLake) -> Non
         change_log(source(lake), 0, set_add(path=f"{prefix}{lake.folder}/else%20where/{file.name}"))
         assert (planned(lake).files, planned(lake).rows) == (1, 2)
     file.unlink()
-    with pytest.raises(Refused, match=r"version 0: expected the file file:.*/else where/part-.* found none: VACUUM"):
+    with pytest.raises(
+        Refused, match=r"version 0: expected the file file:.*/else where/part-.* found none: VACUUM"
+    ):
         planned(lake)
     change_log(source(lake), 0, set_add(path=f"abfss://a@b/{file.name}"))
     with pytest.raises(Refused, match="expected files on S3 or local, found abfss://a@b/part-"):
@@ -202,12 +246,16 @@ def test_files_of_another_table_are_read_where_they_are(lake: StreamLake) -> Non
 def test_a_version_that_vacuum_has_made_incomplete_is_refused(lake: StreamLake) -> None:
     write_deltalake(source(lake), rows_of([("d", 4, LAST)]), mode="overwrite")
     DeltaTable(source(lake)).vacuum(0, dry_run=False, enforce_retention_duration=False)
-    with pytest.raises(Refused, match=r"version 0: expected the file part-\S*\.parquet, .* found none: VACUUM"):
+    with pytest.raises(
+        Refused, match=r"version 0: expected the file part-\S*\.parquet, .* found none: VACUUM"
+    ):
         planned(lake, version=0)
     assert planned(lake).rows == 1
     [file] = Path(source(lake)).glob("*.parquet")
     file.write_bytes(file.read_bytes() + b"x")
-    with pytest.raises(Refused, match=r"version \d: expected \d+ bytes of .*, as its log says, found \d+"):
+    with pytest.raises(
+        Refused, match=r"version \d: expected \d+ bytes of .*, as its log says, found \d+"
+    ):
         planned(lake)
 
 
@@ -225,7 +273,9 @@ def test_a_file_with_other_rows_or_types_than_the_log_says_is_refused(lake: Stre
             metadata["schemaString"] = metadata["schemaString"].replace('"double"', '"long"')
 
     change_log(source(lake), 0, say_long)
-    with pytest.raises(Refused, match=r"column n: expected int64, as the Delta table has it, found double"):
+    with pytest.raises(
+        Refused, match=r"column n: expected int64, as the Delta table has it, found double"
+    ):
         import_in(lake)
 
 
@@ -238,15 +288,23 @@ def test_columns_that_a_file_does_not_have_are_null(lake: StreamLake) -> None:
 
 
 IN_A_FILE = {"storageType": "u", "pathOrInlineDv": "ab^-aqEH.-t@S}K{vb[*k^", "offset": 4}
-INLINE = {"storageType": "i", "pathOrInlineDv": "wi5b=000010000siXQKl0rr91000f55c8Xg0@@D72lkbi5=-{L"}
+INLINE = {
+    "storageType": "i",
+    "pathOrInlineDv": "wi5b=000010000siXQKl0rr91000f55c8Xg0@@D72lkbi5=-{L",
+}
 
 
 @pytest.mark.parametrize("vector", [IN_A_FILE, INLINE], ids=["file", "inline"])
 def test_deletion_vectors_are_refused(lake: StreamLake, vector: dict[str, Any]) -> None:
     change_log(source(lake), 0, set_protocol("deletionVectors", enableDeletionVectors="true"))
     assert planned(lake).rows == 2
-    change_log(source(lake), 0, set_add(deletionVector={**vector, "sizeInBytes": 40, "cardinality": 6}))
-    with pytest.raises(Refused, match=r"without deletion vectors, found .*; run REORG TABLE … APPLY \(PURGE\) on it"):
+    change_log(
+        source(lake), 0, set_add(deletionVector={**vector, "sizeInBytes": 40, "cardinality": 6})
+    )
+    with pytest.raises(
+        Refused,
+        match=r"without deletion vectors, found .*; run REORG TABLE … APPLY \(PURGE\) on it",
+    ):
         planned(lake)
 
 
@@ -260,20 +318,30 @@ def test_column_mapping_is_refused(lake: StreamLake) -> None:
             if "metaData" in action:
                 schema = json.loads(action["metaData"]["schemaString"])
                 for number, field in enumerate(schema["fields"], 1):
-                    physical = {"delta.columnMapping.id": number, "delta.columnMapping.physicalName": field["name"]}
+                    physical = {
+                        "delta.columnMapping.id": number,
+                        "delta.columnMapping.physicalName": field["name"],
+                    }
                     field["metadata"] = physical
                 action["metaData"]["schemaString"] = json.dumps(schema)
 
     change_log(source(lake), 0, map_columns)
-    with pytest.raises(Refused, match=r"without column mapping, found delta\.columnMapping\.mode name"):
+    with pytest.raises(
+        Refused, match=r"without column mapping, found delta\.columnMapping\.mode name"
+    ):
         planned(lake)
 
 
 @pytest.mark.parametrize(
     ("feature", "found"),
-    [("variantType", "found the feature variantType"), ("aNewOne", "Feature 'aNewOne' is not supported")],
+    [
+        ("variantType", "found the feature variantType"),
+        ("aNewOne", "Feature 'aNewOne' is not supported"),
+    ],
 )
-def test_features_that_are_not_supported_are_refused(lake: StreamLake, feature: str, found: str) -> None:
+def test_features_that_are_not_supported_are_refused(
+    lake: StreamLake, feature: str, found: str
+) -> None:
     change_log(source(lake), 0, set_protocol(feature))
     with pytest.raises(Refused, match=found):
         planned(lake)
@@ -283,7 +351,9 @@ def test_a_log_with_a_hole_is_refused(lake: StreamLake) -> None:
     for n in range(2):
         write_deltalake(source(lake), rows_of([(f"c{n}", n, LAST)]), mode="append")
     Path(source(lake), f"_delta_log/{1:020}.json").unlink()
-    with pytest.raises(Refused, match="version 2: expected a log from which the version can be read, found"):
+    with pytest.raises(
+        Refused, match="version 2: expected a log from which the version can be read, found"
+    ):
         planned(lake)
 
 
@@ -294,19 +364,27 @@ def test_partitions_by_binary_values_and_tables_without_rows_are_refused(lake: S
     shutil.rmtree(source(lake))
     rows = rows_of([("a", 1, OLDEST)]).append_column("key", pa.array([b"\x00"]))
     write_deltalake(source(lake), rows, partition_by=["key"])
-    with pytest.raises(Refused, match="version 0: expected no partition column of BINARY, found key"):
+    with pytest.raises(
+        Refused, match="version 0: expected no partition column of BINARY, found key"
+    ):
         planned(lake)
 
 
-def test_the_extra_that_is_missing_is_named(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_extra_that_is_missing_is_named(
+    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "deltalake", None)
-    with pytest.raises(ConfigurationError, match=r"found no deltalake; run `pip install 'anabranch\[delta\]'`"):
+    with pytest.raises(
+        ConfigurationError, match=r"found no deltalake; run `pip install 'anabranch\[delta\]'`"
+    ):
         planned(lake)
 
 
 def test_a_version_of_another_source_is_refused(lake: StreamLake) -> None:
     shutil.rmtree(Path(source(lake), "_delta_log"))
-    with pytest.raises(Refused, match="expected a Delta table, of which --version 1 is one, found a folder without"):
+    with pytest.raises(
+        Refused, match="expected a Delta table, of which --version 1 is one, found a folder without"
+    ):
         planned(lake, version=1)
 
 
@@ -317,7 +395,12 @@ def test_the_log_of_a_version_is_its_newest_whole_checkpoint_and_the_commits_beh
     def parts(version: int, *numbers: int) -> list[str]:
         return [f"{version:020}.checkpoint.{n:010}.{2:010}.parquet" for n in numbers]
 
-    others = ["_last_checkpoint", f"{3:020}.crc", f"{1:020}.{2:020}.compacted.json", "_sidecars/a.parquet"]
+    others = [
+        "_last_checkpoint",
+        f"{3:020}.crc",
+        f"{1:020}.{2:020}.compacted.json",
+        "_sidecars/a.parquet",
+    ]
     names = [*commits(1, 2, 3, 4, 5), *others, *parts(2, 1, 2), *parts(4, 1)]
     # That of version 4 was not written to its end.
     assert plan_log(names, None, "s3://a") == (5, [*parts(2, 1, 2), *commits(2, 3, 4, 5)])
@@ -325,15 +408,21 @@ def test_the_log_of_a_version_is_its_newest_whole_checkpoint_and_the_commits_beh
     assert plan_log(names, 1, "s3://a") == (1, commits(1))
     v2 = f"{3:020}.checkpoint.80a083e8-7026-4e79-81be-64bd76c43a11.json"
     assert plan_log([*names, v2], 4, "s3://a") == (4, [v2, "_sidecars/a.parquet", *commits(3, 4)])
-    with pytest.raises(Refused, match="expected version 6 in the log of the Delta table, found 1 to 5"):
+    with pytest.raises(
+        Refused, match="expected version 6 in the log of the Delta table, found 1 to 5"
+    ):
         plan_log(names, 6, "s3://a")
-    with pytest.raises(Refused, match="expected a version in the log of the Delta table, found none"):
+    with pytest.raises(
+        Refused, match="expected a version in the log of the Delta table, found none"
+    ):
         plan_log(others, None, "s3://a")
 
 
 def test_timestamps_of_int96_are_read_to_the_end_of_the_calendar(lake: StreamLake) -> None:
     path = lake.folder / "old.parquet"
-    times = pa.array([datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=UTC)], pa.timestamp("us", "UTC"))
+    times = pa.array(
+        [datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=UTC)], pa.timestamp("us", "UTC")
+    )
     pq.write_table(pa.table({"t": times}), path, use_deprecated_int96_timestamps=True)
     read = open_parquet(lake.table().io, str(path)).read()["t"]
     assert read.cast(pa.timestamp("us", "UTC")).to_pylist() == times.to_pylist()

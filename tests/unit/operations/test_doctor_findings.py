@@ -34,7 +34,16 @@ from anabranch.config import S3, Slo
 from anabranch.iceberg.s3 import LifecycleRule, Upload
 from anabranch.kafka.client import TopicSettings
 from anabranch.offsets.hours import Cut, Timeline
-from anabranch.operations.doctor import airflow, catalog, kafka, local, registry, s3, streams, tables
+from anabranch.operations.doctor import (
+    airflow,
+    catalog,
+    kafka,
+    local,
+    registry,
+    s3,
+    streams,
+    tables,
+)
 from anabranch.operations.doctor.finding import Finding, Issue, Severity
 from anabranch.operations.reports.status import Lag, StreamStatus
 from anabranch.protocol.retention import Overdue
@@ -50,11 +59,29 @@ UNREAD = kafka.Unread("2026-11-21T10", {0: 60})
 PLACE = s3.Warehouse("lake", "warehouse/")
 STORE = s3.StoreFacts(True, NOW, NOW)
 STATUS = StreamStatus(
-    stream="events", topic="events", topic_id="t", topic_recreated=False, position={0: 5}, position_since=NOW,
-    late=None, lag=Lag(0, {}), last_publish={}, first_hour="2026-11-21T00", open_hour="2026-11-21T12",
-    newest_accepted=None, complete_through=None, to_seal=(), backlog=(), refused=(), hours={}, unexplained={},
-    dead_letters=0, lost={}, accepted_at=None, waiting_since=None,
-)  # fmt: skip
+    stream="events",
+    topic="events",
+    topic_id="t",
+    topic_recreated=False,
+    position={0: 5},
+    position_since=NOW,
+    late=None,
+    lag=Lag(0, {}),
+    last_publish={},
+    first_hour="2026-11-21T00",
+    open_hour="2026-11-21T12",
+    newest_accepted=None,
+    complete_through=None,
+    to_seal=(),
+    backlog=(),
+    refused=(),
+    hours={},
+    unexplained={},
+    dead_letters=0,
+    lost={},
+    accepted_at=None,
+    waiting_since=None,
+)
 
 
 def checks(findings: list[Finding]) -> dict[Issue, Severity]:
@@ -73,7 +100,9 @@ def test_every_finding_has_its_entry_in_the_operators_page() -> None:
 
 
 def test_a_group_that_may_not_be_committed_to_is_a_warning() -> None:
-    facts = replace(FACTS, group_refused=MissingRight("denied", "kafka-acls.sh --operation Read --group g"))
+    facts = replace(
+        FACTS, group_refused=MissingRight("denied", "kafka-acls.sh --operation Read --group g")
+    )
     [finding] = kafka.findings(BROKERS, STREAM, facts, UNREAD, NOW)
     assert (finding.check, finding.severity) == (Issue.GROUP_RIGHTS, Severity.WARNING)
     assert finding.remedy == "kafka-acls.sh --operation Read --group g"
@@ -94,14 +123,19 @@ def test_a_topic_that_is_kept_well_has_no_finding() -> None:
         ({"retention_bytes": 7_999}, {Issue.RETENTION_BYTES: Severity.WARNING}),
         ({"retention_bytes": 7_999, "unread": None}, {Issue.RETENTION_BYTES: Severity.INFO}),
         ({"cleanup_policy": "compact,delete"}, {Issue.TOPIC_COMPACTED: Severity.ERROR}),
-        ({"cleanup_policy": "compact", "compaction_lag": timedelta(hours=20)}, {Issue.TOPIC_COMPACTED: Severity.ERROR}),
+        (
+            {"cleanup_policy": "compact", "compaction_lag": timedelta(hours=20)},
+            {Issue.TOPIC_COMPACTED: Severity.ERROR},
+        ),
         ({"cleanup_policy": "compact", "compaction_lag": timedelta(hours=40)}, {}),
         ({"timestamp_type": "CreateTime"}, {Issue.TIMESTAMP_TYPE: Severity.INFO}),
         ({"replicas": 1}, {Issue.REPLICATION: Severity.WARNING}),
         ({"min_insync": 1}, {Issue.MIN_INSYNC: Severity.WARNING}),
     ],
 )
-def test_a_topic_that_is_kept_otherwise(settings: dict[str, object], expected: dict[Issue, Severity]) -> None:
+def test_a_topic_that_is_kept_otherwise(
+    settings: dict[str, object], expected: dict[Issue, Severity]
+) -> None:
     assert of_topic(**settings) == expected  # type: ignore[arg-type]
 
 
@@ -110,9 +144,13 @@ def test_one_replica_of_the_one_broker_of_this_machine_is_no_finding() -> None:
     elsewhere = BROKERS.model_copy(update={"bootstrap_servers": "kafka.example.com:9092"})
     facts = replace(FACTS, settings=replace(SETTINGS, replicas=1, brokers=1))
     assert kafka.findings(here, STREAM, facts, UNREAD, NOW) == []
-    assert checks(kafka.findings(elsewhere, STREAM, facts, UNREAD, NOW)) == {Issue.REPLICATION: Severity.INFO}
+    assert checks(kafka.findings(elsewhere, STREAM, facts, UNREAD, NOW)) == {
+        Issue.REPLICATION: Severity.INFO
+    }
     facts = replace(FACTS, settings=replace(SETTINGS, replicas=1, brokers=3))
-    assert checks(kafka.findings(here, STREAM, facts, UNREAD, NOW)) == {Issue.REPLICATION: Severity.WARNING}
+    assert checks(kafka.findings(here, STREAM, facts, UNREAD, NOW)) == {
+        Issue.REPLICATION: Severity.WARNING
+    }
 
 
 def test_a_retention_that_covers_the_backlog_is_proposed() -> None:
@@ -128,7 +166,9 @@ def test_compaction_that_the_stream_allows_for_is_no_error() -> None:
     batch = STREAM.batch.model_copy(update={"allow_gaps": ("compacted",)})
     stream = STREAM.model_copy(update={"batch": batch})
     facts = replace(FACTS, settings=replace(SETTINGS, cleanup_policy="compact"))
-    assert checks(kafka.findings(BROKERS, stream, facts, UNREAD, NOW)) == {Issue.TOPIC_COMPACTED: Severity.INFO}
+    assert checks(kafka.findings(BROKERS, stream, facts, UNREAD, NOW)) == {
+        Issue.TOPIC_COMPACTED: Severity.INFO
+    }
 
 
 def test_the_remedy_of_compaction_changes_no_policy_and_deletes_nothing() -> None:
@@ -151,13 +191,16 @@ def test_a_missing_topic_hides_its_other_findings() -> None:
         ("localhost:9092", "anabranch dev topic events --partitions 3"),
         (
             "kafka.example.com:9092",
-            "kafka-topics.sh --bootstrap-server kafka.example.com:9092 --create --topic events --partitions 3",
+            "kafka-topics.sh --bootstrap-server kafka.example.com:9092 --create --topic events "
+            "--partitions 3",
         ),
     ],
 )
 def test_a_missing_topic_is_created_with_the_installed_tool(servers: str, command: str) -> None:
     facts = kafka.KafkaFacts(None, {}, {}, None)
-    [finding] = kafka.findings(BROKERS.model_copy(update={"bootstrap_servers": servers}), STREAM, facts, UNREAD, NOW)
+    [finding] = kafka.findings(
+        BROKERS.model_copy(update={"bootstrap_servers": servers}), STREAM, facts, UNREAD, NOW
+    )
     assert finding.remedy == command
 
 
@@ -167,25 +210,44 @@ def test_a_missing_topic_is_created_with_the_installed_tool(servers: str, comman
         (kafka.failed(BROKERS, STREAM, Transient("away")), Issue.KAFKA_AWAY),
         (kafka.failed(BROKERS, STREAM, ConfigurationError("denied")), Issue.KAFKA_RIGHTS),
         (kafka.failed(BROKERS, STREAM, CodecMissing("lz4")), Issue.KAFKA_CODEC),
-        (kafka.failed(BROKERS, STREAM, MissingRight("denied", "kafka-acls.sh")), Issue.KAFKA_RIGHTS),
+        (
+            kafka.failed(BROKERS, STREAM, MissingRight("denied", "kafka-acls.sh")),
+            Issue.KAFKA_RIGHTS,
+        ),
         (kafka.failed(BROKERS, STREAM, NoTopicIds("none")), Issue.TOPIC_IDS),
         (s3.failed(new_environment(Path("/nowhere")), PLACE, NoAnswer("away")), Issue.S3_AWAY),
-        (s3.failed(new_environment(Path("/nowhere")), PLACE, ConfigurationError("denied")), Issue.S3_RIGHTS),
-        (catalog.failed(new_environment(Path("/nowhere")).catalog, Transient("away")), Issue.CATALOG_AWAY),
-        (catalog.failed(new_environment(Path("/nowhere")).catalog, ConfigurationError("denied")), Issue.CATALOG_RIGHTS),
-        (catalog.failed(new_environment(Path("/")).catalog, Transient("database is locked")), Issue.CATALOG_LOCKED),
+        (
+            s3.failed(new_environment(Path("/nowhere")), PLACE, ConfigurationError("denied")),
+            Issue.S3_RIGHTS,
+        ),
+        (
+            catalog.failed(new_environment(Path("/nowhere")).catalog, Transient("away")),
+            Issue.CATALOG_AWAY,
+        ),
+        (
+            catalog.failed(new_environment(Path("/nowhere")).catalog, ConfigurationError("denied")),
+            Issue.CATALOG_RIGHTS,
+        ),
+        (
+            catalog.failed(new_environment(Path("/")).catalog, Transient("database is locked")),
+            Issue.CATALOG_LOCKED,
+        ),
         (tables.failed(STREAM, MetadataGone("gone")), Issue.METADATA_GONE),
         (registry.failed(STREAM, Transient("away")), Issue.REGISTRY_AWAY),
         (registry.failed(STREAM, ConfigurationError("denied")), Issue.REGISTRY_RIGHTS),
     ],
 )
-def test_an_unreachable_service_is_distinguished_from_one_that_refuses(made: Finding, check: Issue) -> None:
+def test_an_unreachable_service_is_distinguished_from_one_that_refuses(
+    made: Finding, check: Issue
+) -> None:
     assert (made.check, made.severity) == (check, Severity.ERROR)
 
 
 def test_a_missing_right_is_granted_by_its_own_command() -> None:
     """And not by one that grants what the user has already."""
-    command = "kafka-acls.sh --add --allow-principal User:NAME --operation DescribeConfigs --topic events"
+    command = (
+        "kafka-acls.sh --add --allow-principal User:NAME --operation DescribeConfigs --topic events"
+    )
     assert kafka.failed(BROKERS, STREAM, MissingRight("denied", command)).remedy == command
 
 
@@ -209,7 +271,10 @@ def test_reads_of_a_lake_after_apply(tmp_path: Path) -> None:
 
 
 def test_a_certificate_of_s3_that_is_not_trusted_is_no_missing_right() -> None:
-    said = "look at bucket b: SSL validation failed for https://s3.example.com/b [SSL: CERTIFICATE_VERIFY_FAILED]"
+    said = (
+        "look at bucket b: SSL validation failed for https://s3.example.com/b [SSL: "
+        "CERTIFICATE_VERIFY_FAILED]"
+    )
     finding = s3.failed(new_environment(Path("/nowhere")), PLACE, ConfigurationError(said))
     assert (finding.check, finding.severity) == (Issue.S3_AWAY, "error")
     assert finding.remedy.startswith("s3.ca in anabranch.yaml")
@@ -217,40 +282,60 @@ def test_a_certificate_of_s3_that_is_not_trusted_is_no_missing_right() -> None:
 
 def test_tables_that_differ() -> None:
     names = ("games.events", "games.events_dead_letters", "games.events_hours")
-    assert checks(tables.findings("lake", STREAM, tables.TableFacts(missing=names))) == {Issue.NOT_APPLIED: "info"}
+    assert checks(tables.findings("lake", STREAM, tables.TableFacts(missing=names))) == {
+        Issue.NOT_APPLIED: "info"
+    }
     drift = tables.PropertyDrift(names[0], "commit.retry.num-retries", "30", None)
     facts = tables.TableFacts(
-        missing=names[2:], branches=((names[0], "batch"),), columns="column n is missing", drifts=(drift,)
+        missing=names[2:],
+        branches=((names[0], "batch"),),
+        columns="column n is missing",
+        drifts=(drift,),
     )
     found = tables.findings("lake", STREAM, facts)
     assert checks(found) == {
         Issue.TABLE_MISSING: "error", Issue.BRANCH_MISSING: "error", Issue.COLUMNS: "error",
         Issue.PROPERTIES: "warning",
     }  # fmt: skip
-    assert found[-1].remedy == ("ALTER TABLE lake.games.events SET TBLPROPERTIES ('commit.retry.num-retries' = '30')")
+    assert found[-1].remedy == (
+        "ALTER TABLE lake.games.events SET TBLPROPERTIES ('commit.retry.num-retries' = '30')"
+    )
 
 
-def test_another_program_that_maintains_a_table_is_recognised_by_its_snapshots(tmp_path: Path) -> None:
+def test_another_program_that_maintains_a_table_is_recognised_by_its_snapshots(
+    tmp_path: Path,
+) -> None:
     lake = new_lake(tmp_path)
     assert tables.find_optimizers(lake.table()) == []
     lake.move("main")
-    assert tables.find_optimizers(lake.table()) == [], "our own publishes are none of another program's"
+    assert tables.find_optimizers(lake.table()) == [], (
+        "our own publishes are none of another program's"
+    )
     with lake.table().transaction() as tx:
-        tx.set_properties({"history.expire.max-snapshot-age-ms": "1", "history.expire.max-ref-age-ms": "2"})
+        tx.set_properties(
+            {"history.expire.max-snapshot-age-ms": "1", "history.expire.max-ref-age-ms": "2"}
+        )
     rewrite(lake, "main")
     named, snapshots = tables.find_optimizers(lake.table())
     assert named == "its property history.expire.max-snapshot-age-ms"
     assert snapshots.startswith("1 snapshots that rewrote files or manifests, the newest of 20")
-    facts = tables.TableFacts(optimizers=((lake.name, named), (lake.name, snapshots)), ref_ages=((lake.name, "2"),))
+    facts = tables.TableFacts(
+        optimizers=((lake.name, named), (lake.name, snapshots)), ref_ages=((lake.name, "2"),)
+    )
     found = tables.findings("lake", STREAM, facts)
     assert checks(found) == {Issue.REF_AGE: "error", Issue.OPTIMIZER: "info"}
-    assert found[0].remedy == f"ALTER TABLE lake.{lake.name} UNSET TBLPROPERTIES ('history.expire.max-ref-age-ms')"
+    assert (
+        found[0].remedy
+        == f"ALTER TABLE lake.{lake.name} UNSET TBLPROPERTIES ('history.expire.max-ref-age-ms')"
+    )
     assert found[1].found == f"{named}; {snapshots}"
 
 
 def test_the_batch_layer_reads_the_oldest_unaccepted_hour_next(tmp_path: Path) -> None:
     sealed = {"2026-11-21T03": Cut("t", {0: (4, 9)}), "2026-11-21T04": Cut("t", {0: (9, 11)})}
-    made = new_lake(tmp_path, timeline=Timeline("2026-11-21T03", "2026-11-21T05", {0: 11}, sealed=sealed))
+    made = new_lake(
+        tmp_path, timeline=Timeline("2026-11-21T03", "2026-11-21T05", {0: 11}, sealed=sealed)
+    )
     assert tables.find_unread(made.state()) == kafka.Unread("2026-11-21T03", {0: 4})
 
 
@@ -292,20 +377,35 @@ def test_the_next_step_of_an_hour() -> None:
         ({"store_time": NOW + timedelta(seconds=29)}, {}),
         ({"versioned": True}, {Issue.VERSIONING: "warning"}),
         ({"versioned": True, "rules": (LifecycleRule("r", "", clears_versions=True),)}, {}),
-        ({"versioned": True, "rules": (LifecycleRule("", "a/", clears_versions=True),)}, {Issue.VERSIONING: "warning"}),
+        (
+            {"versioned": True, "rules": (LifecycleRule("", "a/", clears_versions=True),)},
+            {Issue.VERSIONING: "warning"},
+        ),
         ({"rules": (LifecycleRule("r", "", deletes_after="30 days"),)}, {Issue.LIFECYCLE: "error"}),
-        ({"rules": (LifecycleRule("r", "warehouse/games", moves_to="GLACIER"),)}, {Issue.LIFECYCLE: "error"}),
+        (
+            {"rules": (LifecycleRule("r", "warehouse/games", moves_to="GLACIER"),)},
+            {Issue.LIFECYCLE: "error"},
+        ),
         ({"rules": (LifecycleRule("r", "", moves_to="STANDARD_IA"),)}, {}),
-        ({"rules": (LifecycleRule("r", "", True, deletes_after="30 days"),)}, {Issue.LIFECYCLE: "warning"}),
+        (
+            {"rules": (LifecycleRule("r", "", True, deletes_after="30 days"),)},
+            {Issue.LIFECYCLE: "warning"},
+        ),
         ({"rules": (LifecycleRule("r", "logs/", deletes_after="30 days"),)}, {}),
         ({"lock": "GOVERNANCE 30 days"}, {Issue.OBJECT_LOCK: "warning"}),
-        ({"lock": "GOVERNANCE 30 days", "denied": ("s3:PutObject", "no checksum")}, {Issue.OBJECT_LOCK: "error"}),
-        ({"uploads": (Upload("warehouse/a", "u", NOW - timedelta(hours=25)),)}, {Issue.UPLOADS: "warning"}),
+        (
+            {"lock": "GOVERNANCE 30 days", "denied": ("s3:PutObject", "no checksum")},
+            {Issue.OBJECT_LOCK: "error"},
+        ),
+        (
+            {"uploads": (Upload("warehouse/a", "u", NOW - timedelta(hours=25)),)},
+            {Issue.UPLOADS: "warning"},
+        ),
         ({"uploads": (Upload("warehouse/a", "u", NOW - timedelta(hours=23)),)}, {}),
         ({"seconds": 0.6}, {Issue.S3_SLOW: "warning"}),
         ({"unasked": ((Issue.OBJECT_LOCK, "AccessDenied"),)}, {Issue.OBJECT_LOCK: "info"}),
     ],
-)  # fmt: skip
+)
 def test_a_bucket(changes: dict[str, object], expected: dict[Issue, str]) -> None:
     assert checks(s3.findings(PLACE, ("events",), replace(STORE, **changes))) == expected  # type: ignore[arg-type]
 
@@ -332,7 +432,9 @@ def test_a_slow_catalog() -> None:
     assert checks(found) == {Issue.CATALOG_SLOW: "warning"}
 
 
-def test_java_is_missed_by_the_path_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_java_is_missed_by_the_path_and_found_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     environment = new_environment(tmp_path)
     with monkeypatch.context() as changed:
         changed.delenv("JAVA_HOME", raising=False)
@@ -341,7 +443,9 @@ def test_java_is_missed_by_the_path_and_found_again(tmp_path: Path, monkeypatch:
     assert Issue.JAVA not in checks(local.findings(local.read(environment)))
 
 
-def test_a_python_of_the_workers_that_cannot_be_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_python_of_the_workers_that_cannot_be_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     environment = new_environment(tmp_path)
     monkeypatch.setenv("PYSPARK_PYTHON", str(tmp_path / "python"))
     [finding] = [f for f in local.findings(local.read(environment)) if f.check is Issue.PYTHON]
@@ -382,7 +486,11 @@ def test_keys_that_reach_executors_unencrypted(tmp_path: Path) -> None:
     def found(master: str, s3: S3 = keys, **conf: str) -> list[Finding]:
         spark = made.spark.model_copy(update={"master": master, "conf": made.spark.conf | conf})
         environment = made.model_copy(
-            update={"spark": spark, "s3": s3, "catalog": made.catalog.model_copy(update={"warehouse": "s3://b/w"})}
+            update={
+                "spark": spark,
+                "s3": s3,
+                "catalog": made.catalog.model_copy(update={"warehouse": "s3://b/w"}),
+            }
         )
         return [f for f in local.findings(local.read(environment)) if f.check is Issue.UNENCRYPTED]
 
@@ -398,7 +506,9 @@ def test_keys_that_reach_executors_unencrypted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("megabytes", "severity"), [(512, None), (511, "warning"), (63, "error")])
 def test_a_disk_without_room(tmp_path: Path, megabytes: int, severity: str | None) -> None:
-    facts = replace(local.read(new_environment(tmp_path)), free=megabytes << 20, temporary="/a folder")
+    facts = replace(
+        local.read(new_environment(tmp_path)), free=megabytes << 20, temporary="/a folder"
+    )
     found = [f for f in local.findings(facts) if f.check is Issue.DISK]
     assert [f.severity for f in found] == ([severity] if severity else [])
     assert all(f.remedy == "du -xhd1 '/a folder'" for f in found)
@@ -413,7 +523,10 @@ def test_jars_that_are_not_there_are_a_warning_and_other_bytes_an_error(
     jar = Path(facts.folder) / "spark" / "altered.jar"
     jar.parent.mkdir(parents=True)
     jar.write_bytes(b"x")
-    assert checks(local.findings(local.read(new_environment(tmp_path))))[Issue.JARS_DIFFER] is Severity.ERROR
+    assert (
+        checks(local.findings(local.read(new_environment(tmp_path))))[Issue.JARS_DIFFER]
+        is Severity.ERROR
+    )
 
 
 def test_a_reader_that_does_not_end_is_given_up_and_the_others_are_heard() -> None:
@@ -449,7 +562,10 @@ def test_a_folder_without_streams_is_wrong_configuration(tmp_path: Path) -> None
 
 
 WELL = airflow.AirflowFacts(
-    {f"anabranch_{name}__events": False for name in ("hourly", "maintenance", "speed_watch")}, {}, 128, True
+    {f"anabranch_{name}__events": False for name in ("hourly", "maintenance", "speed_watch")},
+    {},
+    128,
+    True,
 )
 
 
@@ -458,7 +574,10 @@ WELL = airflow.AirflowFacts(
     [
         ({}, {}),
         ({"dags": {}}, {Issue.AIRFLOW_DAG_MISSING: Severity.ERROR}),
-        ({"dags": WELL.dags | {"anabranch_hourly__events": True}}, {Issue.AIRFLOW_PAUSED: Severity.WARNING}),
+        (
+            {"dags": WELL.dags | {"anabranch_hourly__events": True}},
+            {Issue.AIRFLOW_PAUSED: Severity.WARNING},
+        ),
         ({"dags": WELL.dags | {"anabranch_hourly__other": True, "theirs": True}}, {}),
         ({"broken": {"odd.py": "ValueError: odd"}}, {Issue.AIRFLOW_IMPORT: Severity.ERROR}),
         ({"slots": None}, {Issue.AIRFLOW_POOL: Severity.ERROR}),

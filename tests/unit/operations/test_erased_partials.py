@@ -1,4 +1,5 @@
-"""Partials of views that were computed from erased rows leave with the rows; no certificate overlooks them."""
+"""Partials of views that were computed from erased rows leave with the rows; no certificate
+overlooks them."""
 
 from __future__ import annotations
 
@@ -60,7 +61,9 @@ def erase(people: People, until: timedelta = ORDER.until) -> None:
     run.erase(job_of(people), Publisher(people.lake.lake, STREAM), replace(ORDER, until=until))
 
 
-def test_partials_of_erased_rows_leave_with_them_and_the_hour_is_filled_again(people: People) -> None:
+def test_partials_of_erased_rows_leave_with_them_and_the_hour_is_filled_again(
+    people: People,
+) -> None:
     erase(people)
     assert names(people) == []
     assert fill(people.lake.lake, STREAM, VIEW) == 1
@@ -82,12 +85,16 @@ def test_a_fill_of_rows_from_before_an_erasure_withholds_the_certificate(people:
     later = datetime.now(UTC) + timedelta(days=3)
     [status] = read_statuses(job_of(people), later)
     [why] = [line for line in status.left if "partials" in line]
-    assert why.startswith(f"view names has partials of 1 hours that were computed from former rows, {FIRST} is the")
+    assert why.startswith(
+        f"view names has partials of 1 hours that were computed from former rows, {FIRST} is the"
+    )
     maintain(job_of(people), later)
     assert names(people) == []
     maintain(job_of(people), later + timedelta(days=2))
     [status] = read_statuses(job_of(people), later + timedelta(days=2))
     assert status.left == [] and status.is_certificate
     assert not [
-        path for path in local_path(lake.load(TABLE).location()).rglob("*.parquet") if b"anna" in path.read_bytes()
+        path
+        for path in local_path(lake.load(TABLE).location()).rglob("*.parquet")
+        if b"anna" in path.read_bytes()
     ]

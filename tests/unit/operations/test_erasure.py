@@ -1,4 +1,5 @@
-"""Erasure: records with some values of a column leave every branch, whatever is killed, and the account closes."""
+"""Erasure: records with some values of a column leave every branch, whatever is killed, and the
+account closes."""
 
 from __future__ import annotations
 
@@ -71,7 +72,10 @@ def erase_in(folder: Path) -> None:
 
 def maintain_later(folder: Path) -> None:
     """Maintenance three days later, in a process of its own."""
-    maintain(job_of(new_environment(folder), Lake(new_environment(folder))), datetime.now(UTC) + timedelta(days=3))
+    maintain(
+        job_of(new_environment(folder), Lake(new_environment(folder))),
+        datetime.now(UTC) + timedelta(days=3),
+    )
 
 
 @pytest.fixture
@@ -93,7 +97,9 @@ def stored_bytes(folder: Path) -> set[bytes]:
 
 
 @pytest.mark.parametrize("at_once", [1, 32])
-def test_erased_records_leave_the_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+def test_erased_records_leave_the_archive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
     monkeypatch.setattr(run, "_FILES_A_COMMIT", at_once)
     people = People(tmp_path, archive=True)
     assert people.archived == ARCHIVED
@@ -122,13 +128,17 @@ def test_files_that_are_archived_while_others_are_searched_are_searched_too(
         found = search(job, table, files, *of)
         searched.append(len(files))
         if len(searched) == 1:
-            people.archive([8, 9], {8: b'{"id": "anna", "late": 1}', 9: b'{"id": "bert", "late": 1}'})
+            people.archive(
+                [8, 9], {8: b'{"id": "anna", "late": 1}', 9: b'{"id": "bert", "late": 1}'}
+            )
         return found
 
     monkeypatch.setattr(run, "_archived_places", meanwhile)
     people.erase()
     assert searched[:2] == [2, 1]
-    assert people.archived == {o: ARCHIVED[o] for o in (1, 3, 5)} | {9: b'{"id": "bert", "late": 1}'}
+    assert people.archived == {o: ARCHIVED[o] for o in (1, 3, 5)} | {
+        9: b'{"id": "bert", "late": 1}'
+    }
 
 
 def test_archived_places_are_those_of_words_and_of_rows_before_the_request(tmp_path: Path) -> None:
@@ -172,8 +182,12 @@ def test_dead_letters_of_an_accepted_hour_leave_its_account(tmp_path: Path) -> N
     assert [(p.good, p.dead, p.erased, p.total) for p in row.partitions.values()] == [(2, 1, 4, 8)]
 
 
-@pytest.mark.parametrize(("column", "value", "rows"), [("id", "anna", 4), ("n", "9", 1), ("id", "anne", 0)])
-def test_row_groups_are_chosen_by_bloom_filters(people: People, column: str, value: str, rows: int) -> None:
+@pytest.mark.parametrize(
+    ("column", "value", "rows"), [("id", "anna", 4), ("n", "9", 1), ("id", "anne", 0)]
+)
+def test_row_groups_are_chosen_by_bloom_filters(
+    people: People, column: str, value: str, rows: int
+) -> None:
     for file in people.files("main"):
         content = pq.read_table(file, partitioning=None)
         filters = {name: {"ndv": 10, "fpp": 0.01} for name in ("id", "n")}
@@ -184,12 +198,16 @@ def test_row_groups_are_chosen_by_bloom_filters(people: People, column: str, val
     assert len(people.names("main")) == 8 - rows
 
 
-def test_an_hour_may_have_more_files_than_commits_are_tried(people: People, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_hour_may_have_more_files_than_commits_are_tried(
+    people: People, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(run, "_FILES_A_COMMIT", 1)
     monkeypatch.setattr(run, "_ATTEMPTS", 2)
     done = people.erase()
     assert (done.removed.rows, done.removed.files) == (4, 3)
-    assert "anna" not in {name for branch in ("speed", "batch", "main") for name in people.names(branch)}
+    assert "anna" not in {
+        name for branch in ("speed", "batch", "main") for name in people.names(branch)
+    }
 
 
 FORMER = (Step.ERASE_FORMER_FOUND, Step.ERASE_FORMER_RECORDED)
@@ -199,9 +217,14 @@ QUICK = (Step.ERASE_ARCHIVE_PUBLISHED, Step.ERASE_PUBLISHED, Step.ERASE_PLACES_P
 
 @pytest.mark.parametrize(
     "step",
-    [pytest.param(step, marks=() if step in QUICK else pytest.mark.full, id=step.label) for step in STEPS],
+    [
+        pytest.param(step, marks=() if step in QUICK else pytest.mark.full, id=step.label)
+        for step in STEPS
+    ],
 )
-def test_an_erasure_that_is_killed_is_continued_by_the_same_command(people: People, step: Step, tmp_path: Path) -> None:
+def test_an_erasure_that_is_killed_is_continued_by_the_same_command(
+    people: People, step: Step, tmp_path: Path
+) -> None:
     if "archive" in step.label:
         folder = tmp_path / "with-archive"
         folder.mkdir()
@@ -228,7 +251,9 @@ AGAIN = (Step.ERASE_REQUESTED, Step.ERASE_RECORDED, Step.ERASE_PUBLISHED, Step.E
 
 
 @pytest.mark.parametrize("step", [pytest.param(step, id=step.label) for step in AGAIN])
-def test_a_request_again_that_is_killed_is_continued_by_the_same_command(people: People, step: Step) -> None:
+def test_a_request_again_that_is_killed_is_continued_by_the_same_command(
+    people: People, step: Step
+) -> None:
     people.erase()
     people._speed([(NEXT, 12 + o) for o in range(4)], 16, None)
     kill_at(step.label, erase_again_in, people.lake.folder)
@@ -245,7 +270,9 @@ def expire_with_a_tag(people: People) -> None:
     table = people.lake.table()
     table.manage_snapshots().create_tag(table.metadata.refs["main"].snapshot_id, "audit").commit()
     state = people.lake.state()
-    expired = plan_expire(state, [FIRST], (), {FIRST: 1}, "kept for 1 days", new_id(), datetime.now(UTC))
+    expired = plan_expire(
+        state, [FIRST], (), {FIRST: 1}, "kept for 1 days", new_id(), datetime.now(UTC)
+    )
     assert people.lake.publish(expired, state) is Outcome.LANDED
 
 
@@ -258,7 +285,9 @@ def erase_former_in(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("step", [pytest.param(step, id=step.label) for step in FORMER])
-def test_an_erasure_that_is_killed_around_files_of_former_snapshots_names_them(people: People, step: Step) -> None:
+def test_an_erasure_that_is_killed_around_files_of_former_snapshots_names_them(
+    people: People, step: Step
+) -> None:
     expire_with_a_tag(people)
     kill_at(step.label, erase_former_in, people.lake.folder)
     done = people.erase(OF_FORMER)
@@ -277,7 +306,10 @@ def test_the_status_names_what_still_has_erased_records(people: People) -> None:
     assert status.by is not None and status.by.why == "case 4711"
     assert not status.is_certificate
     assert [holder.name for holder in status.holders] == ["former snapshots", "former snapshots"]
-    assert any("replaced files are stored; referred to by former snapshots until" in line for line in status.left)
+    assert any(
+        "replaced files are stored; referred to by former snapshots until" in line
+        for line in status.left
+    )
     for path in people.lake.folder.rglob("*.parquet"):
         if any(str(path).endswith(Path(p).name) for p in _replaced(people)):
             path.unlink()
@@ -287,12 +319,15 @@ def test_the_status_names_what_still_has_erased_records(people: People) -> None:
 
 
 def test_at_the_deadline_tags_snapshots_and_files_end(people: People) -> None:
-    """The hazard: a tag without an end, former snapshots of the last day, and files younger than three days."""
+    """The hazard: a tag without an end, former snapshots of the last day, and files younger than
+    three days."""
     table = people.lake.table()
     table.manage_snapshots().create_tag(table.metadata.refs["main"].snapshot_id, "audit").commit()
     people.erase(replace(ORDER, until=timedelta(days=2)))
     [status] = read_statuses(people.job, datetime.now(UTC))
-    assert {(holder.name, holder.until) for holder in status.holders} > {("tag audit", status.until)}
+    assert {(holder.name, holder.until) for holder in status.holders} > {
+        ("tag audit", status.until)
+    }
     maintain(people.job, datetime.now(UTC) + timedelta(days=1, hours=23))
     assert "audit" in people.lake.table().metadata.refs
     assert any(b"anna" in path.read_bytes() for path in people.lake.folder.rglob("*.parquet"))
@@ -307,7 +342,9 @@ def test_at_the_deadline_tags_snapshots_and_files_end(people: People) -> None:
 
 def test_a_branch_of_another_program_is_named_and_stays(people: People) -> None:
     table = people.lake.table()
-    table.manage_snapshots().create_branch(table.metadata.refs["main"].snapshot_id, "theirs").commit()
+    table.manage_snapshots().create_branch(
+        table.metadata.refs["main"].snapshot_id, "theirs"
+    ).commit()
     people.erase(replace(ORDER, until=timedelta(0)))
     later = datetime.now(UTC) + timedelta(days=3)
     maintain(people.job, later)
@@ -319,18 +356,30 @@ def test_a_branch_of_another_program_is_named_and_stays(people: People) -> None:
     assert read_statuses(people.job, later)[0].is_certificate
 
 
-def test_a_branch_that_was_set_back_is_named_and_searched_again_and_the_account_stays(people: People) -> None:
+def test_a_branch_that_was_set_back_is_named_and_searched_again_and_the_account_stays(
+    people: People,
+) -> None:
     before = people.lake.table().metadata.refs["batch"].snapshot_id
     people.erase()
     account = people.account(FIRST)
     table = people.lake.table()
     people.lake.lake.catalog.commit_table(table, (), (set_ref("batch", before, "branch"),))
     [status] = read_statuses(people.job, datetime.now(UTC))
-    assert status.left[0].startswith("branch batch of games.events was set back and has 1 replaced files again: run")
+    assert status.left[0].startswith(
+        "branch batch of games.events was set back and has 1 replaced files again: run"
+    )
     done = people.erase()
-    assert (done.removed.rows, people.names("batch").count("anna"), people.names("main").count("anna")) == (2, 0, 0)
+    assert (
+        done.removed.rows,
+        people.names("batch").count("anna"),
+        people.names("main").count("anna"),
+    ) == (2, 0, 0)
     row = people.account(FIRST)
-    assert (row.good, row.erased, row.partitions) == (account.good, account.erased, account.partitions)
+    assert (row.good, row.erased, row.partitions) == (
+        account.good,
+        account.erased,
+        account.partitions,
+    )
     assert "set back" not in read_statuses(people.job, datetime.now(UTC))[0].left[0]
 
 
@@ -339,12 +388,16 @@ def test_a_branch_that_another_program_moved_since_is_named(
 ) -> None:  # fmt: skip
     monkeypatch.setattr(end, "MAX_CLOCK_SKEW", timedelta(0))
     table = people.lake.table()
-    table.manage_snapshots().create_branch(table.metadata.refs["main"].snapshot_id, "theirs").commit()
+    table.manage_snapshots().create_branch(
+        table.metadata.refs["main"].snapshot_id, "theirs"
+    ).commit()
     people.erase(replace(ORDER, until=timedelta(0)))
     table, before = people.lake.table(), people.lake.state().erasures.changed
     transaction = Transaction(table)
     transaction.update_snapshot(branch="theirs").fast_append().commit()
-    people.lake.lake.catalog.commit_table(table, tuple(transaction._requirements), tuple(transaction._updates))
+    people.lake.lake.catalog.commit_table(
+        table, tuple(transaction._requirements), tuple(transaction._updates)
+    )
     moved = people.lake.table().metadata.refs["theirs"].snapshot_id
     made = people.lake.table().snapshot_by_id(moved)
     assert made is not None and before is not None and made.timestamp_ms > before.timestamp() * 1000
@@ -354,7 +407,9 @@ def test_a_branch_that_another_program_moved_since_is_named(
     assert [(holder.name, holder.until) for holder in status.holders] == [("branch theirs", None)]
 
 
-@pytest.mark.parametrize("step", [Step.MAINTAIN_ENDED, Step.MAINTAIN_VERSIONS_DELETED], ids=lambda step: step.label)
+@pytest.mark.parametrize(
+    "step", [Step.MAINTAIN_ENDED, Step.MAINTAIN_VERSIONS_DELETED], ids=lambda step: step.label
+)
 def test_the_end_of_an_erasure_is_continued_after_a_kill(people: People, step: Step) -> None:
     people.erase(replace(ORDER, until=timedelta(0)))
     kill_at(step.label, maintain_later, people.lake.folder)
@@ -368,7 +423,9 @@ def _replaced(people: People) -> list[str]:
 
 
 def test_what_an_order_needs(people: People) -> None:
-    with pytest.raises(ConfigurationError, match="expected a column of type STRING, INT or BIGINT, found date"):
+    with pytest.raises(
+        ConfigurationError, match="expected a column of type STRING, INT or BIGINT, found date"
+    ):
         people.erase(replace(ORDER, column="event_date"))
     with pytest.raises(ConfigurationError, match="expected 1 to 100,000 values"):
         people.erase(replace(ORDER, values=frozenset()))
@@ -380,12 +437,17 @@ def test_what_an_order_needs(people: People) -> None:
 
 def test_values_of_whole_numbers_are_those_that_the_column_has(people: People) -> None:
     for value in ("--5", "007", "+7", "7.0", " 7", "x", "-0", "٣"):
-        with pytest.raises(ConfigurationError, match="expected whole numbers without leading zeros, such as 4711"):
+        with pytest.raises(
+            ConfigurationError, match="expected whole numbers without leading zeros, such as 4711"
+        ):
             people.erase(run.ErasureRequest("n", frozenset({"8", value}), "case 4711"))
     with pytest.raises(ConfigurationError, match=r"for column n, found 'x' and 1 others"):
         scan(people.job, Values.of("n", {"x", "y", "8"}))
     assert people.lake.state().erasures == Erasures()
-    assert people.erase(run.ErasureRequest("n", frozenset({"8", "-8", "0"}), "case 4711")).removed.rows == 2
+    assert (
+        people.erase(run.ErasureRequest("n", frozenset({"8", "-8", "0"}), "case 4711")).removed.rows
+        == 2
+    )
 
 
 def test_records_that_arrived_since_are_erased_by_a_request_again(people: People) -> None:
@@ -394,20 +456,33 @@ def test_records_that_arrived_since_are_erased_by_a_request_again(people: People
     job = job_of(people.lake.environment, people.lake.lake, records=16)
     publisher, again = Publisher(job.lake, job.stream), replace(ORDER, again=True)
     same = run.erase(job, publisher, ORDER)
-    assert (same.erasure.id, same.was_done, people.names("main").count("anna")) == (first.erasure.id, True, 2)
+    assert (same.erasure.id, same.was_done, people.names("main").count("anna")) == (
+        first.erasure.id,
+        True,
+        2,
+    )
     second = run.erase(job, publisher, again)
-    assert (second.removed.rows, second.was_done, people.names("main").count("anna")) == (2, False, 0)
+    assert (second.removed.rows, second.was_done, people.names("main").count("anna")) == (
+        2,
+        False,
+        0,
+    )
     assert second.erasure.id != first.erasure.id
     # From now on the newer request is the one that goes on.
     assert run.erase(job, publisher, ORDER).erasure.id == second.erasure.id
-    assert {status.id for status in read_statuses(job, datetime.now(UTC))} == {first.erasure.id, second.erasure.id}
+    assert {status.id for status in read_statuses(job, datetime.now(UTC))} == {
+        first.erasure.id,
+        second.erasure.id,
+    }
 
 
 def test_an_erasure_that_is_not_done_goes_on_under_a_new_key(people: People) -> None:
     behind = replace(people.job, kafka=Broker(log={0: [0] * 13}).adapter)
     first = run.erase(behind, Publisher(behind.lake, behind.stream), ORDER)
     assert first.erasure.done is None and people.job.environment.erasure is not None
-    keys = ErasureKeys(key=SecretStr("another key of tests"), former_keys=(people.job.environment.erasure.key,))
+    keys = ErasureKeys(
+        key=SecretStr("another key of tests"), former_keys=(people.job.environment.erasure.key,)
+    )
     job = replace(behind, environment=behind.environment.model_copy(update={"erasure": keys}))
     people._speed([(NEXT, 12)], 13, None)
     done = run.erase(job, Publisher(job.lake, job.stream), ORDER)
@@ -434,11 +509,18 @@ def test_records_of_open_transactions_were_accepted_before_the_request(people: P
 
 
 def test_an_erasure_of_a_stream_that_has_read_nothing_is_of_what_kafka_has() -> None:
-    waiting = new_state(Timeline(FIRST, FIRST, {}), position=Position("", {}), erasures=Erasures((ONE,)))
+    waiting = new_state(
+        Timeline(FIRST, FIRST, {}), position=Position("", {}), erasures=Erasures((ONE,))
+    )
     assert not erasure.is_read(waiting, ONE)
     over = replace(ONE, done=NOW)
     later = NOW + timedelta(days=31)
-    assert erasure.plan_forget(replace(waiting, erasures=Erasures((over,))), {0: 9}, {"e"}, "id", later) is None
+    assert (
+        erasure.plan_forget(
+            replace(waiting, erasures=Erasures((over,))), {0: 9}, {"e"}, "id", later
+        )
+        is None
+    )
     assert erasure.is_read(replace(waiting, position=Position("t", {0: 10})), ONE)
     assert erasure.is_read(replace(waiting, position=Position("u", {})), ONE)
 
@@ -468,13 +550,17 @@ def test_archived_records_alone_are_no_change(tmp_path: Path) -> None:
 
 
 def test_files_that_nothing_refers_to_withhold_the_certificate(people: People) -> None:
-    """The hazard: a compaction replaced the only file with the values, and its snapshots have expired."""
+    """The hazard: a compaction replaced the only file with the values, and its snapshots have
+    expired."""
     source = people.files("main")[0]
     source.with_name("compacted-before.parquet").write_bytes(source.read_bytes())
     assert people.erase(replace(ORDER, values=frozenset({"nobody"}))).removed == run.Found()
     [status] = read_statuses(people.job, datetime.now(UTC))
     [left] = status.left
-    assert left.startswith("1 files from before ") and "that nothing refers to are stored; `anabranch maintain`" in left
+    assert (
+        left.startswith("1 files from before ")
+        and "that nothing refers to are stored; `anabranch maintain`" in left
+    )
     maintain(people.job, datetime.now(UTC) + timedelta(days=4))
     assert not source.with_name("compacted-before.parquet").exists()
     assert read_statuses(people.job, datetime.now(UTC))[0].is_certificate
@@ -498,7 +584,9 @@ def test_files_that_former_snapshots_alone_have_end_with_the_erasure(people: Peo
     assert read_statuses(people.job, later)[0].is_certificate
     # Twice is once.
     heads = people.lake.state().heads
-    assert people.erase(run.ErasureRequest("n", frozenset({"0"}), "case 4711")).removed == run.Found()
+    assert (
+        people.erase(run.ErasureRequest("n", frozenset({"0"}), "case 4711")).removed == run.Found()
+    )
     assert people.lake.state().heads == heads
 
 
@@ -517,7 +605,10 @@ def test_the_command(people: People, monkeypatch: pytest.MonkeyPatch, tmp_path: 
     values.write_bytes(b"\xef\xbb\xbfanna\r\n\r\n")
     given = ["erase", "events", "--by", "id", "--values", str(values), "--why", "case 4711"]
     call = CliRunner().invoke
-    assert "would erase 4 rows and 2 dead letters of 2 hours" in call(main, [*given, "--dry-run"]).output
+    assert (
+        "would erase 4 rows and 2 dead letters of 2 hours"
+        in call(main, [*given, "--dry-run"]).output
+    )
     assert "removed 4 rows and 2 dead letters" in call(main, given, catch_exceptions=False).output
     status = call(main, ["erase", "events", "--status", "--verify"], catch_exceptions=False)
     assert (status.exit_code, "a scan of every branch found 0 rows" in status.output) == (1, True)
@@ -537,11 +628,18 @@ def test_a_layer_leaves_out_values_and_places(people: People) -> None:
     assert left_out is not None
     first, second = left_out.hours
     assert (first.places, second.places) == ({(0, 4), (0, 6)}, frozenset())
-    assert [(v.column, v.ranges, v.matches("anna"), v.matches("bert")) for v in (*first.values, *second.values)] == [
-        ("id", {0: (0, 8)}, True, False), ("id", {0: (8, 12)}, True, False),
-    ]  # fmt: skip
+    assert [
+        (v.column, v.ranges, v.matches("anna"), v.matches("bert"))
+        for v in (*first.values, *second.values)
+    ] == [
+        ("id", {0: (0, 8)}, True, False),
+        ("id", {0: (8, 12)}, True, False),
+    ]
     # A micro-batch of later records is staged as ever.
-    assert load_filter(job.environment, job.stream, job.ledger, state, "t", {NEXT: {0: (12, 20)}}) is None
+    assert (
+        load_filter(job.environment, job.stream, job.ledger, state, "t", {NEXT: {0: (12, 20)}})
+        is None
+    )
     assert not state.erasures.marks(NEXT, "t", {0: (12, 20)})
 
 
@@ -553,7 +651,9 @@ def test_a_key_that_is_missing(people: People) -> None:
     with pytest.raises(ConfigurationError, match=r"add the former key to `erasure\.former_keys`"):
         load_filter(changed, job.stream, job.ledger, state, "t", ranges)
     assert job.environment.erasure is not None
-    both = changed.model_copy(update={"erasure": ErasureKeys(key=key, former_keys=(job.environment.erasure.key,))})
+    both = changed.model_copy(
+        update={"erasure": ErasureKeys(key=key, former_keys=(job.environment.erasure.key,))}
+    )
     left_out = load_filter(both, job.stream, job.ledger, state, "t", ranges)
     assert left_out is not None and left_out.hours[0].values[0].matches("anna")
 
@@ -563,7 +663,9 @@ def made_of(job: Job, source: object, secret: str | None = None) -> Job:
     fields = parse_columns(DDL)
     stream = job.stream.model_copy(update={"select": parse_select([{"id": source}, "n"], fields)})
     masking = Masking(secret=SecretStr(secret)) if secret is not None else Masking()
-    return replace(job, stream=stream, environment=job.environment.model_copy(update={"masking": masking}))
+    return replace(
+        job, stream=stream, environment=job.environment.model_copy(update={"masking": masking})
+    )
 
 
 def test_another_source_of_the_column_brings_no_erased_record_back(people: People) -> None:
@@ -594,17 +696,24 @@ def test_another_secret_of_a_hashed_column_brings_no_erased_record_back(people: 
     state, ranges = people.lake.state(), {FIRST: {0: (0, 8)}}
     assert load_filter(job.environment, job.stream, job.ledger, state, "t", ranges) is not None
     other = made_of(job, {"hash": "id"}, "another secret of the column")
-    with pytest.raises(ConfigurationError, match=r'expected {"hash": "id"} by secret \w{16}, as .*, found {"hash"'):
+    with pytest.raises(
+        ConfigurationError, match=r'expected {"hash": "id"} by secret \w{16}, as .*, found {"hash"'
+    ):
         load_filter(other.environment, other.stream, other.ledger, state, "t", ranges)
 
 
 @pytest.mark.parametrize(
     ("payload", "is_found"),
     [
-        (b'{"id": "anna"}', True), (b"anna", True), (b"annabel", False), (b"joanna", False), (b"anna_1", False),
-        (b"x-anna-y", True), (b"ann", False),
+        (b'{"id": "anna"}', True),
+        (b"anna", True),
+        (b"annabel", False),
+        (b"joanna", False),
+        (b"anna_1", False),
+        (b"x-anna-y", True),
+        (b"ann", False),
     ],
-)  # fmt: skip
+)
 def test_a_payload_has_a_value_as_a_whole_word(payload: bytes, is_found: bool) -> None:
     assert find_words([b"other", payload, b"last"], [b"anna"]) == ({1} if is_found else set())
 
@@ -612,14 +721,24 @@ def test_a_payload_has_a_value_as_a_whole_word(payload: bytes, is_found: bool) -
 @pytest.mark.parametrize(
     ("payload", "value"),
     [
-        (b'{"id": "\\u00e9va"}', "éva"), (b'{"id": "\\u00E9va"}', "éva"), (b'{"id": "a\\/b"}', "a/b"),
-        (b'{"id": "x\\u003d1"}', "x=1"), (b'{"id": "\\ud83d\\ude00"}', "\U0001f600"), (b'{"id": "a\\"b"}', 'a"b'),
-        (b'{"id": "a\\\\u0062"}', "a\\u0062"), (b'{"of": "{\\"id\\": \\"\\\\u00e9va\\"}"}', "éva"), (b"\nanna", "anna"),
-        (b'{"id": "line\\nanna"}', "anna"), (b"a\\b", "a\\b"), (b"anna \\", "anna"), (b"\\udc00 anna", "anna"),
+        (b'{"id": "\\u00e9va"}', "éva"),
+        (b'{"id": "\\u00E9va"}', "éva"),
+        (b'{"id": "a\\/b"}', "a/b"),
+        (b'{"id": "x\\u003d1"}', "x=1"),
+        (b'{"id": "\\ud83d\\ude00"}', "\U0001f600"),
+        (b'{"id": "a\\"b"}', 'a"b'),
+        (b'{"id": "a\\\\u0062"}', "a\\u0062"),
+        (b'{"of": "{\\"id\\": \\"\\\\u00e9va\\"}"}', "éva"),
+        (b"\nanna", "anna"),
+        (b'{"id": "line\\nanna"}', "anna"),
+        (b"a\\b", "a\\b"),
+        (b"anna \\", "anna"),
+        (b"\\udc00 anna", "anna"),
     ],
-)  # fmt: skip
+)
 def test_a_payload_may_escape_a_value(payload: bytes, value: str) -> None:
-    """Whichever escapes a writer of JSON uses: PHP those of slashes, .NET upper case, Gson those of HTML."""
+    """Whichever escapes a writer of JSON uses: PHP those of slashes, .NET upper case, Gson those of
+    HTML."""
     assert find_words([b"eva", payload, b"\\"], [value.encode()]) == {1}
 
 
@@ -634,17 +753,23 @@ def test_an_erasure_is_forgotten_once_kafka_has_none_of_its_records(
     one = people.erase().erasure
     job = replace(people.job, kafka=Starts(log={0: [0] * 12}, start=start).adapter)
     later = datetime.now(UTC) + timedelta(days=days)
-    forgotten = end.forget(job, Publisher(job.lake, job.stream), {one.id} if is_finished else (), later)
+    forgotten = end.forget(
+        job, Publisher(job.lake, job.stream), {one.id} if is_finished else (), later
+    )
     assert (forgotten, people.lake.state().erasures.of(one.id) is None) == (int(is_over), is_over)
 
 
-@pytest.mark.parametrize(("hour", "is_over"), [(FIRST, False), (NEXT, True)], ids=("before", "after"))
+@pytest.mark.parametrize(
+    ("hour", "is_over"), [(FIRST, False), (NEXT, True)], ids=("before", "after")
+)
 def test_an_erasure_is_remembered_while_the_archive_has_hours_of_it(
     people: People, hour: str, is_over: bool
 ) -> None:  # fmt: skip
     """A record whose bytes show no value would be a row again, from the archive."""
     state, one = people.lake.state(), people.erase().erasure
-    state = replace(people.lake.state(), accepted=state.accepted | {NEXT: Accepted(1, Cut("t", {0: (12, 20)}))})
+    state = replace(
+        people.lake.state(), accepted=state.accepted | {NEXT: Accepted(1, Cut("t", {0: (12, 20)}))}
+    )
     plan = partial(erasure.plan_forget, state, {0: 12}, {one.id}, "id", NOW + timedelta(days=400))
     assert plan() is not None
     assert (plan([hour]) is not None) == is_over
@@ -676,15 +801,30 @@ def test_an_erasure_is_of_every_partition_of_a_log_that_was_left(tmp_path: Path)
     lake = new_lake(tmp_path, timeline=Timeline(FIRST, NEXT, {0: 0}, adoptions=(left,)))
     schema = schema_to_pyarrow(lake.lake.load(lake.stream.dead_letters_table).schema())
     letter = {
-        "topic_id": "old", "kafka_partition": 7, "kafka_offset": 1, "ingest_hour": FIRST, "value": b"7-0 and more",
-        "error_code": "malformed_json", "layer": "speed",
-    }  # fmt: skip
-    dead = stage(lake.lake, lake.stream.dead_letters_table, pa.Table.from_pylist([letter], schema=schema), None, True)
+        "topic_id": "old",
+        "kafka_partition": 7,
+        "kafka_offset": 1,
+        "ingest_hour": FIRST,
+        "value": b"7-0 and more",
+        "error_code": "malformed_json",
+        "layer": "speed",
+    }
+    dead = stage(
+        lake.lake,
+        lake.stream.dead_letters_table,
+        pa.Table.from_pylist([letter], schema=schema),
+        None,
+        True,
+    )
     staged = lake.stage([(FIRST, 7, 0), (FIRST, 0, 0)])
     publish = lake.speed(staged, {0: 0}, dead_letters=(waiting_speed(dead, NOW),))
     assert lake.publish(publish) is Outcome.LANDED
     job = job_of(lake.environment, lake.lake, records=0)
-    done = run.erase(job, Publisher(job.lake, job.stream), run.ErasureRequest("id", frozenset({"7-0"}), "case 4711"))
+    done = run.erase(
+        job,
+        Publisher(job.lake, job.stream),
+        run.ErasureRequest("id", frozenset({"7-0"}), "case 4711"),
+    )
     assert (done.removed.rows, done.removed.dead, done.left) == (1, 1, None)
     assert lake.rows("main") == [(FIRST, 0, 0)] and not lake.dead("speed")
 

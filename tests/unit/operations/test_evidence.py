@@ -1,4 +1,5 @@
-"""An hour's rows in both layers, read from real files: what differs, and which record repeats which."""
+"""An hour's rows in both layers, read from real files: what differs, and which record repeats
+which."""
 
 from __future__ import annotations
 
@@ -38,8 +39,15 @@ def accept_before(one: StreamLake) -> None:
 
 def test_each_row_that_differs_is_shown_with_its_content(one: StreamLake) -> None:
     accept_before(one)
-    # 4 is the same, 5 repeats a row of the hour before, 6 one of its own hour, 7 changed, 8 in speed alone, 9 in batch.
-    speed = [event(0, 4), event(0, 5, id="0-2"), event(0, 6, id="0-4"), event(0, 7, n=1), event(0, 8)]
+    # 4 is the same, 5 repeats a row of the hour before, 6 one of its own hour, 7 changed, 8 in
+    # speed alone, 9 in batch.
+    speed = [
+        event(0, 4),
+        event(0, 5, id="0-2"),
+        event(0, 6, id="0-4"),
+        event(0, 7, n=1),
+        event(0, 8),
+    ]
     read(one, speed, {0: 10})
     accept(one, NEXT, CUT, [event(0, 4), event(0, 7, n=2), event(0, 9)], duplicate=2)
 
@@ -49,7 +57,13 @@ def test_each_row_that_differs_is_shown_with_its_content(one: StreamLake) -> Non
     assert (view.speed_rows, view.batch_rows) == (5, 3)
     assert view.unexplained == {"missing": 1, "extra": 1, "changed": 1}
     shown = {(s.kind, s.offset): s for s in view.samples}
-    assert [*shown] == [("changed", 7), ("extra", 8), ("missing", 9), ("duplicate", 5), ("duplicate", 6)]
+    assert [*shown] == [
+        ("changed", 7),
+        ("extra", 8),
+        ("missing", 9),
+        ("duplicate", 5),
+        ("duplicate", 6),
+    ]
     changed = shown["changed", 7]
     assert changed.columns == ("n",)
     assert ((changed.speed or {})["n"], (changed.batch or {})["n"]) == (1, 2)
@@ -93,7 +107,11 @@ def test_an_hour_that_is_not_accepted_has_nothing_to_compare(one: StreamLake) ->
 
 def test_each_duplicate_names_the_earliest_row_that_it_repeats(one: StreamLake) -> None:
     accept_before(one)
-    read(one, [event(0, 4), event(0, 5, id="0-2"), event(0, 6, id="0-4"), event(0, 7, id="0-2")], {0: 10})
+    read(
+        one,
+        [event(0, 4), event(0, 5, id="0-2"), event(0, 6, id="0-4"), event(0, 7, id="0-2")],
+        {0: 10},
+    )
     accept(one, NEXT, CUT, [event(0, 4)], duplicate=3)
     view = diff.duplicates(job(one), NEXT, 100)
     assert [(d.offset, d.key, d.repeats) for d in view.duplicates] == [
@@ -112,16 +130,25 @@ def test_no_row_beyond_the_look_back_is_repeated(one: StreamLake) -> None:
     accept(one, NEXT, CUT, [event(0, 4)], duplicate=1)
     none = replace(
         job(one),
-        stream=one.stream.model_copy(update={"batch": one.stream.batch.model_copy(update={"lookback_hours": 0})}),
+        stream=one.stream.model_copy(
+            update={"batch": one.stream.batch.model_copy(update={"lookback_hours": 0})}
+        ),
     )
     view = diff.duplicates(none, NEXT, 5)
     assert (view.counted, view.found) == (1, 0)
-    assert view.untold == "1 cannot be found: the rows that they repeat are no longer in the hour or its look-back"
+    assert (
+        view.untold
+        == "1 cannot be found: the rows that they repeat are no longer in the hour or its look-back"
+    )
 
 
 def test_null_parts_of_a_key_equal_each_other(one: StreamLake) -> None:
     accept_before(one)
-    read(one, [event(0, 4, id="x", n=None), event(0, 5, id="x", n=None), event(0, 6, id="x", n=1)], {0: 10})
+    read(
+        one,
+        [event(0, 4, id="x", n=None), event(0, 5, id="x", n=None), event(0, 6, id="x", n=1)],
+        {0: 10},
+    )
     accept(one, NEXT, CUT, [event(0, 4, id="x", n=None), event(0, 6, id="x", n=1)], duplicate=1)
     two_parts = replace(job(one), stream=one.stream.model_copy(update={"key": ("id", "n")}))
     (duplicate,) = diff.duplicates(two_parts, NEXT, 5).duplicates
@@ -131,12 +158,17 @@ def test_null_parts_of_a_key_equal_each_other(one: StreamLake) -> None:
 
 def test_a_key_that_is_null_in_every_part_repeats_nothing(one: StreamLake) -> None:
     accept_before(one)
-    read(one, [event(0, 4, n=None), event(0, 5, n=None), event(0, 6, n=1), event(0, 7, n=1)], {0: 10})
+    read(
+        one, [event(0, 4, n=None), event(0, 5, n=None), event(0, 6, n=1), event(0, 7, n=1)], {0: 10}
+    )
     accept(one, NEXT, CUT, [event(0, 4, n=None), event(0, 6, n=1)], duplicate=2)
     keyed_by_n = replace(job(one), stream=one.stream.model_copy(update={"key": ("n",)}))
     view = diff.duplicates(keyed_by_n, NEXT, 5)
     assert [d.offset for d in view.duplicates] == [7]
-    assert view.untold == "1 cannot be found: the rows that they repeat are no longer in the hour or its look-back"
+    assert (
+        view.untold
+        == "1 cannot be found: the rows that they repeat are no longer in the hour or its look-back"
+    )
 
 
 def test_duplicates_of_rows_that_maintenance_dropped_are_unknown(one: StreamLake) -> None:
@@ -159,12 +191,18 @@ def test_duplicates_of_rows_that_maintenance_dropped_are_unknown(one: StreamLake
 def test_the_text_for_unknown_duplicates() -> None:
     skipped = new_state(Timeline(HOUR, shift(HOUR, 2), {0: 10}, skipped=(NEXT,)), {0: 10})
     assert diff.not_found_reason(skipped, NEXT, 3, 3) is None
-    assert "the speed layer skipped it, wholly or in part" in str(diff.not_found_reason(skipped, NEXT, 3, 1))
-    assert str(diff.not_found_reason(skipped, NEXT, 1, 3)).startswith("2 more than the ledger counts")
+    assert "the speed layer skipped it, wholly or in part" in str(
+        diff.not_found_reason(skipped, NEXT, 3, 1)
+    )
+    assert str(diff.not_found_reason(skipped, NEXT, 1, 3)).startswith(
+        "2 more than the ledger counts"
+    )
     assert "the ledger has no count" in str(diff.not_found_reason(skipped, NEXT, None, 0))
 
 
-def test_the_text_shows_the_differences(one: StreamLake, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_text_shows_the_differences(
+    one: StreamLake, capsys: pytest.CaptureFixture[str]
+) -> None:
     accept_before(one)
     read(one, [event(0, 4, n=1), event(0, 5, id="0-4")], {0: 10})
     accept(one, NEXT, CUT, [event(0, 4, n=2)], duplicate=1)
@@ -181,11 +219,16 @@ def test_the_text_shows_the_differences(one: StreamLake, capsys: pytest.CaptureF
 
 SCHEMA = pa.schema(
     [
-        ("kafka_partition", pa.int32()), ("kafka_offset", pa.int64()), ("ingest_hour", pa.string()), ("a", pa.int32()),
-        ("b", pa.int32()), ("tags", pa.list_(pa.string())), ("scores", pa.map_(pa.string(), pa.float64())),
+        ("kafka_partition", pa.int32()),
+        ("kafka_offset", pa.int64()),
+        ("ingest_hour", pa.string()),
+        ("a", pa.int32()),
+        ("b", pa.int32()),
+        ("tags", pa.list_(pa.string())),
+        ("scores", pa.map_(pa.string(), pa.float64())),
         ("nested", pa.struct([("n", pa.int32()), ("m", pa.map_(pa.string(), pa.int32()))])),
     ]
-)  # fmt: skip
+)
 
 
 def _changed(one: tuple[Any, ...], other: tuple[Any, ...]) -> int:
@@ -194,7 +237,11 @@ def _changed(one: tuple[Any, ...], other: tuple[Any, ...]) -> int:
         return pa.Table.from_pylist([row], schema=SCHEMA)
 
     connection = duckdb.connect(":memory:")
-    for name, rows in (("speed", table(one)), ("batch", table(other)), ("earlier", SCHEMA.empty_table())):
+    for name, rows in (
+        ("speed", table(one)),
+        ("batch", table(other)),
+        ("earlier", SCHEMA.empty_table()),
+    ):
         connection.register(name, rows)
     now = assign_fresh_schema_ids(_pyarrow_to_schema_without_ids(SCHEMA))
     return Comparison(connection, content_types(now, [now], ()), ("a",)).difference({}).changed
@@ -209,7 +256,10 @@ def _changed(one: tuple[Any, ...], other: tuple[Any, ...]) -> int:
         ((1, 2, [None], None, None), (1, 2, [], None, None)),
         ((1, 2, None, {"k": 1.0}, None), (1, 2, None, {"k": 2.0}, None)),
         ((1, 2, None, {"k": None}, None), (1, 2, None, {}, None)),
-        ((1, 2, None, None, {"n": 1, "m": {"k": 1}}), (1, 2, None, None, {"n": None, "m": {"k": 1}})),
+        (
+            (1, 2, None, None, {"n": 1, "m": {"k": 1}}),
+            (1, 2, None, None, {"n": None, "m": {"k": 1}}),
+        ),
         ((1, 2, None, None, {"n": None, "m": None}), (1, 2, None, None, None)),
     ],
 )

@@ -10,7 +10,21 @@ from typing import Any
 
 import pytest
 from lakes import StreamLake, decide, new_state, new_stream
-from proofs import BEFORE, CUT, HOUR, NEXT, NOW, accept, event, job, new_proof, read, record, spoil, stage_rows
+from proofs import (
+    BEFORE,
+    CUT,
+    HOUR,
+    NEXT,
+    NOW,
+    accept,
+    event,
+    job,
+    new_proof,
+    read,
+    record,
+    spoil,
+    stage_rows,
+)
 
 from anabranch.cli.render.explanation import print_explanation
 from anabranch.offsets.hours import Adoption, Cut, Timeline, shift
@@ -28,7 +42,8 @@ LATER = NOW + timedelta(days=1)
 
 @pytest.fixture
 def one(tmp_path: Path) -> StreamLake:
-    """Two sealed hours; the speed layer has read both, and the batch layer has accepted the first."""
+    """Two sealed hours; the speed layer has read both, and the batch layer has accepted the
+    first."""
     made = new_proof(tmp_path)
     record(made, ledger.decision(HOUR, "sealed", 0, BEFORE, NOW, served="speed"))
     record(made, ledger.decision(NEXT, "sealed", 0, CUT, NOW, served="speed"))
@@ -36,7 +51,15 @@ def one(tmp_path: Path) -> StreamLake:
     read(made, [*rows, *(event(0, o) for o in range(4, 8))], {0: 10})
     diff = {"missing": 0, "extra": 0, "changed": 0, "duplicate": 1, "unread": 0, "sample": []}
     quality = {"passed": True, "failed": [], "warnings": [], "evaluated": 3}
-    counts = {"good": 3, "duplicate": 1, "gap": 0, "gaps": {}, "speed_rows": 4, "diff": diff, "quality": quality}
+    counts = {
+        "good": 3,
+        "duplicate": 1,
+        "gap": 0,
+        "gaps": {},
+        "speed_rows": 4,
+        "diff": diff,
+        "quality": quality,
+    }
     accept(made, HOUR, BEFORE, rows[:3], **counts)
     return made
 
@@ -54,9 +77,14 @@ def test_an_accepted_hour(one: StreamLake) -> None:
         "hour": f"{HOUR} of events is accepted as revision 1; the batch layer serves it",
         "sealed": "at 2026-11-21 02:00:00 UTC: 4 offsets of topic id t: partition 0 [0, 4)",
         "layers": "speed has 4 rows in 1 file, batch has 3 rows in 1 file, main serves 3 rows in 1 file",
-        "account": f"of 4 offsets 3 became rows, 1 were removed as duplicates (`anabranch duplicates events {HOUR}`)",
-        "checks": "the balance closes (3 + 0 + 1 + 0 = 4 of 4 offsets); the quality gate passed (3 expectations); "
-        "compared with 4 rows of speed: 0 missing, 0 extra, 0 changed",
+        "account": (
+            "of 4 offsets 3 became rows, 1 were removed as duplicates (`anabranch duplicates "
+            f"events {HOUR}`)"
+        ),
+        "checks": (
+            "the balance closes (3 + 0 + 1 + 0 = 4 of 4 offsets); the quality gate passed (3 "
+            "expectations); compared with 4 rows of speed: 0 missing, 0 extra, 0 changed"
+        ),
         "served": "by batch since 2026-11-21 02:00:00 UTC, by the rule: the batch layer has accepted it",
         "revision": "1 at 2026-11-21 02:00:00 UTC",
         "query": f"`anabranch query \"SELECT * FROM games.events WHERE ingest_hour = '{HOUR}'\"`",
@@ -67,8 +95,14 @@ def test_an_accepted_hour(one: StreamLake) -> None:
 
 def test_a_sealed_hour_that_waits(one: StreamLake) -> None:
     sentences = sentences_of(one, NEXT)
-    assert sentences["hour"] == f"{NEXT} of events is sealed and waits for the batch layer; the speed layer serves it"
-    assert sentences["layers"] == "speed has 4 rows in 1 file, batch has no rows, main serves 4 rows in 1 file"
+    assert (
+        sentences["hour"]
+        == f"{NEXT} of events is sealed and waits for the batch layer; the speed layer serves it"
+    )
+    assert (
+        sentences["layers"]
+        == "speed has 4 rows in 1 file, batch has no rows, main serves 4 rows in 1 file"
+    )
     assert sentences["served"] == "by speed, by the rule: the batch layer has not accepted it"
     assert sentences["rebuild"] == f"`anabranch batch events --hour {NEXT}`"
     assert not {"account", "checks", "revision", "refused", "audit"} & set(sentences)
@@ -99,35 +133,66 @@ def test_a_refused_hour(one: StreamLake) -> None:
     assert sentences["refused"] == "at 2026-11-22 02:00:00 UTC, for the 2. time: quality: no"
     assert sentences["account"] == "in the build that was refused, of 6 offsets 6 became rows"
     assert "the quality gate failed, critical: x" in sentences["checks"]
-    assert sentences["rebuild"].startswith("fix the cause of the refusal, then `anabranch batch events --hour ")
+    assert sentences["rebuild"].startswith(
+        "fix the cause of the refusal, then `anabranch batch events --hour "
+    )
 
 
 def test_an_hour_that_was_refused_first_and_is_accepted_now(one: StreamLake) -> None:
-    record(one, decide(NEXT, "refused", 1, CUT, NOW, served="speed", reason="quality: no", good=6, dead=0))
+    record(
+        one,
+        decide(NEXT, "refused", 1, CUT, NOW, served="speed", reason="quality: no", good=6, dead=0),
+    )
     accept(one, NEXT, CUT, [event(0, o) for o in range(4, 10)])
     sentences = sentences_of(one, NEXT)
-    assert sentences["hour"] == f"{NEXT} of events is accepted as revision 1; the batch layer serves it"
+    assert (
+        sentences["hour"]
+        == f"{NEXT} of events is accepted as revision 1; the batch layer serves it"
+    )
     assert "refused" not in sentences
 
 
 def test_a_balance_that_does_not_close_is_shouted(one: StreamLake) -> None:
-    record(one, decide(NEXT, "refused", 1, CUT, NOW, reason="the balance", good=5, dead=0, duplicate=0, gap=0))
-    assert sentences_of(one, NEXT)["checks"] == "the balance does NOT close (5 + 0 + 0 + 0 = 5 of 6 offsets)"
+    record(
+        one,
+        decide(
+            NEXT, "refused", 1, CUT, NOW, reason="the balance", good=5, dead=0, duplicate=0, gap=0
+        ),
+    )
+    assert (
+        sentences_of(one, NEXT)["checks"]
+        == "the balance does NOT close (5 + 0 + 0 + 0 = 5 of 6 offsets)"
+    )
 
 
 def test_a_restated_hour_and_a_refused_restatement(one: StreamLake) -> None:
-    accept(one, HOUR, BEFORE, [event(0, o, HOUR) for o in range(4)], revision=2, reason="decided again after x")
-    record(one, decide(HOUR, "refused", 3, BEFORE, LATER, served="batch", reason="quality: no", good=1, dead=0))
+    accept(
+        one,
+        HOUR,
+        BEFORE,
+        [event(0, o, HOUR) for o in range(4)],
+        revision=2,
+        reason="decided again after x",
+    )
+    record(
+        one,
+        decide(
+            HOUR, "refused", 3, BEFORE, LATER, served="batch", reason="quality: no", good=1, dead=0
+        ),
+    )
     sentences = sentences_of(one, HOUR)
     assert sentences["hour"].endswith("is accepted as revision 2; the batch layer serves it")
     assert sentences["refused"] == (
         "a restatement (revision 3) at 2026-11-22 02:00:00 UTC: quality: no; revision 2 stays"
     )
-    assert sentences["account"] == "of 4 offsets 4 became rows", "of what is served, not of what was refused"
+    assert sentences["account"] == "of 4 offsets 4 became rows", (
+        "of what is served, not of what was refused"
+    )
     first, second = sentences["revision"].splitlines()
     assert first == "1 at 2026-11-21 02:00:00 UTC; can be read: no longer: its tag has expired"
     assert second.startswith(
-        "2 at 2026-11-21 02:00:00 UTC, decided again after x: good 3 to 4 (+1), duplicate 1 to 0 (-1)"
+        "2 at 2026-11-21 02:00:00 UTC, decided again after x: good 3 to 4 (+1), duplicate 1 to 0 "
+        "(-1)"
     )
     assert sentences["served"].startswith("by batch since 2026-11-21 02:00:00 UTC")
 
@@ -136,9 +201,14 @@ def test_an_hour_accepted_by_an_operator_and_from_several_sources(one: StreamLak
     sources = {"kafka": 3, "speed": 1, "accepted": 0, "dead_letters": 0}
     counts = {"good": 4, "dead": 0, "duplicate": 0, "gap": 0, "gaps": {}, "sources": sources}
     reason = "accepted by an operator: known"
-    facts = _facts([decide(HOUR, "accepted", 1, BEFORE, NOW, served="batch", reason=reason, **counts)])
+    facts = _facts(
+        [decide(HOUR, "accepted", 1, BEFORE, NOW, served="batch", reason=reason, **counts)]
+    )
     sentences = dict(explain_sentences(facts))
-    assert sentences["account"] == "of 4 offsets 4 became rows; 3 read from Kafka, 1 read from the speed layer"
+    assert (
+        sentences["account"]
+        == "of 4 offsets 4 became rows; 3 read from Kafka, 1 read from the speed layer"
+    )
     assert sentences["revision"] == "1 at 2026-11-21 02:00:00 UTC, accepted by an operator: known"
 
 
@@ -155,21 +225,31 @@ def test_an_overridden_hour(one: StreamLake) -> None:
 def test_an_open_an_ended_and_a_coming_hour(one: StreamLake) -> None:
     running, ended = (datetime(2026, 11, 21, h, 30, tzinfo=UTC) for h in (2, 3))
     sentences = sentences_of(one, OPEN, running)
-    assert sentences["hour"] == f"{OPEN} of events is open: it still receives records, and the speed layer serves them"
-    assert sentences["seal"] == "it can be sealed from 2026-11-21 03:02:00 UTC on, by any run of the batch layer"
+    assert (
+        sentences["hour"]
+        == f"{OPEN} of events is open: it still receives records, and the speed layer serves them"
+    )
+    assert (
+        sentences["seal"]
+        == "it can be sealed from 2026-11-21 03:02:00 UTC on, by any run of the batch layer"
+    )
     assert "rebuild" not in sentences
     sentences = sentences_of(one, OPEN, ended)
     assert sentences["hour"].startswith(f"{OPEN} of events has ended and is not sealed yet")
     assert sentences["rebuild"] == f"`anabranch batch events --hour {OPEN}`"
     coming = "2026-11-21T09"
-    assert sentences_of(one, coming, running) == {"hour": f"{coming} of events has not begun; the open hour is {OPEN}"}
+    assert sentences_of(one, coming, running) == {
+        "hour": f"{coming} of events has not begun; the open hour is {OPEN}"
+    }
 
 
 def test_an_hour_before_the_first(one: StreamLake) -> None:
     before = shift(HOUR, -1)
     assert sentences_of(one, before) == {
-        "hour": f"{before} of events is before {HOUR}, where the stream begins; earlier records of Kafka belong to "
-        f"{HOUR}"
+        "hour": (
+            f"{before} of events is before {HOUR}, where the stream begins; earlier records of "
+            f"Kafka belong to {HOUR}"
+        )
     }
 
 
@@ -194,7 +274,9 @@ def _facts(rows: list[LedgerRow], hour: str = HOUR, **values: Any) -> HourFacts:
 
 def test_an_empty_hour() -> None:
     cut = Cut("t", {0: (4, 4)})
-    row = decide(HOUR, "accepted", 1, cut, NOW, served="batch", good=0, dead=0, duplicate=0, gap=0, gaps={})
+    row = decide(
+        HOUR, "accepted", 1, cut, NOW, served="batch", good=0, dead=0, duplicate=0, gap=0, gaps={}
+    )
     facts = _facts([row], accepted={HOUR: Accepted(1, cut)}, timeline=replace(TIMELINE, sealed={}))
     sentences = dict(explain_sentences(facts))
     assert sentences["sealed"] == "at a time that is not in the ledger, without records"
@@ -206,14 +288,18 @@ def test_an_hour_that_kafka_lost_is_reported_as_final() -> None:
     adopted = replace(TIMELINE, adoptions=(Adoption(NEXT, "former", {0: 0}),))
     facts = _facts([], NEXT, timeline=adopted)
     sentences = dict(explain_sentences(facts))
-    assert sentences["rebuild"].startswith("it cannot be rebuilt: Kafka no longer has it: the log of topic id former")
+    assert sentences["rebuild"].startswith(
+        "it cannot be rebuilt: Kafka no longer has it: the log of topic id former"
+    )
     assert facts.rebuild is None
 
 
 def test_an_accepted_hour_that_kafka_lost_is_rebuilt_from_the_table() -> None:
     adopted = replace(TIMELINE, adoptions=(Adoption(NEXT, "former", {0: 0}),))
     former = Cut("former", {0: (0, 4)})
-    sentences = dict(explain_sentences(_facts([], timeline=adopted, accepted={HOUR: Accepted(1, former)})))
+    sentences = dict(
+        explain_sentences(_facts([], timeline=adopted, accepted={HOUR: Accepted(1, former)}))
+    )
     assert sentences["rebuild"].startswith(
         f"`anabranch batch events --hour {HOUR} --restate`, from the rows and dead letters in the "
         "table: Kafka no longer has it"
@@ -231,20 +317,26 @@ def test_an_hour_that_the_ledger_lost() -> None:
 def test_missing_and_unread_rows_of_the_speed_layer() -> None:
     skipped = _facts([], timeline=replace(TIMELINE, skipped=(HOUR,)))
     assert (
-        "speed does not cover the whole hour: the speed layer skipped it" in dict(explain_sentences(skipped))["layers"]
+        "speed does not cover the whole hour: the speed layer skipped it"
+        in dict(explain_sentences(skipped))["layers"]
     )
     dropped = _facts([], timeline=replace(TIMELINE, covered_from=NEXT))
-    assert "those of the hour were deleted (`anabranch maintain`)" in dict(explain_sentences(dropped))["layers"]
+    assert (
+        "those of the hour were deleted (`anabranch maintain`)"
+        in dict(explain_sentences(dropped))["layers"]
+    )
 
 
 def test_an_unexplained_error_is_logged_as_an_error() -> None:
     diff = {"missing": 3, "extra": 0, "changed": 1, "duplicate": 0, "unread": 2, "sample": []}
-    row = decide(HOUR, "accepted", 1, BEFORE, NOW, served="batch", good=4, diff=diff, speed_rows=1, gaps={})
+    row = decide(
+        HOUR, "accepted", 1, BEFORE, NOW, served="batch", good=4, diff=diff, speed_rows=1, gaps={}
+    )
     facts = _facts([row])
     assert facts.unexplained == {"missing": 1, "changed": 1}
     assert dict(explain_sentences(facts))["checks"] == (
-        "compared with 1 rows of speed: 3 missing (2 of them not read by then), 0 extra, 1 changed; NOTHING EXPLAINS "
-        f"1 missing, 1 changed: `anabranch diff events {HOUR}`"
+        "compared with 1 rows of speed: 3 missing (2 of them not read by then), 0 extra, 1 "
+        f"changed; NOTHING EXPLAINS 1 missing, 1 changed: `anabranch diff events {HOUR}`"
     )
 
 
@@ -257,12 +349,17 @@ def test_a_decision_that_waits_on_its_branch_counts(one: StreamLake) -> None:
 
 def test_since_when_a_layer_serves() -> None:
     def row(kind: Kind, served: Layer, hour: int) -> LedgerRow:
-        return ledger.decision(HOUR, kind, 1, None, datetime(2026, 11, 21, hour, tzinfo=UTC), served=served)
+        return ledger.decision(
+            HOUR, kind, 1, None, datetime(2026, 11, 21, hour, tzinfo=UTC), served=served
+        )
 
     rows = [
-        row("sealed", "speed", 1), row("accepted", "batch", 2), row("served", "speed", 3), row("served", "batch", 4),
+        row("sealed", "speed", 1),
+        row("accepted", "batch", 2),
+        row("served", "speed", 3),
+        row("served", "batch", 4),
         row("accepted", "batch", 5),
-    ]  # fmt: skip
+    ]
     assert served_since(rows[:1], "speed") is None
     assert served_since(rows[:2], "batch") == datetime(2026, 11, 21, 2, tzinfo=UTC)
     assert served_since(rows[:3], "speed") == datetime(2026, 11, 21, 3, tzinfo=UTC)
@@ -277,7 +374,9 @@ def test_the_open_hour_after_an_adoption_may_lie_ahead() -> None:
     assert classify_hour(state, "2026-11-21T05", False, NOW) == "not begun"
 
 
-def test_json_has_the_facts_and_the_sentences(one: StreamLake, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_the_facts_and_the_sentences(
+    one: StreamLake, capsys: pytest.CaptureFixture[str]
+) -> None:
     facts = explain.explain(job(one), HOUR, NOW)
     print_explanation(facts, "json")
     shown = json.loads(capsys.readouterr().out)
@@ -287,4 +386,7 @@ def test_json_has_the_facts_and_the_sentences(one: StreamLake, capsys: pytest.Ca
     assert len(shown["sentences"]) == len(explain_sentences(facts))
     print_explanation(facts, "text")
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"hour      {HOUR} of events is accepted as revision 1; the batch layer serves it"
+    assert (
+        lines[0]
+        == f"hour      {HOUR} of events is accepted as revision 1; the batch layer serves it"
+    )

@@ -7,7 +7,13 @@ import json
 import pytest
 
 from anabranch.common.errors import Refused
-from anabranch.operations.importing.file_sink import Entry, SinkLog, is_written_by_spark, match, read_log
+from anabranch.operations.importing.file_sink import (
+    Entry,
+    SinkLog,
+    is_written_by_spark,
+    match,
+    read_log,
+)
 
 WHERE = "/old/_spark_metadata"
 
@@ -15,7 +21,13 @@ WHERE = "/old/_spark_metadata"
 def lines(*names: str, action: str = "add") -> str:
     """A log file as Spark writes it."""
     files = (
-        {"path": f"file:///old/{name}", "size": len(name), "isDir": False, "modificationTime": 1, "action": action}
+        {
+            "path": f"file:///old/{name}",
+            "size": len(name),
+            "isDir": False,
+            "modificationTime": 1,
+            "action": action,
+        }
         for name in names
     )
     return "\n".join(["v1", *map(json.dumps, files)])
@@ -30,7 +42,11 @@ def names(log: SinkLog) -> list[str]:
 
 
 def test_files_count_in_the_order_of_their_micro_batches() -> None:
-    files = {"10": lines("k"), "2": lines("c"), **{str(n): lines(f"f{n}") for n in (0, 1, 3, 4, 5, 6, 7, 8, 9)}}
+    files = {
+        "10": lines("k"),
+        "2": lines("c"),
+        **{str(n): lines(f"f{n}") for n in (0, 1, 3, 4, 5, 6, 7, 8, 9)},
+    }
     log = log_of(files)
     assert names(log) == ["f0", "f1", "c", "f3", "f4", "f5", "f6", "f7", "f8", "f9", "k"]
     assert (log.through, log.cut_short) == (10, None)
@@ -48,7 +64,9 @@ def test_files_of_writers_that_were_killed_are_ignored() -> None:
     assert log_of({}) == SinkLog((), -1)
 
 
-@pytest.mark.parametrize("text", ["", "v1\n" + '{"path": "file:///old/b", "si', "v2\n", 'v1\n{"path": 1}'])
+@pytest.mark.parametrize(
+    "text", ["", "v1\n" + '{"path": "file:///old/b", "si', "v2\n", 'v1\n{"path": 1}']
+)
 def test_a_last_file_that_is_cut_short_does_not_count(text: str) -> None:
     log = log_of({"0": lines("a"), "1": text})
     assert (names(log), log.through, log.cut_short) == (["a"], 0, "1")
@@ -76,7 +94,9 @@ def test_files_are_found_in_a_folder_that_was_copied() -> None:
     log = SinkLog(entries, 1)
     for root in ("old/", "elsewhere/"):
         assert match(log, sizes, root, WHERE) == ["day=1/part-a.parquet", "part-c.parquet"]
-    with pytest.raises(Refused, match=r"expected the file s3a://b/old/part-c\.parquet of 4 bytes, .* found none"):
+    with pytest.raises(
+        Refused, match=r"expected the file s3a://b/old/part-c\.parquet of 4 bytes, .* found none"
+    ):
         match(log, {"day=1/part-a.parquet": 3}, "old/", WHERE)
     with pytest.raises(Refused, match="found one of 5 bytes"):
         match(log, sizes | {"part-c.parquet": 5}, "old/", WHERE)
@@ -88,5 +108,7 @@ def test_encoded_paths_are_decoded_once() -> None:
 
 
 def test_names_that_sparks_writers_give() -> None:
-    assert is_written_by_spark("d=1/part-00000-7fb1c1f6-0dd5-4f0c-8f0c-6c0a3c7a7f11-c000.snappy.parquet")
+    assert is_written_by_spark(
+        "d=1/part-00000-7fb1c1f6-0dd5-4f0c-8f0c-6c0a3c7a7f11-c000.snappy.parquet"
+    )
     assert not is_written_by_spark("part-1.parquet")

@@ -1,5 +1,5 @@
-"""Erasures and holds: a request is refused while held hours have such records, and the later of two does not undo the
-earlier."""
+"""Erasures and holds: a request is refused while held hours have such records, and the later of two
+does not undo the earlier."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ def test_records_of_held_hours_are_not_erased(people: People, hour: str) -> None
     """One of them is accepted, the other one only the speed layer has."""
     hold_in(people, hour)
     before, history = heads(people.lake.table()), people.lake.ledger.history()
-    with pytest.raises(Refused, match=rf"found some of hour {hour}, kept by .*: case 7; release the hours"):
+    with pytest.raises(
+        Refused, match=rf"found some of hour {hour}, kept by .*: case 7; release the hours"
+    ):
         people.erase()
     assert (heads(people.lake.table()), people.lake.ledger.history()) == (before, history)
     assert people.lake.state().erasures.all == ()
@@ -75,7 +77,10 @@ def test_records_that_are_yet_to_be_read_may_be_of_a_held_hour(people: People) -
     now = hour_of(people.lake.lake.clock.now())
     hold_in(people, now)
     job = job_of(people.lake.environment, people.lake.lake, records=13)
-    with pytest.raises(Refused, match=r"found records that are yet to be read, which may be of hours kept by .*case 7"):
+    with pytest.raises(
+        Refused,
+        match=r"found records that are yet to be read, which may be of hours kept by .*case 7",
+    ):
         run.erase(job, publisher_of(people), ORDER)
     # Once all of them were read, and none is of it:
     assert people.erase().left is None
@@ -86,7 +91,10 @@ def test_an_operator_erases_in_spite_of_a_hold(people: People) -> None:
     done = people.erase(replace(ORDER, in_spite="order of the court"))
     assert (done.removed.rows, done.left) == (4, None)
     acts = [(act.act, act.why) for act in act_records(people.lake.ledger.acts())]
-    assert acts == [("hold", "case 7"), ("erase", "case 4711; although hours are kept: order of the court")]
+    assert acts == [
+        ("hold", "case 7"),
+        ("erase", "case 4711; although hours are kept: order of the court"),
+    ]
     # The same command finds nothing to do; a request again is one of its own.
     assert people.erase().was_done
     people._speed([(NEXT, 12)], 13, None)
@@ -96,7 +104,9 @@ def test_an_operator_erases_in_spite_of_a_hold(people: People) -> None:
         run.erase(job, publisher_of(people), replace(ORDER, again=True))
 
 
-def test_a_hold_that_lands_beside_a_request_refuses_it(people: People, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hold_that_lands_beside_a_request_refuses_it(
+    people: People, monkeypatch: pytest.MonkeyPatch
+) -> None:
     require: Callable[..., None] = run._require_unheld
     seen = list[str]()
 
@@ -133,12 +143,23 @@ def test_the_commands(people: People, monkeypatch: pytest.MonkeyPatch, tmp_path:
     given = ["erase", "events", "--by", "id", "--values", str(values), "--why", "case 4711"]
     said = CliRunner().invoke(main, [*given, "--dry-run"], catch_exceptions=False).output
     assert (
-        f"1 of these hours are kept by operators, {FIRST} to {FIRST}: refused without --in-spite-of-hold TEXT" in said
+        f"1 of these hours are kept by operators, {FIRST} to {FIRST}: refused without "
+        "--in-spite-of-hold TEXT" in said
     )
     refused = CliRunner().invoke(main, given)
     assert (refused.exit_code, f"found some of hour {FIRST}" in refused.output) == (1, True)
-    run._request(people.job, publisher_of(people), replace(ORDER, in_spite="yes", until=timedelta(0)))
-    held = CliRunner().invoke(main, ["hold", "events", NEXT, "--why", "case 8"], catch_exceptions=False).output
+    run._request(
+        people.job, publisher_of(people), replace(ORDER, in_spite="yes", until=timedelta(0))
+    )
+    held = (
+        CliRunner()
+        .invoke(main, ["hold", "events", NEXT, "--why", "case 8"], catch_exceptions=False)
+        .output
+    )
     assert "was requested before and is not done: these hours lose its records" in held
-    said = CliRunner().invoke(main, [*given, "--in-spite-of-hold", "yes"], catch_exceptions=False).output
+    said = (
+        CliRunner()
+        .invoke(main, [*given, "--in-spite-of-hold", "yes"], catch_exceptions=False)
+        .output
+    )
     assert "removed 4 rows and 2 dead letters of 2 hours" in said

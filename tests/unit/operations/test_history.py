@@ -54,7 +54,14 @@ def n_of(one: StreamLake, at: str) -> list[int]:
 def test_a_replaced_revision_is_read_by_its_tag(one: StreamLake) -> None:
     rebuild(one, 1, [event(0, 4, n=1)])
     rebuild(one, 2, [event(0, 4, n=2), event(0, 5, n=3)])
-    rebuild(one, 3, [event(0, 4, n=4)], gap=1, gaps={"control": 1}, reason="decided again after 2026-11-21T00")
+    rebuild(
+        one,
+        3,
+        [event(0, 4, n=4)],
+        gap=1,
+        gaps={"control": 1},
+        reason="decided again after 2026-11-21T00",
+    )
 
     first, second, third = recorded(one, NEXT)
 
@@ -62,7 +69,8 @@ def test_a_replaced_revision_is_read_by_its_tag(one: StreamLake) -> None:
     assert second.changed == {"good": [1, 2]}
     assert third.changed == {"good": [2, 1], "gap": [0, 1], "gaps": [{}, {"control": 1}]}
     assert first.query == (
-        f"anabranch query \"SELECT * FROM games.events WHERE ingest_hour = '{NEXT}'\" --as-of {NEXT}-r1"
+        f"anabranch query \"SELECT * FROM games.events WHERE ingest_hour = '{NEXT}'\" --as-of "
+        f"{NEXT}-r1"
     )
     assert first.readable.startswith("by its tag until ")
     assert third.readable == "it is the newest revision"
@@ -72,8 +80,11 @@ def test_a_replaced_revision_is_read_by_its_tag(one: StreamLake) -> None:
     assert [n_of(one, at) for at in (f"{NEXT}-r1", f"{NEXT}-r2", "main")] == [[1], [2, 3], [4]]
 
 
-def test_a_revision_that_was_replaced_while_the_speed_layer_served_is_read_by_its_tag(one: StreamLake) -> None:
-    """The hazard: `main` showed the speed layer's rows then, so a tag of it would be none of the revision."""
+def test_a_revision_that_was_replaced_while_the_speed_layer_served_is_read_by_its_tag(
+    one: StreamLake,
+) -> None:
+    """The hazard: `main` showed the speed layer's rows then, so a tag of it would be none of the
+    revision."""
     read(one, [event(0, 4, n=1), event(0, 5, n=9, id="0-4")], {0: 10})
     rebuild(one, 1, [event(0, 4, n=1)])
     override.serve_hour(Publisher(one.lake, one.stream), NEXT, "speed", "the rule is wrong")
@@ -106,18 +117,27 @@ def test_every_decision_is_listed_in_order_hour_by_hour() -> None:
     ]  # fmt: skip
     decisions = protocol_decisions.history_rows("games.events", rows, {})
     assert [(d.hour, d.decision, d.revision, d.reason) for d in decisions] == [
-        (HOUR, "sealed", 0, None), (HOUR, "accepted", 1, None), (NEXT, "sealed", 0, None),
-        (NEXT, "refused", 1, "quality: no"), (NEXT, "accepted", 1, None), (NEXT, "refused", 2, "quality: again"),
-    ]  # fmt: skip
+        (HOUR, "sealed", 0, None),
+        (HOUR, "accepted", 1, None),
+        (NEXT, "sealed", 0, None),
+        (NEXT, "refused", 1, "quality: no"),
+        (NEXT, "accepted", 1, None),
+        (NEXT, "refused", 2, "quality: again"),
+    ]
     assert decisions[4].sources == {"kafka": 2}
     # A refused restatement replaced nothing: the revision before it is the newest.
     assert decisions[4].readable == "it is the newest revision"
 
 
 def test_changes_in_words() -> None:
-    before, after = row("accepted", 1, good=40, gaps={"control": 1}), row("accepted", 2, good=41, gaps={}, dead=0)
+    before, after = (
+        row("accepted", 1, good=40, gaps={"control": 1}),
+        row("accepted", 2, good=41, gaps={}, dead=0),
+    )
     changed = protocol_decisions.changed_values(before, after)
-    assert protocol_decisions.changed_words(changed) == 'good 40 to 41 (+1), gaps {"control": 1} to {}'
+    assert (
+        protocol_decisions.changed_words(changed) == 'good 40 to 41 (+1), gaps {"control": 1} to {}'
+    )
     assert protocol_decisions.changed_words({}) == "no count changed"
 
 
@@ -142,13 +162,18 @@ def test_only_columns_of_a_table_can_be_queried(one: StreamLake) -> None:
     assert n_of(one, "batch") == []
     for at in ("2026-11-21T00-r1", "12", "staging "):
         with pytest.raises(
-            ConfigurationError, match=r"expected a tag, a branch, a snapshot's id or a time.*known: batch, main"
+            ConfigurationError,
+            match=r"expected a tag, a branch, a snapshot's id or a time.*known: batch, main",
         ):
             find_snapshot(one.table(), at)
     # A table that lacks the tag is not silently read as it is now.
     tables = one.lake.tables([one.name, one.stream.hours_table])
     with pytest.raises(ConfigurationError, match=r"table games\.events_hours: expected a tag"):
-        run_query(f"SELECT * FROM {one.name} JOIN {one.stream.hours_table} ON true", tables, as_of=str(earlier))
+        run_query(
+            f"SELECT * FROM {one.name} JOIN {one.stream.hours_table} ON true",
+            tables,
+            as_of=str(earlier),
+        )
 
 
 def test_an_empty_hour_has_no_rows_at_its_tag(one: StreamLake) -> None:

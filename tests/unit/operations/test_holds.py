@@ -53,7 +53,10 @@ def test_a_release_leaves_what_lies_on_either_side() -> None:
     assert [(h.first, h.last) for h in left.holds] == [(H[1], H[2]), (H[5], H[8]), (H[20], H[21])]
     assert left.without(H[0], H[30], AT).holds == ()
     assert [h for h in H[:10] if left.of(h) is not None] == [*H[1:3], *H[5:9]]
-    assert span_words(left.holds)[0] == f"{H[1]}..{H[2]}: kept by ada@host since 2026-11-21 00:00:00 UTC: case 7"
+    assert (
+        span_words(left.holds)[0]
+        == f"{H[1]}..{H[2]}: kept by ada@host since 2026-11-21 00:00:00 UTC: case 7"
+    )
 
 
 def test_a_hold_may_be_without_an_end() -> None:
@@ -61,7 +64,9 @@ def test_a_hold_may_be_without_an_end() -> None:
     held = plan_hold(state, H[3], "9999-12-31T23", ACT, release=False)
     assert held is not None and held.of("2300-01-01T00") is not None
     for first, gone in ((H[1], H[2]), (H[2], H[2])):
-        with pytest.raises(Refused, match=f"expected hours whose rows are kept, found that {gone} has expired"):
+        with pytest.raises(
+            Refused, match=f"expected hours whose rows are kept, found that {gone} has expired"
+        ):
             plan_hold(state, first, "9999-12-31T23", ACT, release=False)
     with pytest.raises(Refused, match=f"found that {H[2]} has expired"):
         plan_hold(state, H[1], H[2], ACT, release=False)
@@ -73,7 +78,10 @@ def test_the_newest_record_of_any_branch_counts() -> None:
     released = held.without(H[1], H[1], AT + timedelta(hours=1))
     said = [{HOLDS: held.to_json()}, {HOLDS: released.to_json()}, {}]
     assert Holds.of_branches(said) == Holds.of_branches(said[::-1]) == released
-    assert Holds.from_properties({HOLDS: held.to_json()}) == held and Holds.of_branches([{}]) == Holds()
+    assert (
+        Holds.from_properties({HOLDS: held.to_json()}) == held
+        and Holds.of_branches([{}]) == Holds()
+    )
 
 
 def test_what_a_hold_and_a_release_change() -> None:
@@ -98,7 +106,9 @@ def test_hours_as_an_operator_writes_them(text: str, hours: tuple[str, str]) -> 
     assert parse_hours(text) == hours
 
 
-@pytest.mark.parametrize("text", ["yesterday", "2026-11", "2026-11-01T03..", "2026-11-01..2026-11-02", "2026-11-1T3"])
+@pytest.mark.parametrize(
+    "text", ["yesterday", "2026-11", "2026-11-01T03..", "2026-11-01..2026-11-02", "2026-11-1T3"]
+)
 def test_hours_that_are_none(text: str) -> None:
     with pytest.raises(ConfigurationError, match="HOURS: expected an hour such as"):
         parse_hours(text)
@@ -136,7 +146,9 @@ def test_an_expiry_that_was_decided_before_a_hold_does_not_land(tmp_path: Path) 
     assert all(past.hours[1] in past.hours_of(b) for b in BRANCHES if b != "speed")
 
 
-def test_dead_letters_and_archived_records_that_were_to_expire_before_a_hold_stay(tmp_path: Path) -> None:
+def test_dead_letters_and_archived_records_that_were_to_expire_before_a_hold_stay(
+    tmp_path: Path,
+) -> None:
     lake = new_lake(tmp_path)
     name, letters = lake.stream.archive_table, lake.stream.dead_letters_table
     admin.create(lake.lake, name, apply.archive_schema(), ("ingest_hour",), admin.TABLE_PROPERTIES)
@@ -156,11 +168,17 @@ def hold_in(folder: Path) -> None:
     hold(Publisher(lake, new_stream()), FIRST, FIRST, "case 7")
 
 
-@pytest.mark.parametrize("step", [Step.HOLD_PUBLISHED, Step.HOLD_MOVED], ids=lambda step: step.label)
-def test_a_hold_that_is_killed_is_complete_with_the_same_command(tmp_path: Path, step: Step) -> None:
+@pytest.mark.parametrize(
+    "step", [Step.HOLD_PUBLISHED, Step.HOLD_MOVED], ids=lambda step: step.label
+)
+def test_a_hold_that_is_killed_is_complete_with_the_same_command(
+    tmp_path: Path, step: Step
+) -> None:
     lake = new_lake(tmp_path)
     letters, state = lake.lake.load(lake.stream.dead_letters_table), lake.state()
-    commit = plan_expire_letters(letters, state, [FIRST], {FIRST}, "letters", datetime.now(UTC), 240)
+    commit = plan_expire_letters(
+        letters, state, [FIRST], {FIRST}, "letters", datetime.now(UTC), 240
+    )
     assert commit is not None
     kill_at(step.label, hold_in, tmp_path)
     # The hazard: the branches have the hold, the ledger does not.
@@ -177,8 +195,14 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("anabranch.cli.operate.open_stream", lambda *_: past.job)
     run = CliRunner().invoke
     held = run(main, ["hold", "events", past.hours[3], "--why", "case 7"])
-    assert held.exit_code == 0 and f"events: {past.hours[3]}: kept by " in held.output and "case 7" in held.output
-    answer = json.loads(run(main, ["hold", "events", past.hours[3], "--why", "case 7", "--output", "json"]).output)
+    assert (
+        held.exit_code == 0
+        and f"events: {past.hours[3]}: kept by " in held.output
+        and "case 7" in held.output
+    )
+    answer = json.loads(
+        run(main, ["hold", "events", past.hours[3], "--why", "case 7", "--output", "json"]).output
+    )
     assert (answer["changed"], [h["first"] for h in answer["holds"]]) == (False, [past.hours[3]])
     released = run(main, ["hold", "events", past.hours[3], "--release", "--why", "closed"])
     assert released.output.strip().endswith("events: no hours are kept beyond their time")

@@ -1,4 +1,5 @@
-"""Import: hours before the stream's first come from files, once, whatever is killed, and the account closes."""
+"""Import: hours before the stream's first come from files, once, whatever is killed, and the
+account closes."""
 
 from __future__ import annotations
 
@@ -53,14 +54,17 @@ OLDEST = shift(FIRST, -3)
 NOW = datetime(2026, 11, 21, 5, tzinfo=UTC)
 
 
-def write(path: Path, rows: Sequence[tuple[str | None, int, str, int]], **types: pa.DataType) -> None:
+def write(
+    path: Path, rows: Sequence[tuple[str | None, int, str, int]], **types: pa.DataType
+) -> None:
     """A Parquet file of rows: id, n, hour, minute."""
     path.parent.mkdir(parents=True, exist_ok=True)
     columns = {
         "id": pa.array([id for id, *_ in rows], types.get("id", pa.string())),
         "n": pa.array([n for _, n, *_ in rows], types.get("n", pa.int64())),
         "timestamp": pa.array(
-            [start_of(hour) + timedelta(minutes=minute) for *_, hour, minute in rows], pa.timestamp("us", "UTC")
+            [start_of(hour) + timedelta(minutes=minute) for *_, hour, minute in rows],
+            pa.timestamp("us", "UTC"),
         ),
     }
     pq.write_table(pa.table(columns), path)
@@ -69,7 +73,9 @@ def write(path: Path, rows: Sequence[tuple[str | None, int, str, int]], **types:
 def to_json_lines(path: Path) -> None:
     """Replace a Parquet file by one of JSON lines with the same rows."""
     rows = pq.read_table(path).to_pylist()
-    path.with_suffix(".json").write_text("\n".join(json.dumps(row, default=datetime.isoformat) for row in rows))
+    path.with_suffix(".json").write_text(
+        "\n".join(json.dumps(row, default=datetime.isoformat) for row in rows)
+    )
     path.unlink()
 
 
@@ -88,14 +94,20 @@ def job_of(folder: Path) -> Job:
 
 def import_in(folder: Path, hours: tuple[str, str | None] = (OLDEST, None)) -> run.Imported:
     job = job_of(folder)
-    return run.run(job, Publisher(job.lake, job.stream), run.ImportRequest(f"{folder}/source", *hours))
+    return run.run(
+        job, Publisher(job.lake, job.stream), run.ImportRequest(f"{folder}/source", *hours)
+    )
 
 
 @pytest.fixture
 def lake(tmp_path: Path) -> StreamLake:
-    """With three hours to import: two rows, a row that repeats one of these and one of its own, and nothing."""
+    """With three hours to import: two rows, a row that repeats one of these and one of its own, and
+    nothing."""
     lake = stream_that_reads(tmp_path)
-    write(tmp_path / "source/a.parquet", [("a", 1, OLDEST, 5), ("b", 2, OLDEST, 6), ("c", 3, shift(OLDEST, 1), 0)])
+    write(
+        tmp_path / "source/a.parquet",
+        [("a", 1, OLDEST, 5), ("b", 2, OLDEST, 6), ("c", 3, shift(OLDEST, 1), 0)],
+    )
     write(tmp_path / "source/part/b.parquet", [("b", 4, shift(OLDEST, 1), 1), ("0-1", 9, FIRST, 0)])
     write(tmp_path / "source/_temporary/0.parquet", [("no", 0, OLDEST, 0)])
     return lake
@@ -115,17 +127,36 @@ IMPORTED = {OLDEST: ["a", "b"], shift(OLDEST, 1): ["c"]}
 
 def test_hours_before_the_first_are_accepted_with_an_account_of_their_own(lake: StreamLake) -> None:
     done = import_in(lake.folder)
-    assert (done.hours, done.rows, done.good, done.duplicate) == (tuple(hours_between(OLDEST, FIRST)), 4, 3, 1)
+    assert (done.hours, done.rows, done.good, done.duplicate) == (
+        tuple(hours_between(OLDEST, FIRST)),
+        4,
+        3,
+        1,
+    )
     assert (done.plan.before, done.plan.after) == (0, 1)
     assert ids(lake, "main") == IMPORTED | {FIRST: ["0-0", "0-1"]}
     assert ids(lake, "batch") == IMPORTED and ids(lake, "speed") == {FIRST: ["0-0", "0-1"]}
     row = ledger.newest(lake.ledger.history())[shift(OLDEST, 1)]
-    assert (row.decision, row.offsets, row.good, row.duplicate, row.served) == ("accepted", 2, 1, 1, "batch")
+    assert (row.decision, row.offsets, row.good, row.duplicate, row.served) == (
+        "accepted",
+        2,
+        1,
+        1,
+        "batch",
+    )
     assert row.cut == Cut("import", {-1: (0, 2)}) and row.imported is not None
-    assert (row.imported["files"], row.imported["rows"], len(row.imported["checksum"])) == (2, 2, 32)
+    assert (row.imported["files"], row.imported["rows"], len(row.imported["checksum"])) == (
+        2,
+        2,
+        32,
+    )
     assert row.act is not None and row.act.name == "import"
     state = lake.state()
-    assert (state.timeline.first, state.timeline.first_of_kafka, state.position.offsets) == (OLDEST, FIRST, {0: 2})
+    assert (state.timeline.first, state.timeline.first_of_kafka, state.position.offsets) == (
+        OLDEST,
+        FIRST,
+        {0: 2},
+    )
     assert complete_through(state) == LAST
 
 
@@ -142,12 +173,16 @@ STEPS = [step for step in Step if step.label.startswith("import.")]
 
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step.label)
 @pytest.mark.parametrize("number", [pytest.param(1, marks=pytest.mark.full), 2])
-def test_an_import_that_is_killed_is_continued_by_the_same_command(lake: StreamLake, step: Step, number: int) -> None:
+def test_an_import_that_is_killed_is_continued_by_the_same_command(
+    lake: StreamLake, step: Step, number: int
+) -> None:
     kill_at(f"{step.label}:{number}", import_hour_by_hour, lake.folder)
     published = number - (step in (Step.IMPORT_WRITTEN, Step.IMPORT_DECIDED))
     assert lake.state().timeline.first == shift(FIRST, -published)
     import_in(lake.folder)
-    assert ids(lake, "main") == IMPORTED | {FIRST: ["0-0", "0-1"]} and ids(lake, "batch") == IMPORTED
+    assert (
+        ids(lake, "main") == IMPORTED | {FIRST: ["0-0", "0-1"]} and ids(lake, "batch") == IMPORTED
+    )
     rows = [row for row in lake.ledger.history() if row.decision == "accepted"]
     assert sorted(row.hour for row in rows) == hours_between(OLDEST, FIRST)
 
@@ -157,7 +192,9 @@ def import_hour_by_hour(folder: Path) -> None:
     import_in(folder)
 
 
-def test_every_reader_of_the_ledger_takes_an_imported_hour_as_an_accepted_one(lake: StreamLake) -> None:
+def test_every_reader_of_the_ledger_takes_an_imported_hour_as_an_accepted_one(
+    lake: StreamLake,
+) -> None:
     import_in(lake.folder)
     job = job_of(lake.folder)
     report = audit(job, None, with_kafka=True)
@@ -182,10 +219,13 @@ def test_consumers_of_changes_get_imported_hours(lake: StreamLake) -> None:
     ]  # fmt: skip
 
 
-def test_an_imported_hour_is_neither_built_again_nor_given_to_the_speed_layer(lake: StreamLake) -> None:
+def test_an_imported_hour_is_neither_built_again_nor_given_to_the_speed_layer(
+    lake: StreamLake,
+) -> None:
     import_in(lake.folder)
     with pytest.raises(
-        Refused, match=f"hour {OLDEST}: expected an hour of Kafka's records, found that it was imported"
+        Refused,
+        match=f"hour {OLDEST}: expected an hour of Kafka's records, found that it was imported",
     ):
         require_of_kafka(lake.state(), OLDEST)
     require_of_kafka(lake.state(), FIRST)
@@ -193,7 +233,9 @@ def test_an_imported_hour_is_neither_built_again_nor_given_to_the_speed_layer(la
         serve_hour(Publisher(lake.lake, lake.stream), OLDEST, "speed", "a try")
 
 
-def test_a_batch_branch_that_is_set_back_is_imported_again_and_main_keeps_the_rows(lake: StreamLake) -> None:
+def test_a_batch_branch_that_is_set_back_is_imported_again_and_main_keeps_the_rows(
+    lake: StreamLake,
+) -> None:
     before = heads(lake.table())["batch"]
     import_in(lake.folder)
     table = lake.table()
@@ -202,7 +244,9 @@ def test_a_batch_branch_that_is_set_back_is_imported_again_and_main_keeps_the_ro
     assert state.timeline.first == FIRST and not state.is_accepted(OLDEST)
     assert ids(lake, "main") == IMPORTED | {FIRST: ["0-0", "0-1"]}
     import_in(lake.folder)
-    assert ids(lake, "batch") == IMPORTED and ids(lake, "main") == IMPORTED | {FIRST: ["0-0", "0-1"]}
+    assert ids(lake, "batch") == IMPORTED and ids(lake, "main") == IMPORTED | {
+        FIRST: ["0-0", "0-1"]
+    }
     assert lake.state().timeline.first == OLDEST
 
 
@@ -232,7 +276,10 @@ def test_rows_that_the_first_hours_of_kafka_have_are_left_out(lake: StreamLake) 
 def with_places(path: Path, rows: Sequence[tuple[str | None, str, int, int]]) -> None:
     """A Parquet file of rows: id, hour, partition and offset."""
     write(path, [(id, 0, hour, 0) for id, hour, *_ in rows])
-    places = {"partition": pa.array([p for *_, p, _ in rows], pa.int32()), "offset": [o for *_, o in rows]}
+    places = {
+        "partition": pa.array([p for *_, p, _ in rows], pa.int32()),
+        "offset": [o for *_, o in rows],
+    }
     written = pq.read_table(path)
     for name, values in places.items():
         written = written.append_column(name, [values])
@@ -250,13 +297,21 @@ def test_times_of_one_file_may_be_kafkas_and_those_of_another_not(tmp_path: Path
     write(path, [("0-9", 9, FIRST, 1), ("b", 2, OLDEST, 6)])
     pq.write_table(pq.read_table(path).rename_columns(["id", "n", "own"]), path)
     stream = new_stream(
-        schema=ddl, columns=parse_columns(ddl), event_time={"column": "own"}, batch={"lookback_hours": 1}
+        schema=ddl,
+        columns=parse_columns(ddl),
+        event_time={"column": "own"},
+        batch={"lookback_hours": 1},
     )
     job = replace(job_of(tmp_path), stream=stream)
-    done = run.run(job, Publisher(job.lake, job.stream), run.ImportRequest(f"{tmp_path}/source", OLDEST))
+    done = run.run(
+        job, Publisher(job.lake, job.stream), run.ImportRequest(f"{tmp_path}/source", OLDEST)
+    )
     assert (done.good, ids(lake, "main").get(LAST)) == (2, None)
     times = lake.table().scan(row_filter=f"ingest_hour = '{OLDEST}'").to_arrow().to_pylist()
-    assert {row["id"]: row["kafka_timestamp"] is not None for row in times} == {"a": True, "b": False}
+    assert {row["id"]: row["kafka_timestamp"] is not None for row in times} == {
+        "a": True,
+        "b": False,
+    }
 
 
 @pytest.mark.parametrize("form", ["parquet", "json"])
@@ -265,27 +320,43 @@ def test_files_with_partitions_and_offsets_meet_kafka_exactly(tmp_path: Path, fo
     staged = lake.stage([(FIRST, 0, 5), (FIRST, 0, 6)])
     # Nothing has to be fresh: offsets decide.
     assert lake.publish(lake.speed(staged, {0: 7})) is Outcome.LANDED
-    # Of the hour in which the stream begins two records were gone; a micro-batch was written twice; a key is null.
-    places = [("a", OLDEST, 0, 1), ("b", LAST, 0, 2), ("c", FIRST, 0, 3), ("d", FIRST, 0, 4), ("e", FIRST, 0, 5)]
+    # Of the hour in which the stream begins two records were gone; a micro-batch was written twice;
+    # a key is null.
+    places = [
+        ("a", OLDEST, 0, 1),
+        ("b", LAST, 0, 2),
+        ("c", FIRST, 0, 3),
+        ("d", FIRST, 0, 4),
+        ("e", FIRST, 0, 5),
+    ]
     with_places(tmp_path / "source/a.parquet", places)
     with_places(tmp_path / "source/b.parquet", places[1:4])
     if form == "json":
         to_json_lines(tmp_path / "source/b.parquet")
     job = job_of(tmp_path)
     job = replace(job, kafka=Broker(log={0: [0] * 7}).adapter)
-    done = run.run(job, Publisher(job.lake, job.stream), run.ImportRequest(f"{tmp_path}/source", OLDEST))
+    done = run.run(
+        job, Publisher(job.lake, job.stream), run.ImportRequest(f"{tmp_path}/source", OLDEST)
+    )
     assert ids(lake, "main") == {OLDEST: ["a"], LAST: ["b", "c", "d"], FIRST: ["0-5", "0-6"]}
     assert (done.good, done.duplicate, done.plan.after) == (4, 3, 1)
-    assert done.plan.notes == ("the seam to Kafka is exact in 2 files, which have Kafka's partitions and offsets",)
+    assert done.plan.notes == (
+        "the seam to Kafka is exact in 2 files, which have Kafka's partitions and offsets",
+    )
 
 
 def test_records_without_a_key_are_imported_once_by_their_places(tmp_path: Path) -> None:
     lake = new_lake(tmp_path, timeline=Timeline(FIRST, FIRST, {0: 5}), ddl="id STRING, n INT")
-    assert lake.publish(lake.speed(lake.stage([(FIRST, 0, 5)]), {0: 6}, read_until=NOW)) is Outcome.LANDED
+    assert (
+        lake.publish(lake.speed(lake.stage([(FIRST, 0, 5)]), {0: 6}, read_until=NOW))
+        is Outcome.LANDED
+    )
     for name in ("a", "b"):
         with_places(tmp_path / f"source/{name}.parquet", [(None, LAST, 0, 1), (None, LAST, 0, 2)])
     job = replace(job_of(tmp_path), stream=lake.stream)
-    done = run.run(job, Publisher(job.lake, job.stream), run.ImportRequest(f"{tmp_path}/source", LAST))
+    done = run.run(
+        job, Publisher(job.lake, job.stream), run.ImportRequest(f"{tmp_path}/source", LAST)
+    )
     assert (done.good, done.duplicate) == (2, 2)
 
 
@@ -301,12 +372,19 @@ def test_places_do_not_count_in_a_stream_that_adopted_another_log(tmp_path: Path
 
 @pytest.mark.parametrize(
     ("place", "found"),
-    [((FIRST, 9), "offset 9 of partition 0"), ((OLDEST, 1), f"1 rows of c.parquet that are older than hour {FIRST}")],
+    [
+        ((FIRST, 9), "offset 9 of partition 0"),
+        ((OLDEST, 1), f"1 rows of c.parquet that are older than hour {FIRST}"),
+    ],
 )
-def test_places_of_another_log_are_refused(lake: StreamLake, place: tuple[str, int], found: str) -> None:
+def test_places_of_another_log_are_refused(
+    lake: StreamLake, place: tuple[str, int], found: str
+) -> None:
     hour, offset = place
     with_places(lake.folder / "source/c.parquet", [("e", hour, 0, offset)])
-    with pytest.raises(Refused, match=f"expected places in the log that the stream reads, found {found}"):
+    with pytest.raises(
+        Refused, match=f"expected places in the log that the stream reads, found {found}"
+    ):
         import_in(lake.folder)
 
 
@@ -333,14 +411,19 @@ def test_rows_are_not_judged_by_the_key_before_the_table_has_them(tmp_path: Path
 
 def test_the_log_of_a_file_sink_decides_which_files_count(lake: StreamLake) -> None:
     source = lake.folder / "source"
-    entry = {"path": f"file://{source}/a.parquet", "size": (source / "a.parquet").stat().st_size, "action": "add"}
+    entry = {
+        "path": f"file://{source}/a.parquet",
+        "size": (source / "a.parquet").stat().st_size,
+        "action": "add",
+    }
     (source / "_spark_metadata").mkdir()
     (source / "_spark_metadata/0").write_text(f"v1\n{json.dumps(entry)}")
     (source / "_spark_metadata/1").write_text("v1\n{")
     done = import_in(lake.folder)
     assert ids(lake, "main") == IMPORTED | {FIRST: ["0-0", "0-1"]}
     assert done.plan.notes[:2] == (
-        "the log of Spark's file sink decides which files count: 1 of micro-batches up to 0; 1 others are left out",
+        "the log of Spark's file sink decides which files count: 1 of micro-batches up to 0; 1 "
+        "others are left out",
         "its last file 1 is not whole, so that micro-batch does not count",
     )
 
@@ -367,10 +450,14 @@ def test_a_line_of_json_that_does_not_fit_is_named(lake: StreamLake) -> None:
     with pytest.raises(Refused, match=r"source/c\.json: line 2: expected an object of JSON"):
         import_in(lake.folder)
     (lake.folder / "source/c.json").write_text(json.dumps({"id": "d", "n": 1}))
-    with pytest.raises(Refused, match=r"source/c\.json: expected a column kafka_timestamp or timestamp"):
+    with pytest.raises(
+        Refused, match=r"source/c\.json: expected a column kafka_timestamp or timestamp"
+    ):
         import_in(lake.folder)
     (lake.folder / "source/c.json").rename(lake.folder / "source/c.csv")
-    with pytest.raises(Refused, match=r"expected files of Parquet \(\.parquet\) or JSON lines .*, found c\.csv"):
+    with pytest.raises(
+        Refused, match=r"expected files of Parquet \(\.parquet\) or JSON lines .*, found c\.csv"
+    ):
         import_in(lake.folder)
     assert set(ids(lake, "main")) == {FIRST}
 
@@ -378,7 +465,9 @@ def test_a_line_of_json_that_does_not_fit_is_named(lake: StreamLake) -> None:
 def test_another_iceberg_table_is_imported_by_its_location(lake: StreamLake) -> None:
     catalog = lake.lake.catalog
     catalog.create_namespace("old")
-    rows = pq.read_table(lake.folder / "source/a.parquet").rename_columns(["former", "n", "timestamp"])
+    rows = pq.read_table(lake.folder / "source/a.parquet").rename_columns(
+        ["former", "n", "timestamp"]
+    )
     table = catalog.create_table("old.events", rows.schema)
     table.append(rows)
     table.append(rows.slice(0, 1))
@@ -388,15 +477,21 @@ def test_another_iceberg_table_is_imported_by_its_location(lake: StreamLake) -> 
     with table.update_schema() as update:
         update.rename_column("former", "id")
     job = job_of(lake.folder)
-    done = run.run(job, Publisher(job.lake, job.stream), run.ImportRequest(table.location(), OLDEST))
+    done = run.run(
+        job, Publisher(job.lake, job.stream), run.ImportRequest(table.location(), OLDEST)
+    )
     assert ids(lake, "main") == {OLDEST: ["a"], shift(OLDEST, 1): ["c"], FIRST: ["0-0", "0-1"]}
     assert done.plan.notes[0].endswith(f"snapshot {table.refresh().current_snapshot().snapshot_id}")
     metadata = table.metadata_location
     again = run.run(job, Publisher(job.lake, job.stream), run.ImportRequest(metadata, OLDEST))
     assert again.hours == () and again.plan.known == (OLDEST, shift(OLDEST, 1))
     copy = Path(urlparse(metadata).path)
-    copy.with_name(copy.name.replace(copy.name.split("-", 1)[1], "other.metadata.json")).write_bytes(copy.read_bytes())
-    with pytest.raises(Refused, match=r"expected one newest metadata file, found .* and .*other\.metadata\.json"):
+    copy.with_name(
+        copy.name.replace(copy.name.split("-", 1)[1], "other.metadata.json")
+    ).write_bytes(copy.read_bytes())
+    with pytest.raises(
+        Refused, match=r"expected one newest metadata file, found .* and .*other\.metadata\.json"
+    ):
         run.plan(job, run.ImportRequest(table.location(), OLDEST))
 
 
@@ -409,7 +504,9 @@ def test_an_iceberg_table_with_equality_deletes_is_refused(lake: StreamLake) -> 
     path = lake.folder / "other/metadata/v1.metadata.json"
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps(metadata | {"current-snapshot-id": main_head}))
-    with pytest.raises(Refused, match="expected a table without equality deletes, found some, as Flink writes them"):
+    with pytest.raises(
+        Refused, match="expected a table without equality deletes, found some, as Flink writes them"
+    ):
         run.plan(job_of(lake.folder), run.ImportRequest(f"{lake.folder}/other", OLDEST))
 
 
@@ -422,13 +519,17 @@ def test_a_dry_run_changes_nothing(lake: StreamLake) -> None:
 
 def test_a_file_that_does_not_fit_is_named_with_its_column(lake: StreamLake) -> None:
     write(lake.folder / "source/c.parquet", [("d", 8, LAST, 59)], n=pa.float64())
-    with pytest.raises(Refused, match=r"c\.parquet: column n: expected int32, as the table has it, found double"):
+    with pytest.raises(
+        Refused, match=r"c\.parquet: column n: expected int32, as the table has it, found double"
+    ):
         import_in(lake.folder)
     write(lake.folder / "source/c.parquet", [("d", 2**40, LAST, 59)])
     with pytest.raises(Refused, match=r"c\.parquet: column n: expected int32.*1099511627776"):
         import_in(lake.folder)
     write(lake.folder / "source/c.parquet", [(None, 1, LAST, 59)])
-    with pytest.raises(Refused, match=r"c\.parquet: column id: expected .* in each row, .*found null in 1 rows"):
+    with pytest.raises(
+        Refused, match=r"c\.parquet: column id: expected .* in each row, .*found null in 1 rows"
+    ):
         import_in(lake.folder)
     (lake.folder / "source/c.parquet").write_bytes(b"PAR1 half a file")
     with pytest.raises(Refused, match=r"c\.parquet: expected a whole Parquet file"):
@@ -439,11 +540,16 @@ def test_a_file_that_does_not_fit_is_named_with_its_column(lake: StreamLake) -> 
 @pytest.mark.parametrize(
     ("hours", "message"),
     [
-        ((OLDEST, FIRST), f"expected hours before {FIRST}, where the stream begins in Kafka, found {FIRST}"),
+        (
+            (OLDEST, FIRST),
+            f"expected hours before {FIRST}, where the stream begins in Kafka, found {FIRST}",
+        ),
         ((OLDEST, shift(LAST, -1)), f"expected hours up to {LAST}"),
     ],
 )
-def test_hours_that_cannot_be_imported_are_refused(lake: StreamLake, hours: tuple[str, str], message: str) -> None:
+def test_hours_that_cannot_be_imported_are_refused(
+    lake: StreamLake, hours: tuple[str, str], message: str
+) -> None:
     with pytest.raises(Refused, match=message):
         import_in(lake.folder, hours)
 
@@ -464,7 +570,9 @@ def test_a_stream_that_has_read_nothing_has_no_first_hour_yet(tmp_path: Path) ->
 def test_files_that_were_added_to_imported_hours_are_refused(lake: StreamLake) -> None:
     import_in(lake.folder)
     write(lake.folder / "source/c.parquet", [("d", 8, OLDEST, 59)])
-    with pytest.raises(Refused, match=f"hour {OLDEST}: expected the 2 rows that it was imported with .*, found 3"):
+    with pytest.raises(
+        Refused, match=f"hour {OLDEST}: expected the 2 rows that it was imported with .*, found 3"
+    ):
         import_in(lake.folder)
 
 
@@ -479,33 +587,59 @@ def test_a_second_import_of_earlier_hours_goes_on_before_the_first(lake: StreamL
 
 def test_duplicates_are_found_by_the_key_within_the_look_back() -> None:
     hours = [1, 1, 2, 2, 3, 5, 6, 6]
-    keys = [("a", None), ("b", 1), ("a", None), ("x", 1), ("b", 1), ("a", None), (None, None), (None, None)]
-    rows = pa.table({"k": [k for k, _ in keys], "l": pa.array([v for _, v in keys], pa.int32()), HOUR: hours})
+    keys = [
+        ("a", None),
+        ("b", 1),
+        ("a", None),
+        ("x", 1),
+        ("b", 1),
+        ("a", None),
+        (None, None),
+        (None, None),
+    ]
+    rows = pa.table(
+        {"k": [k for k, _ in keys], "l": pa.array([v for _, v in keys], pa.int32()), HOUR: hours}
+    )
     later = pa.table({"k": ["x", "a"], "l": pa.array([1, None], pa.int32()), HOUR: [3, 7]})
-    # "a" repeats the one before it, "b" is two hours behind, the table has "x" an hour later; nulls repeat nothing.
+    # "a" repeats the one before it, "b" is two hours behind, the table has "x" an hour later; nulls
+    # repeat nothing.
     assert find_duplicates(rows, ("k", "l"), 1, later).tolist() == [0, 0, 1, 1, 0, 0, 0, 0]
     assert find_duplicates(rows, ("k", "l"), 2, later).tolist() == [0, 0, 1, 1, 1, 1, 0, 0]
 
 
 def test_numbers_within_an_hour_and_checksums() -> None:
-    rows = pa.table({"a": ["x", None, "yz"], "b": [1.0, float("nan"), None], "c": [[1], None, [2, 3]]})
+    rows = pa.table(
+        {"a": ["x", None, "yz"], "b": [1.0, float("nan"), None], "c": [[1], None, [2, 3]]}
+    )
     assert ordinals(rows["b"].fill_null(0).to_numpy()[:0]).tolist() == []
     assert ordinals(pa.array([7, 7, 9, 9, 9]).to_numpy()).tolist() == [0, 1, 0, 1, 2]
     same = pa.concat_tables([rows.slice(0, 1), rows.slice(1)])
     assert checksum(same) == checksum(rows)
-    others = [rows.take([1, 0, 2]), rows.set_column(0, "a", [["xy", None, "z"]]), rows.rename_columns(["a", "c", "b"])]
+    others = [
+        rows.take([1, 0, 2]),
+        rows.set_column(0, "a", [["xy", None, "z"]]),
+        rows.rename_columns(["a", "c", "b"]),
+    ]
     assert len({checksum(rows), *map(checksum, others)}) == 4
 
 
 def test_types_that_may_become_those_of_the_table() -> None:
     allowed = [
-        (pa.int64(), pa.int32()), (pa.float32(), pa.float64()), (pa.dictionary(pa.int32(), pa.string()), pa.string()),
-        (pa.timestamp("ns"), pa.timestamp("us", "UTC")), (pa.null(), pa.int32()), (pa.int32(), pa.decimal128(12, 2)),
-    ]  # fmt: skip
+        (pa.int64(), pa.int32()),
+        (pa.float32(), pa.float64()),
+        (pa.dictionary(pa.int32(), pa.string()), pa.string()),
+        (pa.timestamp("ns"), pa.timestamp("us", "UTC")),
+        (pa.null(), pa.int32()),
+        (pa.int32(), pa.decimal128(12, 2)),
+    ]
     refused = [
-        (pa.float64(), pa.int32()), (pa.float64(), pa.float32()), (pa.string(), pa.int32()), (pa.int32(), pa.string()),
-        (pa.int64(), pa.timestamp("us", "UTC")), (pa.binary(), pa.string()),
-    ]  # fmt: skip
+        (pa.float64(), pa.int32()),
+        (pa.float64(), pa.float32()),
+        (pa.string(), pa.int32()),
+        (pa.int32(), pa.string()),
+        (pa.int64(), pa.timestamp("us", "UTC")),
+        (pa.binary(), pa.string()),
+    ]
     assert [may_become(*pair) for pair in allowed] == [True] * len(allowed)
     assert [may_become(*pair) for pair in refused] == [False] * len(refused)
     assert to_number("1970-01-02T01") == 25
@@ -533,17 +667,26 @@ def test_erased_persons_are_left_out_and_imported_ones_are_erased(lake: StreamLa
     assert (done.good, done.duplicate, done.erased) == (2, 1, 1)
     later = erasing.erase(job, publisher, erasing.ErasureRequest("id", frozenset({"c"}), "case 2"))
     assert later.removed.rows == 1 and later.erasure.done is not None
-    assert ids(lake, "main") == {OLDEST: ["b"], FIRST: ["0-0", "0-1"]} and ids(lake, "batch") == {OLDEST: ["b"]}
+    assert ids(lake, "main") == {OLDEST: ["b"], FIRST: ["0-0", "0-1"]} and ids(lake, "batch") == {
+        OLDEST: ["b"]
+    }
     rows = ledger.newest(lake.ledger.history())
-    assert [(rows[h].offsets, rows[h].good, rows[h].duplicate, rows[h].erased) for h in sorted(IMPORTED)] == [
-        (2, 1, 0, 1), (2, 0, 1, 1),
-    ]  # fmt: skip
+    assert [
+        (rows[h].offsets, rows[h].good, rows[h].duplicate, rows[h].erased) for h in sorted(IMPORTED)
+    ] == [
+        (2, 1, 0, 1),
+        (2, 0, 1, 1),
+    ]
     assert audit(job, None, with_kafka=False).agrees
 
 
 def test_a_row_that_repeats_an_erased_one_is_imported(lake: StreamLake) -> None:
-    """The first of two rows with a key is erased by another column: the second repeats nothing, as in a rebuild."""
-    write(lake.folder / "source/c.parquet", [("d", 5, OLDEST, 7), ("d", 6, OLDEST, 8), ("d", 7, shift(OLDEST, 1), 2)])
+    """The first of two rows with a key is erased by another column: the second repeats nothing, as
+    in a rebuild."""
+    write(
+        lake.folder / "source/c.parquet",
+        [("d", 5, OLDEST, 7), ("d", 6, OLDEST, 8), ("d", 7, shift(OLDEST, 1), 2)],
+    )
     job = erasing_job(lake)
     publisher = Publisher(job.lake, job.stream)
     erasing.erase(job, publisher, erasing.ErasureRequest("n", frozenset({"5"}), "case 1"))
@@ -559,7 +702,9 @@ def test_times_outside_of_the_calendar_are_refused(lake: StreamLake) -> None:
     for years in (52_000, -2):
         time = pa.array([(years - 1970) * 31_556_952_000_000], pa.timestamp("us", "UTC"))
         pq.write_table(pq.read_table(path).set_column(2, "timestamp", time), path)
-        with pytest.raises(Refused, match=r"c\.parquet: column timestamp: expected times of the years 1 to 9999"):
+        with pytest.raises(
+            Refused, match=r"c\.parquet: column timestamp: expected times of the years 1 to 9999"
+        ):
             import_in(lake.folder)
 
 
@@ -578,7 +723,9 @@ def test_imported_hours_expire_as_all_hours(lake: StreamLake) -> None:
     job = replace(job, stream=new_stream(keep={"rows": "2 days"}))
     publisher = Publisher(job.lake, job.stream)
     publisher.recover()
-    expired = expire_rows(job, publisher, start_of(FIRST) + timedelta(days=2, hours=-1), dry_run=False)
+    expired = expire_rows(
+        job, publisher, start_of(FIRST) + timedelta(days=2, hours=-1), dry_run=False
+    )
     assert expired.hours == (OLDEST, shift(OLDEST, 1))
     assert ids(lake, "main") == {FIRST: ["0-0", "0-1"]}
     assert complete_through(lake.state()) == LAST
@@ -587,14 +734,22 @@ def test_imported_hours_expire_as_all_hours(lake: StreamLake) -> None:
 
 
 def test_the_command(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("anabranch.cli.operate.open_stream", lambda stream, conf: job_of(lake.folder))
+    monkeypatch.setattr(
+        "anabranch.cli.operate.open_stream", lambda stream, conf: job_of(lake.folder)
+    )
     given = ["import", "events", "--files", f"{lake.folder}/source", "--hours", f"{OLDEST}.."]
     said = CliRunner().invoke(main, [*given, "--dry-run"], catch_exceptions=False).output
     assert "would import 4 rows of 2 files into 3 hours" in said
     assert "1 rows are of hours that have Kafka's records, and are not imported" in said
     said = CliRunner().invoke(main, [*given, "--why", "history"], catch_exceptions=False).output
-    assert "imported 3 of 4 rows into 3 hours; left out 1 that repeat another by id, and 0 that were erased" in said
+    assert (
+        "imported 3 of 4 rows into 3 hours; left out 1 that repeat another by id, and 0 that were "
+        "erased" in said
+    )
     again = CliRunner().invoke(main, [*given, "--output", "json"], catch_exceptions=False).output
-    assert json.loads(again)["imported"] == [] and json.loads(again)["known"] == [OLDEST, shift(OLDEST, 1)]
+    assert json.loads(again)["imported"] == [] and json.loads(again)["known"] == [
+        OLDEST,
+        shift(OLDEST, 1),
+    ]
     [row] = [row for row in lake.ledger.acts() if row.hour == OLDEST]
     assert row.act is not None and (row.act.name, row.act.why) == ("import", "history")

@@ -43,7 +43,9 @@ def read(path: Path, content: bytes, columns: list[str] = SCHEMA.names) -> list[
 
 @pytest.mark.parametrize("name", ["a.json", "a.jsonl.gz"])
 def test_lines_are_read_as_the_columns_of_the_table(tmp_path: Path, name: str) -> None:
-    rows = read(tmp_path / name, GOOD + b"\n\n" + b'{"at":"2026-11-21 03:00:00","id":"b"}\r\n \n{"id":"c"}')
+    rows = read(
+        tmp_path / name, GOOD + b"\n\n" + b'{"at":"2026-11-21 03:00:00","id":"b"}\r\n \n{"id":"c"}'
+    )
     assert rows[0] == {
         "id": "a", "n": 1, "x": 2.0, "price": Decimal("1.50"), "day": date(2026, 11, 21),
         "at": datetime(2026, 11, 21, 1, 0, 0, 250_000, tzinfo=UTC), "days": [date(2026, 11, 22)],
@@ -51,7 +53,10 @@ def test_lines_are_read_as_the_columns_of_the_table(tmp_path: Path, name: str) -
     }  # fmt: skip
     assert [row["id"] for row in read(tmp_path / name, GOOD, ["id"])] == ["a"]
     assert [row["id"] for row in rows] == ["a", "b", "c"]
-    assert rows[1] == dict.fromkeys(SCHEMA.names) | {"id": "b", "at": datetime(2026, 11, 21, 3, tzinfo=UTC)}
+    assert rows[1] == dict.fromkeys(SCHEMA.names) | {
+        "id": "b",
+        "at": datetime(2026, 11, 21, 3, tzinfo=UTC),
+    }
 
 
 @pytest.mark.parametrize(
@@ -77,7 +82,9 @@ def test_lines_are_read_as_the_columns_of_the_table(tmp_path: Path, name: str) -
 )
 def test_a_line_that_is_no_row_is_named(tmp_path: Path, line: bytes, found: str) -> None:
     content = b"\n".join([GOOD, b"", GOOD, line, GOOD])
-    with pytest.raises(Refused, match=rf"a\.json: line 4: expected an object of JSON .*, found .*{found}"):
+    with pytest.raises(
+        Refused, match=rf"a\.json: line 4: expected an object of JSON .*, found .*{found}"
+    ):
         read(tmp_path / "a.json", content, SCHEMA.names)
     with pytest.raises(Refused, match=r"a\.json: line 4: "):
         read(tmp_path / "a.json", content, ["id"])
@@ -101,18 +108,26 @@ def test_a_batch_has_as_many_lines_as_are_asked_for(tmp_path: Path) -> None:
     assert [len(batch) for batch in lines.iter_batches(2, ["id"])] == [2, 2, 1]
 
 
-@pytest.mark.parametrize(("damage", "line"), [("cut short", 2), ("another checksum", 2), ("not gzip", 1)])
-def test_a_compressed_file_that_is_damaged_is_refused(tmp_path: Path, damage: str, line: int) -> None:
+@pytest.mark.parametrize(
+    ("damage", "line"), [("cut short", 2), ("another checksum", 2), ("not gzip", 1)]
+)
+def test_a_compressed_file_that_is_damaged_is_refused(
+    tmp_path: Path, damage: str, line: int
+) -> None:
     path = tmp_path / "a.json.gz"
     whole = gzip.compress(GOOD + b"\n")
     damaged = {"cut short": whole[:-9], "another checksum": whole[:-8] + bytes(8), "not gzip": GOOD}
     path.write_bytes(damaged[damage])
     lines = JsonLines(PyArrowFileIO(), f"file://{path}", SCHEMA)
-    with pytest.raises(Refused, match=rf"a\.json\.gz: line {line}: .*a file of gzip that is not whole"):
+    with pytest.raises(
+        Refused, match=rf"a\.json\.gz: line {line}: .*a file of gzip that is not whole"
+    ):
         list(lines.iter_batches(2, ["id"]))
 
 
-def test_the_columns_of_a_file_are_the_tables_and_fields_that_may_be_times_and_places(tmp_path: Path) -> None:
+def test_the_columns_of_a_file_are_the_tables_and_fields_that_may_be_times_and_places(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "a.json"
 
     def types(content: bytes, *elsewhere: str) -> dict[str, str]:
@@ -128,15 +143,38 @@ def test_the_columns_of_a_file_are_the_tables_and_fields_that_may_be_times_and_p
 
 
 @pytest.mark.parametrize(
-    "kind", [pa.large_binary(), pa.map_(pa.string(), pa.int64()), pa.list_(pa.struct([("bytes", pa.binary())]))]
+    "kind",
+    [
+        pa.large_binary(),
+        pa.map_(pa.string(), pa.int64()),
+        pa.list_(pa.struct([("bytes", pa.binary())])),
+    ],
 )
 def test_a_column_of_a_type_that_json_lacks_is_refused(tmp_path: Path, kind: pa.DataType) -> None:
     (tmp_path / "a.json").write_bytes(GOOD)
-    lines = JsonLines(PyArrowFileIO(), f"file://{tmp_path}/a.json", SCHEMA.append(pa.field("odd", kind)))
-    with pytest.raises(Refused, match=r"a\.json: column odd: expected a type that values of JSON have, found "):
+    lines = JsonLines(
+        PyArrowFileIO(), f"file://{tmp_path}/a.json", SCHEMA.append(pa.field("odd", kind))
+    )
+    with pytest.raises(
+        Refused, match=r"a\.json: column odd: expected a type that values of JSON have, found "
+    ):
         list(lines.iter_batches(2, ["id"]))
 
 
 def test_names_of_files() -> None:
-    names = ["a.json", "a.jsonl", "b/c.ndjson", "a.json.gz", "a.parquet", "a.csv", "json", "a.json.zst"]
-    assert [name for name in names if is_json_lines(name)] == ["a.json", "a.jsonl", "b/c.ndjson", "a.json.gz"]
+    names = [
+        "a.json",
+        "a.jsonl",
+        "b/c.ndjson",
+        "a.json.gz",
+        "a.parquet",
+        "a.csv",
+        "json",
+        "a.json.zst",
+    ]
+    assert [name for name in names if is_json_lines(name)] == [
+        "a.json",
+        "a.jsonl",
+        "b/c.ndjson",
+        "a.json.gz",
+    ]

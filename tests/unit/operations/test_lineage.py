@@ -1,4 +1,5 @@
-"""Decisions of the ledger as OpenLineage runs: sent events, repeated ones, and receivers that refuse them."""
+"""Decisions of the ledger as OpenLineage runs: sent events, repeated ones, and receivers that
+refuse them."""
 
 from __future__ import annotations
 
@@ -23,7 +24,14 @@ from pydantic import SecretStr
 
 from anabranch import config
 from anabranch.cli import deliver as command
-from anabranch.common.errors import AnabranchError, ConfigurationError, NoAnswer, Refused, Transient, Unexpected
+from anabranch.common.errors import (
+    AnabranchError,
+    ConfigurationError,
+    NoAnswer,
+    Refused,
+    Transient,
+    Unexpected,
+)
 from anabranch.config import Catalog, Kafka
 from anabranch.config.columns import parse_columns
 from anabranch.config.select import parse_select
@@ -31,7 +39,13 @@ from anabranch.iceberg.lake import Lake
 from anabranch.job import Job
 from anabranch.kafka.client import KafkaAdapter
 from anabranch.operations.notifications.lineage import reporting as reporting_module
-from anabranch.operations.notifications.lineage.names import Name, catalog_address, catalog_name, table_name, topic_name
+from anabranch.operations.notifications.lineage.names import (
+    Name,
+    catalog_address,
+    catalog_name,
+    table_name,
+    topic_name,
+)
 from anabranch.operations.notifications.lineage.receiver import Receiver
 from anabranch.operations.notifications.lineage.reporting import report_lineage
 from anabranch.protocol import ledger
@@ -41,11 +55,22 @@ from anabranch.protocol.ledger_row import Diff, HourAccount, LedgerRow, QualityR
 TASK = "team/a/anabranch_hourly__events.rebuild/019aa2f0-0000-7000-8000-000000000001"
 DAG = "team/a/anabranch_hourly__events/019aa2f0-0000-7000-8000-000000000002"
 BEGAN = NOW - timedelta(seconds=40)
-UNIQUE = {"type": "expect_column_values_to_be_unique", "kwargs": {"column": "id"}, "severity": "critical"}
-NOT_NULL = {"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "n"}, "severity": "warning"}
+UNIQUE = {
+    "type": "expect_column_values_to_be_unique",
+    "kwargs": {"column": "id"},
+    "severity": "critical",
+}
+NOT_NULL = {
+    "type": "expect_column_values_to_not_be_null",
+    "kwargs": {"column": "n"},
+    "severity": "warning",
+}
 NULLS = NOT_NULL | {
-    "observed": None, "unexpected_count": 2, "element_count": 8, "message": "expect_column_values_to_not_be_null(n): 2"
-}  # fmt: skip
+    "observed": None,
+    "unexpected_count": 2,
+    "element_count": 8,
+    "message": "expect_column_values_to_not_be_null(n): 2",
+}
 ACCOUNT = HourAccount(
     offsets=10, good=8, dead=1, duplicate=1, gap=0, gaps={}, sources={"kafka": 10}, speed_rows=9,
     diff=Diff(0, 0, 0, 1, 0, ({"kind": "duplicate", "partition": 0, "offset": 8},)),
@@ -75,22 +100,38 @@ def record(lake: StreamLake, *rows: LedgerRow) -> None:
     lake.ledger.record(rows)
 
 
-def accepted(hour: str, revision: int = 1, account: HourAccount = ACCOUNT, **values: Any) -> LedgerRow:
-    row = ledger.decision(hour, "accepted", revision, cut(hour), NOW, served="batch", account=account)
+def accepted(
+    hour: str, revision: int = 1, account: HourAccount = ACCOUNT, **values: Any
+) -> LedgerRow:
+    row = ledger.decision(
+        hour, "accepted", revision, cut(hour), NOW, served="batch", account=account
+    )
     return replace(row, **values)
 
 
 def refused(hour: str, reason: str, at: datetime = NOW) -> LedgerRow:
-    failed = UNIQUE | {"observed": ["7"], "unexpected_count": 2, "element_count": 8, "rows": [], "message": reason}
+    failed = UNIQUE | {
+        "observed": ["7"],
+        "unexpected_count": 2,
+        "element_count": 8,
+        "rows": [],
+        "message": reason,
+    }
     account = replace(ACCOUNT, quality=QualityResult(False, (failed,), (), 1, "events", ()))
-    return ledger.decision(hour, "refused", 1, cut(hour), at, reason=reason, served="speed", account=account)
+    return ledger.decision(
+        hour, "refused", 1, cut(hour), at, reason=reason, served="speed", account=account
+    )
 
 
 def send(lake: StreamLake, url: str, *arguments: str) -> Result:
     """`anabranch lineage events`, as a user runs it."""
     conf = lake.folder / "conf"
     (conf / "streams").mkdir(parents=True, exist_ok=True)
-    catalog = {"name": "lake", "uri": lake.environment.catalog.uri, "warehouse": lake.environment.catalog.warehouse}
+    catalog = {
+        "name": "lake",
+        "uri": lake.environment.catalog.uri,
+        "warehouse": lake.environment.catalog.warehouse,
+    }
     environment = {
         "kafka": {"bootstrap_servers": "127.0.0.1:1"}, "catalog": catalog,
         "lineage": {"url": url, "api_key": "s3cret", "timeout": "10 seconds"},
@@ -101,7 +142,9 @@ def send(lake: StreamLake, url: str, *arguments: str) -> Result:
     return CliRunner().invoke(command.lineage, ["events", *arguments, "--conf", str(conf)])
 
 
-def test_an_accepted_hour_is_a_run_that_official_schemas_allow(lake: StreamLake, receiver: LineageReceiver) -> None:
+def test_an_accepted_hour_is_a_run_that_official_schemas_allow(
+    lake: StreamLake, receiver: LineageReceiver
+) -> None:
     snapshot = lake.state().heads["main"]
     with report_lineage(job_of(lake, receiver.url)) as reporter:
         record(lake, accepted(HOURS[0], snapshot_id=snapshot))
@@ -124,11 +167,18 @@ def test_an_accepted_hour_is_a_run_that_official_schemas_allow(lake: StreamLake,
         assert facets["parent"]["run"]["runId"] == TASK.rpartition("/")[2]
         assert facets["parent"]["root"]["job"]["name"] == "anabranch_hourly__events"
         assert facets["parent"]["root"]["run"]["runId"] == DAG.rpartition("/")[2]
-        assert (facets["processing_engine"]["name"], facets["processing_engine"]["version"]) == ("spark", "4.1.3")
-        assert [(d["namespace"], d["name"]) for d in event["inputs"]] == [("kafka://127.0.0.1:1", "events")]
+        assert (facets["processing_engine"]["name"], facets["processing_engine"]["version"]) == (
+            "spark",
+            "4.1.3",
+        )
+        assert [(d["namespace"], d["name"]) for d in event["inputs"]] == [
+            ("kafka://127.0.0.1:1", "events")
+        ]
         assert event["outputs"][0]["namespace"] == "file"
         assert event["outputs"][0]["name"] == lake.table().location().removeprefix("file://")
-    hour = {k: v for k, v in end["run"]["facets"]["anabranch_hour"].items() if not k.startswith("_")}
+    hour = {
+        k: v for k, v in end["run"]["facets"]["anabranch_hour"].items() if not k.startswith("_")
+    }
     assert hour == {
         "hour": HOURS[0], "decision": "accepted", "revision": 1, "served": "batch", "topicId": "t",
         "offsetRanges": {"0": [0, 10]}, "sources": {"kafka": 10}, "speedRows": 9,
@@ -146,10 +196,16 @@ def test_an_accepted_hour_is_a_run_that_official_schemas_allow(lake: StreamLake,
     assert letters["name"] == table["name"] + "_dead_letters"
     facets = table["facets"]
     assert facets["version"]["datasetVersion"] == str(snapshot)
-    assert [(f["name"], f["type"]) for f in facets["schema"]["fields"]][:2] == [("id", "string"), ("n", "int")]
+    assert [(f["name"], f["type"]) for f in facets["schema"]["fields"]][:2] == [
+        ("id", "string"),
+        ("n", "int"),
+    ]
     assert [f["field"] for f in facets["columnLineage"]["fields"]["id"]["inputFields"]] == ["id"]
     assert "kafka_offset" not in facets["columnLineage"]["fields"]
-    assert facets["dataQualityMetrics"]["columnMetrics"] == {"id": {"nullCount": 0}, "n": {"nullCount": 2}}
+    assert facets["dataQualityMetrics"]["columnMetrics"] == {
+        "id": {"nullCount": 0},
+        "n": {"nullCount": 2},
+    }
     checked = {a["assertion"]: a for a in facets["dataQualityAssertions"]["assertions"]}
     assert {k: (a["success"], a["severity"], a.get("column")) for k, a in checked.items()} == {
         "balance": (True, "error", None),
@@ -159,7 +215,9 @@ def test_an_accepted_hour_is_a_run_that_official_schemas_allow(lake: StreamLake,
     assert checked["expect_column_values_to_not_be_null"]["actual"] == "2 of 8 rows otherwise"
 
 
-def test_selected_columns_are_made_of_the_fields_of_the_topic(lake: StreamLake, receiver: LineageReceiver) -> None:
+def test_selected_columns_are_made_of_the_fields_of_the_topic(
+    lake: StreamLake, receiver: LineageReceiver
+) -> None:
     fields = parse_columns("id STRING NOT NULL, level INT, points INT, rest STRING")
     select = parse_select(["id", {"n": {"sql": "level + points", "type": "INT"}}], fields)
     job = job_of(lake, receiver.url)
@@ -174,7 +232,10 @@ def test_selected_columns_are_made_of_the_fields_of_the_topic(lake: StreamLake, 
         name: [(f["field"], f["transformations"][0]["subtype"]) for f in of["inputFields"]]
         for name, of in table["columnLineage"]["fields"].items()
         if name in ("id", "n")
-    } == {"id": [("id", "IDENTITY")], "n": [("level", "TRANSFORMATION"), ("points", "TRANSFORMATION")]}
+    } == {
+        "id": [("id", "IDENTITY")],
+        "n": [("level", "TRANSFORMATION"), ("points", "TRANSFORMATION")],
+    }
 
 
 def test_a_repeated_event_is_the_same_run_and_a_restatement_another(
@@ -185,13 +246,16 @@ def test_a_repeated_event_is_the_same_run_and_a_restatement_another(
         record(lake, accepted(HOURS[0]), accepted(HOURS[1]))
     first = list(receiver.events)
     assert send(lake, receiver.url).exit_code == 0
-    assert [e | {"producer": ""} for e in receiver.events[4:]] == [e | {"producer": ""} for e in first]
+    assert [e | {"producer": ""} for e in receiver.events[4:]] == [
+        e | {"producer": ""} for e in first
+    ]
     assert len(receiver.runs()) == 2
     with report_lineage(job):
         record(lake, accepted(HOURS[0], 2, recorded_at=NOW + timedelta(hours=1)))
     assert len(receiver.runs()) == 3
     assert len({e["job"]["name"] for e in receiver.events}) == 1
-    # The id is derived from table, hour and revision alone; this one was recorded from a sent event.
+    # The id is derived from table, hour and revision alone; this one was recorded from a sent
+    # event.
     again = four_hours(lake.folder / "other")
     with report_lineage(job_of(again, receiver.url)):
         record(again, accepted(HOURS[0]))
@@ -202,19 +266,32 @@ def test_refused_and_then_accepted_as_the_same_revision_are_two_runs(
     lake: StreamLake, receiver: LineageReceiver
 ) -> None:
     with report_lineage(job_of(lake, receiver.url)):
-        record(lake, refused(HOURS[0], "quality: expect_column_values_to_be_unique(id): found 2 of 8 rows otherwise"))
+        record(
+            lake,
+            refused(
+                HOURS[0],
+                "quality: expect_column_values_to_be_unique(id): found 2 of 8 rows otherwise",
+            ),
+        )
         record(lake, accepted(HOURS[0]))
     assert receiver.problems == []
     assert list(receiver.runs().values()) == [["START", "FAIL"], ["START", "COMPLETE"]]
     fail, _ = receiver.ended()
-    assert fail["run"]["facets"]["errorMessage"]["message"].startswith("quality: expect_column_values_to_be_unique(id)")
+    assert fail["run"]["facets"]["errorMessage"]["message"].startswith(
+        "quality: expect_column_values_to_be_unique(id)"
+    )
     [table] = fail["outputs"]
     assert "outputStatistics" not in table.get("outputFacets", {})
     assert "version" not in table["facets"]
-    assert [a["success"] for a in table["facets"]["dataQualityAssertions"]["assertions"]] == [True, False]
+    assert [a["success"] for a in table["facets"]["dataQualityAssertions"]["assertions"]] == [
+        True,
+        False,
+    ]
 
 
-def test_a_failed_hour_is_sent_without_a_ledger_row(lake: StreamLake, receiver: LineageReceiver) -> None:
+def test_a_failed_hour_is_sent_without_a_ledger_row(
+    lake: StreamLake, receiver: LineageReceiver
+) -> None:
     with report_lineage(job_of(lake, receiver.url), TASK, DAG) as reporter:
         reporter.failed(HOURS[1], BEGAN, Unexpected("rebuild hour: an overflow"))
     start, fail = receiver.events
@@ -242,7 +319,11 @@ def test_hours_without_records_and_hours_without_a_recorded_run_are_sent(
     [(503, "transient"), (422, "see its log")],
 )
 def test_a_receiver_that_refuses_fails_no_hour_and_gets_the_events_later(
-    lake: StreamLake, receiver: LineageReceiver, caplog: pytest.LogCaptureFixture, status: int, message: str
+    lake: StreamLake,
+    receiver: LineageReceiver,
+    caplog: pytest.LogCaptureFixture,
+    status: int,
+    message: str,
 ) -> None:
     receiver.status = status
     with caplog.at_level(logging.WARNING), report_lineage(job_of(lake, receiver.url)) as reporter:
@@ -259,14 +340,18 @@ def test_a_receiver_that_refuses_fails_no_hour_and_gets_the_events_later(
     assert [line.split()[0] for line in done.stdout.splitlines()] == HOURS[2:]
     assert {h["Authorization"] for h in receiver.headers} == {"Bearer s3cret"}
     assert send(lake, receiver.url).exit_code == 0
-    assert list(receiver.runs().values()) == [["START", "COMPLETE"] * 2] * 2 + [["START", "COMPLETE"]]
+    assert list(receiver.runs().values()) == [["START", "COMPLETE"] * 2] * 2 + [
+        ["START", "COMPLETE"]
+    ]
 
 
 def test_a_receiver_that_hangs_or_is_not_there_is_waited_for_once(
     lake: StreamLake, receiver: LineageReceiver, caplog: pytest.LogCaptureFixture
 ) -> None:
     receiver.hang()
-    with report_lineage(job_of(lake, receiver.url, timeout=timedelta(milliseconds=300))) as reporter:
+    with report_lineage(
+        job_of(lake, receiver.url, timeout=timedelta(milliseconds=300))
+    ) as reporter:
         for hour in HOURS[:3]:
             accept(lake, hour, 8)
             reporter.report()
@@ -280,7 +365,10 @@ def test_a_receiver_that_hangs_or_is_not_there_is_waited_for_once(
 
 
 def test_many_hours_are_sent_up_to_the_deadline(
-    lake: StreamLake, receiver: LineageReceiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    lake: StreamLake,
+    receiver: LineageReceiver,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     clock = iter(range(0, 1000, 15))
     monkeypatch.setattr(reporting_module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
@@ -289,7 +377,10 @@ def test_many_hours_are_sent_up_to_the_deadline(
         reporter.report()
         assert reporter.missed == set(HOURS[2:])
         record(lake, accepted(HOURS[0], 2))
-    assert [e["run"]["facets"]["anabranch_hour"]["hour"] for e in receiver.ended()] == [*HOURS[:2], HOURS[0]]
+    assert [e["run"]["facets"]["anabranch_hour"]["hour"] for e in receiver.ended()] == [
+        *HOURS[:2],
+        HOURS[0],
+    ]
     assert caplog.messages[-1].endswith(f"anabranch lineage events --since {HOURS[2]}")
 
 
@@ -304,10 +395,15 @@ def test_an_error_of_the_client_or_the_lake_fails_no_hour(
 
 
 def test_an_environment_without_the_client_names_the_package_and_fails_no_hour(
-    lake: StreamLake, receiver: LineageReceiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    lake: StreamLake,
+    receiver: LineageReceiver,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     for name in [
-        n for n in sys.modules if n.startswith(("openlineage", "anabranch.operations.notifications.lineage.events"))
+        n
+        for n in sys.modules
+        if n.startswith(("openlineage", "anabranch.operations.notifications.lineage.events"))
     ]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "openlineage", None)
@@ -321,8 +417,12 @@ def test_an_environment_without_the_client_names_the_package_and_fails_no_hour(
     assert receiver.asked == 0
 
 
-def test_without_an_address_nothing_is_asked(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Lake, "load", lambda *_: pytest.fail("expected no load for lineage that is not wanted"))
+def test_without_an_address_nothing_is_asked(
+    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        Lake, "load", lambda *_: pytest.fail("expected no load for lineage that is not wanted")
+    )
     with report_lineage(job_of(lake, "")) as reporter:
         reporter.report()
         reporter.failed(HOURS[0], NOW, Transient("away"))
@@ -331,7 +431,9 @@ def test_without_an_address_nothing_is_asked(lake: StreamLake, monkeypatch: pyte
     assert "lineage.url: expected the address of a receiver" in str(done.exception)
 
 
-def test_printed_events_are_those_that_would_be_sent(lake: StreamLake, receiver: LineageReceiver) -> None:
+def test_printed_events_are_those_that_would_be_sent(
+    lake: StreamLake, receiver: LineageReceiver
+) -> None:
     with report_lineage(job_of(lake, receiver.url)):
         accept(lake, HOURS[0], 8)
     done = send(lake, "", "--print")
@@ -342,7 +444,13 @@ def test_printed_events_are_those_that_would_be_sent(lake: StreamLake, receiver:
 
 @pytest.mark.parametrize(
     ("status", "kind"),
-    [(500, Transient), (429, Transient), (403, ConfigurationError), (405, ConfigurationError), (400, Refused)],
+    [
+        (500, Transient),
+        (429, Transient),
+        (403, ConfigurationError),
+        (405, ConfigurationError),
+        (400, Refused),
+    ],
 )
 def test_the_receivers_answer_decides_the_exit_code(
     lake: StreamLake, receiver: LineageReceiver, status: int, kind: type[AnabranchError]
@@ -395,16 +503,26 @@ def test_an_event_that_violates_the_schemas_is_reported(
 def test_datasets_have_the_names_that_other_integrations_give_them() -> None:
     several = Kafka(bootstrap_servers="SASL_SSL://broker-1:9093, broker-2:9093")
     assert topic_name(several, "t") == Name("kafka://broker-1:9093", "t")
-    assert table_name("s3://lake/warehouse/games/events") == Name("s3://lake", "warehouse/games/events")
-    assert table_name("file:///data/warehouse/games/events/") == Name("file", "/data/warehouse/games/events")
+    assert table_name("s3://lake/warehouse/games/events") == Name(
+        "s3://lake", "warehouse/games/events"
+    )
+    assert table_name("file:///data/warehouse/games/events/") == Name(
+        "file", "/data/warehouse/games/events"
+    )
     secret = Catalog(
-        name="lake", uri="postgresql+psycopg2://u:p%40ss@db:5432/catalog?sslmode=x", warehouse="s3://lake/w"
+        name="lake",
+        uri="postgresql+psycopg2://u:p%40ss@db:5432/catalog?sslmode=x",
+        warehouse="s3://lake/w",
     )
     assert catalog_address(secret) == "postgresql+psycopg2://db:5432/catalog"
     assert catalog_name(secret, "eu-central-1", "games.events") is None
     rest = Catalog(name="lake", type="rest", uri="https://catalog/api", warehouse="s3://lake/w")
-    assert catalog_name(rest, "eu-central-1", "games.events") == Name("https://catalog/api", "games.events")
-    glue = Catalog(name="lake", type="glue", warehouse="s3://lake/w", properties={"glue.id": SecretStr("123")})
+    assert catalog_name(rest, "eu-central-1", "games.events") == Name(
+        "https://catalog/api", "games.events"
+    )
+    glue = Catalog(
+        name="lake", type="glue", warehouse="s3://lake/w", properties={"glue.id": SecretStr("123")}
+    )
     assert catalog_name(glue, "eu-central-1", "games.events") == Name(
         "arn:aws:glue:eu-central-1:123", "table/games/events"
     )

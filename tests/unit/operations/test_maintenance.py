@@ -53,7 +53,8 @@ SPEED = {i: [(H[i], 0, 3 * i + o) for o in range(3)] for i in range(3)}
 
 @pytest.fixture
 def lake(tmp_path: Path) -> StreamLake:
-    """Hours 0 and 1 accepted nine days ago, hour 2 sealed and waiting, hour 3 open; a dead letter in hour 0."""
+    """Hours 0 and 1 accepted nine days ago, hour 2 sealed and waiting, hour 3 open; a dead letter
+    in hour 0."""
     sealed = {H[i]: CUTS[i] for i in range(3)}
     made = new_lake(tmp_path, timeline=Timeline(FIRST, H[3], {0: 9}, sealed=sealed))
     letters = (waiting_speed(made.stage_dead([(H[0], 0, 2)], "speed"), NOW),)
@@ -69,7 +70,9 @@ def accept(lake: StreamLake, i: int, at: datetime = LONG_AGO) -> None:
     timeline = lake.state().timeline
     rest = replace(timeline, sealed={h: c for h, c in timeline.sealed.items() if h != H[i]})
     row = ledger.decision(H[i], "accepted", 1, CUTS[i], at, served="batch")
-    publish = lake.accept(lake.stage(SPEED[i]), H[i], Accepted(1, CUTS[i]), timeline=rest, decisions=(row,))
+    publish = lake.accept(
+        lake.stage(SPEED[i]), H[i], Accepted(1, CUTS[i]), timeline=rest, decisions=(row,)
+    )
     assert lake.publish(publish) is Outcome.LANDED
     lake.ledger.record([row])
 
@@ -122,7 +125,10 @@ def orphan(lake: StreamLake) -> Staged:
 def test_only_unreferenced_files_are_deleted_after_their_age(lake: StreamLake) -> None:
     state = lake.state()
     tag = Tag("kept", state.heads["main"], 86_400_000)
-    assert lake.publish(Publish(new_id(), (Change("speed"),), state.timeline, tags=(tag,))) is Outcome.LANDED
+    assert (
+        lake.publish(Publish(new_id(), (Change("speed"),), state.timeline, tags=(tag,)))
+        is Outcome.LANDED
+    )
     left = paths_of(orphan(lake))
     stray = Path(lake.table().location().removeprefix("file://")) / "metadata" / "left-m0.avro"
     stray.write_bytes(b"a refused publish's manifest")
@@ -140,11 +146,15 @@ def test_only_unreferenced_files_are_deleted_after_their_age(lake: StreamLake) -
     assert all_readable(lake)
     assert {b: lake.rows(b) for b in ("main", "batch")} == rows
     assert lake.table().scan(snapshot_id=tag.snapshot_id).to_arrow().num_rows == 9
-    assert not any(f.path.removeprefix("file://") in files(lake) for fs in done.orphans.values() for f in fs)
+    assert not any(
+        f.path.removeprefix("file://") in files(lake) for fs in done.orphans.values() for f in fs
+    )
     assert not any(maintain(lake).orphans.values()), "run again, it finds more"
 
 
-def test_a_publisher_paused_before_orphans_are_deleted_publishes_none_of_them(lake: StreamLake) -> None:
+def test_a_publisher_paused_before_orphans_are_deleted_publishes_none_of_them(
+    lake: StreamLake,
+) -> None:
     """A file that is rolled up is named by no snapshot until its commit."""
     left = orphan(lake)
     # Nothing is left to expire, so that the head moves for the orphans alone.
@@ -159,14 +169,19 @@ def test_a_publisher_paused_before_orphans_are_deleted_publishes_none_of_them(la
     assert all_readable(lake)
 
 
-@pytest.mark.parametrize("paused_at", [Step.LEDGER_PREPARED, Step.COMMIT_PREPARED], ids=["ledger", "dead letters"])
+@pytest.mark.parametrize(
+    "paused_at", [Step.LEDGER_PREPARED, Step.COMMIT_PREPARED], ids=["ledger", "dead letters"]
+)
 def test_a_process_paused_before_a_commit_to_the_other_tables_names_no_missing_file(
     lake: StreamLake, monkeypatch: pytest.MonkeyPatch, paused_at: Step
 ) -> None:
-    """The hazard: no snapshot knows the files of a commit that is under way, and nothing moves these tables' heads."""
+    """The hazard: no snapshot knows the files of a commit that is under way, and nothing moves
+    these tables' heads."""
     staged = lake.stage_dead([(H[3], 0, 9)], "speed")
     letters = (waiting_speed(staged, NOW),)
-    publish = Publish(new_id(), (Change("speed"), Change("main")), lake.state().timeline, dead_letters=letters)
+    publish = Publish(
+        new_id(), (Change("speed"), Change("main")), lake.state().timeline, dead_letters=letters
+    )
     assert lake.publish(publish) is Outcome.LANDED
     maintain(lake)
     paused: list[int] = []
@@ -187,11 +202,16 @@ def test_a_process_paused_before_a_commit_to_the_other_tables_names_no_missing_f
         assert (H[3], 0, 9) in lake.dead("main")
     assert paused[1:] and paused[1] > 0, "the hazard did not happen"
     assert all_readable(lake)
-    assert {r.decision_id for r in lake.ledger.history()} >= ({"late"} if paused_at is Step.LEDGER_PREPARED else set())
+    assert {r.decision_id for r in lake.ledger.history()} >= (
+        {"late"} if paused_at is Step.LEDGER_PREPARED else set()
+    )
 
 
-def test_a_publisher_paused_before_orphans_of_dead_letters_are_deleted_names_none_of_them(lake: StreamLake) -> None:
-    """The hazard: a micro-batch of dead letters alone has no file of rows, so that none of these is an orphan."""
+def test_a_publisher_paused_before_orphans_of_dead_letters_are_deleted_names_none_of_them(
+    lake: StreamLake,
+) -> None:
+    """The hazard: a micro-batch of dead letters alone has no file of rows, so that none of these is
+    an orphan."""
     # Nothing is left to expire, so that the head moves for the orphans alone.
     maintain(lake)
     staged, table = lake.stage_dead([(H[3], 0, 9)], "speed"), lake.stream.dead_letters_table
@@ -202,7 +222,9 @@ def test_a_publisher_paused_before_orphans_of_dead_letters_are_deleted_names_non
     done = maintain(lake)
     assert {f.path for f in done.orphans[table]} and not done.orphans[lake.name]
     assert not paths_of(staged) & files(lake)
-    paused = Publish(new_id(), (Change("speed"), Change("main")), state.timeline, dead_letters=letters)
+    paused = Publish(
+        new_id(), (Change("speed"), Change("main")), state.timeline, dead_letters=letters
+    )
     assert lake.publish(paused, state) is Outcome.REFUSED
 
 
@@ -224,7 +246,9 @@ def test_the_staged_files_of_a_paused_publisher_are_spared_and_its_publish_lands
     assert maintain(lake).speed_hours == (H[0], H[1])
     assert find_staged(lake.table(), paused.wap_id) is not None
     assert paths_of(paused) <= files(lake)
-    assert lake.publish(publish, state) is Outcome.REFUSED, "it was decided on heads that maintenance has moved"
+    assert lake.publish(publish, state) is Outcome.REFUSED, (
+        "it was decided on heads that maintenance has moved"
+    )
     assert lake.publish(lake.speed(paused, {0: 10})) is Outcome.LANDED
     assert lake.rows("main")[-1] == (H[3], 0, 9)
     assert all_readable(lake)
@@ -233,7 +257,9 @@ def test_the_staged_files_of_a_paused_publisher_are_spared_and_its_publish_lands
 def test_dead_letters_that_a_property_names_as_pending_are_spared(lake: StreamLake) -> None:
     staged = lake.stage_dead([(H[3], 0, 9)], "speed")
     letters = (waiting_speed(staged, NOW),)
-    publish = Publish(new_id(), (Change("speed"), Change("main")), lake.state().timeline, dead_letters=letters)
+    publish = Publish(
+        new_id(), (Change("speed"), Change("main")), lake.state().timeline, dead_letters=letters
+    )
     assert lake.publish(publish) is Outcome.LANDED
     lake.lake.discard(lake.stream.dead_letters_table, staged)
     age(files(lake))
@@ -244,13 +270,22 @@ def test_dead_letters_that_a_property_names_as_pending_are_spared(lake: StreamLa
 def test_the_files_of_other_tables_in_and_beside_the_folder_are_spared(lake: StreamLake) -> None:
     """The hazard: one location is the beginning of another, as text or as a folder."""
     location = lake.table().location()
-    assert lake.lake.load(lake.stream.dead_letters_table).location().startswith(location), "the hazard did not happen"
-    others = [f"{location}2", f"{location}/data/inner", f"{location}/inner", f"{location}/metadata/inner"]
+    assert lake.lake.load(lake.stream.dead_letters_table).location().startswith(location), (
+        "the hazard did not happen"
+    )
+    others = [
+        f"{location}2",
+        f"{location}/data/inner",
+        f"{location}/inner",
+        f"{location}/metadata/inner",
+    ]
     schema = apply.rows_schema(lake.stream)
     for i, where in enumerate(others):
         made = lake.lake.catalog.create_table(f"games.other{i}", schema, location=where)
         made.append(made.scan().to_arrow())
-    mine = {str(p) for w in others for p in Path(w.removeprefix("file://")).rglob("*") if p.is_file()}
+    mine = {
+        str(p) for w in others for p in Path(w.removeprefix("file://")).rglob("*") if p.is_file()
+    }
     left = paths_of(orphan(lake))
     age(files(lake))
     maintain(lake)
@@ -279,7 +314,9 @@ def test_a_file_that_is_published_between_the_listing_and_the_look_is_spared(
 
 def test_nothing_is_deleted_when_paths_disagree() -> None:
     stored = [Stored("s3://other/a.parquet", 1, LONG_AGO)]
-    with pytest.raises(Refused, match=r"expected some of 1 files to be referenced, found none, first s3://other/a"):
+    with pytest.raises(
+        Refused, match=r"expected some of 1 files to be referenced, found none, first s3://other/a"
+    ):
         plan_orphans(stored, {"s3://bucket/a.parquet"}, NOW)
     assert plan_orphans([], {"s3://bucket/a.parquet"}, NOW) == ([], [])
 
@@ -302,7 +339,9 @@ def test_files_of_a_table_are_on_s3_however_a_writer_spells_it() -> None:
 
 def state_of(**values: Any) -> State:
     given: dict[str, Any] = {"accepted": {H[i]: Accepted(1, CUTS[i]) for i in range(4)}}
-    timeline = replace(Timeline(FIRST, H[5], {0: 15}, sealed={H[4]: CUTS[4]}), **values.pop("timeline", {}))
+    timeline = replace(
+        Timeline(FIRST, H[5], {0: 15}, sealed={H[4]: CUTS[4]}), **values.pop("timeline", {})
+    )
     return new_state(timeline, {0: 15}, **(given | values))
 
 
@@ -310,7 +349,9 @@ SINCE = dict.fromkeys(H, LONG_AGO)
 WEEK_AGO = NOW - timedelta(days=7)
 
 
-def drop(state: State, have: tuple[str, ...] = tuple(H), **since: datetime) -> tuple[tuple[str, ...], Timeline]:
+def drop(
+    state: State, have: tuple[str, ...] = tuple(H), **since: datetime
+) -> tuple[tuple[str, ...], Timeline]:
     return plan_drop(state, have, SINCE | since, WEEK_AGO)
 
 
@@ -324,8 +365,10 @@ def test_only_hours_that_batch_has_served_for_long_are_dropped() -> None:
 def test_chosen_young_and_unaccepted_hours_are_kept() -> None:
     accepted = {H[i]: Accepted(1, CUTS[i]) for i in (0, 2, 3)}
     state = state_of(
-        accepted=accepted, overrides={H[0]: "speed"}, timeline={"sealed": {H[1]: CUTS[1], H[4]: CUTS[4]}}
-    )  # fmt: skip
+        accepted=accepted,
+        overrides={H[0]: "speed"},
+        timeline={"sealed": {H[1]: CUTS[1], H[4]: CUTS[4]}},
+    )
     dropped, timeline = drop(state, **{H[2]: NOW + timedelta(days=1)})
     assert dropped == (H[3],)
     assert timeline.kept == (H[0], H[1], H[2])
@@ -353,7 +396,9 @@ def test_dropping_continues_where_it_ended() -> None:
     assert Timeline.from_json(timeline.to_json()) == timeline
 
 
-def test_dropped_hours_leave_the_speed_branch_alone_and_count_as_not_covered(lake: StreamLake) -> None:
+def test_dropped_hours_leave_the_speed_branch_alone_and_count_as_not_covered(
+    lake: StreamLake,
+) -> None:
     main, dead = lake.rows("main"), lake.dead("main")
     assert maintain(lake).speed_hours == (H[0], H[1])
     assert (lake.rows("speed"), lake.rows("main")) == (SPEED[2], main)
@@ -377,7 +422,9 @@ def test_hours_are_dropped_some_in_a_commit_until_none_is_left(
     monkeypatch.setattr(maintenance, "_HOURS_A_COMMIT", 1)
     before = len(lake.table().snapshots())
     assert maintain(lake).speed_hours == (H[0], H[1])
-    assert len(lake.table().snapshots()) == before + 2 * 2, "expected a commit of two branches for each hour"
+    assert len(lake.table().snapshots()) == before + 2 * 2, (
+        "expected a commit of two branches for each hour"
+    )
     assert lake.rows("speed") == SPEED[2]
     assert lake.rows("main") == [r for hour in SPEED.values() for r in hour]
 
@@ -435,7 +482,9 @@ def test_snapshots_of_the_ledger_and_the_dead_letters_are_expired_too(
     assert lake.dead("main") == [(H[0], 0, 2)]
 
 
-def test_hours_that_main_alone_lists_are_listed_on_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hours_that_main_alone_lists_are_listed_on_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(expiry.plan_expiry, "__defaults__", (1,))
     hours = [shift(H[0], i) for i in range(3)]
     sealed = dict.fromkeys(hours, Cut("t", {0: (0, 0)}))
@@ -465,7 +514,11 @@ def test_a_run_records_its_steps_and_a_dry_run_none(lake: StreamLake) -> None:
     young = paths_of(orphan(lake))
     done, (run,) = maintain(lake), read_runs(lake.table().properties)
     rows = run.tables[lake.name]
-    assert (run.speed_hours, run.is_complete, rows.orphans.files) == (2, True, len(done.orphans[lake.name]))
+    assert (run.speed_hours, run.is_complete, rows.orphans.files) == (
+        2,
+        True,
+        len(done.orphans[lake.name]),
+    )
     assert rows.orphans.bytes == sum(f.size for f in done.orphans[lake.name]) > 0
     assert left <= {f.path.removeprefix("file://") for f in done.orphans[lake.name]}
     assert rows.spared.files >= len(young) and rows.spared.bytes > 0
@@ -482,10 +535,15 @@ def test_a_run_records_its_steps_and_a_dry_run_none(lake: StreamLake) -> None:
         "folders",
     ]
     again = maintain(lake)
-    assert [r.speed_hours for r in read_runs(lake.table().properties)] == [len(again.speed_hours), 2]
+    assert [r.speed_hours for r in read_runs(lake.table().properties)] == [
+        len(again.speed_hours),
+        2,
+    ]
 
 
-def test_a_run_records_the_failed_step_and_the_others(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_records_the_failed_step_and_the_others(
+    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def away(*_: object) -> None:
         raise Transient("list s3://bucket: expected an answer, found none")
 
@@ -505,20 +563,28 @@ def test_a_run_records_the_failed_step_and_the_others(lake: StreamLake, monkeypa
 def test_waiting_and_growing_items_are_read_from_the_tables(lake: StreamLake) -> None:
     stage = lake.stage_dead([(H[3], 0, 9)], "speed")
     waits = (waiting_speed(stage, NOW),)
-    publish = Publish(new_id(), (Change("speed"), Change("main")), lake.state().timeline, dead_letters=waits)
+    publish = Publish(
+        new_id(), (Change("speed"), Change("main")), lake.state().timeline, dead_letters=waits
+    )
     assert lake.publish(publish) is Outcome.LANDED
     view = read_maintenance(job(lake), NOW)
     assert view.last is None and last_run_words(view) == "no run recorded"
     assert view.speed_files == {H[2]: 1}
     assert view.oldest_dead_letter == H[0]
     assert view.letters_wait_since == NOW
-    tables = {name: view.tables[name] for name in (lake.name, lake.stream.dead_letters_table, lake.stream.hours_table)}
+    tables = {
+        name: view.tables[name]
+        for name in (lake.name, lake.stream.dead_letters_table, lake.stream.hours_table)
+    }
     assert [t.rows for t in tables.values()] == [9, 1, 2]
     metadata = Path(lake.table().metadata_location.removeprefix("file://"))
     assert tables[lake.name].metadata_bytes == metadata.stat().st_size
     for name, table in tables.items():
         loaded = lake.lake.load(name)
-        assert (table.snapshots, table.files) == (len(loaded.snapshots()), len(loaded.inspect.data_files()))
+        assert (table.snapshots, table.files) == (
+            len(loaded.snapshots()),
+            len(loaded.inspect.data_files()),
+        )
     assert tables[lake.name].manifests == len(manifests_of_heads(lake))
     expirable = {name: t.expirable for name, t in view.tables.items()}
     done = maintain(lake, dry_run=True)
@@ -531,8 +597,12 @@ def test_a_table_that_is_not_there_hides_nothing_of_the_others(
     lacking = lake.stream.dead_letters_table
     lake.lake.catalog.drop_table(lacking)
     view = read_maintenance(job(lake), NOW)
-    assert set(view.tables) == {lake.name, lake.stream.hours_table} and view.speed_files == {H[2]: 1}
-    assert dict(view.unread) == {lacking: f"table {lacking}: expected it to exist, found none; run `anabranch apply`"}
+    assert set(view.tables) == {lake.name, lake.stream.hours_table} and view.speed_files == {
+        H[2]: 1
+    }
+    assert dict(view.unread) == {
+        lacking: f"table {lacking}: expected it to exist, found none; run `anabranch apply`"
+    }
     assert view.as_dict()["unread"] == view.unread
     print_maintenance(view)
     assert f"could not read {lacking}: table {lacking}: expected" in capsys.readouterr().out
@@ -541,7 +611,9 @@ def test_a_table_that_is_not_there_hides_nothing_of_the_others(
 # The command
 
 
-def test_the_command_prints_removed_files(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_prints_removed_files(
+    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
     chosen = Many(job(lake).environment, lake.lake, {"events": lake.stream}, (), 0.0)
     monkeypatch.setattr("anabranch.cli.many.select", lambda *_: chosen)
     monkeypatch.setattr("anabranch.cli.many.opened", lambda selected, name: nullcontext(job(lake)))

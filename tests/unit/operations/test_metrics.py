@@ -37,7 +37,15 @@ from anabranch.protocol.expired import Expired
 from anabranch.protocol.holds import Hold
 from anabranch.protocol.ledger_row import UnknownField, UnknownFields
 from anabranch.protocol.maintained import MaintainedFolder, MaintainedTable, MaintenanceRun, Size
-from anabranch.protocol.measured import BOUNDS, COMMIT, PUBLISH, READABLE, STAGE, Durations, Measured
+from anabranch.protocol.measured import (
+    BOUNDS,
+    COMMIT,
+    PUBLISH,
+    READABLE,
+    STAGE,
+    Durations,
+    Measured,
+)
 from anabranch.protocol.retention import Overdue
 
 ROOT = Path(__file__).parents[3]
@@ -86,7 +94,9 @@ CONTENT = MainContent(
                 (CPU, ""): 1500,
             },
         ),
-        "batch": Measured(dict.fromkeys((STAGE, PUBLISH, COMMIT), Durations(80, {120: 1})), {(REFUSED, ""): 1}),
+        "batch": Measured(
+            dict.fromkeys((STAGE, PUBLISH, COMMIT), Durations(80, {120: 1})), {(REFUSED, ""): 1}
+        ),
     },
 )
 
@@ -109,11 +119,21 @@ MAINTENANCE = Maintenance(
 class _Fixed(Collector):
     def collect(self) -> list[Metric]:
         promise = Slo(fresh=timedelta(seconds=10), complete=timedelta(minutes=90))
-        kept: dict[str, Any] = {"holds": (Hold("2026-11-20T23", "2026-11-20T23", "ann@ops", NOW, "case 7"),)}
+        kept: dict[str, Any] = {
+            "holds": (Hold("2026-11-20T23", "2026-11-20T23", "ann@ops", NOW, "case 7"),)
+        }
         kept |= {"expired": Expired("2026-11-20T23"), "overdue": Overdue(3, "2026-11-20T22", None)}
         known = Known(replace(VIEW, **kept), CONTENT, MAINTENANCE)
-        away = ScrapedStream(Slo(complete=timedelta(hours=2)), TimedValue(known, NOW - timedelta(hours=1)), is_up=False)
-        return list(metrics_of({"events": ScrapedStream(promise, TimedValue(known, NOW), True), "away": away}, NOW))
+        away = ScrapedStream(
+            Slo(complete=timedelta(hours=2)),
+            TimedValue(known, NOW - timedelta(hours=1)),
+            is_up=False,
+        )
+        return list(
+            metrics_of(
+                {"events": ScrapedStream(promise, TimedValue(known, NOW), True), "away": away}, NOW
+            )
+        )
 
 
 def _values(collector: Collector, of_histograms: bool = False) -> dict[tuple[str, ...], float]:
@@ -121,7 +141,10 @@ def _values(collector: Collector, of_histograms: bool = False) -> dict[tuple[str
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector)
     return {
-        (sample.name.removeprefix("anabranch_"), *(sample.labels[name] for name in sorted(sample.labels))): sample.value
+        (
+            sample.name.removeprefix("anabranch_"),
+            *(sample.labels[name] for name in sorted(sample.labels)),
+        ): sample.value
         for family in text_string_to_metric_families(generate_latest(registry).decode())
         for sample in family.samples
         if (family.type == "histogram") is of_histograms
@@ -130,25 +153,35 @@ def _values(collector: Collector, of_histograms: bool = False) -> dict[tuple[str
 
 def test_prometheus_reads_every_stream_and_an_unreachable_one_is_down() -> None:
     assert _values(_Fixed()) == {
-        ("up", "events"): 1, ("up", "away"): 0,
+        ("up", "events"): 1,
+        ("up", "away"): 0,
         ("answered_timestamp_seconds", "events"): NOW.timestamp(),
         ("answered_timestamp_seconds", "away"): NOW.timestamp() - 3600,
         ("slo_fresh_seconds", "events"): 10,
-        ("slo_complete_seconds", "events"): 5400, ("slo_complete_seconds", "away"): 7200,
+        ("slo_complete_seconds", "events"): 5400,
+        ("slo_complete_seconds", "away"): 7200,
         ("freshness_seconds", "events"): 90,
         ("completeness_seconds", "events"): 7200,
         ("acceptance_seconds", "events"): 600,
-        ("position_offsets", "0", "events"): 93, ("position_offsets", "1", "events"): 50,
-        ("lag_offsets", "0", "events"): 7, ("lag_offsets", "1", "events"): 0,
+        ("position_offsets", "0", "events"): 93,
+        ("position_offsets", "1", "events"): 50,
+        ("lag_offsets", "0", "events"): 7,
+        ("lag_offsets", "1", "events"): 0,
         ("last_publish_timestamp_seconds", "main", "events"): NOW.timestamp(),
         ("last_publish_timestamp_seconds", "speed", "events"): NOW.timestamp(),
         ("position_age_seconds", "events"): 90,
-        ("hours_to_seal", "events"): 0, ("hours_waiting", "events"): 2, ("hours_refused", "events"): 1,
+        ("hours_to_seal", "events"): 0,
+        ("hours_waiting", "events"): 2,
+        ("hours_refused", "events"): 1,
         ("restatements_refused", "events"): 0,
-        ("hours_served", "speed", "events"): 2, ("hours_served", "batch", "events"): 1,
-        ("expired_hours", "events"): 1, ("overdue_hours", "events"): 3, ("holds", "events"): 1,
+        ("hours_served", "speed", "events"): 2,
+        ("hours_served", "batch", "events"): 1,
+        ("expired_hours", "events"): 1,
+        ("overdue_hours", "events"): 3,
+        ("holds", "events"): 1,
         ("topic_recreated", "events"): 0,
-        ("unknown_records", "events"): 4, ("unknown_fields", r'col\n"our', "events"): 3,
+        ("unknown_records", "events"): 4,
+        ("unknown_fields", r'col\n"our', "events"): 3,
         **{("unknown_fields", f"f{i}", "events"): 1 for i in range(NAMES - 1)},
         ("retention_seconds", "events"): 7 * 86400,
         ("dead_letters", "events"): 11,
@@ -156,52 +189,87 @@ def test_prometheus_reads_every_stream_and_an_unreachable_one_is_down() -> None:
         ("difference_unexplained_rows", "missing", "events"): 3,
         ("difference_unexplained_rows", "extra", "events"): 0,
         ("difference_unexplained_rows", "changed", "events"): 4,
-        ("rows", "speed", "events"): 9, ("rows", "batch", "events"): 91,
-        ("running_hour_rows", "events"): 4, ("running_hour_files", "events"): 2,
+        ("rows", "speed", "events"): 9,
+        ("rows", "batch", "events"): 91,
+        ("running_hour_rows", "events"): 4,
+        ("running_hour_files", "events"): 2,
         ("running_hour_bytes", "events"): 1000,
         ("hour_dead_letters", "2026-11-21T02", "malformed", "events"): 3,
         ("hour_dead_letters", "2026-11-21T02", "missing_required", "events"): 1,
-        **{("retries_total", layer, name, "events"): 0 for layer in ("speed", "batch") for name in SERVICES},
+        **{
+            ("retries_total", layer, name, "events"): 0
+            for layer in ("speed", "batch")
+            for name in SERVICES
+        },
         ("retries_total", "speed", "kafka", "events"): 2,
-        ("refused_publishes_total", "speed", "events"): 0, ("refused_publishes_total", "batch", "events"): 1,
+        ("refused_publishes_total", "speed", "events"): 0,
+        ("refused_publishes_total", "batch", "events"): 1,
         ("s3_requests_total", "speed", "GetObject", "events"): 7,
-        ("s3_bytes_total", "read", "speed", "events"): 0, ("s3_bytes_total", "written", "speed", "events"): 4096,
-        ("s3_bytes_total", "read", "batch", "events"): 0, ("s3_bytes_total", "written", "batch", "events"): 0,
-        ("commits_total", "speed", "events"): 12, ("commits_total", "batch", "events"): 0,
+        ("s3_bytes_total", "read", "speed", "events"): 0,
+        ("s3_bytes_total", "written", "speed", "events"): 4096,
+        ("s3_bytes_total", "read", "batch", "events"): 0,
+        ("s3_bytes_total", "written", "batch", "events"): 0,
+        ("commits_total", "speed", "events"): 12,
+        ("commits_total", "batch", "events"): 0,
         ("cpu_seconds_total", "speed", "events"): 1.5,
         ("maintained_timestamp_seconds", "events"): AT.timestamp(),
-        ("maintenance_failed", "events"): 1, ("maintenance_dropped_hours", "events"): 3,
+        ("maintenance_failed", "events"): 1,
+        ("maintenance_dropped_hours", "events"): 3,
         ("maintenance_seconds", "orphans", "events"): 1.5,
-        ("maintenance_expired_snapshots", "events", "events"): 7, ("maintenance_merged_files", "events", "events"): 2,
-        ("maintenance_deleted_files", "events", "events"): 4, ("maintenance_deleted_bytes", "events", "events"): 500,
-        ("maintenance_spared_files", "events", "events"): 1, ("maintenance_spared_bytes", "events", "events"): 20,
-        ("folder_deleted_files", "logs", "events"): 5, ("folder_deleted_bytes", "logs", "events"): 50,
-        ("table_metadata_bytes", "events", "events"): 9000, ("table_snapshots", "events", "events"): 40,
-        ("table_tags", "events", "events"): 3, ("table_manifests", "events", "events"): 12,
-        ("table_data_files", "events", "events"): 80, ("table_records", "events", "events"): 100,
-        ("table_unread", "events", "events"): 0, ("table_unread", "events", "per_minute"): 1,
+        ("maintenance_expired_snapshots", "events", "events"): 7,
+        ("maintenance_merged_files", "events", "events"): 2,
+        ("maintenance_deleted_files", "events", "events"): 4,
+        ("maintenance_deleted_bytes", "events", "events"): 500,
+        ("maintenance_spared_files", "events", "events"): 1,
+        ("maintenance_spared_bytes", "events", "events"): 20,
+        ("folder_deleted_files", "logs", "events"): 5,
+        ("folder_deleted_bytes", "logs", "events"): 50,
+        ("table_metadata_bytes", "events", "events"): 9000,
+        ("table_snapshots", "events", "events"): 40,
+        ("table_tags", "events", "events"): 3,
+        ("table_manifests", "events", "events"): 12,
+        ("table_data_files", "events", "events"): 80,
+        ("table_records", "events", "events"): 100,
+        ("table_unread", "events", "events"): 0,
+        ("table_unread", "events", "per_minute"): 1,
         ("table_expirable_snapshots", "events", "events"): 6,
         ("hour_speed_files", "2026-11-21T00", "events"): 31,
         ("oldest_dead_letter_age_seconds", "events"): 4 * 3600,
         ("dead_letters_wait_seconds", "events"): 30,
-    }  # fmt: skip
+    }
 
 
 def test_durations_are_histograms_as_prometheus_counts_them() -> None:
     values = _values(_Fixed(), of_histograms=True)
     readable = {key[2]: n for key, n in values.items() if key[0] == "readable_after_seconds_bucket"}
     assert len(readable) == len(BOUNDS)
-    assert (readable["0.25"], readable["0.5"], readable["3.0"], readable["5.0"], readable["+Inf"]) == (0, 3, 3, 4, 5)
-    assert (values["readable_after_seconds_sum", "speed", "events"], readable["7200.0"]) == (12.5, 4)
+    assert (
+        readable["0.25"],
+        readable["0.5"],
+        readable["3.0"],
+        readable["5.0"],
+        readable["+Inf"],
+    ) == (0, 3, 3, 4, 5)
+    assert (values["readable_after_seconds_sum", "speed", "events"], readable["7200.0"]) == (
+        12.5,
+        4,
+    )
     assert values["readable_after_seconds_count", "speed", "events"] == 5
     assert values["stage_seconds_count", "batch", "events"] == 1
     assert not [key for key in values if "away" in key]
 
 
-@pytest.mark.parametrize("file", ["deploy/grafana/dashboards/anabranch.json", "deploy/prometheus/alerts.yml"])
+@pytest.mark.parametrize(
+    "file", ["deploy/grafana/dashboards/anabranch.json", "deploy/prometheus/alerts.yml"]
+)
 def test_dashboards_and_alerts_use_existing_metrics(file: str) -> None:
-    asked = set(re.findall(r"\banabranch_\w+(?=[{\[)> ])", (ROOT / file).read_text(encoding="utf-8")))
-    given = {f"anabranch_{key[0]}" for key in (*_values(_Fixed()), *_values(_Fixed(), of_histograms=True))}
+    asked = set(
+        re.findall(r"\banabranch_\w+(?=[{\[)> ])", (ROOT / file).read_text(encoding="utf-8"))
+    )
+    given = {
+        f"anabranch_{key[0]}"
+        for key in (*_values(_Fixed()), *_values(_Fixed(), of_histograms=True))
+    }
     assert len(asked) > 5 and asked <= given
 
 
@@ -220,7 +288,9 @@ def black_hole() -> Iterator[str]:
         yield f"127.0.0.1:{server.getsockname()[1]}"
 
 
-def test_a_silent_broker_delays_no_scrape_and_no_other_stream(black_hole: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_broker_delays_no_scrape_and_no_other_stream(
+    black_hole: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # The adapter gives up after twice this time.
     monkeypatch.setattr("anabranch.kafka.client._BOOTSTRAP_MS", 3_500)
     adapter = KafkaAdapter(config.Kafka(bootstrap_servers=black_hole))
@@ -236,7 +306,8 @@ def test_a_silent_broker_delays_no_scrape_and_no_other_stream(black_hole: str, m
     monkeypatch.setattr(ContentReader, "read", lambda reader, now: CONTENT)
     monkeypatch.setattr(metrics, "read_maintenance", lambda job, now: MAINTENANCE)
     jobs: Any = {
-        name: SimpleNamespace(stream=SimpleNamespace(name=name, slo=Slo(), group=None)) for name in ("hangs", "events")
+        name: SimpleNamespace(stream=SimpleNamespace(name=name, slo=Slo(), group=None))
+        for name in ("hangs", "events")
     }
     folder: Any = SimpleNamespace(jobs=lambda: jobs, groups=dict.fromkeys(jobs))
     streams = Streams(folder, within=timedelta(seconds=1))
@@ -252,26 +323,43 @@ def test_a_silent_broker_delays_no_scrape_and_no_other_stream(black_hole: str, m
     adapter.close()
 
 
-def test_streams_files_are_taken_up_between_scrapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streams_files_are_taken_up_between_scrapes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(status, "status", lambda job: VIEW)
     monkeypatch.setattr(ContentReader, "read", lambda reader, now: CONTENT)
     monkeypatch.setattr(metrics, "read_maintenance", lambda job, now: MAINTENANCE)
     (tmp_path / "streams").mkdir()
-    catalog = {"name": "lake", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/lake"}
+    catalog = {
+        "name": "lake",
+        "uri": f"sqlite:///{tmp_path}/catalog.db",
+        "warehouse": f"file://{tmp_path}/lake",
+    }
     environment = {"kafka": {"bootstrap_servers": "127.0.0.1:1"}, "catalog": catalog}
     (tmp_path / "anabranch.yaml").write_text(json.dumps(environment))
 
     def write(name: str, **changes: object) -> None:
-        file = {"topic": name, "table": f"games.{name}", "schema": "id STRING NOT NULL", "key": "id"} | changes
+        file = {
+            "topic": name,
+            "table": f"games.{name}",
+            "schema": "id STRING NOT NULL",
+            "key": "id",
+        } | changes
         (tmp_path / "streams" / f"{name}.yaml").write_text(json.dumps(file))
 
     write("events")
     streams = Streams(StreamFolder(str(tmp_path)))
-    assert {key: value for key, value in _values(streams).items() if key[0] == "up"} == {("up", "events"): 1}
+    assert {key: value for key, value in _values(streams).items() if key[0] == "up"} == {
+        ("up", "events"): 1
+    }
     same = streams._asked["events"]
     write("clicks", slo={"fresh": "10 seconds"})
     values = _values(streams)
-    assert (values["up", "events"], values["up", "clicks"], values["slo_fresh_seconds", "clicks"]) == (1, 1, 10)
+    assert (
+        values["up", "events"],
+        values["up", "clicks"],
+        values["slo_fresh_seconds", "clicks"],
+    ) == (1, 1, 10)
     write("clicks", slo={"fresh": "2 minutes"})
     assert _values(streams)["slo_fresh_seconds", "clicks"] == 120
     write("clicks", slo={"fresh": "soon"})
@@ -279,11 +367,16 @@ def test_streams_files_are_taken_up_between_scrapes(tmp_path: Path, monkeypatch:
     assert (values["up", "events"], values["up", "clicks"]) == (1, 0)
     (tmp_path / "streams" / "clicks.yaml").unlink()
     assert ("up", "clicks") not in _values(streams)
-    assert streams._asked["events"] is same, "a stream whose file did not change keeps its connection"
+    assert streams._asked["events"] is same, (
+        "a stream whose file did not change keeps its connection"
+    )
     # A wrong file hides the completeness of its own group.
     write("events", group="a")
     write("clicks", group="b")
-    assert {key[1] for key in _values(streams) if key[0] == "group_completeness_seconds"} == {"a", "b"}
+    assert {key[1] for key in _values(streams) if key[0] == "group_completeness_seconds"} == {
+        "a",
+        "b",
+    }
     write("clicks", group="b", slo={"fresh": "soon"})
     assert {key[1] for key in _values(streams) if key[0] == "group_completeness_seconds"} == {"a"}
     (tmp_path / "streams" / "clicks.yaml").unlink()
@@ -297,13 +390,21 @@ def _of_groups(**answers: ScrapedStream) -> dict[tuple[str, ...], float]:
         def collect(self) -> list[Metric]:
             return list(metrics_of(answers, NOW))
 
-    return {labels: value for labels, value in _values(Fixed()).items() if labels[0].startswith("group_")}
+    return {
+        labels: value
+        for labels, value in _values(Fixed()).items()
+        if labels[0].startswith("group_")
+    }
 
 
 def test_a_group_is_as_complete_as_its_last_stream_and_absent_while_one_does_not_answer() -> None:
-    def answer(through: str | None, group: str | None = "small", is_up: bool = True) -> ScrapedStream:
+    def answer(
+        through: str | None, group: str | None = "small", is_up: bool = True
+    ) -> ScrapedStream:
         view = replace(VIEW, complete_through=through)
-        return ScrapedStream(Slo(), TimedValue(Known(view, CONTENT, MAINTENANCE), NOW), is_up, group)
+        return ScrapedStream(
+            Slo(), TimedValue(Known(view, CONTENT, MAINTENANCE), NOW), is_up, group
+        )
 
     far, late = answer("2026-11-21T02"), answer("2026-11-20T23")
     ended = datetime(2026, 11, 21, tzinfo=UTC)

@@ -37,12 +37,23 @@ from anabranch.operations.page.app import Page
 from anabranch.operations.page.charts import throughput
 from anabranch.operations.page.hour_calendar import calendar_month, month_of
 from anabranch.operations.page.hour_view import HourRows, hour_commands, read_record
-from anabranch.operations.page.streams import StreamReports, classify_stream, read_stream, stream_line
+from anabranch.operations.page.streams import (
+    StreamReports,
+    classify_stream,
+    read_stream,
+    stream_line,
+)
 from anabranch.operations.reports import status
 from anabranch.operations.reports.dead_letters import letters
 from anabranch.operations.reports.diff import difference, duplicates
 from anabranch.operations.reports.maintenance import read_maintenance
-from anabranch.operations.reports.reading import BackgroundReader, Failure, OnDemand, TimedValue, rest_after
+from anabranch.operations.reports.reading import (
+    BackgroundReader,
+    Failure,
+    OnDemand,
+    TimedValue,
+    rest_after,
+)
 from anabranch.operations.reports.status import StreamStatus
 from anabranch.protocol.ledger_row import UnknownField, UnknownFields
 
@@ -94,7 +105,8 @@ def test_the_streams_table_equals_status(page: Page) -> None:
     text = shown(browser(page), "/")
     assert "1 stream, 1 to look at: events differs." in text
     assert (
-        "nothing explains 1 missing, 1 extra, 1 changed in 2026-11-21T01: anabranch diff events 2026-11-21T01" in text
+        "nothing explains 1 missing, 1 extra, 1 changed in 2026-11-21T01: anabranch diff events "
+        "2026-11-21T01" in text
     )
     # Freshness: the position has stood still since it was published; 5 offsets wait.
     assert f"0 5 2026-11-21 02:30:00 {NEXT} {NEXT} 0 2026-11-21 02:30:00" in text
@@ -107,7 +119,13 @@ def test_the_groups_table_says_how_far_each_group_is_and_who_holds_it_back(full:
     late, far = shift(hour_of(AS_OF), -3), shift(hour_of(AS_OF), -1)
     jobs = {name: named(full, name, "small") for name in ("a", "b", "c")} | {"d": named(full, "d")}
     made = new_page(*jobs.values())
-    show(made, AS_OF, five_years("a", AS_OF), five_years("b", AS_OF, complete_through=late), five_years("d", AS_OF))
+    show(
+        made,
+        AS_OF,
+        five_years("a", AS_OF),
+        five_years("b", AS_OF, complete_through=late),
+        five_years("d", AS_OF),
+    )
     assert "small 3 not known b ; c (not read)" in shown(browser(made), "/")
     show(made, AS_OF, five_years("c", AS_OF))
     assert f"small 3 {late} b" in shown(browser(made), "/")
@@ -126,15 +144,25 @@ def test_a_stream_shows_its_maintenance_and_growth(page: Page, full: Job) -> Non
     text = shown(browser(page), "/streams/events")
     assert "No run recorded: anabranch maintain events" in text
     rows = read_maintenance(full, LATER).tables["games.events"]
-    assert f"games.events {rows.metadata_bytes / 1e3:.1f} kB {rows.snapshots} {rows.expirable} {rows.tags}" in text
+    assert (
+        f"games.events {rows.metadata_bytes / 1e3:.1f} kB {rows.snapshots} {rows.expirable} "
+        f"{rows.tags}" in text
+    )
     show(page, AS_OF, five_years("events", AS_OF))
-    assert "The last run completed all steps at 2026-11-21 02:41:07" in shown(browser(page), "/streams/events")
+    assert "The last run completed all steps at 2026-11-21 02:41:07" in shown(
+        browser(page), "/streams/events"
+    )
     view = five_years("events", AS_OF)
     failed = replace(view.maintenance, runs=view.maintenance.runs[-1:])
     show(page, AS_OF, replace(view, maintenance=failed))
     text = shown(browser(page), "/streams/events")
-    assert "failed: orphans: list s3://lake/games: expected an answer, found none. No recorded run was complete" in text
-    unread = replace(view.maintenance, unread={"games.events_per_minute": "table games.events_per_minute: none"})
+    assert (
+        "failed: orphans: list s3://lake/games: expected an answer, found none. No recorded run "
+        "was complete" in text
+    )
+    unread = replace(
+        view.maintenance, unread={"games.events_per_minute": "table games.events_per_minute: none"}
+    )
     show(page, AS_OF, replace(view, maintenance=unread))
     assert "games.events_per_minute not read: table games.events_per_minute: none" in shown(
         browser(page), "/streams/events"
@@ -144,7 +172,9 @@ def test_a_stream_shows_its_maintenance_and_growth(page: Page, full: Job) -> Non
 def test_a_streams_page_leads_to_its_refused_restatements(page: Page) -> None:
     view = five_years("events", AS_OF, refused_restatements=[HOUR, NEXT])
     show(page, AS_OF, view)
-    assert f"Restatement refused 2 {HOUR} {NEXT} Cost of the last day" in shown(browser(page), "/streams/events")
+    assert f"Restatement refused 2 {HOUR} {NEXT} Cost of the last day" in shown(
+        browser(page), "/streams/events"
+    )
 
 
 def test_the_hours_page_equals_explain_history_diff_duplicates_and_dead_letters(page: Page) -> None:
@@ -155,11 +185,12 @@ def test_the_hours_page_equals_explain_history_diff_duplicates_and_dead_letters(
         "✓ It closes : the terms are all of the 6 offsets.",
         "gap: aborted 1",
         "✕ The gate failed.",
-        "failed expect_column_values_to_not_be_null column n critical [null] n: expected to not be null, found 1 of 4",
+        "failed expect_column_values_to_not_be_null column n critical [null] n: expected to not "
+        "be null, found 1 of 4",
         "warning expect_column_values_to_not_be_null",
         "refused 3 batch 3 1 quality: again",
-        "2 records have such fields. anabranch drift events prints the commands that add them. The most "
-        "frequent, of 5 names",
+        "2 records have such fields. anabranch drift events prints the commands that add them. "
+        "The most frequent, of 5 names",
         r'colour 2 STRING "aaaa" partition 0, offset 4 <b>\x1b 1 partition 0, offset 7',
         "no longer: its tag has expired",
         "branch main 2 1 branch speed 4 1 branch batch 2 1",
@@ -184,7 +215,9 @@ def test_the_calendar_agrees_with_hours_on_every_hour(
 ) -> None:
     one = full_job(tmp_path, make)
     view = status.status(one, PATIENCE)
-    cells = [c for day in calendar_month(view, None, LATER).days for c in day.cells if c is not None]
+    cells = [
+        c for day in calendar_month(view, None, LATER).days for c in day.cells if c is not None
+    ]
     # `hours` says open of an hour that has ended, as long as it is not sealed.
     by_calendar = [(c.hour, "open" if c.state == "ended" else c.state, c.layer) for c in cells]
     assert by_calendar == [(h.hour, h.state, h.served) for h in status.hours(one)]
@@ -198,7 +231,12 @@ def test_the_page_shows_expired_and_held_hours(tmp_path: Path, still: None) -> N
     client = browser(page)
     text = shown(client, "/streams/events")
     assert f"Expired hours 1 Kept by operators {NEXT}: kept by " in text and "case 7" in text
-    cells = {c.hour: c for day in calendar_month(_status(page), None, LATER).days for c in day.cells if c is not None}
+    cells = {
+        c.hour: c
+        for day in calendar_month(_status(page), None, LATER).days
+        for c in day.cells
+        if c is not None
+    }
     assert (cells[HOUR].letter, cells[HOUR].mark, cells[HOUR].attention) == ("X", "", False)
     assert cells[HOUR].label == f"{HOUR}: expired"
     assert cells[NEXT].is_held and not cells[HOUR].is_held and cells[NEXT].label.endswith("case 7")
@@ -214,7 +252,12 @@ def _status(page: Page) -> StreamStatus:
 def test_a_calendar_is_grouped_by_month_and_marks_hours_to_look_at() -> None:
     view = replace(VIEW, first_hour="2025-12-30T05", backlog=["2026-11-21T00", "2026-11-21T01"])
     month = calendar_month(view, None, STATUS_NOW)
-    assert (month.month, month.earlier, month.later, len(month.days)) == ("2026-11", "2026-10", None, 21)
+    assert (month.month, month.earlier, month.later, len(month.days)) == (
+        "2026-11",
+        "2026-10",
+        None,
+        21,
+    )
     last = [c for c in month.days[-1].cells if c is not None]
     assert [(c.letter, c.mark, c.attention) for c in last] == [
         ("S", "△", False), ("R", "△", False), ("E", "△", False), ("O", "△", False),
@@ -222,14 +265,23 @@ def test_a_calendar_is_grouped_by_month_and_marks_hours_to_look_at() -> None:
     lost = month.days[-2].cells[23]
     assert lost is not None and lost.attention
     assert lost.label == (
-        "2026-11-20T23: accepted, served by batch; nothing explains 2 missing; 5 offsets lost to retention"
+        "2026-11-20T23: accepted, served by batch; nothing explains 2 missing; 5 offsets lost to "
+        "retention"
     )
-    assert [(year, [(m.month, m.remarkable) for m in months if m.remarkable]) for year, months in month.years] == [
-        ("2026", [("2026-11", 4)]), ("2025", []),
-    ]  # fmt: skip
+    assert [
+        (year, [(m.month, m.remarkable) for m in months if m.remarkable])
+        for year, months in month.years
+    ] == [
+        ("2026", [("2026-11", 4)]),
+        ("2025", []),
+    ]
     first = calendar_month(view, "2025-12", STATUS_NOW)
     assert [c.hour if c else None for c in first.days[0].cells][4:6] == [None, "2025-12-30T05"]
-    assert (first.earlier, first.later, [d.date for d in first.days]) == (None, "2026-01", ["2025-12-30", "2025-12-31"])
+    assert (first.earlier, first.later, [d.date for d in first.days]) == (
+        None,
+        "2026-01",
+        ["2025-12-30", "2025-12-31"],
+    )
     assert calendar_month(view, "1999-01", STATUS_NOW).month == "2025-12"
     assert calendar_month(view, "2999-01", STATUS_NOW).month == "2026-11"
     for wrong in ("2026-1", "2026-13", "x"):
@@ -252,8 +304,17 @@ def test_a_streams_state_is_that_of_its_worst_finding() -> None:
             replace(calm, backlog=[HOUR, NEXT, shift(NEXT, 1)]),
             calm,
         )
-    ] == ["recreated", "differs", "refused", "restatement refused", "late", "lost offsets", "retention near", "waiting",
-         "in order"]  # fmt: skip
+    ] == [
+        "recreated",
+        "differs",
+        "refused",
+        "restatement refused",
+        "late",
+        "lost offsets",
+        "retention near",
+        "waiting",
+        "in order",
+    ]
 
 
 @pytest.mark.parametrize(("took", "rests"), [(0.1, 10), (5, 20), (60, 30)])
@@ -285,7 +346,9 @@ def test_an_unknown_field_is_shown_beside_other_problems(full: Job, still: None)
     read = reader._read
     reader._read = lambda: replace(view := read(), status=replace(view.status, unknown=None))
     reader.refresh()
-    assert all("does not know" not in shown(browser(made), path) for path in ("/", "/streams/events"))
+    assert all(
+        "does not know" not in shown(browser(made), path) for path in ("/", "/streams/events")
+    )
     reader._read = lambda: replace(view := read(), status=replace(view.status, unknown=unknown))
     reader.refresh()
     reported = r"the schema does not know season, <b>\x1b[31m, c and 1 more: anabranch drift events"
@@ -310,7 +373,9 @@ def test_a_page_shows_its_time_and_why_it_is_not_newer(full: Job, still: None) -
     client = browser(made)
     assert "… not read yet" in shown(client, "/streams/events")
     assert "events … not read yet unknown" in shown(client, "/")
-    assert 'class="old"' not in client.get("/streams/events").text, "that it is being read is no fault"
+    assert 'class="old"' not in client.get("/streams/events").text, (
+        "that it is being read is no fault"
+    )
 
     reader.refresh()
     assert "as of 2026-11-21 02:30:00" in shown(client, "/streams/events")
@@ -322,7 +387,10 @@ def test_a_page_shows_its_time_and_why_it_is_not_newer(full: Job, still: None) -
     clock.now += timedelta(minutes=1)
     reader.refresh()
     text = shown(client, "/streams/events")
-    assert "as of 2026-11-21 02:30:00 60 s old: the attempt of 02:31:00 UTC failed: describe topic events" in text
+    assert (
+        "as of 2026-11-21 02:30:00 60 s old: the attempt of 02:31:00 UTC failed: describe topic "
+        "events" in text
+    )
     text = shown(client, "/")
     failed = "the attempt of 02:31:00 UTC failed: describe topic events"
     assert f"✕ away differs at the last reading: anabranch doctor events {failed}" in text
@@ -370,8 +438,12 @@ def test_a_reading_has_a_timestamp_from_before_its_request() -> None:
     assert reader.reading == TimedValue("value", LATER)
 
 
-def test_a_stream_that_never_answered_is_down_and_the_others_are_shown(full: Job, still: None) -> None:
-    broken = replace(full, stream=full.stream.model_copy(update={"name": "broken", "table": "games.none"}))
+def test_a_stream_that_never_answered_is_down_and_the_others_are_shown(
+    full: Job, still: None
+) -> None:
+    broken = replace(
+        full, stream=full.stream.model_copy(update={"name": "broken", "table": "games.none"})
+    )
     made = new_page(full, broken)
     for reader in made.readers.values():
         reader.refresh()
@@ -400,7 +472,9 @@ def test_a_read_on_demand_is_shared_and_repeated_once_it_is_old() -> None:
     assert [get("a"), get("a")] == [3, 3]
     assert [get("c"), get("b")] == [4, 5], "c took the place of b, which was asked for longest ago"
     cache.forget("b")
-    assert [get("c"), get("b")] == [4, 6], "reports of a stream whose file has changed are read again"
+    assert [get("c"), get("b")] == [4, 6], (
+        "reports of a stream whose file has changed are read again"
+    )
     cache.stop()
 
 
@@ -415,16 +489,27 @@ def test_a_client_with_the_current_page_gets_not_modified(page: Page) -> None:
         assert client.head(path).status_code == 200
 
 
-PATHS = ("/", "/streams/events", f"/streams/events/hours/{NEXT}", f"/streams/events/hours/{shift(HOUR, 99)}", "/login")
+PATHS = (
+    "/",
+    "/streams/events",
+    f"/streams/events/hours/{NEXT}",
+    f"/streams/events/hours/{shift(HOUR, 99)}",
+    "/login",
+)
 
 
-@pytest.mark.parametrize("path", [*PATHS, "/nope", "/static/page.js", "/streams/events/hours/2026-11-21T99"])
+@pytest.mark.parametrize(
+    "path", [*PATHS, "/nope", "/static/page.js", "/streams/events/hours/2026-11-21T99"]
+)
 def test_every_answer_has_strict_headers(page: Page, path: str) -> None:
     headers = browser(page).get(path).headers
     policy = dict(part.split(" ", 1) for part in headers["content-security-policy"].split("; "))
     assert policy["default-src"] == policy["frame-ancestors"] == policy["base-uri"] == "'none'"
     assert {policy[name] for name in ("script-src", "style-src", "connect-src")} == {"'self'"}
-    assert (headers["x-content-type-options"], headers["referrer-policy"]) == ("nosniff", "no-referrer")
+    assert (headers["x-content-type-options"], headers["referrer-policy"]) == (
+        "nosniff",
+        "no-referrer",
+    )
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -434,10 +519,15 @@ def test_a_page_needs_nothing_from_elsewhere_and_nothing_inline(page: Page, path
         shown(client, path, "Dead letters")
     html = parsed(client.get(path).text)
     for tag, attributes in html.elements:
-        assert not {name for name in attributes if name == "style" or name.startswith("on")}, (tag, attributes)
+        assert not {name for name in attributes if name == "style" or name.startswith("on")}, (
+            tag,
+            attributes,
+        )
         for name in ("href", "src", "action"):
             value = attributes.get(name) or ""
-            assert (value.startswith(("/", "?", "#")) and not value.startswith("//")) or not value, value
+            assert (
+                value.startswith(("/", "?", "#")) and not value.startswith("//")
+            ) or not value, value
     assert [script.get("src") for script in html.all("script")] == ["/static/page.js"]
     assert html.all("style") == []
     # What a screen reader goes by.
@@ -454,12 +544,20 @@ def test_a_page_needs_nothing_from_elsewhere_and_nothing_inline(page: Page, path
 @pytest.mark.parametrize(
     ("host", "status"),
     [
-        ("localhost:8090", 200), ("127.0.0.1:8090", 200), ("[::1]:8090", 200), ("10.0.0.7", 200),
-        ("STATUS.example.com", 200), ("", 421),
-        ("evil.example.com", 421), ("localhost.evil.example.com", 421), ("127.0.0.1.evil.example.com:8090", 421),
+        ("localhost:8090", 200),
+        ("127.0.0.1:8090", 200),
+        ("[::1]:8090", 200),
+        ("10.0.0.7", 200),
+        ("STATUS.example.com", 200),
+        ("", 421),
+        ("evil.example.com", 421),
+        ("localhost.evil.example.com", 421),
+        ("127.0.0.1.evil.example.com:8090", 421),
     ],
-)  # fmt: skip
-def test_a_name_that_was_bound_to_us_by_another_is_not_answered(page: Page, host: str, status: int) -> None:
+)
+def test_a_name_that_was_bound_to_us_by_another_is_not_answered(
+    page: Page, host: str, status: int
+) -> None:
     page._access = Access(names=frozenset({"status.example.com"}))
     for path in ("/", "/static/page.js", "/login"):
         assert browser(page).get(path, headers={"Host": host}).status_code == status
@@ -468,7 +566,12 @@ def test_a_name_that_was_bound_to_us_by_another_is_not_answered(page: Page, host
 def test_only_requests_with_the_token_are_answered(page: Page) -> None:
     page._access = Access(token=TOKEN)
     client = browser(page)
-    for given in ({}, {"Authorization": "Bearer x"}, {"Authorization": TOKEN}, {"Cookie": f"anabranch_page={TOKEN}"}):
+    for given in (
+        {},
+        {"Authorization": "Bearer x"},
+        {"Authorization": TOKEN},
+        {"Cookie": f"anabranch_page={TOKEN}"},
+    ):
         answer = client.get("/", headers=given)
         assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
     assert "events" not in client.get("/streams/events").text
@@ -491,10 +594,15 @@ def test_only_requests_with_the_token_are_answered(page: Page) -> None:
     other = browser(page)
     other.cookies = client.cookies
     assert other.get("/").status_code == 401, "the cookie is of one token"
-    assert "secure" in other.post("/login", data={"token": "another token of 20"}).headers["set-cookie"].lower()
+    assert (
+        "secure"
+        in other.post("/login", data={"token": "another token of 20"}).headers["set-cookie"].lower()
+    )
 
 
-@pytest.mark.parametrize("path", ["/", "/streams/events", f"/streams/events/hours/{NEXT}", "/static/page.js"])
+@pytest.mark.parametrize(
+    "path", ["/", "/streams/events", f"/streams/events/hours/{NEXT}", "/static/page.js"]
+)
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
 def test_the_page_only_reads(page: Page, path: str, method: str) -> None:
     assert browser(page).request(method, path).status_code == 405
@@ -505,7 +613,10 @@ def test_the_page_only_reads(page: Page, path: str, method: str) -> None:
     [
         ("/nope", "Not Found"),
         ("/streams/none", "expected one of the streams events, found 'none'"),
-        ("/streams/events/hours/2026-11-21T3", "expected a UTC hour such as 2026-11-21T03, found '2026-11-21T3'"),
+        (
+            "/streams/events/hours/2026-11-21T3",
+            "expected a UTC hour such as 2026-11-21T03, found '2026-11-21T3'",
+        ),
         ("/streams/events?month=<b>", "expected a month such as 2026-11, found '<b>'"),
         ("/streams/events/hours/9999-12-31T23", "date value out of range"),
         ("/static/app.py", "expected one of page.css, page.js, icon.svg, found 'app.py'"),
@@ -527,7 +638,11 @@ def test_an_error_page_has_no_details_and_the_same_headers(page: Page) -> None:
 
 def test_values_of_records_cannot_become_markup(page: Page, full: Job) -> None:
     found = letters(full, (NEXT, NEXT), 1)
-    evil = replace(found.reasons[0].samples[0], value="<script>alert(1)</script>", key='"><img src=x onerror=y>')
+    evil = replace(
+        found.reasons[0].samples[0],
+        value="<script>alert(1)</script>",
+        key='"><img src=x onerror=y>',
+    )
     rows = replace(found, reasons=[replace(found.reasons[0], samples=[evil])])
     held = HourRows(rows, difference(full, NEXT, 1), duplicates(full, NEXT, 1), None)
     page._rows.get(("events", NEXT), lambda: held, timedelta(seconds=30))
@@ -547,7 +662,9 @@ def test_throughput_is_of_the_hours_that_the_ledger_counted(full: Job, still: No
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "status.example.com"])
-def test_more_than_this_machine_is_let_in_by_a_token_or_a_proxy_alone(host: str, tmp_path: Path) -> None:
+def test_more_than_this_machine_is_let_in_by_a_token_or_a_proxy_alone(
+    host: str, tmp_path: Path
+) -> None:
     file = tmp_path / "token"
     file.write_text(f"{TOKEN}\n")
     with pytest.raises(ConfigurationError, match="expected --token-file, or --behind-proxy"):
@@ -562,7 +679,9 @@ def test_a_token_is_long_and_in_a_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="expected to read"):
         read_token(file)
     file.write_text("short\n")
-    with pytest.raises(ConfigurationError, match=r"expected at least 16 characters in .*, found 5; make one by"):
+    with pytest.raises(
+        ConfigurationError, match=r"expected at least 16 characters in .*, found 5; make one by"
+    ):
         read_token(file)
 
 
@@ -580,10 +699,20 @@ def test_the_command_serves_until_it_is_interrupted(tmp_path: Path) -> None:
     (conf / "streams").mkdir(parents=True)
     environment = {
         "kafka": {"bootstrap_servers": "127.0.0.1:1"},
-        "catalog": {"name": "lake", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/lake"},
+        "catalog": {
+            "name": "lake",
+            "uri": f"sqlite:///{tmp_path}/catalog.db",
+            "warehouse": f"file://{tmp_path}/lake",
+        },
     }
     (conf / "anabranch.yaml").write_text(json.dumps(environment))
-    stream = {"topic": "events", "table": "games.events", "format": "json", "schema": "id STRING NOT NULL", "key": "id"}
+    stream = {
+        "topic": "events",
+        "table": "games.events",
+        "format": "json",
+        "schema": "id STRING NOT NULL",
+        "key": "id",
+    }
     (conf / "streams" / "events.yaml").write_text(json.dumps(stream))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -597,16 +726,40 @@ def test_the_command_serves_until_it_is_interrupted(tmp_path: Path) -> None:
 
     def answers() -> bool:
         shown = text()
-        return "events \u2715 away" in shown and "table games.events: expected it to exist, found none" in shown
+        return (
+            "events \u2715 away" in shown
+            and "table games.events: expected it to exist, found none" in shown
+        )
 
-    command = [sys.executable, "-m", "anabranch.cli", "serve", "--conf", str(conf), "--port", str(port)]
+    command = [
+        sys.executable,
+        "-m",
+        "anabranch.cli",
+        "serve",
+        "--conf",
+        str(conf),
+        "--port",
+        str(port),
+    ]
     with serving([*command, "--refresh", "1 second"], tmp_path / "log", answers) as process:
-        (conf / "streams" / "clicks.yaml").write_text(json.dumps(stream | {"table": "games.clicks"}))
-        wait_for(lambda: "table games.clicks: expected it to exist" in text(), "the new file's stream", 120)
+        (conf / "streams" / "clicks.yaml").write_text(
+            json.dumps(stream | {"table": "games.clicks"})
+        )
+        wait_for(
+            lambda: "table games.clicks: expected it to exist" in text(),
+            "the new file's stream",
+            120,
+        )
         (conf / "streams" / "clicks.yaml").write_text(json.dumps(stream | {"table": "games.taps"}))
-        wait_for(lambda: "table games.taps: expected it to exist" in text(), "the changed file's table", 120)
+        wait_for(
+            lambda: "table games.taps: expected it to exist" in text(),
+            "the changed file's table",
+            120,
+        )
         (conf / "streams" / "clicks.yaml").write_text("topic: 1")
-        wait_for(lambda: "clicks.yaml: schema: expected columns" in text(), "the error of the file", 120)
+        wait_for(
+            lambda: "clicks.yaml: schema: expected columns" in text(), "the error of the file", 120
+        )
         (conf / "streams" / "clicks.yaml").unlink()
         wait_for(lambda: "clicks" not in text(), "the stream to be gone", 120)
         assert "events \u2715 away" in text()
@@ -621,4 +774,6 @@ def test_an_hours_neighbours_are_hours_of_the_stream(page: Page) -> None:
     for hour, before, after in ((first, False, True), (NEXT, True, True), (running, True, False)):
         links = parsed(client.get(f"/streams/events/hours/{hour}").text).all("a")
         found = {link.get("id") for link in links} & {"before", "after"}
-        assert found == {name for name, is_there in (("before", before), ("after", after)) if is_there}, hour
+        assert found == {
+            name for name, is_there in (("before", before), ("after", after)) if is_there
+        }, hour

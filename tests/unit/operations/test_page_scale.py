@@ -1,4 +1,5 @@
-"""The status page of 50 streams with five years of hours each: what a request sends does not grow with the hours."""
+"""The status page of 50 streams with five years of hours each: what a request sends does not grow
+with the hours."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ def test_a_calendar_is_a_month_and_the_years_are_links(page: Page) -> None:
 
 
 def test_a_stream_remembers_hours_that_are_not_accepted(page: Page) -> None:
-    """A batch layer that was down for years: every one of its hours is named, and a month is still a month."""
+    """A batch layer that was down for years: every one of its hours is named, and a month is still
+    a month."""
     waiting = hours_between(shift(OPEN, -3 * 365 * 24), OPEN)
     stuck = five_years("stream_01", AS_OF, backlog=waiting, hours=dict.fromkeys(waiting, "speed"))
     show(page, AS_OF, stuck)
@@ -54,12 +56,15 @@ def test_a_stream_remembers_hours_that_are_not_accepted(page: Page) -> None:
     assert len(client.get("/").content) < 2_000 + STREAMS * 1_200
     answer = client.get("/streams/stream_01")
     assert len(answer.content) < 200_000
-    assert "26280 to rebuild" in answer.text and answer.text.count(": sealed, served by speed") == 719
+    assert (
+        "26280 to rebuild" in answer.text and answer.text.count(": sealed, served by speed") == 719
+    )
     show(page, AS_OF, five_years("stream_01", AS_OF))
 
 
 def test_no_request_reads_a_stream(page: Page) -> None:
-    """The lake's folder is of another table, and no Kafka runs: the page shows the readers' values."""
+    """The lake's folder is of another table, and no Kafka runs: the page shows the readers'
+    values."""
     client = browser(page)
     for path in ("/", "/streams/stream_07"):
         assert client.get(path).status_code == 200

@@ -1,6 +1,7 @@
 """What the views print, byte for byte: scripts read the JSON, and its keys are a contract.
 
-`report_outputs.txt` holds it. After a change that is meant, run this file with `ANABRANCH_WRITE_VIEWS=1`.
+`report_outputs.txt` holds it. After a change that is meant, run this file with
+`ANABRANCH_WRITE_VIEWS=1`.
 """
 
 from __future__ import annotations
@@ -48,7 +49,11 @@ def printed(job: Job) -> Iterator[tuple[str, Any, Callable[[Any, str], None]]]:
     yield "hours", status.hours(job), print_hours
     yield "status", status.status(job, timedelta(seconds=1)), print_status
     for hour in (None, NEXT):
-        yield f"history {hour}", decisions(job.lake, job.stream, hour), partial(print_history, "events", hour)
+        yield (
+            f"history {hour}",
+            decisions(job.lake, job.stream, hour),
+            partial(print_history, "events", hour),
+        )
     for hour in ("2026-11-20T23", HOUR, NEXT, "2026-11-21T02", "2026-11-21T09"):
         yield f"explain {hour}", explain.explain(job, hour, LATER), print_explanation
     for hours in (None, (HOUR, HOUR)):
@@ -62,12 +67,16 @@ def printed(job: Job) -> Iterator[tuple[str, Any, Callable[[Any, str], None]]]:
 
 def metrics_text(job: Job) -> str:
     registry = CollectorRegistry(auto_describe=False)
-    folder: Any = SimpleNamespace(jobs=lambda: {job.stream.name: job}, groups={job.stream.name: job.stream.group})
+    folder: Any = SimpleNamespace(
+        jobs=lambda: {job.stream.name: job}, groups={job.stream.name: job.stream.group}
+    )
     registry.register(metrics.Streams(folder))
     return generate_latest(registry).decode()
 
 
-def test_the_reports_print_the_recorded_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_reports_print_the_recorded_output(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     shown = []
     for made in (a_full_hour, an_old_hour, nothing_yet):
         one = new_proof(tmp_path / made.__name__)

@@ -1,4 +1,5 @@
-"""Retention: hours leave every branch once they were kept long enough, and the account of each stays."""
+"""Retention: hours leave every branch once they were kept long enough, and the account of each
+stays."""
 
 from __future__ import annotations
 
@@ -51,7 +52,14 @@ from anabranch.protocol.override import serve_hour
 from anabranch.protocol.publish import Decision, Publish, new_id
 from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.restore_ledger import plan_rows, restore_ledger
-from anabranch.protocol.retention import Overdue, find_overdue, is_kept, plan_due, plan_ledger_start, require_kept
+from anabranch.protocol.retention import (
+    Overdue,
+    find_overdue,
+    is_kept,
+    plan_due,
+    plan_ledger_start,
+    require_kept,
+)
 from anabranch.protocol.state import Accepted, Confirmed, State, accepted_properties
 from serving_layer.changes import poll
 from serving_layer.changes.token import Token
@@ -65,9 +73,12 @@ ACCOUNT = HourAccount(offsets=ROWS, good=ROWS, dead=0, duplicate=0, gap=0, gaps=
 
 
 class Past:
-    """A stream's past: accepted hours, the last of which ended an hour ago. Each `every`th has one small file."""
+    """A stream's past: accepted hours, the last of which ended an hour ago. Each `every`th has one
+    small file."""
 
-    def __init__(self, folder: Path, hours: int, keep: Any = "30 days", at_once: int = 240, every: int = 1) -> None:
+    def __init__(
+        self, folder: Path, hours: int, keep: Any = "30 days", at_once: int = 240, every: int = 1
+    ) -> None:
         now = hour_of(datetime.now(UTC))
         self.first = shift(now, -hours)
         self.hours = hours_between(self.first, now)
@@ -89,15 +100,22 @@ class Past:
     def _accept(self, hours: Sequence[str]) -> None:
         state = self.lake.state()
         cuts = {h: self.cut(h) for h in hours}
-        files = tuple(self.write(h, 400 + n % 7) for n, h in enumerate(hours) if n % self.every == 0)
+        files = tuple(
+            self.write(h, 400 + n % 7) for n, h in enumerate(hours) if n % self.every == 0
+        )
         accepted = accepted_properties(state, {h: Accepted(1, cut) for h, cut in cuts.items()})
-        changes = (Change("speed"), Change("batch", files, properties=accepted), Change("main", files))
+        changes = (
+            Change("speed"),
+            Change("batch", files, properties=accepted),
+            Change("main", files),
+        )
         end = cuts[hours[-1]].ends
         timeline = replace(state.timeline, open=shift(hours[-1], 1), start=end)
         publish = Publish(new_id(), changes, timeline, Position("t", end))
         assert self.lake.publish(publish, state) is Outcome.LANDED
         self.lake.ledger.record(
-            ledger.decision(h, "accepted", 1, cuts[h], end_of(h), served="batch", account=ACCOUNT) for h in hours
+            ledger.decision(h, "accepted", 1, cuts[h], end_of(h), served="batch", account=ACCOUNT)
+            for h in hours
         )
 
     def write(self, hour: str, size: int) -> Any:
@@ -125,7 +143,9 @@ class Past:
 
     def data(self) -> dict[str, int]:
         folder = self.lake.folder / "warehouse"
-        return {str(p): p.stat().st_size for p in folder.rglob("*.parquet") if "/events/data/" in str(p)}
+        return {
+            str(p): p.stat().st_size for p in folder.rglob("*.parquet") if "/events/data/" in str(p)
+        }
 
     def hours_of(self, branch: str) -> list[str]:
         return sorted(content_by_hour(self.lake.table(), branch))
@@ -138,8 +158,11 @@ def at(lake: Lake, later: timedelta) -> Iterator[None]:
     yield
 
 
-# Of a year every eighth hour has a file: each has a manifest of its own, which every run of maintenance reads.
-@pytest.mark.parametrize(("days", "kept", "every"), [(3, 2, 1), pytest.param(365, 30, 8, marks=pytest.mark.full)])
+# Of a year every eighth hour has a file: each has a manifest of its own, which every run of
+# maintenance reads.
+@pytest.mark.parametrize(
+    ("days", "kept", "every"), [(3, 2, 1), pytest.param(365, 30, 8, marks=pytest.mark.full)]
+)
 def test_a_past_of_hours_leaves_and_frees_the_bytes_that_the_dry_run_promised(
     tmp_path: Path, days: int, kept: int, every: int
 ) -> None:  # fmt: skip
@@ -167,7 +190,10 @@ def test_a_past_of_hours_leaves_and_frees_the_bytes_that_the_dry_run_promised(
     # A bounded number of hours in each commit, none of them in two, and one look behind the last.
     at_most = retention._HOURS_A_COMMIT
     assert commits == [*(tuple(due[i : i + at_most]) for i in range(0, len(due), at_most)), ()]
-    print(f"{len(due)} hours in {len(commits) - 1} commits, {max(cpu):.2f} CPU s at most, {sum(cpu):.1f} in all")
+    print(
+        f"{len(due)} hours in {len(commits) - 1} commits, {max(cpu):.2f} CPU s at most, "
+        f"{sum(cpu):.1f} in all"
+    )
     # The files are there as long as the earlier snapshots are: a hundred, or all of a day.
     early = {path: size for path, size in sizes.items() if path not in past.data()}
     assert (len(early) > 0) == (days == 365) and {hour_in(path) for path in early} <= set(due)
@@ -180,12 +206,18 @@ def test_a_past_of_hours_leaves_and_frees_the_bytes_that_the_dry_run_promised(
     assert not still.promise.leaving.files
     past.maintain(timedelta(hours=25))
     left = past.data()
-    assert {path for path in sizes if path not in left} == {p for p in sizes if hour_in(p) in set(due)}
+    assert {path for path in sizes if path not in left} == {
+        p for p in sizes if hour_in(p) in set(due)
+    }
     assert sum(sizes.values()) - sum(left.values()) == promised.promise.stored.bytes
     assert past.maintain(timedelta(hours=26), dry_run=True).rows.promise.stored.files == 0  # type: ignore[union-attr]
     rows = ledger.newest(past.lake.ledger.history())
     assert {h for h, row in rows.items() if row.decision == "expired"} == set(due)
-    assert rows[due[0]].good == ROWS and rows[due[0]].revision == 1 and rows[due[0]].cut == past.cut(due[0])
+    assert (
+        rows[due[0]].good == ROWS
+        and rows[due[0]].revision == 1
+        and rows[due[0]].cut == past.cut(due[0])
+    )
 
 
 def hour_in(path: str) -> str:
@@ -193,7 +225,9 @@ def hour_in(path: str) -> str:
 
 
 def due_hours(state: State, now: datetime, **values: Any) -> tuple[str, ...]:
-    return plan_due(state, timedelta(days=2), now, values.pop("lookback", 1), values.pop("undelivered", {})).leaving
+    return plan_due(
+        state, timedelta(days=2), now, values.pop("lookback", 1), values.pop("undelivered", {})
+    ).leaving
 
 
 FIRST = "2026-11-01T00"
@@ -212,11 +246,17 @@ def accepted_state(**values: Any) -> State:
 def test_hours_leave_once_they_ended_long_enough_ago() -> None:
     assert due_hours(accepted_state(), LATER) == tuple(H[:60])
     assert due_hours(accepted_state(), LATER - timedelta(seconds=1)) == tuple(H[:59])
-    assert due_hours(accepted_state(expired=Expired(H[20], ((H[3], H[4]),))), LATER) == (H[3], H[4], *H[20:60])
+    assert due_hours(accepted_state(expired=Expired(H[20], ((H[3], H[4]),))), LATER) == (
+        H[3],
+        H[4],
+        *H[20:60],
+    )
     assert plan_due(accepted_state(), None, LATER, 1, {}).leaving == ()
 
 
-def test_an_hour_that_is_not_accepted_stays_with_the_hours_in_which_it_looks_for_duplicates() -> None:
+def test_an_hour_that_is_not_accepted_stays_with_the_hours_in_which_it_looks_for_duplicates() -> (
+    None
+):
     waiting = {H[10]: Cut("t", {0: (10, 11)})}
     due = plan_due(accepted_state(sealed=waiting), timedelta(days=2), LATER, 2, {})
     assert due.kept == {
@@ -235,13 +275,20 @@ def test_an_hour_stays_while_a_publish_of_it_is_incomplete() -> None:
     state = replace(state, accepted=state.accepted | accepted)
     assert set(H[:60]) - set(due_hours(state, LATER)) == {H[3], H[4], H[54], H[55]}
     done = plan_due(
-        state, timedelta(days=2), LATER, 1, {}, Confirmed(frozenset({"row"}), frozenset({"letters"}))
+        state,
+        timedelta(days=2),
+        LATER,
+        1,
+        {},
+        Confirmed(frozenset({"row"}), frozenset({"letters"})),
     ).leaving
     assert set(H[:60]) - set(done) == {H[54], H[55]}
 
 
 def test_an_hour_waits_for_each_target_that_has_yet_to_get_it() -> None:
-    due = plan_due(accepted_state(), timedelta(days=2), LATER, 1, {"export": {H[5]}, "feed": {H[5], H[99]}})
+    due = plan_due(
+        accepted_state(), timedelta(days=2), LATER, 1, {"export": {H[5]}, "feed": {H[5], H[99]}}
+    )
     assert due.kept == {H[5]: "egress has not delivered it to export, feed"}
     never = plan_due(accepted_state(), timedelta(days=2), LATER, 1, {"export": None})
     assert never.leaving == () and len(never.kept) == 60
@@ -267,7 +314,9 @@ def test_expired_hours_are_counted() -> None:
 def test_hours_are_overdue_a_day_after_their_time_unless_an_operator_holds_them() -> None:
     keep, day = timedelta(days=2), timedelta(days=1)
     assert find_overdue(accepted_state(expired=Expired(H[60])), keep, LATER + day, 1) is None
-    assert find_overdue(accepted_state(expired=Expired(H[58])), keep, LATER + day, 1) == Overdue(2, H[58], None)
+    assert find_overdue(accepted_state(expired=Expired(H[58])), keep, LATER + day, 1) == Overdue(
+        2, H[58], None
+    )
     assert find_overdue(accepted_state(), keep, start_of(H[0]) + keep, 1) is None
     assert find_overdue(accepted_state(), None, LATER + day, 1) is None
     held = Holds((Hold(H[0], H[8], "ann@ops", LATER, "case"),))
@@ -279,7 +328,9 @@ def test_hours_are_overdue_a_day_after_their_time_unless_an_operator_holds_them(
 def test_what_would_need_the_rows_of_an_expired_hour_is_refused() -> None:
     state = accepted_state(expired=Expired(H[20], ()))
     assert is_kept(state, H[20]) and not is_kept(state, H[20], 1) and is_kept(state, H[21], 1)
-    with pytest.raises(Refused, match=f"hour {H[3]}: expected rows that are kept, found that they have expired"):
+    with pytest.raises(
+        Refused, match=f"hour {H[3]}: expected rows that are kept, found that they have expired"
+    ):
         require_kept(state, H[3])
     with pytest.raises(Refused, match="its duplicates cannot be found any more"):
         require_kept(state, H[21], 2)
@@ -312,7 +363,10 @@ def test_what_is_said_of_an_expired_hour(past: Past) -> None:
         None,
     )
     history = past.lake.ledger.history([gone[0]])
-    assert [(row.decision, row.reason) for row in history][-1] == ("expired", "kept for 2 days (keep.rows)")
+    assert [(row.decision, row.reason) for row in history][-1] == (
+        "expired",
+        "kept for 2 days (keep.rows)",
+    )
     # Consumers that begin now are given the hours that are left.
     assert [change.hour for change in poll(past.job, Token("events"))] == past.hours[len(gone) :]
     with pytest.raises(Refused, match="have expired"):
@@ -358,7 +412,9 @@ def set_back(past: Past, branch: str, snapshot_id: int) -> None:
     past.lake.lake.catalog.commit_table(table, (), (set_ref(branch, snapshot_id, "branch"),))
 
 
-def test_an_hour_that_an_operator_gave_to_the_speed_layer_leaves_with_its_override(past: Past) -> None:
+def test_an_hour_that_an_operator_gave_to_the_speed_layer_leaves_with_its_override(
+    past: Past,
+) -> None:
     state, hour = past.lake.state(), past.hours[3]
     files = (past.write(hour, 300),)
     publish = Publish(new_id(), (Change("speed", files), Change("main")), state.timeline)
@@ -392,7 +448,13 @@ def test_hours_wait_for_egress(past: Past) -> None:
     target = {"name": "export", "type": "folder", "root": f"file://{past.lake.folder}/export"}
     past.configure(keep="2 days", egress=[target])
     stream = past.lake.stream
-    admin.create(past.lake.lake, stream.egress_table, deliveries.DELIVERIES_SCHEMA, (), admin.TABLE_PROPERTIES)
+    admin.create(
+        past.lake.lake,
+        stream.egress_table,
+        deliveries.DELIVERIES_SCHEMA,
+        (),
+        admin.TABLE_PROPERTIES,
+    )
     assert undelivered_hours(past.job, stream.egress[0]) is None
     assert past.maintain().rows.hours == ()
     tokens = {change.hour: change.token for change in poll(past.job, Token("events"))}
@@ -420,7 +482,11 @@ DAYS = 95  # of which a quarter of a year begins in the first 93
 
 def quarter_of(past: Past) -> str:
     """The first hour of the newest quarter that began more than two days ago."""
-    return max(h for h in past.hours if h[5:] in QUARTERS_BEGIN and end_of(h) + timedelta(days=2) < datetime.now(UTC))
+    return max(
+        h
+        for h in past.hours
+        if h[5:] in QUARTERS_BEGIN and end_of(h) + timedelta(days=2) < datetime.now(UTC)
+    )
 
 
 QUARTERS_BEGIN = [f"{month:02}-01T00" for month in (1, 4, 7, 10)]
@@ -433,7 +499,9 @@ def touch(past: Past) -> None:
 
     def decide() -> Decision[None]:
         state = past.lake.state()
-        return Decision(state, Publish(new_id(), tuple(map(Change, BRANCHES)), state.timeline), None)
+        return Decision(
+            state, Publish(new_id(), tuple(map(Change, BRANCHES)), state.timeline), None
+        )
 
     publisher.run(decide, "test")
 
@@ -442,7 +510,9 @@ def ledger_hours(past: Past) -> set[str]:
     return {row.hour for row in past.lake.ledger.history()}
 
 
-def test_whole_quarters_leave_the_ledger_and_nothing_is_given_twice_or_restored(tmp_path: Path) -> None:
+def test_whole_quarters_leave_the_ledger_and_nothing_is_given_twice_or_restored(
+    tmp_path: Path,
+) -> None:
     past = Past(tmp_path, 24 * DAYS, QUARTERS, every=24)
     start = quarter_of(past)
     changes = list(poll(past.job, Token("events")))
@@ -451,7 +521,13 @@ def test_whole_quarters_leave_the_ledger_and_nothing_is_given_twice_or_restored(
     with_dead_letters(past, [past.hours[3]])
     hold(Publisher(past.lake.lake, past.lake.stream), past.hours[5], past.hours[5], "case 7")
     assert past.maintain().ledger.before is None and ledger_hours(past) == set(past.hours)
-    hold(Publisher(past.lake.lake, past.lake.stream), past.hours[5], past.hours[5], "closed", release=True)
+    hold(
+        Publisher(past.lake.lake, past.lake.stream),
+        past.hours[5],
+        past.hours[5],
+        "closed",
+        release=True,
+    )
     # Until the next publish, the decision that the last hour has expired waits on its branch.
     assert past.maintain(timedelta(minutes=1)).ledger.before is None
     touch(past)
@@ -461,7 +537,9 @@ def test_whole_quarters_leave_the_ledger_and_nothing_is_given_twice_or_restored(
     left = [h for h in past.hours if h >= start]
     assert ledger_hours(past) == set(left)
     # Twice is once, and no process writes a row again.
-    assert past.maintain(timedelta(minutes=3)).ledger == LedgerExpired() and ledger_hours(past) == set(left)
+    assert past.maintain(timedelta(minutes=3)).ledger == LedgerExpired() and ledger_hours(
+        past
+    ) == set(left)
     # Consumers go on, and get what is left.
     state = past.lake.state()
     assert list(poll(past.job, level)) == []
@@ -472,7 +550,9 @@ def test_whole_quarters_leave_the_ledger_and_nothing_is_given_twice_or_restored(
     assert state.branch_properties["main"]["anabranch.complete-through"] == past.hours[-1]
     back = (Change("main", (past.write(past.hours[2], 400),)),)
     assert past.lake.publish(Publish(new_id(), back, state.timeline), state) is Outcome.LANDED
-    assert [d.hour for d in audit(past.job, (past.hours[0], past.hours[5]), False).disagreements] == [past.hours[2]]
+    assert [
+        d.hour for d in audit(past.job, (past.hours[0], past.hours[5]), False).disagreements
+    ] == [past.hours[2]]
     facts = explain(past.job, past.hours[4], datetime.now(UTC))
     assert (facts.state, facts.counts.good) == ("expired", None)
 
@@ -483,7 +563,9 @@ def test_maintenance_killed_while_the_ledger_expires_is_continued(tmp_path: Path
     for step in LEDGER_STEPS:
         kill_at(step.label, expire, past.lake.folder, QUARTERS)
         # The hazard: nothing has left the ledger, or the quarters have.
-        assert min(ledger_hours(past)) == (start if step is Step.EXPIRE_LEDGER_LANDED else past.hours[0])
+        assert min(ledger_hours(past)) == (
+            start if step is Step.EXPIRE_LEDGER_LANDED else past.hours[0]
+        )
     expire(past.lake.folder, QUARTERS)
     assert ledger_hours(past) == {h for h in past.hours if h >= start}
 
@@ -500,21 +582,38 @@ def test_the_request_of_an_erasure_keeps_its_quarter_in_the_ledger() -> None:
 def test_a_ledger_that_is_lost_is_restored_with_its_expired_hours() -> None:
     state = accepted_state(expired=Expired(H[20], ((H[3], H[3]),)))
     rows = ledger.newest(plan_rows(state, (), dict.fromkeys(H, 7), {}, NOW))
-    assert [rows[h].decision for h in (H[2], H[3], H[19], H[20])] == ["expired", "accepted", "expired", "accepted"]
+    assert [rows[h].decision for h in (H[2], H[3], H[19], H[20])] == [
+        "expired",
+        "accepted",
+        "expired",
+        "accepted",
+    ]
     assert [rows[h].good for h in (H[2], H[3])] == [None, 7]
     assert min(r.hour for r in plan_rows(state, (), {}, {}, NOW, H[19])) == H[19]
 
 
-STEPS = [Step.EXPIRE_DECIDED, Step.COMMIT_PREPARED, Step.COMMIT_LANDED, Step.EXPIRE_PUBLISHED, Step.EXPIRE_RECORDED]
+STEPS = [
+    Step.EXPIRE_DECIDED,
+    Step.COMMIT_PREPARED,
+    Step.COMMIT_LANDED,
+    Step.EXPIRE_PUBLISHED,
+    Step.EXPIRE_RECORDED,
+]
 LETTERS_STEPS = [Step.EXPIRE_LETTERS_DECIDED, Step.EXPIRE_LETTERS_PUBLISHED]
 
 
 def test_every_step_of_expiry_is_killed_at() -> None:
-    assert {step for step in Step if step.label.startswith("expire.")} <= {*STEPS, *LETTERS_STEPS, *LEDGER_STEPS}
+    assert {step for step in Step if step.label.startswith("expire.")} <= {
+        *STEPS,
+        *LETTERS_STEPS,
+        *LEDGER_STEPS,
+    }
 
 
 @pytest.mark.parametrize("step", LETTERS_STEPS, ids=lambda step: step.label)
-def test_maintenance_killed_in_the_middle_of_the_expiry_of_dead_letters_is_continued(past: Past, step: Step) -> None:
+def test_maintenance_killed_in_the_middle_of_the_expiry_of_dead_letters_is_continued(
+    past: Past, step: Step
+) -> None:
     hours = [past.hours[1], past.hours[2], past.hours[40]]
     with_dead_letters(past, hours)
     past.configure(keep={"dead_letters": "2 days"})
@@ -541,17 +640,27 @@ def test_dead_letters_leave_after_their_own_time_and_come_back_by_no_publish(pas
     past.configure(keep={"dead_letters": "2 days"})
     hold(Publisher(past.lake.lake, past.lake.stream), hours[1], hours[1], "case 7")
     promised = past.maintain(dry_run=True).letters
-    assert promised.hours == (hours[0],) and promised.promise is not None and promised.promise.leaving.files == 1
+    assert (
+        promised.hours == (hours[0],)
+        and promised.promise is not None
+        and promised.promise.leaving.files == 1
+    )
     gone = past.maintain()
     assert gone.letters.hours == (hours[0],) and gone.rows.hours == ()
     assert gone.letters.kept[hours[1]].endswith("case 7")
     assert past.lake.dead("main") == past.lake.dead("batch")
     assert [h for h, _, _ in past.lake.dead("main")] == hours[1:]
-    # A publish of rows names dead letters of the hour and of another, as a restatement from Kafka does.
-    late = past.lake.stage_dead([(h, 0, past.cut(h).ranges[0][0] + 1) for h in (hours[0], hours[2])], "speed")
+    # A publish of rows names dead letters of the hour and of another, as a restatement from Kafka
+    # does.
+    late = past.lake.stage_dead(
+        [(h, 0, past.cut(h).ranges[0][0] + 1) for h in (hours[0], hours[2])], "speed"
+    )
     state = past.lake.state()
     publish = Publish(
-        new_id(), (Change("speed"), Change("main")), state.timeline, dead_letters=(waiting_speed(late, NOW),)
+        new_id(),
+        (Change("speed"), Change("main")),
+        state.timeline,
+        dead_letters=(waiting_speed(late, NOW),),
     )
     assert past.lake.publish(publish, state) is Outcome.LANDED
     roll_forward(past.lake.lake, past.lake.stream.dead_letters_table, past.lake.state())
@@ -579,14 +688,18 @@ def test_maintenance_killed_in_the_middle_of_expiry_is_continued(past: Past, ste
 
 def test_a_promise_in_words() -> None:
     until = datetime(2026, 11, 21, tzinfo=UTC)
-    promise = Promise(Size(1, 10), Size(2, 30), [Holder("tag main-x", until, Size(2, 30))], until, True)
+    promise = Promise(
+        Size(1, 10), Size(2, 30), [Holder("tag main-x", until, Size(2, 30))], until, True
+    )
     assert promise_lines(promise) == [
         "expiry frees 2 files, 30 bytes; 10 bytes are still on a branch",
         "  tag main-x has 30 bytes of it until 2026-11-21 00:00:00 UTC",
         "the last byte is deleted by the first run after 2026-11-21 00:00:00 UTC",
         "the bucket keeps versions of deleted objects, as long as its lifecycle rules say",
     ]
-    endless = replace(promise, holders=[Holder("tag mine", None, Size(2, 30))], gone_at=None, versions=None)
+    endless = replace(
+        promise, holders=[Holder("tag mine", None, Size(2, 30))], gone_at=None, versions=None
+    )
     assert promise_lines(endless)[1:] == [
         "  tag mine has 30 bytes of it until it is dropped",
         "the last byte is deleted by no run, as long as that has no end",
@@ -598,7 +711,10 @@ def test_a_promise_in_words() -> None:
     ("values", "found"),
     [
         ({"keep": {"rows": "20 hours"}}, "expected 1 day or more, or 'for ever'"),
-        ({"keep": "2 days", "batch": {"lookback_hours": 48}}, "expected a day longer than batch.lookback_hours"),
+        (
+            {"keep": "2 days", "batch": {"lookback_hours": 48}},
+            "expected a day longer than batch.lookback_hours",
+        ),
         (
             {"keep": {"rows": "3 days", "ledger": "10 years"}},
             "keep.ledger: expected a time .* keep.dead_letters: for ever",

@@ -1,4 +1,5 @@
-"""The scan of every byte for erased values: it finds them wherever they are, and nothing once a deadline has ended."""
+"""The scan of every byte for erased values: it finds them wherever they are, and nothing once a
+deadline has ended."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ def found(people: People) -> dict[str, set[str]]:
     """By table, where the scan finds the person."""
     places: dict[str, set[str]] = {}
     for hit in scan(people.job, ANNA).hits:
-        places.setdefault(hit.path.split("/warehouse/games/")[1].split("/")[0], set()).add(hit.where)
+        places.setdefault(hit.path.split("/warehouse/games/")[1].split("/")[0], set()).add(
+            hit.where
+        )
     return places
 
 
@@ -67,8 +70,13 @@ def test_a_scan_looks_into_the_ledger_and_into_packed_properties(people: People)
     lake, text = people.lake.lake, json.dumps({"sample": ["anna"], "more": list(range(200))})
     packed = pack(text)
     assert packed.startswith("zlib:")
-    lake.commit(people.lake.table(), Commit(new_id(), {}, (), set_properties={"anabranch.of-a-test": packed}))
-    people.lake.ledger.record([ledger.decision(FIRST, "refused", 2, None, NOW, reason="id: 1 value, such as anna")])
+    lake.commit(
+        people.lake.table(),
+        Commit(new_id(), {}, (), set_properties={"anabranch.of-a-test": packed}),
+    )
+    people.lake.ledger.record(
+        [ledger.decision(FIRST, "refused", 2, None, NOW, reason="id: 1 value, such as anna")]
+    )
     assert found(people) == {"events": {"text"}, "events_hours": {"column reason"}}
 
 
@@ -89,7 +97,9 @@ def test_a_scan_knows_bounds_that_were_cut(people: People) -> None:
 def test_a_file_that_cannot_be_read_is_named(people: People) -> None:
     folder = local_path(people.lake.table().location()) / "data"
     (folder / "theirs.parquet").write_bytes(b"no Parquet")
-    with pytest.raises(Terminal, match=r"scan .*theirs\.parquet: expected a readable file, found Arrow"):
+    with pytest.raises(
+        Terminal, match=r"scan .*theirs\.parquet: expected a readable file, found Arrow"
+    ):
         scan(people.job, ANNA)
 
 

@@ -21,7 +21,8 @@ PATIENCE = timedelta(minutes=10)
         (0, timedelta(days=1), None, None),
         (5, timedelta(days=1), None, None),
         (5, timedelta(minutes=10), timedelta(minutes=10), None),
-        # After an idle night the first record waits for seconds; a backlog of old records is read as fast as it can be.
+        # After an idle night the first record waits for seconds; a backlog of old records is read
+        # as fast as it can be.
         (5, timedelta(hours=8), timedelta(seconds=30), None),
         (5, timedelta(seconds=2), timedelta(hours=8), None),
         (
@@ -38,7 +39,11 @@ def test_a_speed_layer_is_late_when_a_record_waits_and_nothing_moves(
 
 
 def test_the_fresh_through_promise_shows_a_late_speed_layer() -> None:
-    for fresh, expected in ((None, PATIENCE), (timedelta(seconds=10),) * 2, (timedelta(hours=1), PATIENCE)):
+    for fresh, expected in (
+        (None, PATIENCE),
+        (timedelta(seconds=10),) * 2,
+        (timedelta(hours=1), PATIENCE),
+    ):
         assert late_after(new_stream(slo=Slo(fresh=fresh)), PATIENCE) == expected
 
 
@@ -50,7 +55,8 @@ MS = int(NOW.timestamp() * 1000)
     [
         ([], None),
         ([MS - 5_000, MS - 9_000], NOW - timedelta(seconds=9)),
-        # What main is fresh through bounds what an old stamp would say; nothing was received after now.
+        # What main is fresh through bounds what an old stamp would say; nothing was received after
+        # now.
         ([MS - 3_600_000], NOW - timedelta(minutes=1)),
         ([-1], NOW - timedelta(minutes=1)),
         ([MS + 60_000], NOW),
@@ -62,4 +68,6 @@ def test_a_record_waits_since_kafka_received_it_whatever_its_timestamp(
 ) -> None:
     assert waiting_since(stamps, NOW - timedelta(minutes=1), NOW) == since
     if stamps and since == NOW - timedelta(minutes=1):
-        assert waiting_since(stamps, None, NOW) == datetime.fromtimestamp(max(0, stamps[0]) / 1000, UTC)
+        assert waiting_since(stamps, None, NOW) == datetime.fromtimestamp(
+            max(0, stamps[0]) / 1000, UTC
+        )

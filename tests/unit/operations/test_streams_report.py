@@ -1,4 +1,5 @@
-"""`anabranch streams`: every stream of the folder, whether its table is there, and what is wrong with its file."""
+"""`anabranch streams`: every stream of the folder, whether its table is there, and what is wrong
+with its file."""
 
 from __future__ import annotations
 
@@ -22,11 +23,21 @@ def conf(tmp_path: Path) -> Path:
     (tmp_path / "streams").mkdir()
     environment = {
         "kafka": {"bootstrap_servers": "127.0.0.1:1"},
-        "catalog": {"name": "lake", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/w"},
+        "catalog": {
+            "name": "lake",
+            "uri": f"sqlite:///{tmp_path}/catalog.db",
+            "warehouse": f"file://{tmp_path}/w",
+        },
     }
     (tmp_path / "anabranch.yaml").write_text(yaml.safe_dump(environment))
     for name, group in (("a", "small"), ("b", "small"), ("c", "large")):
-        stream = {"topic": f"t-{name}", "table": f"raw.{name}", "key": "id", "schema": "id STRING", "group": group}
+        stream = {
+            "topic": f"t-{name}",
+            "table": f"raw.{name}",
+            "key": "id",
+            "schema": "id STRING",
+            "group": group,
+        }
         (tmp_path / "streams" / f"{name}.yaml").write_text(yaml.safe_dump(stream))
     return tmp_path
 
@@ -66,7 +77,11 @@ def test_a_table_of_two_streams_is_broken_for_the_second(conf: Path) -> None:
     text = (conf / "streams" / "a.yaml").read_text()
     (conf / "streams" / "b.yaml").write_text(text)
     found = {s["stream"]: s for s in as_json(conf)}
-    assert {name: s["state"] for name, s in found.items()} == {"a": "new", "b": "broken", "c": "new"}
+    assert {name: s["state"] for name, s in found.items()} == {
+        "a": "new",
+        "b": "broken",
+        "c": "new",
+    }
     assert "expected a table of its own" in found["b"]["error"]
 
 

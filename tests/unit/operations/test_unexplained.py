@@ -21,7 +21,11 @@ TIMELINE = Timeline(HOUR, shift(FIRST, 2), {0: 10, 1: 8}, sealed={HOUR: CUT})
 
 
 def diff(
-    missing: int = 0, extra: int = 0, changed: int = 0, duplicate: int | None = None, unread: int | None = None
+    missing: int = 0,
+    extra: int = 0,
+    changed: int = 0,
+    duplicate: int | None = None,
+    unread: int | None = None,
 ) -> Diff:
     return Diff(missing, extra, changed, duplicate, unread, ())
 
@@ -45,7 +49,12 @@ def diff(
         (diff(extra=2, unread=0), {"retention": 1}, True, {"extra": 1}),
         # Other content: never, whatever else is wrong with the hour.
         (diff(changed=1, unread=0), {"retention": 9}, False, {"changed": 1}),
-        (diff(missing=1, extra=1, changed=1, unread=0), None, True, {"missing": 1, "extra": 1, "changed": 1}),
+        (
+            diff(missing=1, extra=1, changed=1, unread=0),
+            None,
+            True,
+            {"missing": 1, "extra": 1, "changed": 1},
+        ),
     ],
 )
 def test_the_explanations_of_a_difference(
@@ -62,8 +71,12 @@ def test_offsets_behind_the_position_are_unread() -> None:
 
 def test_all_of_an_hour_that_was_jumped_over_or_dropped_is_unread() -> None:
     far = {0: 99, 1: 99}
-    assert unread_ranges(new_state(replace(TIMELINE, skipped=(HOUR,)), far), HOUR, CUT) == CUT.ranges
-    assert unread_ranges(new_state(replace(TIMELINE, covered_from=NEXT), far), HOUR, CUT) == CUT.ranges
+    assert (
+        unread_ranges(new_state(replace(TIMELINE, skipped=(HOUR,)), far), HOUR, CUT) == CUT.ranges
+    )
+    assert (
+        unread_ranges(new_state(replace(TIMELINE, covered_from=NEXT), far), HOUR, CUT) == CUT.ranges
+    )
     kept = replace(TIMELINE, covered_from=NEXT, kept=(HOUR,))
     assert unread_ranges(new_state(kept, far), HOUR, CUT) == {}
 
@@ -75,8 +88,12 @@ def test_an_hour_of_a_log_before_this_one_is_not_compared_with_the_position() ->
 
 
 def test_unread_rows_are_missing_rows_and_duplicates_are_the_speed_layers() -> None:
-    difference = to_difference({"missing": 1, "unread": 2, "duplicate": 4, "same": 8, "extra": 16, "changed": 32}, [])
-    assert difference.diff == Diff(missing=3, extra=16, changed=32, duplicate=4, unread=2, sample=())
+    difference = to_difference(
+        {"missing": 1, "unread": 2, "duplicate": 4, "same": 8, "extra": 16, "changed": 32}, []
+    )
+    assert difference.diff == Diff(
+        missing=3, extra=16, changed=32, duplicate=4, unread=2, sample=()
+    )
     assert difference.speed_rows == 4 + 8 + 16 + 32
 
 

@@ -51,15 +51,33 @@ def hooked(one: StreamLake, url: str, **settings: Any) -> Job:
 
 
 def decided(one: StreamLake, hour: str, kind: Kind, revision: int, id: str, **values: Any) -> None:
-    record(one, decide(hour, kind, revision, CUT, values.pop("at", datetime.now(UTC)), id, **values))
+    record(
+        one, decide(hour, kind, revision, CUT, values.pop("at", datetime.now(UTC)), id, **values)
+    )
 
 
 def a_days_decisions(one: StreamLake) -> None:
     decided(one, FIRST, "sealed", 0, "a", served="speed")
     decided(one, NEXT, "sealed", 0, "b", served="speed", reason="sealed by adopting topic id u")
-    decided(one, FIRST, "accepted", 1, "c", served="batch", diff={"missing": 1, "extra": 0, "changed": 0}, **COUNTS)
     decided(
-        one, NEXT, "refused", 1, "d", served="speed", reason="quality: no", quality={"passed": False, "failed": [{}]}
+        one,
+        FIRST,
+        "accepted",
+        1,
+        "c",
+        served="batch",
+        diff={"missing": 1, "extra": 0, "changed": 0},
+        **COUNTS,
+    )
+    decided(
+        one,
+        NEXT,
+        "refused",
+        1,
+        "d",
+        served="speed",
+        reason="quality: no",
+        quality={"passed": False, "failed": [{}]},
     )
     decided(one, FIRST, "accepted", 2, "e", served="batch", **COUNTS)
     decided(one, FIRST, "refused", 3, "f", served="batch", reason="gaps")
@@ -69,29 +87,47 @@ def a_days_decisions(one: StreamLake) -> None:
 EVENTS = ["adopted", "accepted", "refused", "restated", "refused", "served"]
 
 
-def test_each_change_is_posted_once_in_order_with_both_states(lake: StreamLake, receiver: Receiver) -> None:
+def test_each_change_is_posted_once_in_order_with_both_states(
+    lake: StreamLake, receiver: Receiver
+) -> None:
     a_days_decisions(lake)
     of = hooked(lake, receiver.url, page="https://status.example.com/")
     assert [p.event for p in Notifier(of).post()] == [m["event"] for m in receiver.taken] == EVENTS
-    assert [m["id"] for m in receiver.taken] == [h["Idempotency-Key"] for h in receiver.headers] == list("bcdefg")
+    assert (
+        [m["id"] for m in receiver.taken]
+        == [h["Idempotency-Key"] for h in receiver.headers]
+        == list("bcdefg")
+    )
     assert {h["Authorization"] for h in receiver.headers} == {"Bearer hunter2"}
     _, accepted, refused, restated, refused_again, served = receiver.taken
     assert accepted.pop("recorded_at").startswith("20")
     assert accepted == {
-        "id": "c", "event": "accepted", "stream": "events", "table": "games.events", "hour": FIRST, "revision": 1,
+        "id": "c",
+        "event": "accepted",
+        "stream": "events",
+        "table": "games.events",
+        "hour": FIRST,
+        "revision": 1,
         "from": {"state": "sealed", "revision": 0, "served": "speed"},
         "to": {"state": "accepted", "revision": 1, "served": "batch"},
-        "reason": None, "balance": COUNTS, "difference": {"missing": 1, "extra": 0, "changed": 0}, "quality": None,
+        "reason": None,
+        "balance": COUNTS,
+        "difference": {"missing": 1, "extra": 0, "changed": 0},
+        "quality": None,
         "command": f"anabranch explain events {FIRST}",
         "link": f"https://status.example.com/streams/events/hours/{FIRST}",
         "text": f"events {FIRST} accepted as revision 1, served by batch "
         f"https://status.example.com/streams/events/hours/{FIRST}",
-    }  # fmt: skip
+    }
     assert (refused["from"]["state"], refused["to"]["state"]) == ("sealed", "refused")
     assert refused["quality"] == {"passed": False, "failed": 1}
     assert (restated["from"]["revision"], restated["to"]["revision"]) == (1, 2)
     # A refused restatement takes nothing back.
-    assert refused_again["from"] == refused_again["to"] == {"state": "accepted", "revision": 2, "served": "batch"}
+    assert (
+        refused_again["from"]
+        == refused_again["to"]
+        == {"state": "accepted", "revision": 2, "served": "batch"}
+    )
     assert (served["from"]["served"], served["to"]["served"], served["reason"]) == (
         "batch",
         "speed",
@@ -129,7 +165,9 @@ def test_messages_that_a_receiver_refuses_wait_and_delay_no_job(
     assert [m["event"] for m in receiver.taken] == EVENTS
 
 
-def test_a_receiver_that_is_not_there_changes_nothing(lake: StreamLake, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_receiver_that_is_not_there_changes_nothing(
+    lake: StreamLake, caplog: pytest.LogCaptureFixture
+) -> None:
     a_days_decisions(lake)
     assert notify(hooked(lake, f"http://127.0.0.1:{closed_port()}/")) is False
     assert "found ConnectionError" in caplog.text
@@ -157,7 +195,13 @@ def test_decisions_of_one_commit_are_passed_together(
 ) -> None:
     now = datetime.now(UTC)
     hours = [shift(FIRST, n) for n in range(4)]
-    record(lake, *(decide(h, "accepted", 1, CUT, now, f"empty-{n}", served="batch") for n, h in enumerate(hours)))
+    record(
+        lake,
+        *(
+            decide(h, "accepted", 1, CUT, now, f"empty-{n}", served="batch")
+            for n, h in enumerate(hours)
+        ),
+    )
     decided(lake, NEXT, "accepted", 2, "later")
     monkeypatch.setattr(webhook, "_AT_ONCE", 2)
     receiver.mode, receiver.after = 500, 2
@@ -165,10 +209,14 @@ def test_decisions_of_one_commit_are_passed_together(
     assert notify(of) is False
     receiver.mode = "takes"
     assert notify(of) is True
-    assert [m["id"] for m in receiver.taken] == [f"empty-{n}" for n in (0, 1, 0, 1, 2, 3)] + ["later"]
+    assert [m["id"] for m in receiver.taken] == [f"empty-{n}" for n in (0, 1, 0, 1, 2, 3)] + [
+        "later"
+    ]
 
 
-def test_a_new_receiver_gets_the_last_day_and_a_job_stops_in_time(lake: StreamLake, receiver: Receiver) -> None:
+def test_a_new_receiver_gets_the_last_day_and_a_job_stops_in_time(
+    lake: StreamLake, receiver: Receiver
+) -> None:
     decided(lake, FIRST, "accepted", 1, "old", at=datetime.now(UTC) - timedelta(days=2))
     decided(lake, NEXT, "accepted", 1, "new")
     of = hooked(lake, receiver.url)
@@ -182,36 +230,61 @@ def command(folder: Path, hook: dict[str, Any], name: str, *arguments: str) -> A
     """Run a command on the lake in the folder."""
     conf = folder / "conf"
     (conf / "streams").mkdir(parents=True, exist_ok=True)
-    catalog = {"name": "lake", "warehouse": f"file://{folder}/warehouse", "uri": f"sqlite:///{folder}/catalog.db"}
+    catalog = {
+        "name": "lake",
+        "warehouse": f"file://{folder}/warehouse",
+        "uri": f"sqlite:///{folder}/catalog.db",
+    }
     environment = {"kafka": {"bootstrap_servers": "127.0.0.1:1"}, "catalog": catalog}
-    stream = {"topic": "events", "table": "games.events", "format": "json", "schema": DDL, "key": "id"}
+    stream = {
+        "topic": "events",
+        "table": "games.events",
+        "format": "json",
+        "schema": DDL,
+        "key": "id",
+    }
     (conf / "anabranch.yaml").write_text(yaml.safe_dump(environment | hook))
     (conf / "streams" / "events.yaml").write_text(yaml.safe_dump(stream))
     return CliRunner().invoke(main, [name, "events", *arguments, "--conf", str(conf)])
 
 
-def test_the_command_posts_waiting_messages(lake: StreamLake, receiver: Receiver, tmp_path: Path) -> None:
+def test_the_command_posts_waiting_messages(
+    lake: StreamLake, receiver: Receiver, tmp_path: Path
+) -> None:
     a_days_decisions(lake)
     hook = {"webhook": {"url": receiver.url}}
     assert command(tmp_path, {}, "webhook").exit_code == ConfigurationError.exit_code
     receiver.mode, receiver.after = 503, 1
     failed = command(tmp_path, hook, "webhook", "--output", "json")
     assert failed.exit_code == Transient.exit_code
-    assert [json.loads(line)["event"] for line in failed.stdout.splitlines() if line.startswith("{")] == ["adopted"]
+    assert [
+        json.loads(line)["event"] for line in failed.stdout.splitlines() if line.startswith("{")
+    ] == ["adopted"]
     receiver.mode = "takes"
     name, _ = words(printed("anabranch webhook STREAM", STREAM="events"))
-    assert command(tmp_path, hook, name).stdout.splitlines()[0].startswith(f"{FIRST}  accepted  revision 1  c")
+    assert (
+        command(tmp_path, hook, name)
+        .stdout.splitlines()[0]
+        .startswith(f"{FIRST}  accepted  revision 1  c")
+    )
     decided(lake, NEXT, "accepted", 1, "h")
     assert command(tmp_path, hook, "webhook", "--skip").exit_code == 0
     assert "nothing to post" in command(tmp_path, hook, "webhook").stdout
 
 
-def test_an_operators_choice_is_posted_by_the_command_that_made_it(receiver: Receiver, tmp_path: Path) -> None:
+def test_an_operators_choice_is_posted_by_the_command_that_made_it(
+    receiver: Receiver, tmp_path: Path
+) -> None:
     one = four_hours(tmp_path)
     accept(one, FIRST, 10)
     hook = {"webhook": {"url": receiver.url}}
     for layer in ("speed", "auto"):
-        made = command(tmp_path, hook, "serve-hour", FIRST, "--layer", layer, "--why", "the rule is wrong")
+        made = command(
+            tmp_path, hook, "serve-hour", FIRST, "--layer", layer, "--why", "the rule is wrong"
+        )
         assert made.exit_code == 0, made.output
     served = [m for m in receiver.taken if m["event"] == "served"]
-    assert [(m["from"]["served"], m["to"]["served"]) for m in served] == [("batch", "speed"), ("speed", "batch")]
+    assert [(m["from"]["served"], m["to"]["served"]) for m in served] == [
+        ("batch", "speed"),
+        ("speed", "batch"),
+    ]

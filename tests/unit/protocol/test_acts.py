@@ -1,4 +1,5 @@
-"""Operators' acts: each is in the ledger with user, host, time and reason; other decisions have none."""
+"""Operators' acts: each is in the ledger with user, host, time and reason; other decisions have
+none."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StreamLake:
     return made
 
 
-def test_an_act_is_the_same_after_it_waited_on_a_branch_and_after_it_was_read_back(lake: StreamLake) -> None:
+def test_an_act_is_the_same_after_it_waited_on_a_branch_and_after_it_was_read_back(
+    lake: StreamLake,
+) -> None:
     row = decision(FIRST, "accepted", 2, CUT, NOW, "one", served="batch", act=ACT)
     assert LedgerRow.from_waiting(row.as_waiting()).act == ACT
     lake.ledger.record([row, decision(FIRST, "sealed", 0, CUT, NOW, "zero")])
@@ -64,12 +67,28 @@ def test_a_chosen_layer_is_recorded_with_its_operator(lake: StreamLake) -> None:
 
 
 def test_an_act_over_many_hours_is_one_record(lake: StreamLake) -> None:
-    rows = [decision(h, "accepted", 2, CUT, NOW, h, act=ACT, reason=ACT.why) for h in (SECOND, FIRST)]
-    rows.append(decision(shift(FIRST, 2), "refused", 2, CUT, NOW, "r", act=ACT, reason="the balance does not close"))
+    rows = [
+        decision(h, "accepted", 2, CUT, NOW, h, act=ACT, reason=ACT.why) for h in (SECOND, FIRST)
+    ]
+    rows.append(
+        decision(
+            shift(FIRST, 2),
+            "refused",
+            2,
+            CUT,
+            NOW,
+            "r",
+            act=ACT,
+            reason="the balance does not close",
+        )
+    )
     lake.ledger.record([*rows, decision(shift(FIRST, 3), "accepted", 1, CUT, NOW, "by itself")])
     [record] = act_records(lake.ledger.acts())
     assert record.hours == (FIRST, SECOND, shift(FIRST, 2))
-    assert (record.decisions, record.reasons) == ({"accepted": 2, "refused": 1}, ("the balance does not close",))
+    assert (record.decisions, record.reasons) == (
+        {"accepted": 2, "refused": 1},
+        ("the balance does not close",),
+    )
     assert hours_words(record) == f"{FIRST}..{shift(FIRST, 2)} (3)"
 
 
@@ -91,7 +110,9 @@ def test_a_ledger_that_has_only_a_redelivery_of_an_hour_is_restored(lake: Stream
     assert [row.decision for row in lake.ledger.history([FIRST])] == ["sealed"]
 
 
-def test_an_hour_follows_from_an_act_only_where_the_batch_layer_would_not_have_accepted_it_by_itself() -> None:
+def test_an_hour_follows_from_an_act_only_where_the_batch_layer_would_not_have_accepted_it_by_itself() -> (
+    None
+):
     assert act_to_record(None, 1, ["a gap"], True) is None
     assert act_to_record(ACT, 0, [], False) is None
     assert act_to_record(ACT, 1, [], False) == ACT
@@ -101,7 +122,10 @@ def test_an_hour_follows_from_an_act_only_where_the_batch_layer_would_not_have_a
 
 
 def test_the_current_row_of_an_hour_has_the_act_of_its_newest_decision() -> None:
-    rows = [decide(FIRST, "accepted", 2, CUT, NOW, "a", act=ACT.as_dict()), decide(FIRST, "accepted", 3, CUT, NOW, "b")]
+    rows = [
+        decide(FIRST, "accepted", 2, CUT, NOW, "a", act=ACT.as_dict()),
+        decide(FIRST, "accepted", 3, CUT, NOW, "b"),
+    ]
     assert newest(rows[:1])[FIRST].act == ACT
     assert newest(rows)[FIRST].act is None
 
@@ -120,7 +144,10 @@ def test_a_ledger_of_the_version_before_acts_is_read_and_continued(
     assert lake.ledger.acts() == []
     evolve(lake.lake, name, Columns(LEDGER_SCHEMA, "ours"))
     lake.ledger.record([decision(FIRST, "accepted", 1, CUT, NOW, "new", served="batch", act=ACT)])
-    assert [(row.decision_id, row.act) for row in lake.ledger.history()] == [("old", None), ("new", ACT)]
+    assert [(row.decision_id, row.act) for row in lake.ledger.history()] == [
+        ("old", None),
+        ("new", ACT),
+    ]
     assert [row.decision_id for row in lake.ledger.acts()] == ["new"]
     # The version before reads and continues it too.
     with monkeypatch.context() as old:
@@ -128,19 +155,26 @@ def test_a_ledger_of_the_version_before_acts_is_read_and_continued(
         old.setattr(ledger, "_KNOWN", {field.name for field in before.fields})
         assert [row.decision_id for row in lake.ledger.history()] == ["old", "new"]
         lake.ledger.record([decision(SECOND, "sealed", 0, CUT, NOW, "later")])
-    assert [(row.decision_id, row.act) for row in lake.ledger.history([SECOND])] == [("later", None)]
+    assert [(row.decision_id, row.act) for row in lake.ledger.history([SECOND])] == [
+        ("later", None)
+    ]
 
 
 def test_history_lists_acts(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job(lake.environment, lake.stream, lake.lake, Broker().adapter)
     monkeypatch.setattr("anabranch.cli.reports.open_stream", lambda *_: job)
     run = CliRunner().invoke
-    assert "no operator's act yet" in run(main, ["history", "events", "--acts"], catch_exceptions=False).output
+    assert (
+        "no operator's act yet"
+        in run(main, ["history", "events", "--acts"], catch_exceptions=False).output
+    )
     serve_hour(Publisher(lake.lake, lake.stream), FIRST, "speed", "batch dropped too much")
     shown = run(main, ["history", "events", "--acts"], catch_exceptions=False).output
     for part in ("serve-hour", "ada", FIRST, "1 served", "batch dropped too much"):
         assert part in shown
-    other = run(main, ["history", "events", "--acts", "--hour", SECOND], catch_exceptions=False).output
+    other = run(
+        main, ["history", "events", "--acts", "--hour", SECOND], catch_exceptions=False
+    ).output
     assert "no operator's act yet" in other
     decisions = run(main, ["history", "events", "--hour", FIRST], catch_exceptions=False).output
     assert "served" in decisions

@@ -33,7 +33,13 @@ RECORDS = [(FIRST, 0, 0), (FIRST, 0, 1)]
 @pytest.fixture
 def lake(tmp_path: Path) -> StreamLake:
     made = new_lake(tmp_path, timeline=Timeline(FIRST, SECOND, {0: 10}, sealed={FIRST: CUT}))
-    admin.create(made.lake, made.stream.archive_table, apply.archive_schema(), ("ingest_hour",), admin.TABLE_PROPERTIES)
+    admin.create(
+        made.lake,
+        made.stream.archive_table,
+        apply.archive_schema(),
+        ("ingest_hour",),
+        admin.TABLE_PROPERTIES,
+    )
     admin.add_branches(made.lake, made.stream.archive_table, {})
     return made
 
@@ -41,7 +47,13 @@ def lake(tmp_path: Path) -> StreamLake:
 def staged(lake: StreamLake, records: list[Row]) -> Staged:
     name = lake.stream.archive_table
     values = [
-        {"topic_id": "t", "kafka_partition": p, "kafka_offset": o, "ingest_hour": hour, "value": b"{}"}
+        {
+            "topic_id": "t",
+            "kafka_partition": p,
+            "kafka_offset": o,
+            "ingest_hour": hour,
+            "value": b"{}",
+        }
         for hour, p, o in records
     ]
     schema = schema_to_pyarrow(lake.lake.load(name).schema())
@@ -49,7 +61,11 @@ def staged(lake: StreamLake, records: list[Row]) -> Staged:
 
 
 def land(
-    lake: StreamLake, one: Staged, hour: str = FIRST, state: State | None = None, had: tuple[str, ...] = ()
+    lake: StreamLake,
+    one: Staged,
+    hour: str = FIRST,
+    state: State | None = None,
+    had: tuple[str, ...] = (),
 ) -> bool:
     return land_archive(lake.lake, lake.stream, one, had, hour, CUT, state or lake.state())
 
@@ -59,11 +75,14 @@ def archived(lake: StreamLake) -> list[Row]:
 
 
 def an_erasure(lake: StreamLake) -> Erasure:
-    return Erasure("e", "n", NOW, NOW + timedelta(days=30), lake.state().timeline.since, "t", {0: 10})
+    return Erasure(
+        "e", "n", NOW, NOW + timedelta(days=30), lake.state().timeline.since, "t", {0: 10}
+    )
 
 
 def record_erasure(lake: StreamLake) -> None:
-    """What `anabranch erase` does first, in this order: the branches record it, the archive's head moves."""
+    """What `anabranch erase` does first, in this order: the branches record it, the archive's head
+    moves."""
     publish = erasure.plan_request(lake.state(), an_erasure(lake), new_id())
     assert publish is not None and lake.publish(publish) is Outcome.LANDED
 
@@ -75,7 +94,9 @@ def move_head(lake: StreamLake) -> None:
     assert commit is not None and lake.lake.commit(table, commit) is Outcome.LANDED
 
 
-def test_of_two_writers_of_an_hour_one_lands_and_another_hour_is_no_obstacle(lake: StreamLake) -> None:
+def test_of_two_writers_of_an_hour_one_lands_and_another_hour_is_no_obstacle(
+    lake: StreamLake,
+) -> None:
     one, other, later = (staged(lake, records) for records in (RECORDS, RECORDS, [(SECOND, 0, 10)]))
     assert land(lake, later, SECOND)
     assert land(lake, one)
@@ -97,7 +118,9 @@ def test_records_that_were_read_before_an_erasure_are_not_archived(lake: StreamL
 def test_an_erasure_between_a_writers_look_and_its_commit_refuses_it(lake: StreamLake) -> None:
     one = staged(lake, RECORDS)
     table = lake.lake.load(lake.stream.archive_table)
-    commit = archive.plan_archive(table, one, (), (), archive.is_current(lake.state(), lake.state(), FIRST, CUT), NOW)
+    commit = archive.plan_archive(
+        table, one, (), (), archive.is_current(lake.state(), lake.state(), FIRST, CUT), NOW
+    )
     assert commit is not None
     record_erasure(lake)
     move_head(lake)
@@ -114,7 +137,10 @@ def test_an_expired_hour_is_not_archived(lake: StreamLake) -> None:
 def test_hours_leave_when_they_are_old_and_not_held_or_have_expired(lake: StreamLake) -> None:
     state, late = lake.state(), NOW + timedelta(days=2)
     third = shift(FIRST, 2)
-    assert archive.plan_due(state, {FIRST, SECOND, third}, timedelta(days=2), late) == (FIRST, SECOND)
+    assert archive.plan_due(state, {FIRST, SECOND, third}, timedelta(days=2), late) == (
+        FIRST,
+        SECOND,
+    )
     held = replace(state, holds=Holds((Hold(FIRST, FIRST, "somebody", NOW, "case 1"),)))
     assert archive.plan_due(held, {FIRST, SECOND, third}, timedelta(days=2), late) == (SECOND,)
     assert archive.plan_due(state, {FIRST}, None, late) == ()
@@ -128,7 +154,9 @@ def test_files_that_left_meanwhile_or_are_too_old_are_written_again(lake: Stream
     [(path, file)] = files_by_hour(table, "main")[FIRST].items()
     files, written = {path: file}, {path: None}
     assert archive.plan_erase(table, {}, written, new_id(), NOW, NOW) is None
-    assert archive.plan_erase(table, files, written, new_id(), NOW - timedelta(hours=1), NOW) is None
+    assert (
+        archive.plan_erase(table, files, written, new_id(), NOW - timedelta(hours=1), NOW) is None
+    )
     assert archive.plan_searched(table, files, (), new_id(), NOW) is None
     now = datetime.now(UTC)
     commit = archive.plan_erase(table, files, written, new_id(), now, now)

@@ -34,11 +34,16 @@ def sealed_to(hour: str, waiting: tuple[str, ...] = (), first: str = "2026-11-01
 
 
 @given(
-    st.datetimes(datetime(2026, 11, 19), datetime(2026, 11, 22)), st.integers(0, 200), st.integers(0, 100),
+    st.datetimes(datetime(2026, 11, 19), datetime(2026, 11, 22)),
+    st.integers(0, 200),
+    st.integers(0, 100),
     st.integers(0, 96),
-)  # fmt: skip
-def test_the_hours_are_those_whose_bounds_touch_the_day(at: datetime, past: int, future: int, ago: int) -> None:
-    """An hour takes an event from `past` minutes before its start to `future` minutes after its end."""
+)
+def test_the_hours_are_those_whose_bounds_touch_the_day(
+    at: datetime, past: int, future: int, ago: int
+) -> None:
+    """An hour takes an event from `past` minutes before its start to `future` minutes after its
+    end."""
     bounds = EventTime(column="at", past=timedelta(minutes=past), future=timedelta(minutes=future))
     start, end = parse_event_time(DAY)
     first, last = plan_hours(bounds, start, end)
@@ -60,13 +65,18 @@ def test_a_day_is_complete_once_all_hours_that_can_contain_its_events_are_accept
     stream = bounded(past="2 days", future="1 hour")
     done = completeness(stream, sealed_to("2026-11-23T00"), DAY)
     assert (done.first, done.last, done.complete) == ("2026-11-19T22", "2026-11-22T23", True)
-    assert (done.accepted, done.open) == (len(hours_between("2026-11-19T22", "2026-11-23T00")), None)
+    assert (done.accepted, done.open) == (
+        len(hours_between("2026-11-19T22", "2026-11-23T00")),
+        None,
+    )
 
     early = completeness(stream, sealed_to("2026-11-22T23"), DAY)
     assert (early.complete, early.waiting, early.open) == (False, [], "2026-11-22T23")
     assert early.complete_at == start_of("2026-11-23T00")
 
-    refused = completeness(stream, sealed_to("2026-12-01T00", ("2026-11-21T07", "2026-11-25T00")), DAY)
+    refused = completeness(
+        stream, sealed_to("2026-12-01T00", ("2026-11-21T07", "2026-11-25T00")), DAY
+    )
     assert (refused.complete, refused.waiting, refused.open) == (False, ["2026-11-21T07"], None)
 
 
@@ -82,7 +92,12 @@ def test_an_hour_of_event_time_and_a_day_before_the_stream_began() -> None:
 
 def test_without_bounds_nothing_is_ever_complete(capsys: pytest.CaptureFixture[str]) -> None:
     view = completeness(bounded(), sealed_to("2026-11-23T00"), DAY)
-    assert (view.complete, view.first, view.last, view.complete_at) == (False, "2026-11-01T00", None, None)
+    assert (view.complete, view.first, view.last, view.complete_at) == (
+        False,
+        "2026-11-01T00",
+        None,
+        None,
+    )
     print_completeness(view, "text")
     assert "no event_time.past" in capsys.readouterr().out
     with pytest.raises(ConfigurationError, match="expected `event_time:` in its file"):

@@ -1,4 +1,5 @@
-"""Dead letters follow the rows' publish: any process rolls them forward exactly once, each offset in one place."""
+"""Dead letters follow the rows' publish: any process rolls them forward exactly once, each offset
+in one place."""
 
 from __future__ import annotations
 
@@ -49,9 +50,12 @@ def lake(tmp_path: Path) -> StreamLake:
 
 
 def speed_said(lake: StreamLake, staged: Staged, at: datetime = NOW) -> State:
-    """The speed layer's rows publish that names `staged`; the process dies before the dead letters follow."""
+    """The speed layer's rows publish that names `staged`; the process dies before the dead letters
+    follow."""
     item = waiting_speed(staged, at)
-    publish = Publish(new_id(), (Change("speed"), Change("main")), lake.state().timeline, dead_letters=(item,))
+    publish = Publish(
+        new_id(), (Change("speed"), Change("main")), lake.state().timeline, dead_letters=(item,)
+    )
     assert lake.publish(publish) is Outcome.LANDED
     return lake.state()
 
@@ -95,19 +99,33 @@ def test_two_processes_that_roll_forward_at_once_publish_once(lake: StreamLake) 
 def test_a_confirmed_decision_waits_no_longer(lake: StreamLake) -> None:
     state = speed_said(lake, lake.stage_dead(D, "speed"))
     done = roll(lake, state)
-    publish = Publish(new_id(), (Change("speed"), Change("main")), state.timeline, confirmed=Confirmed(letters=done))
+    publish = Publish(
+        new_id(),
+        (Change("speed"), Change("main")),
+        state.timeline,
+        confirmed=Confirmed(letters=done),
+    )
     assert lake.publish(publish) is Outcome.LANDED
-    assert waiting(lake.state(), "speed", DEAD_LETTERS) == waiting(lake.state(), "main", DEAD_LETTERS) == []
+    assert (
+        waiting(lake.state(), "speed", DEAD_LETTERS)
+        == waiting(lake.state(), "main", DEAD_LETTERS)
+        == []
+    )
 
 
 def test_a_decision_is_recorded_though_dead_letters_have_its_id(lake: StreamLake) -> None:
-    """The hazard: the job dies after the publish of an hour without dead letters, whose empty set has the id of the
-    decision; what recovers finds the set published and takes the decision for recorded."""
+    """The hazard: the job dies after the publish of an hour without dead letters, whose empty set
+    has the id of the decision; what recovers finds the set published and takes the decision for
+    recorded."""
     rows = lake.stage([(FIRST, 0, 0)])
     letters = (waiting_batch(None, FIRST, 1, NOW, f"{rows.wap_id}-{FIRST}"),)
-    publish = plan_publish(lake.state(), [Rebuilt(FIRST, Accepted(1, CUT), rows, letters, HourAccount())], NOW)
+    publish = plan_publish(
+        lake.state(), [Rebuilt(FIRST, Accepted(1, CUT), rows, letters, HourAccount())], NOW
+    )
     assert lake.publish(publish) is Outcome.LANDED
-    assert {row.decision_id for row in lake.state().decisions} == {letters[0]["id"]}, "the hazard did not happen"
+    assert {row.decision_id for row in lake.state().decisions} == {letters[0]["id"]}, (
+        "the hazard did not happen"
+    )
     Publisher(lake.lake, lake.stream).recover()
     assert [(row.hour, row.decision) for row in lake.ledger.history()] == [(FIRST, "accepted")]
 
@@ -135,8 +153,11 @@ def test_a_revision_that_was_replaced_is_passed_over(lake: StreamLake) -> None:
     assert lake.dead("main") == lake.dead("batch") == D[:1]
 
 
-def test_late_dead_letters_of_an_hour_that_was_accepted_meanwhile_go_to_speed_only(lake: StreamLake) -> None:
-    """The hazard: a publisher that loaded the state before the acceptance would write each offset to `main` twice."""
+def test_late_dead_letters_of_an_hour_that_was_accepted_meanwhile_go_to_speed_only(
+    lake: StreamLake,
+) -> None:
+    """The hazard: a publisher that loaded the state before the acceptance would write each offset
+    to `main` twice."""
     stale = speed_said(lake, lake.stage_dead(D, "speed"))
     accepted = batch_said(lake, lake.stage_dead(D, "batch"), 1, NOW - timedelta(minutes=1))
     only_batch = [item for item in accepted.dead_letters if item["layer"] == "batch"]
@@ -147,7 +168,9 @@ def test_late_dead_letters_of_an_hour_that_was_accepted_meanwhile_go_to_speed_on
     assert lake.dead("speed") == D
 
 
-def test_an_hour_that_an_operator_gave_to_the_speed_layer_keeps_its_dead_letters(lake: StreamLake) -> None:
+def test_an_hour_that_an_operator_gave_to_the_speed_layer_keeps_its_dead_letters(
+    lake: StreamLake,
+) -> None:
     roll(lake, speed_said(lake, lake.stage_dead(D, "speed")))
     override = Change("main", properties={OVERRIDES: json.dumps({FIRST: "speed"})})
     assert lake.publish(Publish(new_id(), (override,), lake.state().timeline)) is Outcome.LANDED
@@ -188,7 +211,8 @@ def delete(*paths: str) -> None:
 
 @pytest.mark.parametrize("days", [0, 2, 400])
 def test_two_sets_that_wait_outlive_any_pause(lake: StreamLake, days: int) -> None:
-    """The hazard: the commit that publishes the first expires what is staged since more than a day."""
+    """The hazard: the commit that publishes the first expires what is staged since more than a
+    day."""
     staged = [lake.stage_dead([row], "speed") for row in D]
     for one in staged:
         speed_said(lake, one)
@@ -225,7 +249,12 @@ def test_files_replace_a_missing_snapshot(lake: StreamLake) -> None:
     table = lake.lake.load(lake.stream.dead_letters_table)
     files = files_of(table, "main", FIRST)
     assert [(f.file_path, f.record_count, f.partition, f.file_size_in_bytes) for f in files] == [
-        (f.file_path.replace(".parquet", "-copy.parquet"), f.record_count, f.partition, f.file_size_in_bytes)
+        (
+            f.file_path.replace(".parquet", "-copy.parquet"),
+            f.record_count,
+            f.partition,
+            f.file_size_in_bytes,
+        )
         for f in staged.files
     ]
     assert (files[0].lower_bounds, files[0].upper_bounds) == (
@@ -249,9 +278,12 @@ def test_another_programs_expiry_spares_dead_letters_that_wait(lake: StreamLake)
     assert not [ref for ref in lake.lake.load(name).metadata.refs if ref.startswith(STAGED)]
 
 
-def test_files_that_another_program_is_about_to_delete_are_published_as_copies(lake: StreamLake) -> None:
-    """The hazard: an expiry deletes the files of what it expired, a while after its commit, and a publish between the
-    two names them. A branch protects what is staged today; no branch does what an older version staged."""
+def test_files_that_another_program_is_about_to_delete_are_published_as_copies(
+    lake: StreamLake,
+) -> None:
+    """The hazard: an expiry deletes the files of what it expired, a while after its commit, and a
+    publish between the two names them. A branch protects what is staged today; no branch does what
+    an older version staged."""
     staged = lake.stage_dead(D, "speed", protected=False)
     state = speed_said(lake, staged)
     deletes = expire_all(lake, lake.stream.dead_letters_table)
@@ -282,9 +314,17 @@ def test_staged_dead_letters_that_expire_before_their_publish_refuse_it(
 
 def test_files_replace_missing_manifests_too(lake: StreamLake) -> None:
     staged, state = named(lake)
-    snapshot = staged_snapshot(table := lake.lake.load(lake.stream.dead_letters_table), staged.wap_id)
+    snapshot = staged_snapshot(
+        table := lake.lake.load(lake.stream.dead_letters_table), staged.wap_id
+    )
     assert snapshot is not None
-    delete(*(m.manifest_path for m in snapshot.manifests(table.io) if m.added_snapshot_id == staged.snapshot_id))
+    delete(
+        *(
+            m.manifest_path
+            for m in snapshot.manifests(table.io)
+            if m.added_snapshot_id == staged.snapshot_id
+        )
+    )
     assert roll(lake, state) == {staged.wap_id}
     assert lake.dead("main") == D
 
@@ -292,7 +332,8 @@ def test_files_replace_missing_manifests_too(lake: StreamLake) -> None:
 def test_published_files_are_not_published_again_without_their_record(
     lake: StreamLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The hazard: a branch remembers so many ids, and a publish names a set for longer than that."""
+    """The hazard: a branch remembers so many ids, and a publish names a set for longer than
+    that."""
     staged, state = named(lake)
     assert roll(lake, state) == {staged.wap_id}
     monkeypatch.setattr(dead_letters, "DONE", "anabranch.forgotten")
@@ -324,7 +365,12 @@ def test_missing_files_of_the_speed_layer_block_no_publisher(
     assert f"dead letters {lost.wap_id}" in message
     assert "once it has rebuilt their hours" in message
     # As it says.
-    roll(lake, batch_said(lake, lake.stage_dead([*D, (FIRST, 0, 9)], "batch"), 1, NOW + timedelta(minutes=2)))
+    roll(
+        lake,
+        batch_said(
+            lake, lake.stage_dead([*D, (FIRST, 0, 9)], "batch"), 1, NOW + timedelta(minutes=2)
+        ),
+    )
     assert lake.dead("main") == [*D, (FIRST, 0, 9)]
     assert lost_hours(lake.lake, lake.stream, lake.state()) == {}
 
@@ -339,13 +385,19 @@ def test_an_accepted_hour_that_lacks_files_is_to_be_restated(
     delete(*(f.file_path for f in staged.files))
     for _ in range(2):
         Publisher(lake.lake, lake.stream).recover()
-    assert lake.dead("main") == lake.dead("batch") == [], "what an offset was before may be a row by now"
+    assert lake.dead("main") == lake.dead("batch") == [], (
+        "what an offset was before may be a row by now"
+    )
     [message] = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
     assert f"restates hour {FIRST} at its next run" in message
     assert lost_hours(lake.lake, lake.stream, lake.state()) == {FIRST: 1}
     job = Job(lake.environment, lake.stream, lake.lake, Broker().adapter)
     orders = todo.with_lost_dead_letters(job, lake.state())
-    assert orders == {FIRST: RebuildRequest(restate=True, accept=False, why="the dead letters of revision 1 were lost")}
+    assert orders == {
+        FIRST: RebuildRequest(
+            restate=True, accept=False, why="the dead letters of revision 1 were lost"
+        )
+    }
     refused = ledger.decision(FIRST, "refused", 2, CUT, NOW, reason="no")
     lake.ledger.record([refused])
     assert todo.with_lost_dead_letters(job, lake.state()) == {}, "tried once"
@@ -358,7 +410,8 @@ def test_an_accepted_hour_that_lacks_files_is_to_be_restated(
 
 
 def accepted(lake: StreamLake, staged: Staged | None, revision: int = 1) -> State:
-    """What the batch layer publishes of an hour, with its decision; the job dies before anything follows."""
+    """What the batch layer publishes of an hour, with its decision; the job dies before anything
+    follows."""
     rows = lake.stage([(FIRST, 0, 0)])
     letters = (waiting_batch(staged, FIRST, revision, NOW, f"{rows.wap_id}-{FIRST}"),)
     rebuilt = Rebuilt(FIRST, Accepted(revision, CUT), rows, letters, HourAccount())
@@ -372,7 +425,9 @@ def finish(lake: StreamLake) -> Publisher:
     return publisher
 
 
-def test_dead_letters_that_the_ledger_states_as_complete_are_not_looked_for(lake: StreamLake) -> None:
+def test_dead_letters_that_the_ledger_states_as_complete_are_not_looked_for(
+    lake: StreamLake,
+) -> None:
     state = accepted(lake, lake.stage_dead(D, "batch"))
     finish(lake)
     assert lake.dead("main") == D
@@ -423,7 +478,9 @@ def test_more_sets_than_a_snapshot_names_are_not_stated(lake: StreamLake) -> Non
 
 
 def test_for_hours_without_records_the_table_of_dead_letters_is_not_loaded(tmp_path: Path) -> None:
-    lake = new_lake(tmp_path, timeline=Timeline(FIRST, SECOND, {0: 10}, sealed={FIRST: Cut("t", {0: (10, 10)})}))
+    lake = new_lake(
+        tmp_path, timeline=Timeline(FIRST, SECOND, {0: 10}, sealed={FIRST: Cut("t", {0: (10, 10)})})
+    )
     publish = plan_acceptance_of_empty(lake.state(), [FIRST], "empty", NOW)
     assert publish is not None and lake.publish(publish) is Outcome.LANDED
     lake.lake.catalog.drop_table(lake.stream.dead_letters_table)

@@ -1,4 +1,5 @@
-"""Promises without an age are kept without an age: hours that the branches no longer remember one by one."""
+"""Promises without an age are kept without an age: hours that the branches no longer remember one
+by one."""
 
 from __future__ import annotations
 
@@ -32,20 +33,31 @@ NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
 class Hours:
-    """Stands where Spark reads and stages hours: the hour rebuilt has an event that the next one has to drop."""
+    """Stands where Spark reads and stages hours: the hour rebuilt has an event that the next one
+    has to drop."""
 
     def __init__(self, lake: StreamLake) -> None:
         self._lake = lake
         self.again: list[str] = []
 
-    def build(self, hour: str, cut: Cut, before: int, state: State, decoding: Decoding = Decoding.SAMPLED) -> Built:
-        return Built(hour, cut, before, self._lake.stage([(hour, 0, cut.starts[0])]), None, account(cut))
+    def build(
+        self, hour: str, cut: Cut, before: int, state: State, decoding: Decoding = Decoding.SAMPLED
+    ) -> Built:
+        return Built(
+            hour, cut, before, self._lake.stage([(hour, 0, cut.starts[0])]), None, account(cut)
+        )
 
     def changes_events(self, built: Built, state: State) -> bool:
         return True
 
     def recheck_duplicates(
-        self, hour: str, cut: Cut, before: int, state: State, rebuilt: Mapping[str, Built], decoding: Decoding
+        self,
+        hour: str,
+        cut: Cut,
+        before: int,
+        state: State,
+        rebuilt: Mapping[str, Built],
+        decoding: Decoding,
     ) -> Built:
         self.again.append(hour)
         return self.build(hour, cut, before, state, decoding)
@@ -62,15 +74,23 @@ def account(cut: Cut) -> HourAccount:
 def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StreamLake:
     """Hours of which the batch layer remembers two; the speed layer is past all of them."""
     monkeypatch.setattr(state, "REMEMBERED_HOURS", 2)
-    made = new_lake(tmp_path, timeline=Timeline(FIRST, shift(H[-1], 1), {0: 10 * HOURS}, sealed=dict(CUTS)))
+    made = new_lake(
+        tmp_path, timeline=Timeline(FIRST, shift(H[-1], 1), {0: 10 * HOURS}, sealed=dict(CUTS))
+    )
     assert made.publish(made.speed(made.stage([]), {0: 10 * HOURS})) is Outcome.LANDED
     return made
 
 
 def accept(
-    lake: StreamLake, i: int, offsets: list[int], dead: list[int], revision: int = 1, reason: str | None = None
+    lake: StreamLake,
+    i: int,
+    offsets: list[int],
+    dead: list[int],
+    revision: int = 1,
+    reason: str | None = None,
 ) -> None:
-    """What the batch layer publishes of an hour, and the ledger's row; the dead letters are yet to follow."""
+    """What the batch layer publishes of an hour, and the ledger's row; the dead letters are yet to
+    follow."""
     rows = lake.stage([(H[i], 0, o) for o in offsets])
     staged = lake.stage_dead([(H[i], 0, o) for o in dead], "batch") if dead else None
     state = lake.state()
@@ -91,7 +111,10 @@ def settle(lake: StreamLake) -> None:
     confirmed = Confirmed(lake.ledger.record_waiting(lake.state()), roll(lake))
     state = lake.state()
     changes = (Change("batch", properties=state_said(state)), Change("main"))
-    assert lake.publish(Publish(new_id(), changes, state.timeline, confirmed=confirmed), state) is Outcome.LANDED
+    assert (
+        lake.publish(Publish(new_id(), changes, state.timeline, confirmed=confirmed), state)
+        is Outcome.LANDED
+    )
 
 
 def state_said(of: State) -> dict[str, str]:
@@ -120,7 +143,8 @@ def rebuilder(lake: StreamLake) -> tuple[Rebuilder, Hours]:
 def test_an_offset_of_a_forgotten_hour_is_a_row_or_a_dead_letter_whichever_process_publishes_in_between(
     lake: StreamLake,
 ) -> None:
-    """The hazard: a later acceptance forgets the hour again, and its dead letters are taken for replaced ones."""
+    """The hazard: a later acceptance forgets the hour again, and its dead letters are taken for
+    replaced ones."""
     accept_all(lake, but=(3, 4))
     assert H[0] not in lake.state().accepted, "the hazard did not happen"
     accept(lake, 0, [0, 1, 2, 7], [8], revision=2)
@@ -133,10 +157,14 @@ def test_an_offset_of_a_forgotten_hour_is_a_row_or_a_dead_letter_whichever_proce
     assert (of_hour(lake.rows("main"), 0), of_hour(lake.dead("main"), 0)) == ([0, 1, 2, 7], [8])
     settle(lake)
     settle(lake)
-    assert H[0] not in lake.state().accepted, "an hour of which nothing waits is remembered for ever"
+    assert H[0] not in lake.state().accepted, (
+        "an hour of which nothing waits is remembered for ever"
+    )
 
 
-def test_dead_letters_of_an_hour_that_an_older_version_forgot_are_published(lake: StreamLake) -> None:
+def test_dead_letters_of_an_hour_that_an_older_version_forgot_are_published(
+    lake: StreamLake,
+) -> None:
     accept_all(lake)
     accept(lake, 0, [0, 1, 2, 7], [8], revision=2)
     state = lake.state()
@@ -159,7 +187,9 @@ def test_dead_letters_that_the_rows_no_longer_name_are_left_alone(lake: StreamLa
     stale = lake.state()
     settle(lake)
     settle(lake)
-    assert [is_due(lake.state(), item) for item in stale.dead_letters] == [False] * len(stale.dead_letters)
+    assert [is_due(lake.state(), item) for item in stale.dead_letters] == [False] * len(
+        stale.dead_letters
+    )
     before = lake.lake.load(lake.stream.dead_letters_table).metadata_location
     roll_forward(lake.lake, lake.stream.dead_letters_table, stale)
     assert lake.lake.load(lake.stream.dead_letters_table).metadata_location == before
@@ -194,7 +224,8 @@ def restate(rebuilder: Rebuilder, i: int) -> Result:
 
 
 def test_the_second_restatement_of_a_forgotten_hour_finds_the_first(lake: StreamLake) -> None:
-    """The hazard: both make revision 2, since the first is forgotten again before the second looks."""
+    """The hazard: both make revision 2, since the first is forgotten again before the second
+    looks."""
     accept_all(lake)
     mine, hours = rebuilder(lake)
     build = hours.build

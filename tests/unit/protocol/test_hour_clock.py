@@ -1,4 +1,5 @@
-"""The clock of the hours: Kafka's answer and the loaded state may be from different times, without wrong cuts."""
+"""The clock of the hours: Kafka's answer and the loaded state may be from different times, without
+wrong cuts."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ def bind(lake: StreamLake, position: Position) -> None:
 def test_a_partition_that_is_added_and_published_between_the_question_and_the_load_is_no_contradiction(
     lake: StreamLake,
 ) -> None:
-    """The hazard: the topic as it was described has fewer partitions than the position that is loaded after it."""
+    """The hazard: the topic as it was described has fewer partitions than the position that is
+    loaded after it."""
     broker = Broker()
 
     def grow() -> None:
@@ -72,11 +74,15 @@ def test_a_missing_topic_is_a_contradiction(lake: StreamLake) -> None:
         clock(lake, Broker(id=None)).decide()
 
 
-def test_a_log_that_ends_below_the_position_stops_before_an_hour_is_cut_there(lake: StreamLake) -> None:
+def test_a_log_that_ends_below_the_position_stops_before_an_hour_is_cut_there(
+    lake: StreamLake,
+) -> None:
     """The hazard: the hour would be sealed up to a position that Kafka no longer reaches."""
     bind(lake, Position("t", {0: 5}))
     broker = Broker(log={0: [0] * 3})
-    with pytest.raises(PositionError, match=r"lost published records: {'0': \[3, 5\]}.*anabranch adopt"):
+    with pytest.raises(
+        PositionError, match=r"lost published records: {'0': \[3, 5\]}.*anabranch adopt"
+    ):
         clock(lake, broker).decide()
     broker.log[0] += [0] * 2
     assert clock(lake, broker).decide().timeline.boundaries[shift(NOW_HOUR, -1)] == {0: 5}

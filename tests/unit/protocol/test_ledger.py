@@ -1,4 +1,5 @@
-"""The ledger: append-only, in the table's own order, with every decision exactly once from any number of writers."""
+"""The ledger: append-only, in the table's own order, with every decision exactly once from any
+number of writers."""
 
 from __future__ import annotations
 
@@ -40,17 +41,30 @@ def history(lake: StreamLake) -> list[LedgerRow]:
 
 
 def test_a_decision_is_read_back_unchanged(lake: StreamLake) -> None:
-    facts = {"good": 8, "dead": 1, "gaps": {"control": 1}, "quality": {"passed": True, "failed": []}, "served": "batch"}
+    facts = {
+        "good": 8,
+        "dead": 1,
+        "gaps": {"control": 1},
+        "quality": {"passed": True, "failed": []},
+        "served": "batch",
+    }
     row = decide(FIRST, "accepted", 2, CUT, NOW, **facts)
     assert record(lake, row) == {row.decision_id}
     (stored,) = history(lake)
     assert stored == replace(row, sequence=stored.sequence)
-    assert (stored.hour, stored.decision, stored.revision, stored.cut) == (FIRST, "accepted", 2, CUT)
+    assert (stored.hour, stored.decision, stored.revision, stored.cut) == (
+        FIRST,
+        "accepted",
+        2,
+        CUT,
+    )
     assert (stored.offsets, stored.good, stored.gaps, stored.diff) == (10, 8, {"control": 1}, None)
     assert stored.quality == QualityResult(True)
 
 
-def test_a_row_lost_in_a_crash_is_restored_once_from_the_branchs_properties(lake: StreamLake) -> None:
+def test_a_row_lost_in_a_crash_is_restored_once_from_the_branchs_properties(
+    lake: StreamLake,
+) -> None:
     row = ledger.decision(FIRST, "sealed", 0, CUT, NOW)
     timeline = lake.state().timeline
     publish = Publish(new_id(), (Change("speed"),), timeline, decisions=(row,))
@@ -126,8 +140,12 @@ def test_an_append_that_never_comes_first_is_transient(lake: StreamLake) -> None
     rival = lake.again()
 
     def rows(table: Table) -> pa.Table:
-        Ledger(rival, lake.stream.hours_table).record([ledger.decision(FIRST, "sealed", 0, CUT, NOW)])
-        return ledger._to_arrow([ledger.decision(FIRST, "refused", 1, CUT, NOW)], table.metadata.next_sequence_number())
+        Ledger(rival, lake.stream.hours_table).record(
+            [ledger.decision(FIRST, "sealed", 0, CUT, NOW)]
+        )
+        return ledger._to_arrow(
+            [ledger.decision(FIRST, "refused", 1, CUT, NOW)], table.metadata.next_sequence_number()
+        )
 
     with pytest.raises(Transient, match="expected to be first once in ten attempts"):
         lake.lake.append(lake.stream.hours_table, rows)
@@ -146,7 +164,10 @@ ACCEPTED = row("accepted", good=9, served="batch")
     ("rows", "expected"),
     [
         ([SEALED], {"decision": "sealed", "served": "speed", "offsets": 10}),
-        ([SEALED, ACCEPTED], {"decision": "accepted", "served": "batch", "offsets": 10, "good": 9, "revision": 1}),
+        (
+            [SEALED, ACCEPTED],
+            {"decision": "accepted", "served": "batch", "offsets": 10, "good": 9, "revision": 1},
+        ),
         (
             [SEALED, row("refused", reason="gap"), ACCEPTED],
             {"decision": "accepted", "reason": None, "good": 9},
@@ -156,12 +177,25 @@ ACCEPTED = row("accepted", good=9, served="batch")
             {"decision": "accepted", "revision": 1, "good": 9, "reason": "gap", "served": "batch"},
         ),
         (
-            [ACCEPTED, row("refused", revision=2, reason="gap", good=3), row("accepted", revision=2, good=10)],
+            [
+                ACCEPTED,
+                row("refused", revision=2, reason="gap", good=3),
+                row("accepted", revision=2, good=10),
+            ],
             {"decision": "accepted", "revision": 2, "good": 10, "reason": None},
         ),
-        ([SEALED, row("refused", reason="a"), row("refused", reason="b")], {"decision": "refused", "reason": "b"}),
-        ([ACCEPTED, row("served", served="speed", reason="why")], {"decision": "accepted", "served": "speed"}),
-        ([SEALED, row("served", served="speed", reason="why")], {"decision": "sealed", "revision": 0, "offsets": 10}),
+        (
+            [SEALED, row("refused", reason="a"), row("refused", reason="b")],
+            {"decision": "refused", "reason": "b"},
+        ),
+        (
+            [ACCEPTED, row("served", served="speed", reason="why")],
+            {"decision": "accepted", "served": "speed"},
+        ),
+        (
+            [SEALED, row("served", served="speed", reason="why")],
+            {"decision": "sealed", "revision": 0, "offsets": 10},
+        ),
         (
             [SEALED, row("refused", reason="gap"), row("served", served="speed", reason="why")],
             {"decision": "refused", "reason": "gap"},

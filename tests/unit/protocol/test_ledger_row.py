@@ -12,18 +12,35 @@ from anabranch import __version__
 from anabranch.common.json_values import from_json
 from anabranch.offsets.hours import Cut
 from anabranch.protocol import ledger
-from anabranch.protocol.ledger_row import Account, Decoders, Diff, HourAccount, LedgerRow, QualityResult, RunFacts
+from anabranch.protocol.ledger_row import (
+    Account,
+    Decoders,
+    Diff,
+    HourAccount,
+    LedgerRow,
+    QualityResult,
+    RunFacts,
+)
 
 NOW = datetime(2026, 11, 21, 2, tzinfo=UTC)
 CUT = Cut("t", {10: (1, 1), 0: (3, 9)})
 ACCOUNT = HourAccount(
-    good=3, dead=1, duplicate=1, gap=1, gaps={"control": 1}, partitions={0: Account(6, 3, 1, 1, {"control": 1})},
-    sources={"kafka": 5}, speed_rows=4, diff=Diff(1, 0, 0, 1, 1, ({"kind": "unread", "partition": 0, "offset": 8},)),
-    quality=QualityResult(True, (), (), 1, "events", ({"type": "expect_x", "kwargs": {}, "severity": "critical"},)),
-)  # fmt: skip
+    good=3,
+    dead=1,
+    duplicate=1,
+    gap=1,
+    gaps={"control": 1},
+    partitions={0: Account(6, 3, 1, 1, {"control": 1})},
+    sources={"kafka": 5},
+    speed_rows=4,
+    diff=Diff(1, 0, 0, 1, 1, ({"kind": "unread", "partition": 0, "offset": 8},)),
+    quality=QualityResult(
+        True, (), (), 1, "events", ({"type": "expect_x", "kwargs": {}, "severity": "critical"},)
+    ),
+)
 BEGIN = (
-    '{"id": "i", "at": "2026-11-21T02:00:00+00:00", "hour": "2026-11-21T00", "decision": "%s", "revision": %d, '
-    f'"code_version": "{__version__}"'
+    '{"id": "i", "at": "2026-11-21T02:00:00+00:00", "hour": "2026-11-21T00", "decision": "%s", '
+    f'"revision": %d, "code_version": "{__version__}"'
 )
 ITS_CUT = ', "topic_id": "t", "cut": {"0": [3, 9], "10": [1, 1]}, "offsets": 6'
 
@@ -36,17 +53,27 @@ ITS_CUT = ', "topic_id": "t", "cut": {"0": [3, 9], "10": [1, 1]}, "offsets": 6'
             BEGIN % ("sealed", 0) + ITS_CUT + ', "served": "speed", "publish": "p"}',
         ),
         (
-            ledger.decision("2026-11-21T00", "served", 2, None, NOW, "i", served="batch", reason="why"),
+            ledger.decision(
+                "2026-11-21T00", "served", 2, None, NOW, "i", served="batch", reason="why"
+            ),
             BEGIN % ("served", 2) + ', "served": "batch", "reason": "why", "publish": "p"}',
         ),
         (
-            ledger.decision("2026-11-21T00", "accepted", 1, CUT, NOW, "i", served="batch", account=ACCOUNT),
-            BEGIN % ("accepted", 1) + ITS_CUT + ', "served": "batch", "good": 3, "dead": 1, "duplicate": 1, "gap": 1, '
-            '"gaps": {"control": 1}, "partitions": {"0": {"offsets": 6, "good": 3, "dead": 1, "duplicate": 1, "gaps": '
-            '{"control": 1}}}, "sources": {"kafka": 5}, "speed_rows": 4, "diff": {"missing": 1, "extra": 0, "changed": '
-            '0, "duplicate": 1, "unread": 1, "sample": [{"kind": "unread", "partition": 0, "offset": 8}]}, "quality": '
-            '{"passed": true, "failed": [], "warnings": [], "evaluated": 1, "suite": "events", "met": [{"type": '
-            '"expect_x", "kwargs": {}, "severity": "critical"}]}, "reason": null, "publish": "p"}',
+            ledger.decision(
+                "2026-11-21T00", "accepted", 1, CUT, NOW, "i", served="batch", account=ACCOUNT
+            ),
+            BEGIN % ("accepted", 1)
+            + ITS_CUT
+            + (
+                ', "served": "batch", "good": 3, "dead": 1, "duplicate": 1, "gap": 1, "gaps": '
+                '{"control": 1}, "partitions": {"0": {"offsets": 6, "good": 3, "dead": 1, '
+                '"duplicate": 1, "gaps": {"control": 1}}}, "sources": {"kafka": 5}, "speed_rows": '
+                '4, "diff": {"missing": 1, "extra": 0, "changed": 0, "duplicate": 1, "unread": 1, '
+                '"sample": [{"kind": "unread", "partition": 0, "offset": 8}]}, "quality": '
+                '{"passed": true, "failed": [], "warnings": [], "evaluated": 1, "suite": '
+                '"events", "met": [{"type": "expect_x", "kwargs": {}, "severity": "critical"}]}, '
+                '"reason": null, "publish": "p"}'
+            ),
         ),
     ],
 )
@@ -62,11 +89,16 @@ def test_a_decision_waits_as_it_always_did_and_comes_back(row: LedgerRow, text: 
         RunFacts(NOW),
         RunFacts(NOW, "4.1.3", 2, 4321, "team/a/dag.task/019a", "team/a/dag/019b"),
         RunFacts(NOW, decoders=Decoders(900, 3, 20)),
-        RunFacts(NOW, decoders=Decoders(900, 3, 20, ({"partition": 1, "offset": 7, "columns": ["level"]},))),
+        RunFacts(
+            NOW,
+            decoders=Decoders(900, 3, 20, ({"partition": 1, "offset": 7, "columns": ["level"]},)),
+        ),
     ],
 )
 def test_how_a_decision_came_about_waits_with_it_and_is_in_the_ledger(run: RunFacts) -> None:
-    row = ledger.decision("2026-11-21T00", "accepted", 1, CUT, NOW, "i", account=replace(ACCOUNT, run=run))
+    row = ledger.decision(
+        "2026-11-21T00", "accepted", 1, CUT, NOW, "i", account=replace(ACCOUNT, run=run)
+    )
     assert LedgerRow.from_waiting(json.loads(json.dumps(row.as_waiting()))) == row
     columns = json.loads(json.dumps(row.as_columns()["run"]))
     assert columns["began"] == NOW.isoformat() and None not in columns.values()
@@ -74,14 +106,24 @@ def test_how_a_decision_came_about_waits_with_it_and_is_in_the_ledger(run: RunFa
 
 
 def test_rows_of_an_older_and_a_newer_version_are_read() -> None:
-    """Rows written before `unread`, `warnings` and `partitions` existed; and keys that are unknown here."""
+    """Rows written before `unread`, `warnings` and `partitions` existed; and keys that are unknown
+    here."""
     given = json.loads(BEGIN % ("accepted", 1) + ITS_CUT + "}")
-    old = {"diff": {"missing": 2, "extra": 0, "changed": 1}, "quality": {"passed": True, "failed": []}}
+    old = {
+        "diff": {"missing": 2, "extra": 0, "changed": 1},
+        "quality": {"passed": True, "failed": []},
+    }
     row = LedgerRow.from_waiting(given | old)
     assert (row.diff, row.quality, row.partitions) == (Diff(2, 0, 1), QualityResult(True), None)
     assert {k: row.as_dict()[k] for k in old} == old
     newer = {
-        "diff": old["diff"] | {"later": 1}, "quality": old["quality"] | {"later": 1}, "later": 1,
-        "partitions": {"0": {"offsets": 6, "good": 6, "dead": 0, "duplicate": 0, "gaps": {}, "later": 1}},
-    }  # fmt: skip
-    assert LedgerRow.from_waiting(given | newer) == replace(row, partitions={0: Account(6, 6, 0, 0, {})})
+        "diff": old["diff"] | {"later": 1},
+        "quality": old["quality"] | {"later": 1},
+        "later": 1,
+        "partitions": {
+            "0": {"offsets": 6, "good": 6, "dead": 0, "duplicate": 0, "gaps": {}, "later": 1}
+        },
+    }
+    assert LedgerRow.from_waiting(given | newer) == replace(
+        row, partitions={0: Account(6, 6, 0, 0, {})}
+    )

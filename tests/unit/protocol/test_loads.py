@@ -53,13 +53,19 @@ def test_a_publish_returns_the_state_that_a_load_finds(lake: StreamLake) -> None
     row = ledger.decision(FIRST, "sealed", 0, Cut("t", {0: (0, 2)}), NOW)
     named = dead_letters.waiting_speed(dead, NOW)
     with counted() as loads:
-        landed = land(lake, lake.speed(staged, {0: 2}, before, decisions=(row,), dead_letters=(named,)), before)
+        landed = land(
+            lake,
+            lake.speed(staged, {0: 2}, before, decisions=(row,), dead_letters=(named,)),
+            before,
+        )
         assert landed is not None
         handed_on = landed.state
     assert not loads
     assert handed_on == lake.state()
     assert [d.hour for d in handed_on.decisions] == [FIRST]
-    assert land(lake, Publish(new_id(), (Change("speed"),), before.timeline), before) is None, "over earlier heads"
+    assert land(lake, Publish(new_id(), (Change("speed"),), before.timeline), before) is None, (
+        "over earlier heads"
+    )
 
 
 def test_a_publish_whose_answer_was_lost_returns_the_tables_state(
@@ -97,7 +103,9 @@ def test_nothing_that_waits_is_one_load(lake: StreamLake) -> None:
     assert not loads
 
 
-def test_dead_letters_are_decided_over_the_table_as_those_before_them_left_it(lake: StreamLake) -> None:
+def test_dead_letters_are_decided_over_the_table_as_those_before_them_left_it(
+    lake: StreamLake,
+) -> None:
     staged = [lake.stage_dead([(FIRST, 0, i)], "speed") for i in range(3)]
     named = tuple(dead_letters.waiting_speed(one, NOW) for one in staged)
     landed = land(lake, lake.speed(lake.stage([]), {0: 3}, dead_letters=named))
@@ -110,7 +118,9 @@ def test_dead_letters_are_decided_over_the_table_as_those_before_them_left_it(la
     assert lake.dead("speed") == lake.dead("main") == [(FIRST, 0, i) for i in range(3)]
 
 
-def test_dead_letters_that_others_publish_meanwhile_are_decided_over_a_fresh_load(lake: StreamLake) -> None:
+def test_dead_letters_that_others_publish_meanwhile_are_decided_over_a_fresh_load(
+    lake: StreamLake,
+) -> None:
     staged = [lake.stage_dead([(FIRST, 0, i)], "speed") for i in range(2)]
     named = tuple(dead_letters.waiting_speed(one, NOW) for one in staged)
     landed = land(lake, lake.speed(lake.stage([]), {0: 2}, dead_letters=named))
@@ -120,11 +130,15 @@ def test_dead_letters_that_others_publish_meanwhile_are_decided_over_a_fresh_loa
 
     def overtaken(*given: Any) -> Any:
         if others:
-            assert dead_letters.roll_forward(others.pop(), name, landed.state) == {one.wap_id for one in staged}
+            assert dead_letters.roll_forward(others.pop(), name, landed.state) == {
+                one.wap_id for one in staged
+            }
         return real(*given)
 
     with patch.object(dead_letters, "plan_commit", overtaken):
-        assert dead_letters.roll_forward(lake.lake, name, landed.state) == {one.wap_id for one in staged}
+        assert dead_letters.roll_forward(lake.lake, name, landed.state) == {
+            one.wap_id for one in staged
+        }
     assert lake.dead("speed") == [(FIRST, 0, i) for i in range(2)], "each once"
 
 

@@ -24,14 +24,24 @@ from anabranch.protocol.maintained import (
 
 AT = datetime(2026, 11, 21, 2, 40, tzinfo=UTC)
 RUN = MaintenanceRun(
-    AT, AT + timedelta(seconds=9), 24,
-    {"games.events": MaintainedTable(96, 0, Size(3, 4096), Size(1, 10)), "games.events_hours": MaintainedTable(5, 31)},
+    AT,
+    AT + timedelta(seconds=9),
+    24,
+    {
+        "games.events": MaintainedTable(96, 0, Size(3, 4096), Size(1, 10)),
+        "games.events_hours": MaintainedTable(5, 31),
+    },
     {"speed hours": 7.5, "orphans": 1.25},
-)  # fmt: skip
+)
 
 
 def run(minutes: int, **failed: str) -> MaintenanceRun:
-    return replace(RUN, began=AT + timedelta(minutes=minutes), ended=AT + timedelta(minutes=minutes), failed=failed)
+    return replace(
+        RUN,
+        began=AT + timedelta(minutes=minutes),
+        ended=AT + timedelta(minutes=minutes),
+        failed=failed,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +62,9 @@ def test_two_runs_that_end_together_are_both_recorded(lake: StreamLake) -> None:
     first, second = run(10), run(10, orphans="expected an answer, found none")
     for id, ended in (("a", first), ("b", second)):
         assert lake.lake.commit(table, plan_record(table.properties, id, ended)) is Outcome.LANDED
-    assert {first.to_json(), second.to_json()} <= {r.to_json() for r in read_runs(lake.table().properties)}
+    assert {first.to_json(), second.to_json()} <= {
+        r.to_json() for r in read_runs(lake.table().properties)
+    }
 
 
 def test_the_newest_are_kept_and_the_newest_that_did_all_its_steps(lake: StreamLake) -> None:
@@ -69,7 +81,11 @@ def test_the_newest_are_kept_and_the_newest_that_did_all_its_steps(lake: StreamL
 
 
 def test_records_of_another_version_are_ignored_and_removed_by_the_next_run() -> None:
-    properties = {f"{MAINTAINED}.old": '{"by": "a version to come"}', f"{MAINTAINED}.bad": "{", "comment": "games"}
+    properties = {
+        f"{MAINTAINED}.old": '{"by": "a version to come"}',
+        f"{MAINTAINED}.bad": "{",
+        "comment": "games",
+    }
     assert read_runs(properties) == ()
     commit = plan_record(properties, "new", RUN)
     assert set(commit.remove_properties) == {f"{MAINTAINED}.old", f"{MAINTAINED}.bad"}

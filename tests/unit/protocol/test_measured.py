@@ -1,4 +1,5 @@
-"""What the jobs measured: totals in a property of `main`, and what is read of the content for the metrics."""
+"""What the jobs measured: totals in a property of `main`, and what is read of the content for the
+metrics."""
 
 from __future__ import annotations
 
@@ -58,7 +59,9 @@ from speed_layer.plan import StagedBatch, readable_after
 NOW = start_of(FIRST) + timedelta(minutes=1)
 
 
-def reported(meter: Meter, main: dict[str, str], *seconds: tuple[str, float]) -> dict[str, Measured]:
+def reported(
+    meter: Meter, main: dict[str, str], *seconds: tuple[str, float]
+) -> dict[str, Measured]:
     main |= meter.to_properties(main, seconds)
     return dict(read_measured(main[MEASURED]))
 
@@ -103,16 +106,23 @@ def test_a_streams_threads_count_into_its_own_tally_and_the_processs() -> None:
     assert one.totals() == {(S3_REQUESTS, "GetObject"): 2, (COMMITS, ""): 1}
     assert other.totals() == {(S3_REQUESTS, "GetObject"): 5}
     counted = TALLY.totals() - before
-    assert (counted[S3_REQUESTS, "GetObject"], counted[S3_REQUESTS, "PutObject"], counted[COMMITS, ""]) == (8, 1, 1)
+    assert (
+        counted[S3_REQUESTS, "GetObject"],
+        counted[S3_REQUESTS, "PutObject"],
+        counted[COMMITS, ""],
+    ) == (8, 1, 1)
 
 
 def cpu_in_all() -> int:
-    """The CPU time of this process, of its children that have ended, and of others that earlier tests left running."""
+    """The CPU time of this process, of its children that have ended, and of others that earlier
+    tests left running."""
     running = psutil.Process().children(recursive=True)
     return round(1000 * (sum(os.times()[:4]) + sum(map(cpu._seconds, running))))
 
 
-def test_the_cpu_time_of_a_process_and_its_children_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cpu_time_of_a_process_and_its_children_is_counted_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     burn = [sys.executable, "-c", "import time\nwhile time.process_time() < 0.3: pass\ninput()"]
     monkeypatch.setattr(cpu, "_EVERY_SECONDS", 0.0)
     meter, main = Meter("batch"), dict[str, str]()
@@ -122,7 +132,9 @@ def test_the_cpu_time_of_a_process_and_its_children_is_counted_once(monkeypatch:
     first = read_measured(main[MEASURED])["batch"].counts[CPU, ""]
     with subprocess.Popen(burn, stdin=subprocess.PIPE) as child:
         wait_for(
-            lambda: reported(meter, dict(main))["batch"].counts[CPU, ""] >= first + 300, "the child's CPU time", 30
+            lambda: reported(meter, dict(main))["batch"].counts[CPU, ""] >= first + 300,
+            "the child's CPU time",
+            30,
         )
         assert child.poll() is None
         child.communicate(b"\n")
@@ -161,12 +173,16 @@ def test_durations_of_a_time_are_those_that_came_in_it() -> None:
     [(10, None, 10), (10, 40, 10), (3600, 30, 30), (-60, None, 0)],
     ids=["the first publish", "since", "stamped long ago", "stamped ahead"],
 )
-def test_how_long_the_oldest_row_has_waited(tmp_path: Path, ago: int, fresh: int | None, waited: float) -> None:
+def test_how_long_the_oldest_row_has_waited(
+    tmp_path: Path, ago: int, fresh: int | None, waited: float
+) -> None:
     one = new_lake(tmp_path)
     # Its rows are stamped with the first moment of the day.
     rows = one.stage([(FIRST, 0, 0)])
     now = start_of(FIRST) + timedelta(seconds=ago)
-    main = {FRESH_THROUGH: (now - timedelta(seconds=fresh)).isoformat()} if fresh is not None else {}
+    main = (
+        {FRESH_THROUGH: (now - timedelta(seconds=fresh)).isoformat()} if fresh is not None else {}
+    )
     state = replace(one.state(), branch_properties={"main": main})
     hours = {f.file_path: FIRST for f in rows.files}
     assert readable_after(state, StagedBatch("t", {}, rows, None), hours, now) == waited
@@ -183,10 +199,15 @@ def reader(one: StreamLake) -> ContentReader:
 def bury(one: StreamLake, letters: list[tuple[str, int, int]]) -> None:
     dead = one.stage_dead(letters, "speed")
     table = one.lake.load(one.stream.dead_letters_table)
-    assert one.lake.commit(table, Commit(new_id(), heads(table), (Change("main", dead.files),))) is Outcome.LANDED
+    assert (
+        one.lake.commit(table, Commit(new_id(), heads(table), (Change("main", dead.files),)))
+        is Outcome.LANDED
+    )
 
 
-def test_the_files_of_main_by_layer_and_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_files_of_main_by_layer_and_hour(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one = four_hours(tmp_path)
     running = "2026-11-21T04"
     one.publish(one.speed(one.stage([(running, 0, 40), (running, 0, 41)]), {0: 42}))
@@ -222,7 +243,9 @@ def test_every_publish_contains_the_measurements(tmp_path: Path) -> None:
     one = four_hours(tmp_path)
     state = one.state()
     said = Meter("speed", Tally()).to_properties(state.branch_properties["main"], [(READABLE, 1.5)])
-    publish = Publish(new_id(), (Change("speed"), Change("main", properties=said)), state.timeline, state.position)
+    publish = Publish(
+        new_id(), (Change("speed"), Change("main", properties=said)), state.timeline, state.position
+    )
     assert one.publish(publish, state) is Outcome.LANDED
     accept(one, HOURS[0], 10)
     one.move("main")
@@ -231,7 +254,9 @@ def test_every_publish_contains_the_measurements(tmp_path: Path) -> None:
         READABLE: [1.5, {"2": 1}]
     }
     assert reader(one).read(NOW).measured["speed"].durations[READABLE] == Durations(1.5, {2: 1})
-    assert "side-file" not in json.dumps(one.table().current_snapshot().summary.additional_properties[MEASURED])
+    assert "side-file" not in json.dumps(
+        one.table().current_snapshot().summary.additional_properties[MEASURED]
+    )
 
 
 def test_a_cost_is_what_both_layers_recorded_since_a_moment(tmp_path: Path) -> None:
@@ -246,7 +271,9 @@ def test_a_cost_is_what_both_layers_recorded_since_a_moment(tmp_path: Path) -> N
         tallies[layer].count(S3_BYTES, "written", 10 * requests)
         state = one.state()
         said = meters[layer].to_properties(state.branch_properties["main"], [])
-        publish = Publish(new_id(), (Change("main", properties=said), Change(layer)), state.timeline)
+        publish = Publish(
+            new_id(), (Change("main", properties=said), Change(layer)), state.timeline
+        )
         assert one.publish(publish, state) is Outcome.LANDED
         meters[layer].landed(0.1)
         moments.append(made_at(head(one.table(), "main")))
@@ -257,7 +284,13 @@ def test_a_cost_is_what_both_layers_recorded_since_a_moment(tmp_path: Path) -> N
 
 
 def test_a_cost_begins_again_where_counting_did() -> None:
-    before, after = {(S3_REQUESTS, "GetObject"): 9, (CPU, ""): 100}, {(S3_REQUESTS, "GetObject"): 4, (CPU, ""): 2500}
+    before, after = (
+        {(S3_REQUESTS, "GetObject"): 9, (CPU, ""): 100},
+        {(S3_REQUESTS, "GetObject"): 4, (CPU, ""): 2500},
+    )
     cost = plan_cost(NOW, before, NOW + timedelta(days=1), after)
     assert (cost.s3_requests, cost.cpu_seconds) == ({"GetObject": 4}, 2.5)
-    assert cost_words(cost) == "4 S3 requests (GetObject 4), 0.0 MB written, 0.0 MB read, 0 commits, 2 CPU s"
+    assert (
+        cost_words(cost)
+        == "4 S3 requests (GetObject 4), 0.0 MB written, 0.0 MB read, 0 commits, 2 CPU s"
+    )

@@ -1,4 +1,5 @@
-"""The merger: `main` becomes what the layers say, by swaps that copy nothing, and never loses an hour's rows."""
+"""The merger: `main` becomes what the layers say, by swaps that copy nothing, and never loses an
+hour's rows."""
 
 from __future__ import annotations
 
@@ -32,11 +33,20 @@ SPEED, BATCH = {H0: ["s0"], H1: ["s1"]}, {H0: ["b0"]}
 
 def state_of(**values: Any) -> State:
     given: dict[str, Any] = {"accepted": {H0: Accepted(1, CUT0)}}
-    return new_state(values.pop("timeline", TIMELINE), values.pop("offsets", {0: 5}), **(given | values))
+    return new_state(
+        values.pop("timeline", TIMELINE), values.pop("offsets", {0: 5}), **(given | values)
+    )
 
 
-def plan(state: State, main: dict[str, list[str]], speed: dict[str, list[str]], batch: dict[str, list[str]]) -> Any:
-    return plan_merge(state, *({h: {p: p for p in paths} for h, paths in b.items()} for b in (main, speed, batch)))
+def plan(
+    state: State,
+    main: dict[str, list[str]],
+    speed: dict[str, list[str]],
+    batch: dict[str, list[str]],
+) -> Any:
+    return plan_merge(
+        state, *({h: {p: p for p in paths} for h, paths in b.items()} for b in (main, speed, batch))
+    )
 
 
 def after(main: dict[str, list[str]], swaps: list[Swap]) -> dict[str, list[str]]:
@@ -48,9 +58,18 @@ def after(main: dict[str, list[str]], swaps: list[Swap]) -> dict[str, list[str]]
 
 
 @pytest.mark.parametrize(
-    "main", [{}, {H0: ["s0"], H1: ["s1"]}, {H0: ["b0", "s0"], H1: ["b1"]}, {H0: ["b0"]}, {H2: ["x"], H1: ["s1"]}]
+    "main",
+    [
+        {},
+        {H0: ["s0"], H1: ["s1"]},
+        {H0: ["b0", "s0"], H1: ["b1"]},
+        {H0: ["b0"]},
+        {H2: ["x"], H1: ["s1"]},
+    ],
 )
-def test_a_merge_makes_main_equal_the_layers_whatever_it_contained(main: dict[str, list[str]]) -> None:
+def test_a_merge_makes_main_equal_the_layers_whatever_it_contained(
+    main: dict[str, list[str]],
+) -> None:
     swaps = plan(state_of(), main, SPEED, BATCH)
     merged = after(main, swaps)
     assert merged == {H0: ["b0"], H1: ["s1"]}
@@ -66,7 +85,11 @@ def test_a_swap_touches_only_the_files_that_differ() -> None:
 @pytest.mark.parametrize(
     ("values", "layer", "reason"),
     [
-        ({"overrides": {H0: "speed"}, "offsets": {0: 2}}, "speed", "the speed layer has not read it to its end"),
+        (
+            {"overrides": {H0: "speed"}, "offsets": {0: 2}},
+            "speed",
+            "the speed layer has not read it to its end",
+        ),
         (
             {"overrides": {H0: "speed"}, "timeline": replace(TIMELINE, skipped=(H0,))},
             "speed",
@@ -109,8 +132,13 @@ def test_a_forgotten_hour_is_still_the_batch_layers() -> None:
 def lake(tmp_path: Path) -> StreamLake:
     """Hour 0 accepted, hour 1 of the speed layer, `main` right."""
     made = new_lake(tmp_path, timeline=TIMELINE)
-    assert made.publish(made.speed(made.stage([(H0, 0, 0), (H0, 0, 1), (H1, 0, 3)]), {0: 5})) is Outcome.LANDED
-    assert made.publish(made.accept(made.stage([(H0, 0, 0)]), H0, Accepted(1, CUT0))) is Outcome.LANDED
+    assert (
+        made.publish(made.speed(made.stage([(H0, 0, 0), (H0, 0, 1), (H1, 0, 3)]), {0: 5}))
+        is Outcome.LANDED
+    )
+    assert (
+        made.publish(made.accept(made.stage([(H0, 0, 0)]), H0, Accepted(1, CUT0))) is Outcome.LANDED
+    )
     return made
 
 
@@ -126,7 +154,10 @@ def wreck(lake: StreamLake) -> None:
     """Take all that `main` holds, as a restored branch may."""
     state = lake.state()
     files = tuple(f for hour in files_by_hour(state.table, "main").values() for f in hour.values())
-    assert lake.publish(Publish(new_id(), (Change("main", remove=files),), state.timeline)) is Outcome.LANDED
+    assert (
+        lake.publish(Publish(new_id(), (Change("main", remove=files),), state.timeline))
+        is Outcome.LANDED
+    )
 
 
 def test_a_wrong_main_is_restored_in_one_publish_without_new_files(lake: StreamLake) -> None:
@@ -137,9 +168,15 @@ def test_a_wrong_main_is_restored_in_one_publish_without_new_files(lake: StreamL
     before = lake.state().heads
     assert [s.hour for s in merge(lake.lake, lake.stream, everything=True).swaps] == [H0, H1]
     assert lake.rows("main") == RIGHT
-    assert {h: set(f) for h, f in files_by_hour(lake.table(), "main").items()} == {h: set(f) for h, f in files.items()}
+    assert {h: set(f) for h, f in files_by_hour(lake.table(), "main").items()} == {
+        h: set(f) for h, f in files.items()
+    }
     after = lake.state()
-    assert {b: after.heads[b] == before[b] for b in before} == {"main": False, "speed": True, "batch": True}
+    assert {b: after.heads[b] == before[b] for b in before} == {
+        "main": False,
+        "speed": True,
+        "batch": True,
+    }
     assert after.is_merged
 
 
@@ -153,13 +190,16 @@ def test_merging_again_changes_nothing(lake: StreamLake) -> None:
 def test_a_dry_run_prints_the_swap_and_changes_nothing(lake: StreamLake) -> None:
     wreck(lake)
     head = lake.state().heads
-    assert [s.hour for s in merge(lake.lake, lake.stream, dry_run=True, everything=True).swaps] == [H0, H1]
+    assert [s.hour for s in merge(lake.lake, lake.stream, dry_run=True, everything=True).swaps] == [
+        H0,
+        H1,
+    ]
     assert lake.state().heads == head
 
 
 def test_rows_that_a_merge_kept_are_not_published_a_second_time(tmp_path: Path) -> None:
-    """The hazard: the speed branch is set back, the merge keeps the sealed hour's rows in `main`, and the speed layer
-    reads them again."""
+    """The hazard: the speed branch is set back, the merge keeps the sealed hour's rows in `main`,
+    and the speed layer reads them again."""
     lake = new_lake(tmp_path, timeline=Timeline(H0, H1, {0: 2}, sealed={H0: Cut("t", {0: (0, 2)})}))
     before, rows = lake.state().heads["speed"], [(H0, 0, 0), (H0, 0, 1)]
     assert lake.publish(lake.speed(lake.stage(rows), {0: 2})) is Outcome.LANDED
@@ -186,8 +226,11 @@ def test_rows_that_a_merge_kept_are_not_published_a_second_time(tmp_path: Path) 
     assert files_by_hour(state.table, "main") == files_by_hour(state.table, "speed")
 
 
-def test_a_publish_that_has_not_seen_a_moved_branch_does_not_mark_it_merged(lake: StreamLake) -> None:
-    """The hazard: empty hours are accepted over a branch that was set back, and no process repairs `main` any more."""
+def test_a_publish_that_has_not_seen_a_moved_branch_does_not_mark_it_merged(
+    lake: StreamLake,
+) -> None:
+    """The hazard: empty hours are accepted over a branch that was set back, and no process repairs
+    `main` any more."""
     state = replace(lake.state(), content={"speed": "set back", "batch": ""})
     publish = Publish("id", (Change("batch"), Change("main")), state.timeline)
     _, main = to_commit(state, publish, NOW).changes

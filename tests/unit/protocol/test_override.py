@@ -1,4 +1,5 @@
-"""An operator's choice of the layer that serves an hour: complete or refused, honoured by all, with its reason."""
+"""An operator's choice of the layer that serves an hour: complete or refused, honoured by all, with
+its reason."""
 
 from __future__ import annotations
 
@@ -39,8 +40,11 @@ DEAD_SPEED, DEAD_BATCH = [(H[0], 0, 90)], [(H[0], 0, 91)]
 
 @pytest.fixture
 def lake(tmp_path: Path) -> StreamLake:
-    """Hour 0 accepted, hour 1 sealed, hour 2 open; the two layers disagree about hour 0, dead letters too."""
-    made = new_lake(tmp_path, timeline=Timeline(FIRST, H[2], {0: 6}, sealed={H[0]: CUTS[0], H[1]: CUTS[1]}))
+    """Hour 0 accepted, hour 1 sealed, hour 2 open; the two layers disagree about hour 0, dead
+    letters too."""
+    made = new_lake(
+        tmp_path, timeline=Timeline(FIRST, H[2], {0: 6}, sealed={H[0]: CUTS[0], H[1]: CUTS[1]})
+    )
     now = datetime.now(UTC)
     letters = (waiting_speed(made.stage_dead(DEAD_SPEED, "speed"), now),)
     rows = made.stage([*SPEED[0], *SPEED[1]])
@@ -55,12 +59,17 @@ def roll(lake: StreamLake) -> None:
 
 
 def accept(lake: StreamLake, revision: int) -> None:
-    """The batch layer accepts or restates hour 0, as `Rebuilder` does: an override keeps it out of `main`."""
+    """The batch layer accepts or restates hour 0, as `Rebuilder` does: an override keeps it out of
+    `main`."""
     state = lake.state()
     staged = lake.stage(BATCH[0])
-    letters = (waiting_batch(lake.stage_dead(DEAD_BATCH, "batch"), H[0], revision, datetime.now(UTC)),)
+    letters = (
+        waiting_batch(lake.stage_dead(DEAD_BATCH, "batch"), H[0], revision, datetime.now(UTC)),
+    )
     rest = replace(state.timeline, sealed={H[1]: CUTS[1]})
-    publish = lake.accept(staged, H[0], Accepted(revision, CUTS[0]), timeline=rest, dead_letters=letters)
+    publish = lake.accept(
+        staged, H[0], Accepted(revision, CUTS[0]), timeline=rest, dead_letters=letters
+    )
     if state.overrides.get(H[0], "batch") != "batch":
         publish = replace(publish, changes=(publish.changes[0], Change("main")))
     assert lake.publish(publish) is Outcome.LANDED
@@ -84,11 +93,15 @@ def test_an_hour_is_given_to_the_speed_layer_and_back_in_one_swap_each(lake: Str
     assert choose(lake, "auto", why="it was right") == Served(H[0], "batch", None, True)
     assert (lake.rows("main"), lake.dead("main")) == (BY_BATCH, DEAD_BATCH)
     decisions = [(r.decision, r.served, r.reason, r.revision) for r in history(lake)]
-    assert decisions == [("served", "speed", "the gate was wrong", 1), ("served", "batch", "it was right", 1)]
+    assert decisions == [
+        ("served", "speed", "the gate was wrong", 1),
+        ("served", "batch", "it was right", 1),
+    ]
 
 
 def test_the_override_and_its_swap_land_in_one_commit(lake: StreamLake) -> None:
-    """The hazard: between the two, a merger would undo the swap, or `main` would not be what it says."""
+    """The hazard: between the two, a merger would undo the swap, or `main` would not be what it
+    says."""
     before = {s.snapshot_id for s in lake.table().snapshots()}
     choose(lake, "speed")
     new = [s for s in lake.table().snapshots() if s.snapshot_id not in before]
@@ -105,7 +118,9 @@ def test_repeating_a_choice_changes_nothing(lake: StreamLake) -> None:
     assert len(history(lake)) == 1
 
 
-def test_a_restatement_waits_behind_an_override_and_serves_when_it_is_lifted(lake: StreamLake) -> None:
+def test_a_restatement_waits_behind_an_override_and_serves_when_it_is_lifted(
+    lake: StreamLake,
+) -> None:
     choose(lake, "speed")
     accept(lake, 2)
     assert (lake.rows("main"), lake.dead("main")) == (BY_SPEED, DEAD_SPEED)
@@ -114,7 +129,9 @@ def test_a_restatement_waits_behind_an_override_and_serves_when_it_is_lifted(lak
     assert (lake.rows("main"), lake.dead("main")) == (BY_BATCH, DEAD_BATCH)
 
 
-def test_an_hour_chosen_for_the_speed_layer_before_it_is_accepted_stays_there(lake: StreamLake) -> None:
+def test_an_hour_chosen_for_the_speed_layer_before_it_is_accepted_stays_there(
+    lake: StreamLake,
+) -> None:
     choose(lake, "speed", 1)
     state = lake.state()
     assert state.served_by(H[1]) == "speed"
@@ -128,14 +145,25 @@ def test_an_hour_chosen_for_the_speed_layer_before_it_is_accepted_stays_there(la
         ({"offsets": {0: 2}}, "speed", "the speed layer has not read it to its end"),
         ({"skipped": (H[0],)}, "speed", "the speed layer skipped it, wholly or in part"),
         ({"covered_from": H[1]}, "speed", "the speed layer skipped it, wholly or in part"),
-        ({"accepted": {}, "sealed": {H[0]: CUTS[0]}}, "batch", "the batch layer has not accepted it"),
+        (
+            {"accepted": {}, "sealed": {H[0]: CUTS[0]}},
+            "batch",
+            "the batch layer has not accepted it",
+        ),
     ],
 )
-def test_a_layer_that_does_not_cover_the_hour_is_refused(values: dict[str, Any], choice: Any, reason: str) -> None:
+def test_a_layer_that_does_not_cover_the_hour_is_refused(
+    values: dict[str, Any], choice: Any, reason: str
+) -> None:
     timeline = Timeline(FIRST, H[2], {0: 6}, sealed=values.pop("sealed", {}))
-    offsets, accepted = values.pop("offsets", {0: 6}), values.pop("accepted", {H[0]: Accepted(1, CUTS[0])})
+    offsets, accepted = (
+        values.pop("offsets", {0: 6}),
+        values.pop("accepted", {H[0]: Accepted(1, CUTS[0])}),
+    )
     state = new_state(replace(timeline, **values), offsets, accepted=accepted)
-    with pytest.raises(Refused, match=f"expected the {choice} layer's rows to cover its cut, found that {reason}"):
+    with pytest.raises(
+        Refused, match=f"expected the {choice} layer's rows to cover its cut, found that {reason}"
+    ):
         plan_override(state, H[0], choice)
 
 
@@ -171,7 +199,9 @@ def test_a_publish_that_comes_between_is_taken_in(lake: StreamLake) -> None:
     assert lake.rows("main") == [*BY_SPEED, (H[2], 0, 6)]
 
 
-def test_dead_letters_of_a_swap_that_a_crash_left_behind_are_rolled_forward(lake: StreamLake) -> None:
+def test_dead_letters_of_a_swap_that_a_crash_left_behind_are_rolled_forward(
+    lake: StreamLake,
+) -> None:
     from anabranch.protocol import override
 
     def die(*args: Any) -> Any:
@@ -184,7 +214,9 @@ def test_dead_letters_of_a_swap_that_a_crash_left_behind_are_rolled_forward(lake
             choose(lake, "speed")
     finally:
         override.dead_letters.roll_forward = real  # type: ignore[assignment]
-    assert (lake.rows("main"), lake.dead("main")) == (BY_SPEED, DEAD_BATCH), "the hazard did not happen"
+    assert (lake.rows("main"), lake.dead("main")) == (BY_SPEED, DEAD_BATCH), (
+        "the hazard did not happen"
+    )
     stale = lake.state()
     for _ in range(2):
         roll(lake)
@@ -195,11 +227,15 @@ def test_dead_letters_of_a_swap_that_a_crash_left_behind_are_rolled_forward(lake
     assert lake.dead("main") == DEAD_BATCH
 
 
-def test_an_hour_long_past_is_remembered_again_while_the_speed_layer_is_chosen(lake: StreamLake) -> None:
+def test_an_hour_long_past_is_remembered_again_while_the_speed_layer_is_chosen(
+    lake: StreamLake,
+) -> None:
     """The hazard: a batch branch that is lost afterwards would not show that it lacks the hour."""
     row = ledger.decision(H[0], "accepted", 3, CUTS[0], datetime.now(UTC))
     lake.ledger.record([row])
-    forgotten = Change("batch", properties={"anabranch.accepted": "{}", "anabranch.settled-before": H[1]})
+    forgotten = Change(
+        "batch", properties={"anabranch.accepted": "{}", "anabranch.settled-before": H[1]}
+    )
     publish = Publish(new_id(), (forgotten, Change("main")), lake.state().timeline)
     assert lake.publish(publish) is Outcome.LANDED
     assert lake.state().accepted == {}, "the hazard did not happen"
@@ -242,9 +278,14 @@ def test_the_reason_of_an_override_is_shown_while_it_is_in_force() -> None:
         decide(H[0], "refused", 1, None, NOW, reason="the gate"),
         decide(H[0], "served", 0, None, NOW, reason="why not", served="speed"),
     ]
-    state = new_state(Timeline(FIRST, H[1], {0: 3}, sealed={H[0]: CUTS[0]}), {0: 3}, overrides={H[0]: "speed"})
+    state = new_state(
+        Timeline(FIRST, H[1], {0: 3}, sealed={H[0]: CUTS[0]}), {0: 3}, overrides={H[0]: "speed"}
+    )
     (first, _) = view(state, *rows, at=H[1])
-    assert (first.state, first.reason) == ("refused", "served by speed by choice: why not; the gate")
+    assert (first.state, first.reason) == (
+        "refused",
+        "served by speed by choice: why not; the gate",
+    )
     (first, _) = view(replace(state, overrides={}), *rows, at=H[1])
     assert first.reason == "the gate"
 
@@ -273,12 +314,19 @@ def test_the_command_prints_the_serving_layer_and_refuses_with_exit_code_1(
     }  # fmt: skip
     batch = ("serve-hour", "events", H[1], "--layer", "batch", "--why", "why")
     assert "the batch layer has not accepted it" in run(lake, monkeypatch, *batch, expect=1)
-    assert "found 'yesterday'" in run(lake, monkeypatch, "serve-hour", "events", "yesterday", *batch[3:], expect=2)
+    assert "found 'yesterday'" in run(
+        lake, monkeypatch, "serve-hour", "events", "yesterday", *batch[3:], expect=2
+    )
 
 
 def test_merge_and_hours_show_the_choice(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
     choose(lake, "speed")
     assert f"{H[0]} is served by speed by choice" in run(lake, monkeypatch, "merge", "events")
-    assert json.loads(run(lake, monkeypatch, "merge", "events", "--output", "json"))["overrides"] == {H[0]: "speed"}
+    assert json.loads(run(lake, monkeypatch, "merge", "events", "--output", "json"))[
+        "overrides"
+    ] == {H[0]: "speed"}
     first = json.loads(run(lake, monkeypatch, "hours", "events", "--output", "json"))[0]
-    assert (first["served"], first["reason"]) == ("speed", "served by speed by choice: the gate was wrong")
+    assert (first["served"], first["reason"]) == (
+        "speed",
+        "served by speed by choice: the gate was wrong",
+    )

@@ -29,28 +29,34 @@ from anabranch.protocol.topic_change import adopt
 MINE, OTHER = new_stream(), new_stream(name="refunds", topic="refunds")
 
 
-def apply(folder: Path, stream: Stream, broker: Broker, renamed_from: str | None = None) -> list[str]:
+def apply(
+    folder: Path, stream: Stream, broker: Broker, renamed_from: str | None = None
+) -> list[str]:
     environment = new_environment(folder)
-    return tables.apply(environment, stream, open_lake(environment, stream, renamed_from), broker.adapter)
+    return tables.apply(
+        environment, stream, open_lake(environment, stream, renamed_from), broker.adapter
+    )
 
 
 @pytest.fixture
 def unmarked(tmp_path: Path) -> StreamLake:
     """A table as an older version made it, at topic id t."""
     lake = new_lake(tmp_path)
-    admin.change_table(lake.lake, lake.name, "owner", lambda table, tx: tx.remove_properties(OWNER) and None)
+    admin.change_table(
+        lake.lake, lake.name, "owner", lambda table, tx: tx.remove_properties(OWNER) and None
+    )
     return lake
 
 
-def test_apply_writes_the_stream_into_its_table_and_refuses_another_ones_file(tmp_path: Path) -> None:
+def test_apply_writes_the_stream_into_its_table_and_refuses_another_ones_file(
+    tmp_path: Path,
+) -> None:
     """The hazard: both publish into it in turn, each with the offsets of its own topic."""
     apply(tmp_path, MINE, Broker())
     lake = Lake(new_environment(tmp_path))
     before = lake.load(MINE.table)
     assert read_owner(before) == Owner("events", "events", "cluster")
-    names = (
-        r"streams/refunds.yaml: table games.events: .* belongs to stream events \(streams/events.yaml, topic events\)"
-    )
+    names = r"streams/refunds.yaml: table games.events: .* belongs to stream events \(streams/events.yaml, topic events\)"
     with pytest.raises(AnotherStreamsTable, match=names) as refused:
         apply(tmp_path, OTHER, Broker(id="r"))
     assert refused.value.exit_code == 2
@@ -88,24 +94,36 @@ def with_all_tables(stream: Stream) -> Stream:
         ("events_archive", "event_date"),
     ],
 )
-def test_a_table_beside_another_streams_is_no_streams_table(tmp_path: Path, name: str, column: str) -> None:
-    """The hazard: `apply` wrote the stream into it as its owner, and asked to put the missing columns back."""
+def test_a_table_beside_another_streams_is_no_streams_table(
+    tmp_path: Path, name: str, column: str
+) -> None:
+    """The hazard: `apply` wrote the stream into it as its owner, and asked to put the missing
+    columns back."""
     apply(tmp_path, with_all_tables(MINE), Broker())
     before = locations(tmp_path)
     taken = new_stream(name="refunds", topic="refunds", table=f"games.{name}")
     with pytest.raises(
-        AnotherStreamsTable, match=rf"games\.{name}: expected a stream's rows, found no column {column}"
+        AnotherStreamsTable,
+        match=rf"games\.{name}: expected a stream's rows, found no column {column}",
     ):
         apply(tmp_path, taken, Broker(id="r"))
     assert locations(tmp_path) == before
 
 
-@pytest.mark.parametrize("name", ["events_hours", "events_dead_letters", "events_daily_partials", "events_archive"])
-def test_the_table_of_a_stream_is_no_table_beside_another_streams(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["events_hours", "events_dead_letters", "events_daily_partials", "events_archive"]
+)
+def test_the_table_of_a_stream_is_no_table_beside_another_streams(
+    tmp_path: Path, name: str
+) -> None:
     """The hazard: `apply` added a view's columns to it."""
-    apply(tmp_path, new_stream(name="refunds", topic="refunds", table=f"games.{name}"), Broker(id="r"))
+    apply(
+        tmp_path, new_stream(name="refunds", topic="refunds", table=f"games.{name}"), Broker(id="r")
+    )
     before = locations(tmp_path)
-    with pytest.raises(AnotherStreamsTable, match=rf"games\.{name}: .* found the table of stream refunds"):
+    with pytest.raises(
+        AnotherStreamsTable, match=rf"games\.{name}: .* found the table of stream refunds"
+    ):
         apply(tmp_path, with_all_tables(MINE), Broker())
     assert locations(tmp_path) == before
 
@@ -133,15 +151,24 @@ def test_the_doctor_proposes_no_command_for_anothers_table(tmp_path: Path) -> No
         examine_tables(environment, OTHER, Lake(environment))
     finding = failed(OTHER, refused.value)
     assert finding is not None
-    assert (finding.check, finding.remedy) == (Issue.ANOTHER_STREAMS_TABLE, "another `table:` in streams/refunds.yaml")
+    assert (finding.check, finding.remedy) == (
+        Issue.ANOTHER_STREAMS_TABLE,
+        "another `table:` in streams/refunds.yaml",
+    )
 
 
-def test_a_table_without_an_owner_is_taken_over_by_the_stream_that_reads_its_topic(unmarked: StreamLake) -> None:
+def test_a_table_without_an_owner_is_taken_over_by_the_stream_that_reads_its_topic(
+    unmarked: StreamLake,
+) -> None:
     position = unmarked.state().position
-    with pytest.raises(AnotherStreamsTable, match=r"topic refunds \(id r\), found a position of topic id t"):
+    with pytest.raises(
+        AnotherStreamsTable, match=r"topic refunds \(id r\), found a position of topic id t"
+    ):
         apply(unmarked.folder, OTHER, Broker(id="r"))
     assert read_owner(unmarked.table()) is None
-    assert not take_over(unmarked.lake, MINE, Broker(id=None).adapter, position), "without a topic the owner is unknown"
+    assert not take_over(unmarked.lake, MINE, Broker(id=None).adapter, position), (
+        "without a topic the owner is unknown"
+    )
     assert take_over(unmarked.lake, MINE, Broker().adapter, position)
     assert not take_over(unmarked.lake, MINE, Broker().adapter, position)
     assert read_owner(unmarked.table()) == Owner("events", "events", "cluster")
@@ -198,7 +225,11 @@ def test_two_files_that_name_one_table_are_found_when_all_are_loaded(tmp_path: P
 @pytest.mark.parametrize(
     ("first", "second", "found"),
     [
-        ("{table: web.a}", "{table: web.a_hours}", "table: expected a table of its own, found web.a_hours,"),
+        (
+            "{table: web.a}",
+            "{table: web.a_hours}",
+            "table: expected a table of its own, found web.a_hours,",
+        ),
         (
             "{table: web.a_dead_letters}",
             "{table: web.a}",
@@ -210,7 +241,11 @@ def test_two_files_that_name_one_table_are_found_when_all_are_loaded(tmp_path: P
             "{table: web.a_b, views: {c: {}}}",
             "views.c: expected a table of its own",
         ),
-        ("{table: web.a, views: {b: {}}}", "{table: web.a_b}", "table: expected a table of its own, found web.a_b,"),
+        (
+            "{table: web.a, views: {b: {}}}",
+            "{table: web.a_b}",
+            "table: expected a table of its own, found web.a_b,",
+        ),
         ("{table: web.a, archive: {raw: 1 day}}", "{table: web.a_archive}", "found web.a_archive,"),
         ("{table: web.a}", "{table: web.a_archive}", None),
         ("{table: web.a}", "{table: web.a_egress}", None),

@@ -1,4 +1,5 @@
-"""The publish protocol on a real lake: landed, refused or unknown, and what each of them leaves behind."""
+"""The publish protocol on a real lake: landed, refused or unknown, and what each of them leaves
+behind."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ def lake(tmp_path: Path) -> StreamLake:
 def failing(
     lake: StreamLake, after: bool, error: type[Exception] = ConnectionError, times: int = 1
 ) -> Iterator[list[int]]:
-    """A fail point at our adapter's own boundary: the answer of a commit is lost, after it landed or before."""
+    """A fail point at our adapter's own boundary: the answer of a commit is lost, after it landed
+    or before."""
     catalog, left = lake.lake.catalog, [times]
     real = catalog.commit_table
 
@@ -84,7 +86,9 @@ def test_rows_and_position_become_visible_in_one_commit_on_two_branches(lake: St
 
 
 @pytest.mark.parametrize("moved", BRANCHES)
-def test_a_head_that_moved_on_any_branch_refuses_and_leaves_nothing(lake: StreamLake, moved: str) -> None:
+def test_a_head_that_moved_on_any_branch_refuses_and_leaves_nothing(
+    lake: StreamLake, moved: str
+) -> None:
     staged = lake.stage(ROWS)
     state = lake.state()
     publish = lake.speed(staged, {0: 3}, state)
@@ -99,7 +103,9 @@ def test_a_head_that_moved_on_any_branch_refuses_and_leaves_nothing(lake: Stream
 
 
 @pytest.mark.parametrize("moved", BRANCHES)
-def test_a_head_that_was_set_back_refuses_though_no_snapshot_is_new(lake: StreamLake, moved: str) -> None:
+def test_a_head_that_was_set_back_refuses_though_no_snapshot_is_new(
+    lake: StreamLake, moved: str
+) -> None:
     """The hazard: a rollback adds no snapshot, so only the heads that a commit requires show it."""
     staged, before = lake.stage(ROWS), lake.state().heads[moved]
     lake.move(moved)
@@ -124,7 +130,10 @@ def test_a_refused_swap_that_replaces_files_leaves_nothing(lake: StreamLake) -> 
     files = lake.metadata_files()
     assert lake.publish(publish, state) is Outcome.REFUSED
     assert lake.metadata_files() == files
-    assert lake.publish(lake.accept(staged, FIRST, Accepted(1, Cut("t", {0: (0, 3)})))) is Outcome.LANDED
+    assert (
+        lake.publish(lake.accept(staged, FIRST, Accepted(1, Cut("t", {0: (0, 3)}))))
+        is Outcome.LANDED
+    )
     assert (lake.rows("main"), lake.rows("batch"), lake.rows("speed")) == (ROWS, ROWS, ROWS)
     (main,) = hour_files.files_of(lake.table(), "main", FIRST)
     assert main.file_path == staged.files[0].file_path
@@ -150,7 +159,9 @@ def test_an_answer_lost_is_looked_up_in_the_table(lake: StreamLake, after: bool)
     assert outcome is (Outcome.LANDED if after else Outcome.REFUSED)
     assert lake.rows("main") == (ROWS if after else [])
     if not after:
-        assert lake.publish(lake.speed(staged, {0: 3})) is Outcome.LANDED, "its manifests are still there"
+        assert lake.publish(lake.speed(staged, {0: 3})) is Outcome.LANDED, (
+            "its manifests are still there"
+        )
     assert lake.rows("speed") == ROWS
 
 
@@ -169,7 +180,9 @@ def test_a_publish_with_a_lost_answer_is_found_behind_newer_publishes(lake: Stre
 
 
 def test_every_publish_keeps_the_state_of_a_branch(lake: StreamLake) -> None:
-    first = Publish(new_id(), (Change("main", properties={"anabranch.a": "1"}),), lake.state().timeline)
+    first = Publish(
+        new_id(), (Change("main", properties={"anabranch.a": "1"}),), lake.state().timeline
+    )
     assert lake.publish(first) is Outcome.LANDED
     assert lake.publish(lake.speed(lake.stage(ROWS), {0: 3})) is Outcome.LANDED
     lake.move("batch")
@@ -202,12 +215,18 @@ def test_a_foreign_commit_while_a_publish_is_decided_refuses_it(lake: StreamLake
 
 def test_a_missing_branch_is_an_error_that_names_the_remedy(lake: StreamLake) -> None:
     lake.table().manage_snapshots().remove_branch("batch").commit()
-    with pytest.raises(Terminal, match=r"table games.events: expected branch batch, found none; run `anabranch apply`"):
+    with pytest.raises(
+        Terminal,
+        match=r"table games.events: expected branch batch, found none; run `anabranch apply`",
+    ):
         lake.state()
 
 
-def test_a_speed_branch_that_was_dropped_begins_where_its_rows_in_main_end(lake: StreamLake) -> None:
-    """The hazard: made again from `main` at the stream's first position, it would publish every row a second time."""
+def test_a_speed_branch_that_was_dropped_begins_where_its_rows_in_main_end(
+    lake: StreamLake,
+) -> None:
+    """The hazard: made again from `main` at the stream's first position, it would publish every row
+    a second time."""
     assert lake.publish(lake.speed(lake.stage(ROWS), {0: 3})) is Outcome.LANDED
     lake.move("main")
     lake.table().manage_snapshots().remove_branch("speed").commit()
@@ -223,13 +242,17 @@ def test_a_publish_expires_published_snapshots_and_retains_waiting_ones(lake: St
     mine, waits = lake.stage(ROWS), lake.stage(MORE)
     assert lake.publish(lake.speed(mine, {0: 3})) is Outcome.LANDED
     table = lake.table()
-    assert table.metadata.snapshot_by_id(mine.snapshot_id) is None, "its rows are published: it has done its work"
+    assert table.metadata.snapshot_by_id(mine.snapshot_id) is None, (
+        "its rows are published: it has done its work"
+    )
     assert snapshots.find_staged(table, waits.wap_id) == waits
     assert waits.parent_id is not None
     assert table.metadata.snapshot_by_id(waits.parent_id) is not None
 
 
-def test_only_the_newest_snapshots_stay_beside_heads_tags_and_parents_of_staged_ones(lake: StreamLake) -> None:
+def test_only_the_newest_snapshots_stay_beside_heads_tags_and_parents_of_staged_ones(
+    lake: StreamLake,
+) -> None:
     waits = lake.stage(MORE)
     assert waits.parent_id is not None
     for branch in BRANCHES:
@@ -249,7 +272,8 @@ def test_only_the_newest_snapshots_stay_beside_heads_tags_and_parents_of_staged_
 
 
 def test_the_way_back_to_the_last_publish_survives_expiry(lake: StreamLake) -> None:
-    """The hazard: a snapshot between a foreign head and the last publish goes, and with it what the branch said."""
+    """The hazard: a snapshot between a foreign head and the last publish goes, and with it what the
+    branch said."""
     assert lake.publish(lake.speed(lake.stage(ROWS), {0: 3})) is Outcome.LANDED
     lake.foreign_commit("main")
     lake.foreign_commit("main")
@@ -262,7 +286,9 @@ def test_the_way_back_to_the_last_publish_survives_expiry(lake: StreamLake) -> N
     assert lake.state().branch_properties["main"] == properties
 
 
-def test_a_publish_keeps_about_a_hundred_snapshots(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_publish_keeps_about_a_hundred_snapshots(
+    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert expiry.plan_expiry.__defaults__ == (100,)
     monkeypatch.setattr(expiry.plan_expiry, "__defaults__", (10,))
     for _ in range(15):
@@ -272,7 +298,9 @@ def test_a_publish_keeps_about_a_hundred_snapshots(lake: StreamLake, monkeypatch
 
 def test_staged_rows_of_a_day_ago_are_given_up(lake: StreamLake) -> None:
     staged = lake.stage(ROWS)
-    assert staged.snapshot_id not in expiry.plan_expiry(lake.table(), None, NOW + timedelta(hours=23))
+    assert staged.snapshot_id not in expiry.plan_expiry(
+        lake.table(), None, NOW + timedelta(hours=23)
+    )
     assert staged.snapshot_id in expiry.plan_expiry(lake.table(), None, NOW + timedelta(hours=25))
 
 
@@ -335,7 +363,10 @@ def test_a_tag_keeps_its_snapshot_readable_and_ends_with_its_age(lake: StreamLak
     assert lake.publish(lake.speed(lake.stage(ROWS), {0: 3})) is Outcome.LANDED
     state = lake.state()
     tag = Tag("main-then", state.heads["main"], 60_000)
-    assert lake.publish(Publish(new_id(), (Change("speed"),), state.timeline, tags=(tag,))) is Outcome.LANDED
+    assert (
+        lake.publish(Publish(new_id(), (Change("speed"),), state.timeline, tags=(tag,)))
+        is Outcome.LANDED
+    )
     assert lake.publish(lake.speed(lake.stage(MORE), {0: 5})) is Outcome.LANDED
     ref = lake.table().metadata.refs["main-then"]
     assert ref.snapshot_ref_type == SnapshotRefType.TAG
@@ -377,7 +408,10 @@ def test_decisions_wait_on_the_branch_until_they_are_confirmed(lake: StreamLake)
     timeline = lake.state().timeline
     for i in ("a", "b"):
         row = ledger.decision(FIRST, "sealed", 0, None, NOW, i)
-        assert lake.publish(Publish(new_id(), (Change("speed"),), timeline, decisions=(row,))) is Outcome.LANDED
+        assert (
+            lake.publish(Publish(new_id(), (Change("speed"),), timeline, decisions=(row,)))
+            is Outcome.LANDED
+        )
     assert waiting(lake.state(), "speed", DECISIONS) == ["a", "b"]
     lake.move("speed")
     assert [row.decision_id for row in lake.state().decisions] == ["a", "b"]
@@ -425,7 +459,9 @@ def test_run_decides_again_after_a_decision_that_did_something_first(lake: Strea
     assert lake.rows("main") == ROWS
 
 
-def test_run_without_turns_retries_at_once_and_without_end(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_without_turns_retries_at_once_and_without_end(
+    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
     staged, left = lake.stage(ROWS), list(range(publish_queue.REFUSALS + 1))
 
     def decide() -> Decision[None] | Again:
@@ -435,7 +471,8 @@ def test_run_without_turns_retries_at_once_and_without_end(lake: StreamLake, mon
             lake.move("speed")
         return Decision(state, lake.speed(staged, {0: 3}, state), None)
 
-    # The module's own name, not time.sleep itself: threads of other tests in this process may sleep.
+    # The module's own name, not time.sleep itself: threads of other tests in this process may
+    # sleep.
     own = SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: pytest.fail("it paused"))
     monkeypatch.setattr(publish_module, "time", own)
     assert run(lake.lake, lake.name, decide, "test", timeout=timedelta(0)).landed is not None
@@ -446,10 +483,19 @@ def test_run_without_turns_retries_at_once_and_without_end(lake: StreamLake, mon
 @pytest.mark.usefixtures("no_pause")
 def test_run_with_turns_ends_in_time_whatever_its_decisions_do_first(lake: StreamLake) -> None:
     with pytest.raises(Transient, match="expected a publish within 0:00:01, found 0 refusals"):
-        run(lake.lake, lake.name, lambda: Again.AGAIN, "test", take_turns=True, timeout=timedelta(seconds=1))
+        run(
+            lake.lake,
+            lake.name,
+            lambda: Again.AGAIN,
+            "test",
+            take_turns=True,
+            timeout=timedelta(seconds=1),
+        )
 
 
 def test_run_ends_when_nothing_is_left_to_do(lake: StreamLake) -> None:
     before = log_of(lake)
-    assert run(lake.lake, lake.name, lambda: Decision(lake.state(), None, None), "test").landed is None
+    assert (
+        run(lake.lake, lake.name, lambda: Decision(lake.state(), None, None), "test").landed is None
+    )
     assert log_of(lake) == before

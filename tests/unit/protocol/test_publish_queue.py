@@ -79,7 +79,9 @@ def until(condition: Callable[[], bool], what: str, seconds: float = 120) -> Non
 def move(lake: StreamLake, by: str, own: Lake | None = None) -> Decision[None]:
     """A publish without rows, that says who made it."""
     state = load_state(own or lake.lake, lake.name)
-    return Decision(state, Publish(f"{by}-{new_id()}", (Change("speed"), Change("main")), state.timeline), None)
+    return Decision(
+        state, Publish(f"{by}-{new_id()}", (Change("speed"), Change("main")), state.timeline), None
+    )
 
 
 def published(lake: StreamLake) -> list[str]:
@@ -93,7 +95,8 @@ def published(lake: StreamLake) -> list[str]:
 
 
 class SpeedLoop:
-    """A speed layer that stages for a moment and publishes, again and again, as `MicroBatches` does."""
+    """A speed layer that stages for a moment and publishes, again and again, as `MicroBatches`
+    does."""
 
     def __init__(self, lake: StreamLake, period: float = 0.2) -> None:
         self._lake, self._own, self._period = lake, lake.again(), period
@@ -109,7 +112,9 @@ class SpeedLoop:
                 continue
             if not is_staged:
                 is_staged = self.stop.wait(self._period / 2) or True
-            elif decision.publish is not None and land(self._own, decision.state, decision.publish, datetime.now(UTC)):
+            elif decision.publish is not None and land(
+                self._own, decision.state, decision.publish, datetime.now(UTC)
+            ):
                 self._queue.published()
                 self.published += 1
                 return
@@ -136,15 +141,25 @@ def speeding(lake: StreamLake) -> Iterator[SpeedLoop]:
 
 
 def test_a_queue_is_read_in_request_order_whichever_version_wrote_it() -> None:
-    first, second = Turn("b", 1, 20.0, "merge", "host:1", "2026-11-21T00:00:00+00:00"), Turn("a", 2, 10.0)
-    both = second.to_properties() | first.to_properties() | {"other": "x", f"{TURN}.bad": "{", f"{TURN}.old": '["x"]'}
+    first, second = (
+        Turn("b", 1, 20.0, "merge", "host:1", "2026-11-21T00:00:00+00:00"),
+        Turn("a", 2, 10.0),
+    )
+    both = (
+        second.to_properties()
+        | first.to_properties()
+        | {"other": "x", f"{TURN}.bad": "{", f"{TURN}.old": '["x"]'}
+    )
     assert read_line(both)[-2:] == (first, second)
     assert [(t.id, t.bound) for t in read_line(both)[:2]] == [("bad", 5.0), ("old", 5.0)]
     # A version that knows one turn only wrote its id, and waits for the id of the newest.
     assert read_line({TURN: "c"}) == (Turn("c", 0, 5.0),)
     assert second.to_properties()[TURN] == "a"
     # An invalid value in the property delays no publisher for long.
-    assert read_line({f"{TURN}.x": json.dumps({"number": 1, "bound": 1e9})})[0].bound == publish_queue.LIMIT
+    assert (
+        read_line({f"{TURN}.x": json.dumps({"number": 1, "bound": 1e9})})[0].bound
+        == publish_queue.LIMIT
+    )
 
 
 def test_a_bound_follows_from_the_longest_try() -> None:
@@ -161,7 +176,12 @@ def test_a_turn_is_requested_when_another_refusal_is_likely() -> None:
 def test_the_order_of_waiting_publishers() -> None:
     first, second, third = (Turn(i, n, 10.0) for n, i in enumerate("abc", 1))
     queue = (first, second, third)
-    assert [turn_before(queue, mine) for mine in ("a", "b", "c", None)] == [None, first, first, first]
+    assert [turn_before(queue, mine) for mine in ("a", "b", "c", None)] == [
+        None,
+        first,
+        first,
+        first,
+    ]
     assert turn_before(queue, "b", over="a") is None
     assert turn_before((), None) is None
     assert plan_turn(queue, Turn("d", 0, 10.0)) == Turn("d", 4, 10.0)
@@ -192,7 +212,8 @@ def failing(lake: Lake, times: int, first: Callable[[], Any] = lambda: None) -> 
 
 
 def test_a_turn_requested_against_the_speed_layer_is_set(lake: StreamLake) -> None:
-    """The hazard: the speed layer publishes while the turn is asked for, and the asking itself is refused."""
+    """The hazard: the speed layer publishes while the turn is asked for, and the asking itself is
+    refused."""
     own = lake.again()
     left = failing(own, 3)
     turn = ask_for_turn(own, lake.name, "test")
@@ -214,7 +235,8 @@ def test_a_turn_names_its_publisher_and_purpose(lake: StreamLake) -> None:
 
 
 def test_two_that_ask_at_once_are_both_in_line(lake: StreamLake) -> None:
-    """The hazard: both loaded the table before either asked, and the second to land would undo the first's turn."""
+    """The hazard: both loaded the table before either asked, and the second to land would undo the
+    first's turn."""
     own, others = lake.again(), []
     real = own.catalog.commit_table
 
@@ -286,7 +308,9 @@ def test_an_abandoned_turn_is_removed_after_its_bound(
     assert "from the publish queue after its timeout of 0 s; continuing" in caplog.text
 
 
-def test_an_older_versions_turn_is_waited_for_and_taken_out(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_older_versions_turn_is_waited_for_and_taken_out(
+    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(publish_queue, "BARE_BOUND", 0.3)
     lake.lake.commit(lake.table(), Commit(new_id(), {}, (), set_properties={TURN: "old"}))
     assert YieldToQueue(lake.lake, lake.name).wait_if_first(lake.table().properties)
@@ -316,7 +340,10 @@ time.sleep(600)
 
 def test_a_killed_owner_of_a_turn_delays_the_speed_layer_up_to_its_bound(lake: StreamLake) -> None:
     holder = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(lake.folder)], stdout=subprocess.PIPE, text=True, start_new_session=True
+        [sys.executable, "-c", HOLDER, str(lake.folder)],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     try:
         assert holder.stdout is not None
@@ -333,7 +360,9 @@ def test_a_killed_owner_of_a_turn_delays_the_speed_layer_up_to_its_bound(lake: S
     assert speed.published == 2
 
 
-def test_the_speed_layer_publishes_between_two_turns(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_speed_layer_publishes_between_two_turns(
+    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(publish_queue, "LEAST", 0.3)
     first, second = new_turn(lake), new_turn(lake)
     speed, left = SpeedLoop(lake), []
@@ -362,7 +391,9 @@ def test_a_publish_takes_its_turn_with_it_when_it_lands(lake: StreamLake) -> Non
     assert run(lake.lake, lake.name, decide, "test", take_turns=True).landed is not None
     assert lengths == [0, 1]
     assert line(lake) == []
-    assert lake.table().metadata.last_sequence_number == before + 3, "expected no commit of its own to take it back"
+    assert lake.table().metadata.last_sequence_number == before + 3, (
+        "expected no commit of its own to take it back"
+    )
 
 
 @pytest.mark.usefixtures("at_once")
@@ -390,7 +421,10 @@ def test_a_publish_that_gives_up_takes_its_turn_back(lake: StreamLake, ending: s
         with pytest.raises(ValueError, match="no"):
             publish()
     else:
-        with pytest.raises(Transient, match=r"test: expected a publish within 0:00:02, found \d+ refusals; try again"):
+        with pytest.raises(
+            Transient,
+            match=r"test: expected a publish within 0:00:02, found \d+ refusals; try again",
+        ):
             publish()
     assert tries[1] != []
     assert line(lake) == []
@@ -398,7 +432,8 @@ def test_a_publish_that_gives_up_takes_its_turn_back(lake: StreamLake, ending: s
 
 @pytest.mark.usefixtures("at_once")
 def test_a_turn_that_another_publisher_removed_does_not_stop_a_publish(lake: StreamLake) -> None:
-    """The hazard: its bound passes between the decision and the commit, which is to take back what is gone."""
+    """The hazard: its bound passes between the decision and the commit, which is to take back what
+    is gone."""
     tries = []
 
     def decide() -> Decision[None]:
@@ -419,7 +454,8 @@ def test_a_turn_that_another_publisher_removed_does_not_stop_a_publish(lake: Str
 def test_a_publish_inside_another_ones_decision_uses_the_outer_turn(
     lake: StreamLake, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The hazard: a merge that has to come first waits for the turn of the publish that it is made for."""
+    """The hazard: a merge that has to come first waits for the turn of the publish that it is made
+    for."""
     monkeypatch.setattr(publish_queue, "LEAST", 1.0)
     caplog.set_level(logging.INFO)
     tries = []
@@ -444,7 +480,9 @@ def test_a_publish_inside_another_ones_decision_uses_the_outer_turn(
 
 
 @pytest.mark.usefixtures("at_once")
-def test_a_publisher_that_was_too_slow_joins_the_queue_again(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_publisher_that_was_too_slow_joins_the_queue_again(
+    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: dict[str, list[list[str]]] = {"slow": [], "quick": []}
     out, own = threading.Event(), lake.again()
 
@@ -489,7 +527,12 @@ def test_a_publish_of_seconds_lands_against_a_speed_layer_that_publishes_continu
         return decision
 
     with speeding(lake) as speed:
-        assert run(own, lake.name, decide, "test", take_turns=True, timeout=timedelta(minutes=2)).landed is not None
+        assert (
+            run(
+                own, lake.name, decide, "test", take_turns=True, timeout=timedelta(minutes=2)
+            ).landed
+            is not None
+        )
         before = speed.published
         until(lambda: speed.published > before, "the speed layer to go on")
     # The hazard: without a turn it is refused.
@@ -499,7 +542,9 @@ def test_a_publish_of_seconds_lands_against_a_speed_layer_that_publishes_continu
 
 
 @pytest.mark.usefixtures("at_once")
-def test_two_batch_publishes_and_a_maintenance_at_once_land_in_request_order(lake: StreamLake) -> None:
+def test_two_batch_publishes_and_a_maintenance_at_once_land_in_request_order(
+    lake: StreamLake,
+) -> None:
     names, all_asked = ("hour", "rebuild", "maintain"), threading.Event()
     tries: dict[str, int] = dict.fromkeys(names, 0)
 
@@ -521,7 +566,9 @@ def test_two_batch_publishes_and_a_maintenance_at_once_land_in_request_order(lak
         landing = []
         for number, name in enumerate(names, 1):
             landing.append(pool.submit(publish, name))
-            until(lambda n=number: len(line(lake)) == n or landing[-1].done(), f"{name} to be in line")  # type: ignore[misc]
+            until(
+                lambda n=number: len(line(lake)) == n or landing[-1].done(), f"{name} to be in line"
+            )  # type: ignore[misc]
             assert not landing[-1].done(), landing[-1].result()
         assert [t.what for t in read_line(lake.table().properties)] == list(names)
         all_asked.set()

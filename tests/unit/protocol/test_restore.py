@@ -1,4 +1,5 @@
-"""Lost and recreated state: a branch begins at `main`, accepted hours stay accepted, the ledger is written again."""
+"""Lost and recreated state: a branch begins at `main`, accepted hours stay accepted, the ledger is
+written again."""
 
 from __future__ import annotations
 
@@ -45,10 +46,14 @@ NOW = datetime.now(UTC)
 
 @pytest.fixture
 def lake(tmp_path: Path) -> StreamLake:
-    """Hours 0 and 1 accepted, hour 2 sealed and waiting, hour 3 open; all published by the speed layer."""
+    """Hours 0 and 1 accepted, hour 2 sealed and waiting, hour 3 open; all published by the speed
+    layer."""
     sealed = {H[i]: CUTS[i] for i in range(3)}
     made = new_lake(tmp_path, timeline=Timeline(FIRST, H[3], {0: 9}, sealed=sealed))
-    assert made.publish(made.speed(made.stage([r for rows in SPEED.values() for r in rows]), {0: 9})) is Outcome.LANDED
+    assert (
+        made.publish(made.speed(made.stage([r for rows in SPEED.values() for r in rows]), {0: 9}))
+        is Outcome.LANDED
+    )
     for i in (0, 1):
         accept(made, i)
     return made
@@ -58,7 +63,10 @@ def accept(lake: StreamLake, i: int, revision: int = 1) -> None:
     timeline = lake.state().timeline
     rest = replace(timeline, sealed={h: c for h, c in timeline.sealed.items() if h != H[i]})
     staged = lake.stage(BATCH[i])
-    assert lake.publish(lake.accept(staged, H[i], Accepted(revision, CUTS[i]), timeline=rest)) is Outcome.LANDED
+    assert (
+        lake.publish(lake.accept(staged, H[i], Accepted(revision, CUTS[i]), timeline=rest))
+        is Outcome.LANDED
+    )
 
 
 def drop(lake: StreamLake, branch: str) -> None:
@@ -83,7 +91,8 @@ MAIN = [*BATCH[0], *BATCH[1], *SPEED[2]]
 
 
 def test_hours_accepted_stay_accepted_when_the_batch_branch_is_dropped(lake: StreamLake) -> None:
-    """The hazard: begun again without them, the hours would be the speed layer's, and their rows in `main` too."""
+    """The hazard: begun again without them, the hours would be the speed layer's, and their rows in
+    `main` too."""
     before = lake.state()
     assert lake.rows("main") == MAIN
     drop(lake, "batch")
@@ -100,8 +109,11 @@ def test_hours_accepted_stay_accepted_when_the_batch_branch_is_dropped(lake: Str
     assert lake.rows("batch") == lake.rows("main")
 
 
-def test_an_hour_given_to_the_speed_layer_is_not_on_a_recreated_batch_branch(lake: StreamLake) -> None:
-    """The hazard: `main` holds the speed layer's rows of it, so the new branch does too; they prove nothing."""
+def test_an_hour_given_to_the_speed_layer_is_not_on_a_recreated_batch_branch(
+    lake: StreamLake,
+) -> None:
+    """The hazard: `main` holds the speed layer's rows of it, so the new branch does too; they prove
+    nothing."""
     give_to_speed(lake, 1)
     served = [*BATCH[0], *SPEED[1], *SPEED[2]]
     assert lake.rows("main") == served
@@ -112,7 +124,9 @@ def test_an_hour_given_to_the_speed_layer_is_not_on_a_recreated_batch_branch(lak
         state = lake.state()
         assert set(state.accepted) == {H[0]}
         assert not state.is_accepted(H[1])
-        assert state.timeline.sealed == {H[1]: CUTS[1], H[2]: CUTS[2]}, "it does not wait to be rebuilt"
+        assert state.timeline.sealed == {H[1]: CUTS[1], H[2]: CUTS[2]}, (
+            "it does not wait to be rebuilt"
+        )
         # The lifted override gives it to no other layer; and a publish in between loses no state.
         lifted = Change("main", properties={OVERRIDES: "{}"})
         assert lake.publish(Publish(new_id(), (lifted,), state.timeline)) is Outcome.LANDED
@@ -133,7 +147,9 @@ def test_a_batch_branch_that_was_set_back_rebuilds_what_it_lost(lake: StreamLake
     assert state.timeline.sealed == {H[2]: CUTS[2]}
 
 
-def test_a_main_that_was_set_back_loses_rows_until_it_is_merged_and_no_decision(lake: StreamLake) -> None:
+def test_a_main_that_was_set_back_loses_rows_until_it_is_merged_and_no_decision(
+    lake: StreamLake,
+) -> None:
     accept(lake, 2)
     back = lake.state().heads["main"]
     give_to_speed(lake, 1)
@@ -146,24 +162,40 @@ def test_a_main_that_was_set_back_loses_rows_until_it_is_merged_and_no_decision(
     lake.table().manage_snapshots().rollback_to_snapshot(back).commit()
     assert lake.rows("main") != rows
     state = lake.state()
-    assert (state.timeline, state.accepted, state.overrides) == (before.timeline, before.accepted, before.overrides)
+    assert (state.timeline, state.accepted, state.overrides) == (
+        before.timeline,
+        before.accepted,
+        before.overrides,
+    )
     assert [row.hour for row in state.decisions] == [H[3]], "it waits for the ledger"
-    # A publish in between, or an empty one that fences a commit off, loses no decision, and merges nothing.
+    # A publish in between, or an empty one that fences a commit off, loses no decision, and merges
+    # nothing.
     fence = plan_fence(lake.table(), Commit("lost", state.heads, (Change("main"),)))
     assert lake.lake.land(lake.table(), fence) is not None
     assert lake.state().timeline == before.timeline
-    assert lake.publish(Publish(new_id(), (Change("speed"), Change("main")), state.timeline)) is Outcome.LANDED
+    assert (
+        lake.publish(Publish(new_id(), (Change("speed"), Change("main")), state.timeline))
+        is Outcome.LANDED
+    )
     assert not lake.state().is_merged
     merge(lake.lake, lake.stream)
     state = lake.state()
     assert lake.rows("main") == rows
-    assert (state.timeline, state.accepted, state.overrides) == (before.timeline, before.accepted, before.overrides)
+    assert (state.timeline, state.accepted, state.overrides) == (
+        before.timeline,
+        before.accepted,
+        before.overrides,
+    )
     assert state.is_merged
 
 
-def test_an_accepted_hour_that_an_older_version_writes_as_sealed_stays_accepted(lake: StreamLake) -> None:
+def test_an_accepted_hour_that_an_older_version_writes_as_sealed_stays_accepted(
+    lake: StreamLake,
+) -> None:
     empty = Cut("t", {0: (9, 9)})
-    timeline = replace(lake.state().timeline, open=shift(H[3], 1), sealed={H[2]: CUTS[2], H[3]: empty})
+    timeline = replace(
+        lake.state().timeline, open=shift(H[3], 1), sealed={H[2]: CUTS[2], H[3]: empty}
+    )
     assert lake.publish(Publish(new_id(), (Change("main"),), timeline)) is Outcome.LANDED
     publish = plan_acceptance_of_empty(lake.state(), [H[3]], "empty", NOW)
     assert publish is not None and lake.publish(publish) is Outcome.LANDED
@@ -173,7 +205,9 @@ def test_an_accepted_hour_that_an_older_version_writes_as_sealed_stays_accepted(
     assert lake.state().is_accepted(H[3])
 
 
-def test_a_batch_branch_dropped_before_it_accepted_anything_has_accepted_nothing(tmp_path: Path) -> None:
+def test_a_batch_branch_dropped_before_it_accepted_anything_has_accepted_nothing(
+    tmp_path: Path,
+) -> None:
     lake = new_lake(tmp_path)
     assert lake.publish(lake.speed(lake.stage([(FIRST, 0, 0)]), {0: 1})) is Outcome.LANDED
     drop(lake, "batch")
@@ -183,7 +217,10 @@ def test_a_batch_branch_dropped_before_it_accepted_anything_has_accepted_nothing
 
 
 def branch_properties(accepted: dict[str, int], **values: Any) -> dict[str, str]:
-    hours = {H[i]: Accepted(r, CUTS[i]).as_dict() for i, r in ((H.index(h), r) for h, r in accepted.items())}
+    hours = {
+        H[i]: Accepted(r, CUTS[i]).as_dict()
+        for i, r in ((H.index(h), r) for h, r in accepted.items())
+    }
     return {ACCEPTED: json.dumps(hours)} | values
 
 
@@ -260,7 +297,12 @@ def test_two_processes_that_restore_at_once_write_each_row_once(lake: StreamLake
 
 
 def test_a_forgotten_hour_is_restored_as_accepted_without_its_cut() -> None:
-    state = new_state(Timeline(H[0], H[2], {0: 6}), {0: 6}, accepted={H[1]: Accepted(4, CUTS[1])}, settled_before=H[1])
+    state = new_state(
+        Timeline(H[0], H[2], {0: 6}),
+        {0: 6},
+        accepted={H[1]: Accepted(4, CUTS[1])},
+        settled_before=H[1],
+    )
     rows = plan_rows(state, (), {H[0]: 7}, {}, NOW)
     assert [(r.hour, r.decision, r.revision, r.good, r.cut) for r in rows] == [
         (H[0], "accepted", 1, 7, None), (H[1], "accepted", 4, 0, CUTS[1]),

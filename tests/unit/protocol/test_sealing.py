@@ -1,4 +1,5 @@
-"""What a decision makes of Kafka's answers and of a table that moved on since they were asked for."""
+"""What a decision makes of Kafka's answers and of a table that moved on since they were asked
+for."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ NOW = datetime(2026, 11, 21, 1, 10, tzinfo=UTC)
 
 
 class Kafka:
-    """Answers as a broker would whose topic has these partitions, without a record after the hour."""
+    """Answers as a broker would whose topic has these partitions, without a record after the
+    hour."""
 
     def __init__(self, ends: dict[int, int], topic_id: str = "t") -> None:
         self._ends, self._topic_id = ends, topic_id
@@ -52,10 +54,14 @@ class Kafka:
     def first_from(self, topic: Topic, when: datetime) -> dict[int, Stamped | None]:
         return dict.fromkeys(self._ends)
 
-    def first_later(self, topic: Topic, records: Mapping[int, Stamped]) -> dict[int, Stamped | None]:
+    def first_later(
+        self, topic: Topic, records: Mapping[int, Stamped]
+    ) -> dict[int, Stamped | None]:
         return {}
 
-    def stamps_from(self, topic: Topic, starts: Offsets, ends: Offsets, count: int) -> dict[int, Window]:
+    def stamps_from(
+        self, topic: Topic, starts: Offsets, ends: Offsets, count: int
+    ) -> dict[int, Window]:
         return dict.fromkeys(starts, ())
 
 
@@ -68,7 +74,8 @@ def asked(state: State, kafka: Kafka) -> KafkaOffsets:
 
 
 def test_a_partition_that_was_published_meanwhile_is_requested_again() -> None:
-    """The hazard: an answer that is older than the position stops the stream, as if Kafka had lost the partition."""
+    """The hazard: an answer that is older than the position stops the stream, as if Kafka had lost
+    the partition."""
     before, after = state_of({0: 2}), state_of({0: 2, 1: 1})
     old = asked(before, Kafka({0: 2}))
     assert resolve_state(after, old) is None
@@ -99,7 +106,8 @@ def test_hours_that_ended_meanwhile_are_requested_again() -> None:
 def test_a_long_backlog_is_sealed_in_commits_of_bounded_size_and_written_down_between_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The hazard: what waits for the ledger is as long as the backlog, in every snapshot of the branch."""
+    """The hazard: what waits for the ledger is as long as the backlog, in every snapshot of the
+    branch."""
     monkeypatch.setattr(sealing, "SEALED_AT_ONCE", 3)
     first = hour_of(datetime.now(UTC) - timedelta(hours=8))
     lake = new_lake(tmp_path, timeline=Timeline(first, first, {0: 0}))
@@ -125,7 +133,8 @@ def test_a_long_backlog_is_sealed_in_commits_of_bounded_size_and_written_down_be
 
 
 def _closed_hours(folder: Path, first: str) -> tuple[StreamLake, Rebuilder]:
-    """A stream with four ended hours, of which the second has a record. Its clock is in the middle of the next hour."""
+    """A stream with four ended hours, of which the second has a record. Its clock is in the middle
+    of the next hour."""
     lake = new_lake(folder, timeline=Timeline(first, first, {0: 0}))
     ahead = start_of(shift(first, 4)) + timedelta(minutes=30) - datetime.now(UTC)
     lake.lake.__dict__["clock"] = Clock(None, lambda: datetime.now(UTC) + ahead)
@@ -150,10 +159,20 @@ def test_hours_without_records_are_accepted_by_the_commit_that_seals_them(tmp_pa
     assert len(joined.state().table.metadata.metadata_log) == before + 1
     # What the seal and the acceptance publish one after the other.
     expected, found = apart.state(), joined.state()
-    for name in ("timeline", "position", "accepted", "settled_before", "overrides", "retained_hours"):
+    for name in (
+        "timeline",
+        "position",
+        "accepted",
+        "settled_before",
+        "overrides",
+        "retained_hours",
+    ):
         assert getattr(found, name) == getattr(expected, name), name
     assert found.is_merged and complete_through(found) == complete_through(expected) == first
-    rows = [sorted((r.hour, r.decision, r.offsets) for r in lake.ledger.history()) for lake in (apart, joined)]
+    rows = [
+        sorted((r.hour, r.decision, r.offsets) for r in lake.ledger.history())
+        for lake in (apart, joined)
+    ]
     assert rows[0] == rows[1] and len(rows[1]) == 7
     of_an_hour = [r.decision for r in joined.ledger.history([first])]
     assert of_an_hour == ["sealed", "accepted"], "the newest row is the hour's state"
@@ -170,7 +189,8 @@ def _idle_until(lake: StreamLake, rebuilder: Rebuilder, hour: str) -> Rebuilder:
 
 
 def test_a_seal_states_which_dead_letters_are_complete(tmp_path: Path) -> None:
-    """The hazard: a job dies before the ledger states it, and every later run looks for the dead letters again."""
+    """The hazard: a job dies before the ledger states it, and every later run looks for the dead
+    letters again."""
     first = hour_of(datetime.now(UTC) - timedelta(hours=3))
     second = shift(first, 1)
     lake, rebuilder = _closed_hours(tmp_path, first)
@@ -178,7 +198,9 @@ def test_a_seal_states_which_dead_letters_are_complete(tmp_path: Path) -> None:
     accepted = Accepted(1, lake.state().timeline.sealed[second])
     dead = (waiting_batch(lake.stage_dead([(second, 0, 0)], "batch"), second, 1, NOW),)
     publish = plan_publish(
-        lake.state(), [Rebuilt(second, accepted, lake.stage([]), dead, HourAccount())], datetime.now(UTC)
+        lake.state(),
+        [Rebuilt(second, accepted, lake.stage([]), dead, HourAccount())],
+        datetime.now(UTC),
     )
     assert lake.publish(publish) is Outcome.LANDED
     assert _idle_until(lake, rebuilder, shift(first, 4)).seal(None).hours == (shift(first, 4),)
@@ -194,7 +216,9 @@ def _moved(lake: StreamLake, before: State) -> set[str]:
 
 
 @pytest.mark.parametrize("lost", ["", "speed", "batch", "main"])
-def test_hours_without_records_move_main_alone_and_outlast_a_branch_that_is_set_back(tmp_path: Path, lost: str) -> None:
+def test_hours_without_records_move_main_alone_and_outlast_a_branch_that_is_set_back(
+    tmp_path: Path, lost: str
+) -> None:
     first = hour_of(datetime.now(UTC) - timedelta(hours=3))
     lake, rebuilder = _closed_hours(tmp_path, first)
     rebuilder = _idle_until(lake, rebuilder, shift(first, 3))
@@ -214,7 +238,9 @@ def test_hours_without_records_move_main_alone_and_outlast_a_branch_that_is_set_
     assert {row.hour for row in found.decisions} >= idle
 
 
-def test_a_seal_of_an_hour_with_records_or_of_a_topic_not_seen_before_moves_the_speed_branch(tmp_path: Path) -> None:
+def test_a_seal_of_an_hour_with_records_or_of_a_topic_not_seen_before_moves_the_speed_branch(
+    tmp_path: Path,
+) -> None:
     first = hour_of(datetime.now(UTC) - timedelta(hours=3))
     lake, rebuilder = _closed_hours(tmp_path / "records", first)
     before = lake.state()
@@ -258,13 +284,18 @@ def test_nothing_to_seal_is_no_publish() -> None:
     assert plan_sealing(decided, timedelta(0), "id") is None
 
 
-def batch(lake: StreamLake, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[Result, bool]:
-    """`anabranch batch events ARGUMENTS` on a lake: what it says, and whether it would start Spark."""
+def batch(
+    lake: StreamLake, monkeypatch: pytest.MonkeyPatch, *arguments: str
+) -> tuple[Result, bool]:
+    """`anabranch batch events ARGUMENTS` on a lake: what it says, and whether it would start
+    Spark."""
     submitted: list[str] = []
     job = Job(lake.environment, lake.stream, lake.lake, Broker(log={0: []}).adapter)
     monkeypatch.setattr("anabranch.cli.jobs.open_stream", lambda stream, conf: job)
     monkeypatch.setattr("anabranch.cli.jobs._java_options", lambda *_: [])
-    monkeypatch.setattr("anabranch.spark.submit.submit_streams", lambda layer, *_: submitted.append(layer))
+    monkeypatch.setattr(
+        "anabranch.spark.submit.submit_streams", lambda layer, *_: submitted.append(layer)
+    )
     return CliRunner().invoke(main, ["batch", "events", *arguments]), submitted == ["batch_layer"]
 
 
@@ -276,9 +307,14 @@ def test_an_open_hour_is_refused_before_spark_starts_and_nothing_else_is_sealed(
     running = hour_of(datetime.now(UTC) + timedelta(minutes=5))
     ended = shift(running, -2)
     lake = new_lake(tmp_path, timeline=Timeline(ended, ended, {0: 0}))
-    done, is_submitted = batch(lake, monkeypatch, "--hour", span.format(open=running, ended=ended), *flags)
+    done, is_submitted = batch(
+        lake, monkeypatch, "--hour", span.format(open=running, ended=ended), *flags
+    )
     assert (done.exit_code, is_submitted) == (NotYet.exit_code, False)
-    assert f"hour {running}: expected it to be sealed, found it open; it can be sealed from" in done.output
+    assert (
+        f"hour {running}: expected it to be sealed, found it open; it can be sealed from"
+        in done.output
+    )
     assert lake.state().timeline.open == ended
 
 
@@ -297,7 +333,9 @@ def test_an_hour_that_ended_or_that_an_adoption_sealed_early_goes_to_the_job(
 ) -> None:
     running = hour_of(datetime.now(UTC) + timedelta(minutes=5))
     cut = Cut("t", {0: (0, 0)})
-    lake = new_lake(tmp_path, timeline=Timeline(running, shift(running, 1), {0: 0}, sealed={running: cut}))
+    lake = new_lake(
+        tmp_path, timeline=Timeline(running, shift(running, 1), {0: 0}, sealed={running: cut})
+    )
     for hour in (running, shift(running, -2)):
         done, is_submitted = batch(lake, monkeypatch, "--hour", hour)
         assert is_submitted, done.output

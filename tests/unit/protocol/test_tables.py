@@ -1,4 +1,5 @@
-"""A stream's columns and its table's: what apply adds, what it refuses, and what a job says that finds them apart."""
+"""A stream's columns and its table's: what apply adds, what it refuses, and what a job says that
+finds them apart."""
 
 from __future__ import annotations
 
@@ -17,7 +18,10 @@ from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.schema_evolution import evolve
 from anabranch.protocol.apply import require_columns, rows_columns, rows_schema
 
-NESTED = "id STRING NOT NULL, n INT, x STRUCT<at: TIMESTAMP, deep: STRUCT<m: MAP<STRING, ARRAY<INT>>>>, tags ARRAY<INT>"
+NESTED = (
+    "id STRING NOT NULL, n INT, x STRUCT<at: TIMESTAMP, deep: STRUCT<m: MAP<STRING, "
+    "ARRAY<INT>>>>, tags ARRAY<INT>"
+)
 
 
 def stream_of(ddl: str) -> Stream:
@@ -31,7 +35,9 @@ def table_of(folder: Path, ddl: str) -> tuple[Lake, Table]:
 
 
 @pytest.mark.parametrize("ddl", ["id STRING NOT NULL, n INT", NESTED])
-def test_a_table_that_apply_created_belongs_to_the_stream_and_is_not_changed(tmp_path: Path, ddl: str) -> None:
+def test_a_table_that_apply_created_belongs_to_the_stream_and_is_not_changed(
+    tmp_path: Path, ddl: str
+) -> None:
     lake, table = table_of(tmp_path, ddl)
     require_columns(table, stream_of(ddl))
     assert evolve(lake, "games.other", rows_columns(stream_of(ddl))) == []
@@ -55,7 +61,8 @@ def test_a_job_with_other_columns_than_the_table_names_the_command_to_run(
 ) -> None:
     _, table = table_of(tmp_path, NESTED)
     with pytest.raises(
-        Terminal, match="run `anabranch apply events`, then restart the jobs that were started before it"
+        Terminal,
+        match="run `anabranch apply events`, then restart the jobs that were started before it",
     ) as error:
         require_columns(table, stream_of(ddl))
     assert message in str(error.value)
@@ -63,5 +70,7 @@ def test_a_job_with_other_columns_than_the_table_names_the_command_to_run(
 
 def test_a_job_whose_file_apply_would_refuse_has_the_same_error(tmp_path: Path) -> None:
     _, table = table_of(tmp_path, NESTED)
-    with pytest.raises(Terminal, match=r"expected column id string, found string NOT NULL; .* put NOT NULL back"):
+    with pytest.raises(
+        Terminal, match=r"expected column id string, found string NOT NULL; .* put NOT NULL back"
+    ):
         require_columns(table, stream_of(NESTED.replace("id STRING NOT NULL", "id STRING")))

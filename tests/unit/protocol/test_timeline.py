@@ -1,6 +1,8 @@
-"""Hours and cuts under both layers: a simulated log, a moving clock, and every publish that may happen in between.
+"""Hours and cuts under both layers: a simulated log, a moving clock, and every publish that may
+happen in between.
 
-The central property: the hour under which the speed layer published an offset is the hour of the cut that holds it.
+The central property: the hour under which the speed layer published an offset is the hour of the
+cut that holds it.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ def millis(when: datetime) -> int:
 
 @dataclass
 class World:
-    """A log, a clock and a table; publishes are atomic, as the heads that a commit requires make them."""
+    """A log, a clock and a table; publishes are atomic, as the heads that a commit requires make
+    them."""
 
     grace: timedelta = timedelta(0)
     at_once: int | None = None
@@ -43,7 +46,9 @@ class World:
     log: dict[int, list[int]] = field(default_factory=lambda: {0: [], 1: []})
     held_at: dict[int, int] = field(default_factory=dict)
     position: Position = field(default_factory=lambda: Position("t", {0: 0, 1: 0}))
-    timeline: Timeline = field(default_factory=lambda: Timeline(hour_of(BEGIN), hour_of(BEGIN), {0: 0, 1: 0}))
+    timeline: Timeline = field(
+        default_factory=lambda: Timeline(hour_of(BEGIN), hour_of(BEGIN), {0: 0, 1: 0})
+    )
     accepted: dict[str, Accepted] = field(default_factory=dict)
     answers: dict[str, KafkaOffsets] = field(default_factory=dict)
     seen: Seen = field(default_factory=dict)
@@ -66,16 +71,22 @@ class World:
             records[p] = next((Stamped(o, ts) for o, ts in decided if ts >= millis(when)), None)
         return records
 
-    def first_later(self, topic: Topic, records: Mapping[int, Stamped]) -> dict[int, Stamped | None]:
+    def first_later(
+        self, topic: Topic, records: Mapping[int, Stamped]
+    ) -> dict[int, Stamped | None]:
         later: dict[int, Stamped | None] = {}
         for p, record in records.items():
             decided = enumerate(self.log[p][: self.stable(p)])
             later[p] = next((Stamped(o, ts) for o, ts in decided if ts > record.timestamp_ms), None)
         return later
 
-    def stamps_from(self, topic: Topic, starts: Offsets, ends: Offsets, count: int) -> dict[int, Window]:
+    def stamps_from(
+        self, topic: Topic, starts: Offsets, ends: Offsets, count: int
+    ) -> dict[int, Window]:
         return {
-            p: tuple(Stamped(o, ts) for o, ts in enumerate(self.log[p]) if start <= o < ends[p])[:count]
+            p: tuple(Stamped(o, ts) for o, ts in enumerate(self.log[p]) if start <= o < ends[p])[
+                :count
+            ]
             for p, start in starts.items()
         }
 
@@ -91,7 +102,9 @@ class World:
         return self.position.with_partitions(tuple(self.log))
 
     def ask(self, grace: timedelta, needed: Offsets | None = None) -> KafkaOffsets:
-        return sealing.ask(self, "events", self.state, self.now, grace, needed, self.seen, self.at_once)
+        return sealing.ask(
+            self, "events", self.state, self.now, grace, needed, self.seen, self.at_once
+        )
 
     def decide(self, who: str, grace: timedelta, needed: Offsets | None = None) -> ResolvedState:
         answer = self.answers.pop(who, None) or self.ask(grace, needed)
@@ -104,7 +117,9 @@ class World:
         return new_state(self.timeline, position=self.bound(), accepted=self.accepted)
 
     def speed(self, at_most: dict[int, int]) -> None:
-        ends = {p: min(self.stable(p), self.bound().offsets[p] + at_most.get(p, 0)) for p in self.log}
+        ends = {
+            p: min(self.stable(p), self.bound().offsets[p] + at_most.get(p, 0)) for p in self.log
+        }
         self.speed_publish({p: (self.bound().offsets[p], e) for p, e in ends.items()})
 
     def speed_publish(self, ranges: dict[int, tuple[int, int]]) -> None:
@@ -118,12 +133,23 @@ class World:
                 return
             assert classify(ranges, position.offsets) is not S.AHEAD
             left = trim(ranges, position.offsets)
-            known = hours.hour_ranges(decided.timeline, self.state.cuts, position.offsets, decided.now)
+            known = hours.hour_ranges(
+                decided.timeline, self.state.cuts, position.offsets, decided.now
+            )
             todo = within_hours(left, known)
-            assert todo or decided.timeline != self.timeline, "nothing is published and nothing decided"
+            assert todo or decided.timeline != self.timeline, (
+                "nothing is published and nothing decided"
+            )
             by_hour = assign(todo, known)
-            given = [(p, o, h) for h, part in by_hour.items() for p, (s, e) in part.items() for o in range(s, e)]
-            assert sorted((p, o) for p, o, _ in given) == [(p, o) for p in sorted(todo) for o in range(*todo[p])]
+            given = [
+                (p, o, h)
+                for h, part in by_hour.items()
+                for p, (s, e) in part.items()
+                for o in range(s, e)
+            ]
+            assert sorted((p, o) for p, o, _ in given) == [
+                (p, o) for p in sorted(todo) for o in range(*todo[p])
+            ]
             for p, o, hour in given:
                 assert (p, o) not in self.under, "published twice"
                 self.under[p, o] = hour
@@ -142,7 +168,9 @@ class World:
                 position = decided.position
                 if plan_catch_up(self.state, position.offsets) != step:
                     continue
-                self.skipped |= {(p, o) for p, e in step.to.items() for o in range(position.offsets.get(p, 0), e)}
+                self.skipped |= {
+                    (p, o) for p, e in step.to.items() for o in range(position.offsets.get(p, 0), e)
+                }
                 assert step.to != position.offsets
                 self.publish(decided.timeline, Position(self.id, step.to))
             else:
@@ -164,7 +192,9 @@ class World:
 
     def accept(self, which: int) -> None:
         waiting = [
-            h for h, c in sorted(self.timeline.sealed.items()) if not gone_from_kafka(self.timeline, self.id, h, c)
+            h
+            for h, c in sorted(self.timeline.sealed.items())
+            if not gone_from_kafka(self.timeline, self.id, h, c)
         ]
         if waiting:
             hour = waiting[which % len(waiting)]
@@ -173,10 +203,15 @@ class World:
             self.publish(replace(self.timeline, sealed=rest), self.position)
 
     def adopt(self, kept: dict[int, int] | None) -> None:
-        """The topic is made again, or (`kept`) its log loses its end; an operator adopts what there is now."""
+        """The topic is made again, or (`kept`) its log loses its end; an operator adopts what there
+        is now."""
         position = self.bound()
         ends = {p: min(kept.get(p, e), e) for p, e in position.offsets.items()} if kept else {}
-        begins = {p: e for p, e in ends.items() if e < position.offsets[p]} if kept else dict.fromkeys(self.log, 0)
+        begins = (
+            {p: e for p, e in ends.items() if e < position.offsets[p]}
+            if kept
+            else dict.fromkeys(self.log, 0)
+        )
         if not begins:
             return
         accepted = {h: a.cut for h, a in self.accepted.items()}
@@ -188,14 +223,25 @@ class World:
             hold = self.cuts | {h: adopted.timeline.sealed[h] for h in adopted.sealed}
             comparable = [cut for h, cut in hold.items() if h >= self.timeline.since]
             read = [(p, end) for cut in comparable for p, end in cut.ends.items()]
-            assert all(left.ended[p] >= end for p, end in read), "should the log come back, it would be read twice"
+            assert all(left.ended[p] >= end for p, end in read), (
+                "should the log come back, it would be read twice"
+            )
         cuts = self.cuts | {h: adopted.timeline.sealed[h] for h in adopted.sealed}
         assert adopted.sealed, "no hour is sealed, so the one at hand would mix two logs"
         for (p, o), hour in self.under.items():
             s, e = cuts[hour].ranges[p]
             assert s <= o < e, "published offsets are in no cut of the old log"
-        lost = {(h, p, o) for h, part in adopted.lost.items() for p, (s, e) in part.items() for o in range(s, e)}
-        waiting = {h: c for h, c in cuts.items() if h not in accepted and gone_from_kafka(adopted.timeline, id, h, c)}
+        lost = {
+            (h, p, o)
+            for h, part in adopted.lost.items()
+            for p, (s, e) in part.items()
+            for o in range(s, e)
+        }
+        waiting = {
+            h: c
+            for h, c in cuts.items()
+            if h not in accepted and gone_from_kafka(adopted.timeline, id, h, c)
+        }
         assert lost == {
             (h, p, o)
             for h, cut in waiting.items()
@@ -220,10 +266,14 @@ class World:
     # What must hold after every publish
 
     def check(self) -> None:
-        bounds = {h: dict(b) for h, b in self.timeline.boundaries.items()} | {h: c.ends for h, c in self.cuts.items()}
+        bounds = {h: dict(b) for h, b in self.timeline.boundaries.items()} | {
+            h: c.ends for h, c in self.cuts.items()
+        }
         for hour, ends in bounds.items():
             for p, end in ends.items():
-                assert self.used.setdefault((hour, p), end) == end, "an end that was used has changed"
+                assert self.used.setdefault((hour, p), end) == end, (
+                    "an end that was used has changed"
+                )
         in_order = sorted(self.cuts)
         start: Offsets = dict(self.base)
         if in_order:
@@ -231,19 +281,27 @@ class World:
             assert [shift(hour, 1) for hour in in_order] == following, "an hour is missing"
         for hour in in_order:
             cut = self.cuts[hour]
-            assert cut.ranges == {p: (start.get(p, 0), e) for p, e in cut.ends.items()}, "start(h+1) is not end(h)"
+            assert cut.ranges == {p: (start.get(p, 0), e) for p, e in cut.ends.items()}, (
+                "start(h+1) is not end(h)"
+            )
             assert all(s <= e for s, e in cut.ranges.values()), "an end fell"
             assert set(start) <= set(cut.ends), "a partition left the hours"
             start = cut.ends
             for p, (s, e) in cut.ranges.items():
                 for o in range(s, e):
-                    assert self.under.get((p, o), hour) == hour, "the layers disagree on an offset's hour"
+                    assert self.under.get((p, o), hour) == hour, (
+                        "the layers disagree on an offset's hour"
+                    )
         for (p, o), hour in self.under.items():
             if hour in self.cuts:
-                assert o < self.cuts[hour].ends.get(p, 0), "an offset was published under an hour that ends before it"
+                assert o < self.cuts[hour].ends.get(p, 0), (
+                    "an offset was published under an hour that ends before it"
+                )
         assert not self.skipped & set(self.under)
         published = sorted({*self.under, *self.skipped})
-        assert published == [(p, o) for p, e in sorted(self.position.offsets.items()) for o in range(e)], "a hole"
+        assert published == [
+            (p, o) for p, e in sorted(self.position.offsets.items()) for o in range(e)
+        ], "a hole"
 
     def finish(self) -> None:
         """All hours end, everything is sealed and published: the cuts hold every offset."""
@@ -337,7 +395,12 @@ def adopt(kept: dict[int, int] | None) -> Step:
 
 YEARS_AHEAD = 4 * 365 * 24 * 60
 STAMPS = st.one_of(
-    st.just(0), st.none(), st.integers(-10, 10), st.integers(-300, 300), st.just(YEARS_AHEAD), st.just(-2 * 24 * 60)
+    st.just(0),
+    st.none(),
+    st.integers(-10, 10),
+    st.integers(-300, 300),
+    st.just(YEARS_AHEAD),
+    st.just(-2 * 24 * 60),
 )
 # Clocks of two machines may differ by half a minute, so the clock that decides may seem to go back.
 TICKS = st.one_of(st.integers(1, 600), st.integers(600, 4 * 3600), st.integers(-30, 30))
@@ -378,13 +441,16 @@ def test_both_layers_put_every_offset_into_the_same_hour(
     play(steps, grace, at_once)
 
 
-ADOPTIONS = st.builds(adopt, st.none() | st.dictionaries(st.integers(0, 2), st.integers(0, 6), min_size=1))
+ADOPTIONS = st.builds(
+    adopt, st.none() | st.dictionaries(st.integers(0, 2), st.integers(0, 6), min_size=1)
+)
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.one_of(STEPS, *[ADOPTIONS] * 3), min_size=8, max_size=60), GRACES)
 def test_no_hour_contains_offsets_of_two_logs(steps: list[Step], grace: timedelta) -> None:
-    """The hazard: compared with a position that began again, old cuts would contain, or skip, the new log's offsets."""
+    """The hazard: compared with a position that began again, old cuts would contain, or skip, the
+    new log's offsets."""
     play(steps, grace)
 
 
@@ -419,9 +485,18 @@ def test_an_end_that_one_clock_has_used_ends_the_hour_for_a_clock_behind_it_too(
 
 
 def test_hours_of_a_partition_that_was_added_after_the_request_are_requested() -> None:
-    """The hazard: an ended hour is decided without the new partition, whose records then belong to the next."""
+    """The hazard: an ended hour is decided without the new partition, whose records then belong to
+    the next."""
     world = World()
-    steps = [tick(30 * 60), ask("speed"), add_partition(), append(2, 0, 1), ask("batch"), speed(0, 1, False), seal()]
+    steps = [
+        tick(30 * 60),
+        ask("speed"),
+        add_partition(),
+        append(2, 0, 1),
+        ask("batch"),
+        speed(0, 1, False),
+        seal(),
+    ]
     for step in steps:
         step.do(world)
     assert world.cuts["2026-11-21T03"].ends[2] == 0
@@ -430,7 +505,12 @@ def test_hours_of_a_partition_that_was_added_after_the_request_are_requested() -
 
 
 BATCH_ONLY = st.one_of(
-    st.builds(append, st.integers(0, 1), st.sampled_from([0, 5, 45, 100, -45, None, YEARS_AHEAD]), st.integers(1, 3)),
+    st.builds(
+        append,
+        st.integers(0, 1),
+        st.sampled_from([0, 5, 45, 100, -45, None, YEARS_AHEAD]),
+        st.integers(1, 3),
+    ),
     st.builds(tick, st.sampled_from([300, 1800, 3600, 3 * 3600])),
     st.builds(seal),
     st.builds(add_partition),
@@ -451,8 +531,13 @@ def test_the_batch_layer_alone_partitions_all_offsets(steps: list[Step], grace: 
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.lists(st.integers(0, 90), min_size=1, max_size=40), st.lists(st.booleans(), min_size=40, max_size=40))
-def test_records_in_order_are_cut_exactly_at_their_own_hour(gaps: list[int], publish: list[bool]) -> None:
+@given(
+    st.lists(st.integers(0, 90), min_size=1, max_size=40),
+    st.lists(st.booleans(), min_size=40, max_size=40),
+)
+def test_records_in_order_are_cut_exactly_at_their_own_hour(
+    gaps: list[int], publish: list[bool]
+) -> None:
     world = World()
     expected: dict[tuple[int, int], str] = {}
     for i, (gap, by_speed) in enumerate(zip(gaps, publish, strict=False)):
@@ -463,7 +548,12 @@ def test_records_in_order_are_cut_exactly_at_their_own_hour(gaps: list[int], pub
         if by_speed:
             world.speed({0: 99, 1: 99})
     world.finish()
-    by_offset = {(p, o): h for h, c in world.cuts.items() for p, (s, e) in c.ranges.items() for o in range(s, e)}
+    by_offset = {
+        (p, o): h
+        for h, c in world.cuts.items()
+        for p, (s, e) in c.ranges.items()
+        for o in range(s, e)
+    }
     assert by_offset == expected
 
 
@@ -516,11 +606,14 @@ def test_a_topic_that_already_contains_hours_is_cut_into_them() -> None:
         append(0, minutes, 2).do(world)
     world.speed({0: 99})
     assert world.timeline.first == hour_of(BEGIN - 200 * MINUTE)
-    assert sorted(set(world.under.values())) == [hour_of(BEGIN + m * MINUTE) for m in (-200, -130, -70, 0)]
+    assert sorted(set(world.under.values())) == [
+        hour_of(BEGIN + m * MINUTE) for m in (-200, -130, -70, 0)
+    ]
 
 
 def test_a_restaged_micro_batch_takes_the_recorded_cut() -> None:
-    """The hazard: decided before the seal, a micro-batch would put a record of the next hour into the sealed one."""
+    """The hazard: decided before the seal, a micro-batch would put a record of the next hour into
+    the sealed one."""
     world = World()
     append(0, 0, 1).do(world)
     ask("speed").do(world)

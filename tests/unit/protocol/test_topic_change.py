@@ -1,4 +1,5 @@
-"""Adoption: with new offsets no hour mixes two logs, published rows stay served, and losses are reported."""
+"""Adoption: with new offsets no hour mixes two logs, published rows stay served, and losses are
+reported."""
 
 from __future__ import annotations
 
@@ -20,7 +21,15 @@ from anabranch.iceberg import admin
 from anabranch.iceberg.commits import Outcome
 from anabranch.iceberg.lake import Lake
 from anabranch.job import Job
-from anabranch.offsets.hours import REMEMBERED_LOGS, Adoption, Cut, Timeline, hour_of, plan_remembered, shift
+from anabranch.offsets.hours import (
+    REMEMBERED_LOGS,
+    Adoption,
+    Cut,
+    Timeline,
+    hour_of,
+    plan_remembered,
+    shift,
+)
 from anabranch.offsets.position import Position, Stamped, Topic
 from anabranch.protocol import ledger
 from anabranch.protocol.coverage import uncovered_reason
@@ -29,7 +38,14 @@ from anabranch.protocol.publisher import Publisher
 from anabranch.protocol.sealing import BoundaryResolver
 from anabranch.protocol.start_offsets import Log, StartChoice, parse_start
 from anabranch.protocol.state import LOST, REMEMBERED_HOURS, Accepted, accepted_properties
-from anabranch.protocol.topic_change import Adopted, adopt, gone_from_kafka, must_choose, plan_adopt, plan_begins
+from anabranch.protocol.topic_change import (
+    Adopted,
+    adopt,
+    gone_from_kafka,
+    must_choose,
+    plan_adopt,
+    plan_begins,
+)
 from batch_layer.rebuild import Rebuilder, RebuildRequest
 from batch_layer.stream_run import StreamRun
 from speed_layer.plan import plan_catch_up
@@ -52,29 +68,46 @@ def test_a_new_log_begins_at_its_start_or_where_the_operator_decides() -> None:
     assert plan_begins(FRESH, position, new, {}) == {0: 2, 1: 0, 2: 0}
     assert plan_begins(FRESH, position, new, {}, {0: 5, 1: 3, 2: 0}) == {0: 5, 1: 3, 2: 0}
     assert must_choose(FRESH, position, new)
-    assert not must_choose(FRESH, position, log(NEW, {0: 4, 1: 0}, {0: 4, 1: 0})), "it has no record"
+    assert not must_choose(FRESH, position, log(NEW, {0: 4, 1: 0}, {0: 4, 1: 0})), (
+        "it has no record"
+    )
 
 
 def test_a_log_that_was_read_before_continues_at_its_end() -> None:
-    """The hazard: read from its start again, all that was published of it would be published twice."""
+    """The hazard: read from its start again, all that was published of it would be published
+    twice."""
     position, old = Position(NEW, {0: 0}), log(OLD, {0: 0, 1: 0}, {0: 9, 1: 4})
-    assert plan_begins(LEFT, position, old, {}) == {0: 7, 1: 0}, "a partition that was added meanwhile begins at 0"
+    assert plan_begins(LEFT, position, old, {}) == {0: 7, 1: 0}, (
+        "a partition that was added meanwhile begins at 0"
+    )
     assert not must_choose(LEFT, position, old)
     assert plan_begins(LEFT, position, old, {}, {0: 8, 1: 2}) == {0: 8, 1: 2}
-    with pytest.raises(Refused, match=r"at or behind 0=7,1=0.*ended with hour 2026-11-21T02, found 6 for partition 0"):
+    with pytest.raises(
+        Refused,
+        match=r"at or behind 0=7,1=0.*ended with hour 2026-11-21T02, found 6 for partition 0",
+    ):
         plan_begins(LEFT, position, old, {}, {0: 6, 1: 0})
 
 
-@pytest.mark.parametrize(("unpublished", "begins"), [({}, 5), ({0: Stamped(3, 0)}, 3), ({0: Stamped(6, 0)}, 5)])
+@pytest.mark.parametrize(
+    ("unpublished", "begins"), [({}, 5), ({0: Stamped(3, 0)}, 3), ({0: Stamped(6, 0)}, 5)]
+)
 def test_a_log_that_lost_its_end_while_another_was_read_continues_as_one_that_was_not_left(
     unpublished: dict[int, Stamped | None], begins: int
 ) -> None:
-    assert plan_begins(LEFT, Position(NEW, {0: 0}), log(OLD, {0: 0}, {0: 5}), unpublished) == {0: begins}
+    assert plan_begins(LEFT, Position(NEW, {0: 0}), log(OLD, {0: 0}, {0: 5}), unpublished) == {
+        0: begins
+    }
 
 
 @pytest.mark.parametrize(
     ("unpublished", "begins"),
-    [({}, {1: 5}), ({1: None}, {1: 5}), ({1: Stamped(3, 0)}, {1: 3}), ({0: Stamped(2, 0), 1: Stamped(9, 0)}, {1: 5})],
+    [
+        ({}, {1: 5}),
+        ({1: None}, {1: 5}),
+        ({1: Stamped(3, 0)}, {1: 3}),
+        ({0: Stamped(2, 0), 1: Stamped(9, 0)}, {1: 5}),
+    ],
 )
 def test_a_log_that_lost_its_end_begins_again_at_the_first_record_that_cannot_be_published(
     unpublished: dict[int, Stamped | None], begins: dict[int, int]
@@ -96,7 +129,10 @@ def test_a_topic_that_matches_the_position_needs_no_adoption() -> None:
         ("earliest", StartChoice("earliest")),
         ("latest", StartChoice("latest")),
         ("0=120,1=98", StartChoice("offsets", offsets={0: 120, 1: 98})),
-        ("2026-11-21T03:15:00Z", StartChoice("time", when=datetime(2026, 11, 21, 3, 15, tzinfo=UTC))),
+        (
+            "2026-11-21T03:15:00Z",
+            StartChoice("time", when=datetime(2026, 11, 21, 3, 15, tzinfo=UTC)),
+        ),
         ("2026-11-21 03:15", StartChoice("time", when=datetime(2026, 11, 21, 3, 15, tzinfo=UTC))),
     ],
 )
@@ -106,15 +142,21 @@ def test_the_start_has_four_forms(text: str, choice: StartChoice) -> None:
 
 @pytest.mark.parametrize("text", ["", "first", "0=1,0=2", "0=1,", "0:1", "2026-11-21T25"])
 def test_any_other_writing_is_a_wrong_usage(text: str) -> None:
-    with pytest.raises(ConfigurationError, match="--from: expected earliest, latest, a time such as"):
+    with pytest.raises(
+        ConfigurationError, match="--from: expected earliest, latest, a time such as"
+    ):
         parse_start(text)
 
 
 def test_the_end_of_a_log_is_remembered_once_and_of_the_newest_logs() -> None:
     many = [Adoption(shift(H[0], i), f"t{i % 20}", {0: 0}, {0: i}, i) for i in range(40)]
     kept = plan_remembered(many)
-    assert [(a.hour, a.topic_id, a.begins) for a in kept] == [(a.hour, a.topic_id, a.begins) for a in many]
-    assert [a.topic_id for a in kept if a.ended] == [f"t{i}" for i in range(20 - REMEMBERED_LOGS, 20)]
+    assert [(a.hour, a.topic_id, a.begins) for a in kept] == [
+        (a.hour, a.topic_id, a.begins) for a in many
+    ]
+    assert [a.topic_id for a in kept if a.ended] == [
+        f"t{i}" for i in range(20 - REMEMBERED_LOGS, 20)
+    ]
     timeline = replace(FRESH, adoptions=kept)
     assert timeline.left_at("t19") == many[39]
     assert timeline.left_at("t0") is None
@@ -153,20 +195,30 @@ def test_used_ends_stay_and_unread_offsets_before_them_are_lost() -> None:
 def test_an_unread_sealed_hour_is_lost_and_an_accepted_one_is_not() -> None:
     sealed = {H[2]: Cut(OLD, {0: (5, 9)})}
     accepted = {H[1]: Cut(OLD, {0: (2, 5)})}
-    adopted = plan(Timeline(H[1], H[3], {0: 9}, sealed=sealed), {0: 2}, accepted=accepted, begins={0: 0})
+    adopted = plan(
+        Timeline(H[1], H[3], {0: 9}, sealed=sealed), {0: 2}, accepted=accepted, begins={0: 0}
+    )
     assert adopted.lost == {H[2]: {0: (5, 9)}}
     assert adopted.timeline.skipped == (H[1], H[2])
     assert adopted.timeline.sealed[H[3]].ranges == {0: (9, 9)}
 
 
-def test_in_a_log_that_lost_its_end_the_other_partitions_go_on_and_hours_below_it_stay_readable() -> None:
+def test_in_a_log_that_lost_its_end_the_other_partitions_go_on_and_hours_below_it_stay_readable() -> (
+    None
+):
     sealed = {H[1]: Cut(OLD, {0: (0, 4), 1: (0, 4)}), H[2]: Cut(OLD, {0: (4, 6), 1: (4, 9)})}
     adopted = plan(
-        Timeline(H[1], H[3], {0: 6, 1: 9}, sealed=sealed), {0: 6, 1: 11}, topic_id=OLD, begins={1: 5}
-    )  # fmt: skip
+        Timeline(H[1], H[3], {0: 6, 1: 9}, sealed=sealed),
+        {0: 6, 1: 11},
+        topic_id=OLD,
+        begins={1: 5},
+    )
     assert adopted.position == Position(OLD, {0: 6, 1: 5})
     assert adopted.timeline.sealed[H[3]].ranges == {0: (6, 6), 1: (9, 11)}
-    gone = {h: gone_from_kafka(adopted.timeline, OLD, h, c) is not None for h, c in adopted.timeline.sealed.items()}
+    gone = {
+        h: gone_from_kafka(adopted.timeline, OLD, h, c) is not None
+        for h, c in adopted.timeline.sealed.items()
+    }
     assert gone == {H[1]: False, H[2]: True, H[3]: True}
     assert adopted.lost == {}, "all of it is published"
 
@@ -179,8 +231,12 @@ def test_an_hour_of_a_former_topic_without_offsets_needs_no_kafka() -> None:
 def test_the_reason_names_the_adoption_that_ended_the_hours_own_log() -> None:
     twice = (Adoption(H[1], "a", {0: 0}, {0: 3}, 7), Adoption(H[3], "b", {0: 0}, begins_ms=9))
     timeline = Timeline(H[0], H[4], {0: 0}, adoptions=twice)
-    assert "topic id a ended with hour " + H[1] in str(gone_from_kafka(timeline, "c", H[0], Cut("a", {0: (0, 3)})))
-    assert "topic id b ended with hour " + H[3] in str(gone_from_kafka(timeline, "c", H[2], Cut("b", {0: (0, 3)})))
+    assert "topic id a ended with hour " + H[1] in str(
+        gone_from_kafka(timeline, "c", H[0], Cut("a", {0: (0, 3)}))
+    )
+    assert "topic id b ended with hour " + H[3] in str(
+        gone_from_kafka(timeline, "c", H[2], Cut("b", {0: (0, 3)}))
+    )
     assert gone_from_kafka(timeline, "c", H[4], Cut("c", {0: (0, 3)})) is None
     assert Timeline.from_json(timeline.to_json()) == timeline
 
@@ -195,7 +251,9 @@ def test_hours_of_a_log_that_comes_back_can_be_read_again_but_for_what_it_lost()
 
     assert gone(away, id="b") == [True, True]
     assert gone(away, Adoption(H[2], "b", {0: 9}), id="a") == [False, False]
-    assert gone(away, Adoption(H[2], "b", {0: 7}), id="a") == [False, True], "it lost its end meanwhile"
+    assert gone(away, Adoption(H[2], "b", {0: 7}), id="a") == [False, True], (
+        "it lost its end meanwhile"
+    )
 
 
 # On a real lake
@@ -215,7 +273,11 @@ def lake(tmp_path: Path) -> StreamLake:
 
 
 def run(lake: StreamLake, broker: Broker, start: str | None = None) -> Adopted | None:
-    return adopt(Publisher(lake.lake, lake.stream), broker.adapter, choice=parse_start(start) if start else None)
+    return adopt(
+        Publisher(lake.lake, lake.stream),
+        broker.adapter,
+        choice=parse_start(start) if start else None,
+    )
 
 
 def later() -> int:
@@ -264,7 +326,9 @@ def test_a_topic_named_wrongly_and_corrected_continues_at_its_position(lake: Str
     decided = BoundaryResolver(lake.stream, lake.lake, right.adapter).decide()
     assert plan_catch_up(decided.state, decided.position.offsets) is None
     hour = decided.timeline.open
-    assert lake.publish(lake.speed(lake.stage([(hour, 0, 3), (hour, 0, 4)]), {0: 5})) is Outcome.LANDED
+    assert (
+        lake.publish(lake.speed(lake.stage([(hour, 0, 3), (hour, 0, 4)]), {0: 5})) is Outcome.LANDED
+    )
     assert [row[1:] for row in lake.rows("main")] == [(0, o) for o in range(5)]
     # Hours that were sealed before can be read again.
     state = lake.state()
@@ -281,10 +345,18 @@ def test_an_unread_topic_with_records_is_adopted_only_with_from(
         run(lake, broker)
     assert lake.state().heads == heads
     holds = f"id {NEW} with 4 records, the oldest of 1970-01-01T00:01:00Z"
-    choices = ("name the wrong topic or cluster", "adopt events --from earliest", "--from 0=3", "--from TIME")
+    choices = (
+        "name the wrong topic or cluster",
+        "adopt events --from earliest",
+        "--from 0=3",
+        "--from TIME",
+    )
     for words in (f"topic id {OLD}", holds, "nothing was changed", *choices):
         assert words in str(refused.value)
-    with pytest.raises(Refused, match=r"an offset of each partition within 0=0\.\.4, found 0=5; nothing was changed"):
+    with pytest.raises(
+        Refused,
+        match=r"an offset of each partition within 0=0\.\.4, found 0=5; nothing was changed",
+    ):
         run(lake, broker, "0=5")
     assert lake.state().heads == heads
 
@@ -293,7 +365,9 @@ def test_an_unread_topic_with_records_is_adopted_only_with_from(
     ("start", "begins"),
     [("earliest", 0), ("latest", 4), ("0=3", 3), ("1970-01-01T00:01:15Z", 2), ("1971-01-01", 4)],
 )
-def test_an_operator_chooses_where_a_topic_begins(lake: StreamLake, start: str, begins: int) -> None:
+def test_an_operator_chooses_where_a_topic_begins(
+    lake: StreamLake, start: str, begins: int
+) -> None:
     broker = Broker(id=NEW, log={0: [60_000, 70_000, 80_000, 90_000]})
     assert run(lake, broker, start) is not None
     assert lake.state().position == Position(NEW, {0: begins})
@@ -306,7 +380,9 @@ def _adopt(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("step", [Step.ADOPT_DECIDED, Step.ADOPT_PUBLISHED])
-def test_an_adoption_that_is_killed_is_done_once_by_the_next_one(lake: StreamLake, step: Step) -> None:
+def test_an_adoption_that_is_killed_is_done_once_by_the_next_one(
+    lake: StreamLake, step: Step
+) -> None:
     kill_at(step.label, _adopt, lake.folder)
     landed = step is Step.ADOPT_PUBLISHED
     assert (lake.state().position.topic_id == NEW) is landed
@@ -322,7 +398,9 @@ def test_an_adoption_that_is_killed_is_done_once_by_the_next_one(lake: StreamLak
 
 def test_a_topic_that_does_not_exist_cannot_be_adopted(lake: StreamLake) -> None:
     heads = lake.state().heads
-    with pytest.raises(PositionError, match=r"adopt topic events: expected it to exist, found none; create it"):
+    with pytest.raises(
+        PositionError, match=r"adopt topic events: expected it to exist, found none; create it"
+    ):
         run(lake, Broker(id=None))
     assert lake.state().heads == heads
 
@@ -331,31 +409,45 @@ def test_unread_offsets_are_recorded_as_lost(lake: StreamLake) -> None:
     state = lake.state()
     sealed = {BEFORE: Cut(OLD, {0: (0, 1)}), NOW_HOUR: Cut(OLD, {0: (1, 9)})}
     timeline = replace(state.timeline, sealed=sealed, open=shift(NOW_HOUR, 1), start={0: 9})
-    assert lake.publish(replace(lake.speed(lake.stage([]), {}), timeline=timeline)) is Outcome.LANDED
+    assert (
+        lake.publish(replace(lake.speed(lake.stage([]), {}), timeline=timeline)) is Outcome.LANDED
+    )
     adopted = run(lake, Broker(id=NEW))
     assert adopted is not None
     assert adopted.lost == {NOW_HOUR: {0: (3, 9)}}
     (entry,) = json.loads(lake.state().branch_properties["speed"][LOST])
-    assert (entry["class"], entry["ranges"], entry["hours"]) == ("retention", {"0": [3, 9]}, [NOW_HOUR])
-    assert uncovered_reason(lake.state(), "speed", NOW_HOUR) == "the speed layer skipped it, wholly or in part"
+    assert (entry["class"], entry["ranges"], entry["hours"]) == (
+        "retention",
+        {"0": [3, 9]},
+        [NOW_HOUR],
+    )
+    assert (
+        uncovered_reason(lake.state(), "speed", NOW_HOUR)
+        == "the speed layer skipped it, wholly or in part"
+    )
 
 
 def test_a_log_that_lost_its_end_continues_with_the_newer_records(lake: StreamLake) -> None:
     # An hour that waits for its end, so that the clock looks at the log.
     timeline = Timeline(BEFORE, BEFORE, {0: 0})
-    assert lake.publish(replace(lake.speed(lake.stage([]), {}), timeline=timeline)) is Outcome.LANDED
+    assert (
+        lake.publish(replace(lake.speed(lake.stage([]), {}), timeline=timeline)) is Outcome.LANDED
+    )
     broker = Broker(log={0: [0, later()]})
     with pytest.raises(PositionError, match="Kafka lost published records"):
         BoundaryResolver(lake.stream, lake.lake, broker.adapter).decide()
     adopted = run(lake, broker)
     assert adopted is not None
-    assert lake.state().position == Position(OLD, {0: 1}), "the record that came since is not the first to be read"
+    assert lake.state().position == Position(OLD, {0: 1}), (
+        "the record that came since is not the first to be read"
+    )
     assert run(lake, broker) is None
     assert lake.rows("main") == ROWS
 
 
 def test_a_publish_that_comes_between_is_taken_in(lake: StreamLake) -> None:
-    """The hazard: sealed at an older position, the hour would not hold what was published meanwhile."""
+    """The hazard: sealed at an older position, the hour would not hold what was published
+    meanwhile."""
     more = lake.stage([(NOW_HOUR, 0, 3)])
 
     def publish() -> None:
@@ -369,7 +461,9 @@ def test_a_publish_that_comes_between_is_taken_in(lake: StreamLake) -> None:
     assert lake.rows("main") == [*ROWS, (NOW_HOUR, 0, 3)]
 
 
-def test_a_speed_branch_that_is_dropped_after_an_adoption_begins_in_the_new_topic(lake: StreamLake) -> None:
+def test_a_speed_branch_that_is_dropped_after_an_adoption_begins_in_the_new_topic(
+    lake: StreamLake,
+) -> None:
     assert run(lake, Broker(id=NEW)) is not None
     lake.table().manage_snapshots().remove_branch("speed").commit()
     assert admin.add_branches(lake.lake, lake.name, {}) == ["speed"]
@@ -379,20 +473,29 @@ def test_a_speed_branch_that_is_dropped_after_an_adoption_begins_in_the_new_topi
 def test_hours_of_the_former_topic_are_forgotten_like_any_other(lake: StreamLake) -> None:
     """The hazard: compared with a position that began again, they would be remembered forever."""
     assert run(lake, Broker(id=NEW)) is not None
-    many = {shift(NOW_HOUR, i): Accepted(1, Cut(OLD, {0: (0, 1)})) for i in range(-REMEMBERED_HOURS - 2, 0)}
+    many = {
+        shift(NOW_HOUR, i): Accepted(1, Cut(OLD, {0: (0, 1)}))
+        for i in range(-REMEMBERED_HOURS - 2, 0)
+    }
     properties = accepted_properties(replace(lake.state(), accepted=many), {})
     assert len(json.loads(properties["anabranch.accepted"])) == REMEMBERED_HOURS
 
 
-def test_hours_that_kafka_lost_are_refused_with_their_reason_and_delay_no_other(lake: StreamLake) -> None:
-    """The hazard: the first of them would end the run with an error, and no hour after it would ever be rebuilt."""
+def test_hours_that_kafka_lost_are_refused_with_their_reason_and_delay_no_other(
+    lake: StreamLake,
+) -> None:
+    """The hazard: the first of them would end the run with an error, and no hour after it would
+    ever be rebuilt."""
     broker = Broker(id=NEW)
     assert run(lake, broker) is not None
     # An hour of the new topic that ended without records waits behind them.
     state = lake.state()
     empty = {**state.timeline.sealed, state.timeline.open: Cut(NEW, {0: (0, 0)})}
     timeline = replace(state.timeline, sealed=empty, open=shift(state.timeline.open, 1))
-    assert lake.publish(replace(lake.speed(lake.stage([]), {}), timeline=timeline, position=None)) is Outcome.LANDED
+    assert (
+        lake.publish(replace(lake.speed(lake.stage([]), {}), timeline=timeline, position=None))
+        is Outcome.LANDED
+    )
     job = Job(new_environment(lake.folder), lake.stream, lake.lake, broker.adapter)
     rebuilder = Rebuilder(job, None)  # type: ignore[arg-type]
 
@@ -401,10 +504,16 @@ def test_hours_that_kafka_lost_are_refused_with_their_reason_and_delay_no_other(
     assert [(r.hour, r.decision) for r in results] == [
         (BEFORE, "refused"), (NOW_HOUR, "refused"), (shift(NOW_HOUR, 1), "accepted"),
     ]  # fmt: skip
-    assert f"Kafka no longer has it: the log of topic id {OLD} ended with hour {NOW_HOUR}" in str(results[0].reason)
+    assert f"Kafka no longer has it: the log of topic id {OLD} ended with hour {NOW_HOUR}" in str(
+        results[0].reason
+    )
     assert lake.rows("main") == ROWS
     rows = ledger.newest(lake.ledger.history())
-    assert [(rows[h].decision, rows[h].served) for h in (BEFORE, NOW_HOUR)] == [("refused", "speed")] * 2
+    assert [(rows[h].decision, rows[h].served) for h in (BEFORE, NOW_HOUR)] == [
+        ("refused", "speed")
+    ] * 2
     # Trying again changes nothing, so they are refused once; asked for by name they say so again.
     assert StreamRun(job, rebuilder).rebuild(None, RebuildRequest()) == []
-    assert [r.decision for r in StreamRun(job, rebuilder).rebuild([BEFORE], RebuildRequest())] == ["refused"]
+    assert [r.decision for r in StreamRun(job, rebuilder).rebuild([BEFORE], RebuildRequest())] == [
+        "refused"
+    ]

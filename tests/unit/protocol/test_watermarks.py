@@ -39,12 +39,18 @@ def cut(n: int) -> Cut:
     return Cut("t", {0: (10 * n, 10 * n + 10)})
 
 
-def sealed_state(hours: int, accepted: Iterable[int] = (), position: int = 0, **values: Any) -> State:
+def sealed_state(
+    hours: int, accepted: Iterable[int] = (), position: int = 0, **values: Any
+) -> State:
     """`hours` sealed hours, of which some are accepted, and a position."""
     done = set(accepted)
     given = values.pop("timeline", {})
     timeline = Timeline(
-        FIRST, at(hours), {0: 10 * hours}, sealed={at(n): cut(n) for n in range(hours) if n not in done}, **given
+        FIRST,
+        at(hours),
+        {0: 10 * hours},
+        sealed={at(n): cut(n) for n in range(hours) if n not in done},
+        **given,
     )
     by_hour = {at(n): Accepted(1, cut(n)) for n in done}
     return new_state(timeline, {0: position}, accepted=by_hour, **values)
@@ -70,17 +76,23 @@ def test_complete_is_the_last_hour_before_the_first_that_is_not_accepted() -> No
         ([], None),
     ],
 )
-def test_a_group_is_complete_through_the_hour_of_its_last_stream(hours: list[str | None], common: str | None) -> None:
+def test_a_group_is_complete_through_the_hour_of_its_last_stream(
+    hours: list[str | None], common: str | None
+) -> None:
     assert complete_through_all(hours) == common
 
 
 def test_hours_that_are_forgotten_one_by_one_are_complete() -> None:
     remembered = sealed_state(60, accepted=range(50, 60), settled_before=at(50))
     newest = {at(n): Accepted(1, cut(n)) for n in (58, 59)}
-    forgotten = replace(remembered, timeline=replace(remembered.timeline, sealed={}), accepted=newest)
+    forgotten = replace(
+        remembered, timeline=replace(remembered.timeline, sealed={}), accepted=newest
+    )
     assert complete_through(replace(forgotten, settled_before=at(58))) == at(59)
     waits_again = replace(forgotten.timeline, sealed={at(7): cut(7)})
-    assert complete_through(replace(forgotten, timeline=waits_again, settled_before=at(58))) == at(6)
+    assert complete_through(replace(forgotten, timeline=waits_again, settled_before=at(58))) == at(
+        6
+    )
 
 
 @settings(deadline=None, max_examples=200)
@@ -98,7 +110,8 @@ def test_complete_equals_counting_from_the_first_hour(hours: int, data: st.DataO
 
 
 def test_fresh_is_the_end_of_the_complete_hours_of_main() -> None:
-    # By the speed layer's position, by what is accepted ahead of it, and not behind an hour that is neither.
+    # By the speed layer's position, by what is accepted ahead of it, and not behind an hour that is
+    # neither.
     assert fresh(sealed_state(3, position=25)) == end_of(at(1))
     assert fresh(sealed_state(4, accepted=[2, 3], position=20)) == end_of(at(3))
     assert fresh(sealed_state(4, accepted=[0, 3], position=19)) == end_of(at(0))
@@ -126,14 +139,21 @@ def test_the_speed_layers_statement_counts_unless_an_hour_lacks_skipped_offsets(
 
 
 def test_an_hour_that_a_merge_kept_delays_complete_through() -> None:
-    """The hazard: what the speed layer reads of it goes to its own branch alone, until it covers the hour."""
+    """The hazard: what the speed layer reads of it goes to its own branch alone, until it covers
+    the hour."""
     word = end_of(at(3)) + timedelta(minutes=12)
-    assert fresh(sealed_state(4, position=45, retained_hours=(at(2),)), read_until=word) == end_of(at(1))
-    assert fresh(sealed_state(4, position=45, retained_hours=(at(4),)), read_until=word) == end_of(at(3))
+    assert fresh(sealed_state(4, position=45, retained_hours=(at(2),)), read_until=word) == end_of(
+        at(1)
+    )
+    assert fresh(sealed_state(4, position=45, retained_hours=(at(4),)), read_until=word) == end_of(
+        at(3)
+    )
 
 
 def test_a_waiting_hour_whose_speed_rows_were_dropped_delays_complete_through() -> None:
-    state = sealed_state(6, accepted=[0, 1, 4], position=60, timeline={"covered_from": at(4), "kept": (at(2),)})
+    state = sealed_state(
+        6, accepted=[0, 1, 4], position=60, timeline={"covered_from": at(4), "kept": (at(2),)}
+    )
     assert fresh(state) == end_of(at(2))
 
 
@@ -145,12 +165,15 @@ def test_a_promise_is_kept_and_an_unmerged_main_makes_no_new_one() -> None:
 
 
 def test_the_hour_in_which_a_log_was_given_up_ends_with_the_one_after_it() -> None:
-    """The hazard: it was sealed before its end on the clock, and what came afterwards is of the next hour."""
+    """The hazard: it was sealed before its end on the clock, and what came afterwards is of the
+    next hour."""
     adoption = Adoption(at(2), "old", {0: 0})
     given_up = sealed_state(3, accepted=[0, 1, 2], timeline={"adoptions": (adoption,)})
     assert fresh(given_up) == end_of(at(1))
     timeline = replace(given_up.timeline, open=at(4), sealed={at(3): Cut("t", {0: (0, 5)})})
-    went_on = replace(given_up, timeline=timeline, position=replace(given_up.position, offsets={0: 5}))
+    went_on = replace(
+        given_up, timeline=timeline, position=replace(given_up.position, offsets={0: 5})
+    )
     assert fresh(went_on) == end_of(at(3))
 
 
@@ -158,7 +181,9 @@ def test_engines_can_read_the_properties() -> None:
     moment = datetime(2026, 11, 21, 3, 12, 45, 123_999, UTC)
     said = Watermarks("2026-11-21T02", moment).to_properties()
     assert said == {COMPLETE_THROUGH: "2026-11-21T02", FRESH_THROUGH: "2026-11-21T03:12:45.123Z"}
-    assert Watermarks.from_properties(said) == Watermarks("2026-11-21T02", moment.replace(microsecond=123_000))
+    assert Watermarks.from_properties(said) == Watermarks(
+        "2026-11-21T02", moment.replace(microsecond=123_000)
+    )
     assert NOTHING.to_properties() == {}
     assert Watermarks.from_properties({COMPLETE_THROUGH: "", FRESH_THROUGH: ""}) == NOTHING
 
@@ -174,7 +199,9 @@ def stated(lake: StreamLake) -> tuple[Watermarks, Watermarks]:
     table = lake.table()
     summary = snapshots.head(table, "main").summary
     assert summary is not None
-    return Watermarks.from_properties(table.properties), Watermarks.from_properties(summary.additional_properties)
+    return Watermarks.from_properties(table.properties), Watermarks.from_properties(
+        summary.additional_properties
+    )
 
 
 def test_every_publish_states_them_in_its_own_commit(lake: StreamLake) -> None:
@@ -187,12 +214,20 @@ def test_every_publish_states_them_in_its_own_commit(lake: StreamLake) -> None:
     state = lake.state()
     hour = lake.stage([(at(0), 0, 3)])
     sealed = replace(state.timeline, sealed={at(1): cut(1)})
-    assert lake.publish(lake.accept(hour, at(0), Accepted(1, cut(0)), timeline=sealed)) is Outcome.LANDED
+    assert (
+        lake.publish(lake.accept(hour, at(0), Accepted(1, cut(0)), timeline=sealed))
+        is Outcome.LANDED
+    )
     assert stated(lake) == (Watermarks(at(0), word), Watermarks(at(0), word))
 
     # A seal changes no row of main: the table alone says what it adds.
     state = lake.state()
-    ended = replace(state.timeline, open=at(3), start={0: 22}, sealed={at(1): cut(1), at(2): Cut("t", {0: (20, 22)})})
+    ended = replace(
+        state.timeline,
+        open=at(3),
+        start={0: 22},
+        sealed={at(1): cut(1), at(2): Cut("t", {0: (20, 22)})},
+    )
     assert lake.publish(Publish(new_id(), (Change("speed"),), ended), state) is Outcome.LANDED
     assert stated(lake) == (Watermarks(at(0), end_of(at(2))), Watermarks(at(0), word))
     # Two snapshots each, and one for the seal; staged snapshots are dropped by their publish.
@@ -205,7 +240,10 @@ def test_a_withdrawn_promise_is_empty(lake: StreamLake) -> None:
     back = table.metadata.refs["batch"].snapshot_id
     staged = lake.stage([(at(0), 0, 3)])
     sealed = replace(lake.state().timeline, sealed={at(1): cut(1)})
-    assert lake.publish(lake.accept(staged, at(0), Accepted(1, cut(0)), timeline=sealed)) is Outcome.LANDED
+    assert (
+        lake.publish(lake.accept(staged, at(0), Accepted(1, cut(0)), timeline=sealed))
+        is Outcome.LANDED
+    )
     assert stated(lake)[0].complete_through == at(0)
 
     lake.table().manage_snapshots().create_branch(back, "batch").commit()

@@ -1,4 +1,5 @@
-"""A writer's Avro schema against a stream's columns: what becomes a column, and what is refused, without a JVM."""
+"""A writer's Avro schema against a stream's columns: what becomes a column, and what is refused,
+without a JVM."""
 
 from __future__ import annotations
 
@@ -36,7 +37,12 @@ def logical(kind: str, name: str, **more: int) -> dict[str, Any]:
 
 
 def record(*fields: tuple[str, Any], **more: Any) -> dict[str, Any]:
-    return {"type": "record", "name": "E", "fields": [{"name": n, "type": t} for n, t in fields], **more}
+    return {
+        "type": "record",
+        "name": "E",
+        "fields": [{"name": n, "type": t} for n, t in fields],
+        **more,
+    }
 
 
 def reader_of(kind: DataType, written: Any) -> Any:
@@ -74,20 +80,27 @@ def reader_of(kind: DataType, written: Any) -> Any:
         (TimestampType(), logical("long", "local-timestamp-micros"), "long"),
         (TimestampType(), ["null", logical("long", "timestamp-nanos")], "long"),
         (
-            DecimalType(10, 2), logical("bytes", "decimal", precision=9, scale=1),
+            DecimalType(10, 2),
+            logical("bytes", "decimal", precision=9, scale=1),
             logical("bytes", "decimal", precision=38, scale=1),
         ),
         (
-            DecimalType(10, 2), {**FIXED, **logical("fixed", "decimal", precision=4, scale=2)},
+            DecimalType(10, 2),
+            {**FIXED, **logical("fixed", "decimal", precision=4, scale=2)},
             {**FIXED, **logical("fixed", "decimal", precision=9, scale=2)},
         ),
-        (ArrayType(LongType()), {"type": "array", "items": "int"}, {"type": "array", "items": ["null", "long"]}),
         (
-            MapType(StringType(), StringType()), {"type": "map", "values": "string"},
+            ArrayType(LongType()),
+            {"type": "array", "items": "int"},
+            {"type": "array", "items": ["null", "long"]},
+        ),
+        (
+            MapType(StringType(), StringType()),
+            {"type": "map", "values": "string"},
             {"type": "map", "values": ["null", "string"]},
         ),
     ],
-)  # fmt: skip
+)
 def test_types_of_proposed_columns(kind: DataType, written: Any, reader: Any) -> None:
     assert reader_of(kind, written) == reader
 
@@ -107,27 +120,55 @@ def test_types_of_proposed_columns(kind: DataType, written: Any, reader: Any) ->
         (TimestampType(), logical("long", "time-micros"), "found long (time-micros)"),
         (TimestampType(), "string", "found string"),
         (
-            TimestampType(), [logical("long", "timestamp-millis"), logical("long", "timestamp-micros")],
+            TimestampType(),
+            [logical("long", "timestamp-millis"), logical("long", "timestamp-micros")],
             "found a union of long (timestamp-millis), long (timestamp-micros)",
         ),
         (StringType(), ["null", "string", "int"], "found int"),
         (StringType(), ["null"], "found a union of null"),
-        (DecimalType(10, 2), logical("bytes", "decimal", precision=10, scale=3), "found decimal(10,3)"),
-        (DecimalType(10, 2), logical("bytes", "decimal", precision=10, scale=1), "found decimal(10,1)"),
+        (
+            DecimalType(10, 2),
+            logical("bytes", "decimal", precision=10, scale=3),
+            "found decimal(10,3)",
+        ),
+        (
+            DecimalType(10, 2),
+            logical("bytes", "decimal", precision=10, scale=1),
+            "found decimal(10,1)",
+        ),
         (DecimalType(10, 2), logical("bytes", "decimal", precision=2, scale=3), "found bytes"),
         (DecimalType(10, 2), "double", "found double"),
         (BinaryType(), logical("bytes", "decimal", precision=4), "found bytes (decimal)"),
-        (ArrayType(IntegerType()), {"type": "array", "items": "string"}, "c[]: expected what becomes int"),
+        (
+            ArrayType(IntegerType()),
+            {"type": "array", "items": "string"},
+            "c[]: expected what becomes int",
+        ),
         (ArrayType(IntegerType()), {"type": "map", "values": "int"}, "found map"),
-        (MapType(StringType(), DateType()), {"type": "map", "values": "int"}, "c{}: expected what becomes date"),
-        (StructType([StructField("n", IntegerType())]), record(("n", "long")), "c.n: expected what becomes int"),
-        (StructType([StructField("n", IntegerType())]), record(("m", "long")), "c: expected a field of n, found none"),
+        (
+            MapType(StringType(), DateType()),
+            {"type": "map", "values": "int"},
+            "c{}: expected what becomes date",
+        ),
+        (
+            StructType([StructField("n", IntegerType())]),
+            record(("n", "long")),
+            "c.n: expected what becomes int",
+        ),
+        (
+            StructType([StructField("n", IntegerType())]),
+            record(("m", "long")),
+            "c: expected a field of n, found none",
+        ),
     ],
-)  # fmt: skip
+)
 def test_names_that_cannot_become_columns(kind: DataType, written: Any, message: str) -> None:
     with pytest.raises(Incompatible) as error:
         reader_of(
-            kind, written if not isinstance(written, dict) or written.get("name") != "E" else {**written, "name": "In"}
+            kind,
+            written
+            if not isinstance(written, dict) or written.get("name") != "E"
+            else {**written, "name": "In"},
         )
     assert message in str(error.value)
 
@@ -136,7 +177,9 @@ def test_a_missing_field_is_null_unless_the_column_is_required() -> None:
     types: dict[str, DataType] = {"a": StringType(), "b": StringType()}
     writer = json.dumps(record(("a", "string")))
     assert set(project(types, ["a"], writer).values) == {"a"}
-    with pytest.raises(Incompatible, match="b: expected a field for the NOT NULL column, found none"):
+    with pytest.raises(
+        Incompatible, match="b: expected a field for the NOT NULL column, found none"
+    ):
         project(types, ["b"], writer)
     with pytest.raises(Incompatible, match="expected a field of a, b, found none"):
         project(types, [], json.dumps(record(("c", "string"))))
@@ -164,9 +207,18 @@ def test_names_follow_their_namespace() -> None:
         ('{"name": "E"}', "expected an Avro schema"),
         ("5", "expected an Avro schema"),
         (json.dumps(record(("a", "Nowhere"))), "found the name Nowhere without its definition"),
-        (json.dumps(record(("next", ["null", "E"]))), "expected no type that contains itself, found E"),
-        (json.dumps(record(("a", {"type": "array", "items": "null"}))), "expected arrays of items that take bytes"),
-        (json.dumps(record(("a", {"type": "array", "items": {**record(), "name": "Z"}}))), "items that take bytes"),
+        (
+            json.dumps(record(("next", ["null", "E"]))),
+            "expected no type that contains itself, found E",
+        ),
+        (
+            json.dumps(record(("a", {"type": "array", "items": "null"}))),
+            "expected arrays of items that take bytes",
+        ),
+        (
+            json.dumps(record(("a", {"type": "array", "items": {**record(), "name": "Z"}}))),
+            "items that take bytes",
+        ),
         ("[" * 5000, "expected an Avro schema"),
         ('{"type":' * 150 + '"int"' + "}" * 150, "expected at most 100 levels"),
     ],
@@ -181,9 +233,13 @@ def test_a_schema_that_doubles_at_each_level_is_refused() -> None:
     schema: Any = "null"
     for level in range(50):
         schema = {
-            "type": "record", "name": f"R{level}",
-            "fields": [{"name": "a", "type": schema}, {"name": "b", "type": f"R{level - 1}" if level else "null"}],
-        }  # fmt: skip
+            "type": "record",
+            "name": f"R{level}",
+            "fields": [
+                {"name": "a", "type": schema},
+                {"name": "b", "type": f"R{level - 1}" if level else "null"},
+            ],
+        }
     with pytest.raises(Incompatible, match="expected at most 10000 types, found more"):
         parse(json.dumps(schema))
 

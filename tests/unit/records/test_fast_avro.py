@@ -1,4 +1,5 @@
-"""Avro without Spark: what Avro's encoders write is read completely, and any other bytes are left."""
+"""Avro without Spark: what Avro's encoders write is read completely, and any other bytes are
+left."""
 
 from __future__ import annotations
 
@@ -25,13 +26,25 @@ from anabranch.records.fast_json import LONGEST, Read
 MICROS = {"type": "long", "logicalType": "timestamp-micros"}
 DATE = {"type": "int", "logicalType": "date"}
 KINDS = {
-    "id": "string", "at": ["null", MICROS], "level": ["int", "null"], "total": ["null", "long"],
-    "amount": ["null", "double"], "ok": ["null", "boolean"], "day": ["null", DATE], "name": ["null", "string"],
-}  # fmt: skip
+    "id": "string",
+    "at": ["null", MICROS],
+    "level": ["int", "null"],
+    "total": ["null", "long"],
+    "amount": ["null", "double"],
+    "ok": ["null", "boolean"],
+    "day": ["null", DATE],
+    "name": ["null", "string"],
+}
 
 
 def record(kinds: dict[str, Any], name: str = "event") -> str:
-    return json.dumps({"type": "record", "name": name, "fields": [{"name": n, "type": k} for n, k in kinds.items()]})
+    return json.dumps(
+        {
+            "type": "record",
+            "name": name,
+            "fields": [{"name": n, "type": k} for n, k in kinds.items()],
+        }
+    )
 
 
 EVENT = record(KINDS)
@@ -52,14 +65,24 @@ def encode(value: dict[str, Any], text: str = EVENT, id: int = 7) -> bytes:
 
 def good(i: int) -> dict[str, Any]:
     return {
-        "id": f"a{i}", "at": micros(AT) + i, "level": i - 3, "total": 10**12 * i, "amount": i / 7 + 1, "ok": i % 2 == 0,
-        "day": 20_000 + i, "name": None if i % 3 == 0 else "é😀" * i,
-    }  # fmt: skip
+        "id": f"a{i}",
+        "at": micros(AT) + i,
+        "level": i - 3,
+        "total": 10**12 * i,
+        "amount": i / 7 + 1,
+        "ok": i % 2 == 0,
+        "day": 20_000 + i,
+        "name": None if i % 3 == 0 else "é😀" * i,
+    }
 
 
-def rows_of(schemas: dict[int, str] | None = None, columns: tuple[Column, ...] = COLUMNS, **given_: Any) -> AvroRows:
+def rows_of(
+    schemas: dict[int, str] | None = None, columns: tuple[Column, ...] = COLUMNS, **given_: Any
+) -> AvroRows:
     planned = {id: plan_fields(text, columns) for id, text in (schemas or {7: EVENT}).items()}
-    return AvroRows(columns, given_.get("event_time"), {id: of for id, of in planned.items() if of is not None})
+    return AvroRows(
+        columns, given_.get("event_time"), {id: of for id, of in planned.items() if of is not None}
+    )
 
 
 def read(values: list[bytes | None], **given_: Any) -> Read:
@@ -104,16 +127,22 @@ def test_random_values_are_read_as_fastavro_reads_them() -> None:
     numbers = (0, 1, -1, 63, 64, -64, -65, 2**31 - 1, -(2**31), 2**62, -(2**63), 2**63 - 1)
     values = [
         {
-            "id": "".join(dice.choices("aé\0😀\n", k=dice.randrange(300))), "at": dice.choice((None, micros(AT))),
-            "level": dice.choice((None, *numbers[:9])), "total": dice.choice((None, *numbers)),
-            "amount": dice.choice((None, 1.5, -1e308, 5e-324, math.inf)), "ok": dice.choice((None, True, False)),
-            "day": dice.choice((None, 0, -719_162, 2_932_896)), "name": dice.choice((None, "", "x" * 200)),
+            "id": "".join(dice.choices("aé\0😀\n", k=dice.randrange(300))),
+            "at": dice.choice((None, micros(AT))),
+            "level": dice.choice((None, *numbers[:9])),
+            "total": dice.choice((None, *numbers)),
+            "amount": dice.choice((None, 1.5, -1e308, 5e-324, math.inf)),
+            "ok": dice.choice((None, True, False)),
+            "day": dice.choice((None, 0, -719_162, 2_932_896)),
+            "name": dice.choice((None, "", "x" * 200)),
         }
         for _ in range(1_000)
-    ]  # fmt: skip
+    ]
     result = read([encode(value) for value in values])
     assert result.left.to_pylist() == []
-    assert result.rows.select([c.name for c in COLUMNS]).to_pylist() == [expected(value) for value in values]
+    assert result.rows.select([c.name for c in COLUMNS]).to_pylist() == [
+        expected(value) for value in values
+    ]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -126,7 +155,9 @@ def test_changed_bytes_are_read_only_if_an_encoder_would_write_them(seed: int) -
             place = dice.randrange(5, len(value) or 6) if len(value) > 5 else 0
             match dice.randrange(3):
                 case 0:
-                    value[place : place + 1] = bytes([dice.choice((0, 1, 2, 3, 0x7F, 0x80, 0x81, 0xFF))])
+                    value[place : place + 1] = bytes(
+                        [dice.choice((0, 1, 2, 3, 0x7F, 0x80, 0x81, 0xFF))]
+                    )
                 case 1:
                     del value[place]
                 case _:
@@ -173,11 +204,20 @@ TEXT = varint(1) + b"a"
         (TEXT + b"\0" * 7, {"id": "string", "amount": "double"}),
         (TEXT + varint(2), {"id": "string", "level": ["null", "int"]}),
         (TEXT + varint(-1), {"id": "string", "level": ["null", "int"]}),
-        (TEXT + varint(2), {"id": "string", "name": {"type": "enum", "name": "e", "symbols": ["A", "B"]}}),
-        (TEXT + varint(-1), {"id": "string", "other": {"type": "enum", "name": "e", "symbols": ["A", "B"]}}),
+        (
+            TEXT + varint(2),
+            {"id": "string", "name": {"type": "enum", "name": "e", "symbols": ["A", "B"]}},
+        ),
+        (
+            TEXT + varint(-1),
+            {"id": "string", "other": {"type": "enum", "name": "e", "symbols": ["A", "B"]}},
+        ),
         (TEXT + varint(2_932_897), {"id": "string", "day": DATE}),
         (TEXT + varint(253_402_300_800_000_000), {"id": "string", "at": MICROS}),
-        (TEXT + varint(253_402_300_800_000), {"id": "string", "at": MICROS | {"logicalType": "timestamp-millis"}}),
+        (
+            TEXT + varint(253_402_300_800_000),
+            {"id": "string", "at": MICROS | {"logicalType": "timestamp-millis"}},
+        ),
         (varint(0), {"id": ["null", "string"]}),
     ],
 )
@@ -189,7 +229,15 @@ def test_odd_bytes_are_left(value: bytes, kinds: dict[str, Any]) -> None:
 
 
 def test_what_is_no_wire_format_is_left() -> None:
-    for value in (None, b"", b"\0", b"\0\0\0\0\7", encode(good(1))[:-1], b"\1" + encode(good(1))[1:], b"{}"):
+    for value in (
+        None,
+        b"",
+        b"\0",
+        b"\0\0\0\0\7",
+        encode(good(1))[:-1],
+        b"\1" + encode(good(1))[1:],
+        b"{}",
+    ):
         assert is_left(value), value
     assert is_left(encode(good(1) | {"name": "x" * LONGEST}))
     assert not is_left(encode(good(1)))
@@ -197,12 +245,17 @@ def test_what_is_no_wire_format_is_left() -> None:
 
 def test_kinds_that_become_a_column() -> None:
     kinds = {
-        "id": {"type": "enum", "name": "e", "symbols": ["A", "B"]}, "total": "int", "amount": "float",
-        "name": "bytes", "at": {"type": "long", "logicalType": "timestamp-nanos"},
-    }  # fmt: skip
+        "id": {"type": "enum", "name": "e", "symbols": ["A", "B"]},
+        "total": "int",
+        "amount": "float",
+        "name": "bytes",
+        "at": {"type": "long", "logicalType": "timestamp-nanos"},
+    }
     at = 1_000 * micros(AT) + 999
     values = [
-        encode({"id": "B", "total": -5, "amount": 0.5, "name": "é".encode(), "at": at}, record(kinds)),
+        encode(
+            {"id": "B", "total": -5, "amount": 0.5, "name": "é".encode(), "at": at}, record(kinds)
+        ),
         encode({"id": "A", "total": 5, "amount": 1e30, "name": b"", "at": -1}, record(kinds)),
     ]
     rows = read(list(values), schemas={7: record(kinds)}).rows
@@ -211,7 +264,9 @@ def test_kinds_that_become_a_column() -> None:
         ["B", -5, 0.5, "é", AT, None],
         ["A", 5, float(np.float32(1e30)), "", EPOCH - timedelta(microseconds=1), None],
     ]
-    millis = record({"id": "string", "at": MICROS | {"logicalType": "local-timestamp-millis"}, "amount": "long"})
+    millis = record(
+        {"id": "string", "at": MICROS | {"logicalType": "local-timestamp-millis"}, "amount": "long"}
+    )
     value = encode({"id": "x", "at": -1, "amount": 2**53 + 1}, millis)
     [row] = read([value], schemas={7: millis}).rows.to_pylist()
     assert (row["at"], row["amount"]) == (EPOCH - timedelta(milliseconds=1), 2.0**53)
@@ -219,11 +274,27 @@ def test_kinds_that_become_a_column() -> None:
 
 def test_fields_without_a_column_are_read_over() -> None:
     others = {
-        "a": "null", "b": "boolean", "c": "float", "d": "double", "e": ["string", "null"], "f": "bytes",
-        "g": {"type": "fixed", "name": "g", "size": 3}, "h": "long",
-    }  # fmt: skip
+        "a": "null",
+        "b": "boolean",
+        "c": "float",
+        "d": "double",
+        "e": ["string", "null"],
+        "f": "bytes",
+        "g": {"type": "fixed", "name": "g", "size": 3},
+        "h": "long",
+    }
     text = record({**others, "id": "string"})
-    value = {"a": None, "b": True, "c": 1.0, "d": 2.0, "e": None, "f": b"x", "g": b"abc", "h": 2**40, "id": "a"}
+    value = {
+        "a": None,
+        "b": True,
+        "c": 1.0,
+        "d": 2.0,
+        "e": None,
+        "f": b"x",
+        "g": b"abc",
+        "h": 2**40,
+        "id": "a",
+    }
     [row] = read([encode(value, text)], schemas={7: text}).rows.to_pylist()
     assert row["id"] == "a"
 
@@ -231,10 +302,13 @@ def test_fields_without_a_column_are_read_over() -> None:
 @pytest.mark.parametrize(
     "kind",
     [
-        {"type": "array", "items": "int"}, {"type": "map", "values": "int"}, ["null", "int", "string"], ["int"],
+        {"type": "array", "items": "int"},
+        {"type": "map", "values": "int"},
+        ["null", "int", "string"],
+        ["int"],
         {"type": "record", "name": "inner", "fields": [{"name": "x", "type": "int"}]},
     ],
-)  # fmt: skip
+)
 def test_a_schema_with_other_kinds_is_not_read(kind: Any) -> None:
     assert plan_fields(record({"id": "string", "other": kind}), COLUMNS) is None
     assert plan_fields(record({"id": "string", "level": "long"}), COLUMNS) is None
@@ -244,7 +318,10 @@ def test_a_schema_with_other_kinds_is_not_read(kind: Any) -> None:
 
 def test_records_of_several_schemas_keep_their_order() -> None:
     older = record({"name": "string", "id": "string"})
-    values = [encode(good(i)) if i % 3 else encode({"name": f"n{i}", "id": f"a{i}"}, older, id=4) for i in range(50)]
+    values = [
+        encode(good(i)) if i % 3 else encode({"name": f"n{i}", "id": f"a{i}"}, older, id=4)
+        for i in range(50)
+    ]
     result = read(list(values), schemas={7: EVENT, 4: older})
     assert result.rows["id"].to_pylist() == [f"a{i}" for i in range(50)]
     assert result.rows["kafka_offset"].to_pylist() == list(range(100, 150))
@@ -252,7 +329,9 @@ def test_records_of_several_schemas_keep_their_order() -> None:
 
 def test_ids_that_are_not_known_are_reported() -> None:
     rows = rows_of()
-    result = rows.read(new_batch([encode(good(1)), encode(good(2), id=8), b"\1\0\0\0\x09xx", b"\0\xff\0\0\0xx"]))
+    result = rows.read(
+        new_batch([encode(good(1)), encode(good(2), id=8), b"\1\0\0\0\x09xx", b"\0\xff\0\0\0xx"])
+    )
     assert (result.left.to_pylist(), rows.unknown_ids) == ([1, 2, 3], {8})
     rows.read(new_batch([encode(good(1), id=i) for i in range(100, 200)]))
     assert len(rows.unknown_ids) == MOST_UNKNOWN_IDS
@@ -265,7 +344,9 @@ def test_the_event_time_and_columns_that_are_not_null_decide() -> None:
     assert not is_left(encode(late | {"at": None}), event_time=near(day, None))
     columns = (*COLUMNS[:2], Column("level", "int", False), *COLUMNS[3:])
     assert is_left(encode(good(1) | {"level": None}), columns=columns)
-    assert is_left(wired(8, varint(1) + b"a"), columns=columns, schemas={7: EVENT, 8: record({"id": "string"})})
+    assert is_left(
+        wired(8, varint(1) + b"a"), columns=columns, schemas={7: EVENT, 8: record({"id": "string"})}
+    )
 
 
 def test_a_batch_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,7 +358,9 @@ def test_a_batch_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pieces.left == whole.left
     # A slice of a batch has its values behind others.
     batch = new_batch(list(values))
-    assert rows_of().read(batch.slice(7, 50)).rows["id"].to_pylist() == [f"a{i}" for i in range(7, 57) if i % 5]
+    assert rows_of().read(batch.slice(7, 50)).rows["id"].to_pylist() == [
+        f"a{i}" for i in range(7, 57) if i % 5
+    ]
 
 
 def test_a_time_without_a_calendar_is_left() -> None:

@@ -1,4 +1,5 @@
-"""Reading without Spark: ordinary records completely and in order, each odd one left, each record exactly once."""
+"""Reading without Spark: ordinary records completely and in order, each odd one left, each record
+exactly once."""
 
 from __future__ import annotations
 
@@ -66,35 +67,67 @@ def test_ordinary_values_are_rows_in_their_order_with_the_columns_of_kafka() -> 
     rows = read(values, partitions=[3, 3, 4]).rows
     assert rows.to_pylist() == [
         {
-            "id": "a", "at": datetime(2026, 11, 21, 2, 10, 0, 123456, tzinfo=UTC), "level": -7,
-            "total": 9007199254740993, "amount": 0.1, "ok": True, "day": date(2026, 2, 28),
-            "name": 'é "quoted" \\ \n } {', "kafka_partition": 3, "kafka_offset": 100, "kafka_timestamp": AT,
-            "ingest_hour": HOUR, "event_date": date(2026, 11, 21),
-        },
-        {
-            **dict.fromkeys(("at", "level", "total", "amount", "ok", "day", "name")), "id": "b",
-            "kafka_partition": 3, "kafka_offset": 101, "kafka_timestamp": AT, "ingest_hour": HOUR,
+            "id": "a",
+            "at": datetime(2026, 11, 21, 2, 10, 0, 123456, tzinfo=UTC),
+            "level": -7,
+            "total": 9007199254740993,
+            "amount": 0.1,
+            "ok": True,
+            "day": date(2026, 2, 28),
+            "name": 'é "quoted" \\ \n } {',
+            "kafka_partition": 3,
+            "kafka_offset": 100,
+            "kafka_timestamp": AT,
+            "ingest_hour": HOUR,
             "event_date": date(2026, 11, 21),
         },
         {
-            **dict.fromkeys(("level", "total", "day", "name")), "id": "c", "ok": False, "amount": 1000.0,
-            "at": datetime(1969, 12, 31, 23, 59, 59, tzinfo=UTC), "kafka_partition": 4, "kafka_offset": 102,
-            "kafka_timestamp": AT, "ingest_hour": HOUR, "event_date": date(2026, 11, 21),
+            **dict.fromkeys(("at", "level", "total", "amount", "ok", "day", "name")),
+            "id": "b",
+            "kafka_partition": 3,
+            "kafka_offset": 101,
+            "kafka_timestamp": AT,
+            "ingest_hour": HOUR,
+            "event_date": date(2026, 11, 21),
         },
-    ]  # fmt: skip
+        {
+            **dict.fromkeys(("level", "total", "day", "name")),
+            "id": "c",
+            "ok": False,
+            "amount": 1000.0,
+            "at": datetime(1969, 12, 31, 23, 59, 59, tzinfo=UTC),
+            "kafka_partition": 4,
+            "kafka_offset": 102,
+            "kafka_timestamp": AT,
+            "ingest_hour": HOUR,
+            "event_date": date(2026, 11, 21),
+        },
+    ]
     kinds = {name: str(rows.schema.field(name).type) for name in rows.column_names}
     assert kinds == {
-        "id": "string", "at": "timestamp[us, tz=UTC]", "level": "int32", "total": "int64", "amount": "double",
-        "ok": "bool", "day": "date32[day]", "name": "string", "kafka_partition": "int32", "kafka_offset": "int64",
-        "kafka_timestamp": "timestamp[us, tz=UTC]", "ingest_hour": "string", "event_date": "date32[day]",
-    }  # fmt: skip
+        "id": "string",
+        "at": "timestamp[us, tz=UTC]",
+        "level": "int32",
+        "total": "int64",
+        "amount": "double",
+        "ok": "bool",
+        "day": "date32[day]",
+        "name": "string",
+        "kafka_partition": "int32",
+        "kafka_offset": "int64",
+        "kafka_timestamp": "timestamp[us, tz=UTC]",
+        "ingest_hour": "string",
+        "event_date": "date32[day]",
+    }
 
 
 def test_the_event_date_is_of_the_event_time_and_without_one_of_kafkas() -> None:
     values = [
-        b'{"id":"a","at":"2026-11-20T23:59:59.999999Z"}', b'{"id":"b","at":"2026-11-21T00:59:59+01:00"}',
-        b'{"id":"c"}', b'{"id":"d","at":"1969-12-31T23:59:59.999999Z"}',
-    ]  # fmt: skip
+        b'{"id":"a","at":"2026-11-20T23:59:59.999999Z"}',
+        b'{"id":"b","at":"2026-11-21T00:59:59+01:00"}',
+        b'{"id":"c"}',
+        b'{"id":"d","at":"1969-12-31T23:59:59.999999Z"}',
+    ]
     dated = read(values, event_time=near(None, None)).rows
     assert dated["event_date"].to_pylist() == [
         date(2026, 11, 20), date(2026, 11, 20), date(2026, 11, 21), date(1969, 12, 31),
@@ -102,7 +135,10 @@ def test_the_event_date_is_of_the_event_time_and_without_one_of_kafkas() -> None
 
 
 def test_a_batch_of_two_ingest_hours_is_held_to_the_bounds_of_each() -> None:
-    values = [b'{"id":"%d","at":"2026-11-21T0%d:30:00Z"}' % (i, hour) for i, hour in enumerate((3, 4, 3, 4))]
+    values = [
+        b'{"id":"%d","at":"2026-11-21T0%d:30:00Z"}' % (i, hour)
+        for i, hour in enumerate((3, 4, 3, 4))
+    ]
     hours = [HOUR, "2026-11-21T04", "2026-11-21T04", HOUR]
     result = read(values, event_time=near(0, 0), hours=hours)
     assert result.left.to_pylist() == [2, 3]
@@ -240,7 +276,11 @@ SPREAD_OUT = {
     "two beside nothing": [b'{"id":"a"}{"id":"b"}', b""],
     "two on two lines beside a blank": [b'{"id":"a"}\n{"id":"b"}', b"\t"],
     "an object on two lines": [b'{"id":"a"}{', b'"id":"b"}'],
-    "an object on two lines, its braces at their ends": [b'{"id":"a"}{"id":"b"}', b'{"id":"c"', b'}{"id":"d"}'],
+    "an object on two lines, its braces at their ends": [
+        b'{"id":"a"}{"id":"b"}',
+        b'{"id":"c"',
+        b'}{"id":"d"}',
+    ],
     "a text on two lines": [b'{"id":"a"}{"id":"}', b'{"}'],
     "a text on two lines, escaped": [b'{"id":"a"}{"id":"\\', b'{"}'],
     "a name on two lines": [b'{"id":"a"}{"}', b'{":1}'],
@@ -250,7 +290,9 @@ SPREAD_OUT = {
 
 
 @pytest.mark.parametrize("values", SPREAD_OUT.values(), ids=SPREAD_OUT.keys())
-def test_as_many_objects_as_lines_are_no_rows_unless_each_is_a_lines_own(values: list[bytes]) -> None:
+def test_as_many_objects_as_lines_are_no_rows_unless_each_is_a_lines_own(
+    values: list[bytes],
+) -> None:
     assert left(values) == list(range(len(values)))
     # Beside others that are ordinary they are left alike, and none of those is read as another.
     many = [good(i) for i in range(200)]
@@ -264,7 +306,11 @@ def test_as_many_objects_as_lines_are_no_rows_unless_each_is_a_lines_own(values:
     [
         (b'{"id":"\\u00e9\\u0000"}', "id", "é\0"),
         (b'{"id":"a","n\\u0061me":"b"}', "name", "b"),
-        (b'{"id":"a","at":"2026-11-21 03:10:00.5"}', "at", datetime(2026, 11, 21, 3, 10, 0, 500_000, tzinfo=UTC)),
+        (
+            b'{"id":"a","at":"2026-11-21 03:10:00.5"}',
+            "at",
+            datetime(2026, 11, 21, 3, 10, 0, 500_000, tzinfo=UTC),
+        ),
     ],
     ids=["an escape by number", "one in a name", "a time without a zone"],
 )
@@ -315,11 +361,13 @@ def test_a_number_of_too_many_digits_is_found_wherever_it_begins(place: int) -> 
 
 
 def test_many_short_numbers_and_nulls_are_no_long_ones() -> None:
-    """The hazard: a stream of many columns is read by Spark, each micro-batch, after it was read here in vain."""
+    """The hazard: a stream of many columns is read by Spark, each micro-batch, after it was read
+    here in vain."""
     many = (COLUMNS[0], *(Column(f"column_{i}", "double", True) for i in range(200)))
     for number in (None, 0.123456789012345, -1.5e-300):
         assert not is_left(
-            good(1, **{f"column_{i}": number for i in range(200)}).replace(b'"level": 1, ', b""), of=many
+            good(1, **{f"column_{i}": number for i in range(200)}).replace(b'"level": 1, ', b""),
+            of=many,
         )
 
 
@@ -335,11 +383,20 @@ def test_a_long_text_hides_no_long_number() -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        b'{"id":"a","x":1,"x":2}', b'{"id":"a","x":1,"x":1}', b'{"id":"a","x":null,"x":2}', b'{"id":"a","x":"","x":2}',
-        b'{"id":"a","x":{}}', b'{"id":"a","x":{"id":"b"}}', b'{"id":"a","x":[]}', b'{"id":"a","x":[1]}',
-        b'{"id":"a","x":1,"y":{}}', b'{"id":"a","x":"1"}', b'{"id":"a","x":true}', b'{"id":"a","x":nul}',
+        b'{"id":"a","x":1,"x":2}',
+        b'{"id":"a","x":1,"x":1}',
+        b'{"id":"a","x":null,"x":2}',
+        b'{"id":"a","x":"","x":2}',
+        b'{"id":"a","x":{}}',
+        b'{"id":"a","x":{"id":"b"}}',
+        b'{"id":"a","x":[]}',
+        b'{"id":"a","x":[1]}',
+        b'{"id":"a","x":1,"y":{}}',
+        b'{"id":"a","x":"1"}',
+        b'{"id":"a","x":true}',
+        b'{"id":"a","x":nul}',
     ],
-)  # fmt: skip
+)
 def test_an_odd_unknown_field_leaves_its_record_whether_learned_or_not(value: bytes) -> None:
     rows = CertainRows(COLUMNS, None)
     if value.count(b"x") == 1 and value in (b'{"id":"a","x":"1"}', b'{"id":"a","x":true}'):
@@ -351,34 +408,56 @@ def test_an_odd_unknown_field_leaves_its_record_whether_learned_or_not(value: by
     learned = CertainRows(COLUMNS, None)
     assert learned.read(new_batch([b'{"id":"a","x":1}', b'{"id":"b"}'])).left.to_pylist() == []
     assert learned.read(new_batch([value])).left.to_pylist() == [0]
-    assert learned.read(new_batch([b'{"id":"c","x":2.5}', b'{"id":"d","x":null}'])).left.to_pylist() == []
+    assert (
+        learned.read(new_batch([b'{"id":"c","x":2.5}', b'{"id":"d","x":null}'])).left.to_pylist()
+        == []
+    )
 
 
 def test_unknown_fields_are_learned_and_left_out() -> None:
     rows = CertainRows(COLUMNS, None)
-    values = [b'{"id":"%d","a":1,"b":"t","c":true,"d":2.5,"level":%d,"":"no name"}' % (i, i) for i in range(50)]
+    values = [
+        b'{"id":"%d","a":1,"b":"t","c":true,"d":2.5,"level":%d,"":"no name"}' % (i, i)
+        for i in range(50)
+    ]
     first = rows.read(new_batch(values))
     assert (first.left.to_pylist(), first.rows["level"].to_pylist()) == ([], list(range(50)))
     assert not {"a", "b", "c", "d", ""} & set(first.rows.column_names)
     # Any of them may be absent or null then, and others may join.
-    again = rows.read(new_batch([b'{"id":"x","b":null,"e":1}', b'{"id":"y"}', b'{"id":"z","a":5,"e":2}']))
+    again = rows.read(
+        new_batch([b'{"id":"x","b":null,"e":1}', b'{"id":"y"}', b'{"id":"z","a":5,"e":2}'])
+    )
     assert (again.left.to_pylist(), again.rows["id"].to_pylist()) == ([], ["x", "y", "z"])
 
 
 @pytest.mark.parametrize("every", [1, 3, 700])
 def test_an_unknown_field_is_learned_wherever_it_is_first_seen(every: int) -> None:
-    """The hazard: a field that the first record lacks has all of a batch left to Spark, and the next fifty with it."""
-    values = [good(i) if i == 0 or i % every else good(i, x=i, **({"y": "t"} if i % 2 else {})) for i in range(9_000)]
+    """The hazard: a field that the first record lacks has all of a batch left to Spark, and the
+    next fifty with it."""
+    values = [
+        good(i) if i == 0 or i % every else good(i, x=i, **({"y": "t"} if i % 2 else {}))
+        for i in range(9_000)
+    ]
     assert left(values) == []
-    # The type of null is unknown: the record's few neighbours are left with it, until another shows the type.
+    # The type of null is unknown: the record's few neighbours are left with it, until another shows
+    # the type.
     assert len(left([good(0, x=None), *values[1:]])) <= FEW
     assert len(left([*values[:5_000], good(5_000, z=None), *values[5_001:]])) <= FEW
 
 
 @pytest.mark.parametrize("rescues", [True, False])
 def test_with_rescue_or_refuse_each_record_with_an_unknown_field_is_left(rescues: bool) -> None:
-    rows = CertainRows((*COLUMNS, RESCUED), None) if rescues else CertainRows(COLUMNS, None, takes_unknown=False)
-    odd: dict[int, dict[str, object]] = {170: {"x": 1}, 180: {"x": None}, 900: {"y": "t"}, 901: {"rescued": "t"}}
+    rows = (
+        CertainRows((*COLUMNS, RESCUED), None)
+        if rescues
+        else CertainRows(COLUMNS, None, takes_unknown=False)
+    )
+    odd: dict[int, dict[str, object]] = {
+        170: {"x": 1},
+        180: {"x": None},
+        900: {"y": "t"},
+        901: {"rescued": "t"},
+    }
     for _ in range(2):
         result = rows.read(new_batch([good(i, **odd.get(i, {})) for i in range(1_000)]))
         assert odd.keys() <= set(result.left.to_pylist())
@@ -395,14 +474,19 @@ def test_more_than_64_unknown_fields_are_not_learned() -> None:
     assert left(with_fields(0, 65)) == [0, 1, 2]
     rows = CertainRows(COLUMNS, None)
     assert rows.read(new_batch(with_fields(0, 60))).left.to_pylist() == []
-    assert rows.read(new_batch(with_fields(60, 65))).left.to_pylist() == [0, 1, 2], "65 in two steps"
+    assert rows.read(new_batch(with_fields(60, 65))).left.to_pylist() == [0, 1, 2], (
+        "65 in two steps"
+    )
     assert rows.read(new_batch(with_fields(58, 64))).left.to_pylist() == []
     assert rows.read(new_batch([good(1)])).left.to_pylist() == []
 
 
 @pytest.mark.parametrize("past, future", [(3_600_000_000, 60_000_000), (0, 0)])
 def test_a_time_out_of_its_bounds_by_a_microsecond_is_left(past: int, future: int) -> None:
-    first, last = START - timedelta(microseconds=past), START + timedelta(hours=1, microseconds=future)
+    first, last = (
+        START - timedelta(microseconds=past),
+        START + timedelta(hours=1, microseconds=future),
+    )
 
     def at(moment: datetime) -> bytes:
         return good(1, at=moment.isoformat(timespec="microseconds"))
@@ -432,8 +516,12 @@ def test_a_record_whose_kafka_timestamp_is_out_of_range_is_left() -> None:
 
 
 @pytest.mark.parametrize("place", [0, 1, 4_999, 9_998, 9_999])
-@pytest.mark.parametrize("value", [b'{"id":"a","level":"5"}', b'{"id":"a"}{"id":"b"}', b'{"id":"a","x":{}}'])
-def test_one_bad_value_among_ten_thousand_costs_only_a_few_beside_it(place: int, value: bytes) -> None:
+@pytest.mark.parametrize(
+    "value", [b'{"id":"a","level":"5"}', b'{"id":"a"}{"id":"b"}', b'{"id":"a","x":{}}']
+)
+def test_one_bad_value_among_ten_thousand_costs_only_a_few_beside_it(
+    place: int, value: bytes
+) -> None:
     values = [good(i) for i in range(10_000)]
     values[place] = value
     places = left(values)
@@ -443,10 +531,19 @@ def test_one_bad_value_among_ten_thousand_costs_only_a_few_beside_it(place: int,
 
 @pytest.mark.parametrize(
     "value",
-    [None, b"{}{}", b'{"id":"\xff"}', b'{"id":"\\ud83d\\ude00"}', b'{"level":1}', b'{"id":"a","day":"2026-02-30"}'],
+    [
+        None,
+        b"{}{}",
+        b'{"id":"\xff"}',
+        b'{"id":"\\ud83d\\ude00"}',
+        b'{"level":1}',
+        b'{"id":"a","day":"2026-02-30"}',
+    ],
     ids=["null", "two", "UTF-8", "escape", "NOT NULL", "day"],
 )
-def test_a_record_left_by_a_check_or_its_value_does_not_affect_its_neighbours(value: bytes | None) -> None:
+def test_a_record_left_by_a_check_or_its_value_does_not_affect_its_neighbours(
+    value: bytes | None,
+) -> None:
     values = [good(i) for i in range(1_000)]
     values[::50] = [value] * 20
     places = left(values)
@@ -457,7 +554,13 @@ def test_a_record_left_by_a_check_or_its_value_does_not_affect_its_neighbours(va
 
 
 def test_with_one_bad_value_in_three_everything_is_left_or_read() -> None:
-    for bad in (b'{"id":1}', b"{x}", b'{"id":"a","x":[]}', b'{"id":"a"}{"id":"b"}', b'{"id":"a","amount":NaN}'):
+    for bad in (
+        b'{"id":1}',
+        b"{x}",
+        b'{"id":"a","x":[]}',
+        b'{"id":"a"}{"id":"b"}',
+        b'{"id":"a","amount":NaN}',
+    ):
         values = [good(i) if i % 3 else bad for i in range(10_000)]
         places = left(values)
         assert set(range(0, 10_000, 3)) <= set(places)
@@ -465,10 +568,13 @@ def test_with_one_bad_value_in_three_everything_is_left_or_read() -> None:
 
 
 @pytest.mark.parametrize(
-    "odd", [b"{x}", b'{"id":"a","level":1.5}', b'{"id":"a","x":{}}'], ids=["row named", "type", "field"]
+    "odd",
+    [b"{x}", b'{"id":"a","level":1.5}', b'{"id":"a","x":{}}'],
+    ids=["row named", "type", "field"],
 )
 def test_a_batch_is_read_only_so_often(odd: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hazard: each of ten thousand odd values has two more readings fail, and a micro-batch takes minutes."""
+    """The hazard: each of ten thousand odd values has two more readings fail, and a micro-batch
+    takes minutes."""
     tried: list[int] = []
     table = CertainRows._table
 
@@ -491,10 +597,18 @@ def test_with_one_odd_value_in_a_hundred_only_these_are_left() -> None:
 
 TEXTS = st.text(st.characters(exclude_categories=("Cs",)), max_size=6)
 MEMBERS = st.one_of(
-    st.none(), st.booleans(), st.integers(-(2**40), 2**70), st.floats(), TEXTS, st.just([]), st.just({"a": 1}),
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**40), 2**70),
+    st.floats(),
+    TEXTS,
+    st.just([]),
+    st.just({"a": 1}),
     st.sampled_from(["2026-11-21T03:10:00Z", "2026-02-30", "2026-11-21"]),
-)  # fmt: skip
-OBJECTS = st.dictionaries(st.sampled_from(["id", "at", "level", "amount", "ok", "day", "name", "x", "y"]), MEMBERS)
+)
+OBJECTS = st.dictionaries(
+    st.sampled_from(["id", "at", "level", "amount", "ok", "day", "name", "x", "y"]), MEMBERS
+)
 PLAIN = st.integers(0, 99).map(good)
 
 
@@ -512,16 +626,22 @@ VALUES = st.one_of(
 
 @settings(deadline=None)
 @given(st.lists(VALUES, max_size=60), st.lists(VALUES, max_size=60))
-def test_every_record_is_a_row_or_left_exactly_once(first: list[bytes | None], then: list[bytes | None]) -> None:
+def test_every_record_is_a_row_or_left_exactly_once(
+    first: list[bytes | None], then: list[bytes | None]
+) -> None:
     rows = CertainRows(COLUMNS, near(86_400_000_000, 0))
     for values in (first, then):
         result = rows.read(new_batch(values))
         places = [offset - 100 for offset in result.rows["kafka_offset"].to_pylist()]
         assert sorted([*places, *result.left.to_pylist()]) == list(range(len(values)))
-        assert places == sorted(places) and result.left.to_pylist() == sorted(result.left.to_pylist())
+        assert places == sorted(places) and result.left.to_pylist() == sorted(
+            result.left.to_pylist()
+        )
         for place, row in zip(places, result.rows.to_pylist(), strict=True):
             value = json.loads(values[place] or b"")
-            assert (row["id"], row["level"], row["amount"]) == tuple(value.get(n) for n in ("id", "level", "amount"))
+            assert (row["id"], row["level"], row["amount"]) == tuple(
+                value.get(n) for n in ("id", "level", "amount")
+            )
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
@@ -537,5 +657,13 @@ def test_many_records_with_odd_ones_among_them_are_each_a_row_or_left(seed: int)
 
 def test_only_streams_of_flat_columns_of_known_types_can_be_read() -> None:
     assert can_read(COLUMNS)
-    for other in ("float", "binary", "decimal(9,2)", "array<string>", "struct<a:int>", "timestamp_ntz", "smallint"):
+    for other in (
+        "float",
+        "binary",
+        "decimal(9,2)",
+        "array<string>",
+        "struct<a:int>",
+        "timestamp_ntz",
+        "smallint",
+    ):
         assert not can_read([*COLUMNS, Column("other", other, True)])

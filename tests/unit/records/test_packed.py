@@ -1,4 +1,5 @@
-"""Pieces of records that workers decode: each is a row or left, and rows of compared blocks equal Spark's."""
+"""Pieces of records that workers decode: each is a row or left, and rows of compared blocks equal
+Spark's."""
 
 from __future__ import annotations
 
@@ -15,7 +16,18 @@ from anabranch.common.errors import Unexpected
 from anabranch.config.columns import Column
 from anabranch.records import packed
 from anabranch.records.fast_json import CertainRows, Read
-from anabranch.records.packed import BLOCK, COMPARED, LEFT, REPORT, ROW, ROWS, PackSpec, Reports, is_compared, tables
+from anabranch.records.packed import (
+    BLOCK,
+    COMPARED,
+    LEFT,
+    REPORT,
+    ROW,
+    ROWS,
+    PackSpec,
+    Reports,
+    is_compared,
+    tables,
+)
 
 HOUR = "2026-11-21T03"
 AT = datetime(2026, 11, 21, 3, 10, tzinfo=UTC)
@@ -32,19 +44,30 @@ def _spec(takes_unknown: bool = False, one_in: int = 1) -> PackSpec:
         Column(name="level", type="int", nullable=True),
         Column(name="share", type="double", nullable=True),
     )
-    return PackSpec(columns, None, takes_unknown, ("kafka_partition", "kafka_offset", "id"), HOUR, one_in)
+    return PackSpec(
+        columns, None, takes_unknown, ("kafka_partition", "kafka_offset", "id"), HOUR, one_in
+    )
 
 
 def _of_spark(value: bytes | None, offset: int) -> dict[str, Any]:
     """What Spark decodes of a record."""
-    row: dict[str, Any] = {"id": None, "level": None, "share": None, "is_dead": True, "unknown_fields": None}
+    row: dict[str, Any] = {
+        "id": None,
+        "level": None,
+        "share": None,
+        "is_dead": True,
+        "unknown_fields": None,
+    }
     try:
         read = json.loads(value or b"")
     except ValueError:
         read = None
     if isinstance(read, dict) and isinstance(read.get("id"), str) and read["id"].isascii():
         row |= {name: read.get(name) for name in ("id", "level", "share")}
-        row |= {"is_dead": False, "unknown_fields": [n for n in read if n not in ("id", "level", "share")]}
+        row |= {
+            "is_dead": False,
+            "unknown_fields": [n for n in read if n not in ("id", "level", "share")],
+        }
     return row | {
         "kafka_partition": 3, "kafka_offset": offset, "kafka_timestamp": AT, "ingest_hour": HOUR,
         "event_date": date(2026, 11, 21),
@@ -55,24 +78,35 @@ def _batch(values: Values, first: int = 0) -> pa.RecordBatch:
     n = len(values)
     return pa.record_batch(
         {
-            "key": pa.array([b"k"] * n, pa.binary()), "value": pa.array(values, pa.binary()),
-            "partition": pa.array([3] * n, pa.int32()), "offset": pa.array(range(first, first + n), pa.int64()),
-            "timestamp": pa.array([AT] * n, pa.timestamp("us", "UTC")), "headers": pa.array([HEADERS] * n, pa.binary()),
+            "key": pa.array([b"k"] * n, pa.binary()),
+            "value": pa.array(values, pa.binary()),
+            "partition": pa.array([3] * n, pa.int32()),
+            "offset": pa.array(range(first, first + n), pa.int64()),
+            "timestamp": pa.array([AT] * n, pa.timestamp("us", "UTC")),
+            "headers": pa.array([HEADERS] * n, pa.binary()),
         }
-    )  # fmt: skip
+    )
 
 
 _KINDS = pa.schema(
     [
-        ("id", pa.string()), ("level", pa.int32()), ("share", pa.float64()), ("kafka_partition", pa.int32()),
-        ("kafka_offset", pa.int64()), ("kafka_timestamp", pa.timestamp("us", "Etc/UTC")),
-        ("ingest_hour", pa.string()), ("event_date", pa.date32()), ("is_dead", pa.bool_()),
+        ("id", pa.string()),
+        ("level", pa.int32()),
+        ("share", pa.float64()),
+        ("kafka_partition", pa.int32()),
+        ("kafka_offset", pa.int64()),
+        ("kafka_timestamp", pa.timestamp("us", "Etc/UTC")),
+        ("ingest_hour", pa.string()),
+        ("event_date", pa.date32()),
+        ("is_dead", pa.bool_()),
         ("unknown_fields", pa.list_(pa.string())),
     ]
-)  # fmt: skip
+)
 
 
-def _compared(spec: PackSpec, found: dict[str, list[pa.Table]], change: Change = lambda row: None) -> Reports:
+def _compared(
+    spec: PackSpec, found: dict[str, list[pa.Table]], change: Change = lambda row: None
+) -> Reports:
     """Compare what workers decoded with what Spark decodes of the same records, changed."""
     batches = []
     for records in found[COMPARED]:
@@ -86,7 +120,9 @@ def _compared(spec: PackSpec, found: dict[str, list[pa.Table]], change: Change =
     return Reports.of(report["data"].to_pylist())
 
 
-def _run(spec: PackSpec, batches: Iterable[pa.RecordBatch]) -> tuple[dict[str, list[pa.Table]], Reports]:
+def _run(
+    spec: PackSpec, batches: Iterable[pa.RecordBatch]
+) -> tuple[dict[str, list[pa.Table]], Reports]:
     found: dict[str, list[pa.Table]] = {ROWS: [], LEFT: [], COMPARED: [], "keys": []}
     reports = []
     for piece in packed._pack_task(spec)(batches):
@@ -116,7 +152,10 @@ def test_each_record_is_a_row_or_left_as_kafka_holds_it() -> None:
     assert found["keys"][0].column_names == ["kafka_partition", "kafka_offset", "id"]
     assert _values(found[LEFT], "offset") == list(odd)
     assert _values(found[LEFT], "value") == list(odd.values())
-    assert _values(found[LEFT], "headers") == [[{"key": "h", "value": b"v"}, {"key": "h", "value": None}]] * 4
+    assert (
+        _values(found[LEFT], "headers")
+        == [[{"key": "h", "value": b"v"}, {"key": "h", "value": None}]] * 4
+    )
     assert _values(found[LEFT], ROW) == [None] * 4
     assert _values(found[COMPARED], "value") == [values[i] for i in certain]
     rows = pa.concat_tables(found[COMPARED])[ROW].combine_chunks()
@@ -158,7 +197,9 @@ def test_blocks_are_chosen_by_the_hours_name_and_one_in_so_many() -> None:
 def test_records_of_compared_blocks_are_kept_with_their_rows() -> None:
     values: Values = [json.dumps({"id": f"a{i}"}).encode() for i in range(20 * BLOCK)]
     spec = _spec(one_in=4)
-    found, report = _run(spec, [_batch(values[at : at + 10_000], at) for at in range(0, len(values), 10_000)])
+    found, report = _run(
+        spec, [_batch(values[at : at + 10_000], at) for at in range(0, len(values), 10_000)]
+    )
     offsets = np.arange(len(values))
     expected = offsets[is_compared(HOUR, np.full(len(values), 3), offsets, 4)].tolist()
     assert 0 < len(expected) < len(values)
@@ -201,15 +242,24 @@ def _put(name: str, value: object) -> Change:
 @pytest.mark.parametrize(
     ("change", "column"),
     [
-        (_put("level", 36), "level"), (_put("level", None), "level"), (_put("share", -0.0), "share"),
-        (_put("share", 5e-324), "share"), (_put("id", "A17"), "id"), (_put("event_date", None), "event_date"),
+        (_put("level", 36), "level"),
+        (_put("level", None), "level"),
+        (_put("share", -0.0), "share"),
+        (_put("share", 5e-324), "share"),
+        (_put("id", "A17"), "id"),
+        (_put("event_date", None), "event_date"),
         (_put("kafka_timestamp", AT.replace(microsecond=1)), "kafka_timestamp"),
         (_put("kafka_offset", 16), "kafka_offset"),
-        (_put("is_dead", True), "verdict"), (_put("unknown_fields", ["x"]), "verdict"),
+        (_put("is_dead", True), "verdict"),
+        (_put("unknown_fields", ["x"]), "verdict"),
     ],
-)  # fmt: skip
-def test_a_record_that_spark_decodes_otherwise_is_reported_by_place_and_column(change: Change, column: str) -> None:
-    values: Values = [json.dumps({"id": f"a{i}", "level": i, "share": 0.0}).encode() for i in range(40)]
+)
+def test_a_record_that_spark_decodes_otherwise_is_reported_by_place_and_column(
+    change: Change, column: str
+) -> None:
+    values: Values = [
+        json.dumps({"id": f"a{i}", "level": i, "share": 0.0}).encode() for i in range(40)
+    ]
     values[3] = b"{"
     found, _ = _run(_spec(), [_batch(values[:10]), _batch(values[10:], 10)])
     assert _compared(_spec(), found) == Reports(compared=39)
@@ -230,7 +280,9 @@ def test_many_that_differ_are_counted_and_the_first_of_each_task_reported() -> N
     assert [s["offset"] for s in report.sample] == [0, 1, 2, 3, 4]
 
 
-def test_a_reader_that_gives_other_rows_than_it_takes_fails_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_that_gives_other_rows_than_it_takes_fails_the_task(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     read = CertainRows.read
 
     def repeated(self: CertainRows, batch: pa.RecordBatch) -> Read:
@@ -238,7 +290,9 @@ def test_a_reader_that_gives_other_rows_than_it_takes_fails_the_task(monkeypatch
         return Read(found.rows.take([0, 0, *range(2, len(found.rows))]), found.left)
 
     monkeypatch.setattr(CertainRows, "read", repeated)
-    with pytest.raises(Unexpected, match="expected a row for each of 5 records that are not left, found 5 rows, or"):
+    with pytest.raises(
+        Unexpected, match="expected a row for each of 5 records that are not left, found 5 rows, or"
+    ):
         _run(_spec(), [_batch([b'{"id":"a"}'] * 5)])
 
 
@@ -253,7 +307,9 @@ def test_a_reader_that_gives_other_rows_than_it_takes_fails_the_task(monkeypatch
         ([], True),
     ],
 )
-def test_offsets_are_each_there_once_if_runs_are_apart_and_inside(runs: list[Any], is_it: bool) -> None:
+def test_offsets_are_each_there_once_if_runs_are_apart_and_inside(
+    runs: list[Any], is_it: bool
+) -> None:
     assert Reports(runs=runs).is_each_once({0: (5, 20), 1: (0, 1)}) is is_it
 
 

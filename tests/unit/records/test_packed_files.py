@@ -1,4 +1,5 @@
-"""The files that workers write from pieces: sorted, without the dropped rows, and staged in one snapshot."""
+"""The files that workers write from pieces: sorted, without the dropped rows, and staged in one
+snapshot."""
 
 from __future__ import annotations
 
@@ -37,18 +38,25 @@ def _rows(count: int, partition: int = 0, days: int = 1) -> pa.Table:
             "kafka_offset": pa.array(range(count), pa.int64()),
             "kafka_timestamp": pa.array([AT] * count, pa.timestamp("us", "UTC")),
             "ingest_hour": [FIRST] * count,
-            "event_date": pa.array([date(2026, 11, 21) - timedelta(days=i % days) for i in range(count)], pa.date32()),
+            "event_date": pa.array(
+                [date(2026, 11, 21) - timedelta(days=i % days) for i in range(count)], pa.date32()
+            ),
         }
     )
 
 
 def _write(
-    lake: StreamLake, pieces: list[pa.Table], dropped: pa.Table | None = None, most: int = MOST_BYTES
+    lake: StreamLake,
+    pieces: list[pa.Table],
+    dropped: pa.Table | None = None,
+    most: int = MOST_BYTES,
 ) -> list[Output]:
     target = target_of(lake.table())
     assert target is not None
     spec = WriteSpec(target, ORDER, dropped_places(dropped) if dropped is not None else {}, most)
-    batches = [pa.record_batch({"data": pa.array([as_bytes(piece)], pa.binary())}) for piece in pieces]
+    batches = [
+        pa.record_batch({"data": pa.array([as_bytes(piece)], pa.binary())}) for piece in pieces
+    ]
     [report] = _write_task(pickle.loads(pickle.dumps(spec)))(batches)
     return [Output(**row) for row in report.to_pylist()]
 
@@ -65,7 +73,10 @@ def test_rows_are_sorted_within_a_file_for_each_date_nulls_first(tmp_path: Path)
     found = []
     for output in outputs:
         values = _read(output).to_pylist()
-        keys = [(r["n"] is not None, r["n"] or 0, r["kafka_partition"], r["kafka_offset"]) for r in values]
+        keys = [
+            (r["n"] is not None, r["n"] or 0, r["kafka_partition"], r["kafka_offset"])
+            for r in values
+        ]
         assert keys == sorted(keys)
         assert len({r["event_date"] for r in values}) == 1
         found += values
@@ -76,11 +87,16 @@ def test_rows_are_sorted_within_a_file_for_each_date_nulls_first(tmp_path: Path)
 
 def test_dropped_rows_are_left_out_by_partition_and_offset(tmp_path: Path) -> None:
     lake = new_lake(tmp_path)
-    places = pa.table({"kafka_partition": pa.array([1, 1, 2], pa.int32()), "kafka_offset": pa.array([3, 99, 5])})
+    places = pa.table(
+        {"kafka_partition": pa.array([1, 1, 2], pa.int32()), "kafka_offset": pa.array([3, 99, 5])}
+    )
     [output] = _write(lake, [_rows(10, 0), _rows(10, 1)], places)
     left = {(0, i) for i in range(10)} | {(1, i) for i in range(10) if i != 3}
     read = _read(output)
-    assert set(zip(read["kafka_partition"].to_pylist(), read["kafka_offset"].to_pylist(), strict=True)) == left
+    assert (
+        set(zip(read["kafka_partition"].to_pylist(), read["kafka_offset"].to_pylist(), strict=True))
+        == left
+    )
     assert len(read) == 19
 
 
@@ -110,11 +126,16 @@ def test_files_are_staged_where_no_reader_sees_them_and_published_as_any(tmp_pat
     assert (staged.wap_id, staged.rows, len(staged.files)) == ("attempt", 5, 1)
     assert find_staged(lake.table(), "attempt") == staged
     assert lake.rows("main") == []
-    assert lake.publish(lake.accept(staged, FIRST, Accepted(1, Cut("t", {0: (0, 5)})))) is Outcome.LANDED
+    assert (
+        lake.publish(lake.accept(staged, FIRST, Accepted(1, Cut("t", {0: (0, 5)}))))
+        is Outcome.LANDED
+    )
     assert lake.rows("main") == [(FIRST, 0, i) for i in range(5)]
 
 
-def test_a_stage_that_another_commit_overtakes_is_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stage_that_another_commit_overtakes_is_sent_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lake, refused = new_lake(tmp_path), list[bool]()
     catalog = lake.lake.catalog
     send = catalog.commit_table
@@ -131,7 +152,8 @@ def test_a_stage_that_another_commit_overtakes_is_sent_again(tmp_path: Path, mon
     staged = lake.lake.stage(lake.name, "attempt", files)
     assert refused
     assert staged.rows == 5
-    # Of the refused attempt no manifest is left: those of the publish in between, and one manifest with its list.
+    # Of the refused attempt no manifest is left: those of the publish in between, and one manifest
+    # with its list.
     assert len(lake.metadata_files() - before) <= 4
 
 

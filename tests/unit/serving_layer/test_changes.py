@@ -38,7 +38,9 @@ from serving_layer.changes import plan
 from serving_layer.changes.token import Content, Cursor, Token
 
 
-def row(hour: str, kind: Kind, revision: int, id: str, served: Layer = "batch", at: datetime = NOW) -> LedgerRow:
+def row(
+    hour: str, kind: Kind, revision: int, id: str, served: Layer = "batch", at: datetime = NOW
+) -> LedgerRow:
     return ledger.decision(hour, kind, revision, cut(hour), at, id, served=served)
 
 
@@ -78,7 +80,9 @@ class Stream:
         self.decisions += 1
         revision = self.served[hour].revision if hour in self.served else 0
         part = {"id": f"e{self.decisions}", "rows": int(of_rows), "dead": int(not of_rows)}
-        row = ledger.decision(hour, "erased", revision, None, NOW, f"d{self.decisions}", erasure=part)
+        row = ledger.decision(
+            hour, "erased", revision, None, NOW, f"d{self.decisions}", erasure=part
+        )
         self.waiting.append(row)
         if of_rows:
             self.erasures[hour] = self.erasures.get(hour, 0) + 1
@@ -86,7 +90,9 @@ class Stream:
     @property
     def contents(self) -> dict[str, tuple[Content, int]]:
         """What a consumer of every complete hour has."""
-        return {hour: (content, self.erasures.get(hour, 0)) for hour, content in self.served.items()}
+        return {
+            hour: (content, self.erasures.get(hour, 0)) for hour, content in self.served.items()
+        }
 
     def record(self) -> None:
         """In one append; written decisions wait until the next publish."""
@@ -105,7 +111,11 @@ class Stream:
         sealed = {h: cut(h) for h in HOURS if h not in accepted}
         timeline = Timeline(FIRST, shift(HOURS[-1], 1), {0: 40}, sealed=sealed)
         return new_state(
-            timeline, {0: 40}, accepted=accepted, decisions=tuple(self.waiting), overrides=dict(self.overrides)
+            timeline,
+            {0: 40},
+            accepted=accepted,
+            decisions=tuple(self.waiting),
+            overrides=dict(self.overrides),
         )
 
     def poll(self, token: Token, at_once: int) -> Iterator[plan.Given]:
@@ -136,8 +146,11 @@ STEPS = st.one_of(
 
 @settings(deadline=None, max_examples=budget(150, 400))
 @given(st.lists(STEPS, max_size=30), st.integers(1, 3))
-def test_a_consumer_has_the_rows_of_main_at_the_end_of_every_poll(steps: list[Any], at_once: int) -> None:
-    """Through restatements, overrides, erasures, rows that are recorded late, and kills between any two changes."""
+def test_a_consumer_has_the_rows_of_main_at_the_end_of_every_poll(
+    steps: list[Any], at_once: int
+) -> None:
+    """Through restatements, overrides, erasures, rows that are recorded late, and kills between any
+    two changes."""
     world, token, held = Stream(), Token("events"), dict[str, tuple[Content, int]]()
     for step, *arguments in [*steps, ("follow",)]:
         if step in ("killed after", "follow"):
@@ -149,7 +162,9 @@ def test_a_consumer_has_the_rows_of_main_at_the_end_of_every_poll(steps: list[An
                 token = Token.decode(one.token.encode())
             if step == "follow":
                 assert held == world.contents
-                assert not list(world.poll(token, at_once)), "nothing is given twice by a follower that lives"
+                assert not list(world.poll(token, at_once)), (
+                    "nothing is given twice by a follower that lives"
+                )
         else:
             getattr(world, step)(*arguments)
 
@@ -164,7 +179,9 @@ def test_two_restatements_between_two_polls_are_one_change() -> None:
     world.record()
     (second,) = world.poll(first.token, 9)
     assert second.content == Content(3, "batch")
-    assert plan.replaced(first.token, world.rows, {"d2", "d3"}) == {FIRST: (Content(1, "batch"), world.rows[0])}
+    assert plan.replaced(first.token, world.rows, {"d2", "d3"}) == {
+        FIRST: (Content(1, "batch"), world.rows[0])
+    }
 
 
 def test_a_decision_that_waits_for_its_row_is_given_once() -> None:
@@ -197,7 +214,9 @@ def test_an_erasure_is_given_once_and_names_what_it_replaces() -> None:
         assert (two.content.revision, two.erasures) == (1, ("e2",))
         assert not list(world.poll(two.token, 9))
     ids = {"d2", "d3"}
-    assert plan.replaced(one.token, world.rows, ids) == {FIRST: (Content(1, "batch"), world.rows[0])}
+    assert plan.replaced(one.token, world.rows, ids) == {
+        FIRST: (Content(1, "batch"), world.rows[0])
+    }
     assert plan.replaced(two.token, world.rows, set()) == {FIRST: (two.content, world.rows[1])}
 
 
@@ -237,7 +256,9 @@ def test_a_snapshots_token_begins_before_whatever_it_may_lack() -> None:
 
 
 def test_a_token_is_short_printable_and_of_one_stream() -> None:
-    token = Token("events", FIRST, Cursor(7, "0123456789ab"), {FIRST: Content(2, "speed", "ba9876543210")})
+    token = Token(
+        "events", FIRST, Cursor(7, "0123456789ab"), {FIRST: Content(2, "speed", "ba9876543210")}
+    )
     text = token.encode()
     assert Token.decode(text) == token
     assert text.isascii()
@@ -258,24 +279,34 @@ def lake(tmp_path: Path) -> StreamLake:
 def in_main(lake: StreamLake) -> dict[str, list[str]]:
     """By complete hour, its files in `main`."""
     state = lake.state()
-    return {h: sorted(f.file_path for f in files_of(state.table, "main", h)) for h in HOURS if state.is_accepted(h)}
+    return {
+        h: sorted(f.file_path for f in files_of(state.table, "main", h))
+        for h in HOURS
+        if state.is_accepted(h)
+    }
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_a_follower_of_real_tables_equals_them_at_the_end_of_every_poll(lake: StreamLake, seed: int) -> None:
-    """Restated, erased, given away and back, expired, recorded late; killed after any change, and started from its
-    token."""
+def test_a_follower_of_real_tables_equals_them_at_the_end_of_every_poll(
+    lake: StreamLake, seed: int
+) -> None:
+    """Restated, erased, given away and back, expired, recorded late; killed after any change, and
+    started from its token."""
     dice, job = random.Random(seed), job_of(lake)
     held: dict[str, list[str]] = {}
     token: str | None = None
     replays = 0
     for _ in range(14):
         hour = dice.choice(HOURS)
-        step = dice.choice(["accept", "accept", "late", "serve", "confirm", "expire", "erase", "erase"])
+        step = dice.choice(
+            ["accept", "accept", "late", "serve", "confirm", "expire", "erase", "erase"]
+        )
         if step in ("accept", "late"):
             accept(lake, hour, dice.randint(1, 9), record=step == "accept")
         elif step == "serve":
-            override.serve_hour(Publisher(lake.lake, lake.stream), hour, dice.choice(["speed", "auto"]), "a test")
+            override.serve_hour(
+                Publisher(lake.lake, lake.stream), hour, dice.choice(["speed", "auto"]), "a test"
+            )
         elif step == "confirm":
             confirm(lake)
         elif step == "erase":
@@ -305,7 +336,13 @@ def test_the_content_of_a_change(lake: StreamLake, capsys: pytest.CaptureFixture
     job = job_of(lake)
     accept(lake, FIRST, 3)
     (first,) = feed.poll(job, feed.start_from(job, None))
-    assert (first.hour, first.revision, first.served, first.rows, first.replaces) == (FIRST, 1, "batch", 3, None)
+    assert (first.hour, first.revision, first.served, first.rows, first.replaces) == (
+        FIRST,
+        1,
+        "batch",
+        3,
+        None,
+    )
     assert (len(first.added), first.removed) == (1, ())
 
     accept(lake, FIRST, 4)
@@ -315,9 +352,23 @@ def test_the_content_of_a_change(lake: StreamLake, capsys: pytest.CaptureFixture
     print_change(second, "json")
     printed = json.loads(capsys.readouterr().out)
     assert list(printed) == [
-        "hour", "kind", "revision", "served", "snapshot", "rows", "replaces", "files", "erasures", "token",
-    ]  # fmt: skip
-    assert (first.kind, second.kind, printed["kind"], printed["erasures"]) == ("completed", "replaced", "replaced", [])
+        "hour",
+        "kind",
+        "revision",
+        "served",
+        "snapshot",
+        "rows",
+        "replaces",
+        "files",
+        "erasures",
+        "token",
+    ]
+    assert (first.kind, second.kind, printed["kind"], printed["erasures"]) == (
+        "completed",
+        "replaced",
+        "replaced",
+        [],
+    )
     assert printed["files"] == {"added": list(second.added), "removed": list(first.added)}
     print_change(second, "text")
     assert "revision 3 instead of 1  batch  5 rows  +1 -1 files" in capsys.readouterr().out
@@ -330,11 +381,17 @@ def test_the_content_of_a_change(lake: StreamLake, capsys: pytest.CaptureFixture
 
     override.serve_hour(Publisher(lake.lake, lake.stream), FIRST, "speed", "a test")
     (fourth,) = feed.poll(job, feed.start_from(job, third.token))
-    assert (fourth.served, fourth.revision, fourth.rows, fourth.removed) == ("speed", 4, 10, third.added)
+    assert (fourth.served, fourth.revision, fourth.rows, fourth.removed) == (
+        "speed",
+        4,
+        10,
+        third.added,
+    )
 
 
 def test_the_content_of_an_erasure(lake: StreamLake, capsys: pytest.CaptureFixture[str]) -> None:
-    """After a token from before an erasure, the hours that it was given come again; none with an erased row."""
+    """After a token from before an erasure, the hours that it was given come again; none with an
+    erased row."""
     job = job_of(lake)
     accept(lake, FIRST, 3)
     accept(lake, HOURS[1], 3)
@@ -347,7 +404,13 @@ def test_the_content_of_an_erasure(lake: StreamLake, capsys: pytest.CaptureFixtu
     accept(lake, HOURS[2], 3)
     more = {erase(lake, 2).erasure.id, erase(lake, 0, 20).erasure.id}
     two, three = feed.poll(job, feed.start_from(job, one.token))
-    assert (two.hour, two.kind, set(two.erasures), two.rows, two.removed) == (FIRST, "erased", more, 0, one.added)
+    assert (two.hour, two.kind, set(two.erasures), two.rows, two.removed) == (
+        FIRST,
+        "erased",
+        more,
+        0,
+        one.added,
+    )
     assert (three.hour, three.kind, three.erasures, three.rows) == (HOURS[2], "completed", (), 2)
     print_change(two, "text")
     assert f"+0 -1 files  erased by {', '.join(two.erasures)}  snapshot" in capsys.readouterr().out
@@ -359,21 +422,26 @@ def test_the_content_of_an_erasure(lake: StreamLake, capsys: pytest.CaptureFixtu
     assert (four.hour, four.kind) == (HOURS[3], "completed")
 
 
-def test_a_recreated_ledger_gives_every_hour_again(lake: StreamLake, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_recreated_ledger_gives_every_hour_again(
+    lake: StreamLake, caplog: pytest.LogCaptureFixture
+) -> None:
     job = job_of(lake)
     for hour in HOURS[:2]:
         accept(lake, hour, 2)
     *_, last = feed.poll(job, feed.start_from(job, None))
     confirm(lake)
     lake.lake.catalog.drop_table(lake.stream.hours_table)
-    admin.create(lake.lake, lake.stream.hours_table, apply.LEDGER_SCHEMA, (), admin.TABLE_PROPERTIES)
+    admin.create(
+        lake.lake, lake.stream.hours_table, apply.LEDGER_SCHEMA, (), admin.TABLE_PROPERTIES
+    )
     restore_ledger(lake.lake, lake.stream)
     assert [c.hour for c in feed.poll(job, feed.start_from(job, last.token))] == HOURS[:2]
     assert "was recreated" in caplog.text
 
 
 def test_a_token_of_a_lost_ledger_gives_every_hour_again(lake: StreamLake, tmp_path: Path) -> None:
-    """Catalog and bucket were restored to an earlier time; the position of a topic of egress is in Kafka."""
+    """Catalog and bucket were restored to an earlier time; the position of a topic of egress is in
+    Kafka."""
     accept(lake, FIRST, 2)
     confirm(lake)
     shutil.copy(tmp_path / "catalog.db", tmp_path / "backup.db")
@@ -390,8 +458,9 @@ def test_a_token_of_a_lost_ledger_gives_every_hour_again(lake: StreamLake, tmp_p
 
 
 def test_an_hour_is_pending_until_its_change_is_consumed(lake: StreamLake) -> None:
-    """The hazard: a decision that the ledger has waits on the branches until the next publish, on an idle stream for
-    ever, and counted as a change; an hour that every target had got never left."""
+    """The hazard: a decision that the ledger has waits on the branches until the next publish, on
+    an idle stream for ever, and counted as a change; an hour that every target had got never
+    left."""
     job, hour = job_of(lake), HOURS[1]
     token = Token(job.stream.name)
     for recorded in (True, False):
@@ -400,7 +469,8 @@ def test_an_hour_is_pending_until_its_change_is_consumed(lake: StreamLake) -> No
         assert feed.pending_hours(job, token) == {hour}
         [change] = feed.poll(job, token)
         token = Token.decode(change.token)
-    # Given before its row was written: the row is behind the token, and the hour is not given again.
+    # Given before its row was written: the row is behind the token, and the hour is not given
+    # again.
     assert feed.pending_hours(job, token) == {hour}
     assert list(feed.poll(job, token)) == []
     lake.ledger.record_waiting(lake.state())
@@ -429,9 +499,13 @@ def test_since_states_its_formats(lake: StreamLake) -> None:
     head = str(lake.state().heads["main"])
     # Decided by a clock of long ago: the snapshot holds it all.
     assert not list(feed.poll(job, feed.start_from(job, head)))
-    with pytest.raises(ConfigurationError, match="expected a tag, a branch, a snapshot's id or a time"):
+    with pytest.raises(
+        ConfigurationError, match="expected a tag, a branch, a snapshot's id or a time"
+    ):
         feed.start_from(job, "yesterday")
-    with pytest.raises(ConfigurationError, match="expected a token of stream events, found one of others"):
+    with pytest.raises(
+        ConfigurationError, match="expected a token of stream events, found one of others"
+    ):
         feed.start_from(job, Token("others").encode())
 
 

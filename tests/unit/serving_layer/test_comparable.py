@@ -1,4 +1,5 @@
-"""The shape in which rows of two layers are compared, from the files of a table that evolved; no JVM is needed."""
+"""The shape in which rows of two layers are compared, from the files of a table that evolved; no
+JVM is needed."""
 
 from __future__ import annotations
 
@@ -18,10 +19,14 @@ from anabranch.iceberg.schema_evolution import evolve
 from anabranch.protocol.apply import rows_columns, rows_schema
 from serving_layer.layer_diff.spark import common_schema
 
-BEFORE = "id STRING NOT NULL, n INT, f FLOAT, s STRUCT<a: INT>, items ARRAY<STRUCT<a: FLOAT>>, m MAP<STRING, INT>"
+BEFORE = (
+    "id STRING NOT NULL, n INT, f FLOAT, s STRUCT<a: INT>, items ARRAY<STRUCT<a: FLOAT>>, m "
+    "MAP<STRING, INT>"
+)
 AFTER = (
-    "id STRING NOT NULL, n BIGINT, f DOUBLE, s STRUCT<a: BIGINT, b: STRING>, "
-    "items ARRAY<STRUCT<a: DOUBLE, b: INT>>, m MAP<STRING, BIGINT>, colour STRING, home STRUCT<city: STRING>, g DOUBLE"
+    "id STRING NOT NULL, n BIGINT, f DOUBLE, s STRUCT<a: BIGINT, b: STRING>, items "
+    "ARRAY<STRUCT<a: DOUBLE, b: INT>>, m MAP<STRING, BIGINT>, colour STRING, home STRUCT<city: "
+    "STRING>, g DOUBLE"
 )
 OWN = "kafka_partition:int,kafka_offset:bigint,kafka_timestamp:timestamp,ingest_hour:string,event_date:date>"
 
@@ -32,7 +37,13 @@ def columns(ddl: str) -> Any:
 
 def written(table: Table, **values: Any) -> Table:
     """The table with one more file."""
-    own = {"id": "x", "kafka_partition": 0, "kafka_offset": 1, "ingest_hour": "2026-11-21T00", "event_date": 1}
+    own = {
+        "id": "x",
+        "kafka_partition": 0,
+        "kafka_offset": 1,
+        "ingest_hour": "2026-11-21T00",
+        "event_date": 1,
+    }
     table.append(pa.Table.from_pylist([own | values], schema=schema_to_pyarrow(table.schema())))
     return table.refresh()
 
@@ -50,7 +61,13 @@ def shape(table: Table, data_files: list[DataFile]) -> str:
 
 def test_a_column_is_compared_where_every_file_of_the_hour_has_it(tmp_path: Path) -> None:
     lake = new_lake(tmp_path).lake
-    admin.create(lake, "games.other", rows_schema(new_stream(schema=BEFORE, columns=parse_columns(BEFORE))), (), {})
+    admin.create(
+        lake,
+        "games.other",
+        rows_schema(new_stream(schema=BEFORE, columns=parse_columns(BEFORE))),
+        (),
+        {},
+    )
     old = {"n": 1, "f": 0.5, "s": {"a": 1}, "items": [{"a": 1.0}], "m": {"k": 1}}
     first = files(written(lake.load("games.other"), **old))
     evolve(lake, "games.other", columns(AFTER))
@@ -76,6 +93,12 @@ def test_a_column_is_compared_where_every_file_of_the_hour_has_it(tmp_path: Path
 
 def test_a_table_that_never_evolved_is_compared_whole_and_exactly(tmp_path: Path) -> None:
     lake = new_lake(tmp_path).lake
-    admin.create(lake, "games.other", rows_schema(new_stream(schema=AFTER, columns=parse_columns(AFTER))), (), {})
+    admin.create(
+        lake,
+        "games.other",
+        rows_schema(new_stream(schema=AFTER, columns=parse_columns(AFTER))),
+        (),
+        {},
+    )
     table = written(lake.load("games.other"), n=1)
     assert shape(table, files(table)) == from_arrow_schema(table.schema().as_arrow()).simpleString()

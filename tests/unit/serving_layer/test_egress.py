@@ -33,21 +33,37 @@ from serving_layer.egress.manifest import Manifest, Todo, plan_folder
 from serving_layer.egress.storage import LocalStorage, Small
 
 FOLDER_STEPS = [
-    Step.EGRESS_BEGUN, Step.EGRESS_WRITTEN, Step.EGRESS_NAMED, Step.EGRESS_CLEARED, Step.EGRESS_DELIVERED,
-    Step.LEDGER_PREPARED, Step.LEDGER_APPENDED, Step.EGRESS_RECORDED,
-]  # fmt: skip
+    Step.EGRESS_BEGUN,
+    Step.EGRESS_WRITTEN,
+    Step.EGRESS_NAMED,
+    Step.EGRESS_CLEARED,
+    Step.EGRESS_DELIVERED,
+    Step.LEDGER_PREPARED,
+    Step.LEDGER_APPENDED,
+    Step.EGRESS_RECORDED,
+]
 
 
 def test_every_step_of_egress_is_killed_at() -> None:
-    of_topics = {Step.EGRESS_SENT, Step.EGRESS_COMMITTED}  # tests/integration/test_egress_targets.py
+    of_topics = {
+        Step.EGRESS_SENT,
+        Step.EGRESS_COMMITTED,
+    }  # tests/integration/test_egress_targets.py
     of_search = {Step.EGRESS_INDEXED}  # tests/external/search/test_in_search.py
-    assert {s for s in Step if s.label.startswith("egress.")} <= of_topics | of_search | set(FOLDER_STEPS)
+    assert {s for s in Step if s.label.startswith("egress.")} <= of_topics | of_search | set(
+        FOLDER_STEPS
+    )
 
 
 def job_of(folder: Path) -> Job:
     """A job whose stream is delivered to a folder beside the lake's."""
     environment = new_environment(folder)
-    target = {"name": "export", "type": "folder", "root": f"file://{folder}/export", "file_rows": 1000}
+    target = {
+        "name": "export",
+        "type": "folder",
+        "root": f"file://{folder}/export",
+        "file_rows": 1000,
+    }
     stream = new_stream(egress=[target])
     return Job(environment, stream, Lake(environment), KafkaAdapter(environment.kafka))
 
@@ -56,7 +72,9 @@ def job_of(folder: Path) -> Job:
 def lake(tmp_path: Path) -> StreamLake:
     one = four_hours(tmp_path)
     stream = job_of(tmp_path).stream
-    admin.create(one.lake, stream.egress_table, deliveries.DELIVERIES_SCHEMA, (), admin.TABLE_PROPERTIES)
+    admin.create(
+        one.lake, stream.egress_table, deliveries.DELIVERIES_SCHEMA, (), admin.TABLE_PROPERTIES
+    )
     return one
 
 
@@ -76,7 +94,10 @@ def by_manifest(folder: Path) -> list[tuple[int, int]] | None:
     if not path.exists():
         return None
     manifest = json.loads(path.read_text())
-    assert len({name.split("-r")[1].split("-")[0] for name in (f["name"] for f in manifest["files"])}) <= 1
+    assert (
+        len({name.split("-r")[1].split("-")[0] for name in (f["name"] for f in manifest["files"])})
+        <= 1
+    )
     tables = [pq.read_table(folder / f["name"]) for f in manifest["files"]]
     rows = [(r["kafka_partition"], r["kafka_offset"]) for t in tables for r in t.to_pylist()]
     assert len(rows) == manifest["rows"]
@@ -84,13 +105,16 @@ def by_manifest(folder: Path) -> list[tuple[int, int]] | None:
 
 
 def check(folder: Path, contents: dict[str, list[list[tuple[int, int]]]]) -> None:
-    """At any moment the manifest names one content of the hour, and so does a glob of a folder with _SUCCESS."""
+    """At any moment the manifest names one content of the hour, and so does a glob of a folder with
+    _SUCCESS."""
     for hour, allowed in contents.items():
         own = folder / "export" / f"date={hour[:10]}" / f"hour={hour[11:]}"
         rows = by_manifest(own)
         assert rows is None or rows in allowed
         if (own / "_SUCCESS").exists():
-            assert parquet_in(own) == {f["name"] for f in json.loads((own / "_manifest.json").read_text())["files"]}
+            assert parquet_in(own) == {
+                f["name"] for f in json.loads((own / "_manifest.json").read_text())["files"]
+            }
 
 
 def in_main(lake: StreamLake, hour: str) -> list[tuple[int, int]]:
@@ -107,9 +131,11 @@ def globbed(folder: Path, hour: str) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("step", FOLDER_STEPS, ids=lambda step: step.label)
-def test_a_process_killed_anywhere_leaves_each_accepted_record_once(lake: StreamLake, step: Step) -> None:
-    """Killed with the first content of an hour, with a restated one, and after an erasure in it; a reader never sees
-    two of them mixed."""
+def test_a_process_killed_anywhere_leaves_each_accepted_record_once(
+    lake: StreamLake, step: Step
+) -> None:
+    """Killed with the first content of an hour, with a restated one, and after an erasure in it; a
+    reader never sees two of them mixed."""
     accept(lake, FIRST, 7)
     first = in_main(lake, FIRST)
     kill_at(step.label, run, lake.folder) if step is not Step.EGRESS_BEGUN else None
@@ -158,18 +184,26 @@ def test_hours_behind_a_hole_are_delivered_and_an_override_is_too(lake: StreamLa
     assert globbed(lake.folder, FIRST) == []
 
 
-def test_a_position_that_was_lost_is_found_again_and_nothing_is_written_twice(lake: StreamLake) -> None:
+def test_a_position_that_was_lost_is_found_again_and_nothing_is_written_twice(
+    lake: StreamLake,
+) -> None:
     for hour in HOURS[:2]:
         accept(lake, hour, 3)
     before = run(lake.folder)
     job = job_of(lake.folder)
     lake.lake.catalog.drop_table(job.stream.egress_table)
-    admin.create(lake.lake, job.stream.egress_table, deliveries.DELIVERIES_SCHEMA, (), admin.TABLE_PROPERTIES)
+    admin.create(
+        lake.lake, job.stream.egress_table, deliveries.DELIVERIES_SCHEMA, (), admin.TABLE_PROPERTIES
+    )
     again = run(lake.folder)
-    assert [replace(d, delivered_at=b.delivered_at) for d, b in zip(again, before, strict=True)] == before
+    assert [
+        replace(d, delivered_at=b.delivered_at) for d, b in zip(again, before, strict=True)
+    ] == before
     assert run(lake.folder) == []
     # Another root is another place: all hours are delivered there.
-    assert deliveries.newest(job.lake, job.stream.egress_table, "export", "s3://elsewhere/x") is None
+    assert (
+        deliveries.newest(job.lake, job.stream.egress_table, "export", "s3://elsewhere/x") is None
+    )
 
 
 def test_hours_whose_snapshot_expires_before_their_turn_are_planned_again(
@@ -203,12 +237,17 @@ def test_a_second_process_at_one_local_root_is_refused(lake: StreamLake) -> None
     accept(lake, FIRST, 3)
     root = lake.folder / "export"
     root.mkdir()
-    with locked(root / ".anabranch.lock", seconds=0), pytest.raises(Transient, match="taken by another process"):
+    with (
+        locked(root / ".anabranch.lock", seconds=0),
+        pytest.raises(Transient, match="taken by another process"),
+    ):
         run(lake.folder)
     assert len(run(lake.folder)) == 1
 
 
-def test_the_refused_one_of_two_processes_deletes_its_files(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_refused_one_of_two_processes_deletes_its_files(
+    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
     accept(lake, FIRST, 3)
     run(lake.folder)
     accept(lake, FIRST, 4)
@@ -226,8 +265,8 @@ def test_the_refused_one_of_two_processes_deletes_its_files(lake: StreamLake, mo
 def test_a_manifest_that_was_written_though_its_answer_was_lost_is_kept(
     lake: StreamLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a store says when a client repeats a conditional write whose answer never came. Twice: with files, and for
-    what another process began, whose files the manifest names."""
+    """As a store says when a client repeats a conditional write whose answer never came. Twice:
+    with files, and for what another process began, whose files the manifest names."""
     real = LocalStorage.replace
 
     def repeated(self: LocalStorage, path: str, body: bytes, before: Small | None) -> bool:
@@ -240,13 +279,22 @@ def test_a_manifest_that_was_written_though_its_answer_was_lost_is_kept(
     assert globbed(lake.folder, FIRST) == in_main(lake, FIRST)
     (lake.folder / "export" / f"date={FIRST[:10]}" / f"hour={FIRST[11:]}" / "_SUCCESS").unlink()
     lake.lake.catalog.drop_table(lake.stream.egress_table)
-    admin.create(lake.lake, lake.stream.egress_table, deliveries.DELIVERIES_SCHEMA, (), admin.TABLE_PROPERTIES)
+    admin.create(
+        lake.lake,
+        lake.stream.egress_table,
+        deliveries.DELIVERIES_SCHEMA,
+        (),
+        admin.TABLE_PROPERTIES,
+    )
     assert len(run(lake.folder)) == 1
     assert globbed(lake.folder, FIRST) == in_main(lake, FIRST)
 
 
-def test_files_that_another_process_named_stay_with_it(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This one's manifest was written, then replaced by one that found it without `_SUCCESS`; this one is refused."""
+def test_files_that_another_process_named_stay_with_it(
+    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This one's manifest was written, then replaced by one that found it without `_SUCCESS`; this
+    one is refused."""
     real = LocalStorage.replace
 
     def overtaken(self: LocalStorage, path: str, body: bytes, before: Small | None) -> bool:
@@ -277,7 +325,9 @@ def test_the_manifest_decides_what_a_folder_lacks(lake: StreamLake) -> None:
     newer: Any = replace(manifest, source="other", sequence=manifest.sequence + 1)
     assert plan_folder("p", manifest, done, newer) is Todo.WRITE
     object.__setattr__(newer, "snapshot_id", 1)
-    with pytest.raises(ConfigurationError, match="expected hours of stream others, found some of events"):
+    with pytest.raises(
+        ConfigurationError, match="expected hours of stream others, found some of events"
+    ):
         plan_folder("p", manifest, done, replace(newer, stream="others"))
     older: Any = replace(manifest, source="other", sequence=manifest.sequence - 1)
     object.__setattr__(older, "snapshot_id", 1)
@@ -302,7 +352,8 @@ def test_an_hours_delivery_reports_progress_in_rows(
 def test_parts_contain_all_rows_in_order_and_each_but_the_last_is_full(sizes: list[int]) -> None:
     numbers: Iterator[int] = iter(range(1000))
     batches = [
-        pa.RecordBatch.from_pydict({"n": pa.array([next(numbers) for _ in range(s)], pa.int64())}) for s in sizes
+        pa.RecordBatch.from_pydict({"n": pa.array([next(numbers) for _ in range(s)], pa.int64())})
+        for s in sizes
     ]
     parts = [[n for batch in part for n in batch["n"].to_pylist()] for part in _parts(batches, 10)]
     assert [n for part in parts for n in part] == list(range(sum(sizes)))
@@ -318,14 +369,29 @@ def test_parts_contain_all_rows_in_order_and_each_but_the_last_is_full(sizes: li
             "expected s3://BUCKET/FOLDER, hdfs:///FOLDER or file:///FOLDER",
         ),
         ([{"name": "a", "type": "folder", "root": "s3://bucket"}], "expected s3://BUCKET/FOLDER"),
-        ([{"name": "a", "type": "folder", "root": "hdfs://namenode:8020/x"}], "expected s3://BUCKET/FOLDER"),
-        ([{"name": "a", "type": "folder", "root": "file:///x/../y"}], "expected s3://BUCKET/FOLDER"),
+        (
+            [{"name": "a", "type": "folder", "root": "hdfs://namenode:8020/x"}],
+            "expected s3://BUCKET/FOLDER",
+        ),
+        (
+            [{"name": "a", "type": "folder", "root": "file:///x/../y"}],
+            "expected s3://BUCKET/FOLDER",
+        ),
         ([{"name": "a b", "type": "folder", "root": "file:///x"}], "name"),
         ([{"name": "a", "type": "ftp", "root": "file:///x"}], "folder"),
-        ([{"name": n, "type": "folder", "root": "file:///x"} for n in "ab"], "expected each place once"),
-        ([{"name": "a", "type": "folder", "root": f"file:///{n}"} for n in "xy"], "expected each name once"),
         (
-            [{"name": n, "type": "folder", "root": f"file:///x{r}"} for n, r in (("a", ""), ("b", "/y"))],
+            [{"name": n, "type": "folder", "root": "file:///x"} for n in "ab"],
+            "expected each place once",
+        ),
+        (
+            [{"name": "a", "type": "folder", "root": f"file:///{n}"} for n in "xy"],
+            "expected each name once",
+        ),
+        (
+            [
+                {"name": n, "type": "folder", "root": f"file:///x{r}"}
+                for n, r in (("a", ""), ("b", "/y"))
+            ],
             "expected no place within another",
         ),
     ],
@@ -347,16 +413,24 @@ def test_a_target_is_named_and_lies_outside_the_warehouse(tmp_path: Path) -> Non
         room.targets_of(replace(job, stream=new_stream(egress=[inside])), None)
 
 
-def test_the_first_delivery_deletes_nothing_that_another_program_wrote(lake: StreamLake, tmp_path: Path) -> None:
+def test_the_first_delivery_deletes_nothing_that_another_program_wrote(
+    lake: StreamLake, tmp_path: Path
+) -> None:
     """The hazard: a root that Spark's file sink has filled was emptied, hour by hour."""
     accept(lake, HOURS[0], 10)
     folder = tmp_path / "export" / f"date={HOURS[0][:10]}" / f"hour={HOURS[0][11:]}"
     folder.mkdir(parents=True)
     for name in ("part-00000-of-another-job.snappy.parquet", "notes.txt"):
         (folder / name).write_text("x")
-    with pytest.raises(ConfigurationError, match=r"found notes\.txt, part-00000-of.*nothing was changed there: give"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"found notes\.txt, part-00000-of.*nothing was changed there: give",
+    ):
         run(tmp_path)
-    assert sorted(p.name for p in folder.iterdir()) == ["notes.txt", "part-00000-of-another-job.snappy.parquet"]
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "notes.txt",
+        "part-00000-of-another-job.snappy.parquet",
+    ]
     for path in folder.iterdir():
         path.unlink()
     (folder / "_SUCCESS").touch()
@@ -367,13 +441,17 @@ def test_the_first_delivery_deletes_nothing_that_another_program_wrote(lake: Str
     # Later too: the hour that comes again is not delivered beside what it did not write.
     (folder / "copied.parquet").write_text("x")
     accept(lake, HOURS[0], 9)
-    with pytest.raises(ConfigurationError, match=r"found copied\.parquet; nothing was changed there"):
+    with pytest.raises(
+        ConfigurationError, match=r"found copied\.parquet; nothing was changed there"
+    ):
         run(tmp_path)
     assert (folder / "_SUCCESS").exists()
 
 
 @pytest.mark.parametrize("step", [Step.EGRESS_BEGUN, Step.EGRESS_WRITTEN, Step.EGRESS_NAMED])
-def test_files_of_a_killed_delivery_are_known_by_its_list(lake: StreamLake, tmp_path: Path, step: Step) -> None:
+def test_files_of_a_killed_delivery_are_known_by_its_list(
+    lake: StreamLake, tmp_path: Path, step: Step
+) -> None:
     accept(lake, HOURS[0], 10)
     kill_at(step.label, run, tmp_path)
     accept(lake, HOURS[0], 9)
@@ -383,7 +461,9 @@ def test_files_of_a_killed_delivery_are_known_by_its_list(lake: StreamLake, tmp_
     assert (parquet_in(folder), manifest.rows) == (set(manifest.names), 9)
 
 
-def test_a_delivery_that_only_had_to_be_finished_leaves_no_marker_file(lake: StreamLake, tmp_path: Path) -> None:
+def test_a_delivery_that_only_had_to_be_finished_leaves_no_marker_file(
+    lake: StreamLake, tmp_path: Path
+) -> None:
     accept(lake, HOURS[0], 10)
     kill_at(Step.EGRESS_NAMED.label, run, tmp_path)
     run(tmp_path)
@@ -440,8 +520,11 @@ def test_every_hour_is_delivered_again_on_request(lake: StreamLake, tmp_path: Pa
     assert run(tmp_path) == [], "a redelivery is a change to no consumer"
 
 
-def test_after_a_restore_folders_get_the_tables_current_content(lake: StreamLake, tmp_path: Path) -> None:
-    """The hazard: the hour was blocked until the table's sequence numbers passed those of the commits that it lost."""
+def test_after_a_restore_folders_get_the_tables_current_content(
+    lake: StreamLake, tmp_path: Path
+) -> None:
+    """The hazard: the hour was blocked until the table's sequence numbers passed those of the
+    commits that it lost."""
     accept(lake, HOURS[0], 10)
     run(tmp_path)
     shutil.copy(tmp_path / "catalog.db", tmp_path / "backup.db")

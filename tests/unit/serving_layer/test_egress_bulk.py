@@ -1,4 +1,5 @@
-"""Bulk requests to a search engine: how they are cut, and what an answer says of each document. Pure."""
+"""Bulk requests to a search engine: how they are cut, and what an answer says of each document.
+Pure."""
 
 from __future__ import annotations
 
@@ -15,8 +16,12 @@ DOCUMENTS = [document(Identity("t"), (0, o, {"n": o} if o else None), 7) for o i
 
 def test_a_document_is_sent_by_another_version() -> None:
     row, nothing = DOCUMENTS[1].at_version(9), DOCUMENTS[0].at_version(9)
-    assert row.lines == (b'{"index":{"_id":"t:0:1","version":9,"version_type":"external_gte"}}\n{"n":1}\n')
-    assert nothing.lines == b'{"delete":{"_id":"t:0:0","version":9,"version_type":"external_gte"}}\n'
+    assert row.lines == (
+        b'{"index":{"_id":"t:0:1","version":9,"version_type":"external_gte"}}\n{"n":1}\n'
+    )
+    assert (
+        nothing.lines == b'{"delete":{"_id":"t:0:0","version":9,"version_type":"external_gte"}}\n'
+    )
 
 
 def item(status: int, kind: str = "index", **error: Any) -> dict[str, Any]:
@@ -25,21 +30,30 @@ def item(status: int, kind: str = "index", **error: Any) -> dict[str, Any]:
 
 def test_each_document_of_an_answer_has_its_own_fate() -> None:
     items = [
-        item(404, "delete"), item(200), item(409, type="version_conflict_engine_exception"),
-        item(429, type="rejected", reason="full"), item(400, type="mapper_parsing_exception", reason="no number"),
-    ]  # fmt: skip
+        item(404, "delete"),
+        item(200),
+        item(409, type="version_conflict_engine_exception"),
+        item(429, type="rejected", reason="full"),
+        item(400, type="mapper_parsing_exception", reason="no number"),
+    ]
     found = read_answer(DOCUMENTS, {"errors": True, "items": items})
     assert [d.offset for d in found.overtaken] == [2]
     assert [d.offset for d in found.again] == [3]
-    assert [(d.offset, why) for d, why in found.refused] == [(4, "400 mapper_parsing_exception: no number")]
+    assert [(d.offset, why) for d, why in found.refused] == [
+        (4, "400 mapper_parsing_exception: no number")
+    ]
     blocked = [item(403, type="cluster_block_exception")] * 5
     assert len(read_answer(DOCUMENTS, {"items": blocked}).again) == 5
     with pytest.raises(ValueError, match="expected an item for each of 5 documents"):
         read_answer(DOCUMENTS, {"items": items[:4]})
 
 
-@pytest.mark.parametrize(("at_most", "size", "expected"), [(2, 10**6, [2, 2, 1]), (9, 1, [1] * 5), (9, 10**6, [5])])
-def test_a_request_is_bounded_by_documents_and_bytes(at_most: int, size: int, expected: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("at_most", "size", "expected"), [(2, 10**6, [2, 2, 1]), (9, 1, [1] * 5), (9, 10**6, [5])]
+)
+def test_a_request_is_bounded_by_documents_and_bytes(
+    at_most: int, size: int, expected: list[int]
+) -> None:
     cut = list(bulks(DOCUMENTS, at_most, size))
     assert [len(bulk) for bulk in cut] == expected
     assert [d for bulk in cut for d in bulk] == DOCUMENTS

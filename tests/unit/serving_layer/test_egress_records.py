@@ -1,4 +1,5 @@
-"""The records of an hour in a topic: their order, and the position at which a process continues. Pure."""
+"""The records of an hour in a topic: their order, and the position at which a process continues.
+Pure."""
 
 from __future__ import annotations
 
@@ -56,12 +57,15 @@ def test_every_place_of_the_cut_that_has_no_row_is_named_in_its_turn() -> None:
         ("abcd", [("ab", False), ("cd", True)]),
     ],
 )
-def test_the_last_of_several_transactions_counts(items: str, expected: list[tuple[str, bool]]) -> None:
+def test_the_last_of_several_transactions_counts(
+    items: str, expected: list[tuple[str, bool]]
+) -> None:
     assert [("".join(chunk), last) for chunk, last in chunks(items, 2)] == expected
 
 
 def test_a_record_in_the_place_of_a_lost_one_has_another_identity() -> None:
-    """The hazard: a log that lost its end gives its offsets again, and both records would have one key downstream."""
+    """The hazard: a log that lost its end gives its offsets again, and both records would have one
+    key downstream."""
     timeline = Timeline(FIRST, FIRST, {0: 0})
     once = plan_adopt(timeline, Position("T", {0: 100, 1: 7}), "T", {0: 90}, {})
     before, after = FIRST, once.timeline.open
@@ -69,11 +73,17 @@ def test_a_record_in_the_place_of_a_lost_one_has_another_identity() -> None:
     assert timeline == Timeline.from_json(timeline.to_json())
     first = Identity("T", timeline.replaced_before(before, "T"))
     then = Identity("T", timeline.replaced_before(after, "T"))
-    assert {first.key_of(0, o) for o in range(90, 100)} & {then.key_of(0, o) for o in range(90, 140)} == set()
+    assert {first.key_of(0, o) for o in range(90, 100)} & {
+        then.key_of(0, o) for o in range(90, 140)
+    } == set()
     assert first.key_of(0, 95) == b"T:0:95"
     assert then.key_of(0, 95) == b"T~1:0:95"
     # What no other record has keeps the key that targets hold already.
-    assert [then.key_of(p, o) for p, o in ((0, 100), (0, 89), (1, 6))] == [b"T:0:100", b"T:0:89", b"T:1:6"]
+    assert [then.key_of(p, o) for p, o in ((0, 100), (0, 89), (1, 6))] == [
+        b"T:0:100",
+        b"T:0:89",
+        b"T:1:6",
+    ]
     # A second time.
     twice = plan_adopt(timeline, Position("T", {0: 97, 1: 9}), "T", {0: 92}, {}).timeline
     last = Identity("T", twice.replaced_before(shift(after, 1), "T"))
@@ -82,7 +92,9 @@ def test_a_record_in_the_place_of_a_lost_one_has_another_identity() -> None:
 
 
 def test_a_log_that_lost_its_end_while_another_was_read_gives_other_identities_too() -> None:
-    away = plan_adopt(Timeline(FIRST, FIRST, {0: 0}), Position("T", {0: 9}), "U", {0: 0}, {}).timeline
+    away = plan_adopt(
+        Timeline(FIRST, FIRST, {0: 0}), Position("T", {0: 9}), "U", {0: 0}, {}
+    ).timeline
     back = plan_adopt(away, Position("U", {0: 4}), "T", {0: 5}, {}).timeline
     assert Identity("T", back.replaced_before(back.open, "T")).key_of(0, 6) == b"T~1:0:6"
     assert Identity("U", back.replaced_before(away.open, "U")).key_of(0, 6) == b"U:0:6"
@@ -103,7 +115,13 @@ def test_a_position_is_read_as_it_was_written() -> None:
 
 def test_a_record_is_its_identity_and_its_row_as_json() -> None:
     assert Identity("z8XKj-3aS8unzq2Q1f17iA").key_of(3, 17) == b"z8XKj-3aS8unzq2Q1f17iA:3:17"
-    row = {"id": "ü", "at": datetime(2026, 11, 21, 3, tzinfo=UTC), "price": Decimal("1.50"), "raw": b"\x00", "n": None}
+    row = {
+        "id": "ü",
+        "at": datetime(2026, 11, 21, 3, tzinfo=UTC),
+        "price": Decimal("1.50"),
+        "raw": b"\x00",
+        "n": None,
+    }
     assert json.loads(value_of(row)) == {
         "id": "ü", "at": "2026-11-21T03:00:00Z", "price": "1.50", "raw": "AA==", "n": None
     }  # fmt: skip

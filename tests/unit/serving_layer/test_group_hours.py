@@ -23,7 +23,13 @@ from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.snapshots import heads
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.protocol import group_hours
-from anabranch.protocol.group_hours import GroupedStream, group_tag, plan_hours, tag_hours, tagged_hours
+from anabranch.protocol.group_hours import (
+    GroupedStream,
+    group_tag,
+    plan_hours,
+    tag_hours,
+    tagged_hours,
+)
 from anabranch.protocol.ledger_row import HourAccount
 from anabranch.protocol.publish import Publish, new_id, to_commit
 from anabranch.protocol.state import Accepted
@@ -49,22 +55,34 @@ def accept(one: StreamLake, hour: str, count: int = 10) -> None:
     staged, now = one.stage(rows_of(hour, count)), datetime.now(UTC)
     state = one.state()
     before = state.accepted.get(hour)
-    rebuilt = Rebuilt(hour, Accepted(before.revision + 1 if before else 1, cut(hour)), staged, (), HourAccount())
+    rebuilt = Rebuilt(
+        hour, Accepted(before.revision + 1 if before else 1, cut(hour)), staged, (), HourAccount()
+    )
     assert one.publish(plan_publish(state, [rebuilt], now), state) is Outcome.LANDED
 
 
 @pytest.fixture
 def group(tmp_path: Path) -> dict[str, StreamLake]:
-    """Two streams with four sealed hours that the speed layer has read, and 5 rows of the running hour."""
+    """Two streams with four sealed hours that the speed layer has read, and 5 rows of the running
+    hour."""
     (tmp_path / "streams").mkdir()
     made = {}
     for name in NAMES:
         timeline = Timeline(H[0], shift(H[-1], 1), {0: 40}, sealed={hour: cut(hour) for hour in H})
         made[name] = new_lake(tmp_path, timeline=timeline, name=name)
-        rows = [*(row for hour in H for row in rows_of(hour)), *((shift(H[-1], 1), 0, 40 + n) for n in range(5))]
-        assert made[name].publish(made[name].speed(made[name].stage(rows), {0: 45})) is Outcome.LANDED
+        rows = [
+            *(row for hour in H for row in rows_of(hour)),
+            *((shift(H[-1], 1), 0, 40 + n) for n in range(5)),
+        ]
+        assert (
+            made[name].publish(made[name].speed(made[name].stage(rows), {0: 45})) is Outcome.LANDED
+        )
         write(made[name])
-    lake = {"name": "lake", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/warehouse"}
+    lake = {
+        "name": "lake",
+        "uri": f"sqlite:///{tmp_path}/catalog.db",
+        "warehouse": f"file://{tmp_path}/warehouse",
+    }
     environment = {"kafka": {"bootstrap_servers": "127.0.0.1:1"}, "catalog": lake}
     (tmp_path / "anabranch.yaml").write_text(yaml.safe_dump(environment))
     return made
@@ -78,7 +96,16 @@ def write(one: StreamLake, **values: object) -> None:
 
 def tag(group: dict[str, StreamLake]) -> tuple[Result, dict[str, object]]:
     folder = group["orders"].folder
-    arguments = ["complete-through", "--group", GROUP, "--tag", "--output", "json", "--conf", str(folder)]
+    arguments = [
+        "complete-through",
+        "--group",
+        GROUP,
+        "--tag",
+        "--output",
+        "json",
+        "--conf",
+        str(folder),
+    ]
     done = CliRunner().invoke(main, arguments)
     return done, json.loads(done.stdout)
 
@@ -101,7 +128,9 @@ def expected(*hours: str) -> list[Row]:
     return [row for hour in hours for row in rows_of(hour)]
 
 
-def test_an_hour_is_tagged_once_every_stream_has_it_and_read_as_of_it(group: dict[str, StreamLake]) -> None:
+def test_an_hour_is_tagged_once_every_stream_has_it_and_read_as_of_it(
+    group: dict[str, StreamLake],
+) -> None:
     orders, refunds = group.values()
     for hour in H[:3]:
         accept(orders, hour)
@@ -124,16 +153,22 @@ def test_an_hour_is_tagged_once_every_stream_has_it_and_read_as_of_it(group: dic
     accept(refunds, H[2])
     assert read(group, H[0]) == dict.fromkeys(NAMES, expected(H[0]))
     assert read(group, H[1]) == dict.fromkeys(NAMES, expected(H[0], H[1]))
-    with pytest.raises(Refused, match=r"stream orders: expected tag .*, found the stream complete and not tagged"):
+    with pytest.raises(
+        Refused, match=r"stream orders: expected tag .*, found the stream complete and not tagged"
+    ):
         read(group, H[2])
     before = {name: tags(one) for name, one in group.items()}
     assert tag(group)[1]["tagged"] == [H[2]]
     # A tag that is there stays, and another call finds nothing to do.
-    assert {name: {hour: tags(one)[hour] for hour in H[:2]} for name, one in group.items()} == before
+    assert {
+        name: {hour: tags(one)[hour] for hour in H[:2]} for name, one in group.items()
+    } == before
     assert tag(group)[1]["tagged"] == []
 
 
-def test_a_restated_hour_moves_its_tag_and_later_ones_in_the_same_commit(group: dict[str, StreamLake]) -> None:
+def test_a_restated_hour_moves_its_tag_and_later_ones_in_the_same_commit(
+    group: dict[str, StreamLake],
+) -> None:
     orders, refunds = group.values()
     for one in (orders, refunds):
         for hour in H[:3]:
@@ -149,7 +184,9 @@ def test_a_restated_hour_moves_its_tag_and_later_ones_in_the_same_commit(group: 
     assert tags(refunds) == before[1]
     assert {name: end_of_tag(orders, name) for name in ends} == ends
     # An opened group returns no other rows; opened again it has the restated ones.
-    with pytest.raises(Refused, match="found that an hour up to it was restated meanwhile; open the group again"):
+    with pytest.raises(
+        Refused, match="found that an hour up to it was restated meanwhile; open the group again"
+    ):
         opened["orders"].arrow()
     assert opened["refunds"].arrow().num_rows == 30
     assert read(group, H[2])["orders"] == [*expected(H[0]), *rows_of(H[1], 7), *expected(H[2])]
@@ -165,7 +202,9 @@ def end_of_tag(one: StreamLake, name: str) -> int:
     return snapshot.timestamp_ms + ref.max_ref_age_ms
 
 
-def test_an_hour_restated_between_the_reading_and_the_tag_is_not_tagged_as_it_was(group: dict[str, StreamLake]) -> None:
+def test_an_hour_restated_between_the_reading_and_the_tag_is_not_tagged_as_it_was(
+    group: dict[str, StreamLake],
+) -> None:
     orders, refunds = group.values()
     for one in (orders, refunds):
         accept(one, H[0])
@@ -246,7 +285,9 @@ def test_tagged_are_the_newest_complete_hours_that_have_no_tag(
 
     wanted = [n for n in range(first, through + 1) if n > max(tagged, default=-1)][-at_most:]
     wanted = [n for n in wanted if n > through - at_most]
-    assert plan_hours(hour(through), map(hour, tagged), hour(first), at_most) == list(map(hour, wanted))
+    assert plan_hours(hour(through), map(hour, tagged), hour(first), at_most) == list(
+        map(hour, wanted)
+    )
 
 
 def test_what_a_group_gives_is_a_stream_reader(group: dict[str, StreamLake]) -> None:
@@ -257,11 +298,16 @@ def test_what_a_group_gives_is_a_stream_reader(group: dict[str, StreamLake]) -> 
     opened = anabranch.open(group=GROUP, hour=H[0], conf=orders.folder)
     assert list(opened) == list(NAMES)
     table = opened["orders"]
-    assert (len(table.pandas()), table.duckdb(columns=["n"]).aggregate("count(*)").fetchall()) == (10, [(10,)])
+    assert (len(table.pandas()), table.duckdb(columns=["n"]).aggregate("count(*)").fetchall()) == (
+        10,
+        [(10,)],
+    )
     assert table.dataset().count_rows() == 10
     assert table.arrow(hours=H[1]).num_rows == 0
     assert table.watermarks() == Watermarks(H[0])
-    assert [(hour.hour, hour.layer, hour.revision) for hour in table.provenance().hours] == [(H[0], "batch", 1)]
+    assert [(hour.hour, hour.layer, hour.revision) for hour in table.provenance().hours] == [
+        (H[0], "batch", 1)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -274,7 +320,9 @@ def test_what_a_group_gives_is_a_stream_reader(group: dict[str, StreamLake]) -> 
         ({"group": "other", "hour": H[0]}, "known groups: small"),
     ],
 )
-def test_another_combination_is_an_error(group: dict[str, StreamLake], wanted: dict[str, str], error: str) -> None:
+def test_another_combination_is_an_error(
+    group: dict[str, StreamLake], wanted: dict[str, str], error: str
+) -> None:
     with pytest.raises(ConfigurationError, match=error):
         anabranch.open(**wanted, conf=group["orders"].folder)
 
@@ -284,7 +332,9 @@ def test_a_name_of_no_stream_names_those_of_the_group(group: dict[str, StreamLak
         accept(one, H[0])
     tag(group)
     opened = anabranch.open(group=GROUP, hour=H[0], conf=group["orders"].folder)
-    with pytest.raises(ConfigurationError, match=r"one of its streams \(orders, refunds\), found 'payments'"):
+    with pytest.raises(
+        ConfigurationError, match=r"one of its streams \(orders, refunds\), found 'payments'"
+    ):
         opened["payments"]
 
 
@@ -300,6 +350,8 @@ def test_a_broken_file_of_the_group_leaves_the_hour_unknown(group: dict[str, Str
 
 
 def test_only_a_groups_hours_are_tagged(group: dict[str, StreamLake]) -> None:
-    done = CliRunner().invoke(main, ["complete-through", "--all", "--tag", "--conf", str(group["orders"].folder)])
+    done = CliRunner().invoke(
+        main, ["complete-through", "--all", "--tag", "--conf", str(group["orders"].folder)]
+    )
     assert done.exit_code == 2 and "--tag: expected --group NAME" in done.output
     assert group_hours.group_tag("a-b", H[0]) == f"group-a-b-{H[0]}"

@@ -1,4 +1,5 @@
-"""Files that a condition passes over hold no row that meets it: the answer is that of the rows themselves."""
+"""Files that a condition passes over hold no row that meets it: the answer is that of the rows
+themselves."""
 
 from __future__ import annotations
 
@@ -69,25 +70,35 @@ class Beside:
 
 
 def _row(id: int, file: int, i: int) -> dict[str, Any]:
-    """Values near the ends of what other files hold: nulls, NaN, infinities, long texts that bounds cut, all-null
-    columns."""
+    """Values near the ends of what other files hold: nulls, NaN, infinities, long texts that bounds
+    cut, all-null columns."""
     at = DAY + timedelta(hours=file)
     return {
-        "id": id, "event_date": date(2026, 11, 20 + file % 3), "ingest_hour": f"2026-11-21T0{file}",
+        "id": id,
+        "event_date": date(2026, 11, 20 + file % 3),
+        "ingest_hour": f"2026-11-21T0{file}",
         "n": [file * 10 + i, None, -i][i % 3] if file != 3 else None,
-        "x": [file + i / 2, math.nan, None, -0.0, math.inf][(i + file) % 5] if file != 4 else float(i),
-        "s": ["a" * 20 + chr(97 + file), f"p{file}{i}", None, "", "\U0010ffff" * 17, "é"][i % (3 + file % 4)],
+        "x": [file + i / 2, math.nan, None, -0.0, math.inf][(i + file) % 5]
+        if file != 4
+        else float(i),
+        "s": ["a" * 20 + chr(97 + file), f"p{file}{i}", None, "", "\U0010ffff" * 17, "é"][
+            i % (3 + file % 4)
+        ],
         "t": (at + timedelta(minutes=i)).replace(tzinfo=UTC) if i % 4 else None,
-        "local": at + timedelta(seconds=i), "d": date(2026, 11, 19 + i % 4),
-        "price": Decimal(file * 100 + i) / 100 if i % 5 else None, "flag": [True, False, None][i % 3],
+        "local": at + timedelta(seconds=i),
+        "d": date(2026, 11, 19 + i % 4),
+        "price": Decimal(file * 100 + i) / 100 if i % 5 else None,
+        "flag": [True, False, None][i % 3],
         "made": at.replace(tzinfo=UTC),
-    }  # fmt: skip
+    }
 
 
 @pytest.fixture(scope="module")
 def beside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Beside]:
     folder = tmp_path_factory.mktemp("lake")
-    catalog = SqlCatalog("lake", uri=f"sqlite:///{folder}/catalog.db", warehouse=f"file://{folder}/warehouse")
+    catalog = SqlCatalog(
+        "lake", uri=f"sqlite:///{folder}/catalog.db", warehouse=f"file://{folder}/warehouse"
+    )
     catalog.create_namespace("games")
     table = catalog.create_table(NAME, SCHEMA, partition_spec=SPEC)
     rows = [[_row(file * 100 + i, file, i) for i in range(7)] for file in range(6)]
@@ -109,7 +120,11 @@ def _ids(beside: Beside, where: str) -> tuple[list[int], Answer]:
     with open_query(sql, {NAME: beside.table}, reading=reading) as answer:
         found: list[int] = answer.rows.read_all()["id"].to_pylist()
     # How far it is was followed to its end, whatever files that were.
-    assert sum(one.done for one in reading.followed) == sum(one.files for one in reading.followed) == _files(answer)
+    assert (
+        sum(one.done for one in reading.followed)
+        == sum(one.files for one in reading.followed)
+        == _files(answer)
+    )
     return found, answer
 
 
@@ -132,10 +147,21 @@ _LITERALS = {
     "flag": ["true", "false"], "id": ["203", "0"],
 }  # fmt: skip
 _OTHERS = [
-    "t::DATE = '2026-11-21'", "date_trunc('hour', t) = '2026-11-21 02:00+00'", "n + 1 > 20", "-n < 3", "flag",
-    "coalesce(n, 20) > 15", "lower(s) = 'p11'", "year(event_date) = 2026", "n > x", "t > local", "isnan(x)",
-    "n IN (SELECT id / 10 FROM games.events)", "x > (SELECT min(x) FROM games.events)", "starts_with(s, 'p')",
-]  # fmt: skip
+    "t::DATE = '2026-11-21'",
+    "date_trunc('hour', t) = '2026-11-21 02:00+00'",
+    "n + 1 > 20",
+    "-n < 3",
+    "flag",
+    "coalesce(n, 20) > 15",
+    "lower(s) = 'p11'",
+    "year(event_date) = 2026",
+    "n > x",
+    "t > local",
+    "isnan(x)",
+    "n IN (SELECT id / 10 FROM games.events)",
+    "x > (SELECT min(x) FROM games.events)",
+    "starts_with(s, 'p')",
+]
 _PATTERNS = ["'p1%'", "'%1'", "'a_a%'", "''", "'2026-11-21T0_'", "'é%'"]
 
 
@@ -149,9 +175,15 @@ def _comparisons(draw: st.DrawFn) -> str:
         sides = [column, draw(literal)]
         return f" {operator} ".join(sides if form < 3 else sides[::-1])
     if form == 4:
-        return f"{column} {draw(st.sampled_from(['IN', 'NOT IN']))} ({', '.join(draw(st.lists(literal, min_size=1)))})"
+        return (
+            f"{column} {draw(st.sampled_from(['IN', 'NOT IN']))} "
+            f"({', '.join(draw(st.lists(literal, min_size=1)))})"
+        )
     if form == 5:
-        return f"{column} {draw(st.sampled_from(['', 'NOT ']))}BETWEEN {draw(literal)} AND {draw(literal)}"
+        return (
+            f"{column} {draw(st.sampled_from(['', 'NOT ']))}BETWEEN {draw(literal)} AND "
+            f"{draw(literal)}"
+        )
     if form == 6:
         return f"{column} IS {draw(st.sampled_from(['', 'NOT ']))}NULL"
     if form == 7:
@@ -176,11 +208,18 @@ _CONDITIONS = st.recursive(
 )
 
 
-@settings(max_examples=budget(40, 120), deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=budget(40, 120),
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 @given(where=_CONDITIONS)
 def test_a_condition_has_the_answer_of_all_rows(beside: Beside, where: str) -> None:
     try:
-        expected = beside.rows.sql(f"SELECT id FROM {NAME} WHERE {where} ORDER BY id").to_arrow_table()
+        expected = beside.rows.sql(
+            f"SELECT id FROM {NAME} WHERE {where} ORDER BY id"
+        ).to_arrow_table()
     except duckdb.Error:
         return  # such as a text that is no time
     assert _ids(beside, where)[0] == expected["id"].to_pylist()

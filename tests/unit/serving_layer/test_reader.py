@@ -1,4 +1,5 @@
-"""What people read: as of when, of which hours, by the command and from Python, and what a result rests on."""
+"""What people read: as of when, of which hours, by the command and from Python, and what a result
+rests on."""
 
 from __future__ import annotations
 
@@ -20,7 +21,20 @@ import yaml
 from brokers import Broker
 from click.testing import CliRunner, Result
 from lakes import DDL, StreamLake, decide, new_lake
-from proofs import BEFORE, CUT, HOUR, NEXT, NOW, accept, event, job, new_proof, read, record, stage_rows
+from proofs import (
+    BEFORE,
+    CUT,
+    HOUR,
+    NEXT,
+    NOW,
+    accept,
+    event,
+    job,
+    new_proof,
+    read,
+    record,
+    stage_rows,
+)
 
 import anabranch
 from anabranch.cli import main
@@ -47,11 +61,16 @@ COUNT = "SELECT count(*) AS n FROM games.events"
 
 @pytest.fixture
 def one(tmp_path: Path) -> StreamLake:
-    """HOUR is accepted with 4 rows, NEXT is sealed and read by the speed layer with 6, the open hour has one."""
+    """HOUR is accepted with 4 rows, NEXT is sealed and read by the speed layer with 6, the open
+    hour has one."""
     made = new_proof(tmp_path)
     read(made, [event(0, o, HOUR, n=o) for o in range(4)], {0: 4})
     accept(made, HOUR, BEFORE, [event(0, o, HOUR, n=o) for o in range(4)])
-    read(made, [event(0, o, NEXT, event_date=date(2026, 11, 20 + o % 2)) for o in range(4, 10)], {0: 10})
+    read(
+        made,
+        [event(0, o, NEXT, event_date=date(2026, 11, 20 + o % 2)) for o in range(4, 10)],
+        {0: 10},
+    )
     read(made, [event(0, 10, OPEN)], {0: 11})
     configure(made)
     return made
@@ -77,7 +96,9 @@ def restate(one: StreamLake, hour: str, revision: int, rows: list[dict[str, Any]
     """What the batch layer does with an hour: its own publish, tags and all, then the ledger."""
     staged, state = stage_rows(one, rows), one.state()
     counts = {"good": len(rows), "dead": 0, "duplicate": 0, "gap": 0, "gaps": {}, "speed_rows": 0}
-    built = Rebuilt(hour, Accepted(revision, BEFORE), staged, (), HourAccount.from_dict(counts), None)
+    built = Rebuilt(
+        hour, Accepted(revision, BEFORE), staged, (), HourAccount.from_dict(counts), None
+    )
     publish = plan_publish(state, [built], NOW)
     assert one.publish(publish, state) is Outcome.LANDED
     record(one, *publish.decisions)
@@ -96,7 +117,10 @@ def number(one: StreamLake, *arguments: str) -> int:
 
 def test_a_query_is_a_table_csv_json_or_parquet(one: StreamLake) -> None:
     sql = f"SELECT n, kafka_offset FROM {one.name} WHERE n < 2 ORDER BY n"
-    assert ask(one, sql).stdout == "n  kafka_offset\n-  ------------\n0             0\n1             1\n"
+    assert (
+        ask(one, sql).stdout
+        == "n  kafka_offset\n-  ------------\n0             0\n1             1\n"
+    )
     assert ask(one, sql, "--output", "csv").stdout == "n,kafka_offset\n0,0\n1,1\n"
     assert json.loads(ask(one, sql, "--output", "json").stdout) == [
         {"n": 0, "kafka_offset": 0}, {"n": 1, "kafka_offset": 1},
@@ -106,7 +130,9 @@ def test_a_query_is_a_table_csv_json_or_parquet(one: StreamLake) -> None:
     assert pq.read_table(out)["n"].to_pylist() == [0, 1]
 
 
-def test_a_table_on_a_terminal_is_not_endless(one: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_on_a_terminal_is_not_endless(
+    one: StreamLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sql = "SELECT i FROM range(1000) t(i)"
     assert ask(one, sql).stdout.count("\n") == 1002, "piped, it has every row"
     cut = ask(one, sql, "--limit", "3")
@@ -150,28 +176,38 @@ def _until_later(moment: datetime) -> None:
 
 
 def test_a_time_of_which_a_publish_is_forgotten_names_the_tags_beside_it(one: StreamLake) -> None:
-    """The hazard: the oldest snapshot that is left is not what main was at any time before it was made."""
+    """The hazard: the oldest snapshot that is left is not what main was at any time before it was
+    made."""
     table = one.table()
     first = made_at(min(table.snapshots(), key=lambda s: s.sequence_number or 0))
     restate(one, HOUR, 2, [event(0, 0, HOUR, n=9)])
-    with pytest.raises(ConfigurationError, match=rf"found its publishes only since .*; name a tag.*{HOUR}-r1"):
+    with pytest.raises(
+        ConfigurationError, match=rf"found its publishes only since .*; name a tag.*{HOUR}-r1"
+    ):
         find_snapshot(one.table(), (first - timedelta(seconds=1)).isoformat())
     with pytest.raises(
-        ConfigurationError, match="expected a tag, a branch, a snapshot's id or a time, found '20261121'"
+        ConfigurationError,
+        match="expected a tag, a branch, a snapshot's id or a time, found '20261121'",
     ):
         find_snapshot(table, "20261121")
 
 
 def test_hours_that_were_sealed_together_are_named_by_the_tag_of_the_last(tmp_path: Path) -> None:
-    """The hazard: an hour that another seal sealed is taken for one of them, because its own tag is gone."""
+    """The hazard: an hour that another seal sealed is taken for one of them, because its own tag is
+    gone."""
     first = hour_of(datetime.now(UTC) - timedelta(hours=4))
     one = new_lake(tmp_path, timeline=Timeline(first, first, {0: 0}))
     configure(one)
     read(one, [event(0, 0, first)], {0: 1})
-    sealing.seal(Publisher(one.lake, one.stream), Broker(log={0: [int(start_of(first).timestamp() * 1000)]}).adapter)
+    sealing.seal(
+        Publisher(one.lake, one.stream),
+        Broker(log={0: [int(start_of(first).timestamp() * 1000)]}).adapter,
+    )
     last = shift(one.state().timeline.open, -1)
     assert last > shift(first, 1)
-    assert [name for name in one.table().metadata.refs if name.startswith("main-")] == [f"main-{last}"]
+    assert [name for name in one.table().metadata.refs if name.startswith("main-")] == [
+        f"main-{last}"
+    ]
     read(one, [event(0, 1, one.state().timeline.open)], {0: 2})
     for hour in (first, shift(first, 1), last):
         assert number(one, "--as-of", f"main-{hour}") == 1
@@ -212,14 +248,23 @@ def test_a_revision_of_an_hour(one: StreamLake) -> None:
         (["--hour", NEXT, "--revision", "1"], "found 1 (known: none)"),
         (["--hour", HOUR], "--hour HOUR together"),
         (["--hour", "x", "--revision", "1"], "expected a UTC hour"),
-        (["--hour", HOUR, "--revision", "1", "--only-accepted"], "expected no as-of, no only-accepted"),
+        (
+            ["--hour", HOUR, "--revision", "1", "--only-accepted"],
+            "expected no as-of, no only-accepted",
+        ),
     ):
         done = ask(one, COUNT, *arguments)
         assert done.exit_code == 2 and message in done.output, done.output
 
 
 def test_explain_prints_opened_and_existing_files(one: StreamLake) -> None:
-    done = ask(one, f"SELECT sum(n) FROM {one.name} WHERE ingest_hour = '{HOUR}'", "--explain", "--output", "csv")
+    done = ask(
+        one,
+        f"SELECT sum(n) FROM {one.name} WHERE ingest_hour = '{HOUR}'",
+        "--explain",
+        "--output",
+        "csv",
+    )
     [table, files, all_files, size, all_size, columns] = done.stderr.splitlines()[2].split()[:6]
     assert (table, files, all_files) == ("games.events", "1", "4")
     assert int(columns) < int(size) < int(all_size)
@@ -229,19 +274,29 @@ def test_explain_prints_opened_and_existing_files(one: StreamLake) -> None:
 def test_provenance_by_ingest_hour_and_event_date(one: StreamLake) -> None:
     found = anabranch.open("events", conf=one.folder).provenance()
     assert [(h.hour, h.layer, h.revision, h.complete, h.rows) for h in found.hours] == [
-        (HOUR, "batch", 1, True, 4), (NEXT, "speed", None, True, 6), (OPEN, "speed", None, False, 1),
-    ]  # fmt: skip
-    assert [h.note for h in found.hours] == [None, "not accepted yet", "the hour is not sealed: more may come"]
+        (HOUR, "batch", 1, True, 4),
+        (NEXT, "speed", None, True, 6),
+        (OPEN, "speed", None, False, 1),
+    ]
+    assert [h.note for h in found.hours] == [
+        None,
+        "not accepted yet",
+        "the hour is not sealed: more may come",
+    ]
     assert [(d.event_date, d.hours, d.complete, d.rows) for d in found.event_dates] == [
         (date(2026, 11, 20), 1, False, 3), (date(2026, 11, 21), 3, False, 8),
     ]  # fmt: skip
     assert "late records have no bound" in str(found.event_dates[0].note)
     done = ask(one, f"{COUNT} WHERE ingest_hour = '{HOUR}'", "--provenance")
-    assert [HOUR, "batch", "1", "yes", "1", "4"] in [line.split() for line in done.stdout.splitlines()]
+    assert [HOUR, "batch", "1", "yes", "1", "4"] in [
+        line.split() for line in done.stdout.splitlines()
+    ]
     assert NEXT not in done.stdout
     done = ask(one, COUNT, "--provenance", "--hour", HOUR, "--revision", "1", "--output", "json")
     assert json.loads(done.stdout) == [{"n": 4}]
-    assert [HOUR, "batch", "1", "yes", "1", "4"] in [line.split() for line in done.stderr.splitlines()]
+    assert [HOUR, "batch", "1", "yes", "1", "4"] in [
+        line.split() for line in done.stderr.splitlines()
+    ]
 
 
 def test_provenance_at_a_time_is_that_of_the_snapshot(one: StreamLake) -> None:
@@ -249,34 +304,53 @@ def test_provenance_at_a_time_is_that_of_the_snapshot(one: StreamLake) -> None:
     accept(one, NEXT, CUT, [event(0, o) for o in range(4, 10)])
     was = anabranch.open("events", conf=one.folder, as_of=then).provenance(hours=NEXT)
     now = anabranch.open("events", conf=one.folder).provenance(hours=NEXT)
-    assert [(h.layer, h.revision, h.note) for h in was.hours] == [("speed", None, "not accepted yet")]
+    assert [(h.layer, h.revision, h.note) for h in was.hours] == [
+        ("speed", None, "not accepted yet")
+    ]
     assert [(h.layer, h.revision, h.note) for h in now.hours] == [("batch", 1, None)]
 
 
 def test_an_hour_long_ago_has_the_revision_of_the_ledger(one: StreamLake) -> None:
     state = one.state()
-    forgotten = replace(state, accepted={}, settled_before=NEXT, timeline=replace(state.timeline, sealed={NEXT: CUT}))
+    forgotten = replace(
+        state,
+        accepted={},
+        settled_before=NEXT,
+        timeline=replace(state.timeline, sealed={NEXT: CUT}),
+    )
     assert Shown(forgotten).accepted_hours() == {HOUR}
     record(one, decide(HOUR, "accepted", 5, BEFORE, NOW, served="batch", good=4))
     hours = [HOUR, NEXT]
-    assert accepted_revisions(one.lake, one.stream, Shown(forgotten), hours, datetime.now(UTC)) == {HOUR: 5}
+    assert accepted_revisions(one.lake, one.stream, Shown(forgotten), hours, datetime.now(UTC)) == {
+        HOUR: 5
+    }
 
 
-def test_a_date_is_complete_once_every_hour_that_can_contain_it_is_accepted(one: StreamLake) -> None:
+def test_a_date_is_complete_once_every_hour_that_can_contain_it_is_accepted(
+    one: StreamLake,
+) -> None:
     columns = parse_columns("id STRING NOT NULL, at TIMESTAMP NOT NULL")
     bounds = EventTime(column="at", past="1 hour", future="1 hour")
     stream = one.stream.model_copy(update={"columns": columns, "event_time": bounds})
     seen = shown(one.table(), None)
-    assert date_completeness(stream, seen, date(2026, 11, 21)) == (False, "records of it may come until 2026-11-22T01")
+    assert date_completeness(stream, seen, date(2026, 11, 21)) == (
+        False,
+        "records of it may come until 2026-11-22T01",
+    )
     complete, note = date_completeness(stream, seen, date(2026, 11, 20))
-    assert (complete, note) == (False, f"1 hours that may contain it are not accepted, the first is {NEXT}")
+    assert (complete, note) == (
+        False,
+        f"1 hours that may contain it are not accepted, the first is {NEXT}",
+    )
     accept(one, NEXT, CUT, [event(0, o) for o in range(4, 10)])
     assert date_completeness(stream, shown(one.table(), None), date(2026, 11, 20)) == (True, None)
 
 
 def test_a_handle_reads_rows_as_every_library_has_them(one: StreamLake) -> None:
     events = anabranch.open("events", conf=one.folder)
-    assert events.arrow(columns=["n"], hours=HOUR, where="n > 1 -- and so on").to_pydict() == {"n": [2, 3]}
+    assert events.arrow(columns=["n"], hours=HOUR, where="n > 1 -- and so on").to_pydict() == {
+        "n": [2, 3]
+    }
     assert events.arrow(hours=(HOUR, NEXT)).num_rows == 10
     assert sorted(events.pandas(columns=["n"], hours=HOUR)["n"]) == [0, 1, 2, 3]
     assert anabranch.open("events", conf=one.folder, only_accepted=True).arrow().num_rows == 4
@@ -294,7 +368,9 @@ def test_a_handle_reads_rows_as_every_library_has_them(one: StreamLake) -> None:
 
 
 def test_a_relation_reads_the_columns_of_the_whole_query(one: StreamLake) -> None:
-    relation = anabranch.open("events", conf=one.folder, only_accepted=True).duckdb(columns=["n", "ingest_hour"])
+    relation = anabranch.open("events", conf=one.folder, only_accepted=True).duckdb(
+        columns=["n", "ingest_hour"]
+    )
     gc.collect()
     assert relation.filter("n >= 2").aggregate("sum(n) AS total").fetchall() == [(5,)]
 
@@ -309,22 +385,35 @@ def test_a_dataset_is_of_any_connection_and_of_what_the_handle_selects(one: Stre
 def test_watermarks_are_those_of_now_or_of_then(one: StreamLake) -> None:
     then = str(heads(one.table())["main"])
     accept(one, NEXT, CUT, [event(0, o) for o in range(4, 10)])
-    assert anabranch.open("events", conf=one.folder).watermarks() == Watermarks(NEXT, start_of(OPEN))
-    assert anabranch.open("events", conf=one.folder, as_of=then).watermarks() == Watermarks(HOUR, start_of(OPEN))
+    assert anabranch.open("events", conf=one.folder).watermarks() == Watermarks(
+        NEXT, start_of(OPEN)
+    )
+    assert anabranch.open("events", conf=one.folder, as_of=then).watermarks() == Watermarks(
+        HOUR, start_of(OPEN)
+    )
 
 
 def test_polars_has_the_values_and_the_types(tmp_path: Path) -> None:
     ddl = (
-        "id STRING NOT NULL, n INT, x DOUBLE, price DECIMAL(20, 2), at TIMESTAMP, day DATE, flag BOOLEAN, raw BINARY, "
-        "place STRUCT<lat: DOUBLE, tags: ARRAY<STRING>>, marks MAP<STRING, BIGINT>"
+        "id STRING NOT NULL, n INT, x DOUBLE, price DECIMAL(20, 2), at TIMESTAMP, day DATE, flag "
+        "BOOLEAN, raw BINARY, place STRUCT<lat: DOUBLE, tags: ARRAY<STRING>>, marks MAP<STRING, "
+        "BIGINT>"
     )
     made = new_lake(tmp_path, ddl=ddl)
     configure(made, ddl)
     at = datetime(2026, 11, 21, 0, 0, 0, 123456, tzinfo=UTC)
     full = {
-        "id": "a", "n": 1, "x": -0.5, "price": Decimal("123456789012345678.25"), "at": at, "day": date(1969, 12, 31),
-        "flag": False, "raw": b"\x00\xff", "place": {"lat": 48.2, "tags": ["x", None]}, "marks": {"k": 2**40},
-    }  # fmt: skip
+        "id": "a",
+        "n": 1,
+        "x": -0.5,
+        "price": Decimal("123456789012345678.25"),
+        "at": at,
+        "day": date(1969, 12, 31),
+        "flag": False,
+        "raw": b"\x00\xff",
+        "place": {"lat": 48.2, "tags": ["x", None]},
+        "marks": {"k": 2**40},
+    }
     empty = {"place": {"lat": None, "tags": []}, "marks": {}}
     nulls = dict.fromkeys(full)
     rows = [full, nulls | empty | {"id": "b"}, nulls | {"id": "c"}]
@@ -339,7 +428,9 @@ def test_polars_has_the_values_and_the_types(tmp_path: Path) -> None:
     assert frame.to_dicts() == rows
 
 
-def test_polars_that_is_not_there_is_named(one: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_polars_that_is_not_there_is_named(
+    one: StreamLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "polars", None)
     with pytest.raises(ConfigurationError, match="pip install polars"):
         anabranch.open("events", conf=one.folder).polars()

@@ -1,4 +1,5 @@
-"""Views: equal to a GROUP BY over `main` at any moment, whatever was filled, killed, restated or given away."""
+"""Views: equal to a GROUP BY over `main` at any moment, whatever was filled, killed, restated or
+given away."""
 
 from __future__ import annotations
 
@@ -63,7 +64,9 @@ from serving_layer.views.hours import partial_hours, plan_known
 from serving_layer.views.sketches import estimate, sketch
 
 FIRST = "2026-11-21T00"
-DDL = "id STRING NOT NULL, at TIMESTAMP, country STRING, amount DECIMAL(10,2), n BIGINT, ratio DOUBLE"
+DDL = (
+    "id STRING NOT NULL, at TIMESTAMP, country STRING, amount DECIMAL(10,2), n BIGINT, ratio DOUBLE"
+)
 NOW = Selection()
 SEED = int(os.environ.get("ANABRANCH_WINDOWS_SEED", "1"))
 PAST, FUTURE = timedelta(hours=2), timedelta(minutes=30)
@@ -71,11 +74,18 @@ PER_MINUTE = {
     "window": "5 minutes",
     "group": "country",
     "aggregates": {
-        "events": "count", "named": "count(country)", "spent": "sum(amount)", "whole": "sum(n)", "least": "min(amount)",
-        "last": "max(at)", "mean": "average(amount)", "ratios": "sum(ratio)", "who": "approx_distinct(id)",
+        "events": "count",
+        "named": "count(country)",
+        "spent": "sum(amount)",
+        "whole": "sum(n)",
+        "least": "min(amount)",
+        "last": "max(at)",
+        "mean": "average(amount)",
+        "ratios": "sum(ratio)",
+        "who": "approx_distinct(id)",
         "numbers": "approx_distinct(n)",
     },
-}  # fmt: skip
+}
 PER_90_MINUTES = {"window": "90 minutes", "aggregates": {"total": "sum(n)"}, "late_after": "1 hour"}
 
 
@@ -90,11 +100,20 @@ def new_lake(folder: Path, stream: Stream) -> StreamLake:
         TIMELINE: Timeline(FIRST, FIRST, {0: 0}).to_json(),
     }
     tables = (
-        NewTable(stream.table, apply.rows_schema(stream), ("event_date", "ingest_hour"), branches=first),
-        NewTable(stream.dead_letters_table, apply.dead_letters_schema(), ("ingest_hour",), branches={}),
+        NewTable(
+            stream.table, apply.rows_schema(stream), ("event_date", "ingest_hour"), branches=first
+        ),
+        NewTable(
+            stream.dead_letters_table, apply.dead_letters_schema(), ("ingest_hour",), branches={}
+        ),
         NewTable(stream.hours_table, apply.LEDGER_SCHEMA),
         *(
-            NewTable(stream.partials_table(v), apply.partials_schema(stream, v), ("ingest_hour",), branches={})
+            NewTable(
+                stream.partials_table(v),
+                apply.partials_schema(stream, v),
+                ("ingest_hour",),
+                branches={},
+            )
             for v in stream.views
         ),
     )
@@ -118,11 +137,22 @@ class Story:
         return self.one.state().timeline.open
 
     def step(self, moment: int) -> None:
-        opening = (*3 * (self.receive, self.seal, self.accept), self.fill_late, self.receive, self.fill, self.give)
+        opening = (
+            *3 * (self.receive, self.seal, self.accept),
+            self.fill_late,
+            self.receive,
+            self.fill,
+            self.give,
+        )
         actions = {
-            self.receive: 4, self.seal: 2, self.accept: 4, self.restate: 2, self.fill: 2, self.fill_late: 2,
+            self.receive: 4,
+            self.seal: 2,
+            self.accept: 4,
+            self.restate: 2,
+            self.fill: 2,
+            self.fill_late: 2,
             self.give: 1,
-        }  # fmt: skip
+        }
         [drawn] = self.dice.choices(list(actions), list(actions.values()))
         action = opening[moment] if moment < len(opening) else drawn
         if action() is not None:
@@ -137,13 +167,21 @@ class Story:
         for _ in range(dice.randrange(1, 9)):
             at = earliest + dice.randrange(int(span.total_seconds()) + 1) * timedelta(seconds=1)
             cents = dice.randrange(-500, 500)
-            rows.append({
-                "id": f"{self.offset}", "at": dice.choice((at, at, at, at, None)),
-                "country": dice.choice(("de", "fr", None)), "amount": dice.choice((Decimal(cents) / 100, None)),
-                "n": dice.choice((2**63 - 1, -5, 7, None)), "ratio": dice.choice((0.25, 1.5, None)),
-                "kafka_partition": 0, "kafka_offset": self.offset, "kafka_timestamp": start_of(hour),
-                "ingest_hour": hour, "event_date": at.date(),
-            })  # fmt: skip
+            rows.append(
+                {
+                    "id": f"{self.offset}",
+                    "at": dice.choice((at, at, at, at, None)),
+                    "country": dice.choice(("de", "fr", None)),
+                    "amount": dice.choice((Decimal(cents) / 100, None)),
+                    "n": dice.choice((2**63 - 1, -5, 7, None)),
+                    "ratio": dice.choice((0.25, 1.5, None)),
+                    "kafka_partition": 0,
+                    "kafka_offset": self.offset,
+                    "kafka_timestamp": start_of(hour),
+                    "ingest_hour": hour,
+                    "event_date": at.date(),
+                }
+            )
             self.offset += 1
         self.rows[hour] += rows
         publish = self.one.speed(self._stage(rows), {0: self.offset})
@@ -155,9 +193,15 @@ class Story:
         before, hour = state.timeline, state.timeline.open
         self.cuts[hour] = Cut("t", {0: (before.start[0], self.offset)})
         timeline = replace(
-            before, open=shift(hour, 1), start={0: self.offset}, sealed=before.sealed | {hour: self.cuts[hour]}
+            before,
+            open=shift(hour, 1),
+            start={0: self.offset},
+            sealed=before.sealed | {hour: self.cuts[hour]},
         )
-        assert self.one.publish(Publish(new_id(), (Change("speed"),), timeline), state) is Outcome.LANDED
+        assert (
+            self.one.publish(Publish(new_id(), (Change("speed"),), timeline), state)
+            is Outcome.LANDED
+        )
         return True
 
     def accept(self) -> bool | None:
@@ -169,15 +213,27 @@ class Story:
         return self._rebuild(self.dice.choice(accepted)) if accepted else None
 
     def _rebuild(self, hour: str) -> bool:
-        """The batch layer publishes an hour, which may lack rows that repeat others; then it may be killed."""
+        """The batch layer publishes an hour, which may lack rows that repeat others; then it may be
+        killed."""
         rows = [row for row in self.rows[hour] if self.dice.random() < 0.8]
         state = self.one.state()
         self.revisions[hour] += 1
-        counts = {"good": len(rows), "dead": 0, "duplicate": 0, "gap": 0, "gaps": {}, "speed_rows": 0}
+        counts = {
+            "good": len(rows),
+            "dead": 0,
+            "duplicate": 0,
+            "gap": 0,
+            "gaps": {},
+            "speed_rows": 0,
+        }
         accepted = Accepted(self.revisions[hour], self.cuts[hour])
         built = Rebuilt(hour, accepted, self._stage(rows), (), HourAccount.from_dict(counts), None)
         state = self.one.state()
-        ids = frozenset(row.decision_id for row in state.decisions) if self.dice.random() < 0.5 else frozenset()
+        ids = (
+            frozenset(row.decision_id for row in state.decisions)
+            if self.dice.random() < 0.5
+            else frozenset()
+        )
         if ids:
             self.one.ledger.record_waiting(state)
         publish = replace(plan_publish(state, [built], datetime.now(UTC)), confirmed=Confirmed(ids))
@@ -196,7 +252,8 @@ class Story:
         return True
 
     def fill_late(self) -> bool | None:
-        """A process that computed partials and was paused while an hour was restated and another process filled it."""
+        """A process that computed partials and was paused while an hour was restated and another
+        process filled it."""
         lake, stream = self.one.lake, self.one.stream
         view, state = self.dice.choice(stream.views), self.one.state()
         hours = partial_hours(lake, stream, view, state)
@@ -218,7 +275,9 @@ class Story:
         if not hours:
             return None
         layer = self.dice.choice(("speed", "auto", "auto"))
-        override.serve_hour(Publisher(self.one.lake, self.one.stream), self.dice.choice(hours), layer, "a test")
+        override.serve_hour(
+            Publisher(self.one.lake, self.one.stream), self.dice.choice(hours), layer, "a test"
+        )
         return state is not None
 
     def _stage(self, rows: list[dict[str, Any]]) -> Any:
@@ -233,12 +292,15 @@ def main_rows(one: StreamLake) -> list[dict[str, Any]]:
 
 
 def grouped(one: StreamLake, view: View) -> dict[tuple[Any, ...], dict[str, Any]]:
-    """The view by a GROUP BY of Python's over `main`, and completeness by asking for each window."""
+    """The view by a GROUP BY of Python's over `main`, and completeness by asking for each
+    window."""
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
     width = int(view.window.total_seconds())
     for row in main_rows(one):
         at = row["at"]
-        start = datetime.fromtimestamp(at.timestamp() // width * width, UTC) if at is not None else None
+        start = (
+            datetime.fromtimestamp(at.timestamp() // width * width, UTC) if at is not None else None
+        )
         groups[start, *(row[name] for name in view.group)].append(row)
     state = one.state()
     return {key: aggregated(one.stream, view, state, key, rows) for key, rows in groups.items()}
@@ -277,11 +339,18 @@ def aggregated(
 
 def reader(one: StreamLake) -> Reader:
     stream = one.stream
-    names = (stream.table, stream.dead_letters_table, stream.hours_table, *map(stream.partials_table, stream.views))
+    names = (
+        stream.table,
+        stream.dead_letters_table,
+        stream.hours_table,
+        *map(stream.partials_table, stream.views),
+    )
     return Reader(one.lake, dict.fromkeys(names, stream))
 
 
-def read(one: StreamLake, view: View, selection: Selection = NOW) -> dict[tuple[Any, ...], dict[str, Any]]:
+def read(
+    one: StreamLake, view: View, selection: Selection = NOW
+) -> dict[tuple[Any, ...], dict[str, Any]]:
     with reader(one).query(f"SELECT * FROM {one.stream.view_table(view)}", selection) as answer:
         rows = answer.rows.read_all().to_pylist()
     keyed = {(row["window_start"], *(row[name] for name in view.group)): row for row in rows}
@@ -289,7 +358,9 @@ def read(one: StreamLake, view: View, selection: Selection = NOW) -> dict[tuple[
     return keyed
 
 
-def test_a_view_is_a_group_by_over_main_at_every_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_view_is_a_group_by_over_main_at_every_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # So that hours are forgotten within some steps.
     monkeypatch.setattr(state_module, "REMEMBERED_HOURS", 2)
     monkeypatch.setattr(filling, "_HOURS_A_COMMIT", 2)
@@ -302,8 +373,12 @@ def test_a_view_is_a_group_by_over_main_at_every_moment(tmp_path: Path, monkeypa
         assert read(story.one, view) == grouped(story.one, view), (moment, story.happened)
         hours = partial_hours(story.one.lake, stream, view, story.one.state())
         story.happened["read from partials"] += bool(hours.taken)
-        story.happened["read from partials and rows of accepted hours"] += bool(hours.taken and hours.lacking)
-        story.happened["forgotten hours read from partials"] += bool(hours.taken - story.one.state().accepted.keys())
+        story.happened["read from partials and rows of accepted hours"] += bool(
+            hours.taken and hours.lacking
+        )
+        story.happened["forgotten hours read from partials"] += bool(
+            hours.taken - story.one.state().accepted.keys()
+        )
     # The hazards happened.
     assert min(story.happened.values()) > 0
     assert len(story.happened) == 11
@@ -311,7 +386,9 @@ def test_a_view_is_a_group_by_over_main_at_every_moment(tmp_path: Path, monkeypa
 
 def new_story(folder: Path, **views: Any) -> Story:
     """A lake with three accepted hours that are not filled, and a running one."""
-    story = Story(new_lake(folder, with_views(**(views or {"per_minute": PER_MINUTE}))), random.Random(7))
+    story = Story(
+        new_lake(folder, with_views(**(views or {"per_minute": PER_MINUTE}))), random.Random(7)
+    )
     for _ in range(3):
         story.receive()
         story.seal()
@@ -332,9 +409,13 @@ def test_accepted_hours_are_read_from_partials_and_no_others(tmp_path: Path) -> 
     assert fill(one.lake, one.stream, view) == 3
     hours = {shift(FIRST, n) for n in range(3)}
     assert taken(one) == hours
-    with reader(one).query(f"SELECT sum(events) FROM {one.stream.view_table(view)}", Selection()) as answer:
+    with reader(one).query(
+        f"SELECT sum(events) FROM {one.stream.view_table(view)}", Selection()
+    ) as answer:
         answer.rows.read_all()
-    opened = {planned.name: {p for scan in planned.scans for p in scan.files} for planned in answer.files}
+    opened = {
+        planned.name: {p for scan in planned.scans for p in scan.files} for planned in answer.files
+    }
     by_hour = {name: {f.partition[-1] for f in files} for name, files in opened.items()}
     assert by_hour == {one.stream.partials_table(view): hours, one.name: {shift(FIRST, 3)}}
     assert fill(one.lake, one.stream, view) == 0, "filled again, there is nothing to do"
@@ -342,9 +423,13 @@ def test_accepted_hours_are_read_from_partials_and_no_others(tmp_path: Path) -> 
 
 FILLING = [
     *(step for step in Step if step.label.startswith("view.")),
-    Step.COMMIT_ANSWER_LOST, Step.COMMIT_LANDED,
-    *(pytest.param(step, marks=pytest.mark.full) for step in (Step.COMMIT_PREPARED, Step.COMMIT_REQUEST_LOST)),
-]  # fmt: skip
+    Step.COMMIT_ANSWER_LOST,
+    Step.COMMIT_LANDED,
+    *(
+        pytest.param(step, marks=pytest.mark.full)
+        for step in (Step.COMMIT_PREPARED, Step.COMMIT_REQUEST_LOST)
+    ),
+]
 
 
 def _fill_into(folder: Path, stream: Stream) -> None:
@@ -353,13 +438,16 @@ def _fill_into(folder: Path, stream: Stream) -> None:
 
 
 def fill_into(one: StreamLake, step: Step, number: int) -> None:
-    """Fill in a process of its own, an hour in a commit, which is killed at the step, or lives on as the step says."""
+    """Fill in a process of its own, an hour in a commit, which is killed at the step, or lives on
+    as the step says."""
     code = run_armed(f"{step.label}:{number}", _fill_into, one.folder, one.stream)
     assert code == (-signal.SIGKILL if step.dies else 0)
 
 
 @pytest.mark.parametrize("step", FILLING, ids=lambda step: step.label)
-def test_a_process_killed_anywhere_in_filling_leaves_views_that_are_a_group_by(tmp_path: Path, step: Step) -> None:
+def test_a_process_killed_anywhere_in_filling_leaves_views_that_are_a_group_by(
+    tmp_path: Path, step: Step
+) -> None:
     """Killed in the second of three hours, and twice in one that was restated."""
     story = new_story(tmp_path)
     one, [view] = story.one, story.one.stream.views
@@ -399,17 +487,25 @@ def test_a_changed_definition_is_computed_again(tmp_path: Path) -> None:
             with pytest.raises(Terminal, match="run `anabranch apply events`"):
                 fill(other.lake, other.stream, view)
             apply.evolve(
-                one.lake, one.stream.partials_table(view), apply.Columns(apply.partials_schema(other.stream, view), "")
+                one.lake,
+                one.stream.partials_table(view),
+                apply.Columns(apply.partials_schema(other.stream, view), ""),
             )
         assert fill(other.lake, other.stream, view) == 3
         assert len(taken(other)) == 3
         assert read(other, view) == grouped(other, view)
-    renamed = PER_MINUTE | {"aggregates": {"spent_in_all": "sum(amount)", **PER_MINUTE["aggregates"]}}  # type: ignore[dict-item]
+    renamed = PER_MINUTE | {
+        "aggregates": {"spent_in_all": "sum(amount)", **PER_MINUTE["aggregates"]}
+    }  # type: ignore[dict-item]
     before, after = with_views(per_minute=PER_MINUTE), with_views(per_minute=renamed)
-    assert before.definition(before.views[0]) == after.definition(after.views[0]), "made of the same partials"
+    assert before.definition(before.views[0]) == after.definition(after.views[0]), (
+        "made of the same partials"
+    )
 
 
-def test_a_branch_that_was_set_back_and_restated_again_is_not_taken_for_what_it_was(tmp_path: Path) -> None:
+def test_a_branch_that_was_set_back_and_restated_again_is_not_taken_for_what_it_was(
+    tmp_path: Path,
+) -> None:
     """The second revision 2 of an hour has other rows than the first, and the same number."""
     story = new_story(tmp_path)
     one, [view] = story.one, story.one.stream.views
@@ -460,7 +556,9 @@ def test_several_acceptances_of_a_revision_are_ambiguous() -> None:
 
 
 def test_sums_are_exact_and_an_overflow_is_an_error(tmp_path: Path) -> None:
-    story = new_story(tmp_path, sums={"window": "1 day", "aggregates": {"whole": "sum(n)", "mean": "average(n)"}})
+    story = new_story(
+        tmp_path, sums={"window": "1 day", "aggregates": {"whole": "sum(n)", "mean": "average(n)"}}
+    )
     one, [view] = story.one, story.one.stream.views
     total = sum(row["n"] or 0 for row in main_rows(one))
     assert total > 2**63
@@ -471,10 +569,17 @@ def test_sums_are_exact_and_an_overflow_is_an_error(tmp_path: Path) -> None:
     bounds = EventTime(column="at", past=PAST, future=FUTURE)
     views = {"sums": {"window": "1 day", "aggregates": {"whole": "sum(n)"}}}
     other = new_lake(
-        tmp_path / "wide", new_stream(schema=wide, columns=parse_columns(wide), event_time=bounds, views=views)
+        tmp_path / "wide",
+        new_stream(schema=wide, columns=parse_columns(wide), event_time=bounds, views=views),
     )
     last = Story(other, random.Random(1))
-    values = {"id": "a", "at": start_of(FIRST), "n": Decimal(10**38 - 1), "kafka_partition": 0, "ingest_hour": FIRST}
+    values = {
+        "id": "a",
+        "at": start_of(FIRST),
+        "n": Decimal(10**38 - 1),
+        "kafka_partition": 0,
+        "ingest_hour": FIRST,
+    }
     rows = [values | {"kafka_offset": o, "event_date": start_of(FIRST).date()} for o in range(2)]
     assert other.publish(other.speed(last._stage(rows), {0: 2})) is Outcome.LANDED
     with pytest.raises((ConfigurationError, Terminal), match="Overflow"):
@@ -518,12 +623,16 @@ def test_the_handle_reads_a_view(tmp_path: Path) -> None:
     assert len(view.pandas()) == rows
     assert view.duckdb().aggregate("count(*)").fetchall() == [(rows,)]
     assert view.arrow(where="events > 1000").num_rows == 0
-    with pytest.raises(ConfigurationError, match=r"one of its views \(per_minute\), found 'hourly'"):
+    with pytest.raises(
+        ConfigurationError, match=r"one of its views \(per_minute\), found 'hourly'"
+    ):
         handle.view("hourly")
 
 
 @given(st.data())
-def test_a_window_is_complete_when_every_hour_that_can_contain_its_events_is_accepted(data: st.DataObject) -> None:
+def test_a_window_is_complete_when_every_hour_that_can_contain_its_events_is_accepted(
+    data: st.DataObject,
+) -> None:
     past = timedelta(minutes=data.draw(st.integers(0, 400)))
     future = data.draw(st.none() | st.integers(0, 200).map(lambda m: timedelta(minutes=m)))
     bounds = EventTime(column="at", past=past, future=future)
@@ -555,7 +664,9 @@ def test_merged_sketches_of_parts_equal_a_sketch_of_all() -> None:
 
 
 def test_the_digest_of_files_is_of_their_names_alone() -> None:
-    assert digest_of(["s3://a/x/1.parquet", "s3://a/y/2.parquet"]) == digest_of(["file:///b/2.parquet", "b/1.parquet"])
+    assert digest_of(["s3://a/x/1.parquet", "s3://a/y/2.parquet"]) == digest_of(
+        ["file:///b/2.parquet", "b/1.parquet"]
+    )
     assert digest_of(["1.parquet"]) != digest_of(["1.parquet", "2.parquet"])
 
 
@@ -566,17 +677,41 @@ def test_the_digest_of_files_is_of_their_names_alone() -> None:
         ({"window": "5 minuets"}, "w.window: expected a duration"),
         ({"group": ["town"]}, "views.w: group: expected columns of the schema, found 'town'"),
         ({"group": ["ratio"]}, "views.w: group: expected a column of type .*, found ratio DOUBLE"),
-        ({"group": ["country", "country"]}, "views.w: expected each name once .*, found 'country' twice"),
+        (
+            {"group": ["country", "country"]},
+            "views.w: expected each name once .*, found 'country' twice",
+        ),
         ({"aggregates": {}}, "w.aggregates: expected names with what each is"),
-        ({"aggregates": {"a": "sum(town)"}}, "views.w: aggregates.a: expected a column of the schema, found 'town'"),
-        ({"aggregates": {"a": "sum(country)"}}, "views.w: aggregates.a: expected .*, found country STRING"),
-        ({"aggregates": {"a": "approx_distinct(ratio)"}}, "aggregates.a: expected .*, found ratio DOUBLE"),
-        ({"aggregates": {"a": "median(n)"}}, r"w.aggregates: a: expected count, or one of .*, found 'median\(n\)'"),
+        (
+            {"aggregates": {"a": "sum(town)"}},
+            "views.w: aggregates.a: expected a column of the schema, found 'town'",
+        ),
+        (
+            {"aggregates": {"a": "sum(country)"}},
+            "views.w: aggregates.a: expected .*, found country STRING",
+        ),
+        (
+            {"aggregates": {"a": "approx_distinct(ratio)"}},
+            "aggregates.a: expected .*, found ratio DOUBLE",
+        ),
+        (
+            {"aggregates": {"a": "median(n)"}},
+            r"w.aggregates: a: expected count, or one of .*, found 'median\(n\)'",
+        ),
         ({"aggregates": {"a": "sum"}}, "w.aggregates: a: expected count, or one of"),
-        ({"aggregates": {"late": "count"}}, "views.w: expected each name once .*, found 'late' twice"),
-        ({"aggregates": {"Country": "count"}, "group": "country"}, "views.w: expected each name once"),
+        (
+            {"aggregates": {"late": "count"}},
+            "views.w: expected each name once .*, found 'late' twice",
+        ),
+        (
+            {"aggregates": {"Country": "count"}, "group": "country"},
+            "views.w: expected each name once",
+        ),
         ({"aggregates": {"a-b": "count"}}, "w.aggregates: a-b: expected a name of letters"),
-        ({"every": "1 hour"}, "w.every: unknown key .every., expected one of aggregates, group, late_after, window"),
+        (
+            {"every": "1 hour"},
+            "w.every: unknown key .every., expected one of aggregates, group, late_after, window",
+        ),
     ],
 )
 def test_a_mistake_in_a_view_is_reported(changes: dict[str, Any], message: str) -> None:
@@ -591,7 +726,9 @@ def test_a_view_needs_an_event_time_and_a_name_of_its_own() -> None:
     for name in ("hours", "egress", "dead_letters", "w_partials"):
         with pytest.raises(ValueError, match=f"views.{name}: expected a name other than"):
             with_views(**{name: view})
-    with pytest.raises(ValueError, match=r"views: expected each name once \(case does not count\), found 'w' twice"):
+    with pytest.raises(
+        ValueError, match=r"views: expected each name once \(case does not count\), found 'w' twice"
+    ):
         with_views(w=view, W=view)
     stream = with_views(w=view)
     assert (stream.view_table(stream.views[0]), stream.partials_table(stream.views[0])) == (
@@ -604,7 +741,9 @@ def test_maintenance_keeps_files_of_views_and_removes_unreferenced_ones(tmp_path
     one = new_story(tmp_path).one
     [view] = one.stream.views
     hours = partial_hours(one.lake, one.stream, view, one.state())
-    never_named = write_files(hours.partials, compute(one.stream, view, one.state(), hours, hours.lacking), {})
+    never_named = write_files(
+        hours.partials, compute(one.stream, view, one.state(), hours, hours.lacking), {}
+    )
     fill(one.lake, one.stream, view)
     before = read(one, view)
     done = maintain(job(one), datetime.now(UTC) + timedelta(days=4))
@@ -643,14 +782,22 @@ def test_a_filler_that_waited_over_orphan_removal_is_refused(tmp_path: Path) -> 
 def test_the_command_prints_the_progress_of_views_and_fills_them(tmp_path: Path) -> None:
     one = new_story(tmp_path).one
     (tmp_path / "streams").mkdir()
-    catalog = {"name": "lake", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/warehouse"}
+    catalog = {
+        "name": "lake",
+        "uri": f"sqlite:///{tmp_path}/catalog.db",
+        "warehouse": f"file://{tmp_path}/warehouse",
+    }
     (tmp_path / "anabranch.yaml").write_text(
         yaml.safe_dump({"kafka": {"bootstrap_servers": "127.0.0.1:1"}, "catalog": catalog})
     )
     stream = {
-        "topic": "events", "table": one.name, "key": "id", "schema": DDL, "views": {"per_minute": PER_MINUTE},
+        "topic": "events",
+        "table": one.name,
+        "key": "id",
+        "schema": DDL,
+        "views": {"per_minute": PER_MINUTE},
         "event_time": {"column": "at", "past": "2 hours", "future": "30 minutes"},
-    }  # fmt: skip
+    }
     (tmp_path / "streams" / "events.yaml").write_text(yaml.safe_dump(stream))
 
     def ask(*arguments: str) -> str:
@@ -660,27 +807,41 @@ def test_the_command_prints_the_progress_of_views_and_fills_them(tmp_path: Path)
 
     [found] = json.loads(ask("views", "events", "--output", "json"))["views"]
     hours = [shift(FIRST, n) for n in range(3)]
-    assert found == {"view": "per_minute", "table": "games.events_per_minute", "filled": 0, "lacking": hours}
+    assert found == {
+        "view": "per_minute",
+        "table": "games.events_per_minute",
+        "filled": 0,
+        "lacking": hours,
+    }
     assert "games.events_per_minute" in ask("views", "events")
     [found] = json.loads(ask("views", "events", "--fill", "--output", "json"))["views"]
     assert (found["filled"], found["lacking"]) == (3, [])
 
     shown = {row["name"] for row in json.loads(ask("query", "SHOW TABLES", "--output", "json"))}
-    assert {f"games.{name}" for name in ("events", "events_hours", "events_dead_letters", "events_per_minute")} == shown
+    assert {
+        f"games.{name}"
+        for name in ("events", "events_hours", "events_dead_letters", "events_per_minute")
+    } == shown
     listed = json.loads(ask("query", "SHOW ALL TABLES", "--output", "json"))
     [columns] = [row["column_names"] for row in listed if row["name"] == "events_per_minute"]
     assert "window_start" in columns and "events" in columns
     assert not any("partials" in row["name"] for row in listed)
-    missing = CliRunner().invoke(main, ["query", "SELECT * FROM games.nothing", "--conf", str(tmp_path)])
+    missing = CliRunner().invoke(
+        main, ["query", "SELECT * FROM games.nothing", "--conf", str(tmp_path)]
+    )
     assert "games.events_per_minute" in missing.output and "partials" not in missing.output
     [counted] = json.loads(
-        ask("query", f"SELECT count(*) AS n FROM {one.name}_per_minute_partials", "--output", "json")
+        ask(
+            "query", f"SELECT count(*) AS n FROM {one.name}_per_minute_partials", "--output", "json"
+        )
     )
     assert counted["n"] > 0
     sql = "SELECT sum(events)::INT AS n FROM games.events_per_minute"
     assert json.loads(ask("query", sql, "--output", "json")) == [{"n": len(main_rows(one))}]
     assert one.name in ask("query", sql, "--provenance")
     assert "games.events_per_minute_partials" in ask("query", sql, "--explain")
-    refused = CliRunner().invoke(main, ["query", sql, "--revision", "1", "--hour", FIRST, "--conf", str(tmp_path)])
+    refused = CliRunner().invoke(
+        main, ["query", sql, "--revision", "1", "--hour", FIRST, "--conf", str(tmp_path)]
+    )
     assert refused.exit_code == 2
     assert "whose rows alone are kept by revision" in refused.output

@@ -1,4 +1,5 @@
-"""The password of WebHDFS goes to the host that the configuration names, and to no other that an answer names."""
+"""The password of WebHDFS goes to the host that the configuration names, and to no other that an
+answer names."""
 
 from __future__ import annotations
 
@@ -67,9 +68,13 @@ def test_a_redirect_gets_the_password_on_the_same_host_alone(
 
 
 def test_a_redirect_out_of_https_is_refused() -> None:
-    hdfs = WebHdfs(Hdfs(url="https://namenode.example.com:9871", user="u", password=SecretStr("hunter2")))
+    hdfs = WebHdfs(
+        Hdfs(url="https://namenode.example.com:9871", user="u", password=SecretStr("hunter2"))
+    )
     with (
         closing(hdfs),
-        pytest.raises(ConfigurationError, match="expected a redirect within https, found one to http://"),
+        pytest.raises(
+            ConfigurationError, match="expected a redirect within https, found one to http://"
+        ),
     ):
         hdfs._request("GET", "http://datanode.example.com:9864/x", "read hdfs:///a")

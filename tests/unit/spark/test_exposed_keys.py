@@ -13,7 +13,11 @@ def settings(**conf: str) -> dict[str, str]:
         Environment.model_validate(
             {
                 "kafka": {"bootstrap_servers": "127.0.0.1:9092"},
-                "catalog": {"name": "lake", "uri": "postgresql+psycopg2://u:p@h/db", "warehouse": "s3://b/w"},
+                "catalog": {
+                    "name": "lake",
+                    "uri": "postgresql+psycopg2://u:p@h/db",
+                    "warehouse": "s3://b/w",
+                },
                 "s3": {"access_key": "known", "secret_key": "hidden"},
                 "spark": {"conf": conf},
             }
@@ -21,7 +25,9 @@ def settings(**conf: str) -> dict[str, str]:
     )
 
 
-@pytest.mark.parametrize("master", ["spark://host:7077", "yarn", "k8s://https://host:6443", "local-cluster[2,1,1024]"])
+@pytest.mark.parametrize(
+    "master", ["spark://host:7077", "yarn", "k8s://https://host:6443", "local-cluster[2,1,1024]"]
+)
 def test_secrets_of_the_catalog_reach_executors_of_a_cluster_in_clear(master: str) -> None:
     assert exposed_keys(master, settings()) == (
         "spark.sql.catalog.lake.jdbc.password",
@@ -31,7 +37,12 @@ def test_secrets_of_the_catalog_reach_executors_of_a_cluster_in_clear(master: st
 
 
 @pytest.mark.parametrize(
-    "key", ["spark.network.crypto.enabled", "spark.ssl.rpc.enabled", "spark.authenticate.enableSaslEncryption"]
+    "key",
+    [
+        "spark.network.crypto.enabled",
+        "spark.ssl.rpc.enabled",
+        "spark.authenticate.enableSaslEncryption",
+    ],
 )
 def test_each_encryption_of_spark_covers_them(key: str) -> None:
     assert exposed_keys("yarn", settings(**{key: "true"})) == ()

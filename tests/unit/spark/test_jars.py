@@ -24,7 +24,9 @@ def _folder(root: Path, **content: bytes) -> Path:
 
 
 def _sums(file: Path, **content: bytes) -> Path:
-    lines = [f"{hashlib.sha256(d).hexdigest()}  {n.replace('__', '/')}.jar\n" for n, d in content.items()]
+    lines = [
+        f"{hashlib.sha256(d).hexdigest()}  {n.replace('__', '/')}.jar\n" for n, d in content.items()
+    ]
     file.write_text("# comment\n\n" + "".join(lines))
     return file
 
@@ -39,7 +41,9 @@ def test_every_direct_dependency_of_ivy_xml_has_a_checksum_in_its_conf() -> None
 
 
 def test_every_conf_has_jars() -> None:
-    assert {name.partition("/")[0] for name in jars.read_sums(CONF / "jars.sha256")} == set(jars.CONFS)
+    assert {name.partition("/")[0] for name in jars.read_sums(CONF / "jars.sha256")} == set(
+        jars.CONFS
+    )
 
 
 def test_verify_accepts_exactly_the_listed_jars(tmp_path: Path) -> None:
@@ -66,10 +70,14 @@ def test_verify_names_the_jar_the_expected_hash_and_the_remedy(
 
 
 def test_differences_state_both_values() -> None:
-    assert jars.differences({"s3/a.jar": "1"}, {"s3/a.jar": "2"}) == ["s3/a.jar: expected sha256 1, found 2"]
+    assert jars.differences({"s3/a.jar": "1"}, {"s3/a.jar": "2"}) == [
+        "s3/a.jar: expected sha256 1, found 2"
+    ]
 
 
-@pytest.mark.parametrize("line", ["abc  spark/a.jar", "0" * 64 + " spark/a.jar", "0" * 64 + "  other/a.jar"])
+@pytest.mark.parametrize(
+    "line", ["abc  spark/a.jar", "0" * 64 + " spark/a.jar", "0" * 64 + "  other/a.jar"]
+)
 def test_a_line_that_is_no_checksum_is_named(tmp_path: Path, line: str) -> None:
     (tmp_path / "sums").write_text(f"# comment\n{line}\n")
     with pytest.raises(Terminal, match="line 2"):
@@ -109,20 +117,26 @@ def test_java_versions_are_understood(output: str, major: int | None) -> None:
     assert parse_major(output) == major
 
 
-def test_a_java_that_is_too_old_is_refused_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_java_that_is_too_old_is_refused_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("JAVA_HOME", str(_fake_java(tmp_path / "jdk", 'openjdk version "11.0.2"')))
     with pytest.raises(Terminal, match=r"is Java 11; expected 17 or newer.*openjdk-17"):
         require_java()
 
 
-def test_a_missing_java_is_reported_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_java_is_reported_in_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(Terminal, match=r"No Java found.*Install a Java runtime 17"):
         require_java()
 
 
-def test_a_java_home_that_leads_nowhere_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_java_home_that_leads_nowhere_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "gone"))
     with pytest.raises(Terminal, match=r"JAVA_HOME is .*gone, but"):
         require_java()

@@ -19,7 +19,9 @@ def environment(master: str, **conf: str) -> Environment:
     return Environment(
         kafka=Kafka(bootstrap_servers="127.0.0.1:1"),
         catalog=Catalog(name="lake", uri="sqlite:///x.db", warehouse="s3://b/w"),
-        spark=Spark(master=master, conf={key.replace("_", "."): value for key, value in conf.items()}),
+        spark=Spark(
+            master=master, conf={key.replace("_", "."): value for key, value in conf.items()}
+        ),
     )
 
 
@@ -38,7 +40,9 @@ def test_on_this_machine_the_jars_are_used_where_they_lie(master: str) -> None:
     assert command[-3:] == [str(CONF.parent / "speed_layer" / "job.py"), "--stream", "s"]
 
 
-@pytest.mark.parametrize("master", ["spark://h:7077", "yarn", "k8s://https://h:443", "local-cluster[1,1,1024]"])
+@pytest.mark.parametrize(
+    "master", ["spark://h:7077", "yarn", "k8s://https://h:443", "local-cluster[1,1,1024]"]
+)
 def test_a_cluster_is_sent_the_jars_and_no_code_of_ours(master: str) -> None:
     command, process = submit.submit_command(environment(master), "batch_layer", [])
     assert after(command, "--master") == [master]
@@ -51,7 +55,9 @@ def test_configured_options_of_java_win() -> None:
     one = environment("local[2]", spark_driver_extraJavaOptions="-XX:TieredStopAtLevel=4")
     command, _ = submit.submit_command(one, "batch_layer", [], "-XX:TieredStopAtLevel=1")
     # Java takes the last of two values.
-    levels = [o for o in after(command, "--driver-java-options")[0].split() if "TieredStopAtLevel" in o]
+    levels = [
+        o for o in after(command, "--driver-java-options")[0].split() if "TieredStopAtLevel" in o
+    ]
     assert levels == ["-XX:TieredStopAtLevel=1", "-XX:TieredStopAtLevel=4"]
 
 
@@ -63,13 +69,21 @@ def test_the_python_of_executors_is_not_the_drivers() -> None:
 
 
 def test_a_driver_elsewhere_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"expected no spark\.submit.deployMode, or client, found cluster"):
-        submit.submit_command(environment("yarn", spark_submit_deployMode="cluster"), "speed_layer", [])
+    with pytest.raises(
+        ConfigurationError, match=r"expected no spark\.submit.deployMode, or client, found cluster"
+    ):
+        submit.submit_command(
+            environment("yarn", spark_submit_deployMode="cluster"), "speed_layer", []
+        )
 
 
-def test_the_environment_or_the_command_line_names_another_master(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_or_the_command_line_names_another_master(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     seen: list[str] = []
-    monkeypatch.setattr(submit, "submit", lambda environment, *_: seen.append(environment.spark.master))
+    monkeypatch.setattr(
+        submit, "submit", lambda environment, *_: seen.append(environment.spark.master)
+    )
     submit.submit_streams("speed_layer", ["game_events"], None, str(CONF), "text", [])
     monkeypatch.setenv("ANABRANCH_SPARK_MASTER", "spark://h:7077")
     assert load_environment(CONF).spark.master == "spark://h:7077"
@@ -79,7 +93,8 @@ def test_the_environment_or_the_command_line_names_another_master(monkeypatch: p
 
 
 def test_a_jobs_log_and_later_output_of_a_script_are_both_in_its_file(tmp_path: Path) -> None:
-    """As `script > log 2>&1` has it: one open file for the script and all that it runs, which no one appends to."""
+    """As `script > log 2>&1` has it: one open file for the script and all that it runs, which no
+    one appends to."""
     log = tmp_path / "log"
     job = f"open({str(log)!r}, 'a').write('a line of the job\\n')"
     code = (

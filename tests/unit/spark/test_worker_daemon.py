@@ -1,4 +1,5 @@
-"""The process that Python workers are forked from leaves Spark's archives out of its path, and nothing else."""
+"""The process that Python workers are forked from leaves Spark's archives out of its path, and
+nothing else."""
 
 from __future__ import annotations
 
@@ -12,47 +13,74 @@ import pytest
 from anabranch.spark.worker_daemon import forget_archives
 
 
-def test_sparks_archives_are_forgotten_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sparks_archives_are_forgotten_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     spark = tmp_path / "spark" / "python" / "lib"
     spark.mkdir(parents=True)
     (tmp_path / "pyspark").mkdir()
     jar = tmp_path / "spark" / "jars" / "spark-core_2.13-4.1.3.jar"
     jar.parent.mkdir()
-    for path in (spark / "pyspark.zip", spark / "py4j-0.10.9.9-src.zip", jar, tmp_path / "jobs.zip"):
+    for path in (
+        spark / "pyspark.zip",
+        spark / "py4j-0.10.9.9-src.zip",
+        jar,
+        tmp_path / "jobs.zip",
+    ):
         with zipfile.ZipFile(path, "w") as archive:
             archive.writestr(f"{path.stem.replace('.', '_').replace('-', '_')}.py", "")
     gone = [str(spark / "pyspark.zip"), str(spark / "py4j-0.10.9.9-src.zip"), str(jar)]
     # A user's archive, folders with Spark's names, the folder that the archives lie in.
-    kept = ["", str(tmp_path / "jobs.zip"), str(tmp_path / "pyspark"), str(spark), str(tmp_path / "py4j.zip.d")]
+    kept = [
+        "",
+        str(tmp_path / "jobs.zip"),
+        str(tmp_path / "pyspark"),
+        str(spark),
+        str(tmp_path / "py4j.zip.d"),
+    ]
     monkeypatch.setattr(sys, "path", [kept[0], gone[0], *kept[1:3], *gone[1:], *kept[3:]])
     found = {path: zipimport.zipimporter(path) for path in (*gone, kept[1])}
     cached = {
-        **found, f"{gone[0]}/pyspark": None, f"{gone[0]}/pyspark/sql": None, str(spark): None, kept[2]: None,
+        **found,
+        f"{gone[0]}/pyspark": None,
+        f"{gone[0]}/pyspark/sql": None,
+        str(spark): None,
+        kept[2]: None,
         f"{kept[1]}/package": None,
-    }  # fmt: skip
+    }
     monkeypatch.setattr(sys, "path_importer_cache", dict(cached))
     forget_archives()
     assert sys.path == kept
     assert sys.path_importer_cache == {
         path: finder for path, finder in cached.items() if not path.startswith(tuple(gone))
     }
-    assert set(cached) - set(sys.path_importer_cache) == {*gone, f"{gone[0]}/pyspark", f"{gone[0]}/pyspark/sql"}
+    assert set(cached) - set(sys.path_importer_cache) == {
+        *gone,
+        f"{gone[0]}/pyspark",
+        f"{gone[0]}/pyspark/sql",
+    }
     # A second time there is nothing to forget.
     forget_archives()
     assert sys.path == kept
 
 
-def test_an_archive_whose_name_begins_as_sparks_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_archive_whose_name_begins_as_sparks_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     archive, beside = f"{tmp_path}/pyspark.zip", f"{tmp_path}/pyspark.zip.unpacked"
     monkeypatch.setattr(sys, "path", [archive, beside])
-    monkeypatch.setattr(sys, "path_importer_cache", {archive: None, beside: None, f"{beside}/a": None})
+    monkeypatch.setattr(
+        sys, "path_importer_cache", {archive: None, beside: None, f"{beside}/a": None}
+    )
     forget_archives()
     assert sys.path == [beside]
     assert set(sys.path_importer_cache) == {beside, f"{beside}/a"}
 
 
 def test_imported_modules_stay_importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [*sys.path, "/nowhere/pyspark.zip", "/nowhere/py4j-0.10.9.9-src.zip"])
+    monkeypatch.setattr(
+        sys, "path", [*sys.path, "/nowhere/pyspark.zip", "/nowhere/py4j-0.10.9.9-src.zip"]
+    )
     forget_archives()
     import importlib.util
 

@@ -26,13 +26,24 @@ def test_workers_are_used_if_every_executor_has_the_drivers_versions() -> None:
             {"host": "b", "missing": "No module named 'pyarrow'"},
             "executor on b: expected our packages, found No module",
         ),
-        ({"host": "b", **OURS, "pyarrow": "24.0.0"}, "executor on b: expected pyarrow 25.0.1, found 24.0.0"),
-        ({"host": "b", **OURS, "anabranch": "def"}, "executor on b: expected anabranch abc, found def"),
-        ({"host": "b", "python": "3.12", "pyarrow": "25.0.1"}, "executor on b: expected anabranch abc, found none"),
+        (
+            {"host": "b", **OURS, "pyarrow": "24.0.0"},
+            "executor on b: expected pyarrow 25.0.1, found 24.0.0",
+        ),
+        (
+            {"host": "b", **OURS, "anabranch": "def"},
+            "executor on b: expected anabranch abc, found def",
+        ),
+        (
+            {"host": "b", "python": "3.12", "pyarrow": "25.0.1"},
+            "executor on b: expected anabranch abc, found none",
+        ),
     ],
     ids=["missing", "another version", "other code", "no code"],
 )
-def test_one_executor_that_differs_leaves_all_records_to_spark(report: Mapping[str, str], reason: str) -> None:
+def test_one_executor_that_differs_leaves_all_records_to_spark(
+    report: Mapping[str, str], reason: str
+) -> None:
     assert (reason_for_spark(OURS, [{"host": "a", **OURS}, report]) or "").startswith(reason)
 
 
@@ -45,7 +56,11 @@ def test_one_executor_that_differs_leaves_all_records_to_spark(report: Mapping[s
             True,
         ),
         ("org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)", True),
-        ("KafkaException: Timeout\n at org.apache.spark.api.python.BasePythonRunner$ReaderInputStream.read", False),
+        (
+            "KafkaException: Timeout\n at "
+            "org.apache.spark.api.python.BasePythonRunner$ReaderInputStream.read",
+            False,
+        ),
         ("ExecutorLostFailure (executor 1 exited)", False),
     ],
 )

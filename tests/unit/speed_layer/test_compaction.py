@@ -1,4 +1,5 @@
-"""The roll-up of small files: what becomes one file, that the one holds the same rows, and when it is committed."""
+"""The roll-up of small files: what becomes one file, that the one holds the same rows, and when it
+is committed."""
 
 from __future__ import annotations
 
@@ -38,7 +39,13 @@ from anabranch.protocol.state import Accepted
 from speed_layer import compaction
 from speed_layer import compaction_plan as planning
 from speed_layer.compaction import PASS_AFTER, Compaction
-from speed_layer.compaction_plan import has_ended, is_stale, plan_compaction, plan_replacement, should_wait
+from speed_layer.compaction_plan import (
+    has_ended,
+    is_stale,
+    plan_compaction,
+    plan_replacement,
+    should_wait,
+)
 
 NEXT = shift(FIRST, 1)
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
@@ -70,25 +77,34 @@ class Small:
         return self.record_count * self.bytes_a_row
 
 
-def plan(files: list[Small], has_ended: bool = False, apart: dict[str, str] | None = None) -> list[tuple[Small, ...]]:
+def plan(
+    files: list[Small], has_ended: bool = False, apart: dict[str, str] | None = None
+) -> list[tuple[Small, ...]]:
     return [*plan_compaction(files, has_ended, apart)]  # type: ignore[arg-type, list-item]
 
 
-def step(files: list[Small], has_ended: bool, written: Counter[str], whence: dict[str, list[str]]) -> list[Small]:
-    """The files after one step. `whence`: which first files a file was made of; `written`: how often each of those."""
+def step(
+    files: list[Small], has_ended: bool, written: Counter[str], whence: dict[str, list[str]]
+) -> list[Small]:
+    """The files after one step. `whence`: which first files a file was made of; `written`: how
+    often each of those."""
     for group in plan(files, has_ended):
         name = new_id()
         whence[name] = [first for f in group for first in whence.get(f.file_path, [f.file_path])]
         written.update(whence[name])
         gone = {f.file_path for f in group}
         files = [f for f in files if f.file_path not in gone]
-        files.append(replace(group[0], file_path=name, record_count=sum(f.record_count for f in group)))
+        files.append(
+            replace(group[0], file_path=name, record_count=sum(f.record_count for f in group))
+        )
     return files
 
 
 @pytest.mark.parametrize(("dates", "each"), [(1, 12), (3, 4)])
 @pytest.mark.parametrize("rows", [3, 800])
-def test_a_reader_of_the_running_hour_opens_at_most_a_hundred_files(dates: int, each: int, rows: int) -> None:
+def test_a_reader_of_the_running_hour_opens_at_most_a_hundred_files(
+    dates: int, each: int, rows: int
+) -> None:
     files: list[Small] = []
     written: Counter[str] = Counter()
     whence: dict[str, list[str]] = {}
@@ -102,11 +118,15 @@ def test_a_reader_of_the_running_hour_opens_at_most_a_hundred_files(dates: int, 
         if new >= PASS_AFTER:
             files, new = step(files, False, written, whence), 0
     assert most <= 100 - dates * each, "a look takes a micro-batch to be committed"
-    assert max(written.values()) <= math.log(sum(f.record_count for f in files), planning._GROWTH_OF_MANY)
+    assert max(written.values()) <= math.log(
+        sum(f.record_count for f in files), planning._GROWTH_OF_MANY
+    )
     while len(after := step(files, True, written, whence)) < len(files):
         files = after
     size = sum(f.file_size_in_bytes for f in files)
-    assert len(files) <= dates + size // (planning._TARGET_BYTES // 2), "an ended hour is left in few files"
+    assert len(files) <= dates + size // (planning._TARGET_BYTES // 2), (
+        "an ended hour is left in few files"
+    )
 
 
 @given(
@@ -121,11 +141,14 @@ def test_each_file_is_in_one_group_of_one_kind_that_is_not_too_large(
     chance = random.Random(seed)
     files = [
         Small(
-            str(i), n, (date(2026, 11, chance.choice([20, 21])), FIRST), spec_id=chance.choice([0, 0, 1]),
+            str(i),
+            n,
+            (date(2026, 11, chance.choice([20, 21])), FIRST),
+            spec_id=chance.choice([0, 0, 1]),
             column_sizes=chance.choice([{1: 1}, {1: 1}, {1: 1, 2: 1}]),
         )
         for i, n in enumerate(rows)
-    ]  # fmt: skip
+    ]
     apart = {str(i): "other" for i in range(0, len(rows), 7)}
     groups = plan(files, has_ended, apart)
     taken = [f.file_path for group in groups for f in group]
@@ -133,7 +156,9 @@ def test_each_file_is_in_one_group_of_one_kind_that_is_not_too_large(
     assert sum(map(len, groups)) <= 128
     for group in groups:
         assert len(group) > 1
-        kinds = {(f.partition, f.spec_id, tuple(f.column_sizes), apart.get(f.file_path)) for f in group}
+        kinds = {
+            (f.partition, f.spec_id, tuple(f.column_sizes), apart.get(f.file_path)) for f in group
+        }
         assert len(kinds) == 1
         assert all(f.file_size_in_bytes < 64 * MB for f in group)
         assert sum(f.file_size_in_bytes for f in group) <= 128 * MB
@@ -149,7 +174,10 @@ def test_a_running_hour_has_a_few_files_of_each_size(rows: list[int], many: bool
     left = [f for f in files if f.file_path not in gone]
     for group in groups:
         together = sum(f.record_count for f in group)
-        assert all(planning._size_class(together, growth) > planning._size_class(f.record_count, growth) for f in group)
+        assert all(
+            planning._size_class(together, growth) > planning._size_class(f.record_count, growth)
+            for f in group
+        )
     by_size = Counter(planning._size_class(f.record_count, growth) for f in left)
     assert all(count < growth for count in by_size.values())
 
@@ -170,9 +198,10 @@ def test_an_hour_that_an_older_version_left_is_done_in_few_steps() -> None:
 
 
 ALL_TYPES = (
-    "id STRING NOT NULL, small DECIMAL(9,2), mid DECIMAL(18,3), large DECIMAL(38,4), at TIMESTAMP, day DATE, "
-    "raw BINARY, f FLOAT, d DOUBLE, yes BOOLEAN, i INT, l BIGINT, list ARRAY<DOUBLE>, "
-    "map MAP<STRING, STRUCT<x: FLOAT, y: ARRAY<BINARY>>>, deep STRUCT<a: STRUCT<b: DOUBLE>, c: ARRAY<ARRAY<INT>>>"
+    "id STRING NOT NULL, small DECIMAL(9,2), mid DECIMAL(18,3), large DECIMAL(38,4), at "
+    "TIMESTAMP, day DATE, raw BINARY, f FLOAT, d DOUBLE, yes BOOLEAN, i INT, l BIGINT, list "
+    "ARRAY<DOUBLE>, map MAP<STRING, STRUCT<x: FLOAT, y: ARRAY<BINARY>>>, deep STRUCT<a: STRUCT<b: "
+    "DOUBLE>, c: ARRAY<ARRAY<INT>>>"
 )
 
 
@@ -180,15 +209,31 @@ def value(i: int) -> dict[str, Any]:
     """A row of all types, with what compares badly: NaN, the negative zero, nulls, empty lists."""
     double = [math.nan, -0.0, 0.0, 1.5, None][i % 5]
     return {
-        "id": f"{i}", "small": Decimal(i).scaleb(-2), "mid": Decimal(-i).scaleb(-3), "large": Decimal(10**20 + i),
-        "at": datetime(2026, 11, 21, 1, 2, 3, i, tzinfo=UTC), "day": date(2026, 11, 1), "raw": bytes([i % 256, 0]),
-        "f": double, "d": double, "yes": i % 3 == 0 if i % 4 else None, "i": i, "l": -(2**40) * i,
+        "id": f"{i}",
+        "small": Decimal(i).scaleb(-2),
+        "mid": Decimal(-i).scaleb(-3),
+        "large": Decimal(10**20 + i),
+        "at": datetime(2026, 11, 21, 1, 2, 3, i, tzinfo=UTC),
+        "day": date(2026, 11, 1),
+        "raw": bytes([i % 256, 0]),
+        "f": double,
+        "d": double,
+        "yes": i % 3 == 0 if i % 4 else None,
+        "i": i,
+        "l": -(2**40) * i,
         "list": [double, None, 2.0][: i % 4] if i % 6 else None,
-        "map": [(f"k{j}", {"x": double, "y": [b"z", None]} if j % 2 else None) for j in range(i % 3)],
-        "deep": {"a": {"b": double} if i % 2 else None, "c": [[1, None], [], None][: i % 4]} if i % 7 else None,
-        "kafka_partition": 0, "kafka_offset": i, "kafka_timestamp": None, "ingest_hour": FIRST,
+        "map": [
+            (f"k{j}", {"x": double, "y": [b"z", None]} if j % 2 else None) for j in range(i % 3)
+        ],
+        "deep": {"a": {"b": double} if i % 2 else None, "c": [[1, None], [], None][: i % 4]}
+        if i % 7
+        else None,
+        "kafka_partition": 0,
+        "kafka_offset": i,
+        "kafka_timestamp": None,
+        "ingest_hour": FIRST,
         "event_date": date(2026, 11, 21),
-    }  # fmt: skip
+    }
 
 
 def of_all_types(lake: StreamLake) -> tuple[str, tuple[DataFile, ...]]:
@@ -207,7 +252,9 @@ def read(lake: StreamLake, table: Any, data_file: DataFile) -> pq.ParquetFile:
     return rewriting.opened(table, data_file)
 
 
-def test_one_file_holds_the_rows_of_many_in_every_type_and_is_described_as_they_are(lake: StreamLake) -> None:
+def test_one_file_holds_the_rows_of_many_in_every_type_and_is_described_as_they_are(
+    lake: StreamLake,
+) -> None:
     name, files = of_all_types(lake)
     table = lake.lake.load(name)
     assert sort_out(table, files).same_schema == files
@@ -218,7 +265,9 @@ def test_one_file_holds_the_rows_of_many_in_every_type_and_is_described_as_they_
     assert schema_text(read(lake, table, made)) == schema_text(read(lake, table, files[0]))
     assert (made.partition, made.spec_id) == (files[0].partition, files[0].spec_id)
     for counts in ("value_counts", "null_value_counts"):
-        expected = {id: sum(getattr(f, counts)[id] for f in files) for id in getattr(files[0], counts)}
+        expected = {
+            id: sum(getattr(f, counts)[id] for f in files) for id in getattr(files[0], counts)
+        }
         assert getattr(made, counts) == expected
     assert made.column_sizes.keys() == files[0].column_sizes.keys()
     offset = table.schema().find_field("kafka_offset").field_id
@@ -237,10 +286,13 @@ def test_values_are_compared_bit_by_bit(lake: StreamLake, changed: str) -> None:
     # The eleventh row has the negative zero.
     values[11] |= {
         changed: {
-            "d": 0.0, "f": None, "list": [0.0, None, 2.0], "map": [("k0", None), ("k1", {"x": 0.0, "y": [b"z", None]})],
+            "d": 0.0,
+            "f": None,
+            "list": [0.0, None, 2.0],
+            "map": [("k0", None), ("k1", {"x": 0.0, "y": [b"z", None]})],
             "deep": {"a": {"b": 0.0}, "c": [[1, None], [], None]},
         }[changed]
-    }  # fmt: skip
+    }
     other = pa.Table.from_pylist(values, schema=rows.schema)
     assert not is_same(rows.to_batches(), other.to_batches())
 
@@ -294,7 +346,9 @@ def written(rolling: Compaction) -> None:
     assert rolling._waiting
 
 
-def test_many_micro_batches_leave_few_files_and_nothing_else_changes(lake: StreamLake, rolling: Compaction) -> None:
+def test_many_micro_batches_leave_few_files_and_nothing_else_changes(
+    lake: StreamLake, rolling: Compaction
+) -> None:
     most = 0
     for _ in range(5):
         publish(lake, 10)
@@ -318,11 +372,16 @@ def test_many_micro_batches_leave_few_files_and_nothing_else_changes(lake: Strea
     assert state.is_merged
 
 
-def test_an_hour_that_has_ended_and_waits_is_left_in_one_file(lake: StreamLake, rolling: Compaction) -> None:
+def test_an_hour_that_has_ended_and_waits_is_left_in_one_file(
+    lake: StreamLake, rolling: Compaction
+) -> None:
     publish(lake, 5)
     state = lake.state()
     sealed = replace(state.timeline, open=NEXT, start={0: 5}, sealed={FIRST: Cut("t", {0: (0, 5)})})
-    assert lake.publish(lake.speed(lake.stage([(NEXT, 0, 5)]), {0: 6}, timeline=sealed)) is Outcome.LANDED
+    assert (
+        lake.publish(lake.speed(lake.stage([(NEXT, 0, 5)]), {0: 6}, timeline=sealed))
+        is Outcome.LANDED
+    )
     assert has_ended(lake.state(), FIRST)
     assert not has_ended(lake.state(), NEXT)
     rolling.finish()
@@ -335,7 +394,10 @@ def test_an_hour_accepted_meanwhile_is_not_rolled_up(lake: StreamLake, rolling: 
     written(rolling)
     assert stored(lake)
     accepted = lake.stage([(FIRST, 0, i) for i in range(10)])
-    assert lake.publish(lake.accept(accepted, FIRST, Accepted(1, Cut("t", {0: (0, 10)})))) is Outcome.LANDED
+    assert (
+        lake.publish(lake.accept(accepted, FIRST, Accepted(1, Cut("t", {0: (0, 10)}))))
+        is Outcome.LANDED
+    )
     rolling.published(0)
     assert not stored(lake), "no commit knows of it"
     assert files(lake) == {accepted.files[0].file_path}
@@ -378,7 +440,11 @@ def test_a_compaction_refused_by_a_moved_head_is_committed_later(
 @pytest.mark.parametrize("lands", [True, False])
 @pytest.mark.parametrize("is_found", [True, False])
 def test_a_file_of_a_requested_commit_is_never_deleted(
-    lake: StreamLake, rolling: Compaction, monkeypatch: pytest.MonkeyPatch, lands: bool, is_found: bool
+    lake: StreamLake,
+    rolling: Compaction,
+    monkeypatch: pytest.MonkeyPatch,
+    lands: bool,
+    is_found: bool,
 ) -> None:
     publish(lake, 10)
     written(rolling)
@@ -411,7 +477,9 @@ def test_rows_that_are_not_read_back_are_not_published(
     publish(lake, 10)
     before = files(lake)
     real = rewriting._row_groups
-    monkeypatch.setattr(rewriting, "_row_groups", lambda batches: ([b.slice(1)] for b, *_ in real(batches)))
+    monkeypatch.setattr(
+        rewriting, "_row_groups", lambda batches: ([b.slice(1)] for b, *_ in real(batches))
+    )
     with pytest.raises(Terminal, match=r"expected to read the 10 rows of .*roll_up: false"):
         rolling.finish()
     assert files(lake) == before
@@ -471,7 +539,9 @@ def test_an_old_compaction_is_discarded(lake: StreamLake, rolling: Compaction) -
     assert not is_stale(NOW, NOW + timedelta(minutes=9))
 
 
-def test_it_waits_while_the_batch_layer_is_queued_or_main_needs_a_merge(lake: StreamLake, rolling: Compaction) -> None:
+def test_it_waits_while_the_batch_layer_is_queued_or_main_needs_a_merge(
+    lake: StreamLake, rolling: Compaction
+) -> None:
     publish(lake, 10)
     written(rolling)
     turn = ask_for_turn(lake.lake, lake.name, "batch")
@@ -486,7 +556,10 @@ def test_it_waits_while_the_batch_layer_is_queued_or_main_needs_a_merge(lake: St
 
 def test_an_hour_that_main_serves_otherwise_or_keeps_is_left_alone() -> None:
     timeline = Timeline(FIRST, NEXT, {0: 5}, sealed={FIRST: Cut("t", {0: (0, 5)})})
-    defaults: dict[str, Any] = {"content": {"speed": "a", "batch": "b"}, "merged": {"speed": "a", "batch": "b"}}
+    defaults: dict[str, Any] = {
+        "content": {"speed": "a", "batch": "b"},
+        "merged": {"speed": "a", "batch": "b"},
+    }
     source = Small("source", 5)
     there: Any = {FIRST: {"source": source}}
     done: Any = [rewriting.Rewritten(Small("new", 5), (source,))]  # type: ignore[arg-type]

@@ -1,4 +1,5 @@
-"""What a group hands to its streams, with real tables and without Spark: a stream that fails, stops or waits."""
+"""What a group hands to its streams, with real tables and without Spark: a stream that fails, stops
+or waits."""
 
 from __future__ import annotations
 
@@ -102,7 +103,9 @@ def handed(one: Member) -> Work:
 RANGES: Ranges = {0: (0, 5)}
 
 
-@pytest.mark.parametrize(("failure", "free"), [(None, 7), (ConfigurationError("topic events: gone"), 8)])
+@pytest.mark.parametrize(
+    ("failure", "free"), [(None, 7), (ConfigurationError("topic events: gone"), 8)]
+)
 def test_a_stream_that_was_set_aside_takes_no_turn_to_start(
     member: Make, monkeypatch: pytest.MonkeyPatch, failure: AnabranchError | None, free: int
 ) -> None:
@@ -173,8 +176,14 @@ def test_a_stream_whose_own_read_failed_reads_alone_until_it_has_published(
     assert staged == ["events", "events"]
 
 
-def test_an_error_of_one_streams_plan_is_its_own(member: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, other, staged = member(is_started=False), member(is_started=False, topic="other"), list[str]()
+def test_an_error_of_one_streams_plan_is_its_own(
+    member: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other, staged = (
+        member(is_started=False),
+        member(is_started=False, topic="other"),
+        list[str](),
+    )
     monkeypatch.setattr(one.batches, "prepare", lambda *_: [][0])
     group = group_of(one=one, other=other)
     monkeypatch.setattr(group, "_stage", lambda prepared, due, asked: staged.extend(prepared))
@@ -221,14 +230,21 @@ def test_an_idle_stream_makes_progress_and_one_whose_records_wait_does_not(membe
 def test_a_stream_that_only_retries_and_one_that_does_not_end_are_named_as_set_aside(
     member: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    retrying, leaving, waiting = member(), member(is_started=False), member(is_started=False, speed=WITHIN)
+    retrying, leaving, waiting = (
+        member(),
+        member(is_started=False),
+        member(is_started=False, speed=WITHIN),
+    )
 
     def fail(*_: object, **__: object) -> int:
         raise Transient("load table games.events: no answer")
 
     monkeypatch.setattr(retrying.batches, "publish", fail)
     retrying.hand(Work(RANGES))
-    wait_for(lambda: retrying._tried is not None and retrying.is_ready, "a try that fails, and another start")
+    wait_for(
+        lambda: retrying._tried is not None and retrying.is_ready,
+        "a try that fails, and another start",
+    )
     group = group_of(retrying=retrying, waiting=waiting)
     group._leaving = {"leaving": leaving}
     assert group.set_aside == {}
@@ -253,8 +269,12 @@ class Refusing:
         raise self._error
 
 
-@pytest.mark.parametrize("error", [MissingRight("describe topic events"), ConfigurationError("user or password")])
-def test_what_the_brokers_refuse_sets_streams_aside_and_ends_no_process(member: Make, error: AnabranchError) -> None:
+@pytest.mark.parametrize(
+    "error", [MissingRight("describe topic events"), ConfigurationError("user or password")]
+)
+def test_what_the_brokers_refuse_sets_streams_aside_and_ends_no_process(
+    member: Make, error: AnabranchError
+) -> None:
     one = member()
     group = group_of(events=one)
     group._kafka = cast(Any, Refusing(error))

@@ -46,7 +46,11 @@ def test_waiting_records_keep_the_time_of_their_oldest_offset() -> None:
 
 
 def _speed(trigger: float, records: int | None = None, within: float = 30) -> Speed:
-    publish = PublishWhen(records=records, within=timedelta(seconds=within)) if records is not None else None
+    publish = (
+        PublishWhen(records=records, within=timedelta(seconds=within))
+        if records is not None
+        else None
+    )
     return Speed(trigger=timedelta(seconds=trigger), publish=publish)
 
 
@@ -69,7 +73,9 @@ def test_a_micro_batch_is_due_by_its_trigger_and_by_waiting_records(
     assert is_due(waiting, last, speed, 10.0) is due
 
 
-def test_a_log_that_ends_before_the_position_and_a_topic_with_other_partitions_are_noticed() -> None:
+def test_a_log_that_ends_before_the_position_and_a_topic_with_other_partitions_are_noticed() -> (
+    None
+):
     assert is_behind({0: 5, 1: 1}, {0: 4, 1: 9})
     assert not is_behind({0: 5}, {0: 5, 1: 0})
     assert partitions_changed({0: 1}, None)
@@ -83,7 +89,8 @@ def test_the_first_of_two_streams_of_one_topic_is_read() -> None:
 
 @st.composite
 def _hours(draw: st.DrawFn) -> list[HourRange]:
-    """Hours with ends that do not decrease, for partitions 0 and 1; the last one open, or closed."""
+    """Hours with ends that do not decrease, for partitions 0 and 1; the last one open, or
+    closed."""
     ends = [{0: 0, 1: 0}]
     for _ in range(draw(st.integers(0, 4))):
         ends.append({p: e + draw(st.integers(0, 5)) for p, e in ends[-1].items()})
@@ -92,7 +99,9 @@ def _hours(draw: st.DrawFn) -> list[HourRange]:
 
 
 @given(_hours(), st.integers(0, 1))
-def test_a_worker_assigns_the_hours_that_the_plan_assigns(hours: list[HourRange], partition: int) -> None:
+def test_a_worker_assigns_the_hours_that_the_plan_assigns(
+    hours: list[HourRange], partition: int
+) -> None:
     last = hours[-1].ends
     end = 25 if last is None else last[partition]
     planned = {
@@ -106,7 +115,9 @@ def test_a_worker_assigns_the_hours_that_the_plan_assigns(hours: list[HourRange]
 
 def test_an_offset_behind_the_last_hour_is_refused() -> None:
     hours = [HourRange("2026-11-25T00", {0: 3})]
-    with pytest.raises(ValueError, match="partition 0, offset 3: expected an offset of the hours 2026-11-25T00"):
+    with pytest.raises(
+        ValueError, match="partition 0, offset 3: expected an offset of the hours 2026-11-25T00"
+    ):
         hours_of(0, pa.array([2, 3], pa.int64()), hours)
 
 
@@ -121,5 +132,9 @@ def test_a_batch_is_split_by_topic_and_partition_in_order(rows: list[tuple[str, 
     )
     pieces = list(runs_of(batch))
     assert all(set(piece.column("topic").to_pylist()) == {topic} for topic, _, piece in pieces)
-    assert all(set(piece.column("partition").to_pylist()) == {partition} for _, partition, piece in pieces)
-    assert [offset for _, _, piece in pieces for offset in piece.column("offset").to_pylist()] == list(range(len(rows)))
+    assert all(
+        set(piece.column("partition").to_pylist()) == {partition} for _, partition, piece in pieces
+    )
+    assert [
+        offset for _, _, piece in pieces for offset in piece.column("offset").to_pylist()
+    ] == list(range(len(rows)))

@@ -1,4 +1,5 @@
-"""What the speed layer decides: hours of a micro-batch, how it comes back from an outage, pieces of a range."""
+"""What the speed layer decides: hours of a micro-batch, how it comes back from an outage, pieces of
+a range."""
 
 from __future__ import annotations
 
@@ -53,7 +54,9 @@ def test_a_speed_layer_at_the_head_continues_with_the_stream() -> None:
 
 
 def test_accepted_hours_are_skipped_in_one_step() -> None:
-    assert plan_catch_up(outage({0: 3, 1: 0}, "aaaaa"), {0: 3, 1: 0}) == Skip(tuple(H[:5]), {0: 50, 1: 5})
+    assert plan_catch_up(outage({0: 3, 1: 0}, "aaaaa"), {0: 3, 1: 0}) == Skip(
+        tuple(H[:5]), {0: 50, 1: 5}
+    )
 
 
 def test_a_skip_names_the_process_with_the_hours() -> None:
@@ -67,7 +70,9 @@ def test_a_refused_hour_between_two_accepted_ones_is_never_jumped_over() -> None
     steps = []
     while (step := plan_catch_up(outage(position, "aarra"), position)) is not None:
         steps.append(step)
-        position = position | (step.to if isinstance(step, Skip) else {p: e for p, (_, e) in step.ranges.items()})
+        position = position | (
+            step.to if isinstance(step, Skip) else {p: e for p, (_, e) in step.ranges.items()}
+        )
     assert steps == [
         Skip((H[1],), {0: 20, 1: 2}),
         HourToRead(H[2], {0: (20, 30), 1: (2, 3)}),
@@ -86,7 +91,9 @@ def test_an_hour_that_an_operator_gave_to_the_speed_layer_is_read() -> None:
 
 
 def test_the_missing_offsets_of_an_hour_are_read_by_partition() -> None:
-    assert plan_catch_up(outage({0: 4, 1: 1}, "raaaa"), {0: 4, 1: 1}) == HourToRead(H[0], {0: (4, 10)})
+    assert plan_catch_up(outage({0: 4, 1: 1}, "raaaa"), {0: 4, 1: 1}) == HourToRead(
+        H[0], {0: (4, 10)}
+    )
 
 
 def test_forgotten_hours_are_skipped_to_the_first_that_is_remembered() -> None:
@@ -105,7 +112,8 @@ def test_before_the_first_seal_there_is_nothing_to_come_back_to() -> None:
 
 
 def test_a_skip_is_discarded_when_another_publisher_went_further_meanwhile() -> None:
-    """The hazard: planned over an older load, it moves the position back, and what lies between is published twice."""
+    """The hazard: planned over an older load, it moves the position back, and what lies between is
+    published twice."""
     skip = plan_catch_up(outage({0: 3, 1: 0}, "aaaaa"), {0: 3, 1: 0})
     assert skip == Skip(tuple(H[:5]), {0: 50, 1: 5})
     for offsets in ({0: 50, 1: 5}, {0: 57, 1: 6}, {0: 12, 1: 1}):
@@ -128,7 +136,10 @@ ENDS = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), min_size=1, m
     lambda ends: list(zip(sorted(a for a, _ in ends), sorted(b for _, b in ends), strict=True))
 )
 RANGES = st.fixed_dictionaries(
-    {p: st.tuples(st.integers(0, 25), st.integers(0, 25)).map(lambda r: (min(r), max(r))) for p in (0, 1, 2)}
+    {
+        p: st.tuples(st.integers(0, 25), st.integers(0, 25)).map(lambda r: (min(r), max(r)))
+        for p in (0, 1, 2)
+    }
 )
 
 
@@ -140,17 +151,26 @@ def test_every_offset_of_a_micro_batch_gets_the_one_hour_that_contains_it(
     assigned = assign(ranges, [*hours, HourRange("running", None)])
     for p, (start, end) in ranges.items():
         for offset in range(start, end):
-            matches = [h for h, part in assigned.items() if p in part and part[p][0] <= offset < part[p][1]]
-            expected = next((h.hour for h in hours if h.ends and offset < h.ends.get(p, 0)), "running")
+            matches = [
+                h for h, part in assigned.items() if p in part and part[p][0] <= offset < part[p][1]
+            ]
+            expected = next(
+                (h.hour for h in hours if h.ends and offset < h.ends.get(p, 0)), "running"
+            )
             assert matches == [expected]
     assert sum(size(part) for part in assigned.values()) == size(ranges)
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=6), st.integers(1, 120))
-def test_a_micro_batch_that_spark_cut_short_is_not_taken_for_the_logs_end(waiting: list[int], at_most: int) -> None:
-    """Spark gives each partition its share of what it takes, rounded down, and at least one offset."""
+def test_a_micro_batch_that_spark_cut_short_is_not_taken_for_the_logs_end(
+    waiting: list[int], at_most: int
+) -> None:
+    """Spark gives each partition its share of what it takes, rounded down, and at least one
+    offset."""
     total = sum(waiting)
-    taken = [w if total <= at_most else min(w, max(1, at_most * w // total)) if w else 0 for w in waiting]
+    taken = [
+        w if total <= at_most else min(w, max(1, at_most * w // total)) if w else 0 for w in waiting
+    ]
     ranges = {p: (7, 7 + n) for p, n in enumerate(taken)}
     if reaches_log_end(ranges, at_most):
         assert taken == waiting
@@ -159,7 +179,9 @@ def test_a_micro_batch_that_spark_cut_short_is_not_taken_for_the_logs_end(waitin
 
 
 @given(RANGES, st.integers(1, 12))
-def test_chunks_contain_every_offset_once_in_order_within_the_limit(ranges: Ranges, at_most: int) -> None:
+def test_chunks_contain_every_offset_once_in_order_within_the_limit(
+    ranges: Ranges, at_most: int
+) -> None:
     pieces = chunks(ranges, at_most)
     for p, (start, end) in ranges.items():
         offsets = [o for piece in pieces if p in piece for o in range(*piece[p])]
@@ -169,9 +191,12 @@ def test_chunks_contain_every_offset_once_in_order_within_the_limit(ranges: Rang
 
 
 def test_a_partition_missing_in_kafkas_answer_is_not_published() -> None:
-    """The hazard: ended hours have no end there, so all of its records would belong to the running hour."""
+    """The hazard: ended hours have no end there, so all of its records would belong to the running
+    hour."""
     state = outage({0: 50, 1: 5}, "aaaaa")
-    decided = ResolvedState(state, Position("t", {0: 50, 1: 5}), state.timeline, NOW - timedelta(minutes=30))
+    decided = ResolvedState(
+        state, Position("t", {0: 50, 1: 5}), state.timeline, NOW - timedelta(minutes=30)
+    )
     assert plan_micro_batch(decided, {0: (50, 51)}, None).next is Next.STAGE
     assert plan_micro_batch(decided, {0: (50, 51), 2: (0, 1)}, None).next is Next.RESTART
 
@@ -186,11 +211,18 @@ def test_files_are_open_side_by_side_only_while_they_are_few() -> None:
 
 def test_a_micro_batch_is_published_as_far_as_its_hours_are_decided() -> None:
     """The hazard: offsets of hours that are not decided yet, published under the hour at hand."""
-    timeline = Timeline("2026-11-21T03", "2026-11-21T03", {0: 0}, boundaries={"2026-11-21T03": {0: 4}})
+    timeline = Timeline(
+        "2026-11-21T03", "2026-11-21T03", {0: 0}, boundaries={"2026-11-21T03": {0: 4}}
+    )
     state = new_state(timeline, {0: 0})
     decided = ResolvedState(state, state.position, timeline, start_of("2026-11-21T09"))
     plan = plan_micro_batch(decided, {0: (0, 9)}, None)
-    assert (plan.next, plan.todo, plan.trimmed, plan.whole) == (Next.STAGE, {0: (0, 4)}, True, False)
+    assert (plan.next, plan.todo, plan.trimmed, plan.whole) == (
+        Next.STAGE,
+        {0: (0, 4)},
+        True,
+        False,
+    )
     behind = replace(decided, state=new_state(timeline, {0: 4}), position=Position("t", {0: 4}))
     plan = plan_micro_batch(behind, {0: (0, 9)}, None)
     assert (plan.next, plan.todo, plan.whole) == (Next.DECIDE, {}, False)
@@ -201,8 +233,11 @@ def test_a_micro_batch_is_published_as_far_as_its_hours_are_decided() -> None:
 def test_early_staging_equals_the_decision_when_nothing_happens_in_between(
     first: Ranges, sizes: Ranges, ended: int
 ) -> None:
-    """Staged by what was decided for the micro-batch before it, and published as it is once that one is."""
-    timeline = Timeline(H[0], H[0], dict.fromkeys(first, 0), boundaries={H[0]: dict.fromkeys(first, ended)})
+    """Staged by what was decided for the micro-batch before it, and published as it is once that
+    one is."""
+    timeline = Timeline(
+        H[0], H[0], dict.fromkeys(first, 0), boundaries={H[0]: dict.fromkeys(first, ended)}
+    )
     same = {"speed": "publish", "batch": ""}
     state = new_state(timeline, {p: s for p, (s, _) in first.items()}, content=same, merged=same)
     decided = ResolvedState(state, state.position, timeline, start_of(H[1]) + timedelta(minutes=5))
@@ -215,7 +250,11 @@ def test_early_staging_equals_the_decision_when_nothing_happens_in_between(
     staged = StagedBatch("t", plan.by_hour, Written("files", decided.now, ()), None)
     decided_then = plan_micro_batch(after, following, staged, decided.now)
     assert decided_then.next is Next.PUBLISH
-    assert (plan.todo, plan.hours, plan.trimmed) == (decided_then.todo, decided_then.hours, decided_then.trimmed)
+    assert (plan.todo, plan.hours, plan.trimmed) == (
+        decided_then.todo,
+        decided_then.hours,
+        decided_then.trimmed,
+    )
     # Of another log, it is staged again.
     other = replace(after, position=Position("u", after.position.offsets))
     assert plan_micro_batch(other, following, staged, decided.now).next is Next.STAGE
@@ -248,11 +287,15 @@ def test_nothing_is_staged_ahead_where_its_hours_are_yet_to_be_decided() -> None
     in_a_moment = decided.now + timedelta(seconds=10)
     ahead = plan_ahead(decided, {0: (7, 9)}, in_a_moment)
     assert ahead is not None and ahead.by_hour == {H[0]: {0: (7, 9)}}
-    assert plan_ahead(decided, {0: (7, 9)}, decided.now + timedelta(minutes=2)) is None, "the hour has ended since"
+    assert plan_ahead(decided, {0: (7, 9)}, decided.now + timedelta(minutes=2)) is None, (
+        "the hour has ended since"
+    )
     assert plan_ahead(decided, {0: (7, 9), 1: (0, 2)}, in_a_moment) is None, "a partition is new"
     assert plan_ahead(decided, {0: (7, 7)}, in_a_moment) is None, "there is nothing to stage"
     behind = replace(decided, now=start_of(H[4]))
     assert plan_ahead(behind, {0: (7, 9)}, behind.now) is None, "hours before have no end yet"
     some = replace(behind, timeline=Timeline(H[0], H[0], {0: 0}, boundaries={H[0]: {0: 8}}))
     assert plan_ahead(some, {0: (7, 8)}, some.now) is not None
-    assert plan_ahead(some, {0: (7, 9)}, some.now) is None, "the hour of its last offset has no end yet"
+    assert plan_ahead(some, {0: (7, 9)}, some.now) is None, (
+        "the hour of its last offset has no end yet"
+    )

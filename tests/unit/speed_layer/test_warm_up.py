@@ -1,5 +1,5 @@
-"""When the decoder of the few records that workers leave is warmed up: a broken record is not to be what Spark
-compiles it for."""
+"""When the decoder of the few records that workers leave is warmed up: a broken record is not to be
+what Spark compiles it for."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def warmed(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Set once the decoder is warmed up, which needs no JVM here."""
     event = threading.Event()
     monkeypatch.setattr(speed_layer_job, "_SETTLED_SECONDS", 0.0)
-    monkeypatch.setattr("speed_layer.micro_batch.MicroBatches.warm_up", lambda self, spark: event.set())
+    monkeypatch.setattr(
+        "speed_layer.micro_batch.MicroBatches.warm_up", lambda self, spark: event.set()
+    )
     return event
 
 

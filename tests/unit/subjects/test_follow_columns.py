@@ -1,4 +1,5 @@
-"""The columns of streams that follow their subjects, while a service does not answer, and which call waits."""
+"""The columns of streams that follow their subjects, while a service does not answer, and which
+call waits."""
 
 from __future__ import annotations
 
@@ -21,7 +22,12 @@ LAKE: Any = None
 
 
 def stream(name: str = "events", **values: Any) -> Stream:
-    given: dict[str, Any] = {"schema": "registry", "columns": (), "subject_schema": SubjectSchema(), "format": "avro"}
+    given: dict[str, Any] = {
+        "schema": "registry",
+        "columns": (),
+        "subject_schema": SubjectSchema(),
+        "format": "avro",
+    }
     return new_stream(**(given | {"name": name} | values))
 
 
@@ -48,7 +54,10 @@ def names(found: Stream | AnabranchError) -> list[str] | str:
 
 
 def asked(follower: ColumnsFollower, *streams: Stream) -> dict[str, list[str] | str]:
-    return {name: names(one) for name, one in follower.follow({s.name: (s, LAKE) for s in streams}).items()}
+    return {
+        name: names(one)
+        for name, one in follower.follow({s.name: (s, LAKE) for s in streams}).items()
+    }
 
 
 def test_columns_are_read_at_first_and_again_and_a_stream_with_a_schema_is_as_it_is() -> None:
@@ -57,7 +66,9 @@ def test_columns_are_read_at_first_and_again_and_a_stream_with_a_schema_is_as_it
     plain = new_stream(name="plain")
     assert asked(follower, stream(), plain) == {"events": ["id"], "plain": ["id", "n"]}
     tables.answers["events"] = "id STRING NOT NULL, colour STRING"
-    wait_for(lambda: asked(follower, stream())["events"] == ["id", "colour"], "the new columns", 120)
+    wait_for(
+        lambda: asked(follower, stream())["events"] == ["id", "colour"], "the new columns", 120
+    )
 
 
 def test_known_columns_stay_while_they_cannot_be_read() -> None:
@@ -66,7 +77,11 @@ def test_known_columns_stay_while_they_cannot_be_read() -> None:
     assert asked(follower, stream())["events"] == ["id"]
     for error in (Transient("away"), ConfigurationError("columns that contradict the file")):
         tables.answers["events"], before = error, tables.reads
-        wait_for(lambda before=before: asked(follower, stream()) and tables.reads > before + 1, "more reads", 10)  # type: ignore[misc]
+        wait_for(
+            lambda before=before: asked(follower, stream()) and tables.reads > before + 1,
+            "more reads",
+            10,
+        )  # type: ignore[misc]
         assert asked(follower, stream())["events"] == ["id"]
 
 
@@ -76,12 +91,21 @@ def test_a_changed_file_is_read_again_and_its_error_reported() -> None:
     assert asked(follower, stream())["events"] == ["id"]
     tables.answers["events"] = ConfigurationError("key: expected a column of the schema")
     changed = stream(key="missing")
-    wait_for(lambda: asked(follower, changed)["events"] == str(tables.answers["events"]), "its error", 120)
+    wait_for(
+        lambda: asked(follower, changed)["events"] == str(tables.answers["events"]),
+        "its error",
+        120,
+    )
 
 
-def test_a_stream_that_hangs_delays_no_other_and_no_later_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_that_hangs_delays_no_other_and_no_later_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(follow, "WAIT_S", 0.5)
-    tables = Tables({"events": "id STRING NOT NULL", "other": "id STRING NOT NULL"}, {"events": threading.Event()})
+    tables = Tables(
+        {"events": "id STRING NOT NULL", "other": "id STRING NOT NULL"},
+        {"events": threading.Event()},
+    )
     follower = ColumnsFollower(tables.read, every=0.0)
     assert "is still being read" in asked(follower, stream(), stream("other"))["events"]
     assert "is still being read" in asked(follower, stream(), stream("other"))["events"]

@@ -12,7 +12,12 @@ from anabranch.common.errors import ConfigurationError
 from anabranch.config import Stream, load_family, load_stream
 from anabranch.config.columns import Column
 
-STREAM: dict[str, Any] = {"topic": "shop.orders", "table": "shop.orders", "format": "avro", "key": "id"}
+STREAM: dict[str, Any] = {
+    "topic": "shop.orders",
+    "table": "shop.orders",
+    "format": "avro",
+    "key": "id",
+}
 
 
 @pytest.fixture
@@ -44,7 +49,9 @@ def test_its_forms(conf: Path) -> None:
 
 
 def test_defaults_and_families_have_it_too(conf: Path) -> None:
-    (conf / "defaults.yaml").write_text(yaml.safe_dump({"schema": {"from": "registry", "exclude": ["debug"]}}))
+    (conf / "defaults.yaml").write_text(
+        yaml.safe_dump({"schema": {"from": "registry", "exclude": ["debug"]}})
+    )
     own = load(conf, schema={"columns": "n INT"}).subject_schema
     assert own is not None and own.exclude == ("debug",) and own.columns[0].name == "n"
     family = {
@@ -61,12 +68,21 @@ def test_defaults_and_families_have_it_too(conf: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"schema": "registry", "format": "json"}, "schema: expected columns with format json, found registry"),
+        (
+            {"schema": "registry", "format": "json"},
+            "schema: expected columns with format json, found registry",
+        ),
         ({"schema": {"form": "registry"}}, "schema.form: unknown key 'form', did you mean 'from'?"),
         ({"schema": {"from": "table"}}, "schema.from: "),
-        ({"schema": {"columns": "n INTT"}}, "schema.columns: column n: unknown type 'INTT', did you mean INT?"),
+        (
+            {"schema": {"columns": "n INTT"}},
+            "schema.columns: column n: unknown type 'INTT', did you mean INT?",
+        ),
         ({"schema": {"columns": 7}}, "schema.columns: expected a list"),
-        ({"schema": {"column": "n INT"}}, "schema.column: unknown key 'column', did you mean 'columns'?"),
+        (
+            {"schema": {"column": "n INT"}},
+            "schema.column: unknown key 'column', did you mean 'columns'?",
+        ),
     ],
 )
 def test_mistakes(conf: Path, values: dict[str, Any], message: str) -> None:

@@ -1,4 +1,5 @@
-"""The columns of a stream by its table, its subject and its file: a subject adds and widens, and nothing else."""
+"""The columns of a stream by its table, its subject and its file: a subject adds and widens, and
+nothing else."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ from anabranch.protocol.apply import rows_columns, rows_schema
 from anabranch.subjects.plan import plan_columns, table_columns
 
 
-def stream(columns: str = "", exclude: tuple[str, ...] = (), kind: str = "avro", **more: Any) -> Stream:
+def stream(
+    columns: str = "", exclude: tuple[str, ...] = (), kind: str = "avro", **more: Any
+) -> Stream:
     said: dict[str, Any] = {"exclude": exclude} | ({"columns": columns} if columns else {})
     given: dict[str, Any] = {
         "format": kind,
@@ -49,7 +52,11 @@ def refusal(of: Stream, subject: SubjectVersion, have: str | None = None) -> str
 
 
 ID, KEY = ("id", "string"), "id STRING NOT NULL"
-NESTED = {"type": "record", "name": "S", "fields": [{"name": "z", "type": "int"}, {"name": "a", "type": "long"}]}
+NESTED = {
+    "type": "record",
+    "name": "S",
+    "fields": [{"name": "z", "type": "int"}, {"name": "a", "type": "long"}],
+}
 
 
 def test_a_new_table_has_the_fields_of_the_subject_and_its_key_is_not_null() -> None:
@@ -58,19 +65,33 @@ def test_a_new_table_has_the_fields_of_the_subject_and_its_key_is_not_null() -> 
 
 def test_the_files_columns_come_before_the_subjects_and_stay_without_it() -> None:
     of = stream("n DECIMAL(9,2) NOT NULL, legacy STRING, id STRING")
-    assert planned(of, version(ID, ("n", ["int", "string"]))) == "id STRING, n DECIMAL(9,2) NOT NULL, legacy STRING"
+    assert (
+        planned(of, version(ID, ("n", ["int", "string"])))
+        == "id STRING, n DECIMAL(9,2) NOT NULL, legacy STRING"
+    )
 
 
 def test_an_excluded_field_is_no_column_whatever_it_is() -> None:
-    assert planned(stream(exclude=("odd",)), version(ID, ("odd", ["int", "string"]))) == "id STRING NOT NULL"
+    assert (
+        planned(stream(exclude=("odd",)), version(ID, ("odd", ["int", "string"])))
+        == "id STRING NOT NULL"
+    )
 
 
 @pytest.mark.parametrize(
     ("have", "fields", "wanted"),
     [
         ("id STRING NOT NULL, n INT", [ID, ("n", "int")], "id STRING NOT NULL, n INT"),
-        ("id STRING NOT NULL, n INT", [ID, ("c", "string"), ("n", "long")], "id STRING NOT NULL, n BIGINT, c STRING"),
-        (f"{KEY}, n BIGINT, d DOUBLE", [ID, ("n", "int"), ("d", "long")], f"{KEY}, n BIGINT, d DOUBLE"),
+        (
+            "id STRING NOT NULL, n INT",
+            [ID, ("c", "string"), ("n", "long")],
+            "id STRING NOT NULL, n BIGINT, c STRING",
+        ),
+        (
+            f"{KEY}, n BIGINT, d DOUBLE",
+            [ID, ("n", "int"), ("d", "long")],
+            f"{KEY}, n BIGINT, d DOUBLE",
+        ),
         ("id STRING NOT NULL, n INT NOT NULL", [ID], "id STRING NOT NULL, n INT"),
         ("id STRING, n INT", [ID], "id STRING, n INT"),
         (
@@ -81,14 +102,17 @@ def test_an_excluded_field_is_no_column_whatever_it_is() -> None:
         (
             "id STRING NOT NULL, s STRUCT<a: INT, gone: STRING>, l ARRAY<BIGINT>",
             [
-                ID, ("l", {"type": "array", "items": "int"}),
+                ID,
+                ("l", {"type": "array", "items": "int"}),
                 ("s", NESTED),
             ],
             "id STRING NOT NULL, s struct<a:bigint,gone:string,z:int>, l array<bigint>",
         ),
     ],
-)  # fmt: skip
-def test_a_table_takes_up_what_is_new_or_wider_and_loses_nothing(have: str, fields: list[Any], wanted: str) -> None:
+)
+def test_a_table_takes_up_what_is_new_or_wider_and_loses_nothing(
+    have: str, fields: list[Any], wanted: str
+) -> None:
     before, of = table(have), stream()
     assert planned(of, version(*fields), have) == wanted
     after = of.with_columns(plan_columns(of, version(*fields), before))
@@ -100,12 +124,26 @@ def test_a_table_takes_up_what_is_new_or_wider_and_loses_nothing(have: str, fiel
 @pytest.mark.parametrize(
     ("have", "fields", "message"),
     [
-        ("id STRING NOT NULL, n INT", [ID, ("n", "string")], "column n: expected int or bigint, found string"),
-        ("id STRING NOT NULL, n ARRAY<INT>", [ID, ("n", {"type": "array", "items": "string"})], "column n.element"),
-        ("id STRING NOT NULL, n INT", [ID, ("n", {"type": "map", "values": "int"})], "column n: expected int"),
+        (
+            "id STRING NOT NULL, n INT",
+            [ID, ("n", "string")],
+            "column n: expected int or bigint, found string",
+        ),
+        (
+            "id STRING NOT NULL, n ARRAY<INT>",
+            [ID, ("n", {"type": "array", "items": "string"})],
+            "column n.element",
+        ),
+        (
+            "id STRING NOT NULL, n INT",
+            [ID, ("n", {"type": "map", "values": "int"})],
+            "column n: expected int",
+        ),
     ],
 )
-def test_a_type_that_no_column_can_take_is_refused(have: str, fields: list[Any], message: str) -> None:
+def test_a_type_that_no_column_can_take_is_refused(
+    have: str, fields: list[Any], message: str
+) -> None:
     of = stream()
     wanted = of.with_columns(plan_columns(of, version(*fields), table(have)))
     with pytest.raises(Refused) as refused:
@@ -118,25 +156,47 @@ def test_what_is_no_column_and_a_key_that_is_not_there_are_refused_with_the_subj
     assert refusal(stream(), version(ID, ("odd", ["int", "string"]))).startswith(
         f"{where}odd: expected a union of null"
     )
-    assert refusal(stream(), version(("n", "int"))).startswith(f"{where}key: expected a field id, found n")
-    assert "Kafka_Offset: expected names other" in refusal(stream(), version(ID, ("Kafka_Offset", "int")))
-    assert "ID: expected names that differ by more than case" in refusal(stream(), version(ID, ("ID", "int")))
-    assert "expected a schema that stands alone" in refusal(stream(), version(ID, has_references=True))
-    assert "expected type JSON with format json_schema, found AVRO" in refusal(stream(kind="json_schema"), version(ID))
-    inner = {"type": "record", "name": "Node", "fields": [{"name": "next", "type": ["null", "Node"]}]}
+    assert refusal(stream(), version(("n", "int"))).startswith(
+        f"{where}key: expected a field id, found n"
+    )
+    assert "Kafka_Offset: expected names other" in refusal(
+        stream(), version(ID, ("Kafka_Offset", "int"))
+    )
+    assert "ID: expected names that differ by more than case" in refusal(
+        stream(), version(ID, ("ID", "int"))
+    )
+    assert "expected a schema that stands alone" in refusal(
+        stream(), version(ID, has_references=True)
+    )
+    assert "expected type JSON with format json_schema, found AVRO" in refusal(
+        stream(kind="json_schema"), version(ID)
+    )
+    inner = {
+        "type": "record",
+        "name": "Node",
+        "fields": [{"name": "next", "type": ["null", "Node"]}],
+    }
     # A field that is left out has to be read over all the same.
     for of in (stream(), stream(exclude=("odd",))):
         recursive = refusal(of, version(ID, ("odd", inner)))
         assert "expected no type that contains itself, found Node" in recursive
         assert recursive.endswith("change the subject") and "exclude" not in recursive
     rescues = stream(kind="json_schema", unknown="rescue")
-    schema = {"type": "object", "properties": {"id": {"type": "string"}, "Rescued": {"type": "string"}}}
-    assert "Rescued: expected names other" in refusal(rescues, SubjectVersion("s", 1, "JSON", json.dumps(schema)))
+    schema = {
+        "type": "object",
+        "properties": {"id": {"type": "string"}, "Rescued": {"type": "string"}},
+    }
+    assert "Rescued: expected names other" in refusal(
+        rescues, SubjectVersion("s", 1, "JSON", json.dumps(schema))
+    )
 
 
 def test_a_field_that_differs_from_one_of_the_table_by_case_alone_is_refused() -> None:
     amount = refusal(stream(), version(ID, ("amount", "int")), f"{KEY}, Amount INT")
-    assert "amount: expected names that differ by more than case, found Amount and amount, of the table and" in amount
+    assert (
+        "amount: expected names that differ by more than case, found Amount and amount, of the "
+        "table and" in amount
+    )
     assert "(`schema: {from: registry, exclude: [NAME]}`)" in amount
     inner = {"type": "record", "name": "S", "fields": [{"name": "A", "type": "int"}]}
     for kind, have, path in (
@@ -147,9 +207,9 @@ def test_a_field_that_differs_from_one_of_the_table_by_case_alone_is_refused() -
         said = refusal(stream(), version(ID, ("s", kind)), f"{KEY}, s {have}")
         assert f"{path}: expected names that differ by more than case, found a and A" in said
     # Left out of the subject, the column of the table stays.
-    assert planned(stream(exclude=("amount",)), version(ID, ("amount", "int")), f"{KEY}, Amount INT") == (
-        f"{KEY}, Amount INT"
-    )
+    assert planned(
+        stream(exclude=("amount",)), version(ID, ("amount", "int")), f"{KEY}, Amount INT"
+    ) == (f"{KEY}, Amount INT")
 
 
 def test_the_columns_of_a_table_are_the_streams() -> None:
@@ -161,7 +221,9 @@ def test_the_columns_of_a_table_are_the_streams() -> None:
 def test_columns_that_contradict_the_file_are_refused() -> None:
     of = stream(event_time=EventTime(column="at"))
     assert of.lacks_columns
-    with pytest.raises(ConfigurationError, match=r"event_time\.column: expected a TIMESTAMP column of the schema"):
+    with pytest.raises(
+        ConfigurationError, match=r"event_time\.column: expected a TIMESTAMP column of the schema"
+    ):
         of.with_columns(parse_columns("id STRING NOT NULL, at STRING"))
     assert not of.with_columns(parse_columns("id STRING NOT NULL, at TIMESTAMP")).lacks_columns
 

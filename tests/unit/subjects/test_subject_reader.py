@@ -1,4 +1,5 @@
-"""A table that takes up the versions of its subject, and the jobs of a folder that follow it, by real tables."""
+"""A table that takes up the versions of its subject, and the jobs of a folder that follow it, by
+real tables."""
 
 from __future__ import annotations
 
@@ -47,7 +48,11 @@ def answer(registry: Answering, version: int, *fields: dict[str, Any]) -> None:
 
 def file_of(lake: StreamLake) -> Stream:
     """The stream's file with `schema: registry`."""
-    values = {"subject_schema": SubjectSchema(), "format": FormatSettings(type="avro"), "columns": ()}
+    values = {
+        "subject_schema": SubjectSchema(),
+        "format": FormatSettings(type="avro"),
+        "columns": (),
+    }
     return lake.stream.model_copy(update=values)
 
 
@@ -73,7 +78,9 @@ def test_a_lost_table_is_registered_before_its_subject_is_planned(
     assert change.startswith(f"registered table {file.table} by ")
     planned = plan_table(environment, file, lost)
     assert names(planned.stream) == ["id", "n", "colour"]
-    assert planned.changes == (f"subject events-value version 1: new column colour of {file.table}, string",)
+    assert planned.changes == (
+        f"subject events-value version 1: new column colour of {file.table}, string",
+    )
     assert register_table(environment, file, lost) == []
     assert register_table(environment, lake.stream, lost) == []
 
@@ -117,7 +124,13 @@ def conf(lake: StreamLake, registry: Answering, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("anabranch.job.TABLES_POLL_S", 0.0)
     answer(registry, 1, ID, N)
     (lake.folder / "streams").mkdir()
-    stream = {"topic": "events", "table": "games.events", "format": "avro", "schema": "registry", "key": "id"}
+    stream = {
+        "topic": "events",
+        "table": "games.events",
+        "format": "avro",
+        "schema": "registry",
+        "key": "id",
+    }
     (lake.folder / "streams" / "events.yaml").write_text(yaml.safe_dump(stream))
     catalog = {
         "name": "lake",
@@ -125,17 +138,25 @@ def conf(lake: StreamLake, registry: Answering, monkeypatch: pytest.MonkeyPatch)
         "warehouse": f"file://{lake.folder}/warehouse",
     }
     environment = {
-        "kafka": {"bootstrap_servers": "127.0.0.1:1"}, "catalog": catalog, "registry": {"url": registry.url},
-    }  # fmt: skip
+        "kafka": {"bootstrap_servers": "127.0.0.1:1"},
+        "catalog": catalog,
+        "registry": {"url": registry.url},
+    }
     (lake.folder / "anabranch.yaml").write_text(yaml.safe_dump(environment))
     return lake.folder
 
 
-def test_a_folders_job_is_another_one_once_its_columns_change(conf: Path, registry: Answering) -> None:
+def test_a_folders_job_is_another_one_once_its_columns_change(
+    conf: Path, registry: Answering
+) -> None:
     folder = StreamFolder(str(conf), takes_up=True)
     reporting = StreamFolder(str(conf))
     [first], [reported] = folder.jobs().values(), reporting.jobs().values()
-    assert isinstance(first, Job) and names(first.stream) == ["id", "n"] and folder.jobs()["events"] is first
+    assert (
+        isinstance(first, Job)
+        and names(first.stream) == ["id", "n"]
+        and folder.jobs()["events"] is first
+    )
     assert isinstance(reported, Job) and names(reported.stream) == ["id", "n"]
     answer(registry, 2, ID, N, COLOUR)
 
@@ -146,10 +167,14 @@ def test_a_folders_job_is_another_one_once_its_columns_change(conf: Path, regist
     wait_for(lambda: columns(folder) == ["id", "n", "colour"], "the job with the new column", 120)
     second = folder.jobs()["events"]
     assert second is not first and folder.jobs()["events"] is second
-    wait_for(lambda: columns(reporting) == ["id", "n", "colour"], "the report with the new column", 120)
+    wait_for(
+        lambda: columns(reporting) == ["id", "n", "colour"], "the report with the new column", 120
+    )
 
 
-def test_a_single_streams_job_is_another_one_once_its_columns_change(conf: Path, registry: Answering) -> None:
+def test_a_single_streams_job_is_another_one_once_its_columns_change(
+    conf: Path, registry: Answering
+) -> None:
     opened = open_job("events", str(conf))
     assert names(opened.stream) == ["id", "n"]
     followed = FollowedJob(opened)

@@ -1,4 +1,5 @@
-"""A subject's schema as columns: every type of Avro and of JSON Schema, or the path of what can be none."""
+"""A subject's schema as columns: every type of Avro and of JSON Schema, or the path of what can be
+none."""
 
 from __future__ import annotations
 
@@ -14,12 +15,18 @@ from anabranch.subjects.json_schema_columns import json_schema_fields
 from anabranch.subjects.plan import column_type
 
 FIXED = {"type": "fixed", "name": "F", "size": 16}
-POINT = {"type": "record", "name": "P", "fields": [{"name": "x", "type": "int"}, {"name": "select", "type": "string"}]}
+POINT = {
+    "type": "record",
+    "name": "P",
+    "fields": [{"name": "x", "type": "int"}, {"name": "select", "type": "string"}],
+}
 
 
 def avro(kind: Any) -> list[tuple[str, str]]:
     fields = [{"name": "f", "type": kind}]
-    return avro_fields(json.dumps({"type": "record", "name": "E", "namespace": "n", "fields": fields}))
+    return avro_fields(
+        json.dumps({"type": "record", "name": "E", "namespace": "n", "fields": fields})
+    )
 
 
 def logical(kind: str, name: str, **more: Any) -> dict[str, Any]:
@@ -29,22 +36,34 @@ def logical(kind: str, name: str, **more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("kind", "column"),
     [
-        ("boolean", "boolean"), ("int", "int"), ("long", "bigint"), ("float", "float"), ("double", "double"),
-        ("string", "string"), ("bytes", "binary"), (FIXED, "binary"),
+        ("boolean", "boolean"),
+        ("int", "int"),
+        ("long", "bigint"),
+        ("float", "float"),
+        ("double", "double"),
+        ("string", "string"),
+        ("bytes", "binary"),
+        (FIXED, "binary"),
         ({"type": "enum", "name": "C", "symbols": ["A"]}, "string"),
-        (logical("string", "uuid"), "string"), (FIXED | {"logicalType": "uuid"}, "binary"),
-        (logical("int", "date"), "date"), (logical("int", "time-millis"), "int"),
-        (logical("long", "time-micros"), "bigint"), (logical("long", "timestamp-millis"), "timestamp"),
-        (logical("long", "timestamp-micros"), "timestamp"), (logical("long", "timestamp-nanos"), "timestamp"),
+        (logical("string", "uuid"), "string"),
+        (FIXED | {"logicalType": "uuid"}, "binary"),
+        (logical("int", "date"), "date"),
+        (logical("int", "time-millis"), "int"),
+        (logical("long", "time-micros"), "bigint"),
+        (logical("long", "timestamp-millis"), "timestamp"),
+        (logical("long", "timestamp-micros"), "timestamp"),
+        (logical("long", "timestamp-nanos"), "timestamp"),
         (logical("long", "local-timestamp-micros"), "timestamp"),
         (logical("bytes", "decimal", precision=12, scale=2), "decimal(12,2)"),
         (FIXED | logical("fixed", "decimal", precision=38), "decimal(38,0)"),
         (logical("bytes", "decimal", precision=2, scale=9), "binary"),
         ({"type": "array", "items": ["null", "int"]}, "array<int>"),
         ({"type": "map", "values": POINT}, "map<string,struct<x:int,select:string>>"),
-        (["null", "string"], "string"), (["long", "null"], "bigint"), (["double"], "double"),
+        (["null", "string"], "string"),
+        (["long", "null"], "bigint"),
+        (["double"], "double"),
     ],
-)  # fmt: skip
+)
 def test_avro_types(kind: Any, column: str) -> None:
     assert avro(kind) == [("f", column)]
     assert column_type(iceberg_type(column, [0])) == column  # a type that a table has
@@ -53,18 +72,40 @@ def test_avro_types(kind: Any, column: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        (["null", "int", "string"], "f: expected a union of null and one other type, found a union of null, int, s"),
-        ({"type": "array", "items": ["int", "string"]}, "f[]: expected a union of null and one other type"),
+        (
+            ["null", "int", "string"],
+            "f: expected a union of null and one other type, found a union of null, int, s",
+        ),
+        (
+            {"type": "array", "items": ["int", "string"]},
+            "f[]: expected a union of null and one other type",
+        ),
         ({"type": "map", "values": ["int", "string"]}, "f{}: expected a union"),
-        ("null", "f: expected a type with values, found null"), (["null"], "f: expected a union of null and one"),
-        (logical("bytes", "decimal", precision=39, scale=1), "f: expected a decimal of at most 38 digits, found"),
-        ({"type": "record", "name": "R", "fields": []}, "f: expected a record with fields, found one without any"),
-        ({"type": "record", "name": "R", "fields": [{"name": "r", "type": ["null", "R"]}]}, "found n.R"),
-        (POINT | {"fields": [{"name": "a", "type": "int"}, {"name": "A", "type": "int"}]}, "f.A: expected names that"),
-        (POINT | {"fields": [{"name": "deep", "type": ["int", "long"]}]}, "f.deep: expected a union"),
+        ("null", "f: expected a type with values, found null"),
+        (["null"], "f: expected a union of null and one"),
+        (
+            logical("bytes", "decimal", precision=39, scale=1),
+            "f: expected a decimal of at most 38 digits, found",
+        ),
+        (
+            {"type": "record", "name": "R", "fields": []},
+            "f: expected a record with fields, found one without any",
+        ),
+        (
+            {"type": "record", "name": "R", "fields": [{"name": "r", "type": ["null", "R"]}]},
+            "found n.R",
+        ),
+        (
+            POINT | {"fields": [{"name": "a", "type": "int"}, {"name": "A", "type": "int"}]},
+            "f.A: expected names that",
+        ),
+        (
+            POINT | {"fields": [{"name": "deep", "type": ["int", "long"]}]},
+            "f.deep: expected a union",
+        ),
         ("Unknown", "expected an Avro schema that can be read"),
     ],
-)  # fmt: skip
+)
 def test_what_avro_has_and_no_column_is_refused_by_its_path(kind: Any, message: str) -> None:
     with pytest.raises(NotAColumn) as refused:
         avro(kind)
@@ -72,7 +113,9 @@ def test_what_avro_has_and_no_column_is_refused_by_its_path(kind: Any, message: 
 
 
 def test_avro_fields_keep_their_order_and_some_are_left_out() -> None:
-    fields = [{"name": n, "type": "int"} for n in ("b", "a")] + [{"name": "odd", "type": ["int", "string"]}]
+    fields = [{"name": n, "type": "int"} for n in ("b", "a")] + [
+        {"name": "odd", "type": ["int", "string"]}
+    ]
     text = json.dumps({"type": "record", "name": "E", "fields": fields})
     assert avro_fields(text, {"odd": None, "b": "bigint"}) == [("b", "bigint"), ("a", "int")]
     with pytest.raises(NotAColumn, match="expected a record, found string"):
@@ -84,20 +127,33 @@ def of_json(schema: Any, **more: Any) -> list[tuple[str, str]]:
 
 
 DEFINED = {
-    "$defs": {"P": {"type": "object", "properties": {"x": {"type": "integer"}}}, "Q": {"$ref": "#/$defs/P"}},
-    "definitions": {"a/b": {"type": "string"}, "Loop": {"properties": {"next": {"$ref": "#/definitions/Loop"}}}},
+    "$defs": {
+        "P": {"type": "object", "properties": {"x": {"type": "integer"}}},
+        "Q": {"$ref": "#/$defs/P"},
+    },
+    "definitions": {
+        "a/b": {"type": "string"},
+        "Loop": {"properties": {"next": {"$ref": "#/definitions/Loop"}}},
+    },
 }
 
 
 @pytest.mark.parametrize(
     ("schema", "column"),
     [
-        ({"type": "boolean"}, "boolean"), ({"type": "integer"}, "bigint"), ({"type": "number"}, "double"),
-        ({"type": "string"}, "string"), ({"type": "string", "format": "date-time"}, "timestamp"),
-        ({"type": "string", "format": "date"}, "date"), ({"type": "string", "format": "uuid"}, "string"),
-        ({"type": ["null", "integer"]}, "bigint"), ({"type": ["string", "null"], "format": "date"}, "date"),
-        ({"enum": ["a", "b", None]}, "string"), ({"type": "integer", "enum": [1, 2]}, "bigint"),
-        ({"const": True}, "boolean"), ({"enum": [1, 1.5]}, "double"),
+        ({"type": "boolean"}, "boolean"),
+        ({"type": "integer"}, "bigint"),
+        ({"type": "number"}, "double"),
+        ({"type": "string"}, "string"),
+        ({"type": "string", "format": "date-time"}, "timestamp"),
+        ({"type": "string", "format": "date"}, "date"),
+        ({"type": "string", "format": "uuid"}, "string"),
+        ({"type": ["null", "integer"]}, "bigint"),
+        ({"type": ["string", "null"], "format": "date"}, "date"),
+        ({"enum": ["a", "b", None]}, "string"),
+        ({"type": "integer", "enum": [1, 2]}, "bigint"),
+        ({"const": True}, "boolean"),
+        ({"enum": [1, 1.5]}, "double"),
         ({"type": "array", "items": {"type": ["null", "string"]}}, "array<string>"),
         ({"type": "object", "properties": {"x": {"type": "integer"}}}, "struct<x:bigint>"),
         ({"properties": {"x": {"type": "number"}}}, "struct<x:double>"),
@@ -107,7 +163,7 @@ DEFINED = {
         ({"anyOf": [{"$ref": "#/$defs/P"}, {"type": "null"}]}, "struct<x:bigint>"),
         ({"$ref": "#/definitions/a~1b"}, "string"),
     ],
-)  # fmt: skip
+)
 def test_json_schema_types(schema: Any, column: str) -> None:
     assert of_json(schema, **DEFINED) == [("f", column)]
 
@@ -115,31 +171,51 @@ def test_json_schema_types(schema: Any, column: str) -> None:
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
-        ({"type": ["integer", "string"]}, 'f: expected one type, alone or with null, found {"type": ["integer", "stri'),
-        ({}, "f: expected one type"), (True, "f: expected a schema with a type, found true"),
+        (
+            {"type": ["integer", "string"]},
+            'f: expected one type, alone or with null, found {"type": ["integer", "stri',
+        ),
+        ({}, "f: expected one type"),
+        (True, "f: expected a schema with a type, found true"),
         ({"type": "null"}, "f: expected one type"),
         ({"type": "array"}, "f: expected an array with one schema for all items"),
         ({"type": "array", "items": [{"type": "string"}]}, "f: expected an array with one schema"),
         ({"type": "array", "items": {"type": "object"}}, "f[]: expected an object with properties"),
         ({"type": "object", "properties": {"x": {}}}, "f.x: expected one type"),
-        ({"type": "object", "additionalProperties": {"enum": ["a", 1]}}, "f{}: expected values of one plain type"),
-        ({"oneOf": [{"type": "string"}, {"type": "integer"}]}, "f: expected oneOf of one schema, alone or with null"),
+        (
+            {"type": "object", "additionalProperties": {"enum": ["a", 1]}},
+            "f{}: expected values of one plain type",
+        ),
+        (
+            {"oneOf": [{"type": "string"}, {"type": "integer"}]},
+            "f: expected oneOf of one schema, alone or with null",
+        ),
         ({"$ref": "other.json#/a"}, "f: expected a $ref within the schema"),
         ({"$ref": "#/$defs/Z"}, "which it does not have"),
         ({"$ref": "#/definitions/Loop"}, "f.next: expected a schema that does not contain itself"),
-        ({"type": "object", "properties": {"a b": {"type": "string"}}}, "f.a b: expected a name of letters"),
+        (
+            {"type": "object", "properties": {"a b": {"type": "string"}}},
+            "f.a b: expected a name of letters",
+        ),
     ],
-)  # fmt: skip
-def test_what_json_schema_has_and_no_column_is_refused_by_its_path(schema: Any, message: str) -> None:
+)
+def test_what_json_schema_has_and_no_column_is_refused_by_its_path(
+    schema: Any, message: str
+) -> None:
     with pytest.raises(NotAColumn) as refused:
         of_json(schema, **DEFINED)
     assert message in str(refused.value)
 
 
 def test_a_small_json_schema_of_endless_types_is_refused_at_once() -> None:
-    twice = {"type": "object", "properties": {"a": {"$ref": "#/$defs/0"}, "b": {"$ref": "#/$defs/0"}}}
+    twice = {
+        "type": "object",
+        "properties": {"a": {"$ref": "#/$defs/0"}, "b": {"$ref": "#/$defs/0"}},
+    }
     text = json.dumps(twice)
-    defs = {str(i): json.loads(text.replace("/0", f"/{i + 1}")) for i in range(60)} | {"60": {"type": "string"}}
+    defs = {str(i): json.loads(text.replace("/0", f"/{i + 1}")) for i in range(60)} | {
+        "60": {"type": "string"}
+    }
     with pytest.raises(NotAColumn, match="expected a schema of at most 10000 types, found more"):
         of_json({"$ref": "#/$defs/0"}, **{"$defs": defs})
     deep: dict[str, Any] = {"type": "string"}

@@ -1,4 +1,5 @@
-"""The word list of `make lint` finds what it lists, in names, comments, docstrings, messages and pages."""
+"""The word list of `make lint` finds what it lists, in names, comments, docstrings, messages and
+pages."""
 
 from __future__ import annotations
 

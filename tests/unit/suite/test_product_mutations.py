@@ -1,4 +1,5 @@
-"""The faults of `make test-mutations` can still be put into the product: each changes a text that stands there once."""
+"""The faults of `make test-mutations` can still be put into the product: each changes a text that
+stands there once."""
 
 from __future__ import annotations
 
@@ -16,4 +17,6 @@ def test_a_fault_changes_one_place_of_the_product(mutation: Mutation) -> None:
     for nearest in mutation.nearest:
         file, _, named = nearest.partition("::")
         quick = [one for one in functions(ROOT / file) if is_quick(ROOT / file, one)]
-        assert named in quick if named else quick, f"{nearest}: expected a test of `make test`, found none"
+        assert named in quick if named else quick, (
+            f"{nearest}: expected a test of `make test`, found none"
+        )

@@ -19,7 +19,9 @@ NOW_MS = 1_790_000_000_000
 
 
 def columns(schema: str) -> Columns:
-    return rows_columns(SHIPPED.model_copy(update={"ddl": schema, "columns": parse_columns(schema)}))
+    return rows_columns(
+        SHIPPED.model_copy(update={"ddl": schema, "columns": parse_columns(schema)})
+    )
 
 
 def test_the_first_version_is_the_file_as_it_ships() -> None:
@@ -35,7 +37,9 @@ def test_every_step_is_one_that_apply_takes() -> None:
         table = columns(evolving.schema)
         for _ in range(20):
             words = evolving.step()
-            kinds.add(words.split()[-1] if words.split()[-1] in ("added", "again") else words.split()[1])
+            kinds.add(
+                words.split()[-1] if words.split()[-1] in ("added", "again") else words.split()[1]
+            )
             file = columns(evolving.schema)
             if evolving.is_behind:
                 assert is_ahead("games.game_events", table.schema, file)
@@ -52,8 +56,13 @@ def test_a_strange_timestamp_is_accepted_by_brokers() -> None:
     assert all(-(2**63) <= stamp < 2**63 for stamp in stamps)
     day = 86_400_000
     for low, high in (
-        (-(2**63), -(10**12)), (-(10**12), 0), (0, 10**10), (NOW_MS - 3 * day, NOW_MS), (NOW_MS + 1, NOW_MS + day),
-        (10**15, 10**16), (10**18, 2**63),
-    ):  # fmt: skip
+        (-(2**63), -(10**12)),
+        (-(10**12), 0),
+        (0, 10**10),
+        (NOW_MS - 3 * day, NOW_MS),
+        (NOW_MS + 1, NOW_MS + day),
+        (10**15, 10**16),
+        (10**18, 2**63),
+    ):
         assert any(low <= stamp < high for stamp in stamps), f"none between {low} and {high}"
     assert {2**63 - 1, -(2**63)} <= set(stamps)

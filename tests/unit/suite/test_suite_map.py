@@ -1,4 +1,5 @@
-"""tests/README.md maps each row of the failure table and each public feature to tests that some target runs."""
+"""tests/README.md maps each row of the failure table and each public feature to tests that some
+target runs."""
 
 from __future__ import annotations
 
@@ -30,10 +31,18 @@ def test_each_row_of_the_failure_table_has_its_line() -> None:
 
 def test_each_feature_has_its_line() -> None:
     found = [row.what for row in suite_map.rows(FEATURES)]
-    missing = [Row(one, "`test_….py::test_…`", QUICK).line for one in suite_map.features() if one not in found]
-    assert not missing, f"{README}, {FEATURES}: add, with the tests that guard it\n" + "\n".join(missing)
+    missing = [
+        Row(one, "`test_….py::test_…`", QUICK).line
+        for one in suite_map.features()
+        if one not in found
+    ]
+    assert not missing, f"{README}, {FEATURES}: add, with the tests that guard it\n" + "\n".join(
+        missing
+    )
     old = [one for one in found if one not in suite_map.features()]
-    assert not old, f"{README}, {FEATURES}: remove the lines of {', '.join(old)}: there is no such feature"
+    assert not old, (
+        f"{README}, {FEATURES}: remove the lines of {', '.join(old)}: there is no such feature"
+    )
     twice = [one for one in found if found.count(one) > 1]
     assert not twice, f"{README}, {FEATURES}: expected each feature once, found {twice}"
 
@@ -42,7 +51,9 @@ def test_each_feature_has_its_line() -> None:
 def test_the_target_of_a_feature_runs_its_tests(row: Row) -> None:
     assert list(suite_map.named(row.tests)), f"{row.what}: expected tests, found {row.tests!r}"
     target = suite_map.target_of(row.tests)
-    assert row.target == target, f"{README}: expected the line\n{Row(row.what, row.tests, target).line}"
+    assert row.target == target, (
+        f"{README}: expected the line\n{Row(row.what, row.tests, target).line}"
+    )
 
 
 def test_each_folder_of_tests_has_its_own_target_and_each_test_is_run_by_one_of_the_two() -> None:
@@ -61,7 +72,9 @@ def test_each_folder_of_tests_has_its_own_target_and_each_test_is_run_by_one_of_
     assert re.findall(r"tests/(\w+)", recipe[1]) == list(suite_map.QUICK_FOLDERS)
 
 
-@pytest.mark.parametrize("name", ["Makefile", ".github/workflows/ci.yml", ".github/workflows/nightly.yml", ".ci/run"])
+@pytest.mark.parametrize(
+    "name", ["Makefile", ".github/workflows/ci.yml", ".github/workflows/nightly.yml", ".ci/run"]
+)
 def test_the_script_of_every_target_exists(name: str) -> None:
     text = (ROOT / name).read_text(encoding="utf-8")
     named = re.findall(r"\b[\w/-]+/[\w-]+\.py\b", text)
@@ -73,7 +86,9 @@ def test_each_file_of_tests_has_its_own_name() -> None:
     """pytest imports a file by its name alone, and so are files named in tables."""
     names = [file.name for file in (ROOT / "tests").glob("**/test_*.py")]
     twice = sorted({name for name in names if names.count(name) > 1})
-    assert twice == [], f"expected each name once, found two files of {', '.join(twice)}: rename one"
+    assert twice == [], (
+        f"expected each name once, found two files of {', '.join(twice)}: rename one"
+    )
 
 
 def test_nothing_is_skipped() -> None:
@@ -81,14 +96,26 @@ def test_nothing_is_skipped() -> None:
         if str(file.relative_to(ROOT / "tests")) in MAY_SKIP:
             continue
         remedy = "remove it, or add the file to MAY_SKIP with the machines that lack what it needs"
-        assert not skips(file), f"{file}: expected no skip, found one in line {skips(file)}: {remedy}"
+        assert not skips(file), (
+            f"{file}: expected no skip, found one in line {skips(file)}: {remedy}"
+        )
 
 
 def skips(file: Path) -> list[int]:
     """The lines of a file that skip a test, or expect it to fail."""
-    names = ("pytest.skip", "pytest.mark.skip", "pytest.mark.skipif", "pytest.mark.xfail", "pytest.importorskip")
+    names = (
+        "pytest.skip",
+        "pytest.mark.skip",
+        "pytest.mark.skipif",
+        "pytest.mark.xfail",
+        "pytest.importorskip",
+    )
     text = file.read_text(encoding="utf-8")
     if not any(name.rpartition(".")[2] in text for name in names):
         return []
     tree = ast.parse(text)
-    return [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Attribute) and ast.unparse(node) in names]
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in names
+    ]

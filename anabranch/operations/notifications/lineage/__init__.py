@@ -1,1 +1,2 @@
-"""Lineage: the ledger's decisions as runs of OpenLineage, one for each hour that was accepted or refused."""
+"""Lineage: the ledger's decisions as runs of OpenLineage, one for each hour that was accepted or
+refused."""

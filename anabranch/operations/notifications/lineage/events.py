@@ -37,9 +37,20 @@ from pyiceberg.types import StructType
 from anabranch import __version__
 from anabranch.config import Environment, Stream
 from anabranch.offsets.hours import end_of, start_of
-from anabranch.operations.notifications.lineage.names import Name, catalog_address, catalog_name, table_name, topic_name
+from anabranch.operations.notifications.lineage.names import (
+    Name,
+    catalog_address,
+    catalog_name,
+    table_name,
+    topic_name,
+)
 from anabranch.operations.notifications.lineage.parents import ParentRun
-from anabranch.operations.notifications.lineage.runs import HourRun, assertions_of, hour_facts, null_counts
+from anabranch.operations.notifications.lineage.runs import (
+    HourRun,
+    assertions_of,
+    hour_facts,
+    null_counts,
+)
 from anabranch.protocol.ledger_row import LedgerRow
 
 if TYPE_CHECKING:
@@ -51,12 +62,15 @@ PRODUCER = f"urn:anabranch:{__version__}"
 # The schema of our own facet is the file of that name in this folder.
 _OF_HOUR = {
     "_producer": PRODUCER,
-    "_schemaURL": "urn:anabranch:lineage:1-0-0:AnabranchHourRunFacet.json#/$defs/AnabranchHourRunFacet",
+    "_schemaURL": (
+        "urn:anabranch:lineage:1-0-0:AnabranchHourRunFacet.json#/$defs/AnabranchHourRunFacet"
+    ),
 }
 
 _DESCRIPTION = (
-    "Rebuilds an ingest hour of the topic {topic} from its exact offsets, proves that every offset is accounted for, "
-    "runs the quality gate, and publishes the rows to {table}, replacing those of the speed layer."
+    "Rebuilds an ingest hour of the topic {topic} from its exact offsets, proves that every "
+    "offset is accounted for, runs the quality gate, and publishes the rows to {table}, replacing "
+    "those of the speed layer."
 )
 _DEAD_DESCRIPTION = "records of the topic that cannot become rows"
 
@@ -83,7 +97,11 @@ class Subject:
     def schema(self, row: LedgerRow | None) -> Schema:
         """The columns of a decision's snapshot, or of the current schema if the snapshot is
         expired."""
-        snapshot = self.table.metadata.snapshot_by_id(row.snapshot_id) if row is not None and row.snapshot_id else None
+        snapshot = (
+            self.table.metadata.snapshot_by_id(row.snapshot_id)
+            if row is not None and row.snapshot_id
+            else None
+        )
         by_id, id = self.table.schemas(), snapshot.schema_id if snapshot is not None else None
         return by_id[id] if id is not None and id in by_id else self.table.schema()
 
@@ -94,13 +112,17 @@ def events_of(subject: Subject, run: HourRun) -> tuple[RunEvent, RunEvent]:
     start = _event(subject, run, RunState.START, run.began.isoformat(), _common_facets(run))
     start.inputs = [_dataset(InputDataset, subject.topic, _topic_facets(subject))]
     start.outputs = [_dataset(OutputDataset, table_name(subject.table.location()), {})]
-    end = _event(subject, run, ended, run.ended.isoformat(), _common_facets(run) | _final_facets(run))
+    end = _event(
+        subject, run, ended, run.ended.isoformat(), _common_facets(run) | _final_facets(run)
+    )
     end.inputs = [_input(subject, run)]
     end.outputs = _outputs(subject, run)
     return start, end
 
 
-def _event(subject: Subject, run: HourRun, state: RunState, at: str, facets: dict[str, Any]) -> RunEvent:
+def _event(
+    subject: Subject, run: HourRun, state: RunState, at: str, facets: dict[str, Any]
+) -> RunEvent:
     stream = subject.stream
     description = _DESCRIPTION.format(topic=stream.topic, table=stream.table)
     of_job = {
@@ -108,7 +130,9 @@ def _event(subject: Subject, run: HourRun, state: RunState, at: str, facets: dic
         "jobType": job_type_job.JobTypeJobFacet("BATCH", "ANABRANCH", "JOB"),
     }
     job = event_v2.Job(subject.environment.lineage.namespace, f"{stream.name}.batch", of_job)
-    return RunEvent(eventType=state, eventTime=at, run=event_v2.Run(run.id, facets), job=job, producer=PRODUCER)
+    return RunEvent(
+        eventType=state, eventTime=at, run=event_v2.Run(run.id, facets), job=job, producer=PRODUCER
+    )
 
 
 def _common_facets(run: HourRun) -> dict[str, Any]:
@@ -118,14 +142,18 @@ def _common_facets(run: HourRun) -> dict[str, Any]:
         facets["parent"] = _parent(run.parent, run.root)
     if run.row is not None and run.row.run is not None and run.row.run.spark is not None:
         version = run.row.run.spark
-        facets["processing_engine"] = processing_engine_run.ProcessingEngineRunFacet(version, "spark", __version__)
+        facets["processing_engine"] = processing_engine_run.ProcessingEngineRunFacet(
+            version, "spark", __version__
+        )
     return facets
 
 
 def _parent(parent: ParentRun, root: ParentRun | None) -> parent_run.ParentRunFacet:
     outermost = None
     if root is not None:
-        outermost = parent_run.Root(parent_run.RootRun(root.run_id), parent_run.RootJob(root.namespace, root.job))
+        outermost = parent_run.Root(
+            parent_run.RootRun(root.run_id), parent_run.RootJob(root.namespace, root.job)
+        )
     return parent_run.ParentRunFacet(
         parent_run.Run(parent.run_id), parent_run.Job(parent.namespace, parent.job), outermost
     )
@@ -157,8 +185,12 @@ def _input(subject: Subject, run: HourRun) -> InputDataset:
     row, facets = run.row, {}
     if row is not None and row.offsets is not None and row.gap is not None:
         read = row.offsets - row.gap
-        facets["inputStatistics"] = input_statistics_input_dataset.InputStatisticsInputDatasetFacet(read)
-    dataset: InputDataset = _dataset(InputDataset, subject.topic, _topic_facets(subject), inputFacets=facets)
+        facets["inputStatistics"] = input_statistics_input_dataset.InputStatisticsInputDatasetFacet(
+            read
+        )
+    dataset: InputDataset = _dataset(
+        InputDataset, subject.topic, _topic_facets(subject), inputFacets=facets
+    )
     return dataset
 
 
@@ -178,17 +210,23 @@ def _outputs(subject: Subject, run: HourRun) -> list[OutputDataset]:
     if row is not None and run.error is None and row.dead:
         written = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(row.dead)
         of_letters = {
-            "documentation": facet_v2.documentation_dataset.DocumentationDatasetFacet(_DEAD_DESCRIPTION),
+            "documentation": facet_v2.documentation_dataset.DocumentationDatasetFacet(
+                _DEAD_DESCRIPTION
+            ),
             **_kind_of_table(subject, subject.stream.dead_letters_table),
         }
         where = table_name(subject.dead_letters.location())
-        outputs.append(_dataset(OutputDataset, where, of_letters, outputFacets={"outputStatistics": written}))
+        outputs.append(
+            _dataset(OutputDataset, where, of_letters, outputFacets={"outputStatistics": written})
+        )
     return outputs
 
 
 def _only_the_hour(hour: str) -> base_subset_dataset.OutputSubsetOutputDatasetFacet:
     partition = base_subset_dataset.Partition({"ingest_hour": hour})
-    return base_subset_dataset.OutputSubsetOutputDatasetFacet(base_subset_dataset.PartitionSubsetCondition([partition]))
+    return base_subset_dataset.OutputSubsetOutputDatasetFacet(
+        base_subset_dataset.PartitionSubsetCondition([partition])
+    )
 
 
 def _table_facets(subject: Subject, row: LedgerRow | None) -> dict[str, Any]:
@@ -203,7 +241,9 @@ def _table_facets(subject: Subject, row: LedgerRow | None) -> dict[str, Any]:
     if row.good is not None:
         facets["dataQualityMetrics"] = _metrics(subject, row)
     if assertions := assertions_of(row):
-        facets["dataQualityAssertions"] = data_quality_assertions_dataset.DataQualityAssertionsDatasetFacet(assertions)
+        facets["dataQualityAssertions"] = (
+            data_quality_assertions_dataset.DataQualityAssertionsDatasetFacet(assertions)
+        )
     return facets
 
 
@@ -214,7 +254,13 @@ def _kind_of_table(subject: Subject, table: str) -> dict[str, Any]:
         "datasetType": dataset_type_dataset.DatasetTypeDatasetFacet("TABLE"),
         "storage": storage_dataset.StorageDatasetFacet("iceberg", "parquet"),
         "catalog": catalog_dataset.CatalogDatasetFacet(
-            "iceberg", kind, catalog.name, catalog_address(catalog), catalog.warehouse, "anabranch", None
+            "iceberg",
+            kind,
+            catalog.name,
+            catalog_address(catalog),
+            catalog.warehouse,
+            "anabranch",
+            None,
         ),
     }
     if (known := catalog_name(catalog, subject.environment.s3.region, table)) is not None:
@@ -236,26 +282,36 @@ def _fields(fields: tuple[NestedField, ...]) -> list[schema_dataset.SchemaDatase
     ]
 
 
-def _column_lineage(subject: Subject, schema: Schema) -> column_lineage_dataset.ColumnLineageDatasetFacet:
-    """Each column comes from the record's field of the same name, or from those that the stream's file selects; the
-    event date comes from the event time."""
+def _column_lineage(
+    subject: Subject, schema: Schema
+) -> column_lineage_dataset.ColumnLineageDatasetFacet:
+    """Each column comes from the record's field of the same name, or from those that the stream's
+    file selects; the event date comes from the event time."""
     stream = subject.stream
     of: dict[str, tuple[str, ...]] = {c.name: (c.name,) for c in stream.columns if not c.rescues}
     of |= {selected.name: selected.fields for selected in stream.select or ()}
-    as_they_are = {*of} - {selected.name for selected in stream.select or () if selected.kind != "field"}
-    masked = {selected.name for selected in stream.select or () if selected.kind in ("hash", "truncate")}
+    as_they_are = {*of} - {
+        selected.name for selected in stream.select or () if selected.kind != "field"
+    }
+    masked = {
+        selected.name for selected in stream.select or () if selected.kind in ("hash", "truncate")
+    }
     if stream.event_time is not None:
         of["event_date"] = (stream.event_time.column,)
     lineage = {}
     for name in (field.name for field in schema.fields if of.get(field.name)):
         kind = "IDENTITY" if name in as_they_are else "TRANSFORMATION"
         how = column_lineage_dataset.Transformation("DIRECT", kind, "", name in masked)
-        sources = [column_lineage_dataset.InputField(*subject.topic, field, [how]) for field in of[name]]
+        sources = [
+            column_lineage_dataset.InputField(*subject.topic, field, [how]) for field in of[name]
+        ]
         lineage[name] = column_lineage_dataset.Fields(sources)
     return column_lineage_dataset.ColumnLineageDatasetFacet(lineage)
 
 
-def _metrics(subject: Subject, row: LedgerRow) -> data_quality_metrics_dataset.DataQualityMetricsDatasetFacet:
+def _metrics(
+    subject: Subject, row: LedgerRow
+) -> data_quality_metrics_dataset.DataQualityMetricsDatasetFacet:
     required = tuple(column.name for column in subject.stream.columns if not column.nullable)
     columns = {
         name: data_quality_metrics_dataset.ColumnMetrics(nullCount=n, quantiles=None)

@@ -37,7 +37,10 @@ def catalog_name(catalog: Catalog, region: str, table: str) -> Name | None:
         return Name(catalog.uri, table)
     account = catalog.properties.get("glue.id")
     if catalog.type == "glue" and account is not None:
-        return Name(f"arn:aws:glue:{region}:{account.get_secret_value()}", f"table/{table.replace('.', '/')}")
+        return Name(
+            f"arn:aws:glue:{region}:{account.get_secret_value()}",
+            f"table/{table.replace('.', '/')}",
+        )
     return None
 
 

@@ -7,7 +7,12 @@ from collections.abc import Iterable
 
 import requests
 from openlineage.client.event_v2 import RunEvent
-from openlineage.client.transport.http import ApiKeyTokenProvider, HttpConfig, HttpTransport, TokenProvider
+from openlineage.client.transport.http import (
+    ApiKeyTokenProvider,
+    HttpConfig,
+    HttpTransport,
+    TokenProvider,
+)
 
 from anabranch.common.deadline import call_within
 from anabranch.common.errors import AnabranchError, ConfigurationError, NoAnswer, Refused, Transient
@@ -55,7 +60,9 @@ class Receiver:
         response = error.response if isinstance(error, requests.HTTPError) else None
         if response is None:
             if isinstance(error, requests.exceptions.SSLError):
-                return ConfigurationError(f"{doing}: {error}; check lineage.url and its certificate")
+                return ConfigurationError(
+                    f"{doing}: {error}; check lineage.url and its certificate"
+                )
             return Transient(f"{doing}: {error} (transient, try again)")
         answer = f"{response.status_code} {response.reason or ''}".strip()
         found = f"{doing}: expected the receiver to accept the event, found {answer}"

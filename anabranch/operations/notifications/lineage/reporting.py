@@ -44,11 +44,14 @@ def subject_of(job: Job) -> Subject:
         from anabranch.operations.notifications.lineage.events import Subject
     except ModuleNotFoundError as error:
         raise ConfigurationError(
-            f"lineage: expected OpenLineage's client, found no {error.name}; run `pip install 'anabranch[lineage]'`"
+            f"lineage: expected OpenLineage's client, found no {error.name}; run `pip install "
+            "'anabranch[lineage]'`"
         ) from error
 
     lake, stream = job.lake, job.stream
-    return Subject(job.environment, stream, lake.load(stream.table), lake.load(stream.dead_letters_table))
+    return Subject(
+        job.environment, stream, lake.load(stream.table), lake.load(stream.dead_letters_table)
+    )
 
 
 def run_events(subject: Subject, row: LedgerRow) -> tuple[HourRun, tuple[RunEvent, RunEvent]]:
@@ -88,7 +91,9 @@ class LineageReporter:
             self._receiver = Receiver(self._job.environment.lineage)
         except Exception as error:
             self._subject = None
-            LOG.warning("stream %s: lineage disabled for this job: %s", self._job.stream.name, error)
+            LOG.warning(
+                "stream %s: lineage disabled for this job: %s", self._job.stream.name, error
+            )
 
     def report(self) -> None:
         """Send the decisions since the last call."""
@@ -131,7 +136,11 @@ class LineageReporter:
         if self.missed:
             name = self._job.stream.name
             hours = sorted(self.missed)
-            which = ", ".join(hours) if len(hours) < 4 else f"{len(hours)} hours from {hours[0]} to {hours[-1]}"
+            which = (
+                ", ".join(hours)
+                if len(hours) < 4
+                else f"{len(hours)} hours from {hours[0]} to {hours[-1]}"
+            )
             LOG.warning(
                 "stream %s: lineage not sent for %s; to send it: anabranch lineage %s --since %s",
                 name,
@@ -142,11 +151,15 @@ class LineageReporter:
 
     def _give_up(self, error: Exception) -> None:
         self._receiver = None
-        LOG.warning("stream %s: lineage stopped, the job continues: %s", self._job.stream.name, error)
+        LOG.warning(
+            "stream %s: lineage stopped, the job continues: %s", self._job.stream.name, error
+        )
 
 
 @contextmanager
-def report_lineage(job: Job, parent: str | None = None, root: str | None = None) -> Iterator[LineageReporter]:
+def report_lineage(
+    job: Job, parent: str | None = None, root: str | None = None
+) -> Iterator[LineageReporter]:
     """A reporter for the duration of a job; `parent` and `root` are the scheduler's runs that
     contain it."""
     reporter = LineageReporter(job, parent, root)

@@ -53,7 +53,13 @@ def run_of(table_uuid: str, row: LedgerRow) -> HourRun:
 
 
 def failed_run(
-    table_uuid: str, hour: str, began: datetime, ended: datetime, error: str, parent: str | None, root: str | None
+    table_uuid: str,
+    hour: str,
+    began: datetime,
+    ended: datetime,
+    error: str,
+    parent: str | None,
+    root: str | None,
 ) -> HourRun:
     id = _run_id(hour, f"{table_uuid}.{hour}.{began.isoformat()}")
     return HourRun(id, hour, began, ended, error, None, _known(parent), _known(root))
@@ -114,15 +120,23 @@ def assertions_of(row: LedgerRow) -> list[quality_facet.Assertion]:
     if balance is not None:
         total = sum(balance[name] for name in TERMS)
         is_closed = total == balance["offsets"]
-        found.append(_assertion("balance", is_closed, "error", expected=str(balance["offsets"]), actual=str(total)))
+        found.append(
+            _assertion(
+                "balance", is_closed, "error", expected=str(balance["offsets"]), actual=str(total)
+            )
+        )
     quality = row.quality or QualityResult(True)
     found += [_of_entry(entry, True) for entry in quality.met or ()]
     found += [_of_entry(entry, False) for entry in (*quality.failed, *(quality.warnings or ()))]
     return found
 
 
-def _assertion(type: str, success: bool, severity: str, **other: str | None) -> quality_facet.Assertion:
-    return quality_facet.Assertion(assertion=type, success=success, severity=severity, name=type, params=None, **other)
+def _assertion(
+    type: str, success: bool, severity: str, **other: str | None
+) -> quality_facet.Assertion:
+    return quality_facet.Assertion(
+        assertion=type, success=success, severity=severity, name=type, params=None, **other
+    )
 
 
 def _of_entry(entry: Mapping[str, Any], met: bool) -> quality_facet.Assertion:
@@ -143,7 +157,11 @@ def _of_entry(entry: Mapping[str, Any], met: bool) -> quality_facet.Assertion:
 def _actual(entry: Mapping[str, Any]) -> str | None:
     count, elements = entry.get("unexpected_count"), entry.get("element_count")
     if count is not None:
-        return f"{count} of {elements} rows otherwise" if elements is not None else f"{count} rows do not meet it"
+        return (
+            f"{count} of {elements} rows otherwise"
+            if elements is not None
+            else f"{count} rows do not meet it"
+        )
     observed = entry.get("observed")
     return str(observed) if observed is not None else None
 

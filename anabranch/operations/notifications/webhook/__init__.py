@@ -1,6 +1,7 @@
 """The webhook: posts each change of an hour's state as JSON, in ledger order, at least once.
 
-1. The position is a sequence of the ledger, kept in a property of the ledger's table, for each receiver.
+1. The position is a sequence of the ledger, kept in a property of the ledger's table, for each
+  receiver.
 2. The job posts later decisions, one request for each, with the decision's id.
 3. The position moves past the messages that the receiver accepted.
 
@@ -66,10 +67,13 @@ class Notifier:
         webhook = webhook_of(job)
         if webhook is None:
             raise ConfigurationError(
-                f"stream {job.stream.name}: expected `webhook:` in its file or in anabranch.yaml, found none"
+                f"stream {job.stream.name}: expected `webhook:` in its file or in anabranch.yaml, "
+                "found none"
             )
         self._job, self._webhook = job, webhook
-        self._key = _POSITION + hashlib.sha256(webhook.url.get_secret_value().encode()).hexdigest()[:16]
+        self._key = (
+            _POSITION + hashlib.sha256(webhook.url.get_secret_value().encode()).hexdigest()[:16]
+        )
 
     def post(self, within: timedelta | None = None) -> Iterator[Posted]:
         """Post pending messages for about this long (None: all). Raises Transient when the receiver
@@ -82,7 +86,11 @@ class Notifier:
         try:
             for at, message in enumerate(waiting):
                 if deadline is not None and time.monotonic() >= deadline:
-                    LOG.info("stream %s: webhook: %d messages pending", self._job.stream.name, len(waiting) - at)
+                    LOG.info(
+                        "stream %s: webhook: %d messages pending",
+                        self._job.stream.name,
+                        len(waiting) - at,
+                    )
                     return
                 self._send(message)
                 row = message.row
@@ -116,7 +124,9 @@ class Notifier:
         if not new:
             return []
         first = min(row.sequence or 0 for row in new)
-        rows = Ledger(lake, name).history({row.hour for row in new}, ("partitions", "sources", "cut"))
+        rows = Ledger(lake, name).history(
+            {row.hour for row in new}, ("partitions", "sources", "cut")
+        )
         return list(messages(rows, first))
 
     def _keep(self, position: int) -> None:
@@ -125,7 +135,9 @@ class Notifier:
             if (self._position(table) or 0) < position:
                 tx.set_properties({self._key: str(position)})
 
-        admin.change_table(self._job.lake, self._job.stream.hours_table, "position of the webhook", write)
+        admin.change_table(
+            self._job.lake, self._job.stream.hours_table, "position of the webhook", write
+        )
 
     def _send(self, message: Message) -> None:
         stream, webhook = self._job.stream, self._webhook
@@ -134,8 +146,9 @@ class Notifier:
             # Name only the host: the rest of the URL may be a secret.
             host = urlsplit(webhook.url.get_secret_value()).hostname
             raise Transient(
-                f"stream {stream.name}: webhook {host}: expected it to accept {message.row.hour} {message.event}, "
-                f"found {why}; the message stays pending, `anabranch webhook {stream.name}` posts it"
+                f"stream {stream.name}: webhook {host}: expected it to accept {message.row.hour} "
+                f"{message.event}, found {why}; the message stays pending, `anabranch webhook "
+                f"{stream.name}` posts it"
             )
 
 
@@ -151,7 +164,9 @@ def notify(job: Job) -> bool:
         return True
     try:
         for posted in Notifier(job).post(JOBS_WAIT):
-            LOG.info("stream %s: webhook accepted %s %s", job.stream.name, posted.hour, posted.event)
+            LOG.info(
+                "stream %s: webhook accepted %s %s", job.stream.name, posted.hour, posted.event
+            )
     except Exception as error:
         LOG.warning("%s", error)
         return False
@@ -159,7 +174,8 @@ def notify(job: Job) -> bool:
 
 
 def send(webhook: Webhook, body: dict[str, Any]) -> str | None:
-    """Post one message; returns why it failed, or None. Returns within `webhook.within` in any case."""
+    """Post one message; returns why it failed, or None. Returns within `webhook.within` in any
+    case."""
     seconds = webhook.within.total_seconds()
     # The client's timeout restarts with each byte of a slow answer, so limit the time here.
     try:
@@ -186,7 +202,11 @@ def _post(webhook: Webhook, body: dict[str, Any]) -> str | None:
             allow_redirects=False,
             stream=True,
         ) as answer:
-            return None if 200 <= answer.status_code < 300 else f"{answer.status_code} {answer.reason or ''}".strip()
+            return (
+                None
+                if 200 <= answer.status_code < 300
+                else f"{answer.status_code} {answer.reason or ''}".strip()
+            )
     except (requests.exceptions.RequestException, ValueError) as error:
         # The error's text contains the URL.
         return type(error).__name__

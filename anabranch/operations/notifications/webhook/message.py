@@ -49,8 +49,12 @@ class Message:
             "recorded_at": row.recorded_at.isoformat(),
             "reason": row.reason,
             "balance": balance,
-            "difference": {"missing": diff.missing, "extra": diff.extra, "changed": diff.changed} if diff else None,
-            "quality": {"passed": quality.passed, "failed": len(quality.failed)} if quality is not None else None,
+            "difference": {"missing": diff.missing, "extra": diff.extra, "changed": diff.changed}
+            if diff
+            else None,
+            "quality": {"passed": quality.passed, "failed": len(quality.failed)}
+            if quality is not None
+            else None,
             "command": f"anabranch explain {stream} {row.hour}",
             "link": link,
             "text": self._text(stream) + (f" {link}" if link is not None else ""),
@@ -58,7 +62,9 @@ class Message:
 
     def _text(self, stream: str) -> str:
         text = f"{stream} {self.row.hour} {self.event}"
-        text += f" as revision {self.row.revision}" if self.event in ("accepted", "restated") else ""
+        text += (
+            f" as revision {self.row.revision}" if self.event in ("accepted", "restated") else ""
+        )
         text += f", served by {self.after.served}"
         return text + (f": {self.row.reason}" if self.row.reason else "")
 
