@@ -27,12 +27,12 @@ from anabranch.iceberg.parquet_writer import has_columns, has_own_layout, target
 from anabranch.iceberg.physical_design import sort_order_id
 from anabranch.iceberg.snapshots import Staged
 from anabranch.iceberg.staging import read_snapshot, read_staged, stage, stage_files
+from anabranch.iceberg.table_schemas import rows_columns
 from anabranch.job import Job
 from anabranch.offsets import hours
 from anabranch.offsets.hours import Cut
 from anabranch.offsets.position import Offsets
 from anabranch.protocol import coverage, ledger
-from anabranch.protocol.apply import rows_columns
 from anabranch.protocol.erasure_filter import load_filter
 from anabranch.protocol.ledger_row import Decoders, HourAccount, UnknownFields
 from anabranch.protocol.publish import new_id

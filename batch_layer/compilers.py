@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from anabranch.common.deadline import Note
+from anabranch.common.deadline import KAFKA, LAKE, Note
 from anabranch.common.errors import AnabranchError
 from anabranch.job import Job
 from anabranch.offsets.hours import hours_between, shift
 from anabranch.offsets.position import ranges_between, size
-from anabranch.operations.reports.status import KAFKA, LAKE
 from anabranch.protocol.state import load_state
 from anabranch.spark.java import FIRST_COMPILER
 from batch_layer.plan import waiting_hours

@@ -14,7 +14,7 @@ import json
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from anabranch import __version__
+from anabranch.common.version import VERSION
 from anabranch.config import Stream
 from anabranch.offsets import hours
 from anabranch.offsets.hours import Cut
@@ -34,7 +34,7 @@ def refusal_basis(stream: Stream, suite: bytes, state: State, hour: str, cut: Cu
     around = stream.batch.lookback_hours
     first, last = hours.shift(hour, -around), hours.shift(hour, around)
     inputs = {
-        "code": __version__,
+        "code": VERSION,
         "stream": stream.model_dump(mode="json", exclude=_OTHER),
         "suite": hashlib.sha256(suite).hexdigest(),
         "cut": cut.as_dict(),

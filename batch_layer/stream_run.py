@@ -19,8 +19,8 @@ from anabranch.common.errors import AnabranchError, Unexpected
 from anabranch.common.progress import Progress
 from anabranch.common.retry import Retry
 from anabranch.job import Job
-from anabranch.operations.notifications import webhook
-from anabranch.operations.notifications.lineage.reporting import LineageReporter
+from anabranch.notifications import webhook
+from anabranch.notifications.lineage.reporting import LineageReporter
 from anabranch.protocol.acts import act_now
 from anabranch.protocol.owner import take_over
 from anabranch.protocol.sealing import require_ended, require_sealed

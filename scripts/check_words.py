@@ -20,18 +20,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parent.parent
 
 CLEAN = (
-    "anabranch/cli",
-    "anabranch/common",
-    "anabranch/config",
-    "anabranch/dev",
-    "anabranch/iceberg",
-    "anabranch/job.py",
-    "anabranch/kafka",
-    "anabranch/offsets",
-    "anabranch/operations",
-    "anabranch/protocol",
-    "anabranch/records",
-    "anabranch/spark",
+    "anabranch",
     "batch_layer",
     "dags",
     "serving_layer",

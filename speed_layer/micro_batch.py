@@ -32,11 +32,12 @@ from anabranch.iceberg.file_io import count_written
 from anabranch.iceberg.manifests import hour_of_file
 from anabranch.iceberg.snapshots import Staged
 from anabranch.iceberg.staging import Written, stage
+from anabranch.iceberg.table_schemas import rows_columns
 from anabranch.job import Job
 from anabranch.kafka.source import is_unreadable, read_around
 from anabranch.offsets.position import Offsets, Ranges, ranges_to_keys, size
 from anabranch.protocol import dead_letters, merge
-from anabranch.protocol.apply import require_columns, rows_columns
+from anabranch.protocol.apply import require_columns
 from anabranch.protocol.erasure_filter import ErasureFilter, load_filter
 from anabranch.protocol.measured import PUBLISH, READABLE, STAGE, Meter
 from anabranch.protocol.merge import Merged

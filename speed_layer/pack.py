@@ -25,8 +25,8 @@ from importlib.metadata import (
 )
 from pathlib import Path
 
-import anabranch
 from anabranch.common.errors import Terminal
+from anabranch.common.version import VERSION
 from anabranch.spark.executor_python import ARCHIVE, CODE, VERSIONS, installed
 
 # Of PySpark, what executors have in Spark itself.
@@ -64,7 +64,7 @@ def pack(folder: Path) -> Packed:
     """Write the archive to `folder`, in place of one of the same name. Raises Terminal and
     OSError."""
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder.resolve() / f"{ARCHIVE}-{anabranch.__version__}-python{python_version()}.tar.gz"
+    file = folder.resolve() / f"{ARCHIVE}-{VERSION}-python{python_version()}.tar.gz"
     new = file.with_suffix(f".{os.getpid()}")
     try:
         with tarfile.open(new, "w:gz", compresslevel=3) as archive:
@@ -82,7 +82,7 @@ def pack(folder: Path) -> Packed:
 
 
 def _files() -> Iterator[tuple[Path, str]]:
-    root = Path(anabranch.__file__).parent.parent
+    root = Path(__file__).parents[1]
     for package in CODE:
         for path in (root / package).rglob("*"):
             if path.is_file() and "__pycache__" not in path.parts:

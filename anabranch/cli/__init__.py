@@ -10,10 +10,10 @@ from typing import Any, NoReturn
 
 import click
 
-from anabranch import __version__
 from anabranch.cli import completion, deliver, dev, docs, jobs, lazy_pandas, operate, reports, serve
 from anabranch.cli.options import explain
 from anabranch.common.errors import AnabranchError
+from anabranch.common.version import VERSION
 
 # A command's imports make 130,000 objects that stay: Python would look through them again and again
 # for what can go.
@@ -85,7 +85,7 @@ def _fail(error: AnabranchError) -> NoReturn:
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="anabranch")
+@click.version_option(VERSION, prog_name="anabranch")
 def main() -> None:
     """Kafka to one exact Iceberg table through two arms.
 

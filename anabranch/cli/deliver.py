@@ -63,7 +63,7 @@ def webhook(stream: str, skip: bool, conf: str | None, output: str) -> None:
     which waits with all behind it.
     """
     from anabranch.cli.render import print_event, print_text
-    from anabranch.operations.notifications.webhook import Notifier
+    from anabranch.notifications.webhook import Notifier
 
     job = open_stream(stream, conf)
     notifier = Notifier(job)
@@ -98,7 +98,7 @@ def lineage(stream: str, since: str | None, as_events: bool, conf: str | None, o
     """
     from anabranch.cli.render import print_event, print_text
     from anabranch.common.errors import ConfigurationError
-    from anabranch.operations.notifications.lineage import reporting
+    from anabranch.notifications.lineage import reporting
 
     job = open_stream(stream, conf)
     settings = job.environment.lineage
@@ -110,7 +110,7 @@ def lineage(stream: str, since: str | None, as_events: bool, conf: str | None, o
     subject = reporting.subject_of(job)
     from openlineage.client.serde import Serde
 
-    from anabranch.operations.notifications.lineage.receiver import Receiver
+    from anabranch.notifications.lineage.receiver import Receiver
 
     receiver = Receiver(settings) if not as_events else None
     sent = 0

@@ -163,8 +163,8 @@ def batch(
     nothing for the others. The exit code is 0 when all are done, else the first of 70, 2, 1 and 75
     that a stream has.
     """
+    from anabranch.notifications.lineage.parents import parse_run
     from anabranch.offsets.hours import span_of
-    from anabranch.operations.notifications.lineage.parents import parse_run
     from anabranch.spark.submit import submit_streams
 
     one = chosen.one()

@@ -87,7 +87,7 @@ def ask(
 
 def load_table(job: Job, note: Note) -> None:
     """Whether the catalog and the store answer for a stream: load its table."""
-    from anabranch.operations.reports.status import LAKE
+    from anabranch.common.deadline import LAKE
 
     note(LAKE)
     job.lake.load(job.stream.table)

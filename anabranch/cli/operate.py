@@ -182,7 +182,7 @@ def adopt(stream: str, begin: str | None, why: str | None, conf: str | None, out
     nothing changes, and the exit code is 1.
     """
     from anabranch.cli.render.operate import print_adopted
-    from anabranch.operations.notifications import webhook
+    from anabranch.notifications import webhook
     from anabranch.protocol import topic_change
     from anabranch.protocol.publisher import Publisher
     from anabranch.protocol.start_offsets import parse_start
@@ -222,7 +222,7 @@ def serve_hour(
     code 1 and without a change, when that layer's rows do not cover the hour's cut.
     """
     from anabranch.cli.render.operate import print_served
-    from anabranch.operations.notifications import webhook
+    from anabranch.notifications import webhook
     from anabranch.protocol import override
     from anabranch.protocol.publisher import Publisher
 
@@ -314,8 +314,8 @@ def import_(
     changes nothing once it is done.
     """
     from anabranch.cli.render.imports import print_imported, print_planned
-    from anabranch.operations.importing import run
-    from anabranch.operations.notifications import webhook
+    from anabranch.lifecycle.importing import run
+    from anabranch.notifications import webhook
     from anabranch.protocol.publisher import Publisher
 
     first, last = _hours_to_import(hours)
@@ -393,7 +393,7 @@ def _maintain(job: Job, dry_run: bool) -> tuple[dict[str, Any], Maintenance | No
     maintenance."""
     from datetime import UTC, datetime
 
-    from anabranch.operations import maintenance
+    from anabranch.lifecycle import maintenance
     from anabranch.operations.reports.maintenance import read_maintenance
     from anabranch.protocol.publisher import Publisher
 
@@ -481,7 +481,7 @@ def erase(
     code 1 if one has a value.
     """
     from anabranch.cli.render.erasures import print_erased, print_found
-    from anabranch.operations.erasure import run
+    from anabranch.lifecycle.erasure import run
     from anabranch.protocol.publisher import Publisher
 
     if status:
@@ -514,8 +514,8 @@ def _erasure_scan(
     stream: str, column: str, values: frozenset[str], conf: str | None, output: str
 ) -> None:
     from anabranch.cli.render.erasures import print_scan
-    from anabranch.operations.erasure.scan import scan
-    from anabranch.operations.erasure.search import Values
+    from anabranch.lifecycle.erasure.scan import scan
+    from anabranch.lifecycle.erasure.search import Values
 
     done = scan(open_stream(stream, conf), Values.of(column, values))
     print_scan(stream, done, len(values), output)
@@ -527,7 +527,7 @@ def _erasure_status(stream: str, verify: bool, conf: str | None, output: str) ->
     from datetime import UTC, datetime
 
     from anabranch.cli.render.erasures import print_erasures
-    from anabranch.operations.erasure.status import read_statuses
+    from anabranch.lifecycle.erasure.status import read_statuses
 
     statuses = read_statuses(open_stream(stream, conf), datetime.now(UTC), verify)
     print_erasures(stream, statuses, output)

@@ -66,9 +66,9 @@ def audit(
     that does not answer within 6 seconds is left out by name.
     """
     from anabranch.cli.render.audit import print_audit
+    from anabranch.common.deadline import KAFKA
     from anabranch.common.output import print_json
     from anabranch.operations.audit import audit as run_audit
-    from anabranch.operations.reports.status import KAFKA
 
     is_many = chosen.one() is None
     selected = many.select(chosen, conf)
@@ -174,7 +174,7 @@ def complete_through(chosen: StreamSelection, tag: bool, conf: str | None, outpu
     stays. `maintain.group_hours` of the stream's file is how long tags are kept.
     """
     from anabranch.cli.render.completeness import print_complete_through
-    from anabranch.operations.reports.status import LAKE
+    from anabranch.common.deadline import LAKE
     from anabranch.protocol import group_hours, watermarks
     from anabranch.protocol.state import load_state
 

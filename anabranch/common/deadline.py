@@ -121,7 +121,9 @@ def wait_for_all(readings: Sequence[TimedRead[T]], seconds: float) -> None:
 
 
 Note = Callable[[str], None]
-"""Called with what is waited for from here on, such as `Kafka`."""
+"""Called with what is waited for from here on, such as `KAFKA`."""
+
+LAKE, KAFKA = "the catalog or the store", "Kafka"
 
 
 def ask_all(

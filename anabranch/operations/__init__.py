@@ -1,2 +1,1 @@
-"""What operators look at and run: reports, doctor, audit, maintenance, the status page,
-notifications."""
+"""What operators look at: reports, doctor, audit, the status page."""

@@ -18,9 +18,9 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 from pyiceberg.types import IntegerType, LongType, NestedField, StringType, TimestamptzType
 
-from anabranch import __version__
 from anabranch.common.errors import Transient
 from anabranch.common.remote_errors import lake_errors
+from anabranch.common.version import VERSION
 from anabranch.iceberg.ledger_files import has_many, read, read_since
 from anabranch.protocol.ledger_row import Layer
 
@@ -83,7 +83,7 @@ def record(lake: Lake, name: str, delivery: Delivery) -> None:
             known = read(table, [delivery.hour], ("delivery_id", "hour"))
         if delivery.delivery_id in known["delivery_id"].to_pylist():
             return None
-        own = {"sequence": table.metadata.next_sequence_number(), "code_version": __version__}
+        own = {"sequence": table.metadata.next_sequence_number(), "code_version": VERSION}
         return pa.Table.from_pylist([vars(delivery) | own], schema=_ARROW)
 
     if has_many(lake.append(name, missing)):

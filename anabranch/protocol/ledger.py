@@ -22,10 +22,10 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 from pyiceberg.types import IntegerType, LongType, NestedField, StringType, TimestamptzType
 
-from anabranch import __version__
 from anabranch.common.errors import Refused, Transient
 from anabranch.common.json_values import from_json
 from anabranch.common.remote_errors import lake_errors
+from anabranch.common.version import VERSION
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.ledger_files import (
     FIRST_HOUR,
@@ -200,7 +200,7 @@ def decision(
         revision=revision,
         decision_id=id or new_id(),
         recorded_at=now,
-        code_version=__version__,
+        code_version=VERSION,
         served=served,
         reason=reason,
         cut=cut,

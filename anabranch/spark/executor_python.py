@@ -15,8 +15,6 @@ from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
-import anabranch
-
 ARCHIVE = "anabranch"
 """The archive's folder on executors."""
 VERSIONS = "versions.json"
@@ -40,7 +38,7 @@ def installed() -> dict[str, str]:
 
 
 def _code_digest() -> str:
-    digest, root = hashlib.sha256(), Path(anabranch.__file__).parent.parent
+    digest, root = hashlib.sha256(), Path(__file__).parents[2]
     for package in CODE:
         for file in sorted((root / package).rglob("*.py")):
             digest.update(f"{file.relative_to(root).as_posix()}\0".encode())

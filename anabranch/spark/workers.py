@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 from anabranch.common.remote_errors import full_text, one_line
 from anabranch.spark.executor_python import difference, installed
 from anabranch.spark.settings import runs_here
+from anabranch.spark.worker_daemon import MODULES
 
 LOG = logging.getLogger(__name__)
 
@@ -116,6 +117,7 @@ def _probe(spark: SparkSession) -> list[dict[str, str]]:
 def _task() -> Callable[[Iterable[int]], Iterator[str]]:
     """The task of a probe. Spark sends a nested function by value, so it also runs where our code
     is missing."""
+    modules = MODULES
 
     def run(_: Iterable[int]) -> Iterator[str]:
         import importlib
@@ -124,7 +126,8 @@ def _task() -> Callable[[Iterable[int]], Iterator[str]]:
 
         host = socket.gethostname()
         try:
-            importlib.import_module("speed_layer.group_staging")
+            for module in modules:
+                importlib.import_module(module)
             from anabranch.spark.executor_python import installed
         except ImportError as error:
             yield json.dumps({"host": host, "missing": str(error)})

@@ -16,8 +16,8 @@ from anabranch.common.remote_errors import explain
 from anabranch.config import Environment, Stream
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.schema_evolution import evolve
+from anabranch.iceberg.table_schemas import rows_columns
 from anabranch.kafka.schema_registry import SchemaRegistryClient, SubjectVersion, open_registry
-from anabranch.protocol.apply import rows_columns
 from anabranch.subjects.resolve import plan_version, with_table_columns
 
 LOG = logging.getLogger(__name__)
@@ -125,7 +125,7 @@ def take_up(environment: Environment, stream: Stream, lake: Lake) -> Stream:
 
 @dataclass(frozen=True)
 class _Known:
-    """What was read of a stream: by which file, and its columns or why there are none."""
+    """A stream as it was read: by which file, and its columns or why there are none."""
 
     file: Stream
     found: Stream | AnabranchError

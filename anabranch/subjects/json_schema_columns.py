@@ -93,7 +93,7 @@ class _Reader:
     def resolved(
         self, schema: Any, path: str, seen: tuple[str, ...]
     ) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-        """What a schema stands for: through references, and through combinations of one schema and
+        """The schema behind references, and behind combinations of one schema and
         null."""
         while True:
             if not isinstance(schema, Mapping):

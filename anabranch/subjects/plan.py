@@ -28,8 +28,8 @@ from anabranch.common.errors import Refused
 from anabranch.config import RESERVED_COLUMNS, TAKEN_COLUMNS, Stream
 from anabranch.config.columns import MOST_DIGITS, RESCUED, Column
 from anabranch.iceberg.schema_evolution import type_words
+from anabranch.iceberg.table_schemas import iceberg_type
 from anabranch.kafka.schema_registry import SubjectVersion
-from anabranch.protocol.apply import iceberg_type
 from anabranch.subjects.avro_columns import avro_fields
 from anabranch.subjects.field import NotAColumn, NotReadable, require_names
 from anabranch.subjects.json_schema_columns import json_schema_fields

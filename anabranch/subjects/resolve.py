@@ -10,8 +10,8 @@ from anabranch.common.errors import NotYet
 from anabranch.config import Environment, Stream
 from anabranch.iceberg.register import register
 from anabranch.iceberg.schema_evolution import plan_evolution
+from anabranch.iceberg.table_schemas import rows_columns
 from anabranch.kafka.schema_registry import SubjectVersion, open_registry
-from anabranch.protocol.apply import rows_columns
 from anabranch.subjects.plan import plan_columns, table_columns
 
 if TYPE_CHECKING:

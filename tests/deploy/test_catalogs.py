@@ -27,7 +27,7 @@ from anabranch.iceberg import admin
 from anabranch.iceberg.commits import Change, Outcome
 from anabranch.iceberg.files import delete_files
 from anabranch.iceberg.lake import Lake
-from anabranch.operations import maintenance
+from anabranch.lifecycle import maintenance
 from anabranch.protocol.publish import Publish, new_id, to_commit
 
 if TYPE_CHECKING:

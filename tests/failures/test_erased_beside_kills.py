@@ -17,12 +17,12 @@ from stored_rows import exported_rows, stored_rows
 from world import World, event, past_hour
 
 from anabranch.common.fail_points import Step
+from anabranch.lifecycle.erasure.scan import scan
+from anabranch.lifecycle.erasure.search import Values
+from anabranch.lifecycle.erasure.status import read_statuses
+from anabranch.lifecycle.maintenance import maintain
 from anabranch.offsets.hours import start_of
 from anabranch.operations.audit import audit
-from anabranch.operations.erasure.scan import scan
-from anabranch.operations.erasure.search import Values
-from anabranch.operations.erasure.status import read_statuses
-from anabranch.operations.maintenance import maintain
 from anabranch.protocol import ledger
 
 Make = Callable[..., World]

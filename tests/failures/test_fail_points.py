@@ -169,13 +169,13 @@ MAINTAIN = [
 # They need no JVM: tests/unit/serving_layer/test_egress.py and
 # tests/integration/test_egress_targets.py kill at each.
 EGRESS = {step for step in Step if step.label.startswith("egress.")}
-# Nor do these: tests/unit/operations/test_retention.py.
+# Nor do these: tests/unit/lifecycle/test_retention.py.
 EXPIRE = {step for step in Step if step.label.startswith("expire.")}
-# Nor do these: tests/unit/operations/test_erasure.py.
+# Nor do these: tests/unit/lifecycle/test_erasure.py.
 ERASE = {step for step in Step if step.label.startswith("erase.")} | {
     Step.MAINTAIN_ENDED, Step.MAINTAIN_VERSIONS_DELETED,
 }  # fmt: skip
-# Nor do these: tests/unit/operations/test_holds.py, test_importing.py there,
+# Nor do these: tests/unit/protocol/test_holds.py, test_importing.py there,
 # tests/unit/protocol/test_topic_change.py.
 OTHERS = {step for step in Step if step.label.startswith(("hold.", "import.", "adopt."))}
 

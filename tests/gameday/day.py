@@ -143,7 +143,7 @@ class Day:
         with urllib.request.urlopen(f"http://{HOST}:{self.page_port}/", timeout=30) as answer:
             text = answer.read().decode()
         row = text[text.index(f'id="s-{STREAM}"') :]
-        cell = row[row.index("<td>") : row.index("</td>")]
+        cell = row[row.index('<td data-label="State">') : row.index("</td>")]
         lines = [" ".join(re.sub(r"<[^>]+>", "", line).split()) for line in cell.split("<br>")]
         word, *notes = [html.unescape(line) for line in lines if line]
         return {re.sub(r"^\W+\s*", "", word): "\n".join([word, *notes])}

@@ -13,10 +13,10 @@ from stored_rows import stored_rows
 from world import SCHEMA, World, event, past_hour
 
 from anabranch.iceberg.hour_files import files_by_hour
+from anabranch.lifecycle.erasure.run import ErasureRequest, erase
+from anabranch.lifecycle.maintenance import maintain
 from anabranch.offsets.hours import start_of
 from anabranch.operations.audit import audit
-from anabranch.operations.erasure.run import ErasureRequest, erase
-from anabranch.operations.maintenance import maintain
 from anabranch.protocol import ledger
 from anabranch.protocol.holding import hold
 from anabranch.protocol.ledger_row import LedgerRow

@@ -19,8 +19,8 @@ from anabranch.common.fail_points import Step
 from anabranch.common.output import plain
 from anabranch.iceberg.s3 import ObjectStore, open_store
 from anabranch.kafka.client import create_topic
+from anabranch.lifecycle.erasure.run import ErasureRequest, erase
 from anabranch.offsets.hours import start_of
-from anabranch.operations.erasure.run import ErasureRequest, erase
 from anabranch.protocol.deliveries import Delivery
 from anabranch.protocol.publisher import Publisher
 from serving_layer import egress as room

@@ -12,8 +12,8 @@ import pytest
 from pyspark.sql import SparkSession
 from world import World, event, past_hour, spread
 
+from anabranch.lifecycle.erasure.run import Erased, ErasureRequest, erase, find
 from anabranch.operations.audit import audit
-from anabranch.operations.erasure.run import Erased, ErasureRequest, erase, find
 from anabranch.protocol import ledger
 from anabranch.protocol.erasure_filter import ErasureFilter, HashedValues, HourFilter
 from anabranch.protocol.keyed_hashes import Key

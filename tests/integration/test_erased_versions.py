@@ -20,9 +20,9 @@ from pydantic import SecretStr
 from anabranch import config
 from anabranch.common.errors import AnabranchError
 from anabranch.job import Job
-from anabranch.operations.erasure import end
-from anabranch.operations.erasure.status import read_statuses
-from anabranch.operations.maintenance import maintain
+from anabranch.lifecycle.erasure import end
+from anabranch.lifecycle.erasure.status import read_statuses
+from anabranch.lifecycle.maintenance import maintain
 
 POLICIES = Path(__file__).resolve().parents[2] / "deploy" / "s3"
 # AWS judges a look at a bucket as s3:ListBucket, moto by a name of its own.

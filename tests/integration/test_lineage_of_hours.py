@@ -10,7 +10,7 @@ from lineage_receiver import LineageReceiver, running_receiver
 from world import World, past_hour, spread
 
 from anabranch.cli import deliver as command
-from anabranch.operations.notifications.lineage.names import table_name
+from anabranch.notifications.lineage.names import table_name
 
 
 @pytest.fixture

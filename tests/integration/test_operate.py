@@ -17,8 +17,8 @@ from anabranch.iceberg.commits import Change, Outcome
 from anabranch.iceberg.hour_files import files_of
 from anabranch.iceberg.staging import stage
 from anabranch.kafka.client import create_topic
+from anabranch.lifecycle import maintenance
 from anabranch.offsets.hours import shift
-from anabranch.operations import maintenance
 from anabranch.operations.reports import status as views
 from anabranch.protocol import merge
 from anabranch.protocol.publish import Publish, new_id, to_commit

@@ -25,7 +25,7 @@ from anabranch.iceberg.commit_status import CommitFate
 from anabranch.iceberg.commits import Change, Commit
 from anabranch.iceberg.snapshots import BRANCHES, Staged
 from anabranch.iceberg.staging import Written
-from anabranch.operations import maintenance
+from anabranch.lifecycle import maintenance
 from anabranch.protocol import (
     dead_letters,
     ledger,

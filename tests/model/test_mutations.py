@@ -53,9 +53,9 @@ from values import replace
 from anabranch.iceberg import clock, commit_status, prepare, snapshots, state_properties
 from anabranch.iceberg.commits import Change, Commit
 from anabranch.iceberg.snapshots import BRANCHES, published_since
+from anabranch.lifecycle import maintenance
 from anabranch.offsets import hours
 from anabranch.offsets.position import Position, RangeRelation
-from anabranch.operations import maintenance
 from anabranch.protocol import (
     coverage,
     dead_letters,

@@ -17,7 +17,7 @@ from scale import ScaledStream
 
 from anabranch.config import EventTime, Stream
 from anabranch.config.columns import parse_columns
-from anabranch.iceberg import admin
+from anabranch.iceberg import admin, table_schemas
 from anabranch.iceberg.arrow_files import write_files
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.snapshots import Staged
@@ -57,13 +57,23 @@ class HourFiles(ScaledStream):
             TIMELINE: Timeline(first, first, {0: 0}).to_json(),
         }
         for name, schema, by, properties in (
-            (declared.table, apply.rows_schema(declared), ("event_date", "ingest_hour"), said),
-            (declared.dead_letters_table, apply.dead_letters_schema(), ("ingest_hour",), {}),
+            (
+                declared.table,
+                table_schemas.rows_schema(declared),
+                ("event_date", "ingest_hour"),
+                said,
+            ),
+            (
+                declared.dead_letters_table,
+                table_schemas.dead_letters_schema(),
+                ("ingest_hour",),
+                {},
+            ),
             (declared.hours_table, apply.LEDGER_SCHEMA, (), None),
             *(
                 (
                     declared.partials_table(v),
-                    apply.partials_schema(declared, v),
+                    table_schemas.partials_schema(declared, v),
                     ("ingest_hour",),
                     {},
                 )

@@ -7,8 +7,8 @@ from typing import Any
 
 from world import World
 
+from anabranch.lifecycle.importing import run
 from anabranch.operations.audit import audit
-from anabranch.operations.importing import run
 from anabranch.protocol.publisher import Publisher
 
 

@@ -14,7 +14,7 @@ from anabranch.common.fail_points import FAIL_AT
 _PRELOADED = [
     "anabranch.cli",
     "anabranch.operations.audit",
-    "anabranch.operations.maintenance",
+    "anabranch.lifecycle.maintenance",
     "batch_layer.plan",
     "click.testing",
     "hypothesis.strategies",

@@ -88,7 +88,7 @@ MUTATIONS = (
         "anabranch/iceberg/expiry.py",
         "kept = {ref.snapshot_id for name, ref in refs.items() if not name.startswith(STAGED)}",
         "kept = {ref.snapshot_id for name, ref in refs.items() if name in BRANCHES}",
-        ("tests/unit/protocol/test_publish.py", "tests/unit/operations/test_maintenance.py"),
+        ("tests/unit/protocol/test_publish.py", "tests/unit/lifecycle/test_maintenance.py"),
     ),
     Mutation(
         "duplicates are looked for in the hour alone",

@@ -10,7 +10,7 @@ from world import World
 
 from anabranch.iceberg.orphans import list_table
 from anabranch.iceberg.s3 import open_store
-from anabranch.operations.erasure.end import tables_of
+from anabranch.lifecycle.erasure.end import tables_of
 
 
 def stored_rows(one: World) -> str:

@@ -21,8 +21,8 @@ import anabranch
 from anabranch.iceberg.commits import Change, Outcome
 from anabranch.iceberg.lake import Lake
 from anabranch.job import Job
+from anabranch.lifecycle import maintenance
 from anabranch.offsets.hours import Cut, Timeline, shift
-from anabranch.operations import maintenance
 from anabranch.protocol import apply, ledger
 from anabranch.protocol.dead_letters import waiting_batch, waiting_speed
 from anabranch.protocol.publish import Publish

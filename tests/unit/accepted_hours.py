@@ -12,8 +12,8 @@ from proofs import NOW
 from anabranch import config
 from anabranch.iceberg.commits import Change, Commit, Outcome
 from anabranch.iceberg.expiry import plan_expiry
+from anabranch.lifecycle.erasure import run
 from anabranch.offsets.hours import Cut, Timeline, shift
-from anabranch.operations.erasure import run
 from anabranch.protocol import ledger
 from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.publisher import Publisher

@@ -26,7 +26,7 @@ from pyiceberg.table.update import AddSnapshotUpdate, AssertTableUUID
 from anabranch import config
 from anabranch.common.temporary import process_folder
 from anabranch.config.columns import parse_columns
-from anabranch.iceberg import admin
+from anabranch.iceberg import admin, table_schemas
 from anabranch.iceberg.commits import Change, Outcome
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.owner import OWNER, Owner
@@ -238,10 +238,17 @@ def new_lake(
     owned = {OWNER: Owner(owner or name, name, "cluster").to_json()}
     tables = (
         NewTable(
-            stream.table, apply.rows_schema(stream), ("event_date", "ingest_hour"), owned, says
+            stream.table,
+            table_schemas.rows_schema(stream),
+            ("event_date", "ingest_hour"),
+            owned,
+            says,
         ),
         NewTable(
-            stream.dead_letters_table, apply.dead_letters_schema(), ("ingest_hour",), branches={}
+            stream.dead_letters_table,
+            table_schemas.dead_letters_schema(),
+            ("ingest_hour",),
+            branches={},
         ),
         NewTable(stream.hours_table, apply.LEDGER_SCHEMA),
     )

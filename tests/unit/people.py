@@ -16,15 +16,15 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 
 from anabranch import config
 from anabranch.config.environment import ErasureKeys
-from anabranch.iceberg import admin
+from anabranch.iceberg import admin, table_schemas
 from anabranch.iceberg.commits import Change, Commit, Outcome
 from anabranch.iceberg.files import local_path
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.snapshots import heads
 from anabranch.job import Job
+from anabranch.lifecycle.erasure import run
 from anabranch.offsets.hours import Cut, Timeline, shift
-from anabranch.operations.erasure import run
-from anabranch.protocol import apply, ledger
+from anabranch.protocol import ledger
 from anabranch.protocol.dead_letters import waiting_batch, waiting_speed
 from anabranch.protocol.ledger_row import Account, HourAccount
 from anabranch.protocol.publish import new_id
@@ -145,7 +145,9 @@ class People:
         """The archive of the hour, in two files: a row's name is escaped in its record, and a
         duplicate has no row."""
         lake, name = self.lake.lake, self.lake.stream.archive_table
-        admin.create(lake, name, apply.archive_schema(), ("ingest_hour",), admin.TABLE_PROPERTIES)
+        admin.create(
+            lake, name, table_schemas.archive_schema(), ("ingest_hour",), admin.TABLE_PROPERTIES
+        )
         admin.add_branches(lake, name, {})
         self.archive(range(4), ARCHIVED)
         self.archive(range(4, 8), ARCHIVED)

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from anabranch.cli.render import print_result
-from anabranch.operations.erasure.run import Erased, Found
-from anabranch.operations.erasure.scan import ScanResult
-from anabranch.operations.erasure.status import ErasureStatus, status_lines, view
+from anabranch.lifecycle.erasure.run import Erased, Found
+from anabranch.lifecycle.erasure.scan import ScanResult
+from anabranch.lifecycle.erasure.status import ErasureStatus, status_lines, view
 
 
 def print_found(stream: str, found: Found, output: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from anabranch.cli.render import print_result
-from anabranch.operations.importing.run import Imported, ImportPlan
+from anabranch.lifecycle.importing.run import Imported, ImportPlan
 
 
 def print_planned(stream: str, plan: ImportPlan, output: str) -> None:

@@ -8,9 +8,9 @@ from itertools import groupby
 from typing import Any
 
 from anabranch.common.output import print_table
+from anabranch.lifecycle.retention import LedgerExpired, Promise, RowsExpired
 from anabranch.offsets.hours import spans_of
 from anabranch.operations.reports.maintenance import COLUMNS, Maintenance, last_run_words
-from anabranch.operations.retention import LedgerExpired, Promise, RowsExpired
 
 
 def print_maintained(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from anabranch.common.deadline import Note
+from anabranch.common.deadline import KAFKA, LAKE, Note
 from anabranch.config import Stream
 from anabranch.iceberg.ledger_files import Span
 from anabranch.iceberg.snapshots import head, last_publish, made_at, published_since, total
@@ -34,9 +34,6 @@ from serving_layer.layer_diff.kinds import unexplained_counts
 
 # Time for an operator to fix a refused hour before Kafka deletes its records.
 SPARE = timedelta(days=1)
-
-LAKE, KAFKA = "the catalog or the store", "Kafka"
-"""What a report waits for, for `note`."""
 
 _DAY = timedelta(days=1)
 

@@ -70,7 +70,7 @@ def test_a_verdict_contains_its_inputs(changed: str) -> None:
 
 def test_another_version_of_the_code_is_another_basis(monkeypatch: pytest.MonkeyPatch) -> None:
     before = basis()
-    monkeypatch.setattr(refusals, "__version__", "9.9.9")
+    monkeypatch.setattr(refusals, "VERSION", "9.9.9")
     assert basis() != before
 
 

@@ -51,7 +51,7 @@ import sqlalchemy
         ),
         # Imports PyArrow's datasets by PyIceberg before anything else of the table.
         (
-            "anabranch.operations.maintenance",
+            "anabranch.lifecycle.maintenance",
             {"pyspark", "boto3", "duckdb", "great_expectations", "pandas"},
         ),
     ],

@@ -48,9 +48,8 @@ def lake(kind: str, server: Server, tmp_path: Path) -> StreamLake:
         made = new_lake(tmp_path, type="glue", properties={"glue.endpoint": server.url})
         # PyIceberg 0.12 takes no `glue.max-retries`, and its ten tries last a minute.
         patient = Config(retries={"total_max_attempts": ASKED["glue"], "mode": "standard"})
-        made.lake.catalog.glue = boto3.client(
-            "glue", REGION, endpoint_url=server.url, config=patient
-        )  # type: ignore[attr-defined]
+        client = boto3.client("glue", REGION, endpoint_url=server.url, config=patient)
+        made.lake.catalog.glue = client  # type: ignore[attr-defined]
         return made
     return new_lake(tmp_path, type="rest", uri=server.url)
 

@@ -24,7 +24,7 @@ from pyiceberg.transforms import BucketTransform, DayTransform, VoidTransform
 from rest_stand_in import running_rest
 
 from anabranch.config.columns import parse_columns
-from anabranch.iceberg import admin, parquet_writer
+from anabranch.iceberg import admin, parquet_writer, table_schemas
 from anabranch.iceberg.commits import Change, Outcome
 from anabranch.iceberg.file_io import LakeFileIO
 from anabranch.iceberg.parquet_writer import FileWriter, Output, data_file_of, target_of
@@ -32,7 +32,6 @@ from anabranch.iceberg.snapshots import heads
 from anabranch.iceberg.staging import MOST_OPEN_FILES, Written
 from anabranch.offsets.hours import shift
 from anabranch.offsets.position import Position
-from anabranch.protocol import apply
 from anabranch.protocol.publish import Publish
 from speed_layer import fast_staging
 
@@ -51,7 +50,11 @@ def wide_table(lake: StreamLake, ddl: str = WIDE, **properties: str) -> Table:
     stream = new_stream(schema=ddl, columns=parse_columns(ddl))
     by = ("event_date", "ingest_hour")
     admin.create(
-        lake.lake, "games.wide", apply.rows_schema(stream), by, admin.TABLE_PROPERTIES | properties
+        lake.lake,
+        "games.wide",
+        table_schemas.rows_schema(stream),
+        by,
+        admin.TABLE_PROPERTIES | properties,
     )
     return lake.lake.load("games.wide")
 

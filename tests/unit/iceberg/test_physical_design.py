@@ -23,7 +23,7 @@ from anabranch.iceberg.physical_design import (
     plan_design,
     sort_order_id,
 )
-from anabranch.protocol.apply import rows_design
+from anabranch.iceberg.table_schemas import rows_design
 from serving_layer.query.pruning import known_of_file
 
 DESIGNED = PhysicalDesign(("id",), ("id",), ("id", "ingest_hour"))

@@ -21,6 +21,7 @@ from anabranch.iceberg.commits import Outcome
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.register import Candidate, newest_first
 from anabranch.iceberg.snapshots import has_landed
+from anabranch.iceberg.table_schemas import rows_schema
 from anabranch.protocol import apply as tables
 from anabranch.protocol import ledger
 from anabranch.protocol.publish import Publish
@@ -251,7 +252,7 @@ def test_a_file_that_an_attempt_to_create_the_table_again_left_is_not_the_table(
     assert set(warehouse(lake).rglob("*.metadata.json")) == files
     # As two who apply at once do.
     with pytest.raises(TableAlreadyExistsError):
-        lake.lake.catalog.create_table(lake.name, tables.rows_schema(lake.stream))
+        lake.lake.catalog.create_table(lake.name, rows_schema(lake.stream))
     assert len(set(warehouse(lake).rglob("*.metadata.json")) - files) == 1
     lost = lose_catalog(lake)
     apply(lost, register=True)

@@ -25,8 +25,9 @@ from anabranch.iceberg import admin
 from anabranch.iceberg.commits import Outcome
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.schema_evolution import Columns, evolve, plan_evolution
+from anabranch.iceberg.table_schemas import rows_columns, rows_schema
 from anabranch.protocol import apply as tables
-from anabranch.protocol.apply import require_columns, rows_columns, rows_schema
+from anabranch.protocol.apply import require_columns
 from anabranch.protocol.rolled_back import ROLLED_BACK, roll_back
 
 OWN = ["kafka_partition", "kafka_offset", "kafka_timestamp", "ingest_hour", "event_date"]

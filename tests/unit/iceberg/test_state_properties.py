@@ -37,9 +37,9 @@ from anabranch.iceberg.prepare import prepare
 from anabranch.iceberg.snapshots import MERGED
 from anabranch.iceberg.state_properties import STATE
 from anabranch.job import Job
+from anabranch.lifecycle import maintenance
 from anabranch.offsets.hours import Cut, Timeline, shift
 from anabranch.offsets.position import Offsets, Position
-from anabranch.operations import maintenance
 from anabranch.protocol import apply, ledger
 from anabranch.protocol.dead_letters import DONE
 from anabranch.protocol.ledger_row import Account, HourAccount

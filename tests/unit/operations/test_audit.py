@@ -41,6 +41,7 @@ from anabranch.config.environment import ErasureKeys
 from anabranch.iceberg.commits import Change, Outcome
 from anabranch.iceberg.hour_files import files_of
 from anabranch.kafka.batches import Missing, Seen
+from anabranch.lifecycle.erasure import run as erasing
 from anabranch.offsets.hours import Adoption, Cut, Timeline, shift
 from anabranch.offsets.position import Topic
 from anabranch.operations.audit import audit as count_again
@@ -54,7 +55,6 @@ from anabranch.operations.audit.count import (
     recount,
     spans,
 )
-from anabranch.operations.erasure import run as erasing
 from anabranch.protocol import override
 from anabranch.protocol.publish import Publish, new_id
 from anabranch.protocol.publisher import Publisher

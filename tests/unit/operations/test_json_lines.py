@@ -13,7 +13,7 @@ import pytest
 from pyiceberg.io.pyarrow import PyArrowFileIO
 
 from anabranch.common.errors import Refused
-from anabranch.operations.importing.json_lines import JsonLines, is_json_lines
+from anabranch.lifecycle.importing.json_lines import JsonLines, is_json_lines
 
 SCHEMA = pa.schema(
     [

@@ -11,12 +11,12 @@ import pytest
 from lakes import FIRST, Row, StreamLake, new_lake, rows, stage
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 
-from anabranch.iceberg import admin
+from anabranch.iceberg import admin, table_schemas
 from anabranch.iceberg.commits import Outcome
 from anabranch.iceberg.hour_files import files_by_hour
 from anabranch.iceberg.snapshots import Staged
 from anabranch.offsets.hours import Cut, Timeline, shift
-from anabranch.protocol import apply, archive, erasure
+from anabranch.protocol import archive, erasure
 from anabranch.protocol.erased import Erasure
 from anabranch.protocol.expired import Expired
 from anabranch.protocol.holds import Hold, Holds
@@ -36,7 +36,7 @@ def lake(tmp_path: Path) -> StreamLake:
     admin.create(
         made.lake,
         made.stream.archive_table,
-        apply.archive_schema(),
+        table_schemas.archive_schema(),
         ("ingest_hour",),
         admin.TABLE_PROPERTIES,
     )

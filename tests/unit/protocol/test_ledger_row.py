@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from anabranch import __version__
 from anabranch.common.json_values import from_json
+from anabranch.common.version import VERSION
 from anabranch.offsets.hours import Cut
 from anabranch.protocol import ledger
 from anabranch.protocol.ledger_row import (
@@ -40,7 +40,7 @@ ACCOUNT = HourAccount(
 )
 BEGIN = (
     '{"id": "i", "at": "2026-11-21T02:00:00+00:00", "hour": "2026-11-21T00", "decision": "%s", '
-    f'"revision": %d, "code_version": "{__version__}"'
+    f'"revision": %d, "code_version": "{VERSION}"'
 )
 ITS_CUT = ', "topic_id": "t", "cut": {"0": [3, 9], "10": [1, 1]}, "offsets": 6'
 

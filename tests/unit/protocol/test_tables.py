@@ -16,7 +16,8 @@ from anabranch.config.columns import parse_columns
 from anabranch.iceberg import admin
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.schema_evolution import evolve
-from anabranch.protocol.apply import require_columns, rows_columns, rows_schema
+from anabranch.iceberg.table_schemas import rows_columns, rows_schema
+from anabranch.protocol.apply import require_columns
 
 NESTED = (
     "id STRING NOT NULL, n INT, x STRUCT<at: TIMESTAMP, deep: STRUCT<m: MAP<STRING, "

@@ -16,7 +16,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from anabranch.config.columns import parse_columns
 from anabranch.iceberg import admin
 from anabranch.iceberg.schema_evolution import evolve
-from anabranch.protocol.apply import rows_columns, rows_schema
+from anabranch.iceberg.table_schemas import rows_columns, rows_schema
 from serving_layer.layer_diff.spark import common_schema
 
 BEFORE = (

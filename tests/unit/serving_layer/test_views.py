@@ -36,15 +36,16 @@ from anabranch.common.fail_points import Step
 from anabranch.config import EventTime, Stream, View
 from anabranch.config.columns import parse_columns
 from anabranch.config.views import group_column
-from anabranch.iceberg import admin
+from anabranch.iceberg import admin, table_schemas
 from anabranch.iceberg.arrow_files import write_files
 from anabranch.iceberg.commits import Change, Outcome
 from anabranch.iceberg.lake import Lake
 from anabranch.iceberg.prepare import set_ref
+from anabranch.iceberg.schema_evolution import Columns
 from anabranch.iceberg.snapshots import head, heads
+from anabranch.lifecycle.maintenance import maintain
 from anabranch.offsets.hours import Cut, Timeline, hours_between, shift, start_of
 from anabranch.offsets.position import Position
-from anabranch.operations.maintenance import maintain
 from anabranch.protocol import apply, override
 from anabranch.protocol import state as state_module
 from anabranch.protocol.completeness import plan_hours, plan_open_spans
@@ -101,16 +102,22 @@ def new_lake(folder: Path, stream: Stream) -> StreamLake:
     }
     tables = (
         NewTable(
-            stream.table, apply.rows_schema(stream), ("event_date", "ingest_hour"), branches=first
+            stream.table,
+            table_schemas.rows_schema(stream),
+            ("event_date", "ingest_hour"),
+            branches=first,
         ),
         NewTable(
-            stream.dead_letters_table, apply.dead_letters_schema(), ("ingest_hour",), branches={}
+            stream.dead_letters_table,
+            table_schemas.dead_letters_schema(),
+            ("ingest_hour",),
+            branches={},
         ),
         NewTable(stream.hours_table, apply.LEDGER_SCHEMA),
         *(
             NewTable(
                 stream.partials_table(v),
-                apply.partials_schema(stream, v),
+                table_schemas.partials_schema(stream, v),
                 ("ingest_hour",),
                 branches={},
             )
@@ -480,7 +487,7 @@ def test_a_changed_definition_is_computed_again(tmp_path: Path) -> None:
         [view] = other.stream.views
         assert taken(other) == set()
         assert read(other, view) == grouped(other, view)
-        lacks = set(apply.partials_schema(other.stream, view).column_names) - set(
+        lacks = set(table_schemas.partials_schema(other.stream, view).column_names) - set(
             one.lake.load(one.stream.partials_table(view)).schema().column_names
         )
         if lacks:
@@ -489,14 +496,13 @@ def test_a_changed_definition_is_computed_again(tmp_path: Path) -> None:
             apply.evolve(
                 one.lake,
                 one.stream.partials_table(view),
-                apply.Columns(apply.partials_schema(other.stream, view), ""),
+                Columns(table_schemas.partials_schema(other.stream, view), ""),
             )
         assert fill(other.lake, other.stream, view) == 3
         assert len(taken(other)) == 3
         assert read(other, view) == grouped(other, view)
-    renamed = PER_MINUTE | {
-        "aggregates": {"spent_in_all": "sum(amount)", **PER_MINUTE["aggregates"]}
-    }  # type: ignore[dict-item]
+    aggregates = {"spent_in_all": "sum(amount)", **PER_MINUTE["aggregates"]}  # type: ignore[dict-item]
+    renamed = PER_MINUTE | {"aggregates": aggregates}
     before, after = with_views(per_minute=PER_MINUTE), with_views(per_minute=renamed)
     assert before.definition(before.views[0]) == after.definition(after.views[0]), (
         "made of the same partials"

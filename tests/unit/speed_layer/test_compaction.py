@@ -25,14 +25,13 @@ from pyiceberg.manifest import DataFile
 
 from anabranch.common.errors import Terminal, Transient
 from anabranch.config.columns import parse_columns
-from anabranch.iceberg import admin, rewriting
+from anabranch.iceberg import admin, rewriting, table_schemas
 from anabranch.iceberg import lake as iceberg_lake
 from anabranch.iceberg.commits import Outcome
 from anabranch.iceberg.hour_files import files_of
 from anabranch.iceberg.rewriting import is_same, rewrite, schema_text, sort_out
 from anabranch.iceberg.schema_evolution import evolve
 from anabranch.offsets.hours import Cut, Timeline, shift
-from anabranch.protocol import apply
 from anabranch.protocol.publish import land, new_id
 from anabranch.protocol.publish_queue import ask_for_turn, take_back_turn
 from anabranch.protocol.state import Accepted
@@ -238,7 +237,7 @@ def value(i: int) -> dict[str, Any]:
 
 def of_all_types(lake: StreamLake) -> tuple[str, tuple[DataFile, ...]]:
     stream = new_stream(columns=parse_columns(ALL_TYPES), table="games.all_types")
-    name, schema = stream.table, apply.rows_schema(stream)
+    name, schema = stream.table, table_schemas.rows_schema(stream)
     admin.create(lake.lake, name, schema, ("event_date", "ingest_hour"), {"format-version": "2"})
     arrow = schema_to_pyarrow(lake.lake.load(name).schema())
     files: list[DataFile] = []
@@ -300,7 +299,7 @@ def test_values_are_compared_bit_by_bit(lake: StreamLake, changed: str) -> None:
 def test_files_of_different_columns_or_types_are_not_put_together(lake: StreamLake) -> None:
     before = [lake.stage([(FIRST, 0, i)]).files[0] for i in range(2)]
     stream = new_stream(columns=parse_columns("id STRING NOT NULL, n BIGINT, more STRING"))
-    evolve(lake.lake, lake.name, apply.rows_columns(stream))
+    evolve(lake.lake, lake.name, table_schemas.rows_columns(stream))
     after = [lake.stage([(FIRST, 0, i)]).files[0] for i in range(2, 5)]
     table = lake.table()
     groups = sort_out(table, [*before, *after])

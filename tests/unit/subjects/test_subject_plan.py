@@ -14,8 +14,8 @@ from anabranch.common.errors import ConfigurationError, Refused
 from anabranch.config import EventTime, Stream, SubjectSchema
 from anabranch.config.columns import columns_ddl, parse_columns
 from anabranch.iceberg.schema_evolution import plan_evolution
+from anabranch.iceberg.table_schemas import rows_columns, rows_schema
 from anabranch.kafka.schema_registry import SubjectVersion
-from anabranch.protocol.apply import rows_columns, rows_schema
 from anabranch.subjects.plan import plan_columns, table_columns
 
 

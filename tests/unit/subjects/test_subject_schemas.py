@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from anabranch.protocol.apply import iceberg_type
+from anabranch.iceberg.table_schemas import iceberg_type
 from anabranch.subjects.avro_columns import avro_fields
 from anabranch.subjects.field import NotAColumn
 from anabranch.subjects.json_schema_columns import json_schema_fields

@@ -11,7 +11,7 @@ from soak.strange_stamps import strange_stamp
 from anabranch.config import load_stream
 from anabranch.config.columns import parse_columns
 from anabranch.iceberg.schema_evolution import Columns, plan_evolution
-from anabranch.protocol.apply import rows_columns
+from anabranch.iceberg.table_schemas import rows_columns
 from anabranch.protocol.rolled_back import is_ahead
 
 SHIPPED = load_stream("game_events", Path(__file__).parents[3] / "conf")

@@ -1,0 +1,1 @@
+"""What changes published data: maintenance, retention, erasure, import."""

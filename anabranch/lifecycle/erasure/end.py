@@ -1,0 +1,322 @@
+"""End erasures whose deadline has passed, as part of `anabranch maintain`: what still has erased
+records leaves.
+
+1. Partials of views leave that were computed from former rows, whatever the deadline.
+2. Tags and former snapshots that have files of the erased hours, from before the rewrite, leave
+  each table.
+3. Files that nothing refers to are deleted once they are a day old
+  (`anabranch.lifecycle.maintenance`).
+4. Versions of deleted objects from before the rewrite are deleted, if the bucket keeps them.
+5. An erasure of which nothing is left leaves the branches, once Kafka has none of its records, and
+  the archive no hour
+   with them.
+
+A foreign branch is never dropped: the status names it. Each step may be repeated.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING
+
+from pyiceberg.table.refs import SnapshotRefType
+
+from anabranch.common.fail_points import Step, reach
+from anabranch.iceberg.clock import MAX_CLOCK_SKEW
+from anabranch.iceberg.commits import Change, Commit
+from anabranch.iceberg.expiry import plan_expiry
+from anabranch.iceberg.files import list_versions, same_file
+from anabranch.iceberg.hour_files import content_by_hour
+from anabranch.iceberg.orphans import folders_of, list_table, own_files, references
+from anabranch.iceberg.s3 import Version, open_store
+from anabranch.iceberg.snapshots import PUBLISHED, STAGED, heads, made_at
+from anabranch.iceberg.staging import WITHIN
+from anabranch.lifecycle.retention import FilesByManifest
+from anabranch.offsets.hours import shift
+from anabranch.protocol import erasure, ledger
+from anabranch.protocol.dead_letters import named_files
+from anabranch.protocol.erased import Erasure
+from anabranch.protocol.ledger_row import LedgerRow
+from anabranch.protocol.partials import stale_hours
+from anabranch.protocol.publish import Decision, new_id
+from anabranch.protocol.state import State, load_state
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+    from anabranch.job import Job
+    from anabranch.protocol.publisher import Publisher
+
+LOG = logging.getLogger(__name__)
+
+UNREFERENCED_FOR = timedelta(days=1)
+"""How long files stay that nothing refers to, once a deadline has passed: the least of
+`maintain.orphans_after`."""
+
+Former = Mapping[int, Mapping[str, int]]
+"""By snapshot, its files of erased hours that no branch has any more, with their sizes."""
+
+
+def written_before(one: Erasure) -> datetime | None:
+    """The moment after which nothing is written that has its records, by a process that decided
+    before the newest rewrite; None where nothing was rewritten."""
+    return one.changed + WITHIN if one.changed is not None else None
+
+
+def ending(state: State, now: datetime) -> list[Erasure]:
+    """The erasures that are done and whose deadline has passed. Pure."""
+    return [one for one in state.erasures.all if one.done is not None and one.until <= now]
+
+
+def hours_of(history: Iterable[LedgerRow], one: Erasure) -> list[str]:
+    """The hours that an erasure removed records of, oldest first. Pure."""
+    return sorted(
+        {row.hour for row in history if row.erasure is not None and row.erasure.get("id") == one.id}
+    )
+
+
+def replaced_files(history: Iterable[LedgerRow], one: Erasure) -> set[str]:
+    """The paths of the files that had records of an erasure. Pure."""
+    parts = (
+        row.erasure
+        for row in history
+        if row.erasure is not None and row.erasure.get("id") == one.id
+    )
+    return {str(path) for part in parts for path in part["files"]}
+
+
+def former_files(
+    table: Table, hours: Collection[str], before: datetime | None, replaced: Collection[str]
+) -> Former:
+    """What the snapshots from before a moment have of the hours, beside the branches; nothing for
+    None. Of later ones, as those of a branch of another program, the files that are `replaced`.
+    Raises Transient."""
+    nothing: dict[int, dict[str, int]] = {s.snapshot_id: {} for s in table.snapshots()}
+    if not hours or before is None:
+        return nothing
+    files, bound = FilesByManifest(table, set(hours).__contains__), shift(max(hours), 1)
+    at_heads = {
+        id: files.of(head, bound)
+        for id in heads(table).values()
+        if (head := table.snapshot_by_id(id))
+    }
+    live = {path for of_one in at_heads.values() for path in of_one}
+    former = dict(nothing)
+    for s in (s for s in table.snapshots() if s.snapshot_id not in at_heads):
+        is_old, of_hours = made_at(s) <= before, files.of(s, bound)
+        former[s.snapshot_id] = {
+            p: n for p, n in of_hours.items() if p not in live and (is_old or p in replaced)
+        }
+    return former
+
+
+def rewritten_before(job: Job, name: str, one: Erasure, now: datetime) -> datetime | None:
+    """The moment before which the snapshots of a table may have its records. Partials are computed
+    again later, and the archive is rewritten by commits of its own."""
+    if one.changed is None:
+        return None
+    is_of_records = name in (job.stream.table, job.stream.dead_letters_table)
+    return one.changed + MAX_CLOCK_SKEW if is_of_records else now
+
+
+def plan_end(
+    table: Table, former: Former, waiting: Collection[str], id: str, now: datetime
+) -> Commit | None:
+    """The commit that drops the tags and expires the snapshots that have `former` files; None where
+    there are none. Pure."""
+    has_some = {snapshot for snapshot, files in former.items() if files}
+    tags = tuple(
+        name
+        for name, ref in sorted(table.metadata.refs.items())
+        if ref.snapshot_ref_type == SnapshotRefType.TAG
+        and not name.startswith((PUBLISHED, STAGED))
+        and ref.snapshot_id in has_some
+    )
+    expire = plan_expiry(table, None, now, waiting=waiting, ended=has_some, dropped=tags)
+    if not tags and not has_some & set(expire):
+        return None
+    return Commit(id, heads(table), (), expire=expire, drop_tags=tags)
+
+
+def clear_partials(job: Job) -> int:
+    """Remove the partials of erased hours that were computed from other rows than `main` has now;
+    returns the number of hours. Readers compute such an hour from its rows until it is filled
+    again. Idempotent. Raises Transient."""
+    lake, stream, cleared = job.lake, job.stream, 0
+    if not stream.views or not (erasures := load_state(lake, stream.table).erasures.all):
+        return 0
+    history = job.ledger.history(None, ledger.BULKY_BUT_ERASURES)
+    hours = sorted({hour for one in erasures for hour in hours_of(history, one)})
+
+    def plan(partials: Table) -> Commit | None:
+        if not (stale := stale_hours(partials, lake.load(stream.table), hours)):
+            return None
+        return Commit(new_id(), heads(partials), (Change("main", clear=tuple(stale)),))
+
+    for name in map(stream.partials_table, stream.views):
+        while (
+            landed := lake.commit_until_landed(
+                name, f"clear partials of erased rows in {name}", plan
+            )
+        ) is not None:
+            gone = [hour for change in landed.changes for hour in change.clear]
+            cleared += len(gone)
+            LOG.info(
+                "stream %s: cleared partials of erased rows table=%s hours=%d",
+                stream.name,
+                name,
+                len(gone),
+            )
+    return cleared
+
+
+def end_snapshots(job: Job, now: datetime) -> int:
+    """Drop the tags and expire the snapshots that have records of erasures whose deadline has
+    passed; returns how many of both. Idempotent. Raises Transient."""
+    lake, stream, ended = job.lake, job.stream, 0
+    state = load_state(lake, stream.table)
+    if not (erasures := ending(state, now)):
+        return 0
+    history = job.ledger.history(None, ledger.BULKY_BUT_ERASURES)
+    for one in erasures:
+        hours, replaced = hours_of(history, one), replaced_files(history, one)
+        for name in erased_tables(job):
+            plan = partial(
+                _plan_table, job, hours, rewritten_before(job, name, one, now), replaced, now
+            )
+            while (
+                landed := lake.commit_until_landed(name, f"end erasure {one.id} in {name}", plan)
+            ) is not None:
+                ended += len(landed.expire) + len(landed.drop_tags)
+                LOG.info(
+                    "stream %s: ended erasure=%s table=%s snapshots=%d tags=%s",
+                    stream.name,
+                    one.id,
+                    name,
+                    len(landed.expire),
+                    ",".join(landed.drop_tags) or "none",
+                )
+    reach(Step.MAINTAIN_ENDED)
+    return ended
+
+
+def _plan_table(
+    job: Job,
+    hours: Sequence[str],
+    before: datetime | None,
+    replaced: Collection[str],
+    now: datetime,
+    table: Table,
+) -> Commit | None:
+    state = load_state(job.lake, job.stream.table)
+    return plan_end(
+        table, former_files(table, hours, before, replaced), state.waiting_letters, new_id(), now
+    )
+
+
+def orphans_before(state: State, before: datetime, now: datetime) -> datetime:
+    """The moment before which files that nothing refers to were written, for maintenance to delete
+    them. `before`: that of maintenance without erasures. Pure."""
+    written = [at for one in ending(state, now) if (at := written_before(one)) is not None]
+    return max([before, *(min(at, now - UNREFERENCED_FOR) for at in written)])
+
+
+def list_unreferenced(job: Job) -> list[datetime]:
+    """When each data file was written that nothing refers to, of the tables that may have erased
+    records. Raises Transient."""
+    tables = [job.lake.load(name) for name in erased_tables(job)]
+    # Files first: those that are published from here on are either referenced or not in the list.
+    listed = [
+        file
+        for table in tables
+        for file in list_table(job.environment, table)
+        if file.path.endswith(".parquet")
+    ]
+    referenced = {
+        same_file(path)
+        for table in tables
+        for path in references(job.lake.load(".".join(table.name())))
+    }
+    referenced |= set(map(same_file, named_files(load_state(job.lake, job.stream.table))))
+    return [file.modified for file in listed if same_file(file.path) not in referenced]
+
+
+def versions_of(job: Job, before: datetime) -> Iterator[Version]:
+    """The versions of deleted and replaced files of the stream's tables that were written before a
+    moment; none where the bucket has kept none. Raises Terminal without the right to list them,
+    Transient."""
+    for name in tables_of(job):
+        table = job.lake.load(name)
+        is_own = own_files(table)
+        versions = (
+            version
+            for folder in folders_of(table)
+            for version in list_versions(job.environment, folder)
+        )
+        yield from (
+            version for version in versions if version.written < before and is_own(version.path)
+        )
+
+
+def tables_of(job: Job) -> tuple[str, ...]:
+    """All tables with files of the stream."""
+    return (*erased_tables(job), *job.stream.plain_tables)
+
+
+def erased_tables(job: Job) -> tuple[str, ...]:
+    """All tables that may have erased records; an archive also if the stream's file has none any
+    more. Raises Transient."""
+    stream = job.stream
+    is_left = stream.archive is None and job.lake.exists(stream.archive_table)
+    return (stream.table, *stream.branched_tables, *((stream.archive_table,) if is_left else ()))
+
+
+def end_versions(job: Job, now: datetime) -> int:
+    """Delete the versions of deleted files from before the rewrites of erasures whose deadline has
+    passed; returns how many. Raises Terminal without the right, Transient."""
+    state = load_state(job.lake, job.stream.table)
+    written = [at for one in ending(state, now) if (at := written_before(one)) is not None]
+    if not written:
+        return 0
+    by_bucket: dict[str, list[Version]] = {}
+    for version in versions_of(job, max(written)):
+        by_bucket.setdefault(version.bucket, []).append(version)
+    for bucket, versions in by_bucket.items():
+        open_store(job.environment.s3).delete_versions(bucket, versions)
+        LOG.info(
+            "stream %s: deleted versions of files bucket=%s count=%d",
+            job.stream.name,
+            bucket,
+            len(versions),
+        )
+    reach(Step.MAINTAIN_VERSIONS_DELETED)
+    return sum(map(len, by_bucket.values()))
+
+
+def forget(job: Job, publisher: Publisher, finished: Collection[str], now: datetime) -> int:
+    """Remove from the branches the erasures of `finished`, of which nothing is left, once Kafka has
+    none of their records, and the archive no hour with them; returns how many. Raises Transient."""
+    state = load_state(job.lake, job.stream.table)
+    if not any(one.id in finished for one in ending(state, now)):
+        return 0
+    topic = job.kafka.describe(job.stream.topic, state.position)
+    starts = (
+        job.kafka.log_starts(topic)
+        if topic is not None and topic.id == state.position.topic_id
+        else {}
+    )
+
+    archive = job.stream.archive_table
+    archived = content_by_hour(job.lake.load(archive), "main") if job.lake.exists(archive) else ()
+
+    def decide() -> Decision[int]:
+        state = load_state(job.lake, job.stream.table)
+        known = job.ledger.remembering(state, archived)
+        publish = erasure.plan_forget(known, starts, finished, new_id(), now, archived)
+        return Decision(state, publish, len(state.erasures.all))
+
+    published = publisher.run(decide, f"forget erasures of {job.stream.name}")
+    return published.result - len(published.state.erasures.all)

@@ -1,0 +1,272 @@
+"""A scan of every byte of a stream's tables for erased values: each object, and each version that
+the bucket keeps.
+
+Parquet files are decoded; of the stream's rows and a view's partials the column is looked at, of
+other tables every text as well. The bounds of each manifest's entries, and all other files as text,
+are searched too.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import logging
+import re
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyiceberg.avro.file import AvroFile
+from pyiceberg.conversions import from_bytes
+from pyiceberg.io import InputFile
+from pyiceberg.manifest import (
+    MANIFEST_ENTRY_SCHEMAS,
+    DataFile,
+    DataFileContent,
+    FileFormat,
+    ManifestEntry,
+    ManifestEntryStatus,
+)
+from pyiceberg.types import PrimitiveType, StringType
+
+from anabranch.common.errors import Terminal
+from anabranch.common.progress import Progress
+from anabranch.common.remote_errors import lake_errors
+from anabranch.iceberg import side_files
+from anabranch.iceberg.files import list_files, list_versions
+from anabranch.iceberg.orphans import folders_of
+from anabranch.iceberg.s3 import Version, open_store
+from anabranch.iceberg.state_properties import unpack
+from anabranch.lifecycle.erasure.end import tables_of
+from anabranch.lifecycle.erasure.search import (
+    Values,
+    column_of,
+    find_words,
+    require_column,
+    require_values,
+)
+
+if TYPE_CHECKING:
+    from pyiceberg.schema import Schema
+    from pyiceberg.table import Table
+
+    from anabranch.job import Job
+
+LOG = logging.getLogger(__name__)
+
+_AT_ONCE = 8
+# Iceberg's writers cut the bounds of texts to so many characters.
+_BOUND = 16
+
+
+@dataclass(frozen=True)
+class Hit:
+    """An object, or a version of one, that has an erased value, and where in it."""
+
+    path: str
+    where: str
+    version: str | None = None
+
+
+@dataclass(frozen=True)
+class ScanResult:
+    objects: int
+    versions: int
+    bytes: int
+    hits: tuple[Hit, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Object:
+    path: str
+    version: Version | None = None
+
+    def hit(self, where: str) -> Hit:
+        return Hit(self.path, where, self.version.id if self.version is not None else None)
+
+
+def scan(job: Job, values: Values) -> ScanResult:
+    """Read every object of the stream's tables, versions included, and look for the values. Raises
+    ConfigurationError for a column that does not fit, Terminal without the right to list versions
+    and for a file that cannot be read, Transient."""
+    objects, versions, size, hits = 0, 0, 0, list[Hit]()
+    schema = job.lake.load(job.stream.table).schema()
+    require_column(schema, values.column, job.stream.name)
+    require_values(schema, values)
+    for name in tables_of(job):
+        table = job.lake.load(name)
+        look = Look(schema, values, is_rows=name == job.stream.table)
+        found = list(_objects(job, table))
+        read = partial(_look_at, job, table, look)
+        with (
+            Progress(LOG, f"scan {name}", "objects", len(found)) as progress,
+            ThreadPoolExecutor(_AT_ONCE) as pool,
+        ):
+            for one, (content, where) in zip(found, pool.map(read, found), strict=True):
+                objects, versions = (
+                    objects + (one.version is None),
+                    versions + (one.version is not None),
+                )
+                size += content
+                hits += [one.hit(each) for each in where]
+                progress.step()
+    return ScanResult(
+        objects,
+        versions,
+        size,
+        tuple(sorted(hits, key=lambda h: (h.path, h.version or "", h.where))),
+    )
+
+
+def _objects(job: Job, table: Table) -> Iterator[_Object]:
+    for folder in folders_of(table):
+        yield from (_Object(stored.path) for stored in list_files(job.environment, folder))
+        yield from (
+            _Object(version.path, version) for version in list_versions(job.environment, folder)
+        )
+
+
+def _look_at(job: Job, table: Table, look: Look, one: _Object) -> tuple[int, list[str]]:
+    content = _read(job, table, one)
+    return (len(content), look.into(one.path, content)) if content is not None else (0, [])
+
+
+def _read(job: Job, table: Table, one: _Object) -> bytes | None:
+    """The content; None for a file that was deleted since it was listed."""
+    if one.version is not None:
+        return open_store(job.environment.s3).get_version(one.version)
+    with lake_errors(f"read {one.path}"):
+        try:
+            with table.io.new_input(one.path).open() as source:
+                return bytes(source.read())
+        except FileNotFoundError:
+            return None
+
+
+class _InMemoryFile(InputFile):
+    """A file of which the content is known."""
+
+    def __init__(self, path: str, content: bytes) -> None:
+        super().__init__(path)
+        self._content = content
+
+    def __len__(self) -> int:
+        return len(self._content)
+
+    def exists(self) -> bool:
+        return True
+
+    def open(self, seekable: bool = True) -> Any:
+        return io.BytesIO(self._content)
+
+
+class Look:
+    """Looks for values in contents of files. `schema`: of the stream's rows; `is_rows`: whether the
+    files are of that table."""
+
+    def __init__(self, schema: Schema, values: Values, is_rows: bool) -> None:
+        self._schema, self._values, self._is_rows = schema, values, is_rows
+        self._field = schema.find_field(values.column)
+        is_text = isinstance(self._field.field_type, StringType)
+        # Whole numbers are everywhere.
+        self._words = [value.encode() for value in values.ordered] if is_text else []
+
+    def into(self, path: str, content: bytes) -> list[str]:
+        """Where a file has one of the values. Raises Terminal for a file that cannot be read."""
+        name = path.rpartition("/")[2]
+        try:
+            if name.endswith(".parquet"):
+                return self._parquet(content)
+            if name.endswith(".avro"):
+                return (
+                    []
+                    if name.startswith("snap-") or not self._is_rows
+                    else self._bounds(path, content)
+                )
+            return ["text"] if self._has_words([_text_of(name, content)]) else []
+        except (pa.ArrowException, ValueError, OSError, zlib.error) as error:
+            raise Terminal(
+                f"scan {path}: expected a readable file, found {type(error).__name__}: {error}; "
+                "if another program wrote it, move it away, then run it again"
+            ) from error
+
+    def _parquet(self, content: bytes) -> list[str]:
+        with pq.ParquetFile(pa.BufferReader(content)) as parquet:
+            if not self._is_rows:
+                return sorted(
+                    {name for batch in parquet.iter_batches() for name in self._texts(batch)}
+                )
+            name = column_of(parquet.schema_arrow, self._schema, self._values.column)
+            batches = parquet.iter_batches(columns=[name]) if name is not None else ()
+            found = any(
+                pc.any(pc.is_in(b[name].cast(pa.string()), self._values.array)).as_py()
+                for b in batches
+            )
+        return [f"column {name}"] if found else []
+
+    def _texts(self, batch: pa.RecordBatch) -> Iterator[str]:
+        """The columns of a batch that have one of the values."""
+        for name in batch.schema.names:
+            if self._has_words([b"\0".join(_leaves(value)) for value in batch[name].to_pylist()]):
+                yield f"column {name}"
+
+    def _has_words(self, payloads: Sequence[bytes]) -> bool:
+        return bool(self._words) and bool(find_words(payloads, self._words))
+
+    def _bounds(self, path: str, content: bytes) -> list[str]:
+        with AvroFile[ManifestEntry](
+            _InMemoryFile(path, content),
+            MANIFEST_ENTRY_SCHEMAS[2],
+            read_types={-1: ManifestEntry, 2: DataFile},
+            read_enums={0: ManifestEntryStatus, 101: FileFormat, 134: DataFileContent},
+        ) as reader:
+            return ["bounds"] if any(self._has_bound(entry.data_file) for entry in reader) else []
+
+    def _has_bound(self, data_file: DataFile) -> bool:
+        kind, id = self._field.field_type, self._field.field_id
+        assert isinstance(kind, PrimitiveType)
+        bounds = [
+            b
+            for part in (data_file.lower_bounds, data_file.upper_bounds)
+            if (b := (part or {}).get(id))
+        ]
+        return any(self._is_of_value(str(from_bytes(kind, bound))) for bound in bounds)
+
+    def _is_of_value(self, bound: str) -> bool:
+        """Whether a bound is a value, or a long one cut short; the last character of an upper one
+        is the next."""
+        if bound in self._values.texts:
+            return True
+        cut = bound[: _BOUND - 1]
+        return len(bound) == _BOUND and any(
+            len(text) > _BOUND and text.startswith(cut) for text in self._values.texts
+        )
+
+
+def _leaves(value: Any) -> Iterator[bytes]:
+    if isinstance(value, bytes):
+        yield value
+    elif isinstance(value, str):
+        yield value.encode()
+    elif isinstance(value, Mapping):
+        yield from (leaf for each in value.values() for leaf in _leaves(each))
+    elif isinstance(value, Iterable):
+        yield from (leaf for each in value for leaf in _leaves(each))
+
+
+def _text_of(name: str, content: bytes) -> bytes:
+    """A file's text, with what it has packed."""
+    if name.endswith(side_files.SUFFIX):
+        return zlib.decompress(content)
+    if not name.endswith(".metadata.json"):
+        return content
+    text = gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content
+    packed = re.findall(rb'"(zlib:(?:[^"\\]|\\.)*)"', text)
+    return b"\0".join([text, *(unpack(json.loads(b'"' + one + b'"')).encode() for one in packed)])

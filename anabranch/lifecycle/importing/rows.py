@@ -1,0 +1,244 @@
+"""Rows of imported hours: which of them are duplicates or erased, their checksum, and their files,
+read back."""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.typedef import Record
+
+from anabranch.common.errors import Terminal
+from anabranch.common.remote_errors import lake_errors
+from anabranch.iceberg.parquet_writer import PARTITION as PARTITION_FIELDS
+from anabranch.iceberg.parquet_writer import codec_of, data_file_from, open_writer
+from anabranch.iceberg.rewriting import is_same, read_batches
+from anabranch.iceberg.snapshot_writer import delete_quietly
+from anabranch.lifecycle.importing.sources import HOUR, OF_KAFKA, PLACE, TIME, from_number
+from anabranch.protocol.imported import PARTITION
+from serving_layer.query.datasets import connected, quoted
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from pyiceberg.manifest import DataFile
+    from pyiceberg.table import Table
+
+_ROW_GROUP = 1_000_000
+_MEMORY = "2GB"
+_AT = "_import_at"
+_EPOCH_DAYS = np.datetime64(0, "D")
+
+
+def ordinals(hours: NDArray[Any]) -> NDArray[Any]:
+    """The number of each row within its hour; rows of an hour follow each other."""
+    starts = (
+        np.flatnonzero(np.diff(hours, prepend=hours[:1] - 1))
+        if len(hours)
+        else np.zeros(0, np.int64)
+    )
+    counts = np.diff(starts, append=len(hours))
+    return np.arange(len(hours), dtype=np.int64) - np.repeat(starts, counts)
+
+
+def find_duplicates(
+    rows: pa.Table, key: Iterable[str], lookback: int, later: pa.Table
+) -> NDArray[Any]:
+    """Which of `rows`, ordered by hour, repeat a row: an earlier one of their hour or of the
+    `lookback` hours before it, or one of `later` in their hour or the `lookback` hours after it,
+    which the table has. As a mask.
+
+    Null parts of a key equal each other. A row whose key is null in every part repeats nothing.
+    `later` has the key and `HOUR`.
+    """
+    names = list(key)
+    columns = ", ".join(map(quoted, names))
+    return _mask(
+        rows.select([*names, HOUR]),
+        later.select([*names, HOUR]).append_column(_AT, pa.nulls(len(later), pa.int64())),
+        f"""
+        SELECT {_AT} FROM (
+            SELECT {_AT},
+                lag({HOUR}) OVER (
+                    PARTITION BY {columns}, {_AT} IS NULL ORDER BY {HOUR}, {_AT}
+                ) AS before,
+                min(CASE WHEN {_AT} IS NULL THEN {HOUR} END) OVER (
+                    PARTITION BY {columns} ORDER BY {HOUR}
+                    RANGE BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING
+                ) AS after,
+                {HOUR}
+            FROM (SELECT * FROM ours UNION ALL SELECT * FROM theirs)
+            WHERE {_is_key(names)}
+        )
+        WHERE {_AT} IS NOT NULL AND (before >= {HOUR} - {lookback} OR after <= {HOUR} + {lookback})
+        """,
+    )
+
+
+def find_known(rows: pa.Table, key: Iterable[str], known: pa.Table) -> NDArray[Any]:
+    """Which of `rows` have a key that `known` has, as a mask. Null parts of a key equal each other;
+    a key that is null in every part is none."""
+    names = list(key)
+    columns = ", ".join(map(quoted, names))
+    equal = " AND ".join(
+        f"ours.{quoted(name)} IS NOT DISTINCT FROM t.{quoted(name)}" for name in names
+    )
+    return _mask(
+        rows.select(names),
+        known.select(names),
+        f"""
+        SELECT {_AT} FROM (SELECT * FROM ours WHERE {_is_key(names)}) ours
+        SEMI JOIN (SELECT DISTINCT {columns} FROM theirs) t ON {equal}
+        """,
+    )
+
+
+def _is_key(names: Iterable[str]) -> str:
+    return " OR ".join(f"{quoted(name)} IS NOT NULL" for name in names)
+
+
+def _mask(ours: pa.Table, theirs: pa.Table, query: str) -> NDArray[Any]:
+    """Which of `ours` a query of `ours` and `theirs` returns, as a mask; it returns their numbers,
+    the column `_AT`."""
+    numbered = ours.append_column(_AT, pa.array(np.arange(len(ours)), pa.int64()))
+    with connected(_MEMORY) as connection:
+        connection.register("ours", numbered)
+        connection.register("theirs", theirs)
+        found = connection.sql(query).fetchnumpy()[_AT]
+    mask = np.zeros(len(ours), bool)
+    mask[np.asarray(found, np.int64)] = True
+    return mask
+
+
+def checksum(rows: pa.Table) -> str:
+    """A checksum of rows in their order, of the values alone: 128 bits of SHA-256, as hexadecimal
+    digits."""
+    digest = hashlib.sha256()
+    for name, column in zip(rows.column_names, rows.columns, strict=True):
+        digest.update(f"{name} {len(column)} ".encode())
+        _add(
+            digest,
+            pa.concat_arrays(column.chunks) if column.num_chunks else pa.nulls(0, column.type),
+        )
+    return digest.hexdigest()[:32]
+
+
+def _add(digest: Any, values: pa.Array) -> None:
+    kind, t = values.type, pa.types
+    digest.update(np.packbits(values.is_valid().to_numpy(zero_copy_only=False)).tobytes())
+    if t.is_struct(kind):
+        for field in range(kind.num_fields):
+            _add(digest, pc.struct_field(values, [field]))
+        return
+    present = values.drop_null()
+    if t.is_map(kind):
+        digest.update(repr(present.to_pylist()).encode())
+    elif t.is_list(kind) or t.is_large_list(kind):
+        digest.update(pc.list_value_length(present).cast(pa.int64()).to_numpy().tobytes())
+        _add(digest, pc.list_flatten(present))
+    elif t.is_boolean(kind):
+        digest.update(present.cast(pa.uint8()).to_numpy().tobytes())
+    elif t.is_decimal(kind):
+        _add(digest, present.cast(pa.string()))
+    elif t.is_temporal(kind):
+        digest.update(
+            present.view(pa.int32() if kind.bit_width == 32 else pa.int64()).to_numpy().tobytes()
+        )
+    elif t.is_integer(kind) or t.is_floating(kind):
+        digest.update(present.to_numpy().tobytes())
+    else:
+        binary = present.cast(pa.large_binary())
+        digest.update(pc.binary_length(binary).cast(pa.int64()).to_numpy().tobytes())
+        digest.update(b"".join(binary.to_pylist()))
+
+
+@dataclass(frozen=True)
+class TableRows:
+    """Makes rows of a table from rows of a source. `event_time`: the column of the event's own
+    time."""
+
+    table: Table
+    event_time: str | None
+
+    def made(self, rows: pa.Table, numbers: NDArray[Any]) -> pa.Table:
+        """Rows of the source as rows of the table; `numbers` has each one's number within its
+        hour."""
+        hours, times = rows[HOUR].to_numpy(), rows[TIME]
+        distinct, index = np.unique(hours, return_inverse=True)
+        ingest = pa.array([from_number(n) for n in distinct.tolist()], pa.large_string()).take(
+            pa.array(index)
+        )
+        at = times if self.event_time is None else pc.coalesce(rows[self.event_time], times)
+        columns = {
+            **{
+                name: rows[name]
+                for name in rows.column_names
+                if name not in (HOUR, TIME, OF_KAFKA, *PLACE)
+            },
+            "kafka_partition": pa.array(np.full(len(rows), PARTITION, np.int32)),
+            "kafka_offset": pa.array(numbers),
+            "kafka_timestamp": pc.if_else(rows[OF_KAFKA], times, None),
+            "ingest_hour": ingest,
+            "event_date": pc.cast(pc.floor_temporal(at, unit="day"), pa.date32()),
+        }
+        schema = schema_to_pyarrow(self.table.schema())
+        return pa.table([columns[name] for name in schema.names], schema=schema)
+
+    def write(self, rows: pa.Table) -> list[DataFile]:
+        """Write rows of the table to a file for each hour and date, and read each back. Raises
+        Terminal when the rows read back are others; no file is left then. Raises Transient."""
+        folder = self.table.metadata.properties.get(
+            "write.data.path", f"{self.table.metadata.location}/data"
+        )
+        written: list[DataFile] = []
+        paths: list[str] = []
+        try:
+            for day, hour, some in _partitions(rows):
+                date, name = _EPOCH_DAYS + day, f"imported-{uuid.uuid4().hex}.parquet"
+                paths.append(f"{folder.rstrip('/')}/event_date={date}/ingest_hour={hour}/{name}")
+                written.append(self._write(paths[-1], day, hour, some))
+        except BaseException:
+            delete_quietly(self.table, paths)
+            raise
+        return written
+
+    def _write(self, path: str, day: int, hour: str, rows: pa.Table) -> DataFile:
+        table = self.table
+        partition = Record(*(day if name == "event_date" else hour for name in PARTITION_FIELDS))
+        with lake_errors(f"write {path}"):
+            with (
+                table.io.new_output(path).create() as sink,
+                open_writer(sink, rows.schema, compression=codec_of(table)) as writer,
+            ):
+                writer.write_table(rows, row_group_size=_ROW_GROUP)
+            with table.io.new_input(path).open() as source:
+                footer = pq.read_metadata(source)
+            size = len(table.io.new_input(path))
+            made = data_file_from(
+                table, path, size, footer, partition, table.metadata.default_spec_id
+            )
+            if not is_same(read_batches(table, (made,)), iter(rows.to_batches())):
+                raise Terminal(
+                    f"import hour {hour}: expected to read the {len(rows)} rows that were written "
+                    f"to {path}, found others; the file was deleted, nothing was published; "
+                    "report this"
+                )
+        return made
+
+
+def _partitions(rows: pa.Table) -> Iterator[tuple[int, str, pa.Table]]:
+    """The rows of each hour and date, in days since 1970."""
+    days = rows["event_date"].cast(pa.int32())
+    pairs = (
+        pa.table({"hour": rows["ingest_hour"], "day": days}).group_by(["hour", "day"]).aggregate([])
+    )
+    for pair in sorted(pairs.to_pylist(), key=lambda p: (p["hour"], p["day"])):
+        mask = pc.and_(pc.equal(rows["ingest_hour"], pair["hour"]), pc.equal(days, pair["day"]))
+        yield pair["day"], pair["hour"], rows.filter(mask)

@@ -1,0 +1,570 @@
+"""Import hours from files: `anabranch import`, some hours in a commit, newest first, until all are
+done (`anabranch.protocol.imported`)."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+
+from anabranch.common.errors import Refused, Transient
+from anabranch.common.fail_points import Step, reach
+from anabranch.common.progress import Progress
+from anabranch.common.remote_errors import lake_errors
+from anabranch.iceberg.hour_files import files_by_hour
+from anabranch.iceberg.ledger_files import Span
+from anabranch.iceberg.snapshot_writer import delete_quietly
+from anabranch.iceberg.snapshots import head
+from anabranch.job import Job
+from anabranch.lifecycle.importing.rows import (
+    TableRows,
+    checksum,
+    find_duplicates,
+    find_known,
+    ordinals,
+)
+from anabranch.lifecycle.importing.sources import (
+    HOUR,
+    KAFKAS,
+    OF_KAFKA,
+    PLACE,
+    CountedFile,
+    Seam,
+    Source,
+    SourceReader,
+    counts_by_hour,
+    from_number,
+    list_source,
+    location_of,
+    to_number,
+)
+from anabranch.offsets.hours import IMPORTED, hour_of, hours_between, shift, start_of
+from anabranch.protocol import ledger
+from anabranch.protocol.acts import Act, act_now
+from anabranch.protocol.apply import require_columns
+from anabranch.protocol.erasure import marks_of
+from anabranch.protocol.erasure_filter import load_filter
+from anabranch.protocol.imported import (
+    ImportedHour,
+    account_of,
+    begins_of,
+    cut_of,
+    plan_hours,
+    plan_import,
+)
+from anabranch.protocol.ledger_row import LedgerRow
+from anabranch.protocol.publish import Decision, new_id
+from anabranch.protocol.publisher import Publisher
+from anabranch.protocol.state import State, load_state
+from anabranch.protocol.watermarks import Watermarks
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from pyiceberg.manifest import DataFile
+
+LOG = logging.getLogger(__name__)
+
+# Hours and rows of one commit, so that files are written well within the age by which it has to
+# land. One hour may have more rows.
+_HOURS_A_COMMIT = 48
+_ROWS_A_COMMIT = 2_000_000
+_ATTEMPTS = 20
+
+
+@dataclass(frozen=True)
+class ImportRequest:
+    """What an operator wants imported: the files of a folder, into hours from `first` to `last`
+    (None: up to the one before the stream's first). `time`: the column that a row's hour follows
+    from. `by_key`: Kafka's places in the files do not count. `version`: of a Delta table; None for
+    that of hours that are imported from it already, else the newest."""
+
+    source: str
+    first: str
+    last: str | None = None
+    time: str | None = None
+    by_key: bool = False
+    why: str | None = None
+    version: int | None = None
+
+
+@dataclass(frozen=True)
+class ImportPlan:
+    """What an import has to do: hours and their source rows, newest first. `before` and `after`:
+    the rows of the source that are of hours before the first of them, and of hours that have
+    Kafka's records. `known`: hours that are imported already. `notes`: facts about the source and
+    the seam, in words. `version`: that of a Delta table."""
+
+    source: str
+    files: int
+    hours: Mapping[str, int]
+    before: int
+    after: int
+    known: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    version: int | None = None
+
+    @property
+    def rows(self) -> int:
+        return sum(self.hours.values())
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What a run imported: hours, and their source rows by what became of them."""
+
+    plan: ImportPlan
+    hours: tuple[str, ...] = ()
+    rows: int = 0
+    good: int = 0
+    duplicate: int = 0
+    erased: int = 0
+
+    def plus(self, hours: Sequence[ImportedHour]) -> Imported:
+        accounts = [one.account for one in hours]
+        return Imported(
+            self.plan,
+            tuple(sorted({*self.hours, *(one.hour for one in hours)})),
+            self.rows + sum(a.offsets or 0 for a in accounts),
+            self.good + sum(a.good or 0 for a in accounts),
+            self.duplicate + sum(a.duplicate or 0 for a in accounts),
+            self.erased + sum(a.erased or 0 for a in accounts),
+        )
+
+
+def plan(job: Job, request: ImportRequest) -> ImportPlan:
+    """What `run` would do now; nothing is changed. Raises as `run`."""
+    return _Import(job, request).plan(load_state(job.lake, job.stream.table))
+
+
+def run(job: Job, publisher: Publisher, request: ImportRequest) -> Imported:
+    """Import the hours of a request, some in a commit; each hour is accepted once its files were
+    read back.
+
+    Idempotent: hours that are imported stay, and a run that was killed is continued by the next.
+    Raises Refused, with nothing published of an hour, for files that do not fit the table, for
+    hours that cannot be imported, and for an imported hour of which the source has other rows by
+    now; Transient.
+    """
+    return _Import(job, request).run(publisher)
+
+
+@dataclass(frozen=True)
+class _Written:
+    """Hours whose files are written, and what they were decided by."""
+
+    id: str
+    began: datetime
+    hours: tuple[ImportedHour, ...]
+    basis: frozenset[str]
+
+    @property
+    def files(self) -> tuple[DataFile, ...]:
+        return tuple(f for one in self.hours for f in one.files)
+
+
+class _Import:
+    def __init__(self, job: Job, request: ImportRequest) -> None:
+        self._job, self._request = job, request
+        self._stream, self._lake = job.stream, job.lake
+        self._location = location_of(request.source)
+        self._act: Act = act_now("import", request.why)
+        state = load_state(self._lake, self._stream.table)
+        table = state.table
+        require_columns(table, self._stream)
+        columns = [column.name for column in self._stream.columns]
+        physical = schema_to_pyarrow(table.schema(), include_field_ids=False)
+        event_time = self._stream.event_time
+        self._event_time = event_time.column if event_time is not None else None
+        self._reader = SourceReader(
+            table.io,
+            pa.schema([physical.field(name) for name in columns]),
+            request.time,
+            self._event_time,
+            None if request.by_key else self._seam(state),
+        )
+        self._late: pa.Table | None = None
+        self._version: int | None = None
+
+    @cached_property
+    def _source(self) -> Source:
+        return list_source(self._job.environment, self._reader.io, self._location, self._version)
+
+    @cached_property
+    def _counted(self) -> list[CountedFile]:
+        """The files with their rows by hour."""
+        counted = []
+        with Progress(
+            LOG, f"count rows of {self._request.source}", "files", len(self._source.files)
+        ) as progress:
+            for file in self._source.files:
+                counted.append(self._reader.count(file))
+                progress.step()
+        return counted
+
+    def _seam(self, state: State) -> Seam | None:
+        """None for a stream that left the log it began in: places in the files may be of any of its
+        logs."""
+        logs = [adoption.topic_id for adoption in state.timeline.adoptions]
+        if [topic_id for topic_id in logs if topic_id != IMPORTED]:
+            return None
+        return Seam(
+            begins_of(state, self._job.ledger), to_number(state.timeline.first_of_kafka) - 1
+        )
+
+    def plan(self, state: State) -> ImportPlan:
+        request = self._request
+        todo = plan_hours(
+            state, request.first, request.last, self._stream.keep.rows, self._lake.clock.now()
+        )
+        known_rows = self._imported_rows(state)
+        self._version = (
+            request.version if request.version is not None else self._version_before(known_rows)
+        )
+        files = self._counted
+        self._require_log(state)
+        total = Counter[int]()
+        for counted in files:
+            total.update(counted.rows)
+        begin, end = to_number(request.first), to_number(state.timeline.first_of_kafka)
+        after = {hour: n for hour, n in total.items() if end <= hour < KAFKAS}
+        if after and self._last_of_files(state) in todo:
+            self._late = self._find_late(state, after)
+            total[end - 1] += len(self._late)
+        late = len(self._late) if self._late is not None else 0
+        known = {
+            from_number(n): rows
+            for n, rows in total.items()
+            if to_number(state.timeline.first) <= n < end
+        }
+        self._require_same(known, known_rows)
+        return ImportPlan(
+            request.source,
+            len(files),
+            {hour: total.get(to_number(hour), 0) for hour in todo},
+            sum(n for hour, n in total.items() if hour < begin),
+            sum(n for hour, n in total.items() if hour >= end) - late,
+            tuple(sorted(known)),
+            (*self._source.notes, *self._words_of_seam(late)),
+            self._source.version,
+        )
+
+    def _words_of_seam(self, late: int) -> list[str]:
+        """How rows that Kafka has are distinguished."""
+        exact = sum(1 for counted in self._counted if counted.ends is not None)
+        words = []
+        if exact:
+            words.append(
+                f"the seam to Kafka is exact in {exact} files, which have Kafka's partitions and "
+                "offsets"
+            )
+        if others := len(self._counted) - exact:
+            words.append(
+                f"the seam to Kafka is by {', '.join(self._stream.key)} in {others} files; {late} "
+                "of their rows are of hours of Kafka's and not in the table"
+            )
+        return words
+
+    def _require_log(self, state: State) -> None:
+        """Refuse files whose places are of another log than the stream's. Raises Refused,
+        Transient."""
+        early = next((c for c in self._counted if c.early), None)
+        ends = dict[int, int]()
+        for counted in self._counted:
+            ends |= {p: max(e, ends.get(p, 0)) for p, e in (counted.ends or {}).items()}
+        unread = {p: e for p, e in ends.items() if e > state.position.offsets.get(p, 0)}
+        found = None
+        if early is not None:
+            found = (
+                f"{early.early} rows of {early.file.name} that are older than hour "
+                f"{state.timeline.first_of_kafka}"
+            )
+        elif unread:
+            topic = self._job.kafka.describe(self._stream.topic, state.position)
+            log = self._job.kafka.stable_ends(topic) if topic is not None else {}
+            found = next(
+                (
+                    f"offset {e - 1} of partition {p}"
+                    for p, e in unread.items()
+                    if e > log.get(p, 0)
+                ),
+                None,
+            )
+        if found is not None:
+            raise Refused(
+                f"import {self._request.source}: expected places in the log that the stream "
+                f"reads, found {found}: the files are of another topic, or of a log before it was "
+                "recreated; use --seam key"
+            )
+
+    def _find_late(self, state: State, hours: Mapping[int, int]) -> pa.Table:
+        """The rows of hours of Kafka's that are not in the table, by the stream's key: records that
+        Kafka had deleted before the stream began. They are imported into the hour before. Raises
+        Transient while the table lacks what Kafka had by then."""
+        until = start_of(
+            from_number(min(max(hours) + 1, to_number(hour_of(self._lake.clock.now()))))
+        )
+        fresh = Watermarks.from_properties(state.branch_properties["main"]).fresh_through
+        if fresh is None or fresh < until:
+            raise Transient(
+                f"import {self._request.source}: expected a table that has Kafka's records up to "
+                f"{until:%F %T} UTC, since rows of the files that it lacks are to be imported, "
+                f"found it fresh through {fresh}; run it again later"
+            )
+        parts = [self._reader.empty()]
+        around, known = list[str](), self._keys(state, ())
+        for number in sorted(hours):
+            rows = self._reader.read(self._counted, number, number)
+            if (wanted := self._hours_around(state, number)) != around:
+                around, known = wanted, self._keys(state, wanted)
+            is_known = find_known(rows, self._stream.key, known)
+            parts.append(rows.filter(pa.array(~is_known)))
+        late = pa.concat_tables(parts)
+        last = to_number(state.timeline.first_of_kafka) - 1
+        return late.drop_columns([HOUR]).append_column(
+            HOUR, pa.array([last] * len(late), pa.int64())
+        )
+
+    def _hours_around(self, state: State, number: int) -> list[str]:
+        """The hours of Kafka's that may have a row whose time is of an hour: all, if a file's times
+        are not Kafka's."""
+        first = to_number(state.timeline.first_of_kafka)
+        last = max(to_number(state.timeline.open), to_number(hour_of(self._lake.clock.now())))
+        if all(counted.of_kafka for counted in self._counted):
+            first, last = (
+                max(first, number - 1),
+                min(last, number + 1 + self._stream.batch.lookback_hours),
+            )
+        return [from_number(n) for n in range(first, last + 1)]
+
+    def _imported_rows(self, state: State) -> dict[str, LedgerRow]:
+        """The newest decisions about hours that are imported already, also those that a branch that
+        was set back lacks."""
+        span = Span(min(self._request.first, state.timeline.first), self._last_of_files(state))
+        rows = ledger.newest(
+            self._job.ledger.history(span, ("partitions", "quality", "diff", "unknown"))
+        )
+        return {hour: row for hour, row in rows.items() if row.imported is not None}
+
+    def _version_before(self, rows: Mapping[str, LedgerRow]) -> int | None:
+        """The version of a Delta table that the earliest hour was imported from, of those from this
+        location."""
+        of_hours = {
+            h: row.imported for h, row in rows.items() if row.imported and "version" in row.imported
+        }
+        versions = [
+            of_hours[h]["version"]
+            for h in sorted(of_hours)
+            if of_hours[h]["source"] == self._location
+        ]
+        return int(versions[0]) if versions else None
+
+    def _require_same(self, known: Mapping[str, int], rows: Mapping[str, LedgerRow]) -> None:
+        for hour, number in sorted(known.items()):
+            imported = rows[hour].imported if hour in rows else None
+            if imported is not None and imported["rows"] - imported.get("late", 0) != number:
+                raise Refused(
+                    f"import {self._request.source}: hour {hour}: expected the {imported['rows']} "
+                    f"rows that it was imported with from {imported['source']}, found {number}; "
+                    "the hour stays as it is: remove the files that were added, or import them "
+                    "into a stream of their own"
+                )
+
+    def run(self, publisher: Publisher) -> Imported:
+        state = publisher.recover()
+        todo = self.plan(state)
+        done = Imported(todo)
+        with Progress(
+            LOG, f"import hours of {self._stream.name}", "hours", len(todo.hours)
+        ) as progress:
+            for _ in range(_ATTEMPTS + len(todo.hours)):
+                state = load_state(self._lake, self._stream.table)
+                hours = [h for h in todo.hours if h < state.timeline.first]
+                if not hours:
+                    return done
+                written = self._write(state, _some(hours, todo.hours), todo.hours)
+                if self._publish(publisher, written):
+                    done = done.plus(written.hours)
+                    progress.step(len(written.hours))
+        raise Transient(
+            f"import hours of {self._stream.name}: expected other publishes to leave it alone in "
+            f"one of {_ATTEMPTS} attempts; run the command again: it goes on where it was left"
+        )
+
+    def _write(self, state: State, hours: Sequence[str], planned: Mapping[str, int]) -> _Written:
+        """Write the files of `hours`, which follow each other, and prove them. `planned`: their
+        source rows."""
+        began = self._lake.clock.now()
+        first, last = to_number(hours[0]), to_number(hours[-1])
+        lookback = self._stream.batch.lookback_hours
+        earliest = max(first - lookback, to_number(self._request.first))
+        read = self._reader.read(self._counted, earliest, last)
+        late = (
+            self._late
+            if self._late is not None and hours[-1] == self._last_of_files(state)
+            else None
+        )
+        if late is not None:
+            read = pa.concat_tables([read, late])
+        later = self._keys(state, self._hours_after(hours[-1]))
+        # As in the batch layer, an erased row makes no other row a duplicate.
+        erased = self._erased(state, read)
+        left, repeated = read.filter(pa.array(~erased)), np.zeros(len(read), bool)
+        repeated[~erased] = find_duplicates(left, self._stream.key, lookback, later)
+        repeated[~erased] |= find_duplicates(left, PLACE, 0, self._reader.empty())
+        own = read[HOUR].to_numpy() >= first
+        rows, repeated, erased = read.filter(pa.array(own)), repeated[own], erased[own]
+        numbers = rows[HOUR].to_numpy()
+        self._require_counted(hours, counts_by_hour(numbers), planned)
+        good = ~(repeated | erased)
+        of_table = TableRows(state.table, self._event_time)
+        files = of_table.write(of_table.made(rows.filter(pa.array(good)), ordinals(numbers)[good]))
+        reach(Step.IMPORT_WRITTEN)
+        imported = []
+        for hour in hours:
+            of_hour = numbers == to_number(hour)
+            said = self._said(hour, rows.filter(pa.array(of_hour)))
+            if late is not None and to_number(hour) == last:
+                said["late"] = len(late)
+            account = account_of(
+                int(of_hour.sum()), int(repeated[of_hour].sum()), int(erased[of_hour].sum()), said
+            )
+            own_files = tuple(f for f in files if f.partition[1] == hour)
+            assert sum(f.record_count for f in own_files) == account.good
+            imported.append(ImportedHour(hour, own_files, account))
+        return _Written(new_id(), began, tuple(imported), self._basis(state, imported))
+
+    def _last_of_files(self, state: State) -> str:
+        return shift(state.timeline.first_of_kafka, -1)
+
+    def _require_counted(
+        self, hours: Sequence[str], found: Mapping[int, int], planned: Mapping[str, int]
+    ) -> None:
+        """Raise Transient where a file has other rows than those that were counted."""
+        for hour in hours:
+            number = found.get(to_number(hour), 0)
+            if number != planned[hour]:
+                raise Transient(
+                    f"import {self._request.source}: hour {hour}: expected the {planned[hour]} "
+                    f"rows that were counted before, found {number}: its files changed meanwhile; "
+                    "run it again"
+                )
+
+    def _said(self, hour: str, rows: pa.Table) -> dict[str, Any]:
+        """What the ledger records of an hour's source rows."""
+        files = sum(1 for c in self._counted if to_number(hour) in c.rows)
+        sum_ = checksum(rows.drop_columns([HOUR, OF_KAFKA, *PLACE]))
+        version = {} if self._source.version is None else {"version": self._source.version}
+        return {
+            "source": self._location,
+            **version,
+            "files": files,
+            "rows": len(rows),
+            "checksum": sum_,
+        }
+
+    def _hours_after(self, hour: str) -> list[str]:
+        """The later hours that look back for duplicates into an hour."""
+        return hours_between(shift(hour, 1), shift(hour, 1 + self._stream.batch.lookback_hours))
+
+    def _keys(self, state: State, hours: Sequence[str]) -> pa.Table:
+        """The keys that `main` has of some hours, with `HOUR`."""
+        names = list(self._stream.key)
+        if not hours:
+            return self._reader.empty().select([*names, HOUR])
+        wanted = ", ".join(f"'{hour}'" for hour in hours)
+        with lake_errors(f"read rows of {self._stream.table}"):
+            rows = state.table.scan(
+                row_filter=f"ingest_hour IN ({wanted})",
+                selected_fields=(*names, "ingest_hour"),
+                snapshot_id=head(state.table, "main").snapshot_id,
+            ).to_arrow()
+        numbers = pa.array([to_number(h) for h in rows["ingest_hour"].to_pylist()], pa.int64())
+        return rows.select(names).append_column(HOUR, numbers)
+
+    def _erased(self, state: State, rows: pa.Table) -> NDArray[Any]:
+        """Which rows are of erased persons, as a mask."""
+        mask = np.zeros(len(rows), bool)
+        hours = rows[HOUR].to_numpy()
+        counts = counts_by_hour(hours)
+        ranges = {from_number(n): cut_of(count).ranges for n, count in counts.items()}
+        found = load_filter(
+            self._job.environment, self._stream, self._job.ledger, state, cut_of(0).topic_id, ranges
+        )
+        for one in found.hours if found is not None else ():
+            of_hour = np.flatnonzero(hours == to_number(one.hour))
+            for hashed in one.values:
+                texts = rows[hashed.column].take(pa.array(of_hour)).cast(pa.string()).to_pylist()
+                known: dict[str, bool] = {
+                    text: hashed.matches(text) for text in set(texts) if text is not None
+                }
+                mask[of_hour] |= np.array(
+                    [text is not None and known[text] for text in texts], bool
+                )
+        return mask
+
+    def _basis(self, state: State, imported: Sequence[ImportedHour]) -> frozenset[str]:
+        """What written hours rest on: the erasures that are of them, and of the hours that they
+        were compared with those that the batch layer has accepted, by their files."""
+        last = max(one.hour for one in imported)
+        accepted = [h for h in self._hours_after(last) if state.is_accepted(h)]
+        files = files_by_hour(state.table, "batch", accepted) if accepted else {}
+        marks = {mark for one in imported for mark in marks_of(state, one.hour, one.cut)}
+        return frozenset({*marks, *(f"{h} {p}" for h, of_hour in files.items() for p in of_hour)})
+
+    def _publish(self, publisher: Publisher, written: _Written) -> bool:
+        """Publish written hours; False, with their files deleted, where others have to be written
+        in their place."""
+        stream, first = self._stream, min(one.hour for one in written.hours)
+        last = max(one.hour for one in written.hours)
+        reason = f"imported from {self._location}"
+
+        def decide(state: State) -> Decision[None]:
+            if self._basis(state, written.hours) != written.basis:
+                return Decision(state, None, None)
+            begins, now = begins_of(state, self._job.ledger), self._lake.clock.now()
+            publish = plan_import(
+                state, written.hours, begins, written.id, written.began, now, reason, self._act
+            )
+            reach(Step.IMPORT_DECIDED)
+            return Decision(state, publish, None)
+
+        published = publisher.run_merged(decide, f"import hours of {stream.name}")
+        if published.landed is None:
+            delete_quietly(published.state.table, [f.file_path for f in written.files])
+            LOG.info(
+                "stream %s: import of hours %s to %s is decided again", stream.name, first, last
+            )
+            return False
+        reach(Step.IMPORT_PUBLISHED)
+        publisher.record_decisions(published.state)
+        reach(Step.IMPORT_RECORDED)
+        rows = sum(one.account.good or 0 for one in written.hours)
+        LOG.info(
+            "stream %s: imported hours count=%d first=%s last=%s rows=%d",
+            stream.name,
+            len(written.hours),
+            first,
+            last,
+            rows,
+        )
+        return True
+
+
+def _some(hours: Sequence[str], rows: Mapping[str, int]) -> list[str]:
+    """The newest of `hours`, which are newest first, that one commit takes; oldest first. Pure."""
+    some: list[str] = []
+    number = 0
+    for hour in hours[:_HOURS_A_COMMIT]:
+        number += rows[hour]
+        if some and number > _ROWS_A_COMMIT:
+            break
+        some.insert(0, hour)
+    return some

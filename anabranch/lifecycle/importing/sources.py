@@ -1,0 +1,447 @@
+"""The files to import: which there are, how many rows of each hour each has, and their rows as the
+table's columns."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import unquote
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from anabranch.common.errors import Refused
+from anabranch.common.remote_errors import lake_errors
+from anabranch.iceberg.files import Stored, list_files, same_file
+from anabranch.lifecycle.importing import file_sink
+from anabranch.lifecycle.importing.arrow_types import may_become, open_parquet, to_type
+from anabranch.lifecycle.importing.delta_source import LOG_FOLDER, open_version
+from anabranch.lifecycle.importing.iceberg_source import find_metadata, open_parts
+from anabranch.lifecycle.importing.json_lines import JsonLines, is_json_lines
+from anabranch.offsets.hours import hour_of, start_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from pyiceberg.io import FileIO
+
+    from anabranch.config import Environment
+
+HOUR = "_import_hour"
+TIME = "_import_time"
+PLACE = ("_import_partition", "_import_offset")
+"""Of rows that were read: the hour that they are imported into, in hours since 1970, the time that
+it follows from, and the partition and offset that Kafka gave the record, null where the files do
+not have them."""
+
+OF_KAFKA = "_import_of_kafka"
+"""Whether a row's time is that at which Kafka received the record."""
+
+KAFKAS = 2**40
+"""The hour of rows that the stream reads from Kafka, by their offsets."""
+
+RECEIVED = ("kafka_timestamp", "timestamp")
+"""Columns of a source with the time at which Kafka received a record."""
+
+_MICROS = 3_600_000_000
+_BATCH_ROWS = 65_536
+_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
+_PLACES = (("kafka_partition", "kafka_offset"), ("partition", "offset"))
+# The years 1 to 9999, in microseconds since 1970.
+_CALENDAR = (-62_135_596_800_000_000, 253_402_300_800_000_000)
+_INSTANT = pa.timestamp("us", "UTC")
+
+
+class _Opened(Protocol):
+    """A file that is read, of any form."""
+
+    @property
+    def schema_arrow(self) -> pa.Schema: ...
+
+    def iter_batches(self, batch_size: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]: ...
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A file, its name within the source, and the values of columns that its folders name
+    (`date=2026-11-21`). `part`: of a table, which knows how to read it. `rows`: how many it has, if
+    the table's log says so."""
+
+    path: str
+    name: str
+    size: int
+    part: _Opened | None = None
+    rows: int | None = None
+
+    @property
+    def of_folders(self) -> dict[str, str | None]:
+        if self.part is not None:
+            return {}
+        parts = [part.partition("=") for part in self.name.split("/")[:-1] if "=" in part]
+        return {
+            unquote(name): None if value == _NO_VALUE else unquote(value)
+            for name, _, value in parts
+        }
+
+
+@dataclass(frozen=True)
+class CountedFile:
+    """A file and its number of rows by hour, in hours since 1970. If it has Kafka's places: `ends`
+    has the offset behind its last record, by partition, and `early` is the number of rows that
+    Kafka has although they are older than the hour before the stream's first. `of_kafka`: as the
+    column OF_KAFKA."""
+
+    file: SourceFile
+    rows: Mapping[int, int]
+    ends: Mapping[int, int] | None = None
+    early: int = 0
+    of_kafka: bool = False
+
+
+@dataclass(frozen=True)
+class Seam:
+    """Where the stream begins in Kafka: the offsets by partition, and the hour before its first.
+    Rows of files without Kafka's places keep the hour of their time."""
+
+    begins: Mapping[int, int]
+    last: int
+
+    def hours(self, times: NDArray[np.int64], places: pa.Table) -> NDArray[np.int64]:
+        """The hour of each row; KAFKAS for those at offsets that the stream reads."""
+        partitions, offsets = (places[name].to_numpy() for name in PLACE)
+        is_read = np.ones(len(times), bool)
+        for partition, begin in self.begins.items():
+            is_read &= (partitions != partition) | (offsets >= begin)
+        return np.where(is_read, KAFKAS, np.minimum(times, self.last))
+
+
+def to_number(hour: str) -> int:
+    """An hour as hours since 1970."""
+    return int(start_of(hour).timestamp()) // 3600
+
+
+def from_number(number: int) -> str:
+    return hour_of(datetime.fromtimestamp(number * 3600, UTC))
+
+
+def counts_by_hour(hours: NDArray[Any]) -> dict[int, int]:
+    numbers, counts = np.unique(hours, return_counts=True)
+    return dict(zip(numbers.tolist(), counts.tolist(), strict=True))
+
+
+def location_of(text: str) -> str:
+    """A folder as a location: `s3://…`, or `file://…` for a local path."""
+    if "://" in text or text.startswith("file:"):
+        return text.rstrip("/").replace("s3a://", "s3://", 1)
+    return f"file://{Path(text).absolute()}"
+
+
+@dataclass(frozen=True)
+class Source:
+    """The files to import, in their order, and what is to be said of them. `version`: that of a
+    Delta table."""
+
+    files: tuple[SourceFile, ...]
+    notes: tuple[str, ...] = ()
+    version: int | None = None
+
+
+def list_source(
+    environment: Environment, io: FileIO, location: str, version: int | None = None
+) -> Source:
+    """The files of an Iceberg table's current snapshot, of a Delta table's `version` (None: its
+    newest), or the files under a folder that count: Parquet, JSON lines.
+
+    In the folder of Spark's file sink these are the files that its log lists, in the order of their
+    micro-batches; else all, by name, but for files and folders whose names begin with `_` or `.`,
+    as in Spark. Raises Refused for other files, for none, and for a log that is damaged or lists a
+    file that is not there; Transient.
+    """
+    if location.endswith(".metadata.json"):
+        _require_delta(location, version)
+        return _of_iceberg(io, location)
+    root = same_file(location).rstrip("/") + "/"
+    stored = {
+        same_file(one.path).removeprefix(root): one for one in list_files(environment, location)
+    }
+    # A Delta table that is an Iceberg table too (UniForm) is read as the latter.
+    if version is None and (metadata := find_metadata(stored, location)) is not None:
+        return _of_iceberg(io, stored[metadata].path)
+    if any(name.startswith(f"{LOG_FOLDER}/") for name in stored):
+        return _of_delta(io, location, stored, version)
+    _require_delta(location, version)
+    names = sorted(
+        name for name in stored if not any(p.startswith(("_", ".")) for p in name.split("/"))
+    )
+    logs = {n.partition("/")[2]: n for n in stored if n.startswith(f"{file_sink.FOLDER}/")}
+    notes: list[str] = []
+    if logs:
+        where = f"{location}/{file_sink.FOLDER}"
+        log = file_sink.read_log(logs, lambda name: _read_text(io, stored[logs[name]].path), where)
+        known = file_sink.match(log, {name: stored[name].size for name in names}, root, where)
+        left = len(names) - len(known)
+        notes = list(_words_of_sink(log, len(known), left))
+        names = known
+    elif any(map(file_sink.is_written_by_spark, names)):
+        notes = [
+            (
+                f"the folder has no {file_sink.FOLDER}: files of micro-batches or jobs that were "
+                "killed count too; their rows are left out where they repeat others by the "
+                "stream's key"
+            )
+        ]
+    wanted = (
+        "files of Parquet (.parquet) or JSON lines (.json, .jsonl, .ndjson, each also with .gz)"
+    )
+    if other := next(
+        (name for name in names if not name.endswith(".parquet") and not is_json_lines(name)), None
+    ):
+        raise Refused(
+            f"import {location}: expected {wanted}, found {other}; name a folder of these alone"
+        )
+    if not names:
+        raise Refused(f"import {location}: expected {wanted}, found none; check the folder's name")
+    return Source(tuple(SourceFile(stored[n].path, n, stored[n].size) for n in names), tuple(notes))
+
+
+def _of_iceberg(io: FileIO, metadata: str) -> Source:
+    snapshot, parts = open_parts(io, metadata)
+    files = (
+        SourceFile(p.task.file.file_path, p.task.file.file_path, p.task.file.file_size_in_bytes, p)
+        for p in parts
+    )
+    return Source(tuple(files), (f"Iceberg table {metadata}, snapshot {snapshot}",))
+
+
+def _require_delta(location: str, version: int | None) -> None:
+    if version is not None:
+        raise Refused(
+            f"import {location}: expected a Delta table, of which --version {version} is one, "
+            f"found a folder without {LOG_FOLDER}; leave the option out, or check the folder's "
+            "name"
+        )
+
+
+def _of_delta(
+    io: FileIO, location: str, stored: Mapping[str, Stored], version: int | None
+) -> Source:
+    version, parts = open_version(io, location, stored, version)
+    files = (SourceFile(part.path, part.path, part.size, part, part.rows) for part in parts)
+    return Source(tuple(files), (f"Delta table {location}, version {version}",), version)
+
+
+def _words_of_sink(log: file_sink.SinkLog, files: int, left: int) -> Iterator[str]:
+    yield (
+        f"the log of Spark's file sink decides which files count: {files} of micro-batches up to "
+        f"{log.through}; {left} others are left out"
+    )
+    if log.cut_short is not None:
+        yield f"its last file {log.cut_short} is not whole, so that micro-batch does not count"
+
+
+def _read_text(io: FileIO, path: str) -> str:
+    with lake_errors(f"read {path}"), io.new_input(path).open() as source:
+        return source.read().decode("utf-8", "replace")
+
+
+@dataclass(frozen=True)
+class SourceReader:
+    """Reads files as the columns of a table: `schema` has the stream's columns with the table's
+    types.
+
+    `time`: the column from which a row's hour follows; None for the first that there is of
+    `kafka_timestamp`, `timestamp` and the stream's event time, `event_time`. A time without a time
+    zone is UTC. `seam`: None where Kafka's places do not count.
+    """
+
+    io: FileIO
+    schema: pa.Schema
+    time: str | None = None
+    event_time: str | None = None
+    seam: Seam | None = None
+
+    def count(self, file: SourceFile) -> CountedFile:
+        """The rows of a file by hour. Raises Refused for a file whose columns do not fit the
+        table's, and for a row without a time; Transient."""
+        rows, ends, early = Counter[int](), dict[int, int](), 0
+        with lake_errors(f"read {file.path}"):
+            opened = self._open(file)
+            self._require_columns(file, opened.schema_arrow)
+            for batch in self._batches(file, opened, ()):
+                found = batch[HOUR].to_numpy()
+                rows.update(counts_by_hour(found))
+                if self.seam is None or batch[PLACE[0]].null_count:
+                    continue
+                early += int(((found == KAFKAS) & (_hours(batch[TIME]) < self.seam.last)).sum())
+                partitions, offsets = (batch[name].to_numpy() for name in PLACE)
+                for partition in np.unique(partitions).tolist():
+                    end = int(offsets[partitions == partition].max()) + 1
+                    ends[partition] = max(end, ends.get(partition, 0))
+            names = opened.schema_arrow.names
+            if file.rows is not None and rows.total() != file.rows:
+                raise Refused(
+                    f"import {file.path}: expected {file.rows} rows, as its table's log says, "
+                    f"found {rows.total()}; restore the file"
+                )
+            has_places, of_kafka = (
+                self._place_of(names) is not None,
+                self.time_of(file, names) in RECEIVED,
+            )
+        return CountedFile(file, rows, ends if has_places else None, early, of_kafka)
+
+    def read(self, files: Sequence[CountedFile], first: int, last: int) -> pa.Table:
+        """The rows of hours from `first` to `last`, in hours since 1970, by hour, then in the order
+        of the files and of their rows; with `HOUR`, `TIME`, `OF_KAFKA` and `PLACE`. Raises as
+        `count`."""
+        parts = []
+        for counted in files:
+            if not any(first <= hour <= last for hour in counted.rows):
+                continue
+            with lake_errors(f"read {counted.file.path}"):
+                opened = self._open(counted.file)
+                for batch in self._batches(counted.file, opened, self.schema.names):
+                    inside = pc.and_(
+                        pc.greater_equal(batch[HOUR], first), pc.less_equal(batch[HOUR], last)
+                    )
+                    parts.append(batch.filter(inside))
+        if not parts:
+            return self.empty()
+        rows = pa.concat_tables(parts).combine_chunks()
+        return rows.take(pa.array(np.argsort(rows[HOUR].to_numpy(), kind="stable")))
+
+    def empty(self) -> pa.Table:
+        """No rows, of the columns of `read`."""
+        places = (pa.field(name, pa.int64()) for name in PLACE)
+        own = (
+            pa.field(TIME, _INSTANT),
+            pa.field(OF_KAFKA, pa.bool_()),
+            *places,
+            pa.field(HOUR, pa.int64()),
+        )
+        return pa.schema(
+            [*(field.with_nullable(True) for field in self.schema), *own]
+        ).empty_table()
+
+    def _place_of(self, names: Sequence[str]) -> tuple[str, str] | None:
+        """The columns of a file with Kafka's partition and offset, if they are to count."""
+        if self.seam is None:
+            return None
+        return next(
+            (p for p in _PLACES if {*p} <= {*names} and not {*p} & {*self.schema.names}), None
+        )
+
+    def time_of(self, file: SourceFile, names: Sequence[str]) -> str:
+        """The column of a file that the hours follow from. Raises Refused."""
+        wanted = (self.time,) if self.time is not None else (*RECEIVED, self.event_time)
+        found = next((name for name in wanted if name in names), None)
+        if found is None:
+            tried = " or ".join(name for name in wanted if name)
+            raise Refused(
+                f"import {file.path}: expected a column {tried} with the time at which each row "
+                f"was received, found {', '.join(names)}; name the column by --time"
+            )
+        return found
+
+    def _open(self, file: SourceFile) -> _Opened:
+        if file.part is not None:
+            return file.part
+        if is_json_lines(file.name):
+            return JsonLines(self.io, file.path, self.schema, file.of_folders)
+        parquet: _Opened = open_parquet(self.io, file.path)
+        return parquet
+
+    def _require_columns(self, file: SourceFile, there: pa.Schema) -> None:
+        values, names = file.of_folders, set(there.names)
+        for field in self.schema:
+            if field.name in names:
+                kind = there.field(field.name).type
+                if not may_become(kind, field.type):
+                    raise _mismatch(file, field, f"found {kind}")
+            elif field.name not in values and not field.nullable:
+                raise _mismatch(file, field, "found no such column")
+
+    def _batches(
+        self, file: SourceFile, opened: _Opened, columns: Sequence[str]
+    ) -> Iterator[pa.Table]:
+        """The rows with `columns`, as the table has them, `TIME`, `OF_KAFKA`, `PLACE` and
+        `HOUR`."""
+        there = opened.schema_arrow.names
+        time, place = self.time_of(file, there), self._place_of(there)
+        wanted = dict.fromkeys([*(c for c in columns if c in there), time, *(place or ())])
+        for batch in opened.iter_batches(batch_size=_BATCH_ROWS, columns=list(wanted)):
+            times = self._times(file, time, batch[time])
+            rows = {name: self._column(file, batch, name) for name in columns}
+            of_kafka = pa.repeat(time in RECEIVED, batch.num_rows)
+            found = pa.table(
+                {**rows, TIME: times, OF_KAFKA: of_kafka, **self._places(file, batch, place)}
+            )
+            hours = _hours(found[TIME])
+            if self.seam is not None and place is not None:
+                hours = self.seam.hours(hours, found)
+            yield found.append_column(HOUR, pa.array(hours, pa.int64()))
+
+    def _places(
+        self, file: SourceFile, batch: pa.RecordBatch, place: tuple[str, str] | None
+    ) -> dict[str, pa.Array]:
+        if place is None:
+            return {name: pa.nulls(batch.num_rows, pa.int64()) for name in PLACE}
+        for name in place:
+            if not pa.types.is_integer(batch[name].type) or batch[name].null_count:
+                raise Refused(
+                    f"import {file.path}: column {name}: expected the place of each record in "
+                    f"Kafka, found {batch[name].type} with {batch[name].null_count} null; use "
+                    "--seam key"
+                )
+        return {own: batch[name].cast(pa.int64()) for own, name in zip(PLACE, place, strict=True)}
+
+    def _column(self, file: SourceFile, batch: pa.RecordBatch, name: str) -> pa.Array:
+        field = self.schema.field(name)
+        if name in batch.schema.names:
+            found = batch[name]
+        else:
+            found = pa.array([file.of_folders.get(name)] * batch.num_rows, pa.string())
+        if not field.nullable and found.null_count:
+            raise _mismatch(file, field, f"found null in {found.null_count} rows or more")
+        try:
+            return to_type(found, field.type)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise _mismatch(file, field, f"found {error}") from error
+
+    def _times(self, file: SourceFile, name: str, found: pa.Array) -> pa.Array:
+        if not pa.types.is_timestamp(found.type):
+            raise Refused(
+                f"import {file.path}: column {name}: expected a timestamp, from which a row's "
+                f"hour follows, found {found.type}; name another column by --time"
+            )
+        if found.null_count:
+            raise Refused(
+                f"import {file.path}: column {name}: expected the time of each row, from which "
+                f"its hour follows, found null in {found.null_count} rows or more; name another "
+                "column by --time"
+            )
+        times = pc.cast(found, _INSTANT, safe=False)
+        span = pc.min_max(times.cast(pa.int64())).as_py()
+        if times and not (_CALENDAR[0] <= span["min"] and span["max"] < _CALENDAR[1]):
+            raise Refused(
+                f"import {file.path}: column {name}: expected times of the years 1 to 9999, found "
+                "others: their unit may be another than the file says; name another column by "
+                "--time, or write the file again"
+            )
+        return times
+
+
+def _hours(times: pa.ChunkedArray) -> NDArray[np.int64]:
+    micros: NDArray[np.int64] = times.cast(pa.int64()).to_numpy()
+    return micros // _MICROS
+
+
+def _mismatch(file: SourceFile, field: pa.Field, found: str) -> Refused:
+    needed = "" if field.nullable else " in each row"
+    return Refused(
+        f"import {file.path}: column {field.name}: expected {field.type}{needed}, as the table "
+        f"has it, {found}; correct the file, or the stream's schema"
+    )

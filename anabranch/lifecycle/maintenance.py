@@ -1,0 +1,507 @@
+"""Maintenance: delete data that is no longer needed, in independent steps that may be interrupted
+anywhere.
+
+1. Remove the speed layer's files from the `speed` branch, in hours that the batch layer has served
+  for long, some hours
+   in a commit; `main` does not change. The publish expires snapshots and tags, as every publish
+   does.
+2. Remove hours from every branch whose rows, or dead letters, were kept as long as the stream's
+  file says (`keep`).
+3. Do step 1 for dead letters; remove the partials of expired hours; expire snapshots of the ledger
+  and of the partials,
+   and rows of the ledger (`keep.ledger`).
+4. Delete files without a reference, after their minimum age.
+5. End erasures whose deadline has passed (`anabranch.lifecycle.erasure.end`): before step 4 tags
+  and former snapshots,
+   after it versions of deleted objects.
+6. Delete what killed processes left in this machine's temporary folder.
+
+A failed step does not stop the next. At its end a run records its result in the table
+(`anabranch.protocol.maintained`).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from anabranch.common.errors import AnabranchError, Transient
+from anabranch.common.fail_points import Step, reach
+from anabranch.common.progress import Progress
+from anabranch.common.temporary import clear_abandoned
+from anabranch.iceberg.commits import Change, Commit
+from anabranch.iceberg.expiry import expired_tags, plan_expiry, plan_plain_expiry
+from anabranch.iceberg.files import Stored, delete_files
+from anabranch.iceberg.hour_files import content_by_hour
+from anabranch.iceberg.ledger_files import SNAPSHOTS_KEPT, MergeStep
+from anabranch.iceberg.orphans import list_table, plan_orphans, references
+from anabranch.iceberg.snapshots import heads, total
+from anabranch.lifecycle.erasure import end
+from anabranch.lifecycle.erasure.status import finished
+from anabranch.lifecycle.retention import (
+    LedgerExpired,
+    RowsExpired,
+    expire_ledger,
+    expire_letters,
+    expire_rows,
+)
+from anabranch.offsets.hours import Timeline, end_of
+from anabranch.protocol import archive, dead_letters, ledger
+from anabranch.protocol.maintained import (
+    MaintainedFolder,
+    MaintainedTable,
+    MaintenanceRun,
+    Size,
+    record_run,
+)
+from anabranch.protocol.publish import Decision, Publish, new_id, run
+from anabranch.protocol.publisher import Publisher
+from anabranch.protocol.retention import letters_expired, plan_uncovered
+from anabranch.protocol.sealing import check_clock
+from anabranch.protocol.state import State, list_on_batch, load_state
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+    from anabranch.job import Job
+
+LOG = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_ATTEMPTS = 20
+TEMPORARY = "temporary folders"
+# Hours dropped from a branch by one commit; they have few manifests, so it takes well under a
+# second.
+_HOURS_A_COMMIT = 48
+# Objects that S3 deletes in one request.
+_FILES_AT_ONCE = 1000
+
+
+@dataclass(frozen=True)
+class Maintained:
+    """Deleted data (in a dry run, data to delete): hours, and by table snapshots and files.
+    `merged`: files saved by merging. `spared`: unreferenced files below the minimum age. `folders`:
+    files of temporary folders. `rows`, `letters`: hours whose rows, or dead letters, were
+    kept long enough. `ledger`: files of the ledger that were."""
+
+    speed_hours: tuple[str, ...]
+    rows: RowsExpired
+    letters: RowsExpired
+    ledger: LedgerExpired
+    expired: dict[str, int]
+    orphans: dict[str, list[Stored]]
+    merged: dict[str, int] = field(default_factory=dict)
+    spared: dict[str, Size] = field(default_factory=dict)
+    folders: dict[str, MaintainedFolder] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Unreferenced:
+    """Unreferenced files by table: those above the minimum age, and younger ones."""
+
+    of_age: dict[str, list[Stored]] = field(default_factory=dict)
+    young: dict[str, Size] = field(default_factory=dict)
+
+
+def plan_drop(
+    state: State,
+    speed_hours: Iterable[str],
+    served_since: Mapping[str, datetime],
+    before: datetime,
+    at_most: int | None = None,
+) -> tuple[tuple[str, ...], Timeline]:
+    """Choose at most `at_most` of the oldest hours to drop from the speed branch, and the timeline
+    that counts them as not covered by the speed layer. Pure. Chooses only hours that the batch
+    layer has accepted and has served since before `before`, and no hour that an operator assigned
+    to the speed layer.
+    """
+    timeline, have = state.timeline, set(speed_hours)
+    late = datetime.max.replace(tzinfo=UTC)
+    drop = tuple(
+        h
+        for h in sorted(have)
+        if state.is_accepted(h)
+        and state.served_by(h) == "batch"
+        and max(end_of(h), served_since.get(h, late)) <= before
+    )[:at_most]
+    if not drop:
+        return (), timeline
+    return drop, plan_uncovered(state, have, drop)
+
+
+def plan_maintenance(state: State, drop: Collection[str], timeline: Timeline, id: str) -> Publish:
+    """The publish that drops hours from the speed branch, and expires snapshots. It moves every
+    branch where only `main` lists accepted hours, so that `batch` lists them too. Pure."""
+    return Publish(
+        id, (Change("speed", clear=tuple(drop)), *list_on_batch(state), Change("main")), timeline
+    )
+
+
+def maintain(
+    job: Job, now: datetime, dry_run: bool = False, publisher: Publisher | None = None
+) -> Maintained:
+    """Delete data that is no longer needed, and record the run in the table; with `dry_run` only
+    report. Idempotent.
+
+    Runs every step, even after one failed. Raises the first step's error, if any: Transient when a
+    service is unreachable or other commits always land first, Refused when paths are unsafe to
+    delete. Completed steps stay done and recorded.
+    """
+    lake, stream = job.lake, job.stream
+    check_clock(lake, load_state(lake, stream.table))
+    began, steps = lake.clock.now(), _Steps()
+    publisher = publisher or Publisher(lake, stream)
+    nothing: tuple[tuple[str, ...], int] = ((), 0)
+    dropped, expired = steps.run(
+        "speed hours", lambda: _drop_hours(publisher, now, dry_run), nothing
+    )
+    reach(Step.MAINTAIN_DROPPED)
+    rows = steps.run(
+        "expiry of rows", lambda: expire_rows(job, publisher, now, dry_run), RowsExpired()
+    )
+    gone_letters = steps.run(
+        "expiry of dead letters",
+        lambda: expire_letters(job, publisher, now, dry_run),
+        RowsExpired(),
+    )
+    letters = steps.run("dead letters", lambda: _maintain_dead_letters(job, now, dry_run), 0)
+    expired_by_table, merged = (
+        {stream.table: expired, stream.dead_letters_table: letters},
+        dict[str, int](),
+    )
+    for name in stream.plain_tables:
+        expired_by_table[name], merged[name] = steps.run(
+            "ledger", partial(_expire_plain, job, name, dry_run), (0, 0)
+        )
+    of_ledger = steps.run(
+        "expiry of the ledger",
+        lambda: expire_ledger(job, now, dry_run, gone_letters.hours),
+        LedgerExpired(),
+    )
+    for name in map(stream.partials_table, stream.views):
+        expired_by_table[name] = steps.run(
+            "views", partial(_expire_partials, job, name, now, dry_run), 0
+        )
+    if stream.archive is not None:
+        expired_by_table[stream.archive_table] = steps.run(
+            "archive", lambda: _expire_archive(job, now, dry_run), 0
+        )
+    if not dry_run:
+        steps.run("erasures", lambda: end.clear_partials(job), 0)
+        steps.run("erasures", lambda: end.end_snapshots(job, now), 0)
+    reach(Step.MAINTAIN_EXPIRED)
+    found = steps.run("orphans", lambda: _delete_orphans(job, now, dry_run), _Unreferenced())
+    reach(Step.MAINTAIN_DELETED)
+    if not dry_run:
+        steps.run("versions", lambda: end.end_versions(job, now), 0)
+        steps.run("erasures", lambda: end.forget(job, publisher, finished(job, now), now), 0)
+    left_behind = steps.run("folders", lambda: Size(*clear_abandoned(now, dry_run)), Size())
+    folders = {TEMPORARY: MaintainedFolder(left_behind)}
+    done = Maintained(
+        dropped,
+        rows,
+        gone_letters,
+        of_ledger,
+        expired_by_table,
+        found.of_age,
+        merged,
+        found.young,
+        folders,
+    )
+    if not dry_run:
+        run = plan_run(done, began, lake.clock.now(), steps.seconds, steps.reasons)
+        steps.run("tell", lambda: record_run(lake, stream.table, run), None)
+    if steps.failed:
+        raise steps.failed[0]
+    return done
+
+
+def plan_run(
+    done: Maintained,
+    began: datetime,
+    ended: datetime,
+    seconds: Mapping[str, float],
+    failed: Mapping[str, str],
+) -> MaintenanceRun:
+    """The record of a run, stored in the table. Pure."""
+    tables = {
+        name: MaintainedTable(
+            expired,
+            done.merged.get(name, 0),
+            Size.of([f.size for f in done.orphans.get(name, ())]),
+            done.spared.get(name, Size()),
+        )
+        for name, expired in done.expired.items()
+    }
+    return MaintenanceRun(
+        began,
+        ended,
+        len(done.speed_hours),
+        tables,
+        dict(seconds),
+        dict(failed),
+        done.folders,
+        len(done.rows.hours),
+    )
+
+
+class _Steps:
+    """Runs independent steps, and records their durations and failures."""
+
+    def __init__(self) -> None:
+        self.failed: list[AnabranchError] = []
+        self.reasons: dict[str, str] = {}
+        self.seconds: dict[str, float] = {}
+
+    def run(self, name: str, step: Callable[[], T], otherwise: T) -> T:
+        began = time.monotonic()
+        try:
+            return step()
+        except AnabranchError as error:
+            LOG.warning("maintenance: step failed, continuing with the next: %s", error)
+            self.failed.append(error)
+            self.reasons.setdefault(name, str(error))
+            return otherwise
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - began
+
+
+def _delete_orphans(job: Job, now: datetime, dry_run: bool) -> _Unreferenced:
+    state = load_state(job.lake, job.stream.table)
+    before = end.orphans_before(state, now - job.stream.maintain.orphans_after, now)
+    found = _unreferenced(job, before)
+    orphans = found.of_age
+    names = {name for name, files in orphans.items() if files}
+    if should_move_head(orphans[job.stream.table], orphans[job.stream.dead_letters_table]):
+        names.add(job.stream.table)
+    if names and not dry_run:
+        _move_heads(job, names)
+        # Files that were published meanwhile are spared.
+        found = _unreferenced(job, before)
+        orphans = found.of_age
+    reach(Step.MAINTAIN_LISTED)
+    for name, files in orphans.items():
+        if files and not dry_run:
+            with Progress(LOG, f"delete orphans of {name}", "files", len(files)) as progress:
+                for first in range(0, len(files), _FILES_AT_ONCE):
+                    some = files[first : first + _FILES_AT_ONCE]
+                    delete_files(job.environment, [f.path for f in some])
+                    progress.step(len(some))
+            LOG.info(
+                "table %s: %d orphan files deleted, %d bytes",
+                name,
+                len(files),
+                sum(f.size for f in files),
+            )
+    return found
+
+
+def _drop_hours(publisher: Publisher, now: datetime, dry_run: bool) -> tuple[tuple[str, ...], int]:
+    """Drop hours, one commit after another, until none is left. Returns the hours, and the number
+    of expired snapshots and tags."""
+    dropped: tuple[str, ...] = ()
+    expired = 0
+    with Progress(LOG, f"drop hours of {publisher.stream.name}", "hours") as progress:
+        while True:
+            hours, gone = _drop_some(publisher, now, dry_run)
+            dropped, expired = (*dropped, *hours), expired + gone
+            if dry_run or len(hours) < _HOURS_A_COMMIT:
+                return dropped, expired
+            progress.step(len(hours))
+
+
+def _drop_some(publisher: Publisher, now: datetime, dry_run: bool) -> tuple[tuple[str, ...], int]:
+    lake, stream = publisher.lake, publisher.stream
+
+    def decide(state: State) -> Decision[tuple[tuple[str, ...], int]]:
+        have = content_by_hour(state.table, "speed")
+        served_since: dict[str, datetime] = {}
+        for row in publisher.ledger.history(have.keys(), ledger.BULKY):
+            if row.decision in ("accepted", "served"):
+                served_since[row.hour] = row.recorded_at
+        at_most = None if dry_run else _HOURS_A_COMMIT
+        drop, timeline = plan_drop(
+            state, have, served_since, now - stream.maintain.speed_hours, at_most
+        )
+        expired = len(plan_expiry(state.table, None, now, gone_before=state.removed_at)) + len(
+            expired_tags(state.table, now)
+        )
+        if not (drop or expired):
+            return Decision(state, None, (drop, expired))
+        return Decision(state, plan_maintenance(state, drop, timeline, new_id()), (drop, expired))
+
+    if dry_run:
+        return decide(load_state(lake, stream.table)).result
+    drop, expired = publisher.run_merged(decide, f"maintain {stream.name}").result
+    if drop:
+        LOG.info("stream %s: dropped the speed layer's rows of %s", stream.name, ", ".join(drop))
+    return drop, expired
+
+
+def plan_dead_letters(
+    table: Table, state: State, hours: Iterable[str], id: str, now: datetime
+) -> Commit:
+    """The commit that removes dead letters from the speed branch, for those of `hours` whose rows
+    were dropped, and expires snapshots except those that a publish of rows refers to. Pure."""
+    timeline = state.timeline
+    gone = tuple(
+        hour
+        for hour in hours
+        if hour < timeline.covered_from
+        and timeline.is_skipped(hour)
+        and state.served_by(hour) == "batch"
+    )
+    removed = [at for at in (letters_expired(table).at, state.erasures.changed) if at is not None]
+    expire = plan_expiry(
+        table, None, now, waiting=state.waiting_letters, gone_before=max(removed, default=None)
+    )
+    return Commit(id, heads(table), (Change("speed", clear=gone),), expire=expire)
+
+
+def _maintain_dead_letters(job: Job, now: datetime, dry_run: bool) -> int:
+    """Drop the speed layer's dead letters of hours whose rows were dropped, and expire snapshots;
+    returns their number."""
+    lake, stream = job.lake, job.stream
+    name = stream.dead_letters_table
+
+    def plan(table: Table) -> Commit | None:
+        state = load_state(lake, stream.table)
+        commit = plan_dead_letters(table, state, content_by_hour(table, "speed"), new_id(), now)
+        return commit if commit.changes[0].clear or commit.expire else None
+
+    done = (
+        plan(lake.load(name))
+        if dry_run
+        else lake.commit_until_landed(name, f"maintain {name}", plan)
+    )
+    return len(done.expire) if done is not None else 0
+
+
+def _expire_partials(job: Job, name: str, now: datetime, dry_run: bool) -> int:
+    """Remove the partials of expired hours, some hours in a commit, and expire snapshots; returns
+    their number. That table has no staged snapshots."""
+    known = load_state(job.lake, job.stream.table).expired
+
+    def plan(table: Table) -> Commit | None:
+        expire = plan_expiry(table, None, now, gone_before=known.at)
+        content = content_by_hour(table, "main") if known.before else ()
+        gone = tuple(hour for hour in content if hour in known)[:_HOURS_A_COMMIT]
+        if not (expire or gone):
+            return None
+        return Commit(new_id(), heads(table), (Change("main", clear=gone),), expire=expire)
+
+    if dry_run:
+        return len(plan_expiry(job.lake.load(name), None, now, gone_before=known.at))
+    expired = 0
+    while (landed := job.lake.commit_until_landed(name, f"maintain {name}", plan)) is not None:
+        expired += len(landed.expire)
+    return expired
+
+
+def _expire_archive(job: Job, now: datetime, dry_run: bool) -> int:
+    """Remove hours from the archive that were kept long enough, or that have expired, some in a
+    commit, and expire snapshots; returns their number."""
+    lake, stream = job.lake, job.stream
+    name, kept = stream.archive_table, stream.archive
+    assert kept is not None
+
+    def plan(table: Table) -> Commit | None:
+        state = load_state(lake, stream.table)
+        due = archive.plan_due(state, content_by_hour(table, "main"), kept.raw, now)[
+            :_HOURS_A_COMMIT
+        ]
+        return archive.plan_remove(table, due, new_id(), now)
+
+    if dry_run:
+        commit = plan(lake.load(name))
+        return len(commit.expire) if commit is not None else 0
+    expired = 0
+    while (landed := lake.commit_until_landed(name, f"maintain {name}", plan)) is not None:
+        expired += len(landed.expire)
+        if hours := landed.changes[0].clear:
+            LOG.info(
+                "stream %s: expired archive hours=%d last=%s", stream.name, len(hours), hours[-1]
+            )
+    return expired
+
+
+def _expire_plain(job: Job, name: str, dry_run: bool) -> tuple[int, int]:
+    """Merge the ledger's files and expire its snapshots, in steps. Returns the numbers of expired
+    snapshots and of files saved. That table has no staged snapshots, so no publisher waits.
+    """
+    lake = job.lake
+    before = lake.load(name)
+    if dry_run:
+        return len(plan_plain_expiry(before, SNAPSHOTS_KEPT)), 0
+    refused = 0
+    while (step := lake.merge_files(name, idle=True)) is not MergeStep.NOTHING:
+        # After a conflicting commit, plan the step again; each one that lands leaves less to do.
+        refused = refused + 1 if step is MergeStep.REFUSED else 0
+        if refused == _ATTEMPTS:
+            raise Transient(f"maintain {name}: expected to land in {_ATTEMPTS} attempts; try again")
+    after = lake.load(name)
+    left = {s.snapshot_id for s in after.snapshots()}
+    fewer = max(
+        0,
+        total(before.current_snapshot(), "data-files")
+        - total(after.current_snapshot(), "data-files"),
+    )
+    return sum(s.snapshot_id not in left for s in before.snapshots()), fewer
+
+
+def should_move_head(rows: Collection[object], letters: Collection[object]) -> bool:
+    """Whether the head of the rows' table must move before orphans are deleted: a paused publish
+    may be about to commit files of the rows or of the dead letters. Pure."""
+    return bool(rows or letters)
+
+
+def _move_heads(job: Job, names: Collection[str]) -> None:
+    """Commit an empty publish to each table of `names`. It refuses the commit of a writer that
+    wrote one of the orphans and was paused since before they were listed. Such a writer then writes
+    newer files, or finds its files too old (`speed_layer.compaction`) or its staged rows expired.
+    Raises Transient."""
+    lake, stream = job.lake, job.stream
+
+    def decide() -> Decision[None]:
+        state = load_state(lake, stream.table)
+        return Decision(state, Publish(new_id(), (Change("speed"),), state.timeline), None)
+
+    if stream.table in names:
+        run(lake, stream.table, decide, f"maintain {stream.name}", take_turns=True)
+    # The dead letters, views' partials, and the archive.
+    for name in sorted(set(names) - {stream.table, *stream.plain_tables}):
+        lake.commit_until_landed(
+            name, f"maintain {name}", lambda t: Commit(new_id(), heads(t), (Change("speed"),))
+        )
+    for name in stream.plain_tables:
+        if name in names and not any(lake.touch(name) for _ in range(_ATTEMPTS)):
+            raise Transient(f"maintain {name}: expected to land in {_ATTEMPTS} attempts; try again")
+
+
+def _unreferenced(job: Job, before: datetime) -> _Unreferenced:
+    lake, stream, names = job.lake, job.stream, end.tables_of(job)
+    # List files first: files published from here on are either referenced or not in the list.
+    with Progress(LOG, f"list the files of {stream.name}", "files") as progress:
+        listed = {
+            name: list_table(job.environment, lake.load(name), progress.step) for name in names
+        }
+    referenced = {path for name in names for path in references(lake.load(name))}
+    referenced |= dead_letters.named_files(load_state(lake, stream.table))
+    of_age, young = dict[str, list[Stored]](), dict[str, Size]()
+    for name, files in listed.items():
+        of_age[name], spared = plan_orphans(files, referenced, before)
+        young[name] = Size.of([f.size for f in spared])
+    return _Unreferenced(of_age, young)
+
+
+def view(stream: str, done: Maintained, dry_run: bool) -> dict[str, Any]:
+    orphans = {
+        n: {"files": len(fs), "bytes": sum(f.size for f in fs)} for n, fs in done.orphans.items()
+    }
+    return {"stream": stream, "dry_run": dry_run} | vars(done) | {"orphans": orphans}

@@ -1,0 +1,385 @@
+"""Expiry of rows: hours that were kept as long as the stream's file says leave every branch, some
+in a commit.
+
+Files are deleted later, as orphans, once no snapshot and no tag has them
+(`anabranch.lifecycle.maintenance`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING
+
+from pyiceberg.table.refs import SnapshotRefType
+
+from anabranch.common.attempts import attempts, doubling
+from anabranch.common.errors import AnabranchError, Transient
+from anabranch.common.fail_points import Step, reach
+from anabranch.common.progress import Progress
+from anabranch.common.remote_errors import lake_errors
+from anabranch.iceberg.expiry import SNAPSHOTS_OF_EXPIRED
+from anabranch.iceberg.hour_files import content_by_hour, hours_on_branches
+from anabranch.iceberg.ledger_files import MergeStep, files_before
+from anabranch.iceberg.manifests import hour_of_file, list_manifests, read_entries
+from anabranch.iceberg.s3 import bucket_of, open_store
+from anabranch.iceberg.snapshots import BRANCHES, PUBLISHED, STAGING, head, heads, made_at
+from anabranch.offsets.hours import shift
+from anabranch.protocol import dead_letters, ledger
+from anabranch.protocol.expired import Expired
+from anabranch.protocol.maintained import Size
+from anabranch.protocol.publish import Decision, new_id
+from anabranch.protocol.retention import (
+    Due,
+    letters_expired,
+    plan_due,
+    plan_due_letters,
+    plan_expire,
+    plan_expire_letters,
+    plan_ledger_start,
+)
+from anabranch.protocol.state import Confirmed, State, load_state
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+    from pyiceberg.table.snapshots import Snapshot
+
+    from anabranch.iceberg.commits import Commit
+    from anabranch.job import Job
+    from anabranch.protocol.publisher import Publisher
+
+LOG = logging.getLogger(__name__)
+
+# Hours that leave with one commit. With a file for each, and one ledger row for each, it takes well
+# under a second.
+_HOURS_A_COMMIT = 240
+_PATIENCE_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Holder:
+    """What still refers to files of expired hours, and until when; None: it has no end."""
+
+    name: str
+    until: datetime | None
+    size: Size
+
+
+@dataclass(frozen=True)
+class Promise:
+    """`leaving`: the files of the hours that leave the branches with the next run. `stored`: these,
+    and the files of hours that have left, which snapshots still refer to. The first run after
+    `gone_at`, when the last of the `holders` ends, deletes them; None where one of these has no
+    end. `versions`: whether the bucket keeps deleted objects as versions, for as long as its
+    lifecycle rules say; None: not known."""
+
+    leaving: Size
+    stored: Size
+    holders: Sequence[Holder]
+    gone_at: datetime | None
+    versions: bool | None
+
+
+@dataclass(frozen=True)
+class RowsExpired:
+    """The hours whose rows have left (in a dry run, would leave), oldest first; hours that are kept
+    beyond their time, with the reason; and in a dry run what that frees, and when."""
+
+    hours: tuple[str, ...] = ()
+    kept: Mapping[str, str] = field(default_factory=dict)
+    promise: Promise | None = None
+
+
+@dataclass(frozen=True)
+class LedgerExpired:
+    """The ledger's files that have left (in a dry run, would leave), with all its rows of hours
+    before `before`; None for no file."""
+
+    before: str | None = None
+    size: Size = field(default_factory=Size)
+
+
+def expire_rows(job: Job, publisher: Publisher, now: datetime, dry_run: bool) -> RowsExpired:
+    """Remove the hours that are due from every branch, one commit after another. Idempotent: a run
+    that was killed is continued by the next. Raises Transient."""
+    if dry_run:
+        state = load_state(job.lake, job.stream.table)
+        due = plan_due_now(job, state, now, finished_ids(job, state))
+        promise = read_promise(job, state.table, state.expired, due, state, now)
+        return RowsExpired(due.leaving, due.kept, promise)
+    gone: tuple[str, ...] = ()
+    with Progress(LOG, f"expire hours of {job.stream.name}", "hours") as progress:
+        while True:
+            hours, due = _expire_some(job, publisher, now)
+            gone = (*gone, *hours)
+            if not hours:
+                break
+            progress.step(len(hours))
+    if due.kept:
+        hour, reason = next(iter(due.kept.items()))
+        LOG.warning(
+            "stream %s: hours kept beyond keep.rows count=%d first=%s reason=%s",
+            job.stream.name,
+            len(due.kept),
+            hour,
+            reason,
+        )
+    return RowsExpired(gone, due.kept)
+
+
+def expire_letters(job: Job, publisher: Publisher, now: datetime, dry_run: bool) -> RowsExpired:
+    """Remove the dead letters of hours that are due from every branch, some hours in a commit.
+    Idempotent. Raises Transient."""
+    lake, name, keep = job.lake, job.stream.dead_letters_table, job.stream.keep.dead_letters
+    due = Due()
+
+    def plan(table: Table) -> Commit | None:
+        nonlocal due
+        state = load_state(lake, job.stream.table)
+        finished = finished_ids(job, state) if dry_run else publisher.confirmed
+        expired = letters_expired(table)
+        due = plan_due_letters(state, expired, keep, now, finished)
+        if not (due.leaving or expired.before):
+            return None
+        content = hours_on_branches(table)
+        at_most = len(content) if dry_run else _HOURS_A_COMMIT
+        commit = plan_expire_letters(
+            table, state, due.leaving, content, new_id(), lake.clock.now(), at_most
+        )
+        reach(Step.EXPIRE_LETTERS_DECIDED)
+        return commit
+
+    gone: tuple[str, ...] = ()
+    if dry_run:
+        table = lake.load(name)
+        commit, state = plan(table), load_state(lake, job.stream.table)
+        hours = commit.changes[0].clear if commit is not None else ()
+        promise = read_promise(job, table, letters_expired(table), Due(hours, due.kept), state, now)
+        return RowsExpired(hours, due.kept, promise)
+    while (
+        landed := lake.commit_until_landed(name, f"expire dead letters of {job.stream.name}", plan)
+    ) is not None:
+        reach(Step.EXPIRE_LETTERS_PUBLISHED)
+        hours = landed.changes[0].clear
+        gone = (*gone, *hours)
+        LOG.info(
+            "stream %s: expired dead letters hours=%d last=%s",
+            job.stream.name,
+            len(hours),
+            hours[-1],
+        )
+    return RowsExpired(gone, due.kept)
+
+
+def expire_ledger(
+    job: Job, now: datetime, dry_run: bool, letters: Collection[str] = ()
+) -> LedgerExpired:
+    """Remove whole quarters of a year from the ledger that were kept long enough, in a commit. Its
+    files are merged by quarter before. `letters`: the hours whose dead letters leave with the same
+    run. Idempotent. Raises Transient."""
+    lake, stream = job.lake, job.stream
+    if stream.keep.ledger is None:
+        return LedgerExpired()
+    state, left = (
+        load_state(lake, stream.table),
+        hours_on_branches(lake.load(stream.dead_letters_table)) - set(letters),
+    )
+    start = plan_ledger_start(state, left, stream.keep.ledger, now)
+    if start is None:
+        return LedgerExpired()
+    for _ in attempts(doubling(0.1, 2.0), _PATIENCE_SECONDS):
+        table = lake.load(stream.hours_table)
+        with lake_errors(f"read the manifests of {stream.hours_table}"):
+            files = files_before(table, start)
+        done = LedgerExpired(start, Size.of([f.file_size_in_bytes for f in files]))
+        if not files or dry_run:
+            return done if files else LedgerExpired()
+        if lake.expire_files(stream.hours_table, start) is MergeStep.LANDED:
+            LOG.info(
+                "stream %s: expired rows of the ledger hours_before=%s files=%d",
+                stream.name,
+                start,
+                len(files),
+            )
+            return done
+    raise Transient(
+        f"maintain {stream.hours_table}: expected to land within {_PATIENCE_SECONDS:.0f} s; try "
+        "again"
+    )
+
+
+def plan_due_now(job: Job, state: State, now: datetime, finished: Confirmed) -> Due:
+    """The hours that are due by the stream's file, the state, and what egress has delivered. Raises
+    Transient."""
+    stream = job.stream
+    plan = partial(
+        plan_due, state, stream.keep.rows, now, stream.batch.lookback_hours, finished=finished
+    )
+    due = plan({})
+    if not due.leaving or not stream.egress:
+        return due
+    # It imports DuckDB, which only streams with targets need.
+    from serving_layer.egress import undelivered_hours
+
+    return plan({target.name: undelivered_hours(job, target) for target in stream.egress})
+
+
+def finished_ids(job: Job, state: State) -> Confirmed:
+    """The decisions and dead letters that wait on a branch and are complete. Raises Transient."""
+    rows = job.ledger.history({row.hour for row in state.decisions}, ledger.BULKY)
+    letters = job.lake.load(job.stream.dead_letters_table)
+    done = {str(item["id"]) for item in state.dead_letters if dead_letters.is_done(letters, item)}
+    return Confirmed(frozenset(row.decision_id for row in rows), frozenset(done))
+
+
+def _expire_some(job: Job, publisher: Publisher, now: datetime) -> tuple[tuple[str, ...], Due]:
+    stream = job.stream
+
+    def decide(state: State) -> Decision[tuple[tuple[str, ...], Due]]:
+        due = plan_due_now(job, state, now, publisher.confirmed)
+        hours = tuple(sorted({*due.leaving, *come_back(state)}))[:_HOURS_A_COMMIT]
+        if not hours:
+            return Decision(state, None, ((), due))
+        accepted = ledger.newest(job.ledger.history(hours, ledger.BULKY))
+        revisions = {hour: row.revision for hour, row in accepted.items()}
+        kept = stream.keep.rows
+        assert kept is not None or not due.leaving
+        reason = f"kept for {kept.days} days (keep.rows)" if kept is not None else "expired before"
+        speed_hours = content_by_hour(state.table, "speed")
+        publish = plan_expire(
+            state, hours, speed_hours, revisions, reason, new_id(), job.lake.clock.now()
+        )
+        reach(Step.EXPIRE_DECIDED)
+        return Decision(state, publish, (hours, due))
+
+    published = publisher.run_merged(decide, f"expire hours of {stream.name}")
+    hours, due = published.result
+    if published.landed is not None:
+        reach(Step.EXPIRE_PUBLISHED)
+        publisher.record_decisions(published.state)
+        reach(Step.EXPIRE_RECORDED)
+        LOG.info(
+            "stream %s: expired hours count=%d first=%s last=%s",
+            stream.name,
+            len(hours),
+            hours[0],
+            hours[-1],
+        )
+    return hours, due
+
+
+def come_back(state: State) -> Sequence[str]:
+    """The expired hours that a branch has rows of again, because it was set back. Raises
+    Transient."""
+    expired, found = state.expired, set[str]()
+    if not expired.before:
+        return ()
+    with lake_errors(f"read the manifests of {'.'.join(state.table.name())}"):
+        for branch in BRANCHES:
+            listed = list_manifests(state.table, head(state.table, branch))[0]
+            old = [m for m in listed if m.first < expired.before]
+            found |= {m.hour for m in old if m.hour is not None}
+            for entries in read_entries(
+                state.table.io, [m.manifest for m in old if m.hour is None]
+            ):
+                found |= {hour_of_file(state.table, entry.data_file) for entry in entries}
+    return sorted(filter(state.is_expired, found))
+
+
+def read_promise(
+    job: Job, table: Table, expired: Expired, due: Due, state: State, now: datetime
+) -> Promise:
+    """The files of a table that the expiry of the hours that are due, and of those `expired`
+    before, frees. Raises Transient."""
+    hours, first = set(due.leaving), state.timeline.first
+    bound = max([expired.before, *(shift(hour, 1) for hour in due.leaving)])
+    files = FilesByManifest(
+        table, lambda hour: hour in hours or (hour >= first and hour in expired)
+    )
+    of_snapshot = {
+        snapshot.snapshot_id: files.of(snapshot, bound) for snapshot in table.snapshots()
+    }
+    on_heads = {
+        path: size for id in heads(table).values() for path, size in of_snapshot[id].items()
+    }
+    holders = list(holders_of(table, of_snapshot, expired.at, now))
+    ends = [holder.until for holder in holders]
+    gone_at = (
+        max((end for end in ends if end is not None), default=now) if None not in ends else None
+    )
+    stored = {path: size for of_one in of_snapshot.values() for path, size in of_one.items()}
+    return Promise(
+        Size.of(on_heads.values()), Size.of(stored.values()), holders, gone_at, is_versioned(job)
+    )
+
+
+class FilesByManifest:
+    """The data files of some hours in snapshots, by path with their bytes; reads each manifest
+    once."""
+
+    def __init__(self, table: Table, is_wanted: Callable[[str], bool]) -> None:
+        self._table, self._is_wanted = table, is_wanted
+        self._read: dict[str, dict[str, int]] = {}
+
+    def of(self, snapshot: Snapshot, before: str) -> dict[str, int]:
+        with lake_errors(f"read the manifests of {'.'.join(self._table.name())}"):
+            listed = [
+                m.manifest for m in list_manifests(self._table, snapshot)[0] if m.first < before
+            ]
+            new = [m for m in listed if m.manifest_path not in self._read]
+            for manifest, entries in zip(new, read_entries(self._table.io, new), strict=True):
+                wanted = (
+                    e.data_file
+                    for e in entries
+                    if self._is_wanted(hour_of_file(self._table, e.data_file))
+                )
+                self._read[manifest.manifest_path] = {
+                    f.file_path: f.file_size_in_bytes for f in wanted
+                }
+        return {path: size for m in listed for path, size in self._read[m.manifest_path].items()}
+
+
+def holders_of(
+    table: Table,
+    of_snapshot: Mapping[int, Mapping[str, int]],
+    removed_at: datetime | None,
+    now: datetime,
+) -> Iterator[Holder]:
+    """What refers to files that leave the branches or have left them at `removed_at`, of the files
+    of each snapshot."""
+    named = set[int]()
+    for name, ref in sorted(table.metadata.refs.items()):
+        snapshot = table.metadata.snapshot_by_id(ref.snapshot_id)
+        named.add(ref.snapshot_id)
+        is_own = name in BRANCHES or name.startswith(PUBLISHED) or name.startswith(STAGING)
+        if is_own or snapshot is None or not of_snapshot[ref.snapshot_id]:
+            continue
+        age = ref.max_ref_age_ms
+        until = made_at(snapshot) + timedelta(milliseconds=age) if age is not None else None
+        kind = "tag" if ref.snapshot_ref_type == SnapshotRefType.TAG else "branch"
+        yield Holder(f"{kind} {name}", until, Size.of(of_snapshot[ref.snapshot_id].values()))
+    # Once the hours have left, the snapshots that are the heads now are former ones too.
+    former = {
+        p: size for id, files in of_snapshot.items() if id not in named for p, size in files.items()
+    }
+    leaving = {p: size for id in heads(table).values() for p, size in of_snapshot[id].items()}
+    if former or leaving:
+        left = now if leaving or removed_at is None else removed_at
+        yield Holder(
+            "former snapshots", left + SNAPSHOTS_OF_EXPIRED, Size.of((former | leaving).values())
+        )
+
+
+def is_versioned(job: Job) -> bool | None:
+    """Whether the bucket keeps deleted objects as versions; None: not known."""
+    bucket = bucket_of(job.environment.catalog.warehouse)
+    if bucket is None:
+        return False
+    try:
+        return open_store(job.environment.s3).is_versioned(bucket)
+    except AnabranchError as error:
+        LOG.debug("stream %s: %s", job.stream.name, error)
+        return None

@@ -1,0 +1,327 @@
+"""The two events of a run, START and then COMPLETE or FAIL, as classes of OpenLineage's client.
+Pure.
+
+Events depend only on the decision and the tables' names, locations and columns. An event sent
+again, from any machine, differs only if the tables changed meanwhile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from openlineage.client import event_v2, facet_v2
+from openlineage.client.event_v2 import InputDataset, OutputDataset, RunEvent, RunState
+from openlineage.client.facet_v2 import (
+    base_subset_dataset,
+    catalog_dataset,
+    column_lineage_dataset,
+    data_quality_assertions_dataset,
+    data_quality_metrics_dataset,
+    dataset_type_dataset,
+    dataset_version_dataset,
+    documentation_job,
+    error_message_run,
+    input_statistics_input_dataset,
+    job_type_job,
+    nominal_time_run,
+    output_statistics_output_dataset,
+    parent_run,
+    processing_engine_run,
+    schema_dataset,
+    storage_dataset,
+    symlinks_dataset,
+)
+from pyiceberg.types import StructType
+
+from anabranch.common.version import VERSION
+from anabranch.config import Environment, Stream
+from anabranch.notifications.lineage.names import (
+    Name,
+    catalog_address,
+    catalog_name,
+    table_name,
+    topic_name,
+)
+from anabranch.notifications.lineage.parents import ParentRun
+from anabranch.notifications.lineage.runs import (
+    HourRun,
+    assertions_of,
+    hour_facts,
+    null_counts,
+)
+from anabranch.offsets.hours import end_of, start_of
+from anabranch.protocol.ledger_row import LedgerRow
+
+if TYPE_CHECKING:
+    from pyiceberg.schema import Schema
+    from pyiceberg.table import Table
+    from pyiceberg.types import NestedField
+
+PRODUCER = f"urn:anabranch:{VERSION}"
+# The schema of our own facet is the file of that name in this folder.
+_OF_HOUR = {
+    "_producer": PRODUCER,
+    "_schemaURL": (
+        "urn:anabranch:lineage:1-0-0:AnabranchHourRunFacet.json#/$defs/AnabranchHourRunFacet"
+    ),
+}
+
+_DESCRIPTION = (
+    "Rebuilds an ingest hour of the topic {topic} from its exact offsets, proves that every "
+    "offset is accounted for, runs the quality gate, and publishes the rows to {table}, replacing "
+    "those of the speed layer."
+)
+_DEAD_DESCRIPTION = "records of the topic that cannot become rows"
+
+facet_v2.set_producer(PRODUCER)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The stream that events describe: its configuration, and its tables as loaded."""
+
+    environment: Environment
+    stream: Stream
+    table: Table
+    dead_letters: Table
+
+    @property
+    def table_uuid(self) -> str:
+        return str(self.table.metadata.table_uuid)
+
+    @property
+    def topic(self) -> Name:
+        return topic_name(self.environment.kafka, self.stream.topic)
+
+    def schema(self, row: LedgerRow | None) -> Schema:
+        """The columns of a decision's snapshot, or of the current schema if the snapshot is
+        expired."""
+        snapshot = (
+            self.table.metadata.snapshot_by_id(row.snapshot_id)
+            if row is not None and row.snapshot_id
+            else None
+        )
+        by_id, id = self.table.schemas(), snapshot.schema_id if snapshot is not None else None
+        return by_id[id] if id is not None and id in by_id else self.table.schema()
+
+
+def events_of(subject: Subject, run: HourRun) -> tuple[RunEvent, RunEvent]:
+    """The START event of a run, with inputs and outputs, and its end event, with the result."""
+    ended = RunState.COMPLETE if run.error is None else RunState.FAIL
+    start = _event(subject, run, RunState.START, run.began.isoformat(), _common_facets(run))
+    start.inputs = [_dataset(InputDataset, subject.topic, _topic_facets(subject))]
+    start.outputs = [_dataset(OutputDataset, table_name(subject.table.location()), {})]
+    end = _event(
+        subject, run, ended, run.ended.isoformat(), _common_facets(run) | _final_facets(run)
+    )
+    end.inputs = [_input(subject, run)]
+    end.outputs = _outputs(subject, run)
+    return start, end
+
+
+def _event(
+    subject: Subject, run: HourRun, state: RunState, at: str, facets: dict[str, Any]
+) -> RunEvent:
+    stream = subject.stream
+    description = _DESCRIPTION.format(topic=stream.topic, table=stream.table)
+    of_job = {
+        "documentation": documentation_job.DocumentationJobFacet(description, "text/plain"),
+        "jobType": job_type_job.JobTypeJobFacet("BATCH", "ANABRANCH", "JOB"),
+    }
+    job = event_v2.Job(subject.environment.lineage.namespace, f"{stream.name}.batch", of_job)
+    return RunEvent(
+        eventType=state, eventTime=at, run=event_v2.Run(run.id, facets), job=job, producer=PRODUCER
+    )
+
+
+def _common_facets(run: HourRun) -> dict[str, Any]:
+    begin, end = start_of(run.hour).isoformat(), end_of(run.hour).isoformat()
+    facets: dict[str, Any] = {"nominalTime": nominal_time_run.NominalTimeRunFacet(begin, end)}
+    if run.parent is not None:
+        facets["parent"] = _parent(run.parent, run.root)
+    if run.row is not None and run.row.run is not None and run.row.run.spark is not None:
+        version = run.row.run.spark
+        facets["processing_engine"] = processing_engine_run.ProcessingEngineRunFacet(
+            version, "spark", VERSION
+        )
+    return facets
+
+
+def _parent(parent: ParentRun, root: ParentRun | None) -> parent_run.ParentRunFacet:
+    outermost = None
+    if root is not None:
+        outermost = parent_run.Root(
+            parent_run.RootRun(root.run_id), parent_run.RootJob(root.namespace, root.job)
+        )
+    return parent_run.ParentRunFacet(
+        parent_run.Run(parent.run_id), parent_run.Job(parent.namespace, parent.job), outermost
+    )
+
+
+def _final_facets(run: HourRun) -> dict[str, Any]:
+    facets: dict[str, Any] = {"anabranch_hour": _OF_HOUR | hour_facts(run)}
+    if run.error is not None:
+        facets["errorMessage"] = error_message_run.ErrorMessageRunFacet(run.error, "Python")
+    return facets
+
+
+def _dataset(kind: Any, name: Name, facets: dict[str, Any], **more: Any) -> Any:
+    return kind(namespace=name.namespace, name=name.name, facets=facets, **more)
+
+
+def _topic_facets(subject: Subject) -> dict[str, Any]:
+    fields = [
+        schema_dataset.SchemaDatasetFacetFields(column.name, column.type, ordinal_position=i)
+        for i, column in enumerate(subject.stream.record_columns, 1)
+    ]
+    return {
+        "schema": schema_dataset.SchemaDatasetFacet(fields),
+        "datasetType": dataset_type_dataset.DatasetTypeDatasetFacet("TOPIC"),
+    }
+
+
+def _input(subject: Subject, run: HourRun) -> InputDataset:
+    row, facets = run.row, {}
+    if row is not None and row.offsets is not None and row.gap is not None:
+        read = row.offsets - row.gap
+        facets["inputStatistics"] = input_statistics_input_dataset.InputStatisticsInputDatasetFacet(
+            read
+        )
+    dataset: InputDataset = _dataset(
+        InputDataset, subject.topic, _topic_facets(subject), inputFacets=facets
+    )
+    return dataset
+
+
+def _outputs(subject: Subject, run: HourRun) -> list[OutputDataset]:
+    row, name = run.row, table_name(subject.table.location())
+    facets, statistics = _table_facets(subject, row), {}
+    if row is not None and run.error is None:
+        run_facts = row.run
+        files, size = (run_facts.files, run_facts.bytes) if run_facts is not None else (None, None)
+        statistics = {
+            "outputStatistics": output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(
+                row.good, size, files
+            ),
+            "subset": _only_the_hour(run.hour),
+        }
+    outputs = [_dataset(OutputDataset, name, facets, outputFacets=statistics)]
+    if row is not None and run.error is None and row.dead:
+        written = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(row.dead)
+        of_letters = {
+            "documentation": facet_v2.documentation_dataset.DocumentationDatasetFacet(
+                _DEAD_DESCRIPTION
+            ),
+            **_kind_of_table(subject, subject.stream.dead_letters_table),
+        }
+        where = table_name(subject.dead_letters.location())
+        outputs.append(
+            _dataset(OutputDataset, where, of_letters, outputFacets={"outputStatistics": written})
+        )
+    return outputs
+
+
+def _only_the_hour(hour: str) -> base_subset_dataset.OutputSubsetOutputDatasetFacet:
+    partition = base_subset_dataset.Partition({"ingest_hour": hour})
+    return base_subset_dataset.OutputSubsetOutputDatasetFacet(
+        base_subset_dataset.PartitionSubsetCondition([partition])
+    )
+
+
+def _table_facets(subject: Subject, row: LedgerRow | None) -> dict[str, Any]:
+    schema = subject.schema(row)
+    facets = _kind_of_table(subject, subject.stream.table)
+    facets["schema"] = schema_dataset.SchemaDatasetFacet(_fields(schema.fields))
+    facets["columnLineage"] = _column_lineage(subject, schema)
+    if row is None:
+        return facets
+    if row.decision == "accepted" and row.snapshot_id is not None:
+        facets["version"] = dataset_version_dataset.DatasetVersionDatasetFacet(str(row.snapshot_id))
+    if row.good is not None:
+        facets["dataQualityMetrics"] = _metrics(subject, row)
+    if assertions := assertions_of(row):
+        facets["dataQualityAssertions"] = (
+            data_quality_assertions_dataset.DataQualityAssertionsDatasetFacet(assertions)
+        )
+    return facets
+
+
+def _kind_of_table(subject: Subject, table: str) -> dict[str, Any]:
+    catalog = subject.environment.catalog
+    kind = "jdbc" if catalog.type == "sql" else catalog.type
+    facets: dict[str, Any] = {
+        "datasetType": dataset_type_dataset.DatasetTypeDatasetFacet("TABLE"),
+        "storage": storage_dataset.StorageDatasetFacet("iceberg", "parquet"),
+        "catalog": catalog_dataset.CatalogDatasetFacet(
+            "iceberg",
+            kind,
+            catalog.name,
+            catalog_address(catalog),
+            catalog.warehouse,
+            "anabranch",
+            None,
+        ),
+    }
+    if (known := catalog_name(catalog, subject.environment.s3.region, table)) is not None:
+        link = symlinks_dataset.Identifier(known.namespace, known.name, "TABLE")
+        facets["symlinks"] = symlinks_dataset.SymlinksDatasetFacet([link])
+    return facets
+
+
+def _fields(fields: tuple[NestedField, ...]) -> list[schema_dataset.SchemaDatasetFacetFields]:
+    return [
+        schema_dataset.SchemaDatasetFacetFields(
+            field.name,
+            str(field.field_type),
+            field.doc,
+            i,
+            _fields(field.field_type.fields) if isinstance(field.field_type, StructType) else [],
+        )
+        for i, field in enumerate(fields, 1)
+    ]
+
+
+def _column_lineage(
+    subject: Subject, schema: Schema
+) -> column_lineage_dataset.ColumnLineageDatasetFacet:
+    """Each column comes from the record's field of the same name, or from those that the stream's
+    file selects; the event date comes from the event time."""
+    stream = subject.stream
+    of: dict[str, tuple[str, ...]] = {c.name: (c.name,) for c in stream.columns if not c.rescues}
+    of |= {selected.name: selected.fields for selected in stream.select or ()}
+    as_they_are = {*of} - {
+        selected.name for selected in stream.select or () if selected.kind != "field"
+    }
+    masked = {
+        selected.name for selected in stream.select or () if selected.kind in ("hash", "truncate")
+    }
+    if stream.event_time is not None:
+        of["event_date"] = (stream.event_time.column,)
+    lineage = {}
+    for name in (field.name for field in schema.fields if of.get(field.name)):
+        kind = "IDENTITY" if name in as_they_are else "TRANSFORMATION"
+        how = column_lineage_dataset.Transformation("DIRECT", kind, "", name in masked)
+        sources = [
+            column_lineage_dataset.InputField(*subject.topic, field, [how]) for field in of[name]
+        ]
+        lineage[name] = column_lineage_dataset.Fields(sources)
+    return column_lineage_dataset.ColumnLineageDatasetFacet(lineage)
+
+
+def _metrics(
+    subject: Subject, row: LedgerRow
+) -> data_quality_metrics_dataset.DataQualityMetricsDatasetFacet:
+    required = tuple(column.name for column in subject.stream.columns if not column.nullable)
+    columns = {
+        name: data_quality_metrics_dataset.ColumnMetrics(nullCount=n, quantiles=None)
+        for name, n in null_counts(row, required).items()
+    }
+    run = row.run
+    return data_quality_metrics_dataset.DataQualityMetricsDatasetFacet(
+        columnMetrics=columns,
+        rowCount=row.good,
+        bytes=run.bytes if run is not None else None,
+        fileCount=run.files if run is not None else None,
+        lastUpdated=row.recorded_at.isoformat(),
+    )

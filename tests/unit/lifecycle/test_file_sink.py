@@ -1,0 +1,114 @@
+"""The log of Spark's file sink: which files count, whole, compacted, cut short or damaged."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from anabranch.common.errors import Refused
+from anabranch.lifecycle.importing.file_sink import (
+    Entry,
+    SinkLog,
+    is_written_by_spark,
+    match,
+    read_log,
+)
+
+WHERE = "/old/_spark_metadata"
+
+
+def lines(*names: str, action: str = "add") -> str:
+    """A log file as Spark writes it."""
+    files = (
+        {
+            "path": f"file:///old/{name}",
+            "size": len(name),
+            "isDir": False,
+            "modificationTime": 1,
+            "action": action,
+        }
+        for name in names
+    )
+    return "\n".join(["v1", *map(json.dumps, files)])
+
+
+def log_of(files: dict[str, str]) -> SinkLog:
+    return read_log(files, files.__getitem__, WHERE)
+
+
+def names(log: SinkLog) -> list[str]:
+    return [entry.path.removeprefix("file:///old/") for entry in log.entries]
+
+
+def test_files_count_in_the_order_of_their_micro_batches() -> None:
+    files = {
+        "10": lines("k"),
+        "2": lines("c"),
+        **{str(n): lines(f"f{n}") for n in (0, 1, 3, 4, 5, 6, 7, 8, 9)},
+    }
+    log = log_of(files)
+    assert names(log) == ["f0", "f1", "c", "f3", "f4", "f5", "f6", "f7", "f8", "f9", "k"]
+    assert (log.through, log.cut_short) == (10, None)
+
+
+def test_a_compact_file_has_all_before_it_and_older_ones_may_be_gone() -> None:
+    files = {"8": lines("h"), "9.compact": lines("a", "h", "i"), "10": lines("k"), "11": "v1"}
+    assert names(log_of(files)) == ["a", "h", "i", "k"]
+    assert names(log_of(files | {"19.compact": lines("a", "z")})) == ["a", "z"]
+
+
+def test_files_of_writers_that_were_killed_are_ignored() -> None:
+    files = {"0": lines("a"), ".1.6f.tmp": "v1\n{", ".0.crc": "x", "1.compact.tmp": "v1"}
+    assert names(log_of(files)) == ["a"]
+    assert log_of({}) == SinkLog((), -1)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "v1\n" + '{"path": "file:///old/b", "si', "v2\n", 'v1\n{"path": 1}']
+)
+def test_a_last_file_that_is_cut_short_does_not_count(text: str) -> None:
+    log = log_of({"0": lines("a"), "1": text})
+    assert (names(log), log.through, log.cut_short) == (["a"], 0, "1")
+    # Its predecessors are there until long after it was written.
+    compact = log_of({**{str(n): lines(f"f{n}") for n in range(9)}, "9.compact": text})
+    assert (len(compact.entries), compact.cut_short) == (9, "9.compact")
+
+
+def test_a_log_with_a_hole_or_a_damaged_file_is_refused() -> None:
+    with pytest.raises(Refused, match="expected log files 0 to 2, found no 1"):
+        log_of({"0": lines("a"), "2": lines("c")})
+    with pytest.raises(Refused, match="expected log files 9 to 11, found no 10"):
+        log_of({"9.compact": lines("a"), "11": lines("c")})
+    with pytest.raises(Refused, match="_spark_metadata/0: expected a line v1 and lines of JSON"):
+        log_of({"0": "v1\n{", "1": lines("b")})
+
+
+def test_a_file_that_the_log_deletes_does_not_count() -> None:
+    assert names(log_of({"0": lines("a", "b"), "1": lines("a", action="delete")})) == ["b"]
+
+
+def test_files_are_found_in_a_folder_that_was_copied() -> None:
+    entries = (Entry("file:///old/day=1/part-a.parquet", 3), Entry("s3a://b/old/part-c.parquet", 4))
+    sizes = {"day=1/part-a.parquet": 3, "day=2/part-a.parquet": 3, "part-c.parquet": 4}
+    log = SinkLog(entries, 1)
+    for root in ("old/", "elsewhere/"):
+        assert match(log, sizes, root, WHERE) == ["day=1/part-a.parquet", "part-c.parquet"]
+    with pytest.raises(
+        Refused, match=r"expected the file s3a://b/old/part-c\.parquet of 4 bytes, .* found none"
+    ):
+        match(log, {"day=1/part-a.parquet": 3}, "old/", WHERE)
+    with pytest.raises(Refused, match="found one of 5 bytes"):
+        match(log, sizes | {"part-c.parquet": 5}, "old/", WHERE)
+
+
+def test_encoded_paths_are_decoded_once() -> None:
+    text = "v1\n" + json.dumps({"path": "file:///old/t=a%2520b/x.parquet", "size": 1})
+    assert log_of({"0": text}).entries == (Entry("file:///old/t=a%20b/x.parquet", 1),)
+
+
+def test_names_that_sparks_writers_give() -> None:
+    assert is_written_by_spark(
+        "d=1/part-00000-7fb1c1f6-0dd5-4f0c-8f0c-6c0a3c7a7f11-c000.snappy.parquet"
+    )
+    assert not is_written_by_spark("part-1.parquet")

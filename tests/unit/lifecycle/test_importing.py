@@ -1,0 +1,755 @@
+"""Import: hours before the stream's first come from files, once, whatever is killed, and the
+account closes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from brokers import Broker
+from click.testing import CliRunner
+from killed import kill_at
+from lakes import DDL, FIRST, StreamLake, new_environment, new_lake, new_stream
+from pydantic import SecretStr
+
+from anabranch.cli import main
+from anabranch.common.errors import Refused, Transient
+from anabranch.common.fail_points import Step
+from anabranch.config.columns import parse_columns
+from anabranch.config.environment import ErasureKeys
+from anabranch.iceberg.commits import Change, Outcome
+from anabranch.iceberg.lake import Lake
+from anabranch.iceberg.prepare import set_ref
+from anabranch.iceberg.snapshots import heads
+from anabranch.job import Job
+from anabranch.lifecycle.erasure import run as erasing
+from anabranch.lifecycle.importing import run
+from anabranch.lifecycle.importing.arrow_types import may_become
+from anabranch.lifecycle.importing.rows import checksum, find_duplicates, ordinals
+from anabranch.lifecycle.importing.sources import HOUR, to_number
+from anabranch.lifecycle.retention import expire_rows
+from anabranch.offsets.hours import Adoption, Cut, Timeline, hours_between, shift, start_of
+from anabranch.operations.audit import audit
+from anabranch.operations.reports.explain import explain
+from anabranch.operations.reports.explain_text import explain_sentences
+from anabranch.protocol import ledger
+from anabranch.protocol.imported import require_of_kafka
+from anabranch.protocol.override import serve_hour
+from anabranch.protocol.publish import Publish, new_id
+from anabranch.protocol.publisher import Publisher
+from anabranch.protocol.watermarks import complete_through
+from serving_layer.changes import poll
+from serving_layer.changes.token import Token
+
+LAST = shift(FIRST, -1)
+OLDEST = shift(FIRST, -3)
+NOW = datetime(2026, 11, 21, 5, tzinfo=UTC)
+
+
+def write(
+    path: Path, rows: Sequence[tuple[str | None, int, str, int]], **types: pa.DataType
+) -> None:
+    """A Parquet file of rows: id, n, hour, minute."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    columns = {
+        "id": pa.array([id for id, *_ in rows], types.get("id", pa.string())),
+        "n": pa.array([n for _, n, *_ in rows], types.get("n", pa.int64())),
+        "timestamp": pa.array(
+            [start_of(hour) + timedelta(minutes=minute) for *_, hour, minute in rows],
+            pa.timestamp("us", "UTC"),
+        ),
+    }
+    pq.write_table(pa.table(columns), path)
+
+
+def to_json_lines(path: Path) -> None:
+    """Replace a Parquet file by one of JSON lines with the same rows."""
+    rows = pq.read_table(path).to_pylist()
+    path.with_suffix(".json").write_text(
+        "\n".join(json.dumps(row, default=datetime.isoformat) for row in rows)
+    )
+    path.unlink()
+
+
+def stream_that_reads(folder: Path) -> StreamLake:
+    """A stream whose first hour is FIRST, of which it has read two records."""
+    lake = new_lake(folder)
+    staged = lake.stage([(FIRST, 0, 0), (FIRST, 0, 1)])
+    assert lake.publish(lake.speed(staged, {0: 2}, read_until=NOW)) is Outcome.LANDED
+    return lake
+
+
+def job_of(folder: Path) -> Job:
+    environment = new_environment(folder)
+    return Job(environment, new_stream(), Lake(environment), Broker(log={0: [0, 0]}).adapter)
+
+
+def import_in(folder: Path, hours: tuple[str, str | None] = (OLDEST, None)) -> run.Imported:
+    job = job_of(folder)
+    return run.run(
+        job, Publisher(job.lake, job.stream), run.ImportRequest(f"{folder}/source", *hours)
+    )
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> StreamLake:
+    """With three hours to import: two rows, a row that repeats one of these and one of its own, and
+    nothing."""
+    lake = stream_that_reads(tmp_path)
+    write(
+        tmp_path / "source/a.parquet",
+        [("a", 1, OLDEST, 5), ("b", 2, OLDEST, 6), ("c", 3, shift(OLDEST, 1), 0)],
+    )
+    write(tmp_path / "source/part/b.parquet", [("b", 4, shift(OLDEST, 1), 1), ("0-1", 9, FIRST, 0)])
+    write(tmp_path / "source/_temporary/0.parquet", [("no", 0, OLDEST, 0)])
+    return lake
+
+
+def ids(lake: StreamLake, branch: str) -> dict[str, list[str]]:
+    table = lake.table()
+    rows = table.scan(snapshot_id=table.metadata.refs[branch].snapshot_id).to_arrow().to_pylist()
+    found: dict[str, list[str]] = {}
+    for row in sorted(rows, key=lambda r: (r["ingest_hour"], r["kafka_offset"])):
+        found.setdefault(row["ingest_hour"], []).append(row["id"])
+    return found
+
+
+IMPORTED = {OLDEST: ["a", "b"], shift(OLDEST, 1): ["c"]}
+
+
+def test_hours_before_the_first_are_accepted_with_an_account_of_their_own(lake: StreamLake) -> None:
+    done = import_in(lake.folder)
+    assert (done.hours, done.rows, done.good, done.duplicate) == (
+        tuple(hours_between(OLDEST, FIRST)),
+        4,
+        3,
+        1,
+    )
+    assert (done.plan.before, done.plan.after) == (0, 1)
+    assert ids(lake, "main") == IMPORTED | {FIRST: ["0-0", "0-1"]}
+    assert ids(lake, "batch") == IMPORTED and ids(lake, "speed") == {FIRST: ["0-0", "0-1"]}
+    row = ledger.newest(lake.ledger.history())[shift(OLDEST, 1)]
+    assert (row.decision, row.offsets, row.good, row.duplicate, row.served) == (
+        "accepted",
+        2,
+        1,
+        1,
+        "batch",
+    )
+    assert row.cut == Cut("import", {-1: (0, 2)}) and row.imported is not None
+    assert (row.imported["files"], row.imported["rows"], len(row.imported["checksum"])) == (
+        2,
+        2,
+        32,
+    )
+    assert row.act is not None and row.act.name == "import"
+    state = lake.state()
+    assert (state.timeline.first, state.timeline.first_of_kafka, state.position.offsets) == (
+        OLDEST,
+        FIRST,
+        {0: 2},
+    )
+    assert complete_through(state) == LAST
+
+
+def test_the_same_import_twice_is_once(lake: StreamLake) -> None:
+    import_in(lake.folder)
+    before = heads(lake.table())
+    again = import_in(lake.folder)
+    assert (again.hours, again.plan.known) == ((), (OLDEST, shift(OLDEST, 1)))
+    assert heads(lake.table()) == before
+
+
+STEPS = [step for step in Step if step.label.startswith("import.")]
+
+
+@pytest.mark.parametrize("step", STEPS, ids=lambda step: step.label)
+@pytest.mark.parametrize("number", [pytest.param(1, marks=pytest.mark.full), 2])
+def test_an_import_that_is_killed_is_continued_by_the_same_command(
+    lake: StreamLake, step: Step, number: int
+) -> None:
+    kill_at(f"{step.label}:{number}", import_hour_by_hour, lake.folder)
+    published = number - (step in (Step.IMPORT_WRITTEN, Step.IMPORT_DECIDED))
+    assert lake.state().timeline.first == shift(FIRST, -published)
+    import_in(lake.folder)
+    assert (
+        ids(lake, "main") == IMPORTED | {FIRST: ["0-0", "0-1"]} and ids(lake, "batch") == IMPORTED
+    )
+    rows = [row for row in lake.ledger.history() if row.decision == "accepted"]
+    assert sorted(row.hour for row in rows) == hours_between(OLDEST, FIRST)
+
+
+def import_hour_by_hour(folder: Path) -> None:
+    run._HOURS_A_COMMIT = 1
+    import_in(folder)
+
+
+def test_every_reader_of_the_ledger_takes_an_imported_hour_as_an_accepted_one(
+    lake: StreamLake,
+) -> None:
+    import_in(lake.folder)
+    job = job_of(lake.folder)
+    report = audit(job, None, with_kafka=True)
+    assert report.agrees, report.disagreements
+    assert [hour.audited.kafka for hour in report.hours] == ["the hour was imported"] * 3
+    facts = explain(job, OLDEST, NOW)
+    assert (facts.state, facts.counts.good, facts.topic_id) == ("accepted", 2, "import")
+    assert facts.gone is not None and "imported" in facts.gone
+    assert facts.rebuild is None
+    said = " ".join(text for pair in explain_sentences(facts) for text in pair)
+    assert "it was imported, with 2 source rows as its offsets" in said
+    assert "2 read from files (`anabranch import`)" in said
+
+
+def test_consumers_of_changes_get_imported_hours(lake: StreamLake) -> None:
+    job = job_of(lake.folder)
+    assert list(poll(job, Token("events"))) == []
+    import_in(lake.folder)
+    changes = list(poll(job, Token("events")))
+    assert [(change.hour, change.revision, change.rows) for change in changes] == [
+        (OLDEST, 1, 2), (shift(OLDEST, 1), 1, 1), (LAST, 1, 0),
+    ]  # fmt: skip
+
+
+def test_an_imported_hour_is_neither_built_again_nor_given_to_the_speed_layer(
+    lake: StreamLake,
+) -> None:
+    import_in(lake.folder)
+    with pytest.raises(
+        Refused,
+        match=f"hour {OLDEST}: expected an hour of Kafka's records, found that it was imported",
+    ):
+        require_of_kafka(lake.state(), OLDEST)
+    require_of_kafka(lake.state(), FIRST)
+    with pytest.raises(Refused, match="it was imported: the speed layer has never read it"):
+        serve_hour(Publisher(lake.lake, lake.stream), OLDEST, "speed", "a try")
+
+
+def test_a_batch_branch_that_is_set_back_is_imported_again_and_main_keeps_the_rows(
+    lake: StreamLake,
+) -> None:
+    before = heads(lake.table())["batch"]
+    import_in(lake.folder)
+    table = lake.table()
+    lake.lake.catalog.commit_table(table, (), (set_ref("batch", before, "branch"),))
+    state = Publisher(lake.lake, lake.stream).recover()
+    assert state.timeline.first == FIRST and not state.is_accepted(OLDEST)
+    assert ids(lake, "main") == IMPORTED | {FIRST: ["0-0", "0-1"]}
+    import_in(lake.folder)
+    assert ids(lake, "batch") == IMPORTED and ids(lake, "main") == IMPORTED | {
+        FIRST: ["0-0", "0-1"]
+    }
+    assert lake.state().timeline.first == OLDEST
+
+
+def test_a_publish_of_another_between_writing_and_publishing_repeats_nothing(
+    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish, seen = run._Import._publish, list[str]()
+
+    def first_another(self: Any, publisher: Publisher, written: Any) -> bool:
+        if not seen:
+            seen.append("another")
+            import_in(lake.folder)
+        return publish(self, publisher, written)
+
+    monkeypatch.setattr(run._Import, "_publish", first_another)
+    import_in(lake.folder)
+    assert ids(lake, "main") == IMPORTED | {FIRST: ["0-0", "0-1"]}
+
+
+def test_rows_that_the_first_hours_of_kafka_have_are_left_out(lake: StreamLake) -> None:
+    write(lake.folder / "source/c.parquet", [("0-1", 7, LAST, 59), ("d", 8, LAST, 59)])
+    done = import_in(lake.folder)
+    assert (done.good, done.duplicate) == (4, 2)
+    assert ids(lake, "main")[LAST] == ["d"]
+
+
+def with_places(path: Path, rows: Sequence[tuple[str | None, str, int, int]]) -> None:
+    """A Parquet file of rows: id, hour, partition and offset."""
+    write(path, [(id, 0, hour, 0) for id, hour, *_ in rows])
+    places = {
+        "partition": pa.array([p for *_, p, _ in rows], pa.int32()),
+        "offset": [o for *_, o in rows],
+    }
+    written = pq.read_table(path)
+    for name, values in places.items():
+        written = written.append_column(name, [values])
+    pq.write_table(written, path)
+
+
+def test_times_of_one_file_may_be_kafkas_and_those_of_another_not(tmp_path: Path) -> None:
+    """The hazard: Kafka received a row hours after its own time, and has it in that hour."""
+    ddl = f"{DDL}, own TIMESTAMP"
+    lake = new_lake(tmp_path, ddl=ddl)
+    staged = lake.stage([(FIRST, 0, 0), (shift(FIRST, 6), 0, 9)])
+    assert lake.publish(lake.speed(staged, {0: 10}, read_until=NOW)) is Outcome.LANDED
+    write(tmp_path / "source/a.parquet", [("a", 1, OLDEST, 5)])
+    path = tmp_path / "source/b.parquet"
+    write(path, [("0-9", 9, FIRST, 1), ("b", 2, OLDEST, 6)])
+    pq.write_table(pq.read_table(path).rename_columns(["id", "n", "own"]), path)
+    stream = new_stream(
+        schema=ddl,
+        columns=parse_columns(ddl),
+        event_time={"column": "own"},
+        batch={"lookback_hours": 1},
+    )
+    job = replace(job_of(tmp_path), stream=stream)
+    done = run.run(
+        job, Publisher(job.lake, job.stream), run.ImportRequest(f"{tmp_path}/source", OLDEST)
+    )
+    assert (done.good, ids(lake, "main").get(LAST)) == (2, None)
+    times = lake.table().scan(row_filter=f"ingest_hour = '{OLDEST}'").to_arrow().to_pylist()
+    assert {row["id"]: row["kafka_timestamp"] is not None for row in times} == {
+        "a": True,
+        "b": False,
+    }
+
+
+@pytest.mark.parametrize("form", ["parquet", "json"])
+def test_files_with_partitions_and_offsets_meet_kafka_exactly(tmp_path: Path, form: str) -> None:
+    lake = new_lake(tmp_path, timeline=Timeline(FIRST, FIRST, {0: 5}))
+    staged = lake.stage([(FIRST, 0, 5), (FIRST, 0, 6)])
+    # Nothing has to be fresh: offsets decide.
+    assert lake.publish(lake.speed(staged, {0: 7})) is Outcome.LANDED
+    # Of the hour in which the stream begins two records were gone; a micro-batch was written twice;
+    # a key is null.
+    places = [
+        ("a", OLDEST, 0, 1),
+        ("b", LAST, 0, 2),
+        ("c", FIRST, 0, 3),
+        ("d", FIRST, 0, 4),
+        ("e", FIRST, 0, 5),
+    ]
+    with_places(tmp_path / "source/a.parquet", places)
+    with_places(tmp_path / "source/b.parquet", places[1:4])
+    if form == "json":
+        to_json_lines(tmp_path / "source/b.parquet")
+    job = job_of(tmp_path)
+    job = replace(job, kafka=Broker(log={0: [0] * 7}).adapter)
+    done = run.run(
+        job, Publisher(job.lake, job.stream), run.ImportRequest(f"{tmp_path}/source", OLDEST)
+    )
+    assert ids(lake, "main") == {OLDEST: ["a"], LAST: ["b", "c", "d"], FIRST: ["0-5", "0-6"]}
+    assert (done.good, done.duplicate, done.plan.after) == (4, 3, 1)
+    assert done.plan.notes == (
+        "the seam to Kafka is exact in 2 files, which have Kafka's partitions and offsets",
+    )
+
+
+def test_records_without_a_key_are_imported_once_by_their_places(tmp_path: Path) -> None:
+    lake = new_lake(tmp_path, timeline=Timeline(FIRST, FIRST, {0: 5}), ddl="id STRING, n INT")
+    assert (
+        lake.publish(lake.speed(lake.stage([(FIRST, 0, 5)]), {0: 6}, read_until=NOW))
+        is Outcome.LANDED
+    )
+    for name in ("a", "b"):
+        with_places(tmp_path / f"source/{name}.parquet", [(None, LAST, 0, 1), (None, LAST, 0, 2)])
+    job = replace(job_of(tmp_path), stream=lake.stream)
+    done = run.run(
+        job, Publisher(job.lake, job.stream), run.ImportRequest(f"{tmp_path}/source", LAST)
+    )
+    assert (done.good, done.duplicate) == (2, 2)
+
+
+def test_places_do_not_count_in_a_stream_that_adopted_another_log(tmp_path: Path) -> None:
+    adopted = Adoption(LAST, "another", {0: 5})
+    lake = new_lake(tmp_path, timeline=Timeline(FIRST, FIRST, {0: 5}, adoptions=(adopted,)))
+    staged = lake.stage([(FIRST, 0, 5)])
+    assert lake.publish(lake.speed(staged, {0: 6}, read_until=NOW)) is Outcome.LANDED
+    with_places(tmp_path / "source/a.parquet", [("a", OLDEST, 0, 99)])
+    assert "by id in 1 files" in import_in(tmp_path).plan.notes[-1]
+    assert [a.topic_id for a in lake.state().timeline.adoptions] == ["import", "another"]
+
+
+@pytest.mark.parametrize(
+    ("place", "found"),
+    [
+        ((FIRST, 9), "offset 9 of partition 0"),
+        ((OLDEST, 1), f"1 rows of c.parquet that are older than hour {FIRST}"),
+    ],
+)
+def test_places_of_another_log_are_refused(
+    lake: StreamLake, place: tuple[str, int], found: str
+) -> None:
+    hour, offset = place
+    with_places(lake.folder / "source/c.parquet", [("e", hour, 0, offset)])
+    with pytest.raises(
+        Refused, match=f"expected places in the log that the stream reads, found {found}"
+    ):
+        import_in(lake.folder)
+
+
+def test_rows_that_kafka_had_deleted_are_found_by_the_key(lake: StreamLake) -> None:
+    write(
+        lake.folder / "source/c.parquet",
+        [("late", 9, FIRST, 1), ("0-0", 9, FIRST, 1), ("later", 9, shift(FIRST, 1), 1)],
+    )
+    done = import_in(lake.folder)
+    assert ids(lake, "main")[LAST] == ["late", "later"]
+    assert (done.good, done.plan.after) == (5, 2)
+    assert "2 of their rows are of hours of Kafka's and not in the table" in done.plan.notes[-1]
+    # Now the table has them; the same command changes nothing.
+    assert import_in(lake.folder).hours == ()
+
+
+def test_rows_are_not_judged_by_the_key_before_the_table_has_them(tmp_path: Path) -> None:
+    lake = new_lake(tmp_path)
+    assert lake.publish(lake.speed(lake.stage([(FIRST, 0, 0)]), {0: 1})) is Outcome.LANDED
+    write(tmp_path / "source/c.parquet", [("late", 9, FIRST, 1)])
+    with pytest.raises(Transient, match="expected a table that has Kafka's records up to"):
+        import_in(tmp_path)
+
+
+def test_the_log_of_a_file_sink_decides_which_files_count(lake: StreamLake) -> None:
+    source = lake.folder / "source"
+    entry = {
+        "path": f"file://{source}/a.parquet",
+        "size": (source / "a.parquet").stat().st_size,
+        "action": "add",
+    }
+    (source / "_spark_metadata").mkdir()
+    (source / "_spark_metadata/0").write_text(f"v1\n{json.dumps(entry)}")
+    (source / "_spark_metadata/1").write_text("v1\n{")
+    done = import_in(lake.folder)
+    assert ids(lake, "main") == IMPORTED | {FIRST: ["0-0", "0-1"]}
+    assert done.plan.notes[:2] == (
+        "the log of Spark's file sink decides which files count: 1 of micro-batches up to 0; 1 "
+        "others are left out",
+        "its last file 1 is not whole, so that micro-batch does not count",
+    )
+
+
+def test_json_lines_are_imported_as_parquet_files_are(lake: StreamLake) -> None:
+    to_json_lines(lake.folder / "source/part/b.parquet")
+    done = import_in(lake.folder)
+    assert ids(lake, "main") == IMPORTED | {FIRST: ["0-0", "0-1"]}
+    assert (done.rows, done.good, done.duplicate, done.plan.after) == (4, 3, 1, 1)
+
+
+def test_values_of_folders_count_beside_json_lines(lake: StreamLake) -> None:
+    line = {"id": "d", "timestamp": f"{LAST}:30:00Z"}
+    (lake.folder / "source/n=7").mkdir()
+    (lake.folder / "source/n=7/a.json").write_text(json.dumps(line))
+    import_in(lake.folder)
+    [row] = lake.table().scan(row_filter="id = 'd'").to_arrow().to_pylist()
+    assert (row["n"], row["ingest_hour"]) == (7, LAST)
+
+
+def test_a_line_of_json_that_does_not_fit_is_named(lake: StreamLake) -> None:
+    good, bad = ({"id": "d", "n": n, "timestamp": f"{LAST}:30:00Z"} for n in (1, "1"))
+    (lake.folder / "source/c.json").write_text(f"{json.dumps(good)}\n{json.dumps(bad)}\n")
+    with pytest.raises(Refused, match=r"source/c\.json: line 2: expected an object of JSON"):
+        import_in(lake.folder)
+    (lake.folder / "source/c.json").write_text(json.dumps({"id": "d", "n": 1}))
+    with pytest.raises(
+        Refused, match=r"source/c\.json: expected a column kafka_timestamp or timestamp"
+    ):
+        import_in(lake.folder)
+    (lake.folder / "source/c.json").rename(lake.folder / "source/c.csv")
+    with pytest.raises(
+        Refused, match=r"expected files of Parquet \(\.parquet\) or JSON lines .*, found c\.csv"
+    ):
+        import_in(lake.folder)
+    assert set(ids(lake, "main")) == {FIRST}
+
+
+def test_another_iceberg_table_is_imported_by_its_location(lake: StreamLake) -> None:
+    catalog = lake.lake.catalog
+    catalog.create_namespace("old")
+    rows = pq.read_table(lake.folder / "source/a.parquet").rename_columns(
+        ["former", "n", "timestamp"]
+    )
+    table = catalog.create_table("old.events", rows.schema)
+    table.append(rows)
+    table.append(rows.slice(0, 1))
+    # Files that a later snapshot has replaced, and rows that it has deleted, do not count.
+    table.delete("former = 'b'")
+    table.overwrite(rows.slice(0, 1), "former = 'a'")
+    with table.update_schema() as update:
+        update.rename_column("former", "id")
+    job = job_of(lake.folder)
+    done = run.run(
+        job, Publisher(job.lake, job.stream), run.ImportRequest(table.location(), OLDEST)
+    )
+    assert ids(lake, "main") == {OLDEST: ["a"], shift(OLDEST, 1): ["c"], FIRST: ["0-0", "0-1"]}
+    assert done.plan.notes[0].endswith(f"snapshot {table.refresh().current_snapshot().snapshot_id}")
+    metadata = table.metadata_location
+    again = run.run(job, Publisher(job.lake, job.stream), run.ImportRequest(metadata, OLDEST))
+    assert again.hours == () and again.plan.known == (OLDEST, shift(OLDEST, 1))
+    copy = Path(urlparse(metadata).path)
+    copy.with_name(
+        copy.name.replace(copy.name.split("-", 1)[1], "other.metadata.json")
+    ).write_bytes(copy.read_bytes())
+    with pytest.raises(
+        Refused, match=r"expected one newest metadata file, found .* and .*other\.metadata\.json"
+    ):
+        run.plan(job, run.ImportRequest(table.location(), OLDEST))
+
+
+def test_an_iceberg_table_with_equality_deletes_is_refused(lake: StreamLake) -> None:
+    table = lake.table()
+    metadata = json.loads(Path(urlparse(table.metadata_location).path).read_text())
+    for snapshot in metadata["snapshots"]:
+        snapshot["summary"]["total-equality-deletes"] = "2"
+    main_head = metadata["refs"]["main"]["snapshot-id"]
+    path = lake.folder / "other/metadata/v1.metadata.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(metadata | {"current-snapshot-id": main_head}))
+    with pytest.raises(
+        Refused, match="expected a table without equality deletes, found some, as Flink writes them"
+    ):
+        run.plan(job_of(lake.folder), run.ImportRequest(f"{lake.folder}/other", OLDEST))
+
+
+def test_a_dry_run_changes_nothing(lake: StreamLake) -> None:
+    before = heads(lake.table())
+    planned = run.plan(job_of(lake.folder), run.ImportRequest(f"{lake.folder}/source", OLDEST))
+    assert dict(planned.hours) == {LAST: 0, shift(OLDEST, 1): 2, OLDEST: 2}
+    assert (planned.rows, planned.files, heads(lake.table())) == (4, 2, before)
+
+
+def test_a_file_that_does_not_fit_is_named_with_its_column(lake: StreamLake) -> None:
+    write(lake.folder / "source/c.parquet", [("d", 8, LAST, 59)], n=pa.float64())
+    with pytest.raises(
+        Refused, match=r"c\.parquet: column n: expected int32, as the table has it, found double"
+    ):
+        import_in(lake.folder)
+    write(lake.folder / "source/c.parquet", [("d", 2**40, LAST, 59)])
+    with pytest.raises(Refused, match=r"c\.parquet: column n: expected int32.*1099511627776"):
+        import_in(lake.folder)
+    write(lake.folder / "source/c.parquet", [(None, 1, LAST, 59)])
+    with pytest.raises(
+        Refused, match=r"c\.parquet: column id: expected .* in each row, .*found null in 1 rows"
+    ):
+        import_in(lake.folder)
+    (lake.folder / "source/c.parquet").write_bytes(b"PAR1 half a file")
+    with pytest.raises(Refused, match=r"c\.parquet: expected a whole Parquet file"):
+        import_in(lake.folder)
+    assert set(ids(lake, "main")) == {FIRST}
+
+
+@pytest.mark.parametrize(
+    ("hours", "message"),
+    [
+        (
+            (OLDEST, FIRST),
+            f"expected hours before {FIRST}, where the stream begins in Kafka, found {FIRST}",
+        ),
+        ((OLDEST, shift(LAST, -1)), f"expected hours up to {LAST}"),
+    ],
+)
+def test_hours_that_cannot_be_imported_are_refused(
+    lake: StreamLake, hours: tuple[str, str], message: str
+) -> None:
+    with pytest.raises(Refused, match=message):
+        import_in(lake.folder, hours)
+
+
+def test_hours_older_than_rows_are_kept_are_refused(lake: StreamLake) -> None:
+    job = job_of(lake.folder)
+    kept = replace(job, stream=new_stream(keep={"rows": "2 days"}))
+    with pytest.raises(Refused, match="the stream keeps rows for 2 days"):
+        run.plan(kept, run.ImportRequest(f"{lake.folder}/source", "2020-01-01T00"))
+
+
+def test_a_stream_that_has_read_nothing_has_no_first_hour_yet(tmp_path: Path) -> None:
+    new_lake(tmp_path)
+    with pytest.raises(Refused, match="expected a stream that has read records, found none"):
+        import_in(tmp_path)
+
+
+def test_files_that_were_added_to_imported_hours_are_refused(lake: StreamLake) -> None:
+    import_in(lake.folder)
+    write(lake.folder / "source/c.parquet", [("d", 8, OLDEST, 59)])
+    with pytest.raises(
+        Refused, match=f"hour {OLDEST}: expected the 2 rows that it was imported with .*, found 3"
+    ):
+        import_in(lake.folder)
+
+
+def test_a_second_import_of_earlier_hours_goes_on_before_the_first(lake: StreamLake) -> None:
+    import_in(lake.folder, (shift(OLDEST, 1), None))
+    assert ids(lake, "main") == {shift(OLDEST, 1): ["c", "b"], FIRST: ["0-0", "0-1"]}
+    done = import_in(lake.folder)
+    # The table has the later one of the two that repeat each other.
+    assert (done.hours, done.good, done.duplicate) == ((OLDEST,), 1, 1)
+    assert ids(lake, "main") == {OLDEST: ["a"], shift(OLDEST, 1): ["c", "b"], FIRST: ["0-0", "0-1"]}
+
+
+def test_duplicates_are_found_by_the_key_within_the_look_back() -> None:
+    hours = [1, 1, 2, 2, 3, 5, 6, 6]
+    keys = [
+        ("a", None),
+        ("b", 1),
+        ("a", None),
+        ("x", 1),
+        ("b", 1),
+        ("a", None),
+        (None, None),
+        (None, None),
+    ]
+    rows = pa.table(
+        {"k": [k for k, _ in keys], "l": pa.array([v for _, v in keys], pa.int32()), HOUR: hours}
+    )
+    later = pa.table({"k": ["x", "a"], "l": pa.array([1, None], pa.int32()), HOUR: [3, 7]})
+    # "a" repeats the one before it, "b" is two hours behind, the table has "x" an hour later; nulls
+    # repeat nothing.
+    assert find_duplicates(rows, ("k", "l"), 1, later).tolist() == [0, 0, 1, 1, 0, 0, 0, 0]
+    assert find_duplicates(rows, ("k", "l"), 2, later).tolist() == [0, 0, 1, 1, 1, 1, 0, 0]
+
+
+def test_numbers_within_an_hour_and_checksums() -> None:
+    rows = pa.table(
+        {"a": ["x", None, "yz"], "b": [1.0, float("nan"), None], "c": [[1], None, [2, 3]]}
+    )
+    assert ordinals(rows["b"].fill_null(0).to_numpy()[:0]).tolist() == []
+    assert ordinals(pa.array([7, 7, 9, 9, 9]).to_numpy()).tolist() == [0, 1, 0, 1, 2]
+    same = pa.concat_tables([rows.slice(0, 1), rows.slice(1)])
+    assert checksum(same) == checksum(rows)
+    others = [
+        rows.take([1, 0, 2]),
+        rows.set_column(0, "a", [["xy", None, "z"]]),
+        rows.rename_columns(["a", "c", "b"]),
+    ]
+    assert len({checksum(rows), *map(checksum, others)}) == 4
+
+
+def test_types_that_may_become_those_of_the_table() -> None:
+    allowed = [
+        (pa.int64(), pa.int32()),
+        (pa.float32(), pa.float64()),
+        (pa.dictionary(pa.int32(), pa.string()), pa.string()),
+        (pa.timestamp("ns"), pa.timestamp("us", "UTC")),
+        (pa.null(), pa.int32()),
+        (pa.int32(), pa.decimal128(12, 2)),
+    ]
+    refused = [
+        (pa.float64(), pa.int32()),
+        (pa.float64(), pa.float32()),
+        (pa.string(), pa.int32()),
+        (pa.int32(), pa.string()),
+        (pa.int64(), pa.timestamp("us", "UTC")),
+        (pa.binary(), pa.string()),
+    ]
+    assert [may_become(*pair) for pair in allowed] == [True] * len(allowed)
+    assert [may_become(*pair) for pair in refused] == [False] * len(refused)
+    assert to_number("1970-01-02T01") == 25
+
+
+def test_the_timeline_of_an_import_is_read_back() -> None:
+    timeline = Timeline(FIRST, FIRST, {0: 0})
+    assert (timeline.imported_through, timeline.first_of_kafka) == ("", FIRST)
+    assert json.loads(timeline.to_json())["adoptions"] == []
+    assert Publish(new_id(), (Change("main"),), timeline).decisions == ()
+
+
+def erasing_job(lake: StreamLake) -> Job:
+    """A job with a key of erasures."""
+    job = job_of(lake.folder)
+    keys = ErasureKeys(key=SecretStr("a secret of a test"))
+    return replace(job, environment=job.environment.model_copy(update={"erasure": keys}))
+
+
+def test_erased_persons_are_left_out_and_imported_ones_are_erased(lake: StreamLake) -> None:
+    job = erasing_job(lake)
+    publisher = Publisher(job.lake, job.stream)
+    erasing.erase(job, publisher, erasing.ErasureRequest("id", frozenset({"a"}), "case 1"))
+    done = run.run(job, publisher, run.ImportRequest(f"{lake.folder}/source", OLDEST))
+    assert (done.good, done.duplicate, done.erased) == (2, 1, 1)
+    later = erasing.erase(job, publisher, erasing.ErasureRequest("id", frozenset({"c"}), "case 2"))
+    assert later.removed.rows == 1 and later.erasure.done is not None
+    assert ids(lake, "main") == {OLDEST: ["b"], FIRST: ["0-0", "0-1"]} and ids(lake, "batch") == {
+        OLDEST: ["b"]
+    }
+    rows = ledger.newest(lake.ledger.history())
+    assert [
+        (rows[h].offsets, rows[h].good, rows[h].duplicate, rows[h].erased) for h in sorted(IMPORTED)
+    ] == [
+        (2, 1, 0, 1),
+        (2, 0, 1, 1),
+    ]
+    assert audit(job, None, with_kafka=False).agrees
+
+
+def test_a_row_that_repeats_an_erased_one_is_imported(lake: StreamLake) -> None:
+    """The first of two rows with a key is erased by another column: the second repeats nothing, as
+    in a rebuild."""
+    write(
+        lake.folder / "source/c.parquet",
+        [("d", 5, OLDEST, 7), ("d", 6, OLDEST, 8), ("d", 7, shift(OLDEST, 1), 2)],
+    )
+    job = erasing_job(lake)
+    publisher = Publisher(job.lake, job.stream)
+    erasing.erase(job, publisher, erasing.ErasureRequest("n", frozenset({"5"}), "case 1"))
+    done = run.run(job, publisher, run.ImportRequest(f"{lake.folder}/source", OLDEST))
+    assert (done.good, done.duplicate, done.erased) == (4, 2, 1)
+    assert ids(lake, "main")[OLDEST] == ["a", "b", "d"]
+
+
+def test_times_outside_of_the_calendar_are_refused(lake: StreamLake) -> None:
+    """Microseconds that were written as milliseconds are years from 50000 on."""
+    path = lake.folder / "source/c.parquet"
+    write(path, [("d", 5, FIRST, 7)])
+    for years in (52_000, -2):
+        time = pa.array([(years - 1970) * 31_556_952_000_000], pa.timestamp("us", "UTC"))
+        pq.write_table(pq.read_table(path).set_column(2, "timestamp", time), path)
+        with pytest.raises(
+            Refused, match=r"c\.parquet: column timestamp: expected times of the years 1 to 9999"
+        ):
+            import_in(lake.folder)
+
+
+def test_a_time_to_come_is_no_error(lake: StreamLake) -> None:
+    path = lake.folder / "source/c.parquet"
+    write(path, [("d", 5, FIRST, 7)])
+    last = pa.array([datetime(9999, 12, 31, 23, 59, tzinfo=UTC)], pa.timestamp("us", "UTC"))
+    pq.write_table(pq.read_table(path).set_column(2, "timestamp", last), path)
+    with pytest.raises(Transient, match="expected a table that has Kafka's records up to"):
+        import_in(lake.folder)
+
+
+def test_imported_hours_expire_as_all_hours(lake: StreamLake) -> None:
+    import_in(lake.folder)
+    job = job_of(lake.folder)
+    job = replace(job, stream=new_stream(keep={"rows": "2 days"}))
+    publisher = Publisher(job.lake, job.stream)
+    publisher.recover()
+    expired = expire_rows(
+        job, publisher, start_of(FIRST) + timedelta(days=2, hours=-1), dry_run=False
+    )
+    assert expired.hours == (OLDEST, shift(OLDEST, 1))
+    assert ids(lake, "main") == {FIRST: ["0-0", "0-1"]}
+    assert complete_through(lake.state()) == LAST
+    with pytest.raises(Refused, match="expected a stream of which no hour has expired"):
+        import_in(lake.folder, (shift(OLDEST, -1), None))
+
+
+def test_the_command(lake: StreamLake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "anabranch.cli.operate.open_stream", lambda stream, conf: job_of(lake.folder)
+    )
+    given = ["import", "events", "--files", f"{lake.folder}/source", "--hours", f"{OLDEST}.."]
+    said = CliRunner().invoke(main, [*given, "--dry-run"], catch_exceptions=False).output
+    assert "would import 4 rows of 2 files into 3 hours" in said
+    assert "1 rows are of hours that have Kafka's records, and are not imported" in said
+    said = CliRunner().invoke(main, [*given, "--why", "history"], catch_exceptions=False).output
+    assert (
+        "imported 3 of 4 rows into 3 hours; left out 1 that repeat another by id, and 0 that were "
+        "erased" in said
+    )
+    again = CliRunner().invoke(main, [*given, "--output", "json"], catch_exceptions=False).output
+    assert json.loads(again)["imported"] == [] and json.loads(again)["known"] == [
+        OLDEST,
+        shift(OLDEST, 1),
+    ]
+    [row] = [row for row in lake.ledger.acts() if row.hour == OLDEST]
+    assert row.act is not None and (row.act.name, row.act.why) == ("import", "history")

@@ -1,0 +1,636 @@
+"""Maintenance removes unreferenced files and no others, with any publisher beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import nullcontext
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from brokers import Broker
+from click.testing import CliRunner
+from lakes import StreamLake, new_environment, new_lake, new_state
+
+from anabranch.cli import main
+from anabranch.cli.many import Many
+from anabranch.cli.render.maintenance import print_maintenance
+from anabranch.common.errors import Refused, Transient
+from anabranch.common.fail_points import Step
+from anabranch.iceberg import expiry, ledger_files, table_schemas
+from anabranch.iceberg import lake as lakes_module
+from anabranch.iceberg.commits import Change, Outcome, Tag
+from anabranch.iceberg.files import Stored, same_file
+from anabranch.iceberg.orphans import plan_orphans, references
+from anabranch.iceberg.s3 import bucket_and_key
+from anabranch.iceberg.snapshots import BRANCHES, Staged, find_staged
+from anabranch.job import Job
+from anabranch.lifecycle import maintenance
+from anabranch.lifecycle.maintenance import Maintained, plan_drop
+from anabranch.offsets.hours import Cut, Timeline, hour_of, shift
+from anabranch.operations.reports.maintenance import last_run_words, read_maintenance
+from anabranch.protocol import ledger
+from anabranch.protocol.coverage import uncovered_reason
+from anabranch.protocol.dead_letters import roll_forward, waiting_speed
+from anabranch.protocol.maintained import read_runs
+from anabranch.protocol.merge import merge
+from anabranch.protocol.override import serve_hour
+from anabranch.protocol.publish import Publish, new_id
+from anabranch.protocol.publisher import Publisher
+from anabranch.protocol.state import Accepted, State, main_only_hours
+from batch_layer.plan import plan_acceptance_of_empty
+
+NOW = datetime.now(UTC)
+LONG_AGO = NOW - timedelta(days=9)
+FIRST = hour_of(NOW - timedelta(days=10))
+H = [shift(FIRST, i) for i in range(6)]
+CUTS = [Cut("t", {0: (3 * i, 3 * i + 3)}) for i in range(6)]
+SPEED = {i: [(H[i], 0, 3 * i + o) for o in range(3)] for i in range(3)}
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> StreamLake:
+    """Hours 0 and 1 accepted nine days ago, hour 2 sealed and waiting, hour 3 open; a dead letter
+    in hour 0."""
+    sealed = {H[i]: CUTS[i] for i in range(3)}
+    made = new_lake(tmp_path, timeline=Timeline(FIRST, H[3], {0: 9}, sealed=sealed))
+    letters = (waiting_speed(made.stage_dead([(H[0], 0, 2)], "speed"), NOW),)
+    rows = made.stage([r for hour in SPEED.values() for r in hour])
+    assert made.publish(made.speed(rows, {0: 9}, dead_letters=letters)) is Outcome.LANDED
+    roll_forward(made.lake, made.stream.dead_letters_table, made.state())
+    for i in (0, 1):
+        accept(made, i)
+    return made
+
+
+def accept(lake: StreamLake, i: int, at: datetime = LONG_AGO) -> None:
+    timeline = lake.state().timeline
+    rest = replace(timeline, sealed={h: c for h, c in timeline.sealed.items() if h != H[i]})
+    row = ledger.decision(H[i], "accepted", 1, CUTS[i], at, served="batch")
+    publish = lake.accept(
+        lake.stage(SPEED[i]), H[i], Accepted(1, CUTS[i]), timeline=rest, decisions=(row,)
+    )
+    assert lake.publish(publish) is Outcome.LANDED
+    lake.ledger.record([row])
+
+
+def job(lake: StreamLake) -> Job:
+    return Job(new_environment(lake.folder), lake.stream, lake.lake, Broker().adapter)
+
+
+def maintain(lake: StreamLake, **values: Any) -> Maintained:
+    return maintenance.maintain(job(lake), datetime.now(UTC), **values)
+
+
+def files(lake: StreamLake) -> set[str]:
+    return {str(p) for p in (lake.folder / "warehouse").rglob("*") if p.is_file()}
+
+
+def age(paths: set[str], days: float = 9) -> None:
+    then = (NOW - timedelta(days=days)).timestamp()
+    for path in paths:
+        os.utime(path, (then, then))
+
+
+def paths_of(staged: Staged) -> set[str]:
+    return {f.file_path.removeprefix("file://") for f in staged.files}
+
+
+def all_readable(lake: StreamLake) -> bool:
+    """Whether every file that any snapshot of any table refers to is there."""
+    names = (lake.name, lake.stream.dead_letters_table, lake.stream.hours_table)
+    named = {path for name in names for path in references(lake.lake.load(name))}
+    return {path.removeprefix("file://") for path in named} <= files(lake)
+
+
+def manifests_of_heads(lake: StreamLake) -> set[str]:
+    table = lake.table()
+    snapshots = [table.metadata.snapshot_by_id(id) for id in lake.state().heads.values()]
+    return {m.manifest_path for s in snapshots if s is not None for m in s.manifests(table.io)}
+
+
+def orphan(lake: StreamLake) -> Staged:
+    """An attempt that was given up."""
+    staged = lake.stage([(H[3], 0, 9)])
+    lake.lake.discard(lake.name, staged)
+    return staged
+
+
+# Orphans
+
+
+def test_only_unreferenced_files_are_deleted_after_their_age(lake: StreamLake) -> None:
+    state = lake.state()
+    tag = Tag("kept", state.heads["main"], 86_400_000)
+    assert (
+        lake.publish(Publish(new_id(), (Change("speed"),), state.timeline, tags=(tag,)))
+        is Outcome.LANDED
+    )
+    left = paths_of(orphan(lake))
+    stray = Path(lake.table().location().removeprefix("file://")) / "metadata" / "left-m0.avro"
+    stray.write_bytes(b"a refused publish's manifest")
+    foreign = stray.with_name("notes.txt")
+    foreign.write_text("not a file of any writer")
+    age(files(lake))
+    before, rows = files(lake), {b: lake.rows(b) for b in ("main", "batch")}
+    planned = maintain(lake, dry_run=True)
+    assert files(lake) == before
+    done = maintain(lake)
+    assert {f.path for f in done.orphans[lake.name]} == {f.path for f in planned.orphans[lake.name]}
+    gone = before - files(lake)
+    assert left | {str(stray)} <= gone
+    assert foreign.exists()
+    assert all_readable(lake)
+    assert {b: lake.rows(b) for b in ("main", "batch")} == rows
+    assert lake.table().scan(snapshot_id=tag.snapshot_id).to_arrow().num_rows == 9
+    assert not any(
+        f.path.removeprefix("file://") in files(lake) for fs in done.orphans.values() for f in fs
+    )
+    assert not any(maintain(lake).orphans.values()), "run again, it finds more"
+
+
+def test_a_publisher_paused_before_orphans_are_deleted_publishes_none_of_them(
+    lake: StreamLake,
+) -> None:
+    """A file that is rolled up is named by no snapshot until its commit."""
+    left = orphan(lake)
+    # Nothing is left to expire, so that the head moves for the orphans alone.
+    maintain(lake)
+    age(paths_of(left))
+    state = lake.state()
+    assert paths_of(left) <= files(lake)
+    assert maintain(lake).orphans[lake.name]
+    assert not paths_of(left) & files(lake)
+    paused = Publish(new_id(), (Change("speed", left.files, rewrites=True),), state.timeline)
+    assert lake.publish(paused, state) is Outcome.REFUSED
+    assert all_readable(lake)
+
+
+@pytest.mark.parametrize(
+    "paused_at", [Step.LEDGER_PREPARED, Step.COMMIT_PREPARED], ids=["ledger", "dead letters"]
+)
+def test_a_process_paused_before_a_commit_to_the_other_tables_names_no_missing_file(
+    lake: StreamLake, monkeypatch: pytest.MonkeyPatch, paused_at: Step
+) -> None:
+    """The hazard: no snapshot knows the files of a commit that is under way, and nothing moves
+    these tables' heads."""
+    staged = lake.stage_dead([(H[3], 0, 9)], "speed")
+    letters = (waiting_speed(staged, NOW),)
+    publish = Publish(
+        new_id(), (Change("speed"), Change("main")), lake.state().timeline, dead_letters=letters
+    )
+    assert lake.publish(publish) is Outcome.LANDED
+    maintain(lake)
+    paused: list[int] = []
+
+    def reached(step: Step) -> None:
+        if step is paused_at and not paused:
+            paused.append(len(files(lake)))
+            age(files(lake))
+            done = maintain(lake)
+            paused.append(sum(map(len, done.orphans.values())))
+
+    monkeypatch.setattr(lakes_module, "reach", reached)
+    if paused_at is Step.LEDGER_PREPARED:
+        row = ledger.decision(H[3], "sealed", 0, CUTS[3], NOW, "late")
+        assert lake.ledger.record([row]) == {"late"}
+    else:
+        roll_forward(lake.lake, lake.stream.dead_letters_table, lake.state())
+        assert (H[3], 0, 9) in lake.dead("main")
+    assert paused[1:] and paused[1] > 0, "the hazard did not happen"
+    assert all_readable(lake)
+    assert {r.decision_id for r in lake.ledger.history()} >= (
+        {"late"} if paused_at is Step.LEDGER_PREPARED else set()
+    )
+
+
+def test_a_publisher_paused_before_orphans_of_dead_letters_are_deleted_names_none_of_them(
+    lake: StreamLake,
+) -> None:
+    """The hazard: a micro-batch of dead letters alone has no file of rows, so that none of these is
+    an orphan."""
+    # Nothing is left to expire, so that the head moves for the orphans alone.
+    maintain(lake)
+    staged, table = lake.stage_dead([(H[3], 0, 9)], "speed"), lake.stream.dead_letters_table
+    letters = (waiting_speed(staged, NOW),)
+    lake.lake.discard(table, staged)
+    age(paths_of(staged))
+    state = lake.state()
+    done = maintain(lake)
+    assert {f.path for f in done.orphans[table]} and not done.orphans[lake.name]
+    assert not paths_of(staged) & files(lake)
+    paused = Publish(
+        new_id(), (Change("speed"), Change("main")), state.timeline, dead_letters=letters
+    )
+    assert lake.publish(paused, state) is Outcome.REFUSED
+
+
+def test_a_file_written_a_second_ago_is_spared(lake: StreamLake) -> None:
+    """The hazard: a writer that is at work has files that no snapshot refers to yet."""
+    young, old = paths_of(orphan(lake)), paths_of(orphan(lake))
+    age(files(lake) - young)
+    maintain(lake)
+    assert young <= files(lake)
+    assert not old & files(lake)
+
+
+def test_the_staged_files_of_a_paused_publisher_are_spared_and_its_publish_lands_or_is_refused_whole(
+    lake: StreamLake,
+) -> None:
+    paused, state = lake.stage([(H[3], 0, 9)]), lake.state()
+    publish = lake.speed(paused, {0: 10}, state)
+    age(files(lake))
+    assert maintain(lake).speed_hours == (H[0], H[1])
+    assert find_staged(lake.table(), paused.wap_id) is not None
+    assert paths_of(paused) <= files(lake)
+    assert lake.publish(publish, state) is Outcome.REFUSED, (
+        "it was decided on heads that maintenance has moved"
+    )
+    assert lake.publish(lake.speed(paused, {0: 10})) is Outcome.LANDED
+    assert lake.rows("main")[-1] == (H[3], 0, 9)
+    assert all_readable(lake)
+
+
+def test_dead_letters_that_a_property_names_as_pending_are_spared(lake: StreamLake) -> None:
+    staged = lake.stage_dead([(H[3], 0, 9)], "speed")
+    letters = (waiting_speed(staged, NOW),)
+    publish = Publish(
+        new_id(), (Change("speed"), Change("main")), lake.state().timeline, dead_letters=letters
+    )
+    assert lake.publish(publish) is Outcome.LANDED
+    lake.lake.discard(lake.stream.dead_letters_table, staged)
+    age(files(lake))
+    maintain(lake)
+    assert paths_of(staged) <= files(lake)
+
+
+def test_the_files_of_other_tables_in_and_beside_the_folder_are_spared(lake: StreamLake) -> None:
+    """The hazard: one location is the beginning of another, as text or as a folder."""
+    location = lake.table().location()
+    assert lake.lake.load(lake.stream.dead_letters_table).location().startswith(location), (
+        "the hazard did not happen"
+    )
+    others = [
+        f"{location}2",
+        f"{location}/data/inner",
+        f"{location}/inner",
+        f"{location}/metadata/inner",
+    ]
+    schema = table_schemas.rows_schema(lake.stream)
+    for i, where in enumerate(others):
+        made = lake.lake.catalog.create_table(f"games.other{i}", schema, location=where)
+        made.append(made.scan().to_arrow())
+    mine = {
+        str(p) for w in others for p in Path(w.removeprefix("file://")).rglob("*") if p.is_file()
+    }
+    left = paths_of(orphan(lake))
+    age(files(lake))
+    maintain(lake)
+    assert len(mine) > 8
+    assert mine <= files(lake)
+    assert not left & files(lake)
+
+
+def test_a_file_that_is_published_between_the_listing_and_the_look_is_spared(
+    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late, real = orphan(lake), maintenance.list_table
+    age(files(lake))
+
+    def list_table(*args: Any) -> list[Stored]:
+        stored = real(*args)
+        if paths_of(late) & {f.path.removeprefix("file://") for f in stored}:
+            assert lake.publish(replace(lake.speed(late, {0: 10}), staged={})) is Outcome.LANDED
+        return stored
+
+    monkeypatch.setattr(maintenance, "list_table", list_table)
+    maintain(lake)
+    assert lake.rows("main")[-1] == (H[3], 0, 9), "the hazard did not happen"
+    assert all_readable(lake)
+
+
+def test_nothing_is_deleted_when_paths_disagree() -> None:
+    stored = [Stored("s3://other/a.parquet", 1, LONG_AGO)]
+    with pytest.raises(
+        Refused, match=r"expected some of 1 files to be referenced, found none, first s3://other/a"
+    ):
+        plan_orphans(stored, {"s3://bucket/a.parquet"}, NOW)
+    assert plan_orphans([], {"s3://bucket/a.parquet"}, NOW) == ([], [])
+
+
+def test_a_path_is_the_same_however_a_writer_spells_it() -> None:
+    assert len({same_file(p) for p in ("file:///w/a", "file:/w/a", "/w/a")}) == 1
+    assert same_file("s3a://b/a") == same_file("s3://b/a") == "b/a"
+    assert same_file("s3://b/hour=2026:03/a") == "b/hour=2026:03/a"
+    assert same_file("/w/a:b") == "w/a:b"
+
+
+def test_files_of_a_table_are_on_s3_however_a_writer_spells_it() -> None:
+    # Files and versions of a path that is not on S3 are looked for on the disk.
+    assert bucket_and_key("s3a://b/a/data/") == bucket_and_key("s3://b/a/data/") == ("b", "a/data/")
+    assert bucket_and_key("file:///s3a/a") is None and bucket_and_key("s3n://b/a") is None
+
+
+# Old hours of the speed layer
+
+
+def state_of(**values: Any) -> State:
+    given: dict[str, Any] = {"accepted": {H[i]: Accepted(1, CUTS[i]) for i in range(4)}}
+    timeline = replace(
+        Timeline(FIRST, H[5], {0: 15}, sealed={H[4]: CUTS[4]}), **values.pop("timeline", {})
+    )
+    return new_state(timeline, {0: 15}, **(given | values))
+
+
+SINCE = dict.fromkeys(H, LONG_AGO)
+WEEK_AGO = NOW - timedelta(days=7)
+
+
+def drop(
+    state: State, have: tuple[str, ...] = tuple(H), **since: datetime
+) -> tuple[tuple[str, ...], Timeline]:
+    return plan_drop(state, have, SINCE | since, WEEK_AGO)
+
+
+def test_only_hours_that_batch_has_served_for_long_are_dropped() -> None:
+    dropped, timeline = drop(state_of())
+    assert dropped == tuple(H[:4])
+    assert (timeline.covered_from, timeline.kept, timeline.skipped) == (H[4], (), ())
+    assert [timeline.is_skipped(h) for h in H] == [True] * 4 + [False] * 2
+
+
+def test_chosen_young_and_unaccepted_hours_are_kept() -> None:
+    accepted = {H[i]: Accepted(1, CUTS[i]) for i in (0, 2, 3)}
+    state = state_of(
+        accepted=accepted,
+        overrides={H[0]: "speed"},
+        timeline={"sealed": {H[1]: CUTS[1], H[4]: CUTS[4]}},
+    )
+    dropped, timeline = drop(state, **{H[2]: NOW + timedelta(days=1)})
+    assert dropped == (H[3],)
+    assert timeline.kept == (H[0], H[1], H[2])
+    assert [h for h in H if timeline.is_skipped(h)] == [H[3]]
+
+
+def test_an_hour_whose_acceptance_is_not_in_the_ledger_is_kept() -> None:
+    assert plan_drop(state_of(), H, {}, NOW + timedelta(days=99)) == ((), state_of().timeline)
+
+
+def test_hours_that_the_speed_layer_skipped_need_no_name_of_their_own_any_more() -> None:
+    state = state_of(timeline={"skipped": (H[1], H[4])})
+    _, timeline = drop(state, (H[0], H[2], H[3], H[4]))
+    assert timeline.skipped == (H[4],)
+    assert [h for h in H if timeline.is_skipped(h)] == H[:5]
+
+
+def test_dropping_continues_where_it_ended() -> None:
+    accepted = {H[i]: Accepted(1, CUTS[i]) for i in range(4)}
+    first, timeline = drop(state_of(), tuple(H[:2]))
+    state = replace(state_of(accepted=accepted), timeline=timeline)
+    second, timeline = drop(state, tuple(H[2:4]))
+    assert (first, second) == (tuple(H[:2]), tuple(H[2:4]))
+    assert [h for h in H if timeline.is_skipped(h)] == H[:4]
+    assert Timeline.from_json(timeline.to_json()) == timeline
+
+
+def test_dropped_hours_leave_the_speed_branch_alone_and_count_as_not_covered(
+    lake: StreamLake,
+) -> None:
+    main, dead = lake.rows("main"), lake.dead("main")
+    assert maintain(lake).speed_hours == (H[0], H[1])
+    assert (lake.rows("speed"), lake.rows("main")) == (SPEED[2], main)
+    assert (lake.dead("speed"), lake.dead("main")) == ([], dead)
+    state = lake.state()
+    assert state.is_merged
+    assert uncovered_reason(state, "speed", H[0]) == "the speed layer skipped it, wholly or in part"
+    assert uncovered_reason(state, "speed", H[2]) is None
+    assert merge(lake.lake, lake.stream, everything=True).swaps == []
+    with pytest.raises(Refused, match="batch keeps serving it"):
+        serve_hour(Publisher(lake.lake, lake.stream), H[0], "speed", "why")
+    heads = lake.state().heads
+    assert maintain(lake).speed_hours == ()
+    assert lake.state().heads == heads
+
+
+def test_hours_are_dropped_some_in_a_commit_until_none_is_left(
+    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hazard: one commit for all of a day, which is overtaken for as long as it takes."""
+    monkeypatch.setattr(maintenance, "_HOURS_A_COMMIT", 1)
+    before = len(lake.table().snapshots())
+    assert maintain(lake).speed_hours == (H[0], H[1])
+    assert len(lake.table().snapshots()) == before + 2 * 2, (
+        "expected a commit of two branches for each hour"
+    )
+    assert lake.rows("speed") == SPEED[2]
+    assert lake.rows("main") == [r for hour in SPEED.values() for r in hour]
+
+
+def test_a_drop_that_never_lands_keeps_no_other_step_from_its_work(
+    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def overtaken(*_: object, **__: object) -> None:
+        raise Transient("maintain: expected a publish, found refusals")
+
+    lost = lake.stage([(H[3], 0, 9)])
+    lake.lake.discard(lake.name, lost)
+    path = Path(lost.files[0].file_path.removeprefix("file://"))
+    os.utime(path, (0, 0))
+    monkeypatch.setattr(maintenance, "_drop_some", overtaken)
+    with pytest.raises(Transient, match="found refusals"):
+        maintain(lake)
+    assert not path.exists(), "an orphan waits for the drop of hours"
+
+
+def test_an_hour_chosen_for_the_speed_layer_keeps_its_files(lake: StreamLake) -> None:
+    serve_hour(Publisher(lake.lake, lake.stream), H[0], "speed", "why")
+    age(files(lake))
+    assert maintain(lake).speed_hours == (H[1],)
+    assert lake.rows("speed") == [*SPEED[0], *SPEED[2]]
+    assert lake.rows("main") == [*SPEED[0], *SPEED[1], *SPEED[2]]
+    assert all_readable(lake)
+
+
+def test_hours_accepted_a_moment_ago_keep_theirs(lake: StreamLake) -> None:
+    accept(lake, 2, NOW)
+    assert maintain(lake).speed_hours == (H[0], H[1])
+    assert uncovered_reason(lake.state(), "speed", H[2]) is None
+
+
+# Snapshots
+
+
+def test_snapshots_of_the_ledger_and_the_dead_letters_are_expired_too(
+    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(expiry.plan_expiry, "__defaults__", (5,))
+    monkeypatch.setattr(maintenance, "SNAPSHOTS_KEPT", 5)
+    monkeypatch.setattr(ledger_files, "SNAPSHOTS_KEPT", 5)
+    # Too few manifests for a merge, whose snapshot a dry run cannot count.
+    for _ in range(5):
+        lake.ledger.record([ledger.decision(H[2], "refused", 1, CUTS[2], NOW)])
+    rows = len(lake.ledger.history())
+    assert len(lake.lake.load(lake.stream.hours_table).snapshots()) == 7
+    expired = maintain(lake, dry_run=True).expired
+    assert maintain(lake).expired == expired
+    assert expired[lake.stream.hours_table] == 2
+    assert len(lake.lake.load(lake.stream.hours_table).snapshots()) == 5
+    assert len(lake.ledger.history()) == rows
+    assert lake.dead("main") == [(H[0], 0, 2)]
+
+
+def test_hours_that_main_alone_lists_are_listed_on_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(expiry.plan_expiry, "__defaults__", (1,))
+    hours = [shift(H[0], i) for i in range(3)]
+    sealed = dict.fromkeys(hours, Cut("t", {0: (0, 0)}))
+    lake = new_lake(tmp_path, timeline=Timeline(H[0], shift(hours[-1], 1), {0: 0}, sealed=sealed))
+    for hour in hours:
+        publish = plan_acceptance_of_empty(lake.state(), [hour], f"of {hour}", NOW)
+        assert publish is not None and lake.publish(publish) is Outcome.LANDED
+    before = lake.state()
+    assert main_only_hours(before.branch_properties) == tuple(hours)
+    maintain(lake, dry_run=True)
+    assert lake.state().heads == before.heads
+    maintain(lake)
+    after = lake.state()
+    assert main_only_hours(after.branch_properties) == ()
+    assert after.accepted == before.accepted and {*after.accepted} == {*hours}
+    assert all(after.heads[branch] != before.heads[branch] for branch in BRANCHES)
+
+
+# Its records
+
+
+def test_a_run_records_its_steps_and_a_dry_run_none(lake: StreamLake) -> None:
+    left = paths_of(orphan(lake))
+    age(files(lake))
+    maintain(lake, dry_run=True)
+    assert read_runs(lake.table().properties) == ()
+    young = paths_of(orphan(lake))
+    done, (run,) = maintain(lake), read_runs(lake.table().properties)
+    rows = run.tables[lake.name]
+    assert (run.speed_hours, run.is_complete, rows.orphans.files) == (
+        2,
+        True,
+        len(done.orphans[lake.name]),
+    )
+    assert rows.orphans.bytes == sum(f.size for f in done.orphans[lake.name]) > 0
+    assert left <= {f.path.removeprefix("file://") for f in done.orphans[lake.name]}
+    assert rows.spared.files >= len(young) and rows.spared.bytes > 0
+    assert list(run.seconds) == [
+        "speed hours",
+        "expiry of rows",
+        "expiry of dead letters",
+        "dead letters",
+        "ledger",
+        "expiry of the ledger",
+        "erasures",
+        "orphans",
+        "versions",
+        "folders",
+    ]
+    again = maintain(lake)
+    assert [r.speed_hours for r in read_runs(lake.table().properties)] == [
+        len(again.speed_hours),
+        2,
+    ]
+
+
+def test_a_run_records_the_failed_step_and_the_others(
+    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object) -> None:
+        raise Transient("list s3://bucket: expected an answer, found none")
+
+    maintain(lake)
+    monkeypatch.setattr(maintenance, "list_table", away)
+    accept(lake, 2)
+    with pytest.raises(Transient, match="found none"):
+        maintain(lake)
+    newest, before = read_runs(lake.table().properties)
+    assert dict(newest.failed) == {"orphans": "list s3://bucket: expected an answer, found none"}
+    assert newest.speed_hours == 1 and before.is_complete
+    view = read_maintenance(job(lake), NOW)
+    assert (view.last, view.complete) == (newest, before)
+    assert "found none; the last complete run ended at" in last_run_words(view)
+
+
+def test_waiting_and_growing_items_are_read_from_the_tables(lake: StreamLake) -> None:
+    stage = lake.stage_dead([(H[3], 0, 9)], "speed")
+    waits = (waiting_speed(stage, NOW),)
+    publish = Publish(
+        new_id(), (Change("speed"), Change("main")), lake.state().timeline, dead_letters=waits
+    )
+    assert lake.publish(publish) is Outcome.LANDED
+    view = read_maintenance(job(lake), NOW)
+    assert view.last is None and last_run_words(view) == "no run recorded"
+    assert view.speed_files == {H[2]: 1}
+    assert view.oldest_dead_letter == H[0]
+    assert view.letters_wait_since == NOW
+    tables = {
+        name: view.tables[name]
+        for name in (lake.name, lake.stream.dead_letters_table, lake.stream.hours_table)
+    }
+    assert [t.rows for t in tables.values()] == [9, 1, 2]
+    metadata = Path(lake.table().metadata_location.removeprefix("file://"))
+    assert tables[lake.name].metadata_bytes == metadata.stat().st_size
+    for name, table in tables.items():
+        loaded = lake.lake.load(name)
+        assert (table.snapshots, table.files) == (
+            len(loaded.snapshots()),
+            len(loaded.inspect.data_files()),
+        )
+    assert tables[lake.name].manifests == len(manifests_of_heads(lake))
+    expirable = {name: t.expirable for name, t in view.tables.items()}
+    done = maintain(lake, dry_run=True)
+    assert expirable == done.expired
+
+
+def test_a_table_that_is_not_there_hides_nothing_of_the_others(
+    lake: StreamLake, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lacking = lake.stream.dead_letters_table
+    lake.lake.catalog.drop_table(lacking)
+    view = read_maintenance(job(lake), NOW)
+    assert set(view.tables) == {lake.name, lake.stream.hours_table} and view.speed_files == {
+        H[2]: 1
+    }
+    assert dict(view.unread) == {
+        lacking: f"table {lacking}: expected it to exist, found none; run `anabranch apply`"
+    }
+    assert view.as_dict()["unread"] == view.unread
+    print_maintenance(view)
+    assert f"could not read {lacking}: table {lacking}: expected" in capsys.readouterr().out
+
+
+# The command
+
+
+def test_the_command_prints_removed_files(
+    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = Many(job(lake).environment, lake.lake, {"events": lake.stream}, (), 0.0)
+    monkeypatch.setattr("anabranch.cli.many.select", lambda *_: chosen)
+    monkeypatch.setattr("anabranch.cli.many.opened", lambda selected, name: nullcontext(job(lake)))
+    orphan(lake)
+    age(files(lake))
+    dry = CliRunner().invoke(main, ["maintain", "events", "--dry-run", "--output", "json"])
+    report = json.loads(dry.stdout)
+    assert report["dry_run"] is True
+    assert report["speed_hours"] == [H[0], H[1]]
+    assert report["orphans"]["games.events"]["files"] >= 1
+    assert report["orphans"]["games.events"]["bytes"] > 0
+    assert report["last"] is None
+    assert report["tables"]["games.events"]["rows"] == 9
+    done = CliRunner().invoke(main, ["maintain", "events"])
+    assert done.exit_code == 0
+    assert f"events: speed rows dropped of hours: {H[0]}, {H[1]}" in done.stdout
+    assert "orphan files deleted" in done.stdout
+    assert all_readable(lake)
+    reported = CliRunner().invoke(main, ["maintain", "events", "--dry-run"]).stdout
+    assert "last run: all steps completed at " in reported and "metadata bytes" in reported

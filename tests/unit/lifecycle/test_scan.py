@@ -1,0 +1,118 @@
+"""The scan of every byte for erased values: it finds them wherever they are, and nothing once a
+deadline has ended."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from lakes import FIRST
+from people import NOW, ORDER, People
+
+from anabranch.cli import main
+from anabranch.common.errors import Terminal
+from anabranch.iceberg.commits import Commit
+from anabranch.iceberg.files import local_path
+from anabranch.iceberg.state_properties import pack
+from anabranch.lifecycle.erasure.scan import Look, scan
+from anabranch.lifecycle.erasure.search import Values
+from anabranch.lifecycle.maintenance import maintain
+from anabranch.protocol import ledger
+from anabranch.protocol.publish import new_id
+
+ANNA = Values.of("id", {"anna"})
+
+
+@pytest.fixture
+def people(tmp_path: Path) -> People:
+    return People(tmp_path)
+
+
+def found(people: People) -> dict[str, set[str]]:
+    """By table, where the scan finds the person."""
+    places: dict[str, set[str]] = {}
+    for hit in scan(people.job, ANNA).hits:
+        places.setdefault(hit.path.split("/warehouse/games/")[1].split("/")[0], set()).add(
+            hit.where
+        )
+    return places
+
+
+def test_a_scan_finds_a_value_until_the_deadline_ends_it(tmp_path: Path) -> None:
+    people = People(tmp_path, archive=True)
+    everywhere = {
+        "events": {"column id", "bounds"},
+        "events_dead_letters": {"column value"},
+        "events_archive": {"column value"},
+    }
+    assert found(people) == everywhere
+    people.erase(replace(ORDER, until=timedelta(days=2)))
+    # No branch has one any more. The hazard: files and manifests of former snapshots do.
+    assert all("anna" not in people.names(branch) for branch in ("speed", "batch", "main"))
+    assert found(people) == everywhere
+    maintain(people.job, datetime.now(UTC) + timedelta(days=3))
+    done = scan(people.job, ANNA)
+    assert done.hits == ()
+    assert done.objects > 10
+    assert done.bytes > 10_000
+    # Other people are found as ever.
+    assert scan(people.job, Values.of("id", {"bert"})).hits
+
+
+def test_a_scan_looks_into_the_ledger_and_into_packed_properties(people: People) -> None:
+    people.erase(replace(ORDER, until=timedelta(0)))
+    maintain(people.job, datetime.now(UTC) + timedelta(days=3))
+    assert found(people) == {}
+    lake, text = people.lake.lake, json.dumps({"sample": ["anna"], "more": list(range(200))})
+    packed = pack(text)
+    assert packed.startswith("zlib:")
+    lake.commit(
+        people.lake.table(),
+        Commit(new_id(), {}, (), set_properties={"anabranch.of-a-test": packed}),
+    )
+    people.lake.ledger.record(
+        [ledger.decision(FIRST, "refused", 2, None, NOW, reason="id: 1 value, such as anna")]
+    )
+    assert found(people) == {"events": {"text"}, "events_hours": {"column reason"}}
+
+
+def test_a_scan_knows_bounds_that_were_cut(people: People) -> None:
+    long = "anna-0123456789-and-more"
+    look = Look(people.lake.table().schema(), Values.of("id", {long, "carl"}), is_rows=True)
+    # Lower bounds are a part of the value, upper ones end with the next character.
+    for bound, is_hit in (
+        (long[:16], True),
+        (long[:15] + "b", True),
+        ("carl", True),
+        ("car", False),
+        (long[:9], False),
+    ):
+        assert look._is_of_value(bound) == is_hit
+
+
+def test_a_file_that_cannot_be_read_is_named(people: People) -> None:
+    folder = local_path(people.lake.table().location()) / "data"
+    (folder / "theirs.parquet").write_bytes(b"no Parquet")
+    with pytest.raises(
+        Terminal, match=r"scan .*theirs\.parquet: expected a readable file, found Arrow"
+    ):
+        scan(people.job, ANNA)
+
+
+def test_the_command(people: People, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("anabranch.cli.operate.open_stream", lambda *_: people.job)
+    values = tmp_path / "values.txt"
+    values.write_text("anna\n")
+    given = ["erase", "events", "--by", "id", "--values", str(values), "--scan"]
+    done = CliRunner().invoke(main, given)
+    assert done.exit_code == 1
+    assert "column id" in done.output
+    values.write_text("dora\n")
+    done = CliRunner().invoke(main, given)
+    assert (done.exit_code, "found none of 1 values" in done.output) == (0, True)
+    printed = CliRunner().invoke(main, [*given, "--output", "json"])
+    assert json.loads(printed.stdout)["hits"] == []

@@ -1,0 +1,529 @@
+"""Decisions of the ledger as OpenLineage runs: sent events, repeated ones, and receivers that
+refuse them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from accepted_hours import HOURS, accept, cut, four_hours
+from click.testing import CliRunner, Result
+from lakes import StreamLake
+from lineage_receiver import LineageReceiver, problems, running_receiver
+from proofs import NOW
+from pydantic import SecretStr
+
+from anabranch import config
+from anabranch.cli import deliver as command
+from anabranch.common.errors import (
+    AnabranchError,
+    ConfigurationError,
+    NoAnswer,
+    Refused,
+    Transient,
+    Unexpected,
+)
+from anabranch.config import Catalog, Kafka
+from anabranch.config.columns import parse_columns
+from anabranch.config.select import parse_select
+from anabranch.iceberg.lake import Lake
+from anabranch.job import Job
+from anabranch.kafka.client import KafkaAdapter
+from anabranch.notifications.lineage import reporting as reporting_module
+from anabranch.notifications.lineage.names import (
+    Name,
+    catalog_address,
+    catalog_name,
+    table_name,
+    topic_name,
+)
+from anabranch.notifications.lineage.receiver import Receiver
+from anabranch.notifications.lineage.reporting import report_lineage
+from anabranch.protocol import ledger
+from anabranch.protocol.ledger import Ledger
+from anabranch.protocol.ledger_row import Diff, HourAccount, LedgerRow, QualityResult, RunFacts
+
+TASK = "team/a/anabranch_hourly__events.rebuild/019aa2f0-0000-7000-8000-000000000001"
+DAG = "team/a/anabranch_hourly__events/019aa2f0-0000-7000-8000-000000000002"
+BEGAN = NOW - timedelta(seconds=40)
+UNIQUE = {
+    "type": "expect_column_values_to_be_unique",
+    "kwargs": {"column": "id"},
+    "severity": "critical",
+}
+NOT_NULL = {
+    "type": "expect_column_values_to_not_be_null",
+    "kwargs": {"column": "n"},
+    "severity": "warning",
+}
+NULLS = NOT_NULL | {
+    "observed": None,
+    "unexpected_count": 2,
+    "element_count": 8,
+    "message": "expect_column_values_to_not_be_null(n): 2",
+}
+ACCOUNT = HourAccount(
+    offsets=10, good=8, dead=1, duplicate=1, gap=0, gaps={}, sources={"kafka": 10}, speed_rows=9,
+    diff=Diff(0, 0, 0, 1, 0, ({"kind": "duplicate", "partition": 0, "offset": 8},)),
+    quality=QualityResult(True, (), (NULLS,), 2, "events", (UNIQUE,)),
+    run=RunFacts(BEGAN, "4.1.3", 2, 4321, TASK, DAG),
+)  # fmt: skip
+
+
+@pytest.fixture
+def receiver() -> Iterator[LineageReceiver]:
+    with running_receiver() as one:
+        yield one
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> StreamLake:
+    return four_hours(tmp_path)
+
+
+def job_of(lake: StreamLake, url: str, **settings: Any) -> Job:
+    given = {"url": url, "timeout": timedelta(seconds=20)} | settings
+    environment = lake.environment.model_copy(update={"lineage": config.Lineage(**given)})
+    return Job(environment, lake.stream, Lake(environment), KafkaAdapter(environment.kafka))
+
+
+def record(lake: StreamLake, *rows: LedgerRow) -> None:
+    lake.ledger.record(rows)
+
+
+def accepted(
+    hour: str, revision: int = 1, account: HourAccount = ACCOUNT, **values: Any
+) -> LedgerRow:
+    row = ledger.decision(
+        hour, "accepted", revision, cut(hour), NOW, served="batch", account=account
+    )
+    return replace(row, **values)
+
+
+def refused(hour: str, reason: str, at: datetime = NOW) -> LedgerRow:
+    failed = UNIQUE | {
+        "observed": ["7"],
+        "unexpected_count": 2,
+        "element_count": 8,
+        "rows": [],
+        "message": reason,
+    }
+    account = replace(ACCOUNT, quality=QualityResult(False, (failed,), (), 1, "events", ()))
+    return ledger.decision(
+        hour, "refused", 1, cut(hour), at, reason=reason, served="speed", account=account
+    )
+
+
+def send(lake: StreamLake, url: str, *arguments: str) -> Result:
+    """`anabranch lineage events`, as a user runs it."""
+    conf = lake.folder / "conf"
+    (conf / "streams").mkdir(parents=True, exist_ok=True)
+    catalog = {
+        "name": "lake",
+        "uri": lake.environment.catalog.uri,
+        "warehouse": lake.environment.catalog.warehouse,
+    }
+    environment = {
+        "kafka": {"bootstrap_servers": "127.0.0.1:1"}, "catalog": catalog,
+        "lineage": {"url": url, "api_key": "s3cret", "timeout": "10 seconds"},
+    }  # fmt: skip
+    (conf / "anabranch.yaml").write_text(json.dumps(environment))
+    stream = {"topic": "events", "table": lake.name, "schema": lake.stream.ddl, "key": "id"}
+    (conf / "streams" / "events.yaml").write_text(json.dumps(stream))
+    return CliRunner().invoke(command.lineage, ["events", *arguments, "--conf", str(conf)])
+
+
+def test_an_accepted_hour_is_a_run_that_official_schemas_allow(
+    lake: StreamLake, receiver: LineageReceiver
+) -> None:
+    snapshot = lake.state().heads["main"]
+    with report_lineage(job_of(lake, receiver.url)) as reporter:
+        record(lake, accepted(HOURS[0], snapshot_id=snapshot))
+        reporter.report()
+        start, end = receiver.events
+    assert receiver.problems == []
+    assert (start["eventType"], start["eventTime"]) == ("START", BEGAN.isoformat())
+    assert (end["eventType"], end["eventTime"]) == ("COMPLETE", NOW.isoformat())
+    assert start["run"]["runId"] == end["run"]["runId"]
+    for event in (start, end):
+        facets = event["run"]["facets"]
+        assert (event["job"]["namespace"], event["job"]["name"]) == ("anabranch", "events.batch")
+        assert facets["nominalTime"]["nominalStartTime"] == "2026-11-21T00:00:00+00:00"
+        assert facets["nominalTime"]["nominalEndTime"] == "2026-11-21T01:00:00+00:00"
+        assert facets["parent"]["job"] == {
+            "namespace": "team/a",
+            "name": "anabranch_hourly__events.rebuild",
+            "facets": {},
+        }
+        assert facets["parent"]["run"]["runId"] == TASK.rpartition("/")[2]
+        assert facets["parent"]["root"]["job"]["name"] == "anabranch_hourly__events"
+        assert facets["parent"]["root"]["run"]["runId"] == DAG.rpartition("/")[2]
+        assert (facets["processing_engine"]["name"], facets["processing_engine"]["version"]) == (
+            "spark",
+            "4.1.3",
+        )
+        assert [(d["namespace"], d["name"]) for d in event["inputs"]] == [
+            ("kafka://127.0.0.1:1", "events")
+        ]
+        assert event["outputs"][0]["namespace"] == "file"
+        assert event["outputs"][0]["name"] == lake.table().location().removeprefix("file://")
+    hour = {
+        k: v for k, v in end["run"]["facets"]["anabranch_hour"].items() if not k.startswith("_")
+    }
+    assert hour == {
+        "hour": HOURS[0], "decision": "accepted", "revision": 1, "served": "batch", "topicId": "t",
+        "offsetRanges": {"0": [0, 10]}, "sources": {"kafka": 10}, "speedRows": 9,
+        "balance": {"offsets": 10, "good": 8, "dead": 1, "duplicate": 1, "gap": 0, "gaps": {}},
+        "difference": {"missing": 0, "extra": 0, "changed": 0, "duplicate": 1, "unread": 0},
+    }  # fmt: skip
+    topic, (table, letters) = end["inputs"][0], end["outputs"]
+    assert topic["inputFacets"]["inputStatistics"]["rowCount"] == 10
+    statistics = table["outputFacets"]["outputStatistics"]
+    assert (statistics["rowCount"], statistics["size"], statistics["fileCount"]) == (8, 4321, 2)
+    assert table["outputFacets"]["subset"]["outputCondition"]["partitions"] == [
+        {"dimensions": {"ingest_hour": HOURS[0]}}
+    ]
+    assert letters["outputFacets"]["outputStatistics"]["rowCount"] == 1
+    assert letters["name"] == table["name"] + "_dead_letters"
+    facets = table["facets"]
+    assert facets["version"]["datasetVersion"] == str(snapshot)
+    assert [(f["name"], f["type"]) for f in facets["schema"]["fields"]][:2] == [
+        ("id", "string"),
+        ("n", "int"),
+    ]
+    assert [f["field"] for f in facets["columnLineage"]["fields"]["id"]["inputFields"]] == ["id"]
+    assert "kafka_offset" not in facets["columnLineage"]["fields"]
+    assert facets["dataQualityMetrics"]["columnMetrics"] == {
+        "id": {"nullCount": 0},
+        "n": {"nullCount": 2},
+    }
+    checked = {a["assertion"]: a for a in facets["dataQualityAssertions"]["assertions"]}
+    assert {k: (a["success"], a["severity"], a.get("column")) for k, a in checked.items()} == {
+        "balance": (True, "error", None),
+        "expect_column_values_to_be_unique": (True, "error", "id"),
+        "expect_column_values_to_not_be_null": (False, "warn", "n"),
+    }
+    assert checked["expect_column_values_to_not_be_null"]["actual"] == "2 of 8 rows otherwise"
+
+
+def test_selected_columns_are_made_of_the_fields_of_the_topic(
+    lake: StreamLake, receiver: LineageReceiver
+) -> None:
+    fields = parse_columns("id STRING NOT NULL, level INT, points INT, rest STRING")
+    select = parse_select(["id", {"n": {"sql": "level + points", "type": "INT"}}], fields)
+    job = job_of(lake, receiver.url)
+    stream = lake.stream.model_copy(update={"select": select, "fields": fields})
+    with report_lineage(replace(job, stream=stream)) as reporter:
+        record(lake, accepted(HOURS[0]))
+        reporter.report()
+    assert receiver.problems == []
+    topic, table = (receiver.events[-1][kind][0]["facets"] for kind in ("inputs", "outputs"))
+    assert [f["name"] for f in topic["schema"]["fields"]] == [column.name for column in fields]
+    assert {
+        name: [(f["field"], f["transformations"][0]["subtype"]) for f in of["inputFields"]]
+        for name, of in table["columnLineage"]["fields"].items()
+        if name in ("id", "n")
+    } == {
+        "id": [("id", "IDENTITY")],
+        "n": [("level", "TRANSFORMATION"), ("points", "TRANSFORMATION")],
+    }
+
+
+def test_a_repeated_event_is_the_same_run_and_a_restatement_another(
+    lake: StreamLake, receiver: LineageReceiver
+) -> None:
+    job = job_of(lake, receiver.url)
+    with report_lineage(job):
+        record(lake, accepted(HOURS[0]), accepted(HOURS[1]))
+    first = list(receiver.events)
+    assert send(lake, receiver.url).exit_code == 0
+    assert [e | {"producer": ""} for e in receiver.events[4:]] == [
+        e | {"producer": ""} for e in first
+    ]
+    assert len(receiver.runs()) == 2
+    with report_lineage(job):
+        record(lake, accepted(HOURS[0], 2, recorded_at=NOW + timedelta(hours=1)))
+    assert len(receiver.runs()) == 3
+    assert len({e["job"]["name"] for e in receiver.events}) == 1
+    # The id is derived from table, hour and revision alone; this one was recorded from a sent
+    # event.
+    again = four_hours(lake.folder / "other")
+    with report_lineage(job_of(again, receiver.url)):
+        record(again, accepted(HOURS[0]))
+    assert len(receiver.runs()) == 4
+
+
+def test_refused_and_then_accepted_as_the_same_revision_are_two_runs(
+    lake: StreamLake, receiver: LineageReceiver
+) -> None:
+    with report_lineage(job_of(lake, receiver.url)):
+        record(
+            lake,
+            refused(
+                HOURS[0],
+                "quality: expect_column_values_to_be_unique(id): found 2 of 8 rows otherwise",
+            ),
+        )
+        record(lake, accepted(HOURS[0]))
+    assert receiver.problems == []
+    assert list(receiver.runs().values()) == [["START", "FAIL"], ["START", "COMPLETE"]]
+    fail, _ = receiver.ended()
+    assert fail["run"]["facets"]["errorMessage"]["message"].startswith(
+        "quality: expect_column_values_to_be_unique(id)"
+    )
+    [table] = fail["outputs"]
+    assert "outputStatistics" not in table.get("outputFacets", {})
+    assert "version" not in table["facets"]
+    assert [a["success"] for a in table["facets"]["dataQualityAssertions"]["assertions"]] == [
+        True,
+        False,
+    ]
+
+
+def test_a_failed_hour_is_sent_without_a_ledger_row(
+    lake: StreamLake, receiver: LineageReceiver
+) -> None:
+    with report_lineage(job_of(lake, receiver.url), TASK, DAG) as reporter:
+        reporter.failed(HOURS[1], BEGAN, Unexpected("rebuild hour: an overflow"))
+    start, fail = receiver.events
+    assert (start["eventType"], fail["eventType"]) == ("START", "FAIL")
+    assert fail["run"]["facets"]["errorMessage"]["message"] == "rebuild hour: an overflow"
+    assert fail["run"]["facets"]["anabranch_hour"]["decision"] == "failed"
+    assert fail["run"]["facets"]["parent"]["run"]["runId"] == TASK.rpartition("/")[2]
+
+
+def test_hours_without_records_and_hours_without_a_recorded_run_are_sent(
+    lake: StreamLake, receiver: LineageReceiver
+) -> None:
+    before = replace(ACCOUNT, run=None, quality=None, diff=None, sources=None)
+    nothing = HourAccount(offsets=0, good=0, dead=0, duplicate=0, gap=0, gaps={}, speed_rows=0)
+    with report_lineage(job_of(lake, receiver.url)):
+        record(lake, accepted(HOURS[0], account=before), accepted(HOURS[1], account=nothing))
+    assert receiver.problems == []
+    assert {e["eventTime"] for e in receiver.events} == {NOW.isoformat()}
+    assert all("parent" not in e["run"]["facets"] for e in receiver.events)
+    assert len(receiver.ended()) == 2
+
+
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [(503, "transient"), (422, "see its log")],
+)
+def test_a_receiver_that_refuses_fails_no_hour_and_gets_the_events_later(
+    lake: StreamLake,
+    receiver: LineageReceiver,
+    caplog: pytest.LogCaptureFixture,
+    status: int,
+    message: str,
+) -> None:
+    receiver.status = status
+    with caplog.at_level(logging.WARNING), report_lineage(job_of(lake, receiver.url)) as reporter:
+        for hour in HOURS[1:]:
+            accept(lake, hour, 8)
+            reporter.report()
+        reporter.failed(HOURS[0], BEGAN, Unexpected("broken"))
+    assert receiver.asked == 1
+    assert [r for r in caplog.messages if "lineage stopped" in r and message in r]
+    assert caplog.messages[-1].endswith(f"anabranch lineage events --since {HOURS[1]}")
+    receiver.recover()
+    done = send(lake, receiver.url, "--since", HOURS[2])
+    assert done.exit_code == 0
+    assert [line.split()[0] for line in done.stdout.splitlines()] == HOURS[2:]
+    assert {h["Authorization"] for h in receiver.headers} == {"Bearer s3cret"}
+    assert send(lake, receiver.url).exit_code == 0
+    assert list(receiver.runs().values()) == [["START", "COMPLETE"] * 2] * 2 + [
+        ["START", "COMPLETE"]
+    ]
+
+
+def test_a_receiver_that_hangs_or_is_not_there_is_waited_for_once(
+    lake: StreamLake, receiver: LineageReceiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    receiver.hang()
+    with report_lineage(
+        job_of(lake, receiver.url, timeout=timedelta(milliseconds=300))
+    ) as reporter:
+        for hour in HOURS[:3]:
+            accept(lake, hour, 8)
+            reporter.report()
+    assert reporter.missed == set(HOURS[:3])
+    assert receiver.asked <= 1 and receiver.events == []
+    with report_lineage(job_of(lake, "http://127.0.0.1:1")) as reporter:
+        accept(lake, HOURS[3], 8)
+        reporter.report()
+    assert reporter.missed == {HOURS[3]}
+    assert "anabranch lineage events --since" in caplog.messages[-1]
+
+
+def test_many_hours_are_sent_up_to_the_deadline(
+    lake: StreamLake,
+    receiver: LineageReceiver,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = iter(range(0, 1000, 15))
+    monkeypatch.setattr(reporting_module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    with report_lineage(job_of(lake, receiver.url)) as reporter:  # of 20 s
+        record(lake, *(accepted(hour) for hour in HOURS))
+        reporter.report()
+        assert reporter.missed == set(HOURS[2:])
+        record(lake, accepted(HOURS[0], 2))
+    assert [e["run"]["facets"]["anabranch_hour"]["hour"] for e in receiver.ended()] == [
+        *HOURS[:2],
+        HOURS[0],
+    ]
+    assert caplog.messages[-1].endswith(f"anabranch lineage events --since {HOURS[2]}")
+
+
+def test_an_error_of_the_client_or_the_lake_fails_no_hour(
+    lake: StreamLake, receiver: LineageReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Ledger, "history_since", lambda *_: 1 / 0)
+    with report_lineage(job_of(lake, receiver.url)) as reporter:
+        accept(lake, HOURS[0], 8)
+        reporter.report()
+    assert receiver.asked == 0
+
+
+def test_an_environment_without_the_client_names_the_package_and_fails_no_hour(
+    lake: StreamLake,
+    receiver: LineageReceiver,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for name in [
+        n
+        for n in sys.modules
+        if n.startswith(("openlineage", "anabranch.notifications.lineage.events"))
+    ]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "openlineage", None)
+    with report_lineage(job_of(lake, receiver.url)) as reporter:
+        accept(lake, HOURS[0], 8)
+        reporter.report()
+    remedy = "; run `pip install 'anabranch[lineage]'`"
+    assert caplog.messages[-1].startswith("stream events: lineage disabled for this job: ")
+    assert caplog.messages[-1].endswith(remedy)
+    assert str(send(lake, receiver.url).exception).endswith(remedy)
+    assert receiver.asked == 0
+
+
+def test_without_an_address_nothing_is_asked(
+    lake: StreamLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        Lake, "load", lambda *_: pytest.fail("expected no load for lineage that is not wanted")
+    )
+    with report_lineage(job_of(lake, "")) as reporter:
+        reporter.report()
+        reporter.failed(HOURS[0], NOW, Transient("away"))
+    done = send(lake, "")
+    assert isinstance(done.exception, ConfigurationError)
+    assert "lineage.url: expected the address of a receiver" in str(done.exception)
+
+
+def test_printed_events_are_those_that_would_be_sent(
+    lake: StreamLake, receiver: LineageReceiver
+) -> None:
+    with report_lineage(job_of(lake, receiver.url)):
+        accept(lake, HOURS[0], 8)
+    done = send(lake, "", "--print")
+    printed = [json.loads(line) for line in done.stdout.splitlines()]
+    assert printed == receiver.events
+    assert [problems(event) for event in printed] == [[], []]
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (500, Transient),
+        (429, Transient),
+        (403, ConfigurationError),
+        (405, ConfigurationError),
+        (400, Refused),
+    ],
+)
+def test_the_receivers_answer_decides_the_exit_code(
+    lake: StreamLake, receiver: LineageReceiver, status: int, kind: type[AnabranchError]
+) -> None:
+    accept(lake, HOURS[0], 8)
+    receiver.status = status
+    done = send(lake, receiver.url)
+    assert isinstance(done.exception, kind)
+    assert done.exception.exit_code == kind.exit_code
+
+
+def test_a_receiver_is_given_up_after_its_time(receiver: LineageReceiver, lake: StreamLake) -> None:
+    receiver.hang()
+    slow = Receiver(config.Lineage(url=receiver.url, timeout=timedelta(milliseconds=200)))
+
+    over = threading.Event()
+
+    def endless() -> Iterator[Any]:
+        over.wait(60)
+        yield from ()
+
+    with pytest.raises(NoAnswer, match=r"lineage\.timeout"):
+        slow.send(endless())
+    over.set()
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda e: e["run"].pop("runId"),
+        lambda e: e["run"].update(runId="1"),
+        lambda e: e.update(eventType="ENDED"),
+        lambda e: e["inputs"][0].pop("namespace"),
+        lambda e: e["run"]["facets"]["anabranch_hour"].pop("hour"),
+        lambda e: e["run"]["facets"]["anabranch_hour"]["balance"].update(good=-1),
+        lambda e: e["outputs"][0]["facets"].update(quality=e["outputs"][0]["facets"]["schema"]),
+        lambda e: e["outputs"][0]["outputFacets"]["outputStatistics"].update(rowCount="8"),
+    ],
+)
+def test_an_event_that_violates_the_schemas_is_reported(
+    lake: StreamLake, spoil: Callable[[dict[str, Any]], None]
+) -> None:
+    record(lake, accepted(HOURS[0]))
+    event = json.loads(send(lake, "", "--print").stdout.splitlines()[1])
+    assert problems(event) == []
+    spoil(event)
+    assert problems(event) != []
+
+
+def test_datasets_have_the_names_that_other_integrations_give_them() -> None:
+    several = Kafka(bootstrap_servers="SASL_SSL://broker-1:9093, broker-2:9093")
+    assert topic_name(several, "t") == Name("kafka://broker-1:9093", "t")
+    assert table_name("s3://lake/warehouse/games/events") == Name(
+        "s3://lake", "warehouse/games/events"
+    )
+    assert table_name("file:///data/warehouse/games/events/") == Name(
+        "file", "/data/warehouse/games/events"
+    )
+    secret = Catalog(
+        name="lake",
+        uri="postgresql+psycopg2://u:p%40ss@db:5432/catalog?sslmode=x",
+        warehouse="s3://lake/w",
+    )
+    assert catalog_address(secret) == "postgresql+psycopg2://db:5432/catalog"
+    assert catalog_name(secret, "eu-central-1", "games.events") is None
+    rest = Catalog(name="lake", type="rest", uri="https://catalog/api", warehouse="s3://lake/w")
+    assert catalog_name(rest, "eu-central-1", "games.events") == Name(
+        "https://catalog/api", "games.events"
+    )
+    glue = Catalog(
+        name="lake", type="glue", warehouse="s3://lake/w", properties={"glue.id": SecretStr("123")}
+    )
+    assert catalog_name(glue, "eu-central-1", "games.events") == Name(
+        "arn:aws:glue:eu-central-1:123", "table/games/events"
+    )
+    assert catalog_address(glue) is None
